@@ -1,0 +1,146 @@
+//! One HTTP router for every dialect, on a laptop and behind API Gateway.
+
+mod inputs;
+mod openai;
+mod rejection;
+mod request;
+mod tei;
+
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
+
+use axum::{
+    Router,
+    extract::{Request, State},
+    http::{HeaderName, HeaderValue, StatusCode},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use futures::FutureExt;
+use tokio::sync::Semaphore;
+
+use self::rejection::Rejection;
+use crate::{
+    config::Limits,
+    error::{Error, Result},
+    model::{Model, Pipeline},
+    pipeline::embedding::EmbeddingPipeline,
+};
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Longer ids than this are replaced: they go into the log.
+const LONGEST_REQUEST_ID: usize = 128;
+
+/// What every request can see: the models and the bounds.
+#[derive(Debug)]
+pub struct App {
+    models: Vec<Model>,
+    limits: Limits,
+    permits: Semaphore,
+}
+
+impl App {
+    /// Serves `models`, within `limits`.
+    pub fn new(models: Vec<Model>, limits: Limits) -> Self {
+        let permits = Semaphore::new(limits.requests.min(Semaphore::MAX_PERMITS));
+        Self { models, limits, permits }
+    }
+
+    /// The embedding model called `name`, or the first that there is.
+    fn embedding(&self, name: Option<&str>) -> Result<(&Model, &EmbeddingPipeline)> {
+        let mut embedding =
+            self.models.iter().map(|model| (model, &model.pipeline)).map(|(model, pipeline)| match pipeline {
+                Pipeline::Embedding(pipeline) => (model, pipeline),
+            });
+        match name {
+            None => embedding.next(),
+            Some(name) => embedding.find(|(model, _)| model.name == name),
+        }
+        .ok_or_else(|| Error::UnknownModel {
+            name: name.unwrap_or_default().to_owned(),
+            known: self.models.iter().map(|model| model.name.clone()).collect(),
+        })
+    }
+}
+
+/// The router of every dialect.
+///
+/// Its errors are responses: client mistakes are told to the client and not logged; our own faults are logged
+/// once, with their causes, and told without them.
+pub fn router(app: App) -> Router {
+    let app = Arc::new(app);
+    Router::new()
+        .route("/", get(tei::health).post(tei::default_task))
+        .route("/health", get(tei::health))
+        .route("/ping", get(tei::health))
+        .route("/info", get(tei::info))
+        .route("/embed", post(tei::embed))
+        .route("/embed_all", post(tei::embed_all))
+        .route("/similarity", post(tei::similarity))
+        .route("/tokenize", post(tei::tokenize))
+        .route("/decode", post(tei::decode))
+        .route("/v1/embeddings", post(openai::embeddings))
+        .route("/v1/models", get(openai::models))
+        .route("/v1/models/{model}", get(openai::model))
+        .fallback(no_route)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), observe))
+        .with_state(app)
+}
+
+async fn no_route(request: Request) -> Response {
+    let path = request.uri().path();
+    let message = format!("no route `{path}`; this server's routes are those of text-embeddings-inference and OpenAI");
+    in_dialect(path, Rejection::new(StatusCode::NOT_FOUND, message))
+}
+
+async fn wrong_method(request: Request) -> Response {
+    let path = request.uri().path();
+    let message = format!("`{path}` does not take {}", request.method());
+    in_dialect(path, Rejection::new(StatusCode::METHOD_NOT_ALLOWED, message))
+}
+
+/// A rejection in the shape of the dialect that a path belongs to.
+fn in_dialect(path: &str, rejection: Rejection) -> Response {
+    if path.starts_with("/v1/") {
+        openai::Failure::from(rejection).into_response()
+    } else {
+        tei::Failure::from(rejection).into_response()
+    }
+}
+
+/// Gives every request an id, a place among those under way, and one line in the log, which says what was
+/// done and never what was said.
+async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let id = request_id(&mut request);
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let mut response = match app.permits.try_acquire() {
+        Err(_) => in_dialect(&path, Error::Overloaded { limit: app.limits.requests }.into()),
+        Ok(_permit) => AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| {
+            in_dialect(&path, Rejection::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed"))
+        }),
+    };
+    let (status, took) = (response.status(), started.elapsed());
+    let ms = took.as_secs_f64() * 1000.0;
+    let id_text = id.to_str().unwrap_or_default();
+    if let Some(rejection) = response.extensions_mut().remove::<Rejection>().filter(Rejection::is_ours) {
+        let cause = rejection.chain();
+        tracing::error!(id = id_text, %method, path, status = status.as_u16(), ms, cause, "request failed");
+    } else {
+        tracing::info!(id = id_text, %method, path, status = status.as_u16(), ms, "request");
+    }
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
+}
+
+/// The id that the caller gave, or a new one.
+fn request_id(request: &mut Request) -> HeaderValue {
+    let given = request.headers().get(REQUEST_ID).filter(|id| {
+        id.len() <= LONGEST_REQUEST_ID && id.to_str().is_ok_and(|id| id.chars().all(|c| c.is_ascii_graphic()))
+    });
+    let id = given.cloned().or_else(|| HeaderValue::from_str(&uuid::Uuid::new_v4().to_string()).ok());
+    let id = id.unwrap_or_else(|| HeaderValue::from_static("unknown"));
+    request.headers_mut().insert(REQUEST_ID, id.clone());
+    id
+}

@@ -1,0 +1,51 @@
+//! From errors to HTTP: the one place that knows which status an error has.
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+
+use crate::error::Error;
+
+/// An error on its way to a client; each dialect gives it its own shape.
+#[derive(Clone, Debug)]
+pub(crate) struct Rejection {
+    pub(crate) status: StatusCode,
+    /// What the client is told.
+    pub(crate) message: String,
+    error: Option<Arc<Error>>,
+}
+
+/// Seconds after which an overloaded server may be asked again.
+pub(crate) const RETRY_AFTER: &str = "1";
+
+impl Rejection {
+    pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), error: None }
+    }
+
+    /// Whether the fault is this server's, and so belongs into its log.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.status.is_server_error()
+    }
+
+    /// The whole chain of causes, for the log.
+    pub(crate) fn chain(&self) -> String {
+        self.error.as_ref().map_or_else(|| self.message.clone(), |error| error.chain())
+    }
+}
+
+impl From<Error> for Rejection {
+    fn from(error: Error) -> Self {
+        let status = match &error {
+            Error::Malformed { .. } => StatusCode::BAD_REQUEST,
+            Error::Invalid { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+            Error::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Error::UnknownModel { .. } => StatusCode::NOT_FOUND,
+            Error::Overloaded { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Error::DeadlineExceeded { .. } => StatusCode::GATEWAY_TIMEOUT,
+            Error::Inference { .. } => StatusCode::BAD_GATEWAY,
+            Error::Model { .. } | Error::Config { .. } | Error::Io { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Self { status, message: error.to_string(), error: Some(Arc::new(error)) }
+    }
+}

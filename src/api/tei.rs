@@ -1,0 +1,330 @@
+//! The dialect of text-embeddings-inference (TEI).
+
+use std::{fmt::Write, sync::Arc, time::Instant};
+
+use axum::{
+    Json,
+    extract::{Request, State},
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::RETRY_AFTER},
+    response::{IntoResponse, Response},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::{App, inputs, rejection, rejection::Rejection, request};
+use crate::{
+    backend::Deadline,
+    config::Limits,
+    error::Error,
+    pipeline::{
+        embedding::{EmbeddingOptions, Embeddings, Input, Usage},
+        pooling::{Pooling, cosine},
+    },
+    repository::manifest::Precision,
+    tokenizer::{Side, Truncation},
+};
+
+/// An error in TEI's shape: `{"error": …, "error_type": …}`.
+#[derive(Debug)]
+pub(super) struct Failure(Rejection);
+
+impl<E: Into<Rejection>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let error_type = match self.0.status {
+            StatusCode::TOO_MANY_REQUESTS => "Overloaded",
+            status if status.is_server_error() => "Backend",
+            _ => "Validation",
+        };
+        let body = Json(json!({ "error": self.0.message, "error_type": error_type }));
+        let mut response = (self.0.status, body).into_response();
+        if self.0.status == StatusCode::TOO_MANY_REQUESTS {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(rejection::RETRY_AFTER));
+        }
+        response.extensions_mut().insert(self.0);
+        response
+    }
+}
+
+type Answer = Result<Response, Failure>;
+
+/// What the routes that embed have in common. TEI's routes have no model; ours may name one.
+#[derive(Debug, Default, Deserialize)]
+struct Options {
+    model: Option<String>,
+    truncate: Option<bool>,
+    truncation_direction: Option<Side>,
+    prompt_name: Option<String>,
+    normalize: Option<bool>,
+    dimensions: Option<usize>,
+}
+
+impl Options {
+    /// TEI scales vectors to length 1 unless told otherwise, whatever the model's own files say.
+    fn embedding(&self, limits: &Limits) -> EmbeddingOptions {
+        EmbeddingOptions {
+            truncation: truncation(limits, self.truncate, self.truncation_direction),
+            normalize: Some(self.normalize.unwrap_or(true)),
+            prompt_name: self.prompt_name.clone(),
+            dimensions: self.dimensions,
+        }
+    }
+}
+
+fn truncation(limits: &Limits, asked: Option<bool>, side: Option<Side>) -> Truncation {
+    if asked.unwrap_or(limits.truncate) { Truncation::At(side.unwrap_or_default()) } else { Truncation::Off }
+}
+
+#[derive(Deserialize)]
+struct EmbedRequest {
+    inputs: Value,
+    #[serde(flatten)]
+    options: Options,
+}
+
+#[derive(Deserialize)]
+struct SimilarityRequest {
+    inputs: SimilarityInputs,
+    model: Option<String>,
+    parameters: Option<Options>,
+}
+
+#[derive(Deserialize)]
+struct SimilarityInputs {
+    source_sentence: Value,
+    sentences: Value,
+}
+
+pub(super) async fn health() -> StatusCode {
+    StatusCode::OK
+}
+
+pub(super) async fn info(State(app): State<Arc<App>>) -> Answer {
+    let (model, pipeline) = app.embedding(None)?;
+    let settings = pipeline.settings();
+    let pooling = match settings.pooling {
+        Pooling::Mean => "mean",
+        Pooling::Cls => "cls",
+        Pooling::LastToken => "last_token",
+    };
+    let dtype = match model.manifest.weights.precision {
+        Precision::Int8 => "int8",
+        Precision::Fp32 => "float32",
+    };
+    let limits = &app.limits;
+    let body = json!({
+        "model_id": model.manifest.source.from,
+        "model_sha": model.digest,
+        "model_dtype": dtype,
+        "served_model_name": model.name,
+        "model_type": { "embedding": { "pooling": pooling } },
+        "max_concurrent_requests": limits.requests,
+        "max_input_length": settings.max_tokens,
+        "max_batch_tokens": settings.max_tokens,
+        "max_batch_requests": Value::Null,
+        "max_client_batch_size": limits.texts,
+        "auto_truncate": limits.truncate,
+        "tokenization_workers": std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get),
+        "version": env!("CARGO_PKG_VERSION"),
+        "sha": Value::Null,
+        "docker_label": Value::Null,
+    });
+    Ok(Json(body).into_response())
+}
+
+pub(super) async fn embed(State(app): State<Arc<App>>, request: Request) -> Answer {
+    let started = Instant::now();
+    let (body, deadline) = request::read(&app, request).await?;
+    answer_embed(&app, body, deadline, started).await
+}
+
+pub(super) async fn default_task(State(app): State<Arc<App>>, request: Request) -> Answer {
+    let started = Instant::now();
+    let (body, deadline) = request::read::<Value>(&app, request).await?;
+    let is_similarity = body.get("inputs").is_some_and(Value::is_object);
+    if is_similarity {
+        answer_similarity(&app, request::from_value(body)?, deadline, started).await
+    } else {
+        answer_embed(&app, request::from_value(body)?, deadline, started).await
+    }
+}
+
+async fn answer_embed(app: &App, body: EmbedRequest, deadline: Deadline, started: Instant) -> Answer {
+    let inputs = inputs::read("inputs", body.inputs, app.limits.texts)?;
+    let characters = characters(&inputs);
+    let (_, pipeline) = app.embedding(body.options.model.as_deref())?;
+    let embeddings = pipeline.embed(inputs, &body.options.embedding(&app.limits), deadline).await?;
+    Ok(with_usage(&embeddings, characters, started))
+}
+
+pub(super) async fn embed_all(State(app): State<Arc<App>>, request: Request) -> Answer {
+    let started = Instant::now();
+    let (body, deadline): (EmbedRequest, _) = request::read(&app, request).await?;
+    let inputs = inputs::read("inputs", body.inputs, app.limits.texts)?;
+    let characters = characters(&inputs);
+    let (_, pipeline) = app.embedding(body.options.model.as_deref())?;
+    let embeddings = pipeline.embed_all(inputs, &body.options.embedding(&app.limits), deadline).await?;
+    Ok(with_usage(&embeddings, characters, started))
+}
+
+pub(super) async fn similarity(State(app): State<Arc<App>>, request: Request) -> Answer {
+    let started = Instant::now();
+    let (body, deadline) = request::read(&app, request).await?;
+    answer_similarity(&app, body, deadline, started).await
+}
+
+async fn answer_similarity(
+    app: &App,
+    body: SimilarityRequest,
+    deadline: Deadline,
+    started: Instant,
+) -> Answer {
+    // The source sentence counts among the texts of the request.
+    let limit = app.limits.texts.saturating_sub(1).max(1);
+    let mut inputs = inputs::texts("inputs.source_sentence", body.inputs.source_sentence, 1)?;
+    inputs.extend(inputs::texts("inputs.sentences", body.inputs.sentences, limit)?);
+    let inputs: Vec<Input> = inputs.into_iter().map(Input::Text).collect();
+    let characters = characters(&inputs);
+    let options = body.parameters.unwrap_or_default();
+    let (_, pipeline) = app.embedding(body.model.or(options.model.clone()).as_deref())?;
+    let embeddings = pipeline.embed(inputs, &options.embedding(&app.limits), deadline).await?;
+    let (source, sentences) = embeddings.vectors.split_at(1);
+    let similarities = sentences.iter().map(|sentence| cosine(&source[0], sentence)).collect();
+    let similarities = Embeddings { vectors: similarities, usage: embeddings.usage };
+    Ok(with_usage::<f32>(&similarities, characters, started))
+}
+
+#[derive(Deserialize)]
+struct TokenizeRequest {
+    inputs: Value,
+    model: Option<String>,
+    #[serde(default = "yes")]
+    add_special_tokens: bool,
+    prompt_name: Option<String>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[derive(Serialize)]
+struct SimpleToken {
+    id: u32,
+    text: String,
+    special: bool,
+    start: Option<usize>,
+    stop: Option<usize>,
+}
+
+pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Answer {
+    let (body, _): (TokenizeRequest, _) = request::read(&app, request).await?;
+    let texts = inputs::texts("inputs", body.inputs, app.limits.texts)?;
+    let (_, pipeline) = app.embedding(body.model.as_deref())?;
+    let prompt = pipeline.prompt(body.prompt_name.as_deref())?.unwrap_or_default().to_owned();
+    let tokenizer = Arc::clone(pipeline.tokenizer());
+    let work = move || {
+        let tokens = texts.into_iter().map(|text| {
+            let text = format!("{prompt}{text}");
+            let tokens = tokenizer.tokens(&text, body.add_special_tokens)?;
+            Ok::<_, Error>(simple_tokens(&text, tokens))
+        });
+        tokens.collect::<Result<Vec<_>, Error>>()
+    };
+    Ok(Json(request::off_thread(work).await?).into_response())
+}
+
+/// Tokens with the part of the text that each stands for.
+fn simple_tokens(text: &str, tokens: Vec<crate::tokenizer::Token>) -> Vec<SimpleToken> {
+    // Spans count characters; slicing wants bytes.
+    let starts: Vec<usize> = text.char_indices().map(|(byte, _)| byte).chain([text.len()]).collect();
+    let slice = |(start, stop): (usize, usize)| {
+        Some(text.get(*starts.get(start)?..*starts.get(stop)?)?.to_owned())
+    };
+    tokens
+        .into_iter()
+        .map(|token| SimpleToken {
+            id: token.id,
+            text: token.span.and_then(slice).unwrap_or(token.text),
+            special: token.special,
+            start: token.span.map(|(start, _)| start),
+            stop: token.span.map(|(_, stop)| stop),
+        })
+        .collect()
+}
+
+#[derive(Deserialize)]
+struct DecodeRequest {
+    ids: Value,
+    model: Option<String>,
+    #[serde(default = "yes")]
+    skip_special_tokens: bool,
+}
+
+pub(super) async fn decode(State(app): State<Arc<App>>, request: Request) -> Answer {
+    let (body, _): (DecodeRequest, _) = request::read(&app, request).await?;
+    let lists = inputs::id_lists("ids", body.ids, app.limits.texts)?;
+    let (_, pipeline) = app.embedding(body.model.as_deref())?;
+    let tokenizer = pipeline.tokenizer();
+    let texts = lists.iter().map(|ids| tokenizer.decode(ids, body.skip_special_tokens));
+    Ok(Json(texts.collect::<Result<Vec<_>, Error>>()?).into_response())
+}
+
+fn characters(inputs: &[Input]) -> usize {
+    inputs
+        .iter()
+        .map(|input| match input {
+            Input::Text(text) => text.chars().count(),
+            Input::Ids(_) => 0,
+        })
+        .sum()
+}
+
+/// The vectors as the body, and what was done to the texts in TEI's headers and our `x-truncated`.
+fn with_usage<V: Serialize>(embeddings: &Embeddings<V>, characters: usize, started: Instant) -> Response {
+    let mut response = Json(&embeddings.vectors).into_response();
+    let Usage { tokens, truncated, tokenization, inference } = &embeddings.usage;
+    let total = started.elapsed();
+    let numbers: [(&'static str, u128); 6] = [
+        ("x-compute-characters", characters as u128),
+        ("x-compute-tokens", *tokens as u128),
+        ("x-compute-time", (*tokenization + *inference).as_millis()),
+        ("x-total-time", total.as_millis()),
+        ("x-tokenization-time", tokenization.as_millis()),
+        ("x-inference-time", inference.as_millis()),
+    ];
+    let headers = response.headers_mut();
+    headers.insert("x-compute-type", HeaderValue::from_static("cpu"));
+    for (name, number) in numbers {
+        if let Ok(value) = HeaderValue::from_str(&number.to_string()) {
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    }
+    name_truncated(headers, truncated);
+    response
+}
+
+/// Says which texts were shortened, by their places.
+fn name_truncated(headers: &mut HeaderMap, truncated: &[usize]) {
+    /// API Gateway bounds the headers of an answer; beyond this many places only their number is told.
+    const MOST_PLACES: usize = 256;
+    if truncated.is_empty() {
+        return;
+    }
+    let mut places = String::new();
+    for place in truncated.iter().take(MOST_PLACES) {
+        let separator = if places.is_empty() { "" } else { "," };
+        // Writing to a string cannot fail.
+        let _ = write!(places, "{separator}{place}");
+    }
+    if truncated.len() > MOST_PLACES {
+        let _ = write!(places, ", {} in all", truncated.len());
+    }
+    if let Ok(value) = HeaderValue::from_bytes(places.as_bytes()) {
+        headers.insert("x-truncated", value);
+    }
+}

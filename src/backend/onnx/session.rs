@@ -1,0 +1,136 @@
+//! One ONNX Runtime session: the only place that speaks to the `ort` crate about graphs.
+
+use std::{num::NonZeroUsize, path::Path};
+
+use ort::{
+    session::{
+        Session as OrtSession, SessionInputValue,
+        builder::{GraphOptimizationLevel, SessionBuilder},
+    },
+    value::{DynValue, Outlet, TensorElementType, TensorRef, ValueType},
+};
+
+use super::library::Runtime;
+use crate::{
+    backend::{Signature, TensorSpec},
+    error::{Error, Result},
+    tensor::{ElementType, Elements, Tensor},
+};
+
+/// A loaded graph that runs one batch at a time.
+#[derive(Debug)]
+pub struct Session {
+    session: OrtSession,
+    signature: Signature,
+}
+
+impl Session {
+    /// Loads the graph at `path`, which is taken as it is: graphs are optimised when they are built.
+    ///
+    /// Weights in a file of their own are mapped, not read, so that sessions of the same graph share them.
+    pub fn open(runtime: Runtime, path: &Path, threads: NonZeroUsize) -> Result<Self> {
+        let refused =
+            |error| Error::model_because(format!("cannot load the graph `{}`", path.display()), error);
+        let session = builder(runtime, GraphOptimizationLevel::Disable, threads)
+            .and_then(|mut builder| builder.commit_from_file(path))
+            .map_err(refused)?;
+        let signature = Signature {
+            inputs: session.inputs().iter().map(describe).collect::<Result<_>>()?,
+            outputs: session.outputs().iter().map(describe).collect::<Result<_>>()?,
+        };
+        Ok(Self { session, signature })
+    }
+
+    /// Lets the runtime optimise the graph at `source` and writes what comes out to `target`, without
+    /// anything that depends on the machine it is run on.
+    pub fn optimise(runtime: Runtime, source: &Path, target: &Path) -> Result<()> {
+        builder(runtime, GraphOptimizationLevel::Level2, NonZeroUsize::MIN)
+            .and_then(|builder| Ok(builder.with_optimized_model_path(target)?))
+            .and_then(|mut builder| builder.commit_from_file(source))
+            .map(|_| ())
+            .map_err(|error| {
+                Error::model_because(format!("cannot optimise the graph `{}`", source.display()), error)
+            })
+    }
+
+    /// The inputs that the graph takes and the outputs that it gives.
+    pub fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    /// Runs one batch: inputs and outputs in the order of the signature.
+    pub fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        self.signature.check_inputs(inputs)?;
+        let failed = |error| Error::inference("the model failed to run", error);
+        let values = self
+            .signature
+            .inputs
+            .iter()
+            .zip(inputs)
+            .map(|(spec, tensor)| Ok((spec.name.as_str().into(), borrow(tensor)?)))
+            .collect::<ort::Result<Vec<(std::borrow::Cow<'_, str>, SessionInputValue<'_>)>>>()
+            .map_err(failed)?;
+        let outputs = self.session.run(values).map_err(failed)?;
+        self.signature.outputs.iter().zip(outputs.values()).map(|(spec, value)| copy(spec, &value)).collect()
+    }
+}
+
+fn builder(
+    runtime: Runtime,
+    level: GraphOptimizationLevel,
+    threads: NonZeroUsize,
+) -> ort::Result<SessionBuilder> {
+    Ok(OrtSession::builder(runtime.environment())?
+        .with_optimization_level(level)?
+        .with_intra_threads(threads.get())?
+        .with_inter_threads(1)?
+        // A memory pattern is kept for every shape ever seen, and texts come in every length.
+        .with_memory_pattern(false)?)
+}
+
+fn describe(outlet: &Outlet) -> Result<TensorSpec> {
+    let unsupported = || {
+        Error::model(format!(
+            "expected `{}` to be a tensor of FP32, INT32 or INT64, but found {:?}",
+            outlet.name(),
+            outlet.dtype()
+        ))
+    };
+    let ValueType::Tensor { ty, shape, .. } = outlet.dtype() else { return Err(unsupported()) };
+    let element_type = match ty {
+        TensorElementType::Float32 => ElementType::Fp32,
+        TensorElementType::Int32 => ElementType::Int32,
+        TensorElementType::Int64 => ElementType::Int64,
+        _ => return Err(unsupported()),
+    };
+    Ok(TensorSpec::new(outlet.name(), element_type, shape.to_vec()))
+}
+
+fn borrow(tensor: &Tensor) -> ort::Result<SessionInputValue<'_>> {
+    let shape = tensor.shape();
+    Ok(match tensor.elements() {
+        Elements::Fp32(values) => TensorRef::from_array_view((shape, values.as_slice()))?.into(),
+        Elements::Int32(values) => TensorRef::from_array_view((shape, values.as_slice()))?.into(),
+        Elements::Int64(values) => TensorRef::from_array_view((shape, values.as_slice()))?.into(),
+    })
+}
+
+fn copy(spec: &TensorSpec, value: &DynValue) -> Result<Tensor> {
+    let wrong =
+        |error| Error::inference(format!("the model's output `{}` is not what it declares", spec.name), error);
+    let (shape, elements) = match spec.element_type {
+        ElementType::Fp32 => {
+            let (shape, values) = value.try_extract_tensor::<f32>().map_err(wrong)?;
+            (shape, Elements::Fp32(values.to_vec()))
+        }
+        ElementType::Int32 => {
+            let (shape, values) = value.try_extract_tensor::<i32>().map_err(wrong)?;
+            (shape, Elements::Int32(values.to_vec()))
+        }
+        ElementType::Int64 => {
+            let (shape, values) = value.try_extract_tensor::<i64>().map_err(wrong)?;
+            (shape, Elements::Int64(values.to_vec()))
+        }
+    };
+    Tensor::new(shape.iter().map(|side| *side as usize).collect(), elements)
+}

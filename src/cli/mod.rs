@@ -1,0 +1,80 @@
+//! The `kivu` command: what its words mean, and how it speaks to a terminal.
+
+mod build;
+mod doctor;
+mod progress;
+mod serve;
+
+use std::{
+    io::{self, IsTerminal, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use crate::{
+    config::{Config, LogFormat},
+    error::{Error, Result},
+};
+
+/// Serves Hugging Face transformer models from AWS Lambda and from a laptop.
+#[derive(Debug, Parser)]
+#[command(version, arg_required_else_help = true)]
+struct Arguments {
+    /// The configuration file [default: what KIVU_CONFIG names, or kivu.toml if it is there]
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Build(build::Arguments),
+    Doctor(doctor::Arguments),
+    Serve(serve::Arguments),
+}
+
+/// Runs the command that this process was called with; says on standard error what went wrong.
+pub fn run() -> ExitCode {
+    let arguments = Arguments::parse();
+    match execute(arguments) {
+        Ok(code) => code,
+        Err(error) => {
+            // Nobody is left to be told that standard error is gone.
+            let _ = writeln!(io::stderr(), "error: {}", error.chain());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn execute(arguments: Arguments) -> Result<ExitCode> {
+    let config = Config::load(arguments.config.as_deref(), &Config::variables())?;
+    start_log(config.log);
+    match arguments.command {
+        Command::Build(arguments) => build::run(arguments, &config),
+        Command::Doctor(arguments) => doctor::run(&arguments, &config),
+        Command::Serve(arguments) => serve::run(arguments, config),
+    }
+}
+
+/// Sends the log to standard error, in the given form; `RUST_LOG` chooses what goes into it.
+///
+/// A second call changes nothing.
+pub fn start_log(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn,kivu=info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    // Whoever started a log before has the say.
+    let _ = match format {
+        LogFormat::Text => log.with_ansi(io::stderr().is_terminal()).try_init(),
+        LogFormat::Json => log.json().flatten_event(true).try_init(),
+    };
+}
+
+/// Writes a result to standard output.
+fn say(line: &str) -> Result<()> {
+    writeln!(io::stdout(), "{line}").map_err(Error::io("cannot write to standard output"))
+}

@@ -1,0 +1,85 @@
+//! `kivu serve`: the router on a port of this machine.
+
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
+
+use axum::serve::ListenerExt;
+use clap::Args;
+use tokio::{net::TcpListener, runtime::Runtime, signal};
+
+use super::say;
+use crate::{
+    api::{App, router},
+    config::{Config, ModelConfig},
+    error::{Error, Result},
+    model::Model,
+};
+
+/// Serve models over HTTP
+///
+/// Each MODEL is a bundle that `kivu build` made, or a folder of bundles; without any, those of kivu.toml are
+/// served.
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// A bundle or a folder of bundles
+    #[arg(value_name = "MODEL")]
+    models: Vec<PathBuf>,
+    /// The address to listen on [default: kivu.toml's, or 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<SocketAddr>,
+}
+
+pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
+    if !arguments.models.is_empty() {
+        let models = arguments.models.into_iter();
+        config.models = models.map(|path| ModelConfig { name: None, path }).collect();
+    }
+    if let Some(listen) = arguments.listen {
+        config.listen = listen;
+    }
+    let runtime = Runtime::new().map_err(Error::io("cannot start the server's threads"))?;
+    runtime.block_on(serve(config))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn serve(config: Config) -> Result<()> {
+    // Bound first: an occupied port is told at once, and early callers wait instead of being refused.
+    let listener = TcpListener::bind(config.listen).await.map_err(|source| Error::Io {
+        action: format!("cannot listen on `{}`; choose another address with `--listen`", config.listen),
+        source,
+    })?;
+    let address = listener.local_addr().map_err(Error::io("cannot tell the address listened on"))?;
+    // An answer is one write; waiting for more to send with it only costs time.
+    let listener = listener.tap_io(|connection| {
+        let _ = connection.set_nodelay(true);
+    });
+    let models = tokio::task::block_in_place(|| Model::open_all(&config))?;
+    announce(address, &models)?;
+    axum::serve(listener, router(App::new(models, config.limits)))
+        .with_graceful_shutdown(asked_to_stop())
+        .await
+        .map_err(Error::io("the server stopped"))
+}
+
+fn announce(address: SocketAddr, models: &[Model]) -> Result<()> {
+    for model in models {
+        say(&format!("serving `{}` ({}) on http://{address}", model.name, model.manifest.task))?;
+    }
+    say("try it:")?;
+    say(&format!(
+        r#"  curl http://{address}/embed -H 'content-type: application/json' -d '{{"inputs": "What is deep learning?"}}'"#
+    ))
+}
+
+/// Waits until the process is asked to end; requests under way are finished then.
+async fn asked_to_stop() {
+    let interrupted = signal::ctrl_c();
+    let Ok(mut terminated) = signal::unix::signal(signal::unix::SignalKind::terminate()) else {
+        // Without that signal there is still the other.
+        let _ = interrupted.await;
+        return;
+    };
+    tokio::select! {
+        _ = interrupted => {}
+        _ = terminated.recv() => {}
+    }
+}

@@ -1,0 +1,278 @@
+//! `kivu.toml`, every key of which an environment variable can override.
+//!
+//! `KIVU_` and the key's path in capitals, two underscores between its parts: `KIVU_LISTEN`,
+//! `KIVU_LIMITS__TEXTS`, `KIVU_MODELS` (paths with commas between them). `KIVU_CONFIG` names the file itself.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use config::{Environment, File, FileFormat};
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+
+/// The configuration file that is read where no other is named.
+pub const FILE: &str = "kivu.toml";
+/// The environment variable that names another.
+const FILE_VARIABLE: &str = "KIVU_CONFIG";
+const PREFIX: &str = "KIVU";
+/// Set by Lambda: the function's memory in MB, which its share of the CPUs follows from.
+const LAMBDA_MEMORY: &str = "AWS_LAMBDA_FUNCTION_MEMORY_SIZE";
+/// The memory that comes with one whole CPU on Lambda.
+const LAMBDA_MB_A_CPU: usize = 1769;
+
+/// The environment as it was when the program started, or as a test makes it up.
+pub type Variables = BTreeMap<String, String>;
+
+/// What is served, and within which bounds.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The address that `kivu serve` listens on.
+    pub listen: SocketAddr,
+    /// Where fetched packages and ONNX Runtime are kept.
+    pub home: PathBuf,
+    /// The path of ONNX Runtime's library, where it is not in one of the usual places.
+    pub onnxruntime: Option<PathBuf>,
+    /// One-thread sessions a model; by default as many as there are CPUs to run them.
+    pub sessions: Option<NonZeroUsize>,
+    /// How the log is written.
+    pub log: LogFormat,
+    /// The models that are served.
+    pub models: Vec<ModelConfig>,
+    /// The bounds of a request.
+    pub limits: Limits,
+    #[serde(skip)]
+    cpus: Option<NonZeroUsize>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            home: ".kivu".into(),
+            onnxruntime: None,
+            sessions: None,
+            log: LogFormat::default(),
+            models: Vec::new(),
+            limits: Limits::default(),
+            cpus: None,
+        }
+    }
+}
+
+/// How the log is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// For machines: one object a line.
+    Json,
+}
+
+/// One model that is served.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(from = "WrittenModel")]
+pub struct ModelConfig {
+    /// The name that requests know it by, where it is not its bundle's.
+    pub name: Option<String>,
+    /// Its bundle, or a folder of bundles.
+    pub path: PathBuf,
+}
+
+/// A model is written as its path alone, or as a table.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum WrittenModel {
+    Path(PathBuf),
+    Table(ModelTable),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ModelTable {
+    name: Option<String>,
+    path: PathBuf,
+}
+
+impl From<WrittenModel> for ModelConfig {
+    fn from(written: WrittenModel) -> Self {
+        match written {
+            WrittenModel::Path(path) => Self { name: None, path },
+            WrittenModel::Table(ModelTable { name, path }) => Self { name, path },
+        }
+    }
+}
+
+/// The bounds of a request, checked before its work begins.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// The most texts in a request.
+    pub texts: usize,
+    /// The most tokens of a text, where the model would take more.
+    pub tokens: Option<usize>,
+    /// Whether texts of too many tokens are shortened when the request does not say.
+    pub truncate: bool,
+    /// The most bytes in a request's body; the default is what Lambda takes.
+    pub body_bytes: usize,
+    /// The most requests under way at once.
+    pub requests: usize,
+    /// The longest that a request may take, in milliseconds.
+    pub timeout_ms: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            texts: 1024,
+            tokens: None,
+            truncate: true,
+            body_bytes: 6 * 1024 * 1024,
+            requests: 512,
+            timeout_ms: 60_000,
+        }
+    }
+}
+
+impl Limits {
+    /// The longest that a request may take.
+    pub fn timeout(&self) -> Duration {
+        Duration::from_millis(self.timeout_ms)
+    }
+}
+
+impl Config {
+    /// Reads the file (`file`, or what `KIVU_CONFIG` names, or `kivu.toml` if it is there) and the
+    /// environment.
+    pub fn load(file: Option<&Path>, variables: &Variables) -> Result<Self> {
+        let named = file.map(Path::to_owned).or_else(|| variables.get(FILE_VARIABLE).map(PathBuf::from));
+        let required = named.is_some();
+        let path = named.unwrap_or_else(|| FILE.into());
+        let ours = variables.iter().filter(|(name, _)| name.as_str() != FILE_VARIABLE);
+        let ours = ours.map(|(name, value)| (name.clone(), value.clone())).collect();
+        let environment = Environment::with_prefix(PREFIX)
+            .prefix_separator("_")
+            .separator("__")
+            .try_parsing(true)
+            .list_separator(",")
+            .with_list_parse_key("models")
+            .source(Some(ours));
+        let mut config: Self = config::Config::builder()
+            .add_source(File::from(path.as_path()).format(FileFormat::Toml).required(required))
+            .add_source(environment)
+            .build()
+            .and_then(config::Config::try_deserialize)
+            .map_err(|error| Error::Config {
+                message: format!("expected a usable configuration in `{}` and `{PREFIX}_…`", path.display()),
+                source: Some(Box::new(error)),
+            })?;
+        config.check()?;
+        config.cpus = variables.get(LAMBDA_MEMORY).and_then(|memory| lambda_cpus(memory));
+        Ok(config)
+    }
+
+    /// The environment of this process.
+    pub fn variables() -> Variables {
+        std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect()
+    }
+
+    fn check(&self) -> Result<()> {
+        let limits = [
+            ("limits.texts", self.limits.texts),
+            ("limits.tokens", self.limits.tokens.unwrap_or(1)),
+            ("limits.body_bytes", self.limits.body_bytes),
+            ("limits.requests", self.limits.requests),
+            ("limits.timeout_ms", self.limits.timeout_ms as usize),
+        ];
+        match limits.iter().find(|(_, limit)| *limit == 0) {
+            Some((name, _)) => Err(Error::config(format!("expected `{name}` above 0, but found 0"))),
+            None => Ok(()),
+        }
+    }
+
+    /// The number of one-thread sessions that a model gets: as configured, or one a CPU.
+    ///
+    /// On Lambda the share of the CPUs follows from the memory; more CPUs are visible than may be used.
+    pub fn sessions(&self) -> NonZeroUsize {
+        self.sessions
+            .or(self.cpus)
+            .or_else(|| thread::available_parallelism().ok())
+            .unwrap_or(NonZeroUsize::MIN)
+    }
+}
+
+fn lambda_cpus(memory: &str) -> Option<NonZeroUsize> {
+    let memory: usize = memory.parse().ok()?;
+    NonZeroUsize::new(memory.div_ceil(LAMBDA_MB_A_CPU))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn variables(pairs: &[(&str, &str)]) -> Variables {
+        pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect()
+    }
+
+    fn load(text: &str, pairs: &[(&str, &str)]) -> Result<Config> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kivu.toml");
+        std::fs::write(&path, text).unwrap();
+        Config::load(Some(&path), &variables(pairs))
+    }
+
+    #[test]
+    fn the_environment_wins_over_the_file_and_the_file_over_the_defaults() {
+        let config = load(
+            "listen = '127.0.0.1:1'\nmodels = ['a', { name = 'b', path = 'c' }]\n[limits]\ntexts = 7",
+            &[("KIVU_LISTEN", "127.0.0.1:2"), ("KIVU_LIMITS__REQUESTS", "3"), ("OTHER", "x")],
+        )
+        .unwrap();
+        assert_eq!(config.listen.port(), 2);
+        assert_eq!((config.limits.texts, config.limits.requests), (7, 3));
+        assert_eq!(config.limits.timeout_ms, Limits::default().timeout_ms);
+        assert_eq!(config.models[1], ModelConfig { name: Some("b".into()), path: "c".into() });
+    }
+
+    #[test]
+    fn models_can_be_named_in_the_environment() {
+        let config = load("", &[("KIVU_MODELS", "/models/a,/models/b")]).unwrap();
+        let paths: Vec<_> = config.models.iter().map(|model| model.path.display().to_string()).collect();
+        assert_eq!(paths, ["/models/a", "/models/b"]);
+    }
+
+    #[test]
+    fn a_misspelt_key_and_a_wrong_value_are_named() {
+        assert!(load("[limits]\ntext = 7", &[]).unwrap_err().chain().contains("text"));
+        assert!(load("", &[("KIVU_LIMITS__TEXTS", "many")]).unwrap_err().chain().contains("many"));
+        assert!(load("", &[("KIVU_LIMIT__TEXTS", "1")]).unwrap_err().chain().contains("limit"));
+        let zero = load("[limits]\ntexts = 0", &[]).unwrap_err();
+        insta::assert_snapshot!(zero, @"expected `limits.texts` above 0, but found 0");
+    }
+
+    #[test]
+    fn a_file_that_was_named_must_be_there() {
+        assert!(Config::load(Some(Path::new("/nowhere/kivu.toml")), &variables(&[])).is_err());
+    }
+
+    #[test]
+    fn sessions_on_lambda_follow_the_memory() {
+        for (memory, expected) in [("128", 1), ("1769", 1), ("1770", 2), ("3008", 2), ("10240", 6)] {
+            let config = load("", &[(LAMBDA_MEMORY, memory)]).unwrap();
+            assert_eq!(config.sessions().get(), expected, "{memory} MB");
+        }
+        let config = load("sessions = 3", &[(LAMBDA_MEMORY, "128")]).unwrap();
+        assert_eq!(config.sessions().get(), 3, "what is configured wins");
+    }
+}

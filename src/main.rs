@@ -1,0 +1,7 @@
+//! The `kivu` command.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    kivu::cli::run()
+}

@@ -1,0 +1,260 @@
+//! Texts to vectors, as sentence-transformers makes them: prompt, tokens, model, pooling, length 1.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    encoder::{Encoder, Row},
+    pooling::{Pooling, normalise},
+};
+use crate::{
+    backend::{Backend, Deadline},
+    error::{Error, Result, quoted},
+    tokenizer::{Encoding, Tokenizer, Truncation},
+};
+
+/// More text than this is tokenised off the threads that serve connections.
+const INLINE_BYTES: usize = 8 * 1024;
+
+/// How a model makes vectors: what its sentence-transformers files say.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EmbeddingSettings {
+    /// The output that is pooled: one vector a token, or one a text where the graph has pooled already.
+    pub output: String,
+    /// How a text's vectors become one.
+    pub pooling: Pooling,
+    /// Whether vectors are scaled to length 1 unless a request says otherwise.
+    pub normalize: bool,
+    /// The number of values in a vector.
+    pub dimensions: usize,
+    /// The most tokens of a text, special tokens included.
+    pub max_tokens: usize,
+    /// The prompt that is put before texts for which no other is asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default_prompt: Option<String>,
+    /// The prompts that a request can name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub prompts: BTreeMap<String, String>,
+}
+
+/// What is to be embedded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// A text, not empty.
+    Text(String),
+    /// Token ids made elsewhere, taken as they are.
+    Ids(Vec<u32>),
+}
+
+/// What a request may choose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EmbeddingOptions {
+    /// What to do with texts that are too long.
+    pub truncation: Truncation,
+    /// Whether vectors are scaled to length 1; the model's own setting if nothing is said.
+    pub normalize: Option<bool>,
+    /// The name of a prompt.
+    pub prompt_name: Option<String>,
+    /// Keep only that many values of each vector.
+    pub dimensions: Option<usize>,
+}
+
+/// The vectors of a request's texts, with what was done to get them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Embeddings<V> {
+    /// One a text, in the order of the texts.
+    pub vectors: Vec<V>,
+    /// What was done to the texts.
+    pub usage: Usage,
+}
+
+/// What was done to a request's texts, and how long it took.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// The tokens that went into the model, special tokens included.
+    pub tokens: usize,
+    /// The places of the texts that were shortened.
+    pub truncated: Vec<usize>,
+    /// Time spent on tokenising.
+    pub tokenization: Duration,
+    /// Time spent in the model, waiting for it included.
+    pub inference: Duration,
+}
+
+/// A model that makes vectors.
+#[derive(Clone, Debug)]
+pub struct EmbeddingPipeline {
+    tokenizer: Arc<Tokenizer>,
+    encoder: Encoder,
+    settings: EmbeddingSettings,
+}
+
+impl EmbeddingPipeline {
+    /// Puts tokenizer and backend together; a backend of another signature is refused.
+    pub fn new(
+        tokenizer: Arc<Tokenizer>,
+        backend: Arc<dyn Backend>,
+        settings: EmbeddingSettings,
+    ) -> Result<Self> {
+        let encoder = Encoder::new(backend, &settings.output)?;
+        Ok(Self { tokenizer, encoder, settings })
+    }
+
+    /// How the model makes vectors.
+    pub fn settings(&self) -> &EmbeddingSettings {
+        &self.settings
+    }
+
+    /// The tokenizer that the model reads with.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// One vector a text.
+    pub async fn embed(
+        &self,
+        inputs: Vec<Input>,
+        options: &EmbeddingOptions,
+        deadline: Deadline,
+    ) -> Result<Embeddings<Vec<f32>>> {
+        let dimensions = self.dimensions(options.dimensions)?;
+        let normalize = options.normalize.unwrap_or(self.settings.normalize);
+        let (rows, usage) = self.run(inputs, options, deadline).await?;
+        let vectors = rows
+            .iter()
+            .map(|row| {
+                let mut vector = self.settings.pooling.pool(&row.values, row.width);
+                vector.truncate(dimensions);
+                if normalize {
+                    normalise(&mut vector);
+                }
+                vector
+            })
+            .collect();
+        Ok(Embeddings { vectors, usage })
+    }
+
+    /// One vector a token of each text, as the model gives them.
+    pub async fn embed_all(
+        &self,
+        inputs: Vec<Input>,
+        options: &EmbeddingOptions,
+        deadline: Deadline,
+    ) -> Result<Embeddings<Vec<Vec<f32>>>> {
+        let (rows, usage) = self.run(inputs, options, deadline).await?;
+        let vectors = rows
+            .iter()
+            .map(|row| row.values.chunks_exact(row.width.max(1)).map(<[f32]>::to_vec).collect())
+            .collect();
+        Ok(Embeddings { vectors, usage })
+    }
+
+    /// The prompt that a request's texts get, if any.
+    pub fn prompt(&self, name: Option<&str>) -> Result<Option<&str>> {
+        let Some(name) = name.or(self.settings.default_prompt.as_deref()) else { return Ok(None) };
+        self.settings.prompts.get(name).map(|prompt| Some(prompt.as_str())).ok_or_else(|| {
+            let known: Vec<_> = self.settings.prompts.keys().collect();
+            let known = if known.is_empty() { "none".into() } else { quoted(&known) };
+            Error::invalid(format!("unknown prompt `{name}`; the model's prompts: {known}"))
+        })
+    }
+
+    fn dimensions(&self, asked: Option<usize>) -> Result<usize> {
+        let most = self.settings.dimensions;
+        match asked {
+            None => Ok(most),
+            Some(dimensions) if (1..=most).contains(&dimensions) => Ok(dimensions),
+            Some(dimensions) => Err(Error::invalid(format!(
+                "expected `dimensions` from 1 to {most}, but found {dimensions}"
+            ))),
+        }
+    }
+
+    async fn run(
+        &self,
+        inputs: Vec<Input>,
+        options: &EmbeddingOptions,
+        deadline: Deadline,
+    ) -> Result<(Vec<Row>, Usage)> {
+        let started = Instant::now();
+        let encodings = self.encode(inputs, options, deadline).await?;
+        let tokenization = started.elapsed();
+        let rows = self.encoder.run(&encodings, deadline).await?;
+        let usage = Usage {
+            tokens: encodings.iter().map(Encoding::len).sum(),
+            truncated: (0..encodings.len())
+                .filter(|text| encodings[*text].shortened_from.is_some())
+                .collect(),
+            tokenization,
+            inference: started.elapsed() - tokenization,
+        };
+        Ok((rows, usage))
+    }
+
+    async fn encode(
+        &self,
+        inputs: Vec<Input>,
+        options: &EmbeddingOptions,
+        deadline: Deadline,
+    ) -> Result<Vec<Encoding>> {
+        let prompt = self.prompt(options.prompt_name.as_deref())?.map(str::to_owned);
+        let (limit, truncation) = (self.settings.max_tokens, options.truncation);
+        let tokenizer = Arc::clone(&self.tokenizer);
+        let size: usize = inputs.iter().map(Input::size).sum();
+        let work = move || encode_all(&tokenizer, inputs, prompt.as_deref(), limit, truncation);
+        if size <= INLINE_BYTES {
+            return work();
+        }
+        deadline
+            .bound(async {
+                tokio::task::spawn_blocking(work)
+                    .await
+                    .unwrap_or_else(|error| Err(Error::inference("tokenising was cut short", error)))
+            })
+            .await
+    }
+}
+
+impl Input {
+    fn size(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Ids(ids) => ids.len() * size_of::<u32>(),
+        }
+    }
+}
+
+fn encode_all(
+    tokenizer: &Tokenizer,
+    inputs: Vec<Input>,
+    prompt: Option<&str>,
+    limit: usize,
+    truncation: Truncation,
+) -> Result<Vec<Encoding>> {
+    let count = inputs.len();
+    let encode = |input| match (input, prompt) {
+        (Input::Text(text), None) => tokenizer.encode(&text, limit, truncation),
+        (Input::Text(text), Some(prompt)) => tokenizer.encode(&format!("{prompt}{text}"), limit, truncation),
+        (Input::Ids(ids), _) => tokenizer.accept(ids, limit, truncation),
+    };
+    inputs
+        .into_iter()
+        .enumerate()
+        .map(|(place, input)| encode(input).map_err(|error| at_text(error, place, count)))
+        .collect()
+}
+
+/// Says which text an error is about, where there are several.
+fn at_text(error: Error, place: usize, count: usize) -> Error {
+    match error {
+        Error::TooLarge { message } if count > 1 => Error::too_large(format!("text {place}: {message}")),
+        Error::Invalid { message } if count > 1 => Error::invalid(format!("text {place}: {message}")),
+        other => other,
+    }
+}

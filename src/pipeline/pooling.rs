@@ -1,0 +1,88 @@
+//! From one vector a token to one vector a text, as sentence-transformers does it.
+
+use serde::{Deserialize, Serialize};
+
+/// How the vectors of a text's tokens become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pooling {
+    /// The mean of all tokens.
+    Mean,
+    /// The first token.
+    Cls,
+    /// The last token.
+    LastToken,
+}
+
+impl Pooling {
+    /// Pools the vectors of one text: `tokens` vectors of `width` values, one after the other.
+    ///
+    /// The caller leaves padding out, so that there is no mask to be minded. No token at all gives zeros.
+    pub fn pool(self, vectors: &[f32], width: usize) -> Vec<f32> {
+        let mut tokens = vectors.chunks_exact(width);
+        match self {
+            Self::Cls => tokens.next().map_or_else(|| vec![0.0; width], <[f32]>::to_vec),
+            Self::LastToken => tokens.next_back().map_or_else(|| vec![0.0; width], <[f32]>::to_vec),
+            Self::Mean => {
+                let mut mean = vec![0.0_f32; width];
+                let count = tokens.len().max(1) as f32;
+                for token in tokens {
+                    for (sum, value) in mean.iter_mut().zip(token) {
+                        *sum += value;
+                    }
+                }
+                mean.iter_mut().for_each(|sum| *sum /= count);
+                mean
+            }
+        }
+    }
+}
+
+/// Scales a vector to length 1; a vector of zeros stays as it is.
+pub fn normalise(vector: &mut [f32]) {
+    // torch.nn.functional.normalize divides by no less than this.
+    const SMALLEST_LENGTH: f32 = 1e-12;
+    let length = dot(vector, vector).sqrt().max(SMALLEST_LENGTH);
+    vector.iter_mut().for_each(|value| *value /= length);
+}
+
+/// The cosine of the angle between two vectors; 0 where one of them has no length.
+pub fn cosine(left: &[f32], right: &[f32]) -> f32 {
+    let lengths = (dot(left, left) * dot(right, right)).sqrt();
+    if lengths > 0.0 { dot(left, right) / lengths } else { 0.0 }
+}
+
+fn dot(left: &[f32], right: &[f32]) -> f32 {
+    left.iter().zip(right).map(|(left, right)| left * right).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_pooling_of_three_tokens() {
+        let vectors = [1.0, 2.0, 3.0, 4.0, 8.0, 9.0];
+        assert_eq!(Pooling::Mean.pool(&vectors, 2), [4.0, 5.0]);
+        assert_eq!(Pooling::Cls.pool(&vectors, 2), [1.0, 2.0]);
+        assert_eq!(Pooling::LastToken.pool(&vectors, 2), [8.0, 9.0]);
+        assert_eq!(Pooling::Mean.pool(&[], 2), [0.0, 0.0]);
+    }
+
+    #[test]
+    fn normalising_gives_length_one_and_leaves_zeros() {
+        let mut vector = [3.0, 4.0];
+        normalise(&mut vector);
+        assert_eq!(vector, [0.6, 0.8]);
+        let mut zeros = [0.0, 0.0];
+        normalise(&mut zeros);
+        assert_eq!(zeros, [0.0, 0.0]);
+    }
+
+    #[test]
+    fn cosine_of_known_angles() {
+        assert_eq!(cosine(&[1.0, 0.0], &[2.0, 0.0]), 1.0);
+        assert_eq!(cosine(&[1.0, 0.0], &[0.0, 5.0]), 0.0);
+        assert_eq!(cosine(&[0.0, 0.0], &[0.0, 5.0]), 0.0);
+    }
+}

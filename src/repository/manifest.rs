@@ -1,0 +1,157 @@
+//! What `manifest.toml` says of a bundle.
+
+use std::path::{Component, Path};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    backend::Signature,
+    error::{Error, Result},
+    pipeline::{Task, embedding::EmbeddingSettings},
+};
+
+/// The only form of manifest that there is so far.
+const FORMAT: u32 = 1;
+
+/// Everything that is known of a bundle.
+///
+/// - The digest of its text is the bundle's identity.
+/// - File names stay inside the bundle: [`Manifest::parse`] refuses others.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// The form of this file.
+    pub format: u32,
+    /// The name under which the model is served unless another is chosen.
+    pub name: String,
+    /// What the model is for.
+    pub task: Task,
+    /// The graph's file.
+    pub graph: String,
+    /// Where the model came from.
+    pub source: Source,
+    /// How its weights are stored, and what that cost.
+    pub weights: Weights,
+    /// How it makes vectors, for models of that task.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedding: Option<EmbeddingSettings>,
+    /// Inputs and outputs of the graph.
+    pub signature: Signature,
+    /// Every other file of the bundle.
+    pub files: Vec<File>,
+}
+
+/// Where a model came from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Source {
+    /// The model's architecture, as its `config.json` calls it.
+    pub architecture: String,
+    /// The package or folder that it was built from.
+    pub from: String,
+    /// The SHA-256 of the weights that it was built from.
+    pub sha256: String,
+}
+
+/// How a model's weights are stored.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Weights {
+    /// The numbers that weights are stored as.
+    pub precision: Precision,
+    /// What was quantised, and how.
+    pub plan: String,
+    /// How close it comes to fp32, measured when it was built; nothing for fp32 itself, and for weights that
+    /// somebody else quantised, whose original is not at hand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quality: Option<Quality>,
+}
+
+/// The numbers that weights are stored as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// 8-bit integers, one scale an output channel.
+    #[default]
+    Int8,
+    /// 32-bit floating point.
+    Fp32,
+}
+
+/// How close a quantised model comes to its fp32 form, over real texts.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Quality {
+    /// The number of texts that it was measured on.
+    pub texts: usize,
+    /// The mean cosine between the vectors of both.
+    pub mean_cosine: f32,
+    /// The cosine of the text that came out worst.
+    pub worst_cosine: f32,
+}
+
+/// One file of a bundle.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct File {
+    /// Its name, relative to the bundle.
+    pub name: String,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Its SHA-256, in hexadecimal.
+    pub sha256: String,
+}
+
+impl Manifest {
+    /// The form that this version writes.
+    pub const FORMAT: u32 = FORMAT;
+
+    /// Reads the text of a manifest.
+    pub fn parse(text: &str) -> Result<Self> {
+        let manifest: Self = toml::from_str(text)
+            .map_err(|error| Error::model_because("the manifest cannot be read", error))?;
+        if manifest.format != FORMAT {
+            return Err(Error::model(format!(
+                "expected a manifest of format {FORMAT}, but found {}; build the bundle again",
+                manifest.format
+            )));
+        }
+        for name in manifest.files.iter().map(|file| &file.name).chain([&manifest.graph]) {
+            if !stays_inside(name) {
+                return Err(Error::model(format!(
+                    "expected file names inside the bundle, but found `{name}`"
+                )));
+            }
+        }
+        Ok(manifest)
+    }
+
+    /// The text of the manifest.
+    pub fn to_text(&self) -> Result<String> {
+        toml::to_string(self).map_err(|error| Error::model_because("the manifest cannot be written", error))
+    }
+
+    /// The entry of the file called `name`.
+    pub fn file(&self, name: &str) -> Option<&File> {
+        self.files.iter().find(|file| file.name == name)
+    }
+}
+
+fn stays_inside(name: &str) -> bool {
+    let mut components = Path::new(name).components().peekable();
+    components.peek().is_some() && components.all(|component| matches!(component, Component::Normal(_)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_leave_the_bundle_are_seen() {
+        assert!(stays_inside("model.onnx"));
+        assert!(stays_inside("1/model.onnx"));
+        for name in ["", "../model.onnx", "/etc/passwd", "a/../../b", "."] {
+            assert!(!stays_inside(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Bundles: model folders that are never changed, and the manifests that say what is in them.
+
+pub mod bundle;
+pub mod manifest;
+
+pub use self::{bundle::Bundle, manifest::Manifest};

@@ -1,0 +1,124 @@
+//! Named and typed arrays: what goes into a model and what comes out.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// The type of a tensor's elements, spelt as KServe v2 spells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum ElementType {
+    /// 32-bit floating point.
+    Fp32,
+    /// 32-bit signed integer.
+    Int32,
+    /// 64-bit signed integer.
+    Int64,
+}
+
+impl fmt::Display for ElementType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fp32 => "FP32",
+            Self::Int32 => "INT32",
+            Self::Int64 => "INT64",
+        })
+    }
+}
+
+/// The elements of a tensor, row-major.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Elements {
+    /// 32-bit floating point.
+    Fp32(Vec<f32>),
+    /// 32-bit signed integers.
+    Int32(Vec<i32>),
+    /// 64-bit signed integers.
+    Int64(Vec<i64>),
+}
+
+impl Elements {
+    fn len(&self) -> usize {
+        match self {
+            Self::Fp32(values) => values.len(),
+            Self::Int32(values) => values.len(),
+            Self::Int64(values) => values.len(),
+        }
+    }
+}
+
+/// A dense, row-major tensor.
+///
+/// - The product of `shape` equals the number of elements: [`Tensor::new`] checks it once.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    shape: Vec<usize>,
+    elements: Elements,
+}
+
+impl Tensor {
+    /// A tensor of the given shape, or an error where the elements do not fill it exactly.
+    pub fn new(shape: Vec<usize>, elements: Elements) -> Result<Self> {
+        let expected = shape.iter().try_fold(1_usize, |product, side| product.checked_mul(*side));
+        if expected != Some(elements.len()) {
+            return Err(Error::invalid(format!(
+                "expected the elements of shape {shape:?}, but found {} elements",
+                elements.len()
+            )));
+        }
+        Ok(Self { shape, elements })
+    }
+
+    /// A matrix of token ids, or of anything else that is counted: `rows` × `columns`, in the integer width
+    /// that the model takes.
+    pub fn integers(element_type: ElementType, shape: [usize; 2], values: Vec<i64>) -> Result<Self> {
+        let elements = match element_type {
+            ElementType::Int64 => Elements::Int64(values),
+            // Token ids, masks and types are all below 2³¹, so the narrow form loses nothing.
+            ElementType::Int32 => Elements::Int32(values.into_iter().map(|value| value as i32).collect()),
+            ElementType::Fp32 => Elements::Fp32(values.into_iter().map(|value| value as f32).collect()),
+        };
+        Self::new(shape.to_vec(), elements)
+    }
+
+    /// The length of each axis.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The elements, row-major.
+    pub fn elements(&self) -> &Elements {
+        &self.elements
+    }
+
+    /// The type of the elements.
+    pub fn element_type(&self) -> ElementType {
+        match self.elements {
+            Elements::Fp32(_) => ElementType::Fp32,
+            Elements::Int32(_) => ElementType::Int32,
+            Elements::Int64(_) => ElementType::Int64,
+        }
+    }
+
+    /// The elements as floats, or nothing where they are of another type.
+    pub fn as_fp32(&self) -> Option<&[f32]> {
+        match &self.elements {
+            Elements::Fp32(values) => Some(values),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shape_that_lies_is_refused() {
+        let error = Tensor::new(vec![2, 3], Elements::Fp32(vec![0.0; 5])).unwrap_err();
+        insta::assert_snapshot!(error, @"expected the elements of shape [2, 3], but found 5 elements");
+        assert!(Tensor::new(vec![usize::MAX, 2], Elements::Fp32(vec![])).is_err(), "the product overflows");
+    }
+}

@@ -1,0 +1,183 @@
+//! Texts to token ids and back: the only place that speaks to the `tokenizers` crate.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use tokenizers::{Encoding as RawEncoding, PostProcessor, Tokenizer as RawTokenizer, TruncationDirection};
+
+use crate::error::{Error, Result};
+
+/// A model's tokenizer, without the padding and truncation that its file may carry: those are a matter of the
+/// request (a sentence-transformers file pads every text to 128 tokens, whatever its length).
+#[derive(Debug)]
+pub struct Tokenizer {
+    raw: RawTokenizer,
+    special_tokens: usize,
+}
+
+/// Which end of a text gives way when it is too long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Side {
+    /// The beginning goes.
+    #[serde(alias = "Left")]
+    Left,
+    /// The end goes.
+    #[default]
+    #[serde(alias = "Right")]
+    Right,
+}
+
+/// What to do with a text of more tokens than the model takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Truncation {
+    /// Refuse it.
+    Off,
+    /// Shorten it at this side, special tokens kept.
+    At(Side),
+}
+
+/// A text as a model reads it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Encoding {
+    /// The token ids, special tokens included.
+    pub ids: Vec<u32>,
+    /// For each token, which of a pair of texts it belongs to.
+    pub type_ids: Vec<u32>,
+    /// How many tokens the text had before it was shortened, if it was.
+    pub shortened_from: Option<usize>,
+}
+
+/// One token of a text, and where it came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Token {
+    /// The id in the vocabulary.
+    pub id: u32,
+    /// The vocabulary's spelling.
+    pub text: String,
+    /// Whether it marks structure rather than text.
+    pub special: bool,
+    /// The part of the text that it stands for, in characters; nothing for tokens that were added.
+    pub span: Option<(usize, usize)>,
+}
+
+impl Tokenizer {
+    /// Reads a `tokenizer.json`.
+    pub fn open(path: &Path) -> Result<Self> {
+        let bytes = std::fs::read(path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+        Self::from_json(&bytes)
+    }
+
+    /// Reads the contents of a `tokenizer.json`.
+    pub fn from_json(bytes: &[u8]) -> Result<Self> {
+        let unreadable = |error| Error::model_because("cannot read the tokenizer", error);
+        let mut raw = RawTokenizer::from_bytes(bytes).map_err(unreadable)?;
+        raw.with_padding(None);
+        raw.with_truncation(None).map_err(unreadable)?;
+        let special_tokens = raw.get_post_processor().map_or(0, |processor| processor.added_tokens(false));
+        Ok(Self { raw, special_tokens })
+    }
+
+    /// The number of ids, those of added tokens included.
+    pub fn vocabulary_size(&self) -> usize {
+        self.raw.get_vocab_size(true)
+    }
+
+    /// Encodes a text, special tokens included, into at most `limit` tokens.
+    ///
+    /// The error of a text that is too long names the number of its tokens and the limit.
+    pub fn encode(&self, text: &str, limit: usize, truncation: Truncation) -> Result<Encoding> {
+        let whole = self.raw.encode_fast(text, true).map_err(cannot_tokenise)?;
+        let found = whole.len();
+        if found <= limit {
+            return Ok(Encoding::from_raw(&whole, None));
+        }
+        let Truncation::At(side) = truncation else {
+            return Err(Error::too_large(format!(
+                "the text has {found} tokens, but the model takes at most {limit}; set `truncate` to shorten it"
+            )));
+        };
+        let direction = match side {
+            Side::Left => TruncationDirection::Left,
+            Side::Right => TruncationDirection::Right,
+        };
+        let mut bare = self.raw.encode_fast(text, false).map_err(cannot_tokenise)?;
+        bare.truncate(limit.saturating_sub(self.special_tokens), 0, direction);
+        // What was cut off is of no use, and the post-processor would dress it up as well.
+        bare.take_overflowing();
+        let encoding = self.raw.post_process(bare, None, true).map_err(cannot_tokenise)?;
+        Ok(Encoding::from_raw(&encoding, Some(found)))
+    }
+
+    /// Takes ids that were made elsewhere, as they are: no special tokens are added.
+    pub fn accept(&self, ids: Vec<u32>, limit: usize, truncation: Truncation) -> Result<Encoding> {
+        let known = self.vocabulary_size();
+        if let Some(id) = ids.iter().find(|id| **id as usize >= known) {
+            return Err(Error::invalid(format!("expected token ids below {known}, but found {id}")));
+        }
+        let found = ids.len();
+        let (ids, shortened_from) = match truncation {
+            _ if found <= limit => (ids, None),
+            Truncation::Off => {
+                return Err(Error::too_large(format!(
+                    "the input has {found} tokens, but the model takes at most {limit}; \
+                     set `truncate` to shorten it"
+                )));
+            }
+            Truncation::At(Side::Left) => (ids[found - limit..].to_vec(), Some(found)),
+            Truncation::At(Side::Right) => (ids[..limit].to_vec(), Some(found)),
+        };
+        Ok(Encoding { type_ids: vec![0; ids.len()], ids, shortened_from })
+    }
+
+    /// Splits a text into tokens, each with the characters that it came from.
+    pub fn tokens(&self, text: &str, with_special_tokens: bool) -> Result<Vec<Token>> {
+        let encoding = self.raw.encode_char_offsets(text, with_special_tokens).map_err(cannot_tokenise)?;
+        let parts = encoding.get_ids().iter().zip(encoding.get_tokens()).zip(encoding.get_offsets());
+        Ok(parts
+            .zip(encoding.get_special_tokens_mask())
+            .map(|(((id, text), span), special)| Token {
+                id: *id,
+                text: text.clone(),
+                special: *special == 1,
+                span: (*special == 0).then_some(*span),
+            })
+            .collect())
+    }
+
+    /// Puts a text together again from its token ids.
+    pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
+        let known = self.vocabulary_size();
+        if let Some(id) = ids.iter().find(|id| **id as usize >= known) {
+            return Err(Error::invalid(format!("expected token ids below {known}, but found {id}")));
+        }
+        self.raw
+            .decode(ids, skip_special_tokens)
+            .map_err(|error| Error::invalid(format!("these token ids cannot be decoded: {error}")))
+    }
+}
+
+impl Encoding {
+    fn from_raw(encoding: &RawEncoding, shortened_from: Option<usize>) -> Self {
+        Self {
+            ids: encoding.get_ids().to_vec(),
+            type_ids: encoding.get_type_ids().to_vec(),
+            shortened_from,
+        }
+    }
+
+    /// The number of tokens.
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Whether there is no token at all.
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+}
+
+/// The tokenizer's own words may repeat the text, so they go into the log's cause only.
+fn cannot_tokenise(error: tokenizers::Error) -> Error {
+    Error::inference("the text cannot be tokenised", error)
+}
