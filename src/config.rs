@@ -48,8 +48,6 @@ pub struct Config {
     pub models: Vec<ModelConfig>,
     /// The bounds of a request.
     pub limits: Limits,
-    #[serde(skip)]
-    cpus: Option<NonZeroUsize>,
 }
 
 impl Default for Config {
@@ -62,7 +60,6 @@ impl Default for Config {
             log: LogFormat::default(),
             models: Vec::new(),
             limits: Limits::default(),
-            cpus: None,
         }
     }
 }
@@ -176,7 +173,8 @@ impl Config {
                 source: Some(Box::new(error)),
             })?;
         config.check()?;
-        config.cpus = variables.get(LAMBDA_MEMORY).and_then(|memory| lambda_cpus(memory));
+        config.sessions =
+            config.sessions.or_else(|| variables.get(LAMBDA_MEMORY).and_then(|memory| lambda_cpus(memory)));
         Ok(config)
     }
 
@@ -202,16 +200,12 @@ impl Config {
     }
 
     /// The number of one-thread sessions that a model gets: as configured, or one a CPU.
-    ///
-    /// On Lambda the share of the CPUs follows from the memory; more CPUs are visible than may be used.
     pub fn sessions(&self) -> NonZeroUsize {
-        self.sessions
-            .or(self.cpus)
-            .or_else(|| thread::available_parallelism().ok())
-            .unwrap_or(NonZeroUsize::MIN)
+        self.sessions.or_else(|| thread::available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN)
     }
 }
 
+/// The CPUs that a function of so many MB has a share of; more are visible than it may use.
 fn lambda_cpus(memory: &str) -> Option<NonZeroUsize> {
     let memory: usize = memory.parse().ok()?;
     NonZeroUsize::new(memory.div_ceil(LAMBDA_MB_A_CPU))

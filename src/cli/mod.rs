@@ -1,5 +1,6 @@
 //! The `kivu` command: what its words mean, and how it speaks to a terminal.
 
+mod bench;
 mod build;
 mod doctor;
 mod progress;
@@ -33,6 +34,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Bench(bench::Arguments),
     Build(build::Arguments),
     Doctor(doctor::Arguments),
     Serve(serve::Arguments),
@@ -55,6 +57,7 @@ fn execute(arguments: Arguments) -> Result<ExitCode> {
     let config = Config::load(arguments.config.as_deref(), &Config::variables())?;
     start_log(config.log);
     match arguments.command {
+        Command::Bench(arguments) => bench::run(&arguments, &config),
         Command::Build(arguments) => build::run(arguments, &config),
         Command::Doctor(arguments) => doctor::run(&arguments, &config),
         Command::Serve(arguments) => serve::run(arguments, config),

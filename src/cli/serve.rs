@@ -53,7 +53,8 @@ async fn serve(config: Config) -> Result<()> {
         let _ = connection.set_nodelay(true);
     });
     let models = tokio::task::block_in_place(|| Model::open_all(&config))?;
-    announce(address, &models)?;
+    // Nobody may be reading; that is no reason not to serve.
+    let _ = announce(address, &models);
     axum::serve(listener, router(App::new(models, config.limits)))
         .with_graceful_shutdown(asked_to_stop())
         .await

@@ -1,0 +1,217 @@
+//! `kivu bench`: what a bundle's service costs over the bare runtime, every figure against its own measure,
+//! both taken in the same run.
+
+mod cold;
+mod raw;
+mod server;
+
+use std::{fs, path::PathBuf, process::ExitCode, time::Duration};
+
+use clap::Args;
+use serde::Serialize;
+
+use self::server::Server;
+use super::say;
+use crate::{
+    backend::onnx::{Runtime, library},
+    build::quality::SENTENCES,
+    config::Config,
+    error::{Error, Result},
+    repository::Bundle,
+};
+
+/// The texts of a request in the throughput figure, and how many clients send such requests at once.
+const TEXTS: usize = 32;
+const CLIENTS: usize = 4;
+/// A short text, for latencies.
+const SHORT: &str = "What is deep learning?";
+
+/// Measure a bundle against the bare runtime
+///
+/// Starts `kivu serve` on a free port of this machine, sends it what clients would send, and runs the same texts
+/// straight through ONNX Runtime. Every figure is a ratio of two measurements of this run.
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// A bundle
+    #[arg(default_value = ".kivu/bundles/minilm")]
+    bundle: PathBuf,
+    /// How long each throughput is measured, in seconds
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..))]
+    seconds: u64,
+    /// Write the figures to this file as well, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Load the library, make a session, run it once, print the milliseconds: the parts of a cold start
+    #[arg(long, hide = true)]
+    pieces: bool,
+}
+
+/// Two measurements of one run, and what they are to each other.
+#[derive(Debug, Serialize)]
+struct Figure {
+    name: &'static str,
+    /// What was measured of Kivu.
+    kivu: f64,
+    /// What it is measured against.
+    against: f64,
+    unit: &'static str,
+    /// `kivu` relative to `against`: their quotient, or their difference where the target is one.
+    result: f64,
+    target: Target,
+}
+
+/// What a figure should come to.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Target {
+    AtLeast(f64),
+    AtMost(f64),
+    /// The difference should be at most this.
+    DifferenceAtMost(f64),
+}
+
+impl Figure {
+    fn new(name: &'static str, unit: &'static str, [kivu, against]: [f64; 2], target: Target) -> Self {
+        let result = match target {
+            Target::DifferenceAtMost(_) => kivu - against,
+            _ => kivu / against,
+        };
+        Self { name, kivu, against, unit, result, target }
+    }
+
+    fn is_reached(&self) -> bool {
+        match self.target {
+            Target::AtLeast(least) => self.result >= least,
+            Target::AtMost(most) | Target::DifferenceAtMost(most) => self.result <= most,
+        }
+    }
+
+    fn line(&self) -> String {
+        let target = match self.target {
+            Target::AtLeast(least) => format!("≥ {least}"),
+            Target::AtMost(most) => format!("≤ {most}"),
+            Target::DifferenceAtMost(most) => format!("≤ {most} {} more", self.unit),
+        };
+        let Self { name, kivu, against, unit, result, .. } = self;
+        let reached = if self.is_reached() { "reached" } else { "missed" };
+        format!("{name:46} {kivu:9.3} {against:9.3} {unit:7} {result:8.3}  {target:15} {reached}")
+    }
+}
+
+pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+    let bundle = Bundle::open(&arguments.bundle)?;
+    let library = library::locate(config.onnxruntime.as_deref())?;
+    if arguments.pieces {
+        return cold::print_pieces(&bundle, &library);
+    }
+    let figures = measure(arguments, config, &bundle, &library)?;
+    say(&format!("{:46} {:>9} {:>9} {:7} {:>8}  target", "", "kivu", "against", "", "result"))?;
+    for figure in &figures {
+        say(&figure.line())?;
+    }
+    if let Some(path) = &arguments.json {
+        let json = serde_json::to_vec_pretty(&figures)
+            .map_err(|error| Error::model_because("the figures cannot be written", error))?;
+        fs::write(path, json).map_err(Error::io(format!("cannot write `{}`", path.display())))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn measure(
+    arguments: &Arguments,
+    config: &Config,
+    bundle: &Bundle,
+    library: &std::path::Path,
+) -> Result<Vec<Figure>> {
+    let time = Duration::from_secs(arguments.seconds);
+    let mut figures = Vec::new();
+    if let Some(quality) = &bundle.manifest().weights.quality {
+        let name = "mean cosine to fp32";
+        let mean = [f64::from(quality.mean_cosine), 1.0];
+        figures.push(Figure::new(name, "cosine", mean, Target::AtLeast(0.99)));
+        let worst = [f64::from(quality.worst_cosine), 1.0];
+        figures.push(Figure::new("worst cosine to fp32", "cosine", worst, Target::AtLeast(0.97)));
+    }
+
+    // Cold starts first, while nothing else of ours runs.
+    let [first_answer, pieces] = cold::medians(&arguments.bundle)?;
+    figures.push(Figure::new(
+        "start to first answer | library, session, run",
+        "ms",
+        [first_answer, pieces],
+        Target::AtMost(1.3),
+    ));
+
+    let runtime = Runtime::load(library)?;
+    let raw = raw::Raw::new(bundle, runtime, config.sessions())?;
+    let texts: Vec<&str> = SENTENCES.lines().collect();
+    let server = Server::start(&arguments.bundle)?;
+    let requests: Vec<String> = texts.chunks(TEXTS).map(server::body).collect();
+
+    // Taken in turns, so that what else the machine does falls on all of them alike.
+    let (mut served, mut best, mut unsorted) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..3 {
+        best.push(raw.best(&texts, time / 3)?);
+        served.push(server.throughput(&requests, CLIENTS, time / 3)? * mean_texts(&texts));
+        unsorted.push(raw.unsorted(&texts, TEXTS, time / 3)?);
+    }
+    let (served, best, unsorted) = (median(served), median(best), median(unsorted));
+    figures.push(Figure::new(
+        "POST /embed, 32 texts, 4 clients | best raw",
+        "texts/s",
+        [served, best],
+        Target::AtLeast(0.9),
+    ));
+    figures.push(Figure::new(
+        "best raw schedule | raw batches of 32, unsorted",
+        "texts/s",
+        [best, unsorted],
+        Target::AtLeast(2.0),
+    ));
+
+    let [over_http, bare] = latencies(&server, &raw)?;
+    figures.push(Figure::new(
+        "POST /embed, one short text, p50 | raw session",
+        "ms",
+        [over_http, bare],
+        Target::DifferenceAtMost(0.3),
+    ));
+    figures.push(Figure::new(
+        "resident memory while serving",
+        "MB",
+        [server.resident_mb()?, 90.0],
+        Target::AtMost(1.0),
+    ));
+    Ok(figures)
+}
+
+/// The mean number of texts in a request: the last one may be short.
+fn mean_texts(texts: &[&str]) -> f64 {
+    texts.len() as f64 / texts.len().div_ceil(TEXTS) as f64
+}
+
+/// Milliseconds of a short text over HTTP and straight from a session, taken in turns.
+fn latencies(server: &Server, raw: &raw::Raw) -> Result<[f64; 2]> {
+    const TURNS: usize = 400;
+    let body = server::body(&[SHORT]);
+    let mut bare = raw.single(SHORT)?;
+    let (mut over_http, mut alone) = (Vec::new(), Vec::new());
+    for turn in 0..TURNS {
+        let (http, raw) = (server.one(&body)?, bare()?);
+        // The first turns warm both up.
+        if turn >= TURNS / 10 {
+            over_http.push(http);
+            alone.push(raw);
+        }
+    }
+    Ok([median(over_http), median(alone)])
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1000.0
+}

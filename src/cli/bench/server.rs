@@ -1,0 +1,132 @@
+//! `kivu serve` as a process of its own, and clients for it.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicUsize, Ordering},
+    time::{Duration, Instant},
+};
+
+use axum::body::Bytes;
+use futures::future::try_join_all;
+use http_body_util::{BodyExt, Full};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use serde_json::json;
+use tokio::runtime::Runtime;
+
+use super::ms;
+use crate::error::{Error, Result};
+
+/// A server on a free port of this machine; it ends with this value.
+pub(super) struct Server {
+    process: Child,
+    url: String,
+    client: Client<HttpConnector, Full<Bytes>>,
+    runtime: Runtime,
+}
+
+/// The body that asks for the vectors of `texts`.
+pub(super) fn body<T: AsRef<str>>(texts: &[T]) -> String {
+    let texts: Vec<&str> = texts.iter().map(AsRef::as_ref).collect();
+    json!({ "inputs": texts }).to_string()
+}
+
+impl Server {
+    /// Starts a server of one bundle and waits until it says where it listens.
+    pub(super) fn start(bundle: &Path) -> Result<Self> {
+        let program = std::env::current_exe().map_err(Error::io("cannot tell this program's path"))?;
+        let mut process = Command::new(program)
+            .arg("serve")
+            .arg(bundle)
+            .args(["--listen", "127.0.0.1:0"])
+            .env("RUST_LOG", "error")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(Error::io("cannot start the server"))?;
+        let mut line = String::new();
+        if let Some(output) = process.stdout.take() {
+            BufReader::new(output).read_line(&mut line).map_err(Error::io("cannot read the server's words"))?;
+        }
+        let address = line.split("http://").nth(1).map(str::trim).filter(|address| !address.is_empty());
+        let Some(address) = address else {
+            // It has ended already, or is of no use.
+            let _ = process.kill();
+            let _ = process.wait();
+            return Err(Error::config(format!("expected the server's address, but found `{}`", line.trim())));
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(Error::io("cannot start the clients"))?;
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        let client = Client::builder(TokioExecutor::new()).build(connector);
+        Ok(Self { process, url: format!("http://{address}/embed"), client, runtime })
+    }
+
+    /// Sends one request and tells the milliseconds until its whole answer was there.
+    pub(super) fn one(&self, body: &str) -> Result<f64> {
+        let started = Instant::now();
+        self.runtime.block_on(self.send(body))?;
+        Ok(ms(started.elapsed()))
+    }
+
+    /// Requests a second, from so many clients that each wait for their answer before they ask again.
+    pub(super) fn throughput(&self, bodies: &[String], clients: usize, time: Duration) -> Result<f64> {
+        let (next, done, started) = (AtomicUsize::new(0), AtomicUsize::new(0), Instant::now());
+        let client = || async {
+            while started.elapsed() < time {
+                let place = next.fetch_add(1, Ordering::Relaxed) % bodies.len();
+                self.send(&bodies[place]).await?;
+                done.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok::<_, Error>(())
+        };
+        self.runtime.block_on(try_join_all((0..clients).map(|_| client())))?;
+        Ok(done.into_inner() as f64 / started.elapsed().as_secs_f64())
+    }
+
+    async fn send(&self, body: &str) -> Result<()> {
+        let failed = |error: Box<dyn std::error::Error + Send + Sync>| {
+            Error::inference("the server did not answer", error)
+        };
+        let request = axum::http::Request::post(&self.url)
+            .header("content-type", "application/json")
+            .body(Full::new(Bytes::copy_from_slice(body.as_bytes())))
+            .map_err(|error| failed(error.into()))?;
+        let response = self.client.request(request).await.map_err(|error| failed(error.into()))?;
+        let status = response.status();
+        let body = response.into_body().collect().await.map_err(|error| failed(error.into()))?;
+        if !status.is_success() {
+            let answer = String::from_utf8_lossy(&body.to_bytes()).into_owned();
+            return Err(Error::Inference { message: format!("the server answered {status}: {answer}"), source: None });
+        }
+        Ok(())
+    }
+
+    /// The memory of the server's process that is in RAM now, in MB (of a million bytes).
+    pub(super) fn resident_mb(&self) -> Result<f64> {
+        let path = format!("/proc/{}/status", self.process.id());
+        let status = fs::read_to_string(&path).map_err(Error::io(format!("cannot read `{path}`")))?;
+        let kilobytes = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB")?.trim().parse::<f64>().ok());
+        kilobytes
+            .map(|kilobytes| kilobytes * 1024.0 / 1e6)
+            .ok_or_else(|| Error::config(format!("expected `VmRSS` in `{path}`, but found none")))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended by itself; then there is nothing left to do.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

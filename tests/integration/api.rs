@@ -1,0 +1,376 @@
+//! What clients see: every route, and every way of asking wrongly, on a scripted model.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    body::Body,
+    http::{Request, Response, StatusCode},
+};
+use http_body_util::BodyExt;
+use kivu::{
+    Error,
+    api::{App, router},
+    backend::{Backend, Deadline, Signature, TensorSpec, scripted::ScriptedBackend},
+    config::Limits,
+    model::{Model, Pipeline},
+    pipeline::{
+        Task,
+        embedding::{EmbeddingPipeline, EmbeddingSettings},
+        pooling::Pooling,
+    },
+    repository::{
+        Manifest,
+        manifest::{Precision, Source, Weights},
+    },
+    tensor::{ElementType, Elements, Tensor},
+    tokenizer::Tokenizer,
+};
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use crate::models::fixtures;
+
+/// The words whose ids make the scripted model misbehave.
+const FAILS: &str = "fish";
+const PANICS: &str = "banana";
+
+/// A model of two dimensions: every token's vector is (its id, 1).
+fn model(fails_on: u32, panics_on: u32) -> Model {
+    let signature = Signature {
+        inputs: ["input_ids", "attention_mask", "token_type_ids"]
+            .map(|name| TensorSpec::new(name, ElementType::Int64, [-1, -1]))
+            .into(),
+        outputs: vec![TensorSpec::new("last_hidden_state", ElementType::Fp32, [-1, -1, 2])],
+    };
+    let backend = ScriptedBackend::new(signature.clone(), move |inputs| {
+        let Elements::Int64(ids) = inputs[0].elements() else { unreachable!("the signature says INT64") };
+        if ids.contains(&i64::from(fails_on)) {
+            return Err(Error::inference("the model failed to run", std::io::Error::other("kernel 7")));
+        }
+        assert!(!ids.contains(&i64::from(panics_on)), "scripted panic");
+        let vectors = ids.iter().flat_map(|id| [*id as f32, 1.0]).collect();
+        Ok(vec![Tensor::new([inputs[0].shape(), &[2]].concat(), Elements::Fp32(vectors))?])
+    });
+    let settings = EmbeddingSettings {
+        output: "last_hidden_state".into(),
+        pooling: Pooling::Mean,
+        normalize: true,
+        dimensions: 2,
+        max_tokens: 12,
+        default_prompt: None,
+        prompts: [("query".to_owned(), "cat ".to_owned())].into(),
+    };
+    let backend: Arc<dyn Backend> = Arc::new(backend);
+    let pipeline = EmbeddingPipeline::new(Arc::new(tokenizer()), backend, settings.clone()).unwrap();
+    Model {
+        name: "tiny".into(),
+        digest: "d".repeat(64),
+        manifest: Manifest {
+            format: Manifest::FORMAT,
+            name: "tiny".into(),
+            task: Task::FeatureExtraction,
+            graph: "model.onnx".into(),
+            source: Source { architecture: "BertModel".into(), from: "tiny".into(), sha256: String::new() },
+            weights: Weights { precision: Precision::Fp32, plan: "none".into(), quality: None },
+            embedding: Some(settings),
+            signature,
+            files: Vec::new(),
+        },
+        pipeline: Pipeline::Embedding(pipeline),
+    }
+}
+
+fn tokenizer() -> Tokenizer {
+    Tokenizer::open(&fixtures().join("models/tiny-bert/tokenizer.json")).unwrap()
+}
+
+fn last_id(word: &str) -> u32 {
+    let encoding = tokenizer().tokens(word, false).unwrap();
+    encoding.last().map(|token| token.id).unwrap()
+}
+
+fn app_with(limits: Limits) -> Router {
+    router(App::new(vec![model(last_id(FAILS), last_id(PANICS))], limits))
+}
+
+fn app() -> Router {
+    app_with(Limits { texts: 4, body_bytes: 4096, ..Limits::default() })
+}
+
+fn post(path: &str, body: impl Into<Body>) -> Request<Body> {
+    Request::post(path).header("content-type", "application/json").body(body.into()).unwrap()
+}
+
+async fn answer(response: Response<Body>) -> (StatusCode, Value) {
+    let status = response.status();
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    let body = serde_json::from_slice(&bytes).unwrap_or_else(|_| json!(String::from_utf8_lossy(&bytes)));
+    (status, body)
+}
+
+async fn ask(path: &str, body: &Value) -> (StatusCode, Value) {
+    answer(app().oneshot(post(path, body.to_string())).await.unwrap()).await
+}
+
+/// Status and message of a request that is refused.
+async fn refusal(path: &str, body: impl Into<Body>) -> String {
+    let (status, body) = answer(app().oneshot(post(path, body)).await.unwrap()).await;
+    let message = body["error"]["message"].as_str().or(body["error"].as_str()).unwrap_or("no message");
+    format!("{}: {message}", status.as_u16())
+}
+
+#[tokio::test]
+async fn embed_gives_a_matrix_for_one_text_as_for_several() {
+    let (status, one) = ask("/embed", &json!({ "inputs": "cat" })).await;
+    assert_eq!(status, StatusCode::OK);
+    let (_, two) = ask("/embed", &json!({ "inputs": ["cat", "dog and cat"] })).await;
+    assert_eq!((one.as_array().unwrap().len(), two.as_array().unwrap().len()), (1, 2));
+    assert_eq!(one[0], two[0], "company changes nothing");
+    let (_, raw) = ask("/embed", &json!({ "inputs": "cat", "normalize": false })).await;
+    assert_eq!(raw[0][1], 1.0);
+    let (_, prompted) = ask("/embed", &json!({ "inputs": "cat", "prompt_name": "query" })).await;
+    let (_, written) = ask("/embed", &json!({ "inputs": "cat cat" })).await;
+    assert_eq!(prompted, written);
+    let (_, short) = ask("/embed", &json!({ "inputs": "cat", "dimensions": 1 })).await;
+    assert_eq!(short, json!([[1.0]]));
+}
+
+#[tokio::test]
+async fn ids_from_tokenize_embed_as_their_text_and_decode_to_it() {
+    let (_, tokens) = ask("/tokenize", &json!({ "inputs": "cat dog" })).await;
+    let ids: Vec<u64> = tokens[0].as_array().unwrap().iter().map(|token| token["id"].as_u64().unwrap()).collect();
+    let (_, of_ids) = ask("/embed", &json!({ "inputs": ids })).await;
+    let (_, of_text) = ask("/embed", &json!({ "inputs": "cat dog" })).await;
+    assert_eq!(of_ids, of_text);
+    let (_, decoded) = ask("/decode", &json!({ "ids": ids })).await;
+    assert_eq!(decoded, json!(["cat dog"]));
+    let first = &tokens[0][0];
+    assert_eq!((&first["special"], &first["start"]), (&json!(true), &Value::Null));
+    let spans: String = tokens[0]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|token| token["special"] == false)
+        .map(|token| token["text"].as_str().unwrap())
+        .collect();
+    assert_eq!(spans, "catdog");
+}
+
+#[tokio::test]
+async fn similarity_is_the_cosine_in_the_order_of_the_sentences() {
+    let body = json!({ "inputs": { "source_sentence": "cat", "sentences": ["cat", "dog and bird"] } });
+    let (status, similarities) = ask("/similarity", &body).await;
+    assert_eq!(status, StatusCode::OK);
+    assert!((similarities[0].as_f64().unwrap() - 1.0).abs() < 1e-6);
+    assert!(similarities[1].as_f64().unwrap() < 1.0);
+    let (_, at_root) = ask("/", &body).await;
+    assert_eq!(at_root, similarities, "the default task understands it as well");
+}
+
+#[tokio::test]
+async fn embed_all_gives_a_vector_a_token() {
+    let (_, vectors) = ask("/embed_all", &json!({ "inputs": ["cat"] })).await;
+    let (_, tokens) = ask("/tokenize", &json!({ "inputs": "cat" })).await;
+    assert_eq!(vectors[0].as_array().unwrap().len(), tokens[0].as_array().unwrap().len());
+}
+
+#[tokio::test]
+async fn an_answer_says_what_was_done_to_the_text() {
+    let long = "cat ".repeat(20);
+    let body = json!({ "inputs": ["cat", long] }).to_string();
+    let response = app().oneshot(post("/embed", body)).await.unwrap();
+    let headers = response.headers();
+    assert_eq!(headers["x-truncated"], "1");
+    assert_eq!(headers["x-compute-characters"], "83");
+    assert!(headers["x-compute-tokens"].to_str().unwrap().parse::<usize>().unwrap() > 12);
+    let (_, openai) = ask("/v1/embeddings", &json!({ "model": "tiny", "input": ["cat", long] })).await;
+    assert_eq!(openai["truncated"], json!([1]));
+    let (_, openai) = ask("/v1/embeddings", &json!({ "model": "tiny", "input": "cat" })).await;
+    assert_eq!(openai.get("truncated"), None);
+}
+
+#[tokio::test]
+async fn either_end_of_a_text_can_give_way() {
+    let text = format!("dog {}bird", "cat ".repeat(20));
+    let embed = |side: Value| {
+        let body = json!({ "inputs": text, "truncation_direction": side, "normalize": false });
+        async move { ask("/embed", &body).await.1 }
+    };
+    let (left, right) = (embed(json!("left")).await, embed(json!("Right")).await);
+    assert_ne!(left, right);
+    assert_eq!(embed(Value::Null).await, right, "the end, if nothing is said");
+}
+
+#[tokio::test]
+async fn openai_embeddings_come_as_floats_or_base64() {
+    let (_, floats) = ask("/v1/embeddings", &json!({ "input": "cat" })).await;
+    insta::assert_json_snapshot!(floats, { ".data[].embedding" => "[…]" }, @r#"
+    {
+      "data": [
+        {
+          "embedding": "[…]",
+          "index": 0,
+          "object": "embedding"
+        }
+      ],
+      "model": "tiny",
+      "object": "list",
+      "usage": {
+        "prompt_tokens": 3,
+        "total_tokens": 3
+      }
+    }
+    "#);
+    let (_, base64) = ask("/v1/embeddings", &json!({ "input": "cat", "encoding_format": "base64" })).await;
+    use base64::{Engine, prelude::BASE64_STANDARD};
+    let bytes = BASE64_STANDARD.decode(base64["data"][0]["embedding"].as_str().unwrap()).unwrap();
+    let values: Vec<f32> =
+        bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    let expected: Vec<f32> = serde_json::from_value(floats["data"][0]["embedding"].clone()).unwrap();
+    assert_eq!(values, expected);
+}
+
+#[tokio::test]
+async fn models_and_facts_can_be_asked_for() {
+    let get = |path: &'static str| async move {
+        answer(app().oneshot(Request::get(path).body(Body::empty()).unwrap()).await.unwrap()).await
+    };
+    assert_eq!(get("/health").await.0, StatusCode::OK);
+    assert_eq!(get("/v1/models").await.1["data"][0]["id"], "tiny");
+    assert_eq!(get("/v1/models/tiny").await.1["object"], "model");
+    let (status, unknown) = get("/v1/models/gpt").await;
+    assert_eq!(status, StatusCode::NOT_FOUND);
+    insta::assert_snapshot!(unknown, @r#"{"error":{"code":"model_not_found","message":"unknown model `gpt`; known models: `tiny`","param":null,"type":"invalid_request_error"}}"#);
+    let (_, info) = get("/info").await;
+    assert_eq!(info["model_type"], json!({ "embedding": { "pooling": "mean" } }));
+    assert_eq!((&info["max_input_length"], &info["max_client_batch_size"]), (&json!(12), &json!(4)));
+}
+
+#[tokio::test]
+async fn wrong_values_are_named() {
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": ""}"#).await, @"422: expected a text in `inputs`, but found an empty one");
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": []}"#).await, @"422: expected 1 to 4 `inputs`, but found 0");
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": ["a", 7]}"#).await, @"422: expected `inputs[1]` to be a string, but found a number");
+    insta::assert_snapshot!(refusal("/embed", r#"{}"#).await, @"422: wrong value in the body: missing field `inputs`");
+    insta::assert_snapshot!(refusal("/embed", r#"[]"#).await, @"422: wrong value in the body: invalid length 0, expected struct EmbedRequest");
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a", "truncate": "yes"}"#).await, @"422: wrong value in `truncate`: invalid type: string \"yes\", expected a boolean");
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a", "dimensions": 3}"#).await, @"422: expected `dimensions` from 1 to 2, but found 3");
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a", "dimensions": -1}"#).await, @"");
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a", "prompt_name": "x"}"#).await, @"422: unknown prompt `x`; the model's prompts: `query`");
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": [[1, 99999]]}"#).await, @"");
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a", "model": "b"}"#).await, @"404: unknown model `b`; known models: `tiny`");
+    insta::assert_snapshot!(refusal("/similarity", r#"{"inputs": "a"}"#).await, @"");
+    insta::assert_snapshot!(refusal("/similarity", r#"{"inputs": {"source_sentence": "a", "sentences": []}}"#).await, @"422: expected 1 to 3 `inputs.sentences`, but found 0");
+    insta::assert_snapshot!(refusal("/decode", r#"{"ids": [99999]}"#).await, @"");
+    insta::assert_snapshot!(refusal("/decode", r#"{"ids": "a"}"#).await, @"422: expected `ids` to be lists of token ids, but found a string");
+    insta::assert_snapshot!(refusal("/v1/embeddings", r#"{"input": 7}"#).await, @"422: expected `input` to be a string, a list of strings or lists of token ids, but found a number");
+    insta::assert_snapshot!(refusal("/v1/embeddings", r#"{"input": "a", "encoding_format": "hex"}"#).await, @"");
+}
+
+#[tokio::test]
+async fn what_is_too_large_is_refused_with_its_limit() {
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": ["a", "b", "c", "d", "e"]}"#).await, @"413: expected 1 to 4 `inputs`, but found 5");
+    let long = json!({ "inputs": "cat ".repeat(20), "truncate": false }).to_string();
+    insta::assert_snapshot!(refusal("/embed", long).await, @"413: the text has 22 tokens, but the model takes at most 12; set `truncate` to shorten it");
+    let second = json!({ "inputs": ["a", "cat ".repeat(20)], "truncate": false }).to_string();
+    insta::assert_snapshot!(refusal("/embed", second).await, @"413: text 1: the text has 22 tokens, but the model takes at most 12; set `truncate` to shorten it");
+    let ids = json!({ "inputs": [[1; 20]], "truncate": false }).to_string();
+    insta::assert_snapshot!(refusal("/embed", ids).await, @"413: the input has 20 tokens, but the model takes at most 12; set `truncate` to shorten it");
+    let body = json!({ "inputs": "x".repeat(5000) }).to_string();
+    insta::assert_snapshot!(refusal("/embed", body.clone()).await, @"413: expected a body of at most 4096 bytes, but found more");
+    let announced = Request::post("/embed").header("content-type", "application/json").header("content-length", body.len());
+    let (status, _) = answer(app().oneshot(announced.body(Body::from(body)).unwrap()).await.unwrap()).await;
+    assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
+}
+
+#[tokio::test]
+async fn what_is_no_json_is_refused_with_the_place() {
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a""#).await, @"");
+    insta::assert_snapshot!(refusal("/embed", "").await, @"");
+    insta::assert_snapshot!(refusal("/embed", "hello").await, @"");
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a"} {}"#).await, @"");
+    insta::assert_snapshot!(refusal("/embed", &b"{\"inputs\": \"\xff\"}"[..]).await, @"");
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "\ud800"}"#).await, @"");
+    insta::assert_snapshot!(refusal("/v1/embeddings", "{").await, @"");
+    let (status, body) =
+        answer(app().oneshot(Request::post("/embed").body(Body::from("{}")).unwrap()).await.unwrap()).await;
+    assert_eq!(status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
+    insta::assert_snapshot!(body, @"");
+}
+
+#[tokio::test]
+async fn unknown_fields_mean_nothing() {
+    let body = json!({ "inputs": "cat", "user": "me", "parameters": { "x": 1 }, "stream": false });
+    assert_eq!(ask("/embed", &body).await, ask("/embed", &json!({ "inputs": "cat" })).await);
+}
+
+#[tokio::test]
+async fn unknown_routes_and_methods_answer_in_their_dialect() {
+    insta::assert_snapshot!(refusal("/nowhere", "{}").await, @"");
+    insta::assert_snapshot!(refusal("/v1/chat/completions", "{}").await, @"");
+    let (status, body) =
+        answer(app().oneshot(Request::get("/embed").body(Body::empty()).unwrap()).await.unwrap()).await;
+    assert_eq!(status, StatusCode::METHOD_NOT_ALLOWED);
+    insta::assert_snapshot!(body, @"");
+}
+
+#[tokio::test]
+async fn a_failing_model_fails_its_own_request_only() {
+    let app = app();
+    let send = |text: &str| app.clone().oneshot(post("/embed", json!({ "inputs": text }).to_string()));
+    let (status, body) = answer(send(FAILS).await.unwrap()).await;
+    assert_eq!(status, StatusCode::BAD_GATEWAY);
+    insta::assert_snapshot!(body, @"");
+    let (status, body) = answer(send(PANICS).await.unwrap()).await;
+    assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
+    insta::assert_snapshot!(body, @"");
+    assert_eq!(send("cat").await.unwrap().status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn more_requests_than_allowed_are_sent_away_at_once() {
+    let app = app_with(Limits { requests: 1, ..Limits::default() });
+    // A body that never ends keeps its request under way.
+    let endless = Body::from_stream(futures::stream::pending::<Result<Vec<u8>, std::io::Error>>());
+    let first = tokio::spawn(app.clone().oneshot(post("/embed", endless)));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let second = app.clone().oneshot(post("/v1/embeddings", r#"{"input": "cat"}"#)).await.unwrap();
+    assert_eq!(second.headers()["retry-after"], "1");
+    let (status, body) = answer(second).await;
+    assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
+    insta::assert_snapshot!(body, @"");
+    first.abort();
+    let _ = first.await;
+    let third = app.oneshot(post("/embed", r#"{"inputs": "cat"}"#)).await.unwrap();
+    assert_eq!(third.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_request_that_takes_too_long_is_ended() {
+    let app = app_with(Limits { timeout_ms: 50, ..Limits::default() });
+    let endless = Body::from_stream(futures::stream::pending::<Result<Vec<u8>, std::io::Error>>());
+    let (status, body) = answer(app.clone().oneshot(post("/embed", endless)).await.unwrap()).await;
+    assert_eq!(status, StatusCode::GATEWAY_TIMEOUT);
+    insta::assert_snapshot!(body, @"");
+    // The platform's own deadline counts where it comes sooner.
+    let mut request = post("/embed", r#"{"inputs": "cat"}"#);
+    request.extensions_mut().insert(Deadline::within(Duration::ZERO));
+    assert_eq!(app.oneshot(request).await.unwrap().status(), StatusCode::GATEWAY_TIMEOUT);
+}
+
+#[tokio::test]
+async fn requests_have_ids() {
+    let send = |id: Option<&'static str>| async move {
+        let mut request = Request::get("/health");
+        if let Some(id) = id {
+            request = request.header("x-request-id", id);
+        }
+        let response = app().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+        response.headers()["x-request-id"].to_str().unwrap().to_owned()
+    };
+    assert_eq!(send(Some("abc-1")).await, "abc-1");
+    assert_eq!(send(None).await.len(), 36);
+    assert_ne!(send(None).await, send(None).await);
+    assert_eq!(send(Some("with space")).await.len(), 36, "what would confuse a log is replaced");
+}

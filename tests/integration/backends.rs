@@ -1,0 +1,88 @@
+//! One suite that every backend passes.
+
+use std::time::Duration;
+
+use kivu::{
+    Error,
+    backend::{Backend, Deadline, Schedule, scripted::ScriptedBackend},
+    repository::manifest::Precision,
+    tensor::{ElementType, Elements, Tensor},
+};
+
+use crate::models::{backend, build_request, fixtures, request, runtime};
+
+fn deadline() -> Deadline {
+    Deadline::within(Duration::from_secs(30))
+}
+
+/// Inputs of the given rows and columns for whatever integer inputs the backend declares.
+fn inputs(backend: &dyn Backend, rows: usize, columns: usize) -> Vec<Tensor> {
+    let inputs = backend.signature().inputs.iter();
+    inputs
+        .map(|spec| {
+            let value = i64::from(spec.name != "token_type_ids");
+            Tensor::integers(spec.element_type, [rows, columns], vec![value; rows * columns]).unwrap()
+        })
+        .collect()
+}
+
+/// What [`Backend`] promises.
+async fn keeps_its_contract(backend: &dyn Backend) {
+    // Outputs come in signature order, with the rows of the inputs.
+    let outputs = backend.infer(inputs(backend, 2, 3), deadline()).await.unwrap();
+    assert_eq!(outputs.len(), backend.signature().outputs.len());
+    for (output, spec) in outputs.iter().zip(&backend.signature().outputs) {
+        assert_eq!(output.shape()[0], 2);
+        assert_eq!(output.element_type(), spec.element_type);
+        assert_eq!(output.shape().len(), spec.shape.len());
+    }
+
+    // Wrong inputs are refused, naming what was expected.
+    let error = backend.infer(Vec::new(), deadline()).await.unwrap_err();
+    assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
+    let floats = Tensor::new(vec![1, 1], Elements::Fp32(vec![0.0])).unwrap();
+    let wrong = vec![floats; backend.signature().inputs.len()];
+    let error = backend.infer(wrong, deadline()).await.unwrap_err();
+    assert!(error.to_string().contains("but found FP32"), "{error}");
+
+    // A deadline that has passed is one that is missed.
+    let late = backend.infer(inputs(backend, 1, 1), Deadline::within(Duration::ZERO)).await.unwrap_err();
+    assert!(matches!(late, Error::DeadlineExceeded { .. }), "{late:?}");
+
+    // Neither harmed the next batch; many at once each get their own answer.
+    let many = (1..20).map(|columns| async move {
+        let outputs = backend.infer(inputs(backend, 1, columns), deadline()).await.unwrap();
+        assert_eq!(outputs[0].shape()[1], columns);
+    });
+    futures::future::join_all(many).await;
+}
+
+#[tokio::test]
+async fn the_scripted_backend() {
+    let signature = kivu::backend::Signature {
+        inputs: ["input_ids", "attention_mask"]
+            .map(|name| kivu::backend::TensorSpec::new(name, ElementType::Int64, [-1, -1]))
+            .into(),
+        outputs: vec![kivu::backend::TensorSpec::new("last_hidden_state", ElementType::Fp32, [-1, -1, 4])],
+    };
+    let backend = ScriptedBackend::new(signature, |inputs| {
+        let [rows, columns] = inputs[0].shape() else { unreachable!("checked by the signature") };
+        Ok(vec![Tensor::new(vec![*rows, *columns, 4], Elements::Fp32(vec![0.5; rows * columns * 4]))?])
+    });
+    keeps_its_contract(&backend).await;
+    assert_eq!(backend.shapes()[0], [2, 3]);
+}
+
+#[tokio::test]
+async fn the_onnx_backend() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["tiny-bert", "tiny-roberta"] {
+        let request =
+            request(fixtures().join("models").join(name), folder.path().join(name), Some(Precision::Fp32));
+        let bundle = build_request(&request, runtime).unwrap();
+        let backend = backend(&bundle, runtime);
+        assert_eq!(backend.schedule(), Schedule { rows: 1.try_into().unwrap(), lanes: 2.try_into().unwrap() });
+        keeps_its_contract(&backend).await;
+    }
+}

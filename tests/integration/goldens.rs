@@ -1,0 +1,234 @@
+//! The same answers as sentence-transformers, on tiny models of every kind and on the real one.
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use kivu::{
+    backend::Deadline,
+    model::{Model, Pipeline},
+    pipeline::{
+        embedding::{EmbeddingOptions, EmbeddingPipeline, Input},
+        pooling::cosine,
+    },
+    repository::manifest::Precision,
+    tokenizer::{Side, Truncation},
+};
+use serde::Deserialize;
+
+use crate::models::{fixtures, open, runtime, serve};
+
+/// What a vector may differ by from sentence-transformers' in fp32: another order of the same sums.
+const TOLERANCE: f32 = 2e-5;
+
+#[derive(Deserialize)]
+struct Golden {
+    max_length: usize,
+    dimensions: usize,
+    cases: Vec<Case>,
+    token_embeddings: Vec<TokenCase>,
+    prompts: Vec<PromptCase>,
+    left: Vec<LeftCase>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    text: String,
+    ids: Vec<u32>,
+    embedding: Vec<f32>,
+}
+
+#[derive(Deserialize)]
+struct TokenCase {
+    text: String,
+    values: Vec<Vec<f32>>,
+}
+
+#[derive(Deserialize)]
+struct PromptCase {
+    text: String,
+    prompt_name: String,
+    embedding: Vec<f32>,
+}
+
+#[derive(Deserialize)]
+struct LeftCase {
+    text: String,
+    ids: Vec<u32>,
+}
+
+fn golden(name: &str) -> Golden {
+    let path = fixtures().join(format!("goldens/{name}.json"));
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+fn options() -> EmbeddingOptions {
+    EmbeddingOptions {
+        truncation: Truncation::At(Side::Right),
+        normalize: None,
+        prompt_name: None,
+        dimensions: None,
+    }
+}
+
+fn deadline() -> Deadline {
+    Deadline::within(Duration::from_secs(60))
+}
+
+fn text(text: &str) -> Vec<Input> {
+    vec![Input::Text(text.to_owned())]
+}
+
+fn pipeline(model: &Model) -> &EmbeddingPipeline {
+    let Pipeline::Embedding(pipeline) = &model.pipeline;
+    pipeline
+}
+
+/// The largest difference between two vectors, which must be of one length.
+fn difference(left: &[f32], right: &[f32]) -> f32 {
+    assert_eq!(left.len(), right.len());
+    left.iter().zip(right).map(|(left, right)| (left - right).abs()).fold(0.0, f32::max)
+}
+
+/// Compares everything that the golden of `name` holds with what `model` answers; all failures are told.
+async fn compare(name: &str, model: &Model, tolerance: f32) {
+    let (golden, pipeline) = (golden(name), pipeline(model));
+    assert_eq!(pipeline.settings().max_tokens, golden.max_length, "{name}");
+    assert_eq!(pipeline.settings().dimensions, golden.dimensions, "{name}");
+    let mut failures = Vec::new();
+    for case in &golden.cases {
+        let encoding =
+            pipeline.tokenizer().encode(&case.text, golden.max_length, Truncation::At(Side::Right)).unwrap();
+        if encoding.ids != case.ids {
+            failures.push(format!("{:?}: ids {:?}, expected {:?}", case.text, encoding.ids, case.ids));
+        }
+        if case.text.is_empty() {
+            continue;
+        }
+        let found = pipeline.embed(text(&case.text), &options(), deadline()).await.unwrap();
+        let difference = difference(&found.vectors[0], &case.embedding);
+        if difference > tolerance {
+            failures.push(format!("{:?}: vector off by {difference}", case.text));
+        }
+    }
+    // All texts in one request give what each gives alone.
+    let together = golden.cases.iter().map(|case| Input::Text(case.text.clone())).collect();
+    let together = pipeline.embed(together, &options(), deadline()).await.unwrap();
+    for (case, found) in golden.cases.iter().zip(&together.vectors) {
+        let difference = difference(found, &case.embedding);
+        if difference > tolerance {
+            failures.push(format!("{:?}: vector in company off by {difference}", case.text));
+        }
+    }
+    for case in &golden.token_embeddings {
+        let found = pipeline.embed_all(text(&case.text), &options(), deadline()).await.unwrap();
+        assert_eq!(found.vectors[0].len(), case.values.len(), "{name}: {:?}", case.text);
+        for (found, expected) in found.vectors[0].iter().zip(&case.values) {
+            let difference = difference(found, expected);
+            if difference > tolerance * 5.0 {
+                failures.push(format!("{:?}: token vector off by {difference}", case.text));
+            }
+        }
+    }
+    for case in &golden.prompts {
+        let options = EmbeddingOptions { prompt_name: Some(case.prompt_name.clone()), ..options() };
+        let found = pipeline.embed(text(&case.text), &options, deadline()).await.unwrap();
+        let difference = difference(&found.vectors[0], &case.embedding);
+        if difference > tolerance {
+            failures.push(format!("{:?} with {}: off by {difference}", case.text, case.prompt_name));
+        }
+    }
+    for case in &golden.left {
+        let encoding =
+            pipeline.tokenizer().encode(&case.text, golden.max_length, Truncation::At(Side::Left)).unwrap();
+        if encoding.ids != case.ids {
+            failures.push(format!("{:?} cut left: ids {:?}, expected {:?}", case.text, encoding.ids, case.ids));
+        }
+    }
+    assert!(failures.is_empty(), "{name}:\n{}", failures.join("\n"));
+}
+
+async fn tiny(name: &str) {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = fixtures().join("models").join(name);
+    let model = open(source, folder.path(), Some(Precision::Fp32), runtime).unwrap();
+    compare(name, &model, TOLERANCE).await;
+}
+
+#[tokio::test]
+async fn bert_with_mean_pooling_and_prompts() {
+    tiny("tiny-bert").await;
+}
+
+#[tokio::test]
+async fn roberta_with_cls_pooling() {
+    tiny("tiny-roberta").await;
+}
+
+#[tokio::test]
+async fn xlm_roberta_with_mean_pooling() {
+    tiny("tiny-xlm-roberta").await;
+}
+
+#[tokio::test]
+async fn distilbert_with_last_token_pooling() {
+    tiny("tiny-distilbert").await;
+}
+
+#[tokio::test]
+async fn bert_under_a_head_in_half_precision_with_tanh_gelu() {
+    tiny("tiny-bert-tanh").await;
+}
+
+#[tokio::test]
+async fn bert_in_shards_of_bfloat16_with_relu() {
+    tiny("tiny-bert-sharded").await;
+}
+
+/// Exports answer as the folders that they were made from.
+#[tokio::test]
+async fn exports_answer_as_their_originals() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let golden = golden("tiny-bert");
+    for (export, precision, least) in [
+        ("tiny-bert", Some(Precision::Fp32), 0.999_999),
+        ("tiny-bert", None, 0.99),
+        ("tiny-bert-st", Some(Precision::Fp32), 0.999_999),
+        ("tiny-bert-quantized", None, 0.99),
+    ] {
+        let source: PathBuf = fixtures().join("exports").join(export);
+        let model = open(source, folder.path(), precision, runtime).unwrap();
+        let pipeline = pipeline(&model);
+        for case in golden.cases.iter().filter(|case| case.ids.len() < golden.max_length) {
+            let found = pipeline.embed(text(&case.text), &options(), deadline()).await.unwrap();
+            let cosine = cosine(&found.vectors[0], &case.embedding);
+            assert!(cosine >= least, "{export} {precision:?}: {:?}: cosine {cosine}", case.text);
+        }
+    }
+}
+
+/// The real model, as `make test` builds it.
+#[tokio::test]
+async fn minilm_in_both_precisions() {
+    let Some(runtime) = runtime() else { return };
+    let root = fixtures().join("../..");
+    let bundle = root.join(".kivu/bundles/minilm");
+    if !bundle.is_dir() {
+        eprintln!("skipped: no bundle of all-MiniLM-L6-v2; `make test` builds it");
+        return;
+    }
+    let int8 = serve(&bundle).unwrap();
+    let golden = golden("minilm");
+    for case in golden.cases.iter().filter(|case| case.text.split_whitespace().count() > 2) {
+        let found = pipeline(&int8).embed(text(&case.text), &options(), deadline()).await.unwrap();
+        let cosine = cosine(&found.vectors[0], &case.embedding);
+        assert!(cosine >= 0.97, "{:?}: cosine {cosine}", case.text);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut request =
+        crate::models::request(root.join("models/minilm.toml"), folder.path().join("fp32"), Some(Precision::Fp32));
+    request.cache = root.join(".kivu");
+    crate::models::build_request(&request, runtime).unwrap();
+    let fp32 = serve(&folder.path().join("fp32")).unwrap();
+    compare("minilm", &fp32, TOLERANCE).await;
+}

@@ -1,0 +1,70 @@
+//! Where the tests find models, and what they need to run them.
+
+use std::path::{Path, PathBuf};
+
+use kivu::{
+    backend::onnx::{OnnxBackend, Runtime, library},
+    build::{Progress, Request, build},
+    config::{Config, ModelConfig},
+    model::Model,
+    repository::{Bundle, manifest::Precision},
+};
+
+/// The folder of the fixtures.
+pub(crate) fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+}
+
+/// ONNX Runtime, or nothing where it is not installed: `cargo test` alone fetches nothing, `make test` does.
+pub(crate) fn runtime() -> Option<Runtime> {
+    match library::locate(None) {
+        Ok(path) => Some(Runtime::load(&path).expect("ONNX Runtime is there, but does not load")),
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            None
+        }
+    }
+}
+
+/// Nobody looks.
+struct Silent;
+
+impl Progress for Silent {
+    fn stage(&self, _: &str, _: usize) {}
+    fn step(&self) {}
+}
+
+/// What to build, with everything else as it comes.
+pub(crate) fn request(source: PathBuf, out: PathBuf, precision: Option<Precision>) -> Request {
+    Request { source, out, name: None, task: None, precision, cache: "/nonexistent".into() }
+}
+
+pub(crate) fn build_request(request: &Request, runtime: Runtime) -> kivu::Result<Bundle> {
+    build(request, runtime, &Silent)
+}
+
+/// Builds a fixture into `folder` and opens it as a served model.
+pub(crate) fn open(
+    source: PathBuf,
+    folder: &Path,
+    precision: Option<Precision>,
+    runtime: Runtime,
+) -> kivu::Result<Model> {
+    let name = source.file_name().expect("a fixture has a name").to_owned();
+    let out = folder.join(name);
+    build_request(&request(source, out.clone(), precision), runtime)?;
+    serve(&out)
+}
+
+/// Opens a bundle as a served model.
+pub(crate) fn serve(bundle: &Path) -> kivu::Result<Model> {
+    let models = vec![ModelConfig { name: None, path: bundle.to_owned() }];
+    let config = Config { models, ..Config::default() };
+    Ok(Model::open_all(&config)?.remove(0))
+}
+
+/// The graph of a bundle on two sessions.
+pub(crate) fn backend(bundle: &Bundle, runtime: Runtime) -> OnnxBackend {
+    let sessions = std::num::NonZeroUsize::new(2).expect("two is not zero");
+    OnnxBackend::open(runtime, &bundle.path(&bundle.manifest().graph), sessions).expect("the graph loads")
+}
