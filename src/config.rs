@@ -40,8 +40,8 @@ pub struct Config {
     pub home: PathBuf,
     /// The path of ONNX Runtime's library, where it is not in one of the usual places.
     pub onnxruntime: Option<PathBuf>,
-    /// One-thread sessions a model; by default as many as there are CPUs to run them.
-    pub sessions: Option<NonZeroUsize>,
+    /// Texts that a model runs at once, each on a thread of its own; by default one a CPU.
+    pub threads: Option<NonZeroUsize>,
     /// How the log is written.
     pub log: LogFormat,
     /// The models that are served.
@@ -56,7 +56,7 @@ impl Default for Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             home: ".kivu".into(),
             onnxruntime: None,
-            sessions: None,
+            threads: None,
             log: LogFormat::default(),
             models: Vec::new(),
             limits: Limits::default(),
@@ -173,8 +173,8 @@ impl Config {
                 source: Some(Box::new(error)),
             })?;
         config.check()?;
-        config.sessions =
-            config.sessions.or_else(|| variables.get(LAMBDA_MEMORY).and_then(|memory| lambda_cpus(memory)));
+        config.threads =
+            config.threads.or_else(|| variables.get(LAMBDA_MEMORY).and_then(|memory| lambda_cpus(memory)));
         Ok(config)
     }
 
@@ -199,9 +199,9 @@ impl Config {
         }
     }
 
-    /// The number of one-thread sessions that a model gets: as configured, or one a CPU.
-    pub fn sessions(&self) -> NonZeroUsize {
-        self.sessions.or_else(|| thread::available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN)
+    /// The number of texts that a model runs at once: as configured, or one a CPU.
+    pub fn threads(&self) -> NonZeroUsize {
+        self.threads.or_else(|| thread::available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN)
     }
 }
 
@@ -261,12 +261,12 @@ mod tests {
     }
 
     #[test]
-    fn sessions_on_lambda_follow_the_memory() {
+    fn threads_on_lambda_follow_the_memory() {
         for (memory, expected) in [("128", 1), ("1769", 1), ("1770", 2), ("3008", 2), ("10240", 6)] {
             let config = load("", &[(LAMBDA_MEMORY, memory)]).unwrap();
-            assert_eq!(config.sessions().get(), expected, "{memory} MB");
+            assert_eq!(config.threads().get(), expected, "{memory} MB");
         }
-        let config = load("sessions = 3", &[(LAMBDA_MEMORY, "128")]).unwrap();
-        assert_eq!(config.sessions().get(), 3, "what is configured wins");
+        let config = load("threads = 3", &[(LAMBDA_MEMORY, "128")]).unwrap();
+        assert_eq!(config.threads().get(), 3, "what is configured wins");
     }
 }

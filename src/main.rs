@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+
+
 fn main() -> ExitCode {
     kivu::cli::run()
 }

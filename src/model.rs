@@ -76,13 +76,16 @@ impl Model {
     /// makes the session. Nothing is served before every hash is verified.
     fn open(name: String, bundle: Bundle, config: &Config) -> Result<Self> {
         let manifest = bundle.manifest();
-        let sessions = config.sessions();
+        let threads = config.threads();
         let (tokenizer, backend) = thread::scope(|scope| {
-            let tokenizer = scope.spawn(|| Tokenizer::from_json(&bundle.read(TOKENIZER)?));
-            let verified = scope.spawn(|| bundle.verify(&[TOKENIZER, &manifest.graph]));
-            let backend = load(&bundle, config, sessions);
+            // One thread for both, since two CPUs are all that most functions have.
+            let tokenizer = scope.spawn(|| {
+                let tokenizer = Tokenizer::from_json(&bundle.read(TOKENIZER)?)?;
+                bundle.verify(&[TOKENIZER, &manifest.graph])?;
+                Ok(tokenizer)
+            });
+            let backend = load(&bundle, config, threads);
             let tokenizer = tokenizer.join().unwrap_or_else(|_| Err(panicked(&name)));
-            verified.join().unwrap_or_else(|_| Err(panicked(&name)))?;
             Ok::<_, Error>((tokenizer?, backend?))
         })?;
         let pipeline = match manifest.task {
@@ -104,12 +107,12 @@ impl Model {
     }
 }
 
-fn load(bundle: &Bundle, config: &Config, sessions: NonZeroUsize) -> Result<OnnxBackend> {
+fn load(bundle: &Bundle, config: &Config, threads: NonZeroUsize) -> Result<OnnxBackend> {
     let runtime = Runtime::load(&library::locate(config.onnxruntime.as_deref())?)?;
     let manifest = bundle.manifest();
     // The graph is small, and it is parsed: it is verified before.
     bundle.read(&manifest.graph)?;
-    let backend = OnnxBackend::open(runtime, &bundle.path(&manifest.graph), sessions)?;
+    let backend = OnnxBackend::open(runtime, &bundle.path(&manifest.graph), threads)?;
     if *backend.signature() != manifest.signature {
         return Err(Error::model(format!(
             "expected the signature {:?} of `{}`, but its graph has {:?}",

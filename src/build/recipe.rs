@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::{
     error::{Error, Result},
     pipeline::Task,
-    repository::{bundle::digest_file, manifest::Precision},
+    repository::{bundle::sha256_of, manifest::Precision},
 };
 
 use super::fetch;
@@ -90,7 +90,7 @@ impl Recipe {
         };
         for (name, expected) in &source.files {
             let path = folder.join(name);
-            let (_, found) = digest_file(&path)?;
+            let found = sha256_of(&path)?;
             if found != *expected {
                 return Err(Error::model(format!(
                     "expected `{}` to have the SHA-256 {expected}, but found {found}",

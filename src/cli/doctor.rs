@@ -14,7 +14,7 @@ use crate::{
     build::fetch::{self, Package},
     config::Config,
     error::{Error, Result},
-    repository::bundle::digest_file,
+    repository::bundle::sha256_of,
 };
 
 /// Tell what is missing on this machine, and how to get it
@@ -130,7 +130,7 @@ fn this_library() -> Result<&'static Library> {
 
 fn check(path: &Path) -> Result<()> {
     let expected = this_library()?.sha256;
-    let (_, found) = digest_file(path)?;
+    let found = sha256_of(path)?;
     if found != expected {
         return Err(Error::model(format!(
             "expected `{}` to have the SHA-256 {expected}, but found {found}; \

@@ -125,19 +125,15 @@ impl EmbeddingPipeline {
     ) -> Result<Embeddings<Vec<f32>>> {
         let dimensions = self.dimensions(options.dimensions)?;
         let normalize = options.normalize.unwrap_or(self.settings.normalize);
-        let (rows, usage) = self.run(inputs, options, deadline).await?;
-        let vectors = rows
-            .iter()
-            .map(|row| {
-                let mut vector = self.settings.pooling.pool(&row.values, row.width);
-                vector.truncate(dimensions);
-                if normalize {
-                    normalise(&mut vector);
-                }
-                vector
-            })
-            .collect();
-        Ok(Embeddings { vectors, usage })
+        self.run(inputs, options, deadline, |row| {
+            let mut vector = self.settings.pooling.pool(row.values, row.width);
+            vector.truncate(dimensions);
+            if normalize {
+                normalise(&mut vector);
+            }
+            vector
+        })
+        .await
     }
 
     /// One vector a token of each text, as the model gives them.
@@ -147,12 +143,8 @@ impl EmbeddingPipeline {
         options: &EmbeddingOptions,
         deadline: Deadline,
     ) -> Result<Embeddings<Vec<Vec<f32>>>> {
-        let (rows, usage) = self.run(inputs, options, deadline).await?;
-        let vectors = rows
-            .iter()
-            .map(|row| row.values.chunks_exact(row.width.max(1)).map(<[f32]>::to_vec).collect())
-            .collect();
-        Ok(Embeddings { vectors, usage })
+        let tokens = |row: Row<'_>| row.values.chunks_exact(row.width).map(<[f32]>::to_vec).collect();
+        self.run(inputs, options, deadline, tokens).await
     }
 
     /// The prompt that a request's texts get, if any.
@@ -176,16 +168,17 @@ impl EmbeddingPipeline {
         }
     }
 
-    async fn run(
+    async fn run<V: Send>(
         &self,
         inputs: Vec<Input>,
         options: &EmbeddingOptions,
         deadline: Deadline,
-    ) -> Result<(Vec<Row>, Usage)> {
+        finish: impl Fn(Row<'_>) -> V + Send + Sync,
+    ) -> Result<Embeddings<V>> {
         let started = Instant::now();
         let encodings = self.encode(inputs, options, deadline).await?;
         let tokenization = started.elapsed();
-        let rows = self.encoder.run(&encodings, deadline).await?;
+        let vectors = self.encoder.run(&encodings, deadline, finish).await?;
         let usage = Usage {
             tokens: encodings.iter().map(Encoding::len).sum(),
             truncated: (0..encodings.len())
@@ -194,7 +187,7 @@ impl EmbeddingPipeline {
             tokenization,
             inference: started.elapsed() - tokenization,
         };
-        Ok((rows, usage))
+        Ok(Embeddings { vectors, usage })
     }
 
     async fn encode(

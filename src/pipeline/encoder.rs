@@ -35,10 +35,10 @@ pub struct Encoder {
 }
 
 /// One text's part of the model's output, padding left out.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Row {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Row<'a> {
     /// The values, row-major.
-    pub values: Vec<f32>,
+    pub values: &'a [f32],
     /// The length of the last axis.
     pub width: usize,
 }
@@ -68,33 +68,41 @@ impl Encoder {
         }
     }
 
-    /// Runs all encodings and gives their rows back in the same order.
+    /// Runs all encodings and gives what `finish` makes of each one's row, in the same order.
     ///
-    /// Batches are made of neighbours in length, longest first, so that little is padded and no long text is
+    /// Each row is finished as soon as it is there, so that the outputs of a large request, which are a
+    /// thousand times its answer, never stand in memory together. Batches are made of neighbours in length, longest first, so that little is padded and no long text is
     /// left for the end; only as many are under way as the backend runs at once.
-    pub async fn run(&self, encodings: &[Encoding], deadline: Deadline) -> Result<Vec<Row>> {
+    pub async fn run<T: Send>(
+        &self,
+        encodings: &[Encoding],
+        deadline: Deadline,
+        finish: impl Fn(Row<'_>) -> T + Send + Sync,
+    ) -> Result<Vec<T>> {
+        let finish = &finish;
         let schedule = self.backend.schedule();
         let mut order: Vec<usize> = (0..encodings.len()).collect();
         order.sort_by_key(|text| Reverse(encodings[*text].len()));
         let batches = order.chunks(schedule.rows.get()).map(|batch| async move {
-            let rows = self.run_batch(encodings, batch, deadline).await?;
-            Ok::<_, Error>(batch.iter().copied().zip(rows).collect::<Vec<_>>())
+            let outputs = self.infer(encodings, batch, deadline).await?;
+            let rows = self.rows(&outputs, batch.iter().map(|text| encodings[*text].len()))?;
+            Ok::<_, Error>(batch.iter().copied().zip(rows.into_iter().map(finish)).collect::<Vec<_>>())
         });
         // Collected first: a borrowed iterator inside the stream would not be `Send` to the executor.
         let batches: Vec<_> = batches.collect();
-        let done: Vec<Vec<(usize, Row)>> =
+        let done: Vec<Vec<(usize, T)>> =
             stream::iter(batches).buffer_unordered(schedule.lanes.get()).try_collect().await?;
-        let mut rows: Vec<(usize, Row)> = done.into_iter().flatten().collect();
-        rows.sort_by_key(|(text, _)| *text);
-        Ok(rows.into_iter().map(|(_, row)| row).collect())
+        let mut finished: Vec<(usize, T)> = done.into_iter().flatten().collect();
+        finished.sort_by_key(|(text, _)| *text);
+        Ok(finished.into_iter().map(|(_, row)| row).collect())
     }
 
-    async fn run_batch(
+    async fn infer(
         &self,
         encodings: &[Encoding],
         batch: &[usize],
         deadline: Deadline,
-    ) -> Result<Vec<Row>> {
+    ) -> Result<Vec<Tensor>> {
         let longest = batch.iter().map(|text| encodings[*text].len()).max().unwrap_or(0);
         let shape = [batch.len(), longest];
         let inputs = self
@@ -108,12 +116,15 @@ impl Encoder {
                 Tensor::integers(*element_type, shape, values)
             })
             .collect::<Result<_>>()?;
-        let outputs = self.backend.infer(inputs, deadline).await?;
-        self.rows(&outputs, batch.iter().map(|text| encodings[*text].len()))
+        self.backend.infer(inputs, deadline).await
     }
 
     /// Cuts the output into the rows of its texts, and each row to the text's own length.
-    fn rows(&self, outputs: &[Tensor], lengths: impl ExactSizeIterator<Item = usize>) -> Result<Vec<Row>> {
+    fn rows<'a>(
+        &self,
+        outputs: &'a [Tensor],
+        lengths: impl ExactSizeIterator<Item = usize>,
+    ) -> Result<Vec<Row<'a>>> {
         let wrong = |found: String| Error::Inference {
             message: format!(
                 "expected `{}` of {} rows, but found {found}",
@@ -150,7 +161,7 @@ impl Encoder {
                         source: None,
                     });
                 }
-                Ok(Row { values: kept.to_vec(), width })
+                Ok(Row { values: kept, width })
             })
             .collect()
     }

@@ -64,22 +64,25 @@ impl Bundle {
         })?;
         let path = self.path(name);
         let bytes = fs::read(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
-        check(file, &path, bytes.len() as u64, &hex(&Sha256::digest(&bytes)))?;
+        check(file, &path, bytes.len() as u64, blake3::hash(&bytes))?;
         Ok(bytes)
     }
 
-    /// Checks the size and the SHA-256 of each file but those in `except`.
+    /// Checks the size and the digest of each file but those in `except`.
     pub fn verify(&self, except: &[&str]) -> Result<()> {
         for file in self.manifest.files.iter().filter(|file| !except.contains(&file.name.as_str())) {
             let path = self.path(&file.name);
-            let (size, sha256) = digest_file(&path)?;
-            check(file, &path, size, &sha256)?;
+            let mut hash = blake3::Hasher::new();
+            let size = read_through(&path, |piece| {
+                hash.update(piece);
+            })?;
+            check(file, &path, size, hash.finalize())?;
         }
         Ok(())
     }
 }
 
-fn check(file: &File, path: &Path, size: u64, sha256: &str) -> Result<()> {
+fn check(file: &File, path: &Path, size: u64, digest: blake3::Hash) -> Result<()> {
     if size != file.size {
         return Err(Error::model(format!(
             "expected `{}` to have {} bytes, but found {size}; the bundle is damaged: build or fetch it again",
@@ -87,29 +90,47 @@ fn check(file: &File, path: &Path, size: u64, sha256: &str) -> Result<()> {
             file.size
         )));
     }
-    if sha256 != file.sha256 {
+    let digest = digest.to_hex();
+    if digest.as_str() != file.blake3 {
         return Err(Error::model(format!(
-            "expected `{}` to have the SHA-256 {}, but found {sha256}; the bundle is damaged: \
+            "expected `{}` to have the BLAKE3 {}, but found {digest}; the bundle is damaged: \
              build or fetch it again",
             path.display(),
-            file.sha256
+            file.blake3
         )));
     }
     Ok(())
 }
 
-/// The size and SHA-256 of a file, read piece by piece.
-pub fn digest_file(path: &Path) -> Result<(u64, String)> {
+/// The entry of the file at `path` in a manifest, under the name `name`.
+pub fn describe(path: &Path, name: String) -> Result<File> {
+    let (mut sha256, mut blake3) = (Sha256::new(), blake3::Hasher::new());
+    let size = read_through(path, |piece| {
+        sha256.update(piece);
+        blake3.update(piece);
+    })?;
+    Ok(File { name, size, sha256: hex(&sha256.finalize()), blake3: blake3.finalize().to_hex().to_string() })
+}
+
+/// The SHA-256 of a file, in hexadecimal.
+pub fn sha256_of(path: &Path) -> Result<String> {
+    let mut hash = Sha256::new();
+    read_through(path, |piece| hash.update(piece))?;
+    Ok(hex(&hash.finalize()))
+}
+
+/// Reads a file piece by piece; gives its size.
+fn read_through(path: &Path, mut take: impl FnMut(&[u8])) -> Result<u64> {
     let unreadable = || Error::io(format!("cannot read `{}`", path.display()));
     let mut file = fs::File::open(path).map_err(unreadable())?;
-    let (mut hash, mut size, mut piece) = (Sha256::new(), 0, vec![0; 256 * 1024]);
+    let (mut size, mut piece) = (0, vec![0; 64 * 1024]);
     loop {
         let read = file.read(&mut piece).map_err(unreadable())?;
         if read == 0 {
-            return Ok((size, hex(&hash.finalize())));
+            return Ok(size);
         }
         size += read as u64;
-        hash.update(&piece[..read]);
+        take(&piece[..read]);
     }
 }
 

@@ -275,7 +275,7 @@ async fn what_is_too_large_is_refused_with_its_limit() {
     insta::assert_snapshot!(refusal("/embed", long).await, @"413: the text has 22 tokens, but the model takes at most 12; set `truncate` to shorten it");
     let second = json!({ "inputs": ["a", "cat ".repeat(20)], "truncate": false }).to_string();
     insta::assert_snapshot!(refusal("/embed", second).await, @"413: text 1: the text has 22 tokens, but the model takes at most 12; set `truncate` to shorten it");
-    let ids = json!({ "inputs": [[1; 20]], "truncate": false }).to_string();
+    let ids = json!({ "inputs": [vec![1; 20]], "truncate": false }).to_string();
     insta::assert_snapshot!(refusal("/embed", ids).await, @"413: the input has 20 tokens, but the model takes at most 12; set `truncate` to shorten it");
     let body = json!({ "inputs": "x".repeat(5000) }).to_string();
     insta::assert_snapshot!(refusal("/embed", body.clone()).await, @"413: expected a body of at most 4096 bytes, but found more");

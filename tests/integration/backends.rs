@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kivu::{
     Error,
-    backend::{Backend, Deadline, Schedule, scripted::ScriptedBackend},
+    backend::{Backend, Deadline, Schedule, onnx::OnnxBackend, scripted::ScriptedBackend},
     repository::manifest::Precision,
     tensor::{ElementType, Elements, Tensor},
 };
@@ -85,4 +85,24 @@ async fn the_onnx_backend() {
         assert_eq!(backend.schedule(), Schedule { rows: 1.try_into().unwrap(), lanes: 2.try_into().unwrap() });
         keeps_its_contract(&backend).await;
     }
+}
+
+/// One session runs on many threads: whatever else runs beside it, a text gets the very same bits.
+#[tokio::test(flavor = "multi_thread")]
+async fn concurrent_runs_give_the_same_bits() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = fixtures().join("models/tiny-bert");
+    let bundle = build_request(&request(source, folder.path().join("b"), Some(Precision::Fp32)), runtime).unwrap();
+    let backend = OnnxBackend::open(runtime, &bundle.path("model.onnx"), 8.try_into().unwrap()).unwrap();
+    let mut alone = Vec::new();
+    for columns in 1..48 {
+        alone.push(backend.infer(inputs(&backend, 1, columns), deadline()).await.unwrap());
+    }
+    let (backend, alone) = (&backend, &alone);
+    let rounds = (0..40).flat_map(|_| 1..48).map(|columns| async move {
+        let outputs = backend.infer(inputs(backend, 1, columns), deadline()).await.unwrap();
+        assert!(outputs == alone[columns - 1], "{columns} tokens");
+    });
+    futures::future::join_all(rounds).await;
 }

@@ -63,8 +63,8 @@ pub(crate) fn serve(bundle: &Path) -> kivu::Result<Model> {
     Ok(Model::open_all(&config)?.remove(0))
 }
 
-/// The graph of a bundle on two sessions.
+/// The graph of a bundle on two threads.
 pub(crate) fn backend(bundle: &Bundle, runtime: Runtime) -> OnnxBackend {
-    let sessions = std::num::NonZeroUsize::new(2).expect("two is not zero");
-    OnnxBackend::open(runtime, &bundle.path(&bundle.manifest().graph), sessions).expect("the graph loads")
+    let threads = std::num::NonZeroUsize::new(2).expect("two is not zero");
+    OnnxBackend::open(runtime, &bundle.path(&bundle.manifest().graph), threads).expect("the graph loads")
 }

@@ -1,13 +1,15 @@
-//! Runs ONNX graphs in this process: one-thread sessions side by side, since those scale better than threads
-//! inside a session.
+//! Runs ONNX graphs in this process: batches side by side, one thread each, since that scales better than
+//! several threads on one batch.
 
 pub mod library;
+mod run;
 mod session;
 
 use std::{
     num::NonZeroUsize,
     panic::{AssertUnwindSafe, catch_unwind},
-    path::{Path, PathBuf},
+    path::Path,
+    sync::Arc,
     thread,
 };
 
@@ -21,9 +23,9 @@ use crate::{
     tensor::Tensor,
 };
 
-/// A graph served by a row of sessions, each on a thread of its own.
+/// A graph served by a row of threads that share one session.
 ///
-/// - Batches wait in one queue and go to the session that is free first.
+/// - Batches wait in one queue and go to the thread that is free first.
 /// - The queue forgets batches whose caller has gone or whose deadline has passed.
 /// - Dropping the backend ends the threads once the queue is empty.
 #[derive(Debug)]
@@ -41,42 +43,31 @@ struct Batch {
 }
 
 impl OnnxBackend {
-    /// Loads the graph at `path` into `sessions` sessions.
-    ///
-    /// Returns as soon as the first is ready; the others are made in the background meanwhile, so that a cold
-    /// start waits for one only.
-    pub fn open(runtime: Runtime, path: &Path, sessions: NonZeroUsize) -> Result<Self> {
-        let first = Session::open(runtime, path, NonZeroUsize::MIN)?;
-        let signature = first.signature().clone();
-        let (batches, queue) = flume::unbounded();
-        let mut ready = Some(first);
-        for number in 0..sessions.get() {
-            let (queue, first, path) = (queue.clone(), ready.take(), path.to_owned());
+    /// Loads the graph at `path` for `threads` batches at a time.
+    pub fn open(runtime: Runtime, path: &Path, threads: NonZeroUsize) -> Result<Self> {
+        let session = Session::open(runtime, path, NonZeroUsize::MIN)?;
+        let signature = session.signature().clone();
+        let session = Arc::new(session);
+        let (batches, queue) = flume::unbounded::<Batch>();
+        for number in 0..threads.get() {
+            let (session, queue) = (Arc::clone(&session), queue.clone());
             thread::Builder::new()
                 .name(format!("onnx-{number}"))
-                .spawn(move || serve(runtime, first, path, &queue))
+                .spawn(move || queue.iter().for_each(|batch| batch.run(&session)))
                 .map_err(Error::io("cannot start a thread for an ONNX session"))?;
         }
         // One row a run: nothing is padded, and with dynamic quantisation, whose scale is that of the whole
         // batch, every text gets the same answer in whatever company it comes.
-        let schedule = Schedule { rows: NonZeroUsize::MIN, lanes: sessions };
+        let schedule = Schedule { rows: NonZeroUsize::MIN, lanes: threads };
         Ok(Self { signature, schedule, batches })
     }
 }
 
-fn serve(runtime: Runtime, ready: Option<Session>, path: PathBuf, queue: &flume::Receiver<Batch>) {
-    let session = ready.map_or_else(|| Session::open(runtime, &path, NonZeroUsize::MIN), Ok);
-    drop(path);
-    let mut session = match session {
-        Ok(session) => session,
-        Err(error) => {
-            tracing::error!(error = error.chain(), "one ONNX session less than configured");
-            return;
-        }
-    };
-    for Batch { inputs, deadline, reply } in queue {
+impl Batch {
+    fn run(self, session: &Session) {
+        let Self { inputs, deadline, reply } = self;
         if reply.is_closed() {
-            continue;
+            return;
         }
         let outcome = if deadline.has_passed() {
             Err(deadline.exceeded())
@@ -102,7 +93,7 @@ impl Backend for OnnxBackend {
 
     async fn infer(&self, inputs: Vec<Tensor>, deadline: Deadline) -> Result<Vec<Tensor>> {
         self.signature.check_inputs(&inputs)?;
-        let stopped = || Error::Inference { message: "the ONNX sessions have stopped".into(), source: None };
+        let stopped = || Error::Inference { message: "the threads of the ONNX session have stopped".into(), source: None };
         let (reply, answer) = oneshot::channel();
         self.batches.send(Batch { inputs, deadline, reply }).map_err(|_| stopped())?;
         deadline.bound(async { answer.await.unwrap_or_else(|_| Err(stopped())) }).await

@@ -10,24 +10,28 @@ use ort::{
     value::{DynValue, Outlet, TensorElementType, TensorRef, ValueType},
 };
 
-use super::library::Runtime;
+use super::{
+    library::Runtime,
+    run::{Names, run},
+};
 use crate::{
     backend::{Signature, TensorSpec},
     error::{Error, Result},
     tensor::{ElementType, Elements, Tensor},
 };
 
-/// A loaded graph that runs one batch at a time.
+/// A loaded graph, which any number of threads can run at once.
 #[derive(Debug)]
 pub struct Session {
     session: OrtSession,
     signature: Signature,
+    names: Names,
 }
 
 impl Session {
     /// Loads the graph at `path`, which is taken as it is: graphs are optimised when they are built.
     ///
-    /// Weights in a file of their own are mapped, not read, so that sessions of the same graph share them.
+    /// Weights in a file of their own are mapped, not read. A run takes `threads` threads.
     pub fn open(runtime: Runtime, path: &Path, threads: NonZeroUsize) -> Result<Self> {
         let refused =
             |error| Error::model_because(format!("cannot load the graph `{}`", path.display()), error);
@@ -38,7 +42,8 @@ impl Session {
             inputs: session.inputs().iter().map(describe).collect::<Result<_>>()?,
             outputs: session.outputs().iter().map(describe).collect::<Result<_>>()?,
         };
-        Ok(Self { session, signature })
+        let names = Names::new(&signature)?;
+        Ok(Self { session, signature, names })
     }
 
     /// Lets the runtime optimise the graph at `source` and writes what comes out to `target`, without
@@ -59,19 +64,12 @@ impl Session {
     }
 
     /// Runs one batch: inputs and outputs in the order of the signature.
-    pub fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+    pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         self.signature.check_inputs(inputs)?;
         let failed = |error| Error::inference("the model failed to run", error);
-        let values = self
-            .signature
-            .inputs
-            .iter()
-            .zip(inputs)
-            .map(|(spec, tensor)| Ok((spec.name.as_str().into(), borrow(tensor)?)))
-            .collect::<ort::Result<Vec<(std::borrow::Cow<'_, str>, SessionInputValue<'_>)>>>()
-            .map_err(failed)?;
-        let outputs = self.session.run(values).map_err(failed)?;
-        self.signature.outputs.iter().zip(outputs.values()).map(|(spec, value)| copy(spec, &value)).collect()
+        let values = inputs.iter().map(borrow).collect::<ort::Result<Vec<_>>>().map_err(failed)?;
+        let outputs = run(&self.session, &self.names, &values).map_err(failed)?;
+        self.signature.outputs.iter().zip(&outputs).map(|(spec, value)| copy(spec, value)).collect()
     }
 }
 

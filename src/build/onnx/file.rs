@@ -13,7 +13,7 @@ pub const WEIGHTS: &str = "weights.bin";
 
 /// Weights from this size on go into the file of their own.
 ///
-/// Mapped weights are neither read nor copied when a session is made, and sessions share them: all-MiniLM-L6-v2
+/// Mapped weights are neither read nor copied when a session is made: all-MiniLM-L6-v2
 /// in int8 loads in 14 ms so, and in 44 ms with its weights inside the graph.
 const EXTERNAL_BYTES: usize = 1024;
 

@@ -59,7 +59,7 @@ pub(super) fn print_pieces(bundle: &Bundle, library: &Path) -> Result<ExitCode> 
     let started = Instant::now();
     let runtime = Runtime::load(library)?;
     let graph = bundle.path(&bundle.manifest().graph);
-    let mut session = Session::open(runtime, &graph, NonZeroUsize::MIN)?;
+    let session = Session::open(runtime, &graph, NonZeroUsize::MIN)?;
     session.run(&quality::inputs(&session, &encoding)?)?;
     let took = ms(started.elapsed());
     say(&took.to_string())?;

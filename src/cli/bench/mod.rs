@@ -143,7 +143,7 @@ fn measure(
     ));
 
     let runtime = Runtime::load(library)?;
-    let raw = raw::Raw::new(bundle, runtime, config.sessions())?;
+    let raw = raw::Raw::new(bundle, runtime, config.threads())?;
     let texts: Vec<&str> = SENTENCES.lines().collect();
     let server = Server::start(&arguments.bundle)?;
     let requests: Vec<String> = texts.chunks(TEXTS).map(server::body).collect();

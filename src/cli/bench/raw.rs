@@ -48,7 +48,7 @@ impl Raw {
         encodings.sort_by_key(|encoding| Reverse(encoding.len()));
         let (next, started) = (AtomicUsize::new(0), Instant::now());
         let work = || -> Result<usize> {
-            let mut session = Session::open(self.runtime, &self.graph, NonZeroUsize::MIN)?;
+            let session = Session::open(self.runtime, &self.graph, NonZeroUsize::MIN)?;
             let mut done = 0;
             while started.elapsed() < time {
                 let place = next.fetch_add(1, Ordering::Relaxed) % encodings.len();
@@ -68,7 +68,7 @@ impl Raw {
     /// order they come, padded to the longest.
     pub(super) fn unsorted(&self, texts: &[&str], rows: usize, time: Duration) -> Result<f64> {
         let encodings = self.encode(texts)?;
-        let mut session = Session::open(self.runtime, &self.graph, self.cpus)?;
+        let session = Session::open(self.runtime, &self.graph, self.cpus)?;
         let batches = encodings.chunks(rows).map(|batch| Ok((batch.len(), padded(&session, batch)?)));
         let batches = batches.collect::<Result<Vec<_>>>()?;
         let (mut done, started) = (0, Instant::now());
@@ -84,7 +84,7 @@ impl Raw {
 
     /// A function that runs one text once and tells the milliseconds that it took.
     pub(super) fn single(&self, text: &str) -> Result<impl FnMut() -> Result<f64> + use<>> {
-        let mut session = Session::open(self.runtime, &self.graph, NonZeroUsize::MIN)?;
+        let session = Session::open(self.runtime, &self.graph, NonZeroUsize::MIN)?;
         let inputs = quality::inputs(&session, &self.encode(&[text])?[0])?;
         Ok(move || {
             let started = Instant::now();
