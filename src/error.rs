@@ -43,7 +43,7 @@ pub enum Error {
     },
 
     /// More requests are under way than the limit allows: the caller may come again shortly.
-    #[error("{limit} requests are under way already; try again in a moment")]
+    #[error("expected at most {limit} requests at once, but found more; try again in a moment")]
     Overloaded {
         /// The number of requests served at once.
         limit: usize,

@@ -49,6 +49,7 @@ impl IntoResponse for Failure {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object with `input`")]
 struct EmbeddingsRequest {
     input: Value,
     model: Option<String>,

@@ -75,7 +75,7 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
         } else if cause.is_eof() {
             Error::malformed(format!("expected JSON, but the body ends too early ({at})"))
         } else {
-            Error::malformed(format!("expected JSON, but found an error: {}", cause))
+            Error::malformed(format!("expected JSON, but the body is none: {cause}"))
         }
     })?;
     deserializer

@@ -55,6 +55,7 @@ type Answer = Result<Response, Failure>;
 
 /// What the routes that embed have in common. TEI's routes have no model; ours may name one.
 #[derive(Debug, Default, Deserialize)]
+#[serde(expecting = "an object")]
 struct Options {
     model: Option<String>,
     truncate: Option<bool>,
@@ -80,14 +81,15 @@ fn truncation(limits: &Limits, asked: Option<bool>, side: Option<Side>) -> Trunc
     if asked.unwrap_or(limits.truncate) { Truncation::At(side.unwrap_or_default()) } else { Truncation::Off }
 }
 
-#[derive(Deserialize)]
-struct EmbedRequest {
-    inputs: Value,
-    #[serde(flatten)]
-    options: Options,
+/// The inputs and the options, which TEI has side by side in one object.
+fn inputs_and_options(mut body: Value) -> Result<(Value, Options), Error> {
+    let inputs = body.as_object_mut().and_then(|body| body.remove("inputs"));
+    let inputs = inputs.ok_or_else(|| Error::invalid("expected an object with `inputs`, but found none"))?;
+    Ok((inputs, request::from_value(body)?))
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object with `inputs`")]
 struct SimilarityRequest {
     inputs: SimilarityInputs,
     model: Option<String>,
@@ -95,6 +97,7 @@ struct SimilarityRequest {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object with `source_sentence` and `sentences`")]
 struct SimilarityInputs {
     source_sentence: Value,
     sentences: Value,
@@ -150,25 +153,27 @@ pub(super) async fn default_task(State(app): State<Arc<App>>, request: Request) 
     if is_similarity {
         answer_similarity(&app, request::from_value(body)?, deadline, started).await
     } else {
-        answer_embed(&app, request::from_value(body)?, deadline, started).await
+        answer_embed(&app, body, deadline, started).await
     }
 }
 
-async fn answer_embed(app: &App, body: EmbedRequest, deadline: Deadline, started: Instant) -> Answer {
-    let inputs = inputs::read("inputs", body.inputs, app.limits.texts)?;
+async fn answer_embed(app: &App, body: Value, deadline: Deadline, started: Instant) -> Answer {
+    let (inputs, options) = inputs_and_options(body)?;
+    let inputs = inputs::read("inputs", inputs, app.limits.texts)?;
     let characters = characters(&inputs);
-    let (_, pipeline) = app.embedding(body.options.model.as_deref())?;
-    let embeddings = pipeline.embed(inputs, &body.options.embedding(&app.limits), deadline).await?;
+    let (_, pipeline) = app.embedding(options.model.as_deref())?;
+    let embeddings = pipeline.embed(inputs, &options.embedding(&app.limits), deadline).await?;
     Ok(with_usage(&embeddings, characters, started))
 }
 
 pub(super) async fn embed_all(State(app): State<Arc<App>>, request: Request) -> Answer {
     let started = Instant::now();
-    let (body, deadline): (EmbedRequest, _) = request::read(&app, request).await?;
-    let inputs = inputs::read("inputs", body.inputs, app.limits.texts)?;
+    let (body, deadline) = request::read(&app, request).await?;
+    let (inputs, options) = inputs_and_options(body)?;
+    let inputs = inputs::read("inputs", inputs, app.limits.texts)?;
     let characters = characters(&inputs);
-    let (_, pipeline) = app.embedding(body.options.model.as_deref())?;
-    let embeddings = pipeline.embed_all(inputs, &body.options.embedding(&app.limits), deadline).await?;
+    let (_, pipeline) = app.embedding(options.model.as_deref())?;
+    let embeddings = pipeline.embed_all(inputs, &options.embedding(&app.limits), deadline).await?;
     Ok(with_usage(&embeddings, characters, started))
 }
 
@@ -200,6 +205,7 @@ async fn answer_similarity(
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object with `inputs`")]
 struct TokenizeRequest {
     inputs: Value,
     model: Option<String>,
@@ -258,6 +264,7 @@ fn simple_tokens(text: &str, tokens: Vec<crate::tokenizer::Token>) -> Vec<Simple
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object with `ids`")]
 struct DecodeRequest {
     ids: Value,
     model: Option<String>,

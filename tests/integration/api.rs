@@ -252,20 +252,20 @@ async fn wrong_values_are_named() {
     insta::assert_snapshot!(refusal("/embed", r#"{"inputs": ""}"#).await, @"422: expected a text in `inputs`, but found an empty one");
     insta::assert_snapshot!(refusal("/embed", r#"{"inputs": []}"#).await, @"422: expected 1 to 4 `inputs`, but found 0");
     insta::assert_snapshot!(refusal("/embed", r#"{"inputs": ["a", 7]}"#).await, @"422: expected `inputs[1]` to be a string, but found a number");
-    insta::assert_snapshot!(refusal("/embed", r#"{}"#).await, @"422: wrong value in the body: missing field `inputs`");
-    insta::assert_snapshot!(refusal("/embed", r#"[]"#).await, @"422: wrong value in the body: invalid length 0, expected struct EmbedRequest");
-    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a", "truncate": "yes"}"#).await, @"422: wrong value in `truncate`: invalid type: string \"yes\", expected a boolean");
+    insta::assert_snapshot!(refusal("/embed", r#"{}"#).await, @"422: expected an object with `inputs`, but found none");
+    insta::assert_snapshot!(refusal("/embed", r#"[]"#).await, @"422: expected an object with `inputs`, but found none");
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a", "truncate": "yes"}"#).await, @r#"422: wrong value in `truncate`: invalid type: string "yes", expected a boolean"#);
     insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a", "dimensions": 3}"#).await, @"422: expected `dimensions` from 1 to 2, but found 3");
-    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a", "dimensions": -1}"#).await, @"");
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a", "dimensions": -1}"#).await, @"422: wrong value in `dimensions`: invalid value: integer `-1`, expected usize");
     insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a", "prompt_name": "x"}"#).await, @"422: unknown prompt `x`; the model's prompts: `query`");
-    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": [[1, 99999]]}"#).await, @"");
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": [[1, 99999]]}"#).await, @"422: expected token ids below 230, but found 99999");
     insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a", "model": "b"}"#).await, @"404: unknown model `b`; known models: `tiny`");
-    insta::assert_snapshot!(refusal("/similarity", r#"{"inputs": "a"}"#).await, @"");
+    insta::assert_snapshot!(refusal("/similarity", r#"{"inputs": "a"}"#).await, @r#"422: wrong value in `inputs`: invalid type: string "a", expected an object with `source_sentence` and `sentences`"#);
     insta::assert_snapshot!(refusal("/similarity", r#"{"inputs": {"source_sentence": "a", "sentences": []}}"#).await, @"422: expected 1 to 3 `inputs.sentences`, but found 0");
-    insta::assert_snapshot!(refusal("/decode", r#"{"ids": [99999]}"#).await, @"");
+    insta::assert_snapshot!(refusal("/decode", r#"{"ids": [99999]}"#).await, @"422: expected token ids below 230, but found 99999");
     insta::assert_snapshot!(refusal("/decode", r#"{"ids": "a"}"#).await, @"422: expected `ids` to be lists of token ids, but found a string");
     insta::assert_snapshot!(refusal("/v1/embeddings", r#"{"input": 7}"#).await, @"422: expected `input` to be a string, a list of strings or lists of token ids, but found a number");
-    insta::assert_snapshot!(refusal("/v1/embeddings", r#"{"input": "a", "encoding_format": "hex"}"#).await, @"");
+    insta::assert_snapshot!(refusal("/v1/embeddings", r#"{"input": "a", "encoding_format": "hex"}"#).await, @"422: wrong value in `encoding_format`: unknown variant `hex`, expected `float` or `base64`");
 }
 
 #[tokio::test]
@@ -286,17 +286,17 @@ async fn what_is_too_large_is_refused_with_its_limit() {
 
 #[tokio::test]
 async fn what_is_no_json_is_refused_with_the_place() {
-    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a""#).await, @"");
-    insta::assert_snapshot!(refusal("/embed", "").await, @"");
-    insta::assert_snapshot!(refusal("/embed", "hello").await, @"");
-    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a"} {}"#).await, @"");
-    insta::assert_snapshot!(refusal("/embed", &b"{\"inputs\": \"\xff\"}"[..]).await, @"");
-    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "\ud800"}"#).await, @"");
-    insta::assert_snapshot!(refusal("/v1/embeddings", "{").await, @"");
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a""#).await, @"400: expected JSON, but the body ends too early (line 1, column 14)");
+    insta::assert_snapshot!(refusal("/embed", "").await, @"400: expected JSON, but the body ends too early (line 1, column 0)");
+    insta::assert_snapshot!(refusal("/embed", "hello").await, @"400: expected JSON, but the body is none: expected value at line 1 column 1");
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a"} {}"#).await, @"400: expected one JSON value, but found more: trailing characters at line 1 column 17");
+    insta::assert_snapshot!(refusal("/embed", &b"{\"inputs\": \"\xff\"}"[..]).await, @"400: expected JSON, but the body is none: invalid unicode code point at line 1 column 13");
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "\ud800"}"#).await, @"400: expected JSON, but the body is none: unexpected end of hex escape at line 1 column 19");
+    insta::assert_snapshot!(refusal("/v1/embeddings", "{").await, @"400: expected JSON, but the body ends too early (line 1, column 1)");
     let (status, body) =
         answer(app().oneshot(Request::post("/embed").body(Body::from("{}")).unwrap()).await.unwrap()).await;
     assert_eq!(status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
-    insta::assert_snapshot!(body, @"");
+    insta::assert_snapshot!(body, @r#"{"error":"expected the content type `application/json`, but found `none`","error_type":"Validation"}"#);
 }
 
 #[tokio::test]
@@ -307,12 +307,12 @@ async fn unknown_fields_mean_nothing() {
 
 #[tokio::test]
 async fn unknown_routes_and_methods_answer_in_their_dialect() {
-    insta::assert_snapshot!(refusal("/nowhere", "{}").await, @"");
-    insta::assert_snapshot!(refusal("/v1/chat/completions", "{}").await, @"");
+    insta::assert_snapshot!(refusal("/nowhere", "{}").await, @"404: no route `/nowhere`; this server's routes are those of text-embeddings-inference and OpenAI");
+    insta::assert_snapshot!(refusal("/v1/chat/completions", "{}").await, @"404: no route `/v1/chat/completions`; this server's routes are those of text-embeddings-inference and OpenAI");
     let (status, body) =
         answer(app().oneshot(Request::get("/embed").body(Body::empty()).unwrap()).await.unwrap()).await;
     assert_eq!(status, StatusCode::METHOD_NOT_ALLOWED);
-    insta::assert_snapshot!(body, @"");
+    insta::assert_snapshot!(body, @r#"{"error":"`/embed` does not take GET","error_type":"Validation"}"#);
 }
 
 #[tokio::test]
@@ -321,10 +321,10 @@ async fn a_failing_model_fails_its_own_request_only() {
     let send = |text: &str| app.clone().oneshot(post("/embed", json!({ "inputs": text }).to_string()));
     let (status, body) = answer(send(FAILS).await.unwrap()).await;
     assert_eq!(status, StatusCode::BAD_GATEWAY);
-    insta::assert_snapshot!(body, @"");
+    insta::assert_snapshot!(body, @r#"{"error":"the model failed to run","error_type":"Backend"}"#);
     let (status, body) = answer(send(PANICS).await.unwrap()).await;
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
-    insta::assert_snapshot!(body, @"");
+    insta::assert_snapshot!(body, @r#"{"error":"the request failed","error_type":"Backend"}"#);
     assert_eq!(send("cat").await.unwrap().status(), StatusCode::OK);
 }
 
@@ -339,7 +339,7 @@ async fn more_requests_than_allowed_are_sent_away_at_once() {
     assert_eq!(second.headers()["retry-after"], "1");
     let (status, body) = answer(second).await;
     assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
-    insta::assert_snapshot!(body, @"");
+    insta::assert_snapshot!(body, @r#"{"error":{"code":"rate_limit_exceeded","message":"expected at most 1 requests at once, but found more; try again in a moment","param":null,"type":"rate_limit_error"}}"#);
     first.abort();
     let _ = first.await;
     let third = app.oneshot(post("/embed", r#"{"inputs": "cat"}"#)).await.unwrap();
@@ -352,7 +352,7 @@ async fn a_request_that_takes_too_long_is_ended() {
     let endless = Body::from_stream(futures::stream::pending::<Result<Vec<u8>, std::io::Error>>());
     let (status, body) = answer(app.clone().oneshot(post("/embed", endless)).await.unwrap()).await;
     assert_eq!(status, StatusCode::GATEWAY_TIMEOUT);
-    insta::assert_snapshot!(body, @"");
+    insta::assert_snapshot!(body, @r#"{"error":"no answer within 50ms","error_type":"Backend"}"#);
     // The platform's own deadline counts where it comes sooner.
     let mut request = post("/embed", r#"{"inputs": "cat"}"#);
     request.extensions_mut().insert(Deadline::within(Duration::ZERO));
