@@ -2,8 +2,6 @@
 
 use std::process::ExitCode;
 
-
-
 fn main() -> ExitCode {
     kivu::cli::run()
 }

@@ -115,9 +115,9 @@ fn load(bundle: &Bundle, config: &Config, threads: NonZeroUsize) -> Result<OnnxB
     let backend = OnnxBackend::open(runtime, &bundle.path(&manifest.graph), threads)?;
     if *backend.signature() != manifest.signature {
         return Err(Error::model(format!(
-            "expected the signature {:?} of `{}`, but its graph has {:?}",
-            manifest.signature,
+            "expected `{}` to be {}, as its manifest says, but its graph is {}",
             manifest.name,
+            manifest.signature,
             backend.signature()
         )));
     }

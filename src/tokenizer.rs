@@ -159,11 +159,7 @@ impl Tokenizer {
 
 impl Encoding {
     fn from_raw(encoding: &RawEncoding, shortened_from: Option<usize>) -> Self {
-        Self {
-            ids: encoding.get_ids().to_vec(),
-            type_ids: encoding.get_type_ids().to_vec(),
-            shortened_from,
-        }
+        Self { ids: encoding.get_ids().to_vec(), type_ids: encoding.get_type_ids().to_vec(), shortened_from }
     }
 
     /// The number of tokens.

@@ -10,8 +10,15 @@ use kivu::{
     model::Model,
 };
 use lambda_http::{
-    Error, Request, RequestExt, http::Uri, request::RequestContext, run, service_fn, tower::ServiceExt,
+    Adapter, Error, LambdaEvent, Request, RequestExt,
+    http::Uri,
+    lambda_runtime,
+    request::{LambdaRequest, RequestContext},
+    service_fn,
+    tower::ServiceExt,
 };
+use serde::{Deserialize, Deserializer, de::Error as _};
+use serde_json::Value;
 
 /// What is left of the function's time for sending an answer that comes at the deadline.
 const MARGIN: Duration = Duration::from_millis(200);
@@ -22,7 +29,30 @@ async fn main() -> Result<(), Error> {
     start_log(LogFormat::Json);
     let models = Model::open_all(&config)?;
     let router = router(App::new(models, config.limits));
-    run(service_fn(move |request| router.clone().oneshot(prepare(request)))).await
+    let handler = Adapter::from(service_fn(move |request| router.clone().oneshot(prepare(request))));
+    let handler = handler.map_request(|event: LambdaEvent<Event>| {
+        let LambdaEvent { payload: Event(request), context, .. } = event;
+        LambdaEvent::new(request, context)
+    });
+    lambda_runtime::run(handler).await
+}
+
+/// An event of API Gateway without the headers that `lambda_http` builds a URL from: it panics where they make
+/// none, and they come from the client.
+struct Event(LambdaRequest);
+
+impl<'de> Deserialize<'de> for Event {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut event = Value::deserialize(deserializer)?;
+        for headers in ["headers", "multiValueHeaders"] {
+            if let Some(headers) = event.get_mut(headers).and_then(Value::as_object_mut) {
+                headers.retain(|name, _| {
+                    !name.eq_ignore_ascii_case("host") && !name.eq_ignore_ascii_case("x-forwarded-proto")
+                });
+            }
+        }
+        serde_json::from_value(event).map(Self).map_err(D::Error::custom)
+    }
 }
 
 /// A request as the router knows it: without the stage in its path, and with the function's own deadline.

@@ -53,9 +53,9 @@ pub(super) fn id_lists(field: &str, value: Value, limit: usize) -> Result<Vec<Ve
         .into_iter()
         .map(|input| match input {
             Input::Ids(ids) => Ok(ids),
-            Input::Text(_) => {
-                Err(Error::invalid(format!("expected `{field}` to be lists of token ids, but found a string")))
-            }
+            Input::Text(_) => Err(Error::invalid(format!(
+                "expected `{field}` to be lists of token ids, but found a string"
+            ))),
         })
         .collect()
 }
@@ -80,7 +80,9 @@ fn item(field: &str, value: Value) -> Result<Input> {
             Err(Error::invalid(format!("expected token ids in `{field}`, but found an empty list")))
         }
         Value::Array(values) => Ok(Input::Ids(ids(field, values)?)),
-        other => Err(Error::invalid(format!("expected `{field}` to be a string, but found {}", kind(&other)))),
+        other => {
+            Err(Error::invalid(format!("expected `{field}` to be a string, but found {}", kind(&other))))
+        }
     }
 }
 

@@ -48,10 +48,11 @@ impl App {
 
     /// The embedding model called `name`, or the first that there is.
     fn embedding(&self, name: Option<&str>) -> Result<(&Model, &EmbeddingPipeline)> {
-        let mut embedding =
-            self.models.iter().map(|model| (model, &model.pipeline)).map(|(model, pipeline)| match pipeline {
+        let mut embedding = self.models.iter().map(|model| (model, &model.pipeline)).map(
+            |(model, pipeline)| match pipeline {
                 Pipeline::Embedding(pipeline) => (model, pipeline),
-            });
+            },
+        );
         match name {
             None => embedding.next(),
             Some(name) => embedding.find(|(model, _)| model.name == name),
@@ -90,7 +91,8 @@ pub fn router(app: App) -> Router {
 
 async fn no_route(request: Request) -> Response {
     let path = request.uri().path();
-    let message = format!("no route `{path}`; this server's routes are those of text-embeddings-inference and OpenAI");
+    let message =
+        format!("no route `{path}`; this server's routes are those of text-embeddings-inference and OpenAI");
     in_dialect(path, Rejection::new(StatusCode::NOT_FOUND, message))
 }
 

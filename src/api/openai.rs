@@ -98,10 +98,7 @@ struct UsageAnswer {
     total_tokens: usize,
 }
 
-pub(super) async fn embeddings(
-    State(app): State<Arc<App>>,
-    request: Request,
-) -> Result<Response, Failure> {
+pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
     let (body, deadline): (EmbeddingsRequest, _) = request::read(&app, request).await?;
     let inputs = inputs::read("input", body.input, app.limits.texts)?;
     let (model, pipeline) = app.embedding(body.model.as_deref())?;

@@ -44,7 +44,9 @@ impl From<Error> for Rejection {
             Error::Overloaded { .. } => StatusCode::TOO_MANY_REQUESTS,
             Error::DeadlineExceeded { .. } => StatusCode::GATEWAY_TIMEOUT,
             Error::Inference { .. } => StatusCode::BAD_GATEWAY,
-            Error::Model { .. } | Error::Config { .. } | Error::Io { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+            Error::Model { .. } | Error::Config { .. } | Error::Io { .. } => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
         };
         Self { status, message: error.to_string(), error: Some(Arc::new(error)) }
     }

@@ -1,10 +1,11 @@
 //! Reading a request: its body within the limit, as JSON, with errors that name the field.
 
 use axum::{
-    body::{Body, to_bytes},
+    body::Body,
     extract::Request,
-    http::{HeaderMap, StatusCode, header::{CONTENT_LENGTH, CONTENT_TYPE}},
+    http::{HeaderMap, StatusCode, header::CONTENT_TYPE},
 };
+use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
 
 use super::{App, rejection::Rejection};
@@ -28,28 +29,31 @@ pub(crate) async fn read<T: DeserializeOwned>(
     };
     require_json(request.headers())?;
     let limit = app.limits.body_bytes;
-    let announced = request.headers().get(CONTENT_LENGTH);
-    let announced = announced.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
-    if let Some(length) = announced.filter(|length| *length > limit) {
-        return Err(too_long(limit, &format!("{length}")).into());
-    }
-    let bytes = deadline.bound(async { collect(request.into_body(), limit).await }).await?;
+    let bytes = deadline.bound(collect(request.into_body(), limit)).await?;
     Ok((parse(&bytes)?, deadline))
 }
 
-async fn collect(body: Body, limit: usize) -> Result<axum::body::Bytes, Error> {
-    to_bytes(body, limit).await.map_err(|error| {
-        let is_limit = std::error::Error::source(&error).is_some_and(|cause| cause.to_string().contains("length limit"));
-        if is_limit {
-            too_long(limit, "more")
-        } else {
-            Error::malformed("the connection ended before the whole body was there")
+/// The whole body.
+///
+/// One that is too long is heard out for a while, though not kept: most clients listen only when they have
+/// said all, and would see a broken connection instead of the reason.
+async fn collect(mut body: Body, limit: usize) -> Result<Vec<u8>, Error> {
+    const PATIENCE: usize = 4;
+    let (mut bytes, mut found) = (Vec::new(), 0_usize);
+    while let Some(frame) = body.frame().await {
+        let cut_off = |_| Error::malformed("the connection ended before the whole body was there");
+        let Ok(data) = frame.map_err(cut_off)?.into_data() else { continue };
+        found = found.saturating_add(data.len());
+        if found <= limit {
+            bytes.extend_from_slice(&data);
+        } else if found > limit.saturating_mul(PATIENCE) {
+            break;
         }
-    })
-}
-
-fn too_long(limit: usize, found: &str) -> Error {
-    Error::too_large(format!("expected a body of at most {limit} bytes, but found {found}"))
+    }
+    if found > limit {
+        return Err(Error::too_large(format!("expected a body of at most {limit} bytes, but found more")));
+    }
+    Ok(bytes)
 }
 
 fn require_json(headers: &HeaderMap) -> Result<(), Rejection> {

@@ -248,9 +248,8 @@ pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> A
 fn simple_tokens(text: &str, tokens: Vec<crate::tokenizer::Token>) -> Vec<SimpleToken> {
     // Spans count characters; slicing wants bytes.
     let starts: Vec<usize> = text.char_indices().map(|(byte, _)| byte).chain([text.len()]).collect();
-    let slice = |(start, stop): (usize, usize)| {
-        Some(text.get(*starts.get(start)?..*starts.get(stop)?)?.to_owned())
-    };
+    let slice =
+        |(start, stop): (usize, usize)| Some(text.get(*starts.get(start)?..*starts.get(stop)?)?.to_owned());
     tokens
         .into_iter()
         .map(|token| SimpleToken {

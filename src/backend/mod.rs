@@ -4,7 +4,7 @@ pub mod onnx;
 pub mod scripted;
 
 use std::{
-    fmt::Debug,
+    fmt::{self, Debug},
     future::Future,
     num::NonZeroUsize,
     time::{Duration, Instant},
@@ -77,7 +77,24 @@ impl TensorSpec {
     fn takes(&self, tensor: &Tensor) -> bool {
         self.element_type == tensor.element_type()
             && self.shape.len() == tensor.shape().len()
-            && self.shape.iter().zip(tensor.shape()).all(|(side, found)| *side < 0 || *side as usize == *found)
+            && self
+                .shape
+                .iter()
+                .zip(tensor.shape())
+                .all(|(side, found)| *side < 0 || *side as usize == *found)
+    }
+}
+
+impl fmt::Display for Signature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |specs: &[TensorSpec]| {
+            let specs = specs.iter();
+            specs
+                .map(|spec| format!("`{}` {} {:?}", spec.name, spec.element_type, spec.shape))
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
+        write!(f, "{} → {}", list(&self.inputs), list(&self.outputs))
     }
 }
 

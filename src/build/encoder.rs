@@ -395,16 +395,11 @@ impl Writer<'_> {
     }
 
     /// The linear layers of the given names side by side, each from `inputs` to `outputs` values.
-    fn linear(
-        &mut self,
-        names: &[String],
-        input: &Value,
-        inputs: usize,
-        outputs: usize,
-    ) -> Result<Value> {
+    fn linear(&mut self, names: &[String], input: &Value, inputs: usize, outputs: usize) -> Result<Value> {
         let (mut weight, mut bias) = (Vec::new(), Vec::new());
         for name in names {
-            weight.extend_from_slice(&self.weights.take(&format!("{name}.weight"), &[outputs, inputs])?.values);
+            weight
+                .extend_from_slice(&self.weights.take(&format!("{name}.weight"), &[outputs, inputs])?.values);
             bias.extend_from_slice(&self.weights.take(&format!("{name}.bias"), &[outputs])?.values);
         }
         let (name, outputs) = (&names[0], bias.len());

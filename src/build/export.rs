@@ -14,14 +14,21 @@ use super::{
 use crate::error::{Error, Result, quoted};
 
 /// Where exports have their graph, best first.
-const GRAPHS: [&str; 4] = ["model.onnx", "model_quantized.onnx", "onnx/model.onnx", "onnx/model_quantized.onnx"];
+const GRAPHS: [&str; 4] =
+    ["model.onnx", "model_quantized.onnx", "onnx/model.onnx", "onnx/model_quantized.onnx"];
 
 /// Outputs that are of use, best first: one vector a token, or one a text that is pooled already.
 const OUTPUTS: [&str; 3] = ["last_hidden_state", "token_embeddings", "sentence_embedding"];
 
 /// Operators that occur in quantised graphs only.
-const QUANTISED: [&str; 6] =
-    ["MatMulInteger", "DynamicQuantizeLinear", "DequantizeLinear", "DynamicQuantizeMatMul", "QAttention", "MatMulNBits"];
+const QUANTISED: [&str; 6] = [
+    "MatMulInteger",
+    "DynamicQuantizeLinear",
+    "DequantizeLinear",
+    "DynamicQuantizeMatMul",
+    "QAttention",
+    "MatMulNBits",
+];
 
 /// Tables of fewer rows than this are not worth quantising.
 const SMALLEST_TABLE: i64 = 1024;
@@ -49,11 +56,7 @@ pub(super) fn output(model: &ModelProto, folder_says_how_to_pool: bool) -> Resul
         wanted.sort_by_key(|name| *name != "sentence_embedding");
     }
     wanted.into_iter().find(|name| found.contains(name)).ok_or_else(|| {
-        Error::model(format!(
-            "expected an output among {}, but found {}",
-            quoted(&OUTPUTS),
-            quoted(&found)
-        ))
+        Error::model(format!("expected an output among {}, but found {}", quoted(&OUTPUTS), quoted(&found)))
     })
 }
 
@@ -84,8 +87,11 @@ pub(super) fn quantise(model: &mut ModelProto) {
             _ => nodes.push(node),
         }
     }
-    let used: BTreeSet<&String> =
-        nodes.iter().flat_map(|node| &node.input).chain(graph.output.iter().map(|output| &output.name)).collect();
+    let used: BTreeSet<&String> = nodes
+        .iter()
+        .flat_map(|node| &node.input)
+        .chain(graph.output.iter().map(|output| &output.name))
+        .collect();
     graph.initializer = constants.into_values().filter(|tensor| used.contains(&tensor.name)).collect();
     graph.node = nodes;
     // The shapes of values that are no longer there would contradict the graph.
@@ -171,9 +177,7 @@ fn table(
     let rows = quantise::rows(values, shape[1] as usize);
     let (name, scales) = (format!("{}.int8", node.input[0]), format!("{}.scales", node.input[0]));
     constants.entry(name.clone()).or_insert_with(|| integer_constant(&name, &shape, &rows.values));
-    constants
-        .entry(scales.clone())
-        .or_insert_with(|| float_constant(&scales, &[shape[0], 1], &rows.scales));
+    constants.entry(scales.clone()).or_insert_with(|| float_constant(&scales, &[shape[0], 1], &rows.scales));
     let ids = &node.input[1];
     let part = |part: &str| format!("{}.{part}", node.output[0]);
     let simple = |operator: &str, input: &[&String], output: String| NodeProto {

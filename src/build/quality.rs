@@ -14,10 +14,7 @@ use super::recipe::QualityFloor;
 use crate::{
     backend::onnx::{Runtime, Session},
     error::{Error, Result},
-    pipeline::{
-        embedding::EmbeddingSettings,
-        pooling::cosine,
-    },
+    pipeline::{embedding::EmbeddingSettings, pooling::cosine},
     repository::manifest::Quality,
     tensor::Tensor,
     tokenizer::{Encoding, Side, Tokenizer, Truncation},
@@ -47,20 +44,22 @@ pub fn measure(
         .lines()
         .map(|text| tokenizer.encode(text, settings.max_tokens, Truncation::At(Side::Right)))
         .collect::<Result<Vec<_>>>()?;
-    let cosines = Mutex::new(Vec::with_capacity(encodings.len()));
+    // Each at its text's place: summed in another order, the mean would differ from build to build.
+    let cosines = Mutex::new(vec![f32::NAN; encodings.len()]);
     let next = AtomicUsize::new(0);
     let work = || -> Result<()> {
         let reference = Session::open(runtime, graphs.reference, NonZeroUsize::MIN)?;
         let quantised = Session::open(runtime, graphs.quantised, NonZeroUsize::MIN)?;
-        while let Some(encoding) = encodings.get(next.fetch_add(1, Ordering::Relaxed)) {
+        loop {
+            let place = next.fetch_add(1, Ordering::Relaxed);
+            let Some(encoding) = encodings.get(place) else { return Ok(()) };
             let expected = embed(&reference, encoding, settings)?;
             let found = embed(&quantised, encoding, settings)?;
             if let Ok(mut cosines) = cosines.lock() {
-                cosines.push(cosine(&expected, &found));
+                cosines[place] = cosine(&expected, &found);
             }
             progress();
         }
-        Ok(())
     };
     let workers = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     thread::scope(|scope| {
@@ -73,7 +72,7 @@ pub fn measure(
     Ok(Quality {
         texts: cosines.len(),
         mean_cosine: cosines.iter().sum::<f32>() / cosines.len().max(1) as f32,
-        worst_cosine: cosines.iter().copied().fold(1.0, f32::min),
+        worst_cosine: cosines.iter().copied().min_by(f32::total_cmp).unwrap_or(f32::NAN),
     })
 }
 

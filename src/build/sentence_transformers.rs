@@ -61,7 +61,12 @@ fn yes() -> bool {
 ///
 /// A folder without the files of sentence-transformers gets what that package makes of it: the mean of all
 /// tokens, not normalised.
-pub(super) fn settings(folder: &Path, output: &str, hidden: usize, positions: usize) -> Result<EmbeddingSettings> {
+pub(super) fn settings(
+    folder: &Path,
+    output: &str,
+    hidden: usize,
+    positions: usize,
+) -> Result<EmbeddingSettings> {
     let mut settings = EmbeddingSettings {
         output: output.to_owned(),
         pooling: Pooling::Mean,
@@ -87,7 +92,8 @@ pub(super) fn settings(folder: &Path, output: &str, hidden: usize, positions: us
     // An empty prompt is written for none.
     settings.prompts = config.prompts;
     settings.default_prompt = config.default_prompt_name;
-    if let Some(name) = settings.default_prompt.as_ref().filter(|name| !settings.prompts.contains_key(*name)) {
+    if let Some(name) = settings.default_prompt.as_ref().filter(|name| !settings.prompts.contains_key(*name))
+    {
         return Err(Error::model(format!("expected the default prompt `{name}` among the prompts")));
     }
     Ok(settings)

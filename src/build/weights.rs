@@ -114,9 +114,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
 fn to_fp32(view: &TensorView<'_>) -> Option<Vec<f32>> {
     let data = view.data();
     match view.dtype() {
-        Dtype::F32 => Some(
-            data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
-        ),
+        Dtype::F32 => Some(data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()),
         Dtype::F16 => Some(
             data.as_chunks::<2>().0.iter().map(|bytes| half::f16::from_le_bytes(*bytes).to_f32()).collect(),
         ),

@@ -106,7 +106,8 @@ fn cargo_lambda() -> Finding {
     match first_line(Command::new("cargo-lambda").args(["lambda", "--version"])) {
         Some(version) => Finding::Fine(version),
         None => Finding::Optional(
-            "cargo-lambda, which builds and emulates the functions; `make invoke` fetches it into .kivu".into(),
+            "cargo-lambda, which builds and emulates the functions; `make invoke` fetches it into .kivu"
+                .into(),
         ),
     }
 }

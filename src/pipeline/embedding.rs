@@ -162,9 +162,9 @@ impl EmbeddingPipeline {
         match asked {
             None => Ok(most),
             Some(dimensions) if (1..=most).contains(&dimensions) => Ok(dimensions),
-            Some(dimensions) => Err(Error::invalid(format!(
-                "expected `dimensions` from 1 to {most}, but found {dimensions}"
-            ))),
+            Some(dimensions) => {
+                Err(Error::invalid(format!("expected `dimensions` from 1 to {most}, but found {dimensions}")))
+            }
         }
     }
 

@@ -12,11 +12,8 @@ use crate::{
 };
 
 /// The names by which an encoder's inputs go, by what they carry.
-const INPUT_NAMES: [(&str, Role); 3] = [
-    ("input_ids", Role::Ids),
-    ("attention_mask", Role::Mask),
-    ("token_type_ids", Role::Types),
-];
+const INPUT_NAMES: [(&str, Role); 3] =
+    [("input_ids", Role::Ids), ("attention_mask", Role::Mask), ("token_type_ids", Role::Types)];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
@@ -126,11 +123,7 @@ impl Encoder {
         lengths: impl ExactSizeIterator<Item = usize>,
     ) -> Result<Vec<Row<'a>>> {
         let wrong = |found: String| Error::Inference {
-            message: format!(
-                "expected `{}` of {} rows, but found {found}",
-                self.output_name,
-                lengths.len()
-            ),
+            message: format!("expected `{}` of {} rows, but found {found}", self.output_name, lengths.len()),
             source: None,
         };
         let Some(output) = outputs.get(self.output) else { return Err(wrong("no such output".into())) };

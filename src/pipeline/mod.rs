@@ -37,10 +37,7 @@ impl FromStr for Task {
     fn from_str(name: &str) -> Result<Self, Error> {
         let known = Self::ALL.map(|task| task.to_string());
         Self::ALL.into_iter().find(|task| task.to_string() == name).ok_or_else(|| {
-            Error::config(format!(
-                "expected a task of {}, but found `{name}`",
-                crate::error::quoted(&known)
-            ))
+            Error::config(format!("expected a task of {}, but found `{name}`", crate::error::quoted(&known)))
         })
     }
 }

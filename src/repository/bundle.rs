@@ -36,9 +36,8 @@ impl Bundle {
             )),
             _ => Error::Io { action: format!("cannot read `{}`", path.display()), source },
         })?;
-        let manifest = Manifest::parse(&text).map_err(|error| {
-            Error::model_because(format!("`{}` is no bundle", folder.display()), error)
-        })?;
+        let manifest = Manifest::parse(&text)
+            .map_err(|error| Error::model_because(format!("`{}` is no bundle", folder.display()), error))?;
         Ok(Self { folder: folder.to_owned(), manifest, digest: hex(&Sha256::digest(&text)) })
     }
 

@@ -139,7 +139,8 @@ async fn embed_gives_a_matrix_for_one_text_as_for_several() {
 #[tokio::test]
 async fn ids_from_tokenize_embed_as_their_text_and_decode_to_it() {
     let (_, tokens) = ask("/tokenize", &json!({ "inputs": "cat dog" })).await;
-    let ids: Vec<u64> = tokens[0].as_array().unwrap().iter().map(|token| token["id"].as_u64().unwrap()).collect();
+    let ids: Vec<u64> =
+        tokens[0].as_array().unwrap().iter().map(|token| token["id"].as_u64().unwrap()).collect();
     let (_, of_ids) = ask("/embed", &json!({ "inputs": ids })).await;
     let (_, of_text) = ask("/embed", &json!({ "inputs": "cat dog" })).await;
     assert_eq!(of_ids, of_text);
@@ -225,8 +226,7 @@ async fn openai_embeddings_come_as_floats_or_base64() {
     let (_, base64) = ask("/v1/embeddings", &json!({ "input": "cat", "encoding_format": "base64" })).await;
     use base64::{Engine, prelude::BASE64_STANDARD};
     let bytes = BASE64_STANDARD.decode(base64["data"][0]["embedding"].as_str().unwrap()).unwrap();
-    let values: Vec<f32> =
-        bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    let values: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
     let expected: Vec<f32> = serde_json::from_value(floats["data"][0]["embedding"].clone()).unwrap();
     assert_eq!(values, expected);
 }
@@ -278,10 +278,7 @@ async fn what_is_too_large_is_refused_with_its_limit() {
     let ids = json!({ "inputs": [vec![1; 20]], "truncate": false }).to_string();
     insta::assert_snapshot!(refusal("/embed", ids).await, @"413: the input has 20 tokens, but the model takes at most 12; set `truncate` to shorten it");
     let body = json!({ "inputs": "x".repeat(5000) }).to_string();
-    insta::assert_snapshot!(refusal("/embed", body.clone()).await, @"413: expected a body of at most 4096 bytes, but found more");
-    let announced = Request::post("/embed").header("content-type", "application/json").header("content-length", body.len());
-    let (status, _) = answer(app().oneshot(announced.body(Body::from(body)).unwrap()).await.unwrap()).await;
-    assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
+    insta::assert_snapshot!(refusal("/embed", body).await, @"413: expected a body of at most 4096 bytes, but found more");
 }
 
 #[tokio::test]

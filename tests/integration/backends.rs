@@ -82,7 +82,10 @@ async fn the_onnx_backend() {
             request(fixtures().join("models").join(name), folder.path().join(name), Some(Precision::Fp32));
         let bundle = build_request(&request, runtime).unwrap();
         let backend = backend(&bundle, runtime);
-        assert_eq!(backend.schedule(), Schedule { rows: 1.try_into().unwrap(), lanes: 2.try_into().unwrap() });
+        assert_eq!(
+            backend.schedule(),
+            Schedule { rows: 1.try_into().unwrap(), lanes: 2.try_into().unwrap() }
+        );
         keeps_its_contract(&backend).await;
     }
 }
@@ -93,7 +96,8 @@ async fn concurrent_runs_give_the_same_bits() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     let source = fixtures().join("models/tiny-bert");
-    let bundle = build_request(&request(source, folder.path().join("b"), Some(Precision::Fp32)), runtime).unwrap();
+    let bundle =
+        build_request(&request(source, folder.path().join("b"), Some(Precision::Fp32)), runtime).unwrap();
     let backend = OnnxBackend::open(runtime, &bundle.path("model.onnx"), 8.try_into().unwrap()).unwrap();
     let mut alone = Vec::new();
     for columns in 1..48 {

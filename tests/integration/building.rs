@@ -1,0 +1,218 @@
+//! What `kivu build` refuses, and what a served bundle must withstand.
+
+use std::{fs, path::Path};
+
+use kivu::{
+    build::Recipe,
+    repository::{Bundle, manifest::Precision},
+};
+
+use crate::models::{build_request, fixtures, request, runtime, serve};
+
+fn copy(source: &Path, target: &Path) {
+    fs::create_dir_all(target).unwrap();
+    for entry in fs::read_dir(source).unwrap().map(Result::unwrap) {
+        let target = target.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+/// Builds `tiny-bert` after `spoil` had its way with it, and tells the whole chain of the error. Paths of the
+/// scratch folder read `[folder]`.
+fn refusal(spoil: impl FnOnce(&Path)) -> Option<String> {
+    let runtime = runtime()?;
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("model");
+    copy(&fixtures().join("models/tiny-bert"), &source);
+    spoil(&source);
+    let out = folder.path().join("out");
+    let error = build_request(&request(source, out.clone(), Some(Precision::Fp32)), runtime).unwrap_err();
+    assert!(!out.exists(), "nothing is written");
+    let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["model"], "nothing is left behind");
+    Some(error.chain().replace(&folder.path().display().to_string(), "[folder]"))
+}
+
+/// Replaces `from` by `to` in a file, where it must occur.
+fn edit(path: &Path, from: &str, to: &str) {
+    let text = fs::read_to_string(path).unwrap();
+    assert!(text.contains(from), "{text}");
+    fs::write(path, text.replace(from, to)).unwrap();
+}
+
+#[test]
+fn what_cannot_be_built_is_refused_by_name() {
+    let refusals = [
+        refusal(|model| {
+            edit(&model.join("config.json"), r#""model_type": "bert""#, r#""model_type": "gpt2""#)
+        }),
+        refusal(|model| {
+            edit(&model.join("config.json"), r#""hidden_act": "gelu""#, r#""hidden_act": "swish""#)
+        }),
+        refusal(|model| edit(&model.join("config.json"), r#""hidden_size": 32"#, r#""hidden_size": 30"#)),
+        refusal(|model| fs::write(model.join("config.json"), "{").unwrap()),
+        refusal(|model| fs::remove_file(model.join("config.json")).unwrap()),
+        refusal(|model| fs::remove_file(model.join("model.safetensors")).unwrap()),
+        refusal(|model| fs::write(model.join("model.safetensors"), b"no safetensors").unwrap()),
+        refusal(|model| fs::remove_file(model.join("tokenizer.json")).unwrap()),
+        refusal(|model| fs::write(model.join("tokenizer.json"), "{}").unwrap()),
+        refusal(|model| edit(&model.join("modules.json"), "models.Normalize", "models.Dense")),
+        refusal(|model| {
+            edit(
+                &model.join("1_Pooling/config.json"),
+                r#""pooling_mode_max_tokens": false"#,
+                r#""pooling_mode_max_tokens": true"#,
+            );
+        }),
+    ];
+    let refusals: Option<Vec<String>> = refusals.into_iter().collect();
+    let Some(refusals) = refusals else { return };
+    insta::assert_snapshot!(refusals.join("\n"), @r#"cannot build from `[folder]/model`: expected a `model_type` among `bert`, `distilbert`, `roberta`, `xlm-roberta`, but found `gpt2` (BertModel)
+cannot build from `[folder]/model`: expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, but found `swish`
+cannot build from `[folder]/model`: expected `hidden_size` to be a multiple of `num_attention_heads`, but found 30 and 4
+cannot read `[folder]/model/config.json`: EOF while parsing an object at line 1 column 1
+expected a model in `[folder]/model`, but found no `config.json`
+expected `model.safetensors` of an encoder (`bert`, `distilbert`, `roberta`, `xlm-roberta`) or an ONNX export (`model.onnx`) in `[folder]/model`, but found neither
+`[folder]/model/model.safetensors` is no safetensors file: header too large
+expected `tokenizer.json` in `[folder]/model`, but found none; the fast tokenizers of `transformers` save it (`save_pretrained`)
+cannot read the tokenizer: Model missing. at line 1 column 2
+expected modules among `Transformer`, `Pooling`, `Normalize`, but found `Dense`
+expected one pooling mode of `mean`, `cls`, `lasttoken`, but found `max_tokens`, `mean_tokens`"#);
+}
+
+#[test]
+fn a_source_that_is_none_is_refused() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let refusal = |source: &str, out: &str| {
+        let request = request(folder.path().join(source), folder.path().join(out), None);
+        let error = build_request(&request, runtime).unwrap_err();
+        error.chain().replace(&folder.path().display().to_string(), "[folder]")
+    };
+    insta::assert_snapshot!(refusal("nowhere", "out"), @"expected a recipe (`….toml`) or a folder, but found nothing at `[folder]/nowhere`");
+    fs::write(folder.path().join("recipe.toml"), "name = 1").unwrap();
+    insta::assert_snapshot!(refusal("recipe.toml", "out"), @"`[folder]/recipe.toml` is no recipe: TOML parse error at line 1, column 8
+  |
+1 | name = 1
+  |        ^
+invalid type: integer `1`, expected a string");
+    fs::create_dir(folder.path().join("empty")).unwrap();
+    insta::assert_snapshot!(refusal("empty", "out"), @"expected a model in `[folder]/empty`, but found no `config.json`");
+    // What is no bundle is not replaced.
+    copy(&fixtures().join("models/tiny-bert"), &folder.path().join("model"));
+    insta::assert_snapshot!(refusal("model", "model"), @"expected `[folder]/model` to be a bundle, an empty folder or nothing, but found other files there");
+    assert!(folder.path().join("model/config.json").is_file());
+}
+
+#[test]
+fn a_recipe_checks_its_files_and_its_floor() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    copy(&fixtures().join("models/tiny-bert"), &folder.path().join("model"));
+    let recipe = folder.path().join("recipe.toml");
+    let refusal = |more: &str| {
+        let text = format!("name = 'm'\ntask = 'feature-extraction'\n[source]\nfolder = 'model'\n{more}");
+        fs::write(&recipe, text).unwrap();
+        let request = request(recipe.clone(), folder.path().join("out"), None);
+        let error = build_request(&request, runtime).unwrap_err();
+        error.chain().replace(&folder.path().display().to_string(), "[folder]")
+    };
+    let wrong_hash = refusal("[source.files]\n'config.json' = 'abc'");
+    assert!(wrong_hash.contains("to have the SHA-256 abc, but found "), "{wrong_hash}");
+    let too_low = refusal("[quality]\nmean_cosine = 0.99999999\nworst_cosine = 0.9");
+    assert!(too_low.contains("expected a mean cosine to fp32 of at least 1.0000"), "{too_low}");
+    let incomplete = refusal("package = 'a==1'");
+    insta::assert_snapshot!(incomplete, @"expected `package` and `sha256` together in `[folder]/recipe.toml`, but found one of them");
+}
+
+#[test]
+fn every_recipe_of_the_project_can_be_read() {
+    for entry in fs::read_dir(fixtures().join("../../models")).unwrap().map(Result::unwrap) {
+        if entry.path().extension().is_some_and(|extension| extension == "toml") {
+            let recipe = Recipe::open(&entry.path()).unwrap();
+            assert_eq!(Some(recipe.name.as_str()), entry.path().file_stem().and_then(|stem| stem.to_str()));
+        }
+    }
+}
+
+#[test]
+fn a_damaged_bundle_is_not_served() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let whole = folder.path().join("whole");
+    let source = fixtures().join("models/tiny-bert");
+    build_request(&request(source.clone(), whole.clone(), None), runtime).unwrap();
+    serve(&whole).unwrap();
+    let refusal = |spoil: &dyn Fn(&Path)| {
+        let bundle = folder.path().join("spoilt");
+        let _ = fs::remove_dir_all(&bundle);
+        copy(&whole, &bundle);
+        spoil(&bundle);
+        let chain =
+            serve(&bundle).unwrap_err().chain().replace(&folder.path().display().to_string(), "[folder]");
+        // Hashes are of no interest here.
+        chain
+            .split_whitespace()
+            .map(|word| if word.trim_matches(';').len() >= 40 && !word.contains('/') { "…" } else { word })
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    let flip = |path: &Path| {
+        let mut bytes = fs::read(path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(path, bytes).unwrap();
+    };
+    let refusals = [
+        refusal(&|bundle| flip(&bundle.join("weights.bin"))),
+        refusal(&|bundle| flip(&bundle.join("model.onnx"))),
+        refusal(&|bundle| flip(&bundle.join("tokenizer.json"))),
+        refusal(&|bundle| {
+            fs::File::options().write(true).open(bundle.join("weights.bin")).unwrap().set_len(100).unwrap()
+        }),
+        refusal(&|bundle| fs::remove_file(bundle.join("weights.bin")).unwrap()),
+        refusal(&|bundle| fs::remove_file(bundle.join("manifest.toml")).unwrap()),
+        refusal(&|bundle| edit(&bundle.join("manifest.toml"), "format = 1", "format = 2")),
+        refusal(&|bundle| {
+            edit(&bundle.join("manifest.toml"), "name = \"weights.bin\"", "name = \"../weights.bin\"")
+        }),
+        refusal(&|bundle| {
+            edit(&bundle.join("manifest.toml"), "shape = [-1, -1, 32]", "shape = [-1, -1, 33]")
+        }),
+        refusal(&|bundle| {
+            edit(&bundle.join("manifest.toml"), "output = \"last_hidden_state\"", "output = \"logits\"")
+        }),
+    ];
+    insta::assert_snapshot!(refusals.join("\n"), @r#"expected `[folder]/spoilt/weights.bin` to have the BLAKE3 … but found … the bundle is damaged: build or fetch it again
+expected `[folder]/spoilt/model.onnx` to have the BLAKE3 … but found … the bundle is damaged: build or fetch it again
+expected `[folder]/spoilt/tokenizer.json` to have the BLAKE3 … but found … the bundle is damaged: build or fetch it again
+expected `[folder]/spoilt/weights.bin` to have 31936 bytes, but found 100; the bundle is damaged: build or fetch it again
+cannot read `[folder]/spoilt/weights.bin`: No such file or directory (os error 2)
+expected a bundle in `[folder]/spoilt`, but found no `manifest.toml`; `kivu build` makes bundles
+`[folder]/spoilt` is no bundle: expected a manifest of format 1, but found 2; build the bundle again
+`[folder]/spoilt` is no bundle: expected file names inside the bundle, but found `../weights.bin`
+expected `tiny-bert` to be `input_ids` INT64 [-1, -1], `attention_mask` INT64 [-1, -1], `token_type_ids` INT64 [-1, -1] → `last_hidden_state` FP32 [-1, -1, 33], as its manifest says, but its graph is `input_ids` INT64 [-1, -1], `attention_mask` INT64 [-1, -1], `token_type_ids` INT64 [-1, -1] → `last_hidden_state` FP32 [-1, -1, 32]
+expected a model with inputs among `input_ids`, `attention_mask`, `token_type_ids` and the output `logits`, but found inputs `input_ids`, `attention_mask`, `token_type_ids` and outputs `last_hidden_state`"#);
+}
+
+#[test]
+fn the_same_source_gives_the_same_bundle() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let digests: Vec<String> = ["a", "b"]
+        .map(|name| {
+            let source = fixtures().join("models/tiny-roberta");
+            let out = folder.path().join(name);
+            build_request(&request(source, out.clone(), None), runtime).unwrap();
+            // Built once more in the same place, it replaces itself.
+            let source = fixtures().join("models/tiny-roberta");
+            build_request(&request(source, out.clone(), None), runtime).unwrap();
+            Bundle::open(&out).unwrap().digest().to_owned()
+        })
+        .into();
+    assert_eq!(digests[0], digests[1]);
+}

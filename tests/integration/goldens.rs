@@ -140,7 +140,8 @@ async fn compare(name: &str, model: &Model, tolerance: f32) {
         let encoding =
             pipeline.tokenizer().encode(&case.text, golden.max_length, Truncation::At(Side::Left)).unwrap();
         if encoding.ids != case.ids {
-            failures.push(format!("{:?} cut left: ids {:?}, expected {:?}", case.text, encoding.ids, case.ids));
+            failures
+                .push(format!("{:?} cut left: ids {:?}, expected {:?}", case.text, encoding.ids, case.ids));
         }
     }
     assert!(failures.is_empty(), "{name}:\n{}", failures.join("\n"));
@@ -225,8 +226,11 @@ async fn minilm_in_both_precisions() {
         assert!(cosine >= 0.97, "{:?}: cosine {cosine}", case.text);
     }
     let folder = tempfile::tempdir().unwrap();
-    let mut request =
-        crate::models::request(root.join("models/minilm.toml"), folder.path().join("fp32"), Some(Precision::Fp32));
+    let mut request = crate::models::request(
+        root.join("models/minilm.toml"),
+        folder.path().join("fp32"),
+        Some(Precision::Fp32),
+    );
     request.cache = root.join(".kivu");
     crate::models::build_request(&request, runtime).unwrap();
     let fp32 = serve(&folder.path().join("fp32")).unwrap();

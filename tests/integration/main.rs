@@ -5,3 +5,4 @@ mod backends;
 mod building;
 mod goldens;
 mod models;
+mod serving;

@@ -78,12 +78,14 @@ pub fn candidates(configured: Option<&Path>) -> Vec<PathBuf> {
 pub fn locate(configured: Option<&Path>) -> Result<PathBuf> {
     let places = candidates(configured);
     places.iter().find(|place| place.is_file()).cloned().ok_or_else(|| {
-        let looked_at = places.first().map(|place| place.display().to_string()).unwrap_or_default();
-        Error::model(format!(
-            "expected ONNX Runtime at `{looked_at}` or as `.kivu/onnxruntime/{}`, but found neither; \
-             `kivu doctor --fix` fetches it",
-            file_name()
-        ))
+        Error::model(match configured {
+            Some(path) => format!("expected ONNX Runtime at `{}`, but found nothing there", path.display()),
+            None => format!(
+                "expected ONNX Runtime as `.kivu/onnxruntime/{}` or beside this program, but found neither; \
+                 `kivu doctor --fix` fetches it",
+                file_name()
+            ),
+        })
     })
 }
 

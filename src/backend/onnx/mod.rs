@@ -93,7 +93,10 @@ impl Backend for OnnxBackend {
 
     async fn infer(&self, inputs: Vec<Tensor>, deadline: Deadline) -> Result<Vec<Tensor>> {
         self.signature.check_inputs(&inputs)?;
-        let stopped = || Error::Inference { message: "the threads of the ONNX session have stopped".into(), source: None };
+        let stopped = || Error::Inference {
+            message: "the threads of the ONNX session have stopped".into(),
+            source: None,
+        };
         let (reply, answer) = oneshot::channel();
         self.batches.send(Batch { inputs, deadline, reply }).map_err(|_| stopped())?;
         deadline.bound(async { answer.await.unwrap_or_else(|_| Err(stopped())) }).await

@@ -114,8 +114,9 @@ fn borrow(tensor: &Tensor) -> ort::Result<SessionInputValue<'_>> {
 }
 
 fn copy(spec: &TensorSpec, value: &DynValue) -> Result<Tensor> {
-    let wrong =
-        |error| Error::inference(format!("the model's output `{}` is not what it declares", spec.name), error);
+    let wrong = |error| {
+        Error::inference(format!("the model's output `{}` is not what it declares", spec.name), error)
+    };
     let (shape, elements) = match spec.element_type {
         ElementType::Fp32 => {
             let (shape, values) = value.try_extract_tensor::<f32>().map_err(wrong)?;

@@ -145,22 +145,12 @@ impl GraphBuilder {
 
 /// An integer attribute.
 pub fn integer(name: &str, value: i64) -> AttributeProto {
-    AttributeProto {
-        name: name.into(),
-        i: value,
-        r#type: attribute_type::INT,
-        ..AttributeProto::default()
-    }
+    AttributeProto { name: name.into(), i: value, r#type: attribute_type::INT, ..AttributeProto::default() }
 }
 
 /// A float attribute.
 pub fn float(name: &str, value: f32) -> AttributeProto {
-    AttributeProto {
-        name: name.into(),
-        f: value,
-        r#type: attribute_type::FLOAT,
-        ..AttributeProto::default()
-    }
+    AttributeProto { name: name.into(), f: value, r#type: attribute_type::FLOAT, ..AttributeProto::default() }
 }
 
 fn value_info(name: &str, elem_type: i32, axes: impl IntoIterator<Item = Dimension>) -> ValueInfoProto {

@@ -59,7 +59,10 @@ impl Raw {
         };
         let done = thread::scope(|scope| {
             let workers: Vec<_> = (0..self.cpus.get()).map(|_| scope.spawn(work)).collect();
-            workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Err(panicked()))).sum::<Result<usize>>()
+            workers
+                .into_iter()
+                .map(|worker| worker.join().unwrap_or_else(|_| Err(panicked())))
+                .sum::<Result<usize>>()
         })?;
         Ok(done as f64 / started.elapsed().as_secs_f64())
     }

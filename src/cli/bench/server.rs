@@ -51,7 +51,9 @@ impl Server {
             .map_err(Error::io("cannot start the server"))?;
         let mut line = String::new();
         if let Some(output) = process.stdout.take() {
-            BufReader::new(output).read_line(&mut line).map_err(Error::io("cannot read the server's words"))?;
+            BufReader::new(output)
+                .read_line(&mut line)
+                .map_err(Error::io("cannot read the server's words"))?;
         }
         let address = line.split("http://").nth(1).map(str::trim).filter(|address| !address.is_empty());
         let Some(address) = address else {
@@ -105,7 +107,10 @@ impl Server {
         let body = response.into_body().collect().await.map_err(|error| failed(error.into()))?;
         if !status.is_success() {
             let answer = String::from_utf8_lossy(&body.to_bytes()).into_owned();
-            return Err(Error::Inference { message: format!("the server answered {status}: {answer}"), source: None });
+            return Err(Error::Inference {
+                message: format!("the server answered {status}: {answer}"),
+                source: None,
+            });
         }
         Ok(())
     }
@@ -114,9 +119,9 @@ impl Server {
     pub(super) fn resident_mb(&self) -> Result<f64> {
         let path = format!("/proc/{}/status", self.process.id());
         let status = fs::read_to_string(&path).map_err(Error::io(format!("cannot read `{path}`")))?;
-        let kilobytes = status
-            .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB")?.trim().parse::<f64>().ok());
+        let kilobytes = status.lines().find_map(|line| {
+            line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB")?.trim().parse::<f64>().ok()
+        });
         kilobytes
             .map(|kilobytes| kilobytes * 1024.0 / 1e6)
             .ok_or_else(|| Error::config(format!("expected `VmRSS` in `{path}`, but found none")))

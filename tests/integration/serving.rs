@@ -1,0 +1,276 @@
+//! `kivu serve` as a process: how it starts, what it refuses, what it leaves alone, how it ends.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
+    os::unix::process::ExitStatusExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    thread,
+    time::Duration,
+};
+
+use kivu::backend::onnx::library;
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
+
+use crate::models::{build_request, fixtures, request, runtime};
+
+/// A server that ends with this value.
+pub(crate) struct Server {
+    process: Child,
+    /// Host and port.
+    pub(crate) address: String,
+}
+
+impl Server {
+    /// Waits until a started server says where it listens.
+    pub(crate) fn wait(mut process: Child) -> Self {
+        let mut line = String::new();
+        let output = process.stdout.take().expect("standard output is piped");
+        BufReader::new(output).read_line(&mut line).unwrap();
+        let address = line.split("http://").nth(1).map(|address| address.trim().to_owned());
+        let Some(address) = address else {
+            let _ = process.kill();
+            panic!("the server did not start: {line:?}");
+        };
+        Self { process, address }
+    }
+
+    /// Sends bytes as they are and reads until the server closes the connection or answers in full.
+    fn exchange(&self, request: &[u8]) -> String {
+        let mut connection = TcpStream::connect(&self.address).unwrap();
+        connection.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        // The server may have heard enough before it has heard all.
+        let _ = connection.write_all(request);
+        let mut answer = Vec::new();
+        let _ = connection.read_to_end(&mut answer);
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    /// Posts JSON; the whole answer, status line and headers included.
+    fn post(&self, path: &str, body: &str) -> String {
+        let length = body.len();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: kivu\r\nconnection: close\r\ncontent-type: application/json\r\n\
+             content-length: {length}\r\n\r\n"
+        );
+        self.exchange(format!("{head}{body}").as_bytes())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The program, as cargo built it for these tests, on a free port.
+pub(crate) fn kivu(bundle: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
+    command
+        .arg("serve")
+        .arg(bundle)
+        .args(["--listen", "127.0.0.1:0"])
+        .env("KIVU_ONNXRUNTIME", library::locate(None).unwrap_or_default())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// A bundle of `tiny-bert` in a folder that vanishes with the value.
+fn bundle() -> Option<(tempfile::TempDir, PathBuf)> {
+    let runtime = runtime()?;
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("tiny-bert");
+    build_request(&request(fixtures().join("models/tiny-bert"), out.clone(), None), runtime).unwrap();
+    Some((folder, out))
+}
+
+fn refusal(command: &mut Command) -> String {
+    let Output { status, stderr, .. } = command.output().unwrap();
+    assert_eq!(status.code(), Some(1), "an error is no crash");
+    String::from_utf8(stderr).unwrap()
+}
+
+#[test]
+fn a_server_that_cannot_start_says_why() {
+    let Some((folder, bundle)) = bundle() else { return };
+    let occupied = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = occupied.local_addr().unwrap().to_string();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
+    command.arg("serve").arg(&bundle).args(["--listen", &address]);
+    let error = refusal(&mut command).replace(&address, "[address]");
+    insta::assert_snapshot!(error, @"error: cannot listen on `[address]`; choose another address with `--listen`: Address already in use (os error 98)");
+    let nowhere = refusal(&mut kivu(&folder.path().join("nowhere")));
+    insta::assert_snapshot!(nowhere.replace(&folder.path().display().to_string(), "[folder]"), @"error: expected a bundle in `[folder]/nowhere`, but found no `manifest.toml`; `kivu build` makes bundles");
+    let no_library = refusal(kivu(&bundle).env("KIVU_ONNXRUNTIME", "/nowhere/libonnxruntime.so"));
+    insta::assert_snapshot!(no_library, @"error: expected ONNX Runtime at `/nowhere/libonnxruntime.so`, but found nothing there");
+    let twice = refusal(kivu(&bundle).arg(&bundle));
+    insta::assert_snapshot!(twice, @"error: expected a name of its own for each model, but found `tiny-bert` twice; set `name` in `kivu.toml`");
+    let none = refusal(Command::new(env!("CARGO_BIN_EXE_kivu")).arg("serve").current_dir(folder.path()));
+    insta::assert_snapshot!(none, @"error: expected at least one model, but found none; name a bundle: `kivu serve BUNDLE`");
+    let misspelt = refusal(kivu(&bundle).env("KIVU_LIMITS__TXETS", "1"));
+    assert!(misspelt.contains("txets"), "{misspelt}");
+}
+
+/// Nothing that a client sends ends the server or keeps it from the next request.
+#[test]
+fn bad_requests_leave_the_server_standing() {
+    let Some((_folder, bundle)) = bundle() else { return };
+    let server = Server::wait(kivu(&bundle).stderr(Stdio::null()).spawn().unwrap());
+    let head = "POST /embed HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n";
+    let good = || server.post("/embed", r#"{"inputs": "a text"}"#);
+    let first = good();
+    assert!(first.starts_with("HTTP/1.1 200"), "{first}");
+    let body = |answer: String| answer.split("\r\n\r\n").nth(1).unwrap_or_default().to_owned();
+    let expected = body(first);
+
+    let long_word = "x".repeat(1_000_000);
+    let many = format!(r#"{{"inputs": [{}"a"]}}"#, r#""a","#.repeat(9_999));
+    let cases: [(&str, Vec<u8>, &str); 8] = [
+        ("a megabyte of one word", post(head, format!(r#"{{"inputs": "{long_word}"}}"#).as_bytes()), "200"),
+        ("10,000 texts", post(head, many.as_bytes()), "413"),
+        ("invalid UTF-8", post(head, b"{\"inputs\": \"\xc3\x28\"}"), "400"),
+        ("an unpaired surrogate", post(head, br#"{"inputs": "\ud83d"}"#), "400"),
+        ("a body beyond the limit", post(head, &vec![b' '; 7 * 1024 * 1024]), "413"),
+        // It is cut off at some point, with or without the client hearing why.
+        ("a body far beyond the limit", post(head, &vec![b' '; 40 * 1024 * 1024]), ""),
+        ("no HTTP", b"hello\r\n\r\n".to_vec(), "400"),
+        ("deep nesting", post(head, format!("{{\"inputs\": {}", "[".repeat(100_000)).as_bytes()), "400"),
+    ];
+    for (what, request, status) in cases {
+        let answer = server.exchange(&request);
+        let line = answer.lines().next().unwrap_or("no answer");
+        assert!(line.contains(status), "{what}: expected {status}, but found {line}");
+        assert_eq!(body(good()), expected, "after {what}");
+    }
+    // A body that ends too early: the connection goes, the server stays.
+    let mut connection = TcpStream::connect(&server.address).unwrap();
+    connection.write_all(format!("{head}content-length: 1000\r\n\r\n{{\"inputs\"").as_bytes()).unwrap();
+    drop(connection);
+    assert_eq!(body(good()), expected, "after a truncated body");
+}
+
+fn post(head: &str, body: &[u8]) -> Vec<u8> {
+    let mut request = format!("{head}content-length: {}\r\n\r\n", body.len()).into_bytes();
+    request.extend_from_slice(body);
+    request
+}
+
+#[test]
+fn asked_to_stop_it_finishes_what_it_accepted() {
+    let Some((_folder, bundle)) = bundle() else { return };
+    let mut server = Server::wait(kivu(&bundle).stderr(Stdio::null()).spawn().unwrap());
+    let mut connection = TcpStream::connect(&server.address).unwrap();
+    let body = r#"{"inputs": "a text"}"#;
+    let head = "POST /embed HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n";
+    write!(connection, "{head}content-length: {}\r\n\r\n{{", body.len()).unwrap();
+    thread::sleep(Duration::from_millis(100));
+    let killed = Command::new("kill").arg(server.process.id().to_string()).status().unwrap();
+    assert!(killed.success());
+    thread::sleep(Duration::from_millis(200));
+    connection.write_all(&body.as_bytes()[1..]).unwrap();
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let status = server.process.wait().unwrap();
+    assert_eq!((status.code(), status.signal()), (Some(0), None));
+}
+
+/// The log says what was done, never what was said.
+#[test]
+fn no_text_of_a_user_is_in_the_log() {
+    let Some((_folder, bundle)) = bundle() else { return };
+    let mut server =
+        Server::wait(kivu(&bundle).env("RUST_LOG", "trace").env("KIVU_LOG", "json").spawn().unwrap());
+    let secret = "correcthorsebatterystaple";
+    for body in [
+        format!(r#"{{"inputs": "{secret}"}}"#),
+        format!(r#"{{"inputs": "{secret}", "truncate": "{secret}"}}"#),
+        format!(r#"{{"inputs": {{"{secret}": 1}}}}"#),
+        format!(r#"{{"inputs": "{secret}"#),
+    ] {
+        server.post("/embed", &body);
+        server.post("/v1/embeddings", &body.replace("inputs", "input"));
+    }
+    server.process.kill().unwrap();
+    let mut log = String::new();
+    server.process.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+    assert!(log.contains("\"path\":\"/embed\""), "requests are logged: {log}");
+    assert!(!log.contains(secret), "{log}");
+}
+
+/// Runs `start` on a thread whose children die when they ask for a connection to anywhere.
+fn without_connections<T: Send>(start: impl FnOnce() -> T + Send) -> T {
+    let connect = [(libc_connect(), Vec::new())];
+    let architecture = std::env::consts::ARCH.try_into().unwrap();
+    let filter =
+        SeccompFilter::new(connect.into(), SeccompAction::Allow, SeccompAction::KillProcess, architecture);
+    let program: BpfProgram = filter.unwrap().try_into().unwrap();
+    thread::scope(|scope| {
+        scope
+            .spawn(|| {
+                apply_filter(&program).unwrap();
+                start()
+            })
+            .join()
+            .unwrap()
+    })
+}
+
+/// The number of the system call `connect`.
+fn libc_connect() -> i64 {
+    if cfg!(target_arch = "x86_64") { 42 } else { 203 }
+}
+
+fn files_under(folder: &Path) -> BTreeSet<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { files_under(&path) } else { [path].into() }).collect()
+}
+
+#[test]
+fn nothing_is_written_at_home_and_nobody_is_called() {
+    let Some((folder, bundle)) = bundle() else { return };
+    let home = folder.path().join("home");
+    fs::create_dir(&home).unwrap();
+    let before = files_under(folder.path());
+    let mut server = without_connections(|| {
+        let mut command = kivu(&bundle);
+        command.env("HOME", &home).env("TMPDIR", &home).env_remove("XDG_CACHE_HOME").current_dir(&home);
+        Server::wait(command.stderr(Stdio::null()).spawn().unwrap())
+    });
+    for _ in 0..3 {
+        let answer = server.post("/embed", r#"{"inputs": ["a text", "another one"]}"#);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+    // Time for whatever would happen in the background.
+    thread::sleep(Duration::from_secs(1));
+    assert!(server.process.try_wait().unwrap().is_none(), "it asked for a connection and was killed");
+    assert_eq!(files_under(folder.path()), before);
+
+    // The trap works: a program that does ask for a connection dies.
+    let address = &server.address;
+    let caller = without_connections(|| {
+        let mut caller = Command::new("python3");
+        let (host, port) = address.split_once(':').unwrap();
+        caller.args(["-c", &format!("import socket; socket.create_connection(('{host}', {port}))")]);
+        caller.stderr(Stdio::null()).status().unwrap()
+    });
+    assert_eq!(caller.signal(), Some(31), "SIGSYS");
+}
+
+#[test]
+fn a_full_disk_is_told() {
+    if runtime().is_none() {
+        return;
+    }
+    // /dev/full answers every write with "no space left".
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
+    command.arg("doctor").stdout(fs::File::options().write(true).open("/dev/full").unwrap());
+    let error = refusal(command.env("KIVU_ONNXRUNTIME", library::locate(None).unwrap()));
+    insta::assert_snapshot!(error, @"error: cannot write to standard output: No space left on device (os error 28)");
+}
