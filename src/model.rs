@@ -59,7 +59,7 @@ impl Model {
                          set `name` in `kivu.toml`"
                     )));
                 }
-                models.push(Self::open(name, bundle, config)?);
+                models.push(Self::open(name, &bundle, config)?);
             }
         }
         if models.is_empty() {
@@ -74,7 +74,7 @@ impl Model {
     ///
     /// What takes time runs side by side: the tokenizer loads and the weights are hashed while ONNX Runtime
     /// makes the session. Nothing is served before every hash is verified.
-    fn open(name: String, bundle: Bundle, config: &Config) -> Result<Self> {
+    fn open(name: String, bundle: &Bundle, config: &Config) -> Result<Self> {
         let manifest = bundle.manifest();
         let threads = config.threads();
         let (tokenizer, backend) = thread::scope(|scope| {
@@ -84,7 +84,7 @@ impl Model {
                 bundle.verify(&[TOKENIZER, &manifest.graph])?;
                 Ok(tokenizer)
             });
-            let backend = load(&bundle, config, threads);
+            let backend = load(bundle, config, threads);
             let tokenizer = tokenizer.join().unwrap_or_else(|_| Err(panicked(&name)));
             Ok::<_, Error>((tokenizer?, backend?))
         })?;

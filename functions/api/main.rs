@@ -23,6 +23,9 @@ use serde_json::Value;
 /// What is left of the function's time for sending an answer that comes at the deadline.
 const MARGIN: Duration = Duration::from_millis(200);
 
+/// Longer than any function runs.
+const LONGEST: Duration = Duration::from_hours(24);
+
 #[tokio::main]
 async fn main() -> Result<(), Error> {
     let config = Config::load(None, &Config::variables())?;
@@ -37,8 +40,8 @@ async fn main() -> Result<(), Error> {
     lambda_runtime::run(handler).await
 }
 
-/// An event of API Gateway without the headers that `lambda_http` builds a URL from: it panics where they make
-/// none, and they come from the client.
+/// An event of API Gateway without the host and scheme that `lambda_http` builds a URL from: it panics where
+/// they make none, and a client can choose them.
 struct Event(LambdaRequest);
 
 impl<'de> Deserialize<'de> for Event {
@@ -51,6 +54,9 @@ impl<'de> Deserialize<'de> for Event {
                 });
             }
         }
+        if let Some(context) = event.get_mut("requestContext").and_then(Value::as_object_mut) {
+            context.remove("domainName");
+        }
         serde_json::from_value(event).map(Self).map_err(D::Error::custom)
     }
 }
@@ -62,10 +68,11 @@ fn prepare(mut request: Request) -> Request {
     }
     if let Some(context) = request.lambda_context_ref() {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let left = Duration::from_millis(context.deadline).saturating_sub(now);
-        // The runtime API gives a deadline even where nothing ends at it; years ahead would overflow.
-        let left = left.saturating_sub(MARGIN).min(Duration::from_hours(1));
-        request.extensions_mut().insert(Deadline::within(left));
+        // The emulator gives a deadline in the past, and others one years ahead: neither is meant.
+        let left = Duration::from_millis(context.deadline).checked_sub(now);
+        if let Some(left) = left.filter(|left| *left < LONGEST) {
+            request.extensions_mut().insert(Deadline::within(left.saturating_sub(MARGIN)));
+        }
     }
     request
 }

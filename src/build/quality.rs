@@ -83,8 +83,7 @@ pub fn require(quality: &Quality, floor: &QualityFloor) -> Result<()> {
         ("worst", quality.worst_cosine, floor.worst_cosine),
     ];
     for (which, found, least) in checks {
-        // Written so that a cosine that is not a number fails as well.
-        if !(found >= least) {
+        if found < least || found.is_nan() {
             return Err(Error::model(format!(
                 "expected a {which} cosine to fp32 of at least {least:.4} over {} texts, but found {found:.4}, \
                  which is {:.4} too low; build with `--precision fp32`, or lower the recipe's floor",

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, ExitCode, Stdio},
 };
 
@@ -143,7 +143,7 @@ fn check(path: &Path) -> Result<()> {
 }
 
 /// Fetches the library and puts it where it is looked for.
-fn fetch_library(home: &Path) -> Result<PathBuf> {
+fn fetch_library(home: &Path) -> Result<()> {
     let this = this_library()?;
     let requirement = format!("onnxruntime=={}", library::VERSION);
     let package = Package {
@@ -155,10 +155,18 @@ fn fetch_library(home: &Path) -> Result<PathBuf> {
     let source = unpacked.join("onnxruntime/capi").join(library::file_name());
     check(&source)?;
     let folder = home.join("onnxruntime");
-    let target = folder.join(library::file_name());
-    fs::create_dir_all(&folder)
-        .and_then(|()| fs::copy(&source, folder.join("partial")))
-        .and_then(|_| fs::rename(folder.join("partial"), &target))
-        .map_err(Error::io(format!("cannot write `{}`", target.display())))?;
-    Ok(target)
+    fs::create_dir_all(&folder).map_err(Error::io(format!("cannot create `{}`", folder.display())))?;
+    // Whoever hands the library on, as `make package` does, hands on its licences too.
+    let notices = unpacked.join("onnxruntime");
+    place(&notices.join("LICENSE"), &folder.join("LICENSE.txt"))?;
+    place(&notices.join("ThirdPartyNotices.txt"), &folder.join("ThirdPartyNotices.txt"))?;
+    place(&source, &folder.join(library::file_name()))
+}
+
+/// Copies a file so that its new place never holds half of it.
+fn place(source: &Path, target: &Path) -> Result<()> {
+    let partial = target.with_extension("partial");
+    fs::copy(source, &partial)
+        .and_then(|_| fs::rename(&partial, target))
+        .map_err(Error::io(format!("cannot write `{}`", target.display())))
 }

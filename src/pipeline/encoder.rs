@@ -59,7 +59,7 @@ impl Encoder {
                     )));
                 }
                 let output_name = output.to_owned();
-                Ok(Self { backend: Arc::clone(&backend), inputs, output: position, output_name })
+                Ok(Self { backend, inputs, output: position, output_name })
             }
             _ => Err(mismatch(signature, output)),
         }
@@ -68,8 +68,9 @@ impl Encoder {
     /// Runs all encodings and gives what `finish` makes of each one's row, in the same order.
     ///
     /// Each row is finished as soon as it is there, so that the outputs of a large request, which are a
-    /// thousand times its answer, never stand in memory together. Batches are made of neighbours in length, longest first, so that little is padded and no long text is
-    /// left for the end; only as many are under way as the backend runs at once.
+    /// thousand times its answer, never stand in memory together. Batches are made of neighbours in length,
+    /// longest first, so that little is padded and no long text is left for the end; only as many are under
+    /// way as the backend runs at once.
     pub async fn run<T: Send>(
         &self,
         encodings: &[Encoding],

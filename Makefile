@@ -1,0 +1,66 @@
+# Everything that is fetched or built for tests lies under .kivu; cargo's own output under target.
+
+KIVU := target/release/kivu
+BUNDLE := .kivu/bundles/minilm
+PYTHON := .kivu/python/bin/python
+CARGO_LAMBDA := .kivu/lambda/bin/cargo-lambda
+PACKAGE := target/lambda/kivu-api.zip
+
+.PHONY: help
+help: ## What can be made
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+.PHONY: run
+run: release $(BUNDLE)/manifest.toml ## Serve all-MiniLM-L6-v2 on http://127.0.0.1:8080
+	$(KIVU) serve $(BUNDLE)
+
+.PHONY: test
+test: tools ## Set up whatever tests need, then run all of them
+	cargo fmt --check
+	cargo test --no-run
+	cargo run --quiet -- doctor --fix
+	cargo run --quiet -- build models/minilm.toml --out $(BUNDLE)
+	TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(CARGO_LAMBDA)) cargo test
+
+.PHONY: check
+check: lint test ## The tests, and clippy without warnings
+
+.PHONY: lint
+lint:
+	cargo clippy --all-targets -- --deny warnings
+
+.PHONY: bench
+bench: release $(BUNDLE)/manifest.toml ## Measure the service against the bare runtime
+	$(KIVU) bench $(BUNDLE) --json .kivu/bench.json
+
+.PHONY: invoke
+invoke: tools release $(BUNDLE)/manifest.toml ## Send API Gateway events to the function under the Lambda emulator
+	$(PYTHON) tests/lambda/invoke.py $(CARGO_LAMBDA) tests/lambda \
+	  --env KIVU_MODELS=$(abspath $(BUNDLE)) --env KIVU_HOME=$(abspath .kivu)
+
+.PHONY: package
+package: tools release $(BUNDLE)/manifest.toml ## The archive to deploy: function, runtime library and model
+	PATH=$(abspath .kivu/lambda/bin):$$PATH $(CARGO_LAMBDA) lambda build --release --bin api
+	$(PYTHON) functions/package.py $(PACKAGE) --bundle $(BUNDLE)
+
+.PHONY: release
+release:
+	cargo build --release --bin kivu
+
+# The tools of tests and packaging, pinned by version and hash.
+.PHONY: tools
+tools: $(PYTHON) $(CARGO_LAMBDA)
+
+$(PYTHON): tests/clients/requirements.txt
+	python3 -m venv .kivu/python
+	$@ -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
+	touch $@
+
+$(CARGO_LAMBDA): tests/lambda/requirements.txt
+	python3 -m venv .kivu/lambda
+	.kivu/lambda/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
+	touch $@
+
+$(BUNDLE)/manifest.toml: models/minilm.toml | release
+	$(KIVU) doctor --fix
+	$(KIVU) build $< --out $(BUNDLE)
