@@ -34,14 +34,15 @@ bench: release $(BUNDLE)/manifest.toml ## Measure the service against the bare r
 	$(KIVU) bench $(BUNDLE) --json .kivu/bench.json
 
 .PHONY: invoke
-invoke: tools release $(BUNDLE)/manifest.toml ## Send API Gateway events to the function under the Lambda emulator
-	$(PYTHON) tests/lambda/invoke.py $(CARGO_LAMBDA) tests/lambda \
+invoke: tools $(BUNDLE)/manifest.toml ## Send API Gateway events to the function under the Lambda emulator
+	$(PYTHON) tests/lambda/invoke.py $(CARGO_LAMBDA) tests/lambda --release \
 	  --env KIVU_MODELS=$(abspath $(BUNDLE)) --env KIVU_HOME=$(abspath .kivu)
 
 .PHONY: package
-package: tools release $(BUNDLE)/manifest.toml ## The archive to deploy: function, runtime library and model
+package: tools $(BUNDLE)/manifest.toml ## The archive to deploy: function, runtime library and model
 	PATH=$(abspath .kivu/lambda/bin):$$PATH $(CARGO_LAMBDA) lambda build --release --bin api
 	$(PYTHON) functions/package.py $(PACKAGE) --bundle $(BUNDLE)
+	$(PYTHON) tests/lambda/archive.py $(PACKAGE) tests/lambda/rest_plain.json
 
 .PHONY: release
 release:
