@@ -121,6 +121,8 @@ pub struct Limits {
     pub truncate: bool,
     /// The most bytes in a request's body; the default is what Lambda takes.
     pub body_bytes: usize,
+    /// The most numbers in an answer: texts, or tokens, times dimensions. A number takes about twelve bytes.
+    pub values: usize,
     /// The most requests under way at once.
     pub requests: usize,
     /// The longest that a request may take, in milliseconds.
@@ -134,6 +136,7 @@ impl Default for Limits {
             tokens: None,
             truncate: true,
             body_bytes: 6 * 1024 * 1024,
+            values: 1_500_000,
             requests: 512,
             timeout_ms: 60_000,
         }
@@ -172,6 +175,7 @@ impl Config {
                 message: format!("expected a usable configuration in `{}` and `{PREFIX}_…`", path.display()),
                 source: Some(Box::new(error)),
             })?;
+        config.models.retain(|model| !model.path.as_os_str().is_empty());
         config.check()?;
         config.threads =
             config.threads.or_else(|| variables.get(LAMBDA_MEMORY).and_then(|memory| lambda_cpus(memory)));
@@ -190,6 +194,7 @@ impl Config {
             ("limits.texts", self.limits.texts),
             ("limits.tokens", self.limits.tokens.unwrap_or(1)),
             ("limits.body_bytes", self.limits.body_bytes),
+            ("limits.values", self.limits.values),
             ("limits.requests", self.limits.requests),
             ("limits.timeout_ms", self.limits.timeout_ms as usize),
         ];

@@ -5,22 +5,24 @@
 //! A request goes down and its answer comes up again; a floor names only the floors below it.
 //!
 //! ```text
-//!   functions/api   src/main.rs                 thin programs
-//!         │         cli         serve, build, doctor, bench
-//!         ▼          ▼   ╲
-//!        api ◀───────┘    build                 dialects │ weights → graph → bundle
-//!         │                 │
-//!         ▼                 ▼
-//!        model ── opens a bundle as a pipeline
-//!         │
-//!         ▼
-//!        pipeline           texts → answers
-//!         │        ╲
-//!         ▼         ▼
-//!        backend   tokenizer    repository      tensors → tensors │ texts → ids │ bundles
-//!         │
-//!         ▼
-//!        tensor, error, config
+//!   functions/api     src/main.rs            thin programs
+//!         │                │
+//!         │               cli                the command: serve, build, doctor, bench
+//!         ▼              ╱   ╲
+//!        api ◀──────────╯   build            dialects │ weights → graph → measured bundle
+//!         │                   │
+//!         ▼                   │
+//!        model                │              a bundle, opened as the pipeline of its task
+//!         │                   │
+//!         ▼                   ▼
+//!             repository                     bundles and their manifests
+//!                  │
+//!                  ▼
+//!              pipeline                      texts → answers
+//!              ╱      ╲
+//!         backend   tokenizer                tensors → tensors │ texts → ids
+//!              ╲      ╱
+//!       tensor, config, error
 //! ```
 
 pub mod api;

@@ -108,7 +108,7 @@ impl Model {
 }
 
 fn load(bundle: &Bundle, config: &Config, threads: NonZeroUsize) -> Result<OnnxBackend> {
-    let runtime = Runtime::load(&library::locate(config.onnxruntime.as_deref())?)?;
+    let runtime = Runtime::load(&library::locate(config.onnxruntime.as_deref(), &config.home)?)?;
     let manifest = bundle.manifest();
     // The graph is small, and it is parsed: it is verified before.
     bundle.read(&manifest.graph)?;

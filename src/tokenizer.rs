@@ -44,7 +44,7 @@ pub struct Encoding {
     pub ids: Vec<u32>,
     /// For each token, which of a pair of texts it belongs to.
     pub type_ids: Vec<u32>,
-    /// How many tokens the text had before it was shortened, if it was.
+    /// How many tokens the text had before it was shortened, if it was; of a very long text, at least so many.
     pub shortened_from: Option<usize>,
 }
 
@@ -87,26 +87,27 @@ impl Tokenizer {
     ///
     /// The error of a text that is too long names the number of its tokens and the limit.
     pub fn encode(&self, text: &str, limit: usize, truncation: Truncation) -> Result<Encoding> {
-        let whole = self.raw.encode_fast(text, true).map_err(cannot_tokenise)?;
-        let found = whole.len();
-        if found <= limit {
-            return Ok(Encoding::from_raw(&whole, None));
-        }
-        let Truncation::At(side) = truncation else {
-            return Err(Error::too_large(format!(
-                "the text has {found} tokens, but the model takes at most {limit}; set `truncate` to shorten it"
-            )));
-        };
-        let direction = match side {
-            Side::Left => TruncationDirection::Left,
-            Side::Right => TruncationDirection::Right,
-        };
+        let text = within_reach(text, limit, truncation);
         let mut bare = self.raw.encode_fast(text, false).map_err(cannot_tokenise)?;
-        bare.truncate(limit.saturating_sub(self.special_tokens), 0, direction);
-        // What was cut off is of no use, and the post-processor would dress it up as well.
-        bare.take_overflowing();
+        let found = bare.len() + self.special_tokens;
+        let shortened_from = (found > limit).then_some(found);
+        if shortened_from.is_some() {
+            let direction = match truncation {
+                Truncation::Off => {
+                    return Err(Error::too_large(format!(
+                        "the text has {found} tokens, but the model takes at most {limit}; \
+                         set `truncate` to shorten it"
+                    )));
+                }
+                Truncation::At(Side::Left) => TruncationDirection::Left,
+                Truncation::At(Side::Right) => TruncationDirection::Right,
+            };
+            bare.truncate(limit.saturating_sub(self.special_tokens), 0, direction);
+            // What was cut off is of no use, and the post-processor would dress it up as well.
+            bare.take_overflowing();
+        }
         let encoding = self.raw.post_process(bare, None, true).map_err(cannot_tokenise)?;
-        Ok(Encoding::from_raw(&encoding, Some(found)))
+        Ok(Encoding::from_raw(&encoding, shortened_from))
     }
 
     /// Takes ids that were made elsewhere, as they are: no special tokens are added.
@@ -173,7 +174,21 @@ impl Encoding {
     }
 }
 
-/// The tokenizer's own words may repeat the text, so they go into the log's cause only.
-fn cannot_tokenise(error: tokenizers::Error) -> Error {
-    Error::inference("the text cannot be tokenised", error)
+/// The part of a text that can still be among its first or last `limit` tokens: megabytes beyond it would be
+/// tokenised only to be thrown away.
+fn within_reach(text: &str, limit: usize, truncation: Truncation) -> &str {
+    /// No token of any known vocabulary comes near this length, white space before it included.
+    const LONGEST_TOKEN_BYTES: usize = 1024;
+    let reach = limit.saturating_mul(LONGEST_TOKEN_BYTES);
+    match truncation {
+        Truncation::At(_) if text.len() <= reach => text,
+        Truncation::At(Side::Right) => &text[..text.floor_char_boundary(reach)],
+        Truncation::At(Side::Left) => &text[text.ceil_char_boundary(text.len() - reach)..],
+        Truncation::Off => text,
+    }
+}
+
+/// The tokenizer's own words may repeat the text, which belongs neither into an answer nor into a log.
+fn cannot_tokenise(_: tokenizers::Error) -> Error {
+    Error::Inference { message: "the text cannot be tokenised".into(), source: None }
 }

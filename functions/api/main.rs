@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use axum::Router;
 use kivu::{
     api::{App, router},
     backend::Deadline,
@@ -28,16 +29,20 @@ const LONGEST: Duration = Duration::from_hours(24);
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
-    let config = Config::load(None, &Config::variables())?;
     start_log(LogFormat::Json);
-    let models = Model::open_all(&config)?;
-    let router = router(App::new(models, config.limits));
+    let router = load().inspect_err(|error| tracing::error!(error = error.chain(), "cannot start"))?;
     let handler = Adapter::from(service_fn(move |request| router.clone().oneshot(prepare(request))));
     let handler = handler.map_request(|event: LambdaEvent<Event>| {
         let LambdaEvent { payload: Event(request), context, .. } = event;
         LambdaEvent::new(request, context)
     });
     lambda_runtime::run(handler).await
+}
+
+fn load() -> kivu::Result<Router> {
+    let config = Config::load(None, &Config::variables())?;
+    let models = Model::open_all(&config)?;
+    Ok(router(App::new(models, config.limits)))
 }
 
 /// An event of API Gateway without the host and scheme that `lambda_http` builds a URL from: it panics where

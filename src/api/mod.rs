@@ -11,7 +11,7 @@ use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
 use axum::{
     Router,
     extract::{Request, State},
-    http::{HeaderName, HeaderValue, StatusCode},
+    http::{HeaderName, HeaderValue, Method, StatusCode},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -117,7 +117,9 @@ async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) 
     let started = Instant::now();
     let id = request_id(&mut request);
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let mut response = match app.permits.try_acquire() {
+    // Asking how the server is costs nothing, and a server that is busy is not ill.
+    let permit = (method != Method::GET).then(|| app.permits.try_acquire()).transpose();
+    let mut response = match permit {
         Err(_) => in_dialect(&path, Error::Overloaded { limit: app.limits.requests }.into()),
         Ok(_permit) => AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| {
             in_dialect(&path, Rejection::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed"))
@@ -139,7 +141,8 @@ async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) 
 /// The id that the caller gave, or a new one.
 fn request_id(request: &mut Request) -> HeaderValue {
     let given = request.headers().get(REQUEST_ID).filter(|id| {
-        id.len() <= LONGEST_REQUEST_ID && id.to_str().is_ok_and(|id| id.chars().all(|c| c.is_ascii_graphic()))
+        (1..=LONGEST_REQUEST_ID).contains(&id.len())
+            && id.to_str().is_ok_and(|id| id.chars().all(|c| c.is_ascii_graphic()))
     });
     let id = given.cloned().or_else(|| HeaderValue::from_str(&uuid::Uuid::new_v4().to_string()).ok());
     let id = id.unwrap_or_else(|| HeaderValue::from_static("unknown"));

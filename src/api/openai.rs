@@ -33,7 +33,9 @@ impl<E: Into<Rejection>> From<E> for Failure {
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let (kind, code) = match self.0.status {
-            StatusCode::NOT_FOUND => ("invalid_request_error", Some("model_not_found")),
+            StatusCode::NOT_FOUND if self.0.is_unknown_model() => {
+                ("invalid_request_error", Some("model_not_found"))
+            }
             StatusCode::TOO_MANY_REQUESTS => ("rate_limit_error", Some("rate_limit_exceeded")),
             status if status.is_server_error() => ("server_error", None),
             _ => ("invalid_request_error", None),
@@ -54,16 +56,25 @@ struct EmbeddingsRequest {
     input: Value,
     model: Option<String>,
     dimensions: Option<usize>,
-    #[serde(default)]
-    encoding_format: EncodingFormat,
+    encoding_format: Option<Value>,
 }
 
-#[derive(Clone, Copy, Default, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy)]
 enum EncodingFormat {
-    #[default]
     Float,
     Base64,
+}
+
+impl EncodingFormat {
+    fn read(value: Option<&Value>) -> Result<Self, Error> {
+        match value.map(|value| (value, value.as_str())) {
+            None | Some((Value::Null, _) | (_, Some("float"))) => Ok(Self::Float),
+            Some((_, Some("base64"))) => Ok(Self::Base64),
+            Some(_) => Err(Error::invalid(
+                "expected `encoding_format` to be `float` or `base64`, but found something else",
+            )),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -100,6 +111,7 @@ struct UsageAnswer {
 
 pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
     let (body, deadline): (EmbeddingsRequest, _) = request::read(&app, request).await?;
+    let format = EncodingFormat::read(body.encoding_format.as_ref())?;
     let inputs = inputs::read("input", body.input, app.limits.texts)?;
     let (model, pipeline) = app.embedding(body.model.as_deref())?;
     let truncation = if app.limits.truncate { Truncation::At(Side::Right) } else { Truncation::Off };
@@ -109,12 +121,13 @@ pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) ->
         normalize: Some(true),
         prompt_name: None,
         dimensions: body.dimensions,
+        most_values: app.limits.values,
     };
     let embeddings = pipeline.embed(inputs, &options, deadline).await?;
     let data = embeddings.vectors.into_iter().enumerate().map(|(index, vector)| Embedding {
         object: "embedding",
         index,
-        embedding: match body.encoding_format {
+        embedding: match format {
             EncodingFormat::Float => Vector::Float(vector),
             EncodingFormat::Base64 => Vector::Base64(base64(&vector)),
         },

@@ -28,6 +28,11 @@ impl Rejection {
         self.status.is_server_error()
     }
 
+    /// Whether a model was asked for that is not there, rather than a route.
+    pub(crate) fn is_unknown_model(&self) -> bool {
+        matches!(self.error.as_deref(), Some(Error::UnknownModel { .. }))
+    }
+
     /// The whole chain of causes, for the log.
     pub(crate) fn chain(&self) -> String {
         self.error.as_ref().map_or_else(|| self.message.clone(), |error| error.chain())

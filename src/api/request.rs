@@ -79,7 +79,7 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
         } else if cause.is_eof() {
             Error::malformed(format!("expected JSON, but the body ends too early ({at})"))
         } else {
-            Error::malformed(format!("expected JSON, but the body is none: {cause}"))
+            Error::malformed(format!("the body is not JSON: {cause}"))
         }
     })?;
     deserializer
@@ -105,12 +105,4 @@ pub(crate) fn from_value<T: DeserializeOwned>(value: serde_json::Value) -> Resul
         let path = error.path().to_string();
         wrong_value(&path, error.inner())
     })
-}
-
-/// Runs work that takes its time off the threads that serve connections.
-pub(crate) async fn off_thread<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
-) -> Result<T, Error> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|error| Err(Error::inference("the work was cut short", error)))
 }

@@ -73,6 +73,7 @@ impl Options {
             normalize: Some(self.normalize.unwrap_or(true)),
             prompt_name: self.prompt_name.clone(),
             dimensions: self.dimensions,
+            most_values: limits.values,
         }
     }
 }
@@ -228,20 +229,31 @@ struct SimpleToken {
 }
 
 pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Answer {
-    let (body, _): (TokenizeRequest, _) = request::read(&app, request).await?;
+    /// The numbers in an answer that take as much room as one token does.
+    const VALUES_A_TOKEN: usize = 8;
+    let (body, deadline): (TokenizeRequest, _) = request::read(&app, request).await?;
+    let most_tokens = app.limits.values / VALUES_A_TOKEN;
     let texts = inputs::texts("inputs", body.inputs, app.limits.texts)?;
     let (_, pipeline) = app.embedding(body.model.as_deref())?;
     let prompt = pipeline.prompt(body.prompt_name.as_deref())?.unwrap_or_default().to_owned();
     let tokenizer = Arc::clone(pipeline.tokenizer());
     let work = move || {
-        let tokens = texts.into_iter().map(|text| {
+        let (mut found, mut answer) = (0, Vec::with_capacity(texts.len()));
+        for text in texts {
             let text = format!("{prompt}{text}");
             let tokens = tokenizer.tokens(&text, body.add_special_tokens)?;
-            Ok::<_, Error>(simple_tokens(&text, tokens))
-        });
-        tokens.collect::<Result<Vec<_>, Error>>()
+            found += tokens.len();
+            if found > most_tokens {
+                return Err(Error::too_large(format!(
+                    "expected an answer of at most {most_tokens} tokens, but found more; \
+                     send fewer or shorter texts at once"
+                )));
+            }
+            answer.push(simple_tokens(&text, tokens));
+        }
+        Ok(answer)
     };
-    Ok(Json(request::off_thread(work).await?).into_response())
+    Ok(Json(deadline.off_thread(work).await?).into_response())
 }
 
 /// Tokens with the part of the text that each stands for.
@@ -272,12 +284,15 @@ struct DecodeRequest {
 }
 
 pub(super) async fn decode(State(app): State<Arc<App>>, request: Request) -> Answer {
-    let (body, _): (DecodeRequest, _) = request::read(&app, request).await?;
+    let (body, deadline): (DecodeRequest, _) = request::read(&app, request).await?;
     let lists = inputs::id_lists("ids", body.ids, app.limits.texts)?;
     let (_, pipeline) = app.embedding(body.model.as_deref())?;
-    let tokenizer = pipeline.tokenizer();
-    let texts = lists.iter().map(|ids| tokenizer.decode(ids, body.skip_special_tokens));
-    Ok(Json(texts.collect::<Result<Vec<_>, Error>>()?).into_response())
+    let tokenizer = Arc::clone(pipeline.tokenizer());
+    let work = move || {
+        let texts = lists.iter().map(|ids| tokenizer.decode(ids, body.skip_special_tokens));
+        texts.collect::<Result<Vec<_>, Error>>()
+    };
+    Ok(Json(deadline.off_thread(work).await?).into_response())
 }
 
 fn characters(inputs: &[Input]) -> usize {

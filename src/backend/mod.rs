@@ -162,6 +162,17 @@ impl Deadline {
         Error::DeadlineExceeded { after: self.granted }
     }
 
+    /// Runs work that takes its time off the threads that serve connections, and waits for it no longer than
+    /// this deadline.
+    pub async fn off_thread<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let done = tokio::task::spawn_blocking(work);
+        let cut_short = |error| Err(Error::inference("the work was cut short", error));
+        self.bound(async { done.await.unwrap_or_else(cut_short) }).await
+    }
+
     /// Waits for `work`, but no longer than this deadline.
     pub async fn bound<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         tokio::time::timeout_at(self.at.into(), work).await.unwrap_or_else(|_| Err(self.exceeded()))

@@ -159,12 +159,20 @@ impl RawConfig {
         self.architectures.first().or(self.model_type.as_ref()).cloned().unwrap_or_default()
     }
 
-    /// The position table's rows that no token ever gets: RoBERTa's, up to that of the padding.
+    /// The position table's rows that no token ever gets: up to that of the padding, in models after RoBERTa.
     fn unusable_positions(&self) -> usize {
         match self.model_type.as_deref() {
-            Some("roberta" | "xlm-roberta" | "camembert") => {
-                usize::try_from(self.pad_token_id.unwrap_or(1)).unwrap_or(0) + 1
-            }
+            Some(
+                "roberta"
+                | "xlm-roberta"
+                | "xlm-roberta-xl"
+                | "roberta-prelayernorm"
+                | "camembert"
+                | "mpnet"
+                | "longformer"
+                | "data2vec-text"
+                | "luke",
+            ) => usize::try_from(self.pad_token_id.unwrap_or(1)).unwrap_or(0) + 1,
             _ => 0,
         }
     }

@@ -66,6 +66,8 @@ pub(super) fn quantise(model: &mut ModelProto) {
     let Some(graph) = model.graph.as_mut() else { return };
     let mut constants: BTreeMap<String, TensorProto> =
         graph.initializer.drain(..).map(|tensor| (tensor.name.clone(), tensor)).collect();
+    // Old files list their constants among the inputs, to be overridden, which nobody does.
+    graph.input.retain(|input| !constants.contains_key(&input.name));
     let readers = readers(graph);
     let mut nodes = Vec::with_capacity(graph.node.len());
     let mut pending = std::mem::take(&mut graph.node).into_iter().map(Some).collect::<Vec<_>>();
@@ -146,8 +148,8 @@ fn multiplication(
     let columns = quantise::transpose(values, outputs as usize);
     let rows = quantise::rows(&columns, inputs as usize);
     let integers = quantise::transpose(&rows.values, inputs as usize);
-    let name = format!("{}.int8", node.input[1]);
-    let scales = format!("{}.scales", node.input[1]);
+    let name = format!("{}.columns.int8", node.input[1]);
+    let scales = format!("{}.columns.scales", node.input[1]);
     constants.entry(name.clone()).or_insert_with(|| integer_constant(&name, &shape, &integers));
     constants.entry(scales.clone()).or_insert_with(|| float_constant(&scales, &[outputs], &rows.scales));
     let mut input = vec![node.input[0].clone(), name, scales];
@@ -175,7 +177,7 @@ fn table(
     constants: &mut BTreeMap<String, TensorProto>,
 ) -> [NodeProto; 4] {
     let rows = quantise::rows(values, shape[1] as usize);
-    let (name, scales) = (format!("{}.int8", node.input[0]), format!("{}.scales", node.input[0]));
+    let (name, scales) = (format!("{}.rows.int8", node.input[0]), format!("{}.rows.scales", node.input[0]));
     constants.entry(name.clone()).or_insert_with(|| integer_constant(&name, &shape, &rows.values));
     constants.entry(scales.clone()).or_insert_with(|| float_constant(&scales, &[shape[0], 1], &rows.scales));
     let ids = &node.input[1];

@@ -87,6 +87,7 @@ struct Compiled {
 /// - Sources that are not supported are refused by name, with what is supported.
 pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Result<Bundle> {
     let plan = plan(request, progress)?;
+    require_replaceable(&request.out)?;
     let parent = request.out.parent().filter(|parent| !parent.as_os_str().is_empty());
     let parent = parent.unwrap_or(Path::new("."));
     fs::create_dir_all(parent).map_err(Error::io(format!("cannot create `{}`", parent.display())))?;
@@ -95,14 +96,14 @@ pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Re
         .tempdir_in(parent)
         .map_err(Error::io(format!("cannot create a folder in `{}`", parent.display())))?;
 
-    let facts = Facts::open(&plan.folder)?;
+    require_config(&plan.folder)?;
     let tokenizer_file = read_tokenizer(&plan.folder)?;
     let tokenizer = Tokenizer::from_json(&tokenizer_file)?;
 
     let compiled = if Weights::are_in(&plan.folder) {
         compile_weights(&plan, scratch.path(), progress)?
     } else {
-        compile_export(&plan, facts, scratch.path(), runtime, progress)?
+        compile_export(&plan, scratch.path(), runtime, progress)?
     };
     let quality = match &compiled.reference {
         Some(reference) => Some(compare(&plan, &compiled, reference, &tokenizer, runtime, progress)?),
@@ -111,6 +112,7 @@ pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Re
 
     progress.stage("write the bundle", 1);
     let session = Session::open(runtime, &compiled.folder.join(GRAPH), std::num::NonZeroUsize::MIN)?;
+    quality::try_out(&session, &tokenizer, &compiled.embedding)?;
     write_file(&compiled.folder.join(TOKENIZER), &tokenizer_file)?;
     let manifest = Manifest {
         format: Manifest::FORMAT,
@@ -213,7 +215,6 @@ fn compile_weights(plan: &Plan, scratch: &Path, progress: &dyn Progress) -> Resu
 
 fn compile_export(
     plan: &Plan,
-    facts: Facts,
     scratch: &Path,
     runtime: Runtime,
     progress: &dyn Progress,
@@ -226,6 +227,7 @@ fn compile_export(
             plan.folder.display()
         ))
     })?;
+    let facts = Facts::open(&plan.folder)?;
     let original = onnx::read(&source)?;
     let says_how_to_pool = plan.folder.join("modules.json").is_file();
     let output = export::output(&original, says_how_to_pool)?;
@@ -307,21 +309,43 @@ fn files(folder: &Path) -> Result<Vec<File>> {
     Ok(files)
 }
 
-/// Moves the finished `folder` to `out`, in place of what was there.
+/// Refuses to build where files of another kind would be lost.
+fn require_replaceable(out: &Path) -> Result<()> {
+    let is_bundle = out.join(MANIFEST).is_file();
+    let is_empty = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none());
+    if out.exists() && !is_bundle && !is_empty {
+        return Err(Error::config(format!(
+            "expected `{}` to be a bundle, an empty folder or nothing, but found other files there",
+            out.display()
+        )));
+    }
+    Ok(())
+}
+
+/// Moves the finished `folder` to `out`, in place of what was there, which comes back if that fails.
 fn replace(folder: &Path, out: &Path, scratch: &Path) -> Result<()> {
     let failed = || Error::io(format!("cannot write `{}`", out.display()));
+    let replaced = scratch.join("replaced");
     if out.exists() {
-        let is_bundle = out.join(MANIFEST).is_file();
-        let is_empty = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none());
-        if !is_bundle && !is_empty {
-            return Err(Error::config(format!(
-                "expected `{}` to be a bundle, an empty folder or nothing, but found other files there",
-                out.display()
-            )));
-        }
-        fs::rename(out, scratch.join("replaced")).map_err(failed())?;
+        fs::rename(out, &replaced).map_err(failed())?;
     }
-    fs::rename(folder, out).map_err(failed())
+    fs::rename(folder, out).map_err(|error| {
+        // The first error is the one to be told.
+        let _ = fs::rename(&replaced, out);
+        failed()(error)
+    })
+}
+
+/// Refuses a folder that is no model.
+fn require_config(folder: &Path) -> Result<()> {
+    if folder.join("config.json").is_file() {
+        return Ok(());
+    }
+    Err(Error::model(format!(
+        "expected a model in `{}` (`config.json`, `{TOKENIZER}`, and `model.safetensors` or `model.onnx`), \
+         but found no `config.json`",
+        folder.display()
+    )))
 }
 
 fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {

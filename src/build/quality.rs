@@ -47,9 +47,9 @@ pub fn measure(
     // Each at its text's place: summed in another order, the mean would differ from build to build.
     let cosines = Mutex::new(vec![f32::NAN; encodings.len()]);
     let next = AtomicUsize::new(0);
+    let reference = Session::open(runtime, graphs.reference, NonZeroUsize::MIN)?;
+    let quantised = Session::open(runtime, graphs.quantised, NonZeroUsize::MIN)?;
     let work = || -> Result<()> {
-        let reference = Session::open(runtime, graphs.reference, NonZeroUsize::MIN)?;
-        let quantised = Session::open(runtime, graphs.quantised, NonZeroUsize::MIN)?;
         loop {
             let place = next.fetch_add(1, Ordering::Relaxed);
             let Some(encoding) = encodings.get(place) else { return Ok(()) };
@@ -91,6 +91,20 @@ pub fn require(quality: &Quality, floor: &QualityFloor) -> Result<()> {
                 least - found
             )));
         }
+    }
+    Ok(())
+}
+
+/// Embeds one sentence: a graph that cannot do that, or not as its files say, goes into no bundle.
+pub fn try_out(session: &Session, tokenizer: &Tokenizer, settings: &EmbeddingSettings) -> Result<()> {
+    let text = SENTENCES.lines().next().unwrap_or_default();
+    let encoding = tokenizer.encode(text, settings.max_tokens, Truncation::At(Side::Right))?;
+    let found = embed(session, &encoding, settings)?.len();
+    if found != settings.dimensions {
+        return Err(Error::model(format!(
+            "expected vectors of {} values, as `config.json` says, but found {found}",
+            settings.dimensions
+        )));
     }
     Ok(())
 }

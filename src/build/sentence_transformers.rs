@@ -89,7 +89,6 @@ pub(super) fn settings(
         }
     }
     let config: ModelConfig = read(folder, "config_sentence_transformers.json")?.unwrap_or_default();
-    // An empty prompt is written for none.
     settings.prompts = config.prompts;
     settings.default_prompt = config.default_prompt_name;
     if let Some(name) = settings.default_prompt.as_ref().filter(|name| !settings.prompts.contains_key(*name))

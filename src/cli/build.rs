@@ -32,12 +32,12 @@ pub(super) struct Arguments {
     #[arg(long)]
     name: Option<String>,
     /// The numbers to store weights as [default: the recipe's, or int8]
-    #[arg(long, value_enum)]
+    #[arg(long, value_name = "int8|fp32")]
     precision: Option<Precision>,
 }
 
 pub(super) fn run(arguments: Arguments, config: &Config) -> Result<ExitCode> {
-    let runtime = Runtime::load(&library::locate(config.onnxruntime.as_deref())?)?;
+    let runtime = Runtime::load(&library::locate(config.onnxruntime.as_deref(), &config.home)?)?;
     let request = Request {
         source: arguments.source,
         out: arguments.out.clone(),

@@ -63,10 +63,10 @@ enum Finding {
 }
 
 pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
-    if arguments.fix && library::locate(config.onnxruntime.as_deref()).is_err() {
+    if arguments.fix && library::locate(config.onnxruntime.as_deref(), &config.home).is_err() {
         fetch_library(&config.home)?;
     }
-    let findings = [onnx_runtime(config), pip(), cargo_lambda()];
+    let findings = [onnx_runtime(config), pip(), cargo_lambda(config)];
     for finding in &findings {
         say(&match finding {
             Finding::Fine(what) => format!("ok        {what}"),
@@ -79,7 +79,7 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
 }
 
 fn onnx_runtime(config: &Config) -> Finding {
-    let found = library::locate(config.onnxruntime.as_deref()).and_then(|path| {
+    let found = library::locate(config.onnxruntime.as_deref(), &config.home).and_then(|path| {
         if config.onnxruntime.is_none() {
             check(&path)?;
         }
@@ -87,7 +87,7 @@ fn onnx_runtime(config: &Config) -> Finding {
         Ok(path)
     });
     match found {
-        Ok(path) => Finding::Fine(format!("ONNX Runtime {} at {}", library::VERSION, path.display())),
+        Ok(path) => Finding::Fine(format!("ONNX Runtime: {}", path.display())),
         Err(error) => Finding::Needed(format!("ONNX Runtime: {}", error.chain())),
     }
 }
@@ -102,8 +102,10 @@ fn pip() -> Finding {
     }
 }
 
-fn cargo_lambda() -> Finding {
-    match first_line(Command::new("cargo-lambda").args(["lambda", "--version"])) {
+fn cargo_lambda(config: &Config) -> Finding {
+    let fetched = config.home.join("lambda/bin/cargo-lambda");
+    let program = if fetched.is_file() { fetched } else { "cargo-lambda".into() };
+    match first_line(Command::new(program).args(["lambda", "--version"])) {
         Some(version) => Finding::Fine(version),
         None => Finding::Optional(
             "cargo-lambda, which builds and emulates the functions; `make invoke` fetches it into .kivu"
@@ -154,7 +156,7 @@ fn fetch_library(home: &Path) -> Result<()> {
     let unpacked = fetch::package(&package, home)?;
     let source = unpacked.join("onnxruntime/capi").join(library::file_name());
     check(&source)?;
-    let folder = home.join("onnxruntime");
+    let folder = home.join(library::FOLDER);
     fs::create_dir_all(&folder).map_err(Error::io(format!("cannot create `{}`", folder.display())))?;
     // Whoever hands the library on, as `make package` does, hands on its licences too.
     let notices = unpacked.join("onnxruntime");
@@ -165,7 +167,7 @@ fn fetch_library(home: &Path) -> Result<()> {
 
 /// Copies a file so that its new place never holds half of it.
 fn place(source: &Path, target: &Path) -> Result<()> {
-    let partial = target.with_extension("partial");
+    let partial = target.with_file_name("partial");
     fs::copy(source, &partial)
         .and_then(|_| fs::rename(&partial, target))
         .map_err(Error::io(format!("cannot write `{}`", target.display())))

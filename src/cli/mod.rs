@@ -8,6 +8,7 @@ mod serve;
 
 use std::{
     io::{self, IsTerminal, Write},
+    panic,
     path::PathBuf,
     process::ExitCode,
 };
@@ -54,10 +55,11 @@ pub fn run() -> ExitCode {
 }
 
 fn execute(arguments: Arguments) -> Result<ExitCode> {
-    let config = Config::load(arguments.config.as_deref(), &Config::variables())?;
+    let file = arguments.config;
+    let config = Config::load(file.as_deref(), &Config::variables())?;
     start_log(config.log);
     match arguments.command {
-        Command::Bench(arguments) => bench::run(&arguments, &config),
+        Command::Bench(arguments) => bench::run(&arguments, &config, file.as_deref()),
         Command::Build(arguments) => build::run(arguments, &config),
         Command::Doctor(arguments) => doctor::run(&arguments, &config),
         Command::Serve(arguments) => serve::run(arguments, config),
@@ -68,13 +70,19 @@ fn execute(arguments: Arguments) -> Result<ExitCode> {
 ///
 /// A second call changes nothing.
 pub fn start_log(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn,kivu=info"));
+    let chosen = std::env::var("RUST_LOG").ok().filter(|chosen| !chosen.is_empty());
+    let filter = EnvFilter::new(chosen.as_deref().unwrap_or("warn,kivu=info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
     // Whoever started a log before has the say.
     let _ = match format {
         LogFormat::Text => log.with_ansi(io::stderr().is_terminal()).try_init(),
         LogFormat::Json => log.json().flatten_event(true).try_init(),
     };
+    // The message of a panic may quote a user's text; its place never does.
+    panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map(ToString::to_string).unwrap_or_default();
+        tracing::error!(place, "panicked");
+    }));
 }
 
 /// Writes a result to standard output.

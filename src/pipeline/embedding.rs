@@ -63,6 +63,8 @@ pub struct EmbeddingOptions {
     pub prompt_name: Option<String>,
     /// Keep only that many values of each vector.
     pub dimensions: Option<usize>,
+    /// The most numbers in the answer.
+    pub most_values: usize,
 }
 
 /// The vectors of a request's texts, with what was done to get them.
@@ -85,6 +87,13 @@ pub struct Usage {
     pub tokenization: Duration,
     /// Time spent in the model, waiting for it included.
     pub inference: Duration,
+}
+
+/// A request's texts as the model reads them.
+struct Encodings {
+    list: Vec<Encoding>,
+    /// Time spent on making them.
+    tokenization: Duration,
 }
 
 /// A model that makes vectors.
@@ -124,8 +133,10 @@ impl EmbeddingPipeline {
         deadline: Deadline,
     ) -> Result<Embeddings<Vec<f32>>> {
         let dimensions = self.dimensions(options.dimensions)?;
+        within(options.most_values, inputs.len(), dimensions)?;
         let normalize = options.normalize.unwrap_or(self.settings.normalize);
-        self.run(inputs, options, deadline, |row| {
+        let encodings = self.encode(inputs, options, deadline).await?;
+        self.run(encodings, deadline, |row| {
             let mut vector = self.settings.pooling.pool(row.values, row.width);
             vector.truncate(dimensions);
             if normalize {
@@ -136,15 +147,26 @@ impl EmbeddingPipeline {
         .await
     }
 
-    /// One vector a token of each text, as the model gives them.
+    /// One vector a token of each text, as the model gives them: neither shortened nor scaled.
+    ///
+    /// A model whose graph pools by itself has none to give.
     pub async fn embed_all(
         &self,
         inputs: Vec<Input>,
         options: &EmbeddingOptions,
         deadline: Deadline,
     ) -> Result<Embeddings<Vec<Vec<f32>>>> {
-        let tokens = |row: Row<'_>| row.values.chunks_exact(row.width).map(<[f32]>::to_vec).collect();
-        self.run(inputs, options, deadline, tokens).await
+        if !self.encoder.gives_tokens() {
+            return Err(Error::invalid(format!(
+                "expected a model with a vector for each token, but its output `{}` has one for each text",
+                self.settings.output
+            )));
+        }
+        let encodings = self.encode(inputs, options, deadline).await?;
+        let tokens = encodings.list.iter().map(Encoding::len).sum();
+        within(options.most_values, tokens, self.settings.dimensions)?;
+        let vectors = |row: Row<'_>| row.values.chunks_exact(row.width).map(<[f32]>::to_vec).collect();
+        self.run(encodings, deadline, vectors).await
     }
 
     /// The prompt that a request's texts get, if any.
@@ -170,22 +192,17 @@ impl EmbeddingPipeline {
 
     async fn run<V: Send>(
         &self,
-        inputs: Vec<Input>,
-        options: &EmbeddingOptions,
+        Encodings { list, tokenization }: Encodings,
         deadline: Deadline,
         finish: impl Fn(Row<'_>) -> V + Send + Sync,
     ) -> Result<Embeddings<V>> {
         let started = Instant::now();
-        let encodings = self.encode(inputs, options, deadline).await?;
-        let tokenization = started.elapsed();
-        let vectors = self.encoder.run(&encodings, deadline, finish).await?;
+        let vectors = self.encoder.run(&list, deadline, finish).await?;
         let usage = Usage {
-            tokens: encodings.iter().map(Encoding::len).sum(),
-            truncated: (0..encodings.len())
-                .filter(|text| encodings[*text].shortened_from.is_some())
-                .collect(),
+            tokens: list.iter().map(Encoding::len).sum(),
+            truncated: (0..list.len()).filter(|text| list[*text].shortened_from.is_some()).collect(),
             tokenization,
-            inference: started.elapsed() - tokenization,
+            inference: started.elapsed(),
         };
         Ok(Embeddings { vectors, usage })
     }
@@ -195,23 +212,28 @@ impl EmbeddingPipeline {
         inputs: Vec<Input>,
         options: &EmbeddingOptions,
         deadline: Deadline,
-    ) -> Result<Vec<Encoding>> {
+    ) -> Result<Encodings> {
+        let started = Instant::now();
         let prompt = self.prompt(options.prompt_name.as_deref())?.map(str::to_owned);
         let (limit, truncation) = (self.settings.max_tokens, options.truncation);
         let tokenizer = Arc::clone(&self.tokenizer);
         let size: usize = inputs.iter().map(Input::size).sum();
         let work = move || encode_all(&tokenizer, inputs, prompt.as_deref(), limit, truncation);
-        if size <= INLINE_BYTES {
-            return work();
-        }
-        deadline
-            .bound(async {
-                tokio::task::spawn_blocking(work)
-                    .await
-                    .unwrap_or_else(|error| Err(Error::inference("tokenising was cut short", error)))
-            })
-            .await
+        let list = if size <= INLINE_BYTES { work()? } else { deadline.off_thread(work).await? };
+        Ok(Encodings { list, tokenization: started.elapsed() })
     }
+}
+
+/// Refuses an answer of more numbers than allowed, before the work for it begins.
+fn within(limit: usize, vectors: usize, dimensions: usize) -> Result<()> {
+    let found = vectors.saturating_mul(dimensions);
+    if found > limit {
+        return Err(Error::too_large(format!(
+            "expected an answer of at most {limit} numbers, but found {vectors} vectors of {dimensions}; \
+             send fewer texts at once"
+        )));
+    }
+    Ok(())
 }
 
 impl Input {

@@ -65,10 +65,15 @@ impl Encoder {
         }
     }
 
+    /// Whether the output has a vector for each token; otherwise it has one for each text.
+    pub fn gives_tokens(&self) -> bool {
+        self.backend.signature().outputs[self.output].shape.len() == 3
+    }
+
     /// Runs all encodings and gives what `finish` makes of each one's row, in the same order.
     ///
-    /// Each row is finished as soon as it is there, so that the outputs of a large request, which are a
-    /// thousand times its answer, never stand in memory together. Batches are made of neighbours in length,
+    /// Each row is finished as soon as it is there, so that the outputs of a large request, which are
+    /// hundreds of times its answer, never stand in memory together. Batches are made of neighbours in length,
     /// longest first, so that little is padded and no long text is left for the end; only as many are under
     /// way as the backend runs at once.
     pub async fn run<T: Send>(

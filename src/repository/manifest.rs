@@ -1,6 +1,9 @@
 //! What `manifest.toml` says of a bundle.
 
-use std::path::{Component, Path};
+use std::{
+    path::{Component, Path},
+    str::FromStr,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -68,7 +71,7 @@ pub struct Weights {
 }
 
 /// The numbers that weights are stored as.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// 8-bit integers, one scale an output channel.
@@ -76,6 +79,18 @@ pub enum Precision {
     Int8,
     /// 32-bit floating point.
     Fp32,
+}
+
+impl FromStr for Precision {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        match name {
+            "int8" => Ok(Self::Int8),
+            "fp32" => Ok(Self::Fp32),
+            _ => Err(Error::config(format!("expected a precision of `int8`, `fp32`, but found `{name}`"))),
+        }
+    }
 }
 
 /// How close a quantised model comes to its fp32 form, over real texts.

@@ -1,19 +1,19 @@
 """Runs the real clients, unmodified, against a running server.
 
     pip install --require-hashes -r tests/clients/requirements.txt
-    KIVU_URL=http://127.0.0.1:8080 python tests/clients/test_clients.py
+    TEST_URL=http://127.0.0.1:8080 python tests/clients/test_clients.py
 
 The server serves the model `minilm`: all-MiniLM-L6-v2 in int8, vectors of 384
 numbers, texts of at most 256 tokens.
 
 Environment:
 
-- KIVU_URL: where the server listens. Needed.
-- KIVU_GOLDENS: a file of what sentence-transformers answers in fp32
+- TEST_URL: where the server listens. Needed.
+- TEST_GOLDENS: a file of what sentence-transformers answers in fp32
   ({"cases": [{"text", "ids", "embedding"}]}). Without it the tests that compare
   with it are skipped, and say so.
 
-Nothing leaves this machine: the clients talk to KIVU_URL alone, past any proxy,
+Nothing leaves this machine: the clients talk to TEST_URL alone, past any proxy,
 and send no token that lies in somebody's home folder.
 """
 
@@ -27,8 +27,8 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
-URL = os.environ.get("KIVU_URL", "").rstrip("/")
-GOLDENS = os.environ.get("KIVU_GOLDENS", "")
+URL = os.environ.get("TEST_URL", "").rstrip("/")
+GOLDENS = os.environ.get("TEST_GOLDENS", "")
 
 # Read by the clients when they are imported, so set before that.
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
@@ -75,7 +75,7 @@ LONG = "the river carried the boat past the old mill and the quiet town " * 40
 def setUpModule():
     """Waits until the server answers, so that a slow start is not a failure."""
     if not URL:
-        raise SystemExit("expected the server's address in KIVU_URL, but found none")
+        raise SystemExit("expected the server's address in TEST_URL, but found none")
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         try:
@@ -515,7 +515,7 @@ class TeiTest(ServerTest):
         self.assert_unit(self.embed(QUESTION))
 
 
-@unittest.skipUnless(GOLDENS, "skipped: KIVU_GOLDENS names no file")
+@unittest.skipUnless(GOLDENS, "skipped: TEST_GOLDENS names no file")
 class GoldenTest(ServerTest):
     """How far int8 strays from what sentence-transformers answers in fp32."""
 

@@ -42,8 +42,8 @@ fn openai_huggingface_hub_and_plain_http_work_unchanged() {
     let server = Server::wait(kivu(&bundle()).stderr(Stdio::null()).spawn().unwrap());
     let url = format!("http://{}", server.address);
     let mut tests = Command::new(python);
-    tests.arg(root().join("tests/clients/test_clients.py")).env("KIVU_URL", url);
-    succeed(tests.env("KIVU_GOLDENS", fixtures().join("goldens/minilm.json")));
+    tests.arg(root().join("tests/clients/test_clients.py")).env("TEST_URL", url);
+    succeed(tests.env("TEST_GOLDENS", fixtures().join("goldens/minilm.json")));
 }
 
 #[test]

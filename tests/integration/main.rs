@@ -10,6 +10,7 @@
 mod api;
 mod backends;
 mod building;
+mod doors;
 mod goldens;
 mod live;
 mod models;

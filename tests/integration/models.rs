@@ -15,9 +15,14 @@ pub(crate) fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
 }
 
+/// The path of ONNX Runtime's library, if it is installed.
+pub(crate) fn library_path() -> kivu::Result<PathBuf> {
+    library::locate(None, &Path::new(env!("CARGO_MANIFEST_DIR")).join(".kivu"))
+}
+
 /// ONNX Runtime, or nothing where it is not installed: `cargo test` alone fetches nothing, `make test` does.
 pub(crate) fn runtime() -> Option<Runtime> {
-    match library::locate(None) {
+    match library_path() {
         Ok(path) => Some(Runtime::load(&path).expect("ONNX Runtime is there, but does not load")),
         Err(error) => {
             eprintln!("skipped: {error}");

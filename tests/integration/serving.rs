@@ -12,10 +12,9 @@ use std::{
     time::Duration,
 };
 
-use kivu::backend::onnx::library;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
-use crate::models::{build_request, fixtures, request, runtime};
+use crate::models::{build_request, fixtures, library_path, request, runtime};
 
 /// A server that ends with this value.
 pub(crate) struct Server {
@@ -74,7 +73,7 @@ pub(crate) fn kivu(bundle: &Path) -> Command {
         .arg("serve")
         .arg(bundle)
         .args(["--listen", "127.0.0.1:0"])
-        .env("KIVU_ONNXRUNTIME", library::locate(None).unwrap_or_default())
+        .env("KIVU_ONNXRUNTIME", library_path().unwrap_or_default())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
@@ -271,6 +270,6 @@ fn a_full_disk_is_told() {
     // /dev/full answers every write with "no space left".
     let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
     command.arg("doctor").stdout(fs::File::options().write(true).open("/dev/full").unwrap());
-    let error = refusal(command.env("KIVU_ONNXRUNTIME", library::locate(None).unwrap()));
+    let error = refusal(command.env("KIVU_ONNXRUNTIME", library_path().unwrap()));
     insta::assert_snapshot!(error, @"error: cannot write to standard output: No space left on device (os error 28)");
 }

@@ -15,6 +15,9 @@ use crate::error::{Error, Result};
 /// server in somebody else's account must not do.
 pub const VERSION: &str = "1.26.0";
 
+/// The folder of the library, under the home of what is fetched.
+pub const FOLDER: &str = "onnxruntime";
+
 /// The first version whose library reports home.
 const FIRST_WITH_TELEMETRY: (u32, u32) = (1, 29);
 
@@ -58,9 +61,9 @@ impl Runtime {
     }
 }
 
-/// The places where the library is looked for, best first: the configured path alone, or beside the
-/// program (where a deployment archive has it), then under `.kivu/` of this folder and of those above it.
-pub fn candidates(configured: Option<&Path>) -> Vec<PathBuf> {
+/// The places where the library is looked for, best first: the configured path alone, or in `lib/` beside the
+/// program (where a deployment archive has it), in `home`, and under `.kivu/` of this folder and of those above.
+pub fn candidates(configured: Option<&Path>, home: &Path) -> Vec<PathBuf> {
     if let Some(path) = configured {
         return vec![path.to_owned()];
     }
@@ -68,22 +71,23 @@ pub fn candidates(configured: Option<&Path>) -> Vec<PathBuf> {
     if let Some(folder) = std::env::current_exe().ok().as_deref().and_then(Path::parent) {
         places.push(folder.join("lib").join(file_name()));
     }
+    places.push(home.join(FOLDER).join(file_name()));
     if let Ok(folder) = std::env::current_dir() {
-        places.extend(folder.ancestors().map(|above| above.join(".kivu/onnxruntime").join(file_name())));
+        places.extend(folder.ancestors().map(|above| above.join(".kivu").join(FOLDER).join(file_name())));
     }
     places
 }
 
 /// The first of the [`candidates`] that is there.
-pub fn locate(configured: Option<&Path>) -> Result<PathBuf> {
-    let places = candidates(configured);
+pub fn locate(configured: Option<&Path>, home: &Path) -> Result<PathBuf> {
+    let places = candidates(configured, home);
     places.iter().find(|place| place.is_file()).cloned().ok_or_else(|| {
         Error::model(match configured {
             Some(path) => format!("expected ONNX Runtime at `{}`, but found nothing there", path.display()),
             None => format!(
-                "expected ONNX Runtime as `.kivu/onnxruntime/{}` or beside this program, but found neither; \
+                "expected ONNX Runtime as `{}` or in `lib` beside this program, but found neither; \
                  `kivu doctor --fix` fetches it",
-                file_name()
+                home.join(FOLDER).join(file_name()).display()
             ),
         })
     })
@@ -118,7 +122,8 @@ mod tests {
 
     #[test]
     fn a_configured_path_is_the_only_candidate() {
-        assert_eq!(candidates(Some(Path::new("/a/b.so"))), [PathBuf::from("/a/b.so")]);
-        assert!(candidates(None).len() > 1);
+        let home = Path::new("/home");
+        assert_eq!(candidates(Some(Path::new("/a/b.so")), home), [PathBuf::from("/a/b.so")]);
+        assert!(candidates(None, home).contains(&home.join(FOLDER).join(file_name())));
     }
 }

@@ -71,8 +71,9 @@ pub(super) fn run(
         );
         ort::Error::result_from_status(status)?;
     }
+    let no_value = || ort::Error::new("the runtime gave no value for an output");
     // SAFETY: after a run without error every output is a new value, which nobody else owns, made by the
     // session's own allocator.
     let own = |value| unsafe { DynValue::from_ptr(value, Some(session.allocator())) };
-    Ok(outputs.into_iter().filter_map(NonNull::new).map(own).collect())
+    outputs.into_iter().map(|value| NonNull::new(value).map(own).ok_or_else(no_value)).collect()
 }

@@ -3,12 +3,12 @@
 use std::{
     num::NonZeroUsize,
     path::Path,
-    process::{Command, ExitCode, Stdio},
+    process::{ExitCode, Stdio},
     time::Instant,
 };
 
 use super::{
-    SHORT, median, ms,
+    Program, SHORT, median, ms,
     server::{Server, body},
 };
 use crate::{
@@ -25,22 +25,22 @@ const STARTS: usize = 15;
 
 /// Milliseconds from the start of a server to its first answer, and of loading the library, making the session
 /// and running it once in a bare process. Taken in turns.
-pub(super) fn medians(bundle: &Path) -> Result<[f64; 2]> {
+pub(super) fn medians(program: &Program, bundle: &Path) -> Result<[f64; 2]> {
     let request = body(&[SHORT]);
     let (mut first_answers, mut pieces) = (Vec::new(), Vec::new());
     for _ in 0..STARTS {
         let started = Instant::now();
-        let server = Server::start(bundle)?;
+        let server = Server::start(program, bundle)?;
         server.one(&request)?;
         first_answers.push(ms(started.elapsed()));
-        pieces.push(spawn_pieces(bundle)?);
+        pieces.push(spawn_pieces(program, bundle)?);
     }
     Ok([median(first_answers), median(pieces)])
 }
 
-fn spawn_pieces(bundle: &Path) -> Result<f64> {
-    let program = std::env::current_exe().map_err(Error::io("cannot tell this program's path"))?;
-    let output = Command::new(program)
+fn spawn_pieces(program: &Program, bundle: &Path) -> Result<f64> {
+    let output = program
+        .command()
         .args(["bench", "--pieces"])
         .arg(bundle)
         .stdin(Stdio::null())

@@ -5,7 +5,12 @@ mod cold;
 mod raw;
 mod server;
 
-use std::{fs, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+    time::Duration,
+};
 
 use clap::Args;
 use serde::Serialize;
@@ -29,7 +34,7 @@ const SHORT: &str = "What is deep learning?";
 /// Measure a bundle against the bare runtime
 ///
 /// Starts `kivu serve` on a free port of this machine, sends it what clients would send, and runs the same texts
-/// straight through ONNX Runtime. Every figure is a ratio of two measurements of this run.
+/// straight through ONNX Runtime. Every speed is told beside its own measure, taken in the same run.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// A bundle
@@ -44,6 +49,28 @@ pub(super) struct Arguments {
     /// Load the library, make a session, run it once, print the milliseconds: the parts of a cold start
     #[arg(long, hide = true)]
     pieces: bool,
+}
+
+/// This program, to be started again as a process of its own.
+struct Program {
+    path: PathBuf,
+    config: Option<PathBuf>,
+}
+
+impl Program {
+    fn new(config: Option<&Path>) -> Result<Self> {
+        let path = std::env::current_exe().map_err(Error::io("cannot tell this program's path"))?;
+        Ok(Self { path, config: config.map(Path::to_owned) })
+    }
+
+    /// The program with the configuration that this process has.
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.path);
+        if let Some(config) = &self.config {
+            command.arg("--config").arg(config);
+        }
+        command
+    }
 }
 
 /// Two measurements of one run, and what they are to each other.
@@ -98,13 +125,14 @@ impl Figure {
     }
 }
 
-pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+pub(super) fn run(arguments: &Arguments, config: &Config, file: Option<&Path>) -> Result<ExitCode> {
     let bundle = Bundle::open(&arguments.bundle)?;
-    let library = library::locate(config.onnxruntime.as_deref())?;
+    let library = library::locate(config.onnxruntime.as_deref(), &config.home)?;
     if arguments.pieces {
         return cold::print_pieces(&bundle, &library);
     }
-    let figures = measure(arguments, config, &bundle, &library)?;
+    let program = Program::new(file)?;
+    let figures = measure(arguments, config, &bundle, &library, &program)?;
     say(&format!("{:46} {:>9} {:>9} {:7} {:>8}  target", "", "kivu", "against", "", "result"))?;
     for figure in &figures {
         say(&figure.line())?;
@@ -121,7 +149,8 @@ fn measure(
     arguments: &Arguments,
     config: &Config,
     bundle: &Bundle,
-    library: &std::path::Path,
+    library: &Path,
+    program: &Program,
 ) -> Result<Vec<Figure>> {
     let time = Duration::from_secs(arguments.seconds);
     let mut figures = Vec::new();
@@ -134,7 +163,7 @@ fn measure(
     }
 
     // Cold starts first, while nothing else of ours runs.
-    let [first_answer, pieces] = cold::medians(&arguments.bundle)?;
+    let [first_answer, pieces] = cold::medians(program, &arguments.bundle)?;
     figures.push(Figure::new(
         "start to first answer | library, session, run",
         "ms",
@@ -145,7 +174,7 @@ fn measure(
     let runtime = Runtime::load(library)?;
     let raw = raw::Raw::new(bundle, runtime, config.threads())?;
     let texts: Vec<&str> = SENTENCES.lines().collect();
-    let server = Server::start(&arguments.bundle)?;
+    let server = Server::start(program, &arguments.bundle)?;
     let requests: Vec<String> = texts.chunks(TEXTS).map(server::body).collect();
 
     // Taken in turns, so that what else the machine does falls on all of them alike.

@@ -4,7 +4,7 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     sync::atomic::{AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
@@ -19,7 +19,7 @@ use hyper_util::{
 use serde_json::json;
 use tokio::runtime::Runtime;
 
-use super::ms;
+use super::{Program, ms};
 use crate::error::{Error, Result};
 
 /// A server on a free port of this machine; it ends with this value.
@@ -38,9 +38,9 @@ pub(super) fn body<T: AsRef<str>>(texts: &[T]) -> String {
 
 impl Server {
     /// Starts a server of one bundle and waits until it says where it listens.
-    pub(super) fn start(bundle: &Path) -> Result<Self> {
-        let program = std::env::current_exe().map_err(Error::io("cannot tell this program's path"))?;
-        let mut process = Command::new(program)
+    pub(super) fn start(program: &Program, bundle: &Path) -> Result<Self> {
+        let mut process = program
+            .command()
             .arg("serve")
             .arg(bundle)
             .args(["--listen", "127.0.0.1:0"])

@@ -1,0 +1,54 @@
+//! Each foreign crate is spoken to in one place, so that replacing it, or its version, changes that place only.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// A crate, as it is written in paths, and where it may be.
+const DOORS: [(&str, &[&str]); 9] = [
+    ("ort::", &["src/backend/onnx/"]),
+    ("tokenizers::", &["src/tokenizer.rs"]),
+    ("safetensors::", &["src/build/weights.rs"]),
+    ("prost::", &["src/build/onnx/"]),
+    ("zip::", &["src/build/fetch.rs"]),
+    ("lambda_http::", &["functions/"]),
+    ("indicatif::", &["src/cli/progress.rs"]),
+    ("hyper_util::", &["src/cli/bench/server.rs"]),
+    ("axum::", &["src/api/", "src/cli/serve.rs", "src/cli/bench/server.rs", "functions/"]),
+];
+
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let sources = entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] });
+    sources.filter(|path| path.extension().is_some_and(|extension| extension == "rs")).collect()
+}
+
+/// Whether a line of code names the crate, at the beginning of a path.
+fn names(line: &str, door: &str) -> bool {
+    let code = line.split("//").next().unwrap_or_default();
+    code.match_indices(door).any(|(at, _)| {
+        !code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_' || before == ':')
+    })
+}
+
+#[test]
+fn every_foreign_crate_has_one_door() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files: Vec<PathBuf> =
+        ["src", "functions"].iter().flat_map(|folder| sources(&root.join(folder))).collect();
+    let mut elsewhere = Vec::new();
+    for (door, places) in DOORS {
+        let mut is_used = false;
+        for file in &files {
+            let name = file.strip_prefix(root).unwrap().display().to_string();
+            let named = fs::read_to_string(file).unwrap().lines().any(|line| names(line, door));
+            is_used |= named;
+            if named && !places.iter().any(|place| name.starts_with(place)) {
+                elsewhere.push(format!("{door} in {name}"));
+            }
+        }
+        assert!(is_used, "{door} is used nowhere: the list is out of date");
+    }
+    assert!(elsewhere.is_empty(), "{elsewhere:#?}");
+}
