@@ -277,6 +277,14 @@ async fn what_is_too_large_is_refused_with_its_limit() {
     insta::assert_snapshot!(refusal("/embed", second).await, @"413: text 1: the text has 22 tokens, but the model takes at most 12; set `truncate` to shorten it");
     let ids = json!({ "inputs": [vec![1; 20]], "truncate": false }).to_string();
     insta::assert_snapshot!(refusal("/embed", ids).await, @"413: the input has 20 tokens, but the model takes at most 12; set `truncate` to shorten it");
+    let small = app_with(Limits { values: 5, ..Limits::default() });
+    let inputs =
+        [("/embed", json!(["a", "b", "c"])), ("/embed_all", json!("a b c")), ("/tokenize", json!("a"))];
+    for (path, inputs) in inputs {
+        let request = post(path, json!({ "inputs": inputs }).to_string());
+        let (status, body) = answer(small.clone().oneshot(request).await.unwrap()).await;
+        assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE, "{path}: {body}");
+    }
     let body = json!({ "inputs": "x".repeat(5000) }).to_string();
     insta::assert_snapshot!(refusal("/embed", body).await, @"413: expected a body of at most 4096 bytes, but found more");
 }

@@ -48,6 +48,10 @@ fn edit(path: &Path, from: &str, to: &str) {
 fn what_cannot_be_built_is_refused_by_name() {
     let refusals = [
         refusal(|model| {
+            let gpt2 = r#"{"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 768}"#;
+            fs::write(model.join("config.json"), gpt2).unwrap();
+        }),
+        refusal(|model| {
             edit(&model.join("config.json"), r#""model_type": "bert""#, r#""model_type": "gpt2""#)
         }),
         refusal(|model| {
@@ -71,7 +75,8 @@ fn what_cannot_be_built_is_refused_by_name() {
     ];
     let refusals: Option<Vec<String>> = refusals.into_iter().collect();
     let Some(refusals) = refusals else { return };
-    insta::assert_snapshot!(refusals.join("\n"), @r#"cannot build from `[folder]/model`: expected a `model_type` among `bert`, `distilbert`, `roberta`, `xlm-roberta`, but found `gpt2` (BertModel)
+    insta::assert_snapshot!(refusals.join("\n"), @r#"cannot build from `[folder]/model`: expected a `model_type` among `bert`, `distilbert`, `roberta`, `xlm-roberta`, but found `gpt2` (GPT2LMHeadModel)
+cannot build from `[folder]/model`: expected a `model_type` among `bert`, `distilbert`, `roberta`, `xlm-roberta`, but found `gpt2` (BertModel)
 cannot build from `[folder]/model`: expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, but found `swish`
 cannot build from `[folder]/model`: expected `hidden_size` to be a multiple of `num_attention_heads`, but found 30 and 4
 cannot read `[folder]/model/config.json`: EOF while parsing an object at line 1 column 1

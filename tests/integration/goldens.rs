@@ -209,6 +209,17 @@ async fn exports_answer_as_their_originals() {
     }
 }
 
+/// A graph that pools by itself has no vectors of tokens to give, and says so.
+#[tokio::test]
+async fn an_export_that_pools_has_no_token_vectors() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = fixtures().join("exports/tiny-bert-st");
+    let model = open(source, folder.path(), Some(Precision::Fp32), runtime).unwrap();
+    let error = pipeline(&model).embed_all(text("a text"), &options(), deadline()).await.unwrap_err();
+    insta::assert_snapshot!(error, @"expected a model with a vector for each token, but its output `sentence_embedding` has one for each text");
+}
+
 /// The real model, as `make test` builds it.
 #[tokio::test]
 async fn minilm_in_both_precisions() {

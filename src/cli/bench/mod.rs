@@ -223,10 +223,10 @@ fn mean_texts(texts: &[&str]) -> f64 {
 fn latencies(server: &Server, raw: &raw::Raw) -> Result<[f64; 2]> {
     const TURNS: usize = 400;
     let body = server::body(&[SHORT]);
-    let mut bare = raw.single(SHORT)?;
+    let (mut bare, mut connection) = (raw.single(SHORT)?, server.connect()?);
     let (mut over_http, mut alone) = (Vec::new(), Vec::new());
     for turn in 0..TURNS {
-        let (http, raw) = (server.one(&body)?, bare()?);
+        let (http, raw) = (connection.ask(&body)?, bare()?);
         // The first turns warm both up.
         if turn >= TURNS / 10 {
             over_http.push(http);

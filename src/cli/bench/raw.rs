@@ -41,14 +41,14 @@ impl Raw {
         })
     }
 
-    /// Texts a second of the best schedule known: sessions of one thread side by side, longest text first, one
-    /// text a run. Tokenised beforehand.
+    /// Texts a second of the best schedule known: one session run by a thread a CPU, longest text first, one text
+    /// a run. Tokenised beforehand.
     pub(super) fn best(&self, texts: &[&str], time: Duration) -> Result<f64> {
         let mut encodings = self.encode(texts)?;
         encodings.sort_by_key(|encoding| Reverse(encoding.len()));
+        let session = Session::open(self.runtime, &self.graph, NonZeroUsize::MIN)?;
         let (next, started) = (AtomicUsize::new(0), Instant::now());
         let work = || -> Result<usize> {
-            let session = Session::open(self.runtime, &self.graph, NonZeroUsize::MIN)?;
             let mut done = 0;
             while started.elapsed() < time {
                 let place = next.fetch_add(1, Ordering::Relaxed) % encodings.len();

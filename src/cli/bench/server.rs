@@ -2,7 +2,8 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
     path::Path,
     process::{Child, Stdio},
     sync::atomic::{AtomicUsize, Ordering},
@@ -25,9 +26,46 @@ use crate::error::{Error, Result};
 /// A server on a free port of this machine; it ends with this value.
 pub(super) struct Server {
     process: Child,
+    address: String,
     url: String,
     client: Client<HttpConnector, Full<Bytes>>,
     runtime: Runtime,
+}
+
+/// A connection that is kept: the thinnest client there is, so that latencies are the server's.
+pub(super) struct Connection {
+    stream: BufReader<TcpStream>,
+}
+
+impl Connection {
+    /// Sends one request and tells the milliseconds until its whole answer was there.
+    pub(super) fn ask(&mut self, body: &str) -> Result<f64> {
+        let failed = || Error::io("the server did not answer");
+        let request = format!(
+            "POST /embed HTTP/1.1\r\nhost: kivu\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let started = Instant::now();
+        self.stream.get_mut().write_all(request.as_bytes()).map_err(failed())?;
+        let (mut head, mut length) = (String::new(), 0);
+        while !head.ends_with("\r\n\r\n") {
+            let start = head.len();
+            if self.stream.read_line(&mut head).map_err(failed())? == 0 {
+                return Err(Error::config(format!("expected an answer, but found only `{head}`")));
+            }
+            if let Some(value) = head[start..].strip_prefix("content-length:") {
+                length = value.trim().parse().unwrap_or(0);
+            }
+        }
+        let mut answer = vec![0; length];
+        self.stream.read_exact(&mut answer).map_err(failed())?;
+        let took = ms(started.elapsed());
+        if !head.starts_with("HTTP/1.1 200") {
+            let answer = String::from_utf8_lossy(&answer);
+            return Err(Error::config(format!("expected status 200, but found `{head}{answer}`")));
+        }
+        Ok(took)
+    }
 }
 
 /// The body that asks for the vectors of `texts`.
@@ -69,14 +107,16 @@ impl Server {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         let client = Client::builder(TokioExecutor::new()).build(connector);
-        Ok(Self { process, url: format!("http://{address}/embed"), client, runtime })
+        let (address, url) = (address.to_owned(), format!("http://{address}/embed"));
+        Ok(Self { process, address, url, client, runtime })
     }
 
-    /// Sends one request and tells the milliseconds until its whole answer was there.
-    pub(super) fn one(&self, body: &str) -> Result<f64> {
-        let started = Instant::now();
-        self.runtime.block_on(self.send(body))?;
-        Ok(ms(started.elapsed()))
+    /// Opens a connection for one request after the other.
+    pub(super) fn connect(&self) -> Result<Connection> {
+        let failed = || Error::io(format!("cannot connect to `{}`", self.address));
+        let stream = TcpStream::connect(&self.address).map_err(failed())?;
+        stream.set_nodelay(true).map_err(failed())?;
+        Ok(Connection { stream: BufReader::new(stream) })
     }
 
     /// Requests a second, from so many clients that each wait for their answer before they ask again.
