@@ -152,6 +152,15 @@ impl Error {
     }
 }
 
+/// Says which text an error is about, where there are several.
+pub(crate) fn at_text(error: Error, place: usize, count: usize) -> Error {
+    match error {
+        Error::TooLarge { message } if count > 1 => Error::too_large(format!("text {place}: {message}")),
+        Error::Invalid { message } if count > 1 => Error::invalid(format!("text {place}: {message}")),
+        other => other,
+    }
+}
+
 /// `a`, `b` and `c`, each in backticks, for messages.
 pub(crate) fn quoted<T: AsRef<str>>(names: &[T]) -> String {
     names.iter().map(|name| format!("`{}`", name.as_ref())).collect::<Vec<_>>().join(", ")

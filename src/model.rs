@@ -1,6 +1,6 @@
 //! A served model: a bundle, opened as the pipeline of its task.
 
-use std::{num::NonZeroUsize, path::Path, sync::Arc, thread};
+use std::{path::Path, sync::Arc, thread};
 
 use crate::{
     backend::{
@@ -9,10 +9,14 @@ use crate::{
     },
     config::{Config, ModelConfig},
     error::{Error, Result, quoted},
-    pipeline::{Task, embedding::EmbeddingPipeline},
+    pipeline::{
+        Task, classification::ClassificationPipeline, embedding::EmbeddingPipeline, ranking::RankingPipeline,
+        zero_shot::ZeroShotPipeline,
+    },
     repository::{
         Bundle, Manifest,
         bundle::{MANIFEST, TOKENIZER},
+        manifest::File,
     },
     tokenizer::Tokenizer,
 };
@@ -33,33 +37,108 @@ pub struct Model {
 /// The pipeline of a task.
 #[derive(Clone, Debug)]
 pub enum Pipeline {
-    /// Texts to vectors.
+    /// A text to a vector.
     Embedding(EmbeddingPipeline),
+    /// A text to scores for the model's labels.
+    Classification(ClassificationPipeline),
+    /// A text to scores for a request's labels.
+    ZeroShot(ZeroShotPipeline),
+    /// A query and texts to scores for the texts.
+    Ranking(RankingPipeline),
 }
 
 impl Pipeline {
-    /// The task that it is for.
-    pub fn task(&self) -> Task {
+    /// The tokenizer that the model reads with.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         match self {
-            Self::Embedding(_) => Task::FeatureExtraction,
+            Self::Embedding(pipeline)
+            | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline))
+            | Self::Ranking(RankingPipeline::Embedding(pipeline)) => pipeline.tokenizer(),
+            Self::Classification(pipeline)
+            | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
+            | Self::Ranking(RankingPipeline::CrossEncoder(pipeline)) => pipeline.tokenizer(),
+        }
+    }
+
+    /// The most tokens that the model takes.
+    pub fn max_tokens(&self) -> usize {
+        match self {
+            Self::Embedding(pipeline)
+            | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline))
+            | Self::Ranking(RankingPipeline::Embedding(pipeline)) => pipeline.settings().max_tokens,
+            Self::Classification(pipeline)
+            | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
+            | Self::Ranking(RankingPipeline::CrossEncoder(pipeline)) => pipeline.settings().max_tokens,
+        }
+    }
+
+    fn new(manifest: &Manifest, loaded: Loaded, limit: Option<usize>) -> Result<Self> {
+        let Loaded { tokenizer, backend } = loaded;
+        let bounded = |tokens: usize| limit.map_or(tokens, |limit| limit.min(tokens));
+        if let Some(mut settings) = manifest.classification.clone() {
+            settings.max_tokens = bounded(settings.max_tokens);
+            let pipeline = ClassificationPipeline::new(tokenizer, backend, settings)?;
+            return match manifest.task {
+                Task::TextClassification => Ok(Self::Classification(pipeline)),
+                Task::TextRanking => RankingPipeline::cross_encoder(pipeline).map(Self::Ranking),
+                Task::ZeroShotClassification => ZeroShotPipeline::entailment(pipeline).map(Self::ZeroShot),
+                Task::FeatureExtraction => Err(lacks(manifest, "embedding")),
+            };
+        }
+        let Some(mut settings) = manifest.embedding.clone() else {
+            return Err(lacks(manifest, "classification"));
+        };
+        settings.max_tokens = bounded(settings.max_tokens);
+        let pipeline = EmbeddingPipeline::new(tokenizer, backend, settings)?;
+        match manifest.task {
+            Task::FeatureExtraction => Ok(Self::Embedding(pipeline)),
+            Task::TextRanking => Ok(Self::Ranking(RankingPipeline::Embedding(pipeline))),
+            Task::ZeroShotClassification => Ok(Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline))),
+            Task::TextClassification => Err(lacks(manifest, "classification")),
         }
     }
 }
 
+fn lacks(manifest: &Manifest, settings: &str) -> Error {
+    Error::model(format!(
+        "expected `{settings}` in the manifest of `{}`, whose task is `{}`",
+        manifest.name, manifest.task
+    ))
+}
+
+/// What models of the same weights share.
+#[derive(Clone, Debug)]
+struct Loaded {
+    tokenizer: Arc<Tokenizer>,
+    backend: Arc<dyn Backend>,
+}
+
 impl Model {
-    /// Opens every model of the configuration, in its order.
+    /// Opens every model of the configuration, in its order. Models of the same files share what is loaded.
     pub fn open_all(config: &Config) -> Result<Vec<Self>> {
         let mut models: Vec<Self> = Vec::new();
+        let mut shared: Vec<(Vec<File>, Loaded)> = Vec::new();
         for model in &config.models {
             for bundle in bundles(model)? {
-                let name = model.name.clone().unwrap_or_else(|| bundle.manifest().name.clone());
+                let manifest = bundle.manifest().clone();
+                let name = model.name.clone().unwrap_or_else(|| manifest.name.clone());
                 if models.iter().any(|known| known.name == name) {
                     return Err(Error::config(format!(
                         "expected a name of its own for each model, but found `{name}` twice; \
                          set `name` in `kivu.toml`"
                     )));
                 }
-                models.push(Self::open(name, &bundle, config)?);
+                let known = shared.iter().find(|(files, _)| *files == manifest.files);
+                let loaded = match known {
+                    Some((_, loaded)) => loaded.clone(),
+                    None => {
+                        let loaded = load(&bundle, config)?;
+                        shared.push((manifest.files.clone(), loaded.clone()));
+                        loaded
+                    }
+                };
+                let pipeline = Pipeline::new(&manifest, loaded, config.limits.tokens)?;
+                models.push(Self { name, digest: bundle.digest().to_owned(), manifest, pipeline });
             }
         }
         if models.is_empty() {
@@ -69,50 +148,33 @@ impl Model {
         }
         Ok(models)
     }
-
-    /// Opens a bundle.
-    ///
-    /// What takes time runs side by side: the tokenizer loads and the weights are hashed while ONNX Runtime
-    /// makes the session. Nothing is served before every hash is verified.
-    fn open(name: String, bundle: &Bundle, config: &Config) -> Result<Self> {
-        let manifest = bundle.manifest();
-        let threads = config.threads();
-        let (tokenizer, backend) = thread::scope(|scope| {
-            // One thread for both, since two CPUs are all that most functions have.
-            let tokenizer = scope.spawn(|| {
-                let tokenizer = Tokenizer::from_json(&bundle.read(TOKENIZER)?)?;
-                bundle.verify(&[TOKENIZER, &manifest.graph])?;
-                Ok(tokenizer)
-            });
-            let backend = load(bundle, config, threads);
-            let tokenizer = tokenizer.join().unwrap_or_else(|_| Err(panicked(&name)));
-            Ok::<_, Error>((tokenizer?, backend?))
-        })?;
-        let pipeline = match manifest.task {
-            Task::FeatureExtraction => {
-                let mut settings = manifest.embedding.clone().ok_or_else(|| {
-                    Error::model(format!(
-                        "expected `embedding` in the manifest of `{name}`, whose task is `{}`",
-                        manifest.task
-                    ))
-                })?;
-                if let Some(tokens) = config.limits.tokens {
-                    settings.max_tokens = settings.max_tokens.min(tokens);
-                }
-                let pipeline = EmbeddingPipeline::new(Arc::new(tokenizer), Arc::new(backend), settings);
-                Pipeline::Embedding(pipeline?)
-            }
-        };
-        Ok(Self { name, manifest: manifest.clone(), digest: bundle.digest().to_owned(), pipeline })
-    }
 }
 
-fn load(bundle: &Bundle, config: &Config, threads: NonZeroUsize) -> Result<OnnxBackend> {
+/// Loads what is in a bundle.
+///
+/// What takes time runs side by side: the tokenizer loads and the weights are hashed while ONNX Runtime makes the
+/// session. Nothing is served before every hash is verified.
+fn load(bundle: &Bundle, config: &Config) -> Result<Loaded> {
+    let manifest = bundle.manifest();
+    thread::scope(|scope| {
+        // One thread for both, since two CPUs are all that most functions have.
+        let tokenizer = scope.spawn(|| {
+            let tokenizer = Tokenizer::from_json(&bundle.read(TOKENIZER)?)?;
+            bundle.verify(&[TOKENIZER, &manifest.graph])?;
+            Ok(tokenizer)
+        });
+        let backend = open_graph(bundle, config);
+        let tokenizer = tokenizer.join().unwrap_or_else(|_| Err(panicked(&manifest.name)));
+        Ok(Loaded { tokenizer: Arc::new(tokenizer?), backend: Arc::new(backend?) })
+    })
+}
+
+fn open_graph(bundle: &Bundle, config: &Config) -> Result<OnnxBackend> {
     let runtime = Runtime::load(&library::locate(config.onnxruntime.as_deref(), &config.home)?)?;
     let manifest = bundle.manifest();
     // The graph is small, and it is parsed: it is verified before.
     bundle.read(&manifest.graph)?;
-    let backend = OnnxBackend::open(runtime, &bundle.path(&manifest.graph), threads)?;
+    let backend = OnnxBackend::open(runtime, &bundle.path(&manifest.graph), config.threads())?;
     if *backend.signature() != manifest.signature {
         return Err(Error::model(format!(
             "expected `{}` to be {}, as its manifest says, but its graph is {}",

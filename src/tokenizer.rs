@@ -3,7 +3,10 @@
 use std::path::Path;
 
 use serde::Deserialize;
-use tokenizers::{Encoding as RawEncoding, PostProcessor, Tokenizer as RawTokenizer, TruncationDirection};
+use tokenizers::{
+    Encoding as RawEncoding, PostProcessor, Tokenizer as RawTokenizer, TruncationDirection, TruncationParams,
+    TruncationStrategy, utils::truncation::truncate_encodings,
+};
 
 use crate::error::{Error, Result};
 
@@ -35,6 +38,37 @@ pub enum Truncation {
     Off,
     /// Shorten it at this side, special tokens kept.
     At(Side),
+}
+
+impl From<Side> for TruncationDirection {
+    fn from(side: Side) -> Self {
+        match side {
+            Side::Left => Self::Left,
+            Side::Right => Self::Right,
+        }
+    }
+}
+
+/// What to do with a pair of texts of more tokens than the model takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PairTruncation {
+    /// Refuse it.
+    Off,
+    /// Shorten the longer one, and both once they are of one length, at this side.
+    LongestFirst(Side),
+    /// Shorten the first only, at its end.
+    OnlyFirst,
+}
+
+impl PairTruncation {
+    /// The same for a text that comes without another.
+    pub fn alone(self) -> Truncation {
+        match self {
+            Self::Off => Truncation::Off,
+            Self::LongestFirst(side) => Truncation::At(side),
+            Self::OnlyFirst => Truncation::At(Side::Right),
+        }
+    }
 }
 
 /// A text as a model reads it.
@@ -92,21 +126,58 @@ impl Tokenizer {
         let found = bare.len() + self.special_tokens;
         let shortened_from = (found > limit).then_some(found);
         if shortened_from.is_some() {
-            let direction = match truncation {
-                Truncation::Off => {
-                    return Err(Error::too_large(format!(
-                        "the text has {found} tokens, but the model takes at most {limit}; \
-                         set `truncate` to shorten it"
-                    )));
-                }
-                Truncation::At(Side::Left) => TruncationDirection::Left,
-                Truncation::At(Side::Right) => TruncationDirection::Right,
+            let Truncation::At(side) = truncation else {
+                return Err(Error::too_large(format!(
+                    "the text has {found} tokens, but the model takes at most {limit}; \
+                     set `truncate` to shorten it"
+                )));
             };
-            bare.truncate(limit.saturating_sub(self.special_tokens), 0, direction);
+            bare.truncate(limit.saturating_sub(self.special_tokens), 0, side.into());
             // What was cut off is of no use, and the post-processor would dress it up as well.
             bare.take_overflowing();
         }
         let encoding = self.raw.post_process(bare, None, true).map_err(cannot_tokenise)?;
+        Ok(Encoding::from_raw(&encoding, shortened_from))
+    }
+
+    /// Encodes a pair of texts, special tokens included, into at most `limit` tokens.
+    ///
+    /// An empty second text is a text all the same: its separator stays.
+    pub fn encode_pair(&self, pair: [&str; 2], limit: usize, truncation: PairTruncation) -> Result<Encoding> {
+        let bare = |text| {
+            let text = within_reach(text, limit, truncation.alone());
+            self.raw.encode_fast(text, false).map_err(cannot_tokenise)
+        };
+        let [mut first, mut second] = [bare(pair[0])?, bare(pair[1])?];
+        let special_tokens =
+            self.raw.get_post_processor().map_or(0, |processor| processor.added_tokens(true));
+        let found = first.len() + second.len() + special_tokens;
+        let shortened_from = (found > limit).then_some(found);
+        if shortened_from.is_some() {
+            let too_long = || {
+                Error::too_large(format!(
+                    "the pair of texts has {found} tokens, but the model takes at most {limit}; \
+                     set `truncate` to shorten it"
+                ))
+            };
+            let (strategy, side) = match truncation {
+                PairTruncation::Off => return Err(too_long()),
+                PairTruncation::LongestFirst(side) => (TruncationStrategy::LongestFirst, side),
+                PairTruncation::OnlyFirst => (TruncationStrategy::OnlyFirst, Side::Right),
+            };
+            let parameters = TruncationParams {
+                direction: side.into(),
+                max_length: limit.saturating_sub(special_tokens),
+                strategy,
+                stride: 0,
+            };
+            let (cut_first, cut_second) =
+                truncate_encodings(first, Some(second), &parameters).map_err(|_| too_long())?;
+            (first, second) = (cut_first, cut_second.unwrap_or_default());
+            first.take_overflowing();
+            second.take_overflowing();
+        }
+        let encoding = self.raw.post_process(first, Some(second), true).map_err(cannot_tokenise)?;
         Ok(Encoding::from_raw(&encoding, shortened_from))
     }
 

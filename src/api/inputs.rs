@@ -47,6 +47,32 @@ pub(super) fn texts(field: &str, value: Value, limit: usize) -> Result<Vec<Strin
         .collect()
 }
 
+/// One text, from the field called `field`.
+pub(super) fn text(field: &str, value: Value) -> Result<String> {
+    match item(field, value)? {
+        Input::Text(text) => Ok(text),
+        Input::Ids(_) => Err(Error::invalid(format!("expected `{field}` to be a string, but found a list"))),
+    }
+}
+
+/// Labels, which are judged by those who know how many there may be, from the field called `field`.
+pub(super) fn labels(field: &str, value: Value) -> Result<Vec<String>> {
+    let Value::Array(values) = value else {
+        return Err(Error::invalid(format!(
+            "expected `{field}` to be a list of strings, or a string with commas, but found {}",
+            kind(&value)
+        )));
+    };
+    let labels = values.into_iter().enumerate().map(|(place, value)| match value {
+        Value::String(label) => Ok(label),
+        other => Err(Error::invalid(format!(
+            "expected `{field}[{place}]` to be a string, but found {}",
+            kind(&other)
+        ))),
+    });
+    labels.collect()
+}
+
 /// Lists of token ids, one or several, from the field called `field`.
 pub(super) fn id_lists(field: &str, value: Value, limit: usize) -> Result<Vec<Vec<u32>>> {
     read(field, value, limit)?

@@ -1,9 +1,11 @@
 //! One HTTP router for every dialect, on a laptop and behind API Gateway.
 
+mod hugging_face;
 mod inputs;
 mod openai;
 mod rejection;
 mod request;
+mod rerank;
 mod tei;
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
@@ -24,7 +26,10 @@ use crate::{
     config::Limits,
     error::{Error, Result},
     model::{Model, Pipeline},
-    pipeline::embedding::EmbeddingPipeline,
+    pipeline::{
+        Task, classification::ClassificationPipeline, embedding::EmbeddingPipeline, ranking::RankingPipeline,
+        zero_shot::ZeroShotPipeline,
+    },
 };
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -46,20 +51,66 @@ impl App {
         Self { models, limits, permits }
     }
 
-    /// The embedding model called `name`, or the first that there is.
-    fn embedding(&self, name: Option<&str>) -> Result<(&Model, &EmbeddingPipeline)> {
-        let mut embedding = self.models.iter().map(|model| (model, &model.pipeline)).map(
-            |(model, pipeline)| match pipeline {
-                Pipeline::Embedding(pipeline) => (model, pipeline),
-            },
-        );
+    /// The model called `name`, or the first that there is.
+    fn model(&self, name: Option<&str>) -> Result<&Model> {
         match name {
-            None => embedding.next(),
-            Some(name) => embedding.find(|(model, _)| model.name == name),
+            None => self.models.first(),
+            Some(name) => self.models.iter().find(|model| model.name == name),
         }
         .ok_or_else(|| Error::UnknownModel {
             name: name.unwrap_or_default().to_owned(),
             known: self.models.iter().map(|model| model.name.clone()).collect(),
+        })
+    }
+
+    /// The model called `name`, which must be for `task`, or the first that is.
+    fn pipeline<'a, P>(
+        &'a self,
+        name: Option<&str>,
+        task: Task,
+        pick: impl Fn(&'a Pipeline) -> Option<&'a P>,
+    ) -> Result<(&'a Model, &'a P)> {
+        if name.is_none() {
+            let mut models = self.models.iter();
+            let found = models.find_map(|model| Some((model, pick(&model.pipeline)?)));
+            return found
+                .ok_or_else(|| Error::invalid(format!("expected a model for `{task}`, but none is served")));
+        }
+        let model = self.model(name)?;
+        let pipeline = pick(&model.pipeline).ok_or_else(|| {
+            Error::invalid(format!(
+                "expected a model for `{task}`, but `{}` is for `{}`",
+                model.name, model.manifest.task
+            ))
+        })?;
+        Ok((model, pipeline))
+    }
+
+    fn embedding(&self, name: Option<&str>) -> Result<(&Model, &EmbeddingPipeline)> {
+        self.pipeline(name, Task::FeatureExtraction, |pipeline| match pipeline {
+            Pipeline::Embedding(pipeline) => Some(pipeline),
+            _ => None,
+        })
+    }
+
+    fn classification(&self, name: Option<&str>) -> Result<(&Model, &ClassificationPipeline)> {
+        self.pipeline(name, Task::TextClassification, |pipeline| match pipeline {
+            Pipeline::Classification(pipeline) => Some(pipeline),
+            _ => None,
+        })
+    }
+
+    fn zero_shot(&self, name: Option<&str>) -> Result<(&Model, &ZeroShotPipeline)> {
+        self.pipeline(name, Task::ZeroShotClassification, |pipeline| match pipeline {
+            Pipeline::ZeroShot(pipeline) => Some(pipeline),
+            _ => None,
+        })
+    }
+
+    fn ranking(&self, name: Option<&str>) -> Result<(&Model, &RankingPipeline)> {
+        self.pipeline(name, Task::TextRanking, |pipeline| match pipeline {
+            Pipeline::Ranking(pipeline) => Some(pipeline),
+            _ => None,
         })
     }
 }
@@ -78,8 +129,13 @@ pub fn router(app: App) -> Router {
         .route("/embed", post(tei::embed))
         .route("/embed_all", post(tei::embed_all))
         .route("/similarity", post(tei::similarity))
+        .route("/predict", post(tei::classify::predict))
+        .route("/rerank", post(tei::classify::rerank))
         .route("/tokenize", post(tei::tokenize))
         .route("/decode", post(tei::decode))
+        .route("/models/{model}", post(hugging_face::infer))
+        .route("/v1/rerank", post(rerank::jina))
+        .route("/v2/rerank", post(rerank::cohere))
         .route("/v1/embeddings", post(openai::embeddings))
         .route("/v1/models", get(openai::models))
         .route("/v1/models/{model}", get(openai::model))
@@ -91,8 +147,7 @@ pub fn router(app: App) -> Router {
 
 async fn no_route(request: Request) -> Response {
     let path = request.uri().path();
-    let message =
-        format!("no route `{path}`; this server's routes are those of text-embeddings-inference and OpenAI");
+    let message = format!("no route `{path}`; the documentation lists those that there are");
     in_dialect(path, Rejection::new(StatusCode::NOT_FOUND, message))
 }
 
@@ -104,10 +159,11 @@ async fn wrong_method(request: Request) -> Response {
 
 /// A rejection in the shape of the dialect that a path belongs to.
 fn in_dialect(path: &str, rejection: Rejection) -> Response {
-    if path.starts_with("/v1/") {
-        openai::Failure::from(rejection).into_response()
-    } else {
-        tei::Failure::from(rejection).into_response()
+    match path {
+        "/v1/rerank" => rerank::JinaFailure::from(rejection).into_response(),
+        "/v2/rerank" => rerank::CohereFailure::from(rejection).into_response(),
+        _ if path.starts_with("/v1/") => openai::Failure::from(rejection).into_response(),
+        _ => tei::Failure::from(rejection).into_response(),
     }
 }
 

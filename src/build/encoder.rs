@@ -4,7 +4,7 @@
 //! values from one multiplication, attention as one fused operator, biases inside the quantised
 //! multiplications, residuals inside the layer normalisations.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use serde::Deserialize;
 
@@ -18,11 +18,16 @@ use super::{
 };
 use crate::{
     error::{Error, Result, quoted},
+    pipeline::classification::ScoreFunction,
     repository::manifest::Precision,
 };
 
 /// The output of an encoder's graph: one vector a token.
 pub const OUTPUT: &str = "last_hidden_state";
+/// The output of a classifier's graph: one value a label.
+pub const LOGITS: &str = "logits";
+/// How the class of a model with a head for labels ends.
+const CLASSIFIER: &str = "ForSequenceClassification";
 
 /// The `model_type`s that are supported.
 pub const MODEL_TYPES: [&str; 4] = ["bert", "distilbert", "roberta", "xlm-roberta"];
@@ -52,6 +57,9 @@ struct RawConfig {
     type_vocab_size: Option<usize>,
     pad_token_id: Option<i64>,
     position_embedding_type: Option<String>,
+    id2label: Option<BTreeMap<usize, String>>,
+    num_labels: Option<usize>,
+    problem_type: Option<String>,
 }
 
 /// The shape of an encoder.
@@ -69,6 +77,40 @@ pub struct EncoderConfig {
     /// The rows of the table that tells a pair's texts apart; none where the model has no such table.
     types: usize,
     names: &'static Names,
+    /// What the model makes of its tokens' vectors, if it has a head.
+    pub head: Option<Head>,
+}
+
+/// The head of a model that classifies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// The labels, by their ids.
+    pub labels: Vec<String>,
+    /// What makes scores of the logits.
+    pub function: ScoreFunction,
+}
+
+impl Head {
+    /// The head that a config describes, as `transformers` reads it.
+    fn from_raw(raw: &RawConfig) -> Result<Self> {
+        let labels: Vec<String> = match &raw.id2label {
+            Some(labels) if labels.keys().copied().eq(0..labels.len()) => labels.values().cloned().collect(),
+            Some(labels) => {
+                return Err(Error::model(format!(
+                    "expected `id2label` with ids from 0 on, but found {:?}",
+                    labels.keys().collect::<Vec<_>>()
+                )));
+            }
+            None => (0..raw.num_labels.unwrap_or(2)).map(|id| format!("LABEL_{id}")).collect(),
+        };
+        let function = match raw.problem_type.as_deref() {
+            Some("regression") => ScoreFunction::None,
+            Some("multi_label_classification") => ScoreFunction::Sigmoid,
+            _ if labels.len() == 1 => ScoreFunction::Sigmoid,
+            _ => ScoreFunction::Softmax,
+        };
+        Ok(Self { labels, function })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +142,10 @@ struct Names {
     up: &'static str,
     down: &'static str,
     output_norm: &'static str,
+    /// The dense layer between the first token's vector and the labels: its name, whether it is part of the
+    /// body, and what follows it.
+    dense: (&'static str, bool, &'static str),
+    labels: &'static str,
 }
 
 const BERT: Names = Names {
@@ -113,8 +159,15 @@ const BERT: Names = Names {
     up: "intermediate.dense",
     down: "output.dense",
     output_norm: "output.LayerNorm",
+    dense: ("pooler.dense", true, "Tanh"),
+    labels: "classifier",
 };
-const ROBERTA: Names = Names { prefix: "roberta.", ..BERT };
+const ROBERTA: Names = Names {
+    prefix: "roberta.",
+    dense: ("classifier.dense", false, "Tanh"),
+    labels: "classifier.out_proj",
+    ..BERT
+};
 const DISTILBERT: Names = Names {
     prefix: "distilbert.",
     layer: "transformer.layer.",
@@ -126,6 +179,8 @@ const DISTILBERT: Names = Names {
     up: "ffn.lin1",
     down: "ffn.lin2",
     output_norm: "output_layer_norm",
+    dense: ("pre_classifier", false, "Relu"),
+    labels: "classifier",
 };
 
 const WORDS: &str = "embeddings.word_embeddings.weight";
@@ -204,6 +259,7 @@ impl EncoderConfig {
     fn from_raw(raw: RawConfig) -> Result<Self> {
         let facts = raw.facts();
         let architecture = raw.architecture();
+        let head = architecture.ends_with(CLASSIFIER).then(|| Head::from_raw(&raw)).transpose();
         let model_type = raw.model_type.unwrap_or_default();
         if !MODEL_TYPES.contains(&model_type.as_str()) {
             return Err(Error::model(format!(
@@ -236,6 +292,7 @@ impl EncoderConfig {
             positions,
             types,
             names,
+            head: head?,
         };
         if config.heads == 0 || !config.facts.hidden.is_multiple_of(config.heads) {
             return Err(Error::model(format!(
@@ -244,6 +301,15 @@ impl EncoderConfig {
             )));
         }
         Ok(config)
+    }
+
+    /// The same body under a head for labels, which an adapter brings.
+    pub fn with_head(mut self, labels: usize) -> Self {
+        if self.head.is_none() {
+            let labels = (0..labels).map(|id| format!("LABEL_{id}")).collect();
+            self.head = Some(Head { labels, function: ScoreFunction::Softmax });
+        }
+        self
     }
 
     /// The prefix under which a model with a head stores its body, and a weight to tell by whether it does.
@@ -277,7 +343,9 @@ fn activation(name: &str) -> Result<Activation> {
     }
 }
 
-/// Writes the graph of an encoder, from token ids to [`OUTPUT`].
+/// Writes the graph of an encoder, from token ids to [`OUTPUT`], or to [`LOGITS`] where it has a head.
+///
+/// A head reads the first token only, and so does the last layer then: the others' vectors would be thrown away.
 pub fn graph(config: &EncoderConfig, weights: &Weights, precision: Precision) -> Result<ModelProto> {
     let mut writer = Writer { config, weights, precision, graph: GraphBuilder::default() };
     let ids = writer.graph.input("input_ids", &["batch", "sequence"]);
@@ -285,7 +353,15 @@ pub fn graph(config: &EncoderConfig, weights: &Weights, precision: Precision) ->
     let mask = writer.cast(&mask, data_type::INT32);
     let mut hidden = writer.embeddings(&ids)?;
     for layer in 0..config.layers {
-        hidden = writer.layer(layer, &hidden, &mask)?;
+        let reads_first_only = config.head.is_some() && layer + 1 == config.layers;
+        let attending = if reads_first_only { writer.first_token(&hidden) } else { hidden.clone() };
+        hidden = writer.layer(layer, &attending, &hidden, &mask)?;
+    }
+    if let Some(head) = &config.head {
+        let logits = writer.head(head, &hidden)?;
+        let labels = Dimension::DimValue(head.labels.len() as i64);
+        writer.graph.output(&logits, LOGITS, [Dimension::DimParam("batch".into()), labels]);
+        return Ok(writer.graph.finish(&config.facts.architecture));
     }
     let axes = [
         Dimension::DimParam("batch".into()),
@@ -378,20 +454,28 @@ impl Writer<'_> {
         }
     }
 
-    fn layer(&mut self, layer: usize, input: &Value, mask: &Value) -> Result<Value> {
+    /// One layer: the tokens of `attending` attend to those of `input`, which are the same but for the last
+    /// layer under a head.
+    fn layer(&mut self, layer: usize, attending: &Value, input: &Value, mask: &Value) -> Result<Value> {
         let EncoderConfig { heads, intermediate, names, .. } = *self.config;
         let hidden = self.config.facts.hidden;
         let at = |name: &str| format!("{}{layer}.{name}", names.layer);
-        let query_key_value = [at(names.query), at(names.key), at(names.value)];
-        let projected = self.linear(&query_key_value, input, hidden, hidden)?;
-        let [query, key, value] = self.graph.thirds(&projected);
+        let [query, key, value] = if attending == input {
+            let names = [at(names.query), at(names.key), at(names.value)];
+            let projected = self.linear(&names, input, hidden, hidden)?;
+            self.graph.split(&projected)
+        } else {
+            let projected = self.linear(&[at(names.key), at(names.value)], input, hidden, hidden)?;
+            let [key, value] = self.graph.split(&projected);
+            [self.linear(&[at(names.query)], attending, hidden, hidden)?, key, value]
+        };
         let context = self.graph.microsoft(
             "MultiHeadAttention",
             &[&query, &key, &value, &Value::none(), mask],
             vec![integer("num_heads", heads as i64), float("mask_filter_value", MASKED)],
         );
         let attended = self.linear(&[at(names.attention_output)], &context, hidden, hidden)?;
-        let attended = self.add_and_norm(&attended, input, &at(names.attention_norm))?;
+        let attended = self.add_and_norm(&attended, attending, &at(names.attention_norm))?;
         let raised = self.linear(&[at(names.up)], &attended, hidden, intermediate)?;
         let raised = match self.config.activation {
             Activation::Gelu => self.graph.microsoft("Gelu", &[&raised], vec![]),
@@ -400,6 +484,35 @@ impl Writer<'_> {
         };
         let lowered = self.linear(&[at(names.down)], &raised, intermediate, hidden)?;
         self.add_and_norm(&lowered, &attended, &at(names.output_norm))
+    }
+
+    fn first_token(&mut self, hidden: &Value) -> Value {
+        let (zero, one) = (self.graph.integers("zero", &[0]), self.graph.integers("one", &[1]));
+        self.graph.node("Slice", &[hidden, &zero, &one, &one], vec![])
+    }
+
+    /// The logits of labels from the first token's vector, in fp32 whatever the precision: a head is small, and
+    /// what is lost in it is lost to the answer.
+    fn head(&mut self, head: &Head, first_token: &Value) -> Result<Value> {
+        let hidden = self.config.facts.hidden;
+        let (dense, is_of_body, activation) = self.config.names.dense;
+        let one = self.graph.integers("one", &[1]);
+        let first_token = self.graph.node("Squeeze", &[first_token, &one], vec![]);
+        let dense = if is_of_body { format!("{}{dense}", self.weights.prefix()) } else { dense.to_owned() };
+        let pooled = self.plain_linear(&dense, &first_token, hidden, hidden)?;
+        let pooled = self.graph.node(activation, &[&pooled], vec![]);
+        self.plain_linear(self.config.names.labels, &pooled, hidden, head.labels.len())
+    }
+
+    /// A linear layer in fp32, by its whole name.
+    fn plain_linear(&mut self, name: &str, input: &Value, inputs: usize, outputs: usize) -> Result<Value> {
+        let weight = self.weights.take_whole(&format!("{name}.weight"), &[outputs, inputs])?;
+        let bias = self.weights.take_whole(&format!("{name}.bias"), &[outputs])?;
+        let weight = quantise::transpose(&weight.values, inputs);
+        let weight = self.graph.floats(&format!("{name}.weight"), &[inputs, outputs], &weight);
+        let bias = self.graph.floats(&format!("{name}.bias"), &bias.shape, &bias.values);
+        let product = self.graph.node("MatMul", &[input, &weight], vec![]);
+        Ok(self.graph.node("Add", &[&product, &bias], vec![]))
     }
 
     /// The linear layers of the given names side by side, each from `inputs` to `outputs` values.

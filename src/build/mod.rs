@@ -1,5 +1,6 @@
 //! The model compiler: weights in, a bundle out, with its quality measured. No Python, no PyTorch.
 
+mod adapter;
 pub mod encoder;
 mod export;
 pub mod fetch;
@@ -15,15 +16,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub use self::recipe::{QualityFloor, Recipe};
+pub use self::recipe::{QualityFloor, Recipe, Strategy};
 use self::{
+    adapter::Adapter,
     encoder::{EncoderConfig, Facts, MODEL_TYPES},
+    quality::Settings,
     weights::Weights,
 };
 use crate::{
     backend::onnx::{Runtime, Session},
     error::{Error, Result, quoted},
-    pipeline::{Task, embedding::EmbeddingSettings},
+    pipeline::{Task, classification::ClassificationSettings},
     repository::{
         bundle::{Bundle, MANIFEST, TOKENIZER, describe, sha256_of},
         manifest::{self, File, Manifest, Precision, Quality},
@@ -64,6 +67,11 @@ struct Plan {
     name: String,
     from: String,
     folder: PathBuf,
+    /// The folder of an adapter to be merged.
+    adapter: Option<PathBuf>,
+    /// What is wanted of the model, if anything was said.
+    task: Option<Task>,
+    strategy: Strategy,
     precision: Precision,
     floor: QualityFloor,
 }
@@ -74,7 +82,7 @@ struct Compiled {
     sha256: String,
     precision: Precision,
     plan: &'static str,
-    embedding: EmbeddingSettings,
+    settings: Settings,
     /// The folder of the fp32 graph, where there is another to be compared with it.
     reference: Option<PathBuf>,
     /// The folder of the graph that goes into the bundle.
@@ -110,14 +118,19 @@ pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Re
         None => None,
     };
 
+    let task = task(&plan, &compiled.settings)?;
     progress.stage("write the bundle", 1);
     let session = Session::open(runtime, &compiled.folder.join(GRAPH), std::num::NonZeroUsize::MIN)?;
-    quality::try_out(&session, &tokenizer, &compiled.embedding)?;
+    quality::try_out(&session, &tokenizer, &compiled.settings)?;
     write_file(&compiled.folder.join(TOKENIZER), &tokenizer_file)?;
+    let (embedding, classification) = match compiled.settings {
+        Settings::Embedding(settings) => (Some(settings), None),
+        Settings::Classification(settings) => (None, Some(settings)),
+    };
     let manifest = Manifest {
         format: Manifest::FORMAT,
         name: plan.name,
-        task: Task::FeatureExtraction,
+        task,
         graph: GRAPH.to_owned(),
         source: manifest::Source {
             architecture: compiled.architecture,
@@ -125,7 +138,8 @@ pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Re
             sha256: compiled.sha256,
         },
         weights: manifest::Weights { precision: compiled.precision, plan: compiled.plan.to_owned(), quality },
-        embedding: Some(compiled.embedding),
+        embedding,
+        classification,
         signature: session.signature().clone(),
         files: files(&compiled.folder)?,
     };
@@ -149,12 +163,17 @@ fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         progress.stage("fetch the weights", 1);
         let folder = recipe.folder(source, &request.cache)?;
         progress.step();
+        let adapter = recipe.source.adapter.as_ref();
+        let adapter = adapter.map(|adapter| source.parent().unwrap_or(Path::new(".")).join(adapter));
         let from =
             recipe.source.package.clone().unwrap_or_else(|| recipe.source.folder.display().to_string());
         return Ok(Plan {
             name: request.name.clone().unwrap_or(recipe.name),
             from,
             folder,
+            adapter,
+            task: Some(recipe.task),
+            strategy: recipe.strategy,
             precision: request.precision.unwrap_or(recipe.precision),
             floor: recipe.quality,
         });
@@ -173,23 +192,42 @@ fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         name: request.name.clone().unwrap_or_else(|| folder_name.clone()),
         from: folder_name,
         folder: source.clone(),
+        adapter: None,
+        task: request.task,
+        strategy: Strategy::default(),
         precision: request.precision.unwrap_or_default(),
         floor: QualityFloor::default(),
     })
 }
 
 fn compile_weights(plan: &Plan, scratch: &Path, progress: &dyn Progress) -> Result<Compiled> {
-    let config = EncoderConfig::open(&plan.folder)?;
-    let embedding = sentence_transformers::settings(
-        &plan.folder,
-        encoder::OUTPUT,
-        config.facts.hidden,
-        config.facts.max_positions,
-    )?;
+    // An adapter's own `config.json` says what the whole is.
+    let described = plan.adapter.as_ref().filter(|adapter| adapter.join("config.json").is_file());
+    let mut config = EncoderConfig::open(described.unwrap_or(&plan.folder))?;
     progress.stage("read the weights", 1);
     let (prefix, landmark) = config.prefix();
-    let weights = Weights::open(&plan.folder)?.with_prefix(prefix, landmark);
+    let mut weights = Weights::open(&plan.folder)?.with_prefix(prefix, landmark);
+    if let Some(folder) = &plan.adapter
+        && let Some(labels) = Adapter::open(folder)?.merge(&mut weights, prefix)?
+    {
+        config = config.with_head(labels);
+    }
     progress.step();
+    let facts = &config.facts;
+    let settings = match &config.head {
+        Some(head) => Settings::Classification(ClassificationSettings {
+            output: encoder::LOGITS.to_owned(),
+            labels: head.labels.clone(),
+            function: head.function,
+            max_tokens: sentence_transformers::max_tokens(&plan.folder, facts.max_positions)?,
+        }),
+        None => Settings::Embedding(sentence_transformers::settings(
+            &plan.folder,
+            encoder::OUTPUT,
+            facts.hidden,
+            facts.max_positions,
+        )?),
+    };
     let write = |precision, name: &str| {
         let folder = create_folder(&scratch.join(name))?;
         onnx::write(encoder::graph(&config, &weights, precision)?, &folder, GRAPH)?;
@@ -207,7 +245,7 @@ fn compile_weights(plan: &Plan, scratch: &Path, progress: &dyn Progress) -> Resu
         sha256: weights.sha256().to_owned(),
         precision: plan.precision,
         plan: plan_of(plan.precision),
-        embedding,
+        settings,
         reference,
         folder,
     })
@@ -231,7 +269,7 @@ fn compile_export(
     let original = onnx::read(&source)?;
     let says_how_to_pool = plan.folder.join("modules.json").is_file();
     let output = export::output(&original, says_how_to_pool)?;
-    let embedding = sentence_transformers::settings(&plan.folder, output, facts.hidden, facts.max_positions)?;
+    let settings = sentence_transformers::settings(&plan.folder, output, facts.hidden, facts.max_positions)?;
     let sha256 = sha256_of(&source)?;
     let write = |model: onnx::proto::ModelProto, name: &str| {
         let raw = create_folder(&scratch.join(format!("{name}-raw")))?;
@@ -264,7 +302,7 @@ fn compile_export(
         sha256,
         precision: plan.precision,
         plan: if is_quantised { "as the export has them" } else { plan_of(plan.precision) },
-        embedding,
+        settings: Settings::Embedding(settings),
         reference,
         folder,
     })
@@ -292,9 +330,39 @@ fn compare(
     let (reference, quantised) = (reference.join(GRAPH), compiled.folder.join(GRAPH));
     let graphs = quality::Graphs { reference: &reference, quantised: &quantised };
     let step = || progress.step();
-    let quality = quality::measure(runtime, graphs, tokenizer, &compiled.embedding, &step)?;
+    let quality = quality::measure(runtime, graphs, tokenizer, &compiled.settings, &step)?;
     quality::require(&quality, &plan.floor)?;
     Ok(quality)
+}
+
+/// The task of the bundle: the one that is wanted, if the model can do it, or what the model is most likely for.
+fn task(plan: &Plan, settings: &Settings) -> Result<Task> {
+    let likely = match settings {
+        Settings::Embedding(_) => Task::FeatureExtraction,
+        Settings::Classification(settings) if settings.labels.len() == 1 => Task::TextRanking,
+        Settings::Classification(_) => Task::TextClassification,
+    };
+    let task = plan.task.unwrap_or(likely);
+    let can = match (settings, task) {
+        (Settings::Embedding(_), Task::FeatureExtraction) => true,
+        (Settings::Embedding(_), Task::TextRanking | Task::ZeroShotClassification) => {
+            plan.strategy == Strategy::Embedding
+        }
+        (Settings::Embedding(_), Task::TextClassification)
+        | (Settings::Classification(_), Task::FeatureExtraction) => false,
+        (Settings::Classification(_), _) => plan.strategy == Strategy::Model,
+    };
+    if can {
+        return Ok(task);
+    }
+    let found = match settings {
+        Settings::Embedding(_) => "a model without a head for labels, which makes embeddings",
+        Settings::Classification(_) => "a model with a head for labels",
+    };
+    Err(Error::model(format!(
+        "expected a model for `{task}`, but found {found}; an embedding model does zero-shot classification and \
+         ranking with `strategy = \"embedding\"` in a recipe"
+    )))
 }
 
 /// The entries of all files in `folder`, by name.

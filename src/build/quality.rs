@@ -14,7 +14,11 @@ use super::recipe::QualityFloor;
 use crate::{
     backend::onnx::{Runtime, Session},
     error::{Error, Result},
-    pipeline::{embedding::EmbeddingSettings, pooling::cosine},
+    pipeline::{
+        classification::{ClassificationSettings, descending},
+        embedding::EmbeddingSettings,
+        pooling::cosine,
+    },
     repository::manifest::Quality,
     tensor::Tensor,
     tokenizer::{Encoding, Side, Tokenizer, Truncation},
@@ -32,20 +36,94 @@ pub struct Graphs<'a> {
     pub quantised: &'a Path,
 }
 
-/// Embeds every sentence with both graphs and compares the vectors. `progress` is called after each sentence.
+/// What a graph's output is made into, and so what is compared.
+#[derive(Clone, Debug)]
+pub enum Settings {
+    /// A vector a text.
+    Embedding(EmbeddingSettings),
+    /// A score a label.
+    Classification(ClassificationSettings),
+}
+
+impl Settings {
+    fn max_tokens(&self) -> usize {
+        match self {
+            Self::Embedding(settings) => settings.max_tokens,
+            Self::Classification(settings) => settings.max_tokens,
+        }
+    }
+
+    /// The numbers that a text comes to.
+    fn width(&self) -> usize {
+        match self {
+            Self::Embedding(settings) => settings.dimensions,
+            Self::Classification(settings) => settings.labels.len(),
+        }
+    }
+
+    /// The vector or the scores of one text, straight from a session.
+    fn answer(&self, session: &Session, encoding: &Encoding) -> Result<Vec<f32>> {
+        let name = match self {
+            Self::Embedding(settings) => &settings.output,
+            Self::Classification(settings) => &settings.output,
+        };
+        let outputs = session.run(&inputs(session, encoding)?)?;
+        let output = session.signature().output(name).and_then(|place| outputs.get(place));
+        let (Some(values), Some(width)) =
+            (output.and_then(Tensor::as_fp32), output.and_then(|output| output.shape().last().copied()))
+        else {
+            return Err(Error::model(format!("expected the float output `{name}`, but found none")));
+        };
+        Ok(match self {
+            Self::Embedding(settings) => settings.pooling.pool(values, width),
+            Self::Classification(settings) => settings.function.apply(values),
+        })
+    }
+
+    /// What the answers of both graphs for the same texts tell.
+    fn compare(&self, answers: &[(Vec<f32>, Vec<f32>)]) -> Quality {
+        let texts = answers.len();
+        let mean = |sum: f32| sum / texts.max(1) as f32;
+        match self {
+            Self::Embedding(_) => {
+                let cosines: Vec<f32> = answers.iter().map(|(left, right)| cosine(left, right)).collect();
+                Quality::Embedding {
+                    texts,
+                    mean_cosine: mean(cosines.iter().sum()),
+                    worst_cosine: cosines.iter().copied().min_by(f32::total_cmp).unwrap_or(f32::NAN),
+                }
+            }
+            Self::Classification(_) => {
+                let agree =
+                    |(left, right): &&(Vec<f32>, Vec<f32>)| descending(left)[0] == descending(right)[0];
+                let difference = |(left, right): &(Vec<f32>, Vec<f32>)| {
+                    let differences = left.iter().zip(right).map(|(left, right)| (left - right).abs());
+                    differences.sum::<f32>() / left.len().max(1) as f32
+                };
+                Quality::Classification {
+                    texts,
+                    agreement: mean(answers.iter().filter(agree).count() as f32),
+                    mean_difference: mean(answers.iter().map(difference).sum()),
+                }
+            }
+        }
+    }
+}
+
+/// Gives every sentence to both graphs and compares their answers. `progress` is called after each sentence.
 pub fn measure(
     runtime: Runtime,
     graphs: Graphs<'_>,
     tokenizer: &Tokenizer,
-    settings: &EmbeddingSettings,
+    settings: &Settings,
     progress: &(dyn Fn() + Sync),
 ) -> Result<Quality> {
     let encodings = SENTENCES
         .lines()
-        .map(|text| tokenizer.encode(text, settings.max_tokens, Truncation::At(Side::Right)))
+        .map(|text| tokenizer.encode(text, settings.max_tokens(), Truncation::At(Side::Right)))
         .collect::<Result<Vec<_>>>()?;
-    // Each at its text's place: summed in another order, the mean would differ from build to build.
-    let cosines = Mutex::new(vec![f32::NAN; encodings.len()]);
+    // Each at its text's place: summed in another order, the means would differ from build to build.
+    let answers = Mutex::new(vec![(Vec::new(), Vec::new()); encodings.len()]);
     let next = AtomicUsize::new(0);
     let reference = Session::open(runtime, graphs.reference, NonZeroUsize::MIN)?;
     let quantised = Session::open(runtime, graphs.quantised, NonZeroUsize::MIN)?;
@@ -53,10 +131,9 @@ pub fn measure(
         loop {
             let place = next.fetch_add(1, Ordering::Relaxed);
             let Some(encoding) = encodings.get(place) else { return Ok(()) };
-            let expected = embed(&reference, encoding, settings)?;
-            let found = embed(&quantised, encoding, settings)?;
-            if let Ok(mut cosines) = cosines.lock() {
-                cosines[place] = cosine(&expected, &found);
+            let answer = (settings.answer(&reference, encoding)?, settings.answer(&quantised, encoding)?);
+            if let Ok(mut answers) = answers.lock() {
+                answers[place] = answer;
             }
             progress();
         }
@@ -68,58 +145,72 @@ pub fn measure(
             worker.join().unwrap_or_else(|_| Err(Error::model("measuring the quality panicked")))
         })
     })?;
-    let cosines = cosines.into_inner().unwrap_or_default();
-    Ok(Quality {
-        texts: cosines.len(),
-        mean_cosine: cosines.iter().sum::<f32>() / cosines.len().max(1) as f32,
-        worst_cosine: cosines.iter().copied().min_by(f32::total_cmp).unwrap_or(f32::NAN),
-    })
+    Ok(settings.compare(&answers.into_inner().unwrap_or_default()))
 }
 
 /// Refuses a quality below the floor, saying by how much.
 pub fn require(quality: &Quality, floor: &QualityFloor) -> Result<()> {
-    let checks = [
-        ("mean", quality.mean_cosine, floor.mean_cosine),
-        ("worst", quality.worst_cosine, floor.worst_cosine),
-    ];
-    for (which, found, least) in checks {
-        if found < least || found.is_nan() {
+    // What is found, what is wanted, and how far it is from that: above zero, or not a number, is too far.
+    let (texts, checks) = match *quality {
+        Quality::Embedding { texts, mean_cosine, worst_cosine } => (
+            texts,
+            [
+                (
+                    "a mean cosine to fp32 of at least",
+                    mean_cosine,
+                    floor.mean_cosine,
+                    floor.mean_cosine - mean_cosine,
+                ),
+                (
+                    "a worst cosine to fp32 of at least",
+                    worst_cosine,
+                    floor.worst_cosine,
+                    floor.worst_cosine - worst_cosine,
+                ),
+            ],
+        ),
+        Quality::Classification { texts, agreement, mean_difference } => (
+            texts,
+            [
+                (
+                    "a share of labels equal to those of fp32 of at least",
+                    agreement,
+                    floor.agreement,
+                    floor.agreement - agreement,
+                ),
+                (
+                    "a mean difference to the scores of fp32 of at most",
+                    mean_difference,
+                    floor.mean_difference,
+                    mean_difference - floor.mean_difference,
+                ),
+            ],
+        ),
+    };
+    for (what, found, wanted, off) in checks {
+        if off > 0.0 || off.is_nan() {
             return Err(Error::model(format!(
-                "expected a {which} cosine to fp32 of at least {least:.4} over {} texts, but found {found:.4}, \
-                 which is {:.4} too low; build with `--precision fp32`, or lower the recipe's floor",
-                quality.texts,
-                least - found
+                "expected {what} {wanted:.4} over {texts} texts, but found {found:.4}, which is off by {off:.4}; \
+                 build with `--precision fp32`, or change the recipe's floor"
             )));
         }
     }
     Ok(())
 }
 
-/// Embeds one sentence: a graph that cannot do that, or not as its files say, goes into no bundle.
-pub fn try_out(session: &Session, tokenizer: &Tokenizer, settings: &EmbeddingSettings) -> Result<()> {
+/// Gives one sentence to a graph: one that cannot take it, or does not answer as its files say, goes into no
+/// bundle.
+pub fn try_out(session: &Session, tokenizer: &Tokenizer, settings: &Settings) -> Result<()> {
     let text = SENTENCES.lines().next().unwrap_or_default();
-    let encoding = tokenizer.encode(text, settings.max_tokens, Truncation::At(Side::Right))?;
-    let found = embed(session, &encoding, settings)?.len();
-    if found != settings.dimensions {
+    let encoding = tokenizer.encode(text, settings.max_tokens(), Truncation::At(Side::Right))?;
+    let found = settings.answer(session, &encoding)?.len();
+    if found != settings.width() {
         return Err(Error::model(format!(
-            "expected vectors of {} values, as `config.json` says, but found {found}",
-            settings.dimensions
+            "expected {} values, as `config.json` says, but found {found}",
+            settings.width()
         )));
     }
     Ok(())
-}
-
-/// The vector of one text, straight from a session.
-pub fn embed(session: &Session, encoding: &Encoding, settings: &EmbeddingSettings) -> Result<Vec<f32>> {
-    let inputs = inputs(session, encoding)?;
-    let outputs = session.run(&inputs)?;
-    let output = session.signature().output(&settings.output).and_then(|place| outputs.get(place));
-    let (Some(values), Some(width)) =
-        (output.and_then(Tensor::as_fp32), output.and_then(|output| output.shape().last().copied()))
-    else {
-        return Err(Error::model(format!("expected the float output `{}`, but found none", settings.output)));
-    };
-    Ok(settings.pooling.pool(values, width))
 }
 
 /// One text as the inputs that the session's graph declares.
@@ -151,7 +242,7 @@ mod tests {
     use super::*;
 
     fn quality(mean_cosine: f32, worst_cosine: f32) -> Quality {
-        Quality { texts: 300, mean_cosine, worst_cosine }
+        Quality::Embedding { texts: 300, mean_cosine, worst_cosine }
     }
 
     #[test]
@@ -160,10 +251,15 @@ mod tests {
         assert!(require(&quality(0.991, 0.975), &floor).is_ok());
         insta::assert_snapshot!(
             require(&quality(0.95, 0.9), &floor).unwrap_err(),
-            @"expected a mean cosine to fp32 of at least 0.9900 over 300 texts, but found 0.9500, which is 0.0400 too low; build with `--precision fp32`, or lower the recipe's floor"
+            @"expected a mean cosine to fp32 of at least 0.9900 over 300 texts, but found 0.9500, which is off by 0.0400; build with `--precision fp32`, or change the recipe's floor"
         );
         assert!(require(&quality(0.995, 0.96), &floor).is_err());
         assert!(require(&quality(f32::NAN, f32::NAN), &floor).is_err());
+        let scores =
+            |agreement, mean_difference| Quality::Classification { texts: 300, agreement, mean_difference };
+        assert!(require(&scores(0.995, 0.005), &floor).is_ok());
+        assert!(require(&scores(0.98, 0.005), &floor).is_err());
+        assert!(require(&scores(1.0, 0.02), &floor).is_err());
     }
 
     #[test]

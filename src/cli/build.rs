@@ -11,7 +11,10 @@ use crate::{
     config::Config,
     error::Result,
     pipeline::Task,
-    repository::{Bundle, manifest::Precision},
+    repository::{
+        Bundle,
+        manifest::{Precision, Quality},
+    },
 };
 
 /// Make a bundle from weights: quantised, measured, ready to be served
@@ -56,12 +59,16 @@ fn report(bundle: &Bundle, path: &str) -> Result<()> {
     let size: u64 = manifest.files.iter().map(|file| file.size).sum();
     say(&format!("{} ({}, {})", manifest.name, manifest.task, manifest.source.architecture))?;
     say(&format!("  bundle   {path}, {:.1} MB, {}", size as f64 / 1e6, &bundle.digest()[..12]))?;
-    match &manifest.weights.quality {
-        Some(quality) => say(&format!(
-            "  quality  cosine to fp32 over {} texts: mean {:.4}, worst {:.4}",
-            quality.texts, quality.mean_cosine, quality.worst_cosine
-        ))?,
-        None => say("  quality  not measured: there is no other precision to compare with")?,
-    }
+    let quality = match manifest.weights.quality {
+        Some(Quality::Embedding { texts, mean_cosine, worst_cosine }) => {
+            format!("cosine to fp32 over {texts} texts: mean {mean_cosine:.4}, worst {worst_cosine:.4}")
+        }
+        Some(Quality::Classification { texts, agreement, mean_difference }) => format!(
+            "against fp32 over {texts} texts: the same label for {:.1} %, scores differ by {mean_difference:.4}",
+            agreement * 100.0
+        ),
+        None => "not measured: there is no other precision to compare with".to_owned(),
+    };
+    say(&format!("  quality  {quality}"))?;
     say(&format!("  next     kivu serve {path}"))
 }

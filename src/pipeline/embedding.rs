@@ -9,12 +9,13 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
+    Usage,
     encoder::{Encoder, Row},
     pooling::{Pooling, normalise},
 };
 use crate::{
     backend::{Backend, Deadline},
-    error::{Error, Result, quoted},
+    error::{Error, Result, at_text, quoted},
     tokenizer::{Encoding, Tokenizer, Truncation},
 };
 
@@ -74,19 +75,6 @@ pub struct Embeddings<V> {
     pub vectors: Vec<V>,
     /// What was done to the texts.
     pub usage: Usage,
-}
-
-/// What was done to a request's texts, and how long it took.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// The tokens that went into the model, special tokens included.
-    pub tokens: usize,
-    /// The places of the texts that were shortened.
-    pub truncated: Vec<usize>,
-    /// Time spent on tokenising.
-    pub tokenization: Duration,
-    /// Time spent in the model, waiting for it included.
-    pub inference: Duration,
 }
 
 /// A request's texts as the model reads them.
@@ -198,12 +186,7 @@ impl EmbeddingPipeline {
     ) -> Result<Embeddings<V>> {
         let started = Instant::now();
         let vectors = self.encoder.run(&list, deadline, finish).await?;
-        let usage = Usage {
-            tokens: list.iter().map(Encoding::len).sum(),
-            truncated: (0..list.len()).filter(|text| list[*text].shortened_from.is_some()).collect(),
-            tokenization,
-            inference: started.elapsed(),
-        };
+        let usage = Usage::of(&list, tokenization, started.elapsed());
         Ok(Embeddings { vectors, usage })
     }
 
@@ -263,13 +246,4 @@ fn encode_all(
         .enumerate()
         .map(|(place, input)| encode(input).map_err(|error| at_text(error, place, count)))
         .collect()
-}
-
-/// Says which text an error is about, where there are several.
-fn at_text(error: Error, place: usize, count: usize) -> Error {
-    match error {
-        Error::TooLarge { message } if count > 1 => Error::too_large(format!("text {place}: {message}")),
-        Error::Invalid { message } if count > 1 => Error::invalid(format!("text {place}: {message}")),
-        other => other,
-    }
 }

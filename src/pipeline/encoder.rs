@@ -70,6 +70,12 @@ impl Encoder {
         self.backend.signature().outputs[self.output].shape.len() == 3
     }
 
+    /// The length of the output's last axis, where it is fixed.
+    pub fn width(&self) -> Option<usize> {
+        let side = self.backend.signature().outputs[self.output].shape.last()?;
+        usize::try_from(*side).ok()
+    }
+
     /// Runs all encodings and gives what `finish` makes of each one's row, in the same order.
     ///
     /// Each row is finished as soon as it is there, so that the outputs of a large request, which are

@@ -1,14 +1,17 @@
 //! From texts to answers, one file a task; what tasks share lies beside them.
 
+pub mod classification;
 pub mod embedding;
 pub mod encoder;
 pub mod pooling;
+pub mod ranking;
+pub mod zero_shot;
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::Error;
+use crate::{error::Error, tokenizer::Encoding};
 
 /// What a model is for, by the names that the model hub uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,17 +19,27 @@ use crate::error::Error;
 pub enum Task {
     /// A text to a vector.
     FeatureExtraction,
+    /// A text, or two, to scores for the model's own labels.
+    TextClassification,
+    /// A query and texts to an order of the texts.
+    TextRanking,
+    /// A text to scores for labels that come with the request.
+    ZeroShotClassification,
 }
 
 impl Task {
     /// Every task, in the order of the documentation.
-    pub const ALL: [Self; 1] = [Self::FeatureExtraction];
+    pub const ALL: [Self; 4] =
+        [Self::FeatureExtraction, Self::TextClassification, Self::TextRanking, Self::ZeroShotClassification];
 }
 
 impl fmt::Display for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::FeatureExtraction => "feature-extraction",
+            Self::TextClassification => "text-classification",
+            Self::TextRanking => "text-ranking",
+            Self::ZeroShotClassification => "zero-shot-classification",
         })
     }
 }
@@ -39,5 +52,31 @@ impl FromStr for Task {
         Self::ALL.into_iter().find(|task| task.to_string() == name).ok_or_else(|| {
             Error::config(format!("expected a task of {}, but found `{name}`", crate::error::quoted(&known)))
         })
+    }
+}
+
+/// What was done to a request's texts, and how long it took.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// The tokens that went into the model, special tokens included.
+    pub tokens: usize,
+    /// The places of the texts that were shortened.
+    pub truncated: Vec<usize>,
+    /// Time spent on tokenising.
+    pub tokenization: Duration,
+    /// Time spent in the model, waiting for it included.
+    pub inference: Duration,
+}
+
+impl Usage {
+    /// What the encodings of a request's texts tell.
+    pub fn of(encodings: &[Encoding], tokenization: Duration, inference: Duration) -> Self {
+        let was_shortened = |text: &usize| encodings[*text].shortened_from.is_some();
+        Self {
+            tokens: encodings.iter().map(Encoding::len).sum(),
+            truncated: (0..encodings.len()).filter(was_shortened).collect(),
+            tokenization,
+            inference,
+        }
     }
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     backend::Signature,
     error::{Error, Result},
-    pipeline::{Task, embedding::EmbeddingSettings},
+    pipeline::{Task, classification::ClassificationSettings, embedding::EmbeddingSettings},
 };
 
 /// The only form of manifest that there is so far.
@@ -38,6 +38,9 @@ pub struct Manifest {
     /// How it makes vectors, for models of that task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding: Option<EmbeddingSettings>,
+    /// How it scores labels, for models that do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub classification: Option<ClassificationSettings>,
     /// Inputs and outputs of the graph.
     pub signature: Signature,
     /// Every other file of the bundle.
@@ -95,14 +98,26 @@ impl FromStr for Precision {
 
 /// How close a quantised model comes to its fp32 form, over real texts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Quality {
-    /// The number of texts that it was measured on.
-    pub texts: usize,
-    /// The mean cosine between the vectors of both.
-    pub mean_cosine: f32,
-    /// The cosine of the text that came out worst.
-    pub worst_cosine: f32,
+#[serde(untagged)]
+pub enum Quality {
+    /// Of vectors.
+    Embedding {
+        /// The number of texts that it was measured on.
+        texts: usize,
+        /// The mean cosine between the vectors of both.
+        mean_cosine: f32,
+        /// The cosine of the text that came out worst.
+        worst_cosine: f32,
+    },
+    /// Of scores for labels.
+    Classification {
+        /// The number of texts that it was measured on.
+        texts: usize,
+        /// The share of texts for which both put the same label first.
+        agreement: f32,
+        /// The mean difference between the scores of both, over all labels.
+        mean_difference: f32,
+    },
 }
 
 /// One file of a bundle.

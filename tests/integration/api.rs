@@ -74,6 +74,7 @@ fn model(fails_on: u32, panics_on: u32) -> Model {
             source: Source { architecture: "BertModel".into(), from: "tiny".into(), sha256: String::new() },
             weights: Weights { precision: Precision::Fp32, plan: "none".into(), quality: None },
             embedding: Some(settings),
+            classification: None,
             signature,
             files: Vec::new(),
         },
@@ -312,8 +313,8 @@ async fn unknown_fields_mean_nothing() {
 
 #[tokio::test]
 async fn unknown_routes_and_methods_answer_in_their_dialect() {
-    insta::assert_snapshot!(refusal("/nowhere", "{}").await, @"404: no route `/nowhere`; this server's routes are those of text-embeddings-inference and OpenAI");
-    insta::assert_snapshot!(refusal("/v1/chat/completions", "{}").await, @"404: no route `/v1/chat/completions`; this server's routes are those of text-embeddings-inference and OpenAI");
+    insta::assert_snapshot!(refusal("/nowhere", "{}").await, @"404: no route `/nowhere`; the documentation lists those that there are");
+    insta::assert_snapshot!(refusal("/v1/chat/completions", "{}").await, @"404: no route `/v1/chat/completions`; the documentation lists those that there are");
     let (status, body) =
         answer(app().oneshot(Request::get("/embed").body(Body::empty()).unwrap()).await.unwrap()).await;
     assert_eq!(status, StatusCode::METHOD_NOT_ALLOWED);

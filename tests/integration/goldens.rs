@@ -79,8 +79,10 @@ fn text(text: &str) -> Vec<Input> {
 }
 
 fn pipeline(model: &Model) -> &EmbeddingPipeline {
-    let Pipeline::Embedding(pipeline) = &model.pipeline;
-    pipeline
+    match &model.pipeline {
+        Pipeline::Embedding(pipeline) => pipeline,
+        other => panic!("expected an embedding pipeline, but found {other:?}"),
+    }
 }
 
 /// The largest difference between two vectors, which must be of one length.

@@ -10,6 +10,7 @@
 mod api;
 mod backends;
 mod building;
+mod classifiers;
 mod doors;
 mod goldens;
 mod live;

@@ -110,7 +110,9 @@ fn a_server_that_cannot_start_says_why() {
     insta::assert_snapshot!(no_library, @"error: expected ONNX Runtime at `/nowhere/libonnxruntime.so`, but found nothing there");
     let twice = refusal(kivu(&bundle).arg(&bundle));
     insta::assert_snapshot!(twice, @"error: expected a name of its own for each model, but found `tiny-bert` twice; set `name` in `kivu.toml`");
-    let none = refusal(Command::new(env!("CARGO_BIN_EXE_kivu")).arg("serve").current_dir(folder.path()));
+    let mut none = Command::new(env!("CARGO_BIN_EXE_kivu"));
+    none.args(["serve", "--listen", "127.0.0.1:0"]).current_dir(folder.path());
+    let none = refusal(&mut none);
     insta::assert_snapshot!(none, @"error: expected at least one model, but found none; name a bundle: `kivu serve BUNDLE`");
     let misspelt = refusal(kivu(&bundle).env("KIVU_LIMITS__TXETS", "1"));
     assert!(misspelt.contains("txets"), "{misspelt}");

@@ -95,11 +95,11 @@ impl GraphBuilder {
         Value(output)
     }
 
-    /// Cuts `value` into three equal parts along its last axis.
-    pub fn thirds(&mut self, value: &Value) -> [Value; 3] {
+    /// Cuts `value` into equal parts along its last axis.
+    pub fn split<const PARTS: usize>(&mut self, value: &Value) -> [Value; PARTS] {
         let name = self.fresh("Split");
-        let parts = [0, 1, 2].map(|part| format!("{name}.{part}"));
-        let attributes = vec![integer("axis", -1), integer("num_outputs", 3)];
+        let parts: [String; PARTS] = std::array::from_fn(|part| format!("{name}.{part}"));
+        let attributes = vec![integer("axis", -1), integer("num_outputs", PARTS as i64)];
         self.push("Split", "", &[value], parts.to_vec(), attributes);
         parts.map(Value)
     }

@@ -22,7 +22,7 @@ use crate::{
     build::quality::SENTENCES,
     config::Config,
     error::{Error, Result},
-    repository::Bundle,
+    repository::{Bundle, manifest::Quality},
 };
 
 /// The texts of a request in the throughput figure, and how many clients send such requests at once.
@@ -154,11 +154,11 @@ fn measure(
 ) -> Result<Vec<Figure>> {
     let time = Duration::from_secs(arguments.seconds);
     let mut figures = Vec::new();
-    if let Some(quality) = &bundle.manifest().weights.quality {
+    if let Some(Quality::Embedding { mean_cosine, worst_cosine, .. }) = bundle.manifest().weights.quality {
         let name = "mean cosine to fp32";
-        let mean = [f64::from(quality.mean_cosine), 1.0];
+        let mean = [f64::from(mean_cosine), 1.0];
         figures.push(Figure::new(name, "cosine", mean, Target::AtLeast(0.99)));
-        let worst = [f64::from(quality.worst_cosine), 1.0];
+        let worst = [f64::from(worst_cosine), 1.0];
         figures.push(Figure::new("worst cosine to fp32", "cosine", worst, Target::AtLeast(0.97)));
     }
 

@@ -9,16 +9,23 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
+
+pub(super) mod classify;
 
 use super::{App, inputs, rejection, rejection::Rejection, request};
 use crate::{
     backend::Deadline,
     config::Limits,
     error::Error,
+    model::Pipeline,
     pipeline::{
-        embedding::{EmbeddingOptions, Embeddings, Input, Usage},
+        Usage,
+        classification::ClassificationPipeline,
+        embedding::{EmbeddingOptions, EmbeddingPipeline, Input},
         pooling::{Pooling, cosine},
+        ranking::RankingPipeline,
+        zero_shot::ZeroShotPipeline,
     },
     repository::manifest::Precision,
     tokenizer::{Side, Truncation},
@@ -51,7 +58,7 @@ impl IntoResponse for Failure {
     }
 }
 
-type Answer = Result<Response, Failure>;
+pub(super) type Answer = Result<Response, Failure>;
 
 /// What the routes that embed have in common. TEI's routes have no model; ours may name one.
 #[derive(Debug, Default, Deserialize)]
@@ -78,7 +85,7 @@ impl Options {
     }
 }
 
-fn truncation(limits: &Limits, asked: Option<bool>, side: Option<Side>) -> Truncation {
+pub(super) fn truncation(limits: &Limits, asked: Option<bool>, side: Option<Side>) -> Truncation {
     if asked.unwrap_or(limits.truncate) { Truncation::At(side.unwrap_or_default()) } else { Truncation::Off }
 }
 
@@ -91,9 +98,9 @@ fn inputs_and_options(mut body: Value) -> Result<(Value, Options), Error> {
 
 #[derive(Deserialize)]
 #[serde(expecting = "an object with `inputs`")]
-struct SimilarityRequest {
+pub(super) struct SimilarityRequest {
     inputs: SimilarityInputs,
-    model: Option<String>,
+    pub(super) model: Option<String>,
     parameters: Option<Options>,
 }
 
@@ -109,13 +116,8 @@ pub(super) async fn health() -> StatusCode {
 }
 
 pub(super) async fn info(State(app): State<Arc<App>>) -> Answer {
-    let (model, pipeline) = app.embedding(None)?;
-    let settings = pipeline.settings();
-    let pooling = match settings.pooling {
-        Pooling::Mean => "mean",
-        Pooling::Cls => "cls",
-        Pooling::LastToken => "last_token",
-    };
+    let model = app.model(None)?;
+    let max_tokens = model.pipeline.max_tokens();
     let dtype = match model.manifest.weights.precision {
         Precision::Int8 => "int8",
         Precision::Fp32 => "float32",
@@ -126,10 +128,10 @@ pub(super) async fn info(State(app): State<Arc<App>>) -> Answer {
         "model_sha": model.digest,
         "model_dtype": dtype,
         "served_model_name": model.name,
-        "model_type": { "embedding": { "pooling": pooling } },
+        "model_type": model_type(&model.pipeline),
         "max_concurrent_requests": limits.requests,
-        "max_input_length": settings.max_tokens,
-        "max_batch_tokens": settings.max_tokens,
+        "max_input_length": max_tokens,
+        "max_batch_tokens": max_tokens,
         "max_batch_requests": Value::Null,
         "max_client_batch_size": limits.texts,
         "auto_truncate": limits.truncate,
@@ -141,6 +143,32 @@ pub(super) async fn info(State(app): State<Arc<App>>) -> Answer {
     Ok(Json(body).into_response())
 }
 
+/// What a model is for, in TEI's words.
+fn model_type(pipeline: &Pipeline) -> Value {
+    let labels = |pipeline: &ClassificationPipeline| {
+        let labels = pipeline.settings().labels.iter().enumerate();
+        let id2label: Map<String, Value> =
+            labels.clone().map(|(id, label)| (id.to_string(), json!(label))).collect();
+        let label2id: Map<String, Value> = labels.map(|(id, label)| (label.clone(), json!(id))).collect();
+        json!({ "id2label": id2label, "label2id": label2id })
+    };
+    let pooling = |pipeline: &EmbeddingPipeline| match pipeline.settings().pooling {
+        Pooling::Mean => json!({ "pooling": "mean" }),
+        Pooling::Cls => json!({ "pooling": "cls" }),
+        Pooling::LastToken => json!({ "pooling": "last_token" }),
+    };
+    match pipeline {
+        Pipeline::Embedding(pipeline) | Pipeline::ZeroShot(ZeroShotPipeline::Embedding(pipeline)) => {
+            json!({ "embedding": pooling(pipeline) })
+        }
+        Pipeline::Classification(pipeline) | Pipeline::ZeroShot(ZeroShotPipeline::Entailment(pipeline)) => {
+            json!({ "classifier": labels(pipeline) })
+        }
+        Pipeline::Ranking(RankingPipeline::CrossEncoder(pipeline)) => json!({ "reranker": labels(pipeline) }),
+        Pipeline::Ranking(RankingPipeline::Embedding(pipeline)) => json!({ "embedding": pooling(pipeline) }),
+    }
+}
+
 pub(super) async fn embed(State(app): State<Arc<App>>, request: Request) -> Answer {
     let started = Instant::now();
     let (body, deadline) = request::read(&app, request).await?;
@@ -150,21 +178,28 @@ pub(super) async fn embed(State(app): State<Arc<App>>, request: Request) -> Answ
 pub(super) async fn default_task(State(app): State<Arc<App>>, request: Request) -> Answer {
     let started = Instant::now();
     let (body, deadline) = request::read::<Value>(&app, request).await?;
-    let is_similarity = body.get("inputs").is_some_and(Value::is_object);
+    let is_similarity = body.get("inputs").is_some_and(|inputs| inputs.get("source_sentence").is_some());
     if is_similarity {
-        answer_similarity(&app, request::from_value(body)?, deadline, started).await
-    } else {
-        answer_embed(&app, body, deadline, started).await
+        return answer_similarity(&app, request::from_value(body)?, deadline, started).await;
+    }
+    match app.model(None)?.pipeline {
+        Pipeline::Classification(_) => {
+            classify::answer_predict(&app, request::from_value(body)?, deadline, started).await
+        }
+        Pipeline::Ranking(_) => {
+            classify::answer_rerank(&app, request::from_value(body)?, deadline, started).await
+        }
+        Pipeline::Embedding(_) | Pipeline::ZeroShot(_) => answer_embed(&app, body, deadline, started).await,
     }
 }
 
-async fn answer_embed(app: &App, body: Value, deadline: Deadline, started: Instant) -> Answer {
+pub(super) async fn answer_embed(app: &App, body: Value, deadline: Deadline, started: Instant) -> Answer {
     let (inputs, options) = inputs_and_options(body)?;
     let inputs = inputs::read("inputs", inputs, app.limits.texts)?;
     let characters = characters(&inputs);
     let (_, pipeline) = app.embedding(options.model.as_deref())?;
     let embeddings = pipeline.embed(inputs, &options.embedding(&app.limits), deadline).await?;
-    Ok(with_usage(&embeddings, characters, started))
+    Ok(with_usage(&embeddings.vectors, &embeddings.usage, characters, started))
 }
 
 pub(super) async fn embed_all(State(app): State<Arc<App>>, request: Request) -> Answer {
@@ -175,7 +210,7 @@ pub(super) async fn embed_all(State(app): State<Arc<App>>, request: Request) -> 
     let characters = characters(&inputs);
     let (_, pipeline) = app.embedding(options.model.as_deref())?;
     let embeddings = pipeline.embed_all(inputs, &options.embedding(&app.limits), deadline).await?;
-    Ok(with_usage(&embeddings, characters, started))
+    Ok(with_usage(&embeddings.vectors, &embeddings.usage, characters, started))
 }
 
 pub(super) async fn similarity(State(app): State<Arc<App>>, request: Request) -> Answer {
@@ -184,7 +219,7 @@ pub(super) async fn similarity(State(app): State<Arc<App>>, request: Request) ->
     answer_similarity(&app, body, deadline, started).await
 }
 
-async fn answer_similarity(
+pub(super) async fn answer_similarity(
     app: &App,
     body: SimilarityRequest,
     deadline: Deadline,
@@ -200,9 +235,8 @@ async fn answer_similarity(
     let (_, pipeline) = app.embedding(body.model.or(options.model.clone()).as_deref())?;
     let embeddings = pipeline.embed(inputs, &options.embedding(&app.limits), deadline).await?;
     let (source, sentences) = embeddings.vectors.split_at(1);
-    let similarities = sentences.iter().map(|sentence| cosine(&source[0], sentence)).collect();
-    let similarities = Embeddings { vectors: similarities, usage: embeddings.usage };
-    Ok(with_usage::<f32>(&similarities, characters, started))
+    let similarities: Vec<f32> = sentences.iter().map(|sentence| cosine(&source[0], sentence)).collect();
+    Ok(with_usage(&similarities, &embeddings.usage, characters, started))
 }
 
 #[derive(Deserialize)]
@@ -234,9 +268,17 @@ pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> A
     let (body, deadline): (TokenizeRequest, _) = request::read(&app, request).await?;
     let most_tokens = app.limits.values / VALUES_A_TOKEN;
     let texts = inputs::texts("inputs", body.inputs, app.limits.texts)?;
-    let (_, pipeline) = app.embedding(body.model.as_deref())?;
-    let prompt = pipeline.prompt(body.prompt_name.as_deref())?.unwrap_or_default().to_owned();
-    let tokenizer = Arc::clone(pipeline.tokenizer());
+    let model = app.model(body.model.as_deref())?;
+    let prompt = match (&model.pipeline, body.prompt_name) {
+        (Pipeline::Embedding(pipeline), name) => {
+            pipeline.prompt(name.as_deref())?.unwrap_or_default().to_owned()
+        }
+        (_, None) => String::new(),
+        (_, Some(name)) => {
+            return Err(Error::invalid(format!("unknown prompt `{name}`; `{}` has none", model.name)).into());
+        }
+    };
+    let tokenizer = Arc::clone(model.pipeline.tokenizer());
     let work = move || {
         let (mut found, mut answer) = (0, Vec::with_capacity(texts.len()));
         for text in texts {
@@ -286,8 +328,7 @@ struct DecodeRequest {
 pub(super) async fn decode(State(app): State<Arc<App>>, request: Request) -> Answer {
     let (body, deadline): (DecodeRequest, _) = request::read(&app, request).await?;
     let lists = inputs::id_lists("ids", body.ids, app.limits.texts)?;
-    let (_, pipeline) = app.embedding(body.model.as_deref())?;
-    let tokenizer = Arc::clone(pipeline.tokenizer());
+    let tokenizer = Arc::clone(app.model(body.model.as_deref())?.pipeline.tokenizer());
     let work = move || {
         let texts = lists.iter().map(|ids| tokenizer.decode(ids, body.skip_special_tokens));
         texts.collect::<Result<Vec<_>, Error>>()
@@ -305,10 +346,15 @@ fn characters(inputs: &[Input]) -> usize {
         .sum()
 }
 
-/// The vectors as the body, and what was done to the texts in TEI's headers and our `x-truncated`.
-fn with_usage<V: Serialize>(embeddings: &Embeddings<V>, characters: usize, started: Instant) -> Response {
-    let mut response = Json(&embeddings.vectors).into_response();
-    let Usage { tokens, truncated, tokenization, inference } = &embeddings.usage;
+/// An answer with what was done to the texts in TEI's headers and our `x-truncated`.
+pub(super) fn with_usage<B: Serialize>(
+    body: &B,
+    usage: &Usage,
+    characters: usize,
+    started: Instant,
+) -> Response {
+    let mut response = Json(body).into_response();
+    let Usage { tokens, truncated, tokenization, inference } = usage;
     let total = started.elapsed();
     let numbers: [(&'static str, u128); 6] = [
         ("x-compute-characters", characters as u128),

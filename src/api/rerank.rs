@@ -1,0 +1,143 @@
+//! The dialects of Cohere (`/v2/rerank`) and Jina (`/v1/rerank`).
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    extract::{Request, State},
+    http::{HeaderValue, StatusCode, header::RETRY_AFTER},
+    response::{IntoResponse, Response},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{App, inputs, rejection, rejection::Rejection, request};
+use crate::{
+    error::{Error, Result},
+    model::Model,
+    pipeline::{Usage, classification::descending, ranking::RankingOptions},
+    tokenizer::{Side, Truncation},
+};
+
+/// An error as Cohere tells it: `{"message": …}`.
+#[derive(Debug)]
+pub(super) struct CohereFailure(Rejection);
+
+/// An error as Jina tells it: `{"detail": …}`.
+#[derive(Debug)]
+pub(super) struct JinaFailure(Rejection);
+
+impl<E: Into<Rejection>> From<E> for CohereFailure {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl<E: Into<Rejection>> From<E> for JinaFailure {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl IntoResponse for CohereFailure {
+    fn into_response(self) -> Response {
+        respond("message", self.0)
+    }
+}
+
+impl IntoResponse for JinaFailure {
+    fn into_response(self) -> Response {
+        respond("detail", self.0)
+    }
+}
+
+fn respond(field: &str, rejection: Rejection) -> Response {
+    let mut response = (rejection.status, Json(json!({ field: rejection.message }))).into_response();
+    if rejection.status == StatusCode::TOO_MANY_REQUESTS {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(rejection::RETRY_AFTER));
+    }
+    response.extensions_mut().insert(rejection);
+    response
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "an object with `query` and `documents`")]
+struct RerankRequest {
+    model: Option<String>,
+    query: Value,
+    documents: Value,
+    top_n: Option<usize>,
+    return_documents: Option<bool>,
+}
+
+/// Documents, with their scores and the order that these put them in.
+struct Ranked<'a> {
+    model: &'a Model,
+    documents: Vec<String>,
+    scores: Vec<f32>,
+    best: Vec<usize>,
+    usage: Usage,
+}
+
+async fn rank(app: &App, request: Request) -> Result<(Ranked<'_>, bool), Rejection> {
+    let (body, deadline): (RerankRequest, _) = request::read(app, request).await?;
+    let query = inputs::text("query", body.query)?;
+    let documents = documents(body.documents, app.limits.texts)?;
+    if body.top_n == Some(0) {
+        return Err(Error::invalid("expected `top_n` above 0, but found 0").into());
+    }
+    let (model, pipeline) = app.ranking(body.model.as_deref())?;
+    let truncation = if app.limits.truncate { Truncation::At(Side::Right) } else { Truncation::Off };
+    let options = RankingOptions { truncation, raw_scores: false };
+    let (scores, usage) = pipeline.score(query, documents.clone(), options, deadline).await?;
+    let mut best = descending(&scores);
+    best.truncate(body.top_n.unwrap_or(usize::MAX));
+    // Jina gives documents back unless told otherwise.
+    Ok((Ranked { model, documents, scores, best, usage }, body.return_documents.unwrap_or(true)))
+}
+
+/// Texts, or objects with a `text`.
+fn documents(value: Value, limit: usize) -> Result<Vec<String>> {
+    let Value::Array(values) = value else {
+        return Err(Error::invalid("expected `documents` to be a list of texts, but found something else"));
+    };
+    inputs::count("documents", values.len(), limit)?;
+    let texts = values.into_iter().enumerate().map(|(place, mut value)| {
+        let value = if value.is_object() { value["text"].take() } else { value };
+        inputs::text(&format!("documents[{place}]"), value)
+    });
+    texts.collect()
+}
+
+pub(super) async fn cohere(State(app): State<Arc<App>>, request: Request) -> Result<Response, CohereFailure> {
+    let (ranked, _) = rank(&app, request).await?;
+    let result = |index: &usize| json!({ "index": index, "relevance_score": ranked.scores[*index] });
+    let results: Vec<Value> = ranked.best.iter().map(result).collect();
+    let meta = json!({
+        "api_version": { "version": "2" },
+        "billed_units": { "search_units": 1 },
+        "tokens": { "input_tokens": ranked.usage.tokens },
+    });
+    let id = uuid::Uuid::new_v4().to_string();
+    Ok(Json(json!({ "id": id, "results": results, "meta": meta })).into_response())
+}
+
+pub(super) async fn jina(State(app): State<Arc<App>>, request: Request) -> Result<Response, JinaFailure> {
+    let (ranked, with_documents) = rank(&app, request).await?;
+    let result = |index: &usize| {
+        let mut result = json!({ "index": index, "relevance_score": ranked.scores[*index] });
+        if with_documents {
+            result["document"] = json!({ "text": ranked.documents[*index] });
+        }
+        result
+    };
+    let results: Vec<Value> = ranked.best.iter().map(result).collect();
+    let tokens = ranked.usage.tokens;
+    Ok(Json(json!({
+        "model": ranked.model.name,
+        "object": "list",
+        "results": results,
+        "usage": { "prompt_tokens": tokens, "total_tokens": tokens },
+    }))
+    .into_response())
+}

@@ -1,0 +1,161 @@
+//! TEI's `/predict` and `/rerank`.
+
+use std::{sync::Arc, time::Instant};
+
+use axum::{
+    extract::{Request, State},
+    response::Response,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{Answer, truncation, with_usage};
+use crate::{
+    api::{App, inputs, request},
+    backend::Deadline,
+    error::{Error, Result},
+    pipeline::{
+        classification::{ClassificationInput, ScoreFunction, descending},
+        ranking::RankingOptions,
+    },
+    tokenizer::{PairTruncation, Side, Truncation},
+};
+
+#[derive(Deserialize)]
+#[serde(expecting = "an object with `inputs`")]
+pub(in crate::api) struct PredictRequest {
+    inputs: Value,
+    model: Option<String>,
+    truncate: Option<bool>,
+    truncation_direction: Option<Side>,
+    raw_scores: Option<bool>,
+}
+
+/// One label's score, in TEI's order of fields.
+#[derive(Serialize)]
+pub(in crate::api) struct Prediction<'a> {
+    pub(in crate::api) score: f32,
+    pub(in crate::api) label: &'a str,
+}
+
+pub(in crate::api) async fn predict(State(app): State<Arc<App>>, request: Request) -> Answer {
+    let started = Instant::now();
+    let (body, deadline) = request::read(&app, request).await?;
+    answer_predict(&app, body, deadline, started).await
+}
+
+pub(super) async fn answer_predict(
+    app: &App,
+    body: PredictRequest,
+    deadline: Deadline,
+    started: Instant,
+) -> Answer {
+    let (inputs, is_single) = predict_inputs(body.inputs, app.limits.texts)?;
+    let (_, pipeline) = app.classification(body.model.as_deref())?;
+    let truncation = pairs(truncation(&app.limits, body.truncate, body.truncation_direction));
+    let characters = inputs.iter().map(characters).sum();
+    let logits = pipeline.logits(inputs, truncation, deadline).await?;
+    let settings = pipeline.settings();
+    let function = if body.raw_scores == Some(true) { ScoreFunction::None } else { settings.function };
+    let predictions: Vec<_> =
+        logits.rows.iter().map(|row| predictions(&settings.labels, &function.apply(row))).collect();
+    Ok(match predictions.first() {
+        Some(only) if is_single => with_usage(only, &logits.usage, characters, started),
+        _ => with_usage(&predictions, &logits.usage, characters, started),
+    })
+}
+
+/// All labels, the best first.
+pub(in crate::api) fn predictions<'a>(labels: &'a [String], scores: &[f32]) -> Vec<Prediction<'a>> {
+    let prediction = |label: usize| Prediction { score: scores[label], label: &labels[label] };
+    descending(scores).into_iter().map(prediction).collect()
+}
+
+/// How pairs give way where single texts do so.
+pub(in crate::api) fn pairs(truncation: Truncation) -> PairTruncation {
+    match truncation {
+        Truncation::Off => PairTruncation::Off,
+        Truncation::At(side) => PairTruncation::LongestFirst(side),
+    }
+}
+
+fn characters(input: &ClassificationInput) -> usize {
+    match input {
+        ClassificationInput::Text(text) => text.chars().count(),
+        ClassificationInput::Pair(first, second) => first.chars().count() + second.chars().count(),
+    }
+}
+
+/// TEI's forms: a text, a pair as a list of two, or a list of lists of one or two; and whether it is one input.
+fn predict_inputs(value: Value, limit: usize) -> Result<(Vec<ClassificationInput>, bool)> {
+    match value {
+        Value::Array(values) if values.iter().any(Value::is_array) => {
+            inputs::count("inputs", values.len(), limit)?;
+            let lists = values.into_iter().enumerate();
+            let lists = lists.map(|(place, value)| one_or_two(&format!("inputs[{place}]"), value));
+            Ok((lists.collect::<Result<_>>()?, false))
+        }
+        value => Ok((vec![one_or_two("inputs", value)?], true)),
+    }
+}
+
+fn one_or_two(field: &str, value: Value) -> Result<ClassificationInput> {
+    let mut texts = inputs::texts(field, value, 2)?.into_iter();
+    match (texts.next(), texts.next()) {
+        (Some(first), Some(second)) => Ok(ClassificationInput::Pair(first, second)),
+        (Some(text), None) => Ok(ClassificationInput::Text(text)),
+        _ => Err(Error::invalid(format!("expected a text or a pair in `{field}`, but found none"))),
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "an object with `query` and `texts`")]
+pub(in crate::api) struct RerankRequest {
+    query: Value,
+    texts: Value,
+    model: Option<String>,
+    truncate: Option<bool>,
+    truncation_direction: Option<Side>,
+    #[serde(default)]
+    raw_scores: bool,
+    #[serde(default)]
+    return_text: bool,
+}
+
+#[derive(Serialize)]
+struct Rank<'a> {
+    index: usize,
+    score: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<&'a str>,
+}
+
+pub(in crate::api) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Answer {
+    let started = Instant::now();
+    let (body, deadline) = request::read(&app, request).await?;
+    answer_rerank(&app, body, deadline, started).await
+}
+
+pub(in crate::api) async fn answer_rerank(
+    app: &App,
+    body: RerankRequest,
+    deadline: Deadline,
+    started: Instant,
+) -> Answer {
+    let query = inputs::text("query", body.query)?;
+    let texts = inputs::texts("texts", body.texts, app.limits.texts)?;
+    let (_, pipeline) = app.ranking(body.model.as_deref())?;
+    let options = RankingOptions {
+        truncation: truncation(&app.limits, body.truncate, body.truncation_direction),
+        raw_scores: body.raw_scores,
+    };
+    let characters = query.chars().count() + texts.iter().map(|text| text.chars().count()).sum::<usize>();
+    let (scores, usage) = pipeline.score(query, texts.clone(), options, deadline).await?;
+    let rank = |index: usize| Rank {
+        index,
+        score: scores[index],
+        text: body.return_text.then(|| texts[index].as_str()),
+    };
+    let ranks: Vec<Rank<'_>> = descending(&scores).into_iter().map(rank).collect();
+    Ok::<Response, _>(with_usage(&ranks, &usage, characters, started))
+}

@@ -1,0 +1,181 @@
+//! Texts, or pairs of texts, to scores for labels, as the `text-classification` pipeline of `transformers` does it.
+
+use std::{sync::Arc, time::Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Usage, encoder::Encoder};
+use crate::{
+    backend::{Backend, Deadline},
+    error::{Error, Result, at_text},
+    tokenizer::{Encoding, PairTruncation, Tokenizer},
+};
+
+/// More text than this is tokenised off the threads that serve connections.
+const INLINE_BYTES: usize = 8 * 1024;
+
+/// How a model classifies: what its `config.json` says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClassificationSettings {
+    /// The output with one value a label.
+    pub output: String,
+    /// The labels, by their ids.
+    pub labels: Vec<String>,
+    /// What makes scores of the output.
+    pub function: ScoreFunction,
+    /// The most tokens of a text or a pair, special tokens included.
+    pub max_tokens: usize,
+}
+
+/// What makes scores of logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ScoreFunction {
+    /// Labels exclude one another: scores sum to 1.
+    Softmax,
+    /// Each label on its own.
+    Sigmoid,
+    /// The logits as they are.
+    None,
+}
+
+impl ScoreFunction {
+    /// The scores of logits.
+    pub fn apply(self, logits: &[f32]) -> Vec<f32> {
+        match self {
+            Self::None => logits.to_vec(),
+            Self::Sigmoid => logits.iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect(),
+            Self::Softmax => softmax(logits),
+        }
+    }
+}
+
+/// The softmax of logits, shifted by the largest so that none overflows.
+pub fn softmax(logits: &[f32]) -> Vec<f32> {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let powers: Vec<f32> = logits.iter().map(|logit| (logit - largest).exp()).collect();
+    let sum: f32 = powers.iter().sum();
+    powers.into_iter().map(|power| power / sum).collect()
+}
+
+/// What is to be classified.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClassificationInput {
+    /// A text.
+    Text(String),
+    /// Two texts that the model reads together.
+    Pair(String, String),
+}
+
+impl ClassificationInput {
+    fn size(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Pair(first, second) => first.len() + second.len(),
+        }
+    }
+}
+
+/// One value a label for each input, with what was done to get them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Logits {
+    /// In the order of the inputs; each in the order of the labels.
+    pub rows: Vec<Vec<f32>>,
+    /// What was done to the texts.
+    pub usage: Usage,
+}
+
+/// A model that scores labels.
+#[derive(Clone, Debug)]
+pub struct ClassificationPipeline {
+    tokenizer: Arc<Tokenizer>,
+    encoder: Encoder,
+    settings: ClassificationSettings,
+}
+
+impl ClassificationPipeline {
+    /// Puts tokenizer and backend together; a backend of another signature is refused.
+    pub fn new(
+        tokenizer: Arc<Tokenizer>,
+        backend: Arc<dyn Backend>,
+        settings: ClassificationSettings,
+    ) -> Result<Self> {
+        let encoder = Encoder::new(backend, &settings.output)?;
+        let (width, labels) = (encoder.width(), settings.labels.len());
+        if labels == 0 || width.is_some_and(|width| width != labels) {
+            return Err(Error::model(format!(
+                "expected `{}` with a value for each of {labels} labels, but found {width:?}",
+                settings.output
+            )));
+        }
+        Ok(Self { tokenizer, encoder, settings })
+    }
+
+    /// How the model classifies.
+    pub fn settings(&self) -> &ClassificationSettings {
+        &self.settings
+    }
+
+    /// The tokenizer that the model reads with.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// The logits of each input.
+    pub async fn logits(
+        &self,
+        inputs: Vec<ClassificationInput>,
+        truncation: PairTruncation,
+        deadline: Deadline,
+    ) -> Result<Logits> {
+        let started = Instant::now();
+        let (tokenizer, limit) = (Arc::clone(&self.tokenizer), self.settings.max_tokens);
+        let size: usize = inputs.iter().map(ClassificationInput::size).sum();
+        let work = move || encode(&tokenizer, &inputs, limit, truncation);
+        let encodings = if size <= INLINE_BYTES { work()? } else { deadline.off_thread(work).await? };
+        let tokenization = started.elapsed();
+        let rows = self.encoder.run(&encodings, deadline, |row| row.values.to_vec()).await?;
+        let usage = Usage::of(&encodings, tokenization, started.elapsed() - tokenization);
+        Ok(Logits { rows, usage })
+    }
+}
+
+fn encode(
+    tokenizer: &Tokenizer,
+    inputs: &[ClassificationInput],
+    limit: usize,
+    truncation: PairTruncation,
+) -> Result<Vec<Encoding>> {
+    let encode = |input: &ClassificationInput| match input {
+        ClassificationInput::Text(text) => tokenizer.encode(text, limit, truncation.alone()),
+        ClassificationInput::Pair(first, second) => tokenizer.encode_pair([first, second], limit, truncation),
+    };
+    let encodings = inputs.iter().enumerate();
+    encodings
+        .map(|(place, input)| encode(input).map_err(|error| at_text(error, place, inputs.len())))
+        .collect()
+}
+
+/// The places of values from the largest to the smallest; of equal ones the first comes first.
+pub fn descending(values: &[f32]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|left, right| values[*right].total_cmp(&values[*left]));
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_of_known_logits() {
+        let logits = [0.0, 0.0, f32::ln(2.0)];
+        let softmax = ScoreFunction::Softmax.apply(&logits);
+        assert!((softmax[2] - 0.5).abs() < 1e-6 && (softmax.iter().sum::<f32>() - 1.0).abs() < 1e-6);
+        assert_eq!(ScoreFunction::Sigmoid.apply(&[0.0]), [0.5]);
+        assert_eq!(ScoreFunction::None.apply(&[3.0]), [3.0]);
+        assert!(ScoreFunction::Softmax.apply(&[1000.0, 0.0]).iter().all(|score| score.is_finite()));
+        assert_eq!(descending(&[0.1, 0.9, 0.1, 0.5]), [1, 3, 0, 2]);
+    }
+}
