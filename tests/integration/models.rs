@@ -7,6 +7,7 @@ use kivu::{
     build::{Progress, Request, build},
     config::{Config, ModelConfig},
     model::Model,
+    pipeline::Task,
     repository::{Bundle, manifest::Precision},
 };
 
@@ -58,6 +59,16 @@ pub(crate) fn open(
     let name = source.file_name().expect("a fixture has a name").to_owned();
     let out = folder.join(name);
     build_request(&request(source, out.clone(), precision), runtime)?;
+    serve(&out)
+}
+
+/// Builds a fixture for a task into `folder`, in fp32, and opens it as a served model.
+pub(crate) fn open_for(task: Task, name: &str, folder: &Path, runtime: Runtime) -> kivu::Result<Model> {
+    let out = folder.join(format!("{task}-{name}"));
+    let mut request = request(fixtures().join("models").join(name), out.clone(), Some(Precision::Fp32));
+    request.task = Some(task);
+    request.name = Some(format!("{task}-{name}"));
+    build_request(&request, runtime)?;
     serve(&out)
 }
 
