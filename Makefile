@@ -1,7 +1,9 @@
 # Everything that is fetched or built for tests lies under .kivu; cargo's own output under target.
 
 KIVU := target/release/kivu
-BUNDLE := .kivu/bundles/minilm
+BUNDLES := .kivu/bundles
+BUNDLE := $(BUNDLES)/minilm
+MODELS := $(basename $(notdir $(wildcard models/*.toml)))
 PYTHON := .kivu/python/bin/python
 CARGO_LAMBDA := .kivu/lambda/bin/cargo-lambda
 PACKAGE := target/lambda/kivu-api.zip
@@ -11,15 +13,16 @@ help: ## What can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
 .PHONY: run
-run: release $(BUNDLE)/manifest.toml ## Serve all-MiniLM-L6-v2 on http://127.0.0.1:8080
-	$(KIVU) serve $(BUNDLE)
+run: release $(MODELS:%=$(BUNDLES)/%/manifest.toml) ## Serve the models of models/ on http://127.0.0.1:8080
+	$(KIVU) serve $(BUNDLES)
 
 .PHONY: test
 test: tools ## Set up whatever tests need, then run all of them
 	cargo fmt --check
 	cargo test --no-run
 	cargo run --quiet -- doctor --fix
-	cargo run --quiet -- build models/minilm.toml --out $(BUNDLE)
+	for model in $(MODELS); do \
+	  cargo run --quiet -- build models/$$model.toml --out $(BUNDLES)/$$model || exit 1; done
 	TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(CARGO_LAMBDA)) cargo test
 
 .PHONY: check
@@ -62,6 +65,6 @@ $(CARGO_LAMBDA): tests/lambda/requirements.txt
 	.kivu/lambda/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
 	touch $@
 
-$(BUNDLE)/manifest.toml: models/minilm.toml | release
+$(BUNDLES)/%/manifest.toml: models/%.toml | release
 	$(KIVU) doctor --fix
-	$(KIVU) build $< --out $(BUNDLE)
+	$(KIVU) build $< --out $(@D)

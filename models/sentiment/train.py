@@ -149,7 +149,6 @@ def baseline(base, tok, parts) -> torch.Tensor:
         vectors = {name: predict(bert, tok, rows, pool) for name, rows in parts.items() if name != "validation"}
     head = torch.nn.Linear(384, 3)
     opt = torch.optim.LBFGS(head.parameters(), max_iter=200, line_search_fn="strong_wolfe")
-
     def loss():
         opt.zero_grad()
         e = F.cross_entropy(head(vectors["train"]), y) + 1e-5 * head.weight.square().sum()
@@ -217,7 +216,8 @@ def main() -> None:
     torch.use_deterministic_algorithms(True)
     tok = AutoTokenizer.from_pretrained(args.base)
     parts = split(read_rows(fetch(args.work)))
-    args.evaluate or train(args, tok, parts)
+    if not args.evaluate:
+        train(args, tok, parts)
     # All numbers are of the files as written (float16), merged into the base, in fp32.
     loaded = PeftModel.from_pretrained(build(args.base), args.out).eval()
     apart = predict(loaded, tok, parts["test"])

@@ -2,6 +2,7 @@
 
 mod hugging_face;
 mod inputs;
+mod kserve;
 mod openai;
 mod rejection;
 mod request;
@@ -136,6 +137,18 @@ pub fn router(app: App) -> Router {
         .route("/models/{model}", post(hugging_face::infer))
         .route("/v1/rerank", post(rerank::jina))
         .route("/v2/rerank", post(rerank::cohere))
+        .route("/v2", get(kserve::server))
+        .route("/v2/health/live", get(tei::health))
+        .route("/v2/health/ready", get(tei::health))
+        .route("/v2/repository/index", post(kserve::index))
+        .route("/v2/models/{model}", get(kserve::metadata))
+        .route("/v2/models/{model}/ready", get(kserve::model_ready))
+        .route("/v2/models/{model}/config", get(kserve::config))
+        .route("/v2/models/{model}/infer", post(kserve::infer))
+        .route("/v2/models/{model}/versions/{version}", get(kserve::metadata))
+        .route("/v2/models/{model}/versions/{version}/ready", get(kserve::model_ready))
+        .route("/v2/models/{model}/versions/{version}/config", get(kserve::config))
+        .route("/v2/models/{model}/versions/{version}/infer", post(kserve::infer))
         .route("/v1/embeddings", post(openai::embeddings))
         .route("/v1/models", get(openai::models))
         .route("/v1/models/{model}", get(openai::model))
@@ -162,6 +175,7 @@ fn in_dialect(path: &str, rejection: Rejection) -> Response {
     match path {
         "/v1/rerank" => rerank::JinaFailure::from(rejection).into_response(),
         "/v2/rerank" => rerank::CohereFailure::from(rejection).into_response(),
+        _ if path == "/v2" || path.starts_with("/v2/") => kserve::Failure::from(rejection).into_response(),
         _ if path.starts_with("/v1/") => openai::Failure::from(rejection).into_response(),
         _ => tei::Failure::from(rejection).into_response(),
     }

@@ -21,16 +21,22 @@ pub(crate) async fn read<T: DeserializeOwned>(
     app: &App,
     request: Request,
 ) -> Result<(T, Deadline), Rejection> {
+    require_json(request.headers())?;
+    let (_, bytes, deadline) = read_bytes(app, request).await?;
+    Ok((parse(&bytes)?, deadline))
+}
+
+/// A request's headers and body as they are, and the moment by which it wants its answer.
+pub(super) async fn read_bytes(app: &App, request: Request) -> Result<(HeaderMap, Vec<u8>, Deadline), Error> {
     let deadline = Deadline::within(app.limits.timeout());
     // A platform that ends the process at a moment of its own says so beforehand.
     let deadline = match request.extensions().get::<Deadline>() {
         Some(platform) => deadline.or_earlier(*platform),
         None => deadline,
     };
-    require_json(request.headers())?;
-    let limit = app.limits.body_bytes;
-    let bytes = deadline.bound(collect(request.into_body(), limit)).await?;
-    Ok((parse(&bytes)?, deadline))
+    let (parts, body) = request.into_parts();
+    let bytes = deadline.bound(collect(body, app.limits.body_bytes)).await?;
+    Ok((parts.headers, bytes, deadline))
 }
 
 /// The whole body.
@@ -68,7 +74,8 @@ fn require_json(headers: &HeaderMap) -> Result<(), Rejection> {
     ))
 }
 
-fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
+/// JSON as `T`, with errors that name the field.
+pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
     let parsed = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let path = error.path().to_string();

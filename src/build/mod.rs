@@ -29,7 +29,7 @@ use crate::{
     pipeline::{Task, classification::ClassificationSettings},
     repository::{
         bundle::{Bundle, MANIFEST, TOKENIZER, describe, sha256_of},
-        manifest::{self, File, Manifest, Precision, Quality},
+        manifest::{self, File, Manifest, Precision, Quality, TensorNames},
     },
     tokenizer::Tokenizer,
 };
@@ -72,6 +72,7 @@ struct Plan {
     /// What is wanted of the model, if anything was said.
     task: Option<Task>,
     strategy: Strategy,
+    tensors: TensorNames,
     precision: Precision,
     floor: QualityFloor,
 }
@@ -140,6 +141,7 @@ pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Re
         weights: manifest::Weights { precision: compiled.precision, plan: compiled.plan.to_owned(), quality },
         embedding,
         classification,
+        tensors: plan.tensors,
         signature: session.signature().clone(),
         files: files(&compiled.folder)?,
     };
@@ -174,6 +176,7 @@ fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
             adapter,
             task: Some(recipe.task),
             strategy: recipe.strategy,
+            tensors: recipe.tensors,
             precision: request.precision.unwrap_or(recipe.precision),
             floor: recipe.quality,
         });
@@ -195,6 +198,7 @@ fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         adapter: None,
         task: request.task,
         strategy: Strategy::default(),
+        tensors: TensorNames::default(),
         precision: request.precision.unwrap_or_default(),
         floor: QualityFloor::default(),
     })

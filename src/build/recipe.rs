@@ -10,7 +10,10 @@ use serde::Deserialize;
 use crate::{
     error::{Error, Result},
     pipeline::Task,
-    repository::{bundle::sha256_of, manifest::Precision},
+    repository::{
+        bundle::sha256_of,
+        manifest::{Precision, TensorNames},
+    },
 };
 
 use super::fetch;
@@ -31,6 +34,9 @@ pub struct Recipe {
     /// The numbers that weights are stored as.
     #[serde(default)]
     pub precision: Precision,
+    /// What its tensors are called by clients that speak of tensors.
+    #[serde(default)]
+    pub tensors: TensorNames,
     /// How close to fp32 it must come.
     #[serde(default)]
     pub quality: QualityFloor,

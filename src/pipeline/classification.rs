@@ -66,6 +66,8 @@ pub enum ClassificationInput {
     Text(String),
     /// Two texts that the model reads together.
     Pair(String, String),
+    /// Token ids made elsewhere, taken as they are.
+    Ids(Vec<u32>),
 }
 
 impl ClassificationInput {
@@ -73,6 +75,7 @@ impl ClassificationInput {
         match self {
             Self::Text(text) => text.len(),
             Self::Pair(first, second) => first.len() + second.len(),
+            Self::Ids(ids) => size_of_val(ids.as_slice()),
         }
     }
 }
@@ -150,6 +153,7 @@ fn encode(
     let encode = |input: &ClassificationInput| match input {
         ClassificationInput::Text(text) => tokenizer.encode(text, limit, truncation.alone()),
         ClassificationInput::Pair(first, second) => tokenizer.encode_pair([first, second], limit, truncation),
+        ClassificationInput::Ids(ids) => tokenizer.accept(ids.clone(), limit, truncation.alone()),
     };
     let encodings = inputs.iter().enumerate();
     encodings

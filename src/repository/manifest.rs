@@ -41,6 +41,9 @@ pub struct Manifest {
     /// How it scores labels, for models that do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub classification: Option<ClassificationSettings>,
+    /// What its tensors are called by clients that speak of tensors.
+    #[serde(default, skip_serializing_if = "TensorNames::is_default")]
+    pub tensors: TensorNames,
     /// Inputs and outputs of the graph.
     pub signature: Signature,
     /// Every other file of the bundle.
@@ -118,6 +121,44 @@ pub enum Quality {
         /// The mean difference between the scores of both, over all labels.
         mean_difference: f32,
     },
+}
+
+/// What a model's tensors are called by clients of KServe v2: a recipe can name them as a fleet's clients do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TensorNames {
+    /// Raw text.
+    pub text: String,
+    /// Token ids.
+    pub ids: String,
+    /// Which of the token ids count.
+    pub mask: String,
+    /// The labels of zero-shot classification.
+    pub labels: String,
+    /// The query of ranking.
+    pub query: String,
+    /// The output; by default it is called after what it holds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output: Option<String>,
+}
+
+impl Default for TensorNames {
+    fn default() -> Self {
+        Self {
+            text: "TEXT".into(),
+            ids: "input_ids".into(),
+            mask: "attention_mask".into(),
+            labels: "LABELS".into(),
+            query: "QUERY".into(),
+            output: None,
+        }
+    }
+}
+
+impl TensorNames {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// One file of a bundle.

@@ -21,7 +21,7 @@ use kivu::{
     },
     repository::{
         Manifest,
-        manifest::{Precision, Source, Weights},
+        manifest::{Precision, Source, TensorNames, Weights},
     },
     tensor::{ElementType, Elements, Tensor},
     tokenizer::Tokenizer,
@@ -75,6 +75,7 @@ fn model(fails_on: u32, panics_on: u32) -> Model {
             weights: Weights { precision: Precision::Fp32, plan: "none".into(), quality: None },
             embedding: Some(settings),
             classification: None,
+            tensors: TensorNames::default(),
             signature,
             files: Vec::new(),
         },
@@ -379,4 +380,112 @@ async fn requests_have_ids() {
     assert_eq!(send(None).await.len(), 36);
     assert_ne!(send(None).await, send(None).await);
     assert_eq!(send(Some("with space")).await.len(), 36, "what would confuse a log is replaced");
+}
+
+/// A message with `json` and the tensors' bytes behind it, and the header that says where JSON ends.
+fn binary(path: &str, json: &Value, bytes: &[u8], announced: Option<usize>) -> Request<Body> {
+    let json = json.to_string();
+    let length = announced.unwrap_or(json.len());
+    let request = Request::post(path).header("inference-header-content-length", length);
+    request.body(Body::from([json.as_bytes(), bytes].concat())).unwrap()
+}
+
+#[tokio::test]
+async fn kserve_takes_tokens_or_text_and_answers_in_json_or_bytes() {
+    let (_, embedded) = ask("/embed", &json!({ "inputs": ["cat", "dog and bird"] })).await;
+    let expected: Vec<f32> =
+        serde_json::from_value::<Vec<Vec<f32>>>(embedded).unwrap().into_iter().flatten().collect();
+
+    let text = json!({ "id": "7", "inputs": [{ "name": "TEXT", "shape": [2, 1], "datatype": "BYTES", "data": ["cat", "dog and bird"] }] });
+    let (status, answer_json) = ask("/v2/models/tiny/infer", &text).await;
+    assert_eq!(status, StatusCode::OK, "{answer_json}");
+    assert_eq!((&answer_json["id"], &answer_json["model_version"]), (&json!("7"), &json!("1")));
+    assert_eq!(answer_json["outputs"][0]["shape"], json!([2, 2]));
+    let found: Vec<f32> = serde_json::from_value(answer_json["outputs"][0]["data"].clone()).unwrap();
+    assert_eq!(found, expected);
+
+    // The same as bytes, both ways.
+    let elements = |text: &str| [&(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
+    let bytes = [elements("cat"), elements("dog and bird")].concat();
+    let message = json!({
+        "inputs": [{ "name": "TEXT", "shape": [2], "datatype": "BYTES", "parameters": { "binary_data_size": bytes.len() } }],
+        "outputs": [{ "name": "embedding", "parameters": { "binary_data": true } }],
+    });
+    let response =
+        app().oneshot(binary("/v2/models/tiny/versions/1/infer", &message, &bytes, None)).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    let length: usize =
+        response.headers()["inference-header-content-length"].to_str().unwrap().parse().unwrap();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    let found: Vec<f32> =
+        body[length..].as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    assert_eq!(found, expected);
+
+    // Token ids, padded, with a mask.
+    let (_, tokens) = ask("/tokenize", &json!({ "inputs": ["cat", "dog and bird"] })).await;
+    let ids: Vec<Vec<i64>> = tokens
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|text| text.as_array().unwrap().iter().map(|token| token["id"].as_i64().unwrap()).collect())
+        .collect();
+    let longest = ids.iter().map(Vec::len).max().unwrap();
+    let padded = |value: i64, one: bool| -> Vec<i64> {
+        ids.iter()
+            .flat_map(|row| {
+                let row = row.iter().map(|id| if one { 1 } else { *id });
+                row.chain(std::iter::repeat(value)).take(longest).collect::<Vec<_>>()
+            })
+            .collect()
+    };
+    let tensor = |name: &str, data: Vec<i64>| json!({ "name": name, "shape": [2, longest], "datatype": "INT64", "data": data });
+    let message = json!({ "inputs": [tensor("input_ids", padded(0, false)), tensor("attention_mask", padded(0, true))] });
+    let (_, of_tokens) = ask("/v2/models/tiny/infer", &message).await;
+    assert_eq!(of_tokens["outputs"], answer_json["outputs"]);
+}
+
+#[tokio::test]
+async fn kserve_tells_what_it_serves() {
+    let get = |path: &'static str| async move {
+        answer(app().oneshot(Request::get(path).body(Body::empty()).unwrap()).await.unwrap()).await
+    };
+    assert_eq!(get("/v2/health/ready").await.0, StatusCode::OK);
+    assert_eq!(get("/v2/models/tiny/ready").await.0, StatusCode::OK);
+    assert_eq!(get("/v2/models/tiny/versions/1/config").await.1["input"][2]["data_type"], "TYPE_STRING");
+    insta::assert_snapshot!(get("/v2/models/tiny").await.1, @r#"{"inputs":[{"datatype":"INT64","name":"input_ids","shape":[-1,-1]},{"datatype":"INT64","name":"attention_mask","shape":[-1,-1]},{"datatype":"BYTES","name":"TEXT","shape":[-1,1]}],"name":"tiny","outputs":[{"datatype":"FP32","name":"embedding","shape":[-1,2]}],"platform":"kivu","versions":["1"]}"#);
+    insta::assert_snapshot!(get("/v2/models/other/ready").await.1, @r#"{"error":"unknown model `other`; known models: `tiny`"}"#);
+    insta::assert_snapshot!(get("/v2/models/tiny/versions/2").await.1, @r#"{"error":"expected version 1 of `tiny`, but found `2`"}"#);
+    assert_eq!(ask("/v2/repository/index", &json!({})).await.1[0]["state"], "READY");
+}
+
+#[tokio::test]
+async fn kserve_refuses_tensors_that_lie() {
+    let refusal = |input: Value, bytes: &'static [u8], announced: Option<usize>| async move {
+        let message = json!({ "inputs": [input] });
+        let request = binary("/v2/models/tiny/infer", &message, bytes, announced);
+        let (status, body) = answer(app().oneshot(request).await.unwrap()).await;
+        format!("{}: {}", status.as_u16(), body["error"].as_str().unwrap())
+    };
+    let ids = |shape: Value, more: Value| {
+        let mut input = json!({ "name": "input_ids", "shape": shape, "datatype": "INT64" });
+        input.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        input
+    };
+    let size = |size: u64| json!({ "parameters": { "binary_data_size": size } });
+    insta::assert_snapshot!(refusal(ids(json!([1, 3]), json!({ "data": [1, 2] })), b"", None).await, @"400: expected `input_ids` of shape [1, 3] with 3 elements, but found 2");
+    insta::assert_snapshot!(refusal(ids(json!([1, 2]), size(16)), b"1234567", None).await, @"400: expected `input_ids` with `binary_data_size` of at most the 7 bytes that are there, but found Some(16)");
+    insta::assert_snapshot!(refusal(ids(json!([1, 2]), size(15)), b"123456789012345", None).await, @"400: expected `input_ids` with whole elements of INT64, but found a part of one");
+    insta::assert_snapshot!(refusal(ids(json!([1, 1]), size(8)), b"\x02\0\0\0\0\0\0\0!", None).await, @"400: expected all bytes to belong to an input, but found 1 more");
+    insta::assert_snapshot!(refusal(ids(json!([1, 1]), json!({ "data": [5] })), b"", Some(9999)).await, @"400: expected 9999 bytes of JSON, as `inference-header-content-length` says, but the body has 77");
+    insta::assert_snapshot!(refusal(ids(json!([1, 1]), json!({})), b"", None).await, @"400: expected `input_ids` with `data` or with bytes, but found neither");
+    insta::assert_snapshot!(refusal(ids(json!([u64::MAX, 2]), json!({ "data": [5] })), b"", None).await, @"400: expected `input_ids` of a size that exists, but found shape [18446744073709551615, 2]");
+    insta::assert_snapshot!(refusal(ids(json!([1, 1]), json!({ "data": [-5] })), b"", None).await, @"400: expected token ids in `input_ids`, but found others");
+    insta::assert_snapshot!(refusal(ids(json!([1, 1]), json!({ "data": [0.5] })), b"", None).await, @"400: expected `input_ids` with elements of INT64, but found something else");
+    insta::assert_snapshot!(refusal(ids(json!([1, 1, 1]), json!({ "data": [5] })), b"", None).await, @"400: expected `input_ids` of shape [texts, tokens], but found [1, 1, 1]");
+    let named = |name: &str, datatype: &str, data: Value| json!({ "name": name, "shape": [1], "datatype": datatype, "data": data });
+    insta::assert_snapshot!(refusal(named("other", "BYTES", json!(["a"])), b"", None).await, @"400: expected inputs among `input_ids`, `attention_mask`, `TEXT`, but found `other`");
+    insta::assert_snapshot!(refusal(named("TEXT", "FP16", json!([1])), b"", None).await, @"400: expected `TEXT` as INT32, INT64 or BYTES, but found `FP16`");
+    insta::assert_snapshot!(refusal(named("TEXT", "BYTES", json!([1])), b"", None).await, @"400: expected `TEXT` with elements of BYTES, but found something else");
+    insta::assert_snapshot!(refusal(named("TEXT", "BYTES", json!([""])), b"", None).await, @"400: expected a text in `TEXT[0]`, but found an empty one");
+    insta::assert_snapshot!(refusal(named("attention_mask", "INT64", json!([1])), b"", None).await, @"400: expected `TEXT` or `input_ids`, but found neither");
 }

@@ -83,6 +83,7 @@ fn characters(input: &ClassificationInput) -> usize {
     match input {
         ClassificationInput::Text(text) => text.chars().count(),
         ClassificationInput::Pair(first, second) => first.chars().count() + second.chars().count(),
+        ClassificationInput::Ids(_) => 0,
     }
 }
 

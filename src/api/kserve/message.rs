@@ -1,0 +1,293 @@
+//! The messages of KServe v2, as JSON alone or with the tensors' bytes behind it (the binary tensor extension).
+
+use axum::{
+    body::Body,
+    http::{HeaderMap, HeaderName, HeaderValue, header::CONTENT_ENCODING, header::CONTENT_TYPE},
+    response::Response,
+};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::{
+    api::request,
+    error::{Error, Result},
+};
+
+/// How many bytes of a message are JSON; the rest are the tensors', in the order in which JSON names them.
+const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
+const BINARY_SIZE: &str = "binary_data_size";
+
+/// A request for inference.
+#[derive(Debug)]
+pub(super) struct InferRequest {
+    pub(super) id: Option<String>,
+    pub(super) inputs: Vec<InputTensor>,
+    outputs: Option<Vec<OutputRequest>>,
+    all_binary: bool,
+}
+
+/// An input, its elements read.
+#[derive(Debug)]
+pub(super) struct InputTensor {
+    pub(super) name: String,
+    pub(super) shape: Vec<usize>,
+    pub(super) elements: InputElements,
+}
+
+/// The elements that inputs of ours have.
+#[derive(Debug)]
+pub(super) enum InputElements {
+    /// `INT32` and `INT64`.
+    Integers(Vec<i64>),
+    /// `BYTES`, which have to be UTF-8.
+    Texts(Vec<String>),
+}
+
+/// How an output is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    Json,
+    Binary,
+}
+
+/// An output of floats.
+#[derive(Debug)]
+pub(super) struct Output {
+    pub(super) name: String,
+    pub(super) shape: Vec<usize>,
+    pub(super) values: Vec<f32>,
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "an object with `inputs`")]
+struct WrittenRequest {
+    id: Option<String>,
+    inputs: Vec<WrittenInput>,
+    outputs: Option<Vec<OutputRequest>>,
+    #[serde(default)]
+    parameters: Map<String, Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "an object with `name`, `shape` and `datatype`")]
+struct WrittenInput {
+    name: String,
+    shape: Vec<usize>,
+    datatype: String,
+    #[serde(default)]
+    parameters: Map<String, Value>,
+    data: Option<Value>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(expecting = "an object with `name`")]
+struct OutputRequest {
+    name: String,
+    #[serde(default)]
+    parameters: Map<String, Value>,
+}
+
+impl InferRequest {
+    /// Reads a message; every length in it is checked against what is there.
+    pub(super) fn read(headers: &HeaderMap, body: &[u8]) -> Result<Self> {
+        if let Some(encoding) = headers.get(CONTENT_ENCODING).filter(|encoding| *encoding != "identity") {
+            return Err(Error::invalid(format!(
+                "expected a body without content encoding, but found {encoding:?}"
+            )));
+        }
+        let length = match headers.get(JSON_LENGTH) {
+            None => body.len(),
+            Some(length) => length.to_str().ok().and_then(|length| length.parse().ok()).ok_or_else(|| {
+                Error::malformed(format!(
+                    "expected a number of bytes in `{JSON_LENGTH}`, but found {length:?}"
+                ))
+            })?,
+        };
+        let Some((json, mut bytes)) = body.split_at_checked(length) else {
+            return Err(Error::malformed(format!(
+                "expected {length} bytes of JSON, as `{JSON_LENGTH}` says, but the body has {}",
+                body.len()
+            )));
+        };
+        let written: WrittenRequest = request::parse(json)?;
+        let inputs = written.inputs.into_iter().map(|input| input.read(&mut bytes)).collect::<Result<_>>()?;
+        if !bytes.is_empty() {
+            return Err(Error::invalid(format!(
+                "expected all bytes to belong to an input, but found {} more",
+                bytes.len()
+            )));
+        }
+        let all_binary = written.parameters.get("binary_data_output") == Some(&Value::Bool(true));
+        Ok(Self { id: written.id, inputs, outputs: written.outputs, all_binary })
+    }
+
+    /// The input called `name`.
+    pub(super) fn input(&self, name: &str) -> Option<&InputTensor> {
+        self.inputs.iter().find(|input| input.name == name)
+    }
+
+    /// How the output called `name` is wanted; any other that is asked for is an error.
+    pub(super) fn wanted_form(&self, name: &str) -> Result<Form> {
+        let form = |is_binary| if is_binary { Form::Binary } else { Form::Json };
+        let Some(outputs) = self.outputs.as_ref().filter(|outputs| !outputs.is_empty()) else {
+            return Ok(form(self.all_binary));
+        };
+        if let Some(other) = outputs.iter().find(|output| output.name != name) {
+            return Err(Error::invalid(format!(
+                "expected the output `{name}`, but found `{}`",
+                other.name.escape_default()
+            )));
+        }
+        let output = &outputs[0];
+        Ok(match output.parameters.get("binary_data") {
+            Some(Value::Bool(is_binary)) => form(*is_binary),
+            _ => form(self.all_binary),
+        })
+    }
+}
+
+impl WrittenInput {
+    fn read(self, bytes: &mut &[u8]) -> Result<InputTensor> {
+        let Self { name, shape, datatype, parameters, data } = self;
+        let wrong = |found: String| Err(Error::invalid(format!("expected `{name}` {found}")));
+        let count = shape.iter().try_fold(1_usize, |product, side| product.checked_mul(*side));
+        let Some(count) = count else {
+            return wrong(format!("of a size that exists, but found shape {shape:?}"));
+        };
+        let elements = match (parameters.get(BINARY_SIZE), data) {
+            (Some(size), None) => {
+                let size = size.as_u64().and_then(|size| usize::try_from(size).ok());
+                let Some((own, rest)) = size.and_then(|size| bytes.split_at_checked(size)) else {
+                    return wrong(format!(
+                        "with `{BINARY_SIZE}` of at most the {} bytes that are there, but found {size:?}",
+                        bytes.len()
+                    ));
+                };
+                *bytes = rest;
+                from_bytes(&name, &datatype, own)?
+            }
+            (None, Some(data)) => {
+                let mut flat = Vec::new();
+                flatten(data, &mut flat);
+                from_json(&name, &datatype, flat)?
+            }
+            (Some(_), Some(_)) => return wrong("with `data` or with bytes, but found both".into()),
+            (None, None) => return wrong("with `data` or with bytes, but found neither".into()),
+        };
+        let found = match &elements {
+            InputElements::Integers(values) => values.len(),
+            InputElements::Texts(texts) => texts.len(),
+        };
+        if found != count {
+            return wrong(format!("of shape {shape:?} with {count} elements, but found {found}"));
+        }
+        Ok(InputTensor { name, shape, elements })
+    }
+}
+
+/// Lists in lists count as one list.
+fn flatten(value: Value, flat: &mut Vec<Value>) {
+    match value {
+        Value::Array(values) => values.into_iter().for_each(|value| flatten(value, flat)),
+        value => flat.push(value),
+    }
+}
+
+fn from_json(name: &str, datatype: &str, values: Vec<Value>) -> Result<InputElements> {
+    let wrong = |what: &str| {
+        Error::invalid(format!("expected `{name}` with elements of {datatype}, but found {what}"))
+    };
+    match datatype {
+        "INT32" | "INT64" => {
+            let integers = values.iter().map(|value| value.as_i64().ok_or_else(|| wrong("something else")));
+            Ok(InputElements::Integers(integers.collect::<Result<_>>()?))
+        }
+        "BYTES" => {
+            let texts = values.into_iter().map(|value| match value {
+                Value::String(text) => Ok(text),
+                _ => Err(wrong("something else")),
+            });
+            Ok(InputElements::Texts(texts.collect::<Result<_>>()?))
+        }
+        other => Err(unsupported(name, other)),
+    }
+}
+
+fn from_bytes(name: &str, datatype: &str, mut bytes: &[u8]) -> Result<InputElements> {
+    let torn = || {
+        Error::invalid(format!(
+            "expected `{name}` with whole elements of {datatype}, but found a part of one"
+        ))
+    };
+    match datatype {
+        "INT32" => match bytes.as_chunks::<4>() {
+            (values, []) => Ok(InputElements::Integers(
+                values.iter().map(|value| i64::from(i32::from_le_bytes(*value))).collect(),
+            )),
+            _ => Err(torn()),
+        },
+        "INT64" => match bytes.as_chunks::<8>() {
+            (values, []) => {
+                Ok(InputElements::Integers(values.iter().map(|value| i64::from_le_bytes(*value)).collect()))
+            }
+            _ => Err(torn()),
+        },
+        "BYTES" => {
+            let mut texts = Vec::new();
+            while let Some((length, rest)) = bytes.split_first_chunk::<4>() {
+                let (text, rest) =
+                    rest.split_at_checked(u32::from_le_bytes(*length) as usize).ok_or_else(torn)?;
+                let text = std::str::from_utf8(text).map_err(|_| {
+                    Error::invalid(format!(
+                        "expected `{name}` in UTF-8, but found other bytes in element {}",
+                        texts.len()
+                    ))
+                })?;
+                texts.push(text.to_owned());
+                bytes = rest;
+            }
+            if bytes.is_empty() { Ok(InputElements::Texts(texts)) } else { Err(torn()) }
+        }
+        other => Err(unsupported(name, other)),
+    }
+}
+
+fn unsupported(name: &str, datatype: &str) -> Error {
+    Error::invalid(format!(
+        "expected `{name}` as INT32, INT64 or BYTES, but found `{}`",
+        datatype.escape_default()
+    ))
+}
+
+/// An answer: JSON, and the output's bytes behind it if they are wanted so.
+pub(super) fn respond(model: &str, version: &str, id: Option<&str>, form: Form, output: Output) -> Response {
+    let Output { name, shape, values } = output;
+    let mut tensor = json!({ "name": name, "datatype": "FP32", "shape": shape });
+    match form {
+        Form::Json => tensor["data"] = json!(values),
+        Form::Binary => {
+            tensor["parameters"] = json!({ BINARY_SIZE: values.len() * size_of::<f32>() });
+        }
+    }
+    let mut answer = json!({ "model_name": model, "model_version": version, "outputs": [tensor] });
+    if let Some(id) = id {
+        answer["id"] = json!(id);
+    }
+    let mut body = answer.to_string().into_bytes();
+    let json_length = body.len();
+    if form == Form::Binary {
+        body.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    }
+    let mut response = Response::new(Body::from(body));
+    let headers = response.headers_mut();
+    match form {
+        Form::Json => {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        }
+        Form::Binary => {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+            headers.insert(JSON_LENGTH, HeaderValue::from(json_length));
+        }
+    }
+    response
+}

@@ -1,0 +1,140 @@
+//! The dialect of KServe v2, which Triton's clients speak: metadata, readiness and inference by tensors.
+
+mod message;
+mod tensors;
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    extract::{Path, Request, State},
+    http::{HeaderValue, StatusCode, header::RETRY_AFTER},
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+
+use self::{
+    message::{InferRequest, Output},
+    tensors::Interface,
+};
+use super::{App, rejection, rejection::Rejection, request};
+use crate::{
+    error::{Error, Result},
+    model::Model,
+};
+
+/// The only version of a model that there is: bundles are never changed.
+const VERSION: &str = "1";
+
+/// An error in KServe's shape: `{"error": …}`. What a client can mend is 400, but for what is not there.
+#[derive(Debug)]
+pub(super) struct Failure(Rejection);
+
+impl<E: Into<Rejection>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        let mut rejection: Rejection = error.into();
+        if rejection.status == StatusCode::UNPROCESSABLE_ENTITY {
+            rejection.status = StatusCode::BAD_REQUEST;
+        }
+        Self(rejection)
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let mut response = (self.0.status, Json(json!({ "error": self.0.message }))).into_response();
+        if self.0.status == StatusCode::TOO_MANY_REQUESTS {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(rejection::RETRY_AFTER));
+        }
+        response.extensions_mut().insert(self.0);
+        response
+    }
+}
+
+/// The name of a model, and its version where the path has one.
+#[derive(Debug, serde::Deserialize)]
+pub(super) struct ModelPath {
+    model: String,
+    version: Option<String>,
+}
+
+impl ModelPath {
+    fn find<'a>(&self, app: &'a App) -> Result<&'a Model> {
+        let model = app.model(Some(&self.model))?;
+        match self.version.as_deref() {
+            None | Some(VERSION) => Ok(model),
+            Some(version) => Err(Error::invalid(format!(
+                "expected version {VERSION} of `{}`, but found `{}`",
+                model.name,
+                version.escape_default()
+            ))),
+        }
+    }
+}
+
+pub(super) async fn server() -> Json<Value> {
+    Json(json!({
+        "name": "kivu",
+        "version": env!("CARGO_PKG_VERSION"),
+        "extensions": ["binary_tensor_data", "model_configuration", "model_repository"],
+    }))
+}
+
+pub(super) async fn index(State(app): State<Arc<App>>) -> Json<Value> {
+    let entry = |model: &Model| json!({ "name": model.name, "version": VERSION, "state": "READY" });
+    Json(app.models.iter().map(entry).collect())
+}
+
+pub(super) async fn model_ready(
+    State(app): State<Arc<App>>,
+    Path(path): Path<ModelPath>,
+) -> Result<StatusCode, Failure> {
+    path.find(&app)?;
+    Ok(StatusCode::OK)
+}
+
+pub(super) async fn metadata(
+    State(app): State<Arc<App>>,
+    Path(path): Path<ModelPath>,
+) -> Result<Json<Value>, Failure> {
+    let model = path.find(&app)?;
+    let interface = Interface::of(model);
+    Ok(Json(json!({
+        "name": model.name,
+        "versions": [VERSION],
+        "platform": "kivu",
+        "inputs": interface.inputs.iter().map(tensors::Spec::metadata).collect::<Vec<_>>(),
+        "outputs": [interface.output.metadata()],
+    })))
+}
+
+pub(super) async fn config(
+    State(app): State<Arc<App>>,
+    Path(path): Path<ModelPath>,
+) -> Result<Json<Value>, Failure> {
+    let model = path.find(&app)?;
+    let interface = Interface::of(model);
+    Ok(Json(json!({
+        "name": model.name,
+        "platform": "kivu",
+        "backend": "kivu",
+        "max_batch_size": 0,
+        "input": interface.inputs.iter().map(tensors::Spec::config).collect::<Vec<_>>(),
+        "output": [interface.output.config()],
+    })))
+}
+
+pub(super) async fn infer(
+    State(app): State<Arc<App>>,
+    Path(path): Path<ModelPath>,
+    request: Request,
+) -> Result<Response, Failure> {
+    let model = path.find(&app)?;
+    let (headers, body, deadline) = request::read_bytes(&app, request).await?;
+    let request = InferRequest::read(&headers, &body)?;
+    let interface = Interface::of(model);
+    let form = request.wanted_form(&interface.output.name)?;
+    let (shape, values) = tensors::run(model, &interface, &request, &app.limits, deadline).await?;
+    let output = Output { name: interface.output.name, shape, values };
+    Ok(message::respond(&model.name, VERSION, request.id.as_deref(), form, output))
+}

@@ -1,0 +1,240 @@
+//! What each task takes and gives as tensors: token ids or raw text in, floats out.
+
+use serde_json::{Value, json};
+
+use super::message::{InferRequest, InputElements, InputTensor};
+use crate::{
+    api::inputs,
+    backend::Deadline,
+    config::Limits,
+    error::{Error, Result, quoted},
+    model::{Model, Pipeline},
+    pipeline::{
+        classification::ClassificationInput,
+        embedding::{EmbeddingOptions, Input},
+        ranking::RankingOptions,
+        zero_shot::{Labels, TEMPLATE, Template, ZeroShotOptions},
+    },
+    repository::manifest::TensorNames,
+    tokenizer::{PairTruncation, Side, Truncation},
+};
+
+/// One tensor of a model.
+#[derive(Clone, Debug)]
+pub(super) struct Spec {
+    pub(super) name: String,
+    datatype: &'static str,
+    shape: Vec<i64>,
+}
+
+impl Spec {
+    pub(super) fn metadata(&self) -> Value {
+        json!({ "name": self.name, "datatype": self.datatype, "shape": self.shape })
+    }
+
+    pub(super) fn config(&self) -> Value {
+        let data_type = match self.datatype {
+            "BYTES" => "TYPE_STRING".to_owned(),
+            other => format!("TYPE_{other}"),
+        };
+        json!({ "name": self.name, "data_type": data_type, "dims": self.shape })
+    }
+}
+
+/// The tensors of a model, by the names of its manifest.
+#[derive(Clone, Debug)]
+pub(super) struct Interface {
+    /// All that can be given; not all at once.
+    pub(super) inputs: Vec<Spec>,
+    pub(super) output: Spec,
+    names: TensorNames,
+}
+
+impl Interface {
+    pub(super) fn of(model: &Model) -> Self {
+        let names = model.manifest.tensors.clone();
+        let spec =
+            |name: &str, datatype, shape: &[i64]| Spec { name: name.into(), datatype, shape: shape.into() };
+        let text = spec(&names.text, "BYTES", &[-1, 1]);
+        let tokens = [spec(&names.ids, "INT64", &[-1, -1]), spec(&names.mask, "INT64", &[-1, -1])];
+        let (inputs, default, shape) = match &model.pipeline {
+            Pipeline::Embedding(pipeline) => (
+                [&tokens[..], &[text]].concat(),
+                "embedding",
+                vec![-1, pipeline.settings().dimensions as i64],
+            ),
+            Pipeline::Classification(pipeline) => {
+                let labels = pipeline.settings().labels.len() as i64;
+                ([&tokens[..], &[text]].concat(), "logits", vec![-1, labels])
+            }
+            Pipeline::ZeroShot(_) => {
+                (vec![text, spec(&names.labels, "BYTES", &[-1])], "scores", vec![-1, -1])
+            }
+            Pipeline::Ranking(_) => (vec![spec(&names.query, "BYTES", &[1]), text], "scores", vec![-1]),
+        };
+        let output =
+            Spec { name: names.output.clone().unwrap_or_else(|| default.into()), datatype: "FP32", shape };
+        Self { inputs, output, names }
+    }
+
+    fn check_names(&self, request: &InferRequest) -> Result<()> {
+        let known: Vec<&str> = self.inputs.iter().map(|input| input.name.as_str()).collect();
+        match request.inputs.iter().find(|input| !known.contains(&input.name.as_str())) {
+            None => Ok(()),
+            Some(input) => Err(Error::invalid(format!(
+                "expected inputs among {}, but found `{}`",
+                quoted(&known),
+                input.name.escape_default()
+            ))),
+        }
+    }
+}
+
+/// Runs a model on the inputs of a request: the shape and the values of its output.
+pub(super) async fn run(
+    model: &Model,
+    interface: &Interface,
+    request: &InferRequest,
+    limits: &Limits,
+    deadline: Deadline,
+) -> Result<(Vec<usize>, Vec<f32>)> {
+    interface.check_names(request)?;
+    let names = &interface.names;
+    let truncation = if limits.truncate { Truncation::At(Side::Right) } else { Truncation::Off };
+    match &model.pipeline {
+        Pipeline::Embedding(pipeline) => {
+            let inputs = match rows(names, request, limits)? {
+                Rows::Tokens(rows) => rows.into_iter().map(Input::Ids).collect(),
+                Rows::Texts(texts) => texts.into_iter().map(Input::Text).collect(),
+            };
+            let options = EmbeddingOptions {
+                truncation,
+                normalize: None,
+                prompt_name: None,
+                dimensions: None,
+                most_values: limits.values,
+            };
+            let embeddings = pipeline.embed(inputs, &options, deadline).await?;
+            Ok(matrix(embeddings.vectors))
+        }
+        Pipeline::Classification(pipeline) => {
+            let inputs = match rows(names, request, limits)? {
+                Rows::Tokens(rows) => rows.into_iter().map(ClassificationInput::Ids).collect(),
+                Rows::Texts(texts) => texts.into_iter().map(ClassificationInput::Text).collect(),
+            };
+            let truncation = match truncation {
+                Truncation::Off => PairTruncation::Off,
+                Truncation::At(side) => PairTruncation::LongestFirst(side),
+            };
+            Ok(matrix(pipeline.logits(inputs, truncation, deadline).await?.rows))
+        }
+        Pipeline::ZeroShot(pipeline) => {
+            let texts = texts(required(request, &names.text)?, limits.texts)?;
+            let labels = texts_of(required(request, &names.labels)?)?;
+            let labels = Labels::new(labels.to_vec(), (limits.texts / texts.len().max(1)).max(1))?;
+            let template = Template::new(TEMPLATE.to_owned())?;
+            let options = ZeroShotOptions { labels, template, multi_label: false };
+            Ok(matrix(pipeline.score(&texts, &options, deadline).await?.0))
+        }
+        Pipeline::Ranking(pipeline) => {
+            let query = texts(required(request, &names.query)?, 1)?.remove(0);
+            let texts = texts(required(request, &names.text)?, limits.texts)?;
+            let options = RankingOptions { truncation, raw_scores: false };
+            let (scores, _) = pipeline.score(query, texts, options, deadline).await?;
+            Ok((vec![scores.len()], scores))
+        }
+    }
+}
+
+fn matrix(rows: Vec<Vec<f32>>) -> (Vec<usize>, Vec<f32>) {
+    let shape = vec![rows.len(), rows.first().map_or(0, Vec::len)];
+    (shape, rows.into_iter().flatten().collect())
+}
+
+enum Rows {
+    Tokens(Vec<Vec<u32>>),
+    Texts(Vec<String>),
+}
+
+/// Texts, or token ids without what their mask leaves out.
+fn rows(names: &TensorNames, request: &InferRequest, limits: &Limits) -> Result<Rows> {
+    match (request.input(&names.text), request.input(&names.ids)) {
+        (Some(text), None) => Ok(Rows::Texts(texts(text, limits.texts)?)),
+        (None, Some(ids)) => tokens(ids, request.input(&names.mask), limits.texts).map(Rows::Tokens),
+        (Some(_), Some(_)) => {
+            Err(Error::invalid(format!("expected `{}` or `{}`, but found both", names.text, names.ids)))
+        }
+        (None, None) => {
+            Err(Error::invalid(format!("expected `{}` or `{}`, but found neither", names.text, names.ids)))
+        }
+    }
+}
+
+fn required<'a>(request: &'a InferRequest, name: &str) -> Result<&'a InputTensor> {
+    request.input(name).ok_or_else(|| Error::invalid(format!("expected the input `{name}`, but found none")))
+}
+
+fn texts_of(input: &InputTensor) -> Result<&[String]> {
+    match &input.elements {
+        InputElements::Texts(texts) => Ok(texts),
+        InputElements::Integers(_) => {
+            Err(Error::invalid(format!("expected `{}` as BYTES, but found integers", input.name)))
+        }
+    }
+}
+
+fn texts(input: &InputTensor, limit: usize) -> Result<Vec<String>> {
+    let texts = texts_of(input)?;
+    inputs::count(&input.name, texts.len(), limit)?;
+    match texts.iter().position(String::is_empty) {
+        Some(place) => Err(Error::invalid(format!(
+            "expected a text in `{}[{place}]`, but found an empty one",
+            input.name
+        ))),
+        None => Ok(texts.to_vec()),
+    }
+}
+
+fn tokens(ids: &InputTensor, mask: Option<&InputTensor>, limit: usize) -> Result<Vec<Vec<u32>>> {
+    let integers = |input: &InputTensor| match &input.elements {
+        InputElements::Integers(values) => Ok(values.clone()),
+        InputElements::Texts(_) => {
+            Err(Error::invalid(format!("expected `{}` as INT32 or INT64, but found BYTES", input.name)))
+        }
+    };
+    let (count, length) = match ids.shape[..] {
+        [length] => (1, length),
+        [count, length] => (count, length),
+        _ => {
+            return Err(Error::invalid(format!(
+                "expected `{}` of shape [texts, tokens], but found {:?}",
+                ids.name, ids.shape
+            )));
+        }
+    };
+    inputs::count(&ids.name, count, limit)?;
+    if let Some(mask) = mask.filter(|mask| mask.shape != ids.shape) {
+        return Err(Error::invalid(format!(
+            "expected `{}` of shape {:?}, as that of `{}`, but found {:?}",
+            mask.name, ids.shape, ids.name, mask.shape
+        )));
+    }
+    let values = integers(ids)?;
+    let kept = mask.map(integers).transpose()?.unwrap_or_else(|| vec![1; values.len()]);
+    let rows = values.chunks(length.max(1)).zip(kept.chunks(length.max(1))).enumerate();
+    rows.map(|(place, (row, kept))| {
+        let row = row.iter().zip(kept).filter(|(_, kept)| **kept != 0);
+        let row: Vec<u32> = row
+            .map(|(id, _)| u32::try_from(*id))
+            .collect::<Result<_, _>>()
+            .map_err(|_| Error::invalid(format!("expected token ids in `{}`, but found others", ids.name)))?;
+        if row.is_empty() {
+            return Err(Error::invalid(format!(
+                "expected tokens in row {place} of `{}`, but found none",
+                ids.name
+            )));
+        }
+        Ok(row)
+    })
+    .collect()
+}
