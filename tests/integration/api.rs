@@ -473,7 +473,7 @@ async fn kserve_refuses_tensors_that_lie() {
     };
     let size = |size: u64| json!({ "parameters": { "binary_data_size": size } });
     insta::assert_snapshot!(refusal(ids(json!([1, 3]), json!({ "data": [1, 2] })), b"", None).await, @"400: expected `input_ids` of shape [1, 3] with 3 elements, but found 2");
-    insta::assert_snapshot!(refusal(ids(json!([1, 2]), size(16)), b"1234567", None).await, @"400: expected `input_ids` with `binary_data_size` of at most the 7 bytes that are there, but found Some(16)");
+    insta::assert_snapshot!(refusal(ids(json!([1, 2]), size(16)), b"1234567", None).await, @"400: expected `input_ids` with `binary_data_size` of at most the 7 bytes that are there, but found 16");
     insta::assert_snapshot!(refusal(ids(json!([1, 2]), size(15)), b"123456789012345", None).await, @"400: expected `input_ids` with whole elements of INT64, but found a part of one");
     insta::assert_snapshot!(refusal(ids(json!([1, 1]), size(8)), b"\x02\0\0\0\0\0\0\0!", None).await, @"400: expected all bytes to belong to an input, but found 1 more");
     insta::assert_snapshot!(refusal(ids(json!([1, 1]), json!({ "data": [5] })), b"", Some(9999)).await, @"400: expected 9999 bytes of JSON, as `inference-header-content-length` says, but the body has 77");

@@ -156,10 +156,10 @@ impl WrittenInput {
         };
         let elements = match (parameters.get(BINARY_SIZE), data) {
             (Some(size), None) => {
-                let size = size.as_u64().and_then(|size| usize::try_from(size).ok());
-                let Some((own, rest)) = size.and_then(|size| bytes.split_at_checked(size)) else {
+                let number = size.as_u64().and_then(|size| usize::try_from(size).ok());
+                let Some((own, rest)) = number.and_then(|number| bytes.split_at_checked(number)) else {
                     return wrong(format!(
-                        "with `{BINARY_SIZE}` of at most the {} bytes that are there, but found {size:?}",
+                        "with `{BINARY_SIZE}` of at most the {} bytes that are there, but found {size}",
                         bytes.len()
                     ));
                 };

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     Program, SHORT, median, ms,
-    server::{Server, body},
+    server::{Message, Server, body},
 };
 use crate::{
     backend::onnx::{Runtime, Session},
@@ -26,11 +26,11 @@ const STARTS: usize = 25;
 /// Milliseconds from the start of a server to its first answer, and of loading the library, making the session
 /// and running it once in a bare process. Taken in turns.
 pub(super) fn medians(program: &Program, bundle: &Path) -> Result<[f64; 2]> {
-    let request = body(&[SHORT]);
+    let request = Message::json("/embed", &body(&[SHORT]));
     let (mut first_answers, mut pieces) = (Vec::new(), Vec::new());
     for _ in 0..STARTS {
         let started = Instant::now();
-        let server = Server::start(program, bundle)?;
+        let server = Server::start(program, &[Some(bundle)])?;
         server.connect()?.ask(&request)?;
         first_answers.push(ms(started.elapsed()));
         pieces.push(spawn_pieces(program, bundle)?);

@@ -14,8 +14,9 @@ use std::{
 
 use clap::Args;
 use serde::Serialize;
+use serde_json::json;
 
-use self::server::Server;
+use self::server::{Message, Server};
 use super::say;
 use crate::{
     backend::onnx::{Runtime, library},
@@ -46,6 +47,9 @@ pub(super) struct Arguments {
     /// Write the figures to this file as well, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// A bundle for zero-shot classification, to be measured as well
+    #[arg(long, value_name = "BUNDLE")]
+    zero_shot: Option<PathBuf>,
     /// Load the library, make a session, run it once, print the milliseconds: the parts of a cold start
     #[arg(long, hide = true)]
     pieces: bool,
@@ -174,7 +178,7 @@ fn measure(
     let runtime = Runtime::load(library)?;
     let raw = raw::Raw::new(bundle, runtime, config.threads())?;
     let texts: Vec<&str> = SENTENCES.lines().collect();
-    let server = Server::start(program, &arguments.bundle)?;
+    let server = Server::start(program, &[Some(&arguments.bundle), arguments.zero_shot.as_ref()])?;
     let requests: Vec<String> = texts.chunks(TEXTS).map(server::body).collect();
 
     // Taken in turns, so that what else the machine does falls on all of them alike.
@@ -198,13 +202,32 @@ fn measure(
         Target::AtLeast(2.0),
     ));
 
-    let [over_http, bare] = latencies(&server, &raw)?;
+    let embed = Message::json("/embed", &server::body(&[SHORT]));
     figures.push(Figure::new(
         "POST /embed, one short text, p50 | raw session",
         "ms",
-        [over_http, bare],
+        latencies(&server, &raw, &embed, 1)?,
         Target::DifferenceAtMost(0.3),
     ));
+    let infer = Message::tensors(&bundle.manifest().name, &raw.ids(SHORT)?);
+    figures.push(Figure::new(
+        "KServe infer, binary tensors, p50 | raw session",
+        "ms",
+        latencies(&server, &raw, &infer, 1)?,
+        Target::DifferenceAtMost(0.2),
+    ));
+    if let Some(bundle) = &arguments.zero_shot {
+        let bundle = Bundle::open(bundle)?;
+        let labels = ["news", "sport", "music", "food", "travel", "money", "health", "law", "art", "science"];
+        let body = json!({ "inputs": SHORT, "parameters": { "candidate_labels": labels } }).to_string();
+        let classify = Message::json(&format!("/models/{}", bundle.manifest().name), &body);
+        figures.push(Figure::new(
+            "zero-shot, 10 labels, p50 | 10 runs, raw session",
+            "ms",
+            latencies(&server, &raw, &classify, labels.len())?,
+            Target::AtMost(0.7),
+        ));
+    }
     figures.push(Figure::new(
         "resident memory while serving",
         "MB",
@@ -219,14 +242,15 @@ fn mean_texts(texts: &[&str]) -> f64 {
     texts.len() as f64 / texts.len().div_ceil(TEXTS) as f64
 }
 
-/// Milliseconds of a short text over HTTP and straight from a session, taken in turns.
-fn latencies(server: &Server, raw: &raw::Raw) -> Result<[f64; 2]> {
+/// Milliseconds of a message over HTTP, and of so many runs of a short text straight from a session, taken in
+/// turns.
+fn latencies(server: &Server, raw: &raw::Raw, message: &Message, runs: usize) -> Result<[f64; 2]> {
     const TURNS: usize = 400;
-    let body = server::body(&[SHORT]);
     let (mut bare, mut connection) = (raw.single(SHORT)?, server.connect()?);
     let (mut over_http, mut alone) = (Vec::new(), Vec::new());
     for turn in 0..TURNS {
-        let (http, raw) = (connection.ask(&body)?, bare()?);
+        let http = connection.ask(message)?;
+        let raw = (0..runs).map(|_| bare()).sum::<Result<f64>>()?;
         // The first turns warm both up.
         if turn >= TURNS / 10 {
             over_http.push(http);

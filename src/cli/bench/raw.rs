@@ -96,6 +96,11 @@ impl Raw {
         })
     }
 
+    /// The token ids of a text.
+    pub(super) fn ids(&self, text: &str) -> Result<Vec<u32>> {
+        Ok(self.encode(&[text])?.remove(0).ids)
+    }
+
     fn encode(&self, texts: &[&str]) -> Result<Vec<Encoding>> {
         let truncation = Truncation::At(Side::Right);
         texts.iter().map(|text| self.tokenizer.encode(text, self.max_tokens, truncation)).collect()

@@ -32,6 +32,39 @@ pub(super) struct Server {
     runtime: Runtime,
 }
 
+/// A request as it goes over the wire.
+pub(super) struct Message(Vec<u8>);
+
+impl Message {
+    /// A request with a JSON body.
+    pub(super) fn json(path: &str, body: &str) -> Self {
+        Self::new(path, "content-type: application/json", body.as_bytes())
+    }
+
+    /// A request of KServe v2 for one text of these token ids, with tensors and answer as bytes.
+    pub(super) fn tensors(model: &str, ids: &[u32]) -> Self {
+        let input = |name: &str| {
+            let parameters = json!({ "binary_data_size": ids.len() * size_of::<i64>() });
+            json!({ "name": name, "shape": [1, ids.len()], "datatype": "INT64", "parameters": parameters })
+        };
+        let parameters = json!({ "binary_data_output": true });
+        let inputs = [input("input_ids"), input("attention_mask")];
+        let json = json!({ "inputs": inputs, "parameters": parameters }).to_string();
+        let mut body = json.clone().into_bytes();
+        body.extend(ids.iter().flat_map(|id| i64::from(*id).to_le_bytes()));
+        body.extend(ids.iter().flat_map(|_| 1_i64.to_le_bytes()));
+        let header = format!("inference-header-content-length: {}", json.len());
+        Self::new(&format!("/v2/models/{model}/infer"), &header, &body)
+    }
+
+    fn new(path: &str, header: &str, body: &[u8]) -> Self {
+        let length = body.len();
+        let head =
+            format!("POST {path} HTTP/1.1\r\nhost: kivu\r\n{header}\r\ncontent-length: {length}\r\n\r\n");
+        Self([head.as_bytes(), body].concat())
+    }
+}
+
 /// A connection that is kept: the thinnest client there is, so that latencies are the server's.
 pub(super) struct Connection {
     stream: BufReader<TcpStream>,
@@ -39,14 +72,10 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Sends one request and tells the milliseconds until its whole answer was there.
-    pub(super) fn ask(&mut self, body: &str) -> Result<f64> {
+    pub(super) fn ask(&mut self, message: &Message) -> Result<f64> {
         let failed = || Error::io("the server did not answer");
-        let request = format!(
-            "POST /embed HTTP/1.1\r\nhost: kivu\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-            body.len()
-        );
         let started = Instant::now();
-        self.stream.get_mut().write_all(request.as_bytes()).map_err(failed())?;
+        self.stream.get_mut().write_all(&message.0).map_err(failed())?;
         let (mut head, mut length) = (String::new(), 0);
         while !head.ends_with("\r\n\r\n") {
             let start = head.len();
@@ -75,12 +104,12 @@ pub(super) fn body<T: AsRef<str>>(texts: &[T]) -> String {
 }
 
 impl Server {
-    /// Starts a server of one bundle and waits until it says where it listens.
-    pub(super) fn start(program: &Program, bundle: &Path) -> Result<Self> {
+    /// Starts a server of bundles and waits until it says where it listens.
+    pub(super) fn start<P: AsRef<Path>>(program: &Program, bundles: &[Option<P>]) -> Result<Self> {
         let mut process = program
             .command()
             .arg("serve")
-            .arg(bundle)
+            .args(bundles.iter().flatten().map(AsRef::as_ref))
             .args(["--listen", "127.0.0.1:0"])
             .env("RUST_LOG", "error")
             .stdin(Stdio::null())
