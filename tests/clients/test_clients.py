@@ -148,6 +148,14 @@ class ServerTest(unittest.TestCase):
         similarity = cosine(found, expected)
         self.assertGreaterEqual(similarity, least, f"{what}: the vectors are too far apart")
 
+    def assert_refused(self, error, statuses, named):
+        """`{"error": message, …}`, which `huggingface_hub` appends to its own message."""
+        self.assertIn(error.response.status_code, statuses, str(error))
+        message = error.response.json().get("error")
+        self.assertIsInstance(message, str, f"no `error` in {error.response.text}")
+        self.assertIn(named, message)
+        self.assertIn(message, str(error), "the package must show our message")
+
 
 class OpenAiTest(ServerTest):
     """The `openai` package: POST /v1/embeddings and GET /v1/models."""
@@ -377,14 +385,6 @@ class HuggingFaceTest(ServerTest):
         with self.assertRaises(HfHubHTTPError) as caught:
             self.client.feature_extraction("")
         self.assert_refused(caught.exception, [400, 422], "inputs")
-
-    def assert_refused(self, error, statuses, named):
-        """`{"error": message, …}`, which the package appends to its own message."""
-        self.assertIn(error.response.status_code, statuses, str(error))
-        message = error.response.json().get("error")
-        self.assertIsInstance(message, str, f"no `error` in {error.response.text}")
-        self.assertIn(named, message)
-        self.assertIn(message, str(error), "the package must show our message")
 
 
 class TeiTest(ServerTest):

@@ -1,0 +1,768 @@
+"""Runs the real clients, unmodified, against the tasks besides embeddings, and KServe's routes.
+
+    pip install --require-hashes -r tests/clients/requirements.txt
+    TEST_URL=http://127.0.0.1:8080 python tests/clients/test_tasks.py
+
+One server serves all of these models (`kivu serve` on a folder of bundles):
+
+- `minilm`: feature-extraction, as in test_clients.py
+- `zero-shot`: zero-shot-classification, by embeddings
+- `rank`: text-ranking, by embeddings
+- `sentiment`: text-classification with the labels negative, neutral and positive;
+  where it is not served its tests are skipped, and say so
+
+TEST_URL is what it is in test_clients.py, from which this takes how a server is asked.
+"""
+
+import json
+import platform
+import unittest
+import urllib.parse
+from importlib.metadata import version
+
+import test_clients as base  # first: it sets what the clients read on import
+from test_clients import MODEL, QUESTION, TEXTS, TIMEOUT_S, URL, WIDTH, ServerTest, ask, vector
+
+import cohere
+import numpy
+import tritonclient.http as triton
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import HfHubHTTPError
+from tritonclient.utils import InferenceServerException
+
+setUpModule = base.setUpModule
+
+TASKS = {
+    MODEL: "feature-extraction",
+    "zero-shot": "zero-shot-classification",
+    "rank": "text-ranking",
+    "sentiment": "text-classification",
+}
+SENTIMENTS = {"negative", "neutral", "positive"}
+NO_MODEL = "no-such-model"
+
+FOOTBALL = "The striker scored twice and the home team won the match."
+KITCHEN = "Simmer the onions in butter, then add the stock and the rice."
+TOPICS = ["cooking", "politics", "sport"]
+
+ASKED = "How many people live in Berlin?"
+ANSWERING = 2
+DOCUMENTS = [
+    "The recipe needs two eggs, flour and a little sugar.",
+    "New York City is famous for the Metropolitan Museum of Art.",
+    "Berlin had a population of 3,520,031 registered inhabitants in an area of 891.82 square kilometers.",
+    "Berlin is known for its museums and its nightlife.",
+]
+
+
+def served():
+    """The names of the models that the server serves."""
+    status, answer = ask("GET", "/v1/models")
+    if status != 200:
+        raise SystemExit(f"expected /v1/models to answer 200, but found {status}: {answer[:200]!r}")
+    return [model["id"] for model in json.loads(answer)["data"]]
+
+
+def need(model):
+    if model not in served():
+        raise unittest.SkipTest(f"skipped: {URL}/v1/models does not list `{model}`")
+
+
+def hub(model):
+    return InferenceClient(model=f"{URL}/models/{model}", timeout=TIMEOUT_S)
+
+
+class TaskTest(ServerTest):
+    """What the tests below say about answers of any dialect."""
+
+    def assert_descending(self, scores):
+        self.assertEqual(sorted(scores, reverse=True), list(scores), "expected the best first")
+
+    def assert_message(self, shape, answer, *named):
+        """The message, in the shape of its dialect, says each of `named`."""
+        body = json.loads(answer)
+        if shape == "openai":
+            self.assertIsInstance(body.get("error"), dict, f"not in OpenAI's shape: {body}")
+            self.assertLessEqual({"message", "type", "param", "code"}, set(body["error"]))
+            message = body["error"]["message"]
+        elif shape == "tei":
+            self.assertEqual(set(body), {"error", "error_type"})
+            message = body["error"]
+        else:
+            self.assertEqual(set(body), {{"cohere": "message", "jina": "detail"}[shape]})
+            (message,) = body.values()
+        self.assertIsInstance(message, str, f"no message in {body}")
+        for name in named:
+            self.assertIn(name, message)
+
+
+class HubEmbeddingTest(TaskTest):
+    """`huggingface_hub` at POST /models/minilm."""
+
+    @classmethod
+    def setUpClass(cls):
+        need(MODEL)
+        cls.client = hub(MODEL)
+
+    def test_feature_extraction(self):
+        rows = self.client.feature_extraction(TEXTS)
+        self.assertEqual(rows.shape, (len(TEXTS), WIDTH))
+        expected = vector(self.post("/embed", {"inputs": TEXTS, "model": MODEL}))
+        for text, row, other in zip(TEXTS, rows, expected):
+            self.assert_unit(row)
+            self.assert_near(row, other, base.SAME_TEXT_SAME_BATCH, text)
+
+    def test_options_of_feature_extraction(self):
+        short = self.client.feature_extraction(QUESTION, dimensions=64)
+        self.assertEqual(short.shape, (1, 64))
+        raw = self.client.feature_extraction(QUESTION, normalize=False)[0]
+        self.assertGreater(abs(float(numpy.linalg.norm(raw)) - 1.0), 0.01, "normalised all the same")
+
+    def test_sentence_similarity(self):
+        near, far = self.client.sentence_similarity(
+            "How do I bake bread?",
+            other_sentences=["Which flour is good for a loaf?", "The parliament meets today."],
+        )
+        self.assertIsInstance(near, float)
+        self.assertGreater(near, far + 0.2, "expected the sentence about bread to be nearer")
+
+    def test_a_pair_where_a_text_belongs(self):
+        for inputs in ({"text": "a", "text_pair": "b"}, [["a", "b"]]):
+            with self.subTest(inputs=inputs):
+                answer = self.refusal(f"/models/{MODEL}", {"inputs": inputs}, [422])
+                self.assert_message("tei", answer, "inputs")
+
+    def test_unknown_model(self):
+        with self.assertRaises(HfHubHTTPError) as caught:
+            hub(NO_MODEL).feature_extraction(QUESTION)
+        self.assert_refused(caught.exception, [404], NO_MODEL)
+
+
+class HubZeroShotTest(TaskTest):
+    """`huggingface_hub` at POST /models/zero-shot."""
+
+    PATH = "/models/zero-shot"
+
+    @classmethod
+    def setUpClass(cls):
+        need("zero-shot")
+        cls.client = hub("zero-shot")
+
+    def classify(self, text=FOOTBALL, labels=TOPICS, **options):
+        found = self.client.zero_shot_classification(text, labels, **options)
+        self.assertEqual({element.label for element in found}, set(labels))
+        self.assertEqual(len(found), len(labels))
+        self.assert_descending([element.score for element in found])
+        return found
+
+    def test_football_is_sport_and_scores_sum_to_one(self):
+        for text, expected in ((FOOTBALL, "sport"), (KITCHEN, "cooking")):
+            with self.subTest(text=text):
+                found = self.classify(text)
+                self.assertEqual(found[0].label, expected)
+                self.assertGreater(found[0].score, 0.5)
+                self.assertAlmostEqual(sum(element.score for element in found), 1.0, places=4)
+
+    def test_order_of_labels_does_not_matter(self):
+        one = self.classify()
+        other = self.classify(labels=TOPICS[::-1])
+        self.assertEqual([e.label for e in one], [e.label for e in other])
+        for left, right in zip(one, other):
+            self.assertAlmostEqual(left.score, right.score, delta=0.1, msg=left.label)
+
+    def test_multi_label_scores_each_label_on_its_own(self):
+        found = {e.label: e.score for e in self.classify(multi_label=True)}
+        self.assertEqual(max(found, key=found.get), "sport")
+        for score in found.values():
+            self.assertTrue(0.0 <= score <= 1.0, found)
+        # What a label scores does not depend on what else there is to choose.
+        alone = self.classify(labels=["sport"], multi_label=True)[0].score
+        self.assertAlmostEqual(alone, found["sport"], delta=0.05)
+
+    def test_one_label_is_scored_on_its_own(self):
+        right = self.classify(labels=["sport"])[0].score
+        wrong = self.classify(labels=["politics"])[0].score
+        self.assertLess(right, 1.0, "a softmax over one label says nothing")
+        self.assertGreater(right, wrong)
+
+    def test_hypothesis_template(self):
+        default = self.classify()
+        same = self.classify(hypothesis_template="This example is {}.")
+        other = self.classify(hypothesis_template="This text is about {}.")
+        self.assertEqual([e.score for e in same], [e.score for e in default])
+        self.assertNotEqual([e.score for e in other], [e.score for e in default])
+        self.assertEqual(other[0].label, "sport")
+
+    def test_labels_as_one_string(self):
+        body = {"inputs": FOOTBALL, "parameters": {"candidate_labels": " sport, cooking,, politics "}}
+        found = self.post(self.PATH, body)
+        self.assertEqual({element["label"] for element in found}, set(TOPICS))
+        self.assertEqual(found[0]["label"], "sport")
+
+    def test_a_list_of_texts_is_a_list_of_lists(self):
+        body = {"inputs": [FOOTBALL, KITCHEN], "parameters": {"candidate_labels": TOPICS}}
+        found = self.post(self.PATH, body)
+        self.assertEqual([labels[0]["label"] for labels in found], ["sport", "cooking"])
+        self.assertEqual(len(self.post(self.PATH, {**body, "inputs": [FOOTBALL]})[0]), len(TOPICS))
+
+    def test_what_the_client_can_get_wrong(self):
+        for labels, options, named in (
+            ([], {}, "candidate_labels"),
+            (["sport", "cooking", "sport"], {}, "candidate_labels[2]"),
+            (["sport", " "], {}, "candidate_labels[1]"),
+            (["sport"], {"hypothesis_template": "This is no template."}, "hypothesis_template"),
+        ):
+            with self.subTest(labels=labels, **options):
+                with self.assertRaises(HfHubHTTPError) as caught:
+                    self.client.zero_shot_classification(FOOTBALL, labels, **options)
+                self.assert_refused(caught.exception, [422], named)
+
+    def test_what_only_plain_http_can_get_wrong(self):
+        labels = {"candidate_labels": TOPICS}
+        for body, named in (
+            ({"inputs": FOOTBALL}, "parameters"),
+            ({"inputs": FOOTBALL, "parameters": {}}, "candidate_labels"),
+            ({"inputs": FOOTBALL, "parameters": {"candidate_labels": [1]}}, "candidate_labels[0]"),
+            ({"inputs": FOOTBALL, "parameters": {"candidate_labels": " , "}}, "candidate_labels"),
+            ({"inputs": "", "parameters": labels}, "inputs"),
+            ({"inputs": [], "parameters": labels}, "inputs"),
+            ({"inputs": {"text": "a", "text_pair": "b"}, "parameters": labels}, "inputs"),
+            ({"inputs": [["a", "b"]], "parameters": labels}, "inputs[0]"),
+        ):
+            with self.subTest(body=str(body)[:80]):
+                self.assert_message("tei", self.refusal(self.PATH, body, [400, 422]), named)
+
+
+class SentimentTest(TaskTest):
+    """Text classification: `huggingface_hub` at POST /models/sentiment, and TEI's POST /predict."""
+
+    PATH = "/models/sentiment"
+    GOOD = "I love this phone"
+    BAD = "This is the worst film I have ever seen"
+
+    @classmethod
+    def setUpClass(cls):
+        need("sentiment")
+        cls.client = hub("sentiment")
+
+    def predict(self, inputs, **options):
+        return self.post("/predict", {"inputs": inputs, "model": "sentiment", **options})
+
+    def assert_predictions(self, found):
+        self.assertEqual([set(prediction) for prediction in found], [{"score", "label"}] * 3)
+        self.assertEqual({prediction["label"] for prediction in found}, SENTIMENTS)
+        self.assert_descending([prediction["score"] for prediction in found])
+
+    def test_text_classification(self):
+        for text, expected in ((self.GOOD, "positive"), (self.BAD, "negative")):
+            with self.subTest(text=text):
+                found = self.client.text_classification(text)
+                self.assertEqual({element.label for element in found}, SENTIMENTS)
+                self.assert_descending([element.score for element in found])
+                self.assertEqual(found[0].label, expected)
+                self.assertAlmostEqual(sum(element.score for element in found), 1.0, places=4)
+
+    def test_top_k(self):
+        for count in (1, 2, 3):
+            self.assertEqual(len(self.client.text_classification(self.GOOD, top_k=count)), count)
+        self.assertEqual(len(self.client.text_classification(self.GOOD, top_k=100)), len(SENTIMENTS))
+
+    def test_top_k_of_none_at_all(self):
+        with self.assertRaises(HfHubHTTPError) as caught:
+            self.client.text_classification(self.GOOD, top_k=0)
+        self.assert_refused(caught.exception, [422], "top_k")
+
+    def test_function_to_apply(self):
+        def scores(function):
+            found = self.client.text_classification(self.GOOD, function_to_apply=function)
+            return {element.label: element.score for element in found}
+
+        logits, softmax, sigmoid = scores("none"), scores("softmax"), scores("sigmoid")
+        total = sum(numpy.exp(logit) for logit in logits.values())
+        for label, logit in logits.items():
+            self.assertAlmostEqual(softmax[label], numpy.exp(logit) / total, places=4)
+            self.assertAlmostEqual(sigmoid[label], 1.0 / (1.0 + numpy.exp(-logit)), places=4)
+
+    def test_unknown_function_to_apply(self):
+        with self.assertRaises(HfHubHTTPError) as caught:
+            self.client.text_classification(self.GOOD, function_to_apply="tanh")
+        self.assert_refused(caught.exception, [422], "function_to_apply")
+
+    def test_predict_one_text(self):
+        found = self.predict(self.GOOD)
+        self.assert_predictions(found)
+        self.assertEqual(found[0]["label"], "positive")
+        same = self.client.text_classification(self.GOOD)
+        self.assertEqual([e.label for e in same], [prediction["label"] for prediction in found])
+        self.assertAlmostEqual(same[0].score, found[0]["score"], places=5)
+
+    def test_predict_one_pair_is_one_list(self):
+        self.assert_predictions(self.predict([self.GOOD, self.BAD]))
+
+    def test_predict_a_batch_is_a_list_of_lists(self):
+        found = self.predict([[self.GOOD], [self.BAD], [self.GOOD, self.BAD]])
+        self.assertEqual(len(found), 3)
+        for predictions in found:
+            self.assert_predictions(predictions)
+        self.assertEqual([p[0]["label"] for p in found[:2]], ["positive", "negative"])
+        self.assertEqual(len(self.predict([[self.GOOD]])), 1, "a batch of one is a batch")
+
+    def test_predict_raw_scores(self):
+        raw = {p["label"]: p["score"] for p in self.predict(self.GOOD, raw_scores=True)}
+        scores = {p["label"]: p["score"] for p in self.predict(self.GOOD)}
+        total = sum(numpy.exp(logit) for logit in raw.values())
+        for label, logit in raw.items():
+            self.assertAlmostEqual(scores[label], numpy.exp(logit) / total, places=4)
+
+    def test_pairs_of_the_hub(self):
+        pair = {"text": self.GOOD, "text_pair": self.BAD}
+        found = self.post(self.PATH, {"inputs": pair})
+        self.assertEqual(len(found), 1, "both official clients want a list of one list")
+        self.assert_predictions(found[0])
+        direct = self.predict([self.GOOD, self.BAD])
+        self.assertAlmostEqual(found[0][0]["score"], direct[0]["score"], places=5)
+        self.assertEqual(len(self.post(self.PATH, {"inputs": [self.GOOD, pair]})), 2)
+
+    def test_wrong_inputs(self):
+        for path, inputs, named in (
+            ("/predict", "", "inputs"),
+            ("/predict", [], "inputs"),
+            ("/predict", ["a", "b", "c"], "inputs"),
+            ("/predict", [["a", "b", "c"]], "inputs[0]"),
+            ("/predict", [["a"], []], "inputs[1]"),
+            ("/predict", {"text": "a", "text_pair": "b"}, "inputs"),
+            (self.PATH, "", "inputs"),
+            (self.PATH, [["a", "b"]], "inputs[0]"),
+            (self.PATH, {"text_pair": "b"}, "inputs.text"),
+            (self.PATH, {"text": "a", "text_pair": 7}, "inputs.text_pair"),
+        ):
+            with self.subTest(path=path, inputs=inputs):
+                body = {"inputs": inputs, "model": "sentiment"}
+                self.assert_message("tei", self.refusal(path, body, [400, 413, 422]), named)
+
+
+class CohereTest(TaskTest):
+    """The `cohere` package: POST /v2/rerank."""
+
+    @classmethod
+    def setUpClass(cls):
+        need("rank")
+        cls.client = cohere.ClientV2(api_key="none", base_url=URL, timeout=TIMEOUT_S)
+
+    def rerank(self, **options):
+        options = {"model": "rank", "query": ASKED, "documents": DOCUMENTS, **options}
+        return self.client.rerank(**options)
+
+    def test_the_answering_text_comes_first(self):
+        answer = self.rerank()
+        self.assertTrue(answer.id)
+        self.assertEqual(answer.results[0].index, ANSWERING)
+        self.assertEqual({result.index for result in answer.results}, set(range(len(DOCUMENTS))))
+        scores = [result.relevance_score for result in answer.results]
+        self.assert_descending(scores)
+        self.assertTrue(all(0.0 <= score <= 1.0 for score in scores), scores)
+        self.assertEqual(answer.meta.api_version.version, "2")
+        self.assertEqual(answer.meta.billed_units.search_units, 1)
+
+    def test_top_n(self):
+        everything = self.rerank().results
+        self.assertEqual(self.rerank(top_n=2).results, everything[:2])
+        self.assertEqual(self.rerank(top_n=100).results, everything)
+
+    def test_unknown_model(self):
+        with self.assertRaises(cohere.NotFoundError) as caught:
+            self.rerank(model=NO_MODEL)
+        self.assert_cohere_error(caught.exception, NO_MODEL)
+
+    def test_what_can_be_wrong(self):
+        for options, named in (
+            ({"documents": []}, "documents"),
+            ({"documents": ["a", ""]}, "documents[1]"),
+            ({"top_n": 0}, "top_n"),
+            ({"query": ""}, "query"),
+            ({"model": MODEL}, TASKS[MODEL]),
+        ):
+            with self.subTest(**options):
+                with self.assertRaises(cohere.UnprocessableEntityError) as caught:
+                    self.rerank(**options)
+                self.assert_cohere_error(caught.exception, named)
+
+    def assert_cohere_error(self, error, named):
+        self.assert_message("cohere", json.dumps(error.body), named)
+        self.assertIn(error.body["message"], str(error), "the package must show our message")
+
+
+class JinaTest(TaskTest):
+    """POST /v1/rerank in Jina's shape, for which there is no client on PyPI."""
+
+    BODY = {"model": "rank", "query": ASKED, "documents": DOCUMENTS}
+
+    @classmethod
+    def setUpClass(cls):
+        need("rank")
+
+    def test_shape(self):
+        answer = self.post("/v1/rerank", self.BODY)
+        self.assertEqual(answer["model"], "rank")
+        self.assertEqual(answer["results"][0]["index"], ANSWERING)
+        for result in answer["results"]:
+            self.assertEqual(set(result), {"index", "relevance_score", "document"})
+            self.assertEqual(result["document"], {"text": DOCUMENTS[result["index"]]})
+        self.assert_descending([result["relevance_score"] for result in answer["results"]])
+        usage = answer["usage"]
+        # By embeddings: the query once, and every document.
+        texts = [ASKED, *DOCUMENTS]
+        tokenized = self.post("/tokenize", {"inputs": texts, "model": "rank"})
+        self.assertEqual(usage["total_tokens"], sum(len(tokens) for tokens in tokenized))
+        self.assertEqual(usage["prompt_tokens"], usage["total_tokens"])
+
+    def test_documents_are_not_given_back_if_not_wanted(self):
+        answer = self.post("/v1/rerank", {**self.BODY, "return_documents": False, "top_n": 2})
+        self.assertEqual([set(r) for r in answer["results"]], [{"index", "relevance_score"}] * 2)
+
+    def test_documents_as_objects(self):
+        objects = [{"text": text} for text in DOCUMENTS]
+        mixed = [*objects[:2], *DOCUMENTS[2:]]
+        expected = self.post("/v1/rerank", self.BODY)["results"]
+        for documents in (objects, mixed):
+            found = self.post("/v1/rerank", {**self.BODY, "documents": documents})["results"]
+            self.assertEqual(found, expected)
+
+    def test_no_model_named_gets_the_one_that_ranks(self):
+        body = {"query": ASKED, "documents": DOCUMENTS}
+        self.assertEqual(self.post("/v1/rerank", body)["model"], "rank")
+
+    def test_what_can_be_wrong(self):
+        for change, statuses, named in (
+            ({"model": NO_MODEL}, [404], NO_MODEL),
+            ({"documents": []}, [422], "documents"),
+            ({"documents": "a"}, [422], "documents"),
+            ({"documents": [["a", "b"]]}, [422], "documents[0]"),
+            ({"documents": ["a", {"title": "b"}]}, [422], "documents[1]"),
+            ({"documents": ["a", ""]}, [422], "documents[1]"),
+            ({"query": ["a", "b"]}, [422], "query"),
+            ({"query": ""}, [422], "query"),
+            ({"top_n": 0}, [422], "top_n"),
+            ({"top_n": -1}, [422], "top_n"),
+        ):
+            with self.subTest(**change):
+                answer = self.refusal("/v1/rerank", {**self.BODY, **change}, statuses)
+                self.assert_message("jina", answer, named)
+
+    def test_broken_json_and_wrong_method_keep_the_shape(self):
+        self.assert_message("jina", self.refusal("/v1/rerank", b'{"query": ', [400]), "JSON")
+        status, answer = ask("GET", "/v1/rerank")
+        self.assertEqual(status, 405)
+        self.assert_message("jina", answer, "GET")
+
+
+class TeiRerankTest(TaskTest):
+    """POST /rerank as TEI documents it, and the same by the hub's route."""
+
+    BODY = {"model": "rank", "query": ASKED, "texts": DOCUMENTS}
+
+    @classmethod
+    def setUpClass(cls):
+        need("rank")
+
+    def test_sorted_and_without_texts(self):
+        ranks = self.post("/rerank", self.BODY)
+        self.assertEqual([set(rank) for rank in ranks], [{"index", "score"}] * len(DOCUMENTS))
+        self.assertEqual(ranks[0]["index"], ANSWERING)
+        self.assert_descending([rank["score"] for rank in ranks])
+
+    def test_return_text(self):
+        for rank in self.post("/rerank", {**self.BODY, "return_text": True}):
+            self.assertEqual(rank["text"], DOCUMENTS[rank["index"]])
+
+    def test_raw_scores_are_cosines(self):
+        scores = {r["index"]: r["score"] for r in self.post("/rerank", self.BODY)}
+        raw = {
+            r["index"]: r["score"]
+            for r in self.post("/rerank", {**self.BODY, "raw_scores": True})
+        }
+        sentences = {"source_sentence": ASKED, "sentences": DOCUMENTS}
+        cosines = self.post("/similarity", {"model": MODEL, "inputs": sentences})
+        for index, cosine in enumerate(cosines):
+            self.assertAlmostEqual(raw[index], cosine, delta=0.02, msg=DOCUMENTS[index])
+            self.assertAlmostEqual(scores[index], min(max(raw[index], 0.0), 1.0), places=5)
+
+    def test_the_three_dialects_score_alike(self):
+        tei = [(r["index"], r["score"]) for r in self.post("/rerank", self.BODY)]
+        nested = {"inputs": {"query": ASKED, "texts": DOCUMENTS}}
+        by_hub = [(r["index"], r["score"]) for r in self.post("/models/rank", nested)]
+        body = {"model": "rank", "query": ASKED, "documents": DOCUMENTS}
+        jina, v2 = (
+            [(r["index"], r["relevance_score"]) for r in self.post(path, body)["results"]]
+            for path in ("/v1/rerank", "/v2/rerank")
+        )
+        for name, found in (("hub", by_hub), ("jina", jina), ("cohere", v2)):
+            with self.subTest(dialect=name):
+                self.assertEqual([index for index, _ in found], [index for index, _ in tei])
+                for (_, left), (_, right) in zip(found, tei):
+                    self.assertAlmostEqual(left, right, places=5)
+
+    def test_what_can_be_wrong(self):
+        for change, statuses, named in (
+            ({"model": NO_MODEL}, [404], NO_MODEL),
+            ({"texts": []}, [400, 422], "texts"),
+            ({"texts": ["a", ""]}, [400, 422], "texts[1]"),
+            ({"texts": [["a", "b"]]}, [422], "texts[0]"),
+            ({"query": ["a", "b"]}, [422], "query"),
+            ({"query": ""}, [400, 422], "query"),
+        ):
+            with self.subTest(**change):
+                answer = self.refusal("/rerank", {**self.BODY, **change}, statuses)
+                self.assert_message("tei", answer, named)
+
+
+class WrongTaskTest(TaskTest):
+    """A model that is there but cannot do what the route does: 422 that names both tasks."""
+
+    SIMILARITY = {"inputs": {"source_sentence": "a", "sentences": ["b"]}}
+    ROUTES = (
+        ("/embed", "tei", "feature-extraction", {"inputs": "a"}),
+        ("/embed_all", "tei", "feature-extraction", {"inputs": "a"}),
+        ("/similarity", "tei", "feature-extraction", SIMILARITY),
+        ("/predict", "tei", "text-classification", {"inputs": "a"}),
+        ("/rerank", "tei", "text-ranking", {"query": "a", "texts": ["b"]}),
+        ("/v1/embeddings", "openai", "feature-extraction", {"input": "a"}),
+        ("/v1/rerank", "jina", "text-ranking", {"query": "a", "documents": ["b"]}),
+        ("/v2/rerank", "cohere", "text-ranking", {"query": "a", "documents": ["b"]}),
+    )
+
+    def test_every_route(self):
+        models = [model for model in served() if model in TASKS]
+        for path, shape, wanted, body in self.ROUTES:
+            for model in models:
+                if TASKS[model] != wanted:
+                    with self.subTest(path=path, model=model):
+                        answer = self.refusal(path, {**body, "model": model}, [422])
+                        self.assert_message(shape, answer, f"`{wanted}`", f"`{TASKS[model]}`", model)
+
+    def test_a_body_for_another_task_at_the_route_of_the_hub(self):
+        ranking = {"query": "a", "texts": ["b"]}
+        for model, inputs, named in (
+            (MODEL, ranking, "inputs"),
+            ("rank", "a", "query"),
+            ("zero-shot", "a", "parameters"),
+            ("sentiment", ranking, "inputs"),
+        ):
+            if model in served():
+                with self.subTest(model=model):
+                    answer = self.refusal(f"/models/{model}", {"inputs": inputs}, [422])
+                    self.assert_message("tei", answer, named)
+
+    def test_no_model_for_the_task_is_served(self):
+        if "sentiment" in served():
+            raise unittest.SkipTest("skipped: every task has a model here")
+        answer = self.refusal("/predict", {"inputs": "a"}, [422])
+        self.assert_message("tei", answer, "text-classification")
+
+
+class KServeTest(TaskTest):
+    """The `tritonclient` package: KServe v2 under /v2."""
+
+    TEXTS = [QUESTION, TEXTS[3]]
+
+    @classmethod
+    def setUpClass(cls):
+        status, _ = ask("GET", "/v2/health/ready")
+        if status != 200:
+            raise unittest.SkipTest(f"skipped: GET /v2/health/ready answers {status}, not 200")
+        need(MODEL)
+        address = urllib.parse.urlsplit(URL).netloc
+        cls.client = triton.InferenceServerClient(
+            address, concurrency=4, connection_timeout=TIMEOUT_S, network_timeout=TIMEOUT_S
+        )
+        cls.addClassCleanup(cls.client.close)
+        metadata = cls.client.get_model_metadata(MODEL)
+        cls.output = metadata["outputs"][0]["name"]
+
+    def text_input(self, texts=TEXTS, shape=None, binary=True, name="TEXT"):
+        shape = shape or [len(texts), 1]
+        array = numpy.array([text.encode() for text in texts], dtype=numpy.object_)
+        tensor = triton.InferInput(name, [len(texts)], "BYTES")
+        tensor.set_data_from_numpy(array, binary_data=binary)
+        tensor.set_shape(shape)
+        return [tensor]
+
+    def token_inputs(self, texts=TEXTS, binary=True, names=("input_ids", "attention_mask")):
+        """Ids as /tokenize tells them, padded to the longest, and their mask."""
+        lists = [self.token_ids(text) for text in texts]
+        width = max(len(ids) for ids in lists)
+        ids = numpy.zeros((len(lists), width), dtype=numpy.int64)
+        mask = numpy.zeros_like(ids)
+        for row, found in enumerate(lists):
+            ids[row, : len(found)] = found
+            mask[row, : len(found)] = 1
+        tensors = []
+        for name, array in zip(names, (ids, mask)):
+            tensor = triton.InferInput(name, list(array.shape), "INT64")
+            tensors.append(tensor.set_data_from_numpy(array, binary_data=binary))
+        return tensors
+
+    def wanted(self, binary, name=None):
+        return [triton.InferRequestedOutput(name or self.output, binary_data=binary)]
+
+    def expected(self, texts=TEXTS):
+        return vector(self.post("/embed", {"inputs": texts, "model": MODEL}))
+
+    def assert_same_as_embed(self, answer, texts=TEXTS):
+        rows = answer.as_numpy(self.output)
+        self.assertEqual(rows.dtype, numpy.float32)
+        self.assertEqual(rows.shape, (len(texts), WIDTH))
+        for text, row, expected in zip(texts, rows, self.expected(texts)):
+            self.assert_unit(row)
+            self.assert_near(row, expected, base.SAME_TEXT_SAME_BATCH, text)
+
+    def assert_infer_fails(self, inputs, *named, model=MODEL, status="400", **options):
+        with self.assertRaises(InferenceServerException) as caught:
+            self.client.infer(model, inputs, **options)
+        error = caught.exception
+        self.assertEqual(error.status(), status, error)
+        for name in named:
+            self.assertIn(name, error.message())
+
+    def test_server(self):
+        self.assertTrue(self.client.is_server_live())
+        self.assertTrue(self.client.is_server_ready())
+        metadata = self.client.get_server_metadata()
+        self.assertLessEqual({"name", "version", "extensions"}, set(metadata))
+        self.assertIn("binary_tensor_data", metadata["extensions"])
+
+    def test_model(self):
+        self.assertTrue(self.client.is_model_ready(MODEL))
+        self.assertTrue(self.client.is_model_ready(MODEL, "1"))
+        metadata = self.client.get_model_metadata(MODEL)
+        self.assertEqual(metadata["name"], MODEL)
+        inputs = {tensor["name"]: tensor["datatype"] for tensor in metadata["inputs"]}
+        self.assertEqual(inputs["TEXT"], "BYTES")
+        self.assertEqual([inputs["input_ids"], inputs["attention_mask"]], ["INT64", "INT64"])
+        (output,) = metadata["outputs"]
+        self.assertEqual((output["datatype"], output["shape"]), ("FP32", [-1, WIDTH]))
+
+    def test_every_model_has_metadata(self):
+        for model in served():
+            with self.subTest(model=model):
+                self.assertTrue(self.client.is_model_ready(model))
+                metadata = self.client.get_model_metadata(model)
+                for tensor in metadata["inputs"] + metadata["outputs"]:
+                    self.assertLessEqual({"name", "datatype", "shape"}, set(tensor))
+
+    def test_texts(self):
+        self.assert_same_as_embed(self.client.infer(MODEL, self.text_input()))
+
+    def test_token_ids(self):
+        self.assert_same_as_embed(self.client.infer(MODEL, self.token_inputs()))
+
+    def test_one_text(self):
+        one = self.TEXTS[:1]
+        for inputs in (self.text_input(one), self.token_inputs(one)):
+            self.assert_same_as_embed(self.client.infer(MODEL, inputs), one)
+
+    def test_json_and_binary_both_ways(self):
+        answers = []
+        for of_inputs in (self.text_input, self.token_inputs):
+            for binary_in in (True, False):
+                for binary_out in (True, False):
+                    with self.subTest(of=of_inputs.__name__, put=binary_in, got=binary_out):
+                        inputs = of_inputs(binary=binary_in)
+                        answer = self.client.infer(MODEL, inputs, outputs=self.wanted(binary_out))
+                        output = answer.get_output(self.output)
+                        size = output.get("parameters", {}).get("binary_data_size")
+                        self.assertEqual(size, 2 * WIDTH * 4 if binary_out else None)
+                        self.assertEqual("data" in output, not binary_out)
+                        self.assert_same_as_embed(answer)
+                        answers.append(answer.as_numpy(self.output))
+        for other in answers[1:]:
+            self.assertLess(float(numpy.abs(other - answers[0]).max()), 1e-5)
+
+    def test_the_answer_names_model_version_and_request(self):
+        answer = self.client.infer(MODEL, self.text_input(), request_id="request-7").get_response()
+        self.assertEqual(answer["id"], "request-7")
+        self.assertEqual(answer["model_name"], MODEL)
+        self.assertEqual(answer["model_version"], "1")
+        self.assertNotIn("id", self.client.infer(MODEL, self.text_input()).get_response())
+
+    def test_version_in_the_path(self):
+        answer = self.client.infer(MODEL, self.text_input(), model_version="1")
+        self.assert_same_as_embed(answer)
+        self.assert_infer_fails(self.text_input(), "version", model_version="2")
+
+    def test_only_what_is_asked_for_is_answered(self):
+        answer = self.client.infer(MODEL, self.text_input(), outputs=self.wanted(True))
+        self.assertEqual([o["name"] for o in answer.get_response()["outputs"]], [self.output])
+        self.assert_infer_fails(
+            self.text_input(), "no-such-output", outputs=self.wanted(True, "no-such-output")
+        )
+
+    def test_requests_at_once(self):
+        pending = [self.client.async_infer(MODEL, self.text_input()) for _ in range(4)]
+        for request in pending:
+            self.assert_same_as_embed(request.get_result(timeout=TIMEOUT_S))
+
+    def test_compressed_answers_may_be_asked_for(self):
+        answer = self.client.infer(
+            MODEL, self.text_input(), response_compression_algorithm="gzip"
+        )
+        self.assert_same_as_embed(answer)
+
+    def test_wrong_names(self):
+        self.assert_infer_fails(self.text_input(name="no-such-input"), "no-such-input", "TEXT")
+        self.assert_infer_fails(self.token_inputs(names=("input_ids", "no-such-mask")), "no-such-mask")
+        self.assert_infer_fails(self.text_input() + self.token_inputs(), "TEXT", "input_ids")
+        self.assert_infer_fails(self.token_inputs()[1:], "input_ids")
+
+    def test_wrong_shapes(self):
+        for binary in (True, False):
+            with self.subTest(binary=binary):
+                self.assert_infer_fails(self.text_input(shape=[3, 1], binary=binary), "TEXT", "3")
+                ids, mask = self.token_inputs(binary=binary)
+                mask.set_shape(mask.shape()[::-1])
+                self.assert_infer_fails([ids, mask], "attention_mask")
+                ids, mask = self.token_inputs(binary=binary)
+                ids.set_shape([1, *ids.shape()])
+                self.assert_infer_fails([ids, mask], "input_ids")
+
+    def test_wrong_datatypes(self):
+        floats = numpy.zeros((1, 2), dtype=numpy.float32)
+        numbers = numpy.zeros((1, 1), dtype=numpy.int64)
+        for binary in (True, False):
+            with self.subTest(binary=binary):
+                tensor = triton.InferInput("input_ids", [1, 2], "FP32")
+                tensor.set_data_from_numpy(floats, binary_data=binary)
+                self.assert_infer_fails([tensor], "input_ids", "FP32")
+                tensor = triton.InferInput("TEXT", [1, 1], "INT64")
+                tensor.set_data_from_numpy(numbers, binary_data=binary)
+                self.assert_infer_fails([tensor], "TEXT", "BYTES")
+                self.assert_infer_fails(self.text_input(name="input_ids", binary=binary), "input_ids")
+
+    def test_wrong_contents(self):
+        self.assert_infer_fails(self.text_input(["a", ""]), "TEXT")
+        tensor = triton.InferInput("TEXT", [1, 1], "BYTES")
+        tensor.set_data_from_numpy(numpy.array([[b"\xff\xfe"]], dtype=numpy.object_))
+        self.assert_infer_fails([tensor], "TEXT", "UTF-8")
+        negative = triton.InferInput("input_ids", [1, 2], "INT64")
+        negative.set_data_from_numpy(numpy.array([[101, -1]], dtype=numpy.int64))
+        self.assert_infer_fails([negative], "input_ids")
+
+    def test_unknown_model(self):
+        self.assertFalse(self.client.is_model_ready(NO_MODEL))
+        self.assert_infer_fails(self.text_input(), NO_MODEL, model=NO_MODEL, status="404")
+        with self.assertRaises(InferenceServerException) as caught:
+            self.client.get_model_metadata(NO_MODEL)
+        self.assertIn(NO_MODEL, caught.exception.message())
+
+    def test_unknown_route_keeps_the_shape(self):
+        status, answer = ask("GET", "/v2/no/such/path")
+        self.assertEqual(status, 404)
+        self.assertEqual(set(json.loads(answer)), {"error"})
+
+
+if __name__ == "__main__":
+    print(
+        f"cohere {version('cohere')}, tritonclient {version('tritonclient')},"
+        f" python {platform.python_version()}, server {URL or '(none)'}"
+    )
+    unittest.main(verbosity=2)
