@@ -200,7 +200,7 @@ def train(args, tok, parts) -> None:
     save_file({k: v.half() for k, v in tensors.items()}, args.out / "adapter_model.safetensors", {"format": "pt"})
     config |= {"base_model_name_or_path": BASE_NAME, "target_modules": TARGETS, "modules_to_save": ["classifier"]}
     (args.out / "adapter_config.json").write_text(json.dumps(config, **STYLE) + "\n")
-    full = model.get_base_model().config.to_dict() | {"architectures": ["BertForSequenceClassification"]}
+    full = model.get_base_model().config.to_diff_dict() | {"architectures": ["BertForSequenceClassification"]}
     full.pop("_name_or_path", None)  # the folder on the machine that trained
     (args.out / "config.json").write_text(json.dumps(full, **STYLE) + "\n")
 

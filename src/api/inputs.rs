@@ -35,23 +35,22 @@ pub(super) fn read(field: &str, value: Value, limit: usize) -> Result<Vec<Input>
 
 /// Texts only, from the field called `field`.
 pub(super) fn texts(field: &str, value: Value, limit: usize) -> Result<Vec<String>> {
-    read(field, value, limit)?
-        .into_iter()
-        .enumerate()
-        .map(|(place, input)| match input {
-            Input::Text(text) => Ok(text),
-            Input::Ids(_) => Err(Error::invalid(format!(
-                "expected `{field}[{place}]` to be a string, but found token ids"
-            ))),
-        })
-        .collect()
+    let Value::Array(values) = value else { return Ok(vec![text(field, value)?]) };
+    count(field, values.len(), limit)?;
+    let values = values.into_iter().enumerate();
+    values.map(|(place, value)| text(&format!("{field}[{place}]"), value)).collect()
 }
 
 /// One text, from the field called `field`.
 pub(super) fn text(field: &str, value: Value) -> Result<String> {
-    match item(field, value)? {
-        Input::Text(text) => Ok(text),
-        Input::Ids(_) => Err(Error::invalid(format!("expected `{field}` to be a string, but found a list"))),
+    match value {
+        Value::String(text) if !text.is_empty() => Ok(text),
+        Value::String(_) => {
+            Err(Error::invalid(format!("expected a text in `{field}`, but found an empty one")))
+        }
+        other => {
+            Err(Error::invalid(format!("expected `{field}` to be a string, but found {}", kind(&other))))
+        }
     }
 }
 

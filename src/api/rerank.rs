@@ -8,7 +8,7 @@ use axum::{
     http::{HeaderValue, StatusCode, header::RETRY_AFTER},
     response::{IntoResponse, Response},
 };
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{App, inputs, rejection, rejection::Rejection, request};
@@ -79,6 +79,46 @@ struct Ranked<'a> {
     usage: Usage,
 }
 
+#[derive(Serialize)]
+struct RankedDocument<'a> {
+    index: usize,
+    relevance_score: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    document: Option<Document<'a>>,
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    text: &'a str,
+}
+
+#[derive(Serialize)]
+struct CohereAnswer<'a> {
+    id: String,
+    results: Vec<RankedDocument<'a>>,
+    meta: Value,
+}
+
+#[derive(Serialize)]
+struct JinaAnswer<'a> {
+    model: &'a str,
+    object: &'static str,
+    results: Vec<RankedDocument<'a>>,
+    usage: Value,
+}
+
+impl Ranked<'_> {
+    /// The best documents, the best first.
+    fn results(&self, with_documents: bool) -> Vec<RankedDocument<'_>> {
+        let result = |index: &usize| RankedDocument {
+            index: *index,
+            relevance_score: self.scores[*index],
+            document: with_documents.then(|| Document { text: &self.documents[*index] }),
+        };
+        self.best.iter().map(result).collect()
+    }
+}
+
 async fn rank(app: &App, request: Request) -> Result<(Ranked<'_>, bool), Rejection> {
     let (body, deadline): (RerankRequest, _) = request::read(app, request).await?;
     let query = inputs::text("query", body.query)?;
@@ -99,7 +139,7 @@ async fn rank(app: &App, request: Request) -> Result<(Ranked<'_>, bool), Rejecti
 /// Texts, or objects with a `text`.
 fn documents(value: Value, limit: usize) -> Result<Vec<String>> {
     let Value::Array(values) = value else {
-        return Err(Error::invalid("expected `documents` to be a list of texts, but found something else"));
+        return Err(Error::invalid("expected `documents` to be a list of texts, but found no list"));
     };
     inputs::count("documents", values.len(), limit)?;
     let texts = values.into_iter().enumerate().map(|(place, mut value)| {
@@ -111,33 +151,20 @@ fn documents(value: Value, limit: usize) -> Result<Vec<String>> {
 
 pub(super) async fn cohere(State(app): State<Arc<App>>, request: Request) -> Result<Response, CohereFailure> {
     let (ranked, _) = rank(&app, request).await?;
-    let result = |index: &usize| json!({ "index": index, "relevance_score": ranked.scores[*index] });
-    let results: Vec<Value> = ranked.best.iter().map(result).collect();
+    let results = ranked.results(false);
     let meta = json!({
         "api_version": { "version": "2" },
         "billed_units": { "search_units": 1 },
         "tokens": { "input_tokens": ranked.usage.tokens },
     });
     let id = uuid::Uuid::new_v4().to_string();
-    Ok(Json(json!({ "id": id, "results": results, "meta": meta })).into_response())
+    Ok(Json(CohereAnswer { id, results, meta }).into_response())
 }
 
 pub(super) async fn jina(State(app): State<Arc<App>>, request: Request) -> Result<Response, JinaFailure> {
     let (ranked, with_documents) = rank(&app, request).await?;
-    let result = |index: &usize| {
-        let mut result = json!({ "index": index, "relevance_score": ranked.scores[*index] });
-        if with_documents {
-            result["document"] = json!({ "text": ranked.documents[*index] });
-        }
-        result
-    };
-    let results: Vec<Value> = ranked.best.iter().map(result).collect();
     let tokens = ranked.usage.tokens;
-    Ok(Json(json!({
-        "model": ranked.model.name,
-        "object": "list",
-        "results": results,
-        "usage": { "prompt_tokens": tokens, "total_tokens": tokens },
-    }))
-    .into_response())
+    let usage = json!({ "prompt_tokens": tokens, "total_tokens": tokens });
+    let results = ranked.results(with_documents);
+    Ok(Json(JinaAnswer { model: &ranked.model.name, object: "list", results, usage }).into_response())
 }

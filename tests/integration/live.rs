@@ -36,14 +36,16 @@ fn succeed(command: &mut Command) {
 }
 
 #[test]
-fn openai_huggingface_hub_and_plain_http_work_unchanged() {
+fn the_clients_that_people_have_work_unchanged() {
     let Some(python) = tool("TEST_PYTHON") else { return };
     runtime().expect("`make test` installs ONNX Runtime");
-    let server = Server::wait(kivu(&bundle()).stderr(Stdio::null()).spawn().unwrap());
-    let url = format!("http://{}", server.address);
-    let mut tests = Command::new(python);
-    tests.arg(root().join("tests/clients/test_clients.py")).env("TEST_URL", url);
-    succeed(tests.env("TEST_GOLDENS", fixtures().join("goldens/minilm.json")));
+    let server = Server::wait(kivu(&root().join(".kivu/bundles")).stderr(Stdio::null()).spawn().unwrap());
+    for script in ["test_clients.py", "test_tasks.py"] {
+        let mut tests = Command::new(&python);
+        tests.arg(root().join("tests/clients").join(script));
+        tests.env("TEST_URL", format!("http://{}", server.address));
+        succeed(tests.env("TEST_GOLDENS", fixtures().join("goldens/minilm.json")));
+    }
 }
 
 #[test]

@@ -5,8 +5,8 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, header::CONTENT_ENCODING, header::CONTENT_TYPE},
     response::Response,
 };
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::{
     api::request,
@@ -110,7 +110,16 @@ impl InferRequest {
             )));
         };
         let written: WrittenRequest = request::parse(json)?;
-        let inputs = written.inputs.into_iter().map(|input| input.read(&mut bytes)).collect::<Result<_>>()?;
+        let inputs = written.inputs.into_iter().map(|input| input.read(&mut bytes));
+        let inputs = inputs.collect::<Result<Vec<InputTensor>>>()?;
+        for (place, input) in inputs.iter().enumerate() {
+            if inputs[..place].iter().any(|other| other.name == input.name) {
+                return Err(Error::invalid(format!(
+                    "expected each input once, but found `{}` twice",
+                    input.name
+                )));
+            }
+        }
         if !bytes.is_empty() {
             return Err(Error::invalid(format!(
                 "expected all bytes to belong to an input, but found {} more",
@@ -259,24 +268,53 @@ fn unsupported(name: &str, datatype: &str) -> Error {
     ))
 }
 
+#[derive(Serialize)]
+struct Answer<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a str>,
+    model_name: &'a str,
+    model_version: &'a str,
+    outputs: [OutputTensor<'a>; 1],
+}
+
+#[derive(Serialize)]
+struct OutputTensor<'a> {
+    name: &'a str,
+    datatype: &'static str,
+    shape: &'a [usize],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parameters: Option<BinaryParameters>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<&'a [f32]>,
+}
+
+#[derive(Serialize)]
+struct BinaryParameters {
+    binary_data_size: usize,
+}
+
 /// An answer: JSON, and the output's bytes behind it if they are wanted so.
-pub(super) fn respond(model: &str, version: &str, id: Option<&str>, form: Form, output: Output) -> Response {
-    let Output { name, shape, values } = output;
-    let mut tensor = json!({ "name": name, "datatype": "FP32", "shape": shape });
-    match form {
-        Form::Json => tensor["data"] = json!(values),
-        Form::Binary => {
-            tensor["parameters"] = json!({ BINARY_SIZE: values.len() * size_of::<f32>() });
-        }
-    }
-    let mut answer = json!({ "model_name": model, "model_version": version, "outputs": [tensor] });
-    if let Some(id) = id {
-        answer["id"] = json!(id);
-    }
-    let mut body = answer.to_string().into_bytes();
+pub(super) fn respond(
+    model: &str,
+    version: &str,
+    id: Option<&str>,
+    form: Form,
+    output: &Output,
+) -> Result<Response> {
+    let size = BinaryParameters { binary_data_size: size_of_val(output.values.as_slice()) };
+    let tensor = OutputTensor {
+        name: &output.name,
+        datatype: "FP32",
+        shape: &output.shape,
+        parameters: (form == Form::Binary).then_some(size),
+        data: (form == Form::Json).then_some(&output.values),
+    };
+    let answer = Answer { id, model_name: model, model_version: version, outputs: [tensor] };
+    let mut body = serde_json::to_vec(&answer)
+        .map_err(|error| Error::inference("the answer cannot be written", error))?;
     let json_length = body.len();
     if form == Form::Binary {
-        body.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        body.extend(output.values.iter().flat_map(|value| value.to_le_bytes()));
     }
     let mut response = Response::new(Body::from(body));
     let headers = response.headers_mut();
@@ -289,5 +327,5 @@ pub(super) fn respond(model: &str, version: &str, id: Option<&str>, form: Form, 
             headers.insert(JSON_LENGTH, HeaderValue::from(json_length));
         }
     }
-    response
+    Ok(response)
 }

@@ -136,5 +136,5 @@ pub(super) async fn infer(
     let form = request.wanted_form(&interface.output.name)?;
     let (shape, values) = tensors::run(model, &interface, &request, &app.limits, deadline).await?;
     let output = Output { name: interface.output.name, shape, values };
-    Ok(message::respond(&model.name, VERSION, request.id.as_deref(), form, output))
+    Ok(message::respond(&model.name, VERSION, request.id.as_deref(), form, &output)?)
 }

@@ -213,6 +213,9 @@ fn tokens(ids: &InputTensor, mask: Option<&InputTensor>, limit: usize) -> Result
         }
     };
     inputs::count(&ids.name, count, limit)?;
+    if length == 0 {
+        return Err(Error::invalid(format!("expected tokens in `{}`, but found none", ids.name)));
+    }
     if let Some(mask) = mask.filter(|mask| mask.shape != ids.shape) {
         return Err(Error::invalid(format!(
             "expected `{}` of shape {:?}, as that of `{}`, but found {:?}",
@@ -221,7 +224,7 @@ fn tokens(ids: &InputTensor, mask: Option<&InputTensor>, limit: usize) -> Result
     }
     let values = integers(ids)?;
     let kept = mask.map(integers).transpose()?.unwrap_or_else(|| vec![1; values.len()]);
-    let rows = values.chunks(length.max(1)).zip(kept.chunks(length.max(1))).enumerate();
+    let rows = values.chunks(length).zip(kept.chunks(length)).enumerate();
     rows.map(|(place, (row, kept))| {
         let row = row.iter().zip(kept).filter(|(_, kept)| **kept != 0);
         let row: Vec<u32> = row

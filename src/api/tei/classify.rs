@@ -101,11 +101,14 @@ fn predict_inputs(value: Value, limit: usize) -> Result<(Vec<ClassificationInput
 }
 
 fn one_or_two(field: &str, value: Value) -> Result<ClassificationInput> {
-    let mut texts = inputs::texts(field, value, 2)?.into_iter();
-    match (texts.next(), texts.next()) {
-        (Some(first), Some(second)) => Ok(ClassificationInput::Pair(first, second)),
-        (Some(text), None) => Ok(ClassificationInput::Text(text)),
-        _ => Err(Error::invalid(format!("expected a text or a pair in `{field}`, but found none"))),
+    let texts = inputs::texts(field, value, usize::MAX)?;
+    match <[String; 2]>::try_from(texts) {
+        Ok([first, second]) => Ok(ClassificationInput::Pair(first, second)),
+        Err(mut texts) if texts.len() == 1 => Ok(ClassificationInput::Text(texts.remove(0))),
+        Err(texts) => Err(Error::invalid(format!(
+            "expected a text or a pair in `{field}`, but found {} texts",
+            texts.len()
+        ))),
     }
 }
 
@@ -117,10 +120,8 @@ pub(in crate::api) struct RerankRequest {
     model: Option<String>,
     truncate: Option<bool>,
     truncation_direction: Option<Side>,
-    #[serde(default)]
-    raw_scores: bool,
-    #[serde(default)]
-    return_text: bool,
+    raw_scores: Option<bool>,
+    return_text: Option<bool>,
 }
 
 #[derive(Serialize)]
@@ -148,14 +149,14 @@ pub(in crate::api) async fn answer_rerank(
     let (_, pipeline) = app.ranking(body.model.as_deref())?;
     let options = RankingOptions {
         truncation: truncation(&app.limits, body.truncate, body.truncation_direction),
-        raw_scores: body.raw_scores,
+        raw_scores: body.raw_scores.unwrap_or(false),
     };
     let characters = query.chars().count() + texts.iter().map(|text| text.chars().count()).sum::<usize>();
     let (scores, usage) = pipeline.score(query, texts.clone(), options, deadline).await?;
     let rank = |index: usize| Rank {
         index,
         score: scores[index],
-        text: body.return_text.then(|| texts[index].as_str()),
+        text: body.return_text.unwrap_or(false).then(|| texts[index].as_str()),
     };
     let ranks: Vec<Rank<'_>> = descending(&scores).into_iter().map(rank).collect();
     Ok::<Response, _>(with_usage(&ranks, &usage, characters, started))

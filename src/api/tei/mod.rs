@@ -182,7 +182,8 @@ pub(super) async fn default_task(State(app): State<Arc<App>>, request: Request) 
     if is_similarity {
         return answer_similarity(&app, request::from_value(body)?, deadline, started).await;
     }
-    match app.model(None)?.pipeline {
+    let name = body.get("model").and_then(Value::as_str).map(str::to_owned);
+    match app.model(name.as_deref())?.pipeline {
         Pipeline::Classification(_) => {
             classify::answer_predict(&app, request::from_value(body)?, deadline, started).await
         }
