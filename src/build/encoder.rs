@@ -32,6 +32,11 @@ const CLASSIFIER: &str = "ForSequenceClassification";
 /// The `model_type`s that are supported.
 pub const MODEL_TYPES: [&str; 4] = ["bert", "distilbert", "roberta", "xlm-roberta"];
 
+/// The weights that share a scale where they are quantised in blocks.
+const BLOCK: usize = 32;
+/// `MatMulNBits`' accuracy level at which activations are quantised too.
+const INT8_ACTIVATIONS: i64 = 4;
+
 /// What attention scores get where there is padding; `torch.finfo(torch.float32).min`, as in `transformers`.
 const MASKED: f32 = f32::MIN;
 
@@ -531,6 +536,9 @@ impl Writer<'_> {
             let product = self.graph.node("MatMul", &[input, &weight], vec![]);
             return Ok(self.graph.node("Add", &[&product, &bias], vec![]));
         }
+        if self.precision == Precision::Int8Blocks && inputs.is_multiple_of(BLOCK) {
+            return Ok(self.in_blocks(name, input, &weight, &bias, [inputs, outputs]));
+        }
         // One row of a linear layer's weight makes one output channel.
         let rows = quantise::rows(&weight, inputs);
         let values = quantise::transpose(&rows.values, inputs);
@@ -541,6 +549,30 @@ impl Writer<'_> {
             &[input, &values, &scales, &Value::none(), &bias],
             vec![],
         ))
+    }
+
+    /// A linear layer whose weights have a scale for each block of [`BLOCK`] along a row.
+    fn in_blocks(
+        &mut self,
+        name: &str,
+        input: &Value,
+        weight: &[f32],
+        bias: &Value,
+        [inputs, outputs]: [usize; 2],
+    ) -> Value {
+        let blocks = quantise::rows(weight, BLOCK);
+        let shape = [outputs, inputs / BLOCK, BLOCK];
+        let values = self.graph.shifted_bytes(&format!("{name}.blocks"), &shape, &blocks.values);
+        let scales = self.graph.floats(&format!("{name}.scales"), &[blocks.scales.len()], &blocks.scales);
+        let attributes = vec![
+            integer("K", inputs as i64),
+            integer("N", outputs as i64),
+            integer("bits", 8),
+            integer("block_size", BLOCK as i64),
+            integer("accuracy_level", INT8_ACTIVATIONS),
+        ];
+        let none = Value::none();
+        self.graph.microsoft("MatMulNBits", &[input, &values, &scales, &none, &none, bias], attributes)
     }
 
     fn add_and_norm(&mut self, value: &Value, residual: &Value, name: &str) -> Result<Value> {

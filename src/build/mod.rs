@@ -242,7 +242,7 @@ fn compile_weights(plan: &Plan, scratch: &Path, progress: &dyn Progress) -> Resu
     let fp32 = write(Precision::Fp32, "fp32")?;
     let (reference, folder) = match plan.precision {
         Precision::Fp32 => (None, fp32),
-        Precision::Int8 => (Some(fp32), write(Precision::Int8, "int8")?),
+        quantised => (Some(fp32), write(quantised, "quantised")?),
     };
     Ok(Compiled {
         architecture: config.facts.architecture,
@@ -286,6 +286,11 @@ fn compile_export(
         Ok::<_, Error>(folder)
     };
     let is_quantised = export::is_quantised(&original);
+    if plan.precision == Precision::Int8Blocks {
+        return Err(Error::model(
+            "expected `int8` or `fp32` for an ONNX export, but found `int8-blocks`, which is for weights",
+        ));
+    }
     if is_quantised && plan.precision == Precision::Fp32 {
         return Err(Error::model(format!(
             "expected fp32 weights in `{}`, but found quantised ones; leave `--precision` out to take them",
@@ -315,6 +320,10 @@ fn compile_export(
 fn plan_of(precision: Precision) -> &'static str {
     match precision {
         Precision::Fp32 => "none",
+        Precision::Int8Blocks => {
+            "matrices: int8, one scale for every 32 weights, activations likewise; \
+             word embeddings: int8, one scale a row; the rest: fp32"
+        }
         Precision::Int8 => {
             "matrices: int8, one scale an output channel, activations quantised as they come; \
              word embeddings: int8, one scale a row; the rest: fp32"

@@ -35,7 +35,7 @@ pub(super) struct Arguments {
     #[arg(long)]
     name: Option<String>,
     /// The numbers to store weights as [default: the recipe's, or int8]
-    #[arg(long, value_name = "int8|fp32")]
+    #[arg(long, value_name = "int8|int8-blocks|fp32")]
     precision: Option<Precision>,
 }
 

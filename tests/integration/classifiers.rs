@@ -277,3 +277,47 @@ async fn lora_is_merged() {
         }
     }
 }
+
+#[derive(Deserialize)]
+struct Sentiment {
+    cases: Vec<SentimentCase>,
+}
+
+#[derive(Deserialize)]
+struct SentimentCase {
+    text: String,
+    scores: std::collections::BTreeMap<String, f32>,
+}
+
+/// The sentiment model in fp32 is the one that was trained, and as it is served it comes near that.
+#[tokio::test]
+async fn the_sentiment_model_is_the_one_that_was_trained() {
+    let Some(runtime) = runtime() else { return };
+    let root = fixtures().join("../..");
+    let served = root.join(".kivu/bundles/sentiment");
+    if !served.is_dir() {
+        eprintln!("skipped: no bundle of the sentiment model; `make test` builds it");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("fp32");
+    let mut request = request(root.join("models/sentiment.toml"), out.clone(), Some(Precision::Fp32));
+    request.cache = root.join(".kivu");
+    build_request(&request, runtime).unwrap();
+    let golden = fs::read(root.join("models/sentiment/golden.json")).unwrap();
+    let golden: Sentiment = serde_json::from_slice(&golden).unwrap();
+    for (bundle, most) in [(out, 1e-4), (served, 0.1)] {
+        let model = serve(&bundle).unwrap();
+        let pipeline = classification(&model);
+        for case in &golden.cases {
+            let input = vec![ClassificationInput::Text(case.text.clone())];
+            let truncation = PairTruncation::LongestFirst(Side::Right);
+            let found = pipeline.logits(input, truncation, deadline()).await.unwrap();
+            let scores = pipeline.settings().function.apply(&found.rows[0]);
+            for (label, found) in pipeline.settings().labels.iter().zip(scores) {
+                let difference = (found - case.scores[label]).abs();
+                assert!(difference <= most, "{:?}: {label} {found}, expected {:?}", case.text, case.scores);
+            }
+        }
+    }
+}

@@ -119,7 +119,7 @@ pub(super) async fn info(State(app): State<Arc<App>>) -> Answer {
     let model = app.model(None)?;
     let max_tokens = model.pipeline.max_tokens();
     let dtype = match model.manifest.weights.precision {
-        Precision::Int8 => "int8",
+        Precision::Int8 | Precision::Int8Blocks => "int8",
         Precision::Fp32 => "float32",
     };
     let limits = &app.limits;

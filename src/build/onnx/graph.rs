@@ -62,6 +62,12 @@ impl GraphBuilder {
         self.constant(name, data_type::INT8, shape, bytes)
     }
 
+    /// A constant of small integers that are stored with 128 added to each.
+    pub fn shifted_bytes(&mut self, name: &str, shape: &[usize], values: &[i8]) -> Value {
+        let bytes = values.iter().map(|value| value.cast_unsigned() ^ 0x80).collect::<Vec<_>>();
+        self.constant(name, data_type::UINT8, shape, bytes)
+    }
+
     /// A list of integers: axes, sizes, bounds.
     pub fn integers(&mut self, name: &str, values: &[i64]) -> Value {
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>();
