@@ -43,8 +43,8 @@ pub trait Backend: Debug + Send + Sync {
 pub struct Schedule {
     /// Rows that run best together.
     pub rows: NonZeroUsize,
-    /// Batches that run side by side; one caller keeps no more than these under way, so that callers take
-    /// turns.
+    /// Batches that run side by side; one caller keeps no more than twice these under way, so that callers
+    /// take turns.
     pub lanes: NonZeroUsize,
 }
 

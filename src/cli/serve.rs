@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use axum::serve::ListenerExt;
 use clap::Args;
-use tokio::{net::TcpListener, runtime::Runtime, signal};
+use tokio::{net::TcpListener, runtime::Builder, signal};
 
 use super::say;
 use crate::{
@@ -36,7 +36,12 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
     if let Some(listen) = arguments.listen {
         config.listen = listen;
     }
-    let runtime = Runtime::new().map_err(Error::io("cannot start the server's threads"))?;
+    // What runs off the threads of connections is tokenising, which wants a CPU, not to wait for something.
+    let runtime = Builder::new_multi_thread()
+        .enable_all()
+        .max_blocking_threads(config.threads().get())
+        .build()
+        .map_err(Error::io("cannot start the server's threads"))?;
     runtime.block_on(serve(config))?;
     Ok(ExitCode::SUCCESS)
 }

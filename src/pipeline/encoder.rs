@@ -80,8 +80,8 @@ impl Encoder {
     ///
     /// Each row is finished as soon as it is there, so that the outputs of a large request, which are
     /// hundreds of times its answer, never stand in memory together. Batches are made of neighbours in length,
-    /// longest first, so that little is padded and no long text is left for the end; only as many are under
-    /// way as the backend runs at once.
+    /// longest first, so that little is padded and no long text is left for the end; only twice as many are
+    /// under way as the backend runs at once.
     pub async fn run<T: Send>(
         &self,
         encodings: &[Encoding],
@@ -97,10 +97,12 @@ impl Encoder {
             let rows = self.rows(&outputs, batch.iter().map(|text| encodings[*text].len()))?;
             Ok::<_, Error>(batch.iter().copied().zip(rows.into_iter().map(finish)).collect::<Vec<_>>())
         });
+        // One more a lane than it runs, so that it finds the next batch waiting when it is done with one.
+        let under_way = 2 * schedule.lanes.get();
         // Collected first: a borrowed iterator inside the stream would not be `Send` to the executor.
         let batches: Vec<_> = batches.collect();
         let done: Vec<Vec<(usize, T)>> =
-            stream::iter(batches).buffer_unordered(schedule.lanes.get()).try_collect().await?;
+            stream::iter(batches).buffer_unordered(under_way).try_collect().await?;
         let mut finished: Vec<(usize, T)> = done.into_iter().flatten().collect();
         finished.sort_by_key(|(text, _)| *text);
         Ok(finished.into_iter().map(|(_, row)| row).collect())
