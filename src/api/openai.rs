@@ -5,14 +5,14 @@ use std::sync::Arc;
 use axum::{
     Json,
     extract::{Path, Request, State},
-    http::{HeaderValue, StatusCode, header::RETRY_AFTER},
+    http::StatusCode,
     response::{IntoResponse, Response},
 };
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{App, inputs, rejection, rejection::Rejection, request};
+use super::{App, inputs, rejection::Rejection, request};
 use crate::{
     error::Error,
     model::Model,
@@ -41,12 +41,7 @@ impl IntoResponse for Failure {
             _ => ("invalid_request_error", None),
         };
         let error = json!({ "message": self.0.message, "type": kind, "param": Value::Null, "code": code });
-        let mut response = (self.0.status, Json(json!({ "error": error }))).into_response();
-        if self.0.status == StatusCode::TOO_MANY_REQUESTS {
-            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(rejection::RETRY_AFTER));
-        }
-        response.extensions_mut().insert(self.0);
-        response
+        self.0.respond(&json!({ "error": error }))
     }
 }
 

@@ -2,7 +2,12 @@
 
 use std::sync::Arc;
 
-use axum::http::StatusCode;
+use axum::{
+    Json,
+    http::{HeaderValue, StatusCode, header::RETRY_AFTER},
+    response::{IntoResponse, Response},
+};
+use serde_json::Value;
 
 use crate::error::Error;
 
@@ -16,11 +21,21 @@ pub(crate) struct Rejection {
 }
 
 /// Seconds after which an overloaded server may be asked again.
-pub(crate) const RETRY_AFTER: &str = "1";
+const RETRY_AFTER_SECONDS: &str = "1";
 
 impl Rejection {
     pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), error: None }
+    }
+
+    /// The answer with the shape that a dialect gives it; the log finds the rejection in the answer's extensions.
+    pub(crate) fn respond(self, body: &Value) -> Response {
+        let mut response = (self.status, Json(body)).into_response();
+        if self.status == StatusCode::TOO_MANY_REQUESTS {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECONDS));
+        }
+        response.extensions_mut().insert(self);
+        response
     }
 
     /// Whether the fault is this server's, and so belongs into its log.

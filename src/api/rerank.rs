@@ -5,13 +5,12 @@ use std::sync::Arc;
 use axum::{
     Json,
     extract::{Request, State},
-    http::{HeaderValue, StatusCode, header::RETRY_AFTER},
     response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{App, inputs, rejection, rejection::Rejection, request};
+use super::{App, inputs, rejection::Rejection, request};
 use crate::{
     error::{Error, Result},
     model::Model,
@@ -41,23 +40,16 @@ impl<E: Into<Rejection>> From<E> for JinaFailure {
 
 impl IntoResponse for CohereFailure {
     fn into_response(self) -> Response {
-        respond("message", self.0)
+        let body = json!({ "message": self.0.message });
+        self.0.respond(&body)
     }
 }
 
 impl IntoResponse for JinaFailure {
     fn into_response(self) -> Response {
-        respond("detail", self.0)
+        let body = json!({ "detail": self.0.message });
+        self.0.respond(&body)
     }
-}
-
-fn respond(field: &str, rejection: Rejection) -> Response {
-    let mut response = (rejection.status, Json(json!({ field: rejection.message }))).into_response();
-    if rejection.status == StatusCode::TOO_MANY_REQUESTS {
-        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(rejection::RETRY_AFTER));
-    }
-    response.extensions_mut().insert(rejection);
-    response
 }
 
 #[derive(Deserialize)]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use axum::{
     Json,
     extract::{Path, Request, State},
-    http::{HeaderValue, StatusCode, header::RETRY_AFTER},
+    http::StatusCode,
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ use self::{
     message::{InferRequest, Output},
     tensors::Interface,
 };
-use super::{App, rejection, rejection::Rejection, request};
+use super::{App, rejection::Rejection, request};
 use crate::{
     error::{Error, Result},
     model::Model,
@@ -42,12 +42,8 @@ impl<E: Into<Rejection>> From<E> for Failure {
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        let mut response = (self.0.status, Json(json!({ "error": self.0.message }))).into_response();
-        if self.0.status == StatusCode::TOO_MANY_REQUESTS {
-            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(rejection::RETRY_AFTER));
-        }
-        response.extensions_mut().insert(self.0);
-        response
+        let body = json!({ "error": self.0.message });
+        self.0.respond(&body)
     }
 }
 

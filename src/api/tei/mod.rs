@@ -5,7 +5,7 @@ use std::{fmt::Write, sync::Arc, time::Instant};
 use axum::{
     Json,
     extract::{Request, State},
-    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::RETRY_AFTER},
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode},
     response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 pub(super) mod classify;
 
-use super::{App, inputs, rejection, rejection::Rejection, request};
+use super::{App, inputs, rejection::Rejection, request};
 use crate::{
     backend::Deadline,
     config::Limits,
@@ -48,13 +48,8 @@ impl IntoResponse for Failure {
             status if status.is_server_error() => "Backend",
             _ => "Validation",
         };
-        let body = Json(json!({ "error": self.0.message, "error_type": error_type }));
-        let mut response = (self.0.status, body).into_response();
-        if self.0.status == StatusCode::TOO_MANY_REQUESTS {
-            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(rejection::RETRY_AFTER));
-        }
-        response.extensions_mut().insert(self.0);
-        response
+        let body = json!({ "error": self.0.message, "error_type": error_type });
+        self.0.respond(&body)
     }
 }
 
