@@ -10,8 +10,8 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::{
-    encoder::{Facts, Head, RawConfig, finish, read_config, require_heads_fit, required},
-    layers::{Activation, Layers, MASKED, WORDS},
+    encoder::{Facts, Head, RawConfig, WORDS, finish, read_config, require_heads_fit, required},
+    layers::{Activation, Layers, MASKED},
     onnx::{
         GraphBuilder, Value, float, integer, integers,
         proto::{ModelProto, data_type},
@@ -265,8 +265,8 @@ impl Distances {
         self.bucket(distance).clamp(-self.span(), self.span()) + self.span()
     }
 
-    /// Which rows of the model's table make up one of the given order; the model's lacks one for the farthest bucket
-    /// behind, and takes that before it.
+    /// Which rows of the model's table make up one of the given order. The model's has none for the farthest
+    /// bucket behind, for which it takes the one before.
     fn order(&self, order: Order) -> Vec<usize> {
         let most = 2 * self.span() as usize;
         let rows = (0..=most).map(|row| row.min(most - 1));
@@ -304,8 +304,7 @@ pub(super) fn graph(config: &DebertaConfig, weights: &Weights, precision: Precis
     let mut tokens = embedded.clone();
     for layer in 0..config.layers {
         let convolution = config.convolution.as_ref().filter(|_| layer == 0);
-        let reads_first_only =
-            config.head.is_some() && layer + 1 == config.layers && convolution.is_none();
+        let reads_first_only = config.head.is_some() && layer + 1 == config.layers && convolution.is_none();
         let attending = if reads_first_only { writer.layers.first_token(&tokens) } else { tokens.clone() };
         tokens = writer.layer(layer, &attending, &tokens, &text)?;
         if let Some(convolution) = convolution {
@@ -334,8 +333,9 @@ struct Text {
 
 /// How the products of tokens and distances are made and read, for texts of one length.
 ///
-/// Tokens go in blocks, of equal size but for the last, which repeats the text's last token. Each block is multiplied
-/// with a window of a table's rows: those of all distances that any of its tokens has, the farthest behind first.
+/// Tokens go in blocks of equal size; the last is filled up with the text's last token. Each block is multiplied
+/// with a window of a table's rows: those of all distances that any of its tokens has, the farthest behind
+/// first.
 struct Windows {
     distances: Distances,
     /// The embeddings of distances, one a row.
@@ -360,10 +360,7 @@ impl Writer<'_> {
         let two = self.layers.graph.integers("two", &[2]);
         let present = self.layers.cast(mask, data_type::FLOAT);
         let present = self.layers.graph.node("Unsqueeze", &[&present, &two], vec![]);
-        let windows = match &self.config.distances {
-            Some(distances) => Some(self.windows(*distances, length)?),
-            None => None,
-        };
+        let windows = self.config.distances.map(|distances| self.windows(distances, length)).transpose()?;
         Ok(Text { mask: self.layers.cast(mask, data_type::INT32), present, windows })
     }
 
@@ -413,8 +410,7 @@ impl Writer<'_> {
         let first = node("Sub", &[&tokens, &one]);
         let mut join =
             |left: &Value, right: &Value| graph.node("Concat", &[left, right], vec![integer("axis", 0)]);
-        let (sheared, from, to) =
-            (join(&same_heads, &narrow), join(&zero, &first), join(length, &narrow));
+        let (sheared, from, to) = (join(&same_heads, &narrow), join(&zero, &first), join(length, &narrow));
         Ok(Windows {
             distances,
             embeddings,
@@ -541,3 +537,273 @@ impl Writer<'_> {
         }
         Ok(self.sum(terms))
     }
+
+    fn sum(&mut self, terms: Vec<Value>) -> Value {
+        let add = |left: Value, right: Value| self.layers.graph.node("Add", &[&left, &right], vec![]);
+        terms.into_iter().reduce(add).unwrap_or_else(Value::none)
+    }
+
+    /// The products of each token's vector with the row of its distance to each token.
+    ///
+    /// Of a block's products with its window, a token's own begin one earlier than those of the token before: it is
+    /// one farther behind any other. Read in rows that are one shorter, all begin in the same column.
+    fn products(&mut self, tokens: &Value, table: &Value, windows: &Windows) -> Value {
+        let shape = self.head_shape();
+        let graph = &mut self.layers.graph;
+        let (zero, three) = (graph.integers("zero", &[0]), graph.integers("three", &[3]));
+        let flat = graph.integers("flat", &[0, 0, 0, -1]);
+        let axes = graph.integers("two_three", &[2, 3]);
+        let along_rows = || vec![integer("axis", 1)];
+        let tokens = graph.node("Reshape", &[tokens, &shape], vec![]);
+        let tokens = graph.node("Gather", &[&tokens, &windows.blocks], along_rows());
+        let tokens = graph.node("Transpose", &[&tokens], vec![integers("perm", &[0, 3, 1, 2, 4])]);
+        let rows = graph.node("Gather", &[table, &windows.rows], along_rows());
+        let products = graph.microsoft("FusedMatMul", &[&tokens, &rows], vec![integer("transB", 1)]);
+        let products = graph.node("Reshape", &[&products, &flat], vec![]);
+        let products = graph.node("Slice", &[&products, &zero, &windows.kept, &three], vec![]);
+        let products = graph.node("Reshape", &[&products, &windows.sheared], vec![]);
+        graph.node("Slice", &[&products, &windows.from, &windows.to, &axes], vec![])
+    }
+
+    /// The products of each token's vector with each of `rows`.
+    fn times_rows(&mut self, tokens: &Value, rows: &Value) -> Value {
+        let tokens = self.by_head(tokens);
+        self.layers.graph.microsoft("FusedMatMul", &[&tokens, rows], vec![integer("transB", 1)])
+    }
+
+    /// Tokens' vectors head by head.
+    fn by_head(&mut self, tokens: &Value) -> Value {
+        let shape = self.head_shape();
+        let tokens = self.layers.graph.node("Reshape", &[tokens, &shape], vec![]);
+        self.layers.graph.node("Transpose", &[&tokens], vec![integers("perm", &[0, 2, 1, 3])])
+    }
+
+    fn head_shape(&mut self) -> Value {
+        let heads = self.config.heads;
+        let width = self.config.facts.hidden / heads;
+        self.layers.graph.integers("heads", &[0, 0, heads as i64, width as i64])
+    }
+
+    /// The keys or queries of distances in one layer, head by head, divided by the scale of scores.
+    fn table(&mut self, layer: usize, side: Side, order: Order, windows: &Windows) -> Result<Value> {
+        let DebertaConfig { heads, scale, .. } = *self.config;
+        let hidden = self.config.facts.hidden;
+        let name = format!("encoder.layer.{layer}.attention.self.{}", windows.distances.projection(side));
+        let weight = self.layers.weights.take(&format!("{name}.weight"), &[hidden, hidden])?;
+        let bias = self.layers.weights.take(&format!("{name}.bias"), &[hidden])?;
+        let mut projected = project(&windows.embeddings, &weight.values, &bias.values);
+        projected.iter_mut().for_each(|value| *value /= scale);
+        let order = windows.distances.order(order);
+        let (width, rows) = (hidden / heads, order.len());
+        let values = head_by_head(&projected, &order, [heads, width]);
+        Ok(self.layers.graph.floats(&format!("{name}.distances"), &[heads, rows, width], &values))
+    }
+
+    /// What the first layer puts out, with what a convolution makes of the tokens that it read.
+    fn convolve(
+        &mut self,
+        convolution: &Convolution,
+        embedded: &Value,
+        output: &Value,
+        text: &Text,
+    ) -> Result<Value> {
+        let Convolution { width, groups, activation } = *convolution;
+        let hidden = self.config.facts.hidden;
+        let weight = self.constant("encoder.conv.conv.weight", &[hidden, hidden / groups, width])?;
+        let bias = self.constant("encoder.conv.conv.bias", &[hidden])?;
+        let padding = (width as i64 - 1) / 2;
+        let attributes = vec![integer("group", groups as i64), integers("pads", &[padding, padding])];
+        let swap = || vec![integers("perm", &[0, 2, 1])];
+        let graph = &mut self.layers.graph;
+        let columns = graph.node("Transpose", &[embedded], swap());
+        let columns = graph.node("Conv", &[&columns, &weight, &bias], attributes);
+        let convolved = graph.node("Transpose", &[&columns], swap());
+        let convolved = graph.node("Mul", &[&convolved, &text.present], vec![]);
+        let convolved = self.layers.activate(activation, &convolved);
+        let sum = self.layers.add_and_norm(&convolved, output, "encoder.conv.LayerNorm")?;
+        Ok(self.layers.graph.node("Mul", &[&sum, &text.present], vec![]))
+    }
+
+    /// The logits of labels from the first token's vector, in fp32 whatever the precision.
+    fn head(&mut self, head: &Head, tokens: &Value) -> Result<Value> {
+        let DebertaConfig { pooler_activation, .. } = *self.config;
+        let hidden = self.config.facts.hidden;
+        let first_token = self.layers.first_token(tokens);
+        let one = self.layers.graph.integers("one", &[1]);
+        let first_token = self.layers.graph.node("Squeeze", &[&first_token, &one], vec![]);
+        let pooled = self.layers.plain_linear("pooler.dense", &first_token, hidden, hidden)?;
+        let pooled = self.layers.activate(pooler_activation, &pooled);
+        self.layers.plain_linear("classifier", &pooled, hidden, head.labels.len())
+    }
+
+    /// A weight of the body as it is.
+    fn constant(&mut self, name: &str, shape: &[usize]) -> Result<Value> {
+        let weight = self.layers.weights.take(name, shape)?;
+        Ok(self.layers.graph.floats(name, &weight.shape, &weight.values))
+    }
+}
+
+/// Brings each row to mean 0 and variance 1, then multiplies it with `gain` and adds `bias`.
+fn normalise(rows: &mut [f32], gain: &[f32], bias: &[f32], epsilon: f32) {
+    let width = gain.len().max(1);
+    for row in rows.chunks_exact_mut(width) {
+        let mean = row.iter().map(|value| f64::from(*value)).sum::<f64>() / width as f64;
+        let squares = row.iter().map(|value| (f64::from(*value) - mean).powi(2));
+        let variance = squares.sum::<f64>() / width as f64;
+        let factor = (variance + f64::from(epsilon)).sqrt().recip();
+        for ((value, gain), bias) in row.iter_mut().zip(gain).zip(bias) {
+            *value = ((f64::from(*value) - mean) * factor) as f32 * gain + bias;
+        }
+    }
+}
+
+/// What a linear layer makes of each row; a row of its weight makes one value.
+fn project(rows: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> {
+    let width = (weight.len() / bias.len().max(1)).max(1);
+    let mut values = Vec::with_capacity(rows.len() / width * bias.len());
+    for row in rows.chunks_exact(width) {
+        values.extend(weight.chunks_exact(width).zip(bias).map(|(weight, bias)| dot(row, weight) + bias));
+    }
+    values
+}
+
+/// Eight sums at once, which is several times as fast as one and more exact.
+fn dot(left: &[f32], right: &[f32]) -> f32 {
+    let ((left, left_rest), (right, right_rest)) = (left.as_chunks::<8>(), right.as_chunks::<8>());
+    let mut sums = [0.0_f32; 8];
+    for (left, right) in left.iter().zip(right) {
+        for ((sum, left), right) in sums.iter_mut().zip(left).zip(right) {
+            *sum += left * right;
+        }
+    }
+    let rest = left_rest.iter().zip(right_rest).map(|(left, right)| left * right);
+    sums.iter().sum::<f32>() + rest.sum::<f32>()
+}
+
+/// The given rows of a matrix whose rows have the given number of heads, each of the given width; one head
+/// after the other.
+fn head_by_head(matrix: &[f32], rows: &[usize], [heads, width]: [usize; 2]) -> Vec<f32> {
+    let mut values = Vec::with_capacity(rows.len() * heads * width);
+    for head in 0..heads {
+        for row in rows {
+            let start = (row * heads + head) * width;
+            values.extend_from_slice(&matrix[start..start + width]);
+        }
+    }
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn distances(buckets: Option<i64>, farthest: i64) -> Distances {
+        Distances {
+            has_keys: true,
+            has_queries: true,
+            buckets,
+            farthest,
+            is_normalised: true,
+            shares_projections: true,
+        }
+    }
+
+    /// A config like that of DeBERTa-v3, but for one field.
+    fn config(name: &str, value: serde_json::Value) -> Result<DebertaConfig> {
+        let mut config = json!({
+            "architectures": ["DebertaV2ForSequenceClassification"],
+            "model_type": "deberta-v2",
+            "vocab_size": 288,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+            "max_position_embeddings": 512,
+            "max_relative_positions": -1,
+            "norm_rel_ebd": "layer_norm",
+            "pos_att_type": ["p2c", "c2p"],
+            "position_biased_input": false,
+            "position_buckets": 256,
+            "relative_attention": true,
+            "share_att_key": true,
+        });
+        config[name] = value;
+        let raw: RawConfig = serde_json::from_value(config.clone()).unwrap();
+        DebertaConfig::from_raw(&raw, &serde_json::from_value(config).unwrap())
+    }
+
+    #[test]
+    fn distances_fall_into_the_buckets_of_transformers() {
+        let base = distances(Some(256), 512);
+        let cases = [(0, 0), (1, 1), (-1, -1), (128, 128), (129, 129), (200, 169), (-300, -207)];
+        for (distance, bucket) in cases.into_iter().chain([(400, 233), (511, 255), (-511, -255), (512, 256)])
+        {
+            assert_eq!(base.bucket(distance), bucket, "{distance}");
+        }
+        let tiny = distances(Some(16), 64);
+        for (distance, bucket) in
+            [(8, 8), (9, 9), (10, 9), (11, 10), (20, 12), (-20, -12), (40, 14), (63, 15)]
+        {
+            assert_eq!(tiny.bucket(distance), bucket, "{distance}");
+        }
+        assert_eq!(distances(None, 64).bucket(-50), -50);
+    }
+
+    #[test]
+    fn distances_beyond_the_last_row_share_it() {
+        let base = distances(Some(256), 512);
+        let rows = [-700, -512, -511, 0, 511, 512, 700].map(|distance| base.row(distance));
+        assert_eq!(rows, [0, 0, 1, 256, 511, 512, 512]);
+        assert_eq!(distances(None, 2).order(Order::Rising), [0, 1, 2, 3, 3]);
+        assert_eq!(distances(None, 2).order(Order::Falling), [3, 3, 2, 1, 0]);
+    }
+
+    #[test]
+    fn rows_are_normalised_and_projected() {
+        let mut rows = [1.0, 3.0, 7.0, 3.0];
+        normalise(&mut rows, &[2.0, 1.0], &[0.0, 1.0], 0.0);
+        assert_eq!(rows, [-2.0, 2.0, 2.0, 0.0]);
+        let weight = [1.0, 0.0, 0.0, 1.0, 1.0, 1.0];
+        let projected = project(&[1.0, 2.0, 3.0, 4.0], &weight, &[0.5, 0.0, -1.0]);
+        assert_eq!(projected, [1.5, 2.0, 2.0, 3.5, 4.0, 6.0]);
+        assert_eq!(dot(&[2.0; 19], &[3.0; 19]), 114.0);
+    }
+
+    #[test]
+    fn rows_are_cut_into_heads() {
+        let matrix = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0];
+        let values = head_by_head(&matrix, &[1, 0, 0], [2, 2]);
+        assert_eq!(values, [4.0, 5.0, 0.0, 1.0, 0.0, 1.0, 6.0, 7.0, 2.0, 3.0, 2.0, 3.0]);
+    }
+
+    #[test]
+    fn terms_are_a_list_or_one_string() {
+        let listed = config("pos_att_type", json!(["p2c", "c2p"])).unwrap();
+        assert_eq!(listed.distances, Some(distances(Some(256), 512)));
+        assert_eq!(config("pos_att_type", json!("c2p|P2C")).unwrap().distances, listed.distances);
+        assert_eq!(config("pos_att_type", json!(null)).unwrap().distances, None);
+        let blind = config("relative_attention", json!(false)).unwrap();
+        assert_eq!((blind.distances, blind.scale), (None, listed.scale));
+    }
+
+    #[test]
+    fn what_is_not_supported_is_refused_by_name() {
+        let refusals = [
+            config("embedding_size", json!(128)),
+            config("attention_head_size", json!(64)),
+            config("conv_kernel_size", json!(4)),
+            config("position_buckets", json!(1)),
+            config("pooler_hidden_act", json!("swish")),
+        ];
+        let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
+        insta::assert_snapshot!(refusals, @r"
+        expected `embedding_size` 32, but found 128
+        expected `attention_head_size` 8, but found 64
+        expected an odd `conv_kernel_size` and `conv_groups` of at least 1, but found 4 and 1
+        expected distances that go beyond half of `position_buckets`, but found 512 distances and 1 buckets
+        expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `tanh`, but found `swish`
+        ");
+    }
+}

@@ -1,9 +1,12 @@
 //! The model compiler: weights in, a bundle out, with its quality measured. No Python, no PyTorch.
 
 mod adapter;
+mod architecture;
+mod deberta;
 pub mod encoder;
 mod export;
 pub mod fetch;
+mod layers;
 pub mod onnx;
 pub mod quality;
 pub mod quantise;
@@ -19,7 +22,8 @@ use std::{
 pub use self::recipe::{QualityFloor, Recipe, Strategy};
 use self::{
     adapter::Adapter,
-    encoder::{EncoderConfig, Facts, MODEL_TYPES},
+    architecture::Architecture,
+    encoder::{Facts, MODEL_TYPES},
     quality::Settings,
     weights::Weights,
 };
@@ -207,18 +211,18 @@ fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
 fn compile_weights(plan: &Plan, scratch: &Path, progress: &dyn Progress) -> Result<Compiled> {
     // An adapter's own `config.json` says what the whole is.
     let described = plan.adapter.as_ref().filter(|adapter| adapter.join("config.json").is_file());
-    let mut config = EncoderConfig::open(described.unwrap_or(&plan.folder))?;
+    let mut architecture = Architecture::open(described.unwrap_or(&plan.folder))?;
     progress.stage("read the weights", 1);
-    let (prefix, landmark) = config.prefix();
+    let (prefix, landmark) = architecture.prefix();
     let mut weights = Weights::open(&plan.folder)?.with_prefix(prefix, landmark);
     if let Some(folder) = &plan.adapter
         && let Some(labels) = Adapter::open(folder)?.merge(&mut weights, prefix)?
     {
-        config = config.with_head(labels);
+        architecture = architecture.with_head(labels);
     }
     progress.step();
-    let facts = &config.facts;
-    let settings = match &config.head {
+    let facts = architecture.facts();
+    let settings = match architecture.head() {
         Some(head) => Settings::Classification(ClassificationSettings {
             output: encoder::LOGITS.to_owned(),
             labels: head.labels.clone(),
@@ -234,7 +238,7 @@ fn compile_weights(plan: &Plan, scratch: &Path, progress: &dyn Progress) -> Resu
     };
     let write = |precision, name: &str| {
         let folder = create_folder(&scratch.join(name))?;
-        onnx::write(encoder::graph(&config, &weights, precision)?, &folder, GRAPH)?;
+        onnx::write(architecture.graph(&weights, precision)?, &folder, GRAPH)?;
         progress.step();
         Ok::<_, Error>(folder)
     };
@@ -245,7 +249,7 @@ fn compile_weights(plan: &Plan, scratch: &Path, progress: &dyn Progress) -> Resu
         quantised => (Some(fp32), write(quantised, "quantised")?),
     };
     Ok(Compiled {
-        architecture: config.facts.architecture,
+        architecture: facts.architecture.clone(),
         sha256: weights.sha256().to_owned(),
         precision: plan.precision,
         plan: plan_of(plan.precision),

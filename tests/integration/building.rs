@@ -75,13 +75,13 @@ fn what_cannot_be_built_is_refused_by_name() {
     ];
     let refusals: Option<Vec<String>> = refusals.into_iter().collect();
     let Some(refusals) = refusals else { return };
-    insta::assert_snapshot!(refusals.join("\n"), @r#"cannot build from `[folder]/model`: expected a `model_type` among `bert`, `distilbert`, `roberta`, `xlm-roberta`, but found `gpt2` (GPT2LMHeadModel)
-cannot build from `[folder]/model`: expected a `model_type` among `bert`, `distilbert`, `roberta`, `xlm-roberta`, but found `gpt2` (BertModel)
-cannot build from `[folder]/model`: expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, but found `swish`
+    insta::assert_snapshot!(refusals.join("\n"), @r#"cannot build from `[folder]/model`: expected a `model_type` among `bert`, `distilbert`, `roberta`, `xlm-roberta`, `deberta-v2`, but found `gpt2` (GPT2LMHeadModel)
+cannot build from `[folder]/model`: expected a `model_type` among `bert`, `distilbert`, `roberta`, `xlm-roberta`, `deberta-v2`, but found `gpt2` (BertModel)
+cannot build from `[folder]/model`: expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `tanh`, but found `swish`
 cannot build from `[folder]/model`: expected `hidden_size` to be a multiple of `num_attention_heads`, but found 30 and 4
 cannot read `[folder]/model/config.json`: EOF while parsing an object at line 1 column 1
 expected a model in `[folder]/model` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`), but found no `config.json`
-expected `model.safetensors` of an encoder (`bert`, `distilbert`, `roberta`, `xlm-roberta`) or an ONNX export (`model.onnx`) in `[folder]/model`, but found neither
+expected `model.safetensors` of an encoder (`bert`, `distilbert`, `roberta`, `xlm-roberta`, `deberta-v2`) or an ONNX export (`model.onnx`) in `[folder]/model`, but found neither
 `[folder]/model/model.safetensors` is no safetensors file: header too large
 expected `tokenizer.json` in `[folder]/model`, but found none; the fast tokenizers of `transformers` save it (`save_pretrained`)
 cannot read the tokenizer: Model missing. at line 1 column 2

@@ -2,9 +2,10 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 
 use crate::{
+    build::layers::Activation,
     error::{Error, Result, quoted},
     pipeline::classification::ScoreFunction,
 };
@@ -12,32 +13,32 @@ use crate::{
 /// How the class of a model with a head for labels ends.
 const CLASSIFIER: &str = "ForSequenceClassification";
 
-/// The `model_type`s that are supported.
-pub const MODEL_TYPES: [&str; 4] = ["bert", "distilbert", "roberta", "xlm-roberta"];
+/// The `model_type`s that are supported; the last has a graph of its own, in `deberta.rs`.
+pub const MODEL_TYPES: [&str; 5] = ["bert", "distilbert", "roberta", "xlm-roberta", "deberta-v2"];
 
 /// The weight by which a body is known, with or without its prefix.
-pub(super) const WORDS: &str = "embeddings.word_embeddings.weight";
+pub(in crate::build) const WORDS: &str = "embeddings.word_embeddings.weight";
 
 /// The fields of `config.json` that matter, under all the names that they go by.
 #[derive(Debug, Deserialize)]
-struct RawConfig {
-    model_type: Option<String>,
+pub(in crate::build) struct RawConfig {
+    pub(in crate::build) model_type: Option<String>,
     #[serde(default)]
     architectures: Vec<String>,
     #[serde(alias = "dim")]
     hidden_size: Option<usize>,
     #[serde(alias = "n_layers")]
-    num_hidden_layers: Option<usize>,
+    pub(in crate::build) num_hidden_layers: Option<usize>,
     #[serde(alias = "n_heads")]
-    num_attention_heads: Option<usize>,
+    pub(in crate::build) num_attention_heads: Option<usize>,
     #[serde(alias = "hidden_dim")]
-    intermediate_size: Option<usize>,
+    pub(in crate::build) intermediate_size: Option<usize>,
     #[serde(alias = "activation")]
-    hidden_act: Option<String>,
+    pub(in crate::build) hidden_act: Option<String>,
     max_position_embeddings: Option<usize>,
-    layer_norm_eps: Option<f32>,
-    vocab_size: Option<usize>,
-    type_vocab_size: Option<usize>,
+    pub(in crate::build) layer_norm_eps: Option<f32>,
+    pub(in crate::build) vocab_size: Option<usize>,
+    pub(in crate::build) type_vocab_size: Option<usize>,
     pad_token_id: Option<i64>,
     position_embedding_type: Option<String>,
     id2label: Option<BTreeMap<usize, String>>,
@@ -74,7 +75,17 @@ pub struct Head {
 }
 
 impl Head {
-    /// The head that a config describes, as `transformers` reads it.
+    /// A head that says no more of its labels than how many they are.
+    pub(in crate::build) fn unnamed(labels: usize) -> Self {
+        let labels = (0..labels).map(|id| format!("LABEL_{id}")).collect();
+        Self { labels, function: ScoreFunction::Softmax }
+    }
+
+    /// The head that a config describes, as `transformers` reads it; none where its class has none.
+    pub(in crate::build) fn of_class(raw: &RawConfig) -> Result<Option<Self>> {
+        raw.architecture().ends_with(CLASSIFIER).then(|| Self::from_raw(raw)).transpose()
+    }
+
     fn from_raw(raw: &RawConfig) -> Result<Self> {
         let labels: Vec<String> = match &raw.id2label {
             Some(labels) if labels.keys().copied().eq(0..labels.len()) => labels.values().cloned().collect(),
@@ -94,13 +105,6 @@ impl Head {
         };
         Ok(Self { labels, function })
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Activation {
-    Gelu,
-    GeluTanh,
-    Relu,
 }
 
 /// How a token's position is counted.
@@ -177,20 +181,20 @@ pub struct Facts {
     pub max_positions: usize,
 }
 
-impl RawConfig {
-    fn open(folder: &Path) -> Result<Self> {
-        let path = folder.join("config.json");
-        let text = std::fs::read(&path).map_err(|source| match source.kind() {
-            std::io::ErrorKind::NotFound => Error::model(format!(
-                "expected a model in `{}`, but found no `config.json`",
-                folder.display()
-            )),
-            _ => Error::Io { action: format!("cannot read `{}`", path.display()), source },
-        })?;
-        serde_json::from_slice(&text)
-            .map_err(|error| Error::model_because(format!("cannot read `{}`", path.display()), error))
-    }
+/// What the `config.json` in `folder` says of the fields of `T`.
+pub(in crate::build) fn read_config<T: DeserializeOwned>(folder: &Path) -> Result<T> {
+    let path = folder.join("config.json");
+    let text = std::fs::read(&path).map_err(|source| match source.kind() {
+        std::io::ErrorKind::NotFound => {
+            Error::model(format!("expected a model in `{}`, but found no `config.json`", folder.display()))
+        }
+        _ => Error::Io { action: format!("cannot read `{}`", path.display()), source },
+    })?;
+    serde_json::from_slice(&text)
+        .map_err(|error| Error::model_because(format!("cannot read `{}`", path.display()), error))
+}
 
+impl RawConfig {
     fn architecture(&self) -> String {
         self.architectures.first().or(self.model_type.as_ref()).cloned().unwrap_or_default()
     }
@@ -213,7 +217,7 @@ impl RawConfig {
         }
     }
 
-    fn facts(&self) -> Result<Facts> {
+    pub(in crate::build) fn facts(&self) -> Result<Facts> {
         let table = required(self.max_position_embeddings, "max_position_embeddings")?;
         Ok(Facts {
             architecture: self.architecture(),
@@ -226,21 +230,21 @@ impl RawConfig {
 impl Facts {
     /// Reads them from the `config.json` in `folder`.
     pub fn open(folder: &Path) -> Result<Self> {
-        RawConfig::open(folder)?.facts()
+        read_config::<RawConfig>(folder)?.facts()
     }
 }
 
 impl EncoderConfig {
     /// Reads the `config.json` in `folder`; architectures that are not supported are refused by name.
     pub fn open(folder: &Path) -> Result<Self> {
-        Self::from_raw(RawConfig::open(folder)?)
+        Self::from_raw(read_config(folder)?)
             .map_err(|error| Error::model_because(format!("cannot build from `{}`", folder.display()), error))
     }
 
     fn from_raw(raw: RawConfig) -> Result<Self> {
         let facts = raw.facts();
         let architecture = raw.architecture();
-        let head = architecture.ends_with(CLASSIFIER).then(|| Head::from_raw(&raw)).transpose();
+        let head = Head::of_class(&raw);
         let model_type = raw.model_type.unwrap_or_default();
         if !MODEL_TYPES.contains(&model_type.as_str()) {
             return Err(Error::model(format!(
@@ -257,9 +261,14 @@ impl EncoderConfig {
         let (names, positions, types) = match model_type.as_str() {
             "distilbert" => (&DISTILBERT, Positions::FromZero, 0),
             "bert" => (&BERT, Positions::FromZero, raw.type_vocab_size.unwrap_or(2)),
-            _ => {
+            "roberta" | "xlm-roberta" => {
                 let padding = raw.pad_token_id.unwrap_or(1);
                 (&ROBERTA, Positions::AfterPadding(padding), raw.type_vocab_size.unwrap_or(1))
+            }
+            other => {
+                return Err(Error::model(format!(
+                    "expected a model of the BERT family, but found `{other}`"
+                )));
             }
         };
         let config = Self {
@@ -269,26 +278,20 @@ impl EncoderConfig {
             heads: required(raw.num_attention_heads, "num_attention_heads")?,
             intermediate: required(raw.intermediate_size, "intermediate_size")?,
             epsilon: raw.layer_norm_eps.unwrap_or(1e-12),
-            activation: activation(raw.hidden_act.as_deref().unwrap_or("gelu"))?,
+            activation: Activation::of_name(raw.hidden_act.as_deref().unwrap_or("gelu"))?,
             positions,
             types,
             names,
             head: head?,
         };
-        if config.heads == 0 || !config.facts.hidden.is_multiple_of(config.heads) {
-            return Err(Error::model(format!(
-                "expected `hidden_size` to be a multiple of `num_attention_heads`, but found {} and {}",
-                config.facts.hidden, config.heads
-            )));
-        }
+        require_heads_fit(config.facts.hidden, config.heads)?;
         Ok(config)
     }
 
     /// The same body under a head for labels, which an adapter brings.
     pub fn with_head(mut self, labels: usize) -> Self {
         if self.head.is_none() {
-            let labels = (0..labels).map(|id| format!("LABEL_{id}")).collect();
-            self.head = Some(Head { labels, function: ScoreFunction::Softmax });
+            self.head = Some(Head::unnamed(labels));
         }
         self
     }
@@ -308,18 +311,17 @@ impl EncoderConfig {
     }
 }
 
-fn required<T>(value: Option<T>, name: &str) -> Result<T> {
-    value.ok_or_else(|| Error::model(format!("expected `{name}` in `config.json`, but found none")))
+/// Refuses heads that do not share a token's vector evenly.
+pub(in crate::build) fn require_heads_fit(hidden: usize, heads: usize) -> Result<()> {
+    if heads == 0 || !hidden.is_multiple_of(heads) {
+        return Err(Error::model(format!(
+            "expected `hidden_size` to be a multiple of `num_attention_heads`, but found {hidden} and {heads}"
+        )));
+    }
+    Ok(())
 }
 
-fn activation(name: &str) -> Result<Activation> {
-    match name {
-        "gelu" => Ok(Activation::Gelu),
-        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),
-        "relu" => Ok(Activation::Relu),
-        other => Err(Error::model(format!(
-            "expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, \
-             but found `{other}`"
-        ))),
-    }
+/// The value of a field that a model cannot do without.
+pub(in crate::build) fn required<T>(value: Option<T>, name: &str) -> Result<T> {
+    value.ok_or_else(|| Error::model(format!("expected `{name}` in `config.json`, but found none")))
 }

@@ -7,3 +7,7 @@ pub use self::{
     config::{EncoderConfig, Facts, Head, MODEL_TYPES},
     graph::{LOGITS, OUTPUT, graph},
 };
+pub(super) use self::{
+    config::{RawConfig, WORDS, read_config, require_heads_fit, required},
+    graph::finish,
+};

@@ -154,6 +154,12 @@ pub fn integer(name: &str, value: i64) -> AttributeProto {
     AttributeProto { name: name.into(), i: value, r#type: attribute_type::INT, ..AttributeProto::default() }
 }
 
+/// An attribute of several integers.
+pub fn integers(name: &str, values: &[i64]) -> AttributeProto {
+    let ints = values.to_vec();
+    AttributeProto { name: name.into(), ints, r#type: attribute_type::INTS, ..AttributeProto::default() }
+}
+
 /// A float attribute.
 pub fn float(name: &str, value: f32) -> AttributeProto {
     AttributeProto { name: name.into(), f: value, r#type: attribute_type::FLOAT, ..AttributeProto::default() }

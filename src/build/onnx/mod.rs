@@ -6,5 +6,5 @@ pub mod proto;
 
 pub use self::{
     file::{WEIGHTS, read, write},
-    graph::{GraphBuilder, Value, float, integer},
+    graph::{GraphBuilder, Value, float, integer, integers},
 };

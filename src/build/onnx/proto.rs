@@ -23,6 +23,8 @@ pub mod attribute_type {
     pub const FLOAT: i32 = 1;
     /// One integer.
     pub const INT: i32 = 2;
+    /// A list of integers.
+    pub const INTS: i32 = 7;
 }
 
 /// `TensorProto.DataLocation.EXTERNAL`.
