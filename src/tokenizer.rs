@@ -60,6 +60,15 @@ pub enum PairTruncation {
     OnlyFirst,
 }
 
+impl From<Truncation> for PairTruncation {
+    fn from(truncation: Truncation) -> Self {
+        match truncation {
+            Truncation::Off => Self::Off,
+            Truncation::At(side) => Self::LongestFirst(side),
+        }
+    }
+}
+
 impl PairTruncation {
     /// The same for a text that comes without another.
     pub fn alone(self) -> Truncation {
@@ -245,12 +254,17 @@ impl Encoding {
     }
 }
 
+/// The bytes of a text that can hold its first or last `limit` tokens.
+pub fn reach(limit: usize) -> usize {
+    /// No token of any known vocabulary comes near this length, white space before it included.
+    const LONGEST_TOKEN_BYTES: usize = 1024;
+    limit.saturating_mul(LONGEST_TOKEN_BYTES)
+}
+
 /// The part of a text that can still be among its first or last `limit` tokens: megabytes beyond it would be
 /// tokenised only to be thrown away.
 fn within_reach(text: &str, limit: usize, truncation: Truncation) -> &str {
-    /// No token of any known vocabulary comes near this length, white space before it included.
-    const LONGEST_TOKEN_BYTES: usize = 1024;
-    let reach = limit.saturating_mul(LONGEST_TOKEN_BYTES);
+    let reach = reach(limit);
     match truncation {
         Truncation::At(_) if text.len() <= reach => text,
         Truncation::At(Side::Right) => &text[..text.floor_char_boundary(reach)],

@@ -13,7 +13,7 @@ use super::{
     App, inputs, request,
     tei::{
         Answer, answer_embed, answer_similarity,
-        classify::{Prediction, answer_rerank, pairs, predictions},
+        classify::{Prediction, answer_rerank, predictions},
         truncation, with_usage,
     },
 };
@@ -89,7 +89,7 @@ async fn classify(
         return Err(Error::invalid("expected `parameters.top_k` above 0, but found 0").into());
     }
     let (_, pipeline) = app.classification(Some(name))?;
-    let truncation = pairs(truncation(&app.limits, parameters.truncate, parameters.truncation_direction));
+    let truncation = truncation(&app.limits, parameters.truncate, parameters.truncation_direction).into();
     let logits = pipeline.logits(inputs, truncation, deadline).await?;
     let settings = pipeline.settings();
     let function = parameters.function_to_apply.unwrap_or(settings.function);
@@ -123,7 +123,10 @@ fn classify_input(field: &str, mut value: Value) -> Result<ClassificationInput> 
         // The pipeline's tokenizer takes an empty second text for none.
         Value::Null => Ok(ClassificationInput::Text(text)),
         Value::String(pair) if pair.is_empty() => Ok(ClassificationInput::Text(text)),
-        pair => Ok(ClassificationInput::Pair(text, inputs::text(&format!("{field}.text_pair"), pair)?)),
+        pair => {
+            let pair = inputs::text(&format!("{field}.text_pair"), pair)?;
+            Ok(ClassificationInput::Pair(text.into(), pair.into()))
+        }
     }
 }
 

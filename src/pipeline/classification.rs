@@ -4,15 +4,16 @@ use std::{sync::Arc, time::Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Usage, encoder::Encoder};
+use super::{Encodings, Usage, encode_each, encoder::Encoder};
 use crate::{
     backend::{Backend, Deadline},
-    error::{Error, Result, at_text},
-    tokenizer::{Encoding, PairTruncation, Tokenizer},
+    error::{Error, Result},
+    tokenizer::{self, PairTruncation, Tokenizer},
 };
 
-/// More text than this is tokenised off the threads that serve connections.
-const INLINE_BYTES: usize = 8 * 1024;
+/// The most text of a request's inputs together, each counted as far as it is read: a text that comes with a
+/// thousand labels is read a thousand times.
+const MOST_BYTES: usize = 32 * 1024 * 1024;
 
 /// How a model classifies: what its `config.json` says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -65,16 +66,17 @@ pub enum ClassificationInput {
     /// A text.
     Text(String),
     /// Two texts that the model reads together.
-    Pair(String, String),
+    Pair(Arc<str>, Arc<str>),
     /// Token ids made elsewhere, taken as they are.
     Ids(Vec<u32>),
 }
 
 impl ClassificationInput {
-    fn size(&self) -> usize {
+    /// Its bytes, of each text no more than are read.
+    fn size(&self, reach: usize) -> usize {
         match self {
-            Self::Text(text) => text.len(),
-            Self::Pair(first, second) => first.len() + second.len(),
+            Self::Text(text) => text.len().min(reach),
+            Self::Pair(first, second) => first.len().min(reach) + second.len().min(reach),
             Self::Ids(ids) => size_of_val(ids.as_slice()),
         }
     }
@@ -132,33 +134,30 @@ impl ClassificationPipeline {
         truncation: PairTruncation,
         deadline: Deadline,
     ) -> Result<Logits> {
-        let started = Instant::now();
         let (tokenizer, limit) = (Arc::clone(&self.tokenizer), self.settings.max_tokens);
-        let size: usize = inputs.iter().map(ClassificationInput::size).sum();
-        let work = move || encode(&tokenizer, &inputs, limit, truncation);
-        let encodings = if size <= INLINE_BYTES { work()? } else { deadline.off_thread(work).await? };
-        let tokenization = started.elapsed();
-        let rows = self.encoder.run(&encodings, deadline, |row| row.values.to_vec()).await?;
-        let usage = Usage::of(&encodings, tokenization, started.elapsed() - tokenization);
+        let reach = tokenizer::reach(limit);
+        let size: usize = inputs.iter().map(|input| input.size(reach)).sum();
+        if size > MOST_BYTES {
+            return Err(Error::too_large(format!(
+                "expected at most {MOST_BYTES} bytes of text to be read, but found {size}; \
+                 send shorter texts, or fewer with each other"
+            )));
+        }
+        let work = move || {
+            encode_each(inputs.into_iter(), deadline, |input| match input {
+                ClassificationInput::Text(text) => tokenizer.encode(&text, limit, truncation.alone()),
+                ClassificationInput::Pair(first, second) => {
+                    tokenizer.encode_pair([&first, &second], limit, truncation)
+                }
+                ClassificationInput::Ids(ids) => tokenizer.accept(ids, limit, truncation.alone()),
+            })
+        };
+        let Encodings { list, tokenization } = Encodings::make(size, deadline, work).await?;
+        let started = Instant::now();
+        let rows = self.encoder.run(&list, deadline, |row| row.values.to_vec()).await?;
+        let usage = Usage::of(&list, tokenization, started.elapsed());
         Ok(Logits { rows, usage })
     }
-}
-
-fn encode(
-    tokenizer: &Tokenizer,
-    inputs: &[ClassificationInput],
-    limit: usize,
-    truncation: PairTruncation,
-) -> Result<Vec<Encoding>> {
-    let encode = |input: &ClassificationInput| match input {
-        ClassificationInput::Text(text) => tokenizer.encode(text, limit, truncation.alone()),
-        ClassificationInput::Pair(first, second) => tokenizer.encode_pair([first, second], limit, truncation),
-        ClassificationInput::Ids(ids) => tokenizer.accept(ids.clone(), limit, truncation.alone()),
-    };
-    let encodings = inputs.iter().enumerate();
-    encodings
-        .map(|(place, input)| encode(input).map_err(|error| at_text(error, place, inputs.len())))
-        .collect()
 }
 
 /// The places of values from the largest to the smallest; of equal ones the first comes first.

@@ -1,26 +1,19 @@
 //! Texts to vectors, as sentence-transformers makes them: prompt, tokens, model, pooling, length 1.
 
-use std::{
-    collections::BTreeMap,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Usage,
+    Encodings, Usage, encode_each,
     encoder::{Encoder, Row},
     pooling::{Pooling, normalise},
 };
 use crate::{
     backend::{Backend, Deadline},
-    error::{Error, Result, at_text, quoted},
+    error::{Error, Result, quoted},
     tokenizer::{Encoding, Tokenizer, Truncation},
 };
-
-/// More text than this is tokenised off the threads that serve connections.
-const INLINE_BYTES: usize = 8 * 1024;
 
 /// How a model makes vectors: what its sentence-transformers files say.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -75,13 +68,6 @@ pub struct Embeddings<V> {
     pub vectors: Vec<V>,
     /// What was done to the texts.
     pub usage: Usage,
-}
-
-/// A request's texts as the model reads them.
-struct Encodings {
-    list: Vec<Encoding>,
-    /// Time spent on making them.
-    tokenization: Duration,
 }
 
 /// A model that makes vectors.
@@ -196,14 +182,20 @@ impl EmbeddingPipeline {
         options: &EmbeddingOptions,
         deadline: Deadline,
     ) -> Result<Encodings> {
-        let started = Instant::now();
         let prompt = self.prompt(options.prompt_name.as_deref())?.map(str::to_owned);
         let (limit, truncation) = (self.settings.max_tokens, options.truncation);
         let tokenizer = Arc::clone(&self.tokenizer);
         let size: usize = inputs.iter().map(Input::size).sum();
-        let work = move || encode_all(&tokenizer, inputs, prompt.as_deref(), limit, truncation);
-        let list = if size <= INLINE_BYTES { work()? } else { deadline.off_thread(work).await? };
-        Ok(Encodings { list, tokenization: started.elapsed() })
+        let work = move || {
+            encode_each(inputs.into_iter(), deadline, |input| match (input, &prompt) {
+                (Input::Text(text), None) => tokenizer.encode(&text, limit, truncation),
+                (Input::Text(text), Some(prompt)) => {
+                    tokenizer.encode(&format!("{prompt}{text}"), limit, truncation)
+                }
+                (Input::Ids(ids), _) => tokenizer.accept(ids, limit, truncation),
+            })
+        };
+        Encodings::make(size, deadline, work).await
     }
 }
 
@@ -226,24 +218,4 @@ impl Input {
             Self::Ids(ids) => ids.len() * size_of::<u32>(),
         }
     }
-}
-
-fn encode_all(
-    tokenizer: &Tokenizer,
-    inputs: Vec<Input>,
-    prompt: Option<&str>,
-    limit: usize,
-    truncation: Truncation,
-) -> Result<Vec<Encoding>> {
-    let count = inputs.len();
-    let encode = |input| match (input, prompt) {
-        (Input::Text(text), None) => tokenizer.encode(&text, limit, truncation),
-        (Input::Text(text), Some(prompt)) => tokenizer.encode(&format!("{prompt}{text}"), limit, truncation),
-        (Input::Ids(ids), _) => tokenizer.accept(ids, limit, truncation),
-    };
-    inputs
-        .into_iter()
-        .enumerate()
-        .map(|(place, input)| encode(input).map_err(|error| at_text(error, place, count)))
-        .collect()
 }

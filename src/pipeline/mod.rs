@@ -7,11 +7,19 @@ pub mod pooling;
 pub mod ranking;
 pub mod zero_shot;
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{
+    fmt,
+    str::FromStr,
+    time::{Duration, Instant},
+};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{error::Error, tokenizer::Encoding};
+use crate::{
+    backend::Deadline,
+    error::{Error, Result, at_text},
+    tokenizer::Encoding,
+};
 
 /// What a model is for, by the names that the model hub uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,12 +55,52 @@ impl fmt::Display for Task {
 impl FromStr for Task {
     type Err = Error;
 
-    fn from_str(name: &str) -> Result<Self, Error> {
+    fn from_str(name: &str) -> Result<Self> {
         let known = Self::ALL.map(|task| task.to_string());
         Self::ALL.into_iter().find(|task| task.to_string() == name).ok_or_else(|| {
             Error::config(format!("expected a task of {}, but found `{name}`", crate::error::quoted(&known)))
         })
     }
+}
+
+/// More text than this is tokenised off the threads that serve connections.
+const INLINE_BYTES: usize = 8 * 1024;
+
+/// A request's texts as the model reads them.
+struct Encodings {
+    list: Vec<Encoding>,
+    /// Time spent on making them.
+    tokenization: Duration,
+}
+
+impl Encodings {
+    /// What `work` makes of texts of `size` bytes, here and now or off the thread.
+    async fn make(
+        size: usize,
+        deadline: Deadline,
+        work: impl FnOnce() -> Result<Vec<Encoding>> + Send + 'static,
+    ) -> Result<Self> {
+        let started = Instant::now();
+        let list = if size <= INLINE_BYTES { work()? } else { deadline.off_thread(work).await? };
+        Ok(Self { list, tokenization: started.elapsed() })
+    }
+}
+
+/// Encodes each input, and says of an error which one it is about. Stops at the deadline, since nobody waits for
+/// the rest.
+fn encode_each<I>(
+    inputs: impl ExactSizeIterator<Item = I>,
+    deadline: Deadline,
+    encode: impl Fn(I) -> Result<Encoding>,
+) -> Result<Vec<Encoding>> {
+    let count = inputs.len();
+    let encode = |(place, input)| {
+        if deadline.has_passed() {
+            return Err(deadline.exceeded());
+        }
+        encode(input).map_err(|error| at_text(error, place, count))
+    };
+    inputs.enumerate().map(encode).collect()
 }
 
 /// What was done to a request's texts, and how long it took.

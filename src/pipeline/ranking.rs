@@ -1,6 +1,8 @@
 //! A query and texts to how well each text answers the query: by a cross-encoder with one label, which reads
 //! both together, or by the angle between their embeddings.
 
+use std::sync::Arc;
+
 use super::{
     Usage,
     classification::{ClassificationInput, ClassificationPipeline, ScoreFunction},
@@ -10,7 +12,7 @@ use super::{
 use crate::{
     backend::Deadline,
     error::{Error, Result},
-    tokenizer::{PairTruncation, Truncation},
+    tokenizer::Truncation,
 };
 
 /// How texts are ranked.
@@ -51,12 +53,10 @@ impl RankingPipeline {
     ) -> Result<(Vec<f32>, Usage)> {
         match self {
             Self::CrossEncoder(pipeline) => {
-                let pairs = texts.into_iter().map(|text| ClassificationInput::Pair(query.clone(), text));
-                let truncation = match options.truncation {
-                    Truncation::Off => PairTruncation::Off,
-                    Truncation::At(side) => PairTruncation::LongestFirst(side),
-                };
-                let logits = pipeline.logits(pairs.collect(), truncation, deadline).await?;
+                let query: Arc<str> = query.into();
+                let pair = |text: String| ClassificationInput::Pair(Arc::clone(&query), text.into());
+                let pairs = texts.into_iter().map(pair);
+                let logits = pipeline.logits(pairs.collect(), options.truncation.into(), deadline).await?;
                 let values: Vec<f32> = logits.rows.iter().flatten().copied().collect();
                 let function = if options.raw_scores { ScoreFunction::None } else { ScoreFunction::Sigmoid };
                 Ok((function.apply(&values), logits.usage))

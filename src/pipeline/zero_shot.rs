@@ -4,6 +4,8 @@
 //! how far does the text entail "This example is LABEL."? Or, with an embedding model, by the angle between the
 //! text and that sentence.
 
+use std::sync::Arc;
+
 use super::{
     Usage,
     classification::{ClassificationInput, ClassificationPipeline, softmax},
@@ -129,9 +131,13 @@ impl ZeroShotPipeline {
         let hypotheses: Vec<String> = labels.iter().map(|label| options.template.fill(label)).collect();
         match self {
             Self::Entailment(pipeline) => {
+                let hypotheses: Vec<Arc<str>> = hypotheses.into_iter().map(Into::into).collect();
                 let pairs = texts.iter().flat_map(|text| {
-                    let pair =
-                        |hypothesis: &String| ClassificationInput::Pair(text.clone(), hypothesis.clone());
+                    // Shared: a long text times a thousand labels would not fit into memory.
+                    let text: Arc<str> = text.as_str().into();
+                    let pair = move |hypothesis: &Arc<str>| {
+                        ClassificationInput::Pair(Arc::clone(&text), Arc::clone(hypothesis))
+                    };
                     hypotheses.iter().map(pair)
                 });
                 let logits = pipeline.logits(pairs.collect(), PairTruncation::OnlyFirst, deadline).await?;

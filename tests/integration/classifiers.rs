@@ -45,7 +45,7 @@ impl Case {
     fn input(&self) -> ClassificationInput {
         match &self.pair {
             None => ClassificationInput::Text(self.text.clone()),
-            Some(pair) => ClassificationInput::Pair(self.text.clone(), pair.clone()),
+            Some(pair) => ClassificationInput::Pair(self.text.as_str().into(), pair.as_str().into()),
         }
     }
 }
@@ -330,4 +330,21 @@ async fn the_sentiment_model_is_the_one_that_was_trained() {
             }
         }
     }
+}
+
+/// A long text that comes with many labels is read once for each: that is bounded before it begins.
+#[tokio::test]
+async fn a_long_text_with_a_thousand_labels_is_refused_at_once() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let model =
+        open_for(kivu::pipeline::Task::ZeroShotClassification, "tiny-roberta-nli", folder.path(), runtime)
+            .unwrap();
+    let path = format!("/models/{}", model.name);
+    let app = router(App::new(vec![model], Limits::default()));
+    let labels: Vec<String> = (0..1000).map(|label| format!("label {label}")).collect();
+    let body = json!({ "inputs": "word ".repeat(1_000_000), "parameters": { "candidate_labels": labels } });
+    let request = Request::post(path).header("content-type", "application/json");
+    let response = app.oneshot(request.body(Body::from(body.to_string())).unwrap()).await.unwrap();
+    assert_eq!(response.status(), 413);
 }

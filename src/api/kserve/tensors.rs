@@ -16,7 +16,7 @@ use crate::{
         zero_shot::{Labels, TEMPLATE, Template, ZeroShotOptions},
     },
     repository::manifest::TensorNames,
-    tokenizer::{PairTruncation, Side, Truncation},
+    tokenizer::{Side, Truncation},
 };
 
 /// One tensor of a model.
@@ -122,11 +122,7 @@ pub(super) async fn run(
                 Rows::Tokens(rows) => rows.into_iter().map(ClassificationInput::Ids).collect(),
                 Rows::Texts(texts) => texts.into_iter().map(ClassificationInput::Text).collect(),
             };
-            let truncation = match truncation {
-                Truncation::Off => PairTruncation::Off,
-                Truncation::At(side) => PairTruncation::LongestFirst(side),
-            };
-            Ok(matrix(pipeline.logits(inputs, truncation, deadline).await?.rows))
+            Ok(matrix(pipeline.logits(inputs, truncation.into(), deadline).await?.rows))
         }
         Pipeline::ZeroShot(pipeline) => {
             let texts = texts(required(request, &names.text)?, limits.texts)?;

@@ -18,7 +18,7 @@ use crate::{
         classification::{ClassificationInput, ScoreFunction, descending},
         ranking::RankingOptions,
     },
-    tokenizer::{PairTruncation, Side, Truncation},
+    tokenizer::Side,
 };
 
 #[derive(Deserialize)]
@@ -52,7 +52,7 @@ pub(super) async fn answer_predict(
 ) -> Answer {
     let (inputs, is_single) = predict_inputs(body.inputs, app.limits.texts)?;
     let (_, pipeline) = app.classification(body.model.as_deref())?;
-    let truncation = pairs(truncation(&app.limits, body.truncate, body.truncation_direction));
+    let truncation = truncation(&app.limits, body.truncate, body.truncation_direction).into();
     let characters = inputs.iter().map(characters).sum();
     let logits = pipeline.logits(inputs, truncation, deadline).await?;
     let settings = pipeline.settings();
@@ -69,14 +69,6 @@ pub(super) async fn answer_predict(
 pub(in crate::api) fn predictions<'a>(labels: &'a [String], scores: &[f32]) -> Vec<Prediction<'a>> {
     let prediction = |label: usize| Prediction { score: scores[label], label: &labels[label] };
     descending(scores).into_iter().map(prediction).collect()
-}
-
-/// How pairs give way where single texts do so.
-pub(in crate::api) fn pairs(truncation: Truncation) -> PairTruncation {
-    match truncation {
-        Truncation::Off => PairTruncation::Off,
-        Truncation::At(side) => PairTruncation::LongestFirst(side),
-    }
 }
 
 fn characters(input: &ClassificationInput) -> usize {
@@ -103,7 +95,7 @@ fn predict_inputs(value: Value, limit: usize) -> Result<(Vec<ClassificationInput
 fn one_or_two(field: &str, value: Value) -> Result<ClassificationInput> {
     let texts = inputs::texts(field, value, usize::MAX)?;
     match <[String; 2]>::try_from(texts) {
-        Ok([first, second]) => Ok(ClassificationInput::Pair(first, second)),
+        Ok([first, second]) => Ok(ClassificationInput::Pair(first.into(), second.into())),
         Err(mut texts) if texts.len() == 1 => Ok(ClassificationInput::Text(texts.remove(0))),
         Err(texts) => Err(Error::invalid(format!(
             "expected a text or a pair in `{field}`, but found {} texts",
