@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    models::{fixtures, runtime},
+    models::{build_request, fixtures, request, runtime},
     serving::{Server, kivu},
 };
 
@@ -45,6 +45,21 @@ fn the_clients_that_people_have_work_unchanged() {
         tests.env("TEST_URL", format!("http://{}", server.address));
         succeed(tests.env("TEST_GOLDENS", fixtures().join("goldens/minilm.json")));
     }
+}
+
+#[test]
+fn clients_of_a_fleet_find_their_tensor_names() {
+    let Some(python) = tool("TEST_PYTHON") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["zst", "ensemble"] {
+        let recipe = fixtures().join(format!("recipes/{name}.toml"));
+        let request = request(recipe, folder.path().join(name), None);
+        build_request(&request, runtime().expect("`make test` installs ONNX Runtime")).unwrap();
+    }
+    let server = Server::wait(kivu(folder.path()).stderr(Stdio::null()).spawn().unwrap());
+    let mut tests = Command::new(python);
+    tests.arg(root().join("tests/clients/test_tensor_names.py"));
+    succeed(tests.env("TEST_URL", format!("http://{}", server.address)));
 }
 
 /// A script that starts the Lambda emulator on a port of its own, with the function serving `models`.
