@@ -15,7 +15,7 @@ use crate::{
     },
     repository::{
         Bundle, Manifest,
-        bundle::{MANIFEST, TOKENIZER},
+        bundle::{MANIFEST, PIECES, TOKENIZER},
         manifest::File,
     },
     tokenizer::Tokenizer,
@@ -159,8 +159,8 @@ fn load(bundle: &Bundle, config: &Config) -> Result<Loaded> {
     thread::scope(|scope| {
         // One thread for both, since two CPUs are all that most functions have.
         let tokenizer = scope.spawn(|| {
-            let tokenizer = Tokenizer::from_json(&bundle.read(TOKENIZER)?)?;
-            bundle.verify(&[TOKENIZER, &manifest.graph])?;
+            let tokenizer = bundle.tokenizer()?;
+            bundle.verify(&[TOKENIZER, PIECES, &manifest.graph])?;
             Ok(tokenizer)
         });
         let backend = open_graph(bundle, config);
