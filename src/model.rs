@@ -52,7 +52,7 @@ impl Pipeline {
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         match self {
             Self::Embedding(pipeline)
-            | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline))
+            | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _))
             | Self::Ranking(RankingPipeline::Embedding(pipeline)) => pipeline.tokenizer(),
             Self::Classification(pipeline)
             | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
@@ -64,7 +64,7 @@ impl Pipeline {
     pub fn max_tokens(&self) -> usize {
         match self {
             Self::Embedding(pipeline)
-            | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline))
+            | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _))
             | Self::Ranking(RankingPipeline::Embedding(pipeline)) => pipeline.settings().max_tokens,
             Self::Classification(pipeline)
             | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
@@ -93,7 +93,7 @@ impl Pipeline {
         match manifest.task {
             Task::FeatureExtraction => Ok(Self::Embedding(pipeline)),
             Task::TextRanking => Ok(Self::Ranking(RankingPipeline::Embedding(pipeline))),
-            Task::ZeroShotClassification => Ok(Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline))),
+            Task::ZeroShotClassification => Ok(Self::ZeroShot(ZeroShotPipeline::embedding(pipeline))),
             Task::TextClassification => Err(lacks(manifest, "classification")),
         }
     }

@@ -747,6 +747,13 @@ class KServeTest(TaskTest):
         self.assert_infer_fails(inputs, "hypothesis_template", model="zero-shot", parameters={"hypothesis_template": 7})
         self.assert_infer_fails(inputs, "{}", model="zero-shot", parameters={"hypothesis_template": "no gap"})
 
+    def test_zero_shot_answers_the_same_again(self):
+        need("zero-shot")
+        labels = {"candidate_labels": ["astronomy", *TOPICS]}
+        asked = [{"inputs": text, "parameters": labels} for text in (FOOTBALL, KITCHEN, FOOTBALL)]
+        first, _, again = [self.post("/models/zero-shot", body) for body in asked]
+        self.assertEqual(first, again)
+
     def test_ranking_with_raw_scores(self):
         need("rank")
         inputs = self.text_input([ASKED], [1], name="QUERY") + self.text_input(DOCUMENTS)
