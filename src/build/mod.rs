@@ -2,6 +2,7 @@
 
 mod adapter;
 mod architecture;
+mod bergamot;
 mod deberta;
 pub mod encoder;
 mod export;
@@ -12,6 +13,7 @@ pub mod quality;
 pub mod quantise;
 mod recipe;
 mod sentence_transformers;
+mod translation;
 pub mod weights;
 
 use std::{

@@ -5,6 +5,7 @@ pub mod embedding;
 pub mod encoder;
 pub mod pooling;
 pub mod ranking;
+pub mod translation;
 pub mod zero_shot;
 
 use std::{

@@ -1,0 +1,3 @@
+//! Texts to texts in another language.
+
+pub mod shortlist;
