@@ -3,8 +3,10 @@
 pub mod classification;
 pub mod embedding;
 pub mod encoder;
+pub mod generation;
 pub mod pooling;
 pub mod ranking;
+pub mod translation;
 pub mod zero_shot;
 
 use std::{
