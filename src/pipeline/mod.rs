@@ -3,6 +3,7 @@
 pub mod classification;
 pub mod embedding;
 pub mod encoder;
+pub mod generation;
 pub mod pooling;
 pub mod ranking;
 pub mod translation;
