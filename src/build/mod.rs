@@ -13,6 +13,7 @@ pub mod quality;
 pub mod quantise;
 mod recipe;
 mod sentence_transformers;
+mod sentencepiece;
 mod translation;
 pub mod weights;
 
@@ -167,11 +168,15 @@ pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Re
 
 /// The translation model that is the source; nothing where the source is another model.
 fn open_translation(plan: &Plan, progress: &dyn Progress) -> Result<Option<translation::Opened>> {
-    if !bergamot::is_in(&plan.folder) {
+    let open = if bergamot::is_in(&plan.folder) {
+        bergamot::open
+    } else if translation::is_in(&plan.folder) {
+        translation::open
+    } else {
         return Ok(None);
-    }
+    };
     progress.stage("read the weights", 1);
-    let opened = bergamot::open(&plan.folder)?;
+    let opened = open(&plan.folder)?;
     progress.step();
     Ok(Some(opened))
 }

@@ -40,8 +40,7 @@ pub(super) fn is_in(folder: &Path) -> bool {
 
 /// Reads the student in `folder`.
 pub(super) fn open(folder: &Path) -> Result<Opened> {
-    let in_folder =
-        |error| Error::model_because(format!("cannot build from `{}`", folder.display()), error);
+    let in_folder = |error| Error::model_because(format!("cannot build from `{}`", folder.display()), error);
     let path = require(folder, "model.")?;
     let bytes = read(&path)?;
     let sha256 = hex(&Sha256::digest(&bytes));
@@ -61,6 +60,7 @@ pub(super) fn open(folder: &Path) -> Result<Opened> {
                 length_factor: Some(LENGTH_FACTOR),
                 defaults: GenerationOptions { num_beams: Some(1), ..GenerationOptions::default() },
             },
+            unknown_tokens: None,
         },
         model,
         weights,
@@ -126,7 +126,6 @@ fn find(folder: &Path, prefix: &str) -> Result<Option<PathBuf>> {
     found.sort();
     Ok(found.into_iter().next())
 }
-
 
 #[cfg(test)]
 mod tests {

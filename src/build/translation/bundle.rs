@@ -15,7 +15,7 @@ use crate::{
     error::{Error, Result},
     pipeline::{
         generation::GenerationSettings,
-        translation::{Decoder, Languages, TranslationSettings},
+        translation::{Decoder, Languages, TranslationSettings, UnknownTokens},
     },
     repository::{bundle::TOKENIZER, manifest::Precision},
 };
@@ -44,6 +44,7 @@ pub(in crate::build) struct OpenedSettings {
     /// The languages; none where the files do not say.
     pub(in crate::build) languages: Option<Languages>,
     pub(in crate::build) generation: GenerationSettings,
+    pub(in crate::build) unknown_tokens: Option<UnknownTokens>,
 }
 
 /// What a translation model was turned into.
@@ -123,6 +124,7 @@ pub(in crate::build) fn compile(
     let settings = TranslationSettings {
         max_tokens: settings.max_tokens,
         max_positions: model.positions.length,
+        unknown_tokens: settings.unknown_tokens,
         target_tokenizer,
         shortlist,
         decoder: Decoder { graph: DECODER.to_owned(), signature: signature(DECODER)? },

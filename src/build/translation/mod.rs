@@ -3,12 +3,15 @@
 mod bundle;
 mod decoder;
 mod encoder;
+mod hugging_face;
 mod model;
+mod vocabulary;
 mod writer;
 
 pub(super) use self::{
     bundle::{Compiled, Opened, OpenedSettings, compile, graph, plan_of},
     decoder::decoder,
     encoder::encoder,
-    model::{Memory, Norms, Positions, Stack, Table, Tables, TranslationModel, Waves, first_of},
+    hugging_face::{MODEL_TYPES, is_in, open},
+    model::{Memory, Norms, Positions, Stack, Table, Tables, TranslationModel, Waves},
 };

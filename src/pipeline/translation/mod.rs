@@ -3,4 +3,4 @@
 mod settings;
 pub mod shortlist;
 
-pub use self::settings::{Decoder, Languages, TokenSide, TranslationSettings};
+pub use self::settings::{Decoder, Languages, TokenSide, TranslationSettings, UnknownTokens};
