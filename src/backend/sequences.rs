@@ -33,6 +33,8 @@ pub type Work = Box<dyn FnOnce(&mut dyn Decoder) -> Result<()> + Send>;
 pub struct Sources {
     /// The token ids of each row, special tokens included.
     pub rows: Vec<Vec<i64>>,
+    /// What fills the rows that are shorter than others; no model looks at it.
+    pub pad: i64,
     /// The tokens that are scored, in ascending order, where not all are. What a decoder is given and gives are
     /// then places in this list.
     pub shortlist: Option<Vec<i64>>,
