@@ -2,6 +2,7 @@
 
 mod adapter;
 mod architecture;
+mod bergamot;
 mod deberta;
 pub mod encoder;
 mod export;
@@ -12,6 +13,7 @@ pub mod quality;
 pub mod quantise;
 mod recipe;
 mod sentence_transformers;
+mod translation;
 pub mod weights;
 
 use std::{
@@ -145,6 +147,7 @@ pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Re
         weights: manifest::Weights { precision: compiled.precision, plan: compiled.plan.to_owned(), quality },
         embedding,
         classification,
+        translation: None,
         tensors: plan.tensors,
         signature: session.signature().clone(),
         files: files(&compiled.folder)?,
@@ -365,7 +368,8 @@ fn task(plan: &Plan, settings: &Settings) -> Result<Task> {
         (Settings::Embedding(_), Task::TextRanking | Task::ZeroShotClassification) => {
             plan.strategy == Strategy::Embedding
         }
-        (Settings::Embedding(_), Task::TextClassification)
+        (_, Task::Translation)
+        | (Settings::Embedding(_), Task::TextClassification)
         | (Settings::Classification(_), Task::FeatureExtraction) => false,
         (Settings::Classification(_), _) => plan.strategy == Strategy::Model,
     };

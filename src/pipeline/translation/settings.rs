@@ -12,6 +12,8 @@ use crate::{backend::Signature, pipeline::generation::GenerationSettings};
 pub struct TranslationSettings {
     /// The most tokens of a source, special tokens included.
     pub max_tokens: usize,
+    /// The most tokens that the decoder can be fed, its first included: those that there are positions for.
+    pub max_positions: usize,
     /// The file of the tokenizer that puts targets together, where it is not the source's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_tokenizer: Option<String>,
