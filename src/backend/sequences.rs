@@ -18,8 +18,8 @@ pub trait Sequences: Debug + Send + Sync {
     /// How many works run side by side.
     fn lanes(&self) -> NonZeroUsize;
 
-    /// The number of scores that a decoder gives a row, where all tokens are scored.
-    fn vocabulary(&self) -> usize;
+    /// The number of scores that a decoder gives a row, where it is always the same.
+    fn vocabulary(&self) -> Option<usize>;
 
     /// Encodes `sources` and lets `work` run the decoder, on a thread that may take its time.
     async fn decode(&self, sources: Sources, deadline: Deadline, work: Work) -> Result<()>;

@@ -16,3 +16,4 @@ mod goldens;
 mod live;
 mod models;
 mod serving;
+mod translation;

@@ -37,7 +37,7 @@ use crate::{
 #[derive(Debug)]
 pub struct OnnxSequences {
     lanes: NonZeroUsize,
-    vocabulary: usize,
+    vocabulary: Option<usize>,
     encoder: Signature,
     decoder: Signature,
     jobs: flume::Sender<Job>,
@@ -77,7 +77,7 @@ struct Job {
 }
 
 impl OnnxSequences {
-    /// Loads the graphs. `vocabulary` is the number of tokens, for graphs that do not say it.
+    /// Loads the graphs, which are refused where they do not fit together.
     pub fn open(runtime: Runtime, graphs: Graphs<'_>, parallel: Parallel) -> Result<Self> {
         let (lanes, threads) = match parallel {
             Parallel::Together(threads) => (NonZeroUsize::MIN, threads),
@@ -112,7 +112,7 @@ impl Sequences for OnnxSequences {
         self.lanes
     }
 
-    fn vocabulary(&self) -> usize {
+    fn vocabulary(&self) -> Option<usize> {
         self.vocabulary
     }
 
@@ -206,7 +206,10 @@ impl<'a> OnnxDecoder<'a> {
             Err(_) => Some(*token),
         };
         let ids = tokens.iter().map(id).collect::<Option<_>>();
-        ids.ok_or_else(|| Error::Inference { message: "a token is not in the shortlist".into(), source: None })
+        ids.ok_or_else(|| Error::Inference {
+            message: "a token is not in the shortlist".into(),
+            source: None,
+        })
     }
 }
 

@@ -27,8 +27,8 @@ pub(super) struct Wiring {
     pub(super) by_row: Vec<usize>,
     /// The decoder's output of scores.
     pub(super) logits: usize,
-    /// The length of its last axis; 0 where the graph leaves it open.
-    pub(super) vocabulary: usize,
+    /// The length of its last axis, where it is fixed.
+    pub(super) vocabulary: Option<usize>,
     pub(super) takes_shortlist: bool,
 }
 
@@ -91,7 +91,7 @@ impl Wiring {
             states,
             by_row,
             logits,
-            vocabulary: usize::try_from(vocabulary).unwrap_or(0),
+            vocabulary: usize::try_from(vocabulary).ok(),
         })
     }
 }
@@ -131,9 +131,8 @@ fn state(input: &TensorSpec, decoder: &Signature) -> Option<Option<State>> {
 }
 
 fn mismatch(encoder: &Signature, decoder: &Signature) -> Error {
-    let names = |specs: &[TensorSpec]| {
-        quoted(&specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>())
-    };
+    let names =
+        |specs: &[TensorSpec]| quoted(&specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>());
     Error::model(format!(
         "expected an encoder of `input_ids`, `attention_mask`, `shortlist` that gives `{BY_ROW}…` and `{SHARED}…`, \
          and a decoder of `input_ids`, `attention_mask`, `position`, of what the encoder gives and of `{PAST}…` \
@@ -165,7 +164,13 @@ mod tests {
             &[("shared.bias", Fp32), ("cross.0", Fp32), ("unused", Fp32)],
         );
         let decoder = signature(
-            &[("past.b", Fp32), ("input_ids", Int64), ("past.a", Fp32), ("cross.0", Fp32), ("shared.bias", Fp32)],
+            &[
+                ("past.b", Fp32),
+                ("input_ids", Int64),
+                ("past.a", Fp32),
+                ("cross.0", Fp32),
+                ("shared.bias", Fp32),
+            ],
             &[("present.a", Fp32), ("logits", Fp32), ("present.b", Fp32)],
         );
         let wiring = Wiring::new(&encoder, &decoder).unwrap();
@@ -173,7 +178,7 @@ mod tests {
         use DecoderInput::{Encoded, Ids, State};
         assert_eq!(wiring.decoder, [State, Ids, State, Encoded(1), Encoded(0)]);
         assert_eq!(wiring.states.iter().map(|state| state.output).collect::<Vec<_>>(), [2, 0]);
-        assert_eq!((wiring.by_row, wiring.logits, wiring.vocabulary), (vec![1], 1, 7));
+        assert_eq!((wiring.by_row, wiring.logits, wiring.vocabulary), (vec![1], 1, Some(7)));
     }
 
     #[test]

@@ -77,7 +77,9 @@ impl File {
             }
         }
         let options = options.ok_or_else(|| {
-            Error::model(format!("expected the model's options as `{OPTIONS}`, but found no item of that name"))
+            Error::model(format!(
+                "expected the model's options as `{OPTIONS}`, but found no item of that name"
+            ))
         })?;
         Ok(Self { matrices, options })
     }
@@ -87,7 +89,10 @@ impl File {
 fn matrix(name: &str, kind: u64, shape: Vec<usize>, data: &[u8]) -> Result<Option<Weight>> {
     let size = shape.iter().try_fold(1_usize, |size, side| size.checked_mul(*side));
     let damaged = || {
-        Error::model(format!("expected `{name}` to hold a matrix of shape {shape:?}, but found {} bytes", data.len()))
+        Error::model(format!(
+            "expected `{name}` to hold a matrix of shape {shape:?}, but found {} bytes",
+            data.len()
+        ))
     };
     let size = size.filter(|size| *size <= data.len()).ok_or_else(damaged)?;
     match kind {
@@ -156,7 +161,10 @@ impl Reader<'_> {
     fn shape(&mut self, axes: usize) -> Result<Vec<usize>> {
         let sides = self.take(axes * 4)?.as_chunks::<4>().0;
         // A negative side is as impossible as one that is too long.
-        Ok(sides.iter().map(|side| usize::try_from(i32::from_le_bytes(*side)).unwrap_or(usize::MAX)).collect())
+        Ok(sides
+            .iter()
+            .map(|side| usize::try_from(i32::from_le_bytes(*side)).unwrap_or(usize::MAX))
+            .collect())
     }
 }
 
@@ -196,7 +204,9 @@ pub(super) mod tests {
             file.extend(lengths.map(u64::to_le_bytes).concat());
         }
         items.iter().for_each(|(name, ..)| file.extend([name.as_bytes(), b"\0"].concat()));
-        items.iter().for_each(|(_, _, shape, _)| file.extend(shape.iter().flat_map(|side| side.to_le_bytes())));
+        items
+            .iter()
+            .for_each(|(_, _, shape, _)| file.extend(shape.iter().flat_map(|side| side.to_le_bytes())));
         file.extend(3_u64.to_le_bytes());
         file.extend([0; 3]);
         items.iter().for_each(|(.., data)| file.extend(data));

@@ -22,7 +22,8 @@ pub(super) fn shortlist(bytes: &[u8], vocabulary: usize) -> Result<Shortlist> {
         ))
     };
     let (header, rest) = bytes.split_at_checked(HEADER * 8).ok_or_else(|| damaged("too few bytes"))?;
-    let numbers: Vec<u64> = header.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
+    let numbers: Vec<u64> =
+        header.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
     let [magic, _checksum, always, _most, offsets, items] = numbers[..] else {
         return Err(damaged("too few bytes"));
     };

@@ -43,8 +43,7 @@ pub(super) fn is_in(folder: &Path) -> bool {
 pub(super) fn open(folder: &Path) -> Result<Student> {
     let model = read(folder, "model.")?;
     let sha256 = hex(&Sha256::digest(&model));
-    let in_folder =
-        |error| Error::model_because(format!("cannot build from `{}`", folder.display()), error);
+    let in_folder = |error| Error::model_because(format!("cannot build from `{}`", folder.display()), error);
     let (model, weights) =
         file::File::parse(&model).and_then(|file| model::model(file, sha256)).map_err(in_folder)?;
     let lexicon = read(folder, "lex.")?;
@@ -80,7 +79,10 @@ fn find(folder: &Path, prefix: &str) -> Result<Option<PathBuf>> {
 #[cfg(test)]
 mod dump {
     use super::*;
-    use crate::{build::{onnx, translation}, repository::manifest::Precision};
+    use crate::{
+        build::{onnx, translation},
+        repository::manifest::Precision,
+    };
     #[test]
     fn dump() {
         for (name, dir) in [("enpt", "enpt-1693087644"), ("pten", "pten-1693087646")] {
@@ -88,7 +90,14 @@ mod dump {
             for p in [Precision::Fp32, Precision::Int8, Precision::Int8Blocks] {
                 let out = PathBuf::from(format!("/tmp/w/ct/k/{name}-{p:?}"));
                 fs::create_dir_all(&out).unwrap();
-                onnx::write_all([("encoder.onnx", translation::encoder(&s.model, &s.weights, p).unwrap()), ("decoder.onnx", translation::decoder(&s.model, &s.weights, p).unwrap())], &out).unwrap();
+                onnx::write_all(
+                    [
+                        ("encoder.onnx", translation::encoder(&s.model, &s.weights, p).unwrap()),
+                        ("decoder.onnx", translation::decoder(&s.model, &s.weights, p).unwrap()),
+                    ],
+                    &out,
+                )
+                .unwrap();
                 fs::write(out.join("shortlist.bin"), s.shortlist.to_bytes()).unwrap();
             }
         }

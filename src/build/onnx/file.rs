@@ -32,10 +32,7 @@ pub fn write(model: ModelProto, folder: &Path, name: &str) -> Result<()> {
 
 /// Writes models as files of the given names in `folder`, and the large weights of all of them as
 /// `folder/weights.bin`, where bytes that occur more than once stand once.
-pub fn write_all<'a>(
-    models: impl IntoIterator<Item = (&'a str, ModelProto)>,
-    folder: &Path,
-) -> Result<()> {
+pub fn write_all<'a>(models: impl IntoIterator<Item = (&'a str, ModelProto)>, folder: &Path) -> Result<()> {
     let mut weights = WeightsFile::create(&folder.join(WEIGHTS))?;
     for (name, mut model) in models {
         for tensor in model.graph.iter_mut().flat_map(|graph| &mut graph.initializer) {
@@ -72,7 +69,9 @@ impl WeightsFile {
         let hash = blake3::hash(&data);
         let offset = match self.offsets.get(&hash) {
             Some(offset) => *offset,
-            None => self.append(&data).map_err(Error::io(format!("cannot write `{}`", self.path.display())))?,
+            None => {
+                self.append(&data).map_err(Error::io(format!("cannot write `{}`", self.path.display())))?
+            }
         };
         self.offsets.insert(hash, offset);
         tensor.data_location = EXTERNAL;

@@ -96,7 +96,12 @@ impl Writer<'_> {
     }
 
     /// Attention to all tokens so far.
-    fn attend_to_written(&mut self, layer: usize, stream: &Stream, states: &mut Vec<State>) -> Result<Stream> {
+    fn attend_to_written(
+        &mut self,
+        layer: usize,
+        stream: &Stream,
+        states: &mut Vec<State>,
+    ) -> Result<Stream> {
         let TranslationModel { hidden, decoder, .. } = *self.model;
         let names = ["q", "k", "v"].map(|part| format!("decoder.layers.{layer}.self_attn.{part}_proj"));
         let projected = self.layers.linear(&names, &stream.read, hidden, hidden)?;

@@ -138,10 +138,7 @@ impl Positions {
 pub(in crate::build) fn first_of(weights: &Weights, names: &[&str]) -> Result<String> {
     let found = names.iter().find(|name| weights.has(name));
     found.map(|name| (*name).to_owned()).ok_or_else(|| {
-        Error::model(format!(
-            "expected one of the weights {}, but found none",
-            crate::error::quoted(names)
-        ))
+        Error::model(format!("expected one of the weights {}, but found none", crate::error::quoted(names)))
     })
 }
 

@@ -52,7 +52,8 @@ impl<'a> Writer<'a> {
         block: usize,
     ) -> Self {
         let graph = GraphBuilder::default();
-        let layers = Layers { graph, weights, precision, block, hidden: model.hidden, epsilon: model.epsilon };
+        let layers =
+            Layers { graph, weights, precision, block, hidden: model.hidden, epsilon: model.epsilon };
         Self { model, layers, norms: Vec::new().into_iter() }
     }
 
@@ -144,7 +145,8 @@ impl<'a> Writer<'a> {
         values.resize(rows * width, SHIFT);
         scales.resize(rows * width / size, 0.0);
         let values = self.layers.graph.unsigned_bytes(&table.name, &[rows, width], values);
-        let scales = self.layers.graph.floats(&format!("{}.scales", table.name), &[rows, width / size], &scales);
+        let scales =
+            self.layers.graph.floats(&format!("{}.scales", table.name), &[rows, width / size], &scales);
         let attributes = vec![
             integer("bits", 8),
             integer("block_size", size as i64),

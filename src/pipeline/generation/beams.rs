@@ -78,8 +78,10 @@ impl<'a> Beams<'a> {
             .collect();
         order.sort_by(|(_, a), (_, b)| b.total_cmp(a));
         order.truncate(self.search.beams);
-        self.running =
-            order.iter().map(|(place, score)| Text { ids: texts[*place].ids.clone(), score: *score }).collect();
+        self.running = order
+            .iter()
+            .map(|(place, score)| Text { ids: texts[*place].ids.clone(), score: *score })
+            .collect();
         self.can_improve &= self.improvement_is_possible(length);
         if !self.goes_on(&ends) {
             return Ok(Vec::new());
@@ -117,7 +119,9 @@ impl<'a> Beams<'a> {
         // Adding Gumbel noise and taking the best is drawing one after the other without putting back.
         let noisy: Vec<Vec<f32>> = beams
             .clone()
-            .map(|(scores, base)| scores.iter().map(|score| score + base + gumbel(&mut self.random)).collect())
+            .map(|(scores, base)| {
+                scores.iter().map(|score| score + base + gumbel(&mut self.random)).collect()
+            })
             .collect();
         let bases: Vec<_> = beams.collect();
         let mut drawn = top(noisy.iter().map(|scores| (scores.as_slice(), 0.0)), count);
@@ -165,7 +169,8 @@ impl<'a> Beams<'a> {
 
     /// Whether the best running text may become better than the worst of a full set.
     fn improvement_is_possible(&self, length: usize) -> bool {
-        let is_patient = self.search.early_stopping == EarlyStopping::Never && self.search.length_penalty > 0.0;
+        let is_patient =
+            self.search.early_stopping == EarlyStopping::Never && self.search.length_penalty > 0.0;
         let best = self.running[0].score / self.divisor(if is_patient { self.max_length } else { length });
         let worst = self.finished.last().map_or(ASIDE, |worst| worst.text.score);
         self.finished.iter().any(|finished| best > if finished.has_ended { worst } else { ASIDE })
@@ -178,8 +183,11 @@ impl<'a> Beams<'a> {
 
     pub(super) fn finish(self) -> Vec<Generated> {
         let best = self.finished.into_iter().take(self.search.sequences);
-        best.map(|Finished { mut text, .. }| Generated { ids: text.ids.split_off(1), score: Some(text.score) })
-            .collect()
+        best.map(|Finished { mut text, .. }| Generated {
+            ids: text.ids.split_off(1),
+            score: Some(text.score),
+        })
+        .collect()
     }
 }
 

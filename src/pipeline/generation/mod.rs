@@ -7,11 +7,11 @@ mod search;
 mod settings;
 mod single;
 
+use self::{beams::Beams, single::Single};
 pub use self::{
     search::{Bounds, MOST_BEAMS, Search},
     settings::{EarlyStopping, GenerationOptions, GenerationSettings},
 };
-use self::{beams::Beams, single::Single};
 use crate::{
     backend::{Deadline, sequences::Decoder},
     error::{Error, Result},

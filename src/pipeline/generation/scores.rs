@@ -88,10 +88,7 @@ fn power(x: f32) -> f32 {
 /// The `count` best continuations of all beams, the best first; of equals, the one that comes first.
 ///
 /// `beams` are the scores of each beam's tokens, and that of the beam itself.
-pub(super) fn top<'a>(
-    beams: impl IntoIterator<Item = (&'a [f32], f32)>,
-    count: usize,
-) -> Vec<Candidate> {
+pub(super) fn top<'a>(beams: impl IntoIterator<Item = (&'a [f32], f32)>, count: usize) -> Vec<Candidate> {
     let mut best: Vec<Candidate> = Vec::with_capacity(count + 1);
     for (beam, (scores, base)) in beams.into_iter().enumerate() {
         for (number, chunk) in scores.chunks(8 * LANES).enumerate() {

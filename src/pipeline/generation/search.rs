@@ -102,11 +102,7 @@ impl Search {
         Self {
             start: place(&self.start).unwrap_or(self.start),
             ends: places(&self.ends),
-            bad_words: self
-                .bad_words
-                .iter()
-                .filter_map(|word| word.iter().map(place).collect())
-                .collect(),
+            bad_words: self.bad_words.iter().filter_map(|word| word.iter().map(place).collect()).collect(),
             suppressed: places(&self.suppressed),
             suppressed_first: places(&self.suppressed_first),
             forced_first: self.forced_first.as_ref().and_then(place),
@@ -124,7 +120,8 @@ impl Search {
     fn require_tokens(&self, vocabulary: usize) -> Result<()> {
         let forced = [("forced_bos_token_id", self.forced_first), ("forced_eos_token_id", self.forced_last)];
         let forced = forced.into_iter().flat_map(|(name, token)| token.map(|token| (name, token)));
-        let lists = [("suppress_tokens", &self.suppressed), ("begin_suppress_tokens", &self.suppressed_first)];
+        let lists =
+            [("suppress_tokens", &self.suppressed), ("begin_suppress_tokens", &self.suppressed_first)];
         let lists = lists.into_iter().flat_map(|(name, list)| list.iter().map(move |token| (name, *token)));
         let words = self.bad_words.iter().flatten().map(|token| ("bad_words_ids", *token));
         match forced.chain(lists).chain(words).find(|(_, token)| !(0..vocabulary as i64).contains(token)) {
@@ -292,8 +289,14 @@ mod tests {
                 options: json!({"max_new_tokens": 64}),
                 expected: "expected `max_new_tokens` of 1 to 63, but found 64",
             },
-            Case { options: json!({"max_length": 1}), expected: "expected `max_length` of 2 to 64, but found 1" },
-            Case { options: json!({"num_beams": 0}), expected: "expected `num_beams` of 1 to 64, but found 0" },
+            Case {
+                options: json!({"max_length": 1}),
+                expected: "expected `max_length` of 2 to 64, but found 1",
+            },
+            Case {
+                options: json!({"num_beams": 0}),
+                expected: "expected `num_beams` of 1 to 64, but found 0",
+            },
             Case {
                 options: json!({"num_beams": 65}),
                 expected: "expected `num_beams` of 1 to 64, but found 65",
@@ -334,7 +337,8 @@ mod tests {
 
     #[test]
     fn a_shortlist_turns_tokens_into_places() {
-        let options = json!({"suppress_tokens": [5, 9], "bad_words_ids": [[7, 9], [7, 8]], "forced_bos_token_id": 9});
+        let options =
+            json!({"suppress_tokens": [5, 9], "bad_words_ids": [[7, 9], [7, 8]], "forced_bos_token_id": 9});
         let short = search(options).unwrap().within(&[2, 7, 9]);
         assert_eq!((short.start, short.ends.clone()), (0, vec![0]));
         assert_eq!((short.suppressed.clone(), short.bad_words.clone()), (vec![2], vec![vec![1, 2]]));

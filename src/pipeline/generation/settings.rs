@@ -157,9 +157,23 @@ impl GenerationOptions {
             } };
         }
         either!(
-            num_beams, num_return_sequences, length_penalty, early_stopping, no_repeat_ngram_size,
-            repetition_penalty, bad_words_ids, suppress_tokens, begin_suppress_tokens, forced_bos_token_id,
-            forced_eos_token_id, renormalize_logits, do_sample, temperature, top_k, top_p, seed
+            num_beams,
+            num_return_sequences,
+            length_penalty,
+            early_stopping,
+            no_repeat_ngram_size,
+            repetition_penalty,
+            bad_words_ids,
+            suppress_tokens,
+            begin_suppress_tokens,
+            forced_bos_token_id,
+            forced_eos_token_id,
+            renormalize_logits,
+            do_sample,
+            temperature,
+            top_k,
+            top_p,
+            seed
         )
     }
 }

@@ -45,11 +45,8 @@ impl<'a> Single<'a> {
                 self.search.process(text, self.max_length, scores)?;
                 processed = Some(row);
             }
-            let token = if self.search.sampling.is_some() {
-                draw(scores, self.random.f32())?
-            } else {
-                best(scores)?
-            };
+            let token =
+                if self.search.sampling.is_some() { draw(scores, self.random.f32())? } else { best(scores)? };
             let token = token as i64;
             text.push(token);
             if !self.search.ends.contains(&token) && text.len() < self.max_length {
