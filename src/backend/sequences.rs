@@ -18,8 +18,8 @@ pub trait Sequences: Debug + Send + Sync {
     /// How many works run side by side.
     fn lanes(&self) -> NonZeroUsize;
 
-    /// The number of scores that a decoder gives a row, where all tokens are scored.
-    fn vocabulary(&self) -> usize;
+    /// The number of scores that a decoder gives a row, where it is always the same.
+    fn vocabulary(&self) -> Option<usize>;
 
     /// Encodes `sources` and lets `work` run the decoder, on a thread that may take its time.
     async fn decode(&self, sources: Sources, deadline: Deadline, work: Work) -> Result<()>;
@@ -33,6 +33,8 @@ pub type Work = Box<dyn FnOnce(&mut dyn Decoder) -> Result<()> + Send>;
 pub struct Sources {
     /// The token ids of each row, special tokens included.
     pub rows: Vec<Vec<i64>>,
+    /// What fills the rows that are shorter than others; no model looks at it.
+    pub pad: i64,
     /// The tokens that are scored, in ascending order, where not all are. What a decoder is given and gives are
     /// then places in this list.
     pub shortlist: Option<Vec<i64>>,

@@ -6,6 +6,7 @@ mod bergamot;
 mod deberta;
 pub mod encoder;
 mod export;
+pub mod exported;
 pub mod fetch;
 mod layers;
 pub mod onnx;
