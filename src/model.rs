@@ -83,6 +83,7 @@ impl Pipeline {
                 Task::TextRanking => RankingPipeline::cross_encoder(pipeline).map(Self::Ranking),
                 Task::ZeroShotClassification => ZeroShotPipeline::entailment(pipeline).map(Self::ZeroShot),
                 Task::FeatureExtraction => Err(lacks(manifest, "embedding")),
+                Task::Translation => Err(lacks(manifest, "translation")),
             };
         }
         let Some(mut settings) = manifest.embedding.clone() else {
@@ -95,6 +96,7 @@ impl Pipeline {
             Task::TextRanking => Ok(Self::Ranking(RankingPipeline::Embedding(pipeline))),
             Task::ZeroShotClassification => Ok(Self::ZeroShot(ZeroShotPipeline::embedding(pipeline))),
             Task::TextClassification => Err(lacks(manifest, "classification")),
+            Task::Translation => Err(lacks(manifest, "translation")),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod onnx;
 pub mod scripted;
+pub mod sequences;
 
 use std::{
     fmt::{self, Debug},

@@ -3,8 +3,10 @@
 pub mod classification;
 pub mod embedding;
 pub mod encoder;
+pub mod generation;
 pub mod pooling;
 pub mod ranking;
+pub mod translation;
 pub mod zero_shot;
 
 use std::{
@@ -33,12 +35,19 @@ pub enum Task {
     TextRanking,
     /// A text to scores for labels that come with the request.
     ZeroShotClassification,
+    /// A text to a text in another language.
+    Translation,
 }
 
 impl Task {
     /// Every task, in the order of the documentation.
-    pub const ALL: [Self; 4] =
-        [Self::FeatureExtraction, Self::TextClassification, Self::TextRanking, Self::ZeroShotClassification];
+    pub const ALL: [Self; 5] = [
+        Self::FeatureExtraction,
+        Self::TextClassification,
+        Self::TextRanking,
+        Self::ZeroShotClassification,
+        Self::Translation,
+    ];
 }
 
 impl fmt::Display for Task {
@@ -48,6 +57,7 @@ impl fmt::Display for Task {
             Self::TextClassification => "text-classification",
             Self::TextRanking => "text-ranking",
             Self::ZeroShotClassification => "zero-shot-classification",
+            Self::Translation => "translation",
         })
     }
 }

@@ -75,6 +75,7 @@ fn model(fails_on: u32, panics_on: u32) -> Model {
             weights: Weights { precision: Precision::Fp32, plan: "none".into(), quality: None },
             embedding: Some(settings),
             classification: None,
+            translation: None,
             tensors: TensorNames::default(),
             signature,
             files: Vec::new(),

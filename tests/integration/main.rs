@@ -16,3 +16,5 @@ mod goldens;
 mod live;
 mod models;
 mod serving;
+mod translation;
+mod translation_graphs;

@@ -3,7 +3,10 @@
 
 pub mod library;
 mod run;
+mod sequences;
 mod session;
+mod values;
+mod wiring;
 
 use std::{
     num::NonZeroUsize,
@@ -16,7 +19,11 @@ use std::{
 use async_trait::async_trait;
 use tokio::sync::oneshot;
 
-pub use self::{library::Runtime, session::Session};
+pub use self::{
+    library::Runtime,
+    sequences::{Graphs, OnnxSequences, Parallel},
+    session::Session,
+};
 use super::{Backend, Deadline, Schedule, Signature};
 use crate::{
     error::{Error, Result},
