@@ -7,6 +7,8 @@ MODELS := $(basename $(notdir $(wildcard models/*.toml)))
 PYTHON := .kivu/python/bin/python
 CARGO_LAMBDA := .kivu/lambda/bin/cargo-lambda
 PACKAGE := target/lambda/kivu-api.zip
+DEPLOY := .kivu/deploy/bin
+CHECKOV := .kivu/checkov/bin/checkov
 
 .PHONY: help
 help: ## What can be made
@@ -23,7 +25,8 @@ test: tools ## Set up whatever tests need, then run all of them
 	cargo run --quiet -- doctor --fix
 	for model in $(MODELS); do \
 	  cargo run --quiet -- build models/$$model.toml --out $(BUNDLES)/$$model || exit 1; done
-	TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(CARGO_LAMBDA)) cargo test
+	TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(CARGO_LAMBDA)) \
+	TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_CHECKOV=$(abspath $(CHECKOV)) cargo test
 
 .PHONY: check
 check: lint test ## The tests, and clippy without warnings
@@ -53,7 +56,7 @@ release:
 
 # The tools of tests and packaging, pinned by version and hash.
 .PHONY: tools
-tools: $(PYTHON) $(CARGO_LAMBDA)
+tools: $(PYTHON) $(CARGO_LAMBDA) $(DEPLOY)/sam $(CHECKOV)
 
 $(PYTHON): tests/clients/requirements.txt
 	python3 -m venv .kivu/python
@@ -63,6 +66,16 @@ $(PYTHON): tests/clients/requirements.txt
 $(CARGO_LAMBDA): tests/lambda/requirements.txt
 	python3 -m venv .kivu/lambda
 	.kivu/lambda/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
+	touch $@
+
+$(DEPLOY)/sam: tests/deploy/requirements.txt
+	python3 -m venv .kivu/deploy
+	$(DEPLOY)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
+	touch $@
+
+$(CHECKOV): tests/deploy/checkov.txt
+	python3 -m venv .kivu/checkov
+	.kivu/checkov/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
 	touch $@
 
 $(BUNDLES)/%/manifest.toml: models/%.toml | release

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// The program that an environment variable names.
-fn tool(variable: &str) -> Option<PathBuf> {
+pub(crate) fn tool(variable: &str) -> Option<PathBuf> {
     let tool = env::var_os(variable).map(PathBuf::from);
     if tool.is_none() {
         eprintln!("skipped: {variable} is not set; `make test` sets it");
@@ -21,7 +21,7 @@ fn tool(variable: &str) -> Option<PathBuf> {
     tool
 }
 
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     fixtures().join("../..").canonicalize().unwrap()
 }
 
@@ -29,7 +29,7 @@ fn bundle() -> PathBuf {
     root().join(".kivu/bundles/minilm")
 }
 
-fn succeed(command: &mut Command) {
+pub(crate) fn succeed(command: &mut Command) {
     let output = command.stdin(Stdio::null()).output().unwrap();
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{command:?}\n{stdout}\n{stderr}");

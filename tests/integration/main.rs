@@ -11,6 +11,7 @@ mod api;
 mod backends;
 mod building;
 mod classifiers;
+mod deploying;
 mod doors;
 mod goldens;
 mod live;
