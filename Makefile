@@ -42,13 +42,53 @@ bench: release $(BUNDLE)/manifest.toml $(BUNDLES)/zero-shot/manifest.toml ## Mea
 .PHONY: invoke
 invoke: tools $(BUNDLE)/manifest.toml ## Send API Gateway events to the function under the Lambda emulator
 	$(PYTHON) tests/lambda/invoke.py $(CARGO_LAMBDA) tests/lambda --release \
-	  --env KIVU_MODELS=$(abspath $(BUNDLE)) --env KIVU_HOME=$(abspath .kivu)
+	  --env KIVU_MODELS=$(abspath $(BUNDLE)) --env KIVU_HOME=$(abspath .kivu) --env KIVU_AUTH__MODE=none
 
 .PHONY: package
 package: tools $(BUNDLE)/manifest.toml ## The archive to deploy: function, runtime library and model
 	PATH=$(abspath .kivu/lambda/bin):$$PATH $(CARGO_LAMBDA) lambda build --release --bin api
 	$(PYTHON) functions/package.py $(PACKAGE) --bundle $(BUNDLE)
 	$(PYTHON) tests/lambda/archive.py $(PACKAGE) tests/lambda/rest_plain.json
+
+# What is deployed, and how: make deploy STACK=kivu PARAMETERS="Memory=1024 Batch=yes"
+STACK ?= kivu
+ARCHITECTURE ?= arm64
+PARAMETERS ?=
+PACKED ?= $(BUNDLE)
+SAM := PATH=$(abspath .kivu/lambda/bin):$$PATH SAM_CLI_TELEMETRY=0 $(DEPLOY)/sam
+OPERATE := $(DEPLOY)/python functions/operate.py $(STACK)
+
+.PHONY: deploy
+deploy: tools $(PACKED:%=%/manifest.toml) ## Put it into the AWS account whose credentials are set
+	$(KIVU) doctor --fix --function $(ARCHITECTURE)
+	$(MAKE) stack
+
+# The same without its preparations.
+.PHONY: stack
+stack:
+	$(SAM) build --cached --parameter-overrides Architecture=$(ARCHITECTURE)
+	for function in .aws-sam/build/*Function; do \
+	  case $$function in */ApiFunction|*/BatchFunction) bundles="$(PACKED:%=--bundle %)";; *) bundles=;; esac; \
+	  $(DEPLOY)/python functions/package.py $$function $$bundles \
+	    --library .kivu/$(ARCHITECTURE)/onnxruntime || exit 1; done
+	$(SAM) deploy --stack-name $(STACK) --resolve-s3 --capabilities CAPABILITY_IAM --no-confirm-changeset \
+	  --no-fail-on-empty-changeset --parameter-overrides Architecture=$(ARCHITECTURE) $(PARAMETERS)
+
+.PHONY: key
+key: tools release ## Make a key for a caller: make key NAME=alice
+	$(OPERATE) key $(NAME) --kivu $(KIVU)
+
+.PHONY: status
+status: tools ## How the deployment is: addresses, alarms, queues
+	$(OPERATE) status
+
+.PHONY: logs
+logs: tools ## The log of the deployment, as it is written
+	$(OPERATE) logs
+
+.PHONY: undeploy
+undeploy: tools ## Remove the deployment; buckets with something in them stay
+	$(OPERATE) undeploy
 
 .PHONY: release
 release:

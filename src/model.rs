@@ -18,6 +18,7 @@ use crate::{
         bundle::{MANIFEST, TOKENIZER},
         manifest::File,
     },
+    telemetry::starting,
     tokenizer::Tokenizer,
 };
 
@@ -159,8 +160,8 @@ fn load(bundle: &Bundle, config: &Config) -> Result<Loaded> {
     thread::scope(|scope| {
         // One thread for both, since two CPUs are all that most functions have.
         let tokenizer = scope.spawn(|| {
-            let tokenizer = Tokenizer::from_json(&bundle.read(TOKENIZER)?)?;
-            bundle.verify(&[TOKENIZER, &manifest.graph])?;
+            let tokenizer = starting("tokenizer", || Tokenizer::from_json(&bundle.read(TOKENIZER)?))?;
+            starting("verify", || bundle.verify(&[TOKENIZER, &manifest.graph]))?;
             Ok(tokenizer)
         });
         let backend = open_graph(bundle, config);
@@ -170,11 +171,13 @@ fn load(bundle: &Bundle, config: &Config) -> Result<Loaded> {
 }
 
 fn open_graph(bundle: &Bundle, config: &Config) -> Result<OnnxBackend> {
-    let runtime = Runtime::load(&library::locate(config.onnxruntime.as_deref(), &config.home)?)?;
+    let library = library::locate(config.onnxruntime.as_deref(), &config.home)?;
+    let runtime = starting("library", || Runtime::load(&library))?;
     let manifest = bundle.manifest();
     // The graph is small, and it is parsed: it is verified before.
     bundle.read(&manifest.graph)?;
-    let backend = OnnxBackend::open(runtime, &bundle.path(&manifest.graph), config.threads())?;
+    let graph = bundle.path(&manifest.graph);
+    let backend = starting("session", || OnnxBackend::open(runtime, &graph, config.threads()))?;
     if *backend.signature() != manifest.signature {
         return Err(Error::model(format!(
             "expected `{}` to be {}, as its manifest says, but its graph is {}",

@@ -58,6 +58,7 @@ fn the_function_answers_every_form_of_event() {
         .args(["tests/lambda/invoke.py".as_ref(), cargo_lambda.as_os_str(), "tests/lambda".as_ref()])
         .args(["--port", &port.to_string()])
         .args(["--env", &format!("KIVU_MODELS={}", bundle().display())])
+        .args(["--env", "KIVU_AUTH__MODE=none"])
         .args(["--env", &format!("KIVU_HOME={}", root().join(".kivu").display())]);
     succeed(&mut invoke);
 }

@@ -7,6 +7,7 @@
     reason = "a test that meets what it does not expect fails"
 )]
 
+mod access;
 mod api;
 mod backends;
 mod building;
