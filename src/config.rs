@@ -38,6 +38,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Where fetched packages and ONNX Runtime are kept.
     pub home: PathBuf,
+    /// A folder for bundles fetched from S3; without one they are loaded into memory and not kept.
+    pub cache: Option<PathBuf>,
     /// The path of ONNX Runtime's library, where it is not in one of the usual places.
     pub onnxruntime: Option<PathBuf>,
     /// Texts that a model runs at once, each on a thread of its own; by default one a CPU.
@@ -55,6 +57,7 @@ impl Default for Config {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             home: ".kivu".into(),
+            cache: None,
             onnxruntime: None,
             threads: None,
             log: LogFormat::default(),
@@ -81,7 +84,7 @@ pub enum LogFormat {
 pub struct ModelConfig {
     /// The name that requests know it by, where it is not its bundle's.
     pub name: Option<String>,
-    /// Its bundle, or a folder of bundles.
+    /// Its bundle, a folder of bundles, or the `s3://` URL of a bundle.
     pub path: PathBuf,
 }
 

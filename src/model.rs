@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc, thread};
 use crate::{
     backend::{
         Backend,
-        onnx::{OnnxBackend, Runtime, library},
+        onnx::{OnnxBackend, Runtime, Weights, library},
     },
     config::{Config, ModelConfig},
     error::{Error, Result, quoted},
@@ -15,8 +15,10 @@ use crate::{
     },
     repository::{
         Bundle, Manifest,
-        bundle::{MANIFEST, TOKENIZER},
+        bundle::{Home, MANIFEST, TOKENIZER},
         manifest::File,
+        s3::Url,
+        staged,
     },
     tokenizer::Tokenizer,
 };
@@ -150,17 +152,25 @@ impl Model {
     }
 }
 
-/// Loads what is in a bundle.
+/// Loads what is in a bundle. One in S3 goes straight into memory, unless there is a cache for it.
 ///
 /// What takes time runs side by side: the tokenizer loads and the weights are hashed while ONNX Runtime makes the
 /// session. Nothing is served before every hash is verified.
 fn load(bundle: &Bundle, config: &Config) -> Result<Loaded> {
+    let cached = match (&config.cache, bundle.home()) {
+        (Some(cache), Home::S3(..)) => Some(staged::cached(bundle, cache)?),
+        _ => None,
+    };
+    let bundle = cached.as_ref().unwrap_or(bundle);
     let manifest = bundle.manifest();
     thread::scope(|scope| {
         // One thread for both, since two CPUs are all that most functions have.
         let tokenizer = scope.spawn(|| {
             let tokenizer = Tokenizer::from_json(&bundle.read(TOKENIZER)?)?;
-            bundle.verify(&[TOKENIZER, &manifest.graph])?;
+            // What comes from S3 is hashed on its way, where it goes.
+            if let Home::Folder(_) = bundle.home() {
+                bundle.verify(&[TOKENIZER, &manifest.graph])?;
+            }
             Ok(tokenizer)
         });
         let backend = open_graph(bundle, config);
@@ -173,8 +183,18 @@ fn open_graph(bundle: &Bundle, config: &Config) -> Result<OnnxBackend> {
     let runtime = Runtime::load(&library::locate(config.onnxruntime.as_deref(), &config.home)?)?;
     let manifest = bundle.manifest();
     // The graph is small, and it is parsed: it is verified before.
-    bundle.read(&manifest.graph)?;
-    let backend = OnnxBackend::open(runtime, &bundle.path(&manifest.graph), config.threads())?;
+    let graph = bundle.read(&manifest.graph)?;
+    let backend = match bundle.home() {
+        Home::Folder(_) => OnnxBackend::open(runtime, &bundle.path(&manifest.graph), config.threads())?,
+        Home::S3(..) => {
+            let mut weights = Weights::of(&graph)?;
+            for name in weights.files() {
+                let mut file = weights.file(&name);
+                bundle.stream(&name, |piece| file.take(piece))?;
+            }
+            OnnxBackend::open_in_memory(runtime, &graph, weights, config.threads())?
+        }
+    };
     if *backend.signature() != manifest.signature {
         return Err(Error::model(format!(
             "expected `{}` to be {}, as its manifest says, but its graph is {}",
@@ -192,7 +212,7 @@ fn panicked(name: &str) -> Error {
 
 /// The bundle at a model's path, or the bundles in it.
 fn bundles(model: &ModelConfig) -> Result<Vec<Bundle>> {
-    if model.path.join(MANIFEST).is_file() {
+    if Url::of(&model.path).is_some() || model.path.join(MANIFEST).is_file() {
         return Ok(vec![Bundle::open(&model.path)?]);
     }
     let mut folders = folders_with_manifest(&model.path)?;

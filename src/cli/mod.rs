@@ -4,6 +4,8 @@ mod bench;
 mod build;
 mod doctor;
 mod progress;
+mod pull;
+mod push;
 mod serve;
 
 use std::{
@@ -38,6 +40,8 @@ enum Command {
     Bench(bench::Arguments),
     Build(build::Arguments),
     Doctor(doctor::Arguments),
+    Pull(pull::Arguments),
+    Push(push::Arguments),
     Serve(serve::Arguments),
 }
 
@@ -62,6 +66,8 @@ fn execute(arguments: Arguments) -> Result<ExitCode> {
         Command::Bench(arguments) => bench::run(&arguments, &config, file.as_deref()),
         Command::Build(arguments) => build::run(arguments, &config),
         Command::Doctor(arguments) => doctor::run(&arguments, &config),
+        Command::Pull(arguments) => pull::run(&arguments),
+        Command::Push(arguments) => push::run(&arguments, &config),
         Command::Serve(arguments) => serve::run(arguments, config),
     }
 }
@@ -71,7 +77,7 @@ fn execute(arguments: Arguments) -> Result<ExitCode> {
 /// A second call changes nothing.
 pub fn start_log(format: LogFormat) {
     let chosen = std::env::var("RUST_LOG").ok().filter(|chosen| !chosen.is_empty());
-    let filter = EnvFilter::new(chosen.as_deref().unwrap_or("warn,kivu=info"));
+    let filter = EnvFilter::new(chosen.as_deref().unwrap_or("warn,aws_config=error,kivu=info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
     // Whoever started a log before has the say.
     let _ = match format {

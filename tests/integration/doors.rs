@@ -6,11 +6,13 @@ use std::{
 };
 
 /// A crate, as it is written in paths, and where it may be.
-const DOORS: [(&str, &[&str]); 9] = [
+const DOORS: [(&str, &[&str]); 11] = [
     ("ort::", &["src/backend/onnx/"]),
     ("tokenizers::", &["src/tokenizer.rs"]),
     ("safetensors::", &["src/build/weights.rs"]),
-    ("prost::", &["src/build/onnx/"]),
+    ("prost::", &["src/build/onnx/", "src/backend/onnx/weights.rs"]),
+    ("aws_config::", &["src/repository/s3/"]),
+    ("aws_sdk_s3::", &["src/repository/s3/"]),
     ("zip::", &["src/build/fetch.rs"]),
     ("lambda_http::", &["functions/"]),
     ("indicatif::", &["src/cli/progress.rs"]),
