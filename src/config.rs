@@ -50,6 +50,8 @@ pub struct Config {
     pub models: Vec<ModelConfig>,
     /// The bounds of a request.
     pub limits: Limits,
+    /// Jobs from files.
+    pub batch: Batch,
 }
 
 impl Default for Config {
@@ -63,6 +65,7 @@ impl Default for Config {
             log: LogFormat::default(),
             models: Vec::new(),
             limits: Limits::default(),
+            batch: Batch::default(),
         }
     }
 }
@@ -151,6 +154,46 @@ impl Limits {
     pub fn timeout(&self) -> Duration {
         Duration::from_millis(self.timeout_ms)
     }
+}
+
+/// Jobs from files that are dropped into a bucket.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Batch {
+    /// The prefix of the files that are taken, where `rules` say nothing of them.
+    pub input: String,
+    /// The prefix of their answers: of the same bucket, or `s3://BUCKET/PREFIX`.
+    pub output: String,
+    /// What is asked of files, by their prefixes; the first that fits counts.
+    pub rules: Vec<Rule>,
+    /// How often a job is saved, in milliseconds, if not even so much output came together.
+    pub save_ms: u64,
+    /// How long before a function's time is up it saves and stops, in milliseconds.
+    pub margin_ms: u64,
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self {
+            input: "in/".into(),
+            output: "out/".into(),
+            rules: Vec::new(),
+            save_ms: 60_000,
+            margin_ms: 30_000,
+        }
+    }
+}
+
+/// What is asked of the files with a prefix.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Rule {
+    /// The prefix of the files.
+    pub input: String,
+    /// The prefix of their answers.
+    pub output: String,
+    /// What is asked of them.
+    pub ask: BTreeMap<String, String>,
 }
 
 impl Config {

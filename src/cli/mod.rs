@@ -1,5 +1,6 @@
 //! The `kivu` command: what its words mean, and how it speaks to a terminal.
 
+mod batch;
 mod bench;
 mod build;
 mod doctor;
@@ -37,6 +38,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Batch(batch::Arguments),
     Bench(bench::Arguments),
     Build(build::Arguments),
     Doctor(doctor::Arguments),
@@ -63,6 +65,7 @@ fn execute(arguments: Arguments) -> Result<ExitCode> {
     let config = Config::load(file.as_deref(), &Config::variables())?;
     start_log(config.log);
     match arguments.command {
+        Command::Batch(arguments) => batch::run(arguments, config),
         Command::Bench(arguments) => bench::run(&arguments, &config, file.as_deref()),
         Command::Build(arguments) => build::run(arguments, &config),
         Command::Doctor(arguments) => doctor::run(&arguments, &config),
