@@ -14,7 +14,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{output::Pieces, report::Progress, rows::Footer};
+use super::{output::Pieces, report::Progress, rows::Footers};
 use crate::{
     error::{Error, Result},
     repository::s3::{Condition, Multipart, Object, Part, SMALLEST_PART, Store, Url, fit_key},
@@ -54,7 +54,7 @@ struct State {
     parts: Vec<Part>,
     /// The number of the next part.
     next: i32,
-    footers: Vec<(u64, Footer)>,
+    footers: Footers,
     progress: Progress,
     /// Whether every part is there.
     is_whole: bool,
@@ -106,8 +106,13 @@ impl Checkpoint {
         &self.state.progress
     }
 
-    pub(super) fn footers(&self) -> &[(u64, Footer)] {
+    pub(super) fn footers(&self) -> &Footers {
         &self.state.footers
+    }
+
+    /// Whether nobody had it before.
+    pub(super) fn is_new(&self) -> bool {
+        self.state.upload.is_none()
     }
 
     /// Whether every part is there.
@@ -138,7 +143,7 @@ impl Checkpoint {
     /// Saves where the job stands; what waits is kept with it.
     pub(super) fn save(&mut self, pieces: &mut Pieces, progress: &Progress) -> Result<()> {
         let (waiting, footers) = pieces.state()?;
-        self.state.footers = footers.to_vec();
+        self.state.footers = footers.clone();
         self.state.progress = progress.clone();
         self.write(waiting)
     }

@@ -7,7 +7,10 @@
 mod answer;
 mod checkpoint;
 mod compression;
+mod event;
+mod function;
 mod input;
+mod large;
 mod output;
 mod parameters;
 mod report;
@@ -33,6 +36,7 @@ use self::{
     rows::{Chunk, Reader, Rows},
 };
 pub use self::{
+    function::Function,
     parameters::Parameters,
     report::{Progress, Report, Status},
 };
@@ -123,7 +127,7 @@ impl Job {
                 return self.done(&target, progress);
             }
             Target::Upload(checkpoint) if progress.rows > 0 => {
-                Pieces::resumed(shape, checkpoint.waiting.clone(), checkpoint.footers().to_vec())
+                Pieces::resumed(shape, checkpoint.waiting.clone(), checkpoint.footers().clone())
             }
             _ => Pieces::new(shape),
         };
@@ -409,6 +413,10 @@ fn read(
 fn is_permanent(error: &Error) -> bool {
     matches!(
         error,
-        Error::Malformed { .. } | Error::Invalid { .. } | Error::TooLarge { .. } | Error::Config { .. }
+        Error::Malformed { .. }
+            | Error::Invalid { .. }
+            | Error::TooLarge { .. }
+            | Error::Config { .. }
+            | Error::UnknownModel { .. }
     )
 }

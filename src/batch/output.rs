@@ -4,6 +4,7 @@ use std::{
     fs::{self, File},
     io::Write,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use arrow::datatypes::SchemaRef;
@@ -15,7 +16,7 @@ use super::{
     compression::Compression,
     input::Form,
     rows::{
-        CsvHeader, CsvWriter, Footer, JsonLinesWriter, Outcome, ParquetWriter, Reader, Rows, Writer,
+        CsvHeader, CsvWriter, Footers, JsonLinesWriter, Outcome, ParquetWriter, Reader, Rows, Writer,
         join_footers, magic,
     },
 };
@@ -42,7 +43,7 @@ impl Shape {
         let head = match reader {
             Reader::JsonLines(_) => Head::JsonLines,
             Reader::Csv(reader) => Head::Csv(reader.header().clone()),
-            Reader::Parquet(reader) => Head::Parquet(reader.schema().clone()),
+            Reader::Parquet(reader) => Head::Parquet(Arc::clone(reader.schema())),
         };
         Self { compression, kind, head }
     }
@@ -59,7 +60,9 @@ impl Shape {
         let packer = || self.compression.pack().map_err(Error::io("cannot write the output"));
         Ok(match &self.head {
             Head::JsonLines => Writer::JsonLines(JsonLinesWriter::new(packer()?)),
-            Head::Csv(header) => Writer::Csv(CsvWriter::new(packer()?, header, self.kind, is_first)?),
+            Head::Csv(header) => {
+                Writer::Csv(Box::new(CsvWriter::new(packer()?, header, self.kind, is_first)?))
+            }
             Head::Parquet(schema) => Writer::Parquet(ParquetWriter::new(schema, self.kind)?),
         })
     }
@@ -71,7 +74,7 @@ pub(super) struct Pieces {
     writer: Option<Writer>,
     /// Finished pieces that nobody has taken yet.
     waiting: Vec<u8>,
-    footers: Vec<(u64, Footer)>,
+    footers: Footers,
     is_begun: bool,
 }
 
@@ -83,7 +86,7 @@ impl Pieces {
     }
 
     /// The pieces of an output that was begun: `waiting` had been left over.
-    pub(super) fn resumed(shape: Shape, waiting: Vec<u8>, footers: Vec<(u64, Footer)>) -> Self {
+    pub(super) fn resumed(shape: Shape, waiting: Vec<u8>, footers: Footers) -> Self {
         Self { shape, writer: None, waiting, footers, is_begun: true }
     }
 
@@ -134,7 +137,7 @@ impl Pieces {
     }
 
     /// What waits, sealed, and the footers so far: what a checkpoint keeps.
-    pub(super) fn state(&mut self) -> Result<(&[u8], &[(u64, Footer)])> {
+    pub(super) fn state(&mut self) -> Result<(&[u8], &Footers)> {
         self.seal()?;
         Ok((&self.waiting, &self.footers))
     }

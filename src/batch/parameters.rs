@@ -49,6 +49,12 @@ pub struct Parameters {
 }
 
 impl Parameters {
+    /// What the configuration asks for: `model`, `column`, and so on.
+    pub fn of(asked: &BTreeMap<String, String>) -> Result<Self> {
+        let asked = asked.iter().map(|(name, value)| (format!("{PREFIX}{name}"), value.clone()));
+        Self::default().with_metadata(&asked.collect())
+    }
+
     /// The same with what an object's metadata say: `kivu-model`, `kivu-column`, and so on.
     pub fn with_metadata(mut self, metadata: &BTreeMap<String, String>) -> Result<Self> {
         for (name, value) in metadata {

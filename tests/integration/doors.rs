@@ -6,13 +6,16 @@ use std::{
 };
 
 /// A crate, as it is written in paths, and where it may be.
-const DOORS: [(&str, &[&str]); 11] = [
+const DOORS: [(&str, &[&str]); 14] = [
     ("ort::", &["src/backend/onnx/"]),
     ("tokenizers::", &["src/tokenizer.rs"]),
     ("safetensors::", &["src/build/weights.rs"]),
+    ("parquet::", &["src/batch/rows/parquet.rs"]),
     ("prost::", &["src/build/onnx/", "src/backend/onnx/weights.rs"]),
+    ("arrow::", &["src/batch/"]),
     ("aws_config::", &["src/repository/s3/"]),
     ("aws_sdk_s3::", &["src/repository/s3/"]),
+    ("zstd::", &["src/batch/compression.rs"]),
     ("zip::", &["src/build/fetch.rs"]),
     ("lambda_http::", &["functions/"]),
     ("indicatif::", &["src/cli/progress.rs"]),

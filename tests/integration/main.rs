@@ -15,4 +15,5 @@ mod doors;
 mod goldens;
 mod live;
 mod models;
+mod s3;
 mod serving;

@@ -92,6 +92,11 @@ impl<R: Read> CsvReader<R> {
         &self.header
     }
 
+    /// The column of texts.
+    pub(in crate::batch) fn column(&self) -> &str {
+        &self.header.names[self.text]
+    }
+
     pub(super) fn skip(&mut self, rows: u64) -> Result<()> {
         let mut record = ByteRecord::new();
         for _ in 0..rows {

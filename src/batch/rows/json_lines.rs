@@ -39,6 +39,12 @@ impl<R: Read> JsonLinesReader<R> {
         Self { lines: BufReader::with_capacity(256 * 1024, file), column, is_found, is_begun: false }
     }
 
+    /// The column of texts, by the first row where it is not known.
+    pub(in crate::batch) fn find_first(&mut self) -> Result<Option<String>> {
+        self.skip(1)?;
+        Ok(self.column.clone())
+    }
+
     pub(super) fn skip(&mut self, rows: u64) -> Result<()> {
         let mut line = Vec::new();
         for _ in 0..rows {

@@ -85,6 +85,9 @@ impl RowError {
     }
 }
 
+/// The footers of pieces of an output, each with the length of its piece; only Parquet has any.
+pub(super) type Footers = Vec<(u64, Footer)>;
+
 /// What came of a row.
 pub(super) type Outcome = std::result::Result<Answer, RowError>;
 
@@ -118,7 +121,7 @@ impl Reader {
 /// Rows with their answers, in the form of the file that they came from.
 pub(super) enum Writer {
     JsonLines(JsonLinesWriter<Packer>),
-    Csv(CsvWriter<Packer>),
+    Csv(Box<CsvWriter<Packer>>),
     Parquet(ParquetWriter),
 }
 

@@ -79,6 +79,11 @@ impl ParquetReader {
         &self.schema
     }
 
+    /// The column of texts.
+    pub(in crate::batch) fn column(&self) -> String {
+        self.schema.field(self.text).name().clone()
+    }
+
     pub(super) fn skip(&mut self, rows: u64) -> Result<()> {
         let builder = builder(&self.place)?.with_batch_size(CHUNK_ROWS).with_offset(rows as usize);
         self.batches = builder.build().map_err(unreadable)?;

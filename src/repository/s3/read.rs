@@ -82,6 +82,29 @@ impl Store {
         })
     }
 
+    /// The keys of all objects whose keys begin with that of `prefix`, in their order.
+    pub fn list(&self, prefix: &Url) -> Result<Vec<String>> {
+        let (client, prefix) = (self.client(), prefix.clone());
+        self.wait(async move {
+            let (mut keys, mut next) = (Vec::new(), None::<String>);
+            loop {
+                let ask = || async {
+                    let request = client.list_objects_v2().bucket(&prefix.bucket).prefix(&prefix.key);
+                    Ok(request.set_continuation_token(next.clone()).send().await?)
+                };
+                let page = patiently(ask)
+                    .await
+                    .map_err(|failure| failure.during(format!("cannot list `{prefix}`")))?;
+                keys.extend(page.contents().iter().filter_map(|object| object.key().map(str::to_owned)));
+                next = page.next_continuation_token().map(str::to_owned);
+                if next.is_none() {
+                    keys.sort();
+                    return Ok(keys);
+                }
+            }
+        })
+    }
+
     /// The bytes of an object within `range`, in order, read in parts side by side while they are taken.
     ///
     /// An object that is replaced meanwhile is an error.

@@ -118,7 +118,7 @@ fn send_files(store: &Store, bundle: &Bundle, place: &Url, notes: &Path, meter: 
     thread::scope(|scope| {
         let workers: Vec<_> = (0..PARALLEL).map(|_| scope.spawn(work)).collect();
         let panicked = |_| Err(Error::model("sending the bundle panicked"));
-        workers.into_iter().map(|worker| worker.join().unwrap_or_else(panicked)).collect::<Result<()>>()
+        workers.into_iter().try_for_each(|worker| worker.join().unwrap_or_else(panicked))
     })?;
     sending.into_iter().try_for_each(|sending| sending.finish(store))
 }
