@@ -5,6 +5,7 @@ BUNDLES := .kivu/bundles
 BUNDLE := $(BUNDLES)/minilm
 MODELS := $(basename $(notdir $(wildcard models/*.toml)))
 PYTHON := .kivu/python/bin/python
+S3_PYTHON := .kivu/s3/bin/python
 CARGO_LAMBDA := .kivu/lambda/bin/cargo-lambda
 PACKAGE := target/lambda/kivu-api.zip
 DEPLOY := .kivu/deploy/bin
@@ -26,7 +27,7 @@ test: tools ## Set up whatever tests need, then run all of them
 	for model in $(MODELS); do \
 	  cargo run --quiet -- build models/$$model.toml --out $(BUNDLES)/$$model || exit 1; done
 	TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(CARGO_LAMBDA)) \
-	TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_CHECKOV=$(abspath $(CHECKOV)) cargo test
+	TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) cargo test
 
 .PHONY: check
 check: lint test ## The tests, and clippy without warnings
@@ -96,10 +97,15 @@ release:
 
 # The tools of tests and packaging, pinned by version and hash.
 .PHONY: tools
-tools: $(PYTHON) $(CARGO_LAMBDA) $(DEPLOY)/sam $(CHECKOV)
+tools: $(PYTHON) $(CARGO_LAMBDA) $(DEPLOY)/sam $(CHECKOV) $(S3_PYTHON)
 
 $(PYTHON): tests/clients/requirements.txt
 	python3 -m venv .kivu/python
+	$@ -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
+	touch $@
+
+$(S3_PYTHON): tests/s3/requirements.txt
+	python3 -m venv .kivu/s3
 	$@ -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
 	touch $@
 

@@ -41,6 +41,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Where fetched packages and ONNX Runtime are kept.
     pub home: PathBuf,
+    /// A folder for bundles fetched from S3; without one they are loaded into memory and not kept.
+    pub cache: Option<PathBuf>,
     /// The path of ONNX Runtime's library, where it is not in one of the usual places.
     pub onnxruntime: Option<PathBuf>,
     /// Texts that a model runs at once, each on a thread of its own; by default one a CPU.
@@ -55,6 +57,8 @@ pub struct Config {
     pub models: Vec<ModelConfig>,
     /// The bounds of a request.
     pub limits: Limits,
+    /// Jobs from files.
+    pub batch: Batch,
 }
 
 impl Default for Config {
@@ -62,6 +66,7 @@ impl Default for Config {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             home: ".kivu".into(),
+            cache: None,
             onnxruntime: None,
             threads: None,
             log: LogFormat::default(),
@@ -69,6 +74,7 @@ impl Default for Config {
             auth: AuthConfig::default(),
             models: Vec::new(),
             limits: Limits::default(),
+            batch: Batch::default(),
         }
     }
 }
@@ -90,7 +96,7 @@ pub enum LogFormat {
 pub struct ModelConfig {
     /// The name that requests know it by, where it is not its bundle's.
     pub name: Option<String>,
-    /// Its bundle, or a folder of bundles.
+    /// Its bundle, a folder of bundles, or the `s3://` URL of a bundle.
     pub path: PathBuf,
 }
 
@@ -157,6 +163,46 @@ impl Limits {
     pub fn timeout(&self) -> Duration {
         Duration::from_millis(self.timeout_ms)
     }
+}
+
+/// Jobs from files that are dropped into a bucket.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Batch {
+    /// The prefix of the files that are taken, where `rules` say nothing of them.
+    pub input: String,
+    /// The prefix of their answers: of the same bucket, or `s3://BUCKET/PREFIX`.
+    pub output: String,
+    /// What is asked of files, by their prefixes; the first that fits counts.
+    pub rules: Vec<Rule>,
+    /// How often a job is saved, in milliseconds, if not even so much output came together.
+    pub save_ms: u64,
+    /// How long before a function's time is up it saves and stops, in milliseconds.
+    pub margin_ms: u64,
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self {
+            input: "in/".into(),
+            output: "out/".into(),
+            rules: Vec::new(),
+            save_ms: 60_000,
+            margin_ms: 30_000,
+        }
+    }
+}
+
+/// What is asked of the files with a prefix.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Rule {
+    /// The prefix of the files.
+    pub input: String,
+    /// The prefix of their answers.
+    pub output: String,
+    /// What is asked of them.
+    pub ask: BTreeMap<String, String>,
 }
 
 impl Config {

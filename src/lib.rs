@@ -27,6 +27,7 @@
 
 pub mod api;
 pub mod backend;
+pub mod batch;
 pub mod build;
 pub mod cli;
 pub mod config;

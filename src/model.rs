@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc, thread};
 use crate::{
     backend::{
         Backend,
-        onnx::{OnnxBackend, Runtime, library},
+        onnx::{OnnxBackend, Runtime, Weights, library},
     },
     config::{Config, ModelConfig},
     error::{Error, Result, quoted},
@@ -15,8 +15,10 @@ use crate::{
     },
     repository::{
         Bundle, Manifest,
-        bundle::{MANIFEST, PIECES, TOKENIZER},
+        bundle::{Home, MANIFEST, PIECES, TOKENIZER},
         manifest::File,
+        s3::Url,
+        staged,
     },
     telemetry::starting,
     tokenizer::Tokenizer,
@@ -153,17 +155,25 @@ impl Model {
     }
 }
 
-/// Loads what is in a bundle.
+/// Loads what is in a bundle. One in S3 goes straight into memory, unless there is a cache for it.
 ///
 /// What takes time runs side by side: the tokenizer loads and the weights are hashed while ONNX Runtime makes the
 /// session. Nothing is served before every hash is verified.
 fn load(bundle: &Bundle, config: &Config) -> Result<Loaded> {
+    let cached = match (&config.cache, bundle.home()) {
+        (Some(cache), Home::S3(..)) => Some(staged::cached(bundle, cache)?),
+        _ => None,
+    };
+    let bundle = cached.as_ref().unwrap_or(bundle);
     let manifest = bundle.manifest();
     thread::scope(|scope| {
         // One thread for both, since two CPUs are all that most functions have.
         let tokenizer = scope.spawn(|| {
             let tokenizer = starting("tokenizer", || bundle.tokenizer())?;
-            starting("verify", || bundle.verify(&[TOKENIZER, PIECES, &manifest.graph]))?;
+            // What comes from S3 is hashed on its way, where it goes.
+            if let Home::Folder(_) = bundle.home() {
+                starting("verify", || bundle.verify(&[TOKENIZER, PIECES, &manifest.graph]))?;
+            }
             Ok(tokenizer)
         });
         let backend = open_graph(bundle, config);
@@ -177,9 +187,23 @@ fn open_graph(bundle: &Bundle, config: &Config) -> Result<OnnxBackend> {
     let runtime = starting("library", || Runtime::load(&library))?;
     let manifest = bundle.manifest();
     // The graph is small, and it is parsed: it is verified before.
-    bundle.read(&manifest.graph)?;
-    let graph = bundle.path(&manifest.graph);
-    let backend = starting("session", || OnnxBackend::open(runtime, &graph, config.threads()))?;
+    let graph = bundle.read(&manifest.graph)?;
+    let backend = match bundle.home() {
+        Home::Folder(_) => {
+            let path = bundle.path(&manifest.graph);
+            starting("session", || OnnxBackend::open(runtime, &path, config.threads()))?
+        }
+        Home::S3(..) => {
+            let mut weights = Weights::of(&graph)?;
+            starting("weights", || {
+                weights.files().iter().try_for_each(|name| {
+                    let mut file = weights.file(name);
+                    bundle.stream(name, |piece| file.take(piece))
+                })
+            })?;
+            starting("session", || OnnxBackend::open_in_memory(runtime, &graph, weights, config.threads()))?
+        }
+    };
     if *backend.signature() != manifest.signature {
         return Err(Error::model(format!(
             "expected `{}` to be {}, as its manifest says, but its graph is {}",
@@ -197,7 +221,7 @@ fn panicked(name: &str) -> Error {
 
 /// The bundle at a model's path, or the bundles in it.
 fn bundles(model: &ModelConfig) -> Result<Vec<Bundle>> {
-    if model.path.join(MANIFEST).is_file() {
+    if Url::of(&model.path).is_some() || model.path.join(MANIFEST).is_file() {
         return Ok(vec![Bundle::open(&model.path)?]);
     }
     let mut folders = folders_with_manifest(&model.path)?;

@@ -1,10 +1,13 @@
 //! The `kivu` command: what its words mean, and how it speaks to a terminal.
 
+mod batch;
 mod bench;
 mod build;
 mod doctor;
 mod key;
 mod progress;
+mod pull;
+mod push;
 mod serve;
 
 use std::{
@@ -36,10 +39,13 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Batch(batch::Arguments),
     Bench(bench::Arguments),
     Build(build::Arguments),
     Doctor(doctor::Arguments),
     Key(key::Arguments),
+    Pull(pull::Arguments),
+    Push(push::Arguments),
     Serve(serve::Arguments),
 }
 
@@ -61,10 +67,13 @@ fn execute(arguments: Arguments) -> Result<ExitCode> {
     let config = Config::load(file.as_deref(), &Config::variables())?;
     start_log(config.log);
     match arguments.command {
+        Command::Batch(arguments) => batch::run(arguments, config),
         Command::Bench(arguments) => bench::run(&arguments, &config, file.as_deref()),
         Command::Build(arguments) => build::run(arguments, &config),
         Command::Doctor(arguments) => doctor::run(&arguments, &config),
         Command::Key(arguments) => key::run(&arguments),
+        Command::Pull(arguments) => pull::run(&arguments),
+        Command::Push(arguments) => push::run(&arguments, &config),
         Command::Serve(arguments) => serve::run(arguments, config),
     }
 }
@@ -74,7 +83,7 @@ fn execute(arguments: Arguments) -> Result<ExitCode> {
 /// A second call changes nothing.
 pub fn start_log(format: LogFormat) {
     let chosen = std::env::var("RUST_LOG").ok().filter(|chosen| !chosen.is_empty());
-    let filter = EnvFilter::new(chosen.as_deref().unwrap_or("warn,kivu=info"));
+    let filter = EnvFilter::new(chosen.as_deref().unwrap_or("warn,aws_config=error,kivu=info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
     // Whoever started a log before has the say.
     let _ = match format {

@@ -20,11 +20,11 @@ const TIDY: Duration = Duration::from_secs(5);
 
 /// Serve models over HTTP
 ///
-/// Each MODEL is a bundle that `kivu build` made, or a folder of bundles; without any, those of kivu.toml are
-/// served.
+/// Each MODEL is a bundle that `kivu build` made, a folder of bundles, or s3://BUCKET/PREFIX/NAME[/DIGEST], where
+/// `kivu push` put one; without any, those of kivu.toml are served.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// A bundle or a folder of bundles
+    /// A bundle, a folder of bundles, or the URL of a bundle
     #[arg(value_name = "MODEL")]
     models: Vec<PathBuf>,
     /// The address to listen on [default: kivu.toml's, or 127.0.0.1:8080]

@@ -1,14 +1,18 @@
 //! Opening a bundle: nothing is used that does not match its manifest.
 
 use std::{
-    fs,
+    fmt, fs,
     io::Read,
     path::{Path, PathBuf},
 };
 
 use sha2::{Digest, Sha256};
 
-use super::manifest::{File, Manifest};
+use super::{
+    manifest::{File, Manifest},
+    s3::{Store, Url},
+    staged,
+};
 use crate::{
     error::{Error, Result},
     tokenizer::Tokenizer,
@@ -23,17 +27,40 @@ pub const TOKENIZER: &str = "tokenizer.json";
 /// The name of the same tokenizer in a form that is loaded quickly, where there is one.
 pub const PIECES: &str = "tokenizer.pieces";
 
-/// A folder with a readable manifest.
+/// A readable manifest, and the place of the files that it names.
 #[derive(Clone, Debug)]
 pub struct Bundle {
-    folder: PathBuf,
+    home: Home,
     manifest: Manifest,
     digest: String,
 }
 
+/// Where a bundle's files lie.
+#[derive(Clone, Debug)]
+pub enum Home {
+    /// In a folder of this machine.
+    Folder(PathBuf),
+    /// Under a URL of S3.
+    S3(Store, Url),
+}
+
 impl Bundle {
-    /// Reads the manifest in `folder`. The other files are verified by [`Bundle::verify`].
-    pub fn open(folder: &Path) -> Result<Self> {
+    /// Reads the manifest in a folder, or under an `s3://` URL. The other files are verified when they are read.
+    pub fn open(path: &Path) -> Result<Self> {
+        match Url::of(path) {
+            Some(url) => staged::open(&Store::open()?, &url?),
+            None => Self::open_folder(path),
+        }
+    }
+
+    /// The bundle whose manifest is `text`, wherever its files are; `place` is for the message.
+    pub(super) fn parse(text: &str, home: Home, place: &dyn fmt::Display) -> Result<Self> {
+        let manifest = Manifest::parse(text)
+            .map_err(|error| Error::model_because(format!("`{place}` is no bundle"), error))?;
+        Ok(Self { home, manifest, digest: hex(&Sha256::digest(text)) })
+    }
+
+    fn open_folder(folder: &Path) -> Result<Self> {
         let path = folder.join(MANIFEST);
         let text = fs::read_to_string(&path).map_err(|source| match source.kind() {
             std::io::ErrorKind::NotFound => Error::model(format!(
@@ -42,9 +69,7 @@ impl Bundle {
             )),
             _ => Error::Io { action: format!("cannot read `{}`", path.display()), source },
         })?;
-        let manifest = Manifest::parse(&text)
-            .map_err(|error| Error::model_because(format!("`{}` is no bundle", folder.display()), error))?;
-        Ok(Self { folder: folder.to_owned(), manifest, digest: hex(&Sha256::digest(&text)) })
+        Self::parse(&text, Home::Folder(folder.to_owned()), &folder.display())
     }
 
     /// What is known of the bundle.
@@ -57,19 +82,23 @@ impl Bundle {
         &self.digest
     }
 
-    /// The path of one of its files.
+    /// Where its files lie.
+    pub fn home(&self) -> &Home {
+        &self.home
+    }
+
+    /// The path of one of its files; of a bundle in S3 it is good for messages only.
     pub fn path(&self, name: &str) -> PathBuf {
-        self.folder.join(name)
+        match &self.home {
+            Home::Folder(folder) => folder.join(name),
+            Home::S3(_, url) => url.join(name).to_string().into(),
+        }
     }
 
     /// Reads one of its files and checks what was read.
     pub fn read(&self, name: &str) -> Result<Vec<u8>> {
-        let file = self.manifest.file(name).ok_or_else(|| {
-            Error::model(format!("expected `{name}` among the files of `{}`", self.manifest.name))
-        })?;
-        let path = self.path(name);
-        let bytes = fs::read(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
-        check(file, &path, bytes.len() as u64, blake3::hash(&bytes))?;
+        let mut bytes = Vec::with_capacity(self.file(name)?.size.min(LARGEST_AT_ONCE) as usize);
+        self.stream(name, |piece| bytes.extend_from_slice(piece))?;
         Ok(bytes)
     }
 
@@ -81,19 +110,36 @@ impl Bundle {
         }
     }
 
+    /// Hands one of its files on piece by piece, in order; fails at the end where it is not what it should be.
+    pub fn stream(&self, name: &str, mut take: impl FnMut(&[u8])) -> Result<()> {
+        let file = self.file(name)?;
+        let mut hash = blake3::Hasher::new();
+        let take = |piece: &[u8]| {
+            hash.update(piece);
+            take(piece);
+        };
+        let size = match &self.home {
+            Home::Folder(folder) => read_through(&folder.join(name), take)?,
+            Home::S3(store, url) => staged::read_through(store, &url.join(name), file.size, take)?,
+        };
+        check(file, &self.path(name), size, hash.finalize())
+    }
+
+    fn file(&self, name: &str) -> Result<&File> {
+        let unknown =
+            || Error::model(format!("expected `{name}` among the files of `{}`", self.manifest.name));
+        self.manifest.file(name).ok_or_else(unknown)
+    }
+
     /// Checks the size and the digest of each file but those in `except`.
     pub fn verify(&self, except: &[&str]) -> Result<()> {
-        for file in self.manifest.files.iter().filter(|file| !except.contains(&file.name.as_str())) {
-            let path = self.path(&file.name);
-            let mut hash = blake3::Hasher::new();
-            let size = read_through(&path, |piece| {
-                hash.update(piece);
-            })?;
-            check(file, &path, size, hash.finalize())?;
-        }
-        Ok(())
+        let names = self.manifest.files.iter().map(|file| file.name.as_str());
+        names.filter(|name| !except.contains(name)).try_for_each(|name| self.stream(name, |_| ()))
     }
 }
+
+/// A manifest may lie about a size: no more memory than this is taken on its word.
+const LARGEST_AT_ONCE: u64 = 64 * 1024 * 1024;
 
 fn check(file: &File, path: &Path, size: u64, digest: blake3::Hash) -> Result<()> {
     if size != file.size {

@@ -17,6 +17,7 @@ mod doors;
 mod goldens;
 mod live;
 mod models;
+mod s3;
 mod serving;
 mod translation;
 mod translation_graphs;

@@ -6,6 +6,7 @@ mod run;
 mod sequences;
 mod session;
 mod values;
+mod weights;
 mod wiring;
 
 use std::{
@@ -23,6 +24,7 @@ pub use self::{
     library::Runtime,
     sequences::{Graphs, OnnxSequences, Parallel},
     session::Session,
+    weights::Weights,
 };
 use super::{Backend, Deadline, Schedule, Signature};
 use crate::{
@@ -53,7 +55,20 @@ struct Batch {
 impl OnnxBackend {
     /// Loads the graph at `path` for `threads` batches at a time.
     pub fn open(runtime: Runtime, path: &Path, threads: NonZeroUsize) -> Result<Self> {
-        let session = Session::open(runtime, path, NonZeroUsize::MIN)?;
+        Self::new(Session::open(runtime, path, NonZeroUsize::MIN)?, threads)
+    }
+
+    /// The same of a graph in memory, whose weights stay where they are.
+    pub fn open_in_memory(
+        runtime: Runtime,
+        graph: &[u8],
+        weights: Weights,
+        threads: NonZeroUsize,
+    ) -> Result<Self> {
+        Self::new(Session::open_in_memory(runtime, graph, weights, NonZeroUsize::MIN)?, threads)
+    }
+
+    fn new(session: Session, threads: NonZeroUsize) -> Result<Self> {
         let signature = session.signature().clone();
         let session = Arc::new(session);
         let (batches, queue) = flume::unbounded::<Batch>();

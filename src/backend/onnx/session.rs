@@ -13,6 +13,7 @@ use ort::{
 use super::{
     library::Runtime,
     run::{Names, run},
+    weights::Weights,
 };
 use crate::{
     backend::{Signature, TensorSpec},
@@ -38,6 +39,26 @@ impl Session {
         let session = builder(runtime, GraphOptimizationLevel::Disable, threads)
             .and_then(|mut builder| builder.commit_from_file(path))
             .map_err(refused)?;
+        Self::new(session)
+    }
+
+    /// The same of a graph in memory, whose weights stay where they are.
+    pub fn open_in_memory(
+        runtime: Runtime,
+        graph: &[u8],
+        weights: Weights,
+        threads: NonZeroUsize,
+    ) -> Result<Self> {
+        let refused = |error| Error::model_because("cannot load the graph", error);
+        let mut builder = builder(runtime, GraphOptimizationLevel::Disable, threads).map_err(refused)?;
+        for (name, value) in weights.into_values()? {
+            builder =
+                builder.with_external_initializer(name, value).map_err(|error| refused(error.into()))?;
+        }
+        Self::new(builder.commit_from_memory(graph).map_err(refused)?)
+    }
+
+    fn new(session: OrtSession) -> Result<Self> {
         let signature = Signature {
             inputs: session.inputs().iter().map(describe).collect::<Result<_>>()?,
             outputs: session.outputs().iter().map(describe).collect::<Result<_>>()?,

@@ -1,0 +1,61 @@
+//! The function behind a bucket: files of texts become files of answers.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use kivu::{
+    batch::Function,
+    cli::start_log,
+    config::{Config, LogFormat},
+    model::Model,
+};
+use lambda_http::{
+    Error, LambdaEvent,
+    lambda_runtime::{self, Diagnostic},
+    service_fn,
+};
+use serde_json::Value;
+
+/// Longer than any function runs.
+const LONGEST: Duration = Duration::from_hours(24);
+
+#[tokio::main]
+async fn main() -> Result<(), Error> {
+    start_log(LogFormat::Json);
+    let function = load().inspect_err(|error| tracing::error!(error = error.chain(), "cannot start"))?;
+    let function = Arc::new(function);
+    lambda_runtime::run(service_fn(move |event: LambdaEvent<Value>| {
+        let function = Arc::clone(&function);
+        async move {
+            let LambdaEvent { payload, context, .. } = event;
+            function.handle(payload, deadline(context.deadline)).await.map_err(|error| told(&error))
+        }
+    }))
+    .await
+}
+
+fn load() -> kivu::Result<Function> {
+    let config = Config::load(None, &Config::variables())?;
+    Function::new(Model::open_all(&config)?, &config)
+}
+
+/// The moment at which the function ends. The emulator gives one in the past, and others one years ahead: neither
+/// is meant.
+fn deadline(ms: u64) -> Option<Instant> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let left = Duration::from_millis(ms).checked_sub(now)?;
+    (left < LONGEST).then(|| Instant::now() + left)
+}
+
+/// An error as a state machine's `Retry` and `Catch` know it: by its name.
+fn told(error: &kivu::Error) -> Diagnostic {
+    tracing::error!(error = error.chain(), "the event is to come again");
+    let name = match error {
+        kivu::Error::Io { source, .. } if source.kind() == std::io::ErrorKind::TimedOut => "Kivu.Unfinished",
+        kivu::Error::Io { .. } => "Kivu.Passing",
+        _ => "Kivu.Failed",
+    };
+    Diagnostic { error_type: name.into(), error_message: error.chain() }
+}

@@ -1,0 +1,186 @@
+//! What a function is called with: in whatever wrapping, the objects that it is about.
+
+use percent_encoding::percent_decode_str;
+use serde_json::Value;
+
+use crate::{
+    error::{Error, Result},
+    repository::s3::Url,
+};
+
+/// Wrappings inside wrappings: a queue's message holds a topic's, which holds an event. More is a mistake.
+const MOST_WRAPPINGS: usize = 4;
+
+/// An object that somebody wrote.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Written {
+    pub(super) url: Url,
+    pub(super) version: Option<String>,
+    /// The mark of its contents, without the quotes that it has elsewhere.
+    pub(super) etag: Option<String>,
+}
+
+/// A message, and what it says; one without an id stands for the whole call.
+#[derive(Debug)]
+pub(super) struct Message {
+    pub(super) id: Option<String>,
+    pub(super) objects: Result<Vec<Written>>,
+}
+
+/// The messages of an event: S3's own, EventBridge's, or either in those of SQS or SNS.
+pub(super) fn messages(event: &Value) -> Vec<Message> {
+    let is_sqs = |record: &&Value| source(record) == Some("aws:sqs");
+    let queued: Vec<&Value> = records(event).iter().filter(is_sqs).collect();
+    if queued.is_empty() {
+        return vec![Message { id: None, objects: objects(event, 0) }];
+    }
+    let message = |record: &Value| Message {
+        id: record.get("messageId").and_then(Value::as_str).map(str::to_owned),
+        objects: text(record, "body").and_then(|body| unwrap(body, 0)),
+    };
+    queued.into_iter().map(message).collect()
+}
+
+/// The objects that an event is about.
+fn objects(event: &Value, depth: usize) -> Result<Vec<Written>> {
+    // S3 sends this once, when notifications are set up.
+    if event.get("Event").and_then(Value::as_str) == Some("s3:TestEvent") {
+        return Ok(Vec::new());
+    }
+    if event.get("source").and_then(Value::as_str) == Some("aws.s3") {
+        return Ok(from_event_bridge(event)?.into_iter().collect());
+    }
+    if event.get("Type").and_then(Value::as_str) == Some("Notification") {
+        return unwrap(text(event, "Message")?, depth);
+    }
+    let records = records(event);
+    if records.is_empty() {
+        return Err(Error::malformed(format!(
+            "expected an event of S3, EventBridge, SQS, SNS or Step Functions, but found {}",
+            kind(event)
+        )));
+    }
+    let mut found = Vec::new();
+    for record in records {
+        match source(record) {
+            Some("aws:s3") => found.extend(from_s3(record)?),
+            Some("aws:sns") => {
+                let inner = record.get("Sns").unwrap_or(&Value::Null);
+                found.extend(unwrap(text(inner, "Message")?, depth)?);
+            }
+            other => {
+                return Err(Error::malformed(format!(
+                    "expected records of `aws:s3`, `aws:sqs` or `aws:sns`, but found {}",
+                    other.map_or("none".into(), |other| format!("`{other}`"))
+                )));
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn unwrap(body: &str, depth: usize) -> Result<Vec<Written>> {
+    if depth >= MOST_WRAPPINGS {
+        return Err(Error::malformed(format!("expected at most {MOST_WRAPPINGS} wrappings, but found more")));
+    }
+    let event: Value = serde_json::from_str(body).map_err(|error| {
+        Error::malformed(format!("expected an event as JSON in the message, but found: {error}"))
+    })?;
+    objects(&event, depth + 1)
+}
+
+fn records(event: &Value) -> &[Value] {
+    event.get("Records").and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+/// SNS spells it with a capital.
+fn source(record: &Value) -> Option<&str> {
+    record.get("eventSource").or_else(|| record.get("EventSource")).and_then(Value::as_str)
+}
+
+fn text<'a>(value: &'a Value, field: &str) -> Result<&'a str> {
+    value.get(field).and_then(Value::as_str).ok_or_else(|| {
+        Error::malformed(format!("expected `{field}` in the message, but found {}", kind(value)))
+    })
+}
+
+/// The fields of an object, for telling what was found instead of something else.
+fn kind(value: &Value) -> String {
+    match value {
+        Value::Object(fields) => {
+            let names: Vec<&String> = fields.keys().take(8).collect();
+            format!("an object with {}", crate::error::quoted(&names))
+        }
+        Value::Array(_) => "a list".into(),
+        _ => "something else".into(),
+    }
+}
+
+/// A record of S3; nothing where it is not about an object that was written.
+fn from_s3(record: &Value) -> Result<Option<Written>> {
+    let name = record.get("eventName").and_then(Value::as_str).unwrap_or_default();
+    if !name.starts_with("ObjectCreated:") {
+        return Ok(None);
+    }
+    let at = |path: &str| record.pointer(path).and_then(Value::as_str);
+    let (Some(bucket), Some(key)) = (at("/s3/bucket/name"), at("/s3/object/key")) else {
+        return Err(Error::malformed("expected a bucket and a key in the record of S3, but found none"));
+    };
+    Ok(Some(Written {
+        url: Url { bucket: bucket.to_owned(), key: decode(key)? },
+        version: at("/s3/object/versionId").filter(|version| *version != "null").map(str::to_owned),
+        etag: at("/s3/object/eTag").map(str::to_owned),
+    }))
+}
+
+/// An event of EventBridge, whose keys are not encoded.
+fn from_event_bridge(event: &Value) -> Result<Option<Written>> {
+    if event.get("detail-type").and_then(Value::as_str) != Some("Object Created") {
+        return Ok(None);
+    }
+    let at = |path: &str| event.pointer(path).and_then(Value::as_str);
+    let (Some(bucket), Some(key)) = (at("/detail/bucket/name"), at("/detail/object/key")) else {
+        return Err(Error::malformed(
+            "expected a bucket and a key in the event of EventBridge, but found none",
+        ));
+    };
+    Ok(Some(Written {
+        url: Url { bucket: bucket.to_owned(), key: key.to_owned() },
+        version: at("/detail/object/version-id").filter(|version| *version != "null").map(str::to_owned),
+        etag: at("/detail/object/etag").map(str::to_owned),
+    }))
+}
+
+/// A key as S3 writes it in its events: like the fields of a form.
+fn decode(key: &str) -> Result<String> {
+    let spaced = key.replace('+', " ");
+    let decoded = percent_decode_str(&spaced).decode_utf8();
+    decoded
+        .map(Into::into)
+        .map_err(|_| Error::malformed(format!("expected a key in UTF-8, but found `{key}`")))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn keys_are_decoded_once() {
+        assert_eq!(decode("in/a+b%2Bc%3A%25d%C3%A9.jsonl").unwrap(), "in/a b+c:%dé.jsonl");
+        assert_eq!(decode("a%2520b").unwrap(), "a%20b");
+        assert!(decode("%ff").is_err());
+    }
+
+    #[test]
+    fn what_is_no_event_is_refused() {
+        let refused = |event: Value| messages(&event).remove(0).objects.unwrap_err().to_string();
+        insta::assert_snapshot!(refused(json!({"httpMethod": "GET"})), @"expected an event of S3, EventBridge, SQS, SNS or Step Functions, but found an object with `httpMethod`");
+        insta::assert_snapshot!(refused(json!({"Records": [{"eventSource": "aws:dynamodb"}]})), @"expected records of `aws:s3`, `aws:sqs` or `aws:sns`, but found `aws:dynamodb`");
+        insta::assert_snapshot!(refused(json!({"Records": [{"eventSource": "aws:sqs", "messageId": "1", "body": "hello"}]})), @"expected an event as JSON in the message, but found: expected value at line 1 column 1");
+        let nested = (0..9)
+            .fold("{}".to_owned(), |inner, _| json!({"Type": "Notification", "Message": inner}).to_string());
+        assert!(unwrap(&nested, 0).unwrap_err().to_string().contains("wrappings"));
+    }
+}

@@ -1,0 +1,116 @@
+//! What is asked for of a file: by the configuration for its prefix, and by the metadata of the object itself.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    error::{Error, Result},
+    pipeline::zero_shot::Labels,
+};
+
+/// What object metadata begin with that is meant for this program.
+const PREFIX: &str = "kivu-";
+
+/// What is asked for; whatever is left out is the model's own choice.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Parameters {
+    /// The name of the model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// The column of texts; without it one is looked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub column: Option<String>,
+    /// The labels of zero-shot classification.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub labels: Vec<String>,
+    /// The sentence that labels are put into.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
+    /// Whether each label is scored on its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub multi_label: Option<bool>,
+    /// The query that texts are ranked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub query: Option<String>,
+    /// Whether vectors are scaled to length 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub normalize: Option<bool>,
+    /// Keep only that many values of each vector.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dimensions: Option<usize>,
+    /// The name of a prompt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt: Option<String>,
+    /// Whether texts of too many tokens are cut, which they are by default, or get an error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub truncate: Option<bool>,
+}
+
+impl Parameters {
+    /// What the configuration asks for: `model`, `column`, and so on.
+    pub fn of(asked: &BTreeMap<String, String>) -> Result<Self> {
+        let asked = asked.iter().map(|(name, value)| (format!("{PREFIX}{name}"), value.clone()));
+        Self::default().with_metadata(&asked.collect())
+    }
+
+    /// The same with what an object's metadata say: `kivu-model`, `kivu-column`, and so on.
+    pub fn with_metadata(mut self, metadata: &BTreeMap<String, String>) -> Result<Self> {
+        for (name, value) in metadata {
+            let Some(name) = name.strip_prefix(PREFIX) else { continue };
+            let wrong = |expected: &str| {
+                Error::invalid(format!(
+                    "expected {expected} in the metadata `{PREFIX}{name}`, but found `{value}`"
+                ))
+            };
+            let flag = || value.parse::<bool>().map(Some).map_err(|_| wrong("`true` or `false`"));
+            match name {
+                "model" => self.model = Some(value.clone()),
+                "column" => self.column = Some(value.clone()),
+                "labels" => self.labels = Labels::split(value),
+                "template" => self.template = Some(value.clone()),
+                "multi-label" => self.multi_label = flag()?,
+                "query" => self.query = Some(value.clone()),
+                "normalize" => self.normalize = flag()?,
+                "dimensions" => self.dimensions = Some(value.parse().map_err(|_| wrong("a number"))?),
+                "prompt" => self.prompt = Some(value.clone()),
+                "truncate" => self.truncate = flag()?,
+                // What this program writes of its own output.
+                "job" => {}
+                _ => {
+                    return Err(Error::invalid(format!(
+                        "expected metadata that is known, but found `{PREFIX}{name}`"
+                    )));
+                }
+            }
+        }
+        Ok(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn metadata(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect()
+    }
+
+    #[test]
+    fn metadata_win_over_the_configuration() {
+        let configured =
+            Parameters { model: Some("a".into()), truncate: Some(true), ..Parameters::default() };
+        let metadata = metadata(&[("kivu-model", "b"), ("kivu-labels", "x, y"), ("owner", "me")]);
+        let parameters = configured.with_metadata(&metadata).unwrap();
+        assert_eq!((parameters.model.as_deref(), parameters.truncate), (Some("b"), Some(true)));
+        assert_eq!(parameters.labels, ["x", "y"]);
+    }
+
+    #[test]
+    fn metadata_that_cannot_be_are_named() {
+        let refused = |pairs| Parameters::default().with_metadata(&metadata(pairs)).unwrap_err().to_string();
+        insta::assert_snapshot!(refused(&[("kivu-truncate", "maybe")]), @"expected `true` or `false` in the metadata `kivu-truncate`, but found `maybe`");
+        insta::assert_snapshot!(refused(&[("kivu-colum", "x")]), @"expected metadata that is known, but found `kivu-colum`");
+    }
+}

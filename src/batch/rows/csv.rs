@@ -1,0 +1,234 @@
+//! CSV with a header: records come out as they went in, with the answer in columns at their end.
+
+use std::{
+    io::{self, BufRead, BufReader, Read, Write},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use ::csv::{ByteRecord, ReaderBuilder, WriterBuilder};
+
+use super::{
+    CHUNK_BYTES, CHUNK_ROWS, Chunk, LONGEST_ROW, Outcome, RowError, Rows, find_column, free_name, reading,
+};
+use crate::{
+    batch::answer::{Answer, Kind},
+    error::{Error, Result},
+};
+
+/// What stands between fields; the one that the header has most of.
+const DELIMITERS: [u8; 4] = *b",;\t|";
+
+/// The head of a file: what is between fields, and what they are called.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(in crate::batch) struct Header {
+    pub(in crate::batch) delimiter: u8,
+    pub(in crate::batch) names: Vec<String>,
+}
+
+/// The records of a file.
+pub(in crate::batch) struct CsvReader<R: Read> {
+    records: ::csv::Reader<Bounded<BufReader<R>>>,
+    budget: Arc<AtomicUsize>,
+    header: Header,
+    text: usize,
+}
+
+/// Gives no more than a budget: an unclosed quote would make one record of the rest of the file.
+struct Bounded<R> {
+    file: R,
+    budget: Arc<AtomicUsize>,
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.budget.load(Ordering::Relaxed);
+        if left == 0 {
+            return Err(io::Error::other(format!(
+                "expected rows of at most {LONGEST_ROW} bytes, but found a longer one; is a quote never closed?"
+            )));
+        }
+        let length = buffer.len().min(left);
+        let read = self.file.read(&mut buffer[..length])?;
+        self.budget.fetch_sub(read, Ordering::Relaxed);
+        Ok(read)
+    }
+}
+
+impl<R: Read> CsvReader<R> {
+    /// The records of `file`, the texts of which are in `column`, or in the one that is found.
+    pub(in crate::batch) fn new(file: R, column: Option<&str>) -> Result<Self> {
+        let mut file = BufReader::with_capacity(256 * 1024, file);
+        let head = file.fill_buf().map_err(reading)?;
+        let mark = if head.starts_with("\u{feff}".as_bytes()) { 3 } else { 0 };
+        let first = head[mark..].split(|byte| matches!(byte, b'\n' | b'\r')).next().unwrap_or_default();
+        let count = |delimiter: &u8| first.iter().filter(|byte| *byte == delimiter).count();
+        // Of equal ones the first counts.
+        let delimiter =
+            DELIMITERS.iter().rev().max_by_key(|delimiter| count(delimiter)).copied().unwrap_or(b',');
+        file.consume(mark);
+        let budget = Arc::new(AtomicUsize::new(LONGEST_ROW));
+        let file = Bounded { file, budget: Arc::clone(&budget) };
+        let mut records = ReaderBuilder::new().delimiter(delimiter).flexible(true).from_reader(file);
+        let names = records.byte_headers().map_err(unreadable)?.clone();
+        let names = names.iter().map(|name| {
+            std::str::from_utf8(name).map(str::to_owned).map_err(|error| {
+                Error::invalid(format!(
+                    "expected UTF-8 in the header, but found the byte 0x{:02x}; convert the file, such as with \
+                     `iconv`",
+                    name[error.valid_up_to()]
+                ))
+            })
+        });
+        let names = names.collect::<Result<Vec<_>>>()?;
+        let column = find_column(column, &names, &names)?;
+        let text = names.iter().position(|name| *name == column).unwrap_or(0);
+        Ok(Self { records, budget, header: Header { delimiter, names }, text })
+    }
+
+    pub(in crate::batch) fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// The column of texts.
+    pub(in crate::batch) fn column(&self) -> &str {
+        &self.header.names[self.text]
+    }
+
+    pub(super) fn skip(&mut self, rows: u64) -> Result<()> {
+        let mut record = ByteRecord::new();
+        for _ in 0..rows {
+            if !self.record(&mut record)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn next(&mut self) -> Result<Option<Chunk>> {
+        let (mut texts, mut rows, mut bytes) = (Vec::new(), Vec::new(), 0);
+        while texts.len() < CHUNK_ROWS && bytes < CHUNK_BYTES {
+            let mut record = ByteRecord::new();
+            if !self.record(&mut record)? {
+                break;
+            }
+            bytes += record.as_slice().len();
+            texts.push(self.text(&record));
+            rows.push(record);
+        }
+        Ok((!texts.is_empty()).then_some(Chunk { texts, rows: Rows::Records(rows) }))
+    }
+
+    fn record(&mut self, record: &mut ByteRecord) -> Result<bool> {
+        self.budget.store(LONGEST_ROW, Ordering::Relaxed);
+        self.records.read_byte_record(record).map_err(unreadable)
+    }
+
+    fn text(&self, record: &ByteRecord) -> std::result::Result<String, RowError> {
+        let expected = self.header.names.len();
+        if record.len() != expected {
+            return Err(RowError::row(format!("expected {expected} fields, but found {}", record.len())));
+        }
+        let text = record.get(self.text).unwrap_or_default();
+        std::str::from_utf8(text).map(str::to_owned).map_err(|error| {
+            RowError::text(format!(
+                "expected UTF-8, but found the byte 0x{:02x} in `{}`; convert the file, such as with `iconv`",
+                text[error.valid_up_to()],
+                self.header.names[self.text]
+            ))
+        })
+    }
+}
+
+fn unreadable(error: ::csv::Error) -> Error {
+    match error.into_kind() {
+        ::csv::ErrorKind::Io(source) => reading(source),
+        other => Error::invalid(format!("expected CSV, but found {other:?}")),
+    }
+}
+
+/// Writes records with their answers.
+pub(in crate::batch) struct CsvWriter<W: Write> {
+    records: ::csv::Writer<W>,
+    header: Header,
+    kind: Kind,
+}
+
+impl<W: Write> CsvWriter<W> {
+    /// Writes answers of that kind behind fields of that header, which is written first where that is asked for.
+    pub(in crate::batch) fn new(target: W, header: &Header, kind: Kind, with_header: bool) -> Result<Self> {
+        let mut records = WriterBuilder::new().delimiter(header.delimiter).flexible(true).from_writer(target);
+        if with_header {
+            let names = header.names.iter().cloned().chain(header.answers(kind));
+            records.write_record(names).map_err(unwritable)?;
+        }
+        Ok(Self { records, header: header.clone(), kind })
+    }
+
+    pub(super) fn get_ref(&self) -> &W {
+        self.records.get_ref()
+    }
+
+    pub(super) fn into_inner(self) -> Result<W> {
+        self.records.into_inner().map_err(|error| Error::Io {
+            action: "cannot write the output".into(),
+            source: error.into_error(),
+        })
+    }
+
+    pub(super) fn write(&mut self, records: Vec<ByteRecord>, outcomes: &[Outcome]) -> Result<()> {
+        let columns = self.kind.columns().len();
+        for (record, outcome) in records.into_iter().zip(outcomes) {
+            let mut record = fit(&record, &self.header);
+            let mut cells = match outcome {
+                Ok(answer) => cells(answer),
+                Err(_) => vec![String::new(); columns],
+            };
+            cells.push(outcome.as_ref().err().map(|error| error.message.clone()).unwrap_or_default());
+            cells.iter().for_each(|cell| record.push_field(cell.as_bytes()));
+            self.records.write_byte_record(&record).map_err(unwritable)?;
+        }
+        // What is in the target counts when it is asked for its size.
+        self.records.flush().map_err(Error::io("cannot write the output"))
+    }
+}
+
+impl Header {
+    /// The names of the columns that are added.
+    fn answers(&self, kind: Kind) -> impl Iterator<Item = String> + '_ {
+        let is_taken = |name: &str| self.names.iter().any(|taken| taken == name);
+        kind.columns().iter().chain([&"error"]).map(move |name| free_name(name, is_taken))
+    }
+}
+
+/// A record with as many fields as the header has: what is too much goes into the last one, and nothing is lost.
+fn fit(record: &ByteRecord, header: &Header) -> ByteRecord {
+    let width = header.names.len();
+    if record.len() <= width {
+        let missing = std::iter::repeat_n(&b""[..], width - record.len());
+        return record.iter().chain(missing).collect();
+    }
+    let fields: Vec<&[u8]> = record.iter().collect();
+    let (kept, rest) = fields.split_at(width.saturating_sub(1));
+    let rest = rest.join(&header.delimiter);
+    kept.iter().copied().chain([rest.as_slice()]).collect()
+}
+
+/// An answer as it stands in columns; lists as JSON.
+fn cells(answer: &Answer) -> Vec<String> {
+    let list = |values: &[f32]| serde_json::to_string(values).unwrap_or_default();
+    match answer {
+        Answer::Embedding(vector) => vec![list(vector)],
+        Answer::Label { label, score } => vec![label.to_string(), score.to_string()],
+        Answer::Labels { labels, scores } => {
+            vec![serde_json::to_string(labels).unwrap_or_default(), list(scores)]
+        }
+        Answer::Score(score) => vec![score.to_string()],
+    }
+}
+
+fn unwritable(error: ::csv::Error) -> Error {
+    Error::Io { action: "cannot write the output".into(), source: io::Error::other(error) }
+}

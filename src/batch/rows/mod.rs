@@ -1,0 +1,194 @@
+//! Rows of a file: what is read of each, and how its answer is added to it. One file a format.
+
+mod csv;
+mod json_lines;
+mod parquet;
+
+use std::io::Read;
+
+use arrow::array::RecordBatch;
+use serde::Serialize;
+
+pub(super) use self::{
+    csv::{CsvReader, CsvWriter, Header as CsvHeader},
+    json_lines::{JsonLinesReader, JsonLinesWriter},
+    parquet::{Footer, ParquetReader, ParquetWriter, join_footers, magic},
+};
+use super::{answer::Answer, compression::Packer};
+use crate::error::Result;
+
+/// Rows that are read together; more would only make the last of them wait.
+pub(super) const CHUNK_ROWS: usize = 64;
+/// Rows of more bytes together are handed on earlier.
+const CHUNK_BYTES: usize = 4 * 1024 * 1024;
+/// The longest row that is taken.
+const LONGEST_ROW: usize = 64 * 1024 * 1024;
+
+/// The columns that are looked for where none is named, best first.
+const TEXT_COLUMNS: [&str; 12] = [
+    "text", "inputs", "input", "sentence", "content", "document", "body", "review", "comment", "message",
+    "title", "question",
+];
+
+/// Rows on their way: the text of each, and all that its output needs besides the answer.
+pub(super) struct Chunk {
+    pub(super) texts: Vec<std::result::Result<String, RowError>>,
+    pub(super) rows: Rows,
+}
+
+/// What is kept of rows until their answers are there.
+pub(super) enum Rows {
+    Lines(Vec<Vec<u8>>),
+    Records(Vec<::csv::ByteRecord>),
+    Columns(RecordBatch),
+}
+
+/// Why a row has no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RowError {
+    pub(super) kind: ErrorKind,
+    pub(super) message: String,
+}
+
+/// The kinds of errors that a report counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum ErrorKind {
+    /// The row cannot be read.
+    Row,
+    /// It has no text.
+    Text,
+    /// The text is not one that the model takes.
+    Input,
+    /// The model failed.
+    Model,
+}
+
+impl ErrorKind {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Row => "row",
+            Self::Text => "text",
+            Self::Input => "input",
+            Self::Model => "model",
+        }
+    }
+}
+
+impl RowError {
+    fn row(message: impl Into<String>) -> Self {
+        Self { kind: ErrorKind::Row, message: message.into() }
+    }
+
+    fn text(message: impl Into<String>) -> Self {
+        Self { kind: ErrorKind::Text, message: message.into() }
+    }
+}
+
+/// The footers of pieces of an output, each with the length of its piece; only Parquet has any.
+pub(super) type Footers = Vec<(u64, Footer)>;
+
+/// What came of a row.
+pub(super) type Outcome = std::result::Result<Answer, RowError>;
+
+/// The rows of a file.
+pub(super) enum Reader {
+    JsonLines(JsonLinesReader<Box<dyn Read + Send>>),
+    Csv(CsvReader<Box<dyn Read + Send>>),
+    Parquet(ParquetReader),
+}
+
+impl Reader {
+    /// Passes over rows that were done before.
+    pub(super) fn skip(&mut self, rows: u64) -> Result<()> {
+        match self {
+            Self::JsonLines(reader) => reader.skip(rows),
+            Self::Csv(reader) => reader.skip(rows),
+            Self::Parquet(reader) => reader.skip(rows),
+        }
+    }
+
+    /// The next rows; nothing at the end.
+    pub(super) fn next(&mut self) -> Result<Option<Chunk>> {
+        match self {
+            Self::JsonLines(reader) => reader.next(),
+            Self::Csv(reader) => reader.next(),
+            Self::Parquet(reader) => reader.next(),
+        }
+    }
+}
+
+/// Rows with their answers, in the form of the file that they came from.
+pub(super) enum Writer {
+    JsonLines(JsonLinesWriter<Packer>),
+    Csv(Box<CsvWriter<Packer>>),
+    Parquet(ParquetWriter),
+}
+
+impl Writer {
+    pub(super) fn write(&mut self, rows: Rows, outcomes: &[Outcome]) -> Result<()> {
+        match (self, rows) {
+            (Self::JsonLines(writer), Rows::Lines(lines)) => writer.write(&lines, outcomes),
+            (Self::Csv(writer), Rows::Records(records)) => writer.write(records, outcomes),
+            (Self::Parquet(writer), Rows::Columns(batch)) => writer.write(&batch, outcomes),
+            _ => Err(crate::error::Error::invalid(
+                "expected rows in the form of their file, but found another",
+            )),
+        }
+    }
+
+    /// The bytes that have come out so far.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::JsonLines(writer) => writer.get_ref().len(),
+            Self::Csv(writer) => writer.get_ref().len(),
+            Self::Parquet(writer) => writer.len(),
+        }
+    }
+
+    /// What was written, with the footer that Parquet files have.
+    pub(super) fn finish(self) -> Result<(Vec<u8>, Option<Footer>)> {
+        let failed = || crate::error::Error::io("cannot write the output");
+        match self {
+            Self::JsonLines(writer) => Ok((writer.into_inner().finish().map_err(failed())?, None)),
+            Self::Csv(writer) => Ok((writer.into_inner()?.finish().map_err(failed())?, None)),
+            Self::Parquet(writer) => writer.finish().map(|(bytes, footer)| (bytes, Some(footer))),
+        }
+    }
+}
+
+/// The error of reading an input: what S3 said, or that the contents are damaged.
+pub(super) fn reading(error: std::io::Error) -> crate::error::Error {
+    use crate::error::Error;
+    match error.downcast::<Error>() {
+        Ok(error) => error,
+        Err(error) => Error::invalid(format!("expected an input that can be read, but found: {error}")),
+    }
+}
+
+/// The column of texts among `names`, of which `strings` could be it.
+fn find_column(wanted: Option<&str>, names: &[String], strings: &[String]) -> Result<String> {
+    use crate::error::{Error, quoted};
+    if let Some(wanted) = wanted {
+        return names.iter().find(|name| *name == wanted).cloned().ok_or_else(|| {
+            Error::invalid(format!("expected a column `{wanted}`, but found {}", quoted(names)))
+        });
+    }
+    let known = TEXT_COLUMNS
+        .iter()
+        .find_map(|known| strings.iter().find(|name| name.trim().eq_ignore_ascii_case(known)));
+    match (known, strings) {
+        (Some(name), _) => Ok(name.clone()),
+        (None, [name]) => Ok(name.clone()),
+        (None, []) => Err(Error::invalid(format!("expected a column of texts, but found {}", quoted(names)))),
+        (None, _) => Err(Error::invalid(format!(
+            "expected a column called `text` or another that is known, but found {}; say which one with `column`",
+            quoted(strings)
+        ))),
+    }
+}
+
+/// A name for a column of answers that none of the file's own has.
+fn free_name(name: &str, is_taken: impl Fn(&str) -> bool) -> String {
+    if is_taken(name) { format!("kivu_{name}") } else { name.to_owned() }
+}

@@ -1,0 +1,350 @@
+//! Parquet: rows come out in the columns that they went in, with the answer in columns at their end.
+//!
+//! Output is made in pieces that are whole files in memory. Their row groups stand one behind the other in the
+//! output, and one footer at its end tells where: so a job can stop after any piece and go on later, and the
+//! output of many jobs can be joined.
+
+use std::sync::Arc;
+
+use arrow::{
+    array::{
+        ArrayRef, AsArray, Float32Array, Float32Builder, ListBuilder, RecordBatch, StringArray, StringBuilder,
+    },
+    compute::cast,
+    datatypes::{DataType, Field, Schema, SchemaRef},
+};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use bytes::Bytes;
+use parquet::{
+    arrow::{
+        ArrowWriter,
+        arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder},
+    },
+    basic::{Compression, ZstdLevel},
+    errors::ParquetError,
+    file::{
+        metadata::{
+            FileMetaData, ParquetMetaData, ParquetMetaDataReader, ParquetMetaDataWriter, RowGroupMetaData,
+        },
+        properties::{EnabledStatistics, WriterProperties},
+        reader::{ChunkReader, Length},
+    },
+};
+use serde::{Deserialize, Serialize};
+
+use super::{CHUNK_ROWS, Chunk, Outcome, RowError, Rows, find_column, free_name};
+use crate::{
+    batch::{
+        answer::{Answer, Kind},
+        input::Place,
+    },
+    error::{Error, Result},
+};
+
+/// What a Parquet file begins and ends with.
+const MAGIC: &[u8] = b"PAR1";
+/// The length of a footer's length, and the magic behind it.
+const FOOTER_END: usize = 8;
+
+/// The rows of a file.
+pub(in crate::batch) struct ParquetReader {
+    place: Place,
+    batches: ParquetRecordBatchReader,
+    schema: SchemaRef,
+    text: usize,
+}
+
+impl ParquetReader {
+    /// The rows of the file at `place`, the texts of which are in `column`, or in the one that is found.
+    pub(in crate::batch) fn new(place: Place, column: Option<&str>) -> Result<Self> {
+        let builder = builder(&place)?;
+        let schema = Arc::clone(builder.schema());
+        let name = |field: &Arc<Field>| field.name().clone();
+        let names: Vec<String> = schema.fields().iter().map(name).collect();
+        let strings: Vec<String> =
+            schema.fields().iter().filter(|field| holds_text(field.data_type())).map(name).collect();
+        let column = find_column(column, &names, &strings)?;
+        let text = schema.index_of(&column).map_err(|error| unreadable(error.into()))?;
+        let found = schema.field(text).data_type();
+        if !holds_text(found) {
+            return Err(Error::invalid(format!(
+                "expected texts in the column `{column}`, but found {found}"
+            )));
+        }
+        let batches = builder.with_batch_size(CHUNK_ROWS).build().map_err(unreadable)?;
+        Ok(Self { place, batches, schema, text })
+    }
+
+    pub(in crate::batch) fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    /// The column of texts.
+    pub(in crate::batch) fn column(&self) -> String {
+        self.schema.field(self.text).name().clone()
+    }
+
+    pub(super) fn skip(&mut self, rows: u64) -> Result<()> {
+        let builder = builder(&self.place)?.with_batch_size(CHUNK_ROWS).with_offset(rows as usize);
+        self.batches = builder.build().map_err(unreadable)?;
+        Ok(())
+    }
+
+    pub(super) fn next(&mut self) -> Result<Option<Chunk>> {
+        let Some(batch) = self.batches.next() else { return Ok(None) };
+        let batch = batch.map_err(|error| unreadable(error.into()))?;
+        let texts =
+            cast(batch.column(self.text), &DataType::Utf8).map_err(|error| unreadable(error.into()))?;
+        let texts = texts.as_string::<i32>().iter().map(|text| {
+            text.map(str::to_owned).ok_or_else(|| RowError::text("expected a text, but found nothing"))
+        });
+        Ok(Some(Chunk { texts: texts.collect(), rows: Rows::Columns(batch.clone()) }))
+    }
+}
+
+fn builder(place: &Place) -> Result<ParquetRecordBatchReaderBuilder<Place>> {
+    let options = ArrowReaderOptions::new();
+    ParquetRecordBatchReaderBuilder::try_new_with_options(place.clone(), options).map_err(unreadable)
+}
+
+fn holds_text(found: &DataType) -> bool {
+    match found {
+        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => true,
+        DataType::Dictionary(_, values) => holds_text(values),
+        _ => false,
+    }
+}
+
+fn unreadable(error: ParquetError) -> Error {
+    match error {
+        // What S3 or the system said is not the file's fault.
+        ParquetError::External(source) => match source.downcast::<Error>() {
+            Ok(error) => *error,
+            Err(source) => {
+                Error::Io { action: "cannot read the input".into(), source: std::io::Error::other(source) }
+            }
+        },
+        other => {
+            Error::invalid(format!("expected a Parquet file, but found one that cannot be read: {other}"))
+        }
+    }
+}
+
+impl Length for Place {
+    fn len(&self) -> u64 {
+        self.size()
+    }
+}
+
+impl ChunkReader for Place {
+    type T = Box<dyn std::io::Read + Send>;
+
+    fn get_read(&self, start: u64) -> parquet::errors::Result<Self::T> {
+        self.read_from(start).map_err(|error| ParquetError::External(Box::new(error)))
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> parquet::errors::Result<Bytes> {
+        self.bytes(start, length).map_err(|error| ParquetError::External(Box::new(error)))
+    }
+}
+
+/// Writes rows with their answers: a piece of the output.
+pub(in crate::batch) struct ParquetWriter {
+    writer: ArrowWriter<Vec<u8>>,
+    schema: SchemaRef,
+    kind: Kind,
+}
+
+impl ParquetWriter {
+    /// Writes answers of that kind behind columns of that schema.
+    pub(in crate::batch) fn new(rows: &SchemaRef, kind: Kind) -> Result<Self> {
+        let is_taken = |name: &str| rows.column_with_name(name).is_some();
+        let added = kind
+            .columns()
+            .iter()
+            .chain([&"error"])
+            .map(|name| Arc::new(Field::new(free_name(name, is_taken), column_type(name), true)));
+        let fields: Vec<_> = rows.fields().iter().cloned().chain(added).collect();
+        let schema = Arc::new(Schema::new_with_metadata(fields, rows.metadata().clone()));
+        let properties = WriterProperties::builder()
+            .set_compression(Compression::ZSTD(ZstdLevel::default()))
+            // Those of pages would stand between the row groups of one piece and the next.
+            .set_statistics_enabled(EnabledStatistics::Chunk)
+            .set_offset_index_disabled(true)
+            .build();
+        let writer = ArrowWriter::try_new(Vec::new(), Arc::clone(&schema), Some(properties));
+        Ok(Self { writer: writer.map_err(unwritable)?, schema, kind })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.writer.bytes_written() + self.writer.in_progress_size()
+    }
+
+    pub(super) fn write(&mut self, batch: &RecordBatch, outcomes: &[Outcome]) -> Result<()> {
+        let mut columns = batch.columns().to_vec();
+        columns.extend(answers(self.kind, outcomes));
+        let errors: StringArray = outcomes
+            .iter()
+            .map(|outcome| outcome.as_ref().err().map(|error| error.message.as_str()))
+            .collect();
+        columns.push(Arc::new(errors));
+        let batch = RecordBatch::try_new(Arc::clone(&self.schema), columns)
+            .map_err(|error| unwritable(error.into()))?;
+        self.writer.write(&batch).map_err(unwritable)
+    }
+
+    /// The row groups alone, and the footer that tells of them.
+    pub(super) fn finish(mut self) -> Result<(Vec<u8>, Footer)> {
+        let metadata = self.writer.finish().map_err(unwritable)?;
+        let file = std::mem::take(self.writer.inner_mut());
+        let end = footer_start(&file).unwrap_or(file.len());
+        let bytes = file[MAGIC.len()..end].to_vec();
+        Ok((bytes, Footer::new(&metadata)?))
+    }
+}
+
+/// Where the footer of a file begins.
+fn footer_start(file: &[u8]) -> Option<usize> {
+    let length = file.get(file.len().checked_sub(FOOTER_END)?..)?.first_chunk::<4>()?;
+    file.len().checked_sub(FOOTER_END + u32::from_le_bytes(*length) as usize)
+}
+
+fn column_type(name: &str) -> DataType {
+    let list = |item| DataType::List(Arc::new(Field::new_list_field(item, true)));
+    match name {
+        "embedding" | "scores" => list(DataType::Float32),
+        "labels" => list(DataType::Utf8),
+        "score" => DataType::Float32,
+        _ => DataType::Utf8,
+    }
+}
+
+/// The columns of answers; rows with an error have nothing there.
+fn answers(kind: Kind, outcomes: &[Outcome]) -> Vec<ArrayRef> {
+    let answers = || outcomes.iter().map(|outcome| outcome.as_ref().ok());
+    match kind {
+        Kind::Embedding => vec![floats(answers().map(|answer| match answer {
+            Some(Answer::Embedding(vector)) => Some(vector.as_slice()),
+            _ => None,
+        }))],
+        Kind::Label => {
+            let labels: StringArray = answers()
+                .map(|answer| match answer {
+                    Some(Answer::Label { label, .. }) => Some(label.as_ref()),
+                    _ => None,
+                })
+                .collect();
+            let scores: Float32Array = answers()
+                .map(|answer| match answer {
+                    Some(Answer::Label { score, .. }) => Some(*score),
+                    _ => None,
+                })
+                .collect();
+            vec![Arc::new(labels), Arc::new(scores)]
+        }
+        Kind::Labels => {
+            let mut labels = ListBuilder::new(StringBuilder::new());
+            for answer in answers() {
+                if let Some(Answer::Labels { labels: names, .. }) = answer {
+                    names.iter().for_each(|name| labels.values().append_value(name));
+                }
+                labels.append(matches!(answer, Some(Answer::Labels { .. })));
+            }
+            let scores = floats(answers().map(|answer| match answer {
+                Some(Answer::Labels { scores, .. }) => Some(scores.as_slice()),
+                _ => None,
+            }));
+            vec![Arc::new(labels.finish()), scores]
+        }
+        Kind::Score => {
+            let scores: Float32Array = answers()
+                .map(|answer| match answer {
+                    Some(Answer::Score(score)) => Some(*score),
+                    _ => None,
+                })
+                .collect();
+            vec![Arc::new(scores)]
+        }
+    }
+}
+
+fn floats<'a>(lists: impl Iterator<Item = Option<&'a [f32]>>) -> ArrayRef {
+    let mut builder = ListBuilder::new(Float32Builder::new());
+    for list in lists {
+        builder.values().append_slice(list.unwrap_or_default());
+        builder.append(list.is_some());
+    }
+    Arc::new(builder.finish())
+}
+
+fn unwritable(error: ParquetError) -> Error {
+    Error::Io { action: "cannot write the output".into(), source: std::io::Error::other(error) }
+}
+
+/// The footer of a piece, as it is kept until the last one is there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::batch) struct Footer(String);
+
+impl Footer {
+    fn new(metadata: &ParquetMetaData) -> Result<Self> {
+        let mut bytes = Vec::new();
+        ParquetMetaDataWriter::new(&mut bytes, metadata).finish().map_err(unwritable)?;
+        Ok(Self(STANDARD.encode(bytes)))
+    }
+
+    fn metadata(&self) -> Result<ParquetMetaData> {
+        let bytes = STANDARD.decode(&self.0).unwrap_or_default();
+        let start = footer_start(&bytes).unwrap_or(0);
+        let end = bytes.len().saturating_sub(FOOTER_END).max(start);
+        ParquetMetaDataReader::decode_metadata(&bytes[start..end]).map_err(unreadable)
+    }
+}
+
+/// The one footer of pieces that stand behind each other, each with its length.
+pub(in crate::batch) fn join_footers(pieces: &[(u64, Footer)]) -> Result<Vec<u8>> {
+    let (mut groups, mut file): (Vec<RowGroupMetaData>, Option<FileMetaData>) = (Vec::new(), None);
+    let (mut position, mut rows) = (0, 0);
+    for (length, footer) in pieces {
+        let metadata = footer.metadata()?;
+        for group in metadata.row_groups() {
+            rows += group.num_rows();
+            groups.push(moved(group, position, groups.len())?);
+        }
+        position += *length as i64;
+        file.get_or_insert_with(|| metadata.file_metadata().clone());
+    }
+    let file = file.ok_or_else(|| Error::invalid("expected rows, but found none"))?;
+    let file = FileMetaData::new(
+        file.version(),
+        rows,
+        file.created_by().map(str::to_owned),
+        file.key_value_metadata().cloned(),
+        file.schema_descr_ptr(),
+        file.column_orders().cloned(),
+    );
+    let mut bytes = Vec::new();
+    let metadata = ParquetMetaData::new(file, groups);
+    ParquetMetaDataWriter::new(&mut bytes, &metadata).finish().map_err(unwritable)?;
+    Ok(bytes)
+}
+
+/// A row group as it is found when its piece stands `by` bytes later in the file.
+fn moved(group: &RowGroupMetaData, by: i64, place: usize) -> Result<RowGroupMetaData> {
+    let columns = group.columns().iter().map(|column| {
+        let dictionary = column.dictionary_page_offset().map(|offset| offset + by);
+        let index = column.index_page_offset().map(|offset| offset + by);
+        let moved = column.clone().into_builder().set_data_page_offset(column.data_page_offset() + by);
+        moved.set_dictionary_page_offset(dictionary).set_index_page_offset(index).build()
+    });
+    let columns = columns.collect::<Result<Vec<_>, _>>().map_err(unwritable)?;
+    let mut builder = group.clone().into_builder().set_column_metadata(columns);
+    if let Some(offset) = group.file_offset() {
+        builder = builder.set_file_offset(offset + by);
+    }
+    builder.set_ordinal(place as i32).build().map_err(unwritable)
+}
+
+/// What a file of pieces begins with.
+pub(in crate::batch) fn magic() -> &'static [u8] {
+    MAGIC
+}

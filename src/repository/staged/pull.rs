@@ -1,0 +1,141 @@
+//! Fetching a bundle from S3 into a folder: whole or not at all, going on where an earlier attempt stopped.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{Read, Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+};
+
+use uuid::Uuid;
+
+use crate::{
+    error::{Error, Result},
+    repository::{
+        Bundle, Meter,
+        bundle::{Home, MANIFEST},
+        manifest,
+        s3::{Object, Store, Url},
+    },
+};
+
+/// Fetches `bundle` into the folder `out`; `false` where it was there already.
+///
+/// A bundle that is there is replaced, any other folder is left alone. What an interrupted attempt fetched lies
+/// beside it, and is used.
+pub fn pull(bundle: &Bundle, out: &Path, meter: &dyn Meter) -> Result<bool> {
+    if let Ok(known) = Bundle::open(out)
+        && known.digest() == bundle.digest()
+        && known.verify(&[]).is_ok()
+    {
+        return Ok(false);
+    }
+    let is_bundle = out.join(MANIFEST).is_file();
+    let is_empty = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none());
+    if out.exists() && !is_bundle && !is_empty {
+        return Err(Error::config(format!(
+            "expected `{}` to be a bundle, an empty folder or nothing, but found other files there",
+            out.display()
+        )));
+    }
+    let partial = beside(out, &format!("partial-{}", &bundle.digest()[..12]));
+    fetch(bundle, &partial, meter)?;
+    let replaced = beside(out, &format!("replaced-{}", Uuid::new_v4()));
+    let failed = || Error::io(format!("cannot write `{}`", out.display()));
+    if out.exists() {
+        fs::rename(out, &replaced).map_err(failed())?;
+    }
+    fs::rename(&partial, out).map_err(failed())?;
+    // What was replaced is of no more use; that it is still there harms nobody.
+    let _ = fs::remove_dir_all(replaced);
+    Ok(true)
+}
+
+/// The bundle as a folder of `cache`, fetched if it is not there. Several processes may do so at once.
+pub fn cached(bundle: &Bundle, cache: &Path) -> Result<Bundle> {
+    let folder = cache.join(bundle.digest());
+    if !folder.join(MANIFEST).is_file() {
+        let partial = beside(&folder, &Uuid::new_v4().to_string());
+        fetch(bundle, &partial, &())?;
+        // Whoever was first has put the same there.
+        if fs::rename(&partial, &folder).is_err() {
+            let _ = fs::remove_dir_all(&partial);
+        }
+    }
+    Bundle::open(&folder)
+}
+
+/// A path beside `path` whose name is longer by `ending`.
+fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".");
+    name.push(ending);
+    path.with_file_name(name)
+}
+
+/// Fetches every file into `folder`, the manifest last.
+fn fetch(bundle: &Bundle, folder: &Path, meter: &dyn Meter) -> Result<()> {
+    let Home::S3(store, url) = bundle.home() else {
+        return Err(Error::config(format!(
+            "expected a bundle in S3, but found `{}`",
+            bundle.path("").display()
+        )));
+    };
+    let files = &bundle.manifest().files;
+    meter.begin("pull", files.iter().map(|file| file.size).sum());
+    for file in files {
+        let path = folder.join(&file.name);
+        let parent = path.parent().unwrap_or(folder);
+        fs::create_dir_all(parent).map_err(Error::io(format!("cannot create `{}`", parent.display())))?;
+        fetch_file(store, &url.join(&file.name), file, &path, meter)?;
+    }
+    let path = folder.join(MANIFEST);
+    let manifest = url.join(MANIFEST);
+    let (text, _) = store
+        .read(&manifest)?
+        .ok_or_else(|| Error::model(format!("expected `{manifest}` to stay, but it is gone")))?;
+    fs::write(&path, text).map_err(Error::io(format!("cannot write `{}`", path.display())))
+}
+
+fn fetch_file(store: &Store, url: &Url, file: &manifest::File, path: &Path, meter: &dyn Meter) -> Result<()> {
+    let failed = || Error::io(format!("cannot write `{}`", path.display()));
+    let mut target =
+        OpenOptions::new().create(true).read(true).write(true).truncate(false).open(path).map_err(failed())?;
+    let (mut hash, mut known) = hash_of(&mut target).map_err(failed())?;
+    if known > file.size || known == file.size && hash.finalize().to_hex().as_str() != file.blake3 {
+        target.set_len(0).and_then(|()| target.seek(SeekFrom::Start(0))).map_err(failed())?;
+        (hash, known) = (blake3::Hasher::new(), 0);
+    }
+    meter.advance(known);
+    let object = Object { size: file.size, ..Object::default() };
+    for piece in store.pieces(url, &object, known..file.size) {
+        for chunk in piece? {
+            target.write_all(&chunk).map_err(failed())?;
+            hash.update(&chunk);
+            meter.advance(chunk.len() as u64);
+        }
+    }
+    let digest = hash.finalize().to_hex();
+    if digest.as_str() == file.blake3 {
+        return Ok(());
+    }
+    // Begun afresh the next time.
+    let _ = fs::remove_file(path);
+    Err(Error::model(format!(
+        "expected `{url}` to have the BLAKE3 {}, but found {digest}; fetch it again, and push it again if that \
+         does not help",
+        file.blake3
+    )))
+}
+
+/// The hash and the length of what is in a file, which is left at its end.
+fn hash_of(file: &mut File) -> std::io::Result<(blake3::Hasher, u64)> {
+    let (mut hash, mut size, mut piece) = (blake3::Hasher::new(), 0, vec![0; 64 * 1024]);
+    loop {
+        let read = file.read(&mut piece)?;
+        if read == 0 {
+            return Ok((hash, size));
+        }
+        size += read as u64;
+        hash.update(&piece[..read]);
+    }
+}

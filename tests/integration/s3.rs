@@ -1,0 +1,53 @@
+//! Bundles and jobs in S3, against a real server of S3 and an emulator of the queues and state machines around it.
+//! `make test` names the Python that has them by an environment variable; without it the tests say that they skip.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use kivu::repository::manifest::Precision;
+
+use crate::models::{build_request, fixtures, library_path, request, runtime};
+
+/// Runs a script of `tests/s3` on the programs that cargo built, with bundles of two small models.
+fn run(script: &str, variables: &[(&str, PathBuf)]) {
+    let Some(python) = env::var_os("TEST_S3_PYTHON") else {
+        eprintln!("skipped: TEST_S3_PYTHON is not set; `make test` sets it");
+        return;
+    };
+    let runtime = runtime().expect("`make test` installs ONNX Runtime");
+    let folder = tempfile::tempdir().unwrap();
+    let build = |name: &str| {
+        let out = folder.path().join(name);
+        let source = fixtures().join("models").join(name);
+        build_request(&request(source, out.clone(), Some(Precision::Fp32)), runtime).unwrap();
+        out
+    };
+    let mut tests = Command::new(python);
+    tests
+        .args(["-W", "ignore"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/s3").join(script))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("TEST_KIVU", env!("CARGO_BIN_EXE_kivu"))
+        .env("TEST_BATCH", env!("CARGO_BIN_EXE_batch"))
+        .env("TEST_ONNXRUNTIME", library_path().unwrap().canonicalize().unwrap())
+        .env("TEST_BUNDLE", build("tiny-bert"))
+        .env("TEST_CLASSIFIER", build("tiny-bert-sentiment"))
+        .envs(variables.iter().map(|(name, value)| (name, value)))
+        .stdin(Stdio::null());
+    let output = tests.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{script}\n{}\n{said}", String::from_utf8_lossy(&output.stdout));
+}
+
+#[test]
+fn bundles_go_to_s3_and_are_served_from_it() {
+    run("test_staging.py", &[]);
+}
+
+#[test]
+fn files_become_answers_whatever_happens() {
+    run("test_batch.py", &[]);
+}

@@ -1,0 +1,445 @@
+"""The batch job and its function, against a real server of S3.
+
+    TEST_KIVU=… TEST_BATCH=… TEST_BUNDLE=… TEST_CLASSIFIER=… python tests/s3/test_batch.py
+"""
+
+import csv
+import gzip
+import io
+import json
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+
+import harness
+from harness import BUCKET, Faults, Function, Weed, event_bridge, kivu, s3_event, sns, sns_in_queue, sqs, wait_for
+
+BUNDLE = Path(os.environ["TEST_BUNDLE"])
+CLASSIFIER = Path(os.environ["TEST_CLASSIFIER"])
+KILLS = int(os.environ.get("TEST_KILLS", "100"))
+
+
+def lines(rows):
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def rows(count, start=0):
+    return [{"id": number, "text": f"text number {number} " + "word " * (number % 7)} for number in range(start, start + count)]
+
+
+def parsed(text):
+    return [json.loads(line) for line in text.decode().splitlines()]
+
+
+class Base(unittest.TestCase):
+    maxDiff = 2000
+
+    @classmethod
+    def setUpClass(cls):
+        cls.weed = Weed()
+        cls.folder = Path(tempfile.mkdtemp(prefix="kivu-batch-"))
+        cls.env = {"KIVU_ONNXRUNTIME": os.environ["TEST_ONNXRUNTIME"], "KIVU_HOME": str(cls.folder / "home")}
+        cls.function = Function(cls.weed.endpoint, [BUNDLE, CLASSIFIER], cls.env)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.function.stop()
+        cls.weed.stop()
+        shutil.rmtree(cls.folder)
+
+    def report(self, key):
+        return json.loads(self.weed.get(f"{key}.report.json"))
+
+    def local(self, name, contents, *arguments, check=True, model=CLASSIFIER):
+        """Runs the job on files of this machine; the output, the report, and what was said."""
+        source, target = self.folder / name, self.folder / f"out-{name}"
+        source.write_bytes(contents)
+        target.unlink(missing_ok=True)
+        done = kivu(self.weed.endpoint, "batch", source, target, "--model", model, *arguments, env=self.env, check=check)
+        report = Path(f"{target}.report.json")
+        return (target.read_bytes() if target.exists() else None,
+                json.loads(report.read_text()) if report.exists() else None, done)
+
+
+class Files(Base):
+    """Forms of files, good and bad."""
+
+    def test_json_lines_keep_what_they_hold(self):
+        source = '{"text": "ä \\u00e9", "n": 1.50, "deep": {"a": [1, 2]}}\n{ "n":2,"text":"two" }\n'.encode()
+        output, report, _ = self.local("a.jsonl", source)
+        first, second = output.decode().splitlines()
+        self.assertTrue(first.startswith('{"text": "ä \\u00e9", "n": 1.50, "deep": {"a": [1, 2]},"label":'), first)
+        self.assertTrue(second.startswith('{ "n":2,"text":"two","label":'), second)
+        self.assertEqual((report["rows"], report["errors"], report["status"]), (2, {}, "finished"))
+        self.assertEqual(report["task"], "text-classification")
+        self.assertGreater(report["tokens"], 0)
+
+    def test_every_form_and_packing_gives_the_same(self):
+        count = 300
+        expected = parsed(self.local("b.jsonl", lines(rows(count)), model=BUNDLE)[0])
+        vectors = [row["embedding"] for row in expected]
+        packed = self.local("b.jsonl.gz", gzip.compress(lines(rows(count))), model=BUNDLE)[0]
+        self.assertEqual(parsed(gzip.decompress(packed)), expected)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, ["id", "text"])
+        writer.writeheader()
+        writer.writerows(rows(count))
+        output = self.local("b.csv", text.getvalue().encode(), model=BUNDLE)[0]
+        read = list(csv.DictReader(io.StringIO(output.decode())))
+        self.assertEqual([json.loads(row["embedding"]) for row in read], vectors)
+        self.assertEqual([row["text"] for row in read], [row["text"] for row in rows(count)])
+        target = self.folder / "b.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows(count)), target, row_group_size=70)
+        output = self.local("c.parquet", target.read_bytes(), model=BUNDLE)[0]
+        table = pyarrow.parquet.read_table(io.BytesIO(output))
+        self.assertEqual(table.column_names, ["id", "text", "embedding", "error"])
+        self.assertEqual(table["id"].to_pylist(), list(range(count)))
+        for found, vector in zip(table["embedding"].to_pylist(), vectors):
+            self.assertLess(max(abs(a - b) for a, b in zip(found, vector)), 1e-7)
+
+    def test_zstd(self):
+        packed = pyarrow.compress(lines(rows(50)), "zstd", asbytes=True)
+        output = self.local("z.jsonl.zst", packed)[0]
+        with pyarrow.input_stream(io.BytesIO(output), compression="zstd") as unpacked:
+            self.assertEqual([row["id"] for row in parsed(unpacked.read())], list(range(50)))
+
+    def test_a_bad_row_has_its_error_and_stops_no_other(self):
+        good = lines(rows(6))
+        source = good + b'{"text": "broken", "id": 7\n' + lines([{"id": 8}, {"id": 9, "text": None}, {"id": 10, "text": " "},
+                                                               {"id": 11, "text": 5}, {"id": 12, "text": "last"}])
+        source += '{"id": 13, "text": "caf\u00e9"}\n'.encode("cp1252") + b"[1]\n"
+        output, report, _ = self.local("bad.jsonl", source)
+        found = parsed(output)
+        self.assertEqual(len(found), 14)
+        self.assertEqual([row.get("id") for row in found[:6]], list(range(6)))
+        self.assertEqual(found[6]["input"], '{"text": "broken", "id": 7')
+        self.assertIn("expected a JSON object", found[6]["error"])
+        self.assertEqual([row["error"] for row in found[7:11]], [
+            "expected a text in `text`, but found nothing", "expected a text in `text`, but found null",
+            "expected a text, but found an empty one", "expected a text in `text`, but found a number"])
+        self.assertIn("label", found[11])
+        self.assertIn("expected UTF-8, but found the byte 0xe9", found[12]["error"])
+        self.assertIn("input_base64", found[12])
+        self.assertEqual((found[13]["input"], "error" in found[13]), ("[1]", True))
+        self.assertEqual((report["rows"], report["errors"]), (14, {"row": 3, "text": 4}))
+        self.assertEqual([sample["row"] for sample in report["samples"]], [7, 8, 9, 10, 11, 13, 14])
+
+    def test_line_ends_marks_and_empty_lines(self):
+        source = b'\xef\xbb\xbf{"text": "a"}\r\n\n{"text": "b"}\n  \r\n{"text": "c"}'
+        self.assertEqual([row["text"] for row in parsed(self.local("ends.jsonl", source)[0])], ["a", "b", "c"])
+        source = b'\xef\xbb\xbfid;text\r\n1;"a;b"\n2;c\r\n'
+        output = self.local("ends.csv", source)[0].decode().splitlines()
+        self.assertEqual(output[0], "id;text;label;score;error")
+        self.assertTrue(output[1].startswith('1;"a;b";'), output)
+
+    def test_csv_rows_of_the_wrong_width_lose_nothing(self):
+        source = "id,text\n1,one\n2\n3,three,more\n4,caf\u00e9\n".encode("cp1252")
+        output = list(csv.reader(io.StringIO(self.local("wide.csv", source)[0].decode("cp1252"))))
+        self.assertEqual(output[2][:2] + output[2][-1:], ["2", "", "expected 2 fields, but found 1"])
+        self.assertEqual(output[3][:2] + output[3][-1:], ["3", "three,more", "expected 2 fields, but found 3"])
+        self.assertEqual(output[4][1], "caf\u00e9")
+        self.assertIn("0xe9", output[4][-1])
+
+    def test_files_that_cannot_be_read_say_why(self):
+        cases = {
+            "empty.jsonl": (b"", "expected rows, but found an empty file"),
+            "no-text.csv": (b"a,b\n1,2\n", "expected a column called `text` or another that is known, but found `a`, `b`"),
+            "list.json": (b'[{"text": "a"}]', "expected an object a line, but found a list"),
+            "lies.parquet": (b"text\nhello\n", "expected a Parquet file, as its name says"),
+            "cut.jsonl.gz": (gzip.compress(lines(rows(5000)))[:-200], "expected an input that can be read"),
+            "torn.parquet": (b"PAR1 and nothing else PAR1", "expected a Parquet file, but found one that cannot be read"),
+        }
+        table = pyarrow.table({"text": [1, 2], "x": [1.0, 2.0]})
+        pyarrow.parquet.write_table(table, self.folder / "types.parquet")
+        cases["numbers.parquet"] = ((self.folder / "types.parquet").read_bytes(), "expected a column of texts, but found `text`, `x`")
+        for name, (contents, message) in cases.items():
+            with self.subTest(name):
+                output, report, done = self.local(name, contents, check=False)
+                self.assertEqual(done.returncode, 1)
+                self.assertIn(message, done.stderr)
+                self.assertIsNone(output)
+                self.assertEqual(report["status"], "failed")
+                self.assertIn(message, report["error"])
+
+    def test_a_name_that_lies_about_its_packing(self):
+        output = self.local("plain.jsonl.gz", lines(rows(3)))[0]
+        self.assertEqual(len(parsed(output)), 3)
+        output = self.local("packed.jsonl", gzip.compress(lines(rows(3))))[0]
+        self.assertEqual(len(parsed(gzip.decompress(output))), 3)
+
+    def test_a_bomb_and_a_row_of_ten_megabytes(self):
+        source = lines([{"id": 1, "text": "long " * 2_000_000}, {"id": 2, "text": "short"}])
+        found = parsed(self.local("long.jsonl", source)[0])
+        self.assertEqual([("label" in row, len(row["text"])) for row in found], [(True, 10_000_000), (True, 5)])
+        with gzip.open(self.folder / "made.gz", "wb") as bomb:
+            for _ in range(150):
+                bomb.write(b"\n" * 10_000_000)
+        contents = (self.folder / "made.gz").read_bytes()
+        output, report, done = self.local("bomb.jsonl.gz", contents, check=False)
+        self.assertIn("expected a file that unpacks to at most 400 times its size", done.stderr)
+        self.assertEqual((output, report["status"]), (None, "failed"))
+
+    def test_a_quote_that_is_never_closed(self):
+        source = b'id,text\n1,"never closed\n' + b"2,more\n" * 10_000_000
+        done = self.local("quote.csv", source, check=False)[2]
+        self.assertIn("is a quote never closed?", done.stderr)
+
+    def test_what_is_asked_of_a_model_that_cannot(self):
+        output = self.local("x.jsonl", lines(rows(1)), "--column", "nothing")[0]
+        self.assertEqual(parsed(output)[0]["error"], "expected a text in `nothing`, but found nothing")
+        done = self.local("x.csv", b"text\na\n", "--column", "nothing", check=False)[2]
+        self.assertIn("expected a column `nothing`, but found `text`", done.stderr)
+
+
+class Events(Base):
+    """The function, by every kind of event."""
+
+    def put(self, key, contents=None, **more):
+        return self.weed.put(key, lines(rows(5)) if contents is None else contents, **more)["ETag"]
+
+    def test_every_kind_of_event_does_the_job(self):
+        kinds = {
+            "s3": lambda key, etag: s3_event(key, etag),
+            "copied": lambda key, etag: s3_event(key, etag, name="ObjectCreated:Copy"),
+            "event-bridge": event_bridge,
+            "sqs": lambda key, etag: sqs(s3_event(key, etag)),
+            "sns": lambda key, etag: sns(s3_event(key, etag)),
+            "sns-sqs": lambda key, etag: sqs(sns_in_queue(s3_event(key, etag))),
+            "event-bridge-sqs": lambda key, etag: sqs(event_bridge(key, etag)),
+        }
+        for name, event in kinds.items():
+            with self.subTest(name):
+                key = f"in/{name}.jsonl"
+                answer = self.function.call(event(key, self.put(key)))
+                self.assertEqual(answer, {"batchItemFailures": []} if "sqs" in name else {"status": "done"})
+                found = parsed(self.weed.get(f"out/{name}.jsonl"))
+                self.assertEqual([row["id"] for row in found], list(range(5)))
+                self.assertEqual(self.report(f"out/{name}.jsonl")["rows"], 5)
+
+    def test_keys_of_every_kind(self):
+        keys = ["a b.jsonl", "a+b.jsonl", "100%25.jsonl", "é ü/日本.jsonl", "a:b&c=d.jsonl"]
+        keys.append("y/" * 506 + "12.jsonl")
+        self.assertEqual(len(("in/" + keys[-1]).encode()), 1023)
+        for key in keys:
+            with self.subTest(key[:20]):
+                etag = self.put(f"in/{key}")
+                self.function.call(s3_event(f"in/{key}", etag))
+                written = f"out/{key}"
+                if len(written.encode()) > 1000:
+                    written = next(found for found in self.weed.keys("out/y/") if found.endswith(".jsonl"))
+                    self.assertTrue([found for found in self.weed.keys("out/y/") if found.endswith(".report.json")])
+                self.assertEqual(len(parsed(self.weed.get(written))), 5)
+
+    def test_a_repeat_does_nothing(self):
+        event = s3_event("in/repeat.jsonl", self.put("in/repeat.jsonl"))
+        self.function.call(event)
+        about = lambda: self.weed.s3.head_object(Bucket=BUCKET, Key="out/repeat.jsonl")
+        first, report = about(), self.weed.get("out/repeat.jsonl.report.json")
+        time.sleep(1.1)
+        self.function.call(event)
+        self.assertEqual(about()["LastModified"], first["LastModified"])
+        self.assertEqual(self.weed.get("out/repeat.jsonl.report.json"), report)
+        self.assertEqual([key for key in self.weed.keys("out/") if "checkpoint" in key], [])
+        # Other contents are another job, whose output takes the place.
+        etag = self.put("in/repeat.jsonl", lines(rows(3)))
+        self.function.call(event)
+        self.assertEqual(len(parsed(self.weed.get("out/repeat.jsonl"))), 5, "the event was of what is no longer there")
+        self.function.call(s3_event("in/repeat.jsonl", etag))
+        self.assertEqual(len(parsed(self.weed.get("out/repeat.jsonl"))), 3)
+
+    def test_two_at_once_end_in_one_result(self):
+        event = s3_event("in/twice.jsonl", self.put("in/twice.jsonl", lines(rows(3000))))
+        other = Function(self.weed.endpoint, [BUNDLE, CLASSIFIER], self.env | {"KIVU_BATCH__SAVE_MS": "50"})
+        try:
+            numbers = [self.function.send(event), other.send(event)]
+            outcomes = [self.function.wait(numbers[0])[0], other.wait(numbers[1])[0]]
+            self.assertIn("response", outcomes)
+            for function in (self.function, other):
+                function.call(event)
+        finally:
+            other.stop()
+        self.assertEqual([row["id"] for row in parsed(self.weed.get("out/twice.jsonl"))], list(range(3000)))
+        self.assertEqual([key for key in self.weed.keys("out/twice") if "checkpoint" in key], [])
+
+    def test_what_is_nothing_to_do(self):
+        self.weed.put("in/folder/", b"")
+        self.weed.put("out/x.jsonl", b"{}")
+        quiet = [
+            {"Service": "Amazon S3", "Event": "s3:TestEvent", "Time": "2026-01-02T03:04:05.000Z", "Bucket": BUCKET},
+            s3_event("in/folder/"), s3_event("in/deleted.jsonl"), s3_event("elsewhere/x.jsonl"),
+            s3_event("out/x.jsonl"), s3_event("in/removed.jsonl", name="ObjectRemoved:Delete"),
+        ]
+        before = self.weed.keys("out/")
+        for event in quiet:
+            self.assertEqual(self.function.call(event), {"status": "done"})
+            self.assertEqual(self.function.call(sqs(event)), {"batchItemFailures": []})
+        self.assertEqual(self.weed.keys("out/"), before)
+
+    def test_a_queue_is_told_which_messages_failed(self):
+        good = s3_event("in/good.jsonl", self.put("in/good.jsonl"))
+        answer = self.function.call(sqs("no json", good, {"Records": [{"eventSource": "aws:other"}]}))
+        self.assertEqual([item["itemIdentifier"] for item in answer["batchItemFailures"]], ["message-0", "message-2"])
+        self.assertEqual(len(parsed(self.weed.get("out/good.jsonl"))), 5)
+        with self.assertRaisesRegex(RuntimeError, "Kivu.Failed"):
+            self.function.call({"hello": 1})
+
+    def test_a_file_that_cannot_be_read_has_a_report_and_does_not_come_again(self):
+        etag = self.put("in/nothing.csv", b"a,b\n1,2\n")
+        self.assertEqual(self.function.call(sqs(s3_event("in/nothing.csv", etag))), {"batchItemFailures": []})
+        self.assertEqual(self.report("out/nothing.csv")["status"], "failed")
+        self.assertFalse(self.weed.exists("out/nothing.csv"))
+
+    def test_what_is_asked_comes_from_prefix_and_metadata(self):
+        for key, more in [(f"in/{CLASSIFIER.name}/a.jsonl", {}), ("in/b.jsonl", {"Metadata": {"kivu-model": CLASSIFIER.name}})]:
+            self.function.call(s3_event(key, self.put(key, **more)))
+            self.assertIn("label", parsed(self.weed.get(key.replace("in/", "out/", 1)))[0])
+        key = "in/c.jsonl"
+        self.put(key, b'{"note": "x", "other": "a text"}\n', Metadata={"kivu-column": "other", "kivu-dimensions": "4"})
+        self.function.call(s3_event(key))
+        self.assertEqual(len(parsed(self.weed.get("out/c.jsonl"))[0]["embedding"]), 4)
+        for metadata in ({"kivu-modle": "x"}, {"kivu-model": "nothing"}):
+            self.put("in/d.jsonl", Metadata=metadata)
+            self.function.call(s3_event("in/d.jsonl"))
+            self.assertEqual(self.report("out/d.jsonl")["status"], "failed")
+
+    def test_answers_never_land_where_files_are_taken_from(self):
+        function = Function(self.weed.endpoint, [BUNDLE], self.env | {"KIVU_BATCH__OUTPUT": "in/done/"})
+        try:
+            function.start()
+            wait_for("its end", lambda: function.process.poll() is not None, 30)
+            self.assertIn("expected answers outside of `in/`", function.text())
+        finally:
+            function.stop()
+        function = Function(self.weed.endpoint, [BUNDLE], self.env | {"KIVU_BATCH__OUTPUT": f"s3://{BUCKET}/in/done/"})
+        try:
+            with self.assertRaisesRegex(RuntimeError, "expected answers where no files are taken from"):
+                function.call(s3_event("in/loop.jsonl", self.put("in/loop.jsonl")))
+        finally:
+            function.stop()
+
+
+class Survival(Base):
+    """Time that runs out, functions that are killed, servers that go away."""
+
+    def test_time_that_runs_out(self):
+        count = 40_000
+        etag = self.weed.put("in/long.jsonl", lines(rows(count)))["ETag"]
+        function = Function(self.weed.endpoint, [BUNDLE], self.env | {"KIVU_BATCH__MARGIN_MS": "500"})
+        calls = 0
+        try:
+            while True:
+                calls += 1
+                answer = None
+                answer = function.wait(function.send(sqs(s3_event("in/long.jsonl", etag)), seconds=1.5))[1]
+                if not answer["batchItemFailures"]:
+                    break
+                self.assertEqual(answer["batchItemFailures"], [{"itemIdentifier": "message-0"}])
+                self.assertLess(calls, 200)
+        finally:
+            function.stop()
+        self.assertGreater(calls, 1)
+        self.assertEqual([row["id"] for row in parsed(self.weed.get("out/long.jsonl"))], list(range(count)))
+        self.assertEqual(self.report("out/long.jsonl")["rows"], count)
+
+    def test_a_hundred_kills(self):
+        """Each job is killed at random moments until it is done."""
+        generator = random.Random(1)
+        count, kills, jobs = 12_000, 0, 0
+        forms = {
+            "jsonl": lines(rows(count)),
+            "jsonl.gz": gzip.compress(lines(rows(count))),
+            "csv": ("id,text\n" + "".join(f"{row['id']},{row['text']}\n" for row in rows(count))).encode(),
+        }
+        table = self.folder / "kill.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows(count)), table, row_group_size=5000)
+        forms["parquet"] = table.read_bytes()
+        function = Function(self.weed.endpoint, [BUNDLE], self.env | {"KIVU_BATCH__SAVE_MS": "100"})
+        try:
+            while kills < KILLS:
+                form = list(forms)[jobs % len(forms)]
+                key = f"kill-{jobs}.{form}"
+                event = s3_event(f"in/{key}", self.weed.put(f"in/{key}", forms[form])["ETag"])
+                jobs += 1
+                of_this = 0
+                while True:
+                    number = function.send(event)
+                    ends = time.monotonic() + generator.uniform(0.05, 0.9)
+                    while time.monotonic() < ends and number not in function.answers:
+                        time.sleep(0.005)
+                    if number in function.answers:
+                        self.assertEqual(function.answers[number][0], "response", function.answers[number])
+                        break
+                    function.kill()
+                    kills += 1
+                    of_this += 1
+                    self.assertLess(of_this, 150, "it never gets done")
+                self.check(key, count)
+        finally:
+            function.stop()
+        print(f"{kills} kills in {jobs} jobs", flush=True)
+        self.assertEqual([key for key in self.weed.keys("out/kill") if "checkpoint" in key], [])
+
+    def check(self, key, count):
+        output = self.weed.get(f"out/{key}")
+        if key.endswith("parquet"):
+            table = pyarrow.parquet.read_table(io.BytesIO(output))
+            found = table["id"].to_pylist()
+            self.assertEqual(table["embedding"].null_count, 0)
+        elif key.endswith("csv"):
+            found = [int(row["id"]) for row in csv.DictReader(io.StringIO(output.decode()))]
+        else:
+            found = [row["id"] for row in parsed(gzip.decompress(output) if key.endswith("gz") else output)]
+        self.assertEqual(found, list(range(count)), key)
+        self.assertEqual(self.report(f"out/{key}")["rows"], count)
+
+    def test_a_server_that_breaks_off_or_is_busy(self):
+        etag = self.weed.put("in/faulty.jsonl", lines(rows(20_000)))["ETag"]
+        faults = Faults(self.weed.endpoint)
+        faults.fault = lambda request, seen: {2: "cut", 4: "slow down"}.get(seen % 6)
+        function = Function(faults.endpoint, [BUNDLE], self.env | {"KIVU_BATCH__SAVE_MS": "100"})
+        try:
+            function.call(s3_event("in/faulty.jsonl", etag))
+        finally:
+            function.stop()
+            faults.stop()
+        self.assertEqual([row["id"] for row in parsed(self.weed.get("out/faulty.jsonl"))], list(range(20_000)))
+
+    def test_an_object_that_is_replaced_while_it_is_read(self):
+        big = lines([{"id": number, "text": "x " * 4000} for number in range(4000)])
+        etag = self.weed.put("in/moving.jsonl", big)["ETag"]
+        number = self.function.send(sqs(s3_event("in/moving.jsonl", etag)))
+        wait_for("its beginning", lambda: [key for key in self.weed.keys("out/moving") if "checkpoint" in key])
+        etag = self.weed.put("in/moving.jsonl", lines(rows(10)))["ETag"]
+        self.assertEqual(self.function.wait(number)[1], {"batchItemFailures": [{"itemIdentifier": "message-0"}]})
+        self.assertEqual(self.function.call(sqs(s3_event("in/moving.jsonl", etag))), {"batchItemFailures": []})
+        self.assertEqual(len(parsed(self.weed.get("out/moving.jsonl"))), 10)
+
+    def test_a_server_that_is_killed_and_comes_back(self):
+        etag = self.weed.put("in/outage.jsonl", lines(rows(30_000)))["ETag"]
+        function = Function(self.weed.endpoint, [BUNDLE], self.env | {"KIVU_BATCH__SAVE_MS": "200"})
+        try:
+            number = function.send(s3_event("in/outage.jsonl", etag))
+            wait_for("its beginning", lambda: [key for key in self.weed.keys("out/outage") if "checkpoint" in key])
+            self.weed.kill()
+            time.sleep(1)
+            self.weed.start()
+            wait_for("the bucket", lambda: self.weed.keys("in/outage"), 60)
+            kind, answer = function.wait(number)
+            if kind != "response":
+                function.call(s3_event("in/outage.jsonl", etag))
+        finally:
+            function.stop()
+        self.assertEqual([row["id"] for row in parsed(self.weed.get("out/outage.jsonl"))], list(range(30_000)))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

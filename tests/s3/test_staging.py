@@ -1,0 +1,249 @@
+"""Bundles on their way to S3 and back, against a real server, with what can go wrong on the way.
+
+    TEST_KIVU=… TEST_BATCH=… TEST_BUNDLE=… python tests/s3/test_staging.py
+"""
+
+import concurrent.futures
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+import urllib.request
+from pathlib import Path
+
+import harness
+from harness import BUCKET, KIVU, Faults, Weed, kivu, wait_for
+
+BUNDLE = Path(os.environ["TEST_BUNDLE"])
+NAME = BUNDLE.name
+PREFIX = f"s3://{BUCKET}/models"
+
+
+class Served:
+    """`kivu serve` of a bundle."""
+
+    def __init__(self, endpoint, *models, env=()):
+        environment = os.environ | {"AWS_ENDPOINT_URL": endpoint} | dict(env)
+        self.process = subprocess.Popen(
+            [KIVU, "serve", *map(str, models), "--listen", "127.0.0.1:0"], env=environment, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+
+    def address(self):
+        line = self.process.stdout.readline()
+        if "http://" not in line:
+            raise AssertionError(self.process.stderr.read())
+        return line.split("http://")[1].strip()
+
+    def embed(self, text):
+        request = urllib.request.Request(
+            f"http://{self.address()}/embed", json.dumps({"inputs": text}).encode(),
+            {"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+    def stop(self):
+        self.process.kill()
+        self.process.communicate()
+
+
+class Staging(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.weed = Weed()
+        cls.folder = Path(tempfile.mkdtemp(prefix="kivu-staging-"))
+        cls.home = {"KIVU_HOME": str(cls.folder / "home"), "KIVU_ONNXRUNTIME": os.environ["TEST_ONNXRUNTIME"]}
+        cls.digest = cls.push().stdout.split(f"{NAME}/")[1].split()[0]
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.weed.stop()
+        shutil.rmtree(cls.folder)
+
+    @classmethod
+    def push(cls, bundle=BUNDLE, prefix=PREFIX, endpoint=None, **more):
+        return kivu(endpoint or cls.weed.endpoint, "push", bundle, prefix, env=cls.home, **more)
+
+    def pull(self, url, out, endpoint=None, **more):
+        return kivu(endpoint or self.weed.endpoint, "pull", url, "--out", out, env=self.home, **more)
+
+    def serve(self, url, text="a text", endpoint=None, env=()):
+        served = Served(endpoint or self.weed.endpoint, url, env=self.home | dict(env))
+        try:
+            return served.embed(text)
+        finally:
+            served.stop()
+
+    def assert_same(self, folder):
+        for file in BUNDLE.iterdir():
+            self.assertEqual((folder / file.name).read_bytes(), file.read_bytes(), file.name)
+
+    def test_what_was_pushed_is_laid_out_and_known(self):
+        files = sorted(file.name for file in BUNDLE.iterdir())
+        place = f"models/{NAME}/"
+        self.assertEqual(self.weed.keys(place), [f"{place}{self.digest}/{file}" for file in files] + [f"{place}latest"])
+        self.assertEqual(self.weed.get(f"{place}latest").decode(), self.digest)
+        before = self.weed.s3.head_object(Bucket=BUCKET, Key=f"{place}{self.digest}/manifest.toml")["LastModified"]
+        self.assertIn("known", self.push().stdout)
+        after = self.weed.s3.head_object(Bucket=BUCKET, Key=f"{place}{self.digest}/manifest.toml")["LastModified"]
+        self.assertEqual(before, after)
+
+    def test_a_bundle_comes_back_as_it_went(self):
+        out = self.folder / "back"
+        self.assertIn("fetched", self.pull(f"{PREFIX}/{NAME}", out).stdout)
+        self.assert_same(out)
+        self.assertIn("known", self.pull(f"{PREFIX}/{NAME}/{self.digest}", out).stdout)
+        (out / "tokenizer.json").write_bytes(b"{}")
+        self.assertIn("fetched", self.pull(f"{PREFIX}/{NAME}", out).stdout)
+        self.assert_same(out)
+        other = self.folder / "other"
+        other.mkdir()
+        (other / "mine.txt").write_text("mine")
+        self.assertIn("found other files there", self.pull(f"{PREFIX}/{NAME}", other, check=False).stderr)
+        self.assertEqual((other / "mine.txt").read_text(), "mine")
+
+    def test_it_is_served_from_s3_as_from_its_folder(self):
+        expected = self.serve(BUNDLE)
+        self.assertEqual(self.serve(f"{PREFIX}/{NAME}"), expected)
+        self.assertEqual(self.serve(f"{PREFIX}/{NAME}/{self.digest}"), expected)
+
+    def test_a_cache_serves_many_processes(self):
+        cache = self.folder / "cache"
+        url, expected = f"{PREFIX}/{NAME}", self.serve(BUNDLE)
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            answers = pool.map(lambda _: self.serve(url, env={"KIVU_CACHE": str(cache)}), range(4))
+            self.assertEqual(list(answers), [expected] * 4)
+        self.assertEqual([folder.name for folder in cache.iterdir()], [self.digest])
+        self.assert_same(cache / self.digest)
+
+    def test_what_is_not_there_is_told(self):
+        missing = self.pull(f"{PREFIX}/nothing", self.folder / "x", check=False)
+        self.assertIn(f"expected a bundle at `{PREFIX}/nothing`, but found no `latest`", missing.stderr)
+        digest = "0" * 64
+        missing = self.pull(f"{PREFIX}/{NAME}/{digest}", self.folder / "x", check=False)
+        self.assertIn("but found no `manifest.toml`", missing.stderr)
+        self.weed.put("models/odd/latest", b"hello")
+        self.assertIn("expected a digest in", self.pull(f"{PREFIX}/odd", self.folder / "x", check=False).stderr)
+        self.weed.put(f"models/odd/{digest}/manifest.toml", (BUNDLE / "manifest.toml").read_bytes())
+        lies = self.pull(f"{PREFIX}/odd/{digest}", self.folder / "x", check=False)
+        self.assertIn("to have the SHA-256 in its URL", lies.stderr)
+
+    def test_two_pushers_end_in_one_bundle(self):
+        prefix = f"s3://{BUCKET}/race"
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            done = list(pool.map(lambda place: kivu(
+                self.weed.endpoint, "push", BUNDLE, prefix,
+                env=self.home | {"KIVU_HOME": str(self.folder / f"home-{place}")},
+            ), range(3)))
+        self.assertEqual(len(done), 3)
+        out = self.folder / "race"
+        self.pull(f"{prefix}/{NAME}", out)
+        self.assert_same(out)
+        # Whoever comes between does not lose what they wrote.
+        faults = Faults(self.weed.endpoint)
+        try:
+            def move(request, _):
+                if request.command == "PUT" and request.path.endswith("/manifest.toml?x-id=PutObject"):
+                    self.weed.put(f"meddled/{NAME}/latest", b"1" * 64)
+            faults.fault = move
+            refused = self.push(prefix=f"s3://{BUCKET}/meddled", endpoint=faults.endpoint, check=False)
+        finally:
+            faults.stop()
+        self.assertIn("somebody else moved it", refused.stderr)
+        self.assertEqual(self.weed.get(f"meddled/{NAME}/latest"), b"1" * 64)
+
+    def test_a_push_goes_on_where_it_stopped(self):
+        faults = Faults(self.weed.endpoint)
+        prefix = f"s3://{BUCKET}/resumed"
+        parts = []
+
+        def stop(request, _):
+            if request.command == "PUT" and "partNumber=" in request.path:
+                parts.append(request.path)
+                if len(parts) == 3:
+                    process.kill()
+        try:
+            faults.fault = stop
+            environment = os.environ | {"AWS_ENDPOINT_URL": faults.endpoint} | self.home
+            process = subprocess.Popen([KIVU, "push", BUNDLE, prefix], env=environment, stdin=subprocess.DEVNULL,
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            process.wait()
+            self.assertFalse(self.weed.exists(f"resumed/{NAME}/latest"))
+            noted = [json.loads(note.read_text()) for note in (self.folder / "home" / "pushes").iterdir()]
+            known = {(note["upload"]["key"], part["number"]) for note in noted for part in note["parts"]}
+            again = []
+            faults.fault = lambda request, _: again.append(request.path) if "partNumber=" in request.path else None
+            self.push(prefix=prefix, endpoint=faults.endpoint)
+        finally:
+            faults.stop()
+        for key, number in known:
+            self.assertFalse([path for path in again if key in path and f"partNumber={number}&" in path + "&"])
+        self.pull(f"{prefix}/{NAME}", self.folder / "resumed")
+        self.assert_same(self.folder / "resumed")
+
+    def test_a_connection_that_breaks_and_a_server_that_is_busy_are_borne(self):
+        for fault in ("cut", "slow down"):
+            faults = Faults(self.weed.endpoint)
+            try:
+                faults.fault = lambda request, seen, fault=fault: fault if seen % 3 == 2 else None
+                self.assertEqual(self.serve(f"{PREFIX}/{NAME}", endpoint=faults.endpoint), self.serve(BUNDLE))
+                out = self.folder / f"through-{fault.replace(' ', '-')}"
+                self.pull(f"{PREFIX}/{NAME}", out, endpoint=faults.endpoint)
+                self.assert_same(out)
+                self.push(prefix=f"s3://{BUCKET}/{out.name}", endpoint=faults.endpoint)
+            finally:
+                faults.stop()
+
+    def test_a_wrong_byte_is_found(self):
+        faults = Faults(self.weed.endpoint)
+        try:
+            faults.fault = lambda request, _: "flip" if request.command == "GET" and "weights.bin" in request.path else None
+            served = Served(faults.endpoint, f"{PREFIX}/{NAME}", env=self.home)
+            error = served.process.communicate(timeout=60)[1]
+            self.assertIn("to have the BLAKE3", error)
+            pulled = self.pull(f"{PREFIX}/{NAME}", self.folder / "wrong", endpoint=faults.endpoint, check=False)
+            self.assertIn("to have the BLAKE3", pulled.stderr)
+            self.assertFalse((self.folder / "wrong").exists())
+        finally:
+            faults.stop()
+
+    def test_an_object_that_was_replaced_is_found(self):
+        place = f"models/replaced-{NAME}/{self.digest}"
+        for file in BUNDLE.iterdir():
+            self.weed.put(f"{place}/{file.name}", file.read_bytes())
+        self.weed.put(f"{place}/weights.bin", b"short")
+        served = Served(self.weed.endpoint, f"s3://{BUCKET}/{place}", env=self.home)
+        error = served.process.communicate(timeout=90)[1]
+        self.assertIn("weights.bin", error)
+        self.assertIn("to stay as it was", error)
+
+    def test_a_server_that_is_killed_and_comes_back(self):
+        faults = Faults(self.weed.endpoint)
+        killed = threading.Event()
+
+        def kill(request, _):
+            if request.command == "GET" and "weights.bin" in request.path and not killed.is_set():
+                killed.set()
+                self.weed.kill()
+                threading.Thread(target=lambda: (time.sleep(1), self.weed.start()), daemon=True).start()
+        try:
+            faults.fault = None
+            expected = self.serve(BUNDLE)
+            served = Served(self.weed.endpoint, f"{PREFIX}/{NAME}", env=self.home)
+            self.weed.kill()
+            time.sleep(0.5)
+            self.weed.start()
+            self.assertEqual(served.embed("a text"), expected)
+            served.stop()
+        finally:
+            faults.stop()
+            wait_for("weed", lambda: self.weed.s3.list_buckets())
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
