@@ -14,6 +14,7 @@ pub mod quality;
 pub mod quantise;
 mod recipe;
 mod sentence_transformers;
+mod sentencepiece;
 mod translation;
 pub mod weights;
 
@@ -22,7 +23,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub use self::recipe::{QualityFloor, Recipe, Strategy};
+pub use self::recipe::{LanguagePair, QualityFloor, Recipe, Strategy};
 use self::{
     adapter::Adapter,
     architecture::Architecture,
@@ -33,7 +34,7 @@ use self::{
 use crate::{
     backend::onnx::{Runtime, Session},
     error::{Error, Result, quoted},
-    pipeline::{Task, classification::ClassificationSettings},
+    pipeline::{Task, classification::ClassificationSettings, translation::Languages},
     repository::{
         bundle::{Bundle, MANIFEST, TOKENIZER, describe, sha256_of},
         manifest::{self, File, Manifest, Precision, Quality, TensorNames},
@@ -80,6 +81,7 @@ struct Plan {
     task: Option<Task>,
     strategy: Strategy,
     tensors: TensorNames,
+    languages: Option<Languages>,
     precision: Precision,
     floor: QualityFloor,
 }
@@ -112,6 +114,12 @@ pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Re
         .tempdir_in(parent)
         .map_err(Error::io(format!("cannot create a folder in `{}`", parent.display())))?;
 
+    if let Some(opened) = open_translation(&plan, progress)? {
+        let folder = build_translation(plan, opened, scratch.path(), runtime, progress)?;
+        replace(&folder, &request.out, scratch.path())?;
+        progress.step();
+        return Bundle::open(&request.out);
+    }
     require_config(&plan.folder)?;
     let tokenizer_file = read_tokenizer(&plan.folder)?;
     let tokenizer = Tokenizer::from_json(&tokenizer_file)?;
@@ -159,6 +167,60 @@ pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Re
     Bundle::open(&request.out)
 }
 
+/// The translation model that is the source; nothing where the source is another model.
+fn open_translation(plan: &Plan, progress: &dyn Progress) -> Result<Option<translation::Opened>> {
+    let open = if bergamot::is_in(&plan.folder) {
+        bergamot::open
+    } else if translation::is_in(&plan.folder) {
+        translation::open
+    } else {
+        return Ok(None);
+    };
+    progress.stage("read the weights", 1);
+    let opened = open(&plan.folder)?;
+    progress.step();
+    Ok(Some(opened))
+}
+
+/// Builds the bundle of a translation model in a folder of `scratch`.
+fn build_translation(
+    plan: Plan,
+    opened: translation::Opened,
+    scratch: &Path,
+    runtime: Runtime,
+    progress: &dyn Progress,
+) -> Result<PathBuf> {
+    if let Some(task) = plan.task.filter(|task| *task != Task::Translation) {
+        return Err(Error::model(format!("expected a model for `{task}`, but found one that translates")));
+    }
+    let compiled = translation::compile(opened, &plan, scratch, runtime, progress)?;
+    progress.stage("write the bundle", 1);
+    let manifest = Manifest {
+        format: Manifest::FORMAT,
+        name: plan.name,
+        task: Task::Translation,
+        graph: translation::graph().to_owned(),
+        source: manifest::Source {
+            architecture: compiled.architecture,
+            from: plan.from,
+            sha256: compiled.sha256,
+        },
+        weights: manifest::Weights {
+            precision: plan.precision,
+            plan: translation::plan_of(plan.precision).to_owned(),
+            quality: None,
+        },
+        embedding: None,
+        classification: None,
+        translation: Some(compiled.settings),
+        tensors: plan.tensors,
+        signature: compiled.signature,
+        files: files(&compiled.folder)?,
+    };
+    write_file(&compiled.folder.join(MANIFEST), manifest.to_text()?.as_bytes())?;
+    Ok(compiled.folder)
+}
+
 fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
     let source = &request.source;
     let is_recipe = source.extension().is_some_and(|extension| extension == "toml") && source.is_file();
@@ -185,6 +247,9 @@ fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
             task: Some(recipe.task),
             strategy: recipe.strategy,
             tensors: recipe.tensors,
+            languages: recipe
+                .languages
+                .map(|LanguagePair { source, target }| Languages::Pair { source, target }),
             precision: request.precision.unwrap_or(recipe.precision),
             floor: recipe.quality,
         });
@@ -207,6 +272,7 @@ fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         task: request.task,
         strategy: Strategy::default(),
         tensors: TensorNames::default(),
+        languages: None,
         precision: request.precision.unwrap_or_default(),
         floor: QualityFloor::default(),
     })

@@ -10,7 +10,7 @@ const DOORS: [(&str, &[&str]); 9] = [
     ("ort::", &["src/backend/onnx/"]),
     ("tokenizers::", &["src/tokenizer.rs"]),
     ("safetensors::", &["src/build/weights.rs"]),
-    ("prost::", &["src/build/onnx/"]),
+    ("prost::", &["src/build/onnx/", "src/build/sentencepiece/"]),
     ("zip::", &["src/build/fetch.rs"]),
     ("lambda_http::", &["functions/"]),
     ("indicatif::", &["src/cli/progress.rs"]),

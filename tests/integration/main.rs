@@ -17,3 +17,4 @@ mod live;
 mod models;
 mod serving;
 mod translation;
+mod translation_graphs;

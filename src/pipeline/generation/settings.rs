@@ -140,6 +140,30 @@ impl<'de> Deserialize<'de> for EarlyStopping {
 }
 
 impl GenerationOptions {
+    /// The names of all options, by which they are picked out of a `generation_config.json`.
+    pub const NAMES: [&str; 20] = [
+        "max_length",
+        "max_new_tokens",
+        "min_length",
+        "min_new_tokens",
+        "num_beams",
+        "num_return_sequences",
+        "length_penalty",
+        "early_stopping",
+        "no_repeat_ngram_size",
+        "repetition_penalty",
+        "bad_words_ids",
+        "suppress_tokens",
+        "begin_suppress_tokens",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "renormalize_logits",
+        "do_sample",
+        "temperature",
+        "top_k",
+        "top_p",
+    ];
+
     /// These, and where they say nothing, `defaults`.
     ///
     /// A length in one unit silences the default in the other: a request's `max_length` is not beaten by a

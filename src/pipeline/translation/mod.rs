@@ -10,6 +10,6 @@ mod sources;
 pub use self::{
     languages::{Directions, LanguageNames, Pair, Wanted},
     pipeline::{GeneratedIds, Parts, Translation, TranslationOptions, TranslationPipeline, Translations},
-    settings::{Decoder, Languages, TokenSide, TranslationSettings},
+    settings::{Decoder, Languages, TokenSide, TranslationSettings, UnknownTokens},
     sources::Split,
 };

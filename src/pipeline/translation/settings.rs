@@ -14,6 +14,9 @@ pub struct TranslationSettings {
     pub max_tokens: usize,
     /// The most tokens that the decoder can be fed, its first included: those that there are positions for.
     pub max_positions: usize,
+    /// Tokens that the tokenizer gives and the model does not know, if there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unknown_tokens: Option<UnknownTokens>,
     /// The file of the tokenizer that puts targets together, where it is not the source's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_tokenizer: Option<String>,
@@ -26,6 +29,23 @@ pub struct TranslationSettings {
     pub languages: Languages,
     /// How the target is generated.
     pub generation: GenerationSettings,
+}
+
+/// Tokens that a tokenizer gives and a model does not know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UnknownTokens {
+    /// The first of them; all that come after it are unknown as well.
+    pub from: u32,
+    /// What the model reads in their place.
+    pub read_as: u32,
+}
+
+impl UnknownTokens {
+    /// What the model reads for `id`.
+    pub fn read(&self, id: u32) -> u32 {
+        if id < self.from { id } else { self.read_as }
+    }
 }
 
 /// The graph that is run token by token.
