@@ -17,7 +17,7 @@ use crate::{
     },
     repository::{
         Bundle, Manifest,
-        bundle::{MANIFEST, TOKENIZER},
+        bundle::{MANIFEST, PIECES, TOKENIZER},
         manifest::File,
     },
     tokenizer::Tokenizer,
@@ -56,7 +56,7 @@ impl Pipeline {
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         match self {
             Self::Embedding(pipeline)
-            | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline))
+            | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _))
             | Self::Ranking(RankingPipeline::Embedding(pipeline)) => pipeline.tokenizer(),
             Self::Classification(pipeline)
             | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
@@ -69,7 +69,7 @@ impl Pipeline {
     pub fn max_tokens(&self) -> usize {
         match self {
             Self::Embedding(pipeline)
-            | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline))
+            | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _))
             | Self::Ranking(RankingPipeline::Embedding(pipeline)) => pipeline.settings().max_tokens,
             Self::Classification(pipeline)
             | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
@@ -103,7 +103,7 @@ impl Pipeline {
         match manifest.task {
             Task::FeatureExtraction => Ok(Self::Embedding(pipeline)),
             Task::TextRanking => Ok(Self::Ranking(RankingPipeline::Embedding(pipeline))),
-            Task::ZeroShotClassification => Ok(Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline))),
+            Task::ZeroShotClassification => Ok(Self::ZeroShot(ZeroShotPipeline::embedding(pipeline))),
             Task::TextClassification => Err(lacks(manifest, "classification")),
             Task::Translation => Err(lacks(manifest, "translation")),
         }
@@ -173,8 +173,8 @@ fn load(bundle: &Bundle, config: &Config) -> Result<Loaded> {
     thread::scope(|scope| {
         // One thread for both, since two CPUs are all that most functions have.
         let tokenizer = scope.spawn(|| {
-            let tokenizer = Tokenizer::from_json(&bundle.read(TOKENIZER)?)?;
-            bundle.verify(&[TOKENIZER, &manifest.graph])?;
+            let tokenizer = bundle.tokenizer()?;
+            bundle.verify(&[TOKENIZER, PIECES, &manifest.graph])?;
             Ok(tokenizer)
         });
         let backend = open_graph(bundle, config);

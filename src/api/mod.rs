@@ -22,6 +22,7 @@ use axum::{
 };
 use futures::FutureExt;
 use tokio::sync::Semaphore;
+use tower_http::decompression::RequestDecompressionLayer;
 
 use self::rejection::Rejection;
 use crate::{
@@ -156,6 +157,8 @@ pub fn router(app: App) -> Router {
         .route("/v1/models/{model}", get(openai::model))
         .fallback(no_route)
         .method_not_allowed_fallback(wrong_method)
+        // Limits hold for what comes out of a compressed body.
+        .layer(RequestDecompressionLayer::new().pass_through_unaccepted(true))
         .layer(middleware::from_fn_with_state(Arc::clone(&app), observe))
         .with_state(app)
 }
@@ -198,7 +201,7 @@ async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) 
         }),
     };
     let (status, took) = (response.status(), started.elapsed());
-    let ms = took.as_secs_f64() * 1000.0;
+    let ms = took.as_micros() as f64 / 1000.0;
     let id_text = id.to_str().unwrap_or_default();
     if let Some(rejection) = response.extensions_mut().remove::<Rejection>().filter(Rejection::is_ours) {
         let cause = rejection.chain();

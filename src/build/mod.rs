@@ -36,7 +36,7 @@ use crate::{
     error::{Error, Result, quoted},
     pipeline::{Task, classification::ClassificationSettings, translation::Languages},
     repository::{
-        bundle::{Bundle, MANIFEST, TOKENIZER, describe, sha256_of},
+        bundle::{Bundle, MANIFEST, PIECES, TOKENIZER, describe, sha256_of},
         manifest::{self, File, Manifest, Precision, Quality, TensorNames},
     },
     tokenizer::Tokenizer,
@@ -139,6 +139,9 @@ pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Re
     let session = Session::open(runtime, &compiled.folder.join(GRAPH), std::num::NonZeroUsize::MIN)?;
     quality::try_out(&session, &tokenizer, &compiled.settings)?;
     write_file(&compiled.folder.join(TOKENIZER), &tokenizer_file)?;
+    if let Some(pieces) = Tokenizer::pieces_of(&tokenizer_file)? {
+        write_file(&compiled.folder.join(PIECES), &pieces)?;
+    }
     let (embedding, classification) = match compiled.settings {
         Settings::Embedding(settings) => (Some(settings), None),
         Settings::Classification(settings) => (None, Some(settings)),

@@ -8,7 +8,10 @@ use crate::{
     config::Config,
     error::{Error, Result},
     pipeline::translation::{Parts, TranslationPipeline, TranslationSettings, shortlist::Shortlist},
-    repository::{Bundle, bundle::TOKENIZER},
+    repository::{
+        Bundle,
+        bundle::{PIECES, TOKENIZER},
+    },
     tokenizer::Tokenizer,
 };
 
@@ -35,15 +38,14 @@ pub(super) fn load(bundle: &Bundle, config: &Config) -> Result<TranslationPipeli
 }
 
 fn read_words(bundle: &Bundle, settings: &TranslationSettings) -> Result<Words> {
-    let read = |name: &str| Ok::<_, Error>(Arc::new(Tokenizer::from_json(&bundle.read(name)?)?));
-    let tokenizer = read(TOKENIZER)?;
+    let tokenizer = Arc::new(bundle.tokenizer()?);
     let target = match &settings.target_tokenizer {
-        Some(name) => read(name)?,
+        Some(name) => Arc::new(Tokenizer::from_json(&bundle.read(name)?)?),
         None => Arc::clone(&tokenizer),
     };
     let shortlist = settings.shortlist.as_ref();
     let shortlist = shortlist.map(|name| Shortlist::from_bytes(&bundle.read(name)?)).transpose()?;
-    let read: Vec<&str> = [TOKENIZER, &bundle.manifest().graph, &settings.decoder.graph]
+    let read: Vec<&str> = [TOKENIZER, PIECES, &bundle.manifest().graph, &settings.decoder.graph]
         .into_iter()
         .chain(settings.target_tokenizer.as_deref())
         .chain(settings.shortlist.as_deref())

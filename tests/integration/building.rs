@@ -84,7 +84,7 @@ expected a model in `[folder]/model` (`config.json`, `tokenizer.json`, and `mode
 expected `model.safetensors` of an encoder (`bert`, `distilbert`, `roberta`, `xlm-roberta`, `deberta-v2`) or an ONNX export (`model.onnx`) in `[folder]/model`, but found neither
 `[folder]/model/model.safetensors` is no safetensors file: header too large
 expected `tokenizer.json` in `[folder]/model`, but found none; the fast tokenizers of `transformers` save it (`save_pretrained`)
-cannot read the tokenizer: Model missing. at line 1 column 2
+cannot read the tokenizer: missing field `model` at line 1 column 2
 expected modules among `Transformer`, `Pooling`, `Normalize`, but found `Dense`
 expected one pooling mode of `mean`, `cls`, `lasttoken`, but found `max_tokens`, `mean_tokens`"#);
 }

@@ -7,7 +7,7 @@ use crate::{
     api::request,
     backend::Deadline,
     config::Limits,
-    error::{Error, Result},
+    error::Result,
     pipeline::{
         generation::GenerationOptions,
         translation::{TranslationOptions, TranslationPipeline},
@@ -42,23 +42,16 @@ const GENERATION: [&str; 17] = [
 
 /// What the `parameters` of a request want.
 pub(super) fn options(request: &InferRequest, limits: &Limits) -> Result<TranslationOptions> {
-    let parameters = &request.parameters;
-    let language = |name: &str| match parameters.get(name) {
-        None => Ok(None),
-        Some(Value::String(language)) => Ok(Some(language.clone())),
-        Some(_) => Err(Error::invalid(format!(
-            "expected `parameters.{name}` to be a string, but found something else"
-        ))),
-    };
-    let generation: Map<String, Value> = parameters
+    let generation: Map<String, Value> = request
+        .parameters
         .iter()
         .filter(|(name, _)| GENERATION.contains(&name.as_str()))
         .map(|(name, value)| (name.clone(), value.clone()))
         .collect();
     let generation: GenerationOptions = request::from_value(Value::Object(generation))?;
     Ok(TranslationOptions {
-        source: language("src_lang")?,
-        target: language("tgt_lang")?,
+        source: request.parameter("src_lang")?,
+        target: request.parameter("tgt_lang")?,
         split: None,
         truncate: limits.truncate,
         clean_up_spaces: false,

@@ -153,7 +153,7 @@ fn model_type(pipeline: &Pipeline) -> Value {
         Pooling::LastToken => json!({ "pooling": "last_token" }),
     };
     match pipeline {
-        Pipeline::Embedding(pipeline) | Pipeline::ZeroShot(ZeroShotPipeline::Embedding(pipeline)) => {
+        Pipeline::Embedding(pipeline) | Pipeline::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _)) => {
             json!({ "embedding": pooling(pipeline) })
         }
         Pipeline::Classification(pipeline) | Pipeline::ZeroShot(ZeroShotPipeline::Entailment(pipeline)) => {

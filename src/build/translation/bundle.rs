@@ -65,11 +65,11 @@ pub(in crate::build) fn plan_of(precision: Precision) -> &'static str {
         Precision::Fp32 => "none",
         Precision::Int8 => {
             "encoder: int8, one scale an output channel, but queries, keys and values one for every 32 weights; \
-             decoder and tables: int8, one scale for every 128 weights; activations likewise; the rest: fp32"
+             decoder and tables: int8, one scale for every 256 weights; activations likewise; the rest: fp32"
         }
         Precision::Int8Blocks => {
             "matrices: int8, one scale for every 32 weights, activations likewise; tables: int8, one scale for \
-             every 128 weights; the rest: fp32"
+             every 256 weights; the rest: fp32"
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// The sizes of blocks that the runtime takes, the one that measured fastest first.
-const BLOCKS: [usize; 4] = [128, 64, 32, 16];
+const BLOCKS: [usize; 5] = [256, 128, 64, 32, 16];
 /// What is added to an 8-bit integer to store it without a sign.
 const SHIFT: u8 = 128;
 

@@ -135,7 +135,8 @@ impl Sources {
     }
 
     fn ids(&self, text: &str) -> Result<Vec<i64>> {
-        let ids = self.tokenizer.encode_bare(text)?.into_iter().map(i64::from);
+        let read = |id| self.settings.unknown_tokens.map_or(id, |unknown| unknown.read(id));
+        let ids = self.tokenizer.encode_bare(text)?.into_iter().map(read).map(i64::from);
         // A student of Bergamot's knows its special tokens by their numbers only; in a text they are a slip.
         let ends =
             self.settings.shortlist.as_ref().map_or(&[][..], |_| &self.settings.generation.eos_token_ids);

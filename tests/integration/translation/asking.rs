@@ -55,6 +55,7 @@ fn settings(codes: &[&str]) -> TranslationSettings {
     TranslationSettings {
         max_tokens: 24,
         max_positions: 64,
+        unknown_tokens: None,
         target_tokenizer: None,
         shortlist: None,
         decoder: Decoder { graph: "decoder.onnx".into(), signature },

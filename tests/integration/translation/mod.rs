@@ -3,3 +3,4 @@
 mod asking;
 mod generating;
 mod looping;
+mod texts;
