@@ -251,6 +251,13 @@ impl Directions {
         self.targets.find("tgt_lang", name)
     }
 
+    /// Two languages that the model translates between, whichever: for work whose outcome is not looked at.
+    pub fn some_pair(&self) -> Pair {
+        let source = self.sources.codes.first().cloned().unwrap_or_default();
+        let other = self.targets.codes.iter().find(|code| **code != source);
+        Pair { target: other.or(self.targets.codes.first()).cloned().unwrap_or_default(), source }
+    }
+
     /// The number of languages that the model translates to.
     pub fn count(&self) -> usize {
         self.targets.codes.len()

@@ -9,7 +9,7 @@ mod sources;
 
 pub use self::{
     languages::{Directions, LanguageNames, Pair, Wanted},
-    pipeline::{GeneratedIds, Parts, Translation, TranslationOptions, TranslationPipeline, Translations},
+    pipeline::{Decoding, GeneratedIds, Parts, Translation, TranslationOptions, TranslationPipeline, Translations},
     settings::{Decoder, Languages, TokenSide, TranslationSettings, UnknownTokens},
     sources::Split,
 };

@@ -102,6 +102,15 @@ pub struct Parts {
     pub sequences: Arc<dyn Sequences>,
 }
 
+/// What goes to an encoder and its decoder.
+#[derive(Clone, Debug)]
+pub struct Decoding {
+    /// What is encoded.
+    pub sources: sequences::Sources,
+    /// What is looked for.
+    pub search: Search,
+}
+
 /// A sentence on its way.
 #[derive(Debug)]
 struct Job {
@@ -299,11 +308,8 @@ impl TranslationPipeline {
         let rows: Vec<Vec<i64>> = batch.iter().map(|job| jobs[*job].ids.clone()).collect();
         let list: Vec<Source> =
             batch.iter().map(|job| Source { length: jobs[*job].ids.len(), number: *job }).collect();
-        let shortlist = self.shortlist.as_ref().map(|shortlist| allowed(shortlist, &rows, &search));
-        let search = match &shortlist {
-            Some(shortlist) => search.within(shortlist),
-            None => search,
-        };
+        let Decoding { sources, search } = self.decoding(rows, search);
+        let shortlist = sources.shortlist.clone();
         let (sender, receiver) = oneshot::channel();
         let work = Box::new(move |decoder: &mut dyn Decoder| {
             let generated = generate(decoder, &list, &search, deadline)?;
@@ -311,8 +317,6 @@ impl TranslationPipeline {
             let _ = sender.send(generated);
             Ok(())
         });
-        let pad = self.settings().generation.pad_token_id;
-        let sources = sequences::Sources { rows, pad, shortlist: shortlist.clone() };
         self.sequences.decode(sources, deadline, work).await?;
         let lost = || Error::Inference { message: "the decoder's work was lost".into(), source: None };
         let mut generated = receiver.await.map_err(|_| lost())?;
@@ -324,6 +328,34 @@ impl TranslationPipeline {
             }
         }
         Ok(batch.iter().copied().zip(generated).collect())
+    }
+
+    /// Token ids as they go to the encoder, and the search in terms of what the decoder scores.
+    fn decoding(&self, rows: Vec<Vec<i64>>, search: Search) -> Decoding {
+        let shortlist = self.shortlist.as_ref().map(|shortlist| allowed(shortlist, &rows, &search));
+        let search = match &shortlist {
+            Some(shortlist) => search.within(shortlist),
+            None => search,
+        };
+        let pad = self.settings().generation.pad_token_id;
+        Decoding { sources: sequences::Sources { rows, pad, shortlist }, search }
+    }
+
+    /// What goes to the encoder and the decoder for a text that is not split: to be run by hand.
+    pub fn decoding_of(&self, text: &str, options: &TranslationOptions) -> Result<Decoding> {
+        let manner = Manner {
+            wanted: Wanted { source: options.source.as_deref(), target: options.target.as_deref() },
+            split: Split::Never,
+            truncate: true,
+        };
+        let prepared = self.sources.prepare(text, manner)?;
+        let search = self.search(options, self.sources.first_token(&prepared.pair.target))?;
+        Ok(self.decoding(prepared.sentences, search))
+    }
+
+    /// What runs the model.
+    pub fn sequences(&self) -> &Arc<dyn Sequences> {
+        &self.sequences
     }
 
     /// The translations of a text from those of its sentences: the best of each, the second best of each, …
@@ -367,7 +399,8 @@ impl TranslationPipeline {
         let ids = text.ids.iter().filter(is_text).filter_map(|id| u32::try_from(*id).ok());
         let ids: Vec<u32> = ids.filter(|id| (*id as usize) < self.target.vocabulary_size()).collect();
         let text = self.target.decode(&ids, true)?;
-        Ok(if options.clean_up_spaces { clean_up(&text) } else { text })
+        let text = text.trim();
+        Ok(if options.clean_up_spaces { clean_up(text) } else { text.to_owned() })
     }
 }
 
