@@ -17,7 +17,11 @@ use crate::{
         generation::GenerationSettings,
         translation::{Decoder, Languages, TranslationSettings, UnknownTokens},
     },
-    repository::{bundle::TOKENIZER, manifest::Precision},
+    repository::{
+        bundle::{PIECES, TOKENIZER},
+        manifest::Precision,
+    },
+    tokenizer::Tokenizer,
 };
 
 const ENCODER: &str = "encoder.onnx";
@@ -64,12 +68,13 @@ pub(in crate::build) fn plan_of(precision: Precision) -> &'static str {
     match precision {
         Precision::Fp32 => "none",
         Precision::Int8 => {
-            "encoder: int8, one scale an output channel, but queries, keys and values one for every 32 weights; \
-             decoder and tables: int8, one scale for every 256 weights; activations likewise; the rest: fp32"
+            "encoder: int8, one scale an output channel and one a token, but queries, keys and values one for every \
+             32 weights; decoder and tables: int8, one scale for every 64 to 256 weights; activations likewise; the \
+             rest: fp32"
         }
         Precision::Int8Blocks => {
             "matrices: int8, one scale for every 32 weights, activations likewise; tables: int8, one scale for \
-             every 256 weights; the rest: fp32"
+             every 64 to 256 weights; the rest: fp32"
         }
     }
 }
@@ -111,6 +116,9 @@ pub(in crate::build) fn compile(
         quantised => (Some(write(Precision::Fp32, "fp32")?), write(quantised, "quantised")?),
     };
     write_file(&folder.join(TOKENIZER), &tokenizer)?;
+    if let Some(pieces) = Tokenizer::pieces_of(&tokenizer)? {
+        write_file(&folder.join(PIECES), &pieces)?;
+    }
     let put = |name: &str, bytes: Option<Vec<u8>>| match bytes {
         Some(bytes) => write_file(&folder.join(name), &bytes).map(|()| Some(name.to_owned())),
         None => Ok(None),
