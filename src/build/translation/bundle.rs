@@ -5,11 +5,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{decoder, encoder, model::TranslationModel};
+use super::{decoder, encoder, model::TranslationModel, quality};
 use crate::{
     backend::{
         Signature,
-        onnx::{Runtime, Session},
+        onnx::{Graphs, Runtime, Session},
     },
     build::{Plan, Progress, create_folder, onnx, weights::Weights, write_file},
     error::{Error, Result},
@@ -19,7 +19,7 @@ use crate::{
     },
     repository::{
         bundle::{PIECES, TOKENIZER},
-        manifest::Precision,
+        manifest::{Precision, Quality},
     },
     tokenizer::Tokenizer,
 };
@@ -61,6 +61,27 @@ pub(in crate::build) struct Compiled {
     pub(in crate::build) reference: Option<PathBuf>,
     /// The folder of what goes into the bundle.
     pub(in crate::build) folder: PathBuf,
+}
+
+impl Compiled {
+    /// How close the quantised graphs come to the fp32 ones; nothing where there are no others.
+    pub(in crate::build) fn quality(
+        &self,
+        runtime: Runtime,
+        progress: &dyn Progress,
+    ) -> Result<Option<Quality>> {
+        let Some(reference) = &self.reference else { return Ok(None) };
+        progress.stage("measure the quality", quality::count(&self.settings.languages));
+        let files = |folder: &Path| [ENCODER, DECODER].map(|name| folder.join(name));
+        let (reference, quantised) = (files(reference), files(&self.folder));
+        let subject = quality::Subject {
+            settings: &self.settings,
+            reference: Graphs { encoder: &reference[0], decoder: &reference[1] },
+            quantised: Graphs { encoder: &quantised[0], decoder: &quantised[1] },
+            folder: &self.folder,
+        };
+        quality::measure(runtime, &subject, &|| progress.step()).map(Some)
+    }
 }
 
 /// How weights are stored, in words.
