@@ -1,5 +1,7 @@
 //! A served model: a bundle, opened as the pipeline of its task.
 
+mod translation;
+
 use std::{path::Path, sync::Arc, thread};
 
 use crate::{
@@ -11,7 +13,7 @@ use crate::{
     error::{Error, Result, quoted},
     pipeline::{
         Task, classification::ClassificationPipeline, embedding::EmbeddingPipeline, ranking::RankingPipeline,
-        zero_shot::ZeroShotPipeline,
+        translation::TranslationPipeline, zero_shot::ZeroShotPipeline,
     },
     repository::{
         Bundle, Manifest,
@@ -45,6 +47,8 @@ pub enum Pipeline {
     ZeroShot(ZeroShotPipeline),
     /// A query and texts to scores for the texts.
     Ranking(RankingPipeline),
+    /// A text to a text in another language.
+    Translation(TranslationPipeline),
 }
 
 impl Pipeline {
@@ -57,6 +61,7 @@ impl Pipeline {
             Self::Classification(pipeline)
             | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
             | Self::Ranking(RankingPipeline::CrossEncoder(pipeline)) => pipeline.tokenizer(),
+            Self::Translation(pipeline) => pipeline.tokenizer(),
         }
     }
 
@@ -69,11 +74,15 @@ impl Pipeline {
             Self::Classification(pipeline)
             | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
             | Self::Ranking(RankingPipeline::CrossEncoder(pipeline)) => pipeline.settings().max_tokens,
+            Self::Translation(pipeline) => pipeline.settings().max_tokens,
         }
     }
 
     fn new(manifest: &Manifest, loaded: Loaded, limit: Option<usize>) -> Result<Self> {
-        let Loaded { tokenizer, backend } = loaded;
+        let (tokenizer, backend) = match loaded {
+            Loaded::Encoder { tokenizer, backend } => (tokenizer, backend),
+            Loaded::Translator(pipeline) => return Ok(Self::Translation(pipeline)),
+        };
         let bounded = |tokens: usize| limit.map_or(tokens, |limit| limit.min(tokens));
         if let Some(mut settings) = manifest.classification.clone() {
             settings.max_tokens = bounded(settings.max_tokens);
@@ -110,9 +119,9 @@ fn lacks(manifest: &Manifest, settings: &str) -> Error {
 
 /// What models of the same weights share.
 #[derive(Clone, Debug)]
-struct Loaded {
-    tokenizer: Arc<Tokenizer>,
-    backend: Arc<dyn Backend>,
+enum Loaded {
+    Encoder { tokenizer: Arc<Tokenizer>, backend: Arc<dyn Backend> },
+    Translator(TranslationPipeline),
 }
 
 impl Model {
@@ -158,6 +167,9 @@ impl Model {
 /// session. Nothing is served before every hash is verified.
 fn load(bundle: &Bundle, config: &Config) -> Result<Loaded> {
     let manifest = bundle.manifest();
+    if manifest.task == Task::Translation {
+        return translation::load(bundle, config).map(Loaded::Translator);
+    }
     thread::scope(|scope| {
         // One thread for both, since two CPUs are all that most functions have.
         let tokenizer = scope.spawn(|| {
@@ -167,12 +179,16 @@ fn load(bundle: &Bundle, config: &Config) -> Result<Loaded> {
         });
         let backend = open_graph(bundle, config);
         let tokenizer = tokenizer.join().unwrap_or_else(|_| Err(panicked(&manifest.name)));
-        Ok(Loaded { tokenizer: Arc::new(tokenizer?), backend: Arc::new(backend?) })
+        Ok(Loaded::Encoder { tokenizer: Arc::new(tokenizer?), backend: Arc::new(backend?) })
     })
 }
 
+fn runtime(config: &Config) -> Result<Runtime> {
+    Runtime::load(&library::locate(config.onnxruntime.as_deref(), &config.home)?)
+}
+
 fn open_graph(bundle: &Bundle, config: &Config) -> Result<OnnxBackend> {
-    let runtime = Runtime::load(&library::locate(config.onnxruntime.as_deref(), &config.home)?)?;
+    let runtime = runtime(config)?;
     let manifest = bundle.manifest();
     // The graph is small, and it is parsed: it is verified before.
     bundle.read(&manifest.graph)?;
