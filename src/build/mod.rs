@@ -197,6 +197,10 @@ fn build_translation(
         return Err(Error::model(format!("expected a model for `{task}`, but found one that translates")));
     }
     let compiled = translation::compile(opened, &plan, scratch, runtime, progress)?;
+    let quality = compiled.quality(runtime, progress)?;
+    if let Some(quality) = &quality {
+        quality::require(quality, &plan.floor)?;
+    }
     progress.stage("write the bundle", 1);
     let manifest = Manifest {
         format: Manifest::FORMAT,
@@ -211,7 +215,7 @@ fn build_translation(
         weights: manifest::Weights {
             precision: plan.precision,
             plan: translation::plan_of(plan.precision).to_owned(),
-            quality: None,
+            quality,
         },
         embedding: None,
         classification: None,
@@ -340,9 +344,10 @@ fn compile_export(
 ) -> Result<Compiled> {
     let source = export::find(&plan.folder).ok_or_else(|| {
         Error::model(format!(
-            "expected `model.safetensors` of an encoder ({}) or an ONNX export (`model.onnx`) in `{}`, \
-             but found neither",
+            "expected `model.safetensors` of an encoder ({}) or of a model that translates ({}), or an ONNX export (`model.onnx`) in `{}`, \
+             but found none of these",
             quoted(&MODEL_TYPES),
+            quoted(&translation::MODEL_TYPES),
             plan.folder.display()
         ))
     })?;

@@ -5,11 +5,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{decoder, encoder, model::TranslationModel};
+use super::{decoder, encoder, model::TranslationModel, quality};
 use crate::{
     backend::{
         Signature,
-        onnx::{Runtime, Session},
+        onnx::{Graphs, Runtime, Session},
     },
     build::{Plan, Progress, create_folder, onnx, weights::Weights, write_file},
     error::{Error, Result},
@@ -17,7 +17,11 @@ use crate::{
         generation::GenerationSettings,
         translation::{Decoder, Languages, TranslationSettings, UnknownTokens},
     },
-    repository::{bundle::TOKENIZER, manifest::Precision},
+    repository::{
+        bundle::{PIECES, TOKENIZER},
+        manifest::{Precision, Quality},
+    },
+    tokenizer::Tokenizer,
 };
 
 const ENCODER: &str = "encoder.onnx";
@@ -59,17 +63,39 @@ pub(in crate::build) struct Compiled {
     pub(in crate::build) folder: PathBuf,
 }
 
+impl Compiled {
+    /// How close the quantised graphs come to the fp32 ones; nothing where there are no others.
+    pub(in crate::build) fn quality(
+        &self,
+        runtime: Runtime,
+        progress: &dyn Progress,
+    ) -> Result<Option<Quality>> {
+        let Some(reference) = &self.reference else { return Ok(None) };
+        progress.stage("measure the quality", quality::count(&self.settings.languages));
+        let files = |folder: &Path| [ENCODER, DECODER].map(|name| folder.join(name));
+        let (reference, quantised) = (files(reference), files(&self.folder));
+        let subject = quality::Subject {
+            settings: &self.settings,
+            reference: Graphs { encoder: &reference[0], decoder: &reference[1] },
+            quantised: Graphs { encoder: &quantised[0], decoder: &quantised[1] },
+            folder: &self.folder,
+        };
+        quality::measure(runtime, &subject, &|| progress.step()).map(Some)
+    }
+}
+
 /// How weights are stored, in words.
 pub(in crate::build) fn plan_of(precision: Precision) -> &'static str {
     match precision {
         Precision::Fp32 => "none",
         Precision::Int8 => {
-            "encoder: int8, one scale an output channel, but queries, keys and values one for every 32 weights; \
-             decoder and tables: int8, one scale for every 256 weights; activations likewise; the rest: fp32"
+            "encoder: int8, one scale an output channel and one a token, but queries, keys and values one for every \
+             32 weights; decoder and tables: int8, one scale for every 64 to 256 weights; activations likewise; the \
+             rest: fp32"
         }
         Precision::Int8Blocks => {
             "matrices: int8, one scale for every 32 weights, activations likewise; tables: int8, one scale for \
-             every 256 weights; the rest: fp32"
+             every 64 to 256 weights; the rest: fp32"
         }
     }
 }
@@ -111,6 +137,9 @@ pub(in crate::build) fn compile(
         quantised => (Some(write(Precision::Fp32, "fp32")?), write(quantised, "quantised")?),
     };
     write_file(&folder.join(TOKENIZER), &tokenizer)?;
+    if let Some(pieces) = Tokenizer::pieces_of(&tokenizer)? {
+        write_file(&folder.join(PIECES), &pieces)?;
+    }
     let put = |name: &str, bytes: Option<Vec<u8>>| match bytes {
         Some(bytes) => write_file(&folder.join(name), &bytes).map(|()| Some(name.to_owned())),
         None => Ok(None),

@@ -5,11 +5,12 @@ mod decoder;
 mod encoder;
 mod hugging_face;
 mod model;
+mod quality;
 mod vocabulary;
 mod writer;
 
 pub(super) use self::{
-    bundle::{Compiled, Opened, OpenedSettings, compile, graph, plan_of},
+    bundle::{Opened, OpenedSettings, compile, graph, plan_of},
     decoder::decoder,
     encoder::encoder,
     hugging_face::{MODEL_TYPES, is_in, open},
