@@ -176,6 +176,8 @@ fn open_translation(plan: &Plan, progress: &dyn Progress) -> Result<Option<trans
         bergamot::open
     } else if translation::is_in(&plan.folder) {
         translation::open
+    } else if translation::is_export_in(&plan.folder) {
+        translation::open_export
     } else {
         return Ok(None);
     };

@@ -11,7 +11,12 @@ use crate::{
         Signature,
         onnx::{Graphs, Runtime, Session},
     },
-    build::{Plan, Progress, create_folder, onnx, weights::Weights, write_file},
+    build::{
+        Plan, Progress, create_folder, exported,
+        onnx::{self, proto::ModelProto},
+        weights::Weights,
+        write_file,
+    },
     error::{Error, Result},
     pipeline::{
         generation::GenerationSettings,
@@ -31,8 +36,7 @@ const TARGET_TOKENIZER: &str = "target.json";
 
 /// A translation model that was read, whatever it was read from.
 pub(in crate::build) struct Opened {
-    pub(in crate::build) model: TranslationModel,
-    pub(in crate::build) weights: Weights,
+    pub(in crate::build) origin: Origin,
     pub(in crate::build) settings: OpenedSettings,
     /// The `tokenizer.json` of what is read.
     pub(in crate::build) tokenizer: Vec<u8>,
@@ -40,6 +44,52 @@ pub(in crate::build) struct Opened {
     pub(in crate::build) target_tokenizer: Option<Vec<u8>>,
     /// The file of the shortlist.
     pub(in crate::build) shortlist: Option<Vec<u8>>,
+}
+
+/// Where the graphs come from.
+pub(in crate::build) enum Origin {
+    /// They are made of weights.
+    Weights {
+        /// What is made.
+        model: TranslationModel,
+        /// What it is made of.
+        weights: Weights,
+    },
+    /// They were made by somebody else.
+    Export(Box<exported::Export>),
+}
+
+impl Origin {
+    fn architecture(&self) -> &str {
+        match self {
+            Self::Weights { model, .. } => &model.architecture,
+            Self::Export(export) => &export.architecture,
+        }
+    }
+
+    fn sha256(&self) -> &str {
+        match self {
+            Self::Weights { weights, .. } => weights.sha256(),
+            Self::Export(export) => &export.sha256,
+        }
+    }
+
+    fn max_positions(&self) -> usize {
+        match self {
+            Self::Weights { model, .. } => model.positions.length,
+            Self::Export(export) => export.max_positions,
+        }
+    }
+
+    /// The encoder and the decoder, with weights in that form.
+    fn graphs(&self, precision: Precision, runtime: Runtime, scratch: &Path) -> Result<[ModelProto; 2]> {
+        match self {
+            Self::Weights { model, weights } => {
+                Ok([encoder(model, weights, precision)?, decoder(model, weights, precision)?])
+            }
+            Self::Export(export) => export.graphs(precision, runtime, scratch),
+        }
+    }
 }
 
 /// What the files of a model say of its use.
@@ -113,7 +163,7 @@ pub(in crate::build) fn compile(
     runtime: Runtime,
     progress: &dyn Progress,
 ) -> Result<Compiled> {
-    let Opened { model, weights, settings, tokenizer, target_tokenizer, shortlist } = opened;
+    let Opened { origin, settings, tokenizer, target_tokenizer, shortlist } = opened;
     let languages = plan.languages.clone().or(settings.languages).ok_or_else(|| {
         Error::model(format!(
             "expected the languages of `{}` in its files, but found none; name them in a recipe: \
@@ -123,11 +173,8 @@ pub(in crate::build) fn compile(
     })?;
     let write = |precision, name: &str| {
         let folder = create_folder(&scratch.join(name))?;
-        let graphs = [
-            (ENCODER, encoder(&model, &weights, precision)?),
-            (DECODER, decoder(&model, &weights, precision)?),
-        ];
-        onnx::write_all(graphs, &folder)?;
+        let [encoder, decoder] = origin.graphs(precision, runtime, scratch)?;
+        onnx::write_all([(ENCODER, encoder), (DECODER, decoder)], &folder)?;
         progress.step();
         Ok::<_, Error>(folder)
     };
@@ -152,7 +199,7 @@ pub(in crate::build) fn compile(
     };
     let settings = TranslationSettings {
         max_tokens: settings.max_tokens,
-        max_positions: model.positions.length,
+        max_positions: origin.max_positions(),
         unknown_tokens: settings.unknown_tokens,
         target_tokenizer,
         shortlist,
@@ -161,6 +208,6 @@ pub(in crate::build) fn compile(
         generation: settings.generation,
     };
     let signature = signature(ENCODER)?;
-    let (architecture, sha256) = (model.architecture, weights.sha256().to_owned());
+    let (architecture, sha256) = (origin.architecture().to_owned(), origin.sha256().to_owned());
     Ok(Compiled { architecture, sha256, signature, settings, reference, folder })
 }

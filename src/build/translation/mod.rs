@@ -10,9 +10,9 @@ mod vocabulary;
 mod writer;
 
 pub(super) use self::{
-    bundle::{Opened, OpenedSettings, compile, graph, plan_of},
+    bundle::{Opened, OpenedSettings, Origin, compile, graph, plan_of},
     decoder::decoder,
     encoder::encoder,
-    hugging_face::{MODEL_TYPES, is_in, open},
+    hugging_face::{MODEL_TYPES, is_export_in, is_in, open, open_export},
     model::{Memory, Norms, Positions, Stack, Table, Tables, TranslationModel, Waves},
 };

@@ -9,7 +9,9 @@ mod sources;
 
 pub use self::{
     languages::{Directions, LanguageNames, Pair, Wanted},
-    pipeline::{Decoding, GeneratedIds, Parts, Translation, TranslationOptions, TranslationPipeline, Translations},
+    pipeline::{
+        Decoding, GeneratedIds, Parts, Translation, TranslationOptions, TranslationPipeline, Translations,
+    },
     settings::{Decoder, Languages, TokenSide, TranslationSettings, UnknownTokens},
     sources::Split,
 };

@@ -150,3 +150,18 @@ async fn bundles_generate_as_transformers() {
         a_bundle_generates_as_transformers(name).await;
     }
 }
+
+#[tokio::test]
+async fn bundles_of_exports_generate_as_transformers() {
+    let Some(runtime) = runtime() else { return };
+    for name in ["tiny-m2m100", "tiny-marian"] {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join(name);
+        let source = fixtures().join("exports").join(name);
+        build_request(&request(source.clone(), out.clone(), Some(Precision::Fp32)), runtime).unwrap();
+        generates_as_transformers(name, &open(&out, Parallel::Together(threads(1)), runtime)).await;
+        let blocks = request(source, folder.path().join("blocks"), Some(Precision::Int8Blocks));
+        let error = build_request(&blocks, runtime).unwrap_err();
+        assert!(error.to_string().contains("but found `int8-blocks`"), "{error}");
+    }
+}
