@@ -20,6 +20,7 @@ use crate::{
         bundle::{MANIFEST, PIECES, TOKENIZER},
         manifest::File,
     },
+    telemetry::starting,
     tokenizer::Tokenizer,
 };
 
@@ -173,8 +174,8 @@ fn load(bundle: &Bundle, config: &Config) -> Result<Loaded> {
     thread::scope(|scope| {
         // One thread for both, since two CPUs are all that most functions have.
         let tokenizer = scope.spawn(|| {
-            let tokenizer = bundle.tokenizer()?;
-            bundle.verify(&[TOKENIZER, PIECES, &manifest.graph])?;
+            let tokenizer = starting("tokenizer", || bundle.tokenizer())?;
+            starting("verify", || bundle.verify(&[TOKENIZER, PIECES, &manifest.graph]))?;
             Ok(tokenizer)
         });
         let backend = open_graph(bundle, config);
@@ -184,7 +185,8 @@ fn load(bundle: &Bundle, config: &Config) -> Result<Loaded> {
 }
 
 fn runtime(config: &Config) -> Result<Runtime> {
-    Runtime::load(&library::locate(config.onnxruntime.as_deref(), &config.home)?)
+    let library = library::locate(config.onnxruntime.as_deref(), &config.home)?;
+    starting("library", || Runtime::load(&library))
 }
 
 fn open_graph(bundle: &Bundle, config: &Config) -> Result<OnnxBackend> {
@@ -192,7 +194,8 @@ fn open_graph(bundle: &Bundle, config: &Config) -> Result<OnnxBackend> {
     let manifest = bundle.manifest();
     // The graph is small, and it is parsed: it is verified before.
     bundle.read(&manifest.graph)?;
-    let backend = OnnxBackend::open(runtime, &bundle.path(&manifest.graph), config.threads())?;
+    let graph = bundle.path(&manifest.graph);
+    let backend = starting("session", || OnnxBackend::open(runtime, &graph, config.threads()))?;
     if *backend.signature() != manifest.signature {
         return Err(Error::model(format!(
             "expected `{}` to be {}, as its manifest says, but its graph is {}",

@@ -3,6 +3,7 @@
 mod bench;
 mod build;
 mod doctor;
+mod key;
 mod progress;
 mod serve;
 
@@ -38,6 +39,7 @@ enum Command {
     Bench(bench::Arguments),
     Build(build::Arguments),
     Doctor(doctor::Arguments),
+    Key(key::Arguments),
     Serve(serve::Arguments),
 }
 
@@ -62,6 +64,7 @@ fn execute(arguments: Arguments) -> Result<ExitCode> {
         Command::Bench(arguments) => bench::run(&arguments, &config, file.as_deref()),
         Command::Build(arguments) => build::run(arguments, &config),
         Command::Doctor(arguments) => doctor::run(&arguments, &config),
+        Command::Key(arguments) => key::run(&arguments),
         Command::Serve(arguments) => serve::run(arguments, config),
     }
 }

@@ -12,6 +12,7 @@ use crate::{
         Bundle,
         bundle::{PIECES, TOKENIZER},
     },
+    telemetry::starting,
     tokenizer::Tokenizer,
 };
 
@@ -38,7 +39,7 @@ pub(super) fn load(bundle: &Bundle, config: &Config) -> Result<TranslationPipeli
 }
 
 fn read_words(bundle: &Bundle, settings: &TranslationSettings) -> Result<Words> {
-    let tokenizer = Arc::new(bundle.tokenizer()?);
+    let tokenizer = Arc::new(starting("tokenizer", || bundle.tokenizer())?);
     let target = match &settings.target_tokenizer {
         Some(name) => Arc::new(Tokenizer::from_json(&bundle.read(name)?)?),
         None => Arc::clone(&tokenizer),
@@ -50,7 +51,7 @@ fn read_words(bundle: &Bundle, settings: &TranslationSettings) -> Result<Words> 
         .chain(settings.target_tokenizer.as_deref())
         .chain(settings.shortlist.as_deref())
         .collect();
-    bundle.verify(&read)?;
+    starting("verify", || bundle.verify(&read))?;
     Ok(Words { tokenizer, target, shortlist })
 }
 
@@ -69,7 +70,8 @@ fn open_graphs(bundle: &Bundle, settings: &TranslationSettings, config: &Config)
         Some(_) => Parallel::SideBySide(threads),
         None => Parallel::Together(threads),
     };
-    let sequences = OnnxSequences::open(runtime, Graphs { encoder: &encoder, decoder: &decoder }, parallel)?;
+    let graphs = Graphs { encoder: &encoder, decoder: &decoder };
+    let sequences = starting("session", || OnnxSequences::open(runtime, graphs, parallel))?;
     for (expected, found) in
         [&manifest.signature, &settings.decoder.signature].into_iter().zip(sequences.signatures())
     {

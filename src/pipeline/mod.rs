@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     backend::Deadline,
     error::{Error, Result, at_text},
+    telemetry,
     tokenizer::Encoding,
 };
 
@@ -129,11 +130,13 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// What the encodings of a request's texts tell.
+    /// What the encodings of a request's texts tell; counted at once.
     pub fn of(encodings: &[Encoding], tokenization: Duration, inference: Duration) -> Self {
+        let tokens = encodings.iter().map(Encoding::len).sum();
+        telemetry::encoded(tokens, tokenization, inference);
         let was_shortened = |text: &usize| encodings[*text].shortened_from.is_some();
         Self {
-            tokens: encodings.iter().map(Encoding::len).sum(),
+            tokens,
             generated: 0,
             truncated: (0..encodings.len()).filter(was_shortened).collect(),
             tokenization,

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// The program that an environment variable names.
-fn tool(variable: &str) -> Option<PathBuf> {
+pub(crate) fn tool(variable: &str) -> Option<PathBuf> {
     let tool = env::var_os(variable).map(PathBuf::from);
     if tool.is_none() {
         eprintln!("skipped: {variable} is not set; `make test` sets it");
@@ -21,11 +21,11 @@ fn tool(variable: &str) -> Option<PathBuf> {
     tool
 }
 
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     fixtures().join("../..").canonicalize().unwrap()
 }
 
-fn succeed(command: &mut Command) {
+pub(crate) fn succeed(command: &mut Command) {
     let output = command.stdin(Stdio::null()).output().unwrap();
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{command:?}\n{stdout}\n{stderr}");
@@ -72,6 +72,7 @@ fn emulated(script: &str, models: &str) -> Option<Command> {
         .args([script.as_ref(), cargo_lambda.as_os_str()])
         .args(["--port", &port.to_string()])
         .arg(format!("--env=KIVU_MODELS={}", root().join(models).display()))
+        .arg("--env=KIVU_AUTH__MODE=none")
         .arg(format!("--env=KIVU_HOME={}", root().join(".kivu").display()));
     Some(command)
 }

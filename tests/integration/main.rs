@@ -7,10 +7,12 @@
     reason = "a test that meets what it does not expect fails"
 )]
 
+mod access;
 mod api;
 mod backends;
 mod building;
 mod classifiers;
+mod deploying;
 mod doors;
 mod goldens;
 mod live;

@@ -27,6 +27,7 @@ pub use self::{
 use super::{Backend, Deadline, Schedule, Signature};
 use crate::{
     error::{Error, Result},
+    telemetry,
     tensor::Tensor,
 };
 
@@ -104,6 +105,7 @@ impl Backend for OnnxBackend {
             message: "the threads of the ONNX session have stopped".into(),
             source: None,
         };
+        telemetry::ran("onnx");
         let (reply, answer) = oneshot::channel();
         self.batches.send(Batch { inputs, deadline, reply }).map_err(|_| stopped())?;
         deadline.bound(async { answer.await.unwrap_or_else(|_| Err(stopped())) }).await

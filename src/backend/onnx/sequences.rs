@@ -27,6 +27,7 @@ use crate::{
         sequences::{Decoder, Logits, Sequences, Sources, Work},
     },
     error::{Error, Result},
+    telemetry,
 };
 
 /// An encoder and a decoder, served by a row of threads that share their sessions.
@@ -121,6 +122,7 @@ impl Sequences for OnnxSequences {
             message: "the threads of the ONNX session have stopped".into(),
             source: None,
         };
+        telemetry::ran("onnx");
         let (reply, answer) = oneshot::channel();
         self.jobs.send(Job { sources, deadline, work, reply }).map_err(|_| stopped())?;
         deadline.bound(async { answer.await.unwrap_or_else(|_| Err(stopped())) }).await

@@ -22,6 +22,7 @@ use crate::{
         Usage,
         generation::{Bounds, Generated, GenerationOptions, Search, Source, generate},
     },
+    telemetry,
     tokenizer::Tokenizer,
 };
 
@@ -191,6 +192,7 @@ impl TranslationPipeline {
             tokenization,
             inference: started.elapsed(),
         };
+        telemetry::encoded(usage.tokens, usage.tokenization, usage.inference);
         let count = self.search(options, None)?.sequences();
         let mut generated = generated.into_iter();
         let texts = plan.texts.iter().map(|(parts, pair)| {
