@@ -37,8 +37,8 @@ lint:
 	cargo clippy --all-targets -- --deny warnings
 
 .PHONY: bench
-bench: release $(BUNDLE)/manifest.toml $(BUNDLES)/zero-shot/manifest.toml ## Measure the service against the bare runtime
-	$(KIVU) bench $(BUNDLE) --zero-shot $(BUNDLES)/zero-shot --json .kivu/bench.json
+bench: release $(BUNDLE)/manifest.toml $(BUNDLES)/zero-shot/manifest.toml $(BUNDLES)/translate-en-pt/manifest.toml ## Measure the service against the bare runtime
+	$(KIVU) bench $(BUNDLE) --zero-shot $(BUNDLES)/zero-shot --translation $(BUNDLES)/translate-en-pt --json .kivu/bench.json
 
 .PHONY: invoke
 invoke: tools $(BUNDLE)/manifest.toml ## Send API Gateway events to the function under the Lambda emulator

@@ -1,5 +1,7 @@
 //! A served model: a bundle, opened as the pipeline of its task.
 
+mod translation;
+
 use std::{path::Path, sync::Arc, thread};
 
 use crate::{
@@ -11,7 +13,7 @@ use crate::{
     error::{Error, Result, quoted},
     pipeline::{
         Task, classification::ClassificationPipeline, embedding::EmbeddingPipeline, ranking::RankingPipeline,
-        zero_shot::ZeroShotPipeline,
+        translation::TranslationPipeline, zero_shot::ZeroShotPipeline,
     },
     repository::{
         Bundle, Manifest,
@@ -48,6 +50,8 @@ pub enum Pipeline {
     ZeroShot(ZeroShotPipeline),
     /// A query and texts to scores for the texts.
     Ranking(RankingPipeline),
+    /// A text to a text in another language.
+    Translation(TranslationPipeline),
 }
 
 impl Pipeline {
@@ -60,6 +64,7 @@ impl Pipeline {
             Self::Classification(pipeline)
             | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
             | Self::Ranking(RankingPipeline::CrossEncoder(pipeline)) => pipeline.tokenizer(),
+            Self::Translation(pipeline) => pipeline.tokenizer(),
         }
     }
 
@@ -72,11 +77,15 @@ impl Pipeline {
             Self::Classification(pipeline)
             | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
             | Self::Ranking(RankingPipeline::CrossEncoder(pipeline)) => pipeline.settings().max_tokens,
+            Self::Translation(pipeline) => pipeline.settings().max_tokens,
         }
     }
 
     fn new(manifest: &Manifest, loaded: Loaded, limit: Option<usize>) -> Result<Self> {
-        let Loaded { tokenizer, backend } = loaded;
+        let (tokenizer, backend) = match loaded {
+            Loaded::Encoder { tokenizer, backend } => (tokenizer, backend),
+            Loaded::Translator(pipeline) => return Ok(Self::Translation(pipeline)),
+        };
         let bounded = |tokens: usize| limit.map_or(tokens, |limit| limit.min(tokens));
         if let Some(mut settings) = manifest.classification.clone() {
             settings.max_tokens = bounded(settings.max_tokens);
@@ -113,9 +122,9 @@ fn lacks(manifest: &Manifest, settings: &str) -> Error {
 
 /// What models of the same weights share.
 #[derive(Clone, Debug)]
-struct Loaded {
-    tokenizer: Arc<Tokenizer>,
-    backend: Arc<dyn Backend>,
+enum Loaded {
+    Encoder { tokenizer: Arc<Tokenizer>, backend: Arc<dyn Backend> },
+    Translator(TranslationPipeline),
 }
 
 impl Model {
@@ -166,6 +175,9 @@ fn load(bundle: &Bundle, config: &Config) -> Result<Loaded> {
     };
     let bundle = cached.as_ref().unwrap_or(bundle);
     let manifest = bundle.manifest();
+    if manifest.task == Task::Translation {
+        return translation::load(bundle, config).map(Loaded::Translator);
+    }
     thread::scope(|scope| {
         // One thread for both, since two CPUs are all that most functions have.
         let tokenizer = scope.spawn(|| {
@@ -178,13 +190,17 @@ fn load(bundle: &Bundle, config: &Config) -> Result<Loaded> {
         });
         let backend = open_graph(bundle, config);
         let tokenizer = tokenizer.join().unwrap_or_else(|_| Err(panicked(&manifest.name)));
-        Ok(Loaded { tokenizer: Arc::new(tokenizer?), backend: Arc::new(backend?) })
+        Ok(Loaded::Encoder { tokenizer: Arc::new(tokenizer?), backend: Arc::new(backend?) })
     })
 }
 
-fn open_graph(bundle: &Bundle, config: &Config) -> Result<OnnxBackend> {
+fn runtime(config: &Config) -> Result<Runtime> {
     let library = library::locate(config.onnxruntime.as_deref(), &config.home)?;
-    let runtime = starting("library", || Runtime::load(&library))?;
+    starting("library", || Runtime::load(&library))
+}
+
+fn open_graph(bundle: &Bundle, config: &Config) -> Result<OnnxBackend> {
+    let runtime = runtime(config)?;
     let manifest = bundle.manifest();
     // The graph is small, and it is parsed: it is verified before.
     let graph = bundle.read(&manifest.graph)?;

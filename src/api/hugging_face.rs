@@ -16,6 +16,7 @@ use super::{
         classify::{Prediction, answer_rerank, predictions},
         truncation, with_usage,
     },
+    translate,
 };
 use crate::{
     backend::Deadline,
@@ -55,6 +56,9 @@ pub(super) async fn infer(State(app): State<Arc<App>>, Path(name): Path<String>,
             classify(&app, &name, request::from_value(body)?, deadline, started).await
         }
         Pipeline::ZeroShot(_) => zero_shot(&app, &name, request::from_value(body)?, deadline, started).await,
+        Pipeline::Translation(_) => {
+            translate::answer_hub(&app, Some(&name), request::from_value(body)?, deadline, started).await
+        }
     }
 }
 

@@ -9,6 +9,7 @@ mod rejection;
 mod request;
 mod rerank;
 mod tei;
+mod translate;
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
 
@@ -151,6 +152,7 @@ pub fn router(app: App) -> Router {
         .route("/similarity", post(tei::similarity))
         .route("/predict", post(tei::classify::predict))
         .route("/rerank", post(tei::classify::rerank))
+        .route("/translate", post(translate::translate))
         .route("/tokenize", post(tei::tokenize))
         .route("/decode", post(tei::decode))
         .route("/models/{model}", post(hugging_face::infer))

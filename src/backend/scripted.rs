@@ -4,7 +4,10 @@ use std::{fmt, num::NonZeroUsize, sync::Mutex};
 
 use async_trait::async_trait;
 
-use super::{Backend, Deadline, Schedule, Signature};
+use super::{
+    Backend, Deadline, Schedule, Signature,
+    sequences::{Decoder, Logits, Sequences, Sources, Work},
+};
 use crate::{error::Result, tensor::Tensor};
 
 type Script = dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync;
@@ -68,5 +71,81 @@ impl Backend for ScriptedBackend {
             shapes.push(first.shape().to_vec());
         }
         (self.script)(&inputs)
+    }
+}
+
+type Continuation = dyn Fn(&[i64], &[i64]) -> Vec<f32> + Send + Sync;
+
+/// An encoder-decoder whose scores come from a function of a source and of its target so far, the decoder's first
+/// token included; it remembers how many rows each step had.
+pub struct ScriptedSequences {
+    vocabulary: usize,
+    continuation: Box<Continuation>,
+    steps: Mutex<Vec<usize>>,
+}
+
+impl ScriptedSequences {
+    /// An encoder-decoder of so many tokens, that scores them with `continuation`.
+    pub fn new(
+        vocabulary: usize,
+        continuation: impl Fn(&[i64], &[i64]) -> Vec<f32> + Send + Sync + 'static,
+    ) -> Self {
+        Self { vocabulary, continuation: Box::new(continuation), steps: Mutex::default() }
+    }
+
+    /// The rows of every step so far.
+    pub fn steps(&self) -> Vec<usize> {
+        self.steps.lock().map(|steps| steps.clone()).unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for ScriptedSequences {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ScriptedSequences").field("vocabulary", &self.vocabulary).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Sequences for ScriptedSequences {
+    fn lanes(&self) -> NonZeroUsize {
+        NonZeroUsize::MIN
+    }
+
+    fn vocabulary(&self) -> Option<usize> {
+        Some(self.vocabulary)
+    }
+
+    async fn decode(&self, sources: Sources, deadline: Deadline, work: Work) -> Result<()> {
+        if deadline.has_passed() {
+            return Err(deadline.exceeded());
+        }
+        let rows = sources.rows.into_iter().map(|source| (source, Vec::new())).collect();
+        work(&mut ScriptedDecoder { sequences: self, rows, logits: Vec::new() })
+    }
+}
+
+struct ScriptedDecoder<'a> {
+    sequences: &'a ScriptedSequences,
+    /// The source of each row, and its target so far.
+    rows: Vec<(Vec<i64>, Vec<i64>)>,
+    logits: Vec<f32>,
+}
+
+impl Decoder for ScriptedDecoder<'_> {
+    fn step(&mut self, tokens: &[i64]) -> Result<Logits<'_>> {
+        if let Ok(mut steps) = self.sequences.steps.lock() {
+            steps.push(tokens.len());
+        }
+        self.logits.clear();
+        for ((source, target), token) in self.rows.iter_mut().zip(tokens) {
+            target.push(*token);
+            self.logits.extend((self.sequences.continuation)(source, target));
+        }
+        Ok(Logits { values: &mut self.logits, width: self.sequences.vocabulary })
+    }
+
+    fn reorder(&mut self, rows: &[usize]) -> Result<()> {
+        self.rows = rows.iter().filter_map(|row| self.rows.get(*row).cloned()).collect();
+        Ok(())
     }
 }

@@ -112,14 +112,8 @@ impl Layers<'_> {
         inputs: usize,
         outputs: usize,
     ) -> Result<Value> {
-        let (mut weight, mut bias) = (Vec::new(), Vec::new());
-        for name in names {
-            weight
-                .extend_from_slice(&self.weights.take(&format!("{name}.weight"), &[outputs, inputs])?.values);
-            bias.extend_from_slice(&self.weights.take(&format!("{name}.bias"), &[outputs])?.values);
-        }
-        let (name, outputs) = (&names[0], bias.len());
-        let bias = self.graph.floats(&format!("{name}.bias"), &[outputs], &bias);
+        let (weight, bias, outputs) = self.side_by_side(names, inputs, outputs)?;
+        let name = &names[0];
         if self.precision == Precision::Fp32 {
             let weight = quantise::transpose(&weight, inputs);
             let weight = self.graph.floats(name, &[inputs, outputs], &weight);
@@ -129,16 +123,67 @@ impl Layers<'_> {
         if self.precision == Precision::Int8Blocks && inputs.is_multiple_of(self.block) {
             return Ok(self.in_blocks(name, input, &weight, &bias, [inputs, outputs]));
         }
+        Ok(self.by_channel(name, input, &weight, &bias, [inputs, outputs]))
+    }
+
+    /// The same, where each token's values have a scale of their own. With one scale for all, as
+    /// [`Layers::linear`] has it in int8, the token of the largest value costs the others their precision.
+    pub(super) fn linear_by_token(
+        &mut self,
+        name: &str,
+        input: &Value,
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<Value> {
+        if self.precision != Precision::Int8 {
+            return self.linear(&[name.to_owned()], input, inputs, outputs);
+        }
+        let (weight, bias, outputs) = self.side_by_side(&[name.to_owned()], inputs, outputs)?;
+        let last = self.graph.integers("last_axis", &[-1]);
+        // A token may be all zeros, and stays so.
+        let smallest = self.graph.floats("smallest", &[], &[f32::MIN_POSITIVE]);
+        let largest = self.graph.node("Abs", &[input], vec![]);
+        let largest = self.graph.node("ReduceMax", &[&largest, &last], vec![integer("keepdims", 1)]);
+        let largest = self.graph.node("Max", &[&largest, &smallest], vec![]);
+        let even = self.graph.node("Div", &[input, &largest], vec![]);
+        let product = self.by_channel(name, &even, &weight, &Value::none(), [inputs, outputs]);
+        let product = self.graph.node("Mul", &[&product, &largest], vec![]);
+        Ok(self.graph.node("Add", &[&product, &bias], vec![]))
+    }
+
+    /// The weights of linear layers one below the other, their biases, and the number of outputs together.
+    fn side_by_side(
+        &mut self,
+        names: &[String],
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<(Vec<f32>, Value, usize)> {
+        let (mut weight, mut bias) = (Vec::new(), Vec::new());
+        for name in names {
+            weight
+                .extend_from_slice(&self.weights.take(&format!("{name}.weight"), &[outputs, inputs])?.values);
+            bias.extend_from_slice(&self.weights.take(&format!("{name}.bias"), &[outputs])?.values);
+        }
+        let outputs = bias.len();
+        Ok((weight, self.graph.floats(&format!("{}.bias", names[0]), &[outputs], &bias), outputs))
+    }
+
+    /// A linear layer whose weights have a scale for each output channel.
+    fn by_channel(
+        &mut self,
+        name: &str,
+        input: &Value,
+        weight: &[f32],
+        bias: &Value,
+        [inputs, outputs]: [usize; 2],
+    ) -> Value {
         // One row of a linear layer's weight makes one output channel.
-        let rows = quantise::rows(&weight, inputs);
+        let rows = quantise::rows(weight, inputs);
         let values = quantise::transpose(&rows.values, inputs);
         let values = self.graph.bytes(&format!("{name}.int8"), &[inputs, outputs], &values);
         let scales = self.graph.floats(&format!("{name}.scales"), &[outputs], &rows.scales);
-        Ok(self.graph.microsoft(
-            "DynamicQuantizeMatMul",
-            &[input, &values, &scales, &Value::none(), &bias],
-            vec![],
-        ))
+        let inputs = [input, &values, &scales, &Value::none(), bias];
+        self.graph.microsoft("DynamicQuantizeMatMul", &inputs, vec![])
     }
 
     /// A linear layer whose weights have a scale for each block along a row.

@@ -176,6 +176,8 @@ fn open_translation(plan: &Plan, progress: &dyn Progress) -> Result<Option<trans
         bergamot::open
     } else if translation::is_in(&plan.folder) {
         translation::open
+    } else if translation::is_export_in(&plan.folder) {
+        translation::open_export
     } else {
         return Ok(None);
     };
@@ -197,6 +199,10 @@ fn build_translation(
         return Err(Error::model(format!("expected a model for `{task}`, but found one that translates")));
     }
     let compiled = translation::compile(opened, &plan, scratch, runtime, progress)?;
+    let quality = compiled.quality(runtime, progress)?;
+    if let Some(quality) = &quality {
+        quality::require(quality, &plan.floor)?;
+    }
     progress.stage("write the bundle", 1);
     let manifest = Manifest {
         format: Manifest::FORMAT,
@@ -211,7 +217,7 @@ fn build_translation(
         weights: manifest::Weights {
             precision: plan.precision,
             plan: translation::plan_of(plan.precision).to_owned(),
-            quality: None,
+            quality,
         },
         embedding: None,
         classification: None,
@@ -340,9 +346,10 @@ fn compile_export(
 ) -> Result<Compiled> {
     let source = export::find(&plan.folder).ok_or_else(|| {
         Error::model(format!(
-            "expected `model.safetensors` of an encoder ({}) or an ONNX export (`model.onnx`) in `{}`, \
-             but found neither",
+            "expected `model.safetensors` of an encoder ({}) or of a model that translates ({}), or an ONNX export (`model.onnx`) in `{}`, \
+             but found none of these",
             quoted(&MODEL_TYPES),
+            quoted(&translation::MODEL_TYPES),
             plan.folder.display()
         ))
     })?;

@@ -186,6 +186,23 @@ pub fn require(quality: &Quality, floor: &QualityFloor) -> Result<()> {
                 ),
             ],
         ),
+        Quality::Translation { texts, similarity, token_agreement, .. } => (
+            texts,
+            [
+                (
+                    "a similarity to the translations of fp32 of at least",
+                    similarity,
+                    floor.similarity,
+                    floor.similarity - similarity,
+                ),
+                (
+                    "a share of tokens equal to those of fp32 of at least",
+                    token_agreement,
+                    floor.token_agreement,
+                    floor.token_agreement - token_agreement,
+                ),
+            ],
+        ),
     };
     for (what, found, wanted, off) in checks {
         if off > 0.0 || off.is_nan() {

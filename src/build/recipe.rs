@@ -100,11 +100,22 @@ pub struct QualityFloor {
     pub agreement: f32,
     /// The most that scores may differ by, on average.
     pub mean_difference: f32,
+    /// The least similarity of translations.
+    pub similarity: f32,
+    /// The least share of steps at which the same token is likeliest.
+    pub token_agreement: f32,
 }
 
 impl Default for QualityFloor {
     fn default() -> Self {
-        Self { mean_cosine: 0.99, worst_cosine: 0.97, agreement: 0.99, mean_difference: 0.01 }
+        Self {
+            mean_cosine: 0.99,
+            worst_cosine: 0.97,
+            agreement: 0.99,
+            mean_difference: 0.01,
+            similarity: 0.95,
+            token_agreement: 0.97,
+        }
     }
 }
 

@@ -67,6 +67,24 @@ fn report(bundle: &Bundle, path: &str) -> Result<()> {
             "against fp32 over {texts} texts: the same label for {:.1} %, scores differ by {mean_difference:.4}",
             agreement * 100.0
         ),
+        Some(Quality::Translation {
+            texts,
+            similarity,
+            identical,
+            similarity_without_shortlist,
+            token_agreement,
+            ..
+        }) => {
+            let without = similarity_without_shortlist
+                .map(|similarity| format!(" ({similarity:.4} without the shortlist)"))
+                .unwrap_or_default();
+            format!(
+                "against fp32 over {texts} texts: similarity {similarity:.4}{without}, {:.0} % the same, {:.1} % of \
+                 tokens",
+                identical * 100.0,
+                token_agreement * 100.0
+            )
+        }
         None => "not measured: there is no other precision to compare with".to_owned(),
     };
     say(&format!("  quality  {quality}"))?;

@@ -119,6 +119,8 @@ fn encode_each<I>(
 pub struct Usage {
     /// The tokens that went into the model, special tokens included.
     pub tokens: usize,
+    /// The tokens that the model wrote.
+    pub generated: usize,
     /// The places of the texts that were shortened.
     pub truncated: Vec<usize>,
     /// Time spent on tokenising.
@@ -135,6 +137,7 @@ impl Usage {
         let was_shortened = |text: &usize| encodings[*text].shortened_from.is_some();
         Self {
             tokens,
+            generated: 0,
             truncated: (0..encodings.len()).filter(was_shortened).collect(),
             tokenization,
             inference,

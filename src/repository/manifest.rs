@@ -132,6 +132,22 @@ pub enum Quality {
         /// The mean difference between the scores of both, over all labels.
         mean_difference: f32,
     },
+    /// Of translations.
+    Translation {
+        /// The number of texts that it was measured on.
+        texts: usize,
+        /// How similar the translations of both are: twice the words in common, in order, over the words of both.
+        similarity: f32,
+        /// The share of texts of which both make the same translation.
+        identical: f32,
+        /// The similarity where all tokens can be written, for models that have a shortlist.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        similarity_without_shortlist: Option<f32>,
+        /// The share of steps at which both find the same token likeliest, on the way to what fp32 writes.
+        token_agreement: f32,
+        /// The mean difference between the logarithms of the probabilities of the tokens on that way.
+        token_difference: f32,
+    },
 }
 
 /// What a model's tensors are called by clients of KServe v2: a recipe can name them as a fleet's clients do.

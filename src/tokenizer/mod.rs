@@ -165,6 +165,11 @@ impl Tokenizer {
         Ok(Encoding::from_raw(&encoding, shortened_from))
     }
 
+    /// The token ids of a text, with nothing put before or after them.
+    pub fn encode_bare(&self, text: &str) -> Result<Vec<u32>> {
+        Ok(self.raw.encode_fast(text, false).map_err(cannot_tokenise)?.get_ids().to_vec())
+    }
+
     /// Encodes a pair of texts, special tokens included, into at most `limit` tokens.
     ///
     /// An empty second text is a text all the same: its separator stays.

@@ -10,6 +10,7 @@ One server serves all of these models (`kivu serve` on a folder of bundles):
 - `rank`: text-ranking, by embeddings
 - `sentiment`: text-classification with the labels negative, neutral and positive;
   where it is not served its tests are skipped, and say so
+- `translate-en-pt`, `translate-pt-en`: translation; where they are not served their tests are skipped, and say so
 
 TEST_URL is what it is in test_clients.py, from which this takes how a server is asked.
 """
@@ -41,6 +42,8 @@ TASKS = {
     "zero-shot": "zero-shot-classification",
     "rank": "text-ranking",
     "sentiment": "text-classification",
+    "translate-en-pt": "translation",
+    "translate-pt-en": "translation",
 }
 SENTIMENTS = {"negative", "neutral", "positive"}
 NO_MODEL = "no-such-model"
@@ -344,6 +347,84 @@ class SentimentTest(TaskTest):
             with self.subTest(path=path, inputs=inputs):
                 body = {"inputs": inputs, "model": "sentiment"}
                 self.assert_message("tei", self.refusal(path, body, [400, 413, 422]), named)
+
+
+class TranslationTest(TaskTest):
+    """`huggingface_hub` at POST /models/translate-en-pt and back, `/translate`, and `tritonclient`."""
+
+    ENGLISH = "The cat sleeps on the red sofa."
+
+    @classmethod
+    def setUpClass(cls):
+        need("translate-en-pt")
+        need("translate-pt-en")
+
+    def assert_portuguese(self, text):
+        self.assertIsInstance(text, str)
+        self.assertIn("gato", text.lower())
+
+    def test_a_text(self):
+        answer = hub("translate-en-pt").translation(self.ENGLISH)
+        self.assert_portuguese(answer.translation_text)
+
+    def test_languages_by_any_name(self):
+        client = hub("translate-en-pt")
+        plain = client.translation(self.ENGLISH).translation_text
+        for source, target in (("en", "pt"), ("English", "Portuguese"), ("eng", "por")):
+            with self.subTest(source=source, target=target):
+                answer = client.translation(self.ENGLISH, src_lang=source, tgt_lang=target)
+                self.assertEqual(answer.translation_text, plain)
+        with self.assertRaises(HfHubHTTPError) as caught:
+            client.translation(self.ENGLISH, src_lang="en", tgt_lang="de")
+        self.assert_refused(caught.exception, [422], "tgt_lang")
+
+    def test_generate_parameters(self):
+        client = hub("translate-en-pt")
+        short = client.translation(self.ENGLISH, generate_parameters={"max_new_tokens": 2}).translation_text
+        self.assertLess(len(short), len(client.translation(self.ENGLISH).translation_text))
+        with self.assertRaises(HfHubHTTPError) as caught:
+            client.translation(self.ENGLISH, generate_parameters={"num_beams": 2, "num_return_sequences": 3})
+        self.assert_refused(caught.exception, [422], "num_return_sequences")
+
+    def test_there_and_back(self):
+        there = hub("translate-en-pt").translation(self.ENGLISH).translation_text
+        back = hub("translate-pt-en").translation(there).translation_text
+        self.assertIn("cat", back.lower())
+
+    def test_texts_keep_their_spacing(self):
+        text = "The cat sleeps.\n\n  It is red.  Where is the dog?\n"
+        body = {"inputs": [text, "Good morning!"], "src_lang": "English", "tgt_lang": "pt"}
+        answer = self.post("/translate", body)
+        self.assertEqual(answer["model"], "translate-en-pt")
+        first, second = (translation["text"] for translation in answer["translations"])
+        self.assert_portuguese(first)
+        self.assertRegex(first, r"^\S.*\n\n  \S.*  \S.*\n$")
+        self.assertTrue(second)
+        self.assertGreater(answer["usage"]["output_tokens"], 0)
+        back = self.post("/translate", {"inputs": first, "src_lang": "pt", "tgt_lang": "en"})
+        self.assertEqual(back["model"], "translate-pt-en")
+
+    def test_tensors(self):
+        address = urllib.parse.urlsplit(URL).netloc
+        client = triton.InferenceServerClient(address, connection_timeout=TIMEOUT_S, network_timeout=TIMEOUT_S)
+        self.addCleanup(client.close)
+        text = triton.InferInput("TEXT", [1, 1], "BYTES")
+        text.set_data_from_numpy(numpy.array([[self.ENGLISH.encode()]], dtype=numpy.object_))
+        for binary in (True, False):
+            with self.subTest(binary=binary):
+                wanted = [triton.InferRequestedOutput("translation", binary_data=binary)]
+                answer = client.infer("translate-en-pt", [text], outputs=wanted).as_numpy("translation")
+                found = answer[0, 0]
+                self.assert_portuguese(found.decode() if isinstance(found, bytes) else found)
+        ids = self.post("/tokenize", {"inputs": self.ENGLISH, "model": "translate-en-pt"})
+        ids = numpy.array([[token["id"] for token in ids[0]] + [0]], dtype=numpy.int64)  # `</s>` is 0
+        inputs = [triton.InferInput(name, list(ids.shape), "INT64") for name in ("input_ids", "attention_mask")]
+        inputs[0].set_data_from_numpy(ids)
+        inputs[1].set_data_from_numpy(numpy.ones_like(ids))
+        indices = client.infer("translate-en-pt", inputs).as_numpy("generated_indices")
+        self.assertEqual((indices.dtype, indices.shape[0]), (numpy.int64, 1))
+        decoded = self.post("/decode", {"ids": indices.tolist(), "model": "translate-en-pt"})
+        self.assert_portuguese(decoded[0])
 
 
 class CohereTest(TaskTest):

@@ -24,8 +24,8 @@ const CLASSIFICATION: &str = "classification";
 pub(super) struct InferRequest {
     pub(super) id: Option<String>,
     pub(super) inputs: Vec<InputTensor>,
+    pub(super) parameters: Map<String, Value>,
     outputs: Option<Vec<OutputRequest>>,
-    parameters: Map<String, Value>,
 }
 
 /// An input, its elements read.
@@ -52,12 +52,48 @@ pub(super) enum Form {
     Binary,
 }
 
-/// An output of floats.
+/// An output.
 #[derive(Debug)]
 pub(super) struct Output {
     pub(super) name: String,
     pub(super) shape: Vec<usize>,
-    pub(super) values: Vec<f32>,
+    pub(super) elements: OutputElements,
+}
+
+/// The elements that outputs of ours have.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(super) enum OutputElements {
+    /// `FP32`.
+    Floats(Vec<f32>),
+    /// `INT64`.
+    Integers(Vec<i64>),
+    /// `BYTES`, in UTF-8.
+    Texts(Vec<String>),
+}
+
+impl OutputElements {
+    fn datatype(&self) -> &'static str {
+        match self {
+            Self::Floats(_) => "FP32",
+            Self::Integers(_) => "INT64",
+            Self::Texts(_) => "BYTES",
+        }
+    }
+
+    /// The elements as the binary tensor extension has them: texts with their lengths before them.
+    fn to_bytes(&self) -> Vec<u8> {
+        match self {
+            Self::Floats(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            Self::Integers(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            Self::Texts(texts) => {
+                let texts = texts.iter();
+                texts
+                    .flat_map(|text| [&(text.len() as u32).to_le_bytes(), text.as_bytes()].concat())
+                    .collect()
+            }
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -300,7 +336,7 @@ struct OutputTensor<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     parameters: Option<BinaryParameters>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    data: Option<&'a [f32]>,
+    data: Option<&'a OutputElements>,
 }
 
 #[derive(Serialize)]
@@ -316,21 +352,19 @@ pub(super) fn respond(
     form: Form,
     output: &Output,
 ) -> Result<Response> {
-    let size = BinaryParameters { binary_data_size: size_of_val(output.values.as_slice()) };
+    let bytes = (form == Form::Binary).then(|| output.elements.to_bytes());
     let tensor = OutputTensor {
         name: &output.name,
-        datatype: "FP32",
+        datatype: output.elements.datatype(),
         shape: &output.shape,
-        parameters: (form == Form::Binary).then_some(size),
-        data: (form == Form::Json).then_some(&output.values),
+        parameters: bytes.as_ref().map(|bytes| BinaryParameters { binary_data_size: bytes.len() }),
+        data: bytes.is_none().then_some(&output.elements),
     };
     let answer = Answer { id, model_name: model, model_version: version, outputs: [tensor] };
     let mut body = serde_json::to_vec(&answer)
         .map_err(|error| Error::inference("the answer cannot be written", error))?;
     let json_length = body.len();
-    if form == Form::Binary {
-        body.extend(output.values.iter().flat_map(|value| value.to_le_bytes()));
-    }
+    body.extend(bytes.unwrap_or_default());
     let mut response = Response::new(Body::from(body));
     let headers = response.headers_mut();
     match form {

@@ -2,6 +2,7 @@
 
 mod message;
 mod tensors;
+mod translation;
 
 use std::sync::Arc;
 
@@ -100,7 +101,7 @@ pub(super) async fn metadata(
         "versions": [VERSION],
         "platform": "kivu",
         "inputs": interface.inputs.iter().map(tensors::Spec::metadata).collect::<Vec<_>>(),
-        "outputs": [interface.output.metadata()],
+        "outputs": interface.outputs.iter().map(tensors::Spec::metadata).collect::<Vec<_>>(),
     })))
 }
 
@@ -116,7 +117,7 @@ pub(super) async fn config(
         "backend": "kivu",
         "max_batch_size": 0,
         "input": interface.inputs.iter().map(tensors::Spec::config).collect::<Vec<_>>(),
-        "output": [interface.output.config()],
+        "output": interface.outputs.iter().map(tensors::Spec::config).collect::<Vec<_>>(),
     })))
 }
 
@@ -129,8 +130,9 @@ pub(super) async fn infer(
     let (headers, body, deadline) = request::read_bytes(&app, request).await?;
     let request = InferRequest::read(&headers, &body)?;
     let interface = Interface::of(model);
-    let form = request.wanted_form(&interface.output.name)?;
-    let (shape, values) = tensors::run(model, &interface, &request, &app.limits, deadline).await?;
-    let output = Output { name: interface.output.name, shape, values };
+    let name = interface.output(&request).to_owned();
+    let form = request.wanted_form(&name)?;
+    let (shape, elements) = tensors::run(model, &interface, &request, &app.limits, deadline).await?;
+    let output = Output { name, shape, elements };
     Ok(message::respond(&model.name, VERSION, request.id.as_deref(), form, &output)?)
 }

@@ -1,8 +1,11 @@
-//! What each task takes and gives as tensors: token ids or raw text in, floats out.
+//! What each task takes and gives as tensors: token ids or raw text in, floats out, or ids and texts again.
 
 use serde_json::{Value, json};
 
-use super::message::{InferRequest, InputElements, InputTensor};
+use super::{
+    message::{InferRequest, InputElements, InputTensor, OutputElements},
+    translation,
+};
 use crate::{
     api::inputs,
     backend::Deadline,
@@ -46,7 +49,8 @@ impl Spec {
 pub(super) struct Interface {
     /// All that can be given; not all at once.
     pub(super) inputs: Vec<Spec>,
-    pub(super) output: Spec,
+    /// All that can be got; which one, the inputs decide.
+    pub(super) outputs: Vec<Spec>,
     names: TensorNames,
 }
 
@@ -57,24 +61,39 @@ impl Interface {
             |name: &str, datatype, shape: &[i64]| Spec { name: name.into(), datatype, shape: shape.into() };
         let text = spec(&names.text, "BYTES", &[-1, 1]);
         let tokens = [spec(&names.ids, "INT64", &[-1, -1]), spec(&names.mask, "INT64", &[-1, -1])];
-        let (inputs, default, shape) = match &model.pipeline {
+        let output_name = |default: &str| names.output.clone().unwrap_or_else(|| default.into());
+        let floats = |default: &str, shape: Vec<i64>| {
+            vec![Spec { name: output_name(default), datatype: "FP32", shape }]
+        };
+        let (inputs, outputs) = match &model.pipeline {
             Pipeline::Embedding(pipeline) => (
                 [&tokens[..], &[text]].concat(),
-                "embedding",
-                vec![-1, pipeline.settings().dimensions as i64],
+                floats("embedding", vec![-1, pipeline.settings().dimensions as i64]),
             ),
             Pipeline::Classification(pipeline) => {
                 let labels = pipeline.settings().labels.len() as i64;
-                ([&tokens[..], &[text]].concat(), "logits", vec![-1, labels])
+                ([&tokens[..], &[text]].concat(), floats("logits", vec![-1, labels]))
             }
             Pipeline::ZeroShot(_) => {
-                (vec![text, spec(&names.labels, "BYTES", &[-1])], "scores", vec![-1, -1])
+                (vec![text, spec(&names.labels, "BYTES", &[-1])], floats("scores", vec![-1, -1]))
             }
-            Pipeline::Ranking(_) => (vec![spec(&names.query, "BYTES", &[1]), text], "scores", vec![-1]),
+            Pipeline::Ranking(_) => {
+                (vec![spec(&names.query, "BYTES", &[1]), text], floats("scores", vec![-1]))
+            }
+            Pipeline::Translation(_) => {
+                let ids = spec(&output_name(translation::IDS), "INT64", &[-1, -1]);
+                let texts = spec(&output_name(translation::TEXTS), "BYTES", &[-1, -1]);
+                ([&tokens[..], &[text]].concat(), vec![ids, texts])
+            }
         };
-        let output =
-            Spec { name: names.output.clone().unwrap_or_else(|| default.into()), datatype: "FP32", shape };
-        Self { inputs, output, names }
+        Self { inputs, outputs, names }
+    }
+
+    /// The name of the output that a request's inputs lead to: of several, texts come last.
+    pub(super) fn output(&self, request: &InferRequest) -> &str {
+        let is_text = request.input(&self.names.text).is_some();
+        let output = if is_text { self.outputs.last() } else { self.outputs.first() };
+        output.map_or("", |output| &output.name)
     }
 
     fn check_names(&self, request: &InferRequest) -> Result<()> {
@@ -97,7 +116,7 @@ pub(super) async fn run(
     request: &InferRequest,
     limits: &Limits,
     deadline: Deadline,
-) -> Result<(Vec<usize>, Vec<f32>)> {
+) -> Result<(Vec<usize>, OutputElements)> {
     interface.check_names(request)?;
     let names = &interface.names;
     let truncation = if limits.truncate { Truncation::At(Side::Right) } else { Truncation::Off };
@@ -140,14 +159,21 @@ pub(super) async fn run(
             let raw_scores = request.parameter("raw_scores")?.unwrap_or(false);
             let options = RankingOptions { truncation, raw_scores };
             let (scores, _) = pipeline.score(query, texts, options, deadline).await?;
-            Ok((vec![scores.len()], scores))
+            Ok((vec![scores.len()], OutputElements::Floats(scores)))
+        }
+        Pipeline::Translation(pipeline) => {
+            let options = translation::options(request, limits)?;
+            match rows(names, request, limits)? {
+                Rows::Tokens(rows) => translation::ids(pipeline, rows, &options, deadline).await,
+                Rows::Texts(texts) => translation::texts(pipeline, texts, &options, deadline).await,
+            }
         }
     }
 }
 
-fn matrix(rows: Vec<Vec<f32>>) -> (Vec<usize>, Vec<f32>) {
+fn matrix(rows: Vec<Vec<f32>>) -> (Vec<usize>, OutputElements) {
     let shape = vec![rows.len(), rows.first().map_or(0, Vec::len)];
-    (shape, rows.into_iter().flatten().collect())
+    (shape, OutputElements::Floats(rows.into_iter().flatten().collect()))
 }
 
 enum Rows {

@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 
 pub(super) mod classify;
 
-use super::{App, inputs, rejection::Rejection, request};
+use super::{App, inputs, rejection::Rejection, request, translate};
 use crate::{
     backend::Deadline,
     config::Limits,
@@ -173,6 +173,8 @@ fn model_type(pipeline: &Pipeline) -> Value {
         }
         Pipeline::Ranking(RankingPipeline::CrossEncoder(pipeline)) => json!({ "reranker": labels(pipeline) }),
         Pipeline::Ranking(RankingPipeline::Embedding(pipeline)) => json!({ "embedding": pooling(pipeline) }),
+        // TEI knows no such models.
+        Pipeline::Translation(_) => json!({ "translation": {} }),
     }
 }
 
@@ -196,6 +198,9 @@ pub(super) async fn default_task(State(app): State<Arc<App>>, request: Request) 
         }
         Pipeline::Ranking(_) => {
             classify::answer_rerank(&app, request::from_value(body)?, deadline, started).await
+        }
+        Pipeline::Translation(_) => {
+            translate::answer_hub(&app, name.as_deref(), request::from_value(body)?, deadline, started).await
         }
         Pipeline::Embedding(_) | Pipeline::ZeroShot(_) => answer_embed(&app, body, deadline, started).await,
     }
@@ -362,7 +367,7 @@ pub(super) fn with_usage<B: Serialize>(
     started: Instant,
 ) -> Response {
     let mut response = Json(body).into_response();
-    let Usage { tokens, truncated, tokenization, inference } = usage;
+    let Usage { tokens, generated: _, truncated, tokenization, inference } = usage;
     let total = started.elapsed();
     let numbers: [(&'static str, u128); 6] = [
         ("x-compute-characters", characters as u128),

@@ -27,6 +27,7 @@ use crate::{
         sequences::{Decoder, Logits, Sequences, Sources, Work},
     },
     error::{Error, Result},
+    telemetry,
 };
 
 /// An encoder and a decoder, served by a row of threads that share their sessions.
@@ -121,6 +122,7 @@ impl Sequences for OnnxSequences {
             message: "the threads of the ONNX session have stopped".into(),
             source: None,
         };
+        telemetry::ran("onnx");
         let (reply, answer) = oneshot::channel();
         self.jobs.send(Job { sources, deadline, work, reply }).map_err(|_| stopped())?;
         deadline.bound(async { answer.await.unwrap_or_else(|_| Err(stopped())) }).await
@@ -136,7 +138,8 @@ impl Job {
         let outcome = if deadline.has_passed() {
             Err(deadline.exceeded())
         } else {
-            let run = AssertUnwindSafe(|| work(&mut OnnxDecoder::new(model, sources)?));
+            let is_wanted = || !reply.is_closed();
+            let run = AssertUnwindSafe(|| work(&mut OnnxDecoder::new(model, sources, &is_wanted)?));
             catch_unwind(run).unwrap_or_else(|_| {
                 Err(Error::Inference { message: "the model's run panicked".into(), source: None })
             })
@@ -161,11 +164,13 @@ struct OnnxDecoder<'a> {
     /// The source of each row.
     owners: Vec<usize>,
     steps: i64,
+    /// Whether somebody still waits for the targets.
+    is_wanted: &'a dyn Fn() -> bool,
 }
 
 impl<'a> OnnxDecoder<'a> {
     /// Runs the encoder.
-    fn new(model: &'a Model, sources: Sources) -> Result<Self> {
+    fn new(model: &'a Model, sources: Sources, is_wanted: &'a dyn Fn() -> bool) -> Result<Self> {
         let Sources { rows, pad, shortlist } = sources;
         if shortlist.is_some() != model.wiring.takes_shortlist {
             return Err(Error::Inference {
@@ -194,7 +199,7 @@ impl<'a> OnnxDecoder<'a> {
         let states = model.wiring.states.iter().map(|state| zeros(&state.spec, rows.len()));
         let states = states.collect::<Result<_>>()?;
         let owners = (0..rows.len()).collect();
-        Ok(Self { model, shortlist, mask, encoded, states, logits: None, owners, steps: 0 })
+        Ok(Self { model, shortlist, mask, encoded, states, logits: None, owners, steps: 0, is_wanted })
     }
 
     /// Tokens as the graph knows them: what is chosen from a shortlist is a place in it.
@@ -215,6 +220,12 @@ impl<'a> OnnxDecoder<'a> {
 
 impl Decoder for OnnxDecoder<'_> {
     fn step(&mut self, tokens: &[i64]) -> Result<Logits<'_>> {
+        if !(self.is_wanted)() {
+            return Err(Error::Inference {
+                message: "nobody waits for the text any more".into(),
+                source: None,
+            });
+        }
         let failed = |error| Error::inference("the decoder's scores cannot be read", error);
         let (ids, position) = (self.ids(tokens)?, [self.steps]);
         let ids = TensorRef::from_array_view(([ids.len(), 1], ids.as_slice())).map_err(failed)?;

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     read_tokenizer,
-    translation::{Opened, OpenedSettings},
+    translation::{Opened, OpenedSettings, Origin},
 };
 use crate::{
     error::{Error, Result},
@@ -62,8 +62,7 @@ pub(super) fn open(folder: &Path) -> Result<Opened> {
             },
             unknown_tokens: None,
         },
-        model,
-        weights,
+        origin: Origin::Weights { model, weights },
         tokenizer,
         target_tokenizer: None,
         shortlist: Some(shortlist.to_bytes()),

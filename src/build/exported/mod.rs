@@ -3,14 +3,26 @@
 
 mod graph;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
 
 use self::graph::Part;
-use super::onnx::{
-    self,
-    proto::{GraphProto, ModelProto},
+use super::{
+    export,
+    onnx::{
+        self,
+        proto::{GraphProto, ModelProto},
+    },
 };
-use crate::error::{Error, Result, quoted};
+use crate::{
+    backend::onnx::{Runtime, Session},
+    error::{Error, Result, quoted},
+    repository::{
+        bundle::{hex, sha256_of},
+        manifest::Precision,
+    },
+};
 
 /// The files of an export.
 const ENCODER: &str = "encoder_model.onnx";
@@ -35,6 +47,62 @@ pub struct Graphs {
     pub decoder: ModelProto,
 }
 
+/// An export, and what its own files say of it.
+#[derive(Debug)]
+pub(super) struct Export {
+    graphs: Graphs,
+    pub(super) architecture: String,
+    pub(super) sha256: String,
+    /// The most tokens that the decoder can be fed.
+    pub(super) max_positions: usize,
+}
+
+impl Export {
+    /// Reads the export in `folder`.
+    pub(super) fn open(folder: &Path, architecture: String, max_positions: usize) -> Result<Self> {
+        let inner = inner(folder);
+        let mut hashes = String::new();
+        for name in [ENCODER, MERGED, FIRST, LATER] {
+            if inner.join(name).is_file() {
+                hashes.push_str(&sha256_of(&inner.join(name))?);
+            }
+        }
+        // Of several files, the hash of their hashes.
+        let sha256 = hex(&Sha256::digest(&hashes));
+        Ok(Self { graphs: read(folder)?, architecture, sha256, max_positions })
+    }
+
+    /// The encoder and the decoder, optimised, and quantised if wanted and not done yet.
+    pub(super) fn graphs(
+        &self,
+        precision: Precision,
+        runtime: Runtime,
+        scratch: &Path,
+    ) -> Result<[ModelProto; 2]> {
+        if precision == Precision::Int8Blocks {
+            return Err(Error::model(
+                "expected `int8` or `fp32` for an ONNX export, but found `int8-blocks`, which is for weights",
+            ));
+        }
+        let Graphs { encoder, decoder } = &self.graphs;
+        let [encoder, decoder] = [(encoder, "encoder"), (decoder, "decoder")].map(|(graph, name)| {
+            let mut graph = graph.clone();
+            if precision == Precision::Int8 && !export::is_quantised(&graph) {
+                export::quantise(&mut graph);
+            }
+            let raw = tempfile::Builder::new()
+                .prefix(name)
+                .tempdir_in(scratch)
+                .map_err(Error::io("cannot create a folder for a graph"))?;
+            let (plain, optimised) = (raw.path().join("plain.onnx"), raw.path().join("optimised.onnx"));
+            onnx::write(graph, raw.path(), "plain.onnx")?;
+            Session::optimise(runtime, &plain, &optimised)?;
+            onnx::read(&optimised)
+        });
+        Ok([encoder?, decoder?])
+    }
+}
+
 /// Whether `folder` holds such an export.
 pub fn is_in(folder: &Path) -> bool {
     FOLDERS.iter().any(|inner| folder.join(inner).join(ENCODER).is_file())
@@ -42,8 +110,7 @@ pub fn is_in(folder: &Path) -> bool {
 
 /// Reads the export in `folder`.
 pub fn read(folder: &Path) -> Result<Graphs> {
-    let inner = FOLDERS.iter().map(|inner| folder.join(inner)).find(|inner| inner.join(ENCODER).is_file());
-    let folder = inner.unwrap_or_else(|| folder.to_owned());
+    let folder = inner(folder);
     let encoder = onnx::read(&folder.join(ENCODER))?;
     let (first, later, decoder) = if folder.join(MERGED).is_file() {
         let merged = onnx::read(&folder.join(MERGED))?;
@@ -61,6 +128,12 @@ pub fn read(folder: &Path) -> Result<Graphs> {
         encoder: ModelProto { graph: Some(with_cross(graph_of(encoder.clone()), first)?), ..encoder },
         decoder: ModelProto { graph: Some(stepping(later)?), ..decoder },
     })
+}
+
+/// The folder of the graphs in the folder of an export.
+fn inner(folder: &Path) -> PathBuf {
+    let inner = FOLDERS.iter().map(|inner| folder.join(inner)).find(|inner| inner.join(ENCODER).is_file());
+    inner.unwrap_or_else(|| folder.to_owned())
 }
 
 fn graph_of(model: ModelProto) -> GraphProto {

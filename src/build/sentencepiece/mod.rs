@@ -108,7 +108,7 @@ impl SentencePieces {
                 )));
             }
         };
-        let json = to_json(&model, self.normalizer(), self.added_tokens(vocabulary))?;
+        let json = to_json(&model, &self.normalizer(), &self.added_tokens(vocabulary))?;
         Ok(Made { json, unknown_tokens })
     }
 
@@ -233,11 +233,11 @@ impl Vocabulary {
     pub(super) fn decoder(&self) -> Result<Vec<u8>> {
         let model = json!({"type": "WordLevel", "vocab": self.all(), "unk_token": self.unknown});
         let nothing_found = SentencePieces(ModelProto::default());
-        to_json(&model, Value::Null, nothing_found.added_tokens(self))
+        to_json(&model, &Value::Null, &nothing_found.added_tokens(self))
     }
 }
 
-fn to_json(model: &Value, normalizer: Value, added_tokens: Vec<Value>) -> Result<Vec<u8>> {
+fn to_json(model: &Value, normalizer: &Value, added_tokens: &[Value]) -> Result<Vec<u8>> {
     let spaces =
         json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": true});
     let tokenizer = json!({

@@ -5,19 +5,28 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{decoder, encoder, model::TranslationModel};
+use super::{decoder, encoder, model::TranslationModel, quality};
 use crate::{
     backend::{
         Signature,
-        onnx::{Runtime, Session},
+        onnx::{Graphs, Runtime, Session},
     },
-    build::{Plan, Progress, create_folder, onnx, weights::Weights, write_file},
+    build::{
+        Plan, Progress, create_folder, exported,
+        onnx::{self, proto::ModelProto},
+        weights::Weights,
+        write_file,
+    },
     error::{Error, Result},
     pipeline::{
         generation::GenerationSettings,
         translation::{Decoder, Languages, TranslationSettings, UnknownTokens},
     },
-    repository::{bundle::TOKENIZER, manifest::Precision},
+    repository::{
+        bundle::{PIECES, TOKENIZER},
+        manifest::{Precision, Quality},
+    },
+    tokenizer::Tokenizer,
 };
 
 const ENCODER: &str = "encoder.onnx";
@@ -27,8 +36,7 @@ const TARGET_TOKENIZER: &str = "target.json";
 
 /// A translation model that was read, whatever it was read from.
 pub(in crate::build) struct Opened {
-    pub(in crate::build) model: TranslationModel,
-    pub(in crate::build) weights: Weights,
+    pub(in crate::build) origin: Origin,
     pub(in crate::build) settings: OpenedSettings,
     /// The `tokenizer.json` of what is read.
     pub(in crate::build) tokenizer: Vec<u8>,
@@ -36,6 +44,52 @@ pub(in crate::build) struct Opened {
     pub(in crate::build) target_tokenizer: Option<Vec<u8>>,
     /// The file of the shortlist.
     pub(in crate::build) shortlist: Option<Vec<u8>>,
+}
+
+/// Where the graphs come from.
+pub(in crate::build) enum Origin {
+    /// They are made of weights.
+    Weights {
+        /// What is made.
+        model: TranslationModel,
+        /// What it is made of.
+        weights: Weights,
+    },
+    /// They were made by somebody else.
+    Export(Box<exported::Export>),
+}
+
+impl Origin {
+    fn architecture(&self) -> &str {
+        match self {
+            Self::Weights { model, .. } => &model.architecture,
+            Self::Export(export) => &export.architecture,
+        }
+    }
+
+    fn sha256(&self) -> &str {
+        match self {
+            Self::Weights { weights, .. } => weights.sha256(),
+            Self::Export(export) => &export.sha256,
+        }
+    }
+
+    fn max_positions(&self) -> usize {
+        match self {
+            Self::Weights { model, .. } => model.positions.length,
+            Self::Export(export) => export.max_positions,
+        }
+    }
+
+    /// The encoder and the decoder, with weights in that form.
+    fn graphs(&self, precision: Precision, runtime: Runtime, scratch: &Path) -> Result<[ModelProto; 2]> {
+        match self {
+            Self::Weights { model, weights } => {
+                Ok([encoder(model, weights, precision)?, decoder(model, weights, precision)?])
+            }
+            Self::Export(export) => export.graphs(precision, runtime, scratch),
+        }
+    }
 }
 
 /// What the files of a model say of its use.
@@ -59,17 +113,39 @@ pub(in crate::build) struct Compiled {
     pub(in crate::build) folder: PathBuf,
 }
 
+impl Compiled {
+    /// How close the quantised graphs come to the fp32 ones; nothing where there are no others.
+    pub(in crate::build) fn quality(
+        &self,
+        runtime: Runtime,
+        progress: &dyn Progress,
+    ) -> Result<Option<Quality>> {
+        let Some(reference) = &self.reference else { return Ok(None) };
+        progress.stage("measure the quality", quality::count(&self.settings.languages));
+        let files = |folder: &Path| [ENCODER, DECODER].map(|name| folder.join(name));
+        let (reference, quantised) = (files(reference), files(&self.folder));
+        let subject = quality::Subject {
+            settings: &self.settings,
+            reference: Graphs { encoder: &reference[0], decoder: &reference[1] },
+            quantised: Graphs { encoder: &quantised[0], decoder: &quantised[1] },
+            folder: &self.folder,
+        };
+        quality::measure(runtime, &subject, &|| progress.step()).map(Some)
+    }
+}
+
 /// How weights are stored, in words.
 pub(in crate::build) fn plan_of(precision: Precision) -> &'static str {
     match precision {
         Precision::Fp32 => "none",
         Precision::Int8 => {
-            "encoder: int8, one scale an output channel, but queries, keys and values one for every 32 weights; \
-             decoder and tables: int8, one scale for every 128 weights; activations likewise; the rest: fp32"
+            "encoder: int8, one scale an output channel and one a token, but queries, keys and values one for every \
+             32 weights; decoder and tables: int8, one scale for every 64 to 256 weights; activations likewise; the \
+             rest: fp32"
         }
         Precision::Int8Blocks => {
             "matrices: int8, one scale for every 32 weights, activations likewise; tables: int8, one scale for \
-             every 128 weights; the rest: fp32"
+             every 64 to 256 weights; the rest: fp32"
         }
     }
 }
@@ -87,7 +163,7 @@ pub(in crate::build) fn compile(
     runtime: Runtime,
     progress: &dyn Progress,
 ) -> Result<Compiled> {
-    let Opened { model, weights, settings, tokenizer, target_tokenizer, shortlist } = opened;
+    let Opened { origin, settings, tokenizer, target_tokenizer, shortlist } = opened;
     let languages = plan.languages.clone().or(settings.languages).ok_or_else(|| {
         Error::model(format!(
             "expected the languages of `{}` in its files, but found none; name them in a recipe: \
@@ -97,11 +173,8 @@ pub(in crate::build) fn compile(
     })?;
     let write = |precision, name: &str| {
         let folder = create_folder(&scratch.join(name))?;
-        let graphs = [
-            (ENCODER, encoder(&model, &weights, precision)?),
-            (DECODER, decoder(&model, &weights, precision)?),
-        ];
-        onnx::write_all(graphs, &folder)?;
+        let [encoder, decoder] = origin.graphs(precision, runtime, scratch)?;
+        onnx::write_all([(ENCODER, encoder), (DECODER, decoder)], &folder)?;
         progress.step();
         Ok::<_, Error>(folder)
     };
@@ -111,6 +184,9 @@ pub(in crate::build) fn compile(
         quantised => (Some(write(Precision::Fp32, "fp32")?), write(quantised, "quantised")?),
     };
     write_file(&folder.join(TOKENIZER), &tokenizer)?;
+    if let Some(pieces) = Tokenizer::pieces_of(&tokenizer)? {
+        write_file(&folder.join(PIECES), &pieces)?;
+    }
     let put = |name: &str, bytes: Option<Vec<u8>>| match bytes {
         Some(bytes) => write_file(&folder.join(name), &bytes).map(|()| Some(name.to_owned())),
         None => Ok(None),
@@ -123,7 +199,7 @@ pub(in crate::build) fn compile(
     };
     let settings = TranslationSettings {
         max_tokens: settings.max_tokens,
-        max_positions: model.positions.length,
+        max_positions: origin.max_positions(),
         unknown_tokens: settings.unknown_tokens,
         target_tokenizer,
         shortlist,
@@ -132,6 +208,6 @@ pub(in crate::build) fn compile(
         generation: settings.generation,
     };
     let signature = signature(ENCODER)?;
-    let (architecture, sha256) = (model.architecture, weights.sha256().to_owned());
+    let (architecture, sha256) = (origin.architecture().to_owned(), origin.sha256().to_owned());
     Ok(Compiled { architecture, sha256, signature, settings, reference, folder })
 }

@@ -29,7 +29,7 @@ pub(in crate::build) fn decoder(
         Precision::Fp32 => Precision::Fp32,
         Precision::Int8 | Precision::Int8Blocks => Precision::Int8Blocks,
     };
-    let mut writer = Writer::new(model, weights, linear, block_size(precision));
+    let mut writer = Writer::new(model, weights, linear, block_size(precision, model.hidden));
     let ids = writer.layers.graph.input("input_ids", &["rows", "step"]);
     let mask = writer.layers.graph.input("attention_mask", &["rows", "source"]);
     let mask = writer.layers.cast(&mask, data_type::INT32);

@@ -6,17 +6,18 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{
-    bundle::{Opened, OpenedSettings},
+    bundle::{Opened, OpenedSettings, Origin},
     model::{Memory, Norms, Positions, Stack, Table, Tables, TranslationModel, Waves, first_of},
     vocabulary::{Tokenizers, many_to_many, marian, read_json},
 };
 use crate::{
     build::{
         encoder::{read_config, require_heads_fit, required},
+        exported,
         layers::Activation,
         weights::Weights,
     },
-    error::{Error, Result},
+    error::{Error, Result, quoted},
     pipeline::generation::{GenerationOptions, GenerationSettings},
 };
 
@@ -88,29 +89,52 @@ pub(in crate::build) fn open(folder: &Path) -> Result<Opened> {
     let in_folder = |error| Error::model_because(format!("cannot build from `{}`", folder.display()), error);
     let model = config.model(&weights).map_err(in_folder)?;
     let sizes = [model.tables.source.rows, model.tables.output.rows];
-    let Tokenizers { source, target, unknown_tokens, languages, max_tokens } = match config.is_marian() {
-        true => marian(folder, sizes),
-        false => many_to_many(folder, sizes[0]),
-    }
-    .map_err(in_folder)?;
-    let generation = generation(folder).map_err(in_folder)?;
     let positions = model.positions.length;
-    Ok(Opened {
-        settings: OpenedSettings {
-            max_tokens: max_tokens.map_or(positions, |tokens| tokens.min(positions)),
-            languages,
-            generation,
-            unknown_tokens,
-        },
-        model,
-        weights,
-        tokenizer: source,
-        target_tokenizer: target,
-        shortlist: None,
-    })
+    config.opened(folder, sizes, positions, Origin::Weights { model, weights }).map_err(in_folder)
+}
+
+/// Whether `folder` holds the graphs of a model that is read here, as `optimum-cli` exports them.
+pub(in crate::build) fn is_export_in(folder: &Path) -> bool {
+    exported::is_in(folder)
+}
+
+/// Reads the exported graphs in `folder`, and the files that say how the model is used.
+pub(in crate::build) fn open_export(folder: &Path) -> Result<Opened> {
+    let config: Config = read_config(folder)?;
+    let in_folder = |error| Error::model_because(format!("cannot build from `{}`", folder.display()), error);
+    let known = config.model_type.as_deref().is_some_and(|kind| MODEL_TYPES.contains(&kind));
+    if !known {
+        return Err(in_folder(Error::model(format!(
+            "expected a `model_type` of {}, but found `{}`",
+            quoted(&MODEL_TYPES),
+            config.model_type.as_deref().unwrap_or("none")
+        ))));
+    }
+    let rows = required(config.vocab_size, "vocab_size").map_err(in_folder)?;
+    let sizes = [rows, config.decoder_vocab_size.unwrap_or(rows)];
+    let positions = required(config.max_position_embeddings, "max_position_embeddings").map_err(in_folder)?;
+    let architecture =
+        config.architectures.first().or(config.model_type.as_ref()).cloned().unwrap_or_default();
+    let export = exported::Export::open(folder, architecture, positions)?;
+    config.opened(folder, sizes, positions, Origin::Export(Box::new(export))).map_err(in_folder)
 }
 
 impl Config {
+    /// Puts together what was read with what the other files in `folder` say.
+    fn opened(&self, folder: &Path, sizes: [usize; 2], positions: usize, origin: Origin) -> Result<Opened> {
+        let Tokenizers { source, target, unknown_tokens, languages, max_tokens } = match self.is_marian() {
+            true => marian(folder, sizes),
+            false => many_to_many(folder, sizes[0]),
+        }?;
+        let settings = OpenedSettings {
+            max_tokens: max_tokens.map_or(positions, |tokens| tokens.min(positions)),
+            languages,
+            generation: generation(folder)?,
+            unknown_tokens,
+        };
+        Ok(Opened { settings, origin, tokenizer: source, target_tokenizer: target, shortlist: None })
+    }
+
     fn is_marian(&self) -> bool {
         self.model_type.as_deref() == Some(MARIAN)
     }

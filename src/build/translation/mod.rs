@@ -5,13 +5,14 @@ mod decoder;
 mod encoder;
 mod hugging_face;
 mod model;
+mod quality;
 mod vocabulary;
 mod writer;
 
 pub(super) use self::{
-    bundle::{Compiled, Opened, OpenedSettings, compile, graph, plan_of},
+    bundle::{Opened, OpenedSettings, Origin, compile, graph, plan_of},
     decoder::decoder,
     encoder::encoder,
-    hugging_face::{MODEL_TYPES, is_in, open},
+    hugging_face::{MODEL_TYPES, is_export_in, is_in, open, open_export},
     model::{Memory, Norms, Positions, Stack, Table, Tables, TranslationModel, Waves},
 };

@@ -16,7 +16,9 @@ use crate::{
 };
 
 /// The sizes of blocks that the runtime takes, the one that measured fastest first.
-const BLOCKS: [usize; 4] = [128, 64, 32, 16];
+const BLOCKS: [usize; 5] = [256, 128, 64, 32, 16];
+/// A vector has as many blocks at least, if it has room for them: small models need the precision.
+const FEWEST: usize = 4;
 /// What is added to an 8-bit integer to store it without a sign.
 const SHIFT: u8 = 128;
 
@@ -94,9 +96,9 @@ impl<'a> Writer<'a> {
     /// The feed-forward part of a layer.
     pub(super) fn feed_forward(&mut self, layer: &str, stream: &Stream, width: usize) -> Result<Stream> {
         let hidden = self.model.hidden;
-        let raised = self.layers.linear(&[format!("{layer}.fc1")], &stream.read, hidden, width)?;
+        let raised = self.layers.linear_by_token(&format!("{layer}.fc1"), &stream.read, hidden, width)?;
         let raised = self.layers.activate(self.model.activation, &raised);
-        let lowered = self.layers.linear(&[format!("{layer}.fc2")], &raised, width, hidden)?;
+        let lowered = self.layers.linear_by_token(&format!("{layer}.fc2"), &raised, width, hidden)?;
         self.end_part(stream, &lowered)
     }
 
@@ -193,7 +195,7 @@ impl<'a> Writer<'a> {
 
     /// The table in blocks; nothing where it stays as it is.
     fn blocks(&self, weight: &Weight) -> Option<Blocks> {
-        let size = BLOCKS.into_iter().find(|size| self.model.hidden.is_multiple_of(*size))?;
+        let size = block_that_fits(self.model.hidden)?;
         if self.layers.precision == Precision::Fp32 {
             return None;
         }
@@ -203,12 +205,19 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// The size of the blocks of linear layers: the fastest in the decoder, the most exact where that is wanted.
-pub(super) fn block_size(precision: Precision) -> usize {
+/// The size of the blocks of the decoder's linear layers: the most exact where that is wanted, or the fastest.
+pub(super) fn block_size(precision: Precision, hidden: usize) -> usize {
     match precision {
         Precision::Int8Blocks => BLOCK,
-        Precision::Int8 | Precision::Fp32 => BLOCKS[0],
+        Precision::Int8 | Precision::Fp32 => block_that_fits(hidden).unwrap_or(BLOCK),
     }
+}
+
+/// The fastest size of blocks that a vector of so many values can be cut into.
+fn block_that_fits(width: usize) -> Option<usize> {
+    let fits = |size: &usize| width.is_multiple_of(*size);
+    let few = BLOCKS.into_iter().find(|size| fits(size) && width / size >= FEWEST);
+    few.or_else(|| BLOCKS.into_iter().rfind(fits))
 }
 
 /// The attributes of attention.

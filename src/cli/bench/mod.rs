@@ -2,6 +2,7 @@
 //! both taken in the same run.
 
 mod cold;
+mod decode;
 mod raw;
 mod server;
 
@@ -53,6 +54,9 @@ pub(super) struct Arguments {
     /// A bundle for zero-shot classification, to be measured as well
     #[arg(long, value_name = "BUNDLE")]
     zero_shot: Option<PathBuf>,
+    /// A bundle for translation, to be measured as well
+    #[arg(long, value_name = "BUNDLE")]
+    translation: Option<PathBuf>,
     /// Load the library, make a session, run it once, print the milliseconds: the parts of a cold start
     #[arg(long, hide = true)]
     parts: bool,
@@ -255,6 +259,10 @@ fn measure(
         [server.resident_mb()?, 90.0],
         Target::AtMost(1.0),
     ));
+    drop(server);
+    if let Some(bundle) = &arguments.translation {
+        figures.extend(decode::measure(bundle, config)?);
+    }
     Ok(figures)
 }
 

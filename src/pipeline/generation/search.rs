@@ -87,6 +87,11 @@ impl Search {
         if self.beams > 1 { self.beams } else { self.sequences }
     }
 
+    /// The texts that are given back of each source.
+    pub fn sequences(&self) -> usize {
+        self.sequences
+    }
+
     /// The most tokens of the target of a source of so many, the decoder's first included.
     pub fn max_length(&self, source: usize) -> usize {
         let by_source = self.length_factor.map(|factor| 1 + (factor * source as f32).ceil() as usize);

@@ -2,6 +2,7 @@
 
 use std::{num::NonZeroUsize, path::Path, sync::mpsc, time::Duration};
 
+use kivu::repository::manifest::Precision;
 use kivu::{
     backend::{
         Deadline,
@@ -16,7 +17,7 @@ use kivu::{
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::models::{fixtures, runtime};
+use crate::models::{build_request, fixtures, request, runtime};
 
 #[derive(Deserialize)]
 struct Goldens {
@@ -58,11 +59,8 @@ fn settings(name: &str) -> GenerationSettings {
     }
 }
 
-/// An export as a backend, with the graphs that it is rewritten as in `folder`.
-fn open(export: &Path, folder: &Path, parallel: Parallel, runtime: Runtime) -> OnnxSequences {
-    let graphs = exported::read(export).unwrap();
-    let models = [("encoder.onnx", graphs.encoder), ("decoder.onnx", graphs.decoder)];
-    onnx::write_all(models, folder).unwrap();
+/// The graphs in `folder` as a backend.
+fn open(folder: &Path, parallel: Parallel, runtime: Runtime) -> OnnxSequences {
     let [encoder, decoder] = ["encoder.onnx", "decoder.onnx"].map(|name| folder.join(name));
     OnnxSequences::open(runtime, Graphs { encoder: &encoder, decoder: &decoder }, parallel).unwrap()
 }
@@ -99,20 +97,17 @@ fn compare(case: &Case, found: &[Vec<Generated>], note: &str) {
     }
 }
 
-async fn generates_as_transformers(name: &str, export: &Path, parallel: Parallel) {
-    let Some(runtime) = runtime() else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let backend = open(export, folder.path(), parallel, runtime);
+async fn generates_as_transformers(name: &str, backend: &OnnxSequences) {
     let settings = settings(name);
     let bounds = Bounds { vocabulary: backend.vocabulary().unwrap(), longest: 65 };
     let cases = goldens(name);
     assert!(cases.len() > 50);
     for case in &cases {
         let search = Search::new(&settings, &case.options, bounds).unwrap();
-        let found = run(&backend, &case.sources, &search, settings.pad_token_id).await;
+        let found = run(backend, &case.sources, &search, settings.pad_token_id).await;
         compare(case, &found, "batch");
         // A source gets the same target in whatever company it comes.
-        let alone = run(&backend, &case.sources[..1], &search, settings.pad_token_id).await;
+        let alone = run(backend, &case.sources[..1], &search, settings.pad_token_id).await;
         compare(case, &alone, "alone");
     }
 }
@@ -121,14 +116,52 @@ fn threads(count: usize) -> NonZeroUsize {
     NonZeroUsize::new(count).unwrap()
 }
 
+async fn an_export_generates_as_transformers(name: &str, parallel: Parallel) {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let graphs = exported::read(&fixtures().join("exports").join(name)).unwrap();
+    let models = [("encoder.onnx", graphs.encoder), ("decoder.onnx", graphs.decoder)];
+    onnx::write_all(models, folder.path()).unwrap();
+    generates_as_transformers(name, &open(folder.path(), parallel, runtime)).await;
+}
+
+async fn a_bundle_generates_as_transformers(name: &str) {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join(name);
+    let source = fixtures().join("models").join(name);
+    build_request(&request(source, out.clone(), Some(Precision::Fp32)), runtime).unwrap();
+    generates_as_transformers(name, &open(&out, Parallel::Together(threads(2)), runtime)).await;
+}
+
 #[tokio::test]
 async fn an_export_with_a_merged_decoder_generates_as_transformers() {
-    let export = fixtures().join("exports/tiny-m2m100");
-    generates_as_transformers("tiny-m2m100", &export, Parallel::Together(threads(2))).await;
+    an_export_generates_as_transformers("tiny-m2m100", Parallel::Together(threads(2))).await;
 }
 
 #[tokio::test]
 async fn an_export_with_two_decoders_generates_as_transformers() {
-    let export = fixtures().join("exports/tiny-marian");
-    generates_as_transformers("tiny-marian", &export, Parallel::SideBySide(threads(2))).await;
+    an_export_generates_as_transformers("tiny-marian", Parallel::SideBySide(threads(2))).await;
+}
+
+#[tokio::test]
+async fn bundles_generate_as_transformers() {
+    for name in ["tiny-m2m100", "tiny-nllb", "tiny-marian", "tiny-marian-multi"] {
+        a_bundle_generates_as_transformers(name).await;
+    }
+}
+
+#[tokio::test]
+async fn bundles_of_exports_generate_as_transformers() {
+    let Some(runtime) = runtime() else { return };
+    for name in ["tiny-m2m100", "tiny-marian"] {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join(name);
+        let source = fixtures().join("exports").join(name);
+        build_request(&request(source.clone(), out.clone(), Some(Precision::Fp32)), runtime).unwrap();
+        generates_as_transformers(name, &open(&out, Parallel::Together(threads(1)), runtime)).await;
+        let blocks = request(source, folder.path().join("blocks"), Some(Precision::Int8Blocks));
+        let error = build_request(&blocks, runtime).unwrap_err();
+        assert!(error.to_string().contains("but found `int8-blocks`"), "{error}");
+    }
 }

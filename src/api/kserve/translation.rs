@@ -1,0 +1,92 @@
+//! Translation by tensors: token ids to token ids, or texts to texts.
+
+use serde_json::{Map, Value};
+
+use super::message::{InferRequest, OutputElements};
+use crate::{
+    api::request,
+    backend::Deadline,
+    config::Limits,
+    error::Result,
+    pipeline::{
+        generation::GenerationOptions,
+        translation::{TranslationOptions, TranslationPipeline},
+    },
+};
+
+/// What the output is called by default where token ids were given, …
+pub(super) const IDS: &str = "generated_indices";
+/// … and where texts were.
+pub(super) const TEXTS: &str = "translation";
+
+/// The parameters of a request that generation takes; others are for servers of other kinds.
+const GENERATION: [&str; 17] = [
+    "do_sample",
+    "early_stopping",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "length_penalty",
+    "max_length",
+    "max_new_tokens",
+    "min_length",
+    "min_new_tokens",
+    "no_repeat_ngram_size",
+    "num_beams",
+    "num_return_sequences",
+    "repetition_penalty",
+    "seed",
+    "temperature",
+    "top_k",
+    "top_p",
+];
+
+/// What the `parameters` of a request want.
+pub(super) fn options(request: &InferRequest, limits: &Limits) -> Result<TranslationOptions> {
+    let generation: Map<String, Value> = request
+        .parameters
+        .iter()
+        .filter(|(name, _)| GENERATION.contains(&name.as_str()))
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect();
+    let generation: GenerationOptions = request::from_value(Value::Object(generation))?;
+    Ok(TranslationOptions {
+        source: request.parameter("src_lang")?,
+        target: request.parameter("tgt_lang")?,
+        split: None,
+        truncate: limits.truncate,
+        clean_up_spaces: false,
+        generation,
+        most_sentences: limits.texts,
+    })
+}
+
+/// Generates of token ids: a row a target, each as long as the longest.
+pub(super) async fn ids(
+    pipeline: &TranslationPipeline,
+    rows: Vec<Vec<u32>>,
+    options: &TranslationOptions,
+    deadline: Deadline,
+) -> Result<(Vec<usize>, OutputElements)> {
+    let generated = pipeline.generate(rows, options, deadline).await?;
+    let rows: Vec<Vec<i64>> = generated.rows.into_iter().flatten().collect();
+    let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let shape = vec![rows.len(), longest];
+    let padded = |mut row: Vec<i64>| {
+        row.resize(longest, generated.pad);
+        row
+    };
+    Ok((shape, OutputElements::Integers(rows.into_iter().flat_map(padded).collect())))
+}
+
+/// Translates texts: a row a text, with as many translations as were asked for.
+pub(super) async fn texts(
+    pipeline: &TranslationPipeline,
+    texts: Vec<String>,
+    options: &TranslationOptions,
+    deadline: Deadline,
+) -> Result<(Vec<usize>, OutputElements)> {
+    let translations = pipeline.translate(texts, options, deadline).await?;
+    let shape = vec![translations.texts.len(), translations.texts.first().map_or(0, Vec::len)];
+    let texts = translations.texts.into_iter().flatten().map(|translation| translation.text);
+    Ok((shape, OutputElements::Texts(texts.collect())))
+}

@@ -1,0 +1,86 @@
+//! Loading a bundle that translates: two graphs, one or two tokenizers, perhaps a shortlist.
+
+use std::{sync::Arc, thread};
+
+use super::{lacks, panicked, runtime};
+use crate::{
+    backend::onnx::{Graphs, OnnxSequences, Parallel},
+    config::Config,
+    error::{Error, Result},
+    pipeline::translation::{Parts, TranslationPipeline, TranslationSettings, shortlist::Shortlist},
+    repository::{
+        Bundle,
+        bundle::{PIECES, TOKENIZER},
+    },
+    telemetry::starting,
+    tokenizer::Tokenizer,
+};
+
+/// What reads and writes texts.
+struct Words {
+    tokenizer: Arc<Tokenizer>,
+    target: Arc<Tokenizer>,
+    shortlist: Option<Shortlist>,
+}
+
+/// Loads what is in a bundle, side by side, as the bundles of other tasks are.
+pub(super) fn load(bundle: &Bundle, config: &Config) -> Result<TranslationPipeline> {
+    let manifest = bundle.manifest();
+    let mut settings = manifest.translation.clone().ok_or_else(|| lacks(manifest, "translation"))?;
+    let limit = config.limits.tokens.unwrap_or(usize::MAX);
+    settings.max_tokens = settings.max_tokens.min(limit);
+    thread::scope(|scope| {
+        let words = scope.spawn(|| read_words(bundle, &settings));
+        let sequences = open_graphs(bundle, &settings, config);
+        let words = words.join().unwrap_or_else(|_| Err(panicked(&manifest.name)));
+        let (Words { tokenizer, target, shortlist }, sequences) = (words?, Arc::new(sequences?));
+        TranslationPipeline::new(Parts { tokenizer, target, shortlist, sequences }, settings.clone())
+    })
+}
+
+fn read_words(bundle: &Bundle, settings: &TranslationSettings) -> Result<Words> {
+    let tokenizer = Arc::new(starting("tokenizer", || bundle.tokenizer())?);
+    let target = match &settings.target_tokenizer {
+        Some(name) => Arc::new(Tokenizer::from_json(&bundle.read(name)?)?),
+        None => Arc::clone(&tokenizer),
+    };
+    let shortlist = settings.shortlist.as_ref();
+    let shortlist = shortlist.map(|name| Shortlist::from_bytes(&bundle.read(name)?)).transpose()?;
+    let read: Vec<&str> = [TOKENIZER, PIECES, &bundle.manifest().graph, &settings.decoder.graph]
+        .into_iter()
+        .chain(settings.target_tokenizer.as_deref())
+        .chain(settings.shortlist.as_deref())
+        .collect();
+    starting("verify", || bundle.verify(&read))?;
+    Ok(Words { tokenizer, target, shortlist })
+}
+
+fn open_graphs(bundle: &Bundle, settings: &TranslationSettings, config: &Config) -> Result<OnnxSequences> {
+    let runtime = runtime(config)?;
+    let manifest = bundle.manifest();
+    let names = [&manifest.graph, &settings.decoder.graph];
+    // Graphs are small, and they are parsed: they are verified before.
+    for name in names {
+        bundle.read(name)?;
+    }
+    let [encoder, decoder] = names.map(|name| bundle.path(name));
+    let threads = config.threads();
+    // Sources that each have a shortlist of their own have no batch in common.
+    let parallel = match settings.shortlist {
+        Some(_) => Parallel::SideBySide(threads),
+        None => Parallel::Together(threads),
+    };
+    let graphs = Graphs { encoder: &encoder, decoder: &decoder };
+    let sequences = starting("session", || OnnxSequences::open(runtime, graphs, parallel))?;
+    for (expected, found) in
+        [&manifest.signature, &settings.decoder.signature].into_iter().zip(sequences.signatures())
+    {
+        if expected != found {
+            return Err(Error::model(format!(
+                "expected a graph of `{}` to be {expected}, as its manifest says, but it is {found}",
+                manifest.name
+            )));
+        }
+    }
+    Ok(sequences)
+}

@@ -1,0 +1,474 @@
+//! Texts of one language to texts of another.
+
+use std::{cmp::Reverse, sync::Arc, time::Instant};
+
+use futures::{StreamExt, TryStreamExt, stream};
+use tokio::sync::oneshot;
+
+use super::{
+    languages::{Directions, Pair, Wanted, is_written_without_spaces},
+    sentences::{Part, join},
+    settings::TranslationSettings,
+    shortlist::Shortlist,
+    sources::{Manner, Sources, Split},
+};
+use crate::{
+    backend::{
+        Deadline,
+        sequences::{self, Decoder, Sequences},
+    },
+    error::{Error, Result, at_text},
+    pipeline::{
+        Usage,
+        generation::{Bounds, Generated, GenerationOptions, Search, Source, generate},
+    },
+    telemetry,
+    tokenizer::Tokenizer,
+};
+
+/// The most rows of a batch: beams, or texts that are drawn, each count.
+const MOST_ROWS: usize = 32;
+/// The most tokens that a batch keeps, of sources and targets together: 0.4 GB of a model as large as M2M100-418M.
+const MOST_TOKENS: usize = 4096;
+/// The token of what a student of Bergamot's does not know, which is never a translation.
+const UNKNOWN: u32 = 1;
+
+/// A model that translates.
+#[derive(Clone, Debug)]
+pub struct TranslationPipeline {
+    sources: Arc<Sources>,
+    target: Arc<Tokenizer>,
+    shortlist: Option<Arc<Shortlist>>,
+    sequences: Arc<dyn Sequences>,
+}
+
+/// What a request wants of its translations.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TranslationOptions {
+    /// The language of the texts, by any of its names.
+    pub source: Option<String>,
+    /// The language that they are wanted in, by any of its names.
+    pub target: Option<String>,
+    /// When a text is taken apart; nothing leaves it to the model's kind.
+    pub split: Option<Split>,
+    /// Whether what the model cannot read is cut off, rather than refused.
+    pub truncate: bool,
+    /// Whether spaces before punctuation are taken away.
+    pub clean_up_spaces: bool,
+    /// What differs from how the model generates by itself.
+    pub generation: GenerationOptions,
+    /// The most sentences of all texts.
+    pub most_sentences: usize,
+}
+
+/// The translations of a request's texts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Translations {
+    /// Of each text as many as were asked for, the best first.
+    pub texts: Vec<Vec<Translation>>,
+    /// The languages of each text, by the model's codes.
+    pub pairs: Vec<Pair>,
+    /// What was done to the texts.
+    pub usage: Usage,
+}
+
+/// A translation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Translation {
+    /// The text.
+    pub text: String,
+    /// The sum of its sentences' scores; of beam search only.
+    pub score: Option<f32>,
+}
+
+/// Token ids that were generated of token ids.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GeneratedIds {
+    /// Of each source as many as were asked for, the best first, each with the decoder's first token.
+    pub rows: Vec<Vec<Vec<i64>>>,
+    /// What stands after the end of a row that is shorter than another.
+    pub pad: i64,
+}
+
+/// What a model is made of.
+#[derive(Debug)]
+pub struct Parts {
+    /// What reads sources.
+    pub tokenizer: Arc<Tokenizer>,
+    /// What puts targets together.
+    pub target: Arc<Tokenizer>,
+    /// What may stand in the translation of what, where the model knows.
+    pub shortlist: Option<Shortlist>,
+    /// What runs it.
+    pub sequences: Arc<dyn Sequences>,
+}
+
+/// What goes to an encoder and its decoder.
+#[derive(Clone, Debug)]
+pub struct Decoding {
+    /// What is encoded.
+    pub sources: sequences::Sources,
+    /// What is looked for.
+    pub search: Search,
+}
+
+/// A sentence on its way.
+#[derive(Debug)]
+struct Job {
+    ids: Vec<i64>,
+    first_token: Option<i64>,
+}
+
+/// A request's texts as sources.
+struct Plan {
+    /// Of each text its parts, and the number of its sentences.
+    texts: Vec<(Vec<OwnedPart>, Pair)>,
+    jobs: Vec<Job>,
+    truncated: Vec<usize>,
+}
+
+/// A part of a text, without the text of sentences, which nobody needs any more.
+#[derive(Debug)]
+enum OwnedPart {
+    Sentence,
+    Space(String),
+}
+
+impl TranslationPipeline {
+    /// Puts a model together.
+    pub fn new(parts: Parts, settings: TranslationSettings) -> Result<Self> {
+        let Parts { tokenizer, target, shortlist, sequences } = parts;
+        if settings.generation.eos_token_ids.is_empty() {
+            return Err(Error::model(
+                "expected a token in `eos_token_ids` of the model's settings, but found none",
+            ));
+        }
+        let directions = Directions::new(&settings.languages);
+        Ok(Self {
+            sources: Arc::new(Sources { tokenizer, directions, settings }),
+            target,
+            shortlist: shortlist.map(Arc::new),
+            sequences,
+        })
+    }
+
+    /// The tokenizer that reads sources.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.sources.tokenizer
+    }
+
+    /// How the model translates.
+    pub fn settings(&self) -> &TranslationSettings {
+        &self.sources.settings
+    }
+
+    /// The languages of the model.
+    pub fn directions(&self) -> &Directions {
+        &self.sources.directions
+    }
+
+    /// Translates texts.
+    ///
+    /// - Sentences are translated together, a batch of like lengths at a time; where the model has a shortlist,
+    ///   each on its own and several side by side.
+    /// - What is asked for is checked before anything runs.
+    pub async fn translate(
+        &self,
+        texts: Vec<String>,
+        options: &TranslationOptions,
+        deadline: Deadline,
+    ) -> Result<Translations> {
+        // Contradictions are told before texts are read.
+        self.search(options, None)?;
+        let started = Instant::now();
+        let plan = self.plan(texts, options, deadline).await?;
+        let tokenization = started.elapsed();
+        let started = Instant::now();
+        let generated = self.run(&plan.jobs, options, deadline).await?;
+        let usage = Usage {
+            tokens: plan.jobs.iter().map(|job| job.ids.len()).sum(),
+            generated: generated.iter().flatten().map(|text| text.ids.len()).sum(),
+            truncated: plan.truncated,
+            tokenization,
+            inference: started.elapsed(),
+        };
+        telemetry::encoded(usage.tokens, usage.tokenization, usage.inference);
+        let count = self.search(options, None)?.sequences();
+        let mut generated = generated.into_iter();
+        let texts = plan.texts.iter().map(|(parts, pair)| {
+            let sentences = parts.iter().filter(|part| matches!(part, OwnedPart::Sentence)).count();
+            let own: Vec<_> = generated.by_ref().take(sentences).collect();
+            self.put_together(parts, pair, &own, count, options)
+        });
+        let texts = texts.collect::<Result<_>>()?;
+        Ok(Translations { texts, pairs: plan.texts.into_iter().map(|(_, pair)| pair).collect(), usage })
+    }
+
+    /// Generates targets of sources that are token ids already, special tokens included.
+    pub async fn generate(
+        &self,
+        sources: Vec<Vec<u32>>,
+        options: &TranslationOptions,
+        deadline: Deadline,
+    ) -> Result<GeneratedIds> {
+        let settings = self.settings();
+        let target =
+            options.target.as_deref().map(|target| self.directions().find_target(target)).transpose()?;
+        let first_token = target.and_then(|target| self.sources.first_token(target));
+        let (limit, known) = (settings.max_tokens, self.tokenizer().vocabulary_size());
+        let jobs = sources.into_iter().enumerate().map(|(place, ids)| {
+            if ids.len() > limit {
+                return Err(Error::too_large(format!(
+                    "row {place} has {} tokens, but the model takes at most {limit}",
+                    ids.len()
+                )));
+            }
+            if let Some(id) = ids.iter().find(|id| **id as usize >= known) {
+                return Err(Error::invalid(format!(
+                    "expected token ids below {known}, but found {id} in row {place}"
+                )));
+            }
+            Ok(Job { ids: ids.into_iter().map(i64::from).collect(), first_token })
+        });
+        let jobs: Vec<Job> = jobs.collect::<Result<_>>()?;
+        let generated = self.run(&jobs, options, deadline).await?;
+        let start = Some(settings.generation.decoder_start_token_id).filter(|start| *start >= 0);
+        let row = |text: Generated| start.into_iter().chain(text.ids).collect();
+        let rows = generated.into_iter().map(|texts| texts.into_iter().map(row).collect()).collect();
+        Ok(GeneratedIds { rows, pad: settings.generation.pad_token_id })
+    }
+
+    /// The search that is asked for, with the token that the target begins with.
+    fn search(&self, options: &TranslationOptions, first_token: Option<i64>) -> Result<Search> {
+        let settings = self.settings();
+        let mut generation = options.generation.clone();
+        generation.forced_bos_token_id = first_token.or(generation.forced_bos_token_id);
+        let vocabulary = self.sequences.vocabulary().unwrap_or_else(|| self.target.vocabulary_size());
+        // The last token is generated, but not fed.
+        let bounds = Bounds { vocabulary, longest: settings.max_positions + 1 };
+        Search::new(&settings.generation, &generation, bounds)
+    }
+
+    /// Makes sources of texts; large ones off the threads that serve connections.
+    async fn plan(
+        &self,
+        texts: Vec<String>,
+        options: &TranslationOptions,
+        deadline: Deadline,
+    ) -> Result<Plan> {
+        let size: usize = texts.iter().map(String::len).sum();
+        let (sources, options) = (Arc::clone(&self.sources), options.clone());
+        let work = move || plan(&sources, &texts, &options, deadline);
+        if size <= crate::pipeline::INLINE_BYTES { work() } else { deadline.off_thread(work).await }
+    }
+
+    /// Generates the targets of all jobs, in their order.
+    async fn run(
+        &self,
+        jobs: &[Job],
+        options: &TranslationOptions,
+        deadline: Deadline,
+    ) -> Result<Vec<Vec<Generated>>> {
+        let mut order: Vec<usize> = (0..jobs.len()).collect();
+        order.sort_by_key(|job| (jobs[*job].first_token, Reverse(jobs[*job].ids.len())));
+        let mut batches = Vec::new();
+        let mut rest = order.as_slice();
+        while let Some(first) = rest.first() {
+            let search = self.search(options, jobs[*first].first_token)?;
+            let (batch, others) = rest.split_at(self.batch_size(&search, jobs, rest));
+            batches.push(self.run_batch(jobs, batch, search, deadline));
+            rest = others;
+        }
+        // One more a lane than it runs, so that it finds the next batch waiting when it is done with one.
+        let under_way = 2 * self.sequences.lanes().get();
+        let done: Vec<Vec<(usize, Vec<Generated>)>> =
+            stream::iter(batches).buffer_unordered(under_way).try_collect().await?;
+        let mut done: Vec<_> = done.into_iter().flatten().collect();
+        done.sort_by_key(|(job, _)| *job);
+        Ok(done.into_iter().map(|(_, generated)| generated).collect())
+    }
+
+    /// How many of the jobs of `rest`, the longest of which is the first, run together.
+    fn batch_size(&self, search: &Search, jobs: &[Job], rest: &[usize]) -> usize {
+        if self.shortlist.is_some() {
+            return 1;
+        }
+        let first = &jobs[rest[0]];
+        let tokens = first.ids.len() + search.max_length(first.ids.len());
+        let rows = MOST_ROWS.min(MOST_TOKENS / tokens.max(1));
+        let alike = rest.iter().take_while(|job| jobs[**job].first_token == first.first_token).count();
+        (rows / search.rows()).clamp(1, alike)
+    }
+
+    async fn run_batch(
+        &self,
+        jobs: &[Job],
+        batch: &[usize],
+        search: Search,
+        deadline: Deadline,
+    ) -> Result<Vec<(usize, Vec<Generated>)>> {
+        let rows: Vec<Vec<i64>> = batch.iter().map(|job| jobs[*job].ids.clone()).collect();
+        let list: Vec<Source> =
+            batch.iter().map(|job| Source { length: jobs[*job].ids.len(), number: *job }).collect();
+        let Decoding { sources, search } = self.decoding(rows, search);
+        let shortlist = sources.shortlist.clone();
+        let (sender, receiver) = oneshot::channel();
+        let work = Box::new(move |decoder: &mut dyn Decoder| {
+            let generated = generate(decoder, &list, &search, deadline)?;
+            // A caller that has gone wants no answer.
+            let _ = sender.send(generated);
+            Ok(())
+        });
+        self.sequences.decode(sources, deadline, work).await?;
+        let lost = || Error::Inference { message: "the decoder's work was lost".into(), source: None };
+        let mut generated = receiver.await.map_err(|_| lost())?;
+        if let Some(shortlist) = shortlist {
+            let ids = generated.iter_mut().flatten().flat_map(|text| &mut text.ids);
+            for id in ids {
+                *id =
+                    usize::try_from(*id).ok().and_then(|place| shortlist.get(place).copied()).unwrap_or(*id);
+            }
+        }
+        Ok(batch.iter().copied().zip(generated).collect())
+    }
+
+    /// Token ids as they go to the encoder, and the search in terms of what the decoder scores.
+    fn decoding(&self, rows: Vec<Vec<i64>>, search: Search) -> Decoding {
+        let shortlist = self.shortlist.as_ref().map(|shortlist| allowed(shortlist, &rows, &search));
+        let search = match &shortlist {
+            Some(shortlist) => search.within(shortlist),
+            None => search,
+        };
+        let pad = self.settings().generation.pad_token_id;
+        Decoding { sources: sequences::Sources { rows, pad, shortlist }, search }
+    }
+
+    /// What goes to the encoder and the decoder for a text that is not split: to be run by hand.
+    pub fn decoding_of(&self, text: &str, options: &TranslationOptions) -> Result<Decoding> {
+        let manner = Manner {
+            wanted: Wanted { source: options.source.as_deref(), target: options.target.as_deref() },
+            split: Split::Never,
+            truncate: true,
+        };
+        let prepared = self.sources.prepare(text, manner)?;
+        let search = self.search(options, self.sources.first_token(&prepared.pair.target))?;
+        Ok(self.decoding(prepared.sentences, search))
+    }
+
+    /// What runs the model.
+    pub fn sequences(&self) -> &Arc<dyn Sequences> {
+        &self.sequences
+    }
+
+    /// The translations of a text from those of its sentences: the best of each, the second best of each, …
+    fn put_together(
+        &self,
+        parts: &[OwnedPart],
+        pair: &Pair,
+        sentences: &[Vec<Generated>],
+        count: usize,
+        options: &TranslationOptions,
+    ) -> Result<Vec<Translation>> {
+        let parts: Vec<Part<'_>> = parts
+            .iter()
+            .map(|part| match part {
+                OwnedPart::Sentence => Part::Sentence(""),
+                OwnedPart::Space(space) => Part::Space(space),
+            })
+            .collect();
+        let needs_space = !is_written_without_spaces(&pair.target);
+        let translation = |rank: usize| {
+            let ranked = || sentences.iter().filter_map(|texts| texts.get(rank));
+            let texts = ranked().map(|text| self.decode(text, pair, options)).collect::<Result<Vec<_>>>()?;
+            let score = ranked().map(|text| text.score).sum::<Option<f32>>();
+            let score = score.filter(|_| !sentences.is_empty());
+            let text = match &texts[..] {
+                // As the model gives it, where it was given the whole.
+                [text] if matches!(parts[..], [Part::Sentence(_)]) => text.clone(),
+                texts => join(&parts, texts, needs_space),
+            };
+            Ok(Translation { text, score })
+        };
+        (0..count).map(translation).collect()
+    }
+
+    fn decode(&self, text: &Generated, pair: &Pair, options: &TranslationOptions) -> Result<String> {
+        let settings = &self.settings().generation;
+        let language = self.sources.first_token(&pair.target);
+        let is_text = |id: &&i64| {
+            !settings.eos_token_ids.contains(id) && **id != settings.pad_token_id && Some(**id) != language
+        };
+        let ids = text.ids.iter().filter(is_text).filter_map(|id| u32::try_from(*id).ok());
+        let ids: Vec<u32> = ids.filter(|id| (*id as usize) < self.target.vocabulary_size()).collect();
+        let text = self.target.decode(&ids, true)?;
+        let text = text.trim();
+        Ok(if options.clean_up_spaces { clean_up(text) } else { text.to_owned() })
+    }
+}
+
+fn plan(
+    sources: &Sources,
+    texts: &[String],
+    options: &TranslationOptions,
+    deadline: Deadline,
+) -> Result<Plan> {
+    let by_kind = match sources.settings.generation.length_factor {
+        // The students of Bergamot have only ever seen single sentences.
+        Some(_) => Split::Sentences,
+        None => Split::WhenLong,
+    };
+    let manner = Manner {
+        wanted: Wanted { source: options.source.as_deref(), target: options.target.as_deref() },
+        split: options.split.unwrap_or(by_kind),
+        truncate: options.truncate,
+    };
+    let mut plan = Plan { texts: Vec::with_capacity(texts.len()), jobs: Vec::new(), truncated: Vec::new() };
+    for (place, text) in texts.iter().enumerate() {
+        if deadline.has_passed() {
+            return Err(deadline.exceeded());
+        }
+        let prepared = sources.prepare(text, manner).map_err(|error| at_text(error, place, texts.len()))?;
+        let first_token = sources.first_token(&prepared.pair.target);
+        plan.jobs.extend(prepared.sentences.into_iter().map(|ids| Job { ids, first_token }));
+        if plan.jobs.len() > options.most_sentences {
+            return Err(Error::too_large(format!(
+                "expected at most {} sentences in all texts, but found more; send less at once",
+                options.most_sentences
+            )));
+        }
+        plan.truncated.extend(prepared.is_cut.then_some(place));
+        let parts = prepared.parts.into_iter().map(|part| match part {
+            Part::Sentence(_) => OwnedPart::Sentence,
+            Part::Space(space) => OwnedPart::Space(space.to_owned()),
+        });
+        plan.texts.push((parts.collect(), prepared.pair));
+    }
+    Ok(plan)
+}
+
+/// The tokens that the targets of `rows` are made of, in ascending order.
+fn allowed(shortlist: &Shortlist, rows: &[Vec<i64>], search: &Search) -> Vec<i64> {
+    let ids: Vec<u32> = rows.iter().flatten().filter_map(|id| u32::try_from(*id).ok()).collect();
+    let mut allowed = shortlist.allowed(&ids, UNKNOWN);
+    allowed.extend(search.needed());
+    allowed.sort_unstable();
+    allowed.dedup();
+    allowed
+}
+
+/// Takes away the spaces that tokenizers leave before punctuation, as `transformers` does when told to.
+fn clean_up(text: &str) -> String {
+    let spaces = [
+        (" .", "."),
+        (" ?", "?"),
+        (" !", "!"),
+        (" ,", ","),
+        (" ' ", "'"),
+        (" n't", "n't"),
+        (" 'm", "'m"),
+        (" 's", "'s"),
+        (" 've", "'ve"),
+        (" 're", "'re"),
+    ];
+    spaces.iter().fold(text.to_owned(), |text, (with, without)| text.replace(with, without))
+}

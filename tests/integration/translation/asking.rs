@@ -1,0 +1,361 @@
+//! What clients see of translation: every route, and every way of asking wrongly, on a scripted model that says its
+//! source again.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    body::Body,
+    http::{Request, Response, StatusCode},
+};
+use http_body_util::BodyExt;
+use kivu::{
+    api::{App, router},
+    backend::{Signature, TensorSpec, scripted::ScriptedSequences},
+    config::Limits,
+    model::{Model, Pipeline},
+    pipeline::{
+        Task,
+        generation::{GenerationOptions, GenerationSettings},
+        translation::{Decoder, Languages, Parts, TokenSide, TranslationPipeline, TranslationSettings},
+    },
+    repository::{
+        Manifest,
+        manifest::{Precision, Source, TensorNames, Weights},
+    },
+    tensor::ElementType,
+    tokenizer::Tokenizer,
+};
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use crate::models::fixtures;
+
+const START: i64 = 2;
+const END: i64 = 2;
+const VOCABULARY: usize = 646;
+/// A source that begins with this token never ends.
+const ENDLESS: &str = "deu_Latn";
+
+fn tokenizer() -> Arc<Tokenizer> {
+    Arc::new(Tokenizer::open(&fixtures().join("models/tiny-nllb/tokenizer.json")).unwrap())
+}
+
+fn token(tokenizer: &Tokenizer, text: &str) -> i64 {
+    i64::from(tokenizer.encode_bare(text).unwrap()[0])
+}
+
+fn settings(codes: &[&str]) -> TranslationSettings {
+    let tokenizer = tokenizer();
+    let codes = codes.iter().map(|code| ((*code).to_owned(), token(&tokenizer, code))).collect();
+    let signature = Signature {
+        inputs: vec![TensorSpec::new("input_ids", ElementType::Int64, [-1, 1])],
+        outputs: vec![TensorSpec::new("logits", ElementType::Fp32, [-1, VOCABULARY as i64])],
+    };
+    TranslationSettings {
+        max_tokens: 24,
+        max_positions: 64,
+        unknown_tokens: None,
+        target_tokenizer: None,
+        shortlist: None,
+        decoder: Decoder { graph: "decoder.onnx".into(), signature },
+        languages: Languages::Tokens { codes, side: TokenSide::Before },
+        generation: GenerationSettings {
+            decoder_start_token_id: START,
+            eos_token_ids: vec![END],
+            pad_token_id: 1,
+            length_factor: None,
+            defaults: GenerationOptions { max_length: Some(40), ..GenerationOptions::default() },
+        },
+    }
+}
+
+/// A model that says its source again, in capitals of nothing: the same tokens after the language's.
+fn model(name: &str, codes: &[&str]) -> Model {
+    let tokenizer = tokenizer();
+    let endless = token(&tokenizer, ENDLESS);
+    let sequences = ScriptedSequences::new(VOCABULARY, move |source, target| {
+        let mut scores: Vec<f32> = (0..VOCABULARY).map(|token| -(token as f32) / 1000.0).collect();
+        // The decoder's first token and the language come before the text.
+        let next = match source.get(target.len() - 1) {
+            Some(token) if source[0] != endless => *token,
+            Some(_) => 9,
+            None => END,
+        };
+        scores[next as usize] = 20.0;
+        if source[0] == endless {
+            std::thread::sleep(Duration::from_millis(2));
+            scores[END as usize] = -20.0;
+        }
+        scores
+    });
+    let settings = settings(codes);
+    let parts =
+        Parts { target: Arc::clone(&tokenizer), tokenizer, shortlist: None, sequences: Arc::new(sequences) };
+    let pipeline = TranslationPipeline::new(parts, settings.clone()).unwrap();
+    Model {
+        name: name.into(),
+        digest: "d".repeat(64),
+        manifest: Manifest {
+            format: Manifest::FORMAT,
+            name: name.into(),
+            task: Task::Translation,
+            graph: "encoder.onnx".into(),
+            source: Source { architecture: "M2M100".into(), from: "tiny".into(), sha256: String::new() },
+            weights: Weights { precision: Precision::Fp32, plan: "none".into(), quality: None },
+            embedding: None,
+            classification: None,
+            translation: Some(settings),
+            tensors: TensorNames::default(),
+            signature: Signature::default(),
+            files: Vec::new(),
+        },
+        pipeline: Pipeline::Translation(pipeline),
+    }
+}
+
+fn app_with(limits: Limits) -> Router {
+    let all = ["eng_Latn", "fra_Latn", "por_Latn", "deu_Latn", "zho_Hans", "zho_Hant"];
+    router(App::new(vec![model("two", &["eng_Latn", "fra_Latn"]), model("all", &all)], limits))
+}
+
+fn limits() -> Limits {
+    Limits { texts: 8, ..Limits::default() }
+}
+
+async fn answer(response: Response<Body>) -> (StatusCode, Value) {
+    let status = response.status();
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    (status, serde_json::from_slice(&bytes).unwrap_or_else(|_| json!(String::from_utf8_lossy(&bytes))))
+}
+
+async fn ask_with(limits: Limits, path: &str, body: &Value) -> (StatusCode, Value) {
+    let request = Request::post(path).header("content-type", "application/json");
+    let request = request.body(Body::from(body.to_string())).unwrap();
+    answer(app_with(limits).oneshot(request).await.unwrap()).await
+}
+
+async fn ask(path: &str, body: &Value) -> (StatusCode, Value) {
+    ask_with(limits(), path, body).await
+}
+
+/// Status and message of a request that is refused.
+async fn refusal(path: &str, body: Value) -> String {
+    let (status, body) = ask(path, &body).await;
+    format!("{}: {}", status.as_u16(), body["error"].as_str().unwrap_or("no message"))
+}
+
+/// A request to the hub's route for a translation of the cat.
+fn cat(parameters: Value) -> Value {
+    json!({ "inputs": "The cat sits.", "parameters": parameters })
+}
+
+#[tokio::test]
+async fn the_hub_gets_an_object_a_text() {
+    let languages = json!({ "src_lang": "eng_Latn", "tgt_lang": "French" });
+    let (status, one) = ask("/models/all", &cat(languages.clone())).await;
+    assert_eq!((status, one), (StatusCode::OK, json!([{ "translation_text": "The cat sits." }])));
+    let (_, at_root) = ask("/", &cat(languages.clone())).await;
+    assert_eq!(at_root, json!([{ "translation_text": "The cat sits." }]), "the first model translates");
+    let two = json!({ "inputs": ["The cat.", "The dog."], "parameters": languages });
+    let (_, two) = ask("/models/all", &two).await;
+    assert_eq!(two, json!([{ "translation_text": "The cat." }, { "translation_text": "The dog." }]));
+    let several = json!({ "num_beams": 3, "num_return_sequences": 2 });
+    let several = json!({ "src_lang": "en", "tgt_lang": "fr", "generate_parameters": several });
+    let (_, one) = ask("/models/two", &cat(several.clone())).await;
+    assert_eq!((one.as_array().unwrap().len(), &one[0]["translation_text"]), (2, &json!("The cat sits.")));
+    let (_, lists) =
+        ask("/models/two", &json!({ "inputs": ["The cat.", "The"], "parameters": several })).await;
+    assert_eq!((lists.as_array().unwrap().len(), lists[1].as_array().unwrap().len()), (2, 2));
+}
+
+#[tokio::test]
+async fn our_own_route_keeps_spacing_and_tells_what_was_done() {
+    let text = "The cat sits. The dog sleeps!\n\n  She sold 1,250 shares at $37.50 on 12/31.\n";
+    let (status, answer) =
+        ask("/translate", &json!({ "inputs": text, "src_lang": "English", "tgt_lang": "fr" })).await;
+    assert_eq!(status, StatusCode::OK);
+    insta::assert_json_snapshot!(answer, @r#"
+    {
+      "model": "two",
+      "translations": [
+        {
+          "src_lang": "eng_Latn",
+          "text": "The cat sits. The dog sleeps!\n\n  She sold 1,250 shares at $37.50 on 12/31.\n",
+          "tgt_lang": "fra_Latn",
+          "truncated": false
+        }
+      ],
+      "usage": {
+        "input_tokens": 50,
+        "output_tokens": 50
+      }
+    }
+    "#);
+    let (_, of_two) =
+        ask("/translate", &json!({ "inputs": ["The cat.", " "], "src_lang": "en", "tgt_lang": "pt" })).await;
+    assert_eq!(of_two["model"], "all", "the first model that knows both languages");
+    assert_eq!(of_two["translations"][1]["text"], " ");
+    assert_eq!(of_two["translations"][0]["tgt_lang"], "por_Latn");
+    let beams = json!({ "num_beams": 2, "num_return_sequences": 2 });
+    let (_, several) = ask(
+        "/translate",
+        &json!({ "inputs": "The cat.", "src_lang": "en", "tgt_lang": "fr", "generate_parameters": beams }),
+    )
+    .await;
+    let best = &several["translations"][0];
+    assert_eq!(
+        (&best["alternatives"][0]["text"], best["alternatives"].as_array().unwrap().len()),
+        (&json!("The cat."), 2)
+    );
+    assert_eq!(best["alternatives"][0]["score"], best["score"]);
+}
+
+#[tokio::test]
+async fn a_sentence_that_is_too_long_is_cut_between_words_or_reported() {
+    let long = "the cat and ".repeat(12);
+    let ask_long = async |more: Value| {
+        let mut body = json!({ "inputs": long, "src_lang": "en", "tgt_lang": "fr" });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        ask("/translate", &body).await
+    };
+    let (_, split) = ask_long(json!({})).await;
+    assert_eq!(split["translations"][0]["text"].as_str().unwrap(), long, "all of it comes back");
+    assert_eq!(split["translations"][0]["truncated"], false);
+    let (_, cut) = ask_long(json!({ "split": "never" })).await;
+    assert_eq!(cut["translations"][0]["truncated"], true);
+    assert!(cut["translations"][0]["text"].as_str().unwrap().len() < long.len() / 2);
+    let (status, refused) = ask_long(json!({ "split": "never", "truncate": false })).await;
+    assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
+    insta::assert_snapshot!(refused["error"].as_str().unwrap(), @"the text has 50 tokens, but the model takes at most 24 tokens; let it be split or shortened");
+    // The hub's way to say the same.
+    let longest = json!({ "src_lang": "en", "tgt_lang": "fr", "truncation": "longest_first" });
+    let (_, hub) = ask("/models/two", &json!({ "inputs": long, "parameters": longest })).await;
+    assert_eq!(hub[0]["translation_text"], cut["translations"][0]["text"]);
+}
+
+#[tokio::test]
+async fn languages_are_needed_and_named() {
+    let hub = async |parameters: Value| refusal("/models/all", cat(parameters)).await;
+    insta::assert_snapshot!(hub(json!({})).await, @"422: expected the languages of the translation in `src_lang` and `tgt_lang`, but found neither");
+    insta::assert_snapshot!(hub(json!({ "src_lang": "en" })).await, @"422: expected `tgt_lang` beside `src_lang`, but found none");
+    insta::assert_snapshot!(hub(json!({ "tgt_lang": "fr" })).await, @"422: expected `src_lang` beside `tgt_lang`, but found none");
+    insta::assert_snapshot!(hub(json!({ "src_lang": "en", "tgt_lang": "Portugese" })).await, @"422: expected a language of the model in `tgt_lang`, but found `Portugese`; the nearest is `por_Latn` (portuguese)");
+    insta::assert_snapshot!(hub(json!({ "src_lang": "en", "tgt_lang": "tlh" })).await, @"422: expected a language of the model in `tgt_lang`, but found `tlh`; it has `deu_Latn`, `eng_Latn`, `fra_Latn`, `por_Latn`, `zho_Hans`, `zho_Hant`");
+    insta::assert_snapshot!(hub(json!({ "src_lang": "en", "tgt_lang": "zh" })).await, @"422: expected one language in `tgt_lang`, but `zh` means `zho_Hans`, `zho_Hant`");
+    insta::assert_snapshot!(hub(json!({ "src_lang": 7 })).await, @"422: wrong value in `parameters.src_lang`: invalid type: integer `7`, expected a string");
+    let own = json!({ "inputs": "The cat.", "src_lang": "en", "tgt_lang": "Klingon" });
+    insta::assert_snapshot!(refusal("/translate", own).await, @"422: expected a language of the model in `tgt_lang`, but found `Klingon`; it has `deu_Latn`, `eng_Latn`, `fra_Latn`, `por_Latn`, `zho_Hans`, `zho_Hant`");
+    let none = json!({ "inputs": "The cat.", "src_lang": "de", "tgt_lang": "Porto" });
+    insta::assert_snapshot!(refusal("/translate", none).await, @"422: expected a language of the model in `tgt_lang`, but found `Porto`; it has `deu_Latn`, `eng_Latn`, `fra_Latn`, `por_Latn`, `zho_Hans`, `zho_Hant`");
+    let other = json!({ "inputs": "The cat.", "model": "two", "src_lang": "en", "tgt_lang": "pt" });
+    insta::assert_snapshot!(refusal("/translate", other).await, @"422: expected a language of the model in `tgt_lang`, but found `pt`; it has `eng_Latn`, `fra_Latn`");
+}
+
+#[tokio::test]
+async fn contradictions_and_nonsense_are_refused_before_work_starts() {
+    let generate = async |parameters: Value| {
+        let parameters = json!({ "src_lang": "en", "tgt_lang": "fr", "generate_parameters": parameters });
+        refusal("/models/two", cat(parameters)).await
+    };
+    insta::assert_snapshot!(generate(json!({ "num_beams": 2, "num_return_sequences": 3 })).await, @"422: expected `num_return_sequences` of at most `num_beams`, which is 2, but found 3");
+    insta::assert_snapshot!(generate(json!({ "min_new_tokens": 9, "max_new_tokens": 8 })).await, @"422: expected a text of at most 8 tokens, as `max_new_tokens` says, but found at least 9 asked for");
+    insta::assert_snapshot!(generate(json!({ "max_new_tokens": 1_000_000 })).await, @"422: expected `max_new_tokens` of 1 to 64, but found 1000000");
+    insta::assert_snapshot!(generate(json!({ "num_beams": 1_000_000 })).await, @"422: expected `num_beams` of 1 to 64, but found 1000000");
+    insta::assert_snapshot!(generate(json!({ "num_beams": -1 })).await, @"422: wrong value in `parameters.generate_parameters.num_beams`: invalid value: integer `-1`, expected usize");
+    insta::assert_snapshot!(generate(json!({ "early_stopping": "sometimes" })).await, @r#"422: wrong value in `parameters.generate_parameters.early_stopping`: invalid value: string "sometimes", expected true, false or "never""#);
+    insta::assert_snapshot!(generate(json!({ "beams": 2 })).await, @"422: wrong value in `parameters.generate_parameters.beams`: unknown field `beams`, expected one of `max_length`, `max_new_tokens`, `min_length`, `min_new_tokens`, `num_beams`, `num_return_sequences`, `length_penalty`, `early_stopping`, `no_repeat_ngram_size`, `repetition_penalty`, `bad_words_ids`, `suppress_tokens`, `begin_suppress_tokens`, `forced_bos_token_id`, `forced_eos_token_id`, `renormalize_logits`, `do_sample`, `temperature`, `top_k`, `top_p`, `seed`");
+    let empty = json!({ "inputs": "", "src_lang": "en", "tgt_lang": "fr" });
+    insta::assert_snapshot!(refusal("/translate", empty).await, @"422: expected a text in `inputs`, but found an empty one");
+    insta::assert_snapshot!(refusal("/translate", json!({ "src_lang": "en" })).await, @"422: wrong value in the body: missing field `inputs`");
+    let none = json!({ "inputs": [], "src_lang": "en", "tgt_lang": "fr" });
+    insta::assert_snapshot!(refusal("/translate", none).await, @"422: expected 1 to 8 `inputs`, but found 0");
+    let split = json!({ "inputs": "a", "src_lang": "en", "tgt_lang": "fr", "split": "often" });
+    insta::assert_snapshot!(refusal("/translate", split).await, @"422: wrong value in `split`: unknown variant `often`, expected one of `sentences`, `when-long`, `never`");
+}
+
+#[tokio::test]
+async fn a_million_characters_are_too_many_sentences() {
+    let started = std::time::Instant::now();
+    let text = "The cat sits on the mat. ".repeat(40_000);
+    let body = json!({ "inputs": text, "src_lang": "en", "tgt_lang": "fr" });
+    insta::assert_snapshot!(refusal("/translate", body).await, @"413: expected at most 8 sentences in all texts, but found more; send less at once");
+    let word = json!({ "inputs": "x".repeat(1_000_000), "src_lang": "en", "tgt_lang": "fr" });
+    let (status, answer) = ask("/translate", &word).await;
+    assert_eq!((status, &answer["translations"][0]["truncated"]), (StatusCode::OK, &json!(true)));
+    let whole =
+        json!({ "inputs": text, "src_lang": "en", "tgt_lang": "fr", "split": "never", "truncate": false });
+    insta::assert_snapshot!(refusal("/translate", whole).await, @"413: the text has 999999 bytes, but the model takes at most 24 tokens; let it be split or shortened");
+    assert!(started.elapsed().as_secs() < 20, "{:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn a_decoder_that_never_ends_is_bounded_by_length_and_by_time() {
+    let endless = json!({ "inputs": "The cat.", "src_lang": "German", "tgt_lang": "fr" });
+    let (status, answer) = ask("/translate", &endless).await;
+    assert_eq!((status, &answer["usage"]["output_tokens"]), (StatusCode::OK, &json!(39)));
+    let hasty = Limits { timeout_ms: 40, ..limits() };
+    let (status, answer) = ask_with(hasty, "/translate", &endless).await;
+    assert_eq!(status, StatusCode::GATEWAY_TIMEOUT);
+    insta::assert_snapshot!(answer["error"].as_str().unwrap(), @"no answer within 40ms");
+}
+
+#[tokio::test]
+async fn kserve_translates_ids_and_texts() {
+    let tokenizer = tokenizer();
+    let ids = |text: &str| tokenizer.encode_bare(text).unwrap();
+    let row = [ids("eng_Latn"), ids("The cat sits."), vec![2]].concat();
+    let length = row.len();
+    let (rows, mask) = (
+        [row.clone(), [&row[..2], &vec![1; length - 2]].concat()].concat(),
+        [vec![1; length], [vec![1; 2], vec![0; length - 2]].concat()].concat(),
+    );
+    let input = |name: &str, data: &[u32]| json!({ "name": name, "shape": [2, length], "datatype": "INT64", "data": data });
+    let body = json!({
+        "inputs": [input("input_ids", &rows), input("attention_mask", &mask)],
+        "parameters": { "tgt_lang": "fra_Latn" },
+    });
+    let (status, answer) = ask("/v2/models/all/infer", &body).await;
+    assert_eq!(status, StatusCode::OK, "{answer}");
+    let output = &answer["outputs"][0];
+    assert_eq!((&output["name"], &output["datatype"]), (&json!("generated_indices"), &json!("INT64")));
+    let french = ids("fra_Latn")[0];
+    let expected: Vec<u32> = [&[START as u32, french], &row[1..]].concat();
+    let first: Vec<u32> =
+        serde_json::from_value(json!(&output["data"].as_array().unwrap()[..expected.len()])).unwrap();
+    assert_eq!(first, expected);
+    assert_eq!(output["shape"], json!([2, expected.len()]));
+    assert_eq!(output["data"][2 * expected.len() - 1], 1, "the shorter row is padded");
+
+    let text = json!({
+        "inputs": [{ "name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["The cat sits."] }],
+        "parameters": { "src_lang": "en", "tgt_lang": "fr", "num_beams": 2 },
+    });
+    let (_, answer) = ask("/v2/models/all/infer", &text).await;
+    insta::assert_json_snapshot!(answer, @r#"
+    {
+      "model_name": "all",
+      "model_version": "1",
+      "outputs": [
+        {
+          "data": [
+            "The cat sits."
+          ],
+          "datatype": "BYTES",
+          "name": "translation",
+          "shape": [
+            1,
+            1
+          ]
+        }
+      ]
+    }
+    "#);
+    let request = Request::get("/v2/models/all").body(Body::empty()).unwrap();
+    let (_, metadata) = self::answer(app_with(limits()).oneshot(request).await.unwrap()).await;
+    insta::assert_snapshot!(metadata["outputs"], @r#"[{"datatype":"INT64","name":"generated_indices","shape":[-1,-1]},{"datatype":"BYTES","name":"translation","shape":[-1,-1]}]"#);
+    let beyond = json!({
+        "inputs": [{ "name": "input_ids", "shape": [1, 1], "datatype": "INT64", "data": [99999] }],
+    });
+    insta::assert_snapshot!(refusal("/v2/models/all/infer", beyond).await, @"400: expected token ids below 604, but found 99999 in row 0");
+}
