@@ -5,17 +5,17 @@
 //! A request goes down and its answer comes up again; a floor names only the floors below it.
 //!
 //! ```text
-//!   functions/api     src/main.rs            thin programs
+//!   functions/*       src/main.rs            thin programs
 //!         │                │
-//!         │               cli                the command: serve, build, doctor, bench
+//!         │               cli                the command: serve, build, push, pull, batch, doctor, bench
 //!         ▼              ╱   ╲
-//!        api ◀──────────╯   build            dialects │ weights → graph → measured bundle
+//!     api, batch ◀──────╯   build            dialects, files │ weights → graph → measured bundle
 //!         │                   │
 //!         ▼                   │
 //!        model                │              a bundle, opened as the pipeline of its task
 //!         │                   │
 //!         ▼                   ▼
-//!             repository                     bundles and their manifests
+//!             repository                     bundles and their manifests, here and in S3
 //!                  │
 //!                  ▼
 //!              pipeline                      texts → answers

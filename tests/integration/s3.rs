@@ -3,7 +3,7 @@
 
 use std::{
     env,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Stdio},
 };
 
@@ -12,7 +12,7 @@ use kivu::repository::manifest::Precision;
 use crate::models::{build_request, fixtures, library_path, request, runtime};
 
 /// Runs a script of `tests/s3` on the programs that cargo built, with bundles of two small models.
-fn run(script: &str, variables: &[(&str, PathBuf)]) {
+fn run(script: &str) {
     let Some(python) = env::var_os("TEST_S3_PYTHON") else {
         eprintln!("skipped: TEST_S3_PYTHON is not set; `make test` sets it");
         return;
@@ -35,7 +35,6 @@ fn run(script: &str, variables: &[(&str, PathBuf)]) {
         .env("TEST_ONNXRUNTIME", library_path().unwrap().canonicalize().unwrap())
         .env("TEST_BUNDLE", build("tiny-bert"))
         .env("TEST_CLASSIFIER", build("tiny-bert-sentiment"))
-        .envs(variables.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null());
     let output = tests.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -44,10 +43,15 @@ fn run(script: &str, variables: &[(&str, PathBuf)]) {
 
 #[test]
 fn bundles_go_to_s3_and_are_served_from_it() {
-    run("test_staging.py", &[]);
+    run("test_staging.py");
 }
 
 #[test]
 fn files_become_answers_whatever_happens() {
-    run("test_batch.py", &[]);
+    run("test_batch.py");
+}
+
+#[test]
+fn the_function_works_among_queues_and_state_machines() {
+    run("test_stack.py");
 }

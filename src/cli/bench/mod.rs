@@ -3,6 +3,7 @@
 
 mod cold;
 mod decode;
+mod files;
 mod raw;
 mod server;
 
@@ -57,6 +58,12 @@ pub(super) struct Arguments {
     /// A bundle for translation, to be measured as well
     #[arg(long, value_name = "BUNDLE")]
     translation: Option<PathBuf>,
+    /// Measure a file of so many rows, and nothing else
+    #[arg(long, value_name = "ROWS")]
+    batch: Option<usize>,
+    /// Fetch the bundle into memory, print the seconds and the memory that it took
+    #[arg(long, hide = true)]
+    fetch: bool,
     /// Load the library, make a session, run it once, print the milliseconds: the parts of a cold start
     #[arg(long, hide = true)]
     parts: bool,
@@ -138,6 +145,9 @@ impl Figure {
 
 pub(super) fn run(arguments: &Arguments, config: &Config, file: Option<&Path>) -> Result<ExitCode> {
     let bundle = Bundle::open(&arguments.bundle)?;
+    if arguments.fetch {
+        return files::print_fetch(&bundle);
+    }
     let library = library::locate(config.onnxruntime.as_deref(), &config.home)?;
     if arguments.parts {
         return cold::print_parts(&bundle, &library);
@@ -164,6 +174,11 @@ fn measure(
     program: &Program,
 ) -> Result<Vec<Figure>> {
     let time = Duration::from_secs(arguments.seconds);
+    if let Some(rows) = arguments.batch {
+        let raw = raw::Raw::new(bundle, Runtime::load(library)?, config.threads())?;
+        let texts: Vec<&str> = SENTENCES.lines().collect();
+        return files::figures(program, &arguments.bundle, &raw, &texts, rows, time);
+    }
     let mut figures = Vec::new();
     if let Some(Quality::Embedding { mean_cosine, worst_cosine, .. }) = bundle.manifest().weights.quality {
         let name = "mean cosine to fp32";
