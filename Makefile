@@ -6,6 +6,7 @@ BUNDLE := $(BUNDLES)/minilm
 MODELS := $(basename $(notdir $(wildcard models/*.toml)))
 PYTHON := .kivu/python/bin/python
 CARGO_LAMBDA := .kivu/lambda/bin/cargo-lambda
+FLEET := .kivu/fleet
 PACKAGE := target/lambda/kivu-api.zip
 
 .PHONY: help
@@ -23,7 +24,8 @@ test: tools ## Set up whatever tests need, then run all of them
 	cargo run --quiet -- doctor --fix
 	for model in $(MODELS); do \
 	  cargo run --quiet -- build models/$$model.toml --out $(BUNDLES)/$$model || exit 1; done
-	TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(CARGO_LAMBDA)) cargo test
+	TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(CARGO_LAMBDA)) \
+	  TEST_TRITON=$(abspath $(FLEET)) cargo test
 
 .PHONY: check
 check: lint test ## The tests, and clippy without warnings
@@ -53,7 +55,7 @@ release:
 
 # The tools of tests and packaging, pinned by version and hash.
 .PHONY: tools
-tools: $(PYTHON) $(CARGO_LAMBDA)
+tools: $(PYTHON) $(CARGO_LAMBDA) $(FLEET)/installed
 
 $(PYTHON): tests/clients/requirements.txt
 	python3 -m venv .kivu/python
@@ -63,6 +65,15 @@ $(PYTHON): tests/clients/requirements.txt
 $(CARGO_LAMBDA): tests/lambda/requirements.txt
 	python3 -m venv .kivu/lambda
 	.kivu/lambda/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
+	touch $@
+
+# Triton's backend for models in Python runs a program that is made for one version of Python.
+$(FLEET)/installed: tests/fleet/requirements.txt
+	python3 -m venv $(FLEET)
+	$(FLEET)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --requirement $<
+	cd $(FLEET)/lib/python3*/site-packages/pytriton/tritonserver && \
+	  cp python_backend_stubs/$$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')/* backends/python/ && \
+	  chmod +x bin/tritonserver backends/python/triton_python_backend_stub
 	touch $@
 
 $(BUNDLES)/%/manifest.toml: models/%.toml | release

@@ -1,17 +1,19 @@
 //! A served model: a bundle, opened as the pipeline of its task.
 
-use std::{path::Path, sync::Arc, thread};
+use std::{path::Path, sync::Arc, thread, time::Duration};
 
 use crate::{
     backend::{
-        Backend,
+        Backend, Deadline,
         onnx::{OnnxBackend, Runtime, library},
+        routing::Route,
+        triton::Fleet,
     },
-    config::{Config, ModelConfig},
+    config::{Config, FleetConfig, ModelConfig, Policy},
     error::{Error, Result, quoted},
     pipeline::{
-        Task, classification::ClassificationPipeline, embedding::EmbeddingPipeline, ranking::RankingPipeline,
-        zero_shot::ZeroShotPipeline,
+        Task, classification::ClassificationPipeline, embedding::EmbeddingPipeline, encoder::Encoder,
+        ranking::RankingPipeline, zero_shot::ZeroShotPipeline,
     },
     repository::{
         Bundle, Manifest,
@@ -60,6 +62,18 @@ impl Pipeline {
         }
     }
 
+    /// The step that runs the model.
+    fn encoder(&self) -> &Encoder {
+        match self {
+            Self::Embedding(pipeline)
+            | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline))
+            | Self::Ranking(RankingPipeline::Embedding(pipeline)) => pipeline.encoder(),
+            Self::Classification(pipeline)
+            | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
+            | Self::Ranking(RankingPipeline::CrossEncoder(pipeline)) => pipeline.encoder(),
+        }
+    }
+
     /// The most tokens that the model takes.
     pub fn max_tokens(&self) -> usize {
         match self {
@@ -73,11 +87,11 @@ impl Pipeline {
     }
 
     fn new(manifest: &Manifest, loaded: Loaded, limit: Option<usize>) -> Result<Self> {
-        let Loaded { tokenizer, backend } = loaded;
+        let Loaded { tokenizer, route } = loaded;
         let bounded = |tokens: usize| limit.map_or(tokens, |limit| limit.min(tokens));
         if let Some(mut settings) = manifest.classification.clone() {
             settings.max_tokens = bounded(settings.max_tokens);
-            let pipeline = ClassificationPipeline::new(tokenizer, backend, settings)?;
+            let pipeline = ClassificationPipeline::new(tokenizer, route, settings)?;
             return match manifest.task {
                 Task::TextClassification => Ok(Self::Classification(pipeline)),
                 Task::TextRanking => RankingPipeline::cross_encoder(pipeline).map(Self::Ranking),
@@ -89,7 +103,7 @@ impl Pipeline {
             return Err(lacks(manifest, "classification"));
         };
         settings.max_tokens = bounded(settings.max_tokens);
-        let pipeline = EmbeddingPipeline::new(tokenizer, backend, settings)?;
+        let pipeline = EmbeddingPipeline::new(tokenizer, route, settings)?;
         match manifest.task {
             Task::FeatureExtraction => Ok(Self::Embedding(pipeline)),
             Task::TextRanking => Ok(Self::Ranking(RankingPipeline::Embedding(pipeline))),
@@ -110,14 +124,20 @@ fn lacks(manifest: &Manifest, settings: &str) -> Error {
 #[derive(Clone, Debug)]
 struct Loaded {
     tokenizer: Arc<Tokenizer>,
-    backend: Arc<dyn Backend>,
+    route: Route,
 }
+
+/// What must be the same for models to share what is loaded: the files, where they run, and as what.
+type Sharing = (Vec<File>, Policy, FleetConfig, String);
+
+/// How long a fleet is waited for at the start; one that comes later is found when it is needed.
+const FLEET_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Model {
     /// Opens every model of the configuration, in its order. Models of the same files share what is loaded.
     pub fn open_all(config: &Config) -> Result<Vec<Self>> {
         let mut models: Vec<Self> = Vec::new();
-        let mut shared: Vec<(Vec<File>, Loaded)> = Vec::new();
+        let mut shared: Vec<(Sharing, Loaded)> = Vec::new();
         for model in &config.models {
             for bundle in bundles(model)? {
                 let manifest = bundle.manifest().clone();
@@ -128,16 +148,18 @@ impl Model {
                          set `name` in `kivu.toml`"
                     )));
                 }
-                let known = shared.iter().find(|(files, _)| *files == manifest.files);
+                let sharing = sharing(model, config, &manifest, &name)?;
+                let known = shared.iter().find(|(known, _)| *known == sharing);
                 let loaded = match known {
                     Some((_, loaded)) => loaded.clone(),
                     None => {
-                        let loaded = load(&bundle, config)?;
-                        shared.push((manifest.files.clone(), loaded.clone()));
+                        let loaded = load(&bundle, config, &sharing)?;
+                        shared.push((sharing, loaded.clone()));
                         loaded
                     }
                 };
                 let pipeline = Pipeline::new(&manifest, loaded, config.limits.tokens)?;
+                check_fleet(&name, &pipeline)?;
                 models.push(Self { name, digest: bundle.digest().to_owned(), manifest, pipeline });
             }
         }
@@ -150,12 +172,33 @@ impl Model {
     }
 }
 
+/// How a model of this name runs.
+fn sharing(model: &ModelConfig, config: &Config, manifest: &Manifest, name: &str) -> Result<Sharing> {
+    let (policy, fleet) = (model.policy(&config.fleet), model.fleet(&config.fleet));
+    if policy == Policy::Local {
+        if model.policy.is_some_and(|policy| policy != Policy::Local) {
+            return Err(Error::config(format!(
+                "expected servers for `{name}`, whose policy wants a fleet, but found none; set `fleet.urls`"
+            )));
+        }
+        return Ok((manifest.files.clone(), policy, FleetConfig::default(), String::new()));
+    }
+    let remote = model.remote.clone().unwrap_or_else(|| name.to_owned());
+    Ok((manifest.files.clone(), policy, fleet, remote))
+}
+
 /// Loads what is in a bundle.
 ///
 /// What takes time runs side by side: the tokenizer loads and the weights are hashed while ONNX Runtime makes the
-/// session. Nothing is served before every hash is verified.
-fn load(bundle: &Bundle, config: &Config) -> Result<Loaded> {
+/// session. Nothing is served before every hash is verified. A model that runs on a fleet only needs no graph:
+/// neither it nor the weights are looked at.
+fn load(bundle: &Bundle, config: &Config, (_, policy, fleet, remote): &Sharing) -> Result<Loaded> {
     let manifest = bundle.manifest();
+    if *policy == Policy::Fleet {
+        let tokenizer = Arc::new(Tokenizer::from_json(&bundle.read(TOKENIZER)?)?);
+        let route = Route::fleet(Arc::new(Fleet::new(fleet, remote)?), manifest.signature.clone());
+        return Ok(Loaded { tokenizer, route });
+    }
     thread::scope(|scope| {
         // One thread for both, since two CPUs are all that most functions have.
         let tokenizer = scope.spawn(|| {
@@ -165,8 +208,28 @@ fn load(bundle: &Bundle, config: &Config) -> Result<Loaded> {
         });
         let backend = open_graph(bundle, config);
         let tokenizer = tokenizer.join().unwrap_or_else(|_| Err(panicked(&manifest.name)));
-        Ok(Loaded { tokenizer: Arc::new(tokenizer?), backend: Arc::new(backend?) })
+        let (tokenizer, backend): (_, Arc<dyn Backend>) = (Arc::new(tokenizer?), Arc::new(backend?));
+        let route = match policy {
+            Policy::Auto => Route::auto(backend, Arc::new(Fleet::new(fleet, remote)?)),
+            Policy::Local | Policy::Fleet => Route::from(backend),
+        };
+        Ok(Loaded { tokenizer, route })
     })
+}
+
+/// Refuses a model on a fleet that is not the one of the bundle. A fleet that does not answer now is no error.
+fn check_fleet(name: &str, pipeline: &Pipeline) -> Result<()> {
+    if !pipeline.encoder().may_read_text() {
+        return Ok(());
+    }
+    // On a thread and a runtime of its own, since this may be called with or without one.
+    let check = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(Error::io("cannot start a runtime"))?;
+        runtime.block_on(pipeline.encoder().check_fleet(Deadline::within(FLEET_PATIENCE)))
+    };
+    let checked = thread::scope(|scope| scope.spawn(check).join().unwrap_or_else(|_| Err(panicked(name))));
+    checked.map_err(|error| Error::model_because(format!("`{name}` cannot run on the fleet"), error))
 }
 
 fn open_graph(bundle: &Bundle, config: &Config) -> Result<OnnxBackend> {

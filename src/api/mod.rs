@@ -24,6 +24,7 @@ use tokio::sync::Semaphore;
 
 use self::rejection::Rejection;
 use crate::{
+    backend::routing::Place,
     config::Limits,
     error::{Error, Result},
     model::{Model, Pipeline},
@@ -34,6 +35,8 @@ use crate::{
 };
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Says where a model ran, in every answer of one.
+const BACKEND: HeaderName = HeaderName::from_static("x-backend");
 /// Longer ids than this are replaced: they go into the log.
 const LONGEST_REQUEST_ID: usize = 128;
 
@@ -206,6 +209,15 @@ async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) 
     }
     response.headers_mut().insert(REQUEST_ID, id);
     response
+}
+
+/// Says in an answer where its model ran.
+fn name_backend(response: &mut Response, place: Place) {
+    let name = match place {
+        Place::Here => "onnx",
+        Place::Fleet => "triton",
+    };
+    response.headers_mut().insert(BACKEND, HeaderValue::from_static(name));
 }
 
 /// The id that the caller gave, or a new one.

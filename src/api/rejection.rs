@@ -20,7 +20,7 @@ pub(crate) struct Rejection {
     error: Option<Arc<Error>>,
 }
 
-/// Seconds after which an overloaded server may be asked again.
+/// Seconds after which a server that is overloaded, or waits for another, may be asked again.
 const RETRY_AFTER_SECONDS: &str = "1";
 
 impl Rejection {
@@ -31,7 +31,7 @@ impl Rejection {
     /// The answer with the shape that a dialect gives it; the log finds the rejection in the answer's extensions.
     pub(crate) fn respond(self, body: &Value) -> Response {
         let mut response = (self.status, Json(body)).into_response();
-        if self.status == StatusCode::TOO_MANY_REQUESTS {
+        if matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECONDS));
         }
         response.extensions_mut().insert(self);
@@ -64,6 +64,7 @@ impl From<Error> for Rejection {
             Error::Overloaded { .. } => StatusCode::TOO_MANY_REQUESTS,
             Error::DeadlineExceeded { .. } => StatusCode::GATEWAY_TIMEOUT,
             Error::Inference { .. } => StatusCode::BAD_GATEWAY,
+            Error::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Error::Model { .. } | Error::Config { .. } | Error::Io { .. } => {
                 StatusCode::INTERNAL_SERVER_ERROR
             }

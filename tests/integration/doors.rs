@@ -6,15 +6,21 @@ use std::{
 };
 
 /// A crate, as it is written in paths, and where it may be.
-const DOORS: [(&str, &[&str]); 9] = [
+const DOORS: [(&str, &[&str]); 12] = [
     ("ort::", &["src/backend/onnx/"]),
     ("tokenizers::", &["src/tokenizer.rs"]),
     ("safetensors::", &["src/build/weights.rs"]),
-    ("prost::", &["src/build/onnx/"]),
+    ("prost::", &["src/build/onnx/", "src/backend/triton/messages.rs", "src/backend/triton/grpc.rs"]),
     ("zip::", &["src/build/fetch.rs"]),
     ("lambda_http::", &["functions/"]),
     ("indicatif::", &["src/cli/progress.rs"]),
-    ("hyper_util::", &["src/cli/bench/server.rs"]),
+    (
+        "hyper_util::",
+        &["src/backend/triton/connect.rs", "src/backend/triton/http.rs", "src/cli/bench/server.rs"],
+    ),
+    ("tokio_rustls::", &["src/backend/triton/connect.rs"]),
+    ("tonic::", &["src/backend/triton/grpc.rs"]),
+    ("tonic_prost::", &["src/backend/triton/grpc.rs"]),
     ("axum::", &["src/api/", "src/cli/serve.rs", "src/cli/bench/server.rs", "functions/"]),
 ];
 

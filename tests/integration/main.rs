@@ -12,6 +12,7 @@ mod backends;
 mod building;
 mod classifiers;
 mod doors;
+mod fleet;
 mod goldens;
 mod live;
 mod models;

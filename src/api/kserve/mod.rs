@@ -17,7 +17,7 @@ use self::{
     message::{InferRequest, Output},
     tensors::Interface,
 };
-use super::{App, rejection::Rejection, request};
+use super::{App, name_backend, rejection::Rejection, request};
 use crate::{
     error::{Error, Result},
     model::Model,
@@ -130,7 +130,9 @@ pub(super) async fn infer(
     let request = InferRequest::read(&headers, &body)?;
     let interface = Interface::of(model);
     let form = request.wanted_form(&interface.output.name)?;
-    let (shape, values) = tensors::run(model, &interface, &request, &app.limits, deadline).await?;
+    let (shape, values, place) = tensors::run(model, &interface, &request, &app.limits, deadline).await?;
     let output = Output { name: interface.output.name, shape, values };
-    Ok(message::respond(&model.name, VERSION, request.id.as_deref(), form, &output)?)
+    let mut response = message::respond(&model.name, VERSION, request.id.as_deref(), form, &output)?;
+    name_backend(&mut response, place);
+    Ok(response)
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::message::{InferRequest, InputElements, InputTensor};
 use crate::{
     api::inputs,
-    backend::Deadline,
+    backend::{Deadline, routing::Place},
     config::Limits,
     error::{Error, Result, quoted},
     model::{Model, Pipeline},
@@ -90,14 +90,14 @@ impl Interface {
     }
 }
 
-/// Runs a model on the inputs of a request: the shape and the values of its output.
+/// Runs a model on the inputs of a request: the shape and the values of its output, and where it ran.
 pub(super) async fn run(
     model: &Model,
     interface: &Interface,
     request: &InferRequest,
     limits: &Limits,
     deadline: Deadline,
-) -> Result<(Vec<usize>, Vec<f32>)> {
+) -> Result<(Vec<usize>, Vec<f32>, Place)> {
     interface.check_names(request)?;
     let names = &interface.names;
     let truncation = if limits.truncate { Truncation::At(Side::Right) } else { Truncation::Off };
@@ -115,14 +115,15 @@ pub(super) async fn run(
                 most_values: limits.values,
             };
             let embeddings = pipeline.embed(inputs, &options, deadline).await?;
-            Ok(matrix(embeddings.vectors))
+            Ok(matrix(embeddings.vectors, embeddings.usage.place))
         }
         Pipeline::Classification(pipeline) => {
             let inputs = match rows(names, request, limits)? {
                 Rows::Tokens(rows) => rows.into_iter().map(ClassificationInput::Ids).collect(),
                 Rows::Texts(texts) => texts.into_iter().map(ClassificationInput::Text).collect(),
             };
-            Ok(matrix(pipeline.logits(inputs, truncation.into(), deadline).await?.rows))
+            let logits = pipeline.logits(inputs, truncation.into(), deadline).await?;
+            Ok(matrix(logits.rows, logits.usage.place))
         }
         Pipeline::ZeroShot(pipeline) => {
             let texts = texts(required(request, &names.text)?, limits.texts)?;
@@ -130,21 +131,22 @@ pub(super) async fn run(
             let labels = Labels::new(labels.to_vec(), (limits.texts / texts.len().max(1)).max(1))?;
             let template = Template::new(TEMPLATE.to_owned())?;
             let options = ZeroShotOptions { labels, template, multi_label: false };
-            Ok(matrix(pipeline.score(&texts, &options, deadline).await?.0))
+            let (scores, usage) = pipeline.score(&texts, &options, deadline).await?;
+            Ok(matrix(scores, usage.place))
         }
         Pipeline::Ranking(pipeline) => {
             let query = texts(required(request, &names.query)?, 1)?.remove(0);
             let texts = texts(required(request, &names.text)?, limits.texts)?;
             let options = RankingOptions { truncation, raw_scores: false };
-            let (scores, _) = pipeline.score(query, texts, options, deadline).await?;
-            Ok((vec![scores.len()], scores))
+            let (scores, usage) = pipeline.score(query, texts, options, deadline).await?;
+            Ok((vec![scores.len()], scores, usage.place))
         }
     }
 }
 
-fn matrix(rows: Vec<Vec<f32>>) -> (Vec<usize>, Vec<f32>) {
+fn matrix(rows: Vec<Vec<f32>>, place: Place) -> (Vec<usize>, Vec<f32>, Place) {
     let shape = vec![rows.len(), rows.first().map_or(0, Vec::len)];
-    (shape, rows.into_iter().flatten().collect())
+    (shape, rows.into_iter().flatten().collect(), place)
 }
 
 enum Rows {
