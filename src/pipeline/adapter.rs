@@ -218,7 +218,7 @@ impl Adapter {
 
     /// The output with the values, or values made of labels.
     fn values(&self, mut outputs: Vec<Tensor>) -> Result<Tensor> {
-        let missing = || self.wrong("no such output".into());
+        let missing = || self.wrong("no such output");
         match self.output {
             Output::Values(place) if place < outputs.len() => Ok(outputs.swap_remove(place)),
             Output::Values(_) => Err(missing()),
@@ -234,27 +234,27 @@ impl Adapter {
     ///
     /// A label without a score is taken for certain, and labels that are not named for impossible.
     fn values_of_labels(&self, names: &Tensor, scores: Option<&Tensor>) -> Result<Tensor> {
-        let Some((labels, function)) = &self.wanted.labels else { return Err(self.wrong("labels".into())) };
-        let named = names.as_bytes().ok_or_else(|| self.wrong("no labels".into()))?;
+        let Some((labels, function)) = &self.wanted.labels else { return Err(self.wrong("labels")) };
+        let named = names.as_bytes().ok_or_else(|| self.wrong("no labels"))?;
         let rows = names.shape().first().copied().unwrap_or(1);
         let found = named.len().checked_div(rows).unwrap_or(0);
         let scores = scores.map(|scores| scores.as_fp32().filter(|scores| scores.len() == named.len()));
         let scores = match scores {
-            Some(None) => return Err(self.wrong("another number of scores than of labels".into())),
+            Some(None) => return Err(self.wrong("another number of scores than of labels")),
             Some(Some(scores)) => Cow::Borrowed(scores),
             None => (0..named.len()).map(|place| if place % found.max(1) == 0 { 1.0 } else { 0.0 }).collect(),
         };
         let mut probabilities = vec![0.0; rows * labels.len()];
         for (place, (name, score)) in named.iter().zip(scores.iter()).enumerate() {
             let label = labels.iter().position(|label| label.as_bytes() == name);
-            let label = label.ok_or_else(|| self.wrong("a label that the manifest does not name".into()))?;
+            let label = label.ok_or_else(|| self.wrong("a label that the manifest does not name"))?;
             probabilities[place / found.max(1) * labels.len() + label] = *score;
         }
         let values = probabilities.into_iter().map(|score| function.invert(score)).collect();
         Tensor::new(vec![rows, labels.len()], Elements::Fp32(values))
     }
 
-    fn wrong(&self, found: String) -> Error {
+    fn wrong(&self, found: &str) -> Error {
         let name = match self.output {
             Output::Values(place) | Output::Labels { names: place, .. } => {
                 self.backend.signature().outputs.get(place).map_or("", |spec| &spec.name)
@@ -271,9 +271,9 @@ impl Adapter {
     ) -> Result<Vec<Row<'a>>> {
         let (count, shape) = (lengths.len(), output.shape());
         let Some(values) = output.as_fp32() else {
-            return Err(self.wrong(format!("{} of shape {shape:?}", output.element_type())));
+            return Err(self.wrong(&format!("{} of shape {shape:?}", output.element_type())));
         };
-        let wrong_shape = || self.wrong(format!("shape {shape:?} for {count} texts"));
+        let wrong_shape = || self.wrong(&format!("shape {shape:?} for {count} texts"));
         let has_tokens = self.gives_tokens();
         let has_rows = shape.len() == if has_tokens { 3 } else { 2 };
         let (rows, width) = match *shape {
@@ -294,9 +294,9 @@ impl Adapter {
             .zip(lengths)
             .map(|(row, length)| {
                 let kept = if has_tokens { row.get(..length * width) } else { Some(row) };
-                let kept = kept.ok_or_else(|| self.wrong(format!("shape {shape:?} for {length} tokens")))?;
+                let kept = kept.ok_or_else(|| self.wrong(&format!("shape {shape:?} for {length} tokens")))?;
                 if kept.iter().any(|value| !value.is_finite()) {
-                    return Err(self.wrong("what is not a number".into()));
+                    return Err(self.wrong("what is not a number"));
                 }
                 Ok(Row { values: kept, width })
             })

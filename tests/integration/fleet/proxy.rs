@@ -22,7 +22,7 @@ pub(crate) enum Mischief {
     None,
     /// Everything comes later.
     Delay(Duration),
-    /// A byte at a time.
+    /// A few bytes at a time.
     Drip,
     /// The connection ends after so many bytes.
     CutAfter(usize),
@@ -123,11 +123,11 @@ async fn serve(mut client: TcpStream, target: u16, mischief: Arc<Mutex<Mischief>
 }
 
 async fn drip(to: &mut (impl AsyncWriteExt + Unpin), piece: &[u8]) -> bool {
-    for byte in piece {
-        if to.write_all(&[*byte]).await.is_err() {
+    for bytes in piece.chunks(24) {
+        if to.write_all(bytes).await.is_err() {
             return false;
         }
-        sleep(Duration::from_micros(200)).await;
+        sleep(Duration::from_millis(1)).await;
     }
     true
 }

@@ -117,8 +117,14 @@ impl Triton {
             "{method} {path} HTTP/1.1\r\nhost: triton\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
         );
         connection.write_all(head.as_bytes()).ok()?;
-        let mut answer = Vec::new();
-        connection.read_to_end(&mut answer).ok()?;
+        let (mut answer, mut piece) = (Vec::new(), [0; 4096]);
+        // Triton may leave the connection open all the same.
+        while !is_whole(&answer) {
+            match connection.read(&mut piece) {
+                Ok(read) if read > 0 => answer.extend_from_slice(&piece[..read]),
+                _ => break,
+            }
+        }
         Some(String::from_utf8_lossy(&answer).into_owned())
     }
 
@@ -150,6 +156,14 @@ impl Drop for Triton {
             }
         }
     }
+}
+
+/// Whether an answer has all the bytes that its head promises.
+fn is_whole(answer: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(answer).to_ascii_lowercase();
+    let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+    length.and_then(|length| length.parse::<usize>().ok()).is_some_and(|length| body.len() >= length)
 }
 
 /// The folder of the fleets' models.
