@@ -8,6 +8,8 @@ PYTHON := .kivu/python/bin/python
 CARGO_LAMBDA := .kivu/lambda/bin/cargo-lambda
 FLEET := .kivu/fleet
 PACKAGE := target/lambda/kivu-api.zip
+DEPLOY := .kivu/deploy/bin
+CHECKOV := .kivu/checkov/bin/checkov
 
 .PHONY: help
 help: ## What can be made
@@ -25,6 +27,7 @@ test: tools ## Set up whatever tests need, then run all of them
 	for model in $(MODELS); do \
 	  cargo run --quiet -- build models/$$model.toml --out $(BUNDLES)/$$model || exit 1; done
 	TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(CARGO_LAMBDA)) \
+	  TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_CHECKOV=$(abspath $(CHECKOV)) \
 	  TEST_TRITON=$(abspath $(FLEET)) cargo test
 
 .PHONY: check
@@ -41,7 +44,7 @@ bench: release $(BUNDLE)/manifest.toml $(BUNDLES)/zero-shot/manifest.toml ## Mea
 .PHONY: invoke
 invoke: tools $(BUNDLE)/manifest.toml ## Send API Gateway events to the function under the Lambda emulator
 	$(PYTHON) tests/lambda/invoke.py $(CARGO_LAMBDA) tests/lambda --release \
-	  --env KIVU_MODELS=$(abspath $(BUNDLE)) --env KIVU_HOME=$(abspath .kivu)
+	  --env KIVU_MODELS=$(abspath $(BUNDLE)) --env KIVU_HOME=$(abspath .kivu) --env KIVU_AUTH__MODE=none
 
 .PHONY: package
 package: tools $(BUNDLE)/manifest.toml ## The archive to deploy: function, runtime library and model
@@ -49,13 +52,53 @@ package: tools $(BUNDLE)/manifest.toml ## The archive to deploy: function, runti
 	$(PYTHON) functions/package.py $(PACKAGE) --bundle $(BUNDLE)
 	$(PYTHON) tests/lambda/archive.py $(PACKAGE) tests/lambda/rest_plain.json
 
+# What is deployed, and how: make deploy STACK=kivu PARAMETERS="Memory=1024 Batch=yes"
+STACK ?= kivu
+ARCHITECTURE ?= arm64
+PARAMETERS ?=
+PACKED ?= $(BUNDLE)
+SAM := PATH=$(abspath .kivu/lambda/bin):$$PATH SAM_CLI_TELEMETRY=0 $(DEPLOY)/sam
+OPERATE := $(DEPLOY)/python functions/operate.py $(STACK)
+
+.PHONY: deploy
+deploy: tools $(PACKED:%=%/manifest.toml) ## Put it into the AWS account whose credentials are set
+	$(KIVU) doctor --fix --function $(ARCHITECTURE)
+	$(MAKE) stack
+
+# The same without its preparations.
+.PHONY: stack
+stack:
+	$(SAM) build --cached --parameter-overrides Architecture=$(ARCHITECTURE)
+	for function in .aws-sam/build/*Function; do \
+	  case $$function in */ApiFunction|*/BatchFunction) bundles="$(PACKED:%=--bundle %)";; *) bundles=;; esac; \
+	  $(DEPLOY)/python functions/package.py $$function $$bundles \
+	    --library .kivu/$(ARCHITECTURE)/onnxruntime || exit 1; done
+	$(SAM) deploy --stack-name $(STACK) --resolve-s3 --capabilities CAPABILITY_IAM --no-confirm-changeset \
+	  --no-fail-on-empty-changeset --parameter-overrides Architecture=$(ARCHITECTURE) $(PARAMETERS)
+
+.PHONY: key
+key: tools release ## Make a key for a caller: make key NAME=alice
+	$(OPERATE) key $(NAME) --kivu $(KIVU)
+
+.PHONY: status
+status: tools ## How the deployment is: addresses, alarms, queues
+	$(OPERATE) status
+
+.PHONY: logs
+logs: tools ## The log of the deployment, as it is written
+	$(OPERATE) logs
+
+.PHONY: undeploy
+undeploy: tools ## Remove the deployment; buckets with something in them stay
+	$(OPERATE) undeploy
+
 .PHONY: release
 release:
 	cargo build --release --bin kivu
 
 # The tools of tests and packaging, pinned by version and hash.
 .PHONY: tools
-tools: $(PYTHON) $(CARGO_LAMBDA) $(FLEET)/installed
+tools: $(PYTHON) $(CARGO_LAMBDA) $(DEPLOY)/sam $(CHECKOV) $(FLEET)/installed
 
 $(PYTHON): tests/clients/requirements.txt
 	python3 -m venv .kivu/python
@@ -74,6 +117,16 @@ $(FLEET)/installed: tests/fleet/requirements.txt
 	cd $(FLEET)/lib/python3*/site-packages/pytriton/tritonserver && \
 	  cp python_backend_stubs/$$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')/* backends/python/ && \
 	  chmod +x bin/tritonserver backends/python/triton_python_backend_stub
+	touch $@
+
+$(DEPLOY)/sam: tests/deploy/requirements.txt
+	python3 -m venv .kivu/deploy
+	$(DEPLOY)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
+	touch $@
+
+$(CHECKOV): tests/deploy/checkov.txt
+	python3 -m venv .kivu/checkov
+	.kivu/checkov/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
 	touch $@
 
 $(BUNDLES)/%/manifest.toml: models/%.toml | release

@@ -3,6 +3,8 @@
 //! `KIVU_` and the key's path in capitals, two underscores between its parts: `KIVU_LISTEN`,
 //! `KIVU_LIMITS__TEXTS`, `KIVU_MODELS` (paths with commas between them). `KIVU_CONFIG` names the file itself.
 
+mod auth;
+
 use std::{
     collections::BTreeMap,
     net::SocketAddr,
@@ -15,6 +17,7 @@ use std::{
 use config::{Environment, File, FileFormat};
 use serde::Deserialize;
 
+pub use self::auth::{AuthConfig, AuthMode};
 use crate::error::{Error, Result};
 
 /// The configuration file that is read where no other is named.
@@ -44,6 +47,10 @@ pub struct Config {
     pub threads: Option<NonZeroUsize>,
     /// How the log is written.
     pub log: LogFormat,
+    /// The path below which everything is served, where that is not `/`.
+    pub prefix: Option<String>,
+    /// Who may ask.
+    pub auth: AuthConfig,
     /// The models that are served.
     pub models: Vec<ModelConfig>,
     /// The servers that models may run on instead.
@@ -60,6 +67,8 @@ impl Default for Config {
             onnxruntime: None,
             threads: None,
             log: LogFormat::default(),
+            prefix: None,
+            auth: AuthConfig::default(),
             models: Vec::new(),
             fleet: FleetConfig::default(),
             limits: Limits::default(),
@@ -260,6 +269,7 @@ impl Config {
             .list_separator(",")
             .with_list_parse_key("models")
             .with_list_parse_key("fleet.urls")
+            .with_list_parse_key("auth.keys")
             .source(Some(ours));
         let mut config: Self = config::Config::builder()
             .add_source(File::from(path.as_path()).format(FileFormat::Toml).required(required))
@@ -294,7 +304,13 @@ impl Config {
             ("limits.requests", self.limits.requests),
             ("limits.timeout_ms", self.limits.timeout_ms as usize),
             ("fleet.timeout_ms", self.fleet.timeout_ms as usize),
+            ("auth.refresh_s", self.auth.refresh_s as usize),
         ];
+        if let Some(prefix) = self.prefix.as_deref().filter(|prefix| !is_prefix(prefix)) {
+            return Err(Error::config(format!(
+                "expected `prefix` to be like `/large`, but found `{prefix}`"
+            )));
+        }
         match limits.iter().find(|(_, limit)| *limit == 0) {
             Some((name, _)) => Err(Error::config(format!("expected `{name}` above 0, but found 0"))),
             None => Ok(()),
@@ -305,6 +321,15 @@ impl Config {
     pub fn threads(&self) -> NonZeroUsize {
         self.threads.or_else(|| thread::available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN)
     }
+}
+
+/// Whether every path can go below it: plain segments, each after a slash.
+fn is_prefix(prefix: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let mut segments = prefix.split('/');
+    segments.next() == Some("")
+        && prefix.len() > 1
+        && segments.all(|segment| !segment.is_empty() && segment.chars().all(is_plain))
 }
 
 /// The CPUs that a function of so many MB has a share of; more are visible than it may use.
@@ -358,6 +383,25 @@ mod tests {
         assert!(load("", &[("KIVU_LIMIT__TEXTS", "1")]).unwrap_err().chain().contains("limit"));
         let zero = load("[limits]\ntexts = 0", &[]).unwrap_err();
         insta::assert_snapshot!(zero, @"expected `limits.texts` above 0, but found 0");
+    }
+
+    #[test]
+    fn a_prefix_is_a_path() {
+        for good in ["/large", "/a/b-c"] {
+            assert_eq!(load("", &[("KIVU_PREFIX", good)]).unwrap().prefix.as_deref(), Some(good));
+        }
+        for bad in ["large", "/", "/a/", "/{a}", "//a"] {
+            assert!(load("", &[("KIVU_PREFIX", bad)]).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn keys_can_be_given_in_the_environment_and_secrets_are_not_shown() {
+        let keys =
+            [("KIVU_AUTH__KEYS", "a:12,b:34"), ("KIVU_AUTH__FRONT", "sesame"), ("KIVU_AUTH__MODE", "keys")];
+        let auth = load("", &keys).unwrap().auth;
+        assert_eq!((auth.keys.len(), auth.mode), (2, Some(AuthMode::Keys)));
+        assert!(!format!("{auth:?}").contains("sesame"));
     }
 
     #[test]

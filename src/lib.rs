@@ -22,7 +22,7 @@
 //!              ╱      ╲
 //!         backend   tokenizer                tensors → tensors │ texts → ids
 //!              ╲      ╱
-//!       tensor, config, error
+//!       tensor, config, secrets, telemetry, error
 //! ```
 
 pub mod api;
@@ -34,6 +34,8 @@ pub mod error;
 pub mod model;
 pub mod pipeline;
 pub mod repository;
+pub mod secrets;
+pub mod telemetry;
 pub mod tensor;
 pub mod tokenizer;
 

@@ -17,9 +17,10 @@ use crate::{
     },
     repository::{
         Bundle, Manifest,
-        bundle::{MANIFEST, TOKENIZER},
+        bundle::{MANIFEST, PIECES, TOKENIZER},
         manifest::File,
     },
+    telemetry::starting,
     tokenizer::Tokenizer,
 };
 
@@ -54,7 +55,7 @@ impl Pipeline {
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         match self {
             Self::Embedding(pipeline)
-            | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline))
+            | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _))
             | Self::Ranking(RankingPipeline::Embedding(pipeline)) => pipeline.tokenizer(),
             Self::Classification(pipeline)
             | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
@@ -66,7 +67,7 @@ impl Pipeline {
     fn encoder(&self) -> &Encoder {
         match self {
             Self::Embedding(pipeline)
-            | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline))
+            | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _))
             | Self::Ranking(RankingPipeline::Embedding(pipeline)) => pipeline.encoder(),
             Self::Classification(pipeline)
             | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
@@ -78,7 +79,7 @@ impl Pipeline {
     pub fn max_tokens(&self) -> usize {
         match self {
             Self::Embedding(pipeline)
-            | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline))
+            | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _))
             | Self::Ranking(RankingPipeline::Embedding(pipeline)) => pipeline.settings().max_tokens,
             Self::Classification(pipeline)
             | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
@@ -97,6 +98,7 @@ impl Pipeline {
                 Task::TextRanking => RankingPipeline::cross_encoder(pipeline).map(Self::Ranking),
                 Task::ZeroShotClassification => ZeroShotPipeline::entailment(pipeline).map(Self::ZeroShot),
                 Task::FeatureExtraction => Err(lacks(manifest, "embedding")),
+                Task::Translation => Err(lacks(manifest, "translation")),
             };
         }
         let Some(mut settings) = manifest.embedding.clone() else {
@@ -107,8 +109,9 @@ impl Pipeline {
         match manifest.task {
             Task::FeatureExtraction => Ok(Self::Embedding(pipeline)),
             Task::TextRanking => Ok(Self::Ranking(RankingPipeline::Embedding(pipeline))),
-            Task::ZeroShotClassification => Ok(Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline))),
+            Task::ZeroShotClassification => Ok(Self::ZeroShot(ZeroShotPipeline::embedding(pipeline))),
             Task::TextClassification => Err(lacks(manifest, "classification")),
+            Task::Translation => Err(lacks(manifest, "translation")),
         }
     }
 }
@@ -131,7 +134,7 @@ struct Loaded {
 type Sharing = (Vec<File>, Policy, FleetConfig, String);
 
 /// How long a fleet is waited for at the start; one that comes later is found when it is needed.
-const FLEET_PATIENCE: Duration = Duration::from_secs(2);
+const FLEET_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Model {
     /// Opens every model of the configuration, in its order. Models of the same files share what is loaded.
@@ -195,15 +198,15 @@ fn sharing(model: &ModelConfig, config: &Config, manifest: &Manifest, name: &str
 fn load(bundle: &Bundle, config: &Config, (_, policy, fleet, remote): &Sharing) -> Result<Loaded> {
     let manifest = bundle.manifest();
     if *policy == Policy::Fleet {
-        let tokenizer = Arc::new(Tokenizer::from_json(&bundle.read(TOKENIZER)?)?);
+        let tokenizer = Arc::new(starting("tokenizer", || bundle.tokenizer())?);
         let route = Route::fleet(Arc::new(Fleet::new(fleet, remote)?), manifest.signature.clone());
         return Ok(Loaded { tokenizer, route });
     }
     thread::scope(|scope| {
         // One thread for both, since two CPUs are all that most functions have.
         let tokenizer = scope.spawn(|| {
-            let tokenizer = Tokenizer::from_json(&bundle.read(TOKENIZER)?)?;
-            bundle.verify(&[TOKENIZER, &manifest.graph])?;
+            let tokenizer = starting("tokenizer", || bundle.tokenizer())?;
+            starting("verify", || bundle.verify(&[TOKENIZER, PIECES, &manifest.graph]))?;
             Ok(tokenizer)
         });
         let backend = open_graph(bundle, config);
@@ -233,11 +236,13 @@ fn check_fleet(name: &str, pipeline: &Pipeline) -> Result<()> {
 }
 
 fn open_graph(bundle: &Bundle, config: &Config) -> Result<OnnxBackend> {
-    let runtime = Runtime::load(&library::locate(config.onnxruntime.as_deref(), &config.home)?)?;
+    let library = library::locate(config.onnxruntime.as_deref(), &config.home)?;
+    let runtime = starting("library", || Runtime::load(&library))?;
     let manifest = bundle.manifest();
     // The graph is small, and it is parsed: it is verified before.
     bundle.read(&manifest.graph)?;
-    let backend = OnnxBackend::open(runtime, &bundle.path(&manifest.graph), config.threads())?;
+    let graph = bundle.path(&manifest.graph);
+    let backend = starting("session", || OnnxBackend::open(runtime, &graph, config.threads()))?;
     if *backend.signature() != manifest.signature {
         return Err(Error::model(format!(
             "expected `{}` to be {}, as its manifest says, but its graph is {}",

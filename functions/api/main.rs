@@ -1,17 +1,22 @@
 //! The function behind API Gateway: the same router as on a laptop.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    convert::Infallible,
+    env,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
 
 use axum::Router;
 use kivu::{
-    api::{App, router},
+    api::{App, Guard, Reach, Vouched, below, router},
     backend::Deadline,
     cli::start_log,
     config::{Config, LogFormat},
     model::Model,
+    telemetry::{self, Embedded},
 };
 use lambda_http::{
-    Adapter, Error, LambdaEvent, Request, RequestExt,
+    Adapter, Body, Error, IntoResponse, LambdaEvent, Request, RequestExt, Response,
     http::Uri,
     lambda_runtime,
     request::{LambdaRequest, RequestContext},
@@ -29,20 +34,38 @@ const LONGEST: Duration = Duration::from_hours(24);
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
+    let started = Instant::now();
     start_log(LogFormat::Json);
-    let router = load().inspect_err(|error| tracing::error!(error = error.chain(), "cannot start"))?;
-    let handler = Adapter::from(service_fn(move |request| router.clone().oneshot(prepare(request))));
+    let name = env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_else(|_| "api".to_owned());
+    let metrics = Embedded::install(&name)?;
+    let router = load().await.inspect_err(|error| tracing::error!(error = error.chain(), "cannot start"))?;
+    telemetry::started(started.elapsed());
+    let handler = Adapter::from(service_fn(move |request| answer(router.clone(), metrics.clone(), request)));
     let handler = handler.map_request(|event: LambdaEvent<Event>| {
         let LambdaEvent { payload: Event(request), context, .. } = event;
         LambdaEvent::new(request, context)
     });
-    lambda_runtime::run(handler).await
+    // One request at a time, or as many as Lambda Managed Instances say.
+    lambda_runtime::run_concurrent(handler).await
 }
 
-fn load() -> kivu::Result<Router> {
+/// The router's answer; what it counted goes into the log.
+async fn answer(router: Router, metrics: Embedded, request: Request) -> Result<Response<Body>, Infallible> {
+    let response = router.oneshot(prepare(request)).await?;
+    let response = response.into_response().await;
+    metrics.flush();
+    Ok(response)
+}
+
+async fn load() -> kivu::Result<Router> {
     let config = Config::load(None, &Config::variables())?;
-    let models = Model::open_all(&config)?;
-    Ok(router(App::new(models, config.limits)))
+    let guard = Guard::new(&config.auth, Reach::Gateway)?;
+    let (limits, prefix) = (config.limits.clone(), config.prefix.clone());
+    let models = tokio::task::spawn_blocking(move || Model::open_all(&config));
+    // Meanwhile. Keys that cannot be read are in the log then and are looked for again; callers hear of it.
+    let _ = guard.prepare().await;
+    let models = models.await.map_err(|_| kivu::Error::model("loading the models panicked"))??;
+    Ok(below(prefix.as_deref(), router(App::new(models, limits).with_guard(guard))))
 }
 
 /// An event of API Gateway without the host and scheme that `lambda_http` builds a URL from: it panics where
@@ -71,6 +94,9 @@ fn prepare(mut request: Request) -> Request {
     if let Some(uri) = without_stage(&request) {
         *request.uri_mut() = uri;
     }
+    if is_vouched_for(&request) {
+        request.extensions_mut().insert(Vouched);
+    }
     if let Some(context) = request.lambda_context_ref() {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         // The emulator gives a deadline in the past, and others one years ahead: neither is meant.
@@ -80,6 +106,19 @@ fn prepare(mut request: Request) -> Request {
         }
     }
     request
+}
+
+/// Whether API Gateway has checked the caller's signature or token.
+fn is_vouched_for(request: &Request) -> bool {
+    match request.request_context_ref() {
+        Some(RequestContext::ApiGatewayV2(context)) => {
+            context.authorizer.as_ref().is_some_and(|by| by.iam.is_some() || by.jwt.is_some())
+        }
+        Some(RequestContext::ApiGatewayV1(context)) => {
+            context.identity.user_arn.is_some() || context.authorizer.jwt.is_some()
+        }
+        _ => false,
+    }
 }
 
 /// API Gateway leaves a named stage in the path of HTTP APIs, and `lambda_http` puts it into that of REST APIs.

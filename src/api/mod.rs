@@ -1,5 +1,6 @@
 //! One HTTP router for every dialect, on a laptop and behind API Gateway.
 
+mod auth;
 mod hugging_face;
 mod inputs;
 mod kserve;
@@ -21,8 +22,10 @@ use axum::{
 };
 use futures::FutureExt;
 use tokio::sync::Semaphore;
+use tower_http::decompression::RequestDecompressionLayer;
 
-use self::rejection::Rejection;
+pub use self::auth::{Guard, Reach, Vouched, make_key};
+use self::{auth::Asking, rejection::Rejection};
 use crate::{
     backend::routing::Place,
     config::Limits,
@@ -32,6 +35,7 @@ use crate::{
         Task, classification::ClassificationPipeline, embedding::EmbeddingPipeline, ranking::RankingPipeline,
         zero_shot::ZeroShotPipeline,
     },
+    telemetry::{self, Prometheus, trace::Trace},
 };
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -46,13 +50,27 @@ pub struct App {
     models: Vec<Model>,
     limits: Limits,
     permits: Semaphore,
+    guard: Guard,
+    prometheus: Option<Prometheus>,
 }
 
 impl App {
-    /// Serves `models`, within `limits`.
+    /// Serves `models`, within `limits`, to everybody.
     pub fn new(models: Vec<Model>, limits: Limits) -> Self {
         let permits = Semaphore::new(limits.requests.min(Semaphore::MAX_PERMITS));
-        Self { models, limits, permits }
+        Self { models, limits, permits, guard: Guard::default(), prometheus: None }
+    }
+
+    /// The same for those whom `guard` lets through.
+    #[must_use]
+    pub fn with_guard(self, guard: Guard) -> Self {
+        Self { guard, ..self }
+    }
+
+    /// The same with a page of what is counted.
+    #[must_use]
+    pub fn with_metrics(self, prometheus: Prometheus) -> Self {
+        Self { prometheus: Some(prometheus), ..self }
     }
 
     /// The model called `name`, or the first that there is.
@@ -130,6 +148,7 @@ pub fn router(app: App) -> Router {
         .route("/health", get(tei::health))
         .route("/ping", get(tei::health))
         .route("/info", get(tei::info))
+        .route("/metrics", get(metrics))
         .route("/embed", post(tei::embed))
         .route("/embed_all", post(tei::embed_all))
         .route("/similarity", post(tei::similarity))
@@ -157,8 +176,29 @@ pub fn router(app: App) -> Router {
         .route("/v1/models/{model}", get(openai::model))
         .fallback(no_route)
         .method_not_allowed_fallback(wrong_method)
+        // Limits hold for what comes out of a compressed body.
+        .layer(RequestDecompressionLayer::new().pass_through_unaccepted(true))
         .layer(middleware::from_fn_with_state(Arc::clone(&app), observe))
         .with_state(app)
+}
+
+/// A router whose routes begin with `prefix`, if there is one.
+pub fn below(prefix: Option<&str>, router: Router) -> Router {
+    match prefix {
+        Some(prefix) => Router::new().nest(prefix, router),
+        None => router,
+    }
+}
+
+/// What was counted, as Prometheus reads it.
+async fn metrics(State(app): State<Arc<App>>) -> Response {
+    match &app.prometheus {
+        Some(prometheus) => prometheus.page().into_response(),
+        None => {
+            let message = "no counters here; those of a function are in CloudWatch, in the namespace `Kivu`";
+            in_dialect("/metrics", Rejection::new(StatusCode::NOT_FOUND, message))
+        }
+    }
 }
 
 async fn no_route(request: Request) -> Response {
@@ -178,37 +218,59 @@ fn in_dialect(path: &str, rejection: Rejection) -> Response {
     match path {
         "/v1/rerank" => rerank::JinaFailure::from(rejection).into_response(),
         "/v2/rerank" => rerank::CohereFailure::from(rejection).into_response(),
+        // The hub says why; TEI's way, below, would be no word at all.
+        _ if path.starts_with("/models/") && rejection.status == StatusCode::UNAUTHORIZED => {
+            kserve::Failure::from(rejection).into_response()
+        }
         _ if path == "/v2" || path.starts_with("/v2/") => kserve::Failure::from(rejection).into_response(),
         _ if path.starts_with("/v1/") => openai::Failure::from(rejection).into_response(),
         _ => tei::Failure::from(rejection).into_response(),
     }
 }
 
-/// Gives every request an id, a place among those under way, and one line in the log, which says what was
-/// done and never what was said.
+/// Gives every request an id, asks who sends it, and writes one line into the log, which says what was done and
+/// never what was said.
 async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let started = Instant::now();
     let id = request_id(&mut request);
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let asking = Asking {
+        method: &method,
+        path: &path,
+        headers: request.headers(),
+        is_vouched: request.extensions().get::<Vouched>().is_some(),
+    };
+    let trace = Trace::read(|name| request.headers().get(name)?.to_str().ok());
+    let trace_id = trace.as_ref().map(|trace| trace.id.clone());
+    let (mut response, caller, refused) = match app.guard.admit(asking).await {
+        Ok(caller) => (Trace::follow(trace, run(&app, request, next)).await, caller, None),
+        Err(refusal) => (in_dialect(&path, refusal.rejection), None, Some(refusal.why)),
+    };
+    let (status, took) = (response.status(), started.elapsed());
+    telemetry::answered(status.as_u16(), took);
+    let ms = took.as_micros() as f64 / 1000.0;
+    let (id_text, status) = (id.to_str().unwrap_or_default(), status.as_u16());
+    if let Some(rejection) = response.extensions_mut().remove::<Rejection>().filter(Rejection::is_ours) {
+        let cause = rejection.chain();
+        tracing::error!(id = id_text, %method, path, status, ms, caller, trace = trace_id, cause, "request failed");
+    } else {
+        tracing::info!(id = id_text, %method, path, status, ms, caller, trace = trace_id, refused, "request");
+    }
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
+}
+
+/// Answers a request if there is a place for it among those under way.
+async fn run(app: &App, request: Request, next: Next) -> Response {
+    let path = request.uri().path().to_owned();
     // Asking how the server is costs nothing, and a server that is busy is not ill.
-    let permit = (method != Method::GET).then(|| app.permits.try_acquire()).transpose();
-    let mut response = match permit {
+    let permit = (*request.method() != Method::GET).then(|| app.permits.try_acquire()).transpose();
+    match permit {
         Err(_) => in_dialect(&path, Error::Overloaded { limit: app.limits.requests }.into()),
         Ok(_permit) => AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| {
             in_dialect(&path, Rejection::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed"))
         }),
-    };
-    let (status, took) = (response.status(), started.elapsed());
-    let ms = took.as_secs_f64() * 1000.0;
-    let id_text = id.to_str().unwrap_or_default();
-    if let Some(rejection) = response.extensions_mut().remove::<Rejection>().filter(Rejection::is_ours) {
-        let cause = rejection.chain();
-        tracing::error!(id = id_text, %method, path, status = status.as_u16(), ms, cause, "request failed");
-    } else {
-        tracing::info!(id = id_text, %method, path, status = status.as_u16(), ms, "request");
     }
-    response.headers_mut().insert(REQUEST_ID, id);
-    response
 }
 
 /// Says in an answer where its model ran.

@@ -36,6 +36,7 @@ impl IntoResponse for Failure {
             StatusCode::NOT_FOUND if self.0.is_unknown_model() => {
                 ("invalid_request_error", Some("model_not_found"))
             }
+            StatusCode::UNAUTHORIZED => ("invalid_request_error", Some("invalid_api_key")),
             StatusCode::TOO_MANY_REQUESTS => ("rate_limit_error", Some("rate_limit_exceeded")),
             status if status.is_server_error() => ("server_error", None),
             _ => ("invalid_request_error", None),

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use axum::{
     Json,
-    http::{HeaderValue, StatusCode, header::RETRY_AFTER},
+    http::{
+        HeaderValue, StatusCode,
+        header::{RETRY_AFTER, WWW_AUTHENTICATE},
+    },
     response::{IntoResponse, Response},
 };
 use serde_json::Value;
@@ -28,11 +31,19 @@ impl Rejection {
         Self { status, message: message.into(), error: None }
     }
 
+    /// One whose cause is for the log only.
+    pub(super) fn because(status: StatusCode, message: impl Into<String>, error: Error) -> Self {
+        Self { status, message: message.into(), error: Some(Arc::new(error)) }
+    }
+
     /// The answer with the shape that a dialect gives it; the log finds the rejection in the answer's extensions.
     pub(crate) fn respond(self, body: &Value) -> Response {
         let mut response = (self.status, Json(body)).into_response();
         if matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECONDS));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response.extensions_mut().insert(self);
         response

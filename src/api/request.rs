@@ -3,7 +3,10 @@
 use axum::{
     body::Body,
     extract::Request,
-    http::{HeaderMap, StatusCode, header::CONTENT_TYPE},
+    http::{
+        HeaderMap, StatusCode,
+        header::{CONTENT_ENCODING, CONTENT_TYPE},
+    },
 };
 use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
@@ -35,6 +38,12 @@ pub(super) async fn read_bytes(app: &App, request: Request) -> Result<(HeaderMap
         None => deadline,
     };
     let (parts, body) = request.into_parts();
+    // The router has unpacked what it knows, and taken the header away.
+    if let Some(encoding) = parts.headers.get(CONTENT_ENCODING).filter(|encoding| *encoding != "identity") {
+        return Err(Error::invalid(format!(
+            "expected a body in `gzip`, in `deflate` or as it is, but found {encoding:?}"
+        )));
+    }
     let bytes = deadline.bound(collect(body, app.limits.body_bytes)).await?;
     Ok((parts.headers, bytes, deadline))
 }
@@ -47,7 +56,7 @@ async fn collect(mut body: Body, limit: usize) -> Result<Vec<u8>, Error> {
     const PATIENCE: usize = 4;
     let (mut bytes, mut found) = (Vec::new(), 0_usize);
     while let Some(frame) = body.frame().await {
-        let cut_off = |_| Error::malformed("the connection ended before the whole body was there");
+        let cut_off = |_| Error::malformed("the body is cut short, or not compressed as it says");
         let Ok(data) = frame.map_err(cut_off)?.into_data() else { continue };
         found = found.saturating_add(data.len());
         if found <= limit {

@@ -3,6 +3,7 @@
 pub mod onnx;
 pub mod routing;
 pub mod scripted;
+pub mod sequences;
 pub mod speed;
 pub mod triton;
 

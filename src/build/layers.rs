@@ -13,8 +13,8 @@ use crate::{
 /// What attention scores get where there is padding; `torch.finfo(torch.float32).min`, as in `transformers`.
 pub(super) const MASKED: f32 = f32::MIN;
 
-/// The weights that share a scale where they are quantised in blocks.
-const BLOCK: usize = 32;
+/// The weights that share a scale where they are quantised in blocks, unless a graph says otherwise.
+pub(super) const BLOCK: usize = 32;
 /// `MatMulNBits`' accuracy level at which activations are quantised too.
 const INT8_ACTIVATIONS: i64 = 4;
 
@@ -24,6 +24,7 @@ pub(super) enum Activation {
     Gelu,
     GeluTanh,
     Relu,
+    Swish,
     Tanh,
 }
 
@@ -34,10 +35,11 @@ impl Activation {
             "gelu" => Ok(Self::Gelu),
             "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Self::GeluTanh),
             "relu" => Ok(Self::Relu),
+            "silu" | "swish" => Ok(Self::Swish),
             "tanh" => Ok(Self::Tanh),
             other => Err(Error::model(format!(
                 "expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, \
-                 `tanh`, but found `{other}`"
+                 `swish`, `tanh`, but found `{other}`"
             ))),
         }
     }
@@ -48,6 +50,8 @@ pub(super) struct Layers<'a> {
     pub(super) graph: GraphBuilder,
     pub(super) weights: &'a Weights,
     pub(super) precision: Precision,
+    /// The weights that share a scale where they are quantised in blocks.
+    pub(super) block: usize,
     /// The width of a token's vector.
     pub(super) hidden: usize,
     /// What keeps a normalisation from dividing by zero.
@@ -122,7 +126,7 @@ impl Layers<'_> {
             let product = self.graph.node("MatMul", &[input, &weight], vec![]);
             return Ok(self.graph.node("Add", &[&product, &bias], vec![]));
         }
-        if self.precision == Precision::Int8Blocks && inputs.is_multiple_of(BLOCK) {
+        if self.precision == Precision::Int8Blocks && inputs.is_multiple_of(self.block) {
             return Ok(self.in_blocks(name, input, &weight, &bias, [inputs, outputs]));
         }
         // One row of a linear layer's weight makes one output channel.
@@ -137,7 +141,7 @@ impl Layers<'_> {
         ))
     }
 
-    /// A linear layer whose weights have a scale for each block of [`BLOCK`] along a row.
+    /// A linear layer whose weights have a scale for each block along a row.
     fn in_blocks(
         &mut self,
         name: &str,
@@ -146,19 +150,31 @@ impl Layers<'_> {
         bias: &Value,
         [inputs, outputs]: [usize; 2],
     ) -> Value {
-        let blocks = quantise::rows(weight, BLOCK);
-        let shape = [outputs, inputs / BLOCK, BLOCK];
+        let block = self.block;
+        let blocks = quantise::rows(weight, block);
+        let shape = [outputs, inputs / block, block];
         let values = self.graph.shifted_bytes(&format!("{name}.blocks"), &shape, &blocks.values);
         let scales = self.graph.floats(&format!("{name}.scales"), &[blocks.scales.len()], &blocks.scales);
+        self.multiply_in_blocks(input, [&values, &scales, bias], [inputs, outputs], block)
+    }
+
+    /// The product of `input` and a matrix in blocks: its values, its scales, and what is added.
+    pub(super) fn multiply_in_blocks(
+        &mut self,
+        input: &Value,
+        [values, scales, bias]: [&Value; 3],
+        [inputs, outputs]: [usize; 2],
+        block: usize,
+    ) -> Value {
         let attributes = vec![
             integer("K", inputs as i64),
             integer("N", outputs as i64),
             integer("bits", 8),
-            integer("block_size", BLOCK as i64),
+            integer("block_size", block as i64),
             integer("accuracy_level", INT8_ACTIVATIONS),
         ];
         let none = Value::none();
-        self.graph.microsoft("MatMulNBits", &[input, &values, &scales, &none, &none, bias], attributes)
+        self.graph.microsoft("MatMulNBits", &[input, values, scales, &none, &none, bias], attributes)
     }
 
     /// What an activation makes of `value`.
@@ -167,6 +183,7 @@ impl Layers<'_> {
             Activation::Gelu => self.graph.microsoft("Gelu", &[value], vec![]),
             Activation::GeluTanh => self.graph.microsoft("FastGelu", &[value], vec![]),
             Activation::Relu => self.graph.node("Relu", &[value], vec![]),
+            Activation::Swish => self.graph.microsoft("QuickGelu", &[value], vec![float("alpha", 1.0)]),
             Activation::Tanh => self.graph.node("Tanh", &[value], vec![]),
         }
     }
@@ -183,6 +200,23 @@ impl Layers<'_> {
         let [gain, bias] = self.norm(name)?;
         let attributes = vec![float("epsilon", self.epsilon)];
         Ok(self.graph.microsoft("SkipLayerNormalization", &[value, residual, &gain, &bias], attributes))
+    }
+
+    /// The normalisation called `name` of a sum, and the sum.
+    pub(super) fn add_norm_and_sum(
+        &mut self,
+        value: &Value,
+        residual: &Value,
+        name: &str,
+    ) -> Result<[Value; 2]> {
+        let [gain, bias] = self.norm(name)?;
+        let [normalised, _, _, sum] = self.graph.several(
+            "SkipLayerNormalization",
+            &[value, residual, &gain, &bias],
+            vec![float("epsilon", self.epsilon)],
+            [true, false, false, true],
+        );
+        Ok([normalised, sum])
     }
 
     fn norm(&mut self, name: &str) -> Result<[Value; 2]> {

@@ -2,9 +2,11 @@
 
 mod adapter;
 mod architecture;
+mod bergamot;
 mod deberta;
 pub mod encoder;
 mod export;
+pub mod exported;
 pub mod fetch;
 mod layers;
 pub mod onnx;
@@ -12,6 +14,8 @@ pub mod quality;
 pub mod quantise;
 mod recipe;
 mod sentence_transformers;
+mod sentencepiece;
+mod translation;
 pub mod weights;
 
 use std::{
@@ -19,7 +23,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub use self::recipe::{QualityFloor, Recipe, Strategy};
+pub use self::recipe::{LanguagePair, QualityFloor, Recipe, Strategy};
 use self::{
     adapter::Adapter,
     architecture::Architecture,
@@ -30,9 +34,9 @@ use self::{
 use crate::{
     backend::onnx::{Runtime, Session},
     error::{Error, Result, quoted},
-    pipeline::{Task, classification::ClassificationSettings},
+    pipeline::{Task, classification::ClassificationSettings, translation::Languages},
     repository::{
-        bundle::{Bundle, MANIFEST, TOKENIZER, describe, sha256_of},
+        bundle::{Bundle, MANIFEST, PIECES, TOKENIZER, describe, sha256_of},
         manifest::{self, File, Manifest, Precision, Quality, TensorNames},
     },
     tokenizer::Tokenizer,
@@ -77,6 +81,7 @@ struct Plan {
     task: Option<Task>,
     strategy: Strategy,
     tensors: TensorNames,
+    languages: Option<Languages>,
     precision: Precision,
     floor: QualityFloor,
 }
@@ -109,6 +114,12 @@ pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Re
         .tempdir_in(parent)
         .map_err(Error::io(format!("cannot create a folder in `{}`", parent.display())))?;
 
+    if let Some(opened) = open_translation(&plan, progress)? {
+        let folder = build_translation(plan, opened, scratch.path(), runtime, progress)?;
+        replace(&folder, &request.out, scratch.path())?;
+        progress.step();
+        return Bundle::open(&request.out);
+    }
     require_config(&plan.folder)?;
     let tokenizer_file = read_tokenizer(&plan.folder)?;
     let tokenizer = Tokenizer::from_json(&tokenizer_file)?;
@@ -128,6 +139,9 @@ pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Re
     let session = Session::open(runtime, &compiled.folder.join(GRAPH), std::num::NonZeroUsize::MIN)?;
     quality::try_out(&session, &tokenizer, &compiled.settings)?;
     write_file(&compiled.folder.join(TOKENIZER), &tokenizer_file)?;
+    if let Some(pieces) = Tokenizer::pieces_of(&tokenizer_file)? {
+        write_file(&compiled.folder.join(PIECES), &pieces)?;
+    }
     let (embedding, classification) = match compiled.settings {
         Settings::Embedding(settings) => (Some(settings), None),
         Settings::Classification(settings) => (None, Some(settings)),
@@ -145,6 +159,7 @@ pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Re
         weights: manifest::Weights { precision: compiled.precision, plan: compiled.plan.to_owned(), quality },
         embedding,
         classification,
+        translation: None,
         tensors: plan.tensors,
         signature: session.signature().clone(),
         files: files(&compiled.folder)?,
@@ -153,6 +168,60 @@ pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Re
     replace(&compiled.folder, &request.out, scratch.path())?;
     progress.step();
     Bundle::open(&request.out)
+}
+
+/// The translation model that is the source; nothing where the source is another model.
+fn open_translation(plan: &Plan, progress: &dyn Progress) -> Result<Option<translation::Opened>> {
+    let open = if bergamot::is_in(&plan.folder) {
+        bergamot::open
+    } else if translation::is_in(&plan.folder) {
+        translation::open
+    } else {
+        return Ok(None);
+    };
+    progress.stage("read the weights", 1);
+    let opened = open(&plan.folder)?;
+    progress.step();
+    Ok(Some(opened))
+}
+
+/// Builds the bundle of a translation model in a folder of `scratch`.
+fn build_translation(
+    plan: Plan,
+    opened: translation::Opened,
+    scratch: &Path,
+    runtime: Runtime,
+    progress: &dyn Progress,
+) -> Result<PathBuf> {
+    if let Some(task) = plan.task.filter(|task| *task != Task::Translation) {
+        return Err(Error::model(format!("expected a model for `{task}`, but found one that translates")));
+    }
+    let compiled = translation::compile(opened, &plan, scratch, runtime, progress)?;
+    progress.stage("write the bundle", 1);
+    let manifest = Manifest {
+        format: Manifest::FORMAT,
+        name: plan.name,
+        task: Task::Translation,
+        graph: translation::graph().to_owned(),
+        source: manifest::Source {
+            architecture: compiled.architecture,
+            from: plan.from,
+            sha256: compiled.sha256,
+        },
+        weights: manifest::Weights {
+            precision: plan.precision,
+            plan: translation::plan_of(plan.precision).to_owned(),
+            quality: None,
+        },
+        embedding: None,
+        classification: None,
+        translation: Some(compiled.settings),
+        tensors: plan.tensors,
+        signature: compiled.signature,
+        files: files(&compiled.folder)?,
+    };
+    write_file(&compiled.folder.join(MANIFEST), manifest.to_text()?.as_bytes())?;
+    Ok(compiled.folder)
 }
 
 fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
@@ -181,6 +250,9 @@ fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
             task: Some(recipe.task),
             strategy: recipe.strategy,
             tensors: recipe.tensors,
+            languages: recipe
+                .languages
+                .map(|LanguagePair { source, target }| Languages::Pair { source, target }),
             precision: request.precision.unwrap_or(recipe.precision),
             floor: recipe.quality,
         });
@@ -203,6 +275,7 @@ fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         task: request.task,
         strategy: Strategy::default(),
         tensors: TensorNames::default(),
+        languages: None,
         precision: request.precision.unwrap_or_default(),
         floor: QualityFloor::default(),
     })
@@ -365,7 +438,8 @@ fn task(plan: &Plan, settings: &Settings) -> Result<Task> {
         (Settings::Embedding(_), Task::TextRanking | Task::ZeroShotClassification) => {
             plan.strategy == Strategy::Embedding
         }
-        (Settings::Embedding(_), Task::TextClassification)
+        (_, Task::Translation)
+        | (Settings::Embedding(_), Task::TextClassification)
         | (Settings::Classification(_), Task::FeatureExtraction) => false,
         (Settings::Classification(_), _) => plan.strategy == Strategy::Model,
     };

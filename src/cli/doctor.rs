@@ -10,7 +10,10 @@ use clap::Args;
 
 use super::say;
 use crate::{
-    backend::onnx::{Runtime, library},
+    backend::onnx::{
+        Runtime,
+        library::{FOLDER, VERSION, file_name, locate},
+    },
     build::fetch::{self, Package},
     config::Config,
     error::{Error, Result},
@@ -25,6 +28,9 @@ pub(super) struct Arguments {
     /// Fetch what is missing and can be fetched
     #[arg(long)]
     fix: bool,
+    /// Fetch ONNX Runtime for a function of this architecture, below its name in `home`, and nothing else
+    #[arg(long, value_name = "ARCHITECTURE", value_parser = ["x86_64", "arm64"], requires = "fix")]
+    function: Option<String>,
 }
 
 /// ONNX Runtime's library, as its makers publish it inside their Python package.
@@ -63,8 +69,14 @@ enum Finding {
 }
 
 pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
-    if arguments.fix && library::locate(config.onnxruntime.as_deref(), &config.home).is_err() {
-        fetch_library(&config.home)?;
+    if let Some(architecture) = &arguments.function {
+        let folder = config.home.join(architecture);
+        fetch_library(library_for(architecture)?, &folder)?;
+        say(&folder.join(FOLDER).display().to_string())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if arguments.fix && locate(config.onnxruntime.as_deref(), &config.home).is_err() {
+        fetch_library(this_library()?, &config.home)?;
     }
     let findings = [onnx_runtime(config), pip(), cargo_lambda(config)];
     for finding in &findings {
@@ -79,9 +91,9 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
 }
 
 fn onnx_runtime(config: &Config) -> Finding {
-    let found = library::locate(config.onnxruntime.as_deref(), &config.home).and_then(|path| {
+    let found = locate(config.onnxruntime.as_deref(), &config.home).and_then(|path| {
         if config.onnxruntime.is_none() {
-            check(&path)?;
+            check(&path, this_library()?)?;
         }
         Runtime::load(&path)?;
         Ok(path)
@@ -122,7 +134,12 @@ fn first_line(command: &mut Command) -> Option<String> {
 }
 
 fn this_library() -> Result<&'static Library> {
-    let architecture = std::env::consts::ARCH;
+    library_for(std::env::consts::ARCH)
+}
+
+/// The library for an architecture, by Rust's name for it or by Lambda's.
+fn library_for(architecture: &str) -> Result<&'static Library> {
+    let architecture = if architecture == "arm64" { "aarch64" } else { architecture };
     LIBRARIES.iter().find(|library| library.architecture == architecture).ok_or_else(|| {
         Error::config(format!(
             "expected Linux on x86_64 or aarch64, but found {architecture}; \
@@ -131,8 +148,8 @@ fn this_library() -> Result<&'static Library> {
     })
 }
 
-fn check(path: &Path) -> Result<()> {
-    let expected = this_library()?.sha256;
+fn check(path: &Path, library: &Library) -> Result<()> {
+    let expected = library.sha256;
     let found = sha256_of(path)?;
     if found != expected {
         return Err(Error::model(format!(
@@ -145,24 +162,23 @@ fn check(path: &Path) -> Result<()> {
 }
 
 /// Fetches the library and puts it where it is looked for.
-fn fetch_library(home: &Path) -> Result<()> {
-    let this = this_library()?;
-    let requirement = format!("onnxruntime=={}", library::VERSION);
+fn fetch_library(library: &Library, home: &Path) -> Result<()> {
+    let requirement = format!("onnxruntime=={VERSION}");
     let package = Package {
         requirement: &requirement,
-        sha256: this.wheel_sha256,
-        platform: Some((this.platform, PYTHON)),
+        sha256: library.wheel_sha256,
+        platform: Some((library.platform, PYTHON)),
     };
     let unpacked = fetch::package(&package, home)?;
-    let source = unpacked.join("onnxruntime/capi").join(library::file_name());
-    check(&source)?;
-    let folder = home.join(library::FOLDER);
+    let source = unpacked.join("onnxruntime/capi").join(file_name());
+    check(&source, library)?;
+    let folder = home.join(FOLDER);
     fs::create_dir_all(&folder).map_err(Error::io(format!("cannot create `{}`", folder.display())))?;
     // Whoever hands the library on, as `make package` does, hands on its licences too.
     let notices = unpacked.join("onnxruntime");
     place(&notices.join("LICENSE"), &folder.join("LICENSE.txt"))?;
     place(&notices.join("ThirdPartyNotices.txt"), &folder.join("ThirdPartyNotices.txt"))?;
-    place(&source, &folder.join(library::file_name()))
+    place(&source, &folder.join(file_name()))
 }
 
 /// Copies a file so that its new place never holds half of it.

@@ -3,8 +3,10 @@
 mod bench;
 mod build;
 mod doctor;
+mod key;
 mod progress;
 mod serve;
+mod triton;
 
 use std::{
     io::{self, IsTerminal, Write},
@@ -38,7 +40,9 @@ enum Command {
     Bench(bench::Arguments),
     Build(build::Arguments),
     Doctor(doctor::Arguments),
+    Key(key::Arguments),
     Serve(serve::Arguments),
+    Triton(triton::Arguments),
 }
 
 /// Runs the command that this process was called with; says on standard error what went wrong.
@@ -62,7 +66,9 @@ fn execute(arguments: Arguments) -> Result<ExitCode> {
         Command::Bench(arguments) => bench::run(&arguments, &config, file.as_deref()),
         Command::Build(arguments) => build::run(arguments, &config),
         Command::Doctor(arguments) => doctor::run(&arguments, &config),
+        Command::Key(arguments) => key::run(&arguments),
         Command::Serve(arguments) => serve::run(arguments, config),
+        Command::Triton(arguments) => triton::run(&arguments),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `kivu serve`: the router on a port of this machine.
 
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
 use axum::serve::ListenerExt;
 use clap::Args;
@@ -8,11 +8,15 @@ use tokio::{net::TcpListener, runtime::Builder, signal};
 
 use super::say;
 use crate::{
-    api::{App, router},
+    api::{App, Guard, Reach, below, router},
     config::{Config, ModelConfig},
     error::{Error, Result},
     model::Model,
+    telemetry::Prometheus,
 };
+
+/// How often what was timed is put into its buckets, so that it takes no room.
+const TIDY: Duration = Duration::from_secs(5);
 
 /// Serve models over HTTP
 ///
@@ -47,6 +51,7 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
 }
 
 async fn serve(config: Config) -> Result<()> {
+    let guard = Guard::new(&config.auth, Reach::Listening(config.listen))?;
     // Bound first: an occupied port is told at once, and early callers wait instead of being refused.
     let listener = TcpListener::bind(config.listen).await.map_err(|source| Error::Io {
         action: format!("cannot listen on `{}`; choose another address with `--listen`", config.listen),
@@ -57,10 +62,21 @@ async fn serve(config: Config) -> Result<()> {
     let listener = listener.tap_io(|connection| {
         let _ = connection.set_nodelay(true);
     });
+    guard.prepare().await?;
     let models = tokio::task::block_in_place(|| Model::open_all(&config))?;
     // Nobody may be reading; that is no reason not to serve.
     let _ = announce(address, &models);
-    axum::serve(listener, router(App::new(models, config.limits)))
+    let prometheus = Prometheus::install()?;
+    let tidied = prometheus.clone();
+    tokio::spawn(async move {
+        let mut every = tokio::time::interval(TIDY);
+        loop {
+            every.tick().await;
+            tidied.tidy();
+        }
+    });
+    let router = router(App::new(models, config.limits).with_guard(guard).with_metrics(prometheus));
+    axum::serve(listener, below(config.prefix.as_deref(), router))
         .with_graceful_shutdown(asked_to_stop())
         .await
         .map_err(Error::io("the server stopped"))

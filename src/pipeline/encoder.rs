@@ -108,7 +108,7 @@ impl Encoder {
         finish: impl Fn(Row<'_>) -> T + Send + Sync,
     ) -> Result<(Vec<T>, Place)> {
         let tokens = encodings.tokens();
-        if self.route.choose(tokens) == Place::Fleet {
+        if self.route.choose(tokens) == Place::Fleet && !self.is_known_to_be_unfit(encodings, need) {
             let until = self.route.deadline(Place::Fleet, tokens, deadline);
             match self.run_at(Place::Fleet, encodings, need, until, &finish).await {
                 Ok(rows) => return Ok((rows, Place::Fleet)),
@@ -119,6 +119,15 @@ impl Encoder {
             }
         }
         Ok((self.run_at(Place::Here, encodings, need, deadline, &finish).await?, Place::Here))
+    }
+
+    /// Whether the model runs here, and cannot on the fleet as far as that is known.
+    fn is_known_to_be_unfit(&self, encodings: &Encodings, need: Need) -> bool {
+        let known = self.there.lock().unwrap_or_else(PoisonError::into_inner);
+        let adapter = known.as_ref().map(|(_, adapter)| adapter);
+        self.here.is_some()
+            && adapter
+                .is_some_and(|adapter| self.check(adapter, Place::Fleet, &encodings.sources(), need).is_err())
     }
 
     /// How the model is spoken to at a place.
@@ -135,7 +144,7 @@ impl Encoder {
         let described = fleet.connect(deadline).await?;
         let mut known = self.there.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((backend, adapter)) = known.as_ref()
-            && backend.signature() == described.signature()
+            && (backend.signature(), backend.schedule()) == (described.signature(), described.schedule())
         {
             return Ok(adapter.clone());
         }

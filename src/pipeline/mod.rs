@@ -4,8 +4,10 @@ pub mod adapter;
 pub mod classification;
 pub mod embedding;
 pub mod encoder;
+pub mod generation;
 pub mod pooling;
 pub mod ranking;
+pub mod translation;
 pub mod zero_shot;
 
 use std::{
@@ -20,6 +22,7 @@ use self::encoder::Source;
 use crate::{
     backend::{Deadline, routing::Place},
     error::{Error, Result, at_text},
+    telemetry,
     tokenizer::Encoding,
 };
 
@@ -35,12 +38,19 @@ pub enum Task {
     TextRanking,
     /// A text to scores for labels that come with the request.
     ZeroShotClassification,
+    /// A text to a text in another language.
+    Translation,
 }
 
 impl Task {
     /// Every task, in the order of the documentation.
-    pub const ALL: [Self; 4] =
-        [Self::FeatureExtraction, Self::TextClassification, Self::TextRanking, Self::ZeroShotClassification];
+    pub const ALL: [Self; 5] = [
+        Self::FeatureExtraction,
+        Self::TextClassification,
+        Self::TextRanking,
+        Self::ZeroShotClassification,
+        Self::Translation,
+    ];
 }
 
 impl fmt::Display for Task {
@@ -50,6 +60,7 @@ impl fmt::Display for Task {
             Self::TextClassification => "text-classification",
             Self::TextRanking => "text-ranking",
             Self::ZeroShotClassification => "zero-shot-classification",
+            Self::Translation => "translation",
         })
     }
 }
@@ -134,12 +145,14 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// What the encodings of a request's texts tell.
+    /// What the encodings of a request's texts tell; counted at once.
     fn of(encodings: &Encodings, place: Place, inference: Duration) -> Self {
         let Encodings { list, tokenization, .. } = encodings;
+        let tokens = encodings.tokens();
+        telemetry::encoded(tokens, *tokenization, inference);
         let was_shortened = |text: &usize| list[*text].shortened_from.is_some();
         Self {
-            tokens: encodings.tokens(),
+            tokens,
             truncated: (0..list.len()).filter(was_shortened).collect(),
             tokenization: *tokenization,
             inference,

@@ -4,7 +4,12 @@
 //! how far does the text entail "This example is LABEL."? Or, with an embedding model, by the angle between the
 //! text and that sentence.
 
-use std::sync::Arc;
+use std::{
+    num::NonZeroUsize,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use lru::LruCache;
 
 use super::{
     Usage,
@@ -32,7 +37,43 @@ pub enum ZeroShotPipeline {
     /// By a model of natural-language inference.
     Entailment(ClassificationPipeline),
     /// By an embedding model.
-    Embedding(EmbeddingPipeline),
+    Embedding(EmbeddingPipeline, LabelVectors),
+}
+
+/// The vectors of labels that were asked for lately: most callers ask for the same ones again and again.
+///
+/// A text has the same vector in any company, so that an answer does not depend on what was kept.
+#[derive(Clone, Debug)]
+pub struct LabelVectors(Arc<Mutex<LruCache<String, Arc<[f32]>>>>);
+
+impl LabelVectors {
+    const MOST: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+    /// A label with its template is a short sentence; what is longer would only fill the memory.
+    const LONGEST_BYTES: usize = 256;
+
+    /// The vector of each sentence, where it is known.
+    fn of(&self, sentences: &[String]) -> Vec<Option<Arc<[f32]>>> {
+        let mut kept = self.lock();
+        sentences.iter().map(|sentence| kept.get(sentence).cloned()).collect()
+    }
+
+    fn keep(&self, sentence: String, vector: Vec<f32>) -> Arc<[f32]> {
+        let vector: Arc<[f32]> = vector.into();
+        if sentence.len() <= Self::LONGEST_BYTES {
+            self.lock().put(sentence, Arc::clone(&vector));
+        }
+        vector
+    }
+
+    fn lock(&self) -> MutexGuard<'_, LruCache<String, Arc<[f32]>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Default for LabelVectors {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(LruCache::new(Self::MOST))))
+    }
 }
 
 /// What a request asks for.
@@ -110,6 +151,11 @@ impl Template {
 }
 
 impl ZeroShotPipeline {
+    /// Scores by the angle between a text and its labels.
+    pub fn embedding(pipeline: EmbeddingPipeline) -> Self {
+        Self::Embedding(pipeline, LabelVectors::default())
+    }
+
     /// Checks that a model's labels are those of inference.
     pub fn entailment(pipeline: ClassificationPipeline) -> Result<Self> {
         if pipeline.settings().labels.len() < 2 {
@@ -145,8 +191,11 @@ impl ZeroShotPipeline {
                 let rows = logits.rows.chunks_exact(labels.len());
                 Ok((rows.map(|rows| ids.scores(rows, options.multi_label)).collect(), logits.usage))
             }
-            Self::Embedding(pipeline) => {
-                let inputs = texts.iter().chain(&hypotheses).cloned().map(Input::Text).collect();
+            Self::Embedding(pipeline, known) => {
+                let mut vectors = known.of(&hypotheses);
+                let unknown = hypotheses.iter().zip(&vectors).filter(|(_, vector)| vector.is_none());
+                let unknown = unknown.map(|(hypothesis, _)| hypothesis);
+                let inputs = texts.iter().chain(unknown).cloned().map(Input::Text).collect();
                 let embedding = EmbeddingOptions {
                     truncation: Truncation::At(Side::Right),
                     normalize: Some(true),
@@ -155,16 +204,22 @@ impl ZeroShotPipeline {
                     most_values: usize::MAX,
                 };
                 let embeddings = pipeline.embed(inputs, &embedding, deadline).await?;
-                let (texts, hypotheses) = embeddings.vectors.split_at(texts.len());
+                let mut embedded = embeddings.vectors;
+                let mut found = embedded.split_off(texts.len()).into_iter();
+                for (hypothesis, vector) in hypotheses.into_iter().zip(&mut vectors) {
+                    if vector.is_none() {
+                        *vector = found.next().map(|found| known.keep(hypothesis, found));
+                    }
+                }
                 let score = |text: &Vec<f32>| {
-                    let cosines = hypotheses.iter().map(|hypothesis| cosine(text, hypothesis));
+                    let cosines = vectors.iter().flatten().map(|vector| cosine(text, vector));
                     if options.multi_label || labels.len() == 1 {
                         cosines.map(|cosine| cosine.clamp(0.0, 1.0)).collect()
                     } else {
                         softmax(&cosines.map(|cosine| cosine * COSINE_SCALE).collect::<Vec<_>>())
                     }
                 };
-                Ok((texts.iter().map(score).collect(), embeddings.usage))
+                Ok((embedded.iter().map(score).collect(), embeddings.usage))
             }
         }
     }

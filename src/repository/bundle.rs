@@ -9,13 +9,19 @@ use std::{
 use sha2::{Digest, Sha256};
 
 use super::manifest::{File, Manifest};
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    tokenizer::Tokenizer,
+};
 
 /// The name of the file that says what a bundle is.
 pub const MANIFEST: &str = "manifest.toml";
 
 /// The name of the tokenizer's file.
 pub const TOKENIZER: &str = "tokenizer.json";
+
+/// The name of the same tokenizer in a form that is loaded quickly, where there is one.
+pub const PIECES: &str = "tokenizer.pieces";
 
 /// A folder with a readable manifest.
 #[derive(Clone, Debug)]
@@ -65,6 +71,14 @@ impl Bundle {
         let bytes = fs::read(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
         check(file, &path, bytes.len() as u64, blake3::hash(&bytes))?;
         Ok(bytes)
+    }
+
+    /// Reads the tokenizer, from its [`PIECES`] if it has them.
+    pub fn tokenizer(&self) -> Result<Tokenizer> {
+        match self.manifest.file(PIECES) {
+            Some(_) => Tokenizer::from_pieces(self.read(PIECES)?),
+            None => Tokenizer::from_json(&self.read(TOKENIZER)?),
+        }
     }
 
     /// Checks the size and the digest of each file but those in `except`.

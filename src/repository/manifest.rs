@@ -10,7 +10,10 @@ use serde::{Deserialize, Serialize};
 use crate::{
     backend::Signature,
     error::{Error, Result},
-    pipeline::{Task, classification::ClassificationSettings, embedding::EmbeddingSettings},
+    pipeline::{
+        Task, classification::ClassificationSettings, embedding::EmbeddingSettings,
+        translation::TranslationSettings,
+    },
 };
 
 /// The only form of manifest that there is so far.
@@ -41,6 +44,9 @@ pub struct Manifest {
     /// How it scores labels, for models that do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub classification: Option<ClassificationSettings>,
+    /// How it translates, for models that do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub translation: Option<TranslationSettings>,
     /// What its tensors are called by clients that speak of tensors.
     #[serde(default, skip_serializing_if = "TensorNames::is_default")]
     pub tensors: TensorNames,

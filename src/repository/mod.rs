@@ -2,5 +2,6 @@
 
 pub mod bundle;
 pub mod manifest;
+pub mod triton;
 
 pub use self::{bundle::Bundle, manifest::Manifest};

@@ -716,6 +716,60 @@ class KServeTest(TaskTest):
         )
         self.assert_same_as_embed(answer)
 
+    def test_compressed_requests(self):
+        for algorithm in ("gzip", "deflate"):
+            for binary in (True, False):
+                with self.subTest(algorithm=algorithm, binary=binary):
+                    answer = self.client.infer(
+                        MODEL, self.text_input(binary=binary), request_compression_algorithm=algorithm
+                    )
+                    self.assert_same_as_embed(answer)
+
+    def test_int32_token_ids(self):
+        for binary in (True, False):
+            inputs = []
+            for tensor in self.token_inputs(binary=True):
+                array = numpy.frombuffer(tensor._get_binary_data(), dtype=numpy.int64).astype(numpy.int32)
+                narrow = triton.InferInput(tensor.name(), tensor.shape(), "INT32")
+                inputs.append(narrow.set_data_from_numpy(array.reshape(tensor.shape()), binary_data=binary))
+            self.assert_same_as_embed(self.client.infer(MODEL, inputs))
+
+    def test_zero_shot_with_parameters(self):
+        need("zero-shot")
+        parameters = {"hypothesis_template": "The text is about {}.", "multi_label": True}
+        body = {"inputs": FOOTBALL, "parameters": {**parameters, "candidate_labels": TOPICS}}
+        expected = {entry["label"]: entry["score"] for entry in self.post("/models/zero-shot", body)}
+        inputs = self.text_input([FOOTBALL]) + self.text_input(TOPICS, [len(TOPICS)], name="LABELS")
+        answer = self.client.infer("zero-shot", inputs, parameters=parameters).as_numpy("scores")
+        self.assertEqual(answer.shape, (1, len(TOPICS)))
+        for label, score in zip(TOPICS, answer[0]):
+            self.assertAlmostEqual(float(score), expected[label], delta=1e-5)
+        self.assert_infer_fails(inputs, "hypothesis_template", model="zero-shot", parameters={"hypothesis_template": 7})
+        self.assert_infer_fails(inputs, "{}", model="zero-shot", parameters={"hypothesis_template": "no gap"})
+
+    def test_zero_shot_answers_the_same_again(self):
+        need("zero-shot")
+        labels = {"candidate_labels": ["astronomy", *TOPICS]}
+        asked = [{"inputs": text, "parameters": labels} for text in (FOOTBALL, KITCHEN, FOOTBALL)]
+        first, _, again = [self.post("/models/zero-shot", body) for body in asked]
+        self.assertEqual(first, again)
+
+    def test_ranking_with_raw_scores(self):
+        need("rank")
+        inputs = self.text_input([ASKED], [1], name="QUERY") + self.text_input(DOCUMENTS)
+        for raw_scores in (False, True):
+            body = {"query": ASKED, "texts": DOCUMENTS, "raw_scores": raw_scores}
+            expected = {entry["index"]: entry["score"] for entry in self.post("/rerank", body)}
+            answer = self.client.infer("rank", inputs, parameters={"raw_scores": raw_scores})
+            for place, score in enumerate(answer.as_numpy("scores")):
+                self.assertAlmostEqual(float(score), expected[place], delta=1e-5)
+
+    def test_an_output_twice_or_as_classes(self):
+        twice = self.wanted(True) + self.wanted(True)
+        self.assert_infer_fails(self.text_input(), self.output, "once", outputs=twice)
+        classes = [triton.InferRequestedOutput(self.output, class_count=2)]
+        self.assert_infer_fails(self.text_input(), "classification", outputs=classes)
+
     def test_wrong_names(self):
         self.assert_infer_fails(self.text_input(name="no-such-input"), "no-such-input", "TEXT")
         inputs = self.token_inputs(names=("input_ids", "no-such-mask"))

@@ -75,6 +75,7 @@ fn model(fails_on: u32, panics_on: u32) -> Model {
             weights: Weights { precision: Precision::Fp32, plan: "none".into(), quality: None },
             embedding: Some(settings),
             classification: None,
+            translation: None,
             tensors: TensorNames::default(),
             signature,
             files: Vec::new(),
@@ -93,18 +94,23 @@ fn last_id(word: &str) -> u32 {
 }
 
 fn app_with(limits: Limits) -> Router {
-    router(App::new(vec![model(last_id(FAILS), last_id(PANICS))], limits))
+    router(scripted(limits))
+}
+
+/// What serves the scripted model.
+pub(crate) fn scripted(limits: Limits) -> App {
+    App::new(vec![model(last_id(FAILS), last_id(PANICS))], limits)
 }
 
 fn app() -> Router {
     app_with(Limits { texts: 4, body_bytes: 4096, ..Limits::default() })
 }
 
-fn post(path: &str, body: impl Into<Body>) -> Request<Body> {
+pub(crate) fn post(path: &str, body: impl Into<Body>) -> Request<Body> {
     Request::post(path).header("content-type", "application/json").body(body.into()).unwrap()
 }
 
-async fn answer(response: Response<Body>) -> (StatusCode, Value) {
+pub(crate) async fn answer(response: Response<Body>) -> (StatusCode, Value) {
     let status = response.status();
     let bytes = response.into_body().collect().await.unwrap().to_bytes();
     let body = serde_json::from_slice(&bytes).unwrap_or_else(|_| json!(String::from_utf8_lossy(&bytes)));

@@ -55,7 +55,7 @@ fn what_cannot_be_built_is_refused_by_name() {
             edit(&model.join("config.json"), r#""model_type": "bert""#, r#""model_type": "gpt2""#)
         }),
         refusal(|model| {
-            edit(&model.join("config.json"), r#""hidden_act": "gelu""#, r#""hidden_act": "swish""#)
+            edit(&model.join("config.json"), r#""hidden_act": "gelu""#, r#""hidden_act": "mish""#)
         }),
         refusal(|model| edit(&model.join("config.json"), r#""hidden_size": 32"#, r#""hidden_size": 30"#)),
         refusal(|model| fs::write(model.join("config.json"), "{").unwrap()),
@@ -77,14 +77,14 @@ fn what_cannot_be_built_is_refused_by_name() {
     let Some(refusals) = refusals else { return };
     insta::assert_snapshot!(refusals.join("\n"), @r#"cannot build from `[folder]/model`: expected a `model_type` among `bert`, `distilbert`, `roberta`, `xlm-roberta`, `deberta-v2`, but found `gpt2` (GPT2LMHeadModel)
 cannot build from `[folder]/model`: expected a `model_type` among `bert`, `distilbert`, `roberta`, `xlm-roberta`, `deberta-v2`, but found `gpt2` (BertModel)
-cannot build from `[folder]/model`: expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `tanh`, but found `swish`
+cannot build from `[folder]/model`: expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `swish`, `tanh`, but found `mish`
 cannot build from `[folder]/model`: expected `hidden_size` to be a multiple of `num_attention_heads`, but found 30 and 4
 cannot read `[folder]/model/config.json`: EOF while parsing an object at line 1 column 1
 expected a model in `[folder]/model` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`), but found no `config.json`
 expected `model.safetensors` of an encoder (`bert`, `distilbert`, `roberta`, `xlm-roberta`, `deberta-v2`) or an ONNX export (`model.onnx`) in `[folder]/model`, but found neither
 `[folder]/model/model.safetensors` is no safetensors file: header too large
 expected `tokenizer.json` in `[folder]/model`, but found none; the fast tokenizers of `transformers` save it (`save_pretrained`)
-cannot read the tokenizer: Model missing. at line 1 column 2
+cannot read the tokenizer: missing field `model` at line 1 column 2
 expected modules among `Transformer`, `Pooling`, `Normalize`, but found `Dense`
 expected one pooling mode of `mean`, `cls`, `lasttoken`, but found `max_tokens`, `mean_tokens`"#);
 }

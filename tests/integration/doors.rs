@@ -6,11 +6,20 @@ use std::{
 };
 
 /// A crate, as it is written in paths, and where it may be.
-const DOORS: [(&str, &[&str]); 12] = [
+const DOORS: &[(&str, &[&str])] = &[
     ("ort::", &["src/backend/onnx/"]),
-    ("tokenizers::", &["src/tokenizer.rs"]),
+    ("tokenizers::", &["src/tokenizer/"]),
     ("safetensors::", &["src/build/weights.rs"]),
-    ("prost::", &["src/build/onnx/", "src/backend/triton/messages.rs", "src/backend/triton/grpc.rs"]),
+    (
+        "prost::",
+        &[
+            "src/build/onnx/",
+            "src/build/sentencepiece/",
+            "src/backend/triton/messages.rs",
+            "src/backend/triton/grpc.rs",
+        ],
+    ),
+    ("yada::", &["src/tokenizer/"]),
     ("zip::", &["src/build/fetch.rs"]),
     ("lambda_http::", &["functions/"]),
     ("indicatif::", &["src/cli/progress.rs"]),

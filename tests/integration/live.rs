@@ -8,12 +8,12 @@ use std::{
 };
 
 use crate::{
-    models::{fixtures, runtime},
+    models::{build_request, fixtures, request, runtime},
     serving::{Server, kivu},
 };
 
 /// The program that an environment variable names.
-fn tool(variable: &str) -> Option<PathBuf> {
+pub(crate) fn tool(variable: &str) -> Option<PathBuf> {
     let tool = env::var_os(variable).map(PathBuf::from);
     if tool.is_none() {
         eprintln!("skipped: {variable} is not set; `make test` sets it");
@@ -21,43 +21,70 @@ fn tool(variable: &str) -> Option<PathBuf> {
     tool
 }
 
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     fixtures().join("../..").canonicalize().unwrap()
 }
 
-fn bundle() -> PathBuf {
-    root().join(".kivu/bundles/minilm")
-}
-
-fn succeed(command: &mut Command) {
+pub(crate) fn succeed(command: &mut Command) {
     let output = command.stdin(Stdio::null()).output().unwrap();
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{command:?}\n{stdout}\n{stderr}");
 }
+
+/// The scripts that drive the clients.
+const CLIENTS: [&str; 2] = ["tests/clients/test_clients.py", "tests/clients/test_tasks.py"];
 
 #[test]
 fn the_clients_that_people_have_work_unchanged() {
     let Some(python) = tool("TEST_PYTHON") else { return };
     runtime().expect("`make test` installs ONNX Runtime");
     let server = Server::wait(kivu(&root().join(".kivu/bundles")).stderr(Stdio::null()).spawn().unwrap());
-    for script in ["test_clients.py", "test_tasks.py"] {
+    for script in CLIENTS {
         let mut tests = Command::new(&python);
-        tests.arg(root().join("tests/clients").join(script));
+        tests.arg(root().join(script));
         tests.env("TEST_URL", format!("http://{}", server.address));
         succeed(tests.env("TEST_GOLDENS", fixtures().join("goldens/minilm.json")));
     }
 }
 
 #[test]
-fn the_function_answers_every_form_of_event() {
-    let (Some(python), Some(cargo_lambda)) = (tool("TEST_PYTHON"), tool("TEST_CARGO_LAMBDA")) else { return };
+fn clients_of_a_fleet_find_their_tensor_names() {
+    let Some(python) = tool("TEST_PYTHON") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["zst", "ensemble"] {
+        let recipe = fixtures().join(format!("recipes/{name}.toml"));
+        let request = request(recipe, folder.path().join(name), None);
+        build_request(&request, runtime().expect("`make test` installs ONNX Runtime")).unwrap();
+    }
+    let server = Server::wait(kivu(folder.path()).stderr(Stdio::null()).spawn().unwrap());
+    let mut tests = Command::new(python);
+    tests.arg(root().join("tests/clients/test_tensor_names.py"));
+    succeed(tests.env("TEST_URL", format!("http://{}", server.address)));
+}
+
+/// A script that starts the Lambda emulator on a port of its own, with the function serving `models`.
+fn emulated(script: &str, models: &str) -> Option<Command> {
+    let (python, cargo_lambda) = (tool("TEST_PYTHON")?, tool("TEST_CARGO_LAMBDA")?);
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let mut invoke = Command::new(python);
-    invoke
+    let mut command = Command::new(python);
+    command
         .current_dir(root())
-        .args(["tests/lambda/invoke.py".as_ref(), cargo_lambda.as_os_str(), "tests/lambda".as_ref()])
+        .args([script.as_ref(), cargo_lambda.as_os_str()])
         .args(["--port", &port.to_string()])
-        .args(["--env", &format!("KIVU_MODELS={}", bundle().display())])
-        .args(["--env", &format!("KIVU_HOME={}", root().join(".kivu").display())]);
-    succeed(&mut invoke);
+        .arg(format!("--env=KIVU_MODELS={}", root().join(models).display()))
+        .arg("--env=KIVU_AUTH__MODE=none")
+        .arg(format!("--env=KIVU_HOME={}", root().join(".kivu").display()));
+    Some(command)
+}
+
+#[test]
+fn the_function_answers_every_form_of_event() {
+    let Some(mut invoke) = emulated("tests/lambda/invoke.py", ".kivu/bundles/minilm") else { return };
+    succeed(invoke.arg("tests/lambda"));
+}
+
+#[test]
+fn the_same_clients_work_against_the_function() {
+    let Some(mut gateway) = emulated("tests/lambda/gateway.py", ".kivu/bundles") else { return };
+    succeed(gateway.args(CLIENTS).env("TEST_GOLDENS", fixtures().join("goldens/minilm.json")));
 }

@@ -7,13 +7,17 @@
     reason = "a test that meets what it does not expect fails"
 )]
 
+mod access;
 mod api;
 mod backends;
 mod building;
 mod classifiers;
+mod deploying;
 mod doors;
 mod fleet;
 mod goldens;
 mod live;
 mod models;
 mod serving;
+mod translation;
+mod translation_graphs;

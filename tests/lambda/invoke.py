@@ -2,7 +2,7 @@
 """Sends API Gateway events to the function `api` under the Lambda emulator.
 
     python tests/lambda/invoke.py CARGO_LAMBDA EVENTS
-        [--port 9000] [--env KEY=VALUE ...] [--release] [--features NAMES]
+        [--port 9000] [--env KEY=VALUE]... [--release] [--features NAMES]
 
 It starts `CARGO_LAMBDA lambda watch`, posts the events of the folder EVENTS that
 it knows to the emulator one after the other, and checks the status of each
@@ -69,7 +69,9 @@ class Failure(Exception):
 
 
 def main():
-    options = parse_options()
+    parser = option_parser(__doc__.split("\n")[0])
+    parser.add_argument("events", type=Path, help="the folder with the events")
+    options = parse_options(parser)
     # Being asked to end must not leave the emulator behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
@@ -85,16 +87,20 @@ def main():
     return 1 if problems else 0
 
 
-def parse_options():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def option_parser(description):
+    """What every script that starts the emulator can be told."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("cargo_lambda", help="the `cargo-lambda` command, or `cargo` if it has it")
-    parser.add_argument("events", type=Path, help="the folder with the events")
     parser.add_argument("--port", type=int, default=9000, help="where the emulator listens")
     parser.add_argument(
-        "--env", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help="for `api`"
+        "--env", action="append", default=[], metavar="KEY=VALUE", help="for `api`; repeat it for more"
     )
     parser.add_argument("--release", action="store_true", help="build with optimisations")
     parser.add_argument("--features", help="Cargo features of the function")
+    return parser
+
+
+def parse_options(parser):
     options = parser.parse_args()
     for pair in options.env:
         if "=" not in pair:

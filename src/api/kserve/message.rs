@@ -2,10 +2,10 @@
 
 use axum::{
     body::Body,
-    http::{HeaderMap, HeaderName, HeaderValue, header::CONTENT_ENCODING, header::CONTENT_TYPE},
+    http::{HeaderMap, HeaderName, HeaderValue, header::CONTENT_TYPE},
     response::Response,
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
 use crate::{
@@ -16,6 +16,8 @@ use crate::{
 /// How many bytes of a message are JSON; the rest are the tensors', in the order in which JSON names them.
 const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 const BINARY_SIZE: &str = "binary_data_size";
+/// Asks Triton for the names of the highest scores instead of the scores.
+const CLASSIFICATION: &str = "classification";
 
 /// A request for inference.
 #[derive(Debug)]
@@ -23,7 +25,7 @@ pub(super) struct InferRequest {
     pub(super) id: Option<String>,
     pub(super) inputs: Vec<InputTensor>,
     outputs: Option<Vec<OutputRequest>>,
-    all_binary: bool,
+    parameters: Map<String, Value>,
 }
 
 /// An input, its elements read.
@@ -90,11 +92,6 @@ struct OutputRequest {
 impl InferRequest {
     /// Reads a message; every length in it is checked against what is there.
     pub(super) fn read(headers: &HeaderMap, body: &[u8]) -> Result<Self> {
-        if let Some(encoding) = headers.get(CONTENT_ENCODING).filter(|encoding| *encoding != "identity") {
-            return Err(Error::invalid(format!(
-                "expected a body without content encoding, but found {encoding:?}"
-            )));
-        }
         let length = match headers.get(JSON_LENGTH) {
             None => body.len(),
             Some(length) => length.to_str().ok().and_then(|length| length.parse().ok()).ok_or_else(|| {
@@ -126,8 +123,15 @@ impl InferRequest {
                 bytes.len()
             )));
         }
-        let all_binary = written.parameters.get("binary_data_output") == Some(&Value::Bool(true));
-        Ok(Self { id: written.id, inputs, outputs: written.outputs, all_binary })
+        Ok(Self { id: written.id, inputs, outputs: written.outputs, parameters: written.parameters })
+    }
+
+    /// The parameter called `name` as `T`, if the request has it.
+    pub(super) fn parameter<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
+        let value = self.parameters.get(name).filter(|value| !value.is_null());
+        value.cloned().map(request::from_value).transpose().map_err(|error| {
+            Error::invalid(format!("expected another value in the parameter `{name}`: {error}"))
+        })
     }
 
     /// The input called `name`.
@@ -138,8 +142,9 @@ impl InferRequest {
     /// How the output called `name` is wanted; any other that is asked for is an error.
     pub(super) fn wanted_form(&self, name: &str) -> Result<Form> {
         let form = |is_binary| if is_binary { Form::Binary } else { Form::Json };
+        let all_binary = self.parameter("binary_data_output")?.unwrap_or(false);
         let Some(outputs) = self.outputs.as_ref().filter(|outputs| !outputs.is_empty()) else {
-            return Ok(form(self.all_binary));
+            return Ok(form(all_binary));
         };
         if let Some(other) = outputs.iter().find(|output| output.name != name) {
             return Err(Error::invalid(format!(
@@ -147,10 +152,20 @@ impl InferRequest {
                 other.name.escape_default()
             )));
         }
-        let output = &outputs[0];
+        let [output] = outputs.as_slice() else {
+            return Err(Error::invalid(format!(
+                "expected the output `{name}` once, but found it more often"
+            )));
+        };
+        if output.parameters.contains_key(CLASSIFICATION) {
+            return Err(Error::invalid(format!(
+                "expected no parameter `{CLASSIFICATION}` of `{name}`, but found it; \
+                 `/predict` and `POST /models/MODEL` answer labels"
+            )));
+        }
         Ok(match output.parameters.get("binary_data") {
             Some(Value::Bool(is_binary)) => form(*is_binary),
-            _ => form(self.all_binary),
+            _ => form(all_binary),
         })
     }
 }

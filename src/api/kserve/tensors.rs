@@ -129,15 +129,18 @@ pub(super) async fn run(
             let texts = texts(required(request, &names.text)?, limits.texts)?;
             let labels = texts_of(required(request, &names.labels)?)?;
             let labels = Labels::new(labels.to_vec(), (limits.texts / texts.len().max(1)).max(1))?;
-            let template = Template::new(TEMPLATE.to_owned())?;
-            let options = ZeroShotOptions { labels, template, multi_label: false };
+            let template = request.parameter("hypothesis_template")?;
+            let template = Template::new(template.unwrap_or_else(|| TEMPLATE.to_owned()))?;
+            let multi_label = request.parameter("multi_label")?.unwrap_or(false);
+            let options = ZeroShotOptions { labels, template, multi_label };
             let (scores, usage) = pipeline.score(&texts, &options, deadline).await?;
             Ok(matrix(scores, usage.place))
         }
         Pipeline::Ranking(pipeline) => {
             let query = texts(required(request, &names.query)?, 1)?.remove(0);
             let texts = texts(required(request, &names.text)?, limits.texts)?;
-            let options = RankingOptions { truncation, raw_scores: false };
+            let raw_scores = request.parameter("raw_scores")?.unwrap_or(false);
+            let options = RankingOptions { truncation, raw_scores };
             let (scores, usage) = pipeline.score(query, texts, options, deadline).await?;
             Ok((vec![scores.len()], scores, usage.place))
         }

@@ -4,8 +4,12 @@ use std::{fmt::Write, sync::Arc, time::Instant};
 
 use axum::{
     Json,
+    body::Body,
     extract::{Request, State},
-    http::{HeaderMap, HeaderName, HeaderValue, StatusCode},
+    http::{
+        HeaderMap, HeaderName, HeaderValue, StatusCode,
+        header::{CONTENT_LENGTH, CONTENT_TYPE},
+    },
     response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize};
@@ -48,6 +52,14 @@ impl IntoResponse for Failure {
             status if status.is_server_error() => "Backend",
             _ => "Validation",
         };
+        if self.0.status == StatusCode::UNAUTHORIZED {
+            // TEI says no more than that.
+            let mut response = self.0.respond(&Value::Null);
+            *response.body_mut() = Body::empty();
+            response.headers_mut().remove(CONTENT_TYPE);
+            response.headers_mut().remove(CONTENT_LENGTH);
+            return response;
+        }
         let body = json!({ "error": self.0.message, "error_type": error_type });
         self.0.respond(&body)
     }
@@ -153,7 +165,7 @@ fn model_type(pipeline: &Pipeline) -> Value {
         Pooling::LastToken => json!({ "pooling": "last_token" }),
     };
     match pipeline {
-        Pipeline::Embedding(pipeline) | Pipeline::ZeroShot(ZeroShotPipeline::Embedding(pipeline)) => {
+        Pipeline::Embedding(pipeline) | Pipeline::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _)) => {
             json!({ "embedding": pooling(pipeline) })
         }
         Pipeline::Classification(pipeline) | Pipeline::ZeroShot(ZeroShotPipeline::Entailment(pipeline)) => {

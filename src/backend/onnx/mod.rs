@@ -3,7 +3,10 @@
 
 pub mod library;
 mod run;
+mod sequences;
 mod session;
+mod values;
+mod wiring;
 
 use std::{
     num::NonZeroUsize,
@@ -16,10 +19,15 @@ use std::{
 use async_trait::async_trait;
 use tokio::sync::oneshot;
 
-pub use self::{library::Runtime, session::Session};
+pub use self::{
+    library::Runtime,
+    sequences::{Graphs, OnnxSequences, Parallel},
+    session::Session,
+};
 use super::{Backend, Deadline, Schedule, Signature};
 use crate::{
     error::{Error, Result},
+    telemetry,
     tensor::Tensor,
 };
 
@@ -97,6 +105,7 @@ impl Backend for OnnxBackend {
             message: "the threads of the ONNX session have stopped".into(),
             source: None,
         };
+        telemetry::ran("onnx");
         let (reply, answer) = oneshot::channel();
         self.batches.send(Batch { inputs, deadline, reply }).map_err(|_| stopped())?;
         deadline.bound(async { answer.await.unwrap_or_else(|_| Err(stopped())) }).await

@@ -68,8 +68,15 @@ impl Session {
         self.signature.check_inputs(inputs)?;
         let failed = |error| Error::inference("the model failed to run", error);
         let values = inputs.iter().map(borrow).collect::<ort::Result<Vec<_>>>().map_err(failed)?;
-        let outputs = run(&self.session, &self.names, &values).map_err(failed)?;
+        let outputs = self.run_values(&values)?;
         self.signature.outputs.iter().zip(&outputs).map(|(spec, value)| copy(spec, value)).collect()
+    }
+
+    /// Runs one batch on the runtime's own values: nothing is copied on its way in or out. There has to be one
+    /// value for each input, in the order of the signature.
+    pub(super) fn run_values(&self, inputs: &[SessionInputValue<'_>]) -> Result<Vec<DynValue>> {
+        run(&self.session, &self.names, inputs)
+            .map_err(|error| Error::inference("the model failed to run", error))
     }
 }
 

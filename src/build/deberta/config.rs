@@ -237,7 +237,7 @@ mod tests {
             config("attention_head_size", json!(64)),
             config("conv_kernel_size", json!(4)),
             config("position_buckets", json!(1)),
-            config("pooler_hidden_act", json!("swish")),
+            config("pooler_hidden_act", json!("mish")),
         ];
         let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
         insta::assert_snapshot!(refusals, @r"
@@ -245,7 +245,7 @@ mod tests {
         expected `attention_head_size` 8, but found 64
         expected an odd `conv_kernel_size` and `conv_groups` of at least 1, but found 4 and 1
         expected distances that go beyond half of `position_buckets`, but found 512 distances and 1 buckets
-        expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `tanh`, but found `swish`
+        expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `swish`, `tanh`, but found `mish`
         ");
     }
 }

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     build::{
         encoder::{Facts, Head, WORDS, finish},
-        layers::{Layers, MASKED},
+        layers::{self, Layers, MASKED},
         onnx::{
             GraphBuilder, Value, float, integer, integers,
             proto::{ModelProto, data_type},
@@ -35,7 +35,7 @@ pub(in crate::build) fn graph(
 ) -> Result<ModelProto> {
     let Facts { hidden, .. } = config.facts;
     let graph = GraphBuilder::default();
-    let layers = Layers { graph, weights, precision, hidden, epsilon: config.epsilon };
+    let layers = Layers { graph, weights, precision, block: layers::BLOCK, hidden, epsilon: config.epsilon };
     let mut writer = Writer { config, layers };
     let ids = writer.layers.graph.input("input_ids", &["batch", "sequence"]);
     let mask = writer.layers.graph.input("attention_mask", &["batch", "sequence"]);

@@ -5,7 +5,7 @@
 use super::config::{EncoderConfig, Facts, Head, Positions, WORDS};
 use crate::{
     build::{
-        layers::{Layers, MASKED},
+        layers::{BLOCK, Layers, MASKED},
         onnx::{
             GraphBuilder, Value, float, integer,
             proto::{Dimension, ModelProto, data_type},
@@ -27,7 +27,7 @@ pub const LOGITS: &str = "logits";
 pub fn graph(config: &EncoderConfig, weights: &Weights, precision: Precision) -> Result<ModelProto> {
     let Facts { hidden, .. } = config.facts;
     let graph = GraphBuilder::default();
-    let layers = Layers { graph, weights, precision, hidden, epsilon: config.epsilon };
+    let layers = Layers { graph, weights, precision, block: BLOCK, hidden, epsilon: config.epsilon };
     let mut writer = Writer { config, layers };
     let ids = writer.layers.graph.input("input_ids", &["batch", "sequence"]);
     let mask = writer.layers.graph.input("attention_mask", &["batch", "sequence"]);

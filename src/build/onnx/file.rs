@@ -1,6 +1,11 @@
 //! An ONNX graph on disk: the graph in one file, its large weights in another, which the runtime maps.
 
-use std::{fs, io::Write, path::Path};
+use std::{
+    collections::HashMap,
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+};
 
 use bytes::Bytes;
 use prost::Message;
@@ -21,33 +26,78 @@ const EXTERNAL_BYTES: usize = 1024;
 const ALIGNMENT: usize = 64;
 
 /// Writes `model` as `folder/name` and its large weights as `folder/weights.bin`.
-pub fn write(mut model: ModelProto, folder: &Path, name: &str) -> Result<()> {
-    let path = folder.join(WEIGHTS);
-    let failed = || Error::io(format!("cannot write `{}`", path.display()));
-    let mut file = std::io::BufWriter::new(fs::File::create(&path).map_err(failed())?);
-    let mut offset = 0;
-    for tensor in model.graph.iter_mut().flat_map(|graph| &mut graph.initializer) {
-        let length = tensor.raw_data.len();
-        if length < EXTERNAL_BYTES {
-            continue;
+pub fn write(model: ModelProto, folder: &Path, name: &str) -> Result<()> {
+    write_all([(name, model)], folder)
+}
+
+/// Writes models as files of the given names in `folder`, and the large weights of all of them as
+/// `folder/weights.bin`, where bytes that occur more than once stand once.
+pub fn write_all<'a>(models: impl IntoIterator<Item = (&'a str, ModelProto)>, folder: &Path) -> Result<()> {
+    let mut weights = WeightsFile::create(&folder.join(WEIGHTS))?;
+    for (name, mut model) in models {
+        for tensor in model.graph.iter_mut().flat_map(|graph| &mut graph.initializer) {
+            if tensor.raw_data.len() >= EXTERNAL_BYTES {
+                weights.take_out(tensor)?;
+            }
         }
-        let padding = offset_to_alignment(offset);
-        file.write_all(&[0; ALIGNMENT][..padding]).map_err(failed())?;
-        file.write_all(&tensor.raw_data).map_err(failed())?;
-        tensor.raw_data = Bytes::new();
+        let graph = folder.join(name);
+        fs::write(&graph, model.encode_to_vec())
+            .map_err(Error::io(format!("cannot write `{}`", graph.display())))?;
+    }
+    weights.finish()
+}
+
+/// The file of large weights while it is written.
+struct WeightsFile {
+    path: PathBuf,
+    file: std::io::BufWriter<fs::File>,
+    end: usize,
+    /// Where bytes of this hash stand.
+    offsets: HashMap<blake3::Hash, usize>,
+}
+
+impl WeightsFile {
+    fn create(path: &Path) -> Result<Self> {
+        let file = fs::File::create(path).map_err(Error::io(format!("cannot write `{}`", path.display())))?;
+        let file = std::io::BufWriter::new(file);
+        Ok(Self { path: path.to_owned(), file, end: 0, offsets: HashMap::new() })
+    }
+
+    /// Moves the data of `tensor` into the file.
+    fn take_out(&mut self, tensor: &mut TensorProto) -> Result<()> {
+        let data = std::mem::take(&mut tensor.raw_data);
+        let hash = blake3::hash(&data);
+        let offset = match self.offsets.get(&hash) {
+            Some(offset) => *offset,
+            None => {
+                self.append(&data).map_err(Error::io(format!("cannot write `{}`", self.path.display())))?
+            }
+        };
+        self.offsets.insert(hash, offset);
         tensor.data_location = EXTERNAL;
         tensor.external_data = [
             ("location", WEIGHTS.to_owned()),
-            ("offset", (offset + padding).to_string()),
-            ("length", length.to_string()),
+            ("offset", offset.to_string()),
+            ("length", data.len().to_string()),
         ]
         .map(|(key, value)| StringStringEntryProto { key: key.into(), value })
         .into();
-        offset += padding + length;
+        Ok(())
     }
-    file.flush().map_err(failed())?;
-    let graph = folder.join(name);
-    fs::write(&graph, model.encode_to_vec()).map_err(Error::io(format!("cannot write `{}`", graph.display())))
+
+    /// Writes `data` at the next aligned offset, and tells that.
+    fn append(&mut self, data: &[u8]) -> std::io::Result<usize> {
+        let padding = offset_to_alignment(self.end);
+        self.file.write_all(&[0; ALIGNMENT][..padding])?;
+        self.file.write_all(data)?;
+        let offset = self.end + padding;
+        self.end = offset + data.len();
+        Ok(offset)
+    }
+
+    fn finish(mut self) -> Result<()> {
+        self.file.flush().map_err(Error::io(format!("cannot write `{}`", self.path.display())))
+    }
 }
 
 fn offset_to_alignment(offset: usize) -> usize {

@@ -44,6 +44,22 @@ impl GraphBuilder {
         Value(name.to_owned())
     }
 
+    /// A float input of the given axes.
+    pub fn float_input(&mut self, name: &str, axes: impl IntoIterator<Item = Dimension>) -> Value {
+        self.graph.input.push(value_info(name, data_type::FLOAT, axes));
+        Value(name.to_owned())
+    }
+
+    /// Declares `value`, which a node has made, as the float output `name`, under which the node gives it from
+    /// now on: unlike [`GraphBuilder::output`], nothing is copied.
+    pub fn give_out(&mut self, value: &Value, name: &str, axes: impl IntoIterator<Item = Dimension>) {
+        for node in &mut self.graph.node {
+            let names = node.input.iter_mut().chain(&mut node.output);
+            names.filter(|used| **used == value.0).for_each(|used| name.clone_into(used));
+        }
+        self.graph.output.push(value_info(name, data_type::FLOAT, axes));
+    }
+
     /// Declares `value` as the float output `name`.
     pub fn output(&mut self, value: &Value, name: &str, axes: impl IntoIterator<Item = Dimension>) {
         self.push("Identity", "", &[value], vec![name.to_owned()], Vec::new());
@@ -66,6 +82,16 @@ impl GraphBuilder {
     pub fn shifted_bytes(&mut self, name: &str, shape: &[usize], values: &[i8]) -> Value {
         let bytes = values.iter().map(|value| value.cast_unsigned() ^ 0x80).collect::<Vec<_>>();
         self.constant(name, data_type::UINT8, shape, bytes)
+    }
+
+    /// A constant of unsigned bytes.
+    pub fn unsigned_bytes(&mut self, name: &str, shape: &[usize], values: Vec<u8>) -> Value {
+        self.constant(name, data_type::UINT8, shape, values)
+    }
+
+    /// A single integer.
+    pub fn number(&mut self, name: &str, value: i64) -> Value {
+        self.constant(name, data_type::INT64, &[], value.to_le_bytes().into())
     }
 
     /// A list of integers: axes, sizes, bounds.
@@ -99,6 +125,24 @@ impl GraphBuilder {
         let output = self.fresh(operator);
         self.push(operator, MICROSOFT, inputs, vec![output.clone()], attributes);
         Value(output)
+    }
+
+    /// A node of one of ONNX Runtime's own operators with several outputs, of which some may be left out.
+    pub fn several<const OUTPUTS: usize>(
+        &mut self,
+        operator: &str,
+        inputs: &[&Value],
+        attributes: Vec<AttributeProto>,
+        wanted: [bool; OUTPUTS],
+    ) -> [Value; OUTPUTS] {
+        let name = self.fresh(operator);
+        let outputs = std::array::from_fn(|output| match wanted[output] {
+            true => Value(format!("{name}.{output}")),
+            false => Value::none(),
+        });
+        let names = outputs.iter().map(|output| output.0.clone()).collect();
+        self.push(operator, MICROSOFT, inputs, names, attributes);
+        outputs
     }
 
     /// Cuts `value` into equal parts along its last axis.

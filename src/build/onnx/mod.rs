@@ -5,6 +5,6 @@ mod graph;
 pub mod proto;
 
 pub use self::{
-    file::{WEIGHTS, read, write},
+    file::{WEIGHTS, read, write, write_all},
     graph::{GraphBuilder, Value, float, integer, integers},
 };

@@ -7,6 +7,8 @@ use std::{
     time::Instant,
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     Program, SHORT, median, ms,
     server::{Message, Server, body},
@@ -16,52 +18,86 @@ use crate::{
     build::quality,
     cli::say,
     error::{Error, Result},
-    repository::{Bundle, bundle::TOKENIZER},
-    tokenizer::{Side, Tokenizer, Truncation},
+    repository::Bundle,
+    tokenizer::{Side, Truncation},
 };
 
 /// Starts of each kind; the median of so many is steady to a few percent.
 const STARTS: usize = 25;
 
-/// Milliseconds from the start of a server to its first answer, and of loading the library, making the session
-/// and running it once in a bare process. Taken in turns.
-pub(super) fn medians(program: &Program, bundle: &Path) -> Result<[f64; 2]> {
+/// Milliseconds from the start of a server to its first answer, and of the parts in a bare process; taken in
+/// turns.
+pub(super) fn medians(program: &Program, bundle: &Path) -> Result<(f64, Parts)> {
     let request = Message::json("/embed", &body(&[SHORT]));
-    let (mut first_answers, mut pieces) = (Vec::new(), Vec::new());
+    let (mut first_answers, mut parts) = (Vec::new(), Vec::new());
     for _ in 0..STARTS {
         let started = Instant::now();
         let server = Server::start(program, &[Some(bundle)])?;
         server.connect()?.ask(&request)?;
         first_answers.push(ms(started.elapsed()));
-        pieces.push(spawn_pieces(program, bundle)?);
+        parts.push(spawn_parts(program, bundle)?);
     }
-    Ok([median(first_answers), median(pieces)])
+    let median_of = |part: fn(&Parts) -> f64| median(parts.iter().map(part).collect());
+    let parts = Parts {
+        tokenizer: median_of(|parts| parts.tokenizer),
+        library: median_of(|parts| parts.library),
+        session: median_of(|parts| parts.session),
+        run: median_of(|parts| parts.run),
+    };
+    Ok((median(first_answers), parts))
 }
 
-fn spawn_pieces(program: &Program, bundle: &Path) -> Result<f64> {
+/// The parts of a cold start that no program gets around, in milliseconds.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Parts {
+    /// Reading the tokenizer, which can be done beside the others.
+    pub(super) tokenizer: f64,
+    /// Loading ONNX Runtime.
+    pub(super) library: f64,
+    /// Making the session.
+    pub(super) session: f64,
+    /// The first run.
+    pub(super) run: f64,
+}
+
+impl Parts {
+    /// What has to be done one after the other.
+    pub(super) fn in_line(&self) -> f64 {
+        self.library + self.session + self.run
+    }
+}
+
+fn spawn_parts(program: &Program, bundle: &Path) -> Result<Parts> {
     let output = program
         .command()
-        .args(["bench", "--pieces"])
+        .args(["bench", "--parts"])
         .arg(bundle)
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
         .output()
         .map_err(Error::io("cannot start a bare process"))?;
-    let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    text.parse().map_err(|_| Error::config(format!("expected milliseconds, but found `{text}`")))
+    serde_json::from_slice(&output.stdout).map_err(|error| {
+        Error::model_because("expected the parts of a cold start from a bare process", error)
+    })
 }
 
 /// Measures the parts in this process, which should have done nothing before.
-pub(super) fn print_pieces(bundle: &Bundle, library: &Path) -> Result<ExitCode> {
-    // The tokenizer is not among the parts: it can load beside them.
-    let tokenizer = Tokenizer::from_json(&bundle.read(TOKENIZER)?)?;
-    let encoding = tokenizer.encode(SHORT, usize::MAX, Truncation::At(Side::Right))?;
-    let started = Instant::now();
+pub(super) fn print_parts(bundle: &Bundle, library: &Path) -> Result<ExitCode> {
+    let mut started = Instant::now();
+    let mut lap = || ms(std::mem::replace(&mut started, Instant::now()).elapsed());
     let runtime = Runtime::load(library)?;
+    let library = lap();
     let graph = bundle.path(&bundle.manifest().graph);
     let session = Session::open(runtime, &graph, NonZeroUsize::MIN)?;
+    let session_time = lap();
+    let tokenizer = bundle.tokenizer()?;
+    let tokenizer_time = lap();
+    let encoding = tokenizer.encode(SHORT, usize::MAX, Truncation::At(Side::Right))?;
+    lap();
     session.run(&quality::inputs(&session, &encoding)?)?;
-    let took = ms(started.elapsed());
-    say(&took.to_string())?;
+    let parts = Parts { tokenizer: tokenizer_time, library, session: session_time, run: lap() };
+    let json = serde_json::to_string(&parts)
+        .map_err(|error| Error::model_because("the parts of a cold start cannot be written", error))?;
+    say(&json)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -14,7 +14,7 @@ use crate::{
     backend::onnx::{Runtime, Session},
     build::quality,
     error::{Error, Result},
-    repository::{Bundle, bundle::TOKENIZER},
+    repository::Bundle,
     tensor::Tensor,
     tokenizer::{Encoding, Side, Tokenizer, Truncation},
 };
@@ -35,7 +35,7 @@ impl Raw {
         Ok(Self {
             runtime,
             graph: bundle.path(&manifest.graph),
-            tokenizer: Tokenizer::from_json(&bundle.read(TOKENIZER)?)?,
+            tokenizer: bundle.tokenizer()?,
             max_tokens: max_tokens.unwrap_or(usize::MAX),
             cpus,
         })

@@ -20,7 +20,7 @@ use tempfile::TempDir;
 
 use super::{
     Answer, agree, app, app_of, model, post,
-    proxy::{Mischief, Proxy},
+    proxy::{Mischief, Proxy, TlsEnd, tls},
     server::{Served, Triton, bundle, free_ports, packages, parameters},
 };
 use crate::models::runtime;
@@ -352,6 +352,47 @@ async fn a_line_that_spoils_answers_makes_none_wrong() {
         while embed(&fleet, &small()).await.status != 200 {
             assert!(started.elapsed() < PATIENT, "{scheme}: the line is good, but nobody uses it");
             tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+/// Over TLS a damaged answer is never taken for a right one, wherever it is damaged; and nobody is trusted that
+/// the configuration does not name.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tls_keeps_answers_whole() {
+    let Some(stage) = Stage::set(&[], "") else { return };
+    let (certificate, key) = (tls("server.pem"), tls("server.key"));
+    let options = [
+        "--grpc-use-ssl=true".to_owned(),
+        format!("--grpc-server-cert={}", certificate.display()),
+        format!("--grpc-server-key={}", key.display()),
+    ];
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let triton = Triton::start_at(&stage.packages, &stage.repository, free_ports(), &options);
+    let https = TlsEnd::start(triton.http).await;
+    let here = embed(&stage.here(), &large()).await.body;
+    for (scheme, port) in [("https", https.port), ("grpcs", triton.grpc)] {
+        let proxy = Proxy::start(port, Mischief::None).await;
+        let urls = vec![format!("{scheme}://127.0.0.1:{}", proxy.port)];
+        let config = |ca| Config {
+            models: vec![ModelConfig {
+                policy: Some(Policy::Fleet),
+                remote: Some(REMOTE.into()),
+                ..ModelConfig::from(stage.bundle.clone())
+            }],
+            fleet: FleetConfig { urls: urls.clone(), ca, ..FleetConfig::default() },
+            limits: Limits { timeout_ms: 3_000, ..Limits::default() },
+            ..Config::default()
+        };
+        let trusting = app(&config(Some(tls("authority.pem"))));
+        let answer = embed(&trusting, &large()).await;
+        assert!(answer.status == 200 && agree(&answer.body, &here), "{scheme}: {}", answer.body);
+        assert_eq!(embed(&app(&config(None)), &small()).await.status, 503, "{scheme}: nobody vouches for it");
+        for place in [0, 7, 100, 800, 2_000] {
+            proxy.turn(Mischief::Corrupt(place));
+            let answer = embed(&trusting, &large()).await;
+            let is_right = answer.status == 200 && agree(&answer.body, &here);
+            assert!(is_right || matches!(answer.status, 502..=504), "{scheme} {place}: {}", answer.status);
         }
     }
 }

@@ -3,6 +3,7 @@
 
 mod faults;
 mod proxy;
+mod repositories;
 mod seeds;
 mod server;
 

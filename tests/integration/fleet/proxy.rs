@@ -1,6 +1,7 @@
 //! What lies between Kivu and a server, at its worst: it delays, drips, cuts, corrupts, or says nothing.
 
 use std::{
+    path::PathBuf,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -14,6 +15,16 @@ use tokio::{
     task::JoinHandle,
     time::sleep,
 };
+use tokio_rustls::{
+    TlsAcceptor,
+    rustls::{
+        ServerConfig,
+        crypto::ring,
+        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    },
+};
+
+use crate::models::fixtures;
 
 /// What happens to what the server sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,4 +141,49 @@ async fn drip(to: &mut (impl AsyncWriteExt + Unpin), piece: &[u8]) -> bool {
         sleep(Duration::from_millis(1)).await;
     }
     true
+}
+
+/// Takes TLS off what clients send to a server without it; ends with the value.
+pub(crate) struct TlsEnd {
+    pub(crate) port: u16,
+    accepting: JoinHandle<()>,
+}
+
+impl TlsEnd {
+    pub(crate) async fn start(target: u16) -> Self {
+        let certificates = CertificateDer::pem_file_iter(tls("server.pem")).unwrap();
+        let certificates = certificates.collect::<Result<Vec<_>, _>>().unwrap();
+        let key = PrivateKeyDer::from_pem_file(tls("server.key")).unwrap();
+        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(certificates, key)
+            .unwrap();
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let accepting = tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let acceptor = acceptor.clone();
+                tokio::spawn(async move {
+                    let Ok(mut client) = acceptor.accept(client).await else { return };
+                    let Ok(mut server) = TcpStream::connect(("127.0.0.1", target)).await else { return };
+                    let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+                });
+            }
+        });
+        Self { port, accepting }
+    }
+}
+
+impl Drop for TlsEnd {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+/// A file of the authority that tests trust, or of the certificate of their servers.
+pub(crate) fn tls(file: &str) -> PathBuf {
+    fixtures().join("../fleet/tls").join(file)
 }

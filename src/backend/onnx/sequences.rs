@@ -1,0 +1,270 @@
+//! Runs encoder-decoder graphs: what the encoder gives and the decoder keeps stays with the runtime from step to
+//! step; only token ids go in, and only scores come out.
+
+use std::{
+    num::NonZeroUsize,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
+    sync::Arc,
+    thread,
+};
+
+use async_trait::async_trait;
+use ort::{
+    session::SessionInputValue,
+    value::{DynValue, TensorRef},
+};
+use tokio::sync::oneshot;
+
+use super::{
+    Runtime, Session,
+    values::{gather, integers, zeros},
+    wiring::{DecoderInput, EncoderInput, Wiring},
+};
+use crate::{
+    backend::{
+        Deadline, Signature,
+        sequences::{Decoder, Logits, Sequences, Sources, Work},
+    },
+    error::{Error, Result},
+};
+
+/// An encoder and a decoder, served by a row of threads that share their sessions.
+///
+/// - Works wait in one queue and go to the thread that is free first.
+/// - The queue forgets works whose caller has gone or whose deadline has passed.
+/// - Dropping this ends the threads once the queue is empty.
+#[derive(Debug)]
+pub struct OnnxSequences {
+    lanes: NonZeroUsize,
+    vocabulary: Option<usize>,
+    encoder: Signature,
+    decoder: Signature,
+    jobs: flume::Sender<Job>,
+}
+
+/// The graphs of a model.
+#[derive(Clone, Copy, Debug)]
+pub struct Graphs<'a> {
+    /// The file of the encoder.
+    pub encoder: &'a Path,
+    /// The file of the decoder.
+    pub decoder: &'a Path,
+}
+
+/// What threads are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parallel {
+    /// All work on one step: for large models, whose weights are read at every step, however few rows there are.
+    Together(NonZeroUsize),
+    /// Each works on a source of its own: for models that are small, or whose sources have no batch in common.
+    SideBySide(NonZeroUsize),
+}
+
+/// The sessions, and what goes where.
+#[derive(Debug)]
+struct Model {
+    encoder: Session,
+    decoder: Session,
+    wiring: Wiring,
+}
+
+struct Job {
+    sources: Sources,
+    deadline: Deadline,
+    work: Work,
+    reply: oneshot::Sender<Result<()>>,
+}
+
+impl OnnxSequences {
+    /// Loads the graphs, which are refused where they do not fit together.
+    pub fn open(runtime: Runtime, graphs: Graphs<'_>, parallel: Parallel) -> Result<Self> {
+        let (lanes, threads) = match parallel {
+            Parallel::Together(threads) => (NonZeroUsize::MIN, threads),
+            Parallel::SideBySide(lanes) => (lanes, NonZeroUsize::MIN),
+        };
+        let encoder = Session::open(runtime, graphs.encoder, threads)?;
+        let decoder = Session::open(runtime, graphs.decoder, threads)?;
+        let wiring = Wiring::new(encoder.signature(), decoder.signature())?;
+        let signatures = (encoder.signature().clone(), decoder.signature().clone());
+        let vocabulary = wiring.vocabulary;
+        let model = Arc::new(Model { encoder, decoder, wiring });
+        let (jobs, queue) = flume::unbounded::<Job>();
+        for number in 0..lanes.get() {
+            let (model, queue) = (Arc::clone(&model), queue.clone());
+            thread::Builder::new()
+                .name(format!("sequences-{number}"))
+                .spawn(move || queue.iter().for_each(|job| job.run(&model)))
+                .map_err(Error::io("cannot start a thread for an ONNX session"))?;
+        }
+        Ok(Self { lanes, vocabulary, encoder: signatures.0, decoder: signatures.1, jobs })
+    }
+
+    /// The inputs and outputs of the encoder and of the decoder.
+    pub fn signatures(&self) -> [&Signature; 2] {
+        [&self.encoder, &self.decoder]
+    }
+}
+
+#[async_trait]
+impl Sequences for OnnxSequences {
+    fn lanes(&self) -> NonZeroUsize {
+        self.lanes
+    }
+
+    fn vocabulary(&self) -> Option<usize> {
+        self.vocabulary
+    }
+
+    async fn decode(&self, sources: Sources, deadline: Deadline, work: Work) -> Result<()> {
+        let stopped = || Error::Inference {
+            message: "the threads of the ONNX session have stopped".into(),
+            source: None,
+        };
+        let (reply, answer) = oneshot::channel();
+        self.jobs.send(Job { sources, deadline, work, reply }).map_err(|_| stopped())?;
+        deadline.bound(async { answer.await.unwrap_or_else(|_| Err(stopped())) }).await
+    }
+}
+
+impl Job {
+    fn run(self, model: &Model) {
+        let Self { sources, deadline, work, reply } = self;
+        if reply.is_closed() {
+            return;
+        }
+        let outcome = if deadline.has_passed() {
+            Err(deadline.exceeded())
+        } else {
+            let run = AssertUnwindSafe(|| work(&mut OnnxDecoder::new(model, sources)?));
+            catch_unwind(run).unwrap_or_else(|_| {
+                Err(Error::Inference { message: "the model's run panicked".into(), source: None })
+            })
+        };
+        // A caller that has gone wants no answer.
+        let _ = reply.send(outcome);
+    }
+}
+
+/// The decoder of sources that are encoded.
+struct OnnxDecoder<'a> {
+    model: &'a Model,
+    shortlist: Option<Vec<i64>>,
+    /// The encoder's mask, a row for each of the decoder's.
+    mask: DynValue,
+    /// What the encoder gave, rows as the decoder's where it has rows.
+    encoded: Vec<DynValue>,
+    /// What the decoder keeps, in the order of its states.
+    states: Vec<DynValue>,
+    /// The scores of the last step.
+    logits: Option<DynValue>,
+    /// The source of each row.
+    owners: Vec<usize>,
+    steps: i64,
+}
+
+impl<'a> OnnxDecoder<'a> {
+    /// Runs the encoder.
+    fn new(model: &'a Model, sources: Sources) -> Result<Self> {
+        let Sources { rows, pad, shortlist } = sources;
+        if shortlist.is_some() != model.wiring.takes_shortlist {
+            return Err(Error::Inference {
+                message: "expected a shortlist where the encoder takes one, and none where not".into(),
+                source: None,
+            });
+        }
+        let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
+        let shape = [rows.len(), longest];
+        let padded = |fill: i64, value: fn(i64) -> i64| {
+            let row = |row: &Vec<i64>| {
+                let filler = std::iter::repeat_n(fill, longest - row.len());
+                row.iter().copied().map(value).chain(filler).collect::<Vec<_>>()
+            };
+            integers(&shape, rows.iter().flat_map(row).collect())
+        };
+        let (ids, mask) = (padded(pad, |id| id)?, padded(0, |_| 1)?);
+        let columns = shortlist.as_ref().map(|list| integers(&[list.len()], list.clone())).transpose()?;
+        let inputs = model.wiring.encoder.iter().filter_map(|input| match input {
+            EncoderInput::Ids => Some(&ids),
+            EncoderInput::Mask => Some(&mask),
+            EncoderInput::Shortlist => columns.as_ref(),
+        });
+        let inputs: Vec<SessionInputValue<'_>> = inputs.map(SessionInputValue::from).collect();
+        let encoded = model.encoder.run_values(&inputs)?;
+        let states = model.wiring.states.iter().map(|state| zeros(&state.spec, rows.len()));
+        let states = states.collect::<Result<_>>()?;
+        let owners = (0..rows.len()).collect();
+        Ok(Self { model, shortlist, mask, encoded, states, logits: None, owners, steps: 0 })
+    }
+
+    /// Tokens as the graph knows them: what is chosen from a shortlist is a place in it.
+    fn ids(&self, tokens: &[i64]) -> Result<Vec<i64>> {
+        let Some(shortlist) = &self.shortlist else { return Ok(tokens.to_vec()) };
+        let id = |token: &i64| match usize::try_from(*token) {
+            Ok(place) => shortlist.get(place).copied(),
+            // The start of a model that begins with no token.
+            Err(_) => Some(*token),
+        };
+        let ids = tokens.iter().map(id).collect::<Option<_>>();
+        ids.ok_or_else(|| Error::Inference {
+            message: "a token is not in the shortlist".into(),
+            source: None,
+        })
+    }
+}
+
+impl Decoder for OnnxDecoder<'_> {
+    fn step(&mut self, tokens: &[i64]) -> Result<Logits<'_>> {
+        let failed = |error| Error::inference("the decoder's scores cannot be read", error);
+        let (ids, position) = (self.ids(tokens)?, [self.steps]);
+        let ids = TensorRef::from_array_view(([ids.len(), 1], ids.as_slice())).map_err(failed)?;
+        let position = TensorRef::from_array_view(([1_usize], position.as_slice())).map_err(failed)?;
+        let mut states = self.states.iter();
+        let inputs = self.model.wiring.decoder.iter().filter_map(|input| match input {
+            DecoderInput::Ids => Some(SessionInputValue::from(ids.view())),
+            DecoderInput::Mask => Some(SessionInputValue::from(&self.mask)),
+            DecoderInput::Position => Some(SessionInputValue::from(position.view())),
+            DecoderInput::Encoded(output) => self.encoded.get(*output).map(SessionInputValue::from),
+            DecoderInput::State => states.next().map(SessionInputValue::from),
+        });
+        let inputs: Vec<SessionInputValue<'_>> = inputs.collect();
+        let outputs = self.model.decoder.run_values(&inputs)?;
+        drop(inputs);
+        let mut outputs: Vec<Option<DynValue>> = outputs.into_iter().map(Some).collect();
+        let mut take = |output: usize| {
+            outputs.get_mut(output).and_then(Option::take).ok_or_else(|| Error::Inference {
+                message: format!("expected an output {output} of the decoder, but found none"),
+                source: None,
+            })
+        };
+        for (state, wire) in self.states.iter_mut().zip(&self.model.wiring.states) {
+            *state = take(wire.output)?;
+        }
+        let logits = self.logits.insert(take(self.model.wiring.logits)?);
+        self.steps += 1;
+        let (shape, values) = logits.try_extract_tensor_mut::<f32>().map_err(failed)?;
+        let width = shape.last().map_or(0, |side| *side as usize);
+        Ok(Logits { values, width })
+    }
+
+    fn reorder(&mut self, rows: &[usize]) -> Result<()> {
+        for state in &mut self.states {
+            *state = gather(state, rows)?;
+        }
+        let owner = |row: &usize| self.owners.get(*row).copied();
+        let owners: Option<Vec<usize>> = rows.iter().map(owner).collect();
+        let owners = owners.ok_or_else(|| Error::Inference {
+            message: format!("expected rows below {}, but found others", self.owners.len()),
+            source: None,
+        })?;
+        // What comes from the source is the same for all of its rows, whichever goes where.
+        if owners != self.owners {
+            self.mask = gather(&self.mask, rows)?;
+            for output in &self.model.wiring.by_row {
+                self.encoded[*output] = gather(&self.encoded[*output], rows)?;
+            }
+            self.owners = owners;
+        }
+        Ok(())
+    }
+}

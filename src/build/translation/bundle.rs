@@ -1,0 +1,137 @@
+//! From a translation model that was read to the files of a bundle.
+
+use std::{
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+};
+
+use super::{decoder, encoder, model::TranslationModel};
+use crate::{
+    backend::{
+        Signature,
+        onnx::{Runtime, Session},
+    },
+    build::{Plan, Progress, create_folder, onnx, weights::Weights, write_file},
+    error::{Error, Result},
+    pipeline::{
+        generation::GenerationSettings,
+        translation::{Decoder, Languages, TranslationSettings, UnknownTokens},
+    },
+    repository::{bundle::TOKENIZER, manifest::Precision},
+};
+
+const ENCODER: &str = "encoder.onnx";
+const DECODER: &str = "decoder.onnx";
+const SHORTLIST: &str = "shortlist.bin";
+const TARGET_TOKENIZER: &str = "target.json";
+
+/// A translation model that was read, whatever it was read from.
+pub(in crate::build) struct Opened {
+    pub(in crate::build) model: TranslationModel,
+    pub(in crate::build) weights: Weights,
+    pub(in crate::build) settings: OpenedSettings,
+    /// The `tokenizer.json` of what is read.
+    pub(in crate::build) tokenizer: Vec<u8>,
+    /// That of what is written, where it is another.
+    pub(in crate::build) target_tokenizer: Option<Vec<u8>>,
+    /// The file of the shortlist.
+    pub(in crate::build) shortlist: Option<Vec<u8>>,
+}
+
+/// What the files of a model say of its use.
+pub(in crate::build) struct OpenedSettings {
+    pub(in crate::build) max_tokens: usize,
+    /// The languages; none where the files do not say.
+    pub(in crate::build) languages: Option<Languages>,
+    pub(in crate::build) generation: GenerationSettings,
+    pub(in crate::build) unknown_tokens: Option<UnknownTokens>,
+}
+
+/// What a translation model was turned into.
+pub(in crate::build) struct Compiled {
+    pub(in crate::build) architecture: String,
+    pub(in crate::build) sha256: String,
+    pub(in crate::build) signature: Signature,
+    pub(in crate::build) settings: TranslationSettings,
+    /// The folder of the fp32 graphs, where there are others to be compared with them.
+    pub(in crate::build) reference: Option<PathBuf>,
+    /// The folder of what goes into the bundle.
+    pub(in crate::build) folder: PathBuf,
+}
+
+/// How weights are stored, in words.
+pub(in crate::build) fn plan_of(precision: Precision) -> &'static str {
+    match precision {
+        Precision::Fp32 => "none",
+        Precision::Int8 => {
+            "encoder: int8, one scale an output channel, but queries, keys and values one for every 32 weights; \
+             decoder and tables: int8, one scale for every 128 weights; activations likewise; the rest: fp32"
+        }
+        Precision::Int8Blocks => {
+            "matrices: int8, one scale for every 32 weights, activations likewise; tables: int8, one scale for \
+             every 128 weights; the rest: fp32"
+        }
+    }
+}
+
+/// The graph that a translation bundle's manifest names.
+pub(in crate::build) fn graph() -> &'static str {
+    ENCODER
+}
+
+/// Writes the graphs and the other files of a bundle.
+pub(in crate::build) fn compile(
+    opened: Opened,
+    plan: &Plan,
+    scratch: &Path,
+    runtime: Runtime,
+    progress: &dyn Progress,
+) -> Result<Compiled> {
+    let Opened { model, weights, settings, tokenizer, target_tokenizer, shortlist } = opened;
+    let languages = plan.languages.clone().or(settings.languages).ok_or_else(|| {
+        Error::model(format!(
+            "expected the languages of `{}` in its files, but found none; name them in a recipe: \
+             `[languages]` with `source` and `target`",
+            plan.name
+        ))
+    })?;
+    let write = |precision, name: &str| {
+        let folder = create_folder(&scratch.join(name))?;
+        let graphs = [
+            (ENCODER, encoder(&model, &weights, precision)?),
+            (DECODER, decoder(&model, &weights, precision)?),
+        ];
+        onnx::write_all(graphs, &folder)?;
+        progress.step();
+        Ok::<_, Error>(folder)
+    };
+    progress.stage("write the graphs", if plan.precision == Precision::Fp32 { 1 } else { 2 });
+    let (reference, folder) = match plan.precision {
+        Precision::Fp32 => (None, write(Precision::Fp32, "fp32")?),
+        quantised => (Some(write(Precision::Fp32, "fp32")?), write(quantised, "quantised")?),
+    };
+    write_file(&folder.join(TOKENIZER), &tokenizer)?;
+    let put = |name: &str, bytes: Option<Vec<u8>>| match bytes {
+        Some(bytes) => write_file(&folder.join(name), &bytes).map(|()| Some(name.to_owned())),
+        None => Ok(None),
+    };
+    let target_tokenizer = put(TARGET_TOKENIZER, target_tokenizer)?;
+    let shortlist = put(SHORTLIST, shortlist)?;
+    let signature = |name: &str| {
+        let session = Session::open(runtime, &folder.join(name), NonZeroUsize::MIN)?;
+        Ok::<_, Error>(session.signature().clone())
+    };
+    let settings = TranslationSettings {
+        max_tokens: settings.max_tokens,
+        max_positions: model.positions.length,
+        unknown_tokens: settings.unknown_tokens,
+        target_tokenizer,
+        shortlist,
+        decoder: Decoder { graph: DECODER.to_owned(), signature: signature(DECODER)? },
+        languages,
+        generation: settings.generation,
+    };
+    let signature = signature(ENCODER)?;
+    let (architecture, sha256) = (model.architecture, weights.sha256().to_owned());
+    Ok(Compiled { architecture, sha256, signature, settings, reference, folder })
+}

@@ -1,0 +1,248 @@
+//! The tokenizers of translation models, and what their files say of languages.
+
+use std::{collections::BTreeMap, path::Path};
+
+use serde::{Deserialize, de::DeserializeOwned};
+
+use crate::{
+    build::{
+        read_tokenizer,
+        sentencepiece::{Made, SentencePieces, Token, Vocabulary},
+    },
+    error::{Error, Result},
+    pipeline::translation::{Languages, TokenSide, UnknownTokens},
+    repository::bundle::TOKENIZER,
+};
+
+const CONFIG: &str = "tokenizer_config.json";
+const PIECES: &str = "sentencepiece.bpe.model";
+const VOCABULARY: &str = "vocab.json";
+/// By how much the ids of NLLB are above those of its SentencePiece model, which has no padding.
+const SHIFT: u32 = 1;
+/// The first ids of NLLB.
+const NLLB_SPECIAL: [&str; 4] = ["<s>", "<pad>", "</s>", "<unk>"];
+
+/// How a model reads and writes.
+pub(super) struct Tokenizers {
+    /// The `tokenizer.json` of what is read.
+    pub(super) source: Vec<u8>,
+    /// That of what is written, where it is another.
+    pub(super) target: Option<Vec<u8>>,
+    pub(super) unknown_tokens: Option<UnknownTokens>,
+    pub(super) languages: Option<Languages>,
+    /// The most tokens of a text, if the tokenizer's files say.
+    pub(super) max_tokens: Option<usize>,
+}
+
+/// The fields of `tokenizer_config.json` that matter.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Config {
+    added_tokens_decoder: BTreeMap<u32, AddedToken>,
+    additional_special_tokens: Vec<Content>,
+    bos_token: Option<Content>,
+    eos_token: Option<Content>,
+    pad_token: Option<Content>,
+    unk_token: Option<Content>,
+    legacy_behaviour: bool,
+    model_max_length: Option<f64>,
+    separate_vocabs: bool,
+    source_lang: Option<String>,
+    target_lang: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct AddedToken {
+    content: String,
+    #[serde(default)]
+    lstrip: bool,
+    #[serde(default)]
+    rstrip: bool,
+    #[serde(default)]
+    special: bool,
+}
+
+/// A token, spelt out or with its properties.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Content {
+    Plain(String),
+    Described { content: String },
+}
+
+impl Content {
+    fn as_str(&self) -> &str {
+        match self {
+            Self::Plain(content) | Self::Described { content } => content,
+        }
+    }
+}
+
+/// The tokenizer of M2M100 or NLLB in `folder`, for a model of `size` ids.
+pub(super) fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
+    let config: Config = read_json(folder, CONFIG)?.unwrap_or_default();
+    let ids: Option<BTreeMap<String, u32>> = read_json(folder, VOCABULARY)?;
+    let is_m2m100 = ids.is_some();
+    // A `tokenizer.json` was made from the SentencePiece model, and treats some white space otherwise.
+    let has_pieces = folder.join(PIECES).is_file();
+    let (source, tokens, unknown_tokens) = if !has_pieces && folder.join(TOKENIZER).is_file() {
+        let json = read_tokenizer(folder)?;
+        let tokens = added_tokens(&json)?;
+        (json, tokens, None)
+    } else {
+        let pieces = SentencePieces::open(&folder.join(PIECES))?;
+        let vocabulary = match ids {
+            Some(ids) => config.vocabulary(ids, size),
+            None => config.shifted_vocabulary(&pieces, size),
+        };
+        let Made { json, unknown_tokens } = pieces.tokenizer(&vocabulary)?;
+        let tokens = vocabulary.tokens.iter().map(|(content, token)| (content.clone(), token.id)).collect();
+        (json, tokens, unknown_tokens)
+    };
+    let code = |token: &str| match is_m2m100 {
+        true => token.strip_prefix("__")?.strip_suffix("__").map(str::to_owned),
+        // Three letters for the language, four for the script: `por_Latn`.
+        false => (token.len() == 8 && token.find('_') == Some(3)).then(|| token.to_owned()),
+    };
+    let codes: BTreeMap<String, i64> =
+        tokens.iter().filter_map(|(token, id)| Some((code(token)?, i64::from(*id)))).collect();
+    if codes.is_empty() {
+        return Err(Error::model(format!(
+            "expected the tokens of languages in `{CONFIG}` of `{}` (`additional_special_tokens`), but found none",
+            folder.display()
+        )));
+    }
+    let side = if config.legacy_behaviour { TokenSide::After } else { TokenSide::Before };
+    let languages = Some(Languages::Tokens { codes, side });
+    Ok(Tokenizers { source, target: None, unknown_tokens, languages, max_tokens: config.max_tokens() })
+}
+
+/// The tokenizers of Marian in `folder`, for a model of so many ids of sources and targets.
+pub(super) fn marian(folder: &Path, sizes: [usize; 2]) -> Result<Tokenizers> {
+    let config: Config = read_json(folder, CONFIG)?.unwrap_or_default();
+    let ids = |name: &str| {
+        let ids: Option<BTreeMap<String, u32>> = read_json(folder, name)?;
+        ids.ok_or_else(|| {
+            Error::model(format!("expected `{name}` in `{}`, but found none", folder.display()))
+        })
+    };
+    let source = ids(VOCABULARY)?;
+    let targets: BTreeMap<String, i64> = source
+        .iter()
+        .filter_map(|(piece, id)| {
+            let code = piece.strip_prefix(">>")?.strip_suffix("<<")?;
+            Some((code.to_owned(), i64::from(*id)))
+        })
+        .collect();
+    let languages = match (config.source_lang.clone(), config.target_lang.clone()) {
+        (source, _) if !targets.is_empty() => {
+            Some(Languages::Prefix { source: source.unwrap_or_default(), targets })
+        }
+        (Some(source), Some(target)) => Some(Languages::Pair { source, target }),
+        _ => None,
+    };
+    let target = if config.separate_vocabs { ids("target_vocab.json")? } else { source.clone() };
+    let target = config.vocabulary(target, sizes[1]).decoder()?;
+    let source = config.vocabulary(source, sizes[0]);
+    let Made { json, unknown_tokens } =
+        SentencePieces::open(&folder.join("source.spm"))?.tokenizer(&source)?;
+    Ok(Tokenizers {
+        source: json,
+        target: Some(target),
+        unknown_tokens,
+        languages,
+        max_tokens: config.max_tokens(),
+    })
+}
+
+impl Config {
+    /// The vocabulary of the given ids, and of the tokens of languages, which come after them.
+    fn vocabulary(&self, ids: BTreeMap<String, u32>, size: usize) -> Vocabulary {
+        let next = ids.values().max().map_or(0, |id| id + 1);
+        let mut tokens = self.tokens(next);
+        for content in self.special() {
+            if let Some(id) = ids.get(content) {
+                tokens.insert(content.to_owned(), special(*id));
+            }
+        }
+        Vocabulary { ids, tokens, unknown: self.unknown(), size }
+    }
+
+    /// The vocabulary of NLLB, whose ids are those of its pieces, shifted.
+    fn shifted_vocabulary(&self, pieces: &SentencePieces, size: usize) -> Vocabulary {
+        let shifted = pieces.pieces().zip(SHIFT..).map(|(piece, id)| (piece.to_owned(), id));
+        let ids: BTreeMap<String, u32> =
+            shifted.filter(|(_, id)| *id as usize >= NLLB_SPECIAL.len()).collect();
+        let mut tokens = self.tokens(pieces.pieces().len() as u32 + SHIFT);
+        for (content, id) in NLLB_SPECIAL.iter().zip(0..) {
+            tokens.insert((*content).to_owned(), special(id));
+        }
+        Vocabulary { ids, tokens, unknown: self.unknown(), size }
+    }
+
+    /// The tokens that are never split: as they are listed with their ids, or else those of languages, from `next`
+    /// on.
+    fn tokens(&self, next: u32) -> BTreeMap<String, Token> {
+        if self.added_tokens_decoder.is_empty() {
+            let contents = self.additional_special_tokens.iter().map(|content| content.as_str().to_owned());
+            return contents.zip((next..).map(special)).collect();
+        }
+        let token = |(id, token): (&u32, &AddedToken)| {
+            let properties = Token {
+                id: *id,
+                is_special: token.special,
+                takes_left: token.lstrip,
+                takes_right: token.rstrip,
+            };
+            (token.content.clone(), properties)
+        };
+        self.added_tokens_decoder.iter().map(token).collect()
+    }
+
+    /// The contents of tokens that mark structure.
+    fn special(&self) -> impl Iterator<Item = &str> {
+        let named = [&self.bos_token, &self.eos_token, &self.pad_token, &self.unk_token];
+        named.into_iter().flatten().map(Content::as_str).chain(["</s>", "<unk>", "<pad>"])
+    }
+
+    fn unknown(&self) -> String {
+        self.unk_token.as_ref().map_or("<unk>", Content::as_str).to_owned()
+    }
+
+    /// The most tokens; a tokenizer that knows no limit says so by an enormous number.
+    fn max_tokens(&self) -> Option<usize> {
+        self.model_max_length.filter(|length| (1.0..1e9).contains(length)).map(|length| length as usize)
+    }
+}
+
+fn special(id: u32) -> Token {
+    Token { id, is_special: true, takes_left: false, takes_right: false }
+}
+
+/// The tokens that a `tokenizer.json` adds, with their ids.
+fn added_tokens(json: &[u8]) -> Result<BTreeMap<String, u32>> {
+    #[derive(Deserialize)]
+    struct File {
+        added_tokens: Vec<Added>,
+    }
+    #[derive(Deserialize)]
+    struct Added {
+        id: u32,
+        content: String,
+    }
+    let file: File = serde_json::from_slice(json)
+        .map_err(|error| Error::model_because("cannot read the tokenizer", error))?;
+    Ok(file.added_tokens.into_iter().map(|token| (token.content, token.id)).collect())
+}
+
+/// The file called `name` in `folder`; nothing where there is none.
+pub(super) fn read_json<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<Option<T>> {
+    let path = folder.join(name);
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let bytes = std::fs::read(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+    serde_json::from_slice(&bytes)
+        .map(Some)
+        .map_err(|error| Error::model_because(format!("cannot read `{}`", path.display()), error))
+}

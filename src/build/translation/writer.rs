@@ -1,0 +1,227 @@
+//! What the graphs of an encoder and a decoder share: tables, and the parts of layers.
+//!
+//! A layer is a chain of parts (attention or memory, feed-forward), and the sum of all before goes past each.
+//! That sum and the next normalisation are one operator, wherever the family puts its normalisations.
+
+use super::model::{Norms, Table, TranslationModel};
+use crate::{
+    build::{
+        layers::{BLOCK, Layers, MASKED},
+        onnx::{GraphBuilder, Value, float, integer, proto::Dimension},
+        quantise,
+        weights::{Weight, Weights},
+    },
+    error::Result,
+    repository::manifest::Precision,
+};
+
+/// The sizes of blocks that the runtime takes, the one that measured fastest first.
+const BLOCKS: [usize; 4] = [128, 64, 32, 16];
+/// What is added to an 8-bit integer to store it without a sign.
+const SHIFT: u8 = 128;
+
+/// One of the two graphs under construction.
+pub(super) struct Writer<'a> {
+    pub(super) model: &'a TranslationModel,
+    pub(super) layers: Layers<'a>,
+    /// The normalisations to come, in their order.
+    norms: std::vec::IntoIter<String>,
+}
+
+/// What goes through a stack of layers.
+pub(super) struct Stream {
+    /// What the next part reads.
+    pub(super) read: Value,
+    /// What the next part's outcome is added to.
+    sum: Value,
+}
+
+/// A table in 8-bit integers, one scale a block.
+struct Blocks {
+    size: usize,
+    values: Vec<u8>,
+    scales: Vec<f32>,
+}
+
+impl<'a> Writer<'a> {
+    /// A writer whose linear layers are stored in `precision`, in blocks of `block` where that is so.
+    pub(super) fn new(
+        model: &'a TranslationModel,
+        weights: &'a Weights,
+        precision: Precision,
+        block: usize,
+    ) -> Self {
+        let graph = GraphBuilder::default();
+        let layers =
+            Layers { graph, weights, precision, block, hidden: model.hidden, epsilon: model.epsilon };
+        Self { model, layers, norms: Vec::new().into_iter() }
+    }
+
+    /// Begins a stack of layers; `norms` are the normalisations of its parts, and the last one, if there is one.
+    pub(super) fn begin(&mut self, input: Value, norms: Vec<String>) -> Result<Stream> {
+        self.norms = norms.into_iter();
+        let read = match self.model.norms {
+            Norms::Before => {
+                let name = self.norm();
+                self.layers.normalise(&input, &name)?
+            }
+            Norms::After => input.clone(),
+        };
+        Ok(Stream { read, sum: input })
+    }
+
+    /// Ends a part: its outcome is added to what went past it, and the sum normalised.
+    pub(super) fn end_part(&mut self, stream: &Stream, outcome: &Value) -> Result<Stream> {
+        let name = self.norm();
+        match self.model.norms {
+            Norms::Before => {
+                let [read, sum] = self.layers.add_norm_and_sum(outcome, &stream.sum, &name)?;
+                Ok(Stream { read, sum })
+            }
+            Norms::After => {
+                let read = self.layers.add_and_norm(outcome, &stream.sum, &name)?;
+                Ok(Stream { sum: read.clone(), read })
+            }
+        }
+    }
+
+    /// The name of the next normalisation. There are as many as parts, so that the last one is never asked for
+    /// twice.
+    fn norm(&mut self) -> String {
+        self.norms.next().unwrap_or_default()
+    }
+
+    /// The feed-forward part of a layer.
+    pub(super) fn feed_forward(&mut self, layer: &str, stream: &Stream, width: usize) -> Result<Stream> {
+        let hidden = self.model.hidden;
+        let raised = self.layers.linear(&[format!("{layer}.fc1")], &stream.read, hidden, width)?;
+        let raised = self.layers.activate(self.model.activation, &raised);
+        let lowered = self.layers.linear(&[format!("{layer}.fc2")], &raised, width, hidden)?;
+        self.end_part(stream, &lowered)
+    }
+
+    /// The linear layers whose outcomes attention compares: in blocks, where others have one scale an output
+    /// channel. In the encoders of small models they cause most of the rounding error, and take the least time.
+    pub(super) fn careful_linear(&mut self, names: &[String], input: &Value) -> Result<Value> {
+        let hidden = self.model.hidden;
+        let careful = match self.layers.precision {
+            Precision::Fp32 => Precision::Fp32,
+            Precision::Int8 | Precision::Int8Blocks => Precision::Int8Blocks,
+        };
+        let precision = std::mem::replace(&mut self.layers.precision, careful);
+        let projected = self.layers.linear(names, input, hidden, hidden);
+        self.layers.precision = precision;
+        projected
+    }
+
+    /// Attention to `key` and `value` where `mask` is not zero.
+    pub(super) fn attend(&mut self, [query, key, value]: [&Value; 3], mask: &Value, heads: usize) -> Value {
+        let inputs = [query, key, value, &Value::none(), mask];
+        self.layers.graph.microsoft("MultiHeadAttention", &inputs, attention(heads))
+    }
+
+    /// Embeddings and positions together.
+    pub(super) fn embed(&mut self, table: &Table, ids: &Value, positions: &Value) -> Result<Value> {
+        let mut words = self.look_up(table, ids)?;
+        if self.model.scale != 1.0 {
+            let scale = self.layers.graph.floats("scale", &[], &[self.model.scale]);
+            words = self.layers.graph.node("Mul", &[&words, &scale], vec![]);
+        }
+        Ok(self.layers.graph.node("Add", &[&words, positions], vec![]))
+    }
+
+    /// The rows of a table for `ids`, in fp32. Where the decoder starts empty, −1 gives a row of zeros.
+    pub(super) fn look_up(&mut self, table: &Table, ids: &Value) -> Result<Value> {
+        let width = self.model.hidden;
+        let weight = self.table(table)?;
+        let rows = table.rows + usize::from(self.model.starts_empty);
+        let Some(blocks) = self.blocks(weight) else {
+            let mut values = weight.values.clone();
+            values.resize(rows * width, 0.0);
+            let table = self.layers.graph.floats(&table.name, &[rows, width], &values);
+            return Ok(self.layers.graph.node("Gather", &[&table, ids], vec![]));
+        };
+        let Blocks { size, mut values, mut scales } = blocks;
+        values.resize(rows * width, SHIFT);
+        scales.resize(rows * width / size, 0.0);
+        let values = self.layers.graph.unsigned_bytes(&table.name, &[rows, width], values);
+        let scales =
+            self.layers.graph.floats(&format!("{}.scales", table.name), &[rows, width / size], &scales);
+        let attributes = vec![
+            integer("bits", 8),
+            integer("block_size", size as i64),
+            integer("gather_axis", 0),
+            integer("quantize_axis", 1),
+        ];
+        Ok(self.layers.graph.microsoft("GatherBlockQuantized", &[&values, ids, &scales], attributes))
+    }
+
+    /// The products of `vectors` with all rows of a table, `bias` added. The table's bytes are those of its
+    /// lookup, which are stored once.
+    pub(super) fn compare_with_all(&mut self, table: &Table, vectors: &Value, bias: &Value) -> Result<Value> {
+        let width = self.model.hidden;
+        let weight = self.table(table)?;
+        let name = format!("{}.output", table.name);
+        let Some(Blocks { size, values, scales }) = self.blocks(weight) else {
+            let matrix = self.layers.graph.floats(&name, &[table.rows, width], &weight.values);
+            return Ok(self.layers.graph.node("Gemm", &[vectors, &matrix, bias], vec![integer("transB", 1)]));
+        };
+        let values = self.layers.graph.unsigned_bytes(&name, &[table.rows, width / size, size], values);
+        let scales = self.layers.graph.floats(&format!("{name}.scales"), &[scales.len()], &scales);
+        Ok(self.layers.multiply_in_blocks(vectors, [&values, &scales, bias], [width, table.rows], size))
+    }
+
+    /// What is added to the logits.
+    pub(super) fn output_bias(&mut self) -> Result<Value> {
+        let rows = self.model.tables.output.rows;
+        let values = match &self.model.tables.bias {
+            Some(name) => self.layers.weights.take_whole(name, &[1, rows])?.values.clone(),
+            None => vec![0.0; rows],
+        };
+        Ok(self.layers.graph.floats("output.bias", &[rows], &values))
+    }
+
+    /// The table of positions.
+    pub(super) fn positions_table(&mut self) -> Value {
+        let (positions, width) = (self.model.positions, self.model.hidden);
+        self.layers.graph.floats("positions", &[positions.rows(), width], &positions.table(width))
+    }
+
+    fn table(&self, table: &Table) -> Result<&'a Weight> {
+        self.layers.weights.take_whole(&table.name, &[table.rows, self.model.hidden])
+    }
+
+    /// The table in blocks; nothing where it stays as it is.
+    fn blocks(&self, weight: &Weight) -> Option<Blocks> {
+        let size = BLOCKS.into_iter().find(|size| self.model.hidden.is_multiple_of(*size))?;
+        if self.layers.precision == Precision::Fp32 {
+            return None;
+        }
+        let quantise::Rows { values, scales } = quantise::rows(&weight.values, size);
+        let values = values.into_iter().map(|value| value.cast_unsigned() ^ SHIFT).collect();
+        Some(Blocks { size, values, scales })
+    }
+}
+
+/// The size of the blocks of linear layers: the fastest in the decoder, the most exact where that is wanted.
+pub(super) fn block_size(precision: Precision) -> usize {
+    match precision {
+        Precision::Int8Blocks => BLOCK,
+        Precision::Int8 | Precision::Fp32 => BLOCKS[0],
+    }
+}
+
+/// The attributes of attention.
+pub(super) fn attention(heads: usize) -> Vec<crate::build::onnx::proto::AttributeProto> {
+    vec![integer("num_heads", heads as i64), float("mask_filter_value", MASKED)]
+}
+
+/// An axis of any length.
+pub(super) fn axis(name: &str) -> Dimension {
+    Dimension::DimParam(name.into())
+}
+
+/// An axis of a fixed length.
+pub(super) fn fixed(length: usize) -> Dimension {
+    Dimension::DimValue(length as i64)
+}

@@ -1,0 +1,56 @@
+//! AWS Secrets Manager: the only place that speaks to it.
+
+use std::time::Duration;
+
+use aws_config::BehaviorVersion;
+use aws_sdk_secretsmanager::{Client, error::DisplayErrorContext};
+use aws_smithy_http_client::{
+    Builder as HttpClient,
+    tls::{Provider, rustls_provider::CryptoMode},
+};
+use tokio::{sync::OnceCell, time::timeout};
+
+use crate::error::{Error, Result};
+
+/// A secret by its name or ARN. The connection is made when it is first read, and kept.
+#[derive(Debug)]
+pub struct Secret {
+    name: String,
+    client: OnceCell<Client>,
+}
+
+impl Secret {
+    /// The secret called `name` in the account and region of the environment.
+    pub fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), client: OnceCell::new() }
+    }
+
+    /// What it holds at this moment; an error if that is not there within `patience`.
+    pub async fn read(&self, patience: Duration) -> Result<String> {
+        timeout(patience, self.ask()).await.unwrap_or_else(|_| {
+            Err(Error::config(format!(
+                "the secret `{}` was not there within {}ms",
+                self.name,
+                patience.as_millis()
+            )))
+        })
+    }
+
+    async fn ask(&self) -> Result<String> {
+        let client = self.client.get_or_init(connect).await;
+        let answer = client.get_secret_value().secret_id(&self.name).send().await;
+        let answer = answer.map_err(|error| Error::Config {
+            message: format!("cannot read the secret `{}`", self.name),
+            // The error of the SDK says itself only what kind it is; its causes say what happened.
+            source: Some(DisplayErrorContext(error).to_string().into()),
+        })?;
+        answer.secret_string.ok_or_else(|| {
+            Error::config(format!("expected text in the secret `{}`, but found something else", self.name))
+        })
+    }
+}
+
+async fn connect() -> Client {
+    let http = HttpClient::new().tls_provider(Provider::Rustls(CryptoMode::Ring)).build_https();
+    Client::new(&aws_config::defaults(BehaviorVersion::latest()).http_client(http).load().await)
+}

@@ -1,0 +1,249 @@
+//! CloudWatch's embedded metric format: lines in the log that CloudWatch makes metrics of.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    sync::{Arc, atomic::Ordering},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use metrics_util::registry::{AtomicStorage, Registry};
+use serde_json::{Map, Value, json};
+
+use crate::error::{Error, Result};
+
+const NAMESPACE: &str = "Kivu";
+/// The one dimension: each more would multiply what CloudWatch charges for.
+const DIMENSION: &str = "Function";
+/// The most values of a metric that CloudWatch takes in a line.
+const MOST_VALUES: usize = 100;
+
+/// The counters of a function, since they were last written.
+#[derive(Clone)]
+pub struct Embedded {
+    registry: Arc<Registry<Key, AtomicStorage>>,
+    function: Arc<str>,
+}
+
+impl std::fmt::Debug for Embedded {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Embedded").field("function", &self.function).finish_non_exhaustive()
+    }
+}
+
+impl Embedded {
+    /// Counts for the function of this name; nothing is written yet.
+    pub fn new(function: &str) -> Self {
+        Self { registry: Arc::new(Registry::atomic()), function: function.into() }
+    }
+
+    /// Sends what is counted here from now on; to be done once a process.
+    pub fn install(function: &str) -> Result<Self> {
+        let embedded = Self::new(function);
+        metrics::set_global_recorder(embedded.clone())
+            .map_err(|_| Error::config("the counters are installed already"))?;
+        Ok(embedded)
+    }
+
+    /// Writes what was counted since the last time to standard output, which Lambda sends to CloudWatch.
+    pub fn flush(&self) {
+        for line in self.lines(SystemTime::now()) {
+            // A function whose output is gone has nobody to tell.
+            let _ = writeln!(io::stdout(), "{line}");
+        }
+    }
+
+    /// The lines for what was counted since the last time.
+    fn lines(&self, now: SystemTime) -> Vec<Value> {
+        let mut values: BTreeMap<String, (&str, Vec<f64>)> = BTreeMap::new();
+        self.registry.visit_counters(|key, counter| {
+            let count = counter.swap(0, Ordering::Relaxed);
+            if count > 0 {
+                values.insert(name(key), ("Count", vec![count as f64]));
+            }
+        });
+        self.registry.visit_histograms(|key, histogram| {
+            let mut ms = Vec::new();
+            histogram.clear_with(|seconds| ms.extend(seconds.iter().map(|seconds| seconds * 1000.0)));
+            if !ms.is_empty() {
+                values.insert(name(key), ("Milliseconds", ms));
+            }
+        });
+        let millis = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+        let mut lines = Vec::new();
+        while !values.is_empty() {
+            lines.push(self.line(millis, &mut values));
+        }
+        lines
+    }
+
+    /// A line with as many of the values as it may hold; they are taken out.
+    fn line(&self, millis: u64, values: &mut BTreeMap<String, (&str, Vec<f64>)>) -> Value {
+        let (mut line, mut described) = (Map::new(), Vec::new());
+        for (name, (unit, of)) in values.iter_mut() {
+            let some: Vec<f64> = of.drain(..of.len().min(MOST_VALUES)).collect();
+            described.push(json!({ "Name": name, "Unit": unit }));
+            line.insert(name.clone(), if let [one] = some[..] { json!(one) } else { json!(some) });
+        }
+        values.retain(|_, (_, of)| !of.is_empty());
+        let metrics = json!([{ "Namespace": NAMESPACE, "Dimensions": [[DIMENSION]], "Metrics": described }]);
+        line.insert("_aws".to_owned(), json!({ "Timestamp": millis, "CloudWatchMetrics": metrics }));
+        line.insert(DIMENSION.to_owned(), json!(&*self.function));
+        Value::Object(line)
+    }
+}
+
+/// The name that CloudWatch knows a metric by: `kivu_cold_seconds{part="session"}` is `ColdSessionMs`.
+fn name(key: &Key) -> String {
+    let plain = key.name().strip_prefix("kivu_").unwrap_or(key.name());
+    let (stem, end) = match plain.strip_suffix("_seconds") {
+        Some(stem) => (stem, "Ms"),
+        None => (plain.strip_suffix("_total").unwrap_or(plain), ""),
+    };
+    let labels = key.labels().map(metrics::Label::value);
+    let words = stem.split('_').chain(labels);
+    let capitals = words.map(|word| {
+        let (first, rest) = word.split_at(word.chars().next().map_or(0, char::len_utf8));
+        first.to_uppercase() + rest
+    });
+    capitals.collect::<String>() + end
+}
+
+impl Recorder for Embedded {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        self.registry.get_or_create_counter(key, |counter| Arc::clone(counter).into())
+    }
+
+    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+        self.registry.get_or_create_gauge(key, |gauge| Arc::clone(gauge).into())
+    }
+
+    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+        self.registry.get_or_create_histogram(key, |histogram| Arc::clone(histogram).into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::telemetry;
+
+    #[test]
+    fn what_was_counted_is_one_line_that_cloudwatch_reads() {
+        let embedded = Embedded::new("kivu-api");
+        metrics::with_local_recorder(&embedded, || {
+            telemetry::answered(200, Duration::from_millis(5));
+            telemetry::answered(503, Duration::from_millis(7));
+            telemetry::encoded(30, Duration::from_millis(1), Duration::from_millis(4));
+            telemetry::ran("onnx");
+            telemetry::starting("session", || ());
+            telemetry::started(Duration::from_millis(90));
+        });
+        let lines = embedded.lines(UNIX_EPOCH + Duration::from_millis(1_700_000_000_000));
+        insta::assert_json_snapshot!(lines, { "[0].ColdSessionMs" => "[ms]" }, @r#"
+        [
+          {
+            "ColdSessionMs": "[ms]",
+            "ColdStartMs": 90.0,
+            "ColdStarts": 1.0,
+            "Function": "kivu-api",
+            "InferMs": 4.0,
+            "RequestMs": [
+              5.0,
+              7.0
+            ],
+            "Requests": 2.0,
+            "Responses2xx": 1.0,
+            "Responses5xx": 1.0,
+            "RunsOnnx": 1.0,
+            "TokenizeMs": 1.0,
+            "Tokens": 30.0,
+            "_aws": {
+              "CloudWatchMetrics": [
+                {
+                  "Dimensions": [
+                    [
+                      "Function"
+                    ]
+                  ],
+                  "Metrics": [
+                    {
+                      "Name": "ColdSessionMs",
+                      "Unit": "Milliseconds"
+                    },
+                    {
+                      "Name": "ColdStartMs",
+                      "Unit": "Milliseconds"
+                    },
+                    {
+                      "Name": "ColdStarts",
+                      "Unit": "Count"
+                    },
+                    {
+                      "Name": "InferMs",
+                      "Unit": "Milliseconds"
+                    },
+                    {
+                      "Name": "RequestMs",
+                      "Unit": "Milliseconds"
+                    },
+                    {
+                      "Name": "Requests",
+                      "Unit": "Count"
+                    },
+                    {
+                      "Name": "Responses2xx",
+                      "Unit": "Count"
+                    },
+                    {
+                      "Name": "Responses5xx",
+                      "Unit": "Count"
+                    },
+                    {
+                      "Name": "RunsOnnx",
+                      "Unit": "Count"
+                    },
+                    {
+                      "Name": "TokenizeMs",
+                      "Unit": "Milliseconds"
+                    },
+                    {
+                      "Name": "Tokens",
+                      "Unit": "Count"
+                    }
+                  ],
+                  "Namespace": "Kivu"
+                }
+              ],
+              "Timestamp": 1700000000000
+            }
+          }
+        ]
+        "#);
+        assert!(embedded.lines(SystemTime::now()).is_empty(), "nothing is counted twice");
+    }
+
+    #[test]
+    fn a_line_holds_a_hundred_values() {
+        let embedded = Embedded::new("kivu-api");
+        metrics::with_local_recorder(&embedded, || {
+            for _ in 0..250 {
+                telemetry::answered(200, Duration::from_millis(5));
+            }
+        });
+        let lines = embedded.lines(SystemTime::now());
+        let lengths: Vec<usize> =
+            lines.iter().map(|line| line["RequestMs"].as_array().unwrap().len()).collect();
+        assert_eq!(lengths, [100, 100, 50]);
+        assert_eq!((&lines[0]["Requests"], lines[1].get("Requests")), (&json!(250.0), None));
+    }
+}

@@ -1,0 +1,134 @@
+//! The decode loop on real graphs, for every option of `generate`.
+
+use std::{num::NonZeroUsize, path::Path, sync::mpsc, time::Duration};
+
+use kivu::{
+    backend::{
+        Deadline,
+        onnx::{Graphs, OnnxSequences, Parallel, Runtime},
+        sequences::{Sequences, Sources},
+    },
+    build::{exported, onnx},
+    pipeline::generation::{
+        Bounds, Generated, GenerationOptions, GenerationSettings, Search, Source, generate,
+    },
+};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::models::{fixtures, runtime};
+
+#[derive(Deserialize)]
+struct Goldens {
+    generated: Vec<Case>,
+}
+
+/// What `generate` made of a batch.
+#[derive(Deserialize)]
+struct Case {
+    options: GenerationOptions,
+    sources: Vec<Vec<i64>>,
+    sequences: Vec<Vec<Vec<i64>>>,
+    scores: Option<Vec<Vec<f32>>>,
+}
+
+fn goldens(name: &str) -> Vec<Case> {
+    let path = fixtures().join("goldens").join(format!("{name}.json"));
+    let goldens: Goldens = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    goldens.generated
+}
+
+/// What a model's `generation_config.json` says.
+fn settings(name: &str) -> GenerationSettings {
+    let path = fixtures().join("models").join(name).join("generation_config.json");
+    let Value::Object(mut said) = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap() else {
+        panic!("expected an object");
+    };
+    let mut take = |key: &str| said.remove(key).and_then(|value| value.as_i64()).unwrap();
+    let (start, end, pad) = (take("decoder_start_token_id"), take("eos_token_id"), take("pad_token_id"));
+    take("bos_token_id");
+    said.remove("transformers_version");
+    said.remove("_from_model_config");
+    GenerationSettings {
+        decoder_start_token_id: start,
+        eos_token_ids: vec![end],
+        pad_token_id: pad,
+        length_factor: None,
+        defaults: serde_json::from_value(Value::Object(said)).unwrap(),
+    }
+}
+
+/// An export as a backend, with the graphs that it is rewritten as in `folder`.
+fn open(export: &Path, folder: &Path, parallel: Parallel, runtime: Runtime) -> OnnxSequences {
+    let graphs = exported::read(export).unwrap();
+    let models = [("encoder.onnx", graphs.encoder), ("decoder.onnx", graphs.decoder)];
+    onnx::write_all(models, folder).unwrap();
+    let [encoder, decoder] = ["encoder.onnx", "decoder.onnx"].map(|name| folder.join(name));
+    OnnxSequences::open(runtime, Graphs { encoder: &encoder, decoder: &decoder }, parallel).unwrap()
+}
+
+async fn run(
+    backend: &dyn Sequences,
+    sources: &[Vec<i64>],
+    search: &Search,
+    pad: i64,
+) -> Vec<Vec<Generated>> {
+    let (sender, receiver) = mpsc::channel();
+    let list: Vec<Source> =
+        sources.iter().enumerate().map(|(number, source)| Source { length: source.len(), number }).collect();
+    let (search, deadline) = (search.clone(), Deadline::within(Duration::from_secs(30)));
+    let work = Box::new(move |decoder: &mut dyn kivu::backend::sequences::Decoder| {
+        sender.send(generate(decoder, &list, &search, deadline)?).unwrap();
+        Ok(())
+    });
+    backend.decode(Sources { rows: sources.to_vec(), pad, shortlist: None }, deadline, work).await.unwrap();
+    receiver.recv().unwrap()
+}
+
+/// Compares a batch with what `transformers` made of it: the same ids, and scores to 1e-4.
+fn compare(case: &Case, found: &[Vec<Generated>], note: &str) {
+    let ids: Vec<Vec<Vec<i64>>> =
+        found.iter().map(|texts| texts.iter().map(|text| text.ids.clone()).collect()).collect();
+    assert_eq!(ids, case.sequences[..found.len()], "{note} {:?}", case.options);
+    for (texts, scores) in found.iter().zip(case.scores.iter().flatten()) {
+        for (text, score) in texts.iter().zip(scores) {
+            let found = text.score.expect("beams have scores");
+            let tolerance = 1e-4 * score.abs().max(1.0);
+            assert!((found - score).abs() < tolerance, "{note} {:?}: {found}, not {score}", case.options);
+        }
+    }
+}
+
+async fn generates_as_transformers(name: &str, export: &Path, parallel: Parallel) {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let backend = open(export, folder.path(), parallel, runtime);
+    let settings = settings(name);
+    let bounds = Bounds { vocabulary: backend.vocabulary().unwrap(), longest: 65 };
+    let cases = goldens(name);
+    assert!(cases.len() > 50);
+    for case in &cases {
+        let search = Search::new(&settings, &case.options, bounds).unwrap();
+        let found = run(&backend, &case.sources, &search, settings.pad_token_id).await;
+        compare(case, &found, "batch");
+        // A source gets the same target in whatever company it comes.
+        let alone = run(&backend, &case.sources[..1], &search, settings.pad_token_id).await;
+        compare(case, &alone, "alone");
+    }
+}
+
+fn threads(count: usize) -> NonZeroUsize {
+    NonZeroUsize::new(count).unwrap()
+}
+
+#[tokio::test]
+async fn an_export_with_a_merged_decoder_generates_as_transformers() {
+    let export = fixtures().join("exports/tiny-m2m100");
+    generates_as_transformers("tiny-m2m100", &export, Parallel::Together(threads(2))).await;
+}
+
+#[tokio::test]
+async fn an_export_with_two_decoders_generates_as_transformers() {
+    let export = fixtures().join("exports/tiny-marian");
+    generates_as_transformers("tiny-marian", &export, Parallel::SideBySide(threads(2))).await;
+}

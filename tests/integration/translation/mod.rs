@@ -1,0 +1,3 @@
+//! Translation: what is generated, against what `transformers` generates.
+
+mod generating;
