@@ -7,6 +7,7 @@ MODELS := $(basename $(notdir $(wildcard models/*.toml)))
 PYTHON := .kivu/python/bin/python
 S3_PYTHON := .kivu/s3/bin/python
 CARGO_LAMBDA := .kivu/lambda/bin/cargo-lambda
+FLEET := .kivu/fleet
 PACKAGE := target/lambda/kivu-api.zip
 DEPLOY := .kivu/deploy/bin
 CHECKOV := .kivu/checkov/bin/checkov
@@ -27,7 +28,8 @@ test: tools ## Set up whatever tests need, then run all of them
 	for model in $(MODELS); do \
 	  cargo run --quiet -- build models/$$model.toml --out $(BUNDLES)/$$model || exit 1; done
 	TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(CARGO_LAMBDA)) \
-	TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) cargo test
+	TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) \
+	  TEST_TRITON=$(abspath $(FLEET)) cargo test
 
 .PHONY: check
 check: lint test ## The tests, and clippy without warnings
@@ -97,7 +99,7 @@ release:
 
 # The tools of tests and packaging, pinned by version and hash.
 .PHONY: tools
-tools: $(PYTHON) $(CARGO_LAMBDA) $(DEPLOY)/sam $(CHECKOV) $(S3_PYTHON)
+tools: $(PYTHON) $(CARGO_LAMBDA) $(DEPLOY)/sam $(CHECKOV) $(S3_PYTHON) $(FLEET)/installed
 
 $(PYTHON): tests/clients/requirements.txt
 	python3 -m venv .kivu/python
@@ -112,6 +114,15 @@ $(S3_PYTHON): tests/s3/requirements.txt
 $(CARGO_LAMBDA): tests/lambda/requirements.txt
 	python3 -m venv .kivu/lambda
 	.kivu/lambda/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
+	touch $@
+
+# Triton's backend for models in Python runs a program that is made for one version of Python.
+$(FLEET)/installed: tests/fleet/requirements.txt
+	python3 -m venv $(FLEET)
+	$(FLEET)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --requirement $<
+	cd $(FLEET)/lib/python3*/site-packages/pytriton/tritonserver && \
+	  cp python_backend_stubs/$$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')/* backends/python/ && \
+	  chmod +x bin/tritonserver backends/python/triton_python_backend_stub
 	touch $@
 
 $(DEPLOY)/sam: tests/deploy/requirements.txt

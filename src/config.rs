@@ -55,6 +55,8 @@ pub struct Config {
     pub auth: AuthConfig,
     /// The models that are served.
     pub models: Vec<ModelConfig>,
+    /// The servers that models may run on instead.
+    pub fleet: FleetConfig,
     /// The bounds of a request.
     pub limits: Limits,
     /// Jobs from files.
@@ -73,6 +75,7 @@ impl Default for Config {
             prefix: None,
             auth: AuthConfig::default(),
             models: Vec::new(),
+            fleet: FleetConfig::default(),
             limits: Limits::default(),
             batch: Batch::default(),
         }
@@ -90,14 +93,76 @@ pub enum LogFormat {
     Json,
 }
 
-/// One model that is served.
+/// Servers that speak KServe v2, as Triton does.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FleetConfig {
+    /// Where they are: `http`, `https`, `grpc` or `grpcs`, host and port. Without any there is no fleet.
+    pub urls: Vec<String>,
+    /// Where models run that do not say it themselves.
+    pub policy: Policy,
+    /// The version of the model that is asked for; the servers' choice if nothing is said.
+    pub version: Option<String>,
+    /// The longest that a request may take there, all tries together.
+    pub timeout_ms: u64,
+    /// Whether a request of one row that takes unusually long is sent to a second server as well.
+    pub hedge: bool,
+    /// The certificates to trust, as PEM; by default those that the system trusts.
+    pub ca: Option<PathBuf>,
+    /// What stands behind `Bearer` in the `authorization` of every request.
+    pub token: Option<String>,
+}
+
+impl Default for FleetConfig {
+    fn default() -> Self {
+        Self {
+            urls: Vec::new(),
+            policy: Policy::Auto,
+            version: None,
+            timeout_ms: 10_000,
+            hedge: false,
+            ca: None,
+            token: None,
+        }
+    }
+}
+
+impl FleetConfig {
+    /// The longest that a request may take there.
+    pub fn timeout(&self) -> Duration {
+        Duration::from_millis(self.timeout_ms)
+    }
+}
+
+/// Where a model runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Policy {
+    /// In this process.
+    Local,
+    /// On the fleet.
+    Fleet,
+    /// Wherever it is done sooner, and here while the fleet does not answer.
+    #[default]
+    Auto,
+}
+
+/// One model that is served.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(from = "WrittenModel")]
 pub struct ModelConfig {
     /// The name that requests know it by, where it is not its bundle's.
     pub name: Option<String>,
     /// Its bundle, a folder of bundles, or the `s3://` URL of a bundle.
     pub path: PathBuf,
+    /// Where it runs, if not where the others do.
+    pub policy: Option<Policy>,
+    /// What it is called on the fleet, if not by its name here.
+    pub remote: Option<String>,
+    /// The servers that it is on, if not those of the others.
+    pub urls: Option<Vec<String>>,
+    /// Its version there, if not that of the others.
+    pub version: Option<String>,
 }
 
 /// A model is written as its path alone, or as a table.
@@ -113,13 +178,42 @@ enum WrittenModel {
 struct ModelTable {
     name: Option<String>,
     path: PathBuf,
+    policy: Option<Policy>,
+    remote: Option<String>,
+    urls: Option<Vec<String>>,
+    version: Option<String>,
 }
 
 impl From<WrittenModel> for ModelConfig {
     fn from(written: WrittenModel) -> Self {
         match written {
-            WrittenModel::Path(path) => Self { name: None, path },
-            WrittenModel::Table(ModelTable { name, path }) => Self { name, path },
+            WrittenModel::Path(path) => path.into(),
+            WrittenModel::Table(ModelTable { name, path, policy, remote, urls, version }) => {
+                Self { name, path, policy, remote, urls, version }
+            }
+        }
+    }
+}
+
+impl From<PathBuf> for ModelConfig {
+    fn from(path: PathBuf) -> Self {
+        Self { path, ..Self::default() }
+    }
+}
+
+impl ModelConfig {
+    /// Where this model runs. Without servers that is here.
+    pub fn policy(&self, fleet: &FleetConfig) -> Policy {
+        let has_servers = !self.urls.as_ref().unwrap_or(&fleet.urls).is_empty();
+        if has_servers { self.policy.unwrap_or(fleet.policy) } else { Policy::Local }
+    }
+
+    /// The fleet as this model has it.
+    pub fn fleet(&self, fleet: &FleetConfig) -> FleetConfig {
+        FleetConfig {
+            urls: self.urls.clone().unwrap_or_else(|| fleet.urls.clone()),
+            version: self.version.clone().or_else(|| fleet.version.clone()),
+            ..fleet.clone()
         }
     }
 }
@@ -220,6 +314,7 @@ impl Config {
             .try_parsing(true)
             .list_separator(",")
             .with_list_parse_key("models")
+            .with_list_parse_key("fleet.urls")
             .with_list_parse_key("auth.keys")
             .source(Some(ours));
         let mut config: Self = config::Config::builder()
@@ -232,6 +327,7 @@ impl Config {
                 source: Some(Box::new(error)),
             })?;
         config.models.retain(|model| !model.path.as_os_str().is_empty());
+        config.fleet.urls.retain(|url| !url.is_empty());
         config.check()?;
         config.threads =
             config.threads.or_else(|| variables.get(LAMBDA_MEMORY).and_then(|memory| lambda_cpus(memory)));
@@ -253,6 +349,7 @@ impl Config {
             ("limits.values", self.limits.values),
             ("limits.requests", self.limits.requests),
             ("limits.timeout_ms", self.limits.timeout_ms as usize),
+            ("fleet.timeout_ms", self.fleet.timeout_ms as usize),
             ("auth.refresh_s", self.auth.refresh_s as usize),
         ];
         if let Some(prefix) = self.prefix.as_deref().filter(|prefix| !is_prefix(prefix)) {
@@ -312,7 +409,10 @@ mod tests {
         assert_eq!(config.listen.port(), 2);
         assert_eq!((config.limits.texts, config.limits.requests), (7, 3));
         assert_eq!(config.limits.timeout_ms, Limits::default().timeout_ms);
-        assert_eq!(config.models[1], ModelConfig { name: Some("b".into()), path: "c".into() });
+        assert_eq!(
+            config.models[1],
+            ModelConfig { name: Some("b".into()), path: "c".into(), ..ModelConfig::default() }
+        );
     }
 
     #[test]

@@ -66,6 +66,13 @@ pub enum Error {
         source: Option<Source>,
     },
 
+    /// What runs the model cannot be had now: the caller may come again later.
+    #[error("{message}")]
+    Unavailable {
+        /// What was asked, and what became of it.
+        message: String,
+    },
+
     /// A model, a bundle or a recipe cannot be used: it is damaged, unsupported or below its quality floor.
     #[error("{message}")]
     Model {
@@ -116,6 +123,11 @@ impl Error {
     /// A model that ran and failed.
     pub fn inference(message: impl Into<String>, source: impl Into<Source>) -> Self {
         Self::Inference { message: message.into(), source: Some(source.into()) }
+    }
+
+    /// Something that cannot be had now.
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        Self::Unavailable { message: message.into() }
     }
 
     /// A model, bundle or recipe that cannot be used.

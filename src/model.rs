@@ -2,18 +2,20 @@
 
 mod translation;
 
-use std::{path::Path, sync::Arc, thread};
+use std::{path::Path, sync::Arc, thread, time::Duration};
 
 use crate::{
     backend::{
-        Backend,
+        Backend, Deadline,
         onnx::{OnnxBackend, Runtime, Weights, library},
+        routing::Route,
+        triton::Fleet,
     },
-    config::{Config, ModelConfig},
+    config::{Config, FleetConfig, ModelConfig, Policy},
     error::{Error, Result, quoted},
     pipeline::{
-        Task, classification::ClassificationPipeline, embedding::EmbeddingPipeline, ranking::RankingPipeline,
-        translation::TranslationPipeline, zero_shot::ZeroShotPipeline,
+        Task, classification::ClassificationPipeline, embedding::EmbeddingPipeline, encoder::Encoder,
+        ranking::RankingPipeline, translation::TranslationPipeline, zero_shot::ZeroShotPipeline,
     },
     repository::{
         Bundle, Manifest,
@@ -68,6 +70,19 @@ impl Pipeline {
         }
     }
 
+    /// The step that runs the model, of tasks that have one step only.
+    fn encoder(&self) -> Option<&Encoder> {
+        match self {
+            Self::Embedding(pipeline)
+            | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _))
+            | Self::Ranking(RankingPipeline::Embedding(pipeline)) => Some(pipeline.encoder()),
+            Self::Classification(pipeline)
+            | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
+            | Self::Ranking(RankingPipeline::CrossEncoder(pipeline)) => Some(pipeline.encoder()),
+            Self::Translation(_) => None,
+        }
+    }
+
     /// The most tokens that the model takes.
     pub fn max_tokens(&self) -> usize {
         match self {
@@ -82,14 +97,14 @@ impl Pipeline {
     }
 
     fn new(manifest: &Manifest, loaded: Loaded, limit: Option<usize>) -> Result<Self> {
-        let (tokenizer, backend) = match loaded {
-            Loaded::Encoder { tokenizer, backend } => (tokenizer, backend),
+        let (tokenizer, route) = match loaded {
+            Loaded::Encoder { tokenizer, route } => (tokenizer, route),
             Loaded::Translator(pipeline) => return Ok(Self::Translation(pipeline)),
         };
         let bounded = |tokens: usize| limit.map_or(tokens, |limit| limit.min(tokens));
         if let Some(mut settings) = manifest.classification.clone() {
             settings.max_tokens = bounded(settings.max_tokens);
-            let pipeline = ClassificationPipeline::new(tokenizer, backend, settings)?;
+            let pipeline = ClassificationPipeline::new(tokenizer, route, settings)?;
             return match manifest.task {
                 Task::TextClassification => Ok(Self::Classification(pipeline)),
                 Task::TextRanking => RankingPipeline::cross_encoder(pipeline).map(Self::Ranking),
@@ -102,7 +117,7 @@ impl Pipeline {
             return Err(lacks(manifest, "classification"));
         };
         settings.max_tokens = bounded(settings.max_tokens);
-        let pipeline = EmbeddingPipeline::new(tokenizer, backend, settings)?;
+        let pipeline = EmbeddingPipeline::new(tokenizer, route, settings)?;
         match manifest.task {
             Task::FeatureExtraction => Ok(Self::Embedding(pipeline)),
             Task::TextRanking => Ok(Self::Ranking(RankingPipeline::Embedding(pipeline))),
@@ -123,15 +138,21 @@ fn lacks(manifest: &Manifest, settings: &str) -> Error {
 /// What models of the same weights share.
 #[derive(Clone, Debug)]
 enum Loaded {
-    Encoder { tokenizer: Arc<Tokenizer>, backend: Arc<dyn Backend> },
+    Encoder { tokenizer: Arc<Tokenizer>, route: Route },
     Translator(TranslationPipeline),
 }
+
+/// What must be the same for models to share what is loaded: the files, where they run, and as what.
+type Sharing = (Vec<File>, Policy, FleetConfig, String);
+
+/// How long a fleet is waited for at the start; one that comes later is found when it is needed.
+const FLEET_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Model {
     /// Opens every model of the configuration, in its order. Models of the same files share what is loaded.
     pub fn open_all(config: &Config) -> Result<Vec<Self>> {
         let mut models: Vec<Self> = Vec::new();
-        let mut shared: Vec<(Vec<File>, Loaded)> = Vec::new();
+        let mut shared: Vec<(Sharing, Loaded)> = Vec::new();
         for model in &config.models {
             for bundle in bundles(model)? {
                 let manifest = bundle.manifest().clone();
@@ -142,16 +163,18 @@ impl Model {
                          set `name` in `kivu.toml`"
                     )));
                 }
-                let known = shared.iter().find(|(files, _)| *files == manifest.files);
+                let sharing = sharing(model, config, &manifest, &name)?;
+                let known = shared.iter().find(|(known, _)| *known == sharing);
                 let loaded = match known {
                     Some((_, loaded)) => loaded.clone(),
                     None => {
-                        let loaded = load(&bundle, config)?;
-                        shared.push((manifest.files.clone(), loaded.clone()));
+                        let loaded = load(&bundle, config, &sharing)?;
+                        shared.push((sharing, loaded.clone()));
                         loaded
                     }
                 };
                 let pipeline = Pipeline::new(&manifest, loaded, config.limits.tokens)?;
+                check_fleet(&name, &pipeline)?;
                 models.push(Self { name, digest: bundle.digest().to_owned(), manifest, pipeline });
             }
         }
@@ -164,11 +187,38 @@ impl Model {
     }
 }
 
+/// How a model of this name runs.
+fn sharing(model: &ModelConfig, config: &Config, manifest: &Manifest, name: &str) -> Result<Sharing> {
+    let (policy, fleet) = (model.policy(&config.fleet), model.fleet(&config.fleet));
+    // A call a token over the network would be hopeless.
+    if manifest.task == Task::Translation {
+        if policy == Policy::Fleet {
+            return Err(Error::config(format!(
+                "expected the policy `local` or `auto` for `{name}`, since models for `{}` run here, but found \
+                 `fleet`",
+                manifest.task
+            )));
+        }
+        return Ok((manifest.files.clone(), Policy::Local, FleetConfig::default(), String::new()));
+    }
+    if policy == Policy::Local {
+        if model.policy.is_some_and(|policy| policy != Policy::Local) {
+            return Err(Error::config(format!(
+                "expected servers for `{name}`, whose policy wants a fleet, but found none; set `fleet.urls`"
+            )));
+        }
+        return Ok((manifest.files.clone(), policy, FleetConfig::default(), String::new()));
+    }
+    let remote = model.remote.clone().unwrap_or_else(|| name.to_owned());
+    Ok((manifest.files.clone(), policy, fleet, remote))
+}
+
 /// Loads what is in a bundle. One in S3 goes straight into memory, unless there is a cache for it.
 ///
 /// What takes time runs side by side: the tokenizer loads and the weights are hashed while ONNX Runtime makes the
-/// session. Nothing is served before every hash is verified.
-fn load(bundle: &Bundle, config: &Config) -> Result<Loaded> {
+/// session. Nothing is served before every hash is verified. A model that runs on a fleet only needs no graph:
+/// neither it nor the weights are looked at.
+fn load(bundle: &Bundle, config: &Config, (_, policy, fleet, remote): &Sharing) -> Result<Loaded> {
     let cached = match (&config.cache, bundle.home()) {
         (Some(cache), Home::S3(..)) => Some(staged::cached(bundle, cache)?),
         _ => None,
@@ -177,6 +227,11 @@ fn load(bundle: &Bundle, config: &Config) -> Result<Loaded> {
     let manifest = bundle.manifest();
     if manifest.task == Task::Translation {
         return translation::load(bundle, config).map(Loaded::Translator);
+    }
+    if *policy == Policy::Fleet {
+        let tokenizer = Arc::new(starting("tokenizer", || bundle.tokenizer())?);
+        let route = Route::fleet(Arc::new(Fleet::new(fleet, remote)?), manifest.signature.clone());
+        return Ok(Loaded::Encoder { tokenizer, route });
     }
     thread::scope(|scope| {
         // One thread for both, since two CPUs are all that most functions have.
@@ -190,8 +245,26 @@ fn load(bundle: &Bundle, config: &Config) -> Result<Loaded> {
         });
         let backend = open_graph(bundle, config);
         let tokenizer = tokenizer.join().unwrap_or_else(|_| Err(panicked(&manifest.name)));
-        Ok(Loaded::Encoder { tokenizer: Arc::new(tokenizer?), backend: Arc::new(backend?) })
+        let (tokenizer, backend): (_, Arc<dyn Backend>) = (Arc::new(tokenizer?), Arc::new(backend?));
+        let route = match policy {
+            Policy::Auto => Route::auto(backend, Arc::new(Fleet::new(fleet, remote)?)),
+            Policy::Local | Policy::Fleet => Route::from(backend),
+        };
+        Ok(Loaded::Encoder { tokenizer, route })
     })
+}
+
+/// Refuses a model on a fleet that is not the one of the bundle. A fleet that does not answer now is no error.
+fn check_fleet(name: &str, pipeline: &Pipeline) -> Result<()> {
+    let Some(encoder) = pipeline.encoder().filter(|encoder| encoder.may_read_text()) else { return Ok(()) };
+    // On a thread and a runtime of its own, since this may be called with or without one.
+    let check = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(Error::io("cannot start a runtime"))?;
+        runtime.block_on(encoder.check_fleet(Deadline::within(FLEET_PATIENCE)))
+    };
+    let checked = thread::scope(|scope| scope.spawn(check).join().unwrap_or_else(|_| Err(panicked(name))));
+    checked.map_err(|error| Error::model_because(format!("`{name}` cannot run on the fleet"), error))
 }
 
 fn runtime(config: &Config) -> Result<Runtime> {

@@ -16,6 +16,8 @@ pub enum ElementType {
     Int32,
     /// 64-bit signed integer.
     Int64,
+    /// Strings of bytes: texts and labels.
+    Bytes,
 }
 
 impl fmt::Display for ElementType {
@@ -24,6 +26,7 @@ impl fmt::Display for ElementType {
             Self::Fp32 => "FP32",
             Self::Int32 => "INT32",
             Self::Int64 => "INT64",
+            Self::Bytes => "BYTES",
         })
     }
 }
@@ -37,6 +40,8 @@ pub enum Elements {
     Int32(Vec<i32>),
     /// 64-bit signed integers.
     Int64(Vec<i64>),
+    /// Strings of bytes.
+    Bytes(Vec<Vec<u8>>),
 }
 
 impl Elements {
@@ -45,6 +50,7 @@ impl Elements {
             Self::Fp32(values) => values.len(),
             Self::Int32(values) => values.len(),
             Self::Int64(values) => values.len(),
+            Self::Bytes(values) => values.len(),
         }
     }
 }
@@ -79,6 +85,9 @@ impl Tensor {
             // Token ids, masks and types are all below 2³¹, so the narrow form loses nothing.
             ElementType::Int32 => Elements::Int32(values.into_iter().map(|value| value as i32).collect()),
             ElementType::Fp32 => Elements::Fp32(values.into_iter().map(|value| value as f32).collect()),
+            ElementType::Bytes => {
+                return Err(Error::invalid("expected a tensor of numbers, but found one of BYTES"));
+            }
         };
         Self::new(shape.to_vec(), elements)
     }
@@ -99,6 +108,7 @@ impl Tensor {
             Elements::Fp32(_) => ElementType::Fp32,
             Elements::Int32(_) => ElementType::Int32,
             Elements::Int64(_) => ElementType::Int64,
+            Elements::Bytes(_) => ElementType::Bytes,
         }
     }
 
@@ -106,6 +116,14 @@ impl Tensor {
     pub fn as_fp32(&self) -> Option<&[f32]> {
         match &self.elements {
             Elements::Fp32(values) => Some(values),
+            _ => None,
+        }
+    }
+
+    /// The elements as strings of bytes, or nothing where they are of another type.
+    pub fn as_bytes(&self) -> Option<&[Vec<u8>]> {
+        match &self.elements {
+            Elements::Bytes(values) => Some(values),
             _ => None,
         }
     }

@@ -28,6 +28,7 @@ use tower_http::decompression::RequestDecompressionLayer;
 pub use self::auth::{Guard, Reach, Vouched, make_key};
 use self::{auth::Asking, rejection::Rejection};
 use crate::{
+    backend::routing::Place,
     config::Limits,
     error::{Error, Result},
     model::{Model, Pipeline},
@@ -39,6 +40,8 @@ use crate::{
 };
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Says where a model ran, in every answer of one.
+const BACKEND: HeaderName = HeaderName::from_static("x-backend");
 /// Longer ids than this are replaced: they go into the log.
 const LONGEST_REQUEST_ID: usize = 128;
 
@@ -270,6 +273,15 @@ async fn run(app: &App, request: Request, next: Next) -> Response {
             in_dialect(&path, Rejection::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed"))
         }),
     }
+}
+
+/// Says in an answer where its model ran.
+fn name_backend(response: &mut Response, place: Place) {
+    let name = match place {
+        Place::Here => "onnx",
+        Place::Fleet => "triton",
+    };
+    response.headers_mut().insert(BACKEND, HeaderValue::from_static(name));
 }
 
 /// The id that the caller gave, or a new one.

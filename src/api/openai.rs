@@ -12,7 +12,7 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{App, inputs, rejection::Rejection, request};
+use super::{App, inputs, name_backend, rejection::Rejection, request};
 use crate::{
     error::Error,
     model::Model,
@@ -136,7 +136,9 @@ pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) ->
         usage: UsageAnswer { prompt_tokens: tokens, total_tokens: tokens },
         truncated: &embeddings.usage.truncated,
     };
-    Ok(Json(answer).into_response())
+    let mut response = Json(answer).into_response();
+    name_backend(&mut response, embeddings.usage.place);
+    Ok(response)
 }
 
 fn base64(vector: &[f32]) -> String {

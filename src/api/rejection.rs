@@ -23,7 +23,7 @@ pub(crate) struct Rejection {
     error: Option<Arc<Error>>,
 }
 
-/// Seconds after which an overloaded server may be asked again.
+/// Seconds after which a server that is overloaded, or waits for another, may be asked again.
 const RETRY_AFTER_SECONDS: &str = "1";
 
 impl Rejection {
@@ -75,6 +75,7 @@ impl From<Error> for Rejection {
             Error::Overloaded { .. } => StatusCode::TOO_MANY_REQUESTS,
             Error::DeadlineExceeded { .. } => StatusCode::GATEWAY_TIMEOUT,
             Error::Inference { .. } => StatusCode::BAD_GATEWAY,
+            Error::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Error::Model { .. } | Error::Config { .. } | Error::Io { .. } => {
                 StatusCode::INTERNAL_SERVER_ERROR
             }

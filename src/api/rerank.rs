@@ -10,7 +10,7 @@ use axum::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{App, inputs, rejection::Rejection, request};
+use super::{App, inputs, name_backend, rejection::Rejection, request};
 use crate::{
     error::{Error, Result},
     model::Model,
@@ -150,7 +150,9 @@ pub(super) async fn cohere(State(app): State<Arc<App>>, request: Request) -> Res
         "tokens": { "input_tokens": ranked.usage.tokens },
     });
     let id = uuid::Uuid::new_v4().to_string();
-    Ok(Json(CohereAnswer { id, results, meta }).into_response())
+    let mut response = Json(CohereAnswer { id, results, meta }).into_response();
+    name_backend(&mut response, ranked.usage.place);
+    Ok(response)
 }
 
 pub(super) async fn jina(State(app): State<Arc<App>>, request: Request) -> Result<Response, JinaFailure> {
@@ -158,5 +160,8 @@ pub(super) async fn jina(State(app): State<Arc<App>>, request: Request) -> Resul
     let tokens = ranked.usage.tokens;
     let usage = json!({ "prompt_tokens": tokens, "total_tokens": tokens });
     let results = ranked.results(with_documents);
-    Ok(Json(JinaAnswer { model: &ranked.model.name, object: "list", results, usage }).into_response())
+    let answer = JinaAnswer { model: &ranked.model.name, object: "list", results, usage };
+    let mut response = Json(answer).into_response();
+    name_backend(&mut response, ranked.usage.place);
+    Ok(response)
 }

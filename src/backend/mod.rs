@@ -1,8 +1,11 @@
 //! The seam between pipelines and whatever runs a model: this process, a fleet, or a script in a test.
 
 pub mod onnx;
+pub mod routing;
 pub mod scripted;
 pub mod sequences;
+pub mod speed;
+pub mod triton;
 
 use std::{
     fmt::{self, Debug},

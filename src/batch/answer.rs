@@ -14,7 +14,9 @@ use crate::{
         Usage,
         classification::{ClassificationInput, descending},
         embedding::{EmbeddingOptions, Input},
+        generation::GenerationOptions,
         ranking::RankingOptions,
+        translation::TranslationOptions,
         zero_shot::{Labels, TEMPLATE, Template, ZeroShotOptions},
     },
     tokenizer::{Side, Truncation},
@@ -39,6 +41,7 @@ pub(super) enum Answer {
         scores: Vec<f32>,
     },
     Score(f32),
+    Translation(String),
 }
 
 /// The kinds of answers, each with columns of its own.
@@ -48,6 +51,7 @@ pub(super) enum Kind {
     Label,
     Labels,
     Score,
+    Translation,
 }
 
 impl Kind {
@@ -58,6 +62,7 @@ impl Kind {
             Self::Label => &["label", "score"],
             Self::Labels => &["labels", "scores"],
             Self::Score => &["score"],
+            Self::Translation => &["translation"],
         }
     }
 }
@@ -75,6 +80,7 @@ enum Task {
     Classification { truncation: Truncation, labels: Vec<Arc<str>> },
     ZeroShot { options: ZeroShotOptions, labels: Vec<Arc<str>> },
     Ranking { query: String, options: RankingOptions },
+    Translation(TranslationOptions),
 }
 
 /// Answers, and what was done to get them.
@@ -131,6 +137,15 @@ impl Answerer {
                 })?;
                 Task::Ranking { query, options: RankingOptions { truncation, raw_scores: false } }
             }
+            Pipeline::Translation(_) => Task::Translation(TranslationOptions {
+                source: parameters.source_language.clone(),
+                target: parameters.target_language.clone(),
+                split: None,
+                truncate: parameters.truncate.unwrap_or(true),
+                clean_up_spaces: false,
+                generation: GenerationOptions::default(),
+                most_sentences: usize::MAX,
+            }),
         };
         Ok(Self { model, task })
     }
@@ -142,6 +157,7 @@ impl Answerer {
             Task::Classification { .. } => Kind::Label,
             Task::ZeroShot { .. } => Kind::Labels,
             Task::Ranking { .. } => Kind::Score,
+            Task::Translation(_) => Kind::Translation,
         }
     }
 
@@ -169,7 +185,8 @@ impl Answerer {
         if good.is_empty() {
             return Ok(answers);
         }
-        match self.ask(good.clone()).await {
+        // Boxed: the tasks' futures are deep, and this one is part of deeper ones.
+        match Box::pin(self.ask(good.clone())).await {
             Ok((found, usage)) => {
                 answers.count(&usage);
                 for (place, answer) in places.into_iter().zip(found) {
@@ -188,7 +205,7 @@ impl Answerer {
     async fn answer_singly(&self, texts: Vec<String>, places: &[usize], answers: &mut Answers) -> Result<()> {
         let mut failed = 0;
         for (text, place) in texts.into_iter().zip(places) {
-            answers.outcomes[*place] = match self.ask(vec![text]).await {
+            answers.outcomes[*place] = match Box::pin(self.ask(vec![text])).await {
                 Ok((mut found, usage)) => {
                     answers.count(&usage);
                     found.pop().ok_or_else(|| RowError {
@@ -243,6 +260,13 @@ impl Answerer {
             (Pipeline::Ranking(pipeline), Task::Ranking { query, options }) => {
                 let (scores, usage) = pipeline.score(query.clone(), texts, *options, deadline).await?;
                 Ok((scores.into_iter().map(Answer::Score).collect(), usage))
+            }
+            (Pipeline::Translation(pipeline), Task::Translation(options)) => {
+                let translations = pipeline.translate(texts, options, deadline).await?;
+                let best = translations.texts.into_iter().map(|best_first| best_first.into_iter().next());
+                let answer =
+                    best.map(|best| Answer::Translation(best.map_or_else(String::new, |best| best.text)));
+                Ok((answer.collect(), translations.usage))
             }
             _ => Err(Error::inference(
                 "the task is not that of the model",

@@ -34,6 +34,12 @@ pub struct Parameters {
     /// The query that texts are ranked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub query: Option<String>,
+    /// The language of the texts, where the model has several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source_language: Option<String>,
+    /// The language that they are wanted in, where the model has several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target_language: Option<String>,
     /// Whether vectors are scaled to length 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub normalize: Option<bool>,
@@ -72,6 +78,8 @@ impl Parameters {
                 "template" => self.template = Some(value.clone()),
                 "multi-label" => self.multi_label = flag()?,
                 "query" => self.query = Some(value.clone()),
+                "source-language" => self.source_language = Some(value.clone()),
+                "target-language" => self.target_language = Some(value.clone()),
                 "normalize" => self.normalize = flag()?,
                 "dimensions" => self.dimensions = Some(value.parse().map_err(|_| wrong("a number"))?),
                 "prompt" => self.prompt = Some(value.clone()),

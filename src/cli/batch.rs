@@ -8,7 +8,7 @@ use tokio::runtime::Builder;
 use super::{progress::Terminal, say};
 use crate::{
     batch::{Ended, Job, Parameters, Report, Sink, Source, Status},
-    config::{Config, ModelConfig},
+    config::Config,
     error::{Error, Result},
     model::Model,
     repository::{
@@ -46,6 +46,12 @@ pub(super) struct Arguments {
     /// The query that texts are ranked for
     #[arg(long)]
     query: Option<String>,
+    /// The language of the texts, where the model has several
+    #[arg(long, value_name = "LANGUAGE")]
+    source_language: Option<String>,
+    /// The language that they are wanted in, where the model has several
+    #[arg(long, value_name = "LANGUAGE")]
+    target_language: Option<String>,
     /// The name of a prompt
     #[arg(long)]
     prompt: Option<String>,
@@ -71,6 +77,8 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
         template: arguments.template,
         multi_label: arguments.multi_label.then_some(true),
         query: arguments.query,
+        source_language: arguments.source_language,
+        target_language: arguments.target_language,
         normalize: None,
         dimensions: arguments.dimensions,
         prompt: arguments.prompt,
@@ -116,7 +124,7 @@ fn open(name: Option<&str>, config: &mut Config) -> Result<Model> {
     if let Some(name) = name {
         let path = Path::new(name);
         if Url::of(path).is_some() || path.join(MANIFEST).is_file() {
-            config.models = vec![ModelConfig { name: None, path: path.to_owned() }];
+            config.models = vec![path.to_owned().into()];
             return Ok(Model::open_all(config)?.remove(0));
         }
     }

@@ -9,6 +9,7 @@ mod progress;
 mod pull;
 mod push;
 mod serve;
+mod triton;
 
 use std::{
     io::{self, IsTerminal, Write},
@@ -47,6 +48,7 @@ enum Command {
     Pull(pull::Arguments),
     Push(push::Arguments),
     Serve(serve::Arguments),
+    Triton(triton::Arguments),
 }
 
 /// Runs the command that this process was called with; says on standard error what went wrong.
@@ -75,6 +77,7 @@ fn execute(arguments: Arguments) -> Result<ExitCode> {
         Command::Pull(arguments) => pull::run(&arguments),
         Command::Push(arguments) => push::run(&arguments, &config),
         Command::Serve(arguments) => serve::run(arguments, config),
+        Command::Triton(arguments) => triton::run(&arguments),
     }
 }
 

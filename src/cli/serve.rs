@@ -35,7 +35,7 @@ pub(super) struct Arguments {
 pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
     if !arguments.models.is_empty() {
         let models = arguments.models.into_iter();
-        config.models = models.map(|path| ModelConfig { name: None, path }).collect();
+        config.models = models.map(ModelConfig::from).collect();
     }
     if let Some(listen) = arguments.listen {
         config.listen = listen;

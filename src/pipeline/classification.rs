@@ -4,9 +4,12 @@ use std::{sync::Arc, time::Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Encodings, Usage, encode_each, encoder::Encoder};
+use super::{
+    Encodings, Usage, encode_each,
+    encoder::{Encoder, Need, Row, Wanted, reads_types},
+};
 use crate::{
-    backend::{Backend, Deadline},
+    backend::{Deadline, routing::Route},
     error::{Error, Result},
     tokenizer::{self, PairTruncation, Tokenizer},
 };
@@ -48,6 +51,19 @@ impl ScoreFunction {
             Self::None => logits.to_vec(),
             Self::Sigmoid => logits.iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect(),
             Self::Softmax => softmax(logits),
+        }
+    }
+
+    /// A value that this makes `score` of, among others that make their own: for models that answer with scores.
+    pub fn invert(self, score: f32) -> f32 {
+        match self {
+            Self::None => score,
+            Self::Softmax => score.max(f32::MIN_POSITIVE).ln(),
+            Self::Sigmoid => {
+                // The nearest to 1 that has a logit.
+                let score = score.clamp(f32::MIN_POSITIVE, 1.0 - f32::EPSILON);
+                (score / (1.0 - score)).ln()
+            }
         }
     }
 }
@@ -103,23 +119,32 @@ impl ClassificationPipeline {
     /// Puts tokenizer and backend together; a backend of another signature is refused.
     pub fn new(
         tokenizer: Arc<Tokenizer>,
-        backend: Arc<dyn Backend>,
+        route: impl Into<Route>,
         settings: ClassificationSettings,
     ) -> Result<Self> {
-        let encoder = Encoder::new(backend, &settings.output)?;
-        let (width, labels) = (encoder.width(), settings.labels.len());
-        if labels == 0 || width.is_some_and(|width| width != labels) {
-            return Err(Error::model(format!(
-                "expected `{}` with a value for each of {labels} labels, but found {width:?}",
-                settings.output
-            )));
+        if settings.labels.is_empty() {
+            return Err(Error::model("expected labels in the manifest, but found none"));
         }
+        let route = route.into();
+        let wanted = Wanted {
+            output: settings.output.clone(),
+            width: Some(settings.labels.len()),
+            labels: Some((settings.labels.clone(), settings.function)),
+            padding_id: tokenizer.padding_id(),
+            reads_types: reads_types(route.signature()),
+        };
+        let encoder = Encoder::new(route, wanted)?;
         Ok(Self { tokenizer, encoder, settings })
     }
 
     /// How the model classifies.
     pub fn settings(&self) -> &ClassificationSettings {
         &self.settings
+    }
+
+    /// The step that runs the model.
+    pub fn encoder(&self) -> &Encoder {
+        &self.encoder
     }
 
     /// The tokenizer that the model reads with.
@@ -134,7 +159,8 @@ impl ClassificationPipeline {
         truncation: PairTruncation,
         deadline: Deadline,
     ) -> Result<Logits> {
-        let (tokenizer, limit) = (Arc::clone(&self.tokenizer), self.settings.max_tokens);
+        let limit = self.encoder.most_tokens(self.settings.max_tokens, deadline).await?;
+        let (tokenizer, keeps_text) = (Arc::clone(&self.tokenizer), self.encoder.may_read_text());
         let reach = tokenizer::reach(limit);
         let size: usize = inputs.iter().map(|input| input.size(reach)).sum();
         if size > MOST_BYTES {
@@ -145,17 +171,25 @@ impl ClassificationPipeline {
         }
         let work = move || {
             encode_each(inputs.into_iter(), deadline, |input| match input {
-                ClassificationInput::Text(text) => tokenizer.encode(&text, limit, truncation.alone()),
-                ClassificationInput::Pair(first, second) => {
-                    tokenizer.encode_pair([&first, &second], limit, truncation)
+                ClassificationInput::Text(text) => {
+                    let encoding = tokenizer.encode(&text, limit, truncation.alone())?;
+                    let part = || tokenizer.kept_part(text, &encoding, limit, truncation.alone());
+                    let text = keeps_text.then(part).transpose()?;
+                    Ok((encoding, text))
                 }
-                ClassificationInput::Ids(ids) => tokenizer.accept(ids, limit, truncation.alone()),
+                ClassificationInput::Pair(first, second) => {
+                    Ok((tokenizer.encode_pair([&first, &second], limit, truncation)?, None))
+                }
+                ClassificationInput::Ids(ids) => {
+                    Ok((tokenizer.accept(ids, limit, truncation.alone())?, None))
+                }
             })
         };
-        let Encodings { list, tokenization } = Encodings::make(size, deadline, work).await?;
+        let encodings = Encodings::make(size, deadline, work).await?;
         let started = Instant::now();
-        let rows = self.encoder.run(&list, deadline, |row| row.values.to_vec()).await?;
-        let usage = Usage::of(&list, tokenization, started.elapsed());
+        let values = |row: Row<'_>| row.values.to_vec();
+        let (rows, place) = self.encoder.run(&encodings, Need::Texts, deadline, values).await?;
+        let usage = Usage::of(&encodings, place, started.elapsed());
         Ok(Logits { rows, usage })
     }
 }
@@ -179,6 +213,11 @@ mod tests {
         assert_eq!(ScoreFunction::Sigmoid.apply(&[0.0]), [0.5]);
         assert_eq!(ScoreFunction::None.apply(&[3.0]), [3.0]);
         assert!(ScoreFunction::Softmax.apply(&[1000.0, 0.0]).iter().all(|score| score.is_finite()));
+        for function in [ScoreFunction::Softmax, ScoreFunction::Sigmoid, ScoreFunction::None] {
+            let scores = [0.7, 0.3, 0.0];
+            let again = function.apply(&scores.map(|score| function.invert(score)));
+            assert!(again.iter().zip(scores).all(|(found, score)| (found - score).abs() < 1e-6), "{again:?}");
+        }
         assert_eq!(descending(&[0.1, 0.9, 0.1, 0.5]), [1, 3, 0, 2]);
     }
 }

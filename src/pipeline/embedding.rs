@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Encodings, Usage, encode_each,
-    encoder::{Encoder, Row},
+    encoder::{Encoder, Need, Row, Wanted, reads_types},
     pooling::{Pooling, normalise},
 };
 use crate::{
-    backend::{Backend, Deadline},
+    backend::{Deadline, routing::Route},
     error::{Error, Result, quoted},
-    tokenizer::{Encoding, Tokenizer, Truncation},
+    tokenizer::{Tokenizer, Truncation},
 };
 
 /// How a model makes vectors: what its sentence-transformers files say.
@@ -82,16 +82,29 @@ impl EmbeddingPipeline {
     /// Puts tokenizer and backend together; a backend of another signature is refused.
     pub fn new(
         tokenizer: Arc<Tokenizer>,
-        backend: Arc<dyn Backend>,
+        route: impl Into<Route>,
         settings: EmbeddingSettings,
     ) -> Result<Self> {
-        let encoder = Encoder::new(backend, &settings.output)?;
+        let route = route.into();
+        let wanted = Wanted {
+            output: settings.output.clone(),
+            width: Some(settings.dimensions),
+            labels: None,
+            padding_id: tokenizer.padding_id(),
+            reads_types: reads_types(route.signature()),
+        };
+        let encoder = Encoder::new(route, wanted)?;
         Ok(Self { tokenizer, encoder, settings })
     }
 
     /// How the model makes vectors.
     pub fn settings(&self) -> &EmbeddingSettings {
         &self.settings
+    }
+
+    /// The step that runs the model.
+    pub fn encoder(&self) -> &Encoder {
+        &self.encoder
     }
 
     /// The tokenizer that the model reads with.
@@ -110,7 +123,7 @@ impl EmbeddingPipeline {
         within(options.most_values, inputs.len(), dimensions)?;
         let normalize = options.normalize.unwrap_or(self.settings.normalize);
         let encodings = self.encode(inputs, options, deadline).await?;
-        self.run(encodings, deadline, |row| {
+        self.run(&encodings, Need::Texts, deadline, |row| {
             let mut vector = self.settings.pooling.pool(row.values, row.width);
             vector.truncate(dimensions);
             if normalize {
@@ -130,17 +143,11 @@ impl EmbeddingPipeline {
         options: &EmbeddingOptions,
         deadline: Deadline,
     ) -> Result<Embeddings<Vec<Vec<f32>>>> {
-        if !self.encoder.gives_tokens() {
-            return Err(Error::invalid(format!(
-                "expected a model with a vector for each token, but its output `{}` has one for each text",
-                self.settings.output
-            )));
-        }
+        self.encoder.require_tokens(&self.settings.output, deadline).await?;
         let encodings = self.encode(inputs, options, deadline).await?;
-        let tokens = encodings.list.iter().map(Encoding::len).sum();
-        within(options.most_values, tokens, self.settings.dimensions)?;
+        within(options.most_values, encodings.tokens(), self.settings.dimensions)?;
         let vectors = |row: Row<'_>| row.values.chunks_exact(row.width).map(<[f32]>::to_vec).collect();
-        self.run(encodings, deadline, vectors).await
+        self.run(&encodings, Need::Tokens, deadline, vectors).await
     }
 
     /// The prompt that a request's texts get, if any.
@@ -166,13 +173,14 @@ impl EmbeddingPipeline {
 
     async fn run<V: Send>(
         &self,
-        Encodings { list, tokenization }: Encodings,
+        encodings: &Encodings,
+        need: Need,
         deadline: Deadline,
         finish: impl Fn(Row<'_>) -> V + Send + Sync,
     ) -> Result<Embeddings<V>> {
         let started = Instant::now();
-        let vectors = self.encoder.run(&list, deadline, finish).await?;
-        let usage = Usage::of(&list, tokenization, started.elapsed());
+        let (vectors, place) = self.encoder.run(encodings, need, deadline, finish).await?;
+        let usage = Usage::of(encodings, place, started.elapsed());
         Ok(Embeddings { vectors, usage })
     }
 
@@ -183,16 +191,22 @@ impl EmbeddingPipeline {
         deadline: Deadline,
     ) -> Result<Encodings> {
         let prompt = self.prompt(options.prompt_name.as_deref())?.map(str::to_owned);
-        let (limit, truncation) = (self.settings.max_tokens, options.truncation);
+        let limit = self.encoder.most_tokens(self.settings.max_tokens, deadline).await?;
+        let (keeps_text, truncation) = (self.encoder.may_read_text(), options.truncation);
         let tokenizer = Arc::clone(&self.tokenizer);
         let size: usize = inputs.iter().map(Input::size).sum();
         let work = move || {
-            encode_each(inputs.into_iter(), deadline, |input| match (input, &prompt) {
-                (Input::Text(text), None) => tokenizer.encode(&text, limit, truncation),
-                (Input::Text(text), Some(prompt)) => {
-                    tokenizer.encode(&format!("{prompt}{text}"), limit, truncation)
+            encode_each(inputs.into_iter(), deadline, |input| match input {
+                Input::Text(text) => {
+                    let text = match &prompt {
+                        None => text,
+                        Some(prompt) => format!("{prompt}{text}"),
+                    };
+                    let encoding = tokenizer.encode(&text, limit, truncation)?;
+                    let text = keeps_text.then(|| tokenizer.kept_part(text, &encoding, limit, truncation));
+                    Ok((encoding, text.transpose()?))
                 }
-                (Input::Ids(ids), _) => tokenizer.accept(ids, limit, truncation),
+                Input::Ids(ids) => Ok((tokenizer.accept(ids, limit, truncation)?, None)),
             })
         };
         Encodings::make(size, deadline, work).await

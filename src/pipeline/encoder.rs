@@ -1,202 +1,212 @@
-//! The step that every task on an encoder shares: encodings to the model's outputs, one row a text.
+//! The step that every task on an encoder shares: encodings to the model's outputs, one row a text, wherever the
+//! model runs.
 
-use std::{cmp::Reverse, sync::Arc};
+use std::{
+    cmp::Reverse,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use futures::{StreamExt, TryStreamExt, stream};
 
+pub use super::adapter::{Row, Source, Wanted, reads_types};
+use super::{
+    Encodings,
+    adapter::{Adapter, Names},
+};
 use crate::{
-    backend::{Backend, Deadline, Signature},
-    error::{Error, Result, quoted},
-    tensor::{ElementType, Tensor},
-    tokenizer::Encoding,
+    backend::{
+        Backend, Deadline,
+        routing::{Place, Route},
+        triton::{Fleet, TritonBackend},
+    },
+    error::{Error, Result},
 };
 
-/// The names by which an encoder's inputs go, by what they carry.
-const INPUT_NAMES: [(&str, Role); 3] =
-    [("input_ids", Role::Ids), ("attention_mask", Role::Mask), ("token_type_ids", Role::Types)];
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    Ids,
-    Mask,
-    Types,
-}
-
-/// A backend whose model reads encodings.
+/// A model that reads encodings, at the places where it runs.
 #[derive(Clone, Debug)]
 pub struct Encoder {
-    backend: Arc<dyn Backend>,
-    inputs: Vec<(Role, ElementType)>,
-    output: usize,
-    output_name: String,
+    route: Route,
+    wanted: Arc<Wanted>,
+    here: Option<Adapter>,
+    /// Of the model as the fleet described it last.
+    there: Arc<Mutex<Option<(TritonBackend, Adapter)>>>,
 }
 
-/// One text's part of the model's output, padding left out.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Row<'a> {
-    /// The values, row-major.
-    pub values: &'a [f32],
-    /// The length of the last axis.
-    pub width: usize,
+/// What a request needs of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Whatever it gives for a text.
+    Texts,
+    /// A vector for each token.
+    Tokens,
 }
 
 impl Encoder {
-    /// Takes the output called `output` of a backend whose inputs are those of an encoder.
+    /// Takes what is wanted from a model whose inputs are those of an encoder.
     ///
-    /// A signature of another kind is refused here, when the model loads, with both sides named.
-    pub fn new(backend: Arc<dyn Backend>, output: &str) -> Result<Self> {
-        let signature = backend.signature();
-        let inputs = signature.inputs.iter().map(|input| Some((role(&input.name)?, input.element_type)));
-        let inputs: Option<Vec<_>> = inputs.collect();
-        let inputs = inputs.filter(|inputs| inputs.iter().any(|(role, _)| *role == Role::Ids));
-        let position = signature.output(output);
-        match (inputs, position) {
-            (Some(inputs), Some(position)) => {
-                let element_type = signature.outputs[position].element_type;
-                if element_type != ElementType::Fp32 {
-                    return Err(Error::model(format!(
-                        "expected the model's output `{output}` to be FP32, but found {element_type}"
-                    )));
-                }
-                let output_name = output.to_owned();
-                Ok(Self { backend, inputs, output: position, output_name })
+    /// A signature of another kind is refused here, when the model loads, with both sides named; that of a fleet
+    /// when it is first known.
+    pub fn new(route: Route, wanted: Wanted) -> Result<Self> {
+        let wanted = Arc::new(wanted);
+        let here =
+            route.here().map(|backend| Adapter::new(Arc::clone(backend), Arc::clone(&wanted), Names::Bundle));
+        Ok(Self { here: here.transpose()?, route, wanted, there: Arc::default() })
+    }
+
+    /// Whether the model may read texts instead of their tokens.
+    pub fn may_read_text(&self) -> bool {
+        self.route.fleet_if_any().is_some()
+    }
+
+    /// Refuses a request for tokens that the model has no vectors for.
+    pub async fn require_tokens(&self, output: &str, deadline: Deadline) -> Result<()> {
+        let gives_tokens = match &self.here {
+            Some(adapter) => adapter.gives_tokens(),
+            None => self.adapter(Place::Fleet, deadline).await?.gives_tokens(),
+        };
+        if gives_tokens {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "expected a model with a vector for each token, but its output `{output}` has one for each text"
+        )))
+    }
+
+    /// The most tokens of a text: what the task allows, or what a fleet that is the only place takes.
+    pub async fn most_tokens(&self, most: usize, deadline: Deadline) -> Result<usize> {
+        if self.here.is_some() {
+            return Ok(most);
+        }
+        let there = self.adapter(Place::Fleet, deadline).await?;
+        Ok(there.length().map_or(most, |length| length.min(most)))
+    }
+
+    /// Asks the fleet for its description, and refuses one of another kind; a fleet that does not answer is no
+    /// error. No connection is kept: this may run before the runtime that requests run on.
+    pub async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
+        let Some(fleet) = self.route.fleet_if_any() else { return Ok(()) };
+        let checked = self.fleet_adapter(fleet, deadline).await;
+        fleet.disconnect();
+        match checked {
+            Err(error @ Error::Model { .. }) => Err(error),
+            Ok(_) => Ok(()),
+            Err(error) => {
+                tracing::warn!(error = error.chain(), "the fleet does not answer yet");
+                Ok(())
             }
-            _ => Err(mismatch(signature, output)),
         }
     }
 
-    /// Whether the output has a vector for each token; otherwise it has one for each text.
-    pub fn gives_tokens(&self) -> bool {
-        self.backend.signature().outputs[self.output].shape.len() == 3
+    /// Runs all encodings and gives what `finish` makes of each one's row, in the same order, and where it ran.
+    ///
+    /// What fails on the fleet runs here, if the model is here.
+    pub(super) async fn run<T: Send>(
+        &self,
+        encodings: &Encodings,
+        need: Need,
+        deadline: Deadline,
+        finish: impl Fn(Row<'_>) -> T + Send + Sync,
+    ) -> Result<(Vec<T>, Place)> {
+        let tokens = encodings.tokens();
+        if self.route.choose(tokens) == Place::Fleet && !self.is_known_to_be_unfit(encodings, need) {
+            let until = self.route.deadline(Place::Fleet, tokens, deadline);
+            match self.run_at(Place::Fleet, encodings, need, until, &finish).await {
+                Ok(rows) => return Ok((rows, Place::Fleet)),
+                Err(error) if self.here.is_some() && self.route.falls_back(&error, deadline) => {
+                    tracing::warn!(error = error.chain(), "the fleet failed; the request runs here");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((self.run_at(Place::Here, encodings, need, deadline, &finish).await?, Place::Here))
     }
 
-    /// The length of the output's last axis, where it is fixed.
-    pub fn width(&self) -> Option<usize> {
-        let side = self.backend.signature().outputs[self.output].shape.last()?;
-        usize::try_from(*side).ok()
+    /// Whether the model runs here, and cannot on the fleet as far as that is known.
+    fn is_known_to_be_unfit(&self, encodings: &Encodings, need: Need) -> bool {
+        let known = self.there.lock().unwrap_or_else(PoisonError::into_inner);
+        let adapter = known.as_ref().map(|(_, adapter)| adapter);
+        self.here.is_some()
+            && adapter
+                .is_some_and(|adapter| self.check(adapter, Place::Fleet, &encodings.sources(), need).is_err())
     }
 
-    /// Runs all encodings and gives what `finish` makes of each one's row, in the same order.
+    /// How the model is spoken to at a place.
+    async fn adapter(&self, place: Place, deadline: Deadline) -> Result<Adapter> {
+        let missing = || Error::model("expected a model to run, but there is none");
+        match (place, self.route.fleet_if_any()) {
+            (Place::Here, _) => self.here.clone().ok_or_else(missing),
+            (Place::Fleet, Some(fleet)) => self.fleet_adapter(fleet, deadline).await,
+            (Place::Fleet, None) => Err(missing()),
+        }
+    }
+
+    async fn fleet_adapter(&self, fleet: &Fleet, deadline: Deadline) -> Result<Adapter> {
+        let described = fleet.connect(deadline).await?;
+        let mut known = self.there.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((backend, adapter)) = known.as_ref()
+            && (backend.signature(), backend.schedule()) == (described.signature(), described.schedule())
+        {
+            return Ok(adapter.clone());
+        }
+        let all = Adapter::new(Arc::new(described.clone()), Arc::clone(&self.wanted), Names::Fleet)?;
+        // Outputs that nobody reads are not sent.
+        let narrowed = described.with_outputs(&all.outputs());
+        let adapter = Adapter::new(Arc::new(narrowed), Arc::clone(&self.wanted), Names::Fleet)?;
+        *known = Some((described, adapter.clone()));
+        Ok(adapter)
+    }
+
+    /// Runs all encodings at one place.
     ///
     /// Each row is finished as soon as it is there, so that the outputs of a large request, which are
     /// hundreds of times its answer, never stand in memory together. Batches are made of neighbours in length,
     /// longest first, so that little is padded and no long text is left for the end; only twice as many are
     /// under way as the backend runs at once.
-    pub async fn run<T: Send>(
+    async fn run_at<T: Send>(
         &self,
-        encodings: &[Encoding],
+        place: Place,
+        encodings: &Encodings,
+        need: Need,
         deadline: Deadline,
-        finish: impl Fn(Row<'_>) -> T + Send + Sync,
+        finish: &(impl Fn(Row<'_>) -> T + Send + Sync),
     ) -> Result<Vec<T>> {
-        let finish = &finish;
-        let schedule = self.backend.schedule();
-        let mut order: Vec<usize> = (0..encodings.len()).collect();
-        order.sort_by_key(|text| Reverse(encodings[*text].len()));
+        let under_way = self.route.begin(place, encodings.tokens());
+        let adapter = &self.adapter(place, deadline).await?;
+        let sources = &encodings.sources();
+        self.check(adapter, place, sources, need)?;
+        let schedule = adapter.schedule();
+        let mut order: Vec<usize> = (0..sources.len()).collect();
+        order.sort_by_key(|text| Reverse(sources[*text].encoding.len()));
         let batches = order.chunks(schedule.rows.get()).map(|batch| async move {
-            let outputs = self.infer(encodings, batch, deadline).await?;
-            let rows = self.rows(&outputs, batch.iter().map(|text| encodings[*text].len()))?;
+            let texts: Vec<Source<'_>> = batch.iter().map(|text| sources[*text]).collect();
+            let output = adapter.infer(&texts, deadline).await?;
+            let rows = adapter.rows(&output, texts.iter().map(|source| source.encoding.len()))?;
             Ok::<_, Error>(batch.iter().copied().zip(rows.into_iter().map(finish)).collect::<Vec<_>>())
         });
         // One more a lane than it runs, so that it finds the next batch waiting when it is done with one.
-        let under_way = 2 * schedule.lanes.get();
+        let most_under_way = 2 * schedule.lanes.get();
         // Collected first: a borrowed iterator inside the stream would not be `Send` to the executor.
         let batches: Vec<_> = batches.collect();
-        let done: Vec<Vec<(usize, T)>> =
-            stream::iter(batches).buffer_unordered(under_way).try_collect().await?;
-        let mut finished: Vec<(usize, T)> = done.into_iter().flatten().collect();
+        let done: Result<Vec<Vec<(usize, T)>>> =
+            stream::iter(batches).buffer_unordered(most_under_way).try_collect().await;
+        under_way.ended(done.is_ok());
+        let mut finished: Vec<(usize, T)> = done?.into_iter().flatten().collect();
         finished.sort_by_key(|(text, _)| *text);
         Ok(finished.into_iter().map(|(_, row)| row).collect())
     }
 
-    async fn infer(
-        &self,
-        encodings: &[Encoding],
-        batch: &[usize],
-        deadline: Deadline,
-    ) -> Result<Vec<Tensor>> {
-        let longest = batch.iter().map(|text| encodings[*text].len()).max().unwrap_or(0);
-        let shape = [batch.len(), longest];
-        let inputs = self
-            .inputs
-            .iter()
-            .map(|(role, element_type)| {
-                let mut values = vec![0_i64; batch.len() * longest];
-                for (row, text) in values.chunks_mut(longest.max(1)).zip(batch) {
-                    fill(row, *role, &encodings[*text]);
-                }
-                Tensor::integers(*element_type, shape, values)
-            })
-            .collect::<Result<_>>()?;
-        self.backend.infer(inputs, deadline).await
-    }
-
-    /// Cuts the output into the rows of its texts, and each row to the text's own length.
-    fn rows<'a>(
-        &self,
-        outputs: &'a [Tensor],
-        lengths: impl ExactSizeIterator<Item = usize>,
-    ) -> Result<Vec<Row<'a>>> {
-        let wrong = |found: String| Error::Inference {
-            message: format!("expected `{}` of {} rows, but found {found}", self.output_name, lengths.len()),
-            source: None,
-        };
-        let Some(output) = outputs.get(self.output) else { return Err(wrong("no such output".into())) };
-        let shape = output.shape();
-        let (Some(values), Some(width)) = (output.as_fp32(), shape.last().copied()) else {
-            return Err(wrong(format!("{} of shape {shape:?}", output.element_type())));
-        };
-        if shape[0] != lengths.len() || width == 0 {
-            return Err(wrong(format!("shape {shape:?}")));
+    /// Refuses what the model at a place cannot do. Where it can be done here it is no fault of the client's.
+    fn check(&self, adapter: &Adapter, place: Place, sources: &[Source<'_>], need: Need) -> Result<()> {
+        let lacks_tokens = (need == Need::Tokens && !adapter.gives_tokens()).then(|| {
+            Error::invalid("expected a model with a vector for each token, but found one for each text")
+        });
+        let refusal = lacks_tokens.or_else(|| sources.iter().find_map(|source| adapter.refusal(*source)));
+        match refusal {
+            None => Ok(()),
+            Some(error) if place == Place::Fleet && self.here.is_some() => {
+                Err(Error::unavailable(error.to_string()))
+            }
+            Some(error) => Err(error),
         }
-        let row_size = values.len() / shape[0];
-        let has_tokens = shape.len() == 3;
-        values
-            .chunks_exact(row_size.max(1))
-            .zip(lengths)
-            .map(|(row, length)| {
-                let kept = if has_tokens { row.get(..length * width) } else { Some(row) };
-                let kept = kept.ok_or_else(|| Error::Inference {
-                    message: format!(
-                        "expected `{}` of {length} tokens, but found shape {shape:?}",
-                        self.output_name
-                    ),
-                    source: None,
-                })?;
-                if kept.iter().any(|value| !value.is_finite()) {
-                    return Err(Error::Inference {
-                        message: format!("the model's output `{}` is not a number", self.output_name),
-                        source: None,
-                    });
-                }
-                Ok(Row { values: kept, width })
-            })
-            .collect()
     }
-}
-
-fn role(name: &str) -> Option<Role> {
-    INPUT_NAMES.iter().find(|(known, _)| *known == name).map(|(_, role)| *role)
-}
-
-fn fill(row: &mut [i64], role: Role, encoding: &Encoding) {
-    let values: &mut dyn Iterator<Item = i64> = match role {
-        Role::Ids => &mut encoding.ids.iter().map(|id| i64::from(*id)),
-        Role::Types => &mut encoding.type_ids.iter().map(|id| i64::from(*id)),
-        Role::Mask => &mut std::iter::repeat_n(1, encoding.len()),
-    };
-    for (cell, value) in row.iter_mut().zip(values) {
-        *cell = value;
-    }
-}
-
-fn mismatch(signature: &Signature, output: &str) -> Error {
-    let names = |specs: &[crate::backend::TensorSpec]| {
-        quoted(&specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>())
-    };
-    Error::model(format!(
-        "expected a model with inputs among {} and the output `{output}`, but found inputs {} and outputs {}",
-        quoted(&INPUT_NAMES.map(|(name, _)| name)),
-        names(&signature.inputs),
-        names(&signature.outputs)
-    ))
 }

@@ -1,5 +1,6 @@
 //! From texts to answers, one file a task; what tasks share lies beside them.
 
+pub mod adapter;
 pub mod classification;
 pub mod embedding;
 pub mod encoder;
@@ -17,8 +18,9 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use self::encoder::Source;
 use crate::{
-    backend::Deadline,
+    backend::{Deadline, routing::Place},
     error::{Error, Result, at_text},
     telemetry,
     tokenizer::Encoding,
@@ -80,6 +82,8 @@ const INLINE_BYTES: usize = 8 * 1024;
 /// A request's texts as the model reads them.
 struct Encodings {
     list: Vec<Encoding>,
+    /// The words of each that is one text, where a model may want to make its tokens itself.
+    texts: Vec<Option<String>>,
     /// Time spent on making them.
     tokenization: Duration,
 }
@@ -89,11 +93,22 @@ impl Encodings {
     async fn make(
         size: usize,
         deadline: Deadline,
-        work: impl FnOnce() -> Result<Vec<Encoding>> + Send + 'static,
+        work: impl FnOnce() -> Result<Vec<(Encoding, Option<String>)>> + Send + 'static,
     ) -> Result<Self> {
         let started = Instant::now();
-        let list = if size <= INLINE_BYTES { work()? } else { deadline.off_thread(work).await? };
-        Ok(Self { list, tokenization: started.elapsed() })
+        let made = if size <= INLINE_BYTES { work()? } else { deadline.off_thread(work).await? };
+        let (list, texts) = made.into_iter().unzip();
+        Ok(Self { list, texts, tokenization: started.elapsed() })
+    }
+
+    /// The tokens of all texts.
+    fn tokens(&self) -> usize {
+        self.list.iter().map(Encoding::len).sum()
+    }
+
+    fn sources(&self) -> Vec<Source<'_>> {
+        let texts = self.texts.iter().map(Option::as_deref);
+        self.list.iter().zip(texts).map(|(encoding, text)| Source { encoding, text }).collect()
     }
 }
 
@@ -102,8 +117,8 @@ impl Encodings {
 fn encode_each<I>(
     inputs: impl ExactSizeIterator<Item = I>,
     deadline: Deadline,
-    encode: impl Fn(I) -> Result<Encoding>,
-) -> Result<Vec<Encoding>> {
+    encode: impl Fn(I) -> Result<(Encoding, Option<String>)>,
+) -> Result<Vec<(Encoding, Option<String>)>> {
     let count = inputs.len();
     let encode = |(place, input)| {
         if deadline.has_passed() {
@@ -127,20 +142,24 @@ pub struct Usage {
     pub tokenization: Duration,
     /// Time spent in the model, waiting for it included.
     pub inference: Duration,
+    /// Where the model ran.
+    pub place: Place,
 }
 
 impl Usage {
     /// What the encodings of a request's texts tell; counted at once.
-    pub fn of(encodings: &[Encoding], tokenization: Duration, inference: Duration) -> Self {
-        let tokens = encodings.iter().map(Encoding::len).sum();
-        telemetry::encoded(tokens, tokenization, inference);
-        let was_shortened = |text: &usize| encodings[*text].shortened_from.is_some();
+    fn of(encodings: &Encodings, place: Place, inference: Duration) -> Self {
+        let Encodings { list, tokenization, .. } = encodings;
+        let tokens = encodings.tokens();
+        telemetry::encoded(tokens, *tokenization, inference);
+        let was_shortened = |text: &usize| list[*text].shortened_from.is_some();
         Self {
             tokens,
             generated: 0,
-            truncated: (0..encodings.len()).filter(was_shortened).collect(),
-            tokenization,
+            truncated: (0..list.len()).filter(was_shortened).collect(),
+            tokenization: *tokenization,
             inference,
+            place,
         }
     }
 }

@@ -5,6 +5,7 @@ pub mod bundle;
 pub mod manifest;
 pub mod s3;
 pub mod staged;
+pub mod triton;
 
 pub use self::{bundle::Bundle, manifest::Manifest};
 

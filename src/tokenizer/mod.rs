@@ -21,7 +21,11 @@ use crate::error::{Error, Result};
 pub struct Tokenizer {
     raw: RawTokenizer,
     special_tokens: usize,
+    padding_id: u32,
 }
+
+/// What vocabularies call the token that stands for nothing.
+const PADDING_TOKENS: [&str; 2] = ["[PAD]", "<pad>"];
 
 /// Which end of a text gives way when it is too long.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -134,7 +138,13 @@ impl Tokenizer {
 
     fn new(raw: RawTokenizer) -> Self {
         let special_tokens = raw.get_post_processor().map_or(0, |processor| processor.added_tokens(false));
-        Self { raw, special_tokens }
+        let padding_id = PADDING_TOKENS.iter().find_map(|token| raw.token_to_id(token));
+        Self { raw, special_tokens, padding_id: padding_id.unwrap_or(0) }
+    }
+
+    /// The id that fills up texts that are shorter than others.
+    pub fn padding_id(&self) -> u32 {
+        self.padding_id
     }
 
     /// The number of ids, those of added tokens included.
@@ -168,6 +178,27 @@ impl Tokenizer {
     /// The token ids of a text, with nothing put before or after them.
     pub fn encode_bare(&self, text: &str) -> Result<Vec<u32>> {
         Ok(self.raw.encode_fast(text, false).map_err(cannot_tokenise)?.get_ids().to_vec())
+    }
+
+    /// The part of a text that its encoding kept, for models that make their tokens themselves.
+    pub fn kept_part(
+        &self,
+        text: String,
+        encoding: &Encoding,
+        limit: usize,
+        truncation: Truncation,
+    ) -> Result<String> {
+        let (Some(_), Truncation::At(side)) = (encoding.shortened_from, truncation) else { return Ok(text) };
+        let reachable = within_reach(&text, limit, truncation);
+        let bare = self.raw.encode(reachable, false).map_err(cannot_tokenise)?;
+        let kept = limit.saturating_sub(self.special_tokens).min(bare.len());
+        let kept = match side {
+            Side::Right => &bare.get_offsets()[..kept],
+            Side::Left => &bare.get_offsets()[bare.len() - kept..],
+        };
+        let start = kept.iter().map(|(start, _)| *start).min().unwrap_or(0);
+        let end = kept.iter().map(|(_, end)| *end).max().unwrap_or(0);
+        Ok(reachable.get(start..end).unwrap_or_default().to_owned())
     }
 
     /// Encodes a pair of texts, special tokens included, into at most `limit` tokens.

@@ -27,7 +27,7 @@ fn inputs(backend: &dyn Backend, rows: usize, columns: usize) -> Vec<Tensor> {
 }
 
 /// What [`Backend`] promises.
-async fn keeps_its_contract(backend: &dyn Backend) {
+pub(crate) async fn keeps_its_contract(backend: &dyn Backend) {
     // Outputs come in signature order, with the rows of the inputs.
     let outputs = backend.infer(inputs(backend, 2, 3), deadline()).await.unwrap();
     assert_eq!(outputs.len(), backend.signature().outputs.len());

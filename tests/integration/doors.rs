@@ -15,13 +15,28 @@ const DOORS: &[(&str, &[&str])] = &[
     ("aws_sdk_s3::", &["src/repository/s3/"]),
     ("aws_sdk_secretsmanager::", &["src/secrets.rs"]),
     ("parquet::", &["src/batch/rows/parquet.rs"]),
-    ("prost::", &["src/build/onnx/", "src/build/sentencepiece/", "src/backend/onnx/weights.rs"]),
+    (
+        "prost::",
+        &[
+            "src/build/onnx/",
+            "src/build/sentencepiece/",
+            "src/backend/onnx/weights.rs",
+            "src/backend/triton/messages.rs",
+            "src/backend/triton/grpc.rs",
+        ],
+    ),
     ("yada::", &["src/tokenizer/"]),
     ("zstd::", &["src/batch/compression.rs"]),
     ("zip::", &["src/build/fetch.rs"]),
     ("lambda_http::", &["functions/"]),
     ("indicatif::", &["src/cli/progress.rs"]),
-    ("hyper_util::", &["src/cli/bench/server.rs"]),
+    (
+        "hyper_util::",
+        &["src/backend/triton/connect.rs", "src/backend/triton/http.rs", "src/cli/bench/server.rs"],
+    ),
+    ("tokio_rustls::", &["src/backend/triton/connect.rs"]),
+    ("tonic::", &["src/backend/triton/grpc.rs"]),
+    ("tonic_prost::", &["src/backend/triton/grpc.rs"]),
     ("axum::", &["src/api/", "src/cli/serve.rs", "src/cli/bench/server.rs", "functions/"]),
 ];
 

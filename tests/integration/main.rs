@@ -14,6 +14,7 @@ mod building;
 mod classifiers;
 mod deploying;
 mod doors;
+mod fleet;
 mod goldens;
 mod live;
 mod models;

@@ -74,7 +74,7 @@ pub(crate) fn open_for(task: Task, name: &str, folder: &Path, runtime: Runtime) 
 
 /// Opens a bundle as a served model.
 pub(crate) fn serve(bundle: &Path) -> kivu::Result<Model> {
-    let models = vec![ModelConfig { name: None, path: bundle.to_owned() }];
+    let models = vec![ModelConfig::from(bundle.to_owned())];
     let config = Config { models, ..Config::default() };
     Ok(Model::open_all(&config)?.remove(0))
 }

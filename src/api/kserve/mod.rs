@@ -18,7 +18,7 @@ use self::{
     message::{InferRequest, Output},
     tensors::Interface,
 };
-use super::{App, rejection::Rejection, request};
+use super::{App, name_backend, rejection::Rejection, request};
 use crate::{
     error::{Error, Result},
     model::Model,
@@ -132,7 +132,9 @@ pub(super) async fn infer(
     let interface = Interface::of(model);
     let name = interface.output(&request).to_owned();
     let form = request.wanted_form(&name)?;
-    let (shape, elements) = tensors::run(model, &interface, &request, &app.limits, deadline).await?;
+    let (shape, elements, place) = tensors::run(model, &interface, &request, &app.limits, deadline).await?;
     let output = Output { name, shape, elements };
-    Ok(message::respond(&model.name, VERSION, request.id.as_deref(), form, &output)?)
+    let mut response = message::respond(&model.name, VERSION, request.id.as_deref(), form, &output)?;
+    name_backend(&mut response, place);
+    Ok(response)
 }

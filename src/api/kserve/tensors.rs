@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     api::inputs,
-    backend::Deadline,
+    backend::{Deadline, routing::Place},
     config::Limits,
     error::{Error, Result, quoted},
     model::{Model, Pipeline},
@@ -109,14 +109,14 @@ impl Interface {
     }
 }
 
-/// Runs a model on the inputs of a request: the shape and the values of its output.
+/// Runs a model on the inputs of a request: the shape and the values of its output, and where it ran.
 pub(super) async fn run(
     model: &Model,
     interface: &Interface,
     request: &InferRequest,
     limits: &Limits,
     deadline: Deadline,
-) -> Result<(Vec<usize>, OutputElements)> {
+) -> Result<(Vec<usize>, OutputElements, Place)> {
     interface.check_names(request)?;
     let names = &interface.names;
     let truncation = if limits.truncate { Truncation::At(Side::Right) } else { Truncation::Off };
@@ -134,14 +134,15 @@ pub(super) async fn run(
                 most_values: limits.values,
             };
             let embeddings = pipeline.embed(inputs, &options, deadline).await?;
-            Ok(matrix(embeddings.vectors))
+            Ok(matrix(embeddings.vectors, embeddings.usage.place))
         }
         Pipeline::Classification(pipeline) => {
             let inputs = match rows(names, request, limits)? {
                 Rows::Tokens(rows) => rows.into_iter().map(ClassificationInput::Ids).collect(),
                 Rows::Texts(texts) => texts.into_iter().map(ClassificationInput::Text).collect(),
             };
-            Ok(matrix(pipeline.logits(inputs, truncation.into(), deadline).await?.rows))
+            let logits = pipeline.logits(inputs, truncation.into(), deadline).await?;
+            Ok(matrix(logits.rows, logits.usage.place))
         }
         Pipeline::ZeroShot(pipeline) => {
             let texts = texts(required(request, &names.text)?, limits.texts)?;
@@ -151,29 +152,31 @@ pub(super) async fn run(
             let template = Template::new(template.unwrap_or_else(|| TEMPLATE.to_owned()))?;
             let multi_label = request.parameter("multi_label")?.unwrap_or(false);
             let options = ZeroShotOptions { labels, template, multi_label };
-            Ok(matrix(pipeline.score(&texts, &options, deadline).await?.0))
+            let (scores, usage) = pipeline.score(&texts, &options, deadline).await?;
+            Ok(matrix(scores, usage.place))
         }
         Pipeline::Ranking(pipeline) => {
             let query = texts(required(request, &names.query)?, 1)?.remove(0);
             let texts = texts(required(request, &names.text)?, limits.texts)?;
             let raw_scores = request.parameter("raw_scores")?.unwrap_or(false);
             let options = RankingOptions { truncation, raw_scores };
-            let (scores, _) = pipeline.score(query, texts, options, deadline).await?;
-            Ok((vec![scores.len()], OutputElements::Floats(scores)))
+            let (scores, usage) = pipeline.score(query, texts, options, deadline).await?;
+            Ok((vec![scores.len()], OutputElements::Floats(scores), usage.place))
         }
         Pipeline::Translation(pipeline) => {
             let options = translation::options(request, limits)?;
-            match rows(names, request, limits)? {
+            let (shape, elements) = match rows(names, request, limits)? {
                 Rows::Tokens(rows) => translation::ids(pipeline, rows, &options, deadline).await,
                 Rows::Texts(texts) => translation::texts(pipeline, texts, &options, deadline).await,
-            }
+            }?;
+            Ok((shape, elements, Place::Here))
         }
     }
 }
 
-fn matrix(rows: Vec<Vec<f32>>) -> (Vec<usize>, OutputElements) {
+fn matrix(rows: Vec<Vec<f32>>, place: Place) -> (Vec<usize>, OutputElements, Place) {
     let shape = vec![rows.len(), rows.first().map_or(0, Vec::len)];
-    (shape, OutputElements::Floats(rows.into_iter().flatten().collect()))
+    (shape, OutputElements::Floats(rows.into_iter().flatten().collect()), place)
 }
 
 enum Rows {

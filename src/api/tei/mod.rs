@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 
 pub(super) mod classify;
 
-use super::{App, inputs, rejection::Rejection, request, translate};
+use super::{App, inputs, name_backend, rejection::Rejection, request, translate};
 use crate::{
     backend::Deadline,
     config::Limits,
@@ -367,7 +367,7 @@ pub(super) fn with_usage<B: Serialize>(
     started: Instant,
 ) -> Response {
     let mut response = Json(body).into_response();
-    let Usage { tokens, generated: _, truncated, tokenization, inference } = usage;
+    let Usage { tokens, generated: _, truncated, tokenization, inference, place } = usage;
     let total = started.elapsed();
     let numbers: [(&'static str, u128); 6] = [
         ("x-compute-characters", characters as u128),
@@ -385,6 +385,7 @@ pub(super) fn with_usage<B: Serialize>(
         }
     }
     name_truncated(headers, truncated);
+    name_backend(&mut response, *place);
     response
 }
 

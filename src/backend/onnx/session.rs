@@ -138,6 +138,7 @@ fn borrow(tensor: &Tensor) -> ort::Result<SessionInputValue<'_>> {
         Elements::Fp32(values) => TensorRef::from_array_view((shape, values.as_slice()))?.into(),
         Elements::Int32(values) => TensorRef::from_array_view((shape, values.as_slice()))?.into(),
         Elements::Int64(values) => TensorRef::from_array_view((shape, values.as_slice()))?.into(),
+        Elements::Bytes(_) => return Err(ort::Error::new("graphs take no strings here")),
     })
 }
 
@@ -158,6 +159,8 @@ fn copy(spec: &TensorSpec, value: &DynValue) -> Result<Tensor> {
             let (shape, values) = value.try_extract_tensor::<i64>().map_err(wrong)?;
             (shape, Elements::Int64(values.to_vec()))
         }
+        // A graph with such an output is refused when it loads.
+        ElementType::Bytes => return Err(Error::inference("graphs give no strings here", spec.name.clone())),
     };
     Tensor::new(shape.iter().map(|side| *side as usize).collect(), elements)
 }

@@ -26,6 +26,9 @@ pub(super) fn zeros(spec: &TensorSpec, rows: usize) -> Result<DynValue> {
         ElementType::Fp32 => make(shape, vec![0.0_f32; size]),
         ElementType::Int32 => make(shape, vec![0_i32; size]),
         ElementType::Int64 => make(shape, vec![0_i64; size]),
+        ElementType::Bytes => {
+            Err(Error::model(format!("expected a state of numbers, but `{}` is of strings", spec.name)))
+        }
     }
 }
 

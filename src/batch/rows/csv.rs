@@ -226,6 +226,7 @@ fn cells(answer: &Answer) -> Vec<String> {
             vec![serde_json::to_string(labels).unwrap_or_default(), list(scores)]
         }
         Answer::Score(score) => vec![score.to_string()],
+        Answer::Translation(text) => vec![text.clone()],
     }
 }
 

@@ -332,6 +332,7 @@ fn add(
             field("scores", false, scores)
         }
         Ok(Answer::Score(score)) => field("score", true, score),
+        Ok(Answer::Translation(text)) => field("translation", true, text),
     }
 }
 

@@ -265,6 +265,15 @@ fn answers(kind: Kind, outcomes: &[Outcome]) -> Vec<ArrayRef> {
                 .collect();
             vec![Arc::new(scores)]
         }
+        Kind::Translation => {
+            let texts: StringArray = answers()
+                .map(|answer| match answer {
+                    Some(Answer::Translation(text)) => Some(text.as_str()),
+                    _ => None,
+                })
+                .collect();
+            vec![Arc::new(texts)]
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{
         Deadline,
         sequences::{Decoder, Sequences},
     },
-    config::{Config, ModelConfig},
+    config::Config,
     error::{Error, Result},
     model::{Model, Pipeline},
     pipeline::{
@@ -31,7 +31,7 @@ const WARM_UP: usize = 4;
 
 /// Tokens a second of the loop and of the session alone, with one row and with five beams.
 pub(super) fn measure(bundle: &Path, config: &Config) -> Result<Vec<Figure>> {
-    let models = vec![ModelConfig { name: None, path: bundle.to_owned() }];
+    let models = vec![bundle.to_owned().into()];
     let models = Model::open_all(&Config { models, ..config.clone() })?;
     let Some(Pipeline::Translation(pipeline)) = models.first().map(|model| &model.pipeline) else {
         return Err(Error::config(format!(

@@ -167,7 +167,7 @@ impl Server {
         let failed = |error: Box<dyn std::error::Error + Send + Sync>| {
             Error::inference("the server did not answer", error)
         };
-        let request = axum::http::Request::post(&self.url)
+        let request = http::Request::post(&self.url)
             .header("content-type", "application/json")
             .body(Full::new(Bytes::copy_from_slice(body.as_bytes())))
             .map_err(|error| failed(error.into()))?;

@@ -15,6 +15,7 @@ use super::{
 use crate::{
     backend::{
         Deadline,
+        routing::Place,
         sequences::{self, Decoder, Sequences},
     },
     error::{Error, Result, at_text},
@@ -191,6 +192,7 @@ impl TranslationPipeline {
             truncated: plan.truncated,
             tokenization,
             inference: started.elapsed(),
+            place: Place::Here,
         };
         telemetry::encoded(usage.tokens, usage.tokenization, usage.inference);
         let count = self.search(options, None)?.sequences();

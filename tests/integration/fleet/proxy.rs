@@ -1,0 +1,189 @@
+//! What lies between Kivu and a server, at its worst: it delays, drips, cuts, corrupts, or says nothing.
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    task::JoinHandle,
+    time::sleep,
+};
+use tokio_rustls::{
+    TlsAcceptor,
+    rustls::{
+        ServerConfig,
+        crypto::ring,
+        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    },
+};
+
+use crate::models::fixtures;
+
+/// What happens to what the server sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mischief {
+    /// Nothing.
+    None,
+    /// Everything comes later.
+    Delay(Duration),
+    /// A few bytes at a time.
+    Drip,
+    /// The connection ends after so many bytes.
+    CutAfter(usize),
+    /// The byte at this place of each piece is another one.
+    Corrupt(usize),
+    /// Connections are taken, and nothing is ever sent.
+    Silence,
+    /// Connections are ended as soon as they are there.
+    Refuse,
+}
+
+/// A proxy that ends with this value.
+pub(crate) struct Proxy {
+    pub(crate) port: u16,
+    mischief: Arc<Mutex<Mischief>>,
+    connections: Arc<AtomicUsize>,
+    accepting: JoinHandle<()>,
+}
+
+impl Proxy {
+    pub(crate) async fn start(target: u16, mischief: Mischief) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let mischief = Arc::new(Mutex::new(mischief));
+        let connections = Arc::new(AtomicUsize::new(0));
+        let (current, count) = (Arc::clone(&mischief), Arc::clone(&connections));
+        let accepting = tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                count.fetch_add(1, Ordering::Relaxed);
+                tokio::spawn(serve(client, target, Arc::clone(&current)));
+            }
+        });
+        Self { port, mischief, connections, accepting }
+    }
+
+    /// Does something else from now on, also to connections that are there.
+    pub(crate) fn turn(&self, mischief: Mischief) {
+        *self.mischief.lock().unwrap() = mischief;
+    }
+
+    /// Connections that were ever made.
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+async fn serve(mut client: TcpStream, target: u16, mischief: Arc<Mutex<Mischief>>) {
+    let current = || *mischief.lock().unwrap();
+    if current() == Mischief::Refuse {
+        return;
+    }
+    let Ok(mut server) = TcpStream::connect(("127.0.0.1", target)).await else { return };
+    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    let (mut from_client, mut to_client) = client.split();
+    let (mut from_server, mut to_server) = server.split();
+    let up = tokio::io::copy(&mut from_client, &mut to_server);
+    let down = async {
+        let (mut piece, mut sent) = (vec![0; 16 * 1024], 0);
+        loop {
+            let read = from_server.read(&mut piece).await.unwrap_or(0);
+            if read == 0 {
+                return;
+            }
+            let piece = &mut piece[..read];
+            let is_sent = match current() {
+                Mischief::None => to_client.write_all(piece).await.is_ok(),
+                Mischief::Delay(delay) => {
+                    sleep(delay).await;
+                    to_client.write_all(piece).await.is_ok()
+                }
+                Mischief::Drip => drip(&mut to_client, piece).await,
+                Mischief::CutAfter(most) => {
+                    let left = piece.len().min(most.saturating_sub(sent));
+                    to_client.write_all(&piece[..left]).await.is_ok() && left == piece.len()
+                }
+                Mischief::Corrupt(place) => {
+                    let place = place.min(piece.len() - 1);
+                    piece[place] ^= 0x15;
+                    to_client.write_all(piece).await.is_ok()
+                }
+                Mischief::Silence => true,
+                Mischief::Refuse => false,
+            };
+            sent += read;
+            if !is_sent {
+                return;
+            }
+        }
+    };
+    // Whichever side ends first ends the connection.
+    tokio::select! { _ = up => {}, () = down => {} }
+}
+
+async fn drip(to: &mut (impl AsyncWriteExt + Unpin), piece: &[u8]) -> bool {
+    for bytes in piece.chunks(24) {
+        if to.write_all(bytes).await.is_err() {
+            return false;
+        }
+        sleep(Duration::from_millis(1)).await;
+    }
+    true
+}
+
+/// Takes TLS off what clients send to a server without it; ends with the value.
+pub(crate) struct TlsEnd {
+    pub(crate) port: u16,
+    accepting: JoinHandle<()>,
+}
+
+impl TlsEnd {
+    pub(crate) async fn start(target: u16) -> Self {
+        let certificates = CertificateDer::pem_file_iter(tls("server.pem")).unwrap();
+        let certificates = certificates.collect::<Result<Vec<_>, _>>().unwrap();
+        let key = PrivateKeyDer::from_pem_file(tls("server.key")).unwrap();
+        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(certificates, key)
+            .unwrap();
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let accepting = tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let acceptor = acceptor.clone();
+                tokio::spawn(async move {
+                    let Ok(mut client) = acceptor.accept(client).await else { return };
+                    let Ok(mut server) = TcpStream::connect(("127.0.0.1", target)).await else { return };
+                    let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+                });
+            }
+        });
+        Self { port, accepting }
+    }
+}
+
+impl Drop for TlsEnd {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+/// A file of the authority that tests trust, or of the certificate of their servers.
+pub(crate) fn tls(file: &str) -> PathBuf {
+    fixtures().join("../fleet/tls").join(file)
+}

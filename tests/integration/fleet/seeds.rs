@@ -1,0 +1,168 @@
+//! The fleets of five published articles about transformers on Triton, with tiny weights: each answers through
+//! the ordinary routes as the same weights do here.
+
+use std::{fs, path::Path};
+
+use kivu::{
+    backend::onnx::Runtime,
+    config::{ModelConfig, Policy},
+    pipeline::Task,
+};
+use serde_json::{Value, json};
+
+use super::{
+    agree, app_of, model, post,
+    server::{Served, Triton, bundle, packages, parameters},
+};
+use crate::models::runtime;
+
+const TEXTS: [&str; 6] = [
+    "I love you so much!",
+    "I hate this movie",
+    "Ok, let's see tomorrow.",
+    "Jupiter’s Biggest Moons Started as Tiny Grains of Hail 🪐",
+    "x",
+    "a long text that goes on and on and on, far beyond what the model reads of it, so that most of it is cut \
+     away, here and on the fleet alike, at the very same word, whatever comes after it: and on and on and on \
+     and on and on and on and on and on and on and on and on and on and on and on and on and on and on and on",
+];
+
+/// One fleet and how it is asked.
+struct Case {
+    what: &'static str,
+    remote: &'static str,
+    bundle: std::path::PathBuf,
+    requests: Vec<(&'static str, Value)>,
+}
+
+/// Writes the models of all fleets.
+fn write(repository: &Path, [sentiment, inference, embedding]: [&Path; 3]) {
+    let of_texts = [("max_tokens", "64"), ("padding_id", "0")];
+    let fixed = [&of_texts[..], &[("padding", "max_length")]].concat();
+    let models = [
+        ("sentiment_classifier", Some("graph.py"), Some(sentiment), String::new()),
+        ("zst", Some("graph.py"), Some(inference), String::new()),
+        ("tokenizer", Some("tokenizer.py"), Some(embedding), parameters(&of_texts)),
+        ("embedding_model", Some("graph.py"), Some(embedding), parameters(&[("pooling", "mean")])),
+        ("ensemble_model", None, Some(embedding), String::new()),
+        ("preprocessing", Some("tokenizer.py"), Some(sentiment), parameters(&fixed)),
+        ("classifier", Some("graph.py"), Some(sentiment), String::new()),
+        ("postprocessing", Some("labels.py"), None, parameters(&[("labels", "negative,neutral,positive")])),
+        ("classification_ensemble", None, None, String::new()),
+    ];
+    for (name, program, bundle, more) in models {
+        Served { name, program, bundle, more: &more }.write(repository);
+    }
+}
+
+fn cases(folder: &Path, repository: &Path, runtime: Runtime) -> Vec<Case> {
+    let sentiment = bundle(Task::TextClassification, "tiny-bert-sentiment", folder, runtime);
+    let inference = bundle(Task::ZeroShotClassification, "tiny-roberta-nli", folder, runtime);
+    let embedding = bundle(Task::FeatureExtraction, "tiny-bert", folder, runtime);
+    write(repository, [&sentiment, &inference, &embedding]);
+    let texts: Vec<Value> = TEXTS.iter().map(|text| json!([text])).collect();
+    let labels = json!({ "candidate_labels": ["space & cosmos", "cooking", "sport"], "multi_label": true });
+    vec![
+        Case {
+            what: "000: rows of one, int64, by TorchScript's names",
+            remote: "sentiment_classifier",
+            bundle: sentiment.clone(),
+            requests: vec![
+                ("/predict", json!({ "inputs": texts })),
+                ("/models/text-classification", json!({ "inputs": TEXTS, "parameters": { "top_k": 2 } })),
+            ],
+        },
+        Case {
+            what: "002: int32 of a fixed length, no batching",
+            remote: "zst",
+            bundle: inference,
+            requests: vec![
+                ("/models/zero-shot-classification", json!({ "inputs": TEXTS, "parameters": labels })),
+                (
+                    "/models/zero-shot-classification",
+                    json!({ "inputs": TEXTS[3], "parameters": { "candidate_labels": "space,cooking" } }),
+                ),
+            ],
+        },
+        Case {
+            what: "003: texts in, labels out",
+            remote: "classification_ensemble",
+            bundle: sentiment,
+            requests: vec![
+                ("/predict", json!({ "inputs": texts })),
+                ("/models/text-classification", json!({ "inputs": TEXTS })),
+            ],
+        },
+        Case {
+            what: "004: texts in, vectors out",
+            remote: "ensemble_model",
+            bundle: embedding.clone(),
+            requests: vec![
+                ("/embed", json!({ "inputs": TEXTS })),
+                ("/embed", json!({ "inputs": TEXTS[5], "truncation_direction": "left" })),
+                ("/embed", json!({ "inputs": TEXTS[0], "prompt_name": "query", "dimensions": 8 })),
+                ("/v1/embeddings", json!({ "input": TEXTS })),
+            ],
+        },
+        Case {
+            what: "004: its model, without the tokens made there",
+            remote: "embedding_model",
+            bundle: embedding,
+            requests: vec![
+                ("/embed", json!({ "inputs": TEXTS })),
+                ("/embed", json!({ "inputs": [2, 5, 6, 3] })),
+                (
+                    "/similarity",
+                    json!({ "inputs": { "source_sentence": TEXTS[0], "sentences": &TEXTS[1..] } }),
+                ),
+            ],
+        },
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_fleet_answers_as_its_weights_do_here() {
+    let (Some(packages), Some(runtime)) = (packages(), runtime()) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let repository = folder.path().join("repository");
+    fs::create_dir(&repository).unwrap();
+    let cases = cases(folder.path(), &repository, runtime);
+    let triton = Triton::start(&packages, &repository);
+    let mut failures = Vec::new();
+    for Case { what, remote, bundle, requests } in cases {
+        let here = app_of(ModelConfig::from(bundle.clone()));
+        if remote == "sentiment_classifier" {
+            refuses_pairs(&bundle, &triton).await;
+        }
+        for url in triton.urls() {
+            let there = app_of(model(&bundle, Policy::Fleet, remote, &[&url]));
+            for (path, body) in &requests {
+                let (expected, found) = (post(&here, path, body).await, post(&there, path, body).await);
+                assert_eq!((expected.status, expected.backend()), (200, "onnx"), "{what}: {}", expected.body);
+                let fits = (found.status, found.backend()) == (200, "triton")
+                    && agree(&expected.body, &found.body)
+                    && expected.headers.get("x-truncated") == found.headers.get("x-truncated");
+                if !fits {
+                    failures.push(format!(
+                        "{what} at {url}{path}: {} {}, expected {}",
+                        found.status, found.body, expected.body
+                    ));
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}\n{}", failures.join("\n"), triton.log());
+}
+
+/// The weights tell the texts of a pair apart, but nobody tells the model on this fleet: it must not be asked.
+async fn refuses_pairs(bundle: &Path, triton: &Triton) {
+    let [url, _] = triton.urls();
+    let pair = json!({ "inputs": ["a text", "and another one"] });
+    let there = app_of(model(bundle, Policy::Fleet, "sentiment_classifier", &[&url]));
+    let refused = post(&there, "/predict", &pair).await;
+    assert_eq!(refused.status, 422);
+    insta::assert_snapshot!(refused.body["error"], @r#""expected single texts, since the model on the fleet is not told the texts of a pair apart, but found a pair""#);
+    let either = app_of(model(bundle, Policy::Auto, "sentiment_classifier", &[&url]));
+    let answer = post(&either, "/predict", &pair).await;
+    assert_eq!((answer.status, answer.backend()), (200, "onnx"));
+}
