@@ -53,6 +53,8 @@ pub struct Config {
     pub prefix: Option<String>,
     /// Who may ask.
     pub auth: AuthConfig,
+    /// Whether browsers that open `/` get the page for trying models.
+    pub page: bool,
     /// The models that are served.
     pub models: Vec<ModelConfig>,
     /// The bounds of a request.
@@ -72,6 +74,7 @@ impl Default for Config {
             log: LogFormat::default(),
             prefix: None,
             auth: AuthConfig::default(),
+            page: true,
             models: Vec::new(),
             limits: Limits::default(),
             batch: Batch::default(),

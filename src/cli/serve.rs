@@ -75,7 +75,8 @@ async fn serve(config: Config) -> Result<()> {
             tidied.tidy();
         }
     });
-    let router = router(App::new(models, config.limits).with_guard(guard).with_metrics(prometheus));
+    let app = App::new(models, config.limits).with_guard(guard).with_metrics(prometheus);
+    let router = router(app.with_page(config.page));
     axum::serve(listener, below(config.prefix.as_deref(), router))
         .with_graceful_shutdown(asked_to_stop())
         .await
