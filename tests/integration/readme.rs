@@ -1,4 +1,5 @@
-//! What README shows is run as it stands there: its commands one after the other, and its programs.
+//! What README shows is run as it stands there: its commands one after the other, and its programs. So are the
+//! requests that the documentation of the API shows.
 //!
 //! A block that cannot be run here is marked `<!-- not run: REASON -->` on the line before it.
 
@@ -52,8 +53,12 @@ fn blocks(text: &str) -> Vec<Block> {
     blocks
 }
 
+fn blocks_of(file: &str) -> Vec<Block> {
+    blocks(&fs::read_to_string(root().join(file)).unwrap())
+}
+
 fn readme() -> Vec<Block> {
-    blocks(&fs::read_to_string(root().join("README.md")).unwrap())
+    blocks_of("README.md")
 }
 
 /// The commands of a block: lines, joined where one ends with a backslash, without their comments.
@@ -107,10 +112,14 @@ fn run_shell(code: &str, place: &Path, server: &mut Option<Server>) {
             *server = Some(Server::wait(kivu(&place.join(bundle)).stderr(Stdio::null()).spawn().unwrap()));
             continue;
         }
-        let mut shell = Command::new("bash");
-        shell.env("KIVU_ONNXRUNTIME", library_path().unwrap()).current_dir(place);
-        succeed(shell.args(["-c", &format!("{CURL}\n{}", at(server.as_ref(), &command))]));
+        succeed(shell(place).args(["-c", &format!("{CURL}\n{}", at(server.as_ref(), &command))]));
     }
+}
+
+fn shell(place: &Path) -> Command {
+    let mut shell = Command::new("bash");
+    shell.env("KIVU_ONNXRUNTIME", library_path().unwrap()).current_dir(place);
+    shell
 }
 
 /// The code with the address of the server that was started last.
@@ -147,6 +156,29 @@ fn the_commands_and_programs_of_readme_run() {
         }
         succeed(command.args([option, &at(server.as_ref(), &block.code)]));
     }
+}
+
+#[test]
+fn the_requests_of_the_api_documentation_are_answered() {
+    if tool("TEST_PYTHON").is_none() {
+        return;
+    }
+    runtime().expect("`make test` installs ONNX Runtime");
+    let server = make_run();
+    let blocks = blocks_of("docs/api.md");
+    let followed = blocks.iter().zip(blocks.iter().skip(1).map(Some).chain([None]));
+    let requests = followed.filter(|(block, _)| {
+        block.language == "sh" && block.not_run.is_none() && block.code.starts_with("curl ")
+    });
+    let mut count = 0;
+    for (request, answer) in requests {
+        let code = format!("{CURL}\n{}", at(Some(&server), &request.code));
+        let output = shell(&root()).args(["-c", &code]).output().unwrap();
+        let fails = answer.is_some_and(|answer| answer.code.starts_with("{\"error\""));
+        assert_eq!(output.status.success(), !fails, "{}\n{output:?}", request.code);
+        count += 1;
+    }
+    assert!(count > 10, "{count} requests");
 }
 
 fn has_node() -> bool {
