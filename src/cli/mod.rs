@@ -28,9 +28,9 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  kivu doctor --fix                       fetch what this machine lacks
-  kivu build path/to/model --out my-model make a bundle of a Hugging Face model
-  kivu serve my-model                     serve it, with a page on http://127.0.0.1:8080
+  kivu doctor --fix                          fetch what this machine lacks
+  kivu build path/to/model --out my-model    make a bundle of a Hugging Face model
+  kivu serve my-model                        serve it, with a page on http://127.0.0.1:8080
 
 Exit codes: 0 done; 1 it failed, and standard error says why; 2 the command line cannot be understood.";
 

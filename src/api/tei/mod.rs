@@ -397,8 +397,10 @@ pub(super) fn with_usage<B: Serialize>(
 fn name_stages(headers: &mut HeaderMap, usage: &Usage, total: Duration) {
     let ms = |duration: Duration| duration.as_secs_f64() * 1000.0;
     let (tokenization, inference) = (ms(usage.tokenization), ms(usage.inference));
-    let stages =
-        format!("tokenization;dur={tokenization:.3}, inference;dur={inference:.3}, total;dur={:.3}", ms(total));
+    let stages = format!(
+        "tokenization;dur={tokenization:.3}, inference;dur={inference:.3}, total;dur={:.3}",
+        ms(total)
+    );
     if let Ok(value) = HeaderValue::from_str(&stages) {
         headers.insert("server-timing", value);
     }
