@@ -11,6 +11,7 @@ FLEET := .kivu/fleet
 PACKAGE := target/lambda/kivu-api.zip
 DEPLOY := .kivu/deploy/bin
 CHECKOV := .kivu/checkov/bin/checkov
+PAGE := .kivu/page/bin/python
 
 .PHONY: help
 help: ## What can be made
@@ -29,7 +30,8 @@ test: tools ## Set up whatever tests need, then run all of them
 	  cargo run --quiet -- build models/$$model.toml --out $(BUNDLES)/$$model || exit 1; done
 	TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(CARGO_LAMBDA)) \
 	TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) \
-	  TEST_TRITON=$(abspath $(FLEET)) cargo test
+	  TEST_TRITON=$(abspath $(FLEET)) TEST_PAGE=$(abspath $(PAGE)) \
+	  TEST_CHROMIUM=$$($(PAGE) tests/page/chromium.py .kivu/chromium) cargo test
 
 .PHONY: check
 check: lint test ## The tests, and clippy without warnings
@@ -99,7 +101,7 @@ release:
 
 # The tools of tests and packaging, pinned by version and hash.
 .PHONY: tools
-tools: $(PYTHON) $(CARGO_LAMBDA) $(DEPLOY)/sam $(CHECKOV) $(S3_PYTHON) $(FLEET)/installed
+tools: $(PYTHON) $(CARGO_LAMBDA) $(DEPLOY)/sam $(CHECKOV) $(S3_PYTHON) $(FLEET)/installed $(PAGE)
 
 $(PYTHON): tests/clients/requirements.txt
 	python3 -m venv .kivu/python
@@ -133,6 +135,11 @@ $(DEPLOY)/sam: tests/deploy/requirements.txt
 $(CHECKOV): tests/deploy/checkov.txt
 	python3 -m venv .kivu/checkov
 	.kivu/checkov/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
+	touch $@
+
+$(PAGE): tests/page/requirements.txt
+	python3 -m venv .kivu/page
+	$@ -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
 	touch $@
 
 $(BUNDLES)/%/manifest.toml: models/%.toml | release

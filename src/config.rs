@@ -53,6 +53,8 @@ pub struct Config {
     pub prefix: Option<String>,
     /// Who may ask.
     pub auth: AuthConfig,
+    /// Whether browsers that open `/` get the page for trying models.
+    pub page: bool,
     /// The models that are served.
     pub models: Vec<ModelConfig>,
     /// The servers that models may run on instead.
@@ -74,6 +76,7 @@ impl Default for Config {
             log: LogFormat::default(),
             prefix: None,
             auth: AuthConfig::default(),
+            page: true,
             models: Vec::new(),
             fleet: FleetConfig::default(),
             limits: Limits::default(),

@@ -60,12 +60,12 @@ async fn answer(router: Router, metrics: Embedded, request: Request) -> Result<R
 async fn load() -> kivu::Result<Router> {
     let config = Config::load(None, &Config::variables())?;
     let guard = Guard::new(&config.auth, Reach::Gateway)?;
-    let (limits, prefix) = (config.limits.clone(), config.prefix.clone());
+    let (limits, prefix, page) = (config.limits.clone(), config.prefix.clone(), config.page);
     let models = tokio::task::spawn_blocking(move || Model::open_all(&config));
     // Meanwhile. Keys that cannot be read are in the log then and are looked for again; callers hear of it.
     let _ = guard.prepare().await;
     let models = models.await.map_err(|_| kivu::Error::model("loading the models panicked"))??;
-    Ok(below(prefix.as_deref(), router(App::new(models, limits).with_guard(guard))))
+    Ok(below(prefix.as_deref(), router(App::new(models, limits).with_guard(guard).with_page(page))))
 }
 
 /// An event of API Gateway without the host and scheme that `lambda_http` builds a URL from: it panics where

@@ -4,7 +4,9 @@ mod auth;
 mod hugging_face;
 mod inputs;
 mod kserve;
+mod models;
 mod openai;
+mod page;
 mod rejection;
 mod request;
 mod rerank;
@@ -53,13 +55,14 @@ pub struct App {
     permits: Semaphore,
     guard: Guard,
     prometheus: Option<Prometheus>,
+    has_page: bool,
 }
 
 impl App {
     /// Serves `models`, within `limits`, to everybody.
     pub fn new(models: Vec<Model>, limits: Limits) -> Self {
         let permits = Semaphore::new(limits.requests.min(Semaphore::MAX_PERMITS));
-        Self { models, limits, permits, guard: Guard::default(), prometheus: None }
+        Self { models, limits, permits, guard: Guard::default(), prometheus: None, has_page: true }
     }
 
     /// The same for those whom `guard` lets through.
@@ -72,6 +75,12 @@ impl App {
     #[must_use]
     pub fn with_metrics(self, prometheus: Prometheus) -> Self {
         Self { prometheus: Some(prometheus), ..self }
+    }
+
+    /// The same with the page at `/`, or without it.
+    #[must_use]
+    pub fn with_page(self, has_page: bool) -> Self {
+        Self { has_page, ..self }
     }
 
     /// The model called `name`, or the first that there is.
@@ -145,7 +154,7 @@ impl App {
 pub fn router(app: App) -> Router {
     let app = Arc::new(app);
     Router::new()
-        .route("/", get(tei::health).post(tei::default_task))
+        .route("/", get(page::page_or_health).post(tei::default_task))
         .route("/health", get(tei::health))
         .route("/ping", get(tei::health))
         .route("/info", get(tei::info))
@@ -158,6 +167,7 @@ pub fn router(app: App) -> Router {
         .route("/translate", post(translate::translate))
         .route("/tokenize", post(tei::tokenize))
         .route("/decode", post(tei::decode))
+        .route("/models", get(models::list))
         .route("/models/{model}", post(hugging_face::infer))
         .route("/v1/rerank", post(rerank::jina))
         .route("/v2/rerank", post(rerank::cohere))

@@ -17,12 +17,19 @@ use crate::{
     },
 };
 
+const EXAMPLES: &str = "\
+Examples:
+  kivu batch reviews.csv answers.csv --model my-model
+  kivu batch texts.jsonl.gz labels.jsonl.gz --model zero-shot --labels sport,cooking
+  kivu batch s3://bucket/in/a.parquet s3://bucket/out/a.parquet --model my-model";
+
 /// Answer every row of a file: JSON Lines, CSV or Parquet, plain or packed with gzip or zstd
 ///
 /// OUTPUT has the form of INPUT, with the answers in columns at the end of each row; a row that cannot be answered
 /// has an error there. OUTPUT.report.json says what was done. Either file may be an s3://BUCKET/KEY; a job whose
 /// output is in S3 goes on where it stopped when it is started again.
 #[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
     /// The file of texts
     input: PathBuf,

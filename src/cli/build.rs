@@ -17,11 +17,19 @@ use crate::{
     },
 };
 
+const EXAMPLES: &str = "\
+Examples:
+  kivu build path/to/model --out my-model                     a Hugging Face folder
+  kivu build path/to/model --out my-model --precision fp32    the same, unquantised
+  kivu build path/to/export --out my-model --task text-classification
+  kivu build models/minilm.toml --out minilm                  a recipe, which fetches its weights";
+
 /// Make a bundle from weights: quantised, measured, ready to be served
 ///
 /// SOURCE is a recipe (models/NAME.toml), a folder as the model hub has them (config.json, model.safetensors,
 /// tokenizer.json), or an ONNX export as `optimum-cli export onnx` writes it.
 #[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
     /// A recipe, a Hugging Face folder or an ONNX export
     source: PathBuf,

@@ -7,6 +7,7 @@ use std::{
 };
 
 use clap::Args;
+use serde_json::json;
 
 use super::say;
 use crate::{
@@ -20,14 +21,24 @@ use crate::{
     repository::bundle::sha256_of,
 };
 
+const EXAMPLES: &str = "\
+Examples:
+  kivu doctor          tell what is there and what is missing
+  kivu doctor --fix    fetch ONNX Runtime into .kivu, if it is missing
+  kivu doctor --json   the same for a script: {\"ready\": …, \"findings\": [{\"state\", \"about\"}]}";
+
 /// Tell what is missing on this machine, and how to get it
 ///
 /// Ends with 1 if something is missing without which models cannot be served.
 #[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
     /// Fetch what is missing and can be fetched
     #[arg(long)]
     fix: bool,
+    /// Tell it as JSON
+    #[arg(long)]
+    json: bool,
     /// Fetch ONNX Runtime for a function of this architecture, below its name in `home`, and nothing else
     #[arg(long, value_name = "ARCHITECTURE", value_parser = ["x86_64", "arm64"], requires = "fix")]
     function: Option<String>,
@@ -68,6 +79,17 @@ enum Finding {
     Optional(String),
 }
 
+impl Finding {
+    /// In a word, and in a sentence.
+    fn told(&self) -> (&'static str, &str) {
+        match self {
+            Self::Fine(about) => ("ok", about),
+            Self::Needed(about) => ("missing", about),
+            Self::Optional(about) => ("optional", about),
+        }
+    }
+}
+
 pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     if let Some(architecture) = &arguments.function {
         let folder = config.home.join(architecture);
@@ -79,14 +101,19 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
         fetch_library(this_library()?, &config.home)?;
     }
     let findings = [onnx_runtime(config), pip(), cargo_lambda(config)];
-    for finding in &findings {
-        say(&match finding {
-            Finding::Fine(what) => format!("ok        {what}"),
-            Finding::Needed(what) => format!("missing   {what}"),
-            Finding::Optional(what) => format!("optional  {what}"),
-        })?;
-    }
     let is_ready = !findings.iter().any(|finding| matches!(finding, Finding::Needed(_)));
+    if arguments.json {
+        let entry = |finding: &Finding| {
+            let (state, about) = finding.told();
+            json!({ "state": state, "about": about })
+        };
+        let entries: Vec<_> = findings.iter().map(entry).collect();
+        say(&json!({ "ready": is_ready, "findings": entries }).to_string())?;
+    } else {
+        for (state, about) in findings.iter().map(Finding::told) {
+            say(&format!("{state:9} {about}"))?;
+        }
+    }
     Ok(if is_ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

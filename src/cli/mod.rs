@@ -3,6 +3,7 @@
 mod batch;
 mod bench;
 mod build;
+mod completions;
 mod doctor;
 mod key;
 mod progress;
@@ -26,9 +27,17 @@ use crate::{
     error::{Error, Result},
 };
 
+const EXAMPLES: &str = "\
+Examples:
+  kivu doctor --fix                          fetch what this machine lacks
+  kivu build path/to/model --out my-model    make a bundle of a Hugging Face model
+  kivu serve my-model                        serve it, with a page on http://127.0.0.1:8080
+
+Exit codes: 0 done; 1 it failed, and standard error says why; 2 the command line cannot be understood.";
+
 /// Serves Hugging Face transformer models from AWS Lambda and from a laptop.
 #[derive(Debug, Parser)]
-#[command(version, arg_required_else_help = true)]
+#[command(version, arg_required_else_help = true, after_help = EXAMPLES)]
 struct Arguments {
     /// The configuration file [default: what KIVU_CONFIG names, or kivu.toml if it is there]
     #[arg(long, global = true, value_name = "FILE")]
@@ -43,6 +52,7 @@ enum Command {
     Batch(batch::Arguments),
     Bench(bench::Arguments),
     Build(build::Arguments),
+    Completions(completions::Arguments),
     Doctor(doctor::Arguments),
     Key(key::Arguments),
     Pull(pull::Arguments),
@@ -72,6 +82,7 @@ fn execute(arguments: Arguments) -> Result<ExitCode> {
         Command::Batch(arguments) => batch::run(arguments, config),
         Command::Bench(arguments) => bench::run(&arguments, &config, file.as_deref()),
         Command::Build(arguments) => build::run(arguments, &config),
+        Command::Completions(arguments) => completions::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments, &config),
         Command::Key(arguments) => key::run(&arguments),
         Command::Pull(arguments) => pull::run(&arguments),
@@ -90,7 +101,7 @@ pub fn start_log(format: LogFormat) {
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
     // Whoever started a log before has the say.
     let _ = match format {
-        LogFormat::Text => log.with_ansi(io::stderr().is_terminal()).try_init(),
+        LogFormat::Text => log.with_ansi(wants_colours()).try_init(),
         LogFormat::Json => log.json().flatten_event(true).try_init(),
     };
     // The message of a panic may quote a user's text; its place never does.
@@ -98,6 +109,12 @@ pub fn start_log(format: LogFormat) {
         let place = panic.location().map(ToString::to_string).unwrap_or_default();
         tracing::error!(place, "panicked");
     }));
+}
+
+/// Whether standard error is a terminal whose user has not said, by `NO_COLOR`, that colours are unwelcome.
+fn wants_colours() -> bool {
+    let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    io::stderr().is_terminal() && !refused
 }
 
 /// Writes a result to standard output.

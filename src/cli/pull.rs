@@ -10,10 +10,15 @@ use crate::{
     repository::{Bundle, s3::Url, staged},
 };
 
+const EXAMPLES: &str = "\
+Examples:
+  kivu pull s3://bucket/models/my-model --out my-model";
+
 /// Fetch a bundle from S3
 ///
 /// A fetch that was interrupted goes on where it stopped.
 #[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
     /// The bundle, as s3://BUCKET/PREFIX/NAME or s3://BUCKET/PREFIX/NAME/DIGEST
     #[arg(value_name = "URL")]

@@ -19,12 +19,17 @@ use crate::{
 /// Where it is remembered what was sent, under the home of what is fetched.
 const NOTES: &str = "pushes";
 
+const EXAMPLES: &str = "\
+Examples:
+  kivu push my-model s3://bucket/models    from now on: kivu serve s3://bucket/models/my-model";
+
 /// Send a bundle to S3, whence it is served
 ///
 /// It comes to lie under PREFIX/NAME/DIGEST, and PREFIX/NAME/latest names it. What is there already is not sent
 /// again, and a push that was interrupted goes on where it stopped. AWS_ENDPOINT_URL names another server than
 /// AWS's.
 #[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
     /// A bundle that `kivu build` made
     bundle: PathBuf,

@@ -12,17 +12,25 @@ use crate::{
     config::{Config, ModelConfig},
     error::{Error, Result},
     model::Model,
+    pipeline::Task,
     telemetry::Prometheus,
 };
 
 /// How often what was timed is put into its buckets, so that it takes no room.
 const TIDY: Duration = Duration::from_secs(5);
 
+const EXAMPLES: &str = "\
+Examples:
+  kivu serve my-model                           one bundle, on http://127.0.0.1:8080
+  kivu serve bundles --listen 127.0.0.1:9000    all bundles of a folder, on another port
+  kivu serve                                    those that kivu.toml names";
+
 /// Serve models over HTTP
 ///
 /// Each MODEL is a bundle that `kivu build` made, a folder of bundles, or s3://BUCKET/PREFIX/NAME[/DIGEST], where
 /// `kivu push` put one; without any, those of kivu.toml are served.
 #[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
     /// A bundle, a folder of bundles, or the URL of a bundle
     #[arg(value_name = "MODEL")]
@@ -65,7 +73,7 @@ async fn serve(config: Config) -> Result<()> {
     guard.prepare().await?;
     let models = tokio::task::block_in_place(|| Model::open_all(&config))?;
     // Nobody may be reading; that is no reason not to serve.
-    let _ = announce(address, &models);
+    let _ = announce(address, &models, config.page);
     let prometheus = Prometheus::install()?;
     let tidied = prometheus.clone();
     tokio::spawn(async move {
@@ -75,21 +83,41 @@ async fn serve(config: Config) -> Result<()> {
             tidied.tidy();
         }
     });
-    let router = router(App::new(models, config.limits).with_guard(guard).with_metrics(prometheus));
+    let app = App::new(models, config.limits).with_guard(guard).with_metrics(prometheus);
+    let router = router(app.with_page(config.page));
     axum::serve(listener, below(config.prefix.as_deref(), router))
         .with_graceful_shutdown(asked_to_stop())
         .await
         .map_err(Error::io("the server stopped"))
 }
 
-fn announce(address: SocketAddr, models: &[Model]) -> Result<()> {
+fn announce(address: SocketAddr, models: &[Model], has_page: bool) -> Result<()> {
     for model in models {
         say(&format!("serving `{}` ({}) on http://{address}", model.name, model.manifest.task))?;
     }
-    say("try it:")?;
+    let Some(first) = models.first() else { return Ok(()) };
+    say(&match has_page {
+        true => format!("try it: open http://{address}/ in a browser, or"),
+        false => "try it:".to_owned(),
+    })?;
+    let body = example(first.manifest.task);
     say(&format!(
-        r#"  curl http://{address}/embed -H 'content-type: application/json' -d '{{"inputs": "What is deep learning?"}}'"#
+        "  curl http://{address}/models/{} -H 'content-type: application/json' -d '{body}'",
+        first.name
     ))
+}
+
+/// Something to ask a model for a task.
+fn example(task: Task) -> &'static str {
+    match task {
+        Task::FeatureExtraction => r#"{"inputs": "What is deep learning?"}"#,
+        Task::TextClassification => r#"{"inputs": "I like it"}"#,
+        Task::ZeroShotClassification => {
+            r#"{"inputs": "The striker scored twice", "parameters": {"candidate_labels": ["sport", "cooking"]}}"#
+        }
+        Task::TextRanking => r#"{"inputs": {"query": "egg", "texts": ["hen", "car"]}}"#,
+        Task::Translation => r#"{"inputs": "Where is the station?"}"#,
+    }
 }
 
 /// Waits until the process is asked to end; requests under way are finished then.

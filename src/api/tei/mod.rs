@@ -1,6 +1,10 @@
 //! The dialect of text-embeddings-inference (TEI).
 
-use std::{fmt::Write, sync::Arc, time::Instant};
+use std::{
+    fmt::Write,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use axum::{
     Json,
@@ -379,6 +383,7 @@ pub(super) fn with_usage<B: Serialize>(
     ];
     let headers = response.headers_mut();
     headers.insert("x-compute-type", HeaderValue::from_static("cpu"));
+    name_stages(headers, usage, total);
     for (name, number) in numbers {
         if let Ok(value) = HeaderValue::from_str(&number.to_string()) {
             headers.insert(HeaderName::from_static(name), value);
@@ -387,6 +392,19 @@ pub(super) fn with_usage<B: Serialize>(
     name_truncated(headers, truncated);
     name_backend(&mut response, *place);
     response
+}
+
+/// Says how long the stages took in the words of HTTP, which browsers show and which know parts of milliseconds.
+fn name_stages(headers: &mut HeaderMap, usage: &Usage, total: Duration) {
+    let ms = |duration: Duration| duration.as_secs_f64() * 1000.0;
+    let (tokenization, inference) = (ms(usage.tokenization), ms(usage.inference));
+    let stages = format!(
+        "tokenization;dur={tokenization:.3}, inference;dur={inference:.3}, total;dur={:.3}",
+        ms(total)
+    );
+    if let Ok(value) = HeaderValue::from_str(&stages) {
+        headers.insert("server-timing", value);
+    }
 }
 
 /// Says which texts were shortened, by their places.

@@ -37,11 +37,17 @@ const SHORT: &str = "What is deep learning?";
 /// The labels of a request for zero-shot classification.
 const LABELS: usize = 10;
 
+const EXAMPLES: &str = "\
+Examples:
+  kivu bench my-model
+  kivu bench minilm --zero-shot zero-shot --json figures.json    with other bundles beside it, and for a script";
+
 /// Measure a bundle against the bare runtime
 ///
 /// Starts `kivu serve` on a free port of this machine, sends it what clients would send, and runs the same texts
 /// straight through ONNX Runtime. Every speed is told beside its own measure, taken in the same run.
 #[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
     /// A bundle
     #[arg(default_value = ".kivu/bundles/minilm")]

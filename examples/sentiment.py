@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+"""Adds the sentiment of a column to a CSV, and prints it.
+
+    python examples/sentiment.py examples/reviews.csv review > scored.csv
+
+Needs nothing but Python, and a server: `make run`. KIVU_URL names another than that of this machine. Rows are read,
+asked and written a few hundred at a time, so that a table may be larger than memory.
+"""
+
+import csv
+import itertools
+import json
+import os
+import sys
+import urllib.request
+
+URL = os.environ.get("KIVU_URL", "http://127.0.0.1:8080")
+MODEL = "sentiment"
+AT_ONCE = 256
+
+
+def best_labels(texts):
+    """The best label of each text, and its score."""
+    body = json.dumps({"inputs": texts, "parameters": {"top_k": 1}}).encode()
+    headers = {"content-type": "application/json"}
+    if "KIVU_KEY" in os.environ:
+        headers["authorization"] = f"Bearer {os.environ['KIVU_KEY']}"
+    request = urllib.request.Request(f"{URL}/models/{MODEL}", body, headers)
+    with urllib.request.urlopen(request) as answer:
+        return [(labels[0]["label"], labels[0]["score"]) for labels in json.load(answer)]
+
+
+def main():
+    if len(sys.argv) != 3:
+        sys.exit("usage: sentiment.py FILE.csv COLUMN")
+    _, path, column = sys.argv
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = csv.DictReader(file)
+        if column not in (rows.fieldnames or []):
+            sys.exit(f"expected a column `{column}` in {path}, but found {rows.fieldnames}")
+        table = csv.DictWriter(sys.stdout, [*rows.fieldnames, "sentiment", "score"], lineterminator="\n")
+        table.writeheader()
+        while some := list(itertools.islice(rows, AT_ONCE)):
+            # An empty text has no sentiment, and the server takes none.
+            asked = [row for row in some if row[column].strip()]
+            labels = best_labels([row[column] for row in asked]) if asked else []
+            for row, (label, score) in zip(asked, labels):
+                row.update(sentiment=label, score=f"{score:.3f}")
+            table.writerows(some)
+
+
+if __name__ == "__main__":
+    main()

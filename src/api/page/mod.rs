@@ -1,0 +1,107 @@
+//! The page at `/`: models tried in a browser. One document, in the program, that loads nothing from elsewhere.
+
+use std::sync::{Arc, LazyLock};
+
+use axum::{
+    extract::State,
+    http::{
+        HeaderMap, StatusCode,
+        header::{
+            ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, VARY,
+            X_CONTENT_TYPE_OPTIONS,
+        },
+    },
+    response::{IntoResponse, Response},
+};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use sha2::{Digest, Sha256};
+
+use super::App;
+
+const FRAME: &str = include_str!("index.html");
+const STYLE: &str = include_str!("style.css");
+const SCRIPT: &str = include_str!("script.js");
+
+/// The document, and what it may do: run its own script in its own style, and ask the server that it came from.
+struct Page {
+    html: String,
+    policy: String,
+}
+
+static PAGE: LazyLock<Page> = LazyLock::new(|| {
+    let html = FRAME.replace("/*style*/", STYLE).replace("/*script*/", SCRIPT);
+    let hash = |text: &str| BASE64_STANDARD.encode(Sha256::digest(text));
+    let (style, script) = (hash(STYLE), hash(SCRIPT));
+    let policy = format!(
+        "default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; connect-src 'self'; \
+         img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    );
+    Page { html, policy }
+});
+
+/// The page for browsers, which say that they want HTML; for everybody else, that the server is well.
+pub(super) async fn page_or_health(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
+    if !app.has_page {
+        return StatusCode::OK.into_response();
+    }
+    if !wants_html(&headers) {
+        return [(VARY, "accept")].into_response();
+    }
+    let headers = [
+        (CONTENT_TYPE, "text/html; charset=utf-8"),
+        (CONTENT_SECURITY_POLICY, PAGE.policy.as_str()),
+        (CACHE_CONTROL, "no-cache"),
+        (REFERRER_POLICY, "no-referrer"),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (VARY, "accept"),
+    ];
+    (headers, PAGE.html.as_str()).into_response()
+}
+
+/// Whether `text/html` is among what is accepted, by name: a health check that takes anything wants no page.
+fn wants_html(headers: &HeaderMap) -> bool {
+    let ranges = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    ranges.flat_map(|ranges| ranges.split(',')).any(|range| {
+        let mut parts = range.split(';').map(str::trim);
+        let is_html = parts.next().is_some_and(|kind| kind.eq_ignore_ascii_case("text/html"));
+        let weight = parts.find_map(|part| part.strip_prefix("q=")).and_then(|weight| weight.parse().ok());
+        is_html && weight.unwrap_or(1.0) > 0.0
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What there is to load in all.
+    const MOST_BYTES: usize = 60_000;
+
+    #[test]
+    fn the_page_is_small_and_complete() {
+        let html = &PAGE.html;
+        assert!(html.len() <= MOST_BYTES, "{} bytes", html.len());
+        assert!(html.contains(STYLE) && html.contains(SCRIPT));
+        assert!(!html.contains("/*style*/") && !html.contains("/*script*/"));
+        for closing in ["</style", "</script"] {
+            assert_eq!(html.matches(closing).count(), 1, "{closing} may only stand in the frame");
+        }
+    }
+
+    #[test]
+    fn only_who_names_html_gets_it() {
+        struct Case(&'static str, bool);
+        let cases = [
+            Case("text/html,application/xhtml+xml;q=0.9,*/*;q=0.8", true),
+            Case("application/json, Text/HTML ; q=0.1", true),
+            Case("*/*", false),
+            Case("text/*", false),
+            Case("text/html;q=0", false),
+            Case("application/json", false),
+        ];
+        for Case(accept, expected) in cases {
+            let headers = HeaderMap::from_iter([(ACCEPT, accept.parse().unwrap())]);
+            assert_eq!(wants_html(&headers), expected, "{accept}");
+        }
+        assert!(!wants_html(&HeaderMap::new()));
+    }
+}

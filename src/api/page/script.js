@@ -1,0 +1,592 @@
+"use strict";
+
+// Relative to where the page lies, so that the stage of an API Gateway or a prefix stays in every address.
+const base = location.origin + location.pathname.replace(/\/*$/, "/");
+const address = (path) => new URL(path, base).href;
+const $ = (id) => document.getElementById(id);
+
+/** An element with attributes and children; text is always text, never markup. */
+function el(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("--") || name === "width") element.style.setProperty(name, value);
+    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== undefined && value !== false) element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+const state = { models: [], model: null, drafts: {}, labels: {}, shown: null, running: null, tab: 0, version: "" };
+
+// ---- What is known of each task: what it asks for, what an example is, how its answer looks.
+
+const EXAMPLES = {
+  en: "The lake is calm this morning.\nWhere is the nearest station?\nWe would like to book a table for two, please.",
+  pt: "O lago está calmo esta manhã.\nOnde fica a estação mais próxima?\nGostaríamos de reservar uma mesa para dois, por favor.",
+};
+
+const TASKS = {
+  "feature-extraction": {
+    title: "How near are texts in meaning?",
+    note: "Each text becomes a vector; the map shows the cosine of every two.",
+    example: "How do I reset my password?\nI cannot log in to my account\nThe invoice shows the wrong amount\nI was charged twice this month\nWhat is the weather like at the lake?",
+    path: () => "embed",
+    body: ({ texts }) => ({ model: state.model.name, inputs: texts }),
+    show: showVectors,
+    clients: embeddingClients,
+  },
+  "text-classification": {
+    title: "Which label fits?",
+    note: (model) => `The model knows ${list(model.labels ?? [])}.`,
+    example: "I love how quickly this works!\nThe parcel arrived on Tuesday.\nThe worst service I have ever had.",
+    body: ({ texts }) => ({ inputs: texts }),
+    show: (answer, { texts }) => answer.map((scores, place) => scored(texts[place], scores)),
+    clients: ({ texts }) => hub(texts, "text_classification(text)"),
+  },
+  "zero-shot-classification": {
+    title: "Which of your labels fits?",
+    note: "Nobody trained the model for these labels: change them, and the texts are scored anew.",
+    example: "The striker scored twice in the final.\nFold the egg whites into the batter.\nParliament votes on the budget today.",
+    labels: ["sport", "cooking", "politics"],
+    body: ({ texts, labels, several }) => ({
+      inputs: texts,
+      parameters: { candidate_labels: labels, ...(several && { multi_label: true }) },
+    }),
+    show: (answer, { texts }) => answer.map((scores, place) => scored(texts[place], scores)),
+    clients: ({ texts, labels, several }) =>
+      hub(texts, `zero_shot_classification(text, ${python(labels)}${several ? ", multi_label=True" : ""})`),
+  },
+  "text-ranking": {
+    title: "Which texts answer the query best?",
+    note: "The texts come back in order, the best first.",
+    query: "How can I keep bread fresh?",
+    example: "Store a loaf in a paper bag at room temperature.\nThe bakery opens at six.\nFreeze what you do not eat within two days.\nTrains to the lake leave every hour.",
+    body: ({ query, texts }) => ({ inputs: { query, texts } }),
+    show: showRanks,
+    clients: rankingClients,
+  },
+  translation: {
+    title: "Translate",
+    note: "Each line is translated by itself.",
+    example: (model) => EXAMPLES[code(model.languages?.from[0])] ?? EXAMPLES.en,
+    body: ({ texts, source, target }) => ({
+      inputs: texts,
+      ...(hasChoice() && { parameters: { src_lang: source, tgt_lang: target } }),
+    }),
+    show: showTranslation,
+    clients: ({ texts, source, target }) =>
+      hub(texts, `translation(text${hasChoice() ? `, src_lang=${python(source)}, tgt_lang=${python(target)}` : ""})`),
+  },
+};
+
+const OTHER = { title: "Ask the model", note: "", example: "", body: ({ texts }) => ({ inputs: texts }), show: showJson, clients: () => [] };
+
+const task = () => TASKS[state.model.task] ?? OTHER;
+const path = () => task().path?.() ?? `models/${encodeURIComponent(state.model.name)}`;
+const told = (value) => (typeof value === "function" ? value(state.model) : value);
+const hasChoice = () => {
+  const { from = [], to = [] } = state.model.languages ?? {};
+  return from.length > 1 || to.length > 1;
+};
+
+/** What is in the form. */
+function asked() {
+  const lines = $("texts").value.split("\n").map((line) => line.trim());
+  return {
+    texts: lines.filter(Boolean),
+    query: $("query").value.trim(),
+    labels: state.labels[state.model.name] ?? [],
+    several: $("several").checked,
+    source: $("source").value,
+    target: $("target").value,
+  };
+}
+
+/** What is missing before the model can be asked. */
+function missing({ texts, query, labels }) {
+  if (!$("query-field").hidden && !query) return ["query", "Write a query first."];
+  if (!texts.length) return ["texts", "Write a text first."];
+  if (!$("labels-field").hidden && !labels.length) return ["label", "Add a label first."];
+  return null;
+}
+
+// ---- Asking.
+
+/** The server's answer to a request, or an error that says what the server said. */
+async function request(way, body, signal) {
+  const headers = { accept: "application/json" };
+  if ($("key").value) headers.authorization = `Bearer ${$("key").value}`;
+  if (body) headers["content-type"] = "application/json";
+  const started = performance.now();
+  const method = body ? "POST" : "GET";
+  const response = await fetch(address(way), { method, headers, signal, body: body && JSON.stringify(body) });
+  const text = await response.text();
+  const took = performance.now() - started;
+  if (response.status === 401 || response.status === 403) $("unlock").hidden = false;
+  let answer;
+  try {
+    answer = JSON.parse(text);
+  } catch {
+    answer = null;
+  }
+  if (!response.ok) throw new Error(complaint(response.status, answer));
+  return { answer, took, headers: response.headers };
+}
+
+function complaint(status, answer) {
+  const said = [answer?.error?.message, answer?.error, answer?.message, answer?.detail];
+  const words = said.find((text) => typeof text === "string");
+  if (words) return words;
+  return status === 401 ? "The server asks for a key." : `The server answered with status ${status}.`;
+}
+
+async function run() {
+  const input = asked();
+  const gap = missing(input);
+  if (gap) {
+    complain(gap[1]);
+    $(gap[0]).focus();
+    return;
+  }
+  state.running?.abort();
+  const running = (state.running = new AbortController());
+  const model = state.model;
+  $("run").setAttribute("aria-busy", "true");
+  $("result").classList.add("old");
+  try {
+    const { answer, took, headers } = await request(path(), task().body(input), running.signal);
+    if (running.signal.aborted || model !== state.model) return;
+    complain("");
+    $("result").replaceChildren(...[task().show(answer, input)].flat());
+    const count = input.texts.length;
+    say(`${count} ${count === 1 ? "text" : "texts"} answered in ${milliseconds(took)}.${cutTexts(headers)}`);
+    state.shown = model.name;
+    // On a phone the answer is below what was asked.
+    if ($("answer").getBoundingClientRect().top > innerHeight * 0.8) $("answer").scrollIntoView({ block: "start" });
+    showTime(headers, took);
+    $("details").hidden = false;
+    showTokens(input, running.signal);
+  } catch (error) {
+    if (running.signal.aborted) return;
+    $("result").replaceChildren();
+    $("details").hidden = true;
+    say("");
+    complain(error instanceof TypeError ? "The server cannot be reached." : error.message);
+  } finally {
+    if (state.running === running) {
+      $("run").removeAttribute("aria-busy");
+      $("result").classList.remove("old");
+    }
+  }
+}
+
+const say = (text) => ($("status").textContent = text);
+
+function complain(text) {
+  $("problem").hidden = !text;
+  $("problem").textContent = text;
+}
+
+function cutTexts(headers) {
+  const cut = headers.get("x-truncated");
+  if (!cut) return "";
+  const places = cut.split(",").map((place) => (isNaN(place) ? place : Number(place) + 1));
+  return ` Too long, so cut: text ${places.join(", ")}.`;
+}
+
+// ---- Answers as a person wants them.
+
+function scored(text, scores) {
+  const bars = scores.map(({ label, score }, place) =>
+    el("li", { class: place ? "" : "best" }, el("span", {}, label), track(score), el("span", { class: "number" }, percent(score))),
+  );
+  return el("div", { class: "scored" }, el("p", { class: "text" }, text), el("ul", { class: "bars" }, ...bars));
+}
+
+function track(part) {
+  const width = `${Math.max(0, Math.min(1, part)) * 100}%`;
+  return el("span", { class: "track", "aria-hidden": "true" }, el("span", { class: "fill", width }));
+}
+
+function showRanks(answer, { texts }) {
+  const item = ({ index, score }) =>
+    el("li", {}, el("p", {}, texts[index]), el("span", { class: "number" }, score.toFixed(3)), track(score));
+  return el("ol", { class: "ranks", "aria-label": "Texts, the best first" }, ...answer.map(item));
+}
+
+function showVectors(vectors, { texts }) {
+  if (vectors.length === 1) return showVector(vectors[0]);
+  const most = 40;
+  const shown = vectors.slice(0, most);
+  const head = el("tr", {}, el("td"), ...shown.map((_, place) => el("th", { scope: "col" }, `${place + 1}`)));
+  const rows = shown.map((vector, row) => {
+    const cells = shown.map((other, column) => {
+      const cosine = vector.reduce((sum, value, place) => sum + value * other[place], 0);
+      const kind = row === column ? "self" : cosine > 0.65 ? "hot" : undefined;
+      const title = `${texts[row]} — ${texts[column]}`;
+      return el("td", { class: kind, title, "--part": `${Math.max(0, cosine) * 100}%` }, cosine.toFixed(2));
+    });
+    const name = el("th", { scope: "row", title: texts[row] }, el("b", {}, `${row + 1}`), texts[row]);
+    return el("tr", {}, name, ...cells);
+  });
+  const rest = vectors.length > most ? ` The first ${most} texts of ${vectors.length}.` : "";
+  const caption = el("caption", {}, `Cosine of every two texts: 1 says the same, 0 has nothing to do with it.${rest}`);
+  return el("table", { class: "heat" }, caption, el("thead", {}, head), el("tbody", {}, ...rows));
+}
+
+function showVector(vector) {
+  const most = Math.max(...vector.map(Math.abs));
+  const bar = (value) =>
+    el("i", { "--part": `${(Math.abs(value) / most) * 100}%`, "--tone": value < 0 ? "var(--stage-2)" : "var(--heat)" });
+  const first = vector.slice(0, 6).map((value) => value.toFixed(3)).join(", ");
+  const strip = el("div", { class: "strip", role: "img", "aria-label": `a vector of ${vector.length} values` }, ...vector.map(bar));
+  return [strip, el("p", { class: "note" }, `${vector.length} values: ${first}, … Add a second text to compare.`)];
+}
+
+function showTranslation(answer, { texts, source, target }) {
+  const row = ({ translation_text: text }, place) =>
+    el("tr", {}, el("td", { lang: code(source) }, texts[place]), el("td", { lang: code(target) }, text));
+  const head = [source, target].map((name) => el("th", { scope: "col" }, language(name)));
+  return el("table", { class: "sides" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...answer.map(row)));
+}
+
+function showJson(answer) {
+  return el("pre", {}, JSON.stringify(answer, null, 2).slice(0, 20000));
+}
+
+// ---- Time and tokens.
+
+function showTime(headers, took) {
+  const found = [...(headers.get("server-timing") ?? "").matchAll(/([\w-]+);dur=([\d.]+)/g)];
+  const ms = Object.fromEntries(found.map(([, name, duration]) => [name, Number(duration)]));
+  const total = ms.total ?? Number(headers.get("x-total-time") ?? 0);
+  const [tokenization, inference] = [ms.tokenization ?? 0, ms.inference ?? 0];
+  const stages = [
+    ["Tokens from text", tokenization],
+    ["Model, waiting for it included", inference],
+    ["Rest of the server", Math.max(0, total - tokenization - inference)],
+    ["Way there and back", Math.max(0, took - total)],
+  ];
+  const bar = el("div", { class: "bar", "aria-hidden": "true" });
+  const rows = stages.map(([name, duration], place) => {
+    const tone = `var(--stage-${place + 1})`;
+    const part = el("i", { "--tone": tone });
+    part.style.flexGrow = Math.max(duration, took / 500);
+    part.style.background = tone;
+    bar.append(part);
+    return el("tr", { "--tone": tone }, el("th", { scope: "row" }, name), el("td", {}, milliseconds(duration)));
+  });
+  rows.push(el("tr", {}, el("th", { scope: "row" }, "In all"), el("td", {}, milliseconds(took))));
+  const kind = headers.get("x-compute-type");
+  const where = `Ran on ${kind ? `the ${kind === "cpu" ? "CPU" : kind} behind ` : ""}${location.host}, Kivu ${state.version}; `;
+  const how = `${state.model.name} is a ${state.model.architecture} in ${state.model.precision}.`;
+  const tokens = headers.get("x-compute-tokens");
+  const speed = tokens ? ` ${tokens} tokens went through the model.` : "";
+  $("stages").replaceChildren(
+    bar,
+    el("table", { class: "stages", "aria-label": "Milliseconds by stage" }, el("tbody", {}, ...rows)),
+    el("p", { class: "note where" }, where + how + speed),
+  );
+}
+
+async function showTokens({ texts, query }, signal) {
+  const most = 800;
+  const inputs = $("query-field").hidden ? texts : [query, ...texts];
+  try {
+    const { answer } = await request("tokenize", { model: state.model.name, inputs }, signal);
+    if (signal.aborted) return;
+    const count = answer.reduce((sum, tokens) => sum + tokens.length, 0);
+    let left = most;
+    const rows = answer.map((tokens) => {
+      const shown = tokens.slice(0, left);
+      left -= shown.length;
+      const name = `${shown.length} tokens`;
+      return el("ul", { class: "cut", "aria-label": name }, ...shown.map(token));
+    });
+    const rest = count > most ? `; the first ${most} are shown` : "";
+    $("token-count").textContent =
+      `How the tokenizer cut ${inputs.length === 1 ? "the text" : `the ${inputs.length} texts`}: ${count} tokens` +
+      `${rest}. The model takes up to ${state.model.max_tokens} a text.`;
+    $("tokens").replaceChildren(...rows.filter((row) => row.children.length));
+  } catch (error) {
+    if (signal.aborted) return;
+    $("token-count").textContent = error.message;
+    $("tokens").replaceChildren();
+  }
+}
+
+function token({ id, text, special }) {
+  return el("li", { class: special ? "special" : undefined, title: `token ${id}` }, text || "∅");
+}
+
+// ---- The same request in other words.
+
+const python = (value) => {
+  if (Array.isArray(value)) return `[${value.map(python).join(", ")}]`;
+  return JSON.stringify(value);
+};
+const isLocked = () => Boolean($("key").value);
+
+function hub(texts, call) {
+  const key = isLocked() ? ', token=os.environ["KIVU_KEY"]' : "";
+  return [
+    [
+      "Python, huggingface_hub",
+      `${isLocked() ? "import os\n" : ""}from huggingface_hub import InferenceClient\n\n` +
+        `client = InferenceClient(${python(address(`models/${encodeURIComponent(state.model.name)}`))}${key})\n` +
+        `for text in ${python(texts)}:\n    print(client.${call})`,
+    ],
+  ];
+}
+
+function embeddingClients({ texts }) {
+  const [first, ...others] = texts.length ? texts : [""];
+  const key = isLocked() ? 'os.environ["KIVU_KEY"]' : '"none"';
+  const os = isLocked() ? "import os\n" : "";
+  const openai =
+    `${os}from openai import OpenAI\n\nclient = OpenAI(base_url=${python(address("v1"))}, api_key=${key})\n` +
+    `answer = client.embeddings.create(model=${python(state.model.name)}, input=${python(texts)})\n` +
+    "for item in answer.data:\n    print(item.index, item.embedding[:4])";
+  const call = others.length
+    ? `sentence_similarity(${python(first)}, other_sentences=${python(others)})`
+    : `feature_extraction(${python(first)})`;
+  const token = isLocked() ? ', token=os.environ["KIVU_KEY"]' : "";
+  const client =
+    `${os}from huggingface_hub import InferenceClient\n\n` +
+    `client = InferenceClient(${python(address(`models/${encodeURIComponent(state.model.name)}`))}${token})\nprint(client.${call})`;
+  return [["Python, openai", openai], ["Python, huggingface_hub", client]];
+}
+
+function rankingClients({ query, texts }) {
+  const key = isLocked() ? 'os.environ["KIVU_KEY"]' : '"none"';
+  const code =
+    `${isLocked() ? "import os\n" : ""}import cohere\n\nclient = cohere.ClientV2(base_url=${python(base.replace(/\/$/, ""))}, api_key=${key})\n` +
+    `answer = client.rerank(model=${python(state.model.name)}, query=${python(query)}, documents=${python(texts)})\n` +
+    "for result in answer.results:\n    print(result.index, result.relevance_score)";
+  return [["Python, cohere", code]];
+}
+
+function snippets() {
+  const input = asked();
+  const body = task().body(input);
+  const url = address(path());
+  const quoted = JSON.stringify(body).replaceAll("'", "'\\''");
+  const key = isLocked() ? ` \\\n  -H "authorization: Bearer $KIVU_KEY"` : "";
+  const curl = `curl ${url} \\\n  -H 'content-type: application/json'${key} \\\n  -d '${quoted}'`;
+  const header = isLocked() ? ", authorization: `Bearer ${process.env.KIVU_KEY}`" : "";
+  const javascript =
+    `const response = await fetch(${JSON.stringify(url)}, {\n  method: "POST",\n` +
+    `  headers: { "content-type": "application/json"${header} },\n  body: JSON.stringify(${JSON.stringify(body, null, 2).replaceAll("\n", "\n  ")}),\n` +
+    "});\nconsole.log(await response.json());";
+  return [["curl", curl], ...task().clients(input), ["JavaScript", javascript]];
+}
+
+function showCode() {
+  const all = snippets();
+  state.tab = Math.min(state.tab, all.length - 1);
+  if ([...$("tabs").children].map((tab) => tab.textContent).join() !== all.map(([name]) => name).join()) {
+    const tab = ([name], place) =>
+      el("button", { type: "button", role: "tab", id: `tab-${place}`, "aria-controls": "snippet", onclick: () => chooseTab(place) }, name);
+    $("tabs").replaceChildren(...all.map(tab));
+  }
+  [...$("tabs").children].forEach((tab, place) => {
+    tab.setAttribute("aria-selected", place === state.tab);
+    tab.tabIndex = place === state.tab ? 0 : -1;
+  });
+  $("snippet").setAttribute("aria-labelledby", `tab-${state.tab}`);
+  $("snippet").textContent = all[state.tab][1];
+}
+
+function chooseTab(place) {
+  state.tab = place;
+  $("copied").textContent = "";
+  showCode();
+}
+
+$("tabs").addEventListener("keydown", (event) => {
+  const count = $("tabs").children.length;
+  const to = { ArrowRight: state.tab + 1, ArrowLeft: state.tab - 1 + count, Home: 0, End: count - 1 }[event.key];
+  if (to === undefined) return;
+  event.preventDefault();
+  chooseTab(to % count);
+  $("tabs").children[state.tab].focus();
+});
+
+$("copy").addEventListener("click", async () => {
+  try {
+    await navigator.clipboard.writeText($("snippet").textContent);
+    $("copied").textContent = "Copied.";
+  } catch {
+    // Browsers give the clipboard to pages of this machine and of https only.
+    getSelection().selectAllChildren($("snippet"));
+    $("copied").textContent = "Selected; press Ctrl+C to copy.";
+  }
+});
+
+// ---- Labels.
+
+function showLabels() {
+  const names = state.labels[state.model.name] ?? [];
+  const item = (name) =>
+    el("li", {}, name, el("button", { type: "button", "aria-label": `Remove label ${name}`, onclick: () => removeLabel(name) }, "×"));
+  $("labels").replaceChildren(...names.map(item));
+}
+
+function setLabels(names) {
+  state.labels[state.model.name] = names;
+  showLabels();
+  edited();
+}
+
+function addLabel() {
+  const known = state.labels[state.model.name];
+  const wanted = $("label").value.split(",").map((name) => name.trim()).filter(Boolean);
+  const names = [...new Set([...known, ...wanted])];
+  $("label").value = "";
+  $("label").focus();
+  if (names.length > known.length) setLabels(names);
+}
+
+function removeLabel(name) {
+  const known = state.labels[state.model.name];
+  const place = known.indexOf(name);
+  setLabels(known.filter((other) => other !== name));
+  const buttons = $("labels").querySelectorAll("button");
+  (buttons[Math.min(place, buttons.length - 1)] ?? $("label")).focus();
+}
+
+/** What is asked has changed: the code follows, and an answer that is shown is made anew. */
+function edited() {
+  showCode();
+  if (state.shown === state.model.name && !missing(asked())) run();
+}
+
+// ---- Choosing a model.
+
+function keepDraft() {
+  if (!state.model) return;
+  state.drafts[state.model.name] = { texts: $("texts").value, query: $("query").value };
+}
+
+function chooseModel(model) {
+  keepDraft();
+  state.running?.abort();
+  state.model = model;
+  state.shown = null;
+  const { title, note, example, query, labels } = task();
+  const draft = state.drafts[model.name] ?? { texts: told(example), query: query ?? "" };
+  state.labels[model.name] ??= labels ?? [];
+  $("task-title").textContent = title;
+  $("task-note").textContent = told(note);
+  $("texts").value = draft.texts;
+  $("query").value = draft.query;
+  $("query-field").hidden = query === undefined;
+  $("labels-field").hidden = labels === undefined;
+  $("languages-field").hidden = !hasChoice();
+  showLanguages(model.languages);
+  showLabels();
+  $("ask").hidden = $("code").hidden = false;
+  $("details").hidden = true;
+  $("run").removeAttribute("aria-busy");
+  $("result").replaceChildren();
+  $("result").classList.remove("old");
+  complain("");
+  say("Nothing asked yet. The example is ready to run.");
+  showCode();
+  history.replaceState(null, "", `#${encodeURIComponent(model.name)}`);
+}
+
+function showLanguages(languages) {
+  for (const [id, names = []] of [["source", languages?.from], ["target", languages?.to]]) {
+    const options = names.map((name) => el("option", { value: name }, language(name)));
+    $(id).replaceChildren(...options.sort((a, b) => a.text.localeCompare(b.text)));
+  }
+  const { from = [], to = [] } = languages ?? {};
+  const english = from.find((name) => code(name) === "en");
+  $("source").value = english ?? from[0] ?? "";
+  $("target").value = to.find((name) => name !== $("source").value) ?? to[0] ?? "";
+}
+
+/** `eng_Latn`, `en` and `en_XX` as browsers write languages. */
+function code(name = "") {
+  try {
+    return new Intl.Locale(name.replaceAll("_", "-").replace(/-XX$/, "")).language;
+  } catch {
+    return "";
+  }
+}
+
+function language(name = "") {
+  try {
+    return new Intl.DisplayNames(["en"], { type: "language" }).of(name.replaceAll("_", "-")) ?? name;
+  } catch {
+    return name;
+  }
+}
+
+function showModels() {
+  const option = (model, place) => {
+    const input = el("input", { type: "radio", name: "model", id: `model-${place}`, onchange: () => chooseModel(model) });
+    return el("label", { for: `model-${place}` }, input, model.name, el("span", {}, model.task.replaceAll("-", " ")));
+  };
+  $("model-list").replaceChildren(...state.models.map(option));
+  $("models").hidden = false;
+  chooseNamed();
+}
+
+/** Chooses the model that the address names behind its `#`, or the first. */
+function chooseNamed() {
+  const place = Math.max(0, state.models.findIndex((model) => `#${encodeURIComponent(model.name)}` === location.hash));
+  $(`model-${place}`).checked = true;
+  if (state.model !== state.models[place]) chooseModel(state.models[place]);
+}
+
+async function start() {
+  try {
+    const { answer } = await request("models");
+    state.models = answer.models;
+    state.version = answer.version;
+    complain("");
+    $("about").textContent = `${state.models.length} ${state.models.length === 1 ? "model" : "models"} to try, on this server`;
+    showModels();
+  } catch (error) {
+    const isFirst = !$("unlock").hidden && !$("key").value;
+    say(isFirst ? "Models are shown to those who have a key." : "");
+    complain(isFirst ? "" : error instanceof TypeError ? "The server cannot be reached." : error.message);
+    if (!$("unlock").hidden) $("key").focus();
+  }
+}
+
+// ---- Words.
+
+const list = (names) => names.map((name) => `“${name}”`).join(", ");
+const percent = (part) => `${(part * 100).toFixed(1)} %`;
+const milliseconds = (ms) => `${ms < 10 ? ms.toFixed(2) : ms < 100 ? ms.toFixed(1) : Math.round(ms)} ms`;
+
+$("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  run();
+});
+$("ask").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    run();
+  } else if (event.key === "Enter" && event.target === $("label")) {
+    event.preventDefault();
+    addLabel();
+  }
+});
+$("ask").addEventListener("input", (event) => {
+  if (event.target !== $("label")) showCode();
+});
+for (const id of ["several", "source", "target"]) $(id).addEventListener("change", edited);
+$("add-label").addEventListener("click", addLabel);
+$("unlock").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (state.model) run();
+  else start();
+});
+if (/Mac|iPhone|iPad/.test(navigator.userAgent)) $("hint").firstElementChild.textContent = "⌘";
+addEventListener("hashchange", () => state.models.length && chooseNamed());
+start();

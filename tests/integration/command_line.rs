@@ -1,0 +1,72 @@
+//! The command as scripts and shells see it: help, completions, JSON, exit codes.
+
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn kivu(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
+    command.args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+#[test]
+fn every_command_teaches_by_example() {
+    let commands = ["", "batch", "bench", "build", "completions", "doctor", "key", "pull", "push", "serve"];
+    for command in commands {
+        let arguments: Vec<&str> = [command, "--help"].into_iter().filter(|word| !word.is_empty()).collect();
+        let help = stdout(&kivu(&arguments));
+        let (_, examples) = help.split_once("Examples:").expect("examples");
+        assert!(examples.contains(&format!("  kivu {command}").trim_end()[..]), "{command}: {help}");
+        assert!(!help.contains('\u{1b}'), "no colours where there is no terminal");
+    }
+}
+
+#[test]
+fn every_shell_gets_a_script_that_knows_the_commands() {
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let output = kivu(&["completions", shell]);
+        assert!(output.status.success());
+        let script = stdout(&output);
+        for word in ["serve", "build", "precision", "listen"] {
+            assert!(script.contains(word), "{shell}: {word}");
+        }
+    }
+    let mut bash = Command::new("bash");
+    let script = stdout(&kivu(&["completions", "bash"]));
+    let ask = "COMP_WORDS=(kivu do); COMP_CWORD=1; _kivu kivu do kivu; echo ${COMPREPLY[@]}";
+    let Ok(output) = bash.args(["-c", &format!("{script}\n{ask}")]).output() else {
+        eprintln!("skipped: there is no bash");
+        return;
+    };
+    assert_eq!(stdout(&output).trim(), "doctor");
+}
+
+#[test]
+fn doctor_tells_a_script_what_it_tells_people() {
+    let output = kivu(&["doctor", "--json"]);
+    let told: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(told["ready"].as_bool(), Some(output.status.success()));
+    let findings = told["findings"].as_array().unwrap();
+    assert_eq!(findings.len(), stdout(&kivu(&["doctor"])).lines().count());
+    let missing = findings.iter().any(|finding| finding["state"] == "missing");
+    assert_eq!(missing, !output.status.success());
+}
+
+#[test]
+fn exit_codes_are_those_of_the_help() {
+    struct Case<'a>(&'a [&'a str], i32);
+    let cases = [
+        Case(&["--version"], 0),
+        Case(&["serve", "/nowhere", "--listen", "127.0.0.1:0"], 1),
+        Case(&["build", "/nowhere", "--out", "/nowhere"], 1),
+        Case(&["serve", "--listen", "nonsense"], 2),
+        Case(&["sing"], 2),
+    ];
+    for Case(arguments, code) in cases {
+        assert_eq!(kivu(arguments).status.code(), Some(code), "{arguments:?}");
+    }
+}
