@@ -62,10 +62,6 @@ async fn serve(config: Config) -> Result<()> {
     let listener = listener.tap_io(|connection| {
         let _ = connection.set_nodelay(true);
     });
-    guard.prepare().await?;
-    let models = tokio::task::block_in_place(|| Model::open_all(&config))?;
-    // Nobody may be reading; that is no reason not to serve.
-    let _ = announce(address, &models);
     let prometheus = Prometheus::install()?;
     let tidied = prometheus.clone();
     tokio::spawn(async move {
@@ -75,6 +71,10 @@ async fn serve(config: Config) -> Result<()> {
             tidied.tidy();
         }
     });
+    guard.prepare().await?;
+    let models = tokio::task::block_in_place(|| Model::open_all(&config))?;
+    // Nobody may be reading; that is no reason not to serve.
+    let _ = announce(address, &models);
     let router = router(App::new(models, config.limits).with_guard(guard).with_metrics(prometheus));
     axum::serve(listener, below(config.prefix.as_deref(), router))
         .with_graceful_shutdown(asked_to_stop())

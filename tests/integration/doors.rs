@@ -6,7 +6,7 @@ use std::{
 };
 
 /// A crate, as it is written in paths, and where it may be.
-const DOORS: [(&str, &[&str]); 10] = [
+const DOORS: [(&str, &[&str]); 13] = [
     ("ort::", &["src/backend/onnx/"]),
     ("tokenizers::", &["src/tokenizer/"]),
     ("safetensors::", &["src/build/weights.rs"]),
@@ -16,6 +16,9 @@ const DOORS: [(&str, &[&str]); 10] = [
     ("lambda_http::", &["functions/"]),
     ("indicatif::", &["src/cli/progress.rs"]),
     ("hyper_util::", &["src/cli/bench/server.rs"]),
+    ("metrics::", &["src/telemetry/"]),
+    ("aws_sdk_secretsmanager::", &["src/secrets.rs"]),
+    ("subtle::", &["src/api/auth/"]),
     ("axum::", &["src/api/", "src/cli/serve.rs", "src/cli/bench/server.rs", "functions/"]),
 ];
 
