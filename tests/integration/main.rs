@@ -9,6 +9,7 @@
 
 mod api;
 mod backends;
+mod bergamot;
 mod building;
 mod classifiers;
 mod doors;
