@@ -11,6 +11,7 @@ mod access;
 mod api;
 mod backends;
 mod bad_days;
+mod bergamot;
 mod building;
 mod classifiers;
 mod command_line;

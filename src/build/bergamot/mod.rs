@@ -31,7 +31,7 @@ const LENGTH_FACTOR: f32 = 2.5;
 /// The token that ends a text, and the one for what is in no vocabulary.
 const SPECIAL: [&str; 2] = ["</s>", "<unk>"];
 /// What no text has after its normalisation.
-const NEVER: char = '\u{0}';
+const NEVER: char = '\u{1}';
 
 /// Whether `folder` looks like that of a student.
 pub(super) fn is_in(folder: &Path) -> bool {
@@ -144,7 +144,7 @@ mod tests {
     fn special_tokens_cannot_be_spelt() {
         let json = r#"{"model": {"type": "Unigram", "vocab": [["</s>", 0.0], ["<unk>", 0.0], [",", -3.113255262374878]]}}"#;
         let guarded = String::from_utf8(tokenizer(json.as_bytes()).unwrap()).unwrap();
-        insta::assert_snapshot!(guarded, @r#"{"model":{"type":"Unigram","vocab":[["\u0000</s>",0.0],["\u0000<unk>",0.0],[",",-3.113255262374878]]}}"#);
+        insta::assert_snapshot!(guarded, @r#"{"model":{"type":"Unigram","vocab":[["\u0001</s>",0.0],["\u0001<unk>",0.0],[",",-3.113255262374878]]}}"#);
         let refusal = |json: &str| tokenizer(json.as_bytes()).unwrap_err().to_string();
         insta::assert_snapshot!(refusal("{}"), @"expected `</s>` as piece 0 of the tokenizer, but found none");
         insta::assert_snapshot!(refusal(r#"{"model": {"vocab": [["a", 0.0]]}}"#), @r#"expected `</s>` as piece 0 of the tokenizer, but found "a""#);

@@ -23,7 +23,7 @@ use crate::{
 /// What stands for a space.
 const SPACE: &str = "▁";
 /// What no text has after its normalisation: a piece that begins with it is never found in a text.
-const NEVER: char = '\u{0}';
+const NEVER: char = '\u{1}';
 
 /// A SentencePiece model.
 #[derive(Debug)]

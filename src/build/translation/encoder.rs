@@ -105,7 +105,7 @@ impl Writer<'_> {
     fn give_output_matrix(&mut self) -> Result<()> {
         let shortlist = self.layers.graph.input("shortlist", &["columns"]);
         let model = self.model;
-        let matrix = self.look_up(&model.tables.output, &shortlist)?;
+        let matrix = self.look_up_many(&model.tables.output, &shortlist)?;
         let bias = self.output_bias()?;
         let graph = &mut self.layers.graph;
         let bias = graph.node("Gather", &[&bias, &shortlist], vec![]);

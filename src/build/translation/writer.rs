@@ -133,22 +133,11 @@ impl<'a> Writer<'a> {
     }
 
     /// The rows of a table for `ids`, in fp32. Where the decoder starts empty, −1 gives a row of zeros.
-    pub(super) fn look_up(&mut self, table: &Table, ids: &Value) -> Result<Value> {
-        let width = self.model.hidden;
-        let weight = self.table(table)?;
-        let rows = table.rows + usize::from(self.model.starts_empty);
-        let Some(blocks) = self.blocks(weight) else {
-            let mut values = weight.values.clone();
-            values.resize(rows * width, 0.0);
-            let table = self.layers.graph.floats(&table.name, &[rows, width], &values);
-            return Ok(self.layers.graph.node("Gather", &[&table, ids], vec![]));
+    fn look_up(&mut self, table: &Table, ids: &Value) -> Result<Value> {
+        let (values, scales) = self.rows(table)?;
+        let Some((scales, size)) = scales else {
+            return Ok(self.layers.graph.node("Gather", &[&values, ids], vec![]));
         };
-        let Blocks { size, mut values, mut scales } = blocks;
-        values.resize(rows * width, SHIFT);
-        scales.resize(rows * width / size, 0.0);
-        let values = self.layers.graph.unsigned_bytes(&table.name, &[rows, width], values);
-        let scales =
-            self.layers.graph.floats(&format!("{}.scales", table.name), &[rows, width / size], &scales);
         let attributes = vec![
             integer("bits", 8),
             integer("block_size", size as i64),
@@ -156,6 +145,46 @@ impl<'a> Writer<'a> {
             integer("quantize_axis", 1),
         ];
         Ok(self.layers.graph.microsoft("GatherBlockQuantized", &[&values, ids, &scales], attributes))
+    }
+
+    /// The same for a list of hundreds of ids, for which the operator that does all at once takes 15 times as
+    /// long: 1.2 ms in place of 0.07 for 650 of 32000 rows.
+    pub(super) fn look_up_many(&mut self, table: &Table, ids: &Value) -> Result<Value> {
+        let width = self.model.hidden;
+        let (values, scales) = self.rows(table)?;
+        let graph = &mut self.layers.graph;
+        let rows = graph.node("Gather", &[&values, ids], vec![]);
+        let Some((scales, size)) = scales else { return Ok(rows) };
+        let by_block = graph.integers("by_block", &[-1, (width / size) as i64, size as i64]);
+        let whole = graph.integers("whole_rows", &[-1, width as i64]);
+        let (unit, two) = (graph.floats("unit", &[], &[1.0]), graph.integers("two", &[2]));
+        let shift = graph.unsigned_bytes("shift", &[], vec![SHIFT]);
+        let rows = graph.node("Reshape", &[&rows, &by_block], vec![]);
+        let rows = graph.node("DequantizeLinear", &[&rows, &unit, &shift], vec![]);
+        let scales = graph.node("Gather", &[&scales, ids], vec![]);
+        let scales = graph.node("Unsqueeze", &[&scales, &two], vec![]);
+        let rows = graph.node("Mul", &[&rows, &scales], vec![]);
+        Ok(graph.node("Reshape", &[&rows, &whole], vec![]))
+    }
+
+    /// The rows of a table as constants: in blocks, whose scales and size are given as well, or in fp32. Where the
+    /// decoder starts empty, a row of zeros comes last.
+    fn rows(&mut self, table: &Table) -> Result<(Value, Option<(Value, usize)>)> {
+        let width = self.model.hidden;
+        let weight = self.table(table)?;
+        let rows = table.rows + usize::from(self.model.starts_empty);
+        let Some(blocks) = self.blocks(weight) else {
+            let mut values = weight.values.clone();
+            values.resize(rows * width, 0.0);
+            return Ok((self.layers.graph.floats(&table.name, &[rows, width], &values), None));
+        };
+        let Blocks { size, mut values, mut scales } = blocks;
+        values.resize(rows * width, SHIFT);
+        scales.resize(rows * width / size, 0.0);
+        let values = self.layers.graph.unsigned_bytes(&table.name, &[rows, width], values);
+        let name = format!("{}.scales", table.name);
+        let scales = self.layers.graph.floats(&name, &[rows, width / size], &scales);
+        Ok((values, Some((scales, size))))
     }
 
     /// The products of `vectors` with all rows of a table, `bias` added. The table's bytes are those of its

@@ -1,0 +1,95 @@
+//! The real models that translate between English and Portuguese, against the engine of the package that they come
+//! from.
+
+use std::{fs, time::Duration};
+
+use kivu::{
+    backend::Deadline,
+    model::{Model, Pipeline},
+    pipeline::{
+        generation::GenerationOptions,
+        translation::{Split, TranslationOptions},
+    },
+    repository::manifest::{Precision, Quality},
+};
+use serde_json::Value;
+
+use crate::models::{build_request, fixtures, request, runtime, serve};
+
+/// The texts of a direction and what the engine makes of them.
+fn golden(direction: &str) -> (Vec<String>, Vec<String>) {
+    let golden: Value =
+        serde_json::from_slice(&fs::read(fixtures().join("goldens/bergamot.json")).unwrap()).unwrap();
+    let pairs: Vec<(String, String)> = serde_json::from_value(golden[direction].clone()).unwrap();
+    assert_eq!(pairs.len(), 200);
+    pairs.into_iter().unzip()
+}
+
+async fn translate(model: &Model, texts: Vec<String>) -> Vec<String> {
+    let Pipeline::Translation(pipeline) = &model.pipeline else { panic!("{} translates", model.name) };
+    let options = TranslationOptions {
+        source: None,
+        target: None,
+        // The engine takes a line as it is.
+        split: Some(Split::Never),
+        truncate: false,
+        clean_up_spaces: false,
+        generation: GenerationOptions::default(),
+        most_sentences: texts.len(),
+    };
+    let deadline = Deadline::within(Duration::from_secs(300));
+    let translations = pipeline.translate(texts, &options, deadline).await.unwrap();
+    translations.texts.into_iter().flatten().map(|translation| translation.text).collect()
+}
+
+#[tokio::test]
+async fn in_fp32_every_text_is_that_of_the_engine() {
+    let Some(runtime) = runtime() else { return };
+    let root = fixtures().join("../..");
+    for direction in ["en-pt", "pt-en"] {
+        let name = format!("translate-{direction}");
+        if !root.join(".kivu/bundles").join(&name).is_dir() {
+            eprintln!("skipped: no bundle of {name}; `make test` builds it");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let recipe = root.join("models").join(format!("{name}.toml"));
+        let mut request = request(recipe, folder.path().join("fp32"), Some(Precision::Fp32));
+        request.cache = root.join(".kivu");
+        build_request(&request, runtime).unwrap();
+        let (texts, expected) = golden(direction);
+        let found = translate(&serve(&folder.path().join("fp32")).unwrap(), texts).await;
+        let wrong: Vec<_> =
+            found.iter().zip(&expected).filter(|(found, expected)| found != expected).collect();
+        assert!(wrong.is_empty(), "{direction}: {} of 200 differ: {wrong:#?}", wrong.len());
+    }
+}
+
+#[tokio::test]
+async fn in_int8_texts_are_like_those_of_fp32_and_cannot_end_early() {
+    if runtime().is_none() {
+        return;
+    }
+    for direction in ["en-pt", "pt-en"] {
+        let bundle = fixtures().join("../../.kivu/bundles").join(format!("translate-{direction}"));
+        if !bundle.is_dir() {
+            eprintln!("skipped: no bundle of translate-{direction}; `make test` builds it");
+            return;
+        }
+        let model = serve(&bundle).unwrap();
+        let Some(Quality::Translation { similarity, similarity_without_shortlist, token_agreement, .. }) =
+            model.manifest.weights.quality
+        else {
+            panic!("the build measures translations");
+        };
+        assert!(similarity >= 0.97 && token_agreement >= 0.97, "{similarity} {token_agreement}");
+        assert!(similarity_without_shortlist.unwrap() >= 0.97);
+        let (texts, expected) = golden(direction);
+        let found = translate(&model, texts[..60].to_vec()).await;
+        let same = found.iter().zip(&expected).filter(|(found, expected)| found == expected).count();
+        assert!(same > 30, "only {same} of 60 are the same");
+        // The marks of the model's own tokens are no marks in a text.
+        let odd = ["</s> Bom dia", "Bom </s> dia", "<unk>"].map(str::to_owned).to_vec();
+        assert_eq!(translate(&model, odd).await.len(), 3);
+    }
+}
