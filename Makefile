@@ -45,6 +45,10 @@ lint:
 bench: release $(BUNDLE)/manifest.toml $(BUNDLES)/zero-shot/manifest.toml $(BUNDLES)/translate-en-pt/manifest.toml ## Measure the service against the bare runtime
 	$(KIVU) bench $(BUNDLE) --zero-shot $(BUNDLES)/zero-shot --translation $(BUNDLES)/translate-en-pt --json .kivu/bench.json
 
+.PHONY: fleet
+fleet: release tools $(BUNDLE)/manifest.toml ## Measure what forwarding to Triton costs
+	$(FLEET)/bin/python tests/fleet/bench.py $(KIVU) $(BUNDLE)
+
 .PHONY: invoke
 invoke: tools $(BUNDLE)/manifest.toml ## Send API Gateway events to the function under the Lambda emulator
 	$(PYTHON) tests/lambda/invoke.py $(CARGO_LAMBDA) tests/lambda --release \

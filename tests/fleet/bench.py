@@ -1,8 +1,8 @@
 """What forwarding to Triton costs: `kivu serve` before a real server, against clients that ask the server itself.
 
-    .kivu/fleet/bin/python tests/fleet/bench.py KIVU BUNDLE
+    make fleet
 
-KIVU is the program, BUNDLE one of an embedding model. Every figure stands beside its own measure of the same run.
+which calls it with the program and with a bundle of an embedding model. Every figure stands beside its own measure of the same run.
 """
 
 import http.client
@@ -20,7 +20,9 @@ import threading
 import time
 import tomllib
 
+import numpy
 import tokenizers
+import tritonclient.grpc
 
 PACKAGES = pathlib.Path(tokenizers.__file__).parents[1]
 TRITON = PACKAGES / "pytriton" / "tritonserver"
@@ -93,12 +95,12 @@ def direct(model, inputs, tail, names):
 
 
 def latencies(sides, turns=400):
-    """Milliseconds of each side's message, taken in turns."""
+    """Milliseconds of each side, taken in turns."""
     took = [[] for _ in sides]
     for turn in range(turns):
-        for side, (connection, bytes_) in enumerate(sides):
+        for side, ask in enumerate(sides):
             started = time.perf_counter()
-            fine, body = connection.ask(bytes_)
+            fine, body = ask()
             if not fine:
                 raise SystemExit(f"side {side}: {body[:300]}")
             if turn >= turns // 10:
@@ -205,16 +207,6 @@ def measure(program, bundle, folder):
         by_http = Kivu(program, bundle, "fleet", [f"http://127.0.0.1:{first.http}"])
         by_grpc = Kivu(program, bundle, "fleet", [f"grpc://127.0.0.1:{first.grpc}"])
         servers += [by_http, by_grpc]
-        sides = [(Connection(first.http), one)]
-        sides += [(Connection(server.port), embed([SHORT])) for server in (by_http, by_grpc)]
-        bare, over_http, over_grpc = map(statistics.median, latencies(sides))
-        line("POST /embed over HTTP, p50 | bare HTTP call", over_http, bare, "ms", f"+ {over_http - bare:.3f}")
-        line("POST /embed over gRPC, p50 | bare HTTP call", over_grpc, bare, "ms", f"+ {over_grpc - bare:.3f}")
-
-        # 32 callers at once: through Kivu, and with Triton's own client.
-        import tritonclient.grpc
-        import numpy
-
         inputs, tail = infer(name, tokenizer, [SHORT])
         clients = [tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{first.grpc}") for _ in range(32)]
         tensors, at = [], 0
@@ -225,6 +217,21 @@ def measure(program, bundle, folder):
                 given.set_data_from_numpy(numpy.frombuffer(tail[at : at + size], "<i8").reshape(tensor["shape"]))
                 tensors.append(given)
             at += size
+
+        def ask(connection, bytes_):
+            return lambda: connection.ask(bytes_)
+
+        def infer_by_grpc(client):
+            return lambda: (bool(client.infer(name, tensors)), b"")
+
+        sides = [ask(Connection(first.http), one), infer_by_grpc(clients[0])]
+        sides += [ask(Connection(server.port), embed([SHORT])) for server in (by_http, by_grpc)]
+        bare, bare_grpc, over_http, over_grpc = map(statistics.median, latencies(sides))
+        line("POST /embed over HTTP, p50 | bare HTTP call", over_http, bare, "ms", f"+ {over_http - bare:.3f}")
+        line("POST /embed over gRPC, p50 | tritonclient.grpc", over_grpc, bare_grpc, "ms", f"+ {over_grpc - bare_grpc:.3f}")
+        line("POST /embed over gRPC, p50 | bare HTTP call", over_grpc, bare, "ms", f"+ {over_grpc - bare:.3f}")
+
+        # 32 callers at once: through Kivu, and with Triton's own client.
         straight = [lambda client=client: bool(client.infer(name, tensors)) for client in clients]
 
         def through(server, body):

@@ -1,6 +1,12 @@
 //! KServe v2 over gRPC: the only place that speaks to the `tonic` crate.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use http::uri::PathAndQuery;
 use prost::Message;
@@ -39,10 +45,29 @@ const CONFIG: &str = "/inference.GRPCInferenceService/ModelConfig";
 const READY: &str = "/inference.GRPCInferenceService/ModelReady";
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 
-/// One connection to one address, which all requests share; it is made again when it is lost.
+/// Connections to one address. Requests can share one, but Triton serves a connection's requests less side by
+/// side than those of several.
+const CONNECTIONS: usize = 8;
+
+/// A few connections to one address; each is made when it is first needed, and again when it is lost.
 pub(super) struct GrpcTransport {
-    channel: Channel,
+    lines: Vec<Line>,
     authorization: Option<MetadataValue<Ascii>>,
+}
+
+/// One connection, with the number of requests that are under way on it.
+struct Line {
+    channel: Channel,
+    busy: AtomicUsize,
+}
+
+/// A request that is under way on a connection.
+struct Busy<'a>(&'a AtomicUsize);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl GrpcTransport {
@@ -58,14 +83,18 @@ impl GrpcTransport {
         let scheme = if url.tls { "https" } else { "http" };
         let origin = format!("{scheme}://{}", url.authority());
         // No pings: a frozen function could send none, and Triton takes those of an idle connection for an attack.
-        let channel = Endpoint::from_shared(format!("http://{}", url.authority()))
+        let endpoint = Endpoint::from_shared(format!("http://{}", url.authority()))
             .map_err(|error| unusable(error.into()))?
             .origin(origin.parse().map_err(|error: http::uri::InvalidUri| unusable(error.into()))?)
             .initial_stream_window_size(STREAM_WINDOW)
-            .initial_connection_window_size(CONNECTION_WINDOW)
-            .connect_with_connector_lazy(connector);
+            .initial_connection_window_size(CONNECTION_WINDOW);
+        let line = || Line {
+            channel: endpoint.connect_with_connector_lazy(connector.clone()),
+            busy: AtomicUsize::new(0),
+        };
         let authorization = authorization.map(|authorization| authorization.parse()).transpose();
-        Ok(Self { channel, authorization: authorization.map_err(|_| unusable("the token".into()))? })
+        let lines = std::iter::repeat_with(line).take(CONNECTIONS).collect();
+        Ok(Self { lines, authorization: authorization.map_err(|_| unusable("the token".into()))? })
     }
 
     pub(super) async fn describe(&self, target: &Target) -> Result<Description, Failure> {
@@ -122,6 +151,14 @@ impl GrpcTransport {
         read_answer(&answer, &call.outputs)
     }
 
+    /// The first of the connections with the fewest requests, so that one caller keeps to one connection.
+    fn least_busy(&self) -> (Channel, Busy<'_>) {
+        let line =
+            self.lines.iter().min_by_key(|line| line.busy.load(Ordering::Relaxed)).unwrap_or(&self.lines[0]);
+        line.busy.fetch_add(1, Ordering::Relaxed);
+        (line.channel.clone(), Busy(&line.busy))
+    }
+
     async fn ask<Q, A>(&self, method: &'static str, message: Q, time: Option<Duration>) -> Result<A, Failure>
     where
         Q: Message + Send + Sync + 'static,
@@ -134,7 +171,8 @@ impl GrpcTransport {
         if let Some(authorization) = &self.authorization {
             request.metadata_mut().insert("authorization", authorization.clone());
         }
-        let mut grpc = Grpc::new(self.channel.clone()).max_decoding_message_size(LONGEST_ANSWER);
+        let (channel, _busy) = self.least_busy();
+        let mut grpc = Grpc::new(channel).max_decoding_message_size(LONGEST_ANSWER);
         grpc.ready().await.map_err(|_| Failure::new(Kind::Unreachable))?;
         let answer =
             grpc.unary(request, PathAndQuery::from_static(method), ProstCodec::<Q, A>::default()).await;

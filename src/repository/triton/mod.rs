@@ -24,7 +24,7 @@ const VERSION: &str = "1";
 /// What comes after a model's name in that of its tokenizer, and in that of both together.
 const TOKENIZER_SUFFIX: &str = "_tokenizer";
 const TEXT_SUFFIX: &str = "_text";
-/// The lengths that are run before the server says that it is ready, in tokens.
+/// The lengths that are run before the server says that it is ready, in tokens; none is longer than the model takes.
 const WARM_UP: [usize; 2] = [16, 128];
 /// How long a request may wait for others to run with.
 const MOST_DELAY_US: u32 = 500;
@@ -166,7 +166,9 @@ fn graph_config(bundle: &Bundle, options: &Options) -> Result<String> {
         text += "optimization { execution_accelerators { gpu_execution_accelerator [ { name: \"tensorrt\" \
                  parameters { key: \"precision_mode\" value: \"FP16\" } } ] } }\n";
     }
-    for tokens in WARM_UP {
+    let mut lengths = WARM_UP.map(|tokens| tokens.min(most_tokens(bundle))).to_vec();
+    lengths.dedup();
+    for tokens in lengths {
         let _ = write!(text, "model_warmup [ {{ name: \"{tokens} tokens\" batch_size: 1 ");
         for input in &manifest.signature.inputs {
             let _ = write!(
@@ -179,6 +181,14 @@ fn graph_config(bundle: &Bundle, options: &Options) -> Result<String> {
         text += "} ]\n";
     }
     Ok(text)
+}
+
+/// The most tokens of a text.
+fn most_tokens(bundle: &Bundle) -> usize {
+    let manifest = bundle.manifest();
+    let embedding = manifest.embedding.as_ref().map(|settings| settings.max_tokens);
+    let classification = manifest.classification.as_ref().map(|settings| settings.max_tokens);
+    embedding.or(classification).unwrap_or(usize::MAX)
 }
 
 /// What the ensemble and its tokenizer read.
@@ -195,10 +205,9 @@ fn tokenizer_config(bundle: &Bundle, name: &str, options: &Options) -> Result<St
     text += &tensors("input", [&text_spec()])?;
     text += &tensors("output", &manifest.signature.inputs)?;
     text += &instances(options, true);
-    for (key, value) in [
-        ("max_tokens", most.unwrap_or(usize::MAX)),
-        ("padding_id", bundle.tokenizer()?.padding_id() as usize),
-    ] {
+    for (key, value) in
+        [("max_tokens", most_tokens(bundle)), ("padding_id", bundle.tokenizer()?.padding_id() as usize)]
+    {
         let _ = writeln!(text, "parameters {{ key: \"{key}\" value {{ string_value: \"{value}\" }} }}");
     }
     Ok(text)

@@ -86,7 +86,7 @@ fn configurations_say_what_was_asked_for() {
     instance_group [ { count: 2 kind: KIND_AUTO } ]
     optimization { execution_accelerators { gpu_execution_accelerator [ { name: "tensorrt" parameters { key: "precision_mode" value: "FP16" } } ] } }
     model_warmup [ { name: "16 tokens" batch_size: 1 inputs { key: "input_ids" value: { data_type: TYPE_INT64 dims: [16] zero_data: true } } inputs { key: "attention_mask" value: { data_type: TYPE_INT64 dims: [16] zero_data: true } } } ]
-    model_warmup [ { name: "128 tokens" batch_size: 1 inputs { key: "input_ids" value: { data_type: TYPE_INT64 dims: [128] zero_data: true } } inputs { key: "attention_mask" value: { data_type: TYPE_INT64 dims: [128] zero_data: true } } } ]
+    model_warmup [ { name: "64 tokens" batch_size: 1 inputs { key: "input_ids" value: { data_type: TYPE_INT64 dims: [64] zero_data: true } } inputs { key: "attention_mask" value: { data_type: TYPE_INT64 dims: [64] zero_data: true } } } ]
     "#);
     assert!(repository.join("feature-extraction/1/model.onnx").is_file());
     let again = write(&bundle, &repository, &options()).unwrap_err().to_string();
