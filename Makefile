@@ -28,6 +28,7 @@ test: tools ## Set up whatever tests need, then run all of them
 	cargo run --quiet -- doctor --fix
 	for model in $(MODELS); do \
 	  cargo run --quiet -- build models/$$model.toml --out $(BUNDLES)/$$model || exit 1; done
+	cargo run --quiet -- doctor --fix --function $(shell uname -m | sed s/aarch64/arm64/)
 	TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(CARGO_LAMBDA)) \
 	TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) \
 	  TEST_TRITON=$(abspath $(FLEET)) TEST_PAGE=$(abspath $(PAGE)) \

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use aws_config::BehaviorVersion;
-use aws_sdk_secretsmanager::{Client, error::DisplayErrorContext};
+use aws_sdk_secretsmanager::Client;
 use aws_smithy_http_client::{
     Builder as HttpClient,
     tls::{Provider, rustls_provider::CryptoMode},
@@ -41,8 +41,7 @@ impl Secret {
         let answer = client.get_secret_value().secret_id(&self.name).send().await;
         let answer = answer.map_err(|error| Error::Config {
             message: format!("cannot read the secret `{}`", self.name),
-            // The error of the SDK says itself only what kind it is; its causes say what happened.
-            source: Some(DisplayErrorContext(error).to_string().into()),
+            source: Some(Box::new(error)),
         })?;
         answer.secret_string.ok_or_else(|| {
             Error::config(format!("expected text in the secret `{}`, but found something else", self.name))

@@ -70,10 +70,6 @@ async fn serve(config: Config) -> Result<()> {
     let listener = listener.tap_io(|connection| {
         let _ = connection.set_nodelay(true);
     });
-    guard.prepare().await?;
-    let models = tokio::task::block_in_place(|| Model::open_all(&config))?;
-    // Nobody may be reading; that is no reason not to serve.
-    let _ = announce(address, &models, config.page);
     let prometheus = Prometheus::install()?;
     let tidied = prometheus.clone();
     tokio::spawn(async move {
@@ -83,6 +79,10 @@ async fn serve(config: Config) -> Result<()> {
             tidied.tidy();
         }
     });
+    guard.prepare().await?;
+    let models = tokio::task::block_in_place(|| Model::open_all(&config))?;
+    // Nobody may be reading; that is no reason not to serve.
+    let _ = announce(address, &models, config.page);
     let app = App::new(models, config.limits).with_guard(guard).with_metrics(prometheus);
     let router = router(app.with_page(config.page));
     axum::serve(listener, below(config.prefix.as_deref(), router))

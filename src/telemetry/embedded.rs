@@ -55,7 +55,7 @@ impl Embedded {
     }
 
     /// The lines for what was counted since the last time.
-    fn lines(&self, now: SystemTime) -> Vec<Value> {
+    pub fn lines(&self, now: SystemTime) -> Vec<Value> {
         let mut values: BTreeMap<String, (&str, Vec<f64>)> = BTreeMap::new();
         self.registry.visit_counters(|key, counter| {
             let count = counter.swap(0, Ordering::Relaxed);

@@ -85,9 +85,7 @@ class Template:
     @staticmethod
     def _parameter(name, what, given):
         value = given.get(name, what.get("Default"))
-        if what["Type"] == "CommaDelimitedList":
-            return str(value).split(",")
-        return "ami-00000000000000000" if what["Type"].startswith("AWS::SSM") else value
+        return str(value).split(",") if what["Type"] == "CommaDelimitedList" else value
 
     def holds(self, condition):
         return condition is None or self._test(self.conditions[condition])
@@ -157,8 +155,9 @@ class Template:
         return self._arn(name) if resource["Type"] in REFERRED_BY_ARN else self._name(name)
 
     def _attribute(self, name, attribute):
-        return self._arn(name) if attribute == "Arn" else f"{self._name(name)}.{attribute}" \
-            if attribute != "QueueName" else self._name(name)
+        if attribute == "Arn" or (attribute == "Id" and self._translated[name]["Type"] in REFERRED_BY_ARN):
+            return self._arn(name)
+        return self._name(name) if attribute == "QueueName" else f"{self._name(name)}.{attribute}"
 
     def _name(self, name):
         resource = self._translated[name]

@@ -37,6 +37,8 @@ const DOORS: &[(&str, &[&str])] = &[
     ("tokio_rustls::", &["src/backend/triton/connect.rs"]),
     ("tonic::", &["src/backend/triton/grpc.rs"]),
     ("tonic_prost::", &["src/backend/triton/grpc.rs"]),
+    ("metrics::", &["src/telemetry/"]),
+    ("subtle::", &["src/api/auth/"]),
     ("axum::", &["src/api/", "src/cli/serve.rs", "src/cli/bench/server.rs", "functions/"]),
 ];
 

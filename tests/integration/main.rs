@@ -10,6 +10,7 @@
 mod access;
 mod api;
 mod backends;
+mod bad_days;
 mod building;
 mod classifiers;
 mod command_line;

@@ -38,7 +38,7 @@ impl Server {
     }
 
     /// Sends bytes as they are and reads until the server closes the connection or answers in full.
-    fn exchange(&self, request: &[u8]) -> String {
+    pub(crate) fn exchange(&self, request: &[u8]) -> String {
         let mut connection = TcpStream::connect(&self.address).unwrap();
         connection.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         // The server may have heard enough before it has heard all.
@@ -49,13 +49,26 @@ impl Server {
     }
 
     /// Posts JSON; the whole answer, status line and headers included.
-    fn post(&self, path: &str, body: &str) -> String {
+    pub(crate) fn post(&self, path: &str, body: &str) -> String {
         let length = body.len();
         let head = format!(
             "POST {path} HTTP/1.1\r\nhost: kivu\r\nconnection: close\r\ncontent-type: application/json\r\n\
              content-length: {length}\r\n\r\n"
         );
         self.exchange(format!("{head}{body}").as_bytes())
+    }
+
+    /// The process.
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Ends it; what it logged.
+    pub(crate) fn end(&mut self) -> String {
+        self.process.kill().unwrap();
+        let mut log = String::new();
+        self.process.stderr.take().expect("standard error is piped").read_to_string(&mut log).unwrap();
+        log
     }
 }
 
@@ -81,7 +94,7 @@ pub(crate) fn kivu(bundle: &Path) -> Command {
 }
 
 /// A bundle of `tiny-bert` in a folder that vanishes with the value.
-fn bundle() -> Option<(tempfile::TempDir, PathBuf)> {
+pub(crate) fn bundle() -> Option<(tempfile::TempDir, PathBuf)> {
     let runtime = runtime()?;
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("tiny-bert");
@@ -198,9 +211,7 @@ fn no_text_of_a_user_is_in_the_log() {
         server.post("/embed", &body);
         server.post("/v1/embeddings", &body.replace("inputs", "input"));
     }
-    server.process.kill().unwrap();
-    let mut log = String::new();
-    server.process.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+    let log = server.end();
     assert!(log.contains("\"path\":\"/embed\""), "requests are logged: {log}");
     assert!(!log.contains(secret), "{log}");
 }

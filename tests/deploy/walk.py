@@ -1,0 +1,190 @@
+"""Deploys the template to an emulator of AWS and goes through it as a user would.
+
+    python tests/deploy/walk.py KIVU
+
+KIVU is the `kivu` command. What is deployed is what `make deploy` deploys, by the same commands; IAM is enforced, so
+that a permission that the template forgets is missed here.
+"""
+
+import base64
+import http.client
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.dont_write_bytecode = True  # no __pycache__ among the sources
+
+from emulator import Emulator
+
+ROOT = Path(__file__).resolve().parents[2]
+BUNDLE = ROOT / ".kivu/bundles/minilm"
+STACK = "walk"
+ARCHITECTURE = {"x86_64": "x86_64", "aarch64": "arm64"}[platform.machine()]
+SECRET_TEXT = "correcthorsebatterystaple"
+MOST_ZIPPED = 45_000_000
+
+
+class Problem(Exception):
+    """What was not as expected, in a sentence."""
+
+
+def expect(what, expected, found):
+    if expected != found:
+        raise Problem(f"{what}: expected {expected!r}, but found {found!r}")
+
+
+class Walk:
+    def __init__(self, emulator, kivu):
+        self.emulator, self.kivu = emulator, kivu
+        self.outputs = {}
+        self.key = None
+
+    def run(self, *command, **variables):
+        """A command of the user's, spoken to the emulator."""
+        environment = os.environ | self.emulator.environment | {"SAM_CLI_TELEMETRY": "0"} | variables
+        done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise Problem(f"{' '.join(map(str, command))}\n{(done.stdout + done.stderr)[-4000:]}")
+        return done.stdout
+
+    def operate(self, *words):
+        return self.run(sys.executable, "functions/operate.py", STACK, *words)
+
+    def deploy(self, target, **parameters):
+        given = " ".join(f"{name}={value}" for name, value in parameters.items())
+        self.run("make", target, f"STACK={STACK}", f"ARCHITECTURE={ARCHITECTURE}", f"PARAMETERS={given}")
+        stack = self.emulator.client("cloudformation").describe_stacks(StackName=STACK)["Stacks"][0]
+        self.outputs = {output["OutputKey"]: output["OutputValue"] for output in stack["Outputs"]}
+
+    def ask(self, method, path, body=None, **headers):
+        """Asks over the HTTP API; status, headers and body of the answer."""
+        host = self.outputs["Url"].removeprefix("https://").split(".")[0]
+        connection = http.client.HTTPConnection("127.0.0.1", self.emulator.port, timeout=60)
+        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        headers |= {"host": f"{host}.execute-api.localhost:{self.emulator.port}", "content-type": "application/json"}
+        connection.request(method, path, body if body is None or isinstance(body, bytes) else json.dumps(body), headers)
+        answer = connection.getresponse()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+
+    def log_of(self, function):
+        """What the function has logged, line by line."""
+        logs = self.emulator.client("logs")
+        pages = logs.get_paginator("filter_log_events").paginate(logGroupName=f"/aws/lambda/{STACK}-{function}")
+        return [event["message"].rstrip() for page in pages for event in page["events"]]
+
+    # ------------------------------------------------------------------------------------------------- the way
+
+    def the_smallest_deployment(self):
+        self.deploy("stack")
+        zipped = archive_size(ROOT / ".aws-sam/build/ApiFunction")
+        print(f"  the function with its model is {zipped / 1e6:.1f} MB zipped")
+        if zipped > MOST_ZIPPED:
+            raise Problem(f"expected at most {MOST_ZIPPED} bytes zipped, but found {zipped}")
+
+    def nobody_gets_in_without_a_key(self):
+        expect("/health", 200, self.ask("GET", "/health")[0])
+        status, headers, body = self.ask("POST", "/embed", {"inputs": "hello"})
+        expect("/embed without a key", (401, b""), (status, body))
+        expect("its challenge", "Bearer", headers.get("www-authenticate"))
+        status, _, body = self.ask("POST", "/v1/embeddings", {"input": "hello"}, authorization="Bearer kivu_0")
+        expect("a wrong key", (401, "invalid_api_key"), (status, json.loads(body)["error"]["code"]))
+
+    def a_key_opens(self):
+        self.key = self.operate("key", "alice", "--kivu", self.kivu).strip()
+        status, headers, body = self.ask("POST", "/embed", {"inputs": SECRET_TEXT}, x_api_key=self.key)
+        expect("/embed with a key", (200, 384), (status, len(json.loads(body)[0])))
+        status, _, body = self.ask(
+            "POST", "/v1/embeddings", {"input": SECRET_TEXT, "encoding_format": "base64"}, authorization=f"Bearer {self.key}"
+        )
+        expect("OpenAI's route", (200, 384 * 4), (status, len(base64.b64decode(json.loads(body)["data"][0]["embedding"]))))
+        expect("the key in the wrong header", 401, self.ask("POST", "/embed", {"inputs": "a"}, api_key=self.key)[0])
+
+    def bytes_pass_both_ways(self):
+        tensor = SECRET_TEXT.encode()
+        tensor = len(tensor).to_bytes(4, "little") + tensor
+        head = json.dumps({
+            "inputs": [{"name": "TEXT", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": len(tensor)}}],
+            "outputs": [{"name": "embedding", "parameters": {"binary_data": True}}],
+        }).encode()
+        status, headers, body = self.ask(
+            "POST", "/v2/models/minilm/infer", head + tensor, x_api_key=self.key,
+            inference_header_content_length=str(len(head)),
+        )
+        expect("KServe's bytes", 200, status)
+        expect("the vector's bytes", 384 * 4, len(body) - int(headers["inference-header-content-length"]))
+
+    def bodies_that_are_too_long_are_refused(self):
+        status, _, _ = self.ask("POST", "/embed", b"[" + b" " * 7_000_000, x_api_key=self.key)
+        expect("7 MB", 413, status)
+
+    def a_key_can_be_taken_back(self):
+        secrets = self.emulator.client("secretsmanager")
+        secrets.put_secret_value(SecretId=self.outputs["Keys"], SecretString="# nobody\n")
+        expect("the key that was taken back", 401, self.ask("POST", "/embed", {"inputs": "a"}, x_api_key=self.key)[0])
+        secrets.put_secret_value(SecretId=self.outputs["Keys"], SecretString="this is no list of keys\n")
+        status, headers, body = self.ask("POST", "/v1/models", x_api_key=self.key)
+        expect("keys that cannot be read", (503, "1"), (status, headers.get("retry-after")))
+        for told in ("secret", "arn:", "Keys"):
+            if told in body.decode():
+                raise Problem(f"expected nothing of the inside in an answer, but found {body!r}")
+        secrets.delete_secret(SecretId=self.outputs["Keys"], ForceDeleteWithoutRecovery=True)
+        status, _, _ = self.ask("POST", "/embed", {"inputs": "a"}, x_api_key=self.key)
+        expect("a secret that is missing", 503, status)
+        expect("/health all the same", 200, self.ask("GET", "/health")[0])
+
+    def the_log_tells_what_was_done_and_never_what_was_said(self):
+        log = self.emulator.log.read_text(errors="replace")
+        if SECRET_TEXT in log:
+            raise Problem("expected no text of a request in the log, but found one")
+        if "cannot read the secret" not in log:
+            raise Problem("expected a line in the log for the secret that is missing, but found none")
+
+    def it_can_be_removed(self):
+        self.operate("status")
+        self.operate("undeploy")
+
+    def way(self):
+        return [
+            self.the_smallest_deployment,
+            self.nobody_gets_in_without_a_key,
+            self.a_key_opens,
+            self.bytes_pass_both_ways,
+            self.bodies_that_are_too_long_are_refused,
+            self.a_key_can_be_taken_back,
+            self.the_log_tells_what_was_done_and_never_what_was_said,
+            self.it_can_be_removed,
+        ]
+
+
+def archive_size(folder):
+    """How large the archive of a folder is, as it is uploaded."""
+    import shutil
+
+    with tempfile.TemporaryDirectory() as scratch:
+        return Path(shutil.make_archive(f"{scratch}/function", "zip", folder)).stat().st_size
+
+
+def main():
+    log = ROOT / ".kivu/emulator.log"
+    with Emulator(log) as emulator:
+        walk = Walk(emulator, sys.argv[1])
+        try:
+            for step in walk.way():
+                started = time.monotonic()
+                print(step.__name__.replace("_", " "), flush=True)
+                step()
+                print(f"  {time.monotonic() - started:.1f} s", flush=True)
+        except Problem as problem:
+            print(f"error: {problem}\n{log.read_text(errors='replace')[-3000:]}", file=sys.stderr)
+            print("\n".join(walk.log_of("api")[-20:]), file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

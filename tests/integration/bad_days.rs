@@ -1,0 +1,164 @@
+//! Days on which callers, or the world, behave badly: what they hear, what the log says, what it costs.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::TcpStream,
+    process::Stdio,
+    thread,
+    time::{Duration, Instant},
+};
+
+use kivu::api::make_key;
+
+use crate::serving::{Server, bundle, kivu};
+
+/// The beginning of a request whose body never ends.
+const SLOW: &[u8] =
+    b"POST /embed HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+    content-length: 100\r\n\r\n{\"inputs\": \"";
+
+fn status(answer: &str) -> &str {
+    answer.split(' ').nth(1).unwrap_or("no answer")
+}
+
+/// KB of memory that a process has now.
+fn resident_kb(process: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// Slow senders take places only for so long; who finds none is told when to come again.
+#[test]
+fn slow_callers_are_given_up_and_the_rest_hear_429() {
+    let Some((_folder, bundle)) = bundle() else { return };
+    let mut command = kivu(&bundle);
+    command.env("KIVU_LIMITS__REQUESTS", "2").env("KIVU_LIMITS__TIMEOUT_MS", "1500").stderr(Stdio::null());
+    let server = Server::wait(command.spawn().unwrap());
+    let started = Instant::now();
+    let slow: Vec<TcpStream> = (0..2)
+        .map(|_| {
+            let mut connection = TcpStream::connect(&server.address).unwrap();
+            connection.write_all(SLOW).unwrap();
+            connection
+        })
+        .collect();
+    thread::sleep(Duration::from_millis(300));
+    let refused = server.post("/embed", r#"{"inputs": "a text"}"#);
+    assert_eq!(status(&refused), "429", "{refused}");
+    assert!(refused.contains("retry-after: 1"), "{refused}");
+    for mut connection in slow {
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).unwrap();
+        assert_eq!(status(&answer), "504", "{answer}");
+    }
+    assert!(started.elapsed() < Duration::from_secs(5));
+    assert_eq!(status(&server.post("/embed", r#"{"inputs": "a text"}"#)), "200");
+}
+
+/// Whatever comes at once, what is beyond the limit is refused and nothing is kept of it.
+#[test]
+fn a_flood_is_refused_and_memory_stays_flat() {
+    let Some((_folder, bundle)) = bundle() else { return };
+    let mut command = kivu(&bundle);
+    command.env("KIVU_LIMITS__REQUESTS", "4").stderr(Stdio::null());
+    let server = Server::wait(command.spawn().unwrap());
+    let body = format!(r#"{{"inputs": ["{}"]}}"#, "word ".repeat(20_000));
+    let flood = || {
+        thread::scope(|scope| {
+            let callers: Vec<_> = (0..16)
+                .map(|_| scope.spawn(|| (0..10).map(|_| server.post("/embed", &body)).collect()))
+                .collect();
+            callers
+                .into_iter()
+                .flat_map(|caller| -> Vec<String> { caller.join().unwrap() })
+                .collect::<Vec<_>>()
+        })
+    };
+    flood();
+    let before = resident_kb(server.id());
+    let answers = flood();
+    let refused = answers.iter().filter(|answer| status(answer) == "429").count();
+    let answered = answers.iter().filter(|answer| status(answer) == "200").count();
+    assert_eq!(refused + answered, answers.len(), "nobody is left without an answer");
+    assert!(refused > 0 && answered > 0, "{refused} refused, {answered} answered");
+    let grown = resident_kb(server.id()).saturating_sub(before);
+    assert!(grown < 16 * 1024, "{grown} KB more after the second flood");
+}
+
+/// The log says of each refusal why it was; it has the name of a key, never a key.
+#[test]
+fn the_log_tells_who_was_refused_and_why() {
+    let Some((folder, bundle)) = bundle() else { return };
+    let (key, line) = make_key("alice").unwrap();
+    let file = folder.path().join("keys");
+    fs::write(&file, line).unwrap();
+    let mut command = kivu(&bundle);
+    let mut server =
+        Server::wait(command.env("KIVU_AUTH__KEYS_FILE", &file).env("KIVU_LOG", "json").spawn().unwrap());
+    let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    for header in [
+        String::new(),
+        "x-api-key: kivu_wrong\r\n".to_owned(),
+        format!("api-key: {key}\r\n"),
+        format!("x-api-key: {key}\r\ntraceparent: {trace}\r\n"),
+    ] {
+        let body = r#"{"inputs": "a text"}"#;
+        let length = body.len();
+        server.exchange(
+            format!(
+                "POST /embed HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+                 {header}content-length: {length}\r\n\r\n{body}"
+            )
+            .as_bytes(),
+        );
+    }
+    let log = server.end();
+    for told in [
+        r#""refused":"no key""#,
+        r#""refused":"unknown key""#,
+        r#""refused":"key in the wrong header""#,
+        r#""caller":"alice","trace":"4bf92f3577b34da6a3ce929d0e0e4736""#,
+    ] {
+        assert!(log.contains(told), "{told} is not in {log}");
+    }
+    assert!(!log.contains(&key) && !log.contains("kivu_wrong"), "{log}");
+}
+
+#[test]
+fn what_was_done_is_counted_for_prometheus() {
+    let Some((_folder, bundle)) = bundle() else { return };
+    let server = Server::wait(kivu(&bundle).stderr(Stdio::null()).spawn().unwrap());
+    server.post("/embed", r#"{"inputs": ["a text", "another"]}"#);
+    server.post("/embed", "{");
+    let page = server.exchange(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    for counted in [
+        "kivu_requests_total 2",
+        r#"kivu_responses_total{status="4xx"} 1"#,
+        r#"kivu_runs_total{backend="onnx"} 2"#,
+        "kivu_tokens_total ",
+        "kivu_infer_seconds_count 1",
+        r#"kivu_cold_seconds_count{part="session"} 1"#,
+        r#"kivu_request_seconds_bucket{le="+Inf"} 2"#,
+    ] {
+        assert!(page.contains(counted), "{counted} is not in {page}");
+    }
+}
+
+/// A server that others can reach asks for keys, or does not start.
+#[test]
+fn a_server_for_others_does_not_start_without_keys() {
+    let Some((folder, bundle)) = bundle() else { return };
+    let open = |command: &mut std::process::Command| {
+        let output = command.args(["--listen", "0.0.0.0:0"]).output().unwrap();
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kivu"));
+    let refusal = open(command.arg("serve").arg(&bundle));
+    insta::assert_snapshot!(refusal, @r#"error: expected keys for a server that others can reach, but found none; `kivu key NAME` makes one for `auth.keys`, and `auth.mode = "none"` lets everybody in"#);
+    let nowhere = folder.path().join("nowhere");
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kivu"));
+    let refusal = open(command.arg("serve").arg(&bundle).env("KIVU_AUTH__KEYS_FILE", &nowhere));
+    assert!(refusal.contains("error: cannot read the keys in "), "{refusal}");
+}
