@@ -213,14 +213,20 @@ fn sharing(model: &ModelConfig, config: &Config, manifest: &Manifest, name: &str
     Ok((manifest.files.clone(), policy, fleet, remote))
 }
 
+/// The folder, among those for temporary files, of bundles that cannot be loaded into memory.
+const CACHE: &str = "kivu-bundles";
+
 /// Loads what is in a bundle. One in S3 goes straight into memory, unless there is a cache for it.
 ///
 /// What takes time runs side by side: the tokenizer loads and the weights are hashed while ONNX Runtime makes the
 /// session. Nothing is served before every hash is verified. A model that runs on a fleet only needs no graph:
 /// neither it nor the weights are looked at.
 fn load(bundle: &Bundle, config: &Config, (_, policy, fleet, remote): &Sharing) -> Result<Loaded> {
-    let cached = match (&config.cache, bundle.home()) {
-        (Some(cache), Home::S3(..)) => Some(staged::cached(bundle, cache)?),
+    // The graphs of a translator share weights in ways that only files can.
+    let needs_files = bundle.manifest().task == Task::Translation;
+    let cache = config.cache.clone().or_else(|| needs_files.then(|| std::env::temp_dir().join(CACHE)));
+    let cached = match (cache, bundle.home()) {
+        (Some(cache), Home::S3(..)) => Some(staged::cached(bundle, &cache)?),
         _ => None,
     };
     let bundle = cached.as_ref().unwrap_or(bundle);

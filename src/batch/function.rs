@@ -84,7 +84,11 @@ impl Function {
     /// - A state machine is told how its job stands.
     /// - Everybody else is told by an error that the event is to come again.
     pub async fn handle(&self, event: Value, deadline: Option<Instant>) -> Result<Value> {
-        let until = deadline.map(|deadline| deadline.checked_sub(self.margin).unwrap_or_else(Instant::now));
+        let until = deadline.map(|deadline| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // Half of the time is for work, however short it is: a job that never gets on never ends.
+            deadline.checked_sub(self.margin.min(left / 2)).unwrap_or(deadline)
+        });
         if let Some(join) = Join::of(&event)? {
             return large::join(self, &join).await;
         }

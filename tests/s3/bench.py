@@ -97,7 +97,7 @@ def peak_mb(process):
 
 def loading(weed, folder, env):
     make(folder / "source")
-    kivu(weed.endpoint, "build", folder / "source", "--out", folder / "large", "--precision", "fp32", env=env, timeout=900)
+    kivu(weed.endpoint, "build", folder / "source", "--out", folder / "large", "--precision", "fp32", "--name", "large", env=env, timeout=900)
     size = sum(file.stat().st_size for file in (folder / "large").iterdir()) / 1e6
     weights = (folder / "large/weights.bin").stat().st_size / 1e6
     started = time.monotonic()

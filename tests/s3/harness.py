@@ -146,9 +146,11 @@ class Faults:
                 body = self.rfile.read(length)
                 outer.seen += 1
                 fault = outer.fault(self, outer.seen) if outer.fault else None
-                if fault == "slow down":
-                    text = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
-                    self.send_response(503)
+                if fault in ("slow down", "denied"):
+                    status, code = (503, "SlowDown") if fault == "slow down" else (403, "AccessDenied")
+                    text = f"<Error><Code>{code}</Code><Message>made by the test</Message></Error>".encode()
+                    text = b"" if self.command == "HEAD" else text
+                    self.send_response(status)
                     self.send_header("content-type", "application/xml")
                     self.send_header("content-length", str(len(text)))
                     self.end_headers()

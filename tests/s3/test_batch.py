@@ -413,6 +413,26 @@ class Survival(Base):
             faults.stop()
         self.assertEqual([row["id"] for row in parsed(self.weed.get("out/faulty.jsonl"))], list(range(20_000)))
 
+    def test_no_permission_is_told_at_once(self):
+        etag = self.weed.put("in/secret.jsonl", lines(rows(10)))["ETag"]
+        faults = Faults(self.weed.endpoint)
+        function = Function(faults.endpoint, [BUNDLE], self.env)
+        try:
+            for command, words in (("HEAD", "the server answered 403"), ("GET", "AccessDenied: made by the test")):
+                faults.fault = lambda request, _, command=command: (
+                    "denied" if request.command == command and "in/secret" in request.path else None)
+                started = time.monotonic()
+                answer = function.call(sqs(s3_event("in/secret.jsonl", etag)))
+                self.assertEqual(answer["batchItemFailures"], [{"itemIdentifier": "message-0"}])
+                self.assertLess(time.monotonic() - started, 10)
+                self.assertIn(f"cannot read `s3://{BUCKET}/in/secret.jsonl`: {words}", function.text())
+            faults.fault = None
+            function.call(sqs(s3_event("in/secret.jsonl", etag)))
+        finally:
+            function.stop()
+            faults.stop()
+        self.assertEqual(len(parsed(self.weed.get("out/secret.jsonl"))), 10)
+
     def test_an_object_that_is_replaced_while_it_is_read(self):
         big = lines([{"id": number, "text": "x " * 4000} for number in range(4000)])
         etag = self.weed.put("in/moving.jsonl", big)["ETag"]

@@ -348,3 +348,39 @@ mod erased {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(text: &str) -> String {
+        let contents: Box<dyn Read + Send> = Box::new(std::io::Cursor::new(text.as_bytes().to_vec()));
+        let mut reader = JsonLinesReader::new(contents, None);
+        let mut writer = JsonLinesWriter::new(Vec::new());
+        while let Some(Chunk { texts, rows: Rows::Lines(lines) }) = reader.next().unwrap() {
+            let outcomes: Vec<Outcome> =
+                texts.into_iter().map(|text| text.map(|_| Answer::Score(0.5))).collect();
+            writer.write(&lines, &outcomes).unwrap();
+        }
+        String::from_utf8(writer.into_inner()).unwrap()
+    }
+
+    #[test]
+    fn a_line_comes_out_as_it_went_in_and_with_its_answer() {
+        insta::assert_snapshot!(written("{\"n\": 1.0, \"text\": \"\\u00e9\"}\r\n\n{ \"text\":\"b\" , \"score\":7 }"), @r#"
+        {"n": 1.0, "text": "\u00e9","score":0.5}
+        { "text":"b" , "score":7,"kivu_score":0.5}
+        "#);
+    }
+
+    #[test]
+    fn a_line_that_is_no_object_is_kept_beside_its_error() {
+        insta::assert_snapshot!(written("{\"text\": \"a\"}\n{\"text\": \n[\"a\"]\n{}\n{\"text\": [1]}"), @r#"
+        {"text": "a","score":0.5}
+        {"input":"{\"text\":","error":"expected a JSON object, but found `EOF while parsing a value` at column 8"}
+        {"input":"[\"a\"]","error":"expected a JSON object, but found `invalid type: sequence, expected an object` at column 0"}
+        {"error":"expected a text in `text`, but found nothing"}
+        {"text": [1],"error":"expected a text in `text`, but found a list"}
+        "#);
+    }
+}

@@ -357,3 +357,35 @@ fn moved(group: &RowGroupMetaData, by: i64, place: usize) -> Result<RowGroupMeta
 pub(in crate::batch) fn magic() -> &'static [u8] {
     MAGIC
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_behind_each_other_are_one_file() {
+        let schema = Arc::new(Schema::new(vec![Field::new("score", DataType::Utf8, false)]));
+        let (mut file, mut pieces) = (magic().to_vec(), Vec::new());
+        for texts in [vec!["a", "b"], vec!["c"], vec!["d", "e", "f"]] {
+            let mut writer = ParquetWriter::new(&schema, Kind::Score).unwrap();
+            let outcomes: Vec<Outcome> =
+                (0..texts.len()).map(|place| Ok(Answer::Score(place as f32))).collect();
+            let column: ArrayRef = Arc::new(StringArray::from(texts));
+            writer
+                .write(&RecordBatch::try_new(Arc::clone(&schema), vec![column]).unwrap(), &outcomes)
+                .unwrap();
+            let (bytes, footer) = writer.finish().unwrap();
+            pieces.push((bytes.len() as u64, footer));
+            file.extend(bytes);
+        }
+        file.extend(join_footers(&pieces).unwrap());
+        let builder = ParquetRecordBatchReaderBuilder::try_new(Bytes::from(file)).unwrap();
+        assert_eq!(builder.metadata().num_row_groups(), 3);
+        let batches: Vec<RecordBatch> = builder.build().unwrap().map(Result::unwrap).collect();
+        let texts = batches.iter().flat_map(|batch| batch.column(0).as_string::<i32>().iter().flatten());
+        assert_eq!(texts.collect::<String>(), "abcdef");
+        let schema = batches[0].schema();
+        let names: Vec<_> = schema.fields().iter().map(|field| field.name().as_str()).collect();
+        assert_eq!(names, ["score", "kivu_score", "error"], "a name that is taken stays whose it is");
+    }
+}

@@ -16,10 +16,10 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-/// What one request reads.
-const PART_BYTES: u64 = 2 * 1024 * 1024;
-/// Requests under way at once: with what waits to be taken, 20 MB at most.
-const PARALLEL: usize = 8;
+/// What one request reads: smaller parts cost a server more than they carry.
+const PART_BYTES: u64 = 8 * 1024 * 1024;
+/// Requests under way at once: with what is being taken, 48 MB at most.
+const PARALLEL: usize = 4;
 
 /// An object as it was when somebody asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -109,7 +109,7 @@ impl Store {
     ///
     /// An object that is replaced meanwhile is an error.
     pub fn pieces(&self, url: &Url, object: &Object, range: Range<u64>) -> Pieces {
-        let (sender, pieces) = flume::bounded(1);
+        let (sender, pieces) = flume::bounded(0);
         let (client, url, object) = (self.client(), url.clone(), object.clone());
         let end = range.end.min(object.size);
         self.shared.runtime.spawn(async move {
