@@ -15,8 +15,7 @@ fn stdout(output: &Output) -> String {
 
 #[test]
 fn every_command_teaches_by_example() {
-    let commands =
-        ["", "batch", "bench", "build", "completions", "doctor", "key", "pull", "push", "serve"];
+    let commands = ["", "batch", "bench", "build", "completions", "doctor", "key", "pull", "push", "serve"];
     for command in commands {
         let arguments: Vec<&str> = [command, "--help"].into_iter().filter(|word| !word.is_empty()).collect();
         let help = stdout(&kivu(&arguments));
