@@ -118,14 +118,17 @@ fn choose<'a>(
 
 /// The error of languages that no model translates between.
 fn none(all: &[(&Model, &TranslationPipeline)], wanted: Wanted<'_>) -> Error {
-    // A name that none of them knows is most likely misspelt.
-    let sides = [Wanted { target: None, ..wanted }, Wanted { source: None, ..wanted }];
-    let unknown =
-        sides.into_iter().find(|side| !all.iter().any(|(_, pipeline)| pipeline.directions().has(*side)));
-    let directions = all.iter().map(|(_, pipeline)| pipeline.directions());
-    let most = directions.max_by_key(|directions| directions.count());
-    if let Some(error) = unknown.and_then(|_| most?.find(wanted).err()) {
-        return error;
+    let has = |side: Wanted<'_>| all.iter().any(|(_, pipeline)| pipeline.directions().has(side));
+    let (source, target) = (Wanted { target: None, ..wanted }, Wanted { source: None, ..wanted });
+    // A name that none of them knows is most likely misspelt: the model with the most languages tells the nearest.
+    let unknown = [(source, target), (target, source)].into_iter().find(|(side, _)| !has(*side));
+    if let Some((_, other)) = unknown {
+        let directions = all.iter().map(|(_, pipeline)| pipeline.directions());
+        let most =
+            directions.filter(|directions| directions.has(other)).max_by_key(|directions| directions.count());
+        if let Some(error) = most.and_then(|most| most.find(wanted).err()) {
+            return error;
+        }
     }
     let shown = |name: Option<&str>| match name {
         Some(name) => format!("`{}`", name.chars().take(40).collect::<String>().escape_debug()),

@@ -62,7 +62,7 @@ pub(super) fn open(folder: &Path) -> Result<Opened> {
             },
             unknown_tokens: None,
         },
-        origin: Origin::Weights { model, weights },
+        origin: Origin::Weights { model: Box::new(model), weights },
         tokenizer,
         target_tokenizer: None,
         shortlist: Some(shortlist.to_bytes()),

@@ -51,7 +51,7 @@ pub(in crate::build) enum Origin {
     /// They are made of weights.
     Weights {
         /// What is made.
-        model: TranslationModel,
+        model: Box<TranslationModel>,
         /// What it is made of.
         weights: Weights,
     },

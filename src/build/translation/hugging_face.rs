@@ -90,7 +90,9 @@ pub(in crate::build) fn open(folder: &Path) -> Result<Opened> {
     let model = config.model(&weights).map_err(in_folder)?;
     let sizes = [model.tables.source.rows, model.tables.output.rows];
     let positions = model.positions.length;
-    config.opened(folder, sizes, positions, Origin::Weights { model, weights }).map_err(in_folder)
+    config
+        .opened(folder, sizes, positions, Origin::Weights { model: Box::new(model), weights })
+        .map_err(in_folder)
 }
 
 /// Whether `folder` holds the graphs of a model that is read here, as `optimum-cli` exports them.

@@ -65,8 +65,9 @@ pub(super) fn measure(bundle: &Path, config: &Config) -> Result<Vec<Figure>> {
         let sequences = pipeline.sequences().as_ref();
         let (mut looped, mut alone) = (Vec::new(), Vec::new());
         for round in 0..ROUNDS {
-            let of_loop = waiting.block_on(run(sequences, &decoding, Side::Loop))?;
-            let of_session = waiting.block_on(run(sequences, &decoding, Side::Session(beams)))?;
+            let (of_loop, tokens) = waiting.block_on(run(sequences, &decoding, Side::Loop))?;
+            let again = Side::Session { tokens, rows: beams };
+            let (of_session, _) = waiting.block_on(run(sequences, &decoding, again))?;
             if round >= WARM_UP {
                 looped.push(rate(of_loop));
                 alone.push(rate(of_session));
@@ -78,38 +79,42 @@ pub(super) fn measure(bundle: &Path, config: &Config) -> Result<Vec<Figure>> {
 }
 
 /// What is measured.
-#[derive(Clone, Copy)]
 enum Side {
     /// The whole loop.
     Loop,
-    /// As many steps of as many rows, their scores not looked at.
-    Session(usize),
+    /// The same tokens in as many rows, their scores not looked at.
+    Session { tokens: Vec<i64>, rows: usize },
 }
 
-/// The time that the steps take, without the encoder's.
-async fn run(sequences: &dyn Sequences, decoding: &Decoding, side: Side) -> Result<Duration> {
+/// The time that the steps take, without the encoder's, and the tokens that were fed.
+async fn run(sequences: &dyn Sequences, decoding: &Decoding, side: Side) -> Result<(Duration, Vec<i64>)> {
     let (sender, receiver) = mpsc::channel();
     let Decoding { sources, search } = decoding.clone();
     let source = Source { length: sources.rows.first().map_or(0, Vec::len), number: 0 };
-    let start = sources.rows.first().and_then(|row| row.last()).copied().unwrap_or(0);
-    let token = if sources.shortlist.is_some() { 0 } else { start };
     let deadline = Deadline::within(Duration::from_secs(60));
     let work = Box::new(move |decoder: &mut dyn Decoder| {
         let started = Instant::now();
-        match side {
+        let tokens = match side {
             Side::Loop => {
-                generate(decoder, &[source], &search, deadline)?;
+                let best = generate(decoder, &[source], &search, deadline)?.into_iter().flatten().next();
+                let written = best.map(|best| best.ids).unwrap_or_default();
+                std::iter::once(search.start()).chain(written).take(TOKENS).collect()
             }
-            Side::Session(rows) => {
-                decoder.step(&[token])?;
-                decoder.reorder(&vec![0; rows])?;
-                for _ in 1..TOKENS {
-                    decoder.step(&vec![token; rows])?;
+            Side::Session { tokens, rows } => {
+                // All rows begin as one, as they do in the loop.
+                let mut count = 1;
+                for token in &tokens {
+                    decoder.step(&vec![*token; count])?;
+                    if count < rows {
+                        decoder.reorder(&vec![0; rows])?;
+                        count = rows;
+                    }
                 }
+                tokens
             }
-        }
+        };
         // Who measures waits for it.
-        let _ = sender.send(started.elapsed());
+        let _ = sender.send((started.elapsed(), tokens));
         Ok(())
     });
     sequences.decode(sources, deadline, work).await?;

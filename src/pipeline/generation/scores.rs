@@ -69,11 +69,11 @@ fn sum_of_powers(scores: &[f32], largest: f32) -> f32 {
 
 /// e to the power of `x`, which is not above 0, to within 2e-7 of itself; without branches or calls, which
 /// `f32::exp` has, so that several are made at once.
-#[expect(clippy::excessive_precision, reason = "ln 2 in two parts, exactly as they are added")]
 fn power(x: f32) -> f32 {
     /// Adding it leaves the nearest whole number in the lowest bits.
     const ROUND: f32 = 12_582_912.0;
-    const LN_2: [f32; 2] = [0.693_359_375, -2.121_944_4e-4];
+    /// The logarithm of 2 in two parts, the first of which has few digits: its multiples are exact.
+    const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
     let x = if x < -87.0 { -87.0 } else { x };
     let rounded = x * std::f32::consts::LOG2_E + ROUND;
     let whole = rounded - ROUND;

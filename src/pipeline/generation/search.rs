@@ -82,6 +82,11 @@ impl Search {
         Ok(search)
     }
 
+    /// The decoder's first token; below 0 where it begins with none.
+    pub fn start(&self) -> i64 {
+        self.start
+    }
+
     /// The rows that a source takes at most.
     pub fn rows(&self) -> usize {
         if self.beams > 1 { self.beams } else { self.sequences }
