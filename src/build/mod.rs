@@ -346,8 +346,8 @@ fn compile_export(
 ) -> Result<Compiled> {
     let source = export::find(&plan.folder).ok_or_else(|| {
         Error::model(format!(
-            "expected `model.safetensors` of an encoder ({}) or of a model that translates ({}), or an ONNX export (`model.onnx`) in `{}`, \
-             but found none of these",
+            "expected `model.safetensors` of an encoder ({}) or of a model that translates ({}), or an ONNX export \
+             (`model.onnx`) in `{}`, but found none of these",
             quoted(&MODEL_TYPES),
             quoted(&translation::MODEL_TYPES),
             plan.folder.display()
@@ -508,8 +508,9 @@ fn require_config(folder: &Path) -> Result<()> {
         return Ok(());
     }
     Err(Error::model(format!(
-        "expected a model in `{}` (`config.json`, `{TOKENIZER}`, and `model.safetensors` or `model.onnx`), \
-         but found no `config.json`",
+        "expected a model in `{}` (`config.json`, `{TOKENIZER}`, and `model.safetensors` or `model.onnx`; or \
+         `model.….bin`, `lex.….bin` and `{TOKENIZER}` of a Bergamot student), but found neither `config.json` nor \
+         `model.….bin`",
         folder.display()
     )))
 }

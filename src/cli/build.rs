@@ -27,11 +27,12 @@ Examples:
 /// Make a bundle from weights: quantised, measured, ready to be served
 ///
 /// SOURCE is a recipe (models/NAME.toml), a folder as the model hub has them (config.json, model.safetensors,
-/// tokenizer.json), or an ONNX export as `optimum-cli export onnx` writes it.
+/// tokenizer.json or SentencePiece models), an ONNX export as `optimum-cli export onnx` writes it, or a folder of a
+/// Bergamot student (model.….bin, lex.….bin, tokenizer.json).
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
-    /// A recipe, a Hugging Face folder or an ONNX export
+    /// A recipe, a Hugging Face folder, an ONNX export or a Bergamot folder
     source: PathBuf,
     /// The folder of the bundle; a bundle that is there is replaced
     #[arg(long, value_name = "DIR")]

@@ -80,8 +80,8 @@ cannot build from `[folder]/model`: expected a `model_type` among `bert`, `disti
 cannot build from `[folder]/model`: expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `swish`, `tanh`, but found `mish`
 cannot build from `[folder]/model`: expected `hidden_size` to be a multiple of `num_attention_heads`, but found 30 and 4
 cannot read `[folder]/model/config.json`: EOF while parsing an object at line 1 column 1
-expected a model in `[folder]/model` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`), but found no `config.json`
-expected `model.safetensors` of an encoder (`bert`, `distilbert`, `roberta`, `xlm-roberta`, `deberta-v2`) or an ONNX export (`model.onnx`) in `[folder]/model`, but found neither
+expected a model in `[folder]/model` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`; or `model.….bin`, `lex.….bin` and `tokenizer.json` of a Bergamot student), but found neither `config.json` nor `model.….bin`
+expected `model.safetensors` of an encoder (`bert`, `distilbert`, `roberta`, `xlm-roberta`, `deberta-v2`) or of a model that translates (`m2m_100`, `marian`), or an ONNX export (`model.onnx`) in `[folder]/model`, but found none of these
 `[folder]/model/model.safetensors` is no safetensors file: header too large
 expected `tokenizer.json` in `[folder]/model`, but found none; the fast tokenizers of `transformers` save it (`save_pretrained`)
 cannot read the tokenizer: missing field `model` at line 1 column 2
@@ -106,7 +106,7 @@ fn a_source_that_is_none_is_refused() {
   |        ^
 invalid type: integer `1`, expected a string");
     fs::create_dir(folder.path().join("empty")).unwrap();
-    insta::assert_snapshot!(refusal("empty", "out"), @"expected a model in `[folder]/empty` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`), but found no `config.json`");
+    insta::assert_snapshot!(refusal("empty", "out"), @"expected a model in `[folder]/empty` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`; or `model.….bin`, `lex.….bin` and `tokenizer.json` of a Bergamot student), but found neither `config.json` nor `model.….bin`");
     // What is no bundle is not replaced.
     copy(&fixtures().join("models/tiny-bert"), &folder.path().join("model"));
     insta::assert_snapshot!(refusal("model", "model"), @"expected `[folder]/model` to be a bundle, an empty folder or nothing, but found other files there");
