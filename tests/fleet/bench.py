@@ -131,6 +131,7 @@ def throughput(asks, seconds):
 class Triton:
     def __init__(self, repository):
         self.repository, self.http, self.grpc = repository, free_port(), free_port()
+        self.shared = f"kivu-bench-{self.http}"
         self.start()
 
     def start(self):
@@ -138,6 +139,7 @@ class Triton:
         environment.update(PYTHONPATH=str(PACKAGES), OMP_NUM_THREADS="1")
         command = [TRITON / "bin" / "tritonserver", f"--model-repository={self.repository}"]
         command += [f"--backend-directory={TRITON / 'backends'}", "--allow-metrics=false"]
+        command += [f"--backend-config=python,shm-region-prefix-name={self.shared}"]
         command += [f"--http-port={self.http}", f"--grpc-port={self.grpc}", "--http-address=127.0.0.1"]
         command += ["--grpc-address=127.0.0.1"]
         null = subprocess.DEVNULL
@@ -161,6 +163,9 @@ class Triton:
         except ProcessLookupError:
             pass
         self.process.wait()
+        # What its models share with it outlives both.
+        for left in pathlib.Path("/dev/shm").glob(f"{self.shared}*"):
+            left.unlink(missing_ok=True)
 
 
 class Kivu:

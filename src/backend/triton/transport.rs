@@ -89,7 +89,7 @@ pub(super) struct Access {
 
 /// The connections to one address.
 pub(super) enum Transport {
-    Http(HttpTransport),
+    Http(Box<HttpTransport>),
     Grpc(GrpcTransport),
 }
 
@@ -99,7 +99,7 @@ impl Transport {
         let connector = Connector::new(url, socket, access.trust.as_ref())?;
         let authorization = access.authorization.clone();
         Ok(match url.protocol {
-            Protocol::Http => Self::Http(HttpTransport::new(url, connector, authorization)),
+            Protocol::Http => Self::Http(Box::new(HttpTransport::new(url, connector, authorization))),
             Protocol::Grpc => Self::Grpc(GrpcTransport::new(url, connector, authorization)?),
         })
     }
