@@ -80,7 +80,7 @@ enum Task {
     Classification { truncation: Truncation, labels: Vec<Arc<str>> },
     ZeroShot { options: ZeroShotOptions, labels: Vec<Arc<str>> },
     Ranking { query: String, options: RankingOptions },
-    Translation(TranslationOptions),
+    Translation(Box<TranslationOptions>),
 }
 
 /// Answers, and what was done to get them.
@@ -137,7 +137,7 @@ impl Answerer {
                 })?;
                 Task::Ranking { query, options: RankingOptions { truncation, raw_scores: false } }
             }
-            Pipeline::Translation(_) => Task::Translation(TranslationOptions {
+            Pipeline::Translation(_) => Task::Translation(Box::new(TranslationOptions {
                 source: parameters.source_language.clone(),
                 target: parameters.target_language.clone(),
                 split: None,
@@ -145,7 +145,7 @@ impl Answerer {
                 clean_up_spaces: false,
                 generation: GenerationOptions::default(),
                 most_sentences: usize::MAX,
-            }),
+            })),
         };
         Ok(Self { model, task })
     }
