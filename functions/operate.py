@@ -57,7 +57,7 @@ def key(options):
     known = secrets.get_secret_value(SecretId=secret)["SecretString"]
     secrets.put_secret_value(SecretId=secret, SecretString=f"{known.rstrip()}\n{lines['line'].strip()}\n")
     print(lines["key"].strip())
-    print("It opens at once; to take it back, remove its line from the secret.", file=sys.stderr)
+    print("It opens within seconds; to take it back, remove its line from the secret.", file=sys.stderr)
 
 
 def status(options):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BOOTSTRAP = ROOT / "target/lambda/api/bootstrap"
+CONFIGS = {"BatchFunction": ROOT / "functions/batch/kivu.toml"}
 CONFIG = ROOT / "functions/api/kivu.toml"
 LIBRARY_FOLDER = ROOT / ".kivu/onnxruntime"
 
@@ -55,7 +56,8 @@ def main():
     is_archive = arguments.out.suffix == ".zip"
     bootstrap = BOOTSTRAP if is_archive else arguments.out / "bootstrap"
 
-    files = {"bootstrap": bootstrap, "kivu.toml": CONFIG, **library_files(arguments.library, bootstrap)}
+    config = CONFIGS.get(arguments.out.name, CONFIG)
+    files = {"bootstrap": bootstrap, "kivu.toml": config, **library_files(arguments.library, bootstrap)}
     for bundle in arguments.bundle:
         for file in sorted(bundle.iterdir()):
             files[f"models/{bundle.name}/{file.name}"] = file

@@ -7,6 +7,7 @@ Run as a program it is ministack itself.
 """
 
 import os
+import runpy
 import socket
 import socketserver
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 
 REGION = "eu-west-1"
 START_S = 30
+PATCHES = Path(__file__).resolve().parents[3] / "shared/tools/ms_patched.py"
 # The account's root, as ministack knows it.
 ROOT_USER = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": REGION}
 
@@ -106,8 +108,45 @@ def take_alarms_on_expressions():
     provisioners._cw_metric_alarm_record = record
 
 
+def take_numbers_of_parameters():
+    """It leaves a number that comes by a parameter a text, and then cannot compare it."""
+    from ministack.services import lambda_svc
+
+    limit_of = lambda_svc._sqs_esm_concurrency
+
+    def limit(mapping, *others):
+        scaling = mapping.get("ScalingConfig") or {}
+        if "MaximumConcurrency" in scaling:
+            scaling["MaximumConcurrency"] = int(scaling["MaximumConcurrency"])
+        return limit_of(mapping, *others)
+
+    lambda_svc._sqs_esm_concurrency = limit
+
+
+def pass_for_tls():
+    """It speaks no TLS, without which buckets and queues refuse everybody."""
+    from ministack.core import iam_evaluator
+
+    resolve = iam_evaluator._resolve_condition_key
+    iam_evaluator._resolve_condition_key = (
+        lambda key, context: "true" if key.lower() == "aws:securetransport" else resolve(key, context)
+    )
+
+
+def spread_batches():
+    """Batches of items and the writing of results, without which a Distributed Map is none: a file beside the
+    repository adds both, where it is there."""
+    if PATCHES.is_file():
+        runpy.run_path(str(PATCHES))
+    else:
+        print(f"skipped: {PATCHES} is not there", flush=True)
+
+
 if __name__ == "__main__":
+    spread_batches()
     take_alarms_on_expressions()
+    take_numbers_of_parameters()
+    pass_for_tls()
     # A function's runtime API answers in two writes, and would wait 40 ms between them.
     socketserver.StreamRequestHandler.disable_nagle_algorithm = True
     from ministack.app import main

@@ -39,6 +39,8 @@ EXCUSED = (
     # Lambda asks with these before any interface has a name; the statement below denies them to the code.
     r"RESOURCE_STAR.*'ec2:CreateNetworkInterface', 'ec2:DeleteNetworkInterface'\]$",
 )
+# What statelint does not know: the forms that a Distributed Map reads, which the language has had since 2022.
+UNKNOWN_TO_STATELINT = (r'^Field "(InputType|CSVHeaderLocation)" not allowed in .*\.ItemReader\.ReaderConfig$',)
 # The role with which Lambda runs its Managed Instances: what it may do there is AWS's own to say.
 THEIRS = {"arn:aws:iam::aws:policy/AWSLambdaManagedEC2ResourceOperator"}
 
@@ -102,7 +104,16 @@ def with_defaults(given):
 
 
 def statelint():
-    return [problem for file in STATE_MACHINES for problem in failing(run(BIN / "statelint", file))]
+    problems = []
+    for file in STATE_MACHINES:
+        result = run(BIN / "statelint", file)
+        lines = [line.strip() for line in result.stdout.splitlines() if line.strip()]
+        if result.returncode and not lines:
+            problems.append(result.stderr.strip())
+        # It counts before it tells, in a line of its own.
+        told = [line for line in lines if not re.fullmatch(r"(\d+|One) errors?:", line)]
+        problems += [line for line in told if not any(re.search(pattern, line) for pattern in UNKNOWN_TO_STATELINT)]
+    return problems
 
 
 def parliament():
