@@ -14,7 +14,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ("aws_config::", &["src/repository/s3/", "src/secrets.rs"]),
     ("aws_sdk_s3::", &["src/repository/s3/"]),
     ("aws_sdk_secretsmanager::", &["src/secrets.rs"]),
-    ("parquet::", &["src/batch/rows/parquet.rs"]),
+    ("parquet::", &["src/batch/rows/"]),
     (
         "prost::",
         &[

@@ -95,7 +95,7 @@ class Weed:
             ],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )
-        wait_for("weed", self.answers, 60)
+        wait_for("weed", self.answers, 120)
 
     def answers(self):
         with socket.create_connection((HOST, self.ports[0]), 1):

@@ -174,7 +174,7 @@ class Staging(unittest.TestCase):
                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             process.wait()
             self.assertFalse(self.weed.exists(f"resumed/{NAME}/latest"))
-            noted = [json.loads(note.read_text()) for note in (self.folder / "home" / "pushes").iterdir()]
+            noted = [json.loads(note.read_text()) for note in (self.folder / "home" / "pushes").glob("*.json")]
             known = {(note["upload"]["key"], part["number"]) for note in noted for part in note["parts"]}
             again = []
             faults.fault = lambda request, _: again.append(request.path) if "partNumber=" in request.path else None
