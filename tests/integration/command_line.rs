@@ -20,7 +20,7 @@ fn every_command_teaches_by_example() {
         let arguments: Vec<&str> = [command, "--help"].into_iter().filter(|word| !word.is_empty()).collect();
         let help = stdout(&kivu(&arguments));
         let (_, examples) = help.split_once("Examples:").expect("examples");
-        assert!(examples.contains(&format!("  kivu {command}").trim_end()[..]), "{command}: {help}");
+        assert!(examples.contains(format!("  kivu {command}").trim_end()), "{command}: {help}");
         assert!(!help.contains('\u{1b}'), "no colours where there is no terminal");
     }
 }

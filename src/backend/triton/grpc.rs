@@ -73,7 +73,7 @@ impl Drop for Busy<'_> {
 impl GrpcTransport {
     pub(super) fn new(
         url: &ServerUrl,
-        connector: Connector,
+        connector: &Connector,
         authorization: Option<Arc<str>>,
     ) -> Result<Self> {
         let unusable = |error: Box<dyn std::error::Error + Send + Sync>| Error::Config {

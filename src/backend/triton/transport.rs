@@ -100,7 +100,7 @@ impl Transport {
         let authorization = access.authorization.clone();
         Ok(match url.protocol {
             Protocol::Http => Self::Http(Box::new(HttpTransport::new(url, connector, authorization))),
-            Protocol::Grpc => Self::Grpc(GrpcTransport::new(url, connector, authorization)?),
+            Protocol::Grpc => Self::Grpc(GrpcTransport::new(url, &connector, authorization)?),
         })
     }
 

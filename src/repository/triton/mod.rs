@@ -198,8 +198,6 @@ fn text_spec() -> TensorSpec {
 
 fn tokenizer_config(bundle: &Bundle, name: &str, options: &Options) -> Result<String> {
     let manifest = bundle.manifest();
-    let most = manifest.embedding.as_ref().map(|settings| settings.max_tokens);
-    let most = most.or(manifest.classification.as_ref().map(|settings| settings.max_tokens));
     let mut text =
         format!("name: \"{name}\"\nbackend: \"python\"\nmax_batch_size: {}\n", options.max_batch_size);
     text += &tensors("input", [&text_spec()])?;

@@ -146,23 +146,23 @@ async fn refusal(path: &str, body: Value) -> String {
 }
 
 /// A request to the hub's route for a translation of the cat.
-fn cat(parameters: Value) -> Value {
+fn cat(parameters: &Value) -> Value {
     json!({ "inputs": "The cat sits.", "parameters": parameters })
 }
 
 #[tokio::test]
 async fn the_hub_gets_an_object_a_text() {
     let languages = json!({ "src_lang": "eng_Latn", "tgt_lang": "French" });
-    let (status, one) = ask("/models/all", &cat(languages.clone())).await;
+    let (status, one) = ask("/models/all", &cat(&languages)).await;
     assert_eq!((status, one), (StatusCode::OK, json!([{ "translation_text": "The cat sits." }])));
-    let (_, at_root) = ask("/", &cat(languages.clone())).await;
+    let (_, at_root) = ask("/", &cat(&languages)).await;
     assert_eq!(at_root, json!([{ "translation_text": "The cat sits." }]), "the first model translates");
     let two = json!({ "inputs": ["The cat.", "The dog."], "parameters": languages });
     let (_, two) = ask("/models/all", &two).await;
     assert_eq!(two, json!([{ "translation_text": "The cat." }, { "translation_text": "The dog." }]));
     let several = json!({ "num_beams": 3, "num_return_sequences": 2 });
     let several = json!({ "src_lang": "en", "tgt_lang": "fr", "generate_parameters": several });
-    let (_, one) = ask("/models/two", &cat(several.clone())).await;
+    let (_, one) = ask("/models/two", &cat(&several)).await;
     assert_eq!((one.as_array().unwrap().len(), &one[0]["translation_text"]), (2, &json!("The cat sits.")));
     let (_, lists) =
         ask("/models/two", &json!({ "inputs": ["The cat.", "The"], "parameters": several })).await;
@@ -236,7 +236,7 @@ async fn a_sentence_that_is_too_long_is_cut_between_words_or_reported() {
 
 #[tokio::test]
 async fn languages_are_needed_and_named() {
-    let hub = async |parameters: Value| refusal("/models/all", cat(parameters)).await;
+    let hub = async |parameters: Value| refusal("/models/all", cat(&parameters)).await;
     insta::assert_snapshot!(hub(json!({})).await, @"422: expected the languages of the translation in `src_lang` and `tgt_lang`, but found neither");
     insta::assert_snapshot!(hub(json!({ "src_lang": "en" })).await, @"422: expected `tgt_lang` beside `src_lang`, but found none");
     insta::assert_snapshot!(hub(json!({ "tgt_lang": "fr" })).await, @"422: expected `src_lang` beside `tgt_lang`, but found none");
@@ -256,7 +256,7 @@ async fn languages_are_needed_and_named() {
 async fn contradictions_and_nonsense_are_refused_before_work_starts() {
     let generate = async |parameters: Value| {
         let parameters = json!({ "src_lang": "en", "tgt_lang": "fr", "generate_parameters": parameters });
-        refusal("/models/two", cat(parameters)).await
+        refusal("/models/two", cat(&parameters)).await
     };
     insta::assert_snapshot!(generate(json!({ "num_beams": 2, "num_return_sequences": 3 })).await, @"422: expected `num_return_sequences` of at most `num_beams`, which is 2, but found 3");
     insta::assert_snapshot!(generate(json!({ "min_new_tokens": 9, "max_new_tokens": 8 })).await, @"422: expected a text of at most 8 tokens, as `max_new_tokens` says, but found at least 9 asked for");
