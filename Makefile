@@ -34,6 +34,11 @@ test: tools ## Set up whatever tests need, then run all of them
 	  TEST_TRITON=$(abspath $(FLEET)) TEST_PAGE=$(abspath $(PAGE)) \
 	  TEST_CHROMIUM=$$($(PAGE) tests/page/chromium.py .kivu/chromium) cargo test
 
+.PHONY: walk
+walk: tools ## Deploy to an emulator of AWS, and go through the deployment as a user would
+	TEST_WALK=yes TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_CHECKOV=$(abspath $(CHECKOV)) \
+	  cargo test --test integration the_template_can_be_deployed_and_used
+
 .PHONY: check
 check: lint test ## The tests, and clippy without warnings
 

@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     models::{build_request, fixtures, request, runtime},
-    serving::{Server, kivu},
+    serving::{Server, alone, kivu},
 };
 
 /// The program that an environment variable names.
@@ -26,6 +26,7 @@ pub(crate) fn root() -> PathBuf {
 }
 
 pub(crate) fn succeed(command: &mut Command) {
+    let _alone = alone();
     let output = command.stdin(Stdio::null()).output().unwrap();
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{command:?}\n{stdout}\n{stderr}");

@@ -74,7 +74,7 @@ fn what_is_not_run_is_marked_with_a_reason_and_exists() {
     assert!(blocks.iter().all(|block| !block.language.is_empty()), "each block says what it is: {blocks:#?}");
     let not_run: Vec<_> = blocks.iter().filter(|block| block.not_run.is_some()).collect();
     let codes: Vec<_> = not_run.iter().flat_map(|block| commands(&block.code)).collect();
-    assert_eq!(codes, ["make invoke", "make package", "make test"]);
+    assert_eq!(codes, ["make deploy", "make invoke", "make package", "make test"]);
     let makefile = fs::read_to_string(root().join("Makefile")).unwrap();
     for command in &codes {
         let target = command.strip_prefix("make ").unwrap();

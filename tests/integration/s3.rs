@@ -9,7 +9,10 @@ use std::{
 
 use kivu::repository::manifest::Precision;
 
-use crate::models::{build_request, fixtures, library_path, request, runtime};
+use crate::{
+    models::{build_request, fixtures, library_path, request, runtime},
+    serving::alone,
+};
 
 /// Runs a script of `tests/s3` on the programs that cargo built, with bundles of two small models.
 fn run(script: &str) {
@@ -17,6 +20,7 @@ fn run(script: &str) {
         eprintln!("skipped: TEST_S3_PYTHON is not set; `make test` sets it");
         return;
     };
+    let _alone = alone();
     let runtime = runtime().expect("`make test` installs ONNX Runtime");
     let folder = tempfile::tempdir().unwrap();
     let build = |name: &str| {

@@ -27,6 +27,7 @@ HOST = "127.0.0.1"
 BUCKET = "kivu-tests"
 KIVU = os.environ["TEST_KIVU"]
 FUNCTION = os.environ["TEST_BATCH"]
+TRIES = 6
 WEED = str(Path(sys.executable).parent / "weed")
 
 # Nobody is asked for credentials, and no proxy comes in between.
@@ -76,15 +77,26 @@ class Weed:
     """SeaweedFS as a server of S3."""
 
     def __init__(self):
+        # On a busy machine its parts sometimes wait for each other for minutes; a fresh one is ready in seconds.
+        for attempt in range(TRIES):
+            try:
+                self.begin()
+                return
+            except TimeoutError:
+                self.stop()
+                if attempt + 1 == TRIES:
+                    raise
+
+    def begin(self):
         self.folder = tempfile.mkdtemp(prefix="kivu-weed-")
         self.ports = free_ports(4)
         self.endpoint = f"http://{HOST}:{self.ports[0]}"
         self.process = None
-        self.start()
+        self.start(30)
         self.s3 = client("s3", self.endpoint)
-        wait_for("a bucket", lambda: self.s3.create_bucket(Bucket=BUCKET))
+        wait_for("a bucket", lambda: self.s3.create_bucket(Bucket=BUCKET), 30)
 
-    def start(self):
+    def start(self, patience=120):
         s3, master, volume, filer = self.ports
         self.process = subprocess.Popen(
             [
@@ -95,7 +107,7 @@ class Weed:
             ],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )
-        wait_for("weed", self.answers, 120)
+        wait_for("weed", self.answers, patience)
 
     def answers(self):
         with socket.create_connection((HOST, self.ports[0]), 1):

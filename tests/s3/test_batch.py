@@ -434,7 +434,8 @@ class Survival(Base):
         self.assertEqual(len(parsed(self.weed.get("out/secret.jsonl"))), 10)
 
     def test_an_object_that_is_replaced_while_it_is_read(self):
-        big = lines([{"id": number, "text": "x " * 4000} for number in range(4000)])
+        # More than is fetched ahead.
+        big = lines([{"id": number, "text": "x " * 4000} for number in range(12000)])
         etag = self.weed.put("in/moving.jsonl", big)["ETag"]
         number = self.function.send(sqs(s3_event("in/moving.jsonl", etag)))
         wait_for("its beginning", lambda: [key for key in self.weed.keys("out/moving") if "checkpoint" in key])
