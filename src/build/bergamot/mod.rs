@@ -12,7 +12,7 @@ use std::{
 use sha2::{Digest, Sha256};
 
 use super::{
-    read_tokenizer,
+    folder::read_tokenizer,
     translation::{Opened, OpenedSettings, Origin},
 };
 use crate::{

@@ -1,32 +1,23 @@
 //! From a translation model that was read to the files of a bundle.
 
-use std::{
-    num::NonZeroUsize,
-    path::{Path, PathBuf},
-};
+use std::{num::NonZeroUsize, path::Path};
 
 use super::{decoder, encoder, model::TranslationModel, quality};
 use crate::{
-    backend::{
-        Signature,
-        onnx::{Graphs, Runtime, Session},
-    },
+    backend::onnx::{Graphs, Runtime, Session},
     build::{
-        Plan, Progress, create_folder, exported,
+        Plan, Product, Progress, TaskSettings, exported,
+        folder::{create_folder, write_file, write_tokenizer},
         onnx::{self, proto::ModelProto},
         weights::Weights,
-        write_file,
     },
     error::{Error, Result},
     pipeline::{
+        Task,
         generation::GenerationSettings,
         translation::{Decoder, Languages, TranslationSettings, UnknownTokens},
     },
-    repository::{
-        bundle::{PIECES, TOKENIZER},
-        manifest::{Precision, Quality},
-    },
-    tokenizer::Tokenizer,
+    repository::manifest::{self, Precision, Quality},
 };
 
 const ENCODER: &str = "encoder.onnx";
@@ -101,41 +92,28 @@ pub(in crate::build) struct OpenedSettings {
     pub(in crate::build) unknown_tokens: Option<UnknownTokens>,
 }
 
-/// What a translation model was turned into.
-pub(in crate::build) struct Compiled {
-    pub(in crate::build) architecture: String,
-    pub(in crate::build) sha256: String,
-    pub(in crate::build) signature: Signature,
-    pub(in crate::build) settings: TranslationSettings,
-    /// The folder of the fp32 graphs, where there are others to be compared with them.
-    pub(in crate::build) reference: Option<PathBuf>,
-    /// The folder of what goes into the bundle.
-    pub(in crate::build) folder: PathBuf,
-}
-
-impl Compiled {
-    /// How close the quantised graphs come to the fp32 ones; nothing where there are no others.
-    pub(in crate::build) fn quality(
-        &self,
-        runtime: Runtime,
-        progress: &dyn Progress,
-    ) -> Result<Option<Quality>> {
-        let Some(reference) = &self.reference else { return Ok(None) };
-        progress.stage("measure the quality", quality::count(&self.settings.languages));
-        let files = |folder: &Path| [ENCODER, DECODER].map(|name| folder.join(name));
-        let (reference, quantised) = (files(reference), files(&self.folder));
-        let subject = quality::Subject {
-            settings: &self.settings,
-            reference: Graphs { encoder: &reference[0], decoder: &reference[1] },
-            quantised: Graphs { encoder: &quantised[0], decoder: &quantised[1] },
-            folder: &self.folder,
-        };
-        quality::measure(runtime, &subject, &|| progress.step()).map(Some)
-    }
+/// How close the graphs in `folder` come to those in `reference`.
+fn measure(
+    folder: &Path,
+    reference: &Path,
+    settings: &TranslationSettings,
+    runtime: Runtime,
+    progress: &dyn Progress,
+) -> Result<Quality> {
+    progress.stage("measure the quality", quality::count(&settings.languages));
+    let files = |folder: &Path| [ENCODER, DECODER].map(|name| folder.join(name));
+    let (reference, quantised) = (files(reference), files(folder));
+    let subject = quality::Subject {
+        settings,
+        reference: Graphs { encoder: &reference[0], decoder: &reference[1] },
+        quantised: Graphs { encoder: &quantised[0], decoder: &quantised[1] },
+        folder,
+    };
+    quality::measure(runtime, &subject, &|| progress.step())
 }
 
 /// How weights are stored, in words.
-pub(in crate::build) fn plan_of(precision: Precision) -> &'static str {
+fn plan_of(precision: Precision) -> &'static str {
     match precision {
         Precision::Fp32 => "none",
         Precision::Int8 => {
@@ -150,19 +128,17 @@ pub(in crate::build) fn plan_of(precision: Precision) -> &'static str {
     }
 }
 
-/// The graph that a translation bundle's manifest names.
-pub(in crate::build) fn graph() -> &'static str {
-    ENCODER
-}
-
-/// Writes the graphs and the other files of a bundle.
+/// Writes the graphs and the other files of a bundle, and measures it.
 pub(in crate::build) fn compile(
     opened: Opened,
     plan: &Plan,
     scratch: &Path,
     runtime: Runtime,
     progress: &dyn Progress,
-) -> Result<Compiled> {
+) -> Result<Product> {
+    if let Some(task) = plan.task.filter(|task| *task != Task::Translation) {
+        return Err(Error::model(format!("expected a model for `{task}`, but found one that translates")));
+    }
     let Opened { origin, settings, tokenizer, target_tokenizer, shortlist } = opened;
     let languages = plan.languages.clone().or(settings.languages).ok_or_else(|| {
         Error::model(format!(
@@ -183,10 +159,7 @@ pub(in crate::build) fn compile(
         Precision::Fp32 => (None, write(Precision::Fp32, "fp32")?),
         quantised => (Some(write(Precision::Fp32, "fp32")?), write(quantised, "quantised")?),
     };
-    write_file(&folder.join(TOKENIZER), &tokenizer)?;
-    if let Some(pieces) = Tokenizer::pieces_of(&tokenizer)? {
-        write_file(&folder.join(PIECES), &pieces)?;
-    }
+    write_tokenizer(&folder, &tokenizer)?;
     let put = |name: &str, bytes: Option<Vec<u8>>| match bytes {
         Some(bytes) => write_file(&folder.join(name), &bytes).map(|()| Some(name.to_owned())),
         None => Ok(None),
@@ -207,7 +180,22 @@ pub(in crate::build) fn compile(
         languages,
         generation: settings.generation,
     };
-    let signature = signature(ENCODER)?;
-    let (architecture, sha256) = (origin.architecture().to_owned(), origin.sha256().to_owned());
-    Ok(Compiled { architecture, sha256, signature, settings, reference, folder })
+    let quality = match &reference {
+        Some(reference) => Some(measure(&folder, reference, &settings, runtime, progress)?),
+        None => None,
+    };
+    Ok(Product {
+        architecture: origin.architecture().to_owned(),
+        sha256: origin.sha256().to_owned(),
+        task: Task::Translation,
+        graph: ENCODER,
+        signature: signature(ENCODER)?,
+        settings: TaskSettings::Translation(Box::new(settings)),
+        weights: manifest::Weights {
+            precision: plan.precision,
+            plan: plan_of(plan.precision).to_owned(),
+            quality,
+        },
+        folder,
+    })
 }

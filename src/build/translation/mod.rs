@@ -10,7 +10,7 @@ mod vocabulary;
 mod writer;
 
 pub(super) use self::{
-    bundle::{Opened, OpenedSettings, Origin, compile, graph, plan_of},
+    bundle::{Opened, OpenedSettings, Origin, compile},
     decoder::decoder,
     encoder::encoder,
     hugging_face::{MODEL_TYPES, is_export_in, is_in, open, open_export},

@@ -6,7 +6,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 use crate::{
     build::{
-        read_tokenizer,
+        folder::read_tokenizer,
         sentencepiece::{Made, SentencePieces, Token, Vocabulary},
     },
     error::{Error, Result},

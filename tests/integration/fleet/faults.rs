@@ -409,13 +409,10 @@ async fn connections_are_kept_and_made_again() {
         let at_start = proxy.connections();
         for _ in 0..10 {
             assert_eq!(embed(&app, &small()).await.status, 200);
+            // The connection goes back into its pool shortly after the answer is there.
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        // One may be on its way back into the pool when the next request looks for it.
-        assert!(
-            proxy.connections() <= at_start + 3,
-            "{scheme}: {} connections",
-            proxy.connections() - at_start
-        );
+        assert_eq!(proxy.connections(), at_start + 1, "{scheme}");
         // As after a freeze: the other side is gone, and nobody was awake to hear of it.
         proxy.turn(Mischief::CutAfter(0));
         let _ = embed(&app, &small()).await;
