@@ -12,6 +12,7 @@ PACKAGE := target/lambda/kivu-api.zip
 DEPLOY := .kivu/deploy/bin
 CHECKOV := .kivu/checkov/bin/checkov
 PAGE := .kivu/page/bin/python
+PEERS := .kivu/peers
 
 .PHONY: help
 help: ## What can be made
@@ -53,6 +54,10 @@ bench: release $(BUNDLE)/manifest.toml $(BUNDLES)/zero-shot/manifest.toml $(BUND
 .PHONY: fleet
 fleet: release tools $(BUNDLE)/manifest.toml ## Measure what forwarding to Triton costs
 	$(FLEET)/bin/python tests/fleet/bench.py $(KIVU) $(BUNDLE)
+
+.PHONY: peers
+peers: release $(PEERS)/bin/python $(BUNDLES)/translate-en-pt/manifest.toml $(BUNDLES)/translate-pt-en/manifest.toml ## Measure translation against other engines
+	$(PEERS)/bin/python tests/translation/bench.py $(KIVU) $(BUNDLES) $(PEERS)/large
 
 .PHONY: invoke
 invoke: tools $(BUNDLE)/manifest.toml ## Send API Gateway events to the function under the Lambda emulator
@@ -149,6 +154,11 @@ $(CHECKOV): tests/deploy/checkov.txt
 
 $(PAGE): tests/page/requirements.txt
 	python3 -m venv .kivu/page
+	$@ -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
+	touch $@
+
+$(PEERS)/bin/python: tests/translation/requirements.txt
+	python3 -m venv $(PEERS)
 	$@ -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
 	touch $@
 

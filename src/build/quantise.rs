@@ -2,6 +2,10 @@
 
 /// The largest magnitude of a symmetric 8-bit integer.
 const LARGEST: f32 = 127.0;
+/// By how much a quotient may miss a whole number for the rounding of its two sides.
+const TOLERANCE: f32 = 1e-3;
+/// The smallest of values that were quantised before is so many steps at most.
+const MOST_STEPS: u8 = 8;
 
 /// A matrix in int8: `value ≈ scale of its row × integer`.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,16 +17,40 @@ pub struct Rows {
 }
 
 /// Quantises each row of a row-major matrix of rows of `width` values on its own.
+///
+/// What was quantised before, as a whole or by rows, keeps its integers: rounded again, it would lose as much again.
 pub fn rows(values: &[f32], width: usize) -> Rows {
     let mut quantised = Rows { values: Vec::with_capacity(values.len()), scales: Vec::new() };
+    let common = step(values);
     for row in values.chunks_exact(width.max(1)) {
-        let largest = row.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
-        // A row of zeros needs some scale, and any will do.
-        let scale = if largest > 0.0 { largest / LARGEST } else { 1.0 };
+        let scale = common.or_else(|| step(row)).unwrap_or_else(|| match largest(row) {
+            // A row of zeros needs some scale, and any will do.
+            0.0 => 1.0,
+            largest => largest / LARGEST,
+        });
         quantised.scales.push(scale);
         quantised.values.extend(row.iter().map(|value| (value / scale).round_ties_even() as i8));
     }
     quantised
+}
+
+/// The step that all values are whole multiples of, no more than fit into 8 bits; nothing for most weights.
+fn step(values: &[f32]) -> Option<f32> {
+    let largest = largest(values);
+    let magnitudes = values.iter().map(|value| value.abs()).filter(|magnitude| *magnitude > 0.0);
+    let smallest = magnitudes.fold(f32::INFINITY, f32::min);
+    let is_whole = |value: &f32, step: f32| {
+        let steps = value / step;
+        (steps - steps.round_ties_even()).abs() <= TOLERANCE
+    };
+    (1..=MOST_STEPS)
+        .map(|steps| smallest / f32::from(steps))
+        .filter(|step| step.is_normal() && largest <= (LARGEST + TOLERANCE) * step)
+        .find(|step| values.iter().all(|value| is_whole(value, *step)))
+}
+
+fn largest(values: &[f32]) -> f32 {
+    values.iter().fold(0.0, |largest, value| largest.max(value.abs()))
 }
 
 /// The transpose of a row-major matrix of rows of `width` values.
@@ -45,6 +73,25 @@ mod tests {
             assert!((back - value).abs() <= scale / 2.0 * 1.001, "{value} came back as {back}");
         }
         assert_eq!(quantised.values[1], -127, "the largest of its row takes the whole range");
+    }
+
+    #[test]
+    fn what_was_quantised_before_keeps_its_integers() {
+        let step = 0.037_f32;
+        let integers = [3_i8, -90, 0, 6, 0, 0, 127, -9, 5, 60, 2, -2];
+        let matrix = integers.map(|integer| f32::from(integer) * step);
+        let whole = rows(&matrix, 3);
+        assert_eq!((whole.values, whole.scales), (integers.to_vec(), vec![step; 4]));
+        // Rows with steps of their own, as of matrices that lie one below the other.
+        let mixed: Vec<f32> =
+            matrix.iter().zip(0..).map(|(value, place)| value * [1.0, 7.7][place / 6]).collect();
+        let mixed = rows(&mixed, 6);
+        assert_eq!(
+            mixed.values,
+            [1, -30, 0, 2, 0, 0, 127, -9, 5, 60, 2, -2],
+            "the largest step that will do"
+        );
+        assert!((mixed.scales[0] - 3.0 * step).abs() < 1e-6 && (mixed.scales[1] - 7.7 * step).abs() < 1e-6);
     }
 
     #[test]

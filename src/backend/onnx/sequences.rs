@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 use super::{
     Runtime, Session,
-    values::{gather, integers, zeros},
+    values::{gather, gather_in_place, integers, zeros},
     wiring::{DecoderInput, EncoderInput, Wiring},
 };
 use crate::{
@@ -159,6 +159,8 @@ struct OnnxDecoder<'a> {
     encoded: Vec<DynValue>,
     /// What the decoder keeps, in the order of its states.
     states: Vec<DynValue>,
+    /// Room for rows that change their places.
+    scratch: Vec<f32>,
     /// The scores of the last step.
     logits: Option<DynValue>,
     /// The source of each row.
@@ -199,7 +201,18 @@ impl<'a> OnnxDecoder<'a> {
         let states = model.wiring.states.iter().map(|state| zeros(&state.spec, rows.len()));
         let states = states.collect::<Result<_>>()?;
         let owners = (0..rows.len()).collect();
-        Ok(Self { model, shortlist, mask, encoded, states, logits: None, owners, steps: 0, is_wanted })
+        Ok(Self {
+            model,
+            shortlist,
+            mask,
+            encoded,
+            states,
+            scratch: Vec::new(),
+            logits: None,
+            owners,
+            steps: 0,
+            is_wanted,
+        })
     }
 
     /// Tokens as the graph knows them: what is chosen from a shortlist is a place in it.
@@ -260,7 +273,11 @@ impl Decoder for OnnxDecoder<'_> {
 
     fn reorder(&mut self, rows: &[usize]) -> Result<()> {
         for state in &mut self.states {
-            *state = gather(state, rows)?;
+            if rows.len() == self.owners.len() {
+                gather_in_place(state, rows, &mut self.scratch)?;
+            } else {
+                *state = gather(state, rows)?;
+            }
         }
         let owner = |row: &usize| self.owners.get(*row).copied();
         let owners: Option<Vec<usize>> = rows.iter().map(owner).collect();

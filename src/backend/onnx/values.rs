@@ -43,6 +43,32 @@ pub(super) fn gather(value: &DynValue, rows: &[usize]) -> Result<DynValue> {
     gather_of::<i32>(value, rows)
 }
 
+/// The same in the value's own memory, where it has as many rows as before; rows that stay are not touched.
+///
+/// `scratch` spares an allocation for each of a decoder's states at each step, which cost more than the copies.
+pub(super) fn gather_in_place(value: &mut DynValue, rows: &[usize], scratch: &mut Vec<f32>) -> Result<()> {
+    if value.try_extract_tensor::<f32>().is_err() {
+        *value = gather(value, rows)?;
+        return Ok(());
+    }
+    let (shape, values) = value.try_extract_tensor_mut::<f32>().map_err(failed)?;
+    let size: usize = shape.iter().skip(1).map(|side| *side as usize).product();
+    let moved = || rows.iter().enumerate().filter(|(to, from)| to != *from);
+    scratch.clear();
+    for (_, from) in moved() {
+        let row = values.get(from * size..(from + 1) * size).ok_or_else(|| no_row(*from))?;
+        scratch.extend_from_slice(row);
+    }
+    for ((to, _), row) in moved().zip(scratch.chunks_exact(size.max(1))) {
+        values.get_mut(to * size..(to + 1) * size).ok_or_else(|| no_row(to))?.copy_from_slice(row);
+    }
+    Ok(())
+}
+
+fn no_row(row: usize) -> Error {
+    Error::Inference { message: format!("expected a row {row} of a state, but found none"), source: None }
+}
+
 fn gather_of<T>(value: &DynValue, rows: &[usize]) -> Result<DynValue>
 where
     T: PrimitiveTensorElementType + Copy + std::fmt::Debug + 'static,
@@ -52,11 +78,7 @@ where
     let size: usize = shape.iter().skip(1).product();
     let mut gathered = Vec::with_capacity(rows.len() * size);
     for row in rows {
-        let row = values.get(row * size..(row + 1) * size).ok_or_else(|| Error::Inference {
-            message: format!("expected rows below those of shape {shape:?}, but found row {row}"),
-            source: None,
-        })?;
-        gathered.extend_from_slice(row);
+        gathered.extend_from_slice(values.get(row * size..(row + 1) * size).ok_or_else(|| no_row(*row))?);
     }
     if let Some(count) = shape.first_mut() {
         *count = rows.len();

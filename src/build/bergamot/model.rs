@@ -89,6 +89,7 @@ fn describe(options: &Options, vocabulary: usize) -> Result<TranslationModel> {
         positions: Positions { length: MAX_POSITIONS, waves: Waves::ToTheEnd, padding: None },
         scale: (hidden as f32).sqrt(),
         memory: Memory::Recurrent,
+        trained_in_integers: true,
         starts_empty: true,
         has_shortlist: true,
     })

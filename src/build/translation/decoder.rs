@@ -134,18 +134,16 @@ impl Writer<'_> {
         let names = ["candidate", "forget"].map(|part| format!("decoder.layers.{layer}.rnn.{part}"));
         let projected = self.layers.linear(&names, &stream.read, hidden, hidden)?;
         let past = format!("past.{layer}.state");
-        let past = self.layers.graph.float_input(&past, [axis("rows"), fixed(hidden)]);
+        let past = self.layers.graph.float_input(&past, [axis("rows"), fixed(1), fixed(hidden)]);
         let graph = &mut self.layers.graph;
-        let one = graph.integers("one", &[1]);
         let [candidate, forget] = graph.split(&projected);
         let forget = graph.node("Sigmoid", &[&forget], vec![]);
-        let past = graph.node("Unsqueeze", &[&past, &one], vec![]);
         let kept = graph.node("Sub", &[&past, &candidate], vec![]);
         let kept = graph.node("Mul", &[&forget, &kept], vec![]);
         let state = graph.node("Add", &[&candidate, &kept], vec![]);
         let outcome = graph.node("Relu", &[&state], vec![]);
-        let value = graph.node("Squeeze", &[&state, &one], vec![]);
-        states.push(State { name: format!("{layer}.state"), value, lengths: vec![Some(hidden)] });
+        let lengths = vec![Some(1), Some(hidden)];
+        states.push(State { name: format!("{layer}.state"), value: state, lengths });
         self.end_part(stream, &outcome)
     }
 

@@ -76,7 +76,7 @@ impl Writer<'_> {
             let [query, key, value] = self.layers.graph.split(&projected);
             let context = self.attend([&query, &key, &value], mask, encoder.heads);
             let attended =
-                self.layers.linear_by_token(&at(layer, "self_attn.out_proj"), &context, hidden, hidden)?;
+                self.linear_by_token(&at(layer, "self_attn.out_proj"), &context, hidden, hidden)?;
             stream = self.end_part(&stream, &attended)?;
             stream = self.feed_forward(&format!("encoder.layers.{layer}"), &stream, encoder.intermediate)?;
         }

@@ -186,6 +186,7 @@ impl Config {
             positions: Positions { length, waves, padding },
             scale: if self.scale_embedding { (hidden as f32).sqrt() } else { 1.0 },
             memory,
+            trained_in_integers: false,
             starts_empty: false,
             has_shortlist: false,
         })

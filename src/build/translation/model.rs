@@ -24,6 +24,8 @@ pub(in crate::build) struct TranslationModel {
     /// What an embedding is multiplied by before its position is added.
     pub(in crate::build) scale: f32,
     pub(in crate::build) memory: Memory,
+    /// Whether it was trained to run in 8-bit integers, with one scale for all tokens of a text.
+    pub(in crate::build) trained_in_integers: bool,
     /// Whether the decoder's first step is given no token at all, but a vector of zeros.
     pub(in crate::build) starts_empty: bool,
     /// Whether the request says which tokens can be written at all.

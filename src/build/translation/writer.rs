@@ -38,6 +38,16 @@ pub(super) struct Stream {
     sum: Value,
 }
 
+/// What the rows of a table are multiplied by.
+enum Scales {
+    /// Nothing: they are in fp32.
+    None,
+    /// All by the same, as in models that were trained on 8-bit integers.
+    One(f32),
+    /// Each block of so many values by its own.
+    ByBlock(Value, usize),
+}
+
 /// A table in 8-bit integers, one scale a block.
 struct Blocks {
     size: usize,
@@ -96,19 +106,35 @@ impl<'a> Writer<'a> {
     /// The feed-forward part of a layer.
     pub(super) fn feed_forward(&mut self, layer: &str, stream: &Stream, width: usize) -> Result<Stream> {
         let hidden = self.model.hidden;
-        let raised = self.layers.linear_by_token(&format!("{layer}.fc1"), &stream.read, hidden, width)?;
+        let raised = self.linear_by_token(&format!("{layer}.fc1"), &stream.read, hidden, width)?;
         let raised = self.layers.activate(self.model.activation, &raised);
-        let lowered = self.layers.linear_by_token(&format!("{layer}.fc2"), &raised, width, hidden)?;
+        let lowered = self.linear_by_token(&format!("{layer}.fc2"), &raised, width, hidden)?;
         self.end_part(stream, &lowered)
     }
 
+    /// A linear layer with a scale for each token, which models that were trained in integers do without: a third
+    /// of the operators of an encoder.
+    pub(super) fn linear_by_token(
+        &mut self,
+        name: &str,
+        input: &Value,
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<Value> {
+        if self.model.trained_in_integers {
+            return self.layers.linear(&[name.to_owned()], input, inputs, outputs);
+        }
+        self.layers.linear_by_token(name, input, inputs, outputs)
+    }
+
     /// The linear layers whose outcomes attention compares: in blocks, where others have one scale an output
-    /// channel. In the encoders of small models they cause most of the rounding error, and take the least time.
+    /// channel. In encoders that were not trained in integers they cause most of the rounding error, and take the
+    /// least time.
     pub(super) fn careful_linear(&mut self, names: &[String], input: &Value) -> Result<Value> {
         let hidden = self.model.hidden;
         let careful = match self.layers.precision {
-            Precision::Fp32 => Precision::Fp32,
-            Precision::Int8 | Precision::Int8Blocks => Precision::Int8Blocks,
+            Precision::Int8 if !self.model.trained_in_integers => Precision::Int8Blocks,
+            precision => precision,
         };
         let precision = std::mem::replace(&mut self.layers.precision, careful);
         let projected = self.layers.linear(names, input, hidden, hidden);
@@ -122,69 +148,81 @@ impl<'a> Writer<'a> {
         self.layers.graph.microsoft("MultiHeadAttention", &inputs, attention(heads))
     }
 
-    /// Embeddings and positions together.
+    /// Embeddings and positions together. Where the decoder starts empty, the embedding of −1 is all zeros.
     pub(super) fn embed(&mut self, table: &Table, ids: &Value, positions: &Value) -> Result<Value> {
-        let mut words = self.look_up(table, ids)?;
-        if self.model.scale != 1.0 {
-            let scale = self.layers.graph.floats("scale", &[], &[self.model.scale]);
-            words = self.layers.graph.node("Mul", &[&words, &scale], vec![]);
-        }
-        Ok(self.layers.graph.node("Add", &[&words, positions], vec![]))
-    }
-
-    /// The rows of a table for `ids`, in fp32. Where the decoder starts empty, −1 gives a row of zeros.
-    fn look_up(&mut self, table: &Table, ids: &Value) -> Result<Value> {
         let (values, scales) = self.rows(table)?;
-        let Some((scales, size)) = scales else {
-            return Ok(self.layers.graph.node("Gather", &[&values, ids], vec![]));
+        let graph = &mut self.layers.graph;
+        let (words, scale) = match scales {
+            // The two scales are one.
+            Scales::One(step) => {
+                let rows = graph.node("Gather", &[&values, ids], vec![]);
+                (dequantise(graph, &rows, "embedding.step", step * self.model.scale), 1.0)
+            }
+            Scales::ByBlock(scales, size) => {
+                let attributes = vec![
+                    integer("bits", 8),
+                    integer("block_size", size as i64),
+                    integer("gather_axis", 0),
+                    integer("quantize_axis", 1),
+                ];
+                let words = graph.microsoft("GatherBlockQuantized", &[&values, ids, &scales], attributes);
+                (words, self.model.scale)
+            }
+            Scales::None => (graph.node("Gather", &[&values, ids], vec![]), self.model.scale),
         };
-        let attributes = vec![
-            integer("bits", 8),
-            integer("block_size", size as i64),
-            integer("gather_axis", 0),
-            integer("quantize_axis", 1),
-        ];
-        Ok(self.layers.graph.microsoft("GatherBlockQuantized", &[&values, ids, &scales], attributes))
+        let words = if scale == 1.0 {
+            words
+        } else {
+            let scale = graph.floats("scale", &[], &[scale]);
+            graph.node("Mul", &[&words, &scale], vec![])
+        };
+        Ok(graph.node("Add", &[&words, positions], vec![]))
     }
 
-    /// The same for a list of hundreds of ids, for which the operator that does all at once takes 15 times as
-    /// long: 1.2 ms in place of 0.07 for 650 of 32000 rows.
+    /// The rows of a table for hundreds of ids. The operator that looks up blocks and makes numbers of them at once
+    /// takes 15 times as long for so many: 1.2 ms in place of 0.07 for 650 of 32000 rows.
     pub(super) fn look_up_many(&mut self, table: &Table, ids: &Value) -> Result<Value> {
         let width = self.model.hidden;
         let (values, scales) = self.rows(table)?;
         let graph = &mut self.layers.graph;
         let rows = graph.node("Gather", &[&values, ids], vec![]);
-        let Some((scales, size)) = scales else { return Ok(rows) };
+        let (scales, size) = match scales {
+            Scales::None => return Ok(rows),
+            Scales::One(step) => return Ok(dequantise(graph, &rows, "output.step", step)),
+            Scales::ByBlock(scales, size) => (scales, size),
+        };
         let by_block = graph.integers("by_block", &[-1, (width / size) as i64, size as i64]);
         let whole = graph.integers("whole_rows", &[-1, width as i64]);
-        let (unit, two) = (graph.floats("unit", &[], &[1.0]), graph.integers("two", &[2]));
-        let shift = graph.unsigned_bytes("shift", &[], vec![SHIFT]);
+        let two = graph.integers("two", &[2]);
         let rows = graph.node("Reshape", &[&rows, &by_block], vec![]);
-        let rows = graph.node("DequantizeLinear", &[&rows, &unit, &shift], vec![]);
+        let rows = dequantise(graph, &rows, "unit", 1.0);
         let scales = graph.node("Gather", &[&scales, ids], vec![]);
         let scales = graph.node("Unsqueeze", &[&scales, &two], vec![]);
         let rows = graph.node("Mul", &[&rows, &scales], vec![]);
         Ok(graph.node("Reshape", &[&rows, &whole], vec![]))
     }
 
-    /// The rows of a table as constants: in blocks, whose scales and size are given as well, or in fp32. Where the
-    /// decoder starts empty, a row of zeros comes last.
-    fn rows(&mut self, table: &Table) -> Result<(Value, Option<(Value, usize)>)> {
+    /// The rows of a table as constants, with their scales. Where the decoder starts empty, a row of zeros comes
+    /// last.
+    fn rows(&mut self, table: &Table) -> Result<(Value, Scales)> {
         let width = self.model.hidden;
         let weight = self.table(table)?;
         let rows = table.rows + usize::from(self.model.starts_empty);
         let Some(blocks) = self.blocks(weight) else {
             let mut values = weight.values.clone();
             values.resize(rows * width, 0.0);
-            return Ok((self.layers.graph.floats(&table.name, &[rows, width], &values), None));
+            return Ok((self.layers.graph.floats(&table.name, &[rows, width], &values), Scales::None));
         };
         let Blocks { size, mut values, mut scales } = blocks;
         values.resize(rows * width, SHIFT);
-        scales.resize(rows * width / size, 0.0);
         let values = self.layers.graph.unsigned_bytes(&table.name, &[rows, width], values);
+        if let Some(first) = scales.first().filter(|first| scales.iter().all(|scale| scale == *first)) {
+            return Ok((values, Scales::One(*first)));
+        }
+        scales.resize(rows * width / size, 0.0);
         let name = format!("{}.scales", table.name);
         let scales = self.layers.graph.floats(&name, &[rows, width / size], &scales);
-        Ok((values, Some((scales, size))))
+        Ok((values, Scales::ByBlock(scales, size)))
     }
 
     /// The products of `vectors` with all rows of a table, `bias` added. The table's bytes are those of its
@@ -232,6 +270,12 @@ impl<'a> Writer<'a> {
         let values = values.into_iter().map(|value| value.cast_unsigned() ^ SHIFT).collect();
         Some(Blocks { size, values, scales })
     }
+}
+
+/// Numbers from the bytes of a table.
+fn dequantise(graph: &mut GraphBuilder, bytes: &Value, name: &str, step: f32) -> Value {
+    let (step, shift) = (graph.floats(name, &[], &[step]), graph.unsigned_bytes("shift", &[], vec![SHIFT]));
+    graph.node("DequantizeLinear", &[bytes, &step, &shift], vec![])
 }
 
 /// The size of the blocks of the decoder's linear layers: the most exact where that is wanted, or the fastest.
