@@ -62,8 +62,8 @@ static DOCS: LazyLock<Page> = LazyLock::new(|| {
 
 /// A page to try the models for browsers, and for everybody else that the server is well
 #[utoipa::path(get, path = "/", tag = "server", responses((
-    status = 200, description = "The page for those who name `text/html` in `accept`; no body for all others.",
-    body = String, content_type = "text/html; charset=utf-8"
+    status = 200,
+    description = "No body; for those who name `text/html` in `accept` a page, where this server has one."
 )))]
 pub(super) async fn page_or_health(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     if !app.has_page {
