@@ -5,6 +5,8 @@ BUNDLES := .kivu/bundles
 BUNDLE := $(BUNDLES)/minilm
 MODELS := $(basename $(notdir $(wildcard models/*.toml)))
 PYTHON := .kivu/python/bin/python
+# What quality and size are compared with.
+PRECISIONS := int8-blocks fp32
 S3_PYTHON := .kivu/s3/bin/python
 CARGO_LAMBDA := .kivu/lambda/bin/cargo-lambda
 FLEET := .kivu/fleet
@@ -13,6 +15,7 @@ DEPLOY := .kivu/deploy/bin
 CHECKOV := .kivu/checkov/bin/checkov
 PAGE := .kivu/page/bin/python
 PEERS := .kivu/peers
+DOCUMENT := .kivu/document/bin/python
 
 .PHONY: help
 help: ## What can be made
@@ -33,6 +36,7 @@ test: tools ## Set up whatever tests need, then run all of them
 	TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(CARGO_LAMBDA)) \
 	TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) \
 	  TEST_TRITON=$(abspath $(FLEET)) TEST_PAGE=$(abspath $(PAGE)) \
+	  TEST_DOCUMENT=$(abspath $(DOCUMENT)) \
 	  TEST_CHROMIUM=$$($(PAGE) tests/page/chromium.py .kivu/chromium) cargo test
 
 .PHONY: walk
@@ -48,8 +52,14 @@ lint:
 	cargo clippy --all-targets -- --deny warnings
 
 .PHONY: bench
-bench: release $(BUNDLE)/manifest.toml $(BUNDLES)/zero-shot/manifest.toml $(BUNDLES)/translate-en-pt/manifest.toml ## Measure the service against the bare runtime
-	$(KIVU) bench $(BUNDLE) --zero-shot $(BUNDLES)/zero-shot --translation $(BUNDLES)/translate-en-pt --json .kivu/bench.json
+bench: $(PRECISIONS:%=.kivu/precisions/%/manifest.toml)
+bench: release $(BUNDLE)/manifest.toml $(BUNDLES)/zero-shot/manifest.toml $(BUNDLES)/translate-en-pt/manifest.toml ## Measure the service against the bare runtime, and draw it
+	$(KIVU) bench $(BUNDLE) --zero-shot $(BUNDLES)/zero-shot --translation $(BUNDLES)/translate-en-pt \
+	  --compare $(PRECISIONS:%=.kivu/precisions/%) --json .kivu/bench.json --pictures docs/pictures
+
+.kivu/precisions/%/manifest.toml: models/minilm.toml | release
+	$(KIVU) doctor --fix
+	$(KIVU) build $< --out $(@D) --precision $*
 
 .PHONY: fleet
 fleet: release tools $(BUNDLE)/manifest.toml ## Measure what forwarding to Triton costs
@@ -116,7 +126,7 @@ release:
 
 # The tools of tests and packaging, pinned by version and hash.
 .PHONY: tools
-tools: $(PYTHON) $(CARGO_LAMBDA) $(DEPLOY)/sam $(CHECKOV) $(S3_PYTHON) $(FLEET)/installed $(PAGE)
+tools: $(PYTHON) $(CARGO_LAMBDA) $(DEPLOY)/sam $(CHECKOV) $(S3_PYTHON) $(FLEET)/installed $(PAGE) $(DOCUMENT)
 
 $(PYTHON): tests/clients/requirements.txt
 	python3 -m venv .kivu/python
@@ -159,6 +169,11 @@ $(PAGE): tests/page/requirements.txt
 
 $(PEERS)/bin/python: tests/translation/requirements.txt
 	python3 -m venv $(PEERS)
+	$@ -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
+	touch $@
+
+$(DOCUMENT): tests/document/requirements.txt
+	python3 -m venv .kivu/document
 	$@ -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
 	touch $@
 

@@ -3,16 +3,20 @@
 use std::{sync::Arc, time::Instant};
 
 use axum::{
-    extract::{Path, Request, State},
+    extract::{Request, State},
     response::Response,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 
 use super::{
-    App, inputs, request,
+    App,
+    document::shapes,
+    inputs,
+    request::{self, InPath},
     tei::{
-        Answer, answer_embed, answer_similarity,
+        Answer, DefaultRequest, answer_embed, answer_similarity,
         classify::{Prediction, answer_rerank, predictions},
         truncation, with_usage,
     },
@@ -29,7 +33,52 @@ use crate::{
     tokenizer::Side,
 };
 
-pub(super) async fn infer(State(app): State<Arc<App>>, Path(name): Path<String>, request: Request) -> Answer {
+/// What a model of any task reads.
+pub(super) struct HubRequest;
+
+impl utoipa::PartialSchema for HubRequest {
+    fn schema() -> shapes::Shape {
+        shapes::any_of([
+            shapes::of::<DefaultRequest>(),
+            shapes::of::<ClassifyRequest>(),
+            shapes::of::<ZeroShotRequest>(),
+            shapes::ranking_inputs(),
+        ])
+    }
+}
+
+impl ToSchema for HubRequest {}
+
+/// Body and answer of a model's task
+#[utoipa::path(
+    post, path = "/models/{model}", operation_id = "task", tag = "model hub",
+    params(("model" = String, Path, description = "The name of a model that is served.")),
+    request_body(content = HubRequest, examples(
+        ("feature-extraction" = (value = json!({ "inputs": "What is deep learning?" }))),
+        ("text-classification" = (value = json!({ "inputs": ["I like it", "It broke"], "parameters": { "top_k": 1 } }))),
+        ("zero-shot-classification" = (value = json!({
+            "inputs": "The striker scored twice", "parameters": { "candidate_labels": ["sport", "cooking"] }
+        }))),
+        ("text-ranking" = (value = json!({ "inputs": { "query": "egg", "texts": ["hen", "car"] } }))),
+        ("translation" = (value = json!({ "inputs": "Good morning!" })))
+    )),
+    responses((
+        status = 200, description = "By task: vectors, labels with scores, ranks or translations.",
+        body = shapes::TaskAnswer,
+        examples(
+            ("text-classification" = (value = json!([[{ "score": 0.968, "label": "positive" }]]))),
+            ("zero-shot-classification" = (value = json!([
+                { "score": 0.981, "label": "sport" }, { "score": 0.019, "label": "cooking" }
+            ]))),
+            ("translation" = (value = json!([{ "translation_text": "Bom dia!" }])))
+        )
+    ))
+)]
+pub(super) async fn infer(
+    State(app): State<Arc<App>>,
+    InPath(name): InPath<String>,
+    request: Request,
+) -> Answer {
     let started = Instant::now();
     let (mut body, deadline) = request::read::<Value>(&app, request).await?;
     let Some(fields) = body.as_object_mut() else {
@@ -62,18 +111,21 @@ pub(super) async fn infer(State(app): State<Arc<App>>, Path(name): Path<String>,
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `inputs`")]
 struct ClassifyRequest {
+    #[schema(schema_with = shapes::classified)]
     inputs: Value,
     #[serde(default)]
     parameters: Option<ClassifyParameters>,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
 struct ClassifyParameters {
     function_to_apply: Option<ScoreFunction>,
+    /// How many labels come back; all if there is none.
+    #[schema(minimum = 1)]
     top_k: Option<usize>,
     truncate: Option<bool>,
     truncation_direction: Option<Side>,
@@ -134,17 +186,21 @@ fn classify_input(field: &str, mut value: Value) -> Result<ClassificationInput> 
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `inputs` and `parameters`")]
 struct ZeroShotRequest {
+    #[schema(schema_with = shapes::texts)]
     inputs: Value,
     parameters: ZeroShotParameters,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `candidate_labels`")]
 struct ZeroShotParameters {
+    /// A list, or a text with commas.
+    #[schema(schema_with = shapes::texts)]
     candidate_labels: Value,
+    /// What each label becomes, in place of `{}`.
     hypothesis_template: Option<String>,
     multi_label: Option<bool>,
 }

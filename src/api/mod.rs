@@ -1,6 +1,8 @@
 //! One HTTP router for every dialect, on a laptop and behind API Gateway.
 
 mod auth;
+mod dialect;
+mod document;
 mod hugging_face;
 mod inputs;
 mod kserve;
@@ -13,7 +15,11 @@ mod rerank;
 mod tei;
 mod translate;
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
+use std::{
+    panic::AssertUnwindSafe,
+    sync::{Arc, OnceLock},
+    time::Instant,
+};
 
 use axum::{
     Router,
@@ -21,14 +27,14 @@ use axum::{
     http::{HeaderName, HeaderValue, Method, StatusCode},
     middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::{get, post},
 };
 use futures::FutureExt;
 use tokio::sync::Semaphore;
 use tower_http::decompression::RequestDecompressionLayer;
+use utoipa_axum::{router::OpenApiRouter, routes};
 
 pub use self::auth::{Guard, Reach, Vouched, make_key};
-use self::{auth::Asking, rejection::Rejection};
+use self::{auth::Asking, dialect::Dialect, document::at, rejection::Rejection};
 use crate::{
     backend::routing::Place,
     config::Limits,
@@ -56,13 +62,23 @@ pub struct App {
     guard: Guard,
     prometheus: Option<Prometheus>,
     has_page: bool,
+    /// What `/openapi.json` answers, written when it is first asked for.
+    document: OnceLock<String>,
 }
 
 impl App {
     /// Serves `models`, within `limits`, to everybody.
     pub fn new(models: Vec<Model>, limits: Limits) -> Self {
         let permits = Semaphore::new(limits.requests.min(Semaphore::MAX_PERMITS));
-        Self { models, limits, permits, guard: Guard::default(), prometheus: None, has_page: true }
+        Self {
+            models,
+            limits,
+            permits,
+            guard: Guard::default(),
+            prometheus: None,
+            has_page: true,
+            document: OnceLock::new(),
+        }
     }
 
     /// The same for those whom `guard` lets through.
@@ -153,45 +169,52 @@ impl App {
 /// once, with their causes, and told without them.
 pub fn router(app: App) -> Router {
     let app = Arc::new(app);
-    Router::new()
-        .route("/", get(page::page_or_health).post(tei::default_task))
-        .route("/health", get(tei::health))
-        .route("/ping", get(tei::health))
-        .route("/info", get(tei::info))
-        .route("/metrics", get(metrics))
-        .route("/embed", post(tei::embed))
-        .route("/embed_all", post(tei::embed_all))
-        .route("/similarity", post(tei::similarity))
-        .route("/predict", post(tei::classify::predict))
-        .route("/rerank", post(tei::classify::rerank))
-        .route("/translate", post(translate::translate))
-        .route("/tokenize", post(tei::tokenize))
-        .route("/decode", post(tei::decode))
-        .route("/models", get(models::list))
-        .route("/models/{model}", post(hugging_face::infer))
-        .route("/v1/rerank", post(rerank::jina))
-        .route("/v2/rerank", post(rerank::cohere))
-        .route("/v2", get(kserve::server))
-        .route("/v2/health/live", get(tei::health))
-        .route("/v2/health/ready", get(tei::health))
-        .route("/v2/repository/index", post(kserve::index))
-        .route("/v2/models/{model}", get(kserve::metadata))
-        .route("/v2/models/{model}/ready", get(kserve::model_ready))
-        .route("/v2/models/{model}/config", get(kserve::config))
-        .route("/v2/models/{model}/infer", post(kserve::infer))
-        .route("/v2/models/{model}/versions/{version}", get(kserve::metadata))
-        .route("/v2/models/{model}/versions/{version}/ready", get(kserve::model_ready))
-        .route("/v2/models/{model}/versions/{version}/config", get(kserve::config))
-        .route("/v2/models/{model}/versions/{version}/infer", post(kserve::infer))
-        .route("/v1/embeddings", post(openai::embeddings))
-        .route("/v1/models", get(openai::models))
-        .route("/v1/models/{model}", get(openai::model))
+    Router::from(routes())
         .fallback(no_route)
         .method_not_allowed_fallback(wrong_method)
         // Limits hold for what comes out of a compressed body.
         .layer(RequestDecompressionLayer::new().pass_through_unaccepted(true))
         .layer(middleware::from_fn_with_state(Arc::clone(&app), observe))
         .with_state(app)
+}
+
+/// Every route, with what the document says of it.
+fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::with_openapi(document::head())
+        .routes(routes!(page::page_or_health, tei::default_task))
+        .routes(routes!(page::docs))
+        .routes(routes!(document::openapi))
+        .routes(routes!(tei::health))
+        .routes(at("/ping", routes!(tei::health)))
+        .routes(routes!(tei::info))
+        .routes(routes!(metrics))
+        .routes(routes!(tei::embed))
+        .routes(routes!(tei::embed_all))
+        .routes(routes!(tei::similarity))
+        .routes(routes!(tei::classify::predict))
+        .routes(routes!(tei::classify::rerank))
+        .routes(routes!(translate::translate))
+        .routes(routes!(tei::tokenize))
+        .routes(routes!(tei::decode))
+        .routes(routes!(models::list))
+        .routes(routes!(hugging_face::infer))
+        .routes(routes!(rerank::jina))
+        .routes(routes!(rerank::cohere))
+        .routes(routes!(kserve::server))
+        .routes(at("/v2/health/live", routes!(tei::health)))
+        .routes(at("/v2/health/ready", routes!(tei::health)))
+        .routes(routes!(kserve::index))
+        .routes(routes!(kserve::metadata))
+        .routes(routes!(kserve::model_ready))
+        .routes(routes!(kserve::config))
+        .routes(routes!(kserve::infer))
+        .routes(at("/v2/models/{model}/versions/{version}", routes!(kserve::metadata)))
+        .routes(at("/v2/models/{model}/versions/{version}/ready", routes!(kserve::model_ready)))
+        .routes(at("/v2/models/{model}/versions/{version}/config", routes!(kserve::config)))
+        .routes(at("/v2/models/{model}/versions/{version}/infer", routes!(kserve::infer)))
+        .routes(routes!(openai::embeddings))
+        .routes(routes!(openai::models))
+        .routes(routes!(openai::model))
 }
 
 /// A router whose routes begin with `prefix`, if there is one.
@@ -202,7 +225,11 @@ pub fn below(prefix: Option<&str>, router: Router) -> Router {
     }
 }
 
-/// What was counted, as Prometheus reads it.
+/// What was counted, as Prometheus reads it
+#[utoipa::path(get, path = "/metrics", tag = "server", responses((
+    status = 200, description = "Counters and times.", body = String, content_type = "text/plain; charset=utf-8",
+    example = "kivu_requests_total 7"
+)))]
 async fn metrics(State(app): State<Arc<App>>) -> Response {
     match &app.prometheus {
         Some(prometheus) => prometheus.page().into_response(),
@@ -227,17 +254,7 @@ async fn wrong_method(request: Request) -> Response {
 
 /// A rejection in the shape of the dialect that a path belongs to.
 fn in_dialect(path: &str, rejection: Rejection) -> Response {
-    match path {
-        "/v1/rerank" => rerank::JinaFailure::from(rejection).into_response(),
-        "/v2/rerank" => rerank::CohereFailure::from(rejection).into_response(),
-        // The hub says why; TEI's way, below, would be no word at all.
-        _ if path.starts_with("/models/") && rejection.status == StatusCode::UNAUTHORIZED => {
-            kserve::Failure::from(rejection).into_response()
-        }
-        _ if path == "/v2" || path.starts_with("/v2/") => kserve::Failure::from(rejection).into_response(),
-        _ if path.starts_with("/v1/") => openai::Failure::from(rejection).into_response(),
-        _ => tei::Failure::from(rejection).into_response(),
-    }
+    Dialect::of(path).respond(rejection)
 }
 
 /// Gives every request an id, asks who sends it, and writes one line into the log, which says what was done and

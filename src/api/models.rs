@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use axum::{Json, extract::State};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::App;
 use crate::{
@@ -12,21 +13,25 @@ use crate::{
     repository::manifest::Precision,
 };
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Models)]
 pub(super) struct List {
     models: Vec<Description>,
     limits: Bounds,
     version: &'static str,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Limits)]
 struct Bounds {
+    /// The most texts of a request.
     texts: usize,
     body_bytes: usize,
 }
 
 /// A model as a caller sees it.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = ModelDescription)]
 struct Description {
     name: String,
     task: Task,
@@ -44,7 +49,8 @@ struct Description {
     languages: Option<Directions>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Languages)]
 struct Directions {
     from: BTreeSet<String>,
     to: BTreeSet<String>,
@@ -66,6 +72,18 @@ impl From<&Languages> for Directions {
     }
 }
 
+/// What is served, and what one has to know to ask it
+#[utoipa::path(get, path = "/models", tag = "server", responses((
+    status = 200, description = "The models, and the limits of a request.", body = List,
+    example = json!({
+        "models": [{
+            "name": "minilm", "task": "feature-extraction", "architecture": "BertModel", "precision": "int8",
+            "max_tokens": 256, "dimensions": 384
+        }],
+        "limits": { "texts": 1024, "body_bytes": 6_291_456 },
+        "version": "0.1.0"
+    })
+)))]
 pub(super) async fn list(State(app): State<Arc<App>>) -> Json<List> {
     let limits = Bounds { texts: app.limits.texts, body_bytes: app.limits.body_bytes };
     let models = app.models.iter().map(describe).collect();

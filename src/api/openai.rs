@@ -4,15 +4,22 @@ use std::sync::Arc;
 
 use axum::{
     Json,
-    extract::{Path, Request, State},
+    extract::{Request, State},
     http::StatusCode,
     response::{IntoResponse, Response},
 };
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
+use utoipa::ToSchema;
 
-use super::{App, inputs, name_backend, rejection::Rejection, request};
+use super::{
+    App,
+    document::shapes,
+    inputs, name_backend,
+    rejection::Rejection,
+    request::{self, InPath},
+};
 use crate::{
     error::Error,
     model::Model,
@@ -30,10 +37,30 @@ impl<E: Into<Rejection>> From<E> for Failure {
     }
 }
 
-impl IntoResponse for Failure {
-    fn into_response(self) -> Response {
-        let (kind, code) = match self.0.status {
-            StatusCode::NOT_FOUND if self.0.is_unknown_model() => {
+/// An error of the routes that OpenAI has.
+#[derive(Serialize, ToSchema)]
+#[schema(as = OpenAiFailure)]
+pub(super) struct FailureBody {
+    error: FailureDetails,
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = OpenAiFailureDetails)]
+struct FailureDetails {
+    message: String,
+    /// `invalid_request_error`, `rate_limit_error` or `server_error`.
+    #[serde(rename = "type")]
+    kind: &'static str,
+    /// Nothing here: the message names the field.
+    param: Option<String>,
+    /// `model_not_found`, `invalid_api_key`, `rate_limit_exceeded` or nothing.
+    code: Option<&'static str>,
+}
+
+impl FailureBody {
+    pub(super) fn new(rejection: &Rejection) -> Self {
+        let (kind, code) = match rejection.status {
+            StatusCode::NOT_FOUND if rejection.is_unknown_model() => {
                 ("invalid_request_error", Some("model_not_found"))
             }
             StatusCode::UNAUTHORIZED => ("invalid_request_error", Some("invalid_api_key")),
@@ -41,17 +68,30 @@ impl IntoResponse for Failure {
             status if status.is_server_error() => ("server_error", None),
             _ => ("invalid_request_error", None),
         };
-        let error = json!({ "message": self.0.message, "type": kind, "param": Value::Null, "code": code });
-        self.0.respond(&json!({ "error": error }))
+        Self { error: FailureDetails { message: rejection.message.clone(), kind, param: None, code } }
     }
 }
 
-#[derive(Deserialize)]
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let body = FailureBody::new(&self.0);
+        self.0.respond(&body)
+    }
+}
+
+#[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `input`")]
 struct EmbeddingsRequest {
+    /// A text, texts, token ids, or lists of token ids.
+    #[schema(schema_with = shapes::inputs)]
     input: Value,
+    /// The model's name; the first that embeds if there is none.
     model: Option<String>,
+    /// Keep the first so many values of each vector, scaled to length 1 again.
+    #[schema(minimum = 1)]
     dimensions: Option<usize>,
+    /// `float`, or `base64`: the values as little-endian 32-bit floats.
+    #[schema(schema_with = shapes::encoding_format)]
     encoding_format: Option<Value>,
 }
 
@@ -73,7 +113,7 @@ impl EncodingFormat {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 enum Vector {
     Float(Vec<f32>),
@@ -81,14 +121,14 @@ enum Vector {
     Base64(String),
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 struct Embedding {
     object: &'static str,
     index: usize,
     embedding: Vector,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 struct EmbeddingsAnswer<'a> {
     object: &'static str,
     data: Vec<Embedding>,
@@ -99,12 +139,30 @@ struct EmbeddingsAnswer<'a> {
     truncated: &'a [usize],
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = EmbeddingsUsage)]
 struct UsageAnswer {
     prompt_tokens: usize,
     total_tokens: usize,
 }
 
+/// One vector a text
+#[utoipa::path(
+    post, path = "/v1/embeddings", tag = "OpenAI",
+    request_body(
+        content = EmbeddingsRequest,
+        example = json!({ "model": "minilm", "input": "What is deep learning?", "dimensions": 4 })
+    ),
+    responses((
+        status = 200, description = "Vectors of length 1, in the order of the texts.", body = EmbeddingsAnswer<'static>,
+        example = json!({
+            "object": "list",
+            "data": [{ "object": "embedding", "index": 0, "embedding": [-0.865, -0.419, 0.275, 0.003] }],
+            "model": "minilm",
+            "usage": { "prompt_tokens": 7, "total_tokens": 7 }
+        })
+    ))
+)]
 pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
     let (body, deadline): (EmbeddingsRequest, _) = request::read(&app, request).await?;
     let format = EncodingFormat::read(body.encoding_format.as_ref())?;
@@ -146,15 +204,42 @@ fn base64(vector: &[f32]) -> String {
     BASE64_STANDARD.encode(bytes)
 }
 
-pub(super) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    let data: Vec<Value> = app.models.iter().map(describe).collect();
-    Json(json!({ "object": "list", "data": data }))
+#[derive(Serialize, ToSchema)]
+pub(super) struct ModelList {
+    data: Vec<ModelEntry>,
+    object: &'static str,
 }
 
+#[derive(Serialize, ToSchema)]
+pub(super) struct ModelEntry {
+    created: u64,
+    id: String,
+    object: &'static str,
+    owned_by: &'static str,
+}
+
+/// The models that are served
+#[utoipa::path(get, path = "/v1/models", tag = "OpenAI", responses((
+    status = 200, description = "All of them.", body = ModelList,
+    example = json!({ "data": [{ "created": 0, "id": "minilm", "object": "model", "owned_by": "kivu" }], "object": "list" })
+)))]
+pub(super) async fn models(State(app): State<Arc<App>>) -> Json<ModelList> {
+    Json(ModelList { data: app.models.iter().map(describe).collect(), object: "list" })
+}
+
+/// One of the models that are served
+#[utoipa::path(
+    get, path = "/v1/models/{model}", tag = "OpenAI",
+    params(("model" = String, Path, description = "The name of a model that is served.")),
+    responses((
+        status = 200, description = "It is served.", body = ModelEntry,
+        example = json!({ "created": 0, "id": "minilm", "object": "model", "owned_by": "kivu" })
+    ))
+)]
 pub(super) async fn model(
     State(app): State<Arc<App>>,
-    Path(name): Path<String>,
-) -> Result<Json<Value>, Failure> {
+    InPath(name): InPath<String>,
+) -> Result<Json<ModelEntry>, Failure> {
     match app.models.iter().find(|model| model.name == name) {
         Some(model) => Ok(Json(describe(model))),
         None => {
@@ -164,8 +249,8 @@ pub(super) async fn model(
     }
 }
 
-fn describe(model: &Model) -> Value {
-    json!({ "id": model.name, "object": "model", "created": 0, "owned_by": "kivu" })
+fn describe(model: &Model) -> ModelEntry {
+    ModelEntry { created: 0, id: model.name.clone(), object: "model", owned_by: "kivu" }
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use axum::{
     },
     response::{IntoResponse, Response},
 };
-use serde_json::Value;
+use serde::Serialize;
 
 use crate::error::Error;
 
@@ -37,7 +37,7 @@ impl Rejection {
     }
 
     /// The answer with the shape that a dialect gives it; the log finds the rejection in the answer's extensions.
-    pub(crate) fn respond(self, body: &Value) -> Response {
+    pub(crate) fn respond<B: Serialize>(self, body: &B) -> Response {
         let mut response = (self.status, Json(body)).into_response();
         if matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECONDS));

@@ -2,17 +2,34 @@
 
 use axum::{
     body::Body,
-    extract::Request,
+    extract::{FromRequestParts, Path, Request},
     http::{
         HeaderMap, StatusCode,
         header::{CONTENT_ENCODING, CONTENT_TYPE},
+        request::Parts,
     },
+    response::Response,
 };
 use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
 
-use super::{App, rejection::Rejection};
+use super::{App, dialect::Dialect, rejection::Rejection};
 use crate::{backend::Deadline, error::Error};
+
+/// What a path names, refused in its dialect where it cannot be read.
+pub(super) struct InPath<T>(pub(super) T);
+
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for InPath<T> {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
+        let Path(named) = Path::<T>::from_request_parts(parts, state).await.map_err(|_| {
+            let error = Error::malformed("expected UTF-8 in the path, but found other bytes");
+            Dialect::of(parts.uri.path()).respond(error.into())
+        })?;
+        Ok(Self(named))
+    }
+}
 
 /// A request's body as `T`, and the moment by which it wants its answer.
 ///

@@ -9,8 +9,9 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 
-use super::{App, inputs, name_backend, rejection::Rejection, request};
+use super::{App, document::shapes, inputs, name_backend, rejection::Rejection, request};
 use crate::{
     error::{Error, Result},
     model::Model,
@@ -38,27 +39,48 @@ impl<E: Into<Rejection>> From<E> for JinaFailure {
     }
 }
 
+/// An error of Cohere's route.
+#[derive(Serialize, ToSchema)]
+#[schema(as = CohereFailure)]
+pub(super) struct CohereFailureBody {
+    pub(super) message: String,
+}
+
+/// An error of Jina's route.
+#[derive(Serialize, ToSchema)]
+#[schema(as = JinaFailure)]
+pub(super) struct JinaFailureBody {
+    pub(super) detail: String,
+}
+
 impl IntoResponse for CohereFailure {
     fn into_response(self) -> Response {
-        let body = json!({ "message": self.0.message });
+        let body = CohereFailureBody { message: self.0.message.clone() };
         self.0.respond(&body)
     }
 }
 
 impl IntoResponse for JinaFailure {
     fn into_response(self) -> Response {
-        let body = json!({ "detail": self.0.message });
+        let body = JinaFailureBody { detail: self.0.message.clone() };
         self.0.respond(&body)
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `query` and `documents`")]
+#[schema(as = DocumentsRequest)]
 struct RerankRequest {
     model: Option<String>,
+    #[schema(schema_with = shapes::text)]
     query: Value,
+    /// Texts, or objects with a `text`.
+    #[schema(schema_with = shapes::documents)]
     documents: Value,
+    /// How many come back; all if there is none.
+    #[schema(minimum = 1)]
     top_n: Option<usize>,
+    /// Whether the documents come back too, which only Jina's answer does; it does so unless told otherwise.
     return_documents: Option<bool>,
 }
 
@@ -71,7 +93,7 @@ struct Ranked<'a> {
     usage: Usage,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 struct RankedDocument<'a> {
     index: usize,
     relevance_score: f32,
@@ -79,23 +101,25 @@ struct RankedDocument<'a> {
     document: Option<Document<'a>>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 struct Document<'a> {
     text: &'a str,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 struct CohereAnswer<'a> {
     id: String,
     results: Vec<RankedDocument<'a>>,
+    #[schema(value_type = Object)]
     meta: Value,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 struct JinaAnswer<'a> {
     model: &'a str,
     object: &'static str,
     results: Vec<RankedDocument<'a>>,
+    #[schema(value_type = Object)]
     usage: Value,
 }
 
@@ -141,6 +165,26 @@ fn documents(value: Value, limit: usize) -> Result<Vec<String>> {
     texts.collect()
 }
 
+/// Documents ordered by a query
+#[utoipa::path(
+    post, path = "/v2/rerank", tag = "Cohere",
+    request_body(
+        content = RerankRequest,
+        example = json!({ "model": "rank", "query": "egg", "documents": ["hen", "car"], "top_n": 1 })
+    ),
+    responses((
+        status = 200, description = "The documents' places, the best first.", body = CohereAnswer<'static>,
+        example = json!({
+            "id": "3a1f…",
+            "results": [{ "index": 0, "relevance_score": 0.72 }],
+            "meta": {
+                "api_version": { "version": "2" },
+                "billed_units": { "search_units": 1 },
+                "tokens": { "input_tokens": 12 }
+            }
+        })
+    ))
+)]
 pub(super) async fn cohere(State(app): State<Arc<App>>, request: Request) -> Result<Response, CohereFailure> {
     let (ranked, _) = rank(&app, request).await?;
     let results = ranked.results(false);
@@ -155,6 +199,23 @@ pub(super) async fn cohere(State(app): State<Arc<App>>, request: Request) -> Res
     Ok(response)
 }
 
+/// Documents ordered by a query
+#[utoipa::path(
+    post, path = "/v1/rerank", tag = "Jina",
+    request_body(
+        content = RerankRequest,
+        example = json!({ "model": "rank", "query": "egg", "documents": ["hen", "car"], "top_n": 1 })
+    ),
+    responses((
+        status = 200, description = "The documents, the best first.", body = JinaAnswer<'static>,
+        example = json!({
+            "model": "rank",
+            "object": "list",
+            "results": [{ "index": 0, "relevance_score": 0.72, "document": { "text": "hen" } }],
+            "usage": { "prompt_tokens": 12, "total_tokens": 12 }
+        })
+    ))
+)]
 pub(super) async fn jina(State(app): State<Arc<App>>, request: Request) -> Result<Response, JinaFailure> {
     let (ranked, with_documents) = rank(&app, request).await?;
     let tokens = ranked.usage.tokens;

@@ -5,9 +5,12 @@ use std::{sync::Arc, time::Instant};
 use axum::extract::{Request, State};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 
 use super::{
-    App, inputs, request,
+    App,
+    document::shapes,
+    inputs, request,
     tei::{Answer, with_usage},
 };
 use crate::{
@@ -21,11 +24,14 @@ use crate::{
     },
 };
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `inputs`")]
 struct TranslateRequest {
+    #[schema(schema_with = shapes::texts)]
     inputs: Value,
+    /// The model's name; the first that translates between the languages if there is none.
     model: Option<String>,
+    /// The language of the texts, by the model's names, a code or an English name.
     src_lang: Option<String>,
     tgt_lang: Option<String>,
     split: Option<Split>,
@@ -34,15 +40,17 @@ struct TranslateRequest {
     generate_parameters: Option<GenerationOptions>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 struct TranslateAnswer<'a> {
     model: &'a str,
     translations: Vec<TextAnswer<'a>>,
+    #[schema(value_type = Object)]
     usage: Value,
 }
 
 /// What became of a text: the best translation, and all of them where several were asked for.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = TranslatedText)]
 struct TextAnswer<'a> {
     text: &'a str,
     src_lang: &'a str,
@@ -54,12 +62,27 @@ struct TextAnswer<'a> {
     alternatives: Vec<Alternative<'a>>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 struct Alternative<'a> {
     text: &'a str,
     score: Option<f32>,
 }
 
+/// Texts in another language
+#[utoipa::path(
+    post, path = "/translate", tag = "Kivu",
+    request_body(content = TranslateRequest, example = json!({
+        "model": "translate-en-pt", "inputs": ["Good morning!"], "src_lang": "en", "tgt_lang": "pt"
+    })),
+    responses((
+        status = 200, description = "The best translation of each text.", body = TranslateAnswer<'static>,
+        example = json!({
+            "model": "translate-en-pt",
+            "translations": [{ "text": "Bom dia!", "src_lang": "en", "tgt_lang": "pt", "truncated": false }],
+            "usage": { "input_tokens": 4, "output_tokens": 4 }
+        })
+    ))
+)]
 pub(super) async fn translate(State(app): State<Arc<App>>, request: Request) -> Answer {
     let started = Instant::now();
     let (body, deadline): (TranslateRequest, _) = request::read(&app, request).await?;
@@ -155,16 +178,19 @@ fn characters(texts: &[String]) -> usize {
 }
 
 /// What the hub's clients send.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `inputs`")]
+#[schema(as = TranslationRequest)]
 pub(super) struct HubRequest {
+    #[schema(schema_with = shapes::texts)]
     inputs: Value,
     #[serde(default)]
     parameters: Option<HubParameters>,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
+#[schema(as = TranslationParameters)]
 struct HubParameters {
     src_lang: Option<String>,
     tgt_lang: Option<String>,
@@ -174,8 +200,9 @@ struct HubParameters {
 }
 
 /// The ways of the hub to say whether a text is cut: those of a single text come down to two.
-#[derive(Clone, Copy, Deserialize)]
+#[derive(Clone, Copy, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = Truncation)]
 enum HubTruncation {
     DoNotTruncate,
     LongestFirst,

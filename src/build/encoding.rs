@@ -3,12 +3,14 @@
 use std::{
     num::NonZeroUsize,
     path::{Path, PathBuf},
+    thread,
 };
 
 use super::{
     Product, Progress, Strategy,
     adapter::Adapter,
     architecture::Architecture,
+    cost::{self, Comparison},
     encoder::{self, Facts, MODEL_TYPES},
     export,
     folder::{create_folder, read_tokenizer, write_tokenizer},
@@ -60,10 +62,11 @@ pub(super) fn compile(
     } else {
         compile_export(plan, scratch, runtime, progress)?
     };
-    let quality = match &compiled.reference {
+    let compared = match &compiled.reference {
         Some(reference) => Some(compare(&compiled, reference, &tokenizer, runtime, progress)?),
         None => None,
     };
+    let (quality, comparison) = compared.unzip();
     let task = task(plan, &compiled.settings)?;
     let session = Session::open(runtime, &compiled.folder.join(GRAPH), NonZeroUsize::MIN)?;
     quality::try_out(&session, &tokenizer, &compiled.settings)?;
@@ -77,6 +80,7 @@ pub(super) fn compile(
         signature: session.signature().clone(),
         settings: compiled.settings.into(),
         weights: manifest::Weights { precision: compiled.precision, plan: compiled.plan.to_owned(), quality },
+        comparison,
     })
 }
 
@@ -214,12 +218,15 @@ fn compare(
     tokenizer: &Tokenizer,
     runtime: Runtime,
     progress: &dyn Progress,
-) -> Result<Quality> {
+) -> Result<(Quality, Comparison)> {
     progress.stage("measure the quality", quality::SENTENCES.lines().count());
+    let sizes = [cost::size(reference)?, cost::size(&compiled.folder)?];
     let (reference, quantised) = (reference.join(GRAPH), compiled.folder.join(GRAPH));
     let graphs = quality::Graphs { reference: &reference, quantised: &quantised };
     let step = || progress.step();
-    quality::measure(runtime, graphs, tokenizer, &compiled.settings, &step)
+    let (quality, spent) = quality::measure(runtime, graphs, tokenizer, &compiled.settings, &step)?;
+    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    Ok((quality, spent.compare(sizes, threads)))
 }
 
 /// The task of the bundle: the one that is wanted, if the model can do it, or what the model is most likely for.

@@ -3,6 +3,7 @@
 mod adapter;
 mod architecture;
 mod bergamot;
+pub mod cost;
 mod deberta;
 pub mod encoder;
 mod encoding;
@@ -26,8 +27,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use self::plan::Plan;
 pub use self::recipe::{LanguagePair, QualityFloor, Recipe, Strategy};
+use self::{cost::Comparison, plan::Plan};
 use crate::{
     backend::{Signature, onnx::Runtime},
     error::{Error, Result},
@@ -76,6 +77,16 @@ struct Product {
     signature: Signature,
     settings: TaskSettings,
     weights: manifest::Weights,
+    comparison: Option<Comparison>,
+}
+
+/// What came of a build.
+#[derive(Debug)]
+pub struct Built {
+    /// The bundle, where it was wanted.
+    pub bundle: Bundle,
+    /// What quantising saved, where it was quantised here.
+    pub comparison: Option<Comparison>,
 }
 
 /// What a manifest says of how its task is done.
@@ -98,7 +109,7 @@ impl From<quality::Settings> for TaskSettings {
 ///
 /// - Nothing is written to [`Request::out`] before the bundle is whole and its quality above the floor.
 /// - Sources that are not supported are refused by name, with what is supported.
-pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Result<Bundle> {
+pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Result<Built> {
     let plan = plan::plan(request, progress)?;
     folder::require_replaceable(&request.out)?;
     let parent = request.out.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -116,16 +127,18 @@ pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Re
     if let Some(quality) = &product.weights.quality {
         quality::require(quality, &plan.floor)?;
     }
+    let comparison = product.comparison;
     progress.stage("write the bundle", 1);
     let folder = write_manifest(product, plan)?;
     folder::replace(&folder, &request.out, scratch.path())?;
     progress.step();
-    Bundle::open(&request.out)
+    Ok(Built { bundle: Bundle::open(&request.out)?, comparison })
 }
 
 /// Writes what is known of a bundle beside its files; gives their folder.
 fn write_manifest(product: Product, plan: Plan) -> Result<PathBuf> {
-    let Product { folder, architecture, sha256, task, graph, signature, settings, weights } = product;
+    let Product { folder, architecture, sha256, task, graph, signature, settings, weights, comparison: _ } =
+        product;
     let mut manifest = Manifest {
         format: Manifest::FORMAT,
         name: plan.name,

@@ -8,9 +8,10 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     thread,
+    time::{Duration, Instant},
 };
 
-use super::recipe::QualityFloor;
+use super::{cost::Spent, recipe::QualityFloor};
 use crate::{
     backend::onnx::{Runtime, Session},
     error::{Error, Result},
@@ -110,14 +111,15 @@ impl Settings {
     }
 }
 
-/// Gives every sentence to both graphs and compares their answers. `progress` is called after each sentence.
-pub fn measure(
+/// Gives every sentence to both graphs and compares their answers; tells as well what time both took. `progress` is
+/// called after each sentence.
+pub(super) fn measure(
     runtime: Runtime,
     graphs: Graphs<'_>,
     tokenizer: &Tokenizer,
     settings: &Settings,
     progress: &(dyn Fn() + Sync),
-) -> Result<Quality> {
+) -> Result<(Quality, Spent)> {
     let encodings = SENTENCES
         .lines()
         .map(|text| tokenizer.encode(text, settings.max_tokens(), Truncation::At(Side::Right)))
@@ -127,11 +129,15 @@ pub fn measure(
     let next = AtomicUsize::new(0);
     let reference = Session::open(runtime, graphs.reference, NonZeroUsize::MIN)?;
     let quantised = Session::open(runtime, graphs.quantised, NonZeroUsize::MIN)?;
-    let work = || -> Result<()> {
+    let work = || -> Result<Spent> {
+        let mut spent = Spent::default();
         loop {
             let place = next.fetch_add(1, Ordering::Relaxed);
-            let Some(encoding) = encodings.get(place) else { return Ok(()) };
-            let answer = (settings.answer(&reference, encoding)?, settings.answer(&quantised, encoding)?);
+            let Some(encoding) = encodings.get(place) else { return Ok(spent) };
+            let (left, slow) = timed(|| settings.answer(&reference, encoding))?;
+            let (right, fast) = timed(|| settings.answer(&quantised, encoding))?;
+            spent = spent.with(Spent { texts: 1, reference: slow, quantised: fast });
+            let answer = (left, right);
             if let Ok(mut answers) = answers.lock() {
                 answers[place] = answer;
             }
@@ -139,13 +145,20 @@ pub fn measure(
         }
     };
     let workers = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    thread::scope(|scope| {
+    let spent = thread::scope(|scope| {
         let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
-        workers.into_iter().try_for_each(|worker| {
-            worker.join().unwrap_or_else(|_| Err(Error::model("measuring the quality panicked")))
+        workers.into_iter().try_fold(Spent::default(), |sum, worker| {
+            let spent =
+                worker.join().unwrap_or_else(|_| Err(Error::model("measuring the quality panicked")))?;
+            Ok::<_, Error>(sum.with(spent))
         })
     })?;
-    Ok(settings.compare(&answers.into_inner().unwrap_or_default()))
+    Ok((settings.compare(&answers.into_inner().unwrap_or_default()), spent))
+}
+
+fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, Duration)> {
+    let started = Instant::now();
+    Ok((work()?, started.elapsed()))
 }
 
 /// Refuses a quality below the floor, saying by how much.

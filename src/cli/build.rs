@@ -1,20 +1,20 @@
 //! `kivu build`: weights in, a bundle out.
 
+mod report;
+
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
+use self::report::{Report, Serving};
 use super::{progress::Terminal, say};
 use crate::{
     backend::onnx::{Runtime, library},
     build::{Request, build},
     config::Config,
-    error::Result,
+    error::{Error, Result},
     pipeline::Task,
-    repository::{
-        Bundle,
-        manifest::{Precision, Quality},
-    },
+    repository::manifest::Precision,
 };
 
 const EXAMPLES: &str = "\
@@ -22,6 +22,7 @@ Examples:
   kivu build path/to/model --out my-model                     a Hugging Face folder
   kivu build path/to/model --out my-model --precision fp32    the same, unquantised
   kivu build path/to/export --out my-model --task text-classification
+  kivu build path/to/model --out my-model --json              for a script
   kivu build models/minilm.toml --out minilm                  a recipe, which fetches its weights";
 
 /// Make a bundle from weights: quantised, measured, ready to be served
@@ -46,6 +47,9 @@ pub(super) struct Arguments {
     /// The numbers to store weights as [default: the recipe's, or int8]
     #[arg(long, value_name = "int8|int8-blocks|fp32")]
     precision: Option<Precision>,
+    /// Tell what came of it as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 pub(super) fn run(arguments: Arguments, config: &Config) -> Result<ExitCode> {
@@ -58,44 +62,16 @@ pub(super) fn run(arguments: Arguments, config: &Config) -> Result<ExitCode> {
         precision: arguments.precision,
         cache: config.home.clone(),
     };
-    let bundle = build(&request, runtime, &Terminal::new())?;
-    report(&bundle, &arguments.out.display().to_string())?;
+    let built = build(&request, runtime, &Terminal::new())?;
+    let serving = Serving::measure(&arguments.out, &built.bundle, config);
+    let out = arguments.out.display().to_string();
+    let report = Report::new(&built, &out, serving);
+    if arguments.json {
+        let json = serde_json::to_string_pretty(&report)
+            .map_err(|error| Error::model_because("the report cannot be written", error))?;
+        say(&json)?;
+    } else {
+        report.lines().iter().try_for_each(|line| say(line))?;
+    }
     Ok(ExitCode::SUCCESS)
-}
-
-fn report(bundle: &Bundle, path: &str) -> Result<()> {
-    let manifest = bundle.manifest();
-    let size: u64 = manifest.files.iter().map(|file| file.size).sum();
-    say(&format!("{} ({}, {})", manifest.name, manifest.task, manifest.source.architecture))?;
-    say(&format!("  bundle   {path}, {:.1} MB, {}", size as f64 / 1e6, &bundle.digest()[..12]))?;
-    let quality = match manifest.weights.quality {
-        Some(Quality::Embedding { texts, mean_cosine, worst_cosine }) => {
-            format!("cosine to fp32 over {texts} texts: mean {mean_cosine:.4}, worst {worst_cosine:.4}")
-        }
-        Some(Quality::Classification { texts, agreement, mean_difference }) => format!(
-            "against fp32 over {texts} texts: the same label for {:.1} %, scores differ by {mean_difference:.4}",
-            agreement * 100.0
-        ),
-        Some(Quality::Translation {
-            texts,
-            similarity,
-            identical,
-            similarity_without_shortlist,
-            token_agreement,
-            ..
-        }) => {
-            let without = similarity_without_shortlist
-                .map(|similarity| format!(" ({similarity:.4} without the shortlist)"))
-                .unwrap_or_default();
-            format!(
-                "against fp32 over {texts} texts: similarity {similarity:.4}{without}, {:.0} % the same, {:.1} % of \
-                 tokens",
-                identical * 100.0,
-                token_agreement * 100.0
-            )
-        }
-        None => "not measured: there is no other precision to compare with".to_owned(),
-    };
-    say(&format!("  quality  {quality}"))?;
-    say(&format!("  next     kivu serve {path}"))
 }

@@ -108,7 +108,7 @@ fn announce(address: SocketAddr, models: &[Model], has_page: bool) -> Result<()>
 }
 
 /// Something to ask a model for a task.
-fn example(task: Task) -> &'static str {
+pub(super) fn example(task: Task) -> &'static str {
     match task {
         Task::FeatureExtraction => r#"{"inputs": "What is deep learning?"}"#,
         Task::TextClassification => r#"{"inputs": "I like it"}"#,

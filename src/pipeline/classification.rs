@@ -33,7 +33,7 @@ pub struct ClassificationSettings {
 }
 
 /// What makes scores of logits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ScoreFunction {
     /// Labels exclude one another: scores sum to 1.

@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// What a model is for, by the names that the model hub uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Task {
     /// A text to a vector.

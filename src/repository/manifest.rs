@@ -1,6 +1,7 @@
 //! What `manifest.toml` says of a bundle.
 
 use std::{
+    fmt,
     path::{Component, Path},
     str::FromStr,
 };
@@ -83,7 +84,7 @@ pub struct Weights {
 }
 
 /// The numbers that weights are stored as.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Precision {
     /// 8-bit integers, one scale an output channel: the fastest.
@@ -93,6 +94,16 @@ pub enum Precision {
     Int8Blocks,
     /// 32-bit floating point.
     Fp32,
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Int8 => "int8",
+            Self::Int8Blocks => "int8-blocks",
+            Self::Fp32 => "fp32",
+        })
+    }
 }
 
 impl FromStr for Precision {

@@ -28,7 +28,7 @@ pub struct Tokenizer {
 const PADDING_TOKENS: [&str; 2] = ["[PAD]", "<pad>"];
 
 /// Which end of a text gives way when it is too long.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Side {
     /// The beginning goes.

@@ -4,6 +4,8 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
+use crate::models::{fixtures, library_path, runtime};
+
 fn kivu(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
     command.args(arguments).stdin(Stdio::null()).output().unwrap()
@@ -54,6 +56,38 @@ fn doctor_tells_a_script_what_it_tells_people() {
     assert_eq!(findings.len(), stdout(&kivu(&["doctor"])).lines().count());
     let missing = findings.iter().any(|finding| finding["state"] == "missing");
     assert_eq!(missing, !output.status.success());
+}
+
+#[test]
+fn a_build_says_what_it_came_to() {
+    if runtime().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let built = |precision: &str| -> Value {
+        let out = folder.path().join(precision);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
+        command.arg("build").arg(fixtures().join("models/tiny-roberta")).arg("--out").arg(&out);
+        command.args(["--json", "--precision", precision]).env("KIVU_ONNXRUNTIME", library_path().unwrap());
+        // What would keep a server of one's own from answering has no say.
+        let output = command.env("KIVU_PREFIX", "/elsewhere").stdin(Stdio::null()).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let (int8, fp32) = (built("int8"), built("fp32"));
+    for report in [&int8, &fp32] {
+        assert_eq!(report["name"], "tiny-roberta");
+        assert!(report["serving"]["resident_mb"].as_f64().unwrap() > 1.0, "{report}");
+        assert!(report["serving"]["answer_ms"].as_f64().unwrap() > 0.0, "{report}");
+        let next = report["next"][0].as_str().unwrap();
+        assert_eq!(next, format!("kivu serve {}", report["bundle"].as_str().unwrap()));
+    }
+    for form in ["fp32", "built"] {
+        assert!(int8["comparison"][form]["bytes"].as_u64().unwrap() > 0, "{int8}");
+        assert!(int8["comparison"][form]["texts_per_second"].as_f64().unwrap() > 0.0, "{int8}");
+    }
+    assert!(int8["quality"]["mean_cosine"].as_f64().unwrap() > 0.9);
+    assert!(fp32["comparison"].is_null() && fp32["quality"].is_null());
 }
 
 #[test]

@@ -38,6 +38,8 @@ const DOORS: &[(&str, &[&str])] = &[
     ("tonic::", &["src/backend/triton/grpc.rs"]),
     ("tonic_prost::", &["src/backend/triton/grpc.rs"]),
     ("metrics::", &["src/telemetry/"]),
+    ("utoipa::openapi::", &["src/api/document/"]),
+    ("utoipa_axum::", &["src/api/mod.rs", "src/api/document/"]),
     ("subtle::", &["src/api/auth/"]),
     ("axum::", &["src/api/", "src/cli/serve.rs", "src/cli/bench/server.rs", "functions/"]),
 ];

@@ -16,6 +16,7 @@ mod building;
 mod classifiers;
 mod command_line;
 mod deploying;
+mod document;
 mod doors;
 mod examples;
 mod fleet;

@@ -46,7 +46,7 @@ pub(crate) fn request(source: PathBuf, out: PathBuf, precision: Option<Precision
 }
 
 pub(crate) fn build_request(request: &Request, runtime: Runtime) -> kivu::Result<Bundle> {
-    build(request, runtime, &Silent)
+    build(request, runtime, &Silent).map(|built| built.bundle)
 }
 
 /// Builds a fixture into `folder` and opens it as a served model.

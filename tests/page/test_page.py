@@ -341,6 +341,8 @@ class OnADesktop(PageTest):
         page = self.page
         expect(page.locator("#ask")).to_be_visible()
         page.keyboard.press("Tab")
+        expect(page.get_by_role("link", name="API")).to_be_focused()
+        page.keyboard.press("Tab")
         before = page.evaluate("document.activeElement.id")
         self.assertEqual(before, "model-0")
         if len(MODELS) > 1:
@@ -374,6 +376,31 @@ class OnADesktop(PageTest):
             self.press_run()
             self.settle()
             expect(self.page.get_by_role("tabpanel")).to_contain_text(f"{gateway.url}/embed")
+
+    def test_the_api_is_described(self):
+        gateway = Gateway(stage="/prod")
+        self.addCleanup(gateway.stop)
+        for start in (URL, gateway.url):
+            self.page.goto(f"{start}/")
+            self.page.get_by_role("link", name="API").click()
+            expect(self.page.get_by_role("status")).to_have_text("35 routes.")
+            self.assertEqual(self.page.url, f"{start}/docs")
+        route = self.page.locator("#embed")
+        route.locator("summary").first.press("Enter")
+        expect(route.get_by_role("heading", name="Request")).to_be_visible()
+        expect(route.get_by_role("table", name="What the body holds")).to_contain_text("truncation_direction")
+        expect(route.get_by_role("table", name="How it is refused")).to_contain_text("error_type")
+        expect(route.locator("pre").first).to_contain_text(f"curl {gateway.url}/embed -H")
+        self.assert_sound()
+        self.picture("docs")
+        self.page.get_by_role("textbox", name="Find a route").fill("rerank")
+        expect(self.page.get_by_role("status")).to_have_text("3 routes.")
+        self.page.goto(f"{URL}/docs#embeddings")
+        expect(self.page.locator("#embeddings").get_by_role("heading", name="Answer")).to_be_visible()
+        for route in self.page.locator(".route").all():
+            route.evaluate("details => { details.open = true; }")
+        expect(self.page.get_by_role("table", name="How it is refused")).to_have_count(35)
+        self.assert_sound()
 
     def test_a_key_is_asked_for_and_not_kept(self):
         if not LOCKED_URL:
@@ -456,6 +483,9 @@ class InTheDark(PageTest):
     name = "dark"
 
     def test_it_is_dark(self):
+        self.page.goto(URL + "/docs#embed")
+        expect(self.page.locator("#embed").get_by_role("heading", name="Request")).to_be_visible()
+        self.picture("docs")
         for task, what in (("feature-extraction", "similarity"), ("text-classification", "sentiment")):
             self.open(of_task(task))
             self.press_run()

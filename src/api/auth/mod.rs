@@ -20,8 +20,10 @@ const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const FRONT: HeaderName = HeaderName::from_static("x-kivu-front");
 /// Longer than any key: what is longer is not even hashed.
 const LONGEST_KEY: usize = 512;
-/// What whoever watches over a server may ask without a key.
-const OPEN_PATHS: [&str; 5] = ["/", "/health", "/ping", "/v2/health/live", "/v2/health/ready"];
+/// What may be asked without a key: how the server is, and the pages that say how to ask it, which are the same
+/// everywhere.
+pub(super) const OPEN_PATHS: [&str; 7] =
+    ["/", "/docs", "/health", "/openapi.json", "/ping", "/v2/health/live", "/v2/health/ready"];
 
 /// Where requests come from, which decides what is safe when nothing is configured.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +31,15 @@ pub enum Reach {
     /// From whoever can connect to this address.
     Listening(SocketAddr),
     /// From API Gateway.
+    Gateway,
+}
+
+/// What callers have to show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asks {
+    Nothing,
+    Key,
+    /// What API Gateway checks.
     Gateway,
 }
 
@@ -101,6 +112,15 @@ impl Guard {
         }
     }
 
+    /// What has to be shown.
+    pub(super) fn asks(&self) -> Asks {
+        match self.way {
+            Way::Open => Asks::Nothing,
+            Way::Gateway => Asks::Gateway,
+            Way::Keys(_) => Asks::Key,
+        }
+    }
+
     /// The name of the key that a request shows, where keys are asked for; its refusal, if it may not go on.
     pub(super) async fn admit(&self, request: Asking<'_>) -> Result<Option<String>, Refusal> {
         if *request.method == Method::GET && OPEN_PATHS.contains(&request.path) {
@@ -139,7 +159,7 @@ impl Guard {
     }
 }
 
-const WHERE_KEYS_GO: &str =
+pub(super) const WHERE_KEYS_GO: &str =
     "expected a key in the header `authorization` as `Bearer KEY`, or in `x-api-key`, but found none";
 
 /// What of a request says who asks.

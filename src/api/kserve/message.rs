@@ -7,6 +7,7 @@ use axum::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
 use crate::{
     api::request,
@@ -61,7 +62,7 @@ pub(super) struct Output {
 }
 
 /// The elements that outputs of ours have.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 pub(super) enum OutputElements {
     /// `FP32`.
@@ -96,32 +97,40 @@ impl OutputElements {
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `inputs`")]
-struct WrittenRequest {
+#[schema(as = InferRequest)]
+pub(super) struct WrittenRequest {
     id: Option<String>,
     inputs: Vec<WrittenInput>,
     outputs: Option<Vec<OutputRequest>>,
     #[serde(default)]
+    #[schema(value_type = Object)]
     parameters: Map<String, Value>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `name`, `shape` and `datatype`")]
+#[schema(as = InferInput)]
 struct WrittenInput {
     name: String,
     shape: Vec<usize>,
+    /// `BYTES`, `INT32` or `INT64`.
     datatype: String,
     #[serde(default)]
+    #[schema(value_type = Object)]
     parameters: Map<String, Value>,
+    /// The elements, in lists or in lists of lists, unless they follow as bytes.
     data: Option<Value>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(expecting = "an object with `name`")]
+#[schema(as = InferOutput)]
 struct OutputRequest {
     name: String,
     #[serde(default)]
+    #[schema(value_type = Object)]
     parameters: Map<String, Value>,
 }
 
@@ -319,16 +328,18 @@ fn unsupported(name: &str, datatype: &str) -> Error {
     ))
 }
 
-#[derive(Serialize)]
-struct Answer<'a> {
+#[derive(Serialize, ToSchema)]
+#[schema(as = InferAnswer)]
+pub(super) struct Answer<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<&'a str>,
     model_name: &'a str,
     model_version: &'a str,
+    #[schema(value_type = Vec<OutputTensor<'a>>)]
     outputs: [OutputTensor<'a>; 1],
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 struct OutputTensor<'a> {
     name: &'a str,
     datatype: &'static str,
@@ -339,7 +350,7 @@ struct OutputTensor<'a> {
     data: Option<&'a OutputElements>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 struct BinaryParameters {
     binary_data_size: usize,
 }

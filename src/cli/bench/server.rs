@@ -5,7 +5,7 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     path::Path,
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     sync::atomic::{AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
@@ -21,7 +21,11 @@ use serde_json::json;
 use tokio::runtime::Runtime;
 
 use super::{Program, ms};
-use crate::error::{Error, Result};
+use crate::{
+    backend::onnx::library,
+    config::Config,
+    error::{Error, Result},
+};
 
 /// A server on a free port of this machine; it ends with this value.
 pub(super) struct Server {
@@ -106,8 +110,11 @@ pub(super) fn body<T: AsRef<str>>(texts: &[T]) -> String {
 impl Server {
     /// Starts a server of bundles and waits until it says where it listens.
     pub(super) fn start<P: AsRef<Path>>(program: &Program, bundles: &[Option<P>]) -> Result<Self> {
-        let mut process = program
-            .command()
+        Self::spawn(program.command(), bundles)
+    }
+
+    fn spawn<P: AsRef<Path>>(mut command: Command, bundles: &[Option<P>]) -> Result<Self> {
+        let mut process = command
             .arg("serve")
             .args(bundles.iter().flatten().map(AsRef::as_ref))
             .args(["--listen", "127.0.0.1:0"])
@@ -138,6 +145,23 @@ impl Server {
         let client = Client::builder(TokioExecutor::new()).build(connector);
         let (address, url) = (address.to_owned(), format!("http://{address}/embed"));
         Ok(Self { process, address, url, client, runtime })
+    }
+
+    /// Starts a server of one bundle that heeds nothing but what it needs of a configuration.
+    pub(super) fn start_alone(program: &Program, bundle: &Path, config: &Config) -> Result<Self> {
+        let mut command = program.command();
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("KIVU_") {
+                command.env_remove(name);
+            }
+        }
+        let absolute =
+            |path: &Path| path.canonicalize().map_err(Error::io(format!("cannot find `{}`", path.display())));
+        let library = library::locate(config.onnxruntime.as_deref(), &config.home)?;
+        let bundle = absolute(bundle)?;
+        // No configuration lies in a bundle.
+        command.env("KIVU_ONNXRUNTIME", absolute(&library)?).current_dir(&bundle);
+        Self::spawn(command, &[Some(bundle)])
     }
 
     /// Opens a connection for one request after the other.

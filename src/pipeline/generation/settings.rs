@@ -22,7 +22,7 @@ pub struct GenerationSettings {
 
 /// What `generate` of `transformers` can be told, by its names. What is not said is left to the model, and then to
 /// the defaults of `transformers`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GenerationOptions {
     /// The most tokens, the decoder's first included.
@@ -48,6 +48,7 @@ pub struct GenerationOptions {
     pub length_penalty: Option<f32>,
     /// When a beam search is content with what it has.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<EarlyStoppingForm>)]
     pub early_stopping: Option<EarlyStopping>,
     /// The length of runs of tokens that may occur once only.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -99,6 +100,26 @@ pub enum EarlyStopping {
     /// As soon as the set is full: `true`.
     Full,
     /// When no running text can become better: `"never"`.
+    Never,
+}
+
+/// [`EarlyStopping`] as it is written.
+#[derive(utoipa::ToSchema)]
+#[serde(untagged)]
+#[schema(as = EarlyStopping)]
+#[expect(dead_code, reason = "read by hand; this says what is read")]
+enum EarlyStoppingForm {
+    /// Whether a search ends as soon as its set of texts is full.
+    Full(bool),
+    /// Only when no running text can become better.
+    Never(Never),
+}
+
+/// `"never"`.
+#[derive(utoipa::ToSchema)]
+#[schema(rename_all = "lowercase")]
+#[expect(dead_code, reason = "as above")]
+enum Never {
     Never,
 }
 

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// When a text is taken apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Split {
     /// Into its sentences.

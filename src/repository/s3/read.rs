@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 
 /// What one request reads: smaller parts cost a server more than they carry.
 const PART_BYTES: u64 = 6 * 1024 * 1024;
-/// Requests under way at once: with what is being taken, 48 MB at most.
+/// Requests under way at once: with what is being taken, 38 MB at most.
 const PARALLEL: usize = 4;
 
 /// An object as it was when somebody asked.

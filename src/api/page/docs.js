@@ -1,0 +1,210 @@
+"use strict";
+
+// Beside this page, wherever a stage of an API Gateway or a prefix puts it.
+const place = new URL("openapi.json", location.href);
+const base = new URL("./", location.href).href;
+const $ = (id) => document.getElementById(id);
+
+/** An element with attributes and children; text is always text, never markup. */
+function el(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat());
+  return element;
+}
+
+/** A sentence in which what stands in backticks is code. */
+function prose(text = "") {
+  return text.split("`").map((part, place) => (place % 2 ? el("code", {}, part) : part));
+}
+
+// ---- Shapes in words.
+
+let shapes = {};
+
+/** The shape that another names. */
+function resolve(shape = {}) {
+  return shape.$ref ? resolve(shapes[shape.$ref.split("/").pop()]) : shape;
+}
+
+const isNull = (shape) => resolve(shape).type === "null";
+
+/** What a value of a shape is, in few words. */
+function words(shape, depth = 0) {
+  const { type, oneOf, anyOf, allOf, items, minItems, maxItems, format, enum: values, pattern } = resolve(shape);
+  if (oneOf || anyOf) {
+    const parts = (oneOf ?? anyOf).filter((part) => !isNull(part)).map((part) => words(part, depth));
+    return [...new Set(parts)].join(" or ");
+  }
+  if (values) return values.filter((value) => value !== null).map((value) => JSON.stringify(value)).join(", ");
+  if (pattern) return JSON.stringify(pattern.replace(/^\^|\$$/g, ""));
+  const kind = Array.isArray(type) ? type.find((name) => name !== "null") : type;
+  if (kind === "array") {
+    const count = minItems === maxItems && maxItems ? `${maxItems} of ` : "list of ";
+    return `${count}${depth > 3 ? "…" : nested(words(items, depth + 1))}`;
+  }
+  if (kind === "integer") return "whole number";
+  if (format === "binary") return "bytes";
+  return { string: "text", number: "number", boolean: "true or false", object: "object" }[kind] ?? (allOf ? "object" : "anything");
+}
+
+const nested = (text) => (text.includes(" or ") ? `(${text})` : text);
+
+/** The fields of an object, those of objects in it behind a dot; each once. */
+function fields(shape, before = "", depth = 0, found = new Map()) {
+  const { properties, required = [], allOf, oneOf, anyOf, items } = resolve(shape);
+  for (const part of [...(allOf ?? []), ...(oneOf ?? []), ...(anyOf ?? [])]) fields(part, before, depth, found);
+  if (items && depth < 4) fields(items, `${before}[]`, depth + 1, found);
+  for (const [name, field] of Object.entries(properties ?? {})) {
+    const path = (before ? `${before}.` : "") + name;
+    const kind = words(field);
+    const known = found.get(path);
+    if (known) {
+      if (!known.kinds.includes(kind)) known.kinds.push(kind);
+      known.needed &&= required.includes(name);
+    } else {
+      const text = field.description ?? resolve(field).description ?? "";
+      found.set(path, { kinds: [kind], needed: required.includes(name), text });
+    }
+    if (depth < 4) fields(field, path, depth + 1, found);
+  }
+  return found;
+}
+
+function table(head, rows, label) {
+  const cells = (row) => el("tr", {}, row.map((cell) => el("td", {}, cell)));
+  const names = el("tr", {}, head.map((name) => el("th", { scope: "col" }, name)));
+  const content = [el("thead", {}, names), el("tbody", {}, rows.map(cells))];
+  return el("div", { class: "scroll" }, el("table", { class: "fields", "aria-label": label }, content));
+}
+
+function fieldTable(shape, label) {
+  const found = [...fields(shape)];
+  if (!found.length) return el("p", { class: "note" }, `${words(shape)}.`);
+  const rows = found.map(([name, { kinds, needed, text }]) => [
+    el("code", {}, name),
+    kinds.join(" or "),
+    [needed ? el("b", {}, "needed. ") : "", ...prose(text)],
+  ]);
+  return table(["Field", "Holds", "Meaning"], rows, label);
+}
+
+// ---- Routes.
+
+/** The examples of a content, by their names. */
+function examples(content = {}) {
+  const named = Object.entries(content.examples ?? {}).map(([name, { summary, value }]) => [summary ?? name, value]);
+  return content.example !== undefined ? [["", content.example], ...named] : named;
+}
+
+function curl(method, path, body) {
+  const url = base + path.slice(1).replaceAll("{version}", "1").replace(/\{(\w+)\}/g, (_, name) => name.toUpperCase());
+  if (method === "get") return `curl ${url}`;
+  const quoted = body === undefined ? "" : ` -d '${JSON.stringify(body).replaceAll("'", "'\\''")}'`;
+  return `curl ${url} -H 'content-type: application/json'${quoted}`;
+}
+
+function asked(method, path, operation) {
+  const content = operation.requestBody?.content?.["application/json"];
+  const given = examples(content);
+  const parts = [el("h3", {}, "Request")];
+  for (const parameter of operation.parameters ?? []) {
+    parts.push(el("p", {}, el("code", {}, `{${parameter.name}}`), " ", ...prose(parameter.description)));
+  }
+  if (content) parts.push(fieldTable(content.schema, "What the body holds"));
+  for (const [name, value] of given.length ? given : [["", undefined]]) {
+    if (name) parts.push(el("p", { class: "note" }, name));
+    parts.push(el("pre", { tabindex: "0" }, curl(method, path, value)));
+  }
+  return parts;
+}
+
+function answered(operation) {
+  const { description, content = {}, headers = {} } = operation.responses["200"];
+  const parts = [el("h3", {}, "Answer"), el("p", {}, ...prose(description))];
+  for (const [kind, media] of Object.entries(content)) {
+    parts.push(el("p", { class: "note" }, kind));
+    if (kind === "application/json") parts.push(fieldTable(media.schema, "What the answer holds"));
+    for (const [name, value] of examples(media)) {
+      if (name) parts.push(el("p", { class: "note" }, name));
+      parts.push(el("pre", { tabindex: "0" }, typeof value === "string" ? value : JSON.stringify(value)));
+    }
+  }
+  const rows = Object.entries(headers).map(([name, header]) => [el("code", {}, name), prose(header.description)]);
+  const told = el("details", {}, el("summary", {}, "Headers"), table(["Header", "Meaning"], rows, "Headers of the answer"));
+  return [...parts, told];
+}
+
+function refused(operation) {
+  const others = Object.entries(operation.responses).filter(([status]) => status !== "200");
+  const rows = others.map(([status, { description, content }]) => {
+    const [[, value] = []] = examples(content?.["application/json"]);
+    const example = value === undefined ? el("span", { class: "note" }, "no body") : el("code", {}, JSON.stringify(value));
+    return [status, description, example];
+  });
+  return [el("h3", {}, "When it is refused"), table(["Status", "Why", "For example"], rows, "How it is refused")];
+}
+
+function route(path, method, operation) {
+  const locked = operation.security ? el("span", { class: "locked" }, "asks for a key") : "";
+  const name = el("summary", {},
+    el("span", { class: "method" }, method.toUpperCase()), el("code", {}, path),
+    el("span", { class: "what" }, operation.summary ?? ""), locked);
+  const details = el("details", { class: "route panel", id: operation.operationId }, name);
+  details.dataset.words = `${method} ${path} ${operation.summary ?? ""} ${operation.tags.join(" ")}`.toLowerCase();
+  // Made when it is first opened: the page is there at once.
+  const fill = () => {
+    const note = operation.description ? [el("p", {}, ...prose(operation.description))] : [];
+    details.append(el("div", { class: "inside" }, note, asked(method, path, operation), answered(operation), refused(operation)));
+  };
+  details.addEventListener("toggle", fill, { once: true });
+  return details;
+}
+
+function show(api) {
+  shapes = api.components?.schemas ?? {};
+  $("about").textContent = `the API of this server, version ${api.info.version}`;
+  $("intro").replaceChildren(...prose(api.info.description));
+  const all = Object.entries(api.paths).flatMap(([path, item]) =>
+    Object.entries(item).map(([method, operation]) => ({ path, method, operation })),
+  );
+  const sections = api.tags.map((tag) => {
+    const own = all.filter(({ operation }) => operation.tags.includes(tag.name));
+    const routes = own.map(({ path, method, operation }) => route(path, method, operation));
+    const head = [el("h2", {}, tag.name), el("p", { class: "note" }, tag.description)];
+    return el("section", { "aria-label": tag.name }, head, routes);
+  });
+  $("routes").replaceChildren(...sections);
+  filter();
+  openNamed();
+}
+
+/** Opens the route that the address names behind its `#`. */
+function openNamed() {
+  const named = location.hash && $(decodeURIComponent(location.hash.slice(1)));
+  if (!named) return;
+  named.open = true;
+  named.scrollIntoView();
+}
+
+function filter() {
+  const wanted = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
+  let count = 0;
+  for (const section of $("routes").children) {
+    const routes = [...section.querySelectorAll(".route")];
+    for (const one of routes) one.hidden = !wanted.every((word) => one.dataset.words.includes(word));
+    const left = routes.filter((one) => !one.hidden).length;
+    section.hidden = !left;
+    count += left;
+  }
+  $("status").textContent = `${count} ${count === 1 ? "route" : "routes"}.`;
+}
+
+$("filter").addEventListener("input", filter);
+addEventListener("hashchange", openNamed);
+fetch(place)
+  .then((response) => (response.ok ? response.json() : Promise.reject(new Error(`status ${response.status}`))))
+  .then(show)
+  .catch((error) => ($("status").textContent = `The description cannot be read: ${error.message}.`));

@@ -1,0 +1,188 @@
+//! The description of the API: complete, the same as the router, and true of every answer.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    process::{Command, Stdio},
+};
+
+use axum::{
+    Router,
+    body::Body,
+    http::{Request, StatusCode},
+};
+use kivu::{
+    api::{App, Guard, Reach, below, make_key, router},
+    config::{AuthConfig, Limits},
+};
+use serde_json::Value;
+use tower::ServiceExt;
+
+use crate::{
+    api::{answer, scripted},
+    live::{root, succeed, tool},
+    models::runtime,
+    serving::{Server, kivu},
+};
+
+async fn get(router: Router, path: &str) -> (StatusCode, Value) {
+    let request = Request::get(path).body(Body::empty()).unwrap();
+    answer(router.oneshot(request).await.unwrap()).await
+}
+
+async fn document_of(app: App) -> Value {
+    let (status, document) = get(router(app), "/openapi.json").await;
+    assert_eq!(status, StatusCode::OK);
+    document
+}
+
+async fn document() -> Value {
+    document_of(scripted(Limits::default())).await
+}
+
+/// Method and path of every operation, with what the document says of it.
+fn operations(document: &Value) -> Vec<(&str, &str, &Value)> {
+    let paths = document["paths"].as_object().unwrap().iter();
+    let operations = paths.flat_map(|(path, item)| {
+        item.as_object()
+            .unwrap()
+            .iter()
+            .map(move |(method, operation)| (method.as_str(), path.as_str(), operation))
+    });
+    operations.collect()
+}
+
+#[tokio::test]
+async fn every_route_of_the_document_is_one_of_the_router() {
+    let document = document().await;
+    let operations = operations(&document);
+    assert!(operations.len() >= 35, "{} operations", operations.len());
+    for (method, path, _) in operations {
+        let there = path.replace("{model}", "tiny").replace("{version}", "1");
+        let request = Request::builder().method(method.to_uppercase().as_str()).uri(&there);
+        let request = request.header("content-type", "application/json").body(Body::from("{}")).unwrap();
+        let response = router(scripted(Limits::default())).oneshot(request).await.unwrap();
+        assert_ne!(response.status(), StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
+        let (_, body) = answer(response).await;
+        assert!(
+            !body.to_string().contains("the documentation lists those that there are"),
+            "{method} {path}: {body}"
+        );
+    }
+}
+
+/// Routes are made with their descriptions in one place; there is no other that makes any.
+#[test]
+fn every_route_of_the_router_is_one_of_the_document() {
+    let source = fs::read_to_string(root().join("src/api/mod.rs")).unwrap();
+    assert!(source.contains("Router::from(routes())"), "the router is made of the described routes");
+    for way in [".route(", ".nest_service(", ".route_service(", ".merge("] {
+        assert!(!source.contains(way), "{way}: a route that is not described");
+    }
+}
+
+#[tokio::test]
+async fn the_table_of_the_documentation_names_the_same_routes() {
+    let document = document().await;
+    let paths: BTreeSet<&str> = operations(&document).into_iter().map(|(_, path, _)| path).collect();
+    let text = fs::read_to_string(root().join("docs/api.md")).unwrap();
+    let named = |path: &&str| text.contains(&format!("{path}`")) || path.starts_with("/v2/");
+    let missing: Vec<_> = paths.iter().filter(|path| !named(path)).collect();
+    assert!(missing.is_empty(), "docs/api.md does not name {missing:?}");
+}
+
+#[tokio::test]
+async fn each_operation_says_what_it_does_by_words_and_example() {
+    let document = document().await;
+    let mut ids = BTreeSet::new();
+    for (method, path, operation) in operations(&document) {
+        let place = format!("{method} {path}");
+        assert!(operation["summary"].is_string() && operation["tags"].is_array(), "{place}");
+        assert!(ids.insert(operation["operationId"].as_str().unwrap()), "{place} has another's name");
+        let content = &operation["requestBody"]["content"]["application/json"];
+        let has_example = |content: &Value| content.get("example").or(content.get("examples")).is_some();
+        assert!(operation.get("requestBody").is_none() || has_example(content), "{place} shows no request");
+        let responses = operation["responses"].as_object().unwrap();
+        for (status, response) in responses {
+            let json = &response["content"]["application/json"];
+            let is_told = json.is_null() || has_example(json) || path == "/openapi.json";
+            assert!(is_told, "{place} shows no answer {status}");
+        }
+        assert!(responses.contains_key("500"), "{place} says nothing of failures");
+    }
+}
+
+#[tokio::test]
+async fn each_dialect_has_its_own_errors() {
+    let document = document().await;
+    let refusal = |path: &str, status: &str| {
+        let content = &document["paths"][path]["post"]["responses"][status]["content"]["application/json"];
+        format!("{} {}", content["schema"]["$ref"].as_str().unwrap_or("no body"), content["example"])
+    };
+    insta::assert_snapshot!(refusal("/embed", "422"), @r##"#/components/schemas/TeiFailure {"error":"expected a text in `inputs[1]`, but found an empty one","error_type":"Validation"}"##);
+    insta::assert_snapshot!(refusal("/embed", "401"), @"no body null");
+    insta::assert_snapshot!(refusal("/models/{model}", "401"), @r##"#/components/schemas/KServeFailure {"error":"expected a key in the header `authorization` as `Bearer KEY`, or in `x-api-key`, but found none"}"##);
+    insta::assert_snapshot!(refusal("/v1/embeddings", "404"), @r##"#/components/schemas/OpenAiFailure {"error":{"code":"model_not_found","message":"unknown model `bert`; known models: `minilm`","param":null,"type":"invalid_request_error"}}"##);
+    insta::assert_snapshot!(refusal("/v1/rerank", "413"), @r##"#/components/schemas/JinaFailure {"detail":"expected 1 to 1024 `inputs`, but found 2000"}"##);
+    insta::assert_snapshot!(refusal("/v2/rerank", "429"), @r##"#/components/schemas/CohereFailure {"message":"expected at most 512 requests at once, but found more; try again in a moment"}"##);
+    insta::assert_snapshot!(refusal("/v2/models/{model}/infer", "400"), @r##"#/components/schemas/KServeFailure {"error":"expected UTF-8 in the path, but found other bytes"}"##);
+    assert!(document["paths"]["/v2/models/{model}/infer"]["post"]["responses"].get("422").is_none());
+}
+
+#[tokio::test]
+async fn what_asks_for_a_key_says_so() {
+    let (_, line) = make_key("alice").unwrap();
+    let config = AuthConfig { keys: vec![line], ..AuthConfig::default() };
+    let guard = Guard::new(&config, Reach::Gateway).unwrap();
+    let locked = document_of(scripted(Limits::default()).with_guard(guard)).await;
+    let schemes: Vec<_> = locked["components"]["securitySchemes"].as_object().unwrap().keys().collect();
+    assert_eq!(schemes, ["key", "key-in-a-header"]);
+    let open: Vec<_> = operations(&locked)
+        .into_iter()
+        .filter(|(_, _, operation)| operation.get("security").is_none())
+        .map(|(method, path, _)| format!("{method} {path}"))
+        .collect();
+    let expected = ["/", "/docs", "/health", "/openapi.json", "/ping", "/v2/health/live", "/v2/health/ready"];
+    assert_eq!(open, expected.map(|path| format!("get {path}")));
+
+    let unlocked = document().await;
+    assert!(operations(&unlocked).iter().all(|(_, _, operation)| operation.get("security").is_none()));
+}
+
+#[tokio::test]
+async fn the_documents_go_with_the_page_and_lie_behind_a_prefix() {
+    for path in ["/docs", "/openapi.json"] {
+        let without = router(scripted(Limits::default()).with_page(false));
+        let (status, body) = get(without, path).await;
+        assert_eq!(status, StatusCode::NOT_FOUND);
+        assert_eq!(body["error"], format!("no route `{path}`: `page` is off"));
+        let below = below(Some("/prod"), router(scripted(Limits::default())));
+        assert_eq!(get(below, &format!("/prod{path}")).await.0, StatusCode::OK);
+    }
+    assert_eq!(document().await["servers"][0]["url"], "./", "relative to itself");
+}
+
+/// Requests made of the document, good and bad, against the real server: no answer that it does not describe, and
+/// none that is the server's fault.
+#[test]
+fn the_document_is_true_of_every_answer() {
+    let Some(python) = tool("TEST_DOCUMENT") else { return };
+    let has_tester = Command::new(&python).args(["-c", "import schemathesis"]).stderr(Stdio::null()).status();
+    if !has_tester.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: the tester of APIs needs Python 3.11");
+        return;
+    }
+    runtime().expect("`make test` installs ONNX Runtime");
+    let folder = tempfile::tempdir().unwrap();
+    let (key, line) = make_key("tester").unwrap();
+    let bundles = root().join(".kivu/bundles");
+    let mut serve = kivu(&bundles);
+    let server = Server::wait(serve.env("KIVU_AUTH__KEYS", line).stderr(Stdio::null()).spawn().unwrap());
+    let mut test = Command::new(python);
+    test.args(["-m", "schemathesis.cli", "--config-file"])
+        .arg(root().join("tests/document/schemathesis.toml"))
+        .args(["run", &format!("http://{}/openapi.json", server.address), "--no-color"])
+        .env("TEST_KEY", key)
+        .current_dir(folder.path());
+    succeed(&mut test);
+}
