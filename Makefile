@@ -54,10 +54,12 @@ bench: release $(BUNDLE)/manifest.toml $(BUNDLES)/zero-shot/manifest.toml $(BUND
 fleet: release tools $(BUNDLE)/manifest.toml ## Measure what forwarding to Triton costs
 	$(FLEET)/bin/python tests/fleet/bench.py $(KIVU) $(BUNDLE)
 
+INVOKED := --env KIVU_MODELS=$(abspath $(BUNDLE)) --env KIVU_HOME=$(abspath .kivu) --env KIVU_AUTH__MODE=none
+
 .PHONY: invoke
-invoke: tools $(BUNDLE)/manifest.toml ## Send API Gateway events to the function under the Lambda emulator
-	$(PYTHON) tests/lambda/invoke.py $(CARGO_LAMBDA) tests/lambda --release \
-	  --env KIVU_MODELS=$(abspath $(BUNDLE)) --env KIVU_HOME=$(abspath .kivu) --env KIVU_AUTH__MODE=none
+invoke: tools $(BUNDLE)/manifest.toml ## Send every form of event to the functions under the Lambda emulator
+	$(PYTHON) tests/lambda/invoke.py $(CARGO_LAMBDA) tests/lambda --release $(INVOKED)
+	$(S3_PYTHON) tests/lambda/invoke_batch.py $(CARGO_LAMBDA) --release $(INVOKED)
 
 .PHONY: package
 package: tools $(BUNDLE)/manifest.toml ## The archive to deploy: function, runtime library and model
@@ -81,7 +83,7 @@ deploy: tools $(PACKED:%=%/manifest.toml) ## Put it into the AWS account whose c
 # The same without its preparations.
 .PHONY: stack
 stack:
-	$(SAM) build --cached --parameter-overrides Architecture=$(ARCHITECTURE)
+	$(SAM) build --parameter-overrides Architecture=$(ARCHITECTURE)
 	for function in .aws-sam/build/*Function; do \
 	  case $$function in */ApiFunction|*/BatchFunction) bundles="$(PACKED:%=--bundle %)";; *) bundles=;; esac; \
 	  $(DEPLOY)/python functions/package.py $$function $$bundles \

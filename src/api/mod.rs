@@ -10,6 +10,7 @@ mod page;
 mod rejection;
 mod request;
 mod rerank;
+mod starting;
 mod tei;
 mod translate;
 
@@ -27,8 +28,11 @@ use futures::FutureExt;
 use tokio::sync::Semaphore;
 use tower_http::decompression::RequestDecompressionLayer;
 
-pub use self::auth::{Guard, Reach, Vouched, make_key};
 use self::{auth::Asking, rejection::Rejection};
+pub use self::{
+    auth::{Guard, Reach, Vouched, make_key},
+    starting::Starting,
+};
 use crate::{
     backend::routing::Place,
     config::Limits,
