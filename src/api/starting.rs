@@ -63,15 +63,15 @@ impl Starting {
     {
         let make = Box::new(move || {
             let made = tokio::spawn(make());
-            async move {
-                let panicked = |_| Err(Error::model("loading the models panicked"));
-                made.await.unwrap_or_else(panicked).map_err(|error| {
+            // A task as well: the log has its line whether or not anybody waits.
+            let told = tokio::spawn(async move {
+                made.await.unwrap_or_else(|_| Err(panicked())).map_err(|error| {
                     tracing::error!(error = error.chain(), "cannot start");
                     Failed(Arc::new(error), Instant::now())
                 })
-            }
-            .boxed()
-            .shared()
+            });
+            let lost = |_| Err(Failed(Arc::new(panicked()), Instant::now()));
+            async move { told.await.unwrap_or_else(lost) }.boxed().shared()
         });
         Self { attempt: Mutex::new(make()), make, prefix: prefix.unwrap_or_default().to_owned() }
     }
@@ -116,13 +116,17 @@ impl Starting {
     /// The attempt that is under way, or has succeeded; a new one where the last failed a while ago.
     fn attempt(&self) -> Attempt {
         let mut attempt = self.attempt.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(Err(Failed(_, at))) = attempt.peek()
+        if let Some(Err(Failed(_, at))) = attempt.clone().now_or_never()
             && at.elapsed() >= PAUSE
         {
             *attempt = (self.make)();
         }
         attempt.clone()
     }
+}
+
+fn panicked() -> Error {
+    Error::model("loading the models panicked")
 }
 
 #[cfg(test)]
@@ -145,8 +149,12 @@ mod tests {
 
     async fn told(starting: &Starting, path: &str) -> (u16, String) {
         let response = starting.answer(request(path)).await;
-        assert!(response.headers().contains_key(REQUEST_ID));
         let status = response.status().as_u16();
+        assert_eq!(
+            response.headers().contains_key(REQUEST_ID),
+            status == 503,
+            "whoever answers names the request"
+        );
         let body = axum::body::to_bytes(response.into_body(), 4096).await.unwrap();
         (status, String::from_utf8(body.to_vec()).unwrap())
     }
