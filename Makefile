@@ -38,6 +38,8 @@ test: tools ## Set up whatever tests need, then run all of them
 	  TEST_TRITON=$(abspath $(FLEET)) TEST_PAGE=$(abspath $(PAGE)) \
 	  TEST_DOCUMENT=$(abspath $(DOCUMENT)) \
 	  TEST_CHROMIUM=$$($(PAGE) tests/page/chromium.py .kivu/chromium) cargo test
+# By itself, since it compiles for Lambda, beside which no other test keeps its time.
+	$(MAKE) walk
 
 .PHONY: walk
 walk: tools ## Deploy to an emulator of AWS, and go through the deployment as a user would
@@ -69,10 +71,12 @@ fleet: release tools $(BUNDLE)/manifest.toml ## Measure what forwarding to Trito
 peers: release $(PEERS)/bin/python $(BUNDLES)/translate-en-pt/manifest.toml $(BUNDLES)/translate-pt-en/manifest.toml ## Measure translation against other engines
 	$(PEERS)/bin/python tests/translation/bench.py $(KIVU) $(BUNDLES) $(PEERS)/large
 
+INVOKED := --env KIVU_MODELS=$(abspath $(BUNDLE)) --env KIVU_HOME=$(abspath .kivu) --env KIVU_AUTH__MODE=none
+
 .PHONY: invoke
-invoke: tools $(BUNDLE)/manifest.toml ## Send API Gateway events to the function under the Lambda emulator
-	$(PYTHON) tests/lambda/invoke.py $(CARGO_LAMBDA) tests/lambda --release \
-	  --env KIVU_MODELS=$(abspath $(BUNDLE)) --env KIVU_HOME=$(abspath .kivu) --env KIVU_AUTH__MODE=none
+invoke: tools $(BUNDLE)/manifest.toml ## Send every form of event to the functions under the Lambda emulator
+	$(PYTHON) tests/lambda/invoke.py $(CARGO_LAMBDA) tests/lambda --release $(INVOKED)
+	$(S3_PYTHON) tests/lambda/invoke_batch.py $(CARGO_LAMBDA) --release $(INVOKED)
 
 .PHONY: package
 package: tools $(BUNDLE)/manifest.toml ## The archive to deploy: function, runtime library and model
@@ -96,7 +100,7 @@ deploy: tools $(PACKED:%=%/manifest.toml) ## Put it into the AWS account whose c
 # The same without its preparations.
 .PHONY: stack
 stack:
-	$(SAM) build --cached --parameter-overrides Architecture=$(ARCHITECTURE)
+	$(SAM) build --parameter-overrides Architecture=$(ARCHITECTURE)
 	for function in .aws-sam/build/*Function; do \
 	  case $$function in */ApiFunction|*/BatchFunction) bundles="$(PACKED:%=--bundle %)";; *) bundles=;; esac; \
 	  $(DEPLOY)/python functions/package.py $$function $$bundles \

@@ -59,6 +59,8 @@ pub struct Config {
     pub models: Vec<ModelConfig>,
     /// The servers that models may run on instead.
     pub fleet: FleetConfig,
+    /// The store that `s3://` stands for.
+    pub s3: S3Config,
     /// The bounds of a request.
     pub limits: Limits,
     /// Jobs from files.
@@ -79,6 +81,7 @@ impl Default for Config {
             page: true,
             models: Vec::new(),
             fleet: FleetConfig::default(),
+            s3: S3Config::default(),
             limits: Limits::default(),
             batch: Batch::default(),
         }
@@ -218,6 +221,27 @@ impl ModelConfig {
             version: self.version.clone().or_else(|| fleet.version.clone()),
             ..fleet.clone()
         }
+    }
+}
+
+/// S3, or what stands for it. Where it is, and who asks, say the usual variables of AWS.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct S3Config {
+    /// How long a request is tried again while the store does not answer, in milliseconds.
+    pub patience_ms: u64,
+}
+
+impl Default for S3Config {
+    fn default() -> Self {
+        Self { patience_ms: 60_000 }
+    }
+}
+
+impl S3Config {
+    /// How long a request is tried again while the store does not answer.
+    pub fn patience(&self) -> Duration {
+        Duration::from_millis(self.patience_ms)
     }
 }
 

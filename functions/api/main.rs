@@ -3,12 +3,13 @@
 use std::{
     convert::Infallible,
     env,
+    sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use axum::Router;
 use kivu::{
-    api::{App, Guard, Reach, Vouched, below, router},
+    api::{App, Guard, Reach, Starting, Vouched, below, router},
     backend::Deadline,
     cli::start_log,
     config::{Config, LogFormat},
@@ -29,6 +30,13 @@ use serde_json::Value;
 /// What is left of the function's time for sending an answer that comes at the deadline.
 const MARGIN: Duration = Duration::from_millis(200);
 
+/// Lambda gives a start 10 s before it begins anew, where nothing is kept warm; what takes longer goes on while the
+/// first requests wait.
+const START: Duration = Duration::from_secs(9);
+
+/// The same where environments are started ahead of requests, which have minutes.
+const START_AHEAD: Duration = Duration::from_secs(120);
+
 /// Longer than any function runs.
 const LONGEST: Duration = Duration::from_hours(24);
 
@@ -38,9 +46,13 @@ async fn main() -> Result<(), Error> {
     start_log(LogFormat::Json);
     let name = env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_else(|_| "api".to_owned());
     let metrics = Embedded::install(&name)?;
-    let router = load().await.inspect_err(|error| tracing::error!(error = error.chain(), "cannot start"))?;
-    telemetry::started(started.elapsed());
-    let handler = Adapter::from(service_fn(move |request| answer(router.clone(), metrics.clone(), request)));
+    let config = Config::load(None, &Config::variables());
+    let config = config.inspect_err(|error| tracing::error!(error = error.chain(), "cannot start"))?;
+    let prefix = config.prefix.clone();
+    let starting = Arc::new(Starting::new(prefix.as_deref(), move || load(config.clone(), started)));
+    starting.prepare(patience()).await?;
+    let handler =
+        Adapter::from(service_fn(move |request| answer(Arc::clone(&starting), metrics.clone(), request)));
     let handler = handler.map_request(|event: LambdaEvent<Event>| {
         let LambdaEvent { payload: Event(request), context, .. } = event;
         LambdaEvent::new(request, context)
@@ -49,22 +61,34 @@ async fn main() -> Result<(), Error> {
     lambda_runtime::run_concurrent(handler).await
 }
 
+/// How long the models are waited for before requests are taken.
+fn patience() -> Duration {
+    match env::var("AWS_LAMBDA_INITIALIZATION_TYPE").as_deref() {
+        Ok("on-demand") | Err(_) => START,
+        Ok(_) => START_AHEAD,
+    }
+}
+
 /// The router's answer; what it counted goes into the log.
-async fn answer(router: Router, metrics: Embedded, request: Request) -> Result<Response<Body>, Infallible> {
-    let response = router.oneshot(prepare(request)).await?;
+async fn answer(
+    starting: Arc<Starting>,
+    metrics: Embedded,
+    request: Request,
+) -> Result<Response<Body>, Infallible> {
+    let response = starting.answer(prepare(request).map(axum::body::Body::new)).await;
     let response = response.into_response().await;
     metrics.flush();
     Ok(response)
 }
 
-async fn load() -> kivu::Result<Router> {
-    let config = Config::load(None, &Config::variables())?;
+async fn load(config: Config, started: Instant) -> kivu::Result<Router> {
     let guard = Guard::new(&config.auth, Reach::Gateway)?;
     let (limits, prefix, page) = (config.limits.clone(), config.prefix.clone(), config.page);
     let models = tokio::task::spawn_blocking(move || Model::open_all(&config));
     // Meanwhile. Keys that cannot be read are in the log then and are looked for again; callers hear of it.
     let _ = guard.prepare().await;
     let models = models.await.map_err(|_| kivu::Error::model("loading the models panicked"))??;
+    telemetry::started(started.elapsed());
     Ok(below(prefix.as_deref(), router(App::new(models, limits).with_guard(guard).with_page(page))))
 }
 

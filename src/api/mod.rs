@@ -12,6 +12,7 @@ mod page;
 mod rejection;
 mod request;
 mod rerank;
+mod starting;
 mod tei;
 mod translate;
 
@@ -33,8 +34,11 @@ use tokio::sync::Semaphore;
 use tower_http::decompression::RequestDecompressionLayer;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-pub use self::auth::{Guard, Reach, Vouched, make_key};
 use self::{auth::Asking, dialect::Dialect, document::at, rejection::Rejection};
+pub use self::{
+    auth::{Guard, Reach, Vouched, make_key},
+    starting::Starting,
+};
 use crate::{
     backend::routing::Place,
     config::Limits,

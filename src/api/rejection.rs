@@ -32,8 +32,12 @@ impl Rejection {
     }
 
     /// One whose cause is for the log only.
-    pub(super) fn because(status: StatusCode, message: impl Into<String>, error: Error) -> Self {
-        Self { status, message: message.into(), error: Some(Arc::new(error)) }
+    pub(super) fn because(
+        status: StatusCode,
+        message: impl Into<String>,
+        error: impl Into<Arc<Error>>,
+    ) -> Self {
+        Self { status, message: message.into(), error: Some(error.into()) }
     }
 
     /// The answer with the shape that a dialect gives it; the log finds the rejection in the answer's extensions.

@@ -123,13 +123,18 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
 
 fn wrong_value(path: &str, cause: &serde_json::Error) -> Error {
     let field = if path == "." { "the body".into() } else { format!("`{path}`") };
-    Error::invalid(format!("wrong value in {field}: {}", without_position(cause)))
+    Error::invalid(format!("wrong value in {field}: {}", without_what_was_said(&cause.to_string())))
 }
 
-/// The cause without " at line … column …", which means nothing where the JSON was written by a program.
-fn without_position(cause: &serde_json::Error) -> String {
-    let text = cause.to_string();
-    text.split(" at line ").next().unwrap_or_default().to_owned()
+/// The cause without " at line … column …", which means nothing where the JSON was written by a program, and
+/// without a string that was found, which may be a text.
+fn without_what_was_said(cause: &str) -> String {
+    const FOUND: &str = "string \"";
+    let told = match (cause.find(FOUND), cause.rfind("\", expected ")) {
+        (Some(from), Some(to)) if from < to => format!("{}a string{}", &cause[..from], &cause[to + 1..]),
+        _ => cause.to_owned(),
+    };
+    told.split(" at line ").next().unwrap_or_default().to_owned()
 }
 
 /// JSON that is read already, as `T`; its errors name the field as those of [`read`] do.
@@ -138,4 +143,29 @@ pub(crate) fn from_value<T: DeserializeOwned>(value: serde_json::Value) -> Resul
         let path = error.path().to_string();
         wrong_value(&path, error.inner())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_does_not_repeat_what_was_said() {
+        let said = ["a text", "at line 5, \", expected or not", "string \"", ""];
+        for text in said {
+            let error = from_value::<bool>(text.into()).unwrap_err().to_string();
+            assert_eq!(
+                error, "wrong value in the body: invalid type: a string, expected a boolean",
+                "{text}"
+            );
+            let error =
+                parse::<bool>(serde_json::json!(text).to_string().as_bytes()).unwrap_err().to_string();
+            assert_eq!(
+                error, "wrong value in the body: invalid type: a string, expected a boolean",
+                "{text}"
+            );
+        }
+        let error = from_value::<u8>((-1).into()).unwrap_err().to_string();
+        assert_eq!(error, "wrong value in the body: invalid value: integer `-1`, expected u8");
+    }
 }

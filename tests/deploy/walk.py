@@ -12,6 +12,7 @@ import http.client
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -56,17 +57,21 @@ class Walk:
     def run(self, *command, **variables):
         """A command of the user's, spoken to the emulator."""
         environment = os.environ | self.emulator.environment | {"SAM_CLI_TELEMETRY": "0"} | variables
+        # A `make` around this one has no say in what a user makes.
+        environment = {name: value for name, value in environment.items() if not name.startswith(("MAKE", "MFLAGS"))}
         done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise Problem(f"{' '.join(map(str, command))}\n{(done.stdout + done.stderr)[-4000:]}")
         return done.stdout
 
-    def operate(self, *words):
-        return self.run(sys.executable, "functions/operate.py", STACK, *words)
+    def make(self, target, *variables):
+        """What a user makes, but for the tools and the program, which are there."""
+        there = ["-o", "tools", "-o", "release", f"KIVU={self.kivu}", f"STACK={STACK}", f"ARCHITECTURE={ARCHITECTURE}"]
+        return self.run("make", *there, target, *variables)
 
-    def deploy(self, target, **parameters):
+    def deploy(self, **parameters):
         given = " ".join(f"{name}={value}" for name, value in parameters.items())
-        self.run("make", target, f"STACK={STACK}", f"ARCHITECTURE={ARCHITECTURE}", f"PARAMETERS={given}")
+        self.make("deploy", f"PARAMETERS={given}")
         stack = self.emulator.client("cloudformation").describe_stacks(StackName=STACK)["Stacks"][0]
         self.outputs = {output["OutputKey"]: output["OutputValue"] for output in stack["Outputs"]}
 
@@ -89,7 +94,7 @@ class Walk:
     # ------------------------------------------------------------------------------------------------- the way
 
     def the_smallest_deployment(self):
-        self.deploy("stack")
+        self.deploy()
         zipped = archive_size(ROOT / ".aws-sam/build/ApiFunction")
         print(f"  the function with its model is {zipped / 1e6:.1f} MB zipped")
         if zipped > MOST_ZIPPED:
@@ -104,7 +109,7 @@ class Walk:
         expect("a wrong key", (401, "invalid_api_key"), (status, json.loads(body)["error"]["code"]))
 
     def a_key_opens(self):
-        self.key = self.operate("key", "alice", "--kivu", self.kivu).strip()
+        self.key = self.make("key", "NAME=alice").split()[-1]
         eventually("a new key", 200, lambda: self.ask("GET", "/v1/models", x_api_key=self.key)[0])
         status, headers, body = self.ask("POST", "/embed", {"inputs": SECRET_TEXT}, x_api_key=self.key)
         expect("/embed with a key", (200, 384), (status, len(json.loads(body)[0])))
@@ -178,7 +183,7 @@ class Walk:
     def a_model_is_pushed_and_files_are_answered(self):
         place = f"s3://{self.outputs['ModelBucket']}/models"
         self.run(self.kivu, "push", BUNDLE, place)
-        self.deploy("stack", Models=f"{place}/minilm", Batch="yes")
+        self.deploy(Models=f"{place}/minilm", Batch="yes")
         self.drop("in/rows.jsonl", [{"id": number, "text": SECRET_TEXT} for number in range(20)])
         found = self.answers("out/rows.jsonl")
         expect("the rows of a file", list(range(20)), [row["id"] for row in found])
@@ -200,20 +205,15 @@ class Walk:
         if not PATCHES.is_file():
             print(f"  skipped: {PATCHES} is not there")
             return
-        # What is dropped is answered through the queue as well; here the state machine alone is to do it.
-        events = self.emulator.client("events")
-        for rule in events.list_rules()["Rules"]:
-            events.disable_rule(Name=rule["Name"])
-        self.drop("in/large.jsonl", [{"id": number, "text": f"text {number}"} for number in range(503)])
+        self.drop("large/rows.jsonl", [{"id": number, "text": f"text {number}"} for number in range(503)])
+        found = self.answers("out/large/rows.jsonl")
+        expect("the rows of a large file", list(range(503)), [row["id"] for row in found])
         states = self.emulator.client("stepfunctions")
-        execution = states.start_execution(
-            stateMachineArn=self.outputs["LargeFiles"], input=json.dumps({"key": "in/large.jsonl", "rows": 50})
-        )["executionArn"]
-        end = time.monotonic() + 120
-        while (about := states.describe_execution(executionArn=execution))["status"] == "RUNNING" and time.monotonic() < end:
-            time.sleep(0.5)
-        expect("the state machine", "SUCCEEDED", about["status"])
-        expect("the rows of a large file", list(range(503)), [row["id"] for row in self.answers("out/large.jsonl")])
+        runs = lambda: [run["status"] for run in states.list_executions(stateMachineArn=self.outputs["LargeFiles"])["executions"]]
+        eventually("the runs of the state machine", ["SUCCEEDED"], runs)
+        # The queue leaves it alone: its jobs say so in the log.
+        done = [line for line in self.log_of("batch") if '"message":"done"' in line]
+        expect("files done by the queue", (1, 0), (sum("/in/" in line for line in done), sum("/large/" in line for line in done)))
 
     def drop(self, key, rows):
         body = "".join(json.dumps(row) + "\n" for row in rows).encode()
@@ -231,9 +231,33 @@ class Walk:
                     raise Problem(f"expected {key}, but found nothing within {within_s} s") from None
                 time.sleep(0.5)
 
+    def it_says_how_it_is(self):
+        said = self.make("status")
+        for told in (self.outputs["Url"], self.outputs["DataBucket"], f"{STACK}-", "messages in Uploads", "messages in DeadLetters"):
+            if told not in said:
+                raise Problem(f"expected {told} from `make status`, but found {said}")
+        expect("the log as it is written", True, '"message":"done"' in self.logs())
+
+    def logs(self, within_s=10):
+        """What `make logs` says until somebody interrupts it."""
+        command = ["make", "-o", "tools", "logs", f"STACK={STACK}"]
+        environment = os.environ | self.emulator.environment
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, start_new_session=True,
+            # Whoever started this may have it ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        time.sleep(within_s)
+        os.killpg(process.pid, signal.SIGINT)
+        return process.communicate(timeout=within_s)[0].decode()
+
     def it_can_be_removed(self):
-        self.operate("status")
-        self.operate("undeploy")
+        self.make("undeploy")
+        try:
+            self.emulator.client("cloudformation").describe_stacks(StackName=STACK)
+        except self.emulator.client("cloudformation").exceptions.ClientError:
+            return
+        raise Problem("expected no deployment after `make undeploy`, but found it")
 
     def way(self):
         return [
@@ -248,6 +272,7 @@ class Walk:
             self.a_model_is_pushed_and_files_are_answered,
             self.a_message_that_can_never_be_done_is_put_aside,
             self.a_large_file_goes_through_the_state_machine,
+            self.it_says_how_it_is,
             self.it_can_be_removed,
         ]
 

@@ -262,13 +262,13 @@ async fn wrong_values_are_named() {
     insta::assert_snapshot!(refusal("/embed", r#"{"inputs": ["a", 7]}"#).await, @"422: expected `inputs[1]` to be a string, but found a number");
     insta::assert_snapshot!(refusal("/embed", r#"{}"#).await, @"422: expected an object with `inputs`, but found none");
     insta::assert_snapshot!(refusal("/embed", r#"[]"#).await, @"422: expected an object with `inputs`, but found none");
-    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a", "truncate": "yes"}"#).await, @r#"422: wrong value in `truncate`: invalid type: string "yes", expected a boolean"#);
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a", "truncate": "yes"}"#).await, @r#"422: wrong value in `truncate`: invalid type: a string, expected a boolean"#);
     insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a", "dimensions": 3}"#).await, @"422: expected `dimensions` from 1 to 2, but found 3");
     insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a", "dimensions": -1}"#).await, @"422: wrong value in `dimensions`: invalid value: integer `-1`, expected usize");
     insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a", "prompt_name": "x"}"#).await, @"422: unknown prompt `x`; the model's prompts: `query`");
     insta::assert_snapshot!(refusal("/embed", r#"{"inputs": [[1, 99999]]}"#).await, @"422: expected token ids below 230, but found 99999");
     insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a", "model": "b"}"#).await, @"404: unknown model `b`; known models: `tiny`");
-    insta::assert_snapshot!(refusal("/similarity", r#"{"inputs": "a"}"#).await, @r#"422: wrong value in `inputs`: invalid type: string "a", expected an object with `source_sentence` and `sentences`"#);
+    insta::assert_snapshot!(refusal("/similarity", r#"{"inputs": "a"}"#).await, @r#"422: wrong value in `inputs`: invalid type: a string, expected an object with `source_sentence` and `sentences`"#);
     insta::assert_snapshot!(refusal("/similarity", r#"{"inputs": {"source_sentence": "a", "sentences": []}}"#).await, @"422: expected 1 to 3 `inputs.sentences`, but found 0");
     insta::assert_snapshot!(refusal("/decode", r#"{"ids": [99999]}"#).await, @"422: expected token ids below 230, but found 99999");
     insta::assert_snapshot!(refusal("/decode", r#"{"ids": "a"}"#).await, @"422: expected `ids` to be lists of token ids, but found a string");

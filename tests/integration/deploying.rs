@@ -177,8 +177,10 @@ fn times_agree() {
         [(&smallest, "ApiFunction", "ApiIntegration"), (&large, "LargeFunction", "LargeIntegration")]
     {
         let gateway = Duration::from_millis(seconds(&deployment.of(integration)["TimeoutInMillis"]));
+        let limits = configuration(deployment.of(function)).limits;
         let function = Duration::from_secs(seconds(&deployment.of(function)["Timeout"]));
         assert!(function < gateway && gateway <= Duration::from_secs(30), "the function answers first");
+        assert!(limits.timeout() < function, "even if its clock is wrong");
     }
     let timeout = seconds(&batch.of("BatchFunction")["Timeout"]);
     let queue = batch.of("Uploads");
@@ -192,6 +194,55 @@ fn times_agree() {
     // What is left in the queue must live as long as it takes to fail.
     let tries = seconds(&queue["RedrivePolicy"]["maxReceiveCount"]);
     assert!(seconds(&queue["MessageRetentionPeriod"]) > tries * seconds(&queue["VisibilityTimeout"]));
+}
+
+/// What a role may do an action on.
+fn granted(role: &Value, action: &str) -> Vec<String> {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_else(|| vec![value.clone()]);
+    let statements = list(&role["Policies"]).into_iter().flat_map(|policy| {
+        list(&policy["PolicyDocument"]["Statement"]).into_iter().filter(|one| one["Effect"] == "Allow")
+    });
+    let granting = statements.filter(|statement| list(&statement["Action"]).contains(&json!(action)));
+    let resources = granting.flat_map(|statement| list(&statement["Resource"]));
+    resources.map(|resource| resource.as_str().unwrap().to_owned()).collect()
+}
+
+/// A file goes to the queue or to the state machine, never to both, and who works on it may read it.
+#[test]
+fn each_file_goes_one_way() {
+    let Some([_, deployment, ..]) = deployments() else { return };
+    let batch = configuration(deployment.of("BatchFunction")).batch;
+    let taken = |rule: &str| {
+        let detail = &deployment.of(rule)["EventPattern"]["detail"];
+        assert_eq!(detail["bucket"]["name"], json!(["databucket"]), "{rule}");
+        detail["object"]["key"][0]["prefix"].as_str().unwrap()
+    };
+    let (queued, large) = (taken("UploadsRule"), taken("LargeUploadsRule"));
+    assert!(!queued.starts_with(large) && !large.starts_with(queued), "{queued} and {large}");
+    let rules: Vec<(&str, &str)> =
+        batch.rules.iter().map(|rule| (rule.input.as_str(), rule.output.as_str())).collect();
+    assert_eq!((queued, &rules[..]), (batch.input.as_str(), &[(large, "out/large/")][..]));
+    for output in [batch.output.as_str(), rules[0].1] {
+        assert!(!output.starts_with(queued) && !output.starts_with(large), "{output} would be taken again");
+        let place = format!("arn:aws:s3:::databucket/{}*", batch.output);
+        assert!(output.starts_with(&batch.output));
+        assert!(granted(deployment.of("BatchRole"), "s3:PutObject").contains(&place));
+    }
+    for (role, inputs) in [("BatchRole", &[queued, large][..]), ("LargeFilesRole", &[large])] {
+        let granted = granted(deployment.of(role), "s3:GetObject");
+        for input in inputs {
+            assert!(granted.contains(&format!("arn:aws:s3:::databucket/{input}*")), "{role}: {granted:?}");
+        }
+    }
+    let machine = "arn:aws:states:eu-west-1:000000000000:stateMachine:kivu-large-files";
+    let target = &deployment.of("LargeUploadsRule")["Targets"][0];
+    assert_eq!(target["Arn"], machine);
+    assert_eq!(granted(deployment.of("LargeUploadsRole"), "states:StartExecution"), [machine]);
+    // What the machine reads is what the rule writes.
+    let template =
+        target["InputTransformer"]["InputTemplate"].as_str().unwrap().replace("<key>", "\"large/a\"");
+    assert_eq!(serde_json::from_str::<Value>(&template).unwrap(), json!({ "key": "large/a" }));
+    assert_eq!(target["InputTransformer"]["InputPathsMap"], json!({ "key": "$.detail.object.key" }));
 }
 
 #[test]

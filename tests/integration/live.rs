@@ -32,6 +32,8 @@ pub(crate) fn succeed(command: &mut Command) {
     assert!(output.status.success(), "{command:?}\n{stdout}\n{stderr}");
 }
 
+const MINILM: &str = ".kivu/bundles/minilm";
+
 /// The scripts that drive the clients.
 const CLIENTS: [&str; 2] = ["tests/clients/test_clients.py", "tests/clients/test_tasks.py"];
 
@@ -63,9 +65,10 @@ fn clients_of_a_fleet_find_their_tensor_names() {
     succeed(tests.env("TEST_URL", format!("http://{}", server.address)));
 }
 
-/// A script that starts the Lambda emulator on a port of its own, with the function serving `models`.
-fn emulated(script: &str, models: &str) -> Option<Command> {
-    let (python, cargo_lambda) = (tool("TEST_PYTHON")?, tool("TEST_CARGO_LAMBDA")?);
+/// A script that starts the Lambda emulator on a port of its own, with the function serving `models`, run by the
+/// Python that `variable` names.
+fn emulated(variable: &str, script: &str, models: &str) -> Option<Command> {
+    let (python, cargo_lambda) = (tool(variable)?, tool("TEST_CARGO_LAMBDA")?);
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let mut command = Command::new(python);
     command
@@ -80,12 +83,20 @@ fn emulated(script: &str, models: &str) -> Option<Command> {
 
 #[test]
 fn the_function_answers_every_form_of_event() {
-    let Some(mut invoke) = emulated("tests/lambda/invoke.py", ".kivu/bundles/minilm") else { return };
+    let Some(mut invoke) = emulated("TEST_PYTHON", "tests/lambda/invoke.py", MINILM) else { return };
     succeed(invoke.arg("tests/lambda"));
 }
 
 #[test]
+fn the_function_for_files_takes_every_form_of_event() {
+    let Some(mut invoke) = emulated("TEST_S3_PYTHON", "tests/lambda/invoke_batch.py", MINILM) else { return };
+    succeed(&mut invoke);
+}
+
+#[test]
 fn the_same_clients_work_against_the_function() {
-    let Some(mut gateway) = emulated("tests/lambda/gateway.py", ".kivu/bundles") else { return };
+    let Some(mut gateway) = emulated("TEST_PYTHON", "tests/lambda/gateway.py", ".kivu/bundles") else {
+        return;
+    };
     succeed(gateway.args(CLIENTS).env("TEST_GOLDENS", fixtures().join("goldens/minilm.json")));
 }

@@ -35,6 +35,7 @@ fn run(script: &str) {
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/s3").join(script))
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("TEST_KIVU", env!("CARGO_BIN_EXE_kivu"))
+        .env("TEST_API", env!("CARGO_BIN_EXE_api"))
         .env("TEST_BATCH", env!("CARGO_BIN_EXE_batch"))
         .env("TEST_ONNXRUNTIME", library_path().unwrap().canonicalize().unwrap())
         .env("TEST_BUNDLE", build("tiny-bert"))
@@ -53,6 +54,11 @@ fn bundles_go_to_s3_and_are_served_from_it() {
 #[test]
 fn files_become_answers_whatever_happens() {
     run("test_batch.py");
+}
+
+#[test]
+fn the_function_bears_bad_days() {
+    run("test_bad_days.py");
 }
 
 #[test]

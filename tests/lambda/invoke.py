@@ -55,6 +55,7 @@ EVENTS = (
     ("rest_plain", (200,), "vector"),
     ("rest_base64", (200,), "vector"),
     ("rest_wrong_host", (200, 400), "vector"),
+    ("http_wrong_host", (200,), "vector"),
     ("http_plain", (200,), "vector"),
     ("http_base64", (200,), "vector"),
     ("http_default_stage", (200,), "vector"),
@@ -223,10 +224,14 @@ class Emulator:
             return probe.connect_ex((HOST, self.port)) == 0
 
     def invoke(self, event, patience_s):
-        """Posts one event as the Invoke API takes it: the status and body of the answer."""
+        """The status and body of the answer that API Gateway would give."""
+        return self.unwrap(self.exchange(event, patience_s))
+
+    def exchange(self, event, patience_s, function=FUNCTION):
+        """Posts one event as the Invoke API takes it: the status and body of the emulator's answer."""
         answers = queue.Queue()
         caller = threading.Thread(
-            target=lambda: answers.put(self.post(event, patience_s)), daemon=True
+            target=lambda: answers.put(self.post(event, patience_s, function)), daemon=True
         )
         caller.start()
         started = time.monotonic()
@@ -245,13 +250,15 @@ class Emulator:
                 lines = self.log_lines()
                 last = lines[-1].strip()[:100] if lines else ""
                 print(f"... {waited:.0f} s without an answer; last line: {last}", flush=True)
-        return self.unwrap(answer)
+        if isinstance(answer, Exception):
+            raise Failure(f"the emulator broke off: {answer!r}{self.last_lines()}")
+        return answer
 
-    def post(self, event, patience_s):
+    def post(self, event, patience_s, function):
         """Returns the status and body, or the error: this runs in a thread of its own."""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=patience_s + 10)
         try:
-            path = f"/2015-03-31/functions/{FUNCTION}/invocations"
+            path = f"/2015-03-31/functions/{function}/invocations"
             headers = {"Content-Type": "application/json"}
             connection.request("POST", path, json.dumps(event), headers)
             response = connection.getresponse()
@@ -263,8 +270,6 @@ class Emulator:
 
     def unwrap(self, answer):
         """The function's answer to API Gateway, out of the emulator's answer to us."""
-        if isinstance(answer, Exception):
-            raise Failure(f"the emulator broke off: {answer!r}{self.last_lines()}")
         status, body = answer
         try:
             wrapped = json.loads(body)

@@ -25,8 +25,8 @@ from botocore.config import Config
 
 HOST = "127.0.0.1"
 BUCKET = "kivu-tests"
-KIVU = os.environ["TEST_KIVU"]
-FUNCTION = os.environ["TEST_BATCH"]
+KIVU = os.environ.get("TEST_KIVU", "")
+FUNCTION = os.environ.get("TEST_BATCH", "")
 TRIES = 6
 WEED = str(Path(sys.executable).parent / "weed")
 
@@ -138,10 +138,14 @@ class Weed:
         return [item["Key"] for page in pages for item in page.get("Contents", [])]
 
 
+# Answers of a server of S3 that is there, and gives nothing.
+REFUSALS = {"slow down": (503, "SlowDown"), "denied": (403, "AccessDenied"), "skewed": (403, "RequestTimeTooSkewed")}
+
+
 class Faults:
     """A server between a client and another one, which answers some requests with `fault`."""
 
-    def __init__(self, endpoint):
+    def __init__(self, endpoint, port=0):
         self.upstream = endpoint.removeprefix("http://").split(":")
         self.fault = None
         self.seen = 0
@@ -158,8 +162,8 @@ class Faults:
                 body = self.rfile.read(length)
                 outer.seen += 1
                 fault = outer.fault(self, outer.seen) if outer.fault else None
-                if fault in ("slow down", "denied"):
-                    status, code = (503, "SlowDown") if fault == "slow down" else (403, "AccessDenied")
+                if fault in REFUSALS:
+                    status, code = REFUSALS[fault]
                     text = f"<Error><Code>{code}</Code><Message>made by the test</Message></Error>".encode()
                     text = b"" if self.command == "HEAD" else text
                     self.send_response(status)
@@ -194,7 +198,7 @@ class Faults:
 
             do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = do
 
-        self.server = http.server.ThreadingHTTPServer((HOST, 0), Handler)
+        self.server = http.server.ThreadingHTTPServer((HOST, port), Handler)
         self.endpoint = f"http://{HOST}:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
@@ -216,9 +220,10 @@ def kivu(endpoint, *arguments, check=True, env=(), timeout=120):
 
 
 class Function:
-    """The function `batch`, called through the Lambda runtime API, which this class serves."""
+    """The function `batch`, or another, called through the Lambda runtime API, which this class serves."""
 
-    def __init__(self, endpoint, bundles, env=()):
+    def __init__(self, endpoint, bundles, env=(), program=FUNCTION, folder=None):
+        self.program, self.folder = program, folder
         self.events = queue.Queue()
         self.answers = {}
         self.asked = threading.Event()
@@ -275,8 +280,8 @@ class Function:
 
     def start(self):
         self.asked.clear()
-        self.process = subprocess.Popen([FUNCTION], env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                        stderr=self.log)
+        self.process = subprocess.Popen([self.program], cwd=self.folder, env=self.env, stdin=subprocess.DEVNULL,
+                                        stdout=subprocess.DEVNULL, stderr=self.log)
 
     def send(self, event, seconds=600):
         if self.process is None or self.process.poll() is not None:
@@ -288,7 +293,7 @@ class Function:
     def wait(self, number, seconds=120):
         wait_for(f"answer {number}", lambda: number in self.answers or self.process.poll() is not None, seconds)
         if number not in self.answers:
-            raise AssertionError(f"the function ended: {self.text()}")
+            raise AssertionError(f"the function ended: {self.text()[-2000:]}")
         return self.answers[number]
 
     def call(self, event, seconds=600):
@@ -300,7 +305,7 @@ class Function:
 
     def text(self):
         self.log.seek(0)
-        return self.log.read().decode(errors="replace")[-2000:]
+        return self.log.read().decode(errors="replace")[-200_000:]
 
     def kill(self):
         if self.process and self.process.poll() is None:

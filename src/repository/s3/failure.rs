@@ -1,17 +1,28 @@
 //! What goes wrong between here and S3: which of it a second try can mend, and how it is told.
 
-use std::{error::Error as StdError, future::Future, io, time::Duration};
+use std::{
+    error::Error as StdError,
+    future::Future,
+    io,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 use tokio::time::{Instant, sleep};
 
 use crate::error::{Error, Result};
 
-/// How long a request is tried again while the server is away or asks to slow down: longer than a server takes
-/// to come back after it was killed.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Milliseconds that a request is tried again for while the server is away or asks to slow down: longer than a
+/// server takes to come back after it was killed.
+static PATIENCE_MS: AtomicU64 = AtomicU64::new(60_000);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Sets how long requests are tried again, in the whole process: where a caller waits, less than where a job does.
+pub fn set_patience(patience: Duration) {
+    PATIENCE_MS.store(patience.as_millis().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
+}
 
 /// A request that failed.
 #[derive(Debug)]
@@ -83,6 +94,7 @@ where
     let said = error.message().unwrap_or_default();
     match (status, code, said) {
         (0, ..) => chain(error),
+        (_, "RequestTimeTooSkewed", _) => format!("{code}: the clock of this machine is wrong; set it"),
         (_, "", "") => format!("the server answered {status}"),
         (_, "", said) => said.to_owned(),
         (_, code, "") => code.to_owned(),
@@ -114,10 +126,11 @@ where
     F: Future<Output = Result<T, Failure>>,
 {
     let started = Instant::now();
+    let patience = Duration::from_millis(PATIENCE_MS.load(Ordering::Relaxed));
     let mut pause = FIRST_PAUSE;
     loop {
         match request().await {
-            Err(failure) if failure.is_passing && started.elapsed() + pause < PATIENCE => {
+            Err(failure) if failure.is_passing && started.elapsed() + pause < patience => {
                 tracing::warn!(error = %failure.error, "S3 does not answer as it should; trying again");
                 sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);

@@ -13,11 +13,13 @@ use std::{
     path::Path,
     str::FromStr,
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use aws_config::{
     BehaviorVersion, Region, environment::EnvironmentVariableRegionProvider,
-    meta::region::RegionProviderChain, profile::ProfileFileRegionProvider,
+    meta::region::RegionProviderChain, profile::ProfileFileRegionProvider, retry::RetryConfig,
+    timeout::TimeoutConfig,
 };
 use aws_sdk_s3::Client;
 use aws_smithy_http_client::{
@@ -27,6 +29,7 @@ use aws_smithy_http_client::{
 use tokio::runtime::{Builder, Runtime};
 
 pub use self::{
+    failure::set_patience,
     read::{Object, Pieces, Reader},
     write::{Condition, Multipart, Part, SMALLEST_PART},
 };
@@ -35,6 +38,13 @@ use crate::error::{Error, Result};
 const SCHEME: &str = "s3://";
 /// What S3-compatible servers take where no region is configured.
 const REGION: &str = "us-east-1";
+/// The longest that a connection is waited for, and then the beginning of an answer: a server that says nothing is
+/// as good as none.
+const CONNECT: Duration = Duration::from_secs(3);
+const ANSWER: Duration = Duration::from_secs(15);
+/// The same where the request has something to carry first: a part takes its time on a slow line. One that stalls
+/// altogether is noticed sooner.
+const CARRY: Duration = Duration::from_mins(5);
 /// The longest key that S3 takes, in bytes.
 pub const LONGEST_KEY: usize = 1024;
 
@@ -100,6 +110,8 @@ pub struct Store {
 #[derive(Debug)]
 struct Shared {
     client: Client,
+    /// The same for requests that carry something.
+    writer: Client,
     runtime: Runtime,
 }
 
@@ -118,13 +130,17 @@ impl Store {
             .enable_all()
             .build()
             .map_err(Error::io("cannot start the threads for S3"))?;
-        let client = wait(&runtime, connect())?;
-        let store = Self { shared: Arc::new(Shared { client, runtime }) };
+        let [client, writer] = wait(&runtime, connect())?;
+        let store = Self { shared: Arc::new(Shared { client, writer, runtime }) };
         Ok(STORE.get_or_init(|| store).clone())
     }
 
     fn client(&self) -> Client {
         self.shared.client.clone()
+    }
+
+    fn writer(&self) -> Client {
+        self.shared.writer.clone()
     }
 
     /// Runs a request on the threads for S3 while this thread waits.
@@ -147,17 +163,27 @@ fn wait<T: Send + 'static>(
     answer.recv().map_err(stopped)?
 }
 
-async fn connect() -> Result<Client> {
+/// A client for requests that carry nothing, and one for those that do.
+async fn connect() -> Result<[Client; 2]> {
     let http = HttpClient::new().tls_provider(Provider::Rustls(CryptoMode::Ring)).build_https();
     let region = RegionProviderChain::first_try(EnvironmentVariableRegionProvider::new())
         .or_else(ProfileFileRegionProvider::new())
         .or_else(Region::new(REGION));
-    let shared =
-        aws_config::defaults(BehaviorVersion::latest()).http_client(http).region(region).load().await;
+    let shared = aws_config::defaults(BehaviorVersion::latest())
+        .http_client(http)
+        .region(region)
+        // Tries are counted in one place, `patiently`, which knows how long somebody is ready to wait.
+        .retry_config(RetryConfig::disabled())
+        .load()
+        .await;
     // A server of one's own has no name for each bucket.
     let own_server = shared.endpoint_url().is_some() || std::env::var_os("AWS_ENDPOINT_URL_S3").is_some();
-    let config = aws_sdk_s3::config::Builder::from(&shared).force_path_style(own_server).build();
-    Ok(Client::from_conf(config))
+    let client = |answer| {
+        let times = TimeoutConfig::builder().connect_timeout(CONNECT).read_timeout(answer).build();
+        let config = aws_sdk_s3::config::Builder::from(&shared).force_path_style(own_server);
+        Client::from_conf(config.timeout_config(times).build())
+    };
+    Ok([client(ANSWER), client(CARRY)])
 }
 
 /// A key that S3 takes: one that is too long keeps its beginning and its end, and a digest of the whole

@@ -70,7 +70,7 @@ impl Store {
         condition: &Condition,
         metadata: &BTreeMap<String, String>,
     ) -> Result<Option<String>> {
-        let (client, url, bytes, metadata) = (self.client(), url.clone(), bytes.into(), metadata.clone());
+        let (client, url, bytes, metadata) = (self.writer(), url.clone(), bytes.into(), metadata.clone());
         let [if_absent, if_match] = condition.headers();
         self.wait(async move {
             let ask = || async {
@@ -121,7 +121,7 @@ impl Store {
 
     /// Uploads one part; nothing where the upload is no longer known.
     pub fn upload(&self, upload: &Multipart, number: i32, bytes: impl Into<Bytes>) -> Result<Option<Part>> {
-        let (client, upload, bytes) = (self.client(), upload.clone(), bytes.into());
+        let (client, upload, bytes) = (self.writer(), upload.clone(), bytes.into());
         self.wait(async move {
             let ask = || async {
                 let request = client.upload_part().bucket(&upload.bucket).key(&upload.key);
@@ -142,7 +142,7 @@ impl Store {
     /// Makes the object of its parts; `false` where the condition does not hold or the upload is not known,
     /// which is so after somebody else completed it.
     pub fn complete(&self, upload: &Multipart, parts: &[Part], condition: &Condition) -> Result<bool> {
-        let (client, upload) = (self.client(), upload.clone());
+        let (client, upload) = (self.writer(), upload.clone());
         let [if_absent, if_match] = condition.headers();
         let parts = parts
             .iter()

@@ -1,0 +1,272 @@
+"""The function behind API Gateway on days on which others fail it: its bucket, its secret, its clock, its callers.
+
+    TEST_API=… TEST_KIVU=… TEST_BUNDLE=… python tests/s3/test_bad_days.py
+
+Whatever happens, the log has a line that says what, the caller has an answer within the time of the request, and
+the answer has nothing of the inside.
+"""
+
+import base64
+import http.server
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+import unittest
+from pathlib import Path
+
+import harness
+from harness import BUCKET, HOST, Faults, Function, Weed, free_ports, kivu, wait_for
+
+API = os.environ["TEST_API"]
+BUNDLE = Path(os.environ["TEST_BUNDLE"])
+NAME = BUNDLE.name
+# Where `functions/api/kivu.toml` lies, as in the archive.
+FOLDER = Path(__file__).resolve().parents[2] / "functions/api"
+SECRET_TEXT = "correcthorsebatterystaple"
+# What no answer may have: addresses, places, names of the inside.
+INSIDE = ("s3://", "http://", HOST, "/tmp", "arn:", "secret", "functions", SECRET_TEXT, "kivu_", BUCKET)
+
+
+def event(path="/v1/embeddings", body=None, **headers):
+    """A request as an HTTP API hands it on."""
+    body = json.dumps({"input": SECRET_TEXT}) if body is None else body
+    is_bytes = isinstance(body, bytes)
+    headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    method = "GET" if path in ("/health", "/v1/models") else "POST"
+    return {
+        "version": "2.0", "routeKey": "$default", "rawPath": path, "rawQueryString": "",
+        "headers": {"content-type": "application/json", "host": "a.execute-api.eu-west-1.amazonaws.com"} | headers,
+        "requestContext": {
+            "accountId": "1", "apiId": "a", "domainName": headers.get("host", "a.execute-api.eu-west-1.amazonaws.com"),
+            "domainPrefix": "a", "requestId": "r", "routeKey": "$default", "stage": "$default",
+            "http": {"method": method, "path": path, "protocol": "HTTP/1.1", "sourceIp": HOST, "userAgent": "test"},
+            "time": "25/Nov/2024:06:57:15 +0000", "timeEpoch": 1732517835204,
+        },
+        "body": base64.b64encode(body).decode() if is_bytes else body, "isBase64Encoded": is_bytes,
+    }
+
+
+class Secrets:
+    """What stands for Secrets Manager: it answers with a status and a body, or not at all."""
+
+    def __init__(self):
+        self.answer = None
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_):
+                pass
+
+            def do_POST(self):
+                self.rfile.read(int(self.headers.get("content-length") or 0))
+                if outer.answer is None:
+                    time.sleep(30)
+                    return
+                status, body = outer.answer
+                text = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("content-type", "application/x-amz-json-1.1")
+                self.send_header("content-length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+        self.server = http.server.ThreadingHTTPServer((HOST, 0), Handler)
+        self.endpoint = f"http://{HOST}:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def holds(self, text):
+        self.answer = (200, {"ARN": "arn:aws:secretsmanager:x", "Name": "keys", "SecretString": text})
+
+    def refuses(self, code, message="made by the test"):
+        self.answer = (400, {"__type": code, "message": message})
+
+    def stop(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+class BadDays(unittest.TestCase):
+    maxDiff = 2000
+
+    @classmethod
+    def setUpClass(cls):
+        cls.weed = Weed()
+        kivu(cls.weed.endpoint, "push", BUNDLE, f"s3://{BUCKET}/models", env=cls.env())
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.weed.stop()
+
+    @staticmethod
+    def env(**more):
+        return {"KIVU_ONNXRUNTIME": os.environ["TEST_ONNXRUNTIME"], "KIVU_AUTH__MODE": "none"} | more
+
+    def function(self, endpoint, model=f"s3://{BUCKET}/models/{NAME}", **env):
+        function = Function(endpoint, [model], self.env(AWS_LAMBDA_FUNCTION_NAME="api", **env), API, FOLDER)
+        self.addCleanup(function.stop)
+        return function
+
+    def ask(self, function, what, seconds=20):
+        """Status, headers and body of an answer, which must come in time and keep the inside to itself."""
+        started = time.monotonic()
+        answer = function.wait(function.send(what, seconds))[1]
+        self.assertLess(time.monotonic() - started, seconds + 2, "in time")
+        body = answer.get("body") or ""
+        for told in INSIDE:
+            self.assertNotIn(told, body)
+        return answer["statusCode"], answer["headers"], body
+
+    def logged(self, function, *told):
+        log = function.text()
+        for line in told:
+            self.assertIn(line, log)
+        self.assertNotIn(SECRET_TEXT, log)
+        for line in log.splitlines():
+            json.loads(line)
+
+    def assert_unavailable(self, answer, message):
+        status, headers, body = answer
+        self.assertEqual((status, headers.get("retry-after")), (503, "1"), body)
+        self.assertEqual(json.loads(body)["error"]["message"], message)
+
+    # ---------------------------------------------------------------------------------------------- the bucket
+
+    def test_a_bucket_that_is_away_and_comes_back(self):
+        [port] = free_ports(1)
+        function = self.function(f"http://{HOST}:{port}")
+        unavailable = self.ask(function, event())
+        self.assert_unavailable(unavailable, "the models cannot be loaded at the moment; try again shortly")
+        self.logged(function, '"cannot start"', f"cannot read `s3://{BUCKET}/models/{NAME}/latest`", "Connection refused")
+        self.assertEqual(self.ask(function, event("/health"))[0], 503, "who is asked whether it is up says no")
+        faults = Faults(self.weed.endpoint, port)
+        try:
+            time.sleep(1)
+            self.assertEqual(self.ask(function, event())[0], 200)
+        finally:
+            faults.stop()
+
+    def test_a_bucket_that_says_nothing(self):
+        with socket.create_server((HOST, 0)) as silent:
+            function = self.function(f"http://{HOST}:{silent.getsockname()[1]}")
+            started = time.monotonic()
+            function.start()
+            self.assertTrue(function.asked.wait(10), "Lambda gives a start ten seconds")
+            self.assertLess(time.monotonic() - started, 10)
+            unavailable = self.ask(function, event(), seconds=2)
+            self.assert_unavailable(unavailable, "the models are still being loaded; try again shortly")
+            wait_for("the log", lambda: '"cannot start"' in function.text(), 30)
+
+    def test_a_bucket_that_refuses(self):
+        for fault, told in (
+            ("denied", "AccessDenied"),
+            ("skewed", "RequestTimeTooSkewed: the clock of this machine is wrong; set it"),
+            ("slow down", "SlowDown"),
+        ):
+            with self.subTest(fault):
+                faults = Faults(self.weed.endpoint)
+                try:
+                    faults.fault = lambda request, seen, fault=fault: fault
+                    function = self.function(faults.endpoint)
+                    unavailable = self.ask(function, event())
+                    self.assert_unavailable(unavailable, "the models cannot be loaded at the moment; try again shortly")
+                    self.logged(function, '"cannot start"', told)
+                finally:
+                    faults.stop()
+
+    def test_a_model_that_is_not_there_ends_the_start(self):
+        function = self.function(self.weed.endpoint, f"s3://{BUCKET}/models/nothing")
+        function.start()
+        self.assertNotEqual(function.process.wait(20), 0)
+        self.assertIn('"cannot start"', function.text())
+        self.assertIn(f"expected a bundle at `s3://{BUCKET}/models/nothing`", function.text())
+
+    def test_a_server_of_ones_own_says_why_it_does_not_start(self):
+        [port] = free_ports(1)
+        started = time.monotonic()
+        command = [harness.KIVU, "serve", f"s3://{BUCKET}/models/{NAME}", "--listen", f"{HOST}:0"]
+        environment = os.environ | self.env(AWS_ENDPOINT_URL=f"http://{HOST}:{port}", KIVU_S3__PATIENCE_MS="1000")
+        done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 1)
+        self.assertLess(time.monotonic() - started, 10)
+        self.assertIn(f"error: cannot read `s3://{BUCKET}/models/{NAME}/latest`", done.stderr)
+        self.assertIn("Connection refused", done.stderr)
+
+    # ---------------------------------------------------------------------------------------------- the secret
+
+    def test_a_secret_that_cannot_be_read(self):
+        secrets = Secrets()
+        self.addCleanup(secrets.stop)
+        made = kivu(self.weed.endpoint, "key", "alice").stdout
+        key, line = (line.split(": ", 1)[1].strip() for line in made.splitlines()[:2])
+        for what, told in (
+            (("ResourceNotFoundException", "Secrets Manager can't find it"), "ResourceNotFoundException"),
+            (("AccessDeniedException",), "AccessDeniedException"),
+            (("RequestTimeTooSkewed",), "RequestTimeTooSkewed"),
+            (None, "was not there within 3000ms"),
+        ):
+            with self.subTest(told):
+                secrets.answer = None
+                if what:
+                    secrets.refuses(*what)
+                function = self.function(
+                    self.weed.endpoint, KIVU_AUTH__MODE="keys", KIVU_AUTH__KEYS_SECRET="keys",
+                    AWS_ENDPOINT_URL_SECRETS_MANAGER=secrets.endpoint,
+                )
+                unavailable = self.ask(function, event(x_api_key=key))
+                self.assert_unavailable(unavailable, "who may ask cannot be looked up at the moment; try again shortly")
+                self.assertEqual(self.ask(function, event("/health"))[0], 200, "it is up all the same")
+                self.logged(function, "cannot read the keys", told)
+                self.assertNotIn(key, function.text())
+        secrets.holds(line)
+        time.sleep(1.1)
+        self.assertEqual(self.ask(function, event(x_api_key=key))[0], 200, "it heals by itself")
+        # The keys of before hold while the secret is away.
+        secrets.refuses("InternalServiceError")
+        self.assertEqual(self.ask(function, event(x_api_key=key))[0], 200)
+
+    # ---------------------------------------------------------------------------- the clock, and the callers
+
+    def test_callers_and_clocks_that_are_wrong(self):
+        made = kivu(self.weed.endpoint, "key", "alice").stdout
+        key, line = (line.split(": ", 1)[1].strip() for line in made.splitlines()[:2])
+        function = self.function(self.weed.endpoint, KIVU_AUTH__MODE="keys", KIVU_AUTH__KEYS=line)
+        good = lambda seconds=20: self.ask(function, event(x_api_key=key), seconds)[0]
+        self.assertEqual(good(), 200)
+        for what, status, asked in (
+            ("no key", 401, event()),
+            ("a wrong key", 401, event(x_api_key="kivu_wrong")),
+            ("the key in the wrong header", 401, event(api_key=key)),
+            ("a host that is none", 200, event(x_api_key=key, host="[::bad")),
+            ("a host with more than a host", 200, event(x_api_key=key, host="a b\r\nx-evil: 1/../@\\u0000")),
+            ("a scheme that is none", 200, event(x_api_key=key, x_forwarded_proto="ht tp://")),
+            ("no host", 200, event(x_api_key=key, host="")),
+            ("7 MB", 413, event(body=b"[" + b" " * 7_000_000, x_api_key=key)),
+            ("no JSON", 400, event(body=f"{{{SECRET_TEXT}", x_api_key=key)),
+            ("another shape", 422, event(body=json.dumps({"input": {SECRET_TEXT: SECRET_TEXT}}), x_api_key=key)),
+            ("a value that is none", 422, event(body=json.dumps({"input": "a", "encoding_format": SECRET_TEXT}), x_api_key=key)),
+            ("a path that is none", 404, event("/v1/../../etc/passwd", x_api_key=key)),
+        ):
+            with self.subTest(what):
+                self.assertEqual(self.ask(function, asked)[0], status)
+                self.assertEqual(good(), 200, "the next one is answered")
+        # Work that takes longer than the function may is cut off before the function is.
+        many = json.dumps({"input": [f"{SECRET_TEXT} {number} " + "word " * 400 for number in range(1000)]})
+        status, _, body = self.ask(function, event(body=many, x_api_key=key), seconds=0.4)
+        self.assertEqual(status, 504)
+        self.assertRegex(json.loads(body)["error"]["message"], "^no answer within [0-9]+ms$")
+        # By a clock that is wrong, all time is over, or there is plenty.
+        for seconds in (-3600, 3600):
+            function.number += 1
+            function.events.put((function.number, event(x_api_key=key), time.time() + seconds))
+            self.assertEqual(function.wait(str(function.number))[1]["statusCode"], 200)
+        self.logged(function, '"refused":"no key"', '"refused":"unknown key"', '"refused":"key in the wrong header"', '"status":504')
+        self.assertNotIn(key, function.text())
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
