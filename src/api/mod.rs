@@ -1,6 +1,8 @@
 //! One HTTP router for every dialect, on a laptop and behind API Gateway.
 
 mod auth;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod hugging_face;
 mod inputs;
 mod kserve;
