@@ -12,6 +12,11 @@ PACKAGE := target/lambda/kivu-api.zip
 DEPLOY := .kivu/deploy/bin
 CHECKOV := .kivu/checkov/bin/checkov
 PAGE := .kivu/page/bin/python
+FUZZ := .kivu/fuzz/bin/cargo-fuzz
+AUDIT := .kivu/audit/bin/cargo-deny
+PARTS := .kivu/parts/bin/cargo-cyclonedx
+LOAD := .kivu/load/bin/oha
+MEASURED := .kivu/reliability
 
 .PHONY: help
 help: ## What can be made
@@ -60,7 +65,9 @@ invoke: tools $(BUNDLE)/manifest.toml ## Send API Gateway events to the function
 	  --env KIVU_MODELS=$(abspath $(BUNDLE)) --env KIVU_HOME=$(abspath .kivu) --env KIVU_AUTH__MODE=none
 
 .PHONY: package
-package: tools $(BUNDLE)/manifest.toml ## The archive to deploy: function, runtime library and model
+package: tools $(PARTS) $(BUNDLE)/manifest.toml ## The archive to deploy: function, runtime library, model and list of parts
+	SOURCE_DATE_EPOCH=315532800 $(PARTS) cyclonedx --format json --describe binaries --target all
+	mv api.cdx.json target/kivu.cdx.json && rm -f batch.cdx.json kivu.cdx.json
 	PATH=$(abspath .kivu/lambda/bin):$$PATH $(CARGO_LAMBDA) lambda build --release --bin api
 	$(PYTHON) functions/package.py $(PACKAGE) --bundle $(BUNDLE)
 	$(PYTHON) tests/lambda/archive.py $(PACKAGE) tests/lambda/rest_plain.json
@@ -104,6 +111,35 @@ logs: tools ## The log of the deployment, as it is written
 .PHONY: undeploy
 undeploy: tools ## Remove the deployment; buckets with something in them stay
 	$(OPERATE) undeploy
+
+# Seconds for each reader, of the readers named in TARGETS or of all.
+SECONDS ?= 600
+TARGETS ?=
+.PHONY: fuzz
+fuzz: $(FUZZ) ## Feed everything that reads bytes from outside with any bytes: make fuzz SECONDS=600
+	cd fuzz && PATH=$(abspath $(dir $(FUZZ))):$$PATH cargo +nightly fuzz build --sanitizer none --debug-assertions
+	python3 fuzz/run.py $(SECONDS) $(TARGETS)
+
+.PHONY: audit
+audit: $(AUDIT) ## Licences, sources, duplicates and known faults of what this is made of; the last needs GitHub
+	$(AUDIT) check licenses bans sources
+	$(AUDIT) check advisories
+
+.PHONY: load
+load: release $(LOAD) $(BUNDLE)/manifest.toml ## Send a server more than it can do, and see what becomes of it
+	mkdir -p $(MEASURED)
+	python3 tests/load/load.py $(KIVU) $(BUNDLE) $(LOAD) --json $(MEASURED)/load.json
+
+# Seconds of mixed traffic.
+SOAK ?= 3600
+.PHONY: soak
+soak: release $(LOAD) $(BUNDLE)/manifest.toml ## The same, mixed, for an hour
+	mkdir -p $(MEASURED)
+	python3 tests/load/load.py $(KIVU) $(BUNDLE) $(LOAD) --json $(MEASURED)/soak.json --soak $(SOAK)
+
+.PHONY: reliability
+reliability: ## Put what fuzz, load and soak measured into docs/reliability.md
+	python3 tests/load/table.py $(MEASURED) docs/reliability.md
 
 .PHONY: release
 release:
@@ -151,6 +187,19 @@ $(PAGE): tests/page/requirements.txt
 	python3 -m venv .kivu/page
 	$@ -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
 	touch $@
+
+# Of crates, with the versions that their authors locked.
+$(FUZZ):
+	cargo install --quiet --locked --root .kivu/fuzz cargo-fuzz --version 0.13.2
+
+$(AUDIT):
+	cargo install --quiet --locked --root .kivu/audit cargo-deny --version 0.20.2
+
+$(PARTS):
+	cargo install --quiet --locked --root .kivu/parts cargo-cyclonedx --version 0.5.9
+
+$(LOAD):
+	cargo install --quiet --locked --root .kivu/load oha --version 1.16.0
 
 $(BUNDLES)/%/manifest.toml: models/%.toml | release
 	$(KIVU) doctor --fix

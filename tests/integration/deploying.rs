@@ -43,6 +43,12 @@ fn the_official_checkers_object_to_nothing() {
 }
 
 #[test]
+fn the_same_files_make_the_same_archive() {
+    let mut command = Command::new("python3");
+    succeed(command.current_dir(root()).args(["-B", "tests/lambda/packing.py"]));
+}
+
+#[test]
 fn the_template_can_be_deployed_and_used() {
     if std::env::var_os("TEST_WALK").is_none() {
         eprintln!("skipped: TEST_WALK is not set; `make walk` sets it");
