@@ -66,8 +66,8 @@ invoke: tools $(BUNDLE)/manifest.toml ## Send API Gateway events to the function
 
 .PHONY: package
 package: tools $(PARTS) $(BUNDLE)/manifest.toml ## The archive to deploy: function, runtime library, model and list of parts
-	SOURCE_DATE_EPOCH=315532800 $(PARTS) cyclonedx --format json --describe binaries --target all
-	mv api.cdx.json target/kivu.cdx.json && rm -f batch.cdx.json kivu.cdx.json
+	SOURCE_DATE_EPOCH=315532800 $(PARTS) cyclonedx --format json
+	mv kivu.cdx.json target/kivu.cdx.json
 	PATH=$(abspath .kivu/lambda/bin):$$PATH $(CARGO_LAMBDA) lambda build --release --bin api
 	$(PYTHON) functions/package.py $(PACKAGE) --bundle $(BUNDLE)
 	$(PYTHON) tests/lambda/archive.py $(PACKAGE) tests/lambda/rest_plain.json
@@ -112,13 +112,13 @@ logs: tools ## The log of the deployment, as it is written
 undeploy: tools ## Remove the deployment; buckets with something in them stay
 	$(OPERATE) undeploy
 
-# Seconds for each reader, of the readers named in TARGETS or of all.
+# Seconds for each reader, of those named in READERS or of all.
 SECONDS ?= 600
-TARGETS ?=
+READERS ?=
 .PHONY: fuzz
 fuzz: $(FUZZ) ## Feed everything that reads bytes from outside with any bytes: make fuzz SECONDS=600
-	cd fuzz && PATH=$(abspath $(dir $(FUZZ))):$$PATH cargo +nightly fuzz build --sanitizer none --debug-assertions
-	python3 fuzz/run.py $(SECONDS) $(TARGETS)
+	cd fuzz && PATH=$(abspath $(dir $(FUZZ))):$$PATH cargo +nightly fuzz build --sanitizer none --debug-assertions any
+	python3 fuzz/run.py $(SECONDS) $(READERS)
 
 .PHONY: audit
 audit: $(AUDIT) ## Licences, sources, duplicates and known faults of what this is made of; the last needs GitHub

@@ -1,31 +1,35 @@
-"""Runs every target for a while, and adds what was done to .kivu/reliability/fuzz.json: python3 fuzz/run.py SECONDS [TARGET ...]
+"""Feeds every reader for a while, and adds what was done to .kivu/reliability/fuzz.json.
 
-What a target finds that it had not seen lies in fuzz/found; what breaks it, in fuzz/artifacts.
+    python3 fuzz/run.py SECONDS [READER ...]
+
+What is found that was not seen before lies in fuzz/found; what breaks a reader, in fuzz/artifacts.
 """
 
 import json
+import os
 import pathlib
 import re
 import resource
 import subprocess
 import sys
 
-FUZZ = pathlib.Path(__file__).parent
-PROGRAMS = next(FUZZ.glob("target/*/release"), None)
+FUZZ = pathlib.Path(__file__).resolve().parent
+PROGRAM = next(FUZZ.glob("target/*/release/any"), None)
 DONE = FUZZ.parent / ".kivu/reliability/fuzz.json"
-TARGETS = sorted(path.stem for path in (FUZZ / "fuzz_targets").glob("*.rs"))
+READERS = sorted(folder.name for folder in (FUZZ / "corpus").iterdir())
 
 
-def run(target, seconds):
-    found, artifacts = FUZZ / "found" / target, FUZZ / "artifacts" / target
+def run(reader, seconds):
+    found, artifacts = FUZZ / "found" / reader, FUZZ / "artifacts" / reader
     for folder in (found, artifacts):
         folder.mkdir(parents=True, exist_ok=True)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [
-        PROGRAMS / target, found, FUZZ / "corpus" / target, f"-max_total_time={seconds}", "-rss_limit_mb=2048",
+        PROGRAM, found, FUZZ / "corpus" / reader, f"-max_total_time={seconds}", "-rss_limit_mb=2048",
         "-timeout=20", "-max_len=65536", "-print_final_stats=1", f"-artifact_prefix={artifacts}/",
     ]
-    output = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=FUZZ.parent)
+    environment = {**os.environ, "READER": reader}
+    output = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=FUZZ.parent, env=environment)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     log = output.stdout.decode(errors="replace")
     number = lambda pattern: int((re.findall(pattern, log) or [0])[-1])
@@ -39,21 +43,21 @@ def run(target, seconds):
 
 
 def main():
-    seconds, chosen = int(sys.argv[1]), sys.argv[2:] or TARGETS
-    if PROGRAMS is None:
-        sys.exit("expected the targets' programs, but found none; `make fuzz` builds them")
+    seconds, chosen = int(sys.argv[1]), sys.argv[2:] or READERS
+    if PROGRAM is None:
+        sys.exit("expected the program that feeds readers, but found none; `make fuzz` builds it")
     failed = []
-    for target in chosen:
-        now = run(target, seconds)
+    for reader in chosen:
+        now = run(reader, seconds)
         done = json.loads(DONE.read_text()) if DONE.is_file() else {}
-        sums = done.setdefault(target, {"cpu_s": 0, "inputs": 0, "edges": 0, "found": 0})
+        sums = done.setdefault(reader, {"cpu_s": 0, "inputs": 0, "edges": 0, "found": 0})
         for name in ("cpu_s", "inputs", "found"):
             sums[name] = round(sums[name] + now[name], 1)
         sums["edges"] = max(sums["edges"], now["edges"])
         DONE.parent.mkdir(parents=True, exist_ok=True)
         DONE.write_text(json.dumps(done, indent=1) + "\n")
-        print(target, json.dumps(now), flush=True)
-        failed += [target] * now["found"]
+        print(reader, json.dumps(now), flush=True)
+        failed += [reader] * now["found"]
     sys.exit(f"broken: {', '.join(failed)}; what broke them is in fuzz/artifacts" if failed else 0)
 
 
