@@ -51,23 +51,47 @@ fn numbers_that_would_fill_the_memory_are_refused() {
     if runtime().is_none() {
         return;
     }
-    let mut refusals = Vec::new();
-    for (model, file, field, value) in [
-        ("models/tiny-bert", "config.json", "/max_position_embeddings", json!(usize::MAX)),
-        ("models/tiny-bert", "config.json", "/num_hidden_layers", json!(usize::MAX)),
-        ("models/tiny-bert", "config.json", "/hidden_size", json!(0)),
-        ("models/tiny-roberta", "config.json", "/pad_token_id", json!(i64::MAX)),
-        ("models/tiny-marian", "config.json", "/max_position_embeddings", json!(usize::MAX)),
-        ("models/tiny-m2m100", "config.json", "/pad_token_id", json!(i64::MAX)),
-        ("models/tiny-marian", "vocab.json", "/far", json!(u32::MAX)),
-        ("models/tiny-marian", "vocab.json", "/far", json!(1_000_000)),
+    let number = |number: usize| json!(number);
+    for (model, file, field, value, expected) in [
+        (
+            "tiny-bert",
+            "config.json",
+            "/max_position_embeddings",
+            number(usize::MAX),
+            "position_embeddings.weight` of shape",
+        ),
+        (
+            "tiny-bert",
+            "config.json",
+            "/num_hidden_layers",
+            number(usize::MAX),
+            "expected the weight `encoder.layer.",
+        ),
+        ("tiny-bert", "config.json", "/hidden_size", number(0), "expected `hidden_size` to be a multiple of"),
+        ("tiny-roberta", "config.json", "/pad_token_id", json!(i64::MAX), "expected "),
+        (
+            "tiny-marian",
+            "config.json",
+            "/max_position_embeddings",
+            number(usize::MAX),
+            "expected `max_position_embeddings` times",
+        ),
+        (
+            "tiny-m2m100",
+            "config.json",
+            "/pad_token_id",
+            json!(i64::MAX),
+            "expected `max_position_embeddings` times",
+        ),
+        ("tiny-marian", "vocab.json", "/far", number(u32::MAX as usize), "expected ids below 2097152"),
+        ("tiny-marian", "vocab.json", "/far", number(1_000_000), "expected ids below "),
     ] {
         let folder = tempfile::tempdir().unwrap();
-        let source = copied(model, folder.path());
+        let source = copied(&format!("models/{model}"), folder.path());
         set(&source.join(file), field, value);
-        refusals.push(format!("{model} {field}: {}", refusal(&source, folder.path())));
+        let refusal = refusal(&source, folder.path());
+        assert!(refusal.contains(expected), "{model} {field}: {refusal}");
     }
-    insta::assert_snapshot!(refusals.join("\n"), @"");
 }
 
 #[test]
@@ -78,7 +102,11 @@ fn shards_and_weights_outside_of_the_folder_are_not_read() {
     let folder = tempfile::tempdir().unwrap();
     let source = copied("models/tiny-bert-sharded", folder.path());
     set(&source.join("model.safetensors.index.json"), "/weight_map/x", json!("../outside.safetensors"));
-    insta::assert_snapshot!(refusal(&source, folder.path()), @"");
+    let refused = refusal(&source, folder.path());
+    assert!(
+        refused.contains("expected shards beside their index, but found `../outside.safetensors`"),
+        "{refused}"
+    );
 
     let folder = tempfile::tempdir().unwrap();
     let source = copied("exports/tiny-bert", folder.path());
@@ -92,7 +120,8 @@ fn shards_and_weights_outside_of_the_folder_are_not_read() {
         };
         tensor.external_data = vec![entry("location", "../../../etc/passwd")];
     });
-    insta::assert_snapshot!(refusal(&source, folder.path()), @"");
+    let refused = refusal(&source, folder.path());
+    assert!(refused.contains("in a file beside the graph, but found `../../../etc/passwd`"), "{refused}");
 }
 
 fn change_graph(path: &Path, change: impl FnOnce(&mut ModelProto)) {
@@ -106,7 +135,6 @@ fn operators_of_nobody_and_graphs_that_go_in_circles_are_refused() {
     if runtime().is_none() {
         return;
     }
-    let mut refusals = Vec::new();
     for change in [
         |model: &mut ModelProto| model.graph.as_mut().unwrap().node[0].domain = "evil.example".into(),
         |model: &mut ModelProto| {
@@ -119,11 +147,9 @@ fn operators_of_nobody_and_graphs_that_go_in_circles_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let source = copied("exports/tiny-bert", folder.path());
         change_graph(&source.join("model.onnx"), change);
-        let refusal = refusal(&source, folder.path());
-        // What the runtime says differs from version to version.
-        refusals.push(refusal.split(": ").take(2).collect::<Vec<_>>().join(": "));
+        // In the runtime's words, which differ from version to version.
+        assert!(!refusal(&source, folder.path()).is_empty());
     }
-    insta::assert_snapshot!(refusals.join("\n"), @"");
 }
 
 /// A bundle's graph that reads a file which its manifest does not name, changed with all hashes right.
@@ -164,7 +190,7 @@ fn a_disk_that_fills_up_leaves_nothing_half_written() {
     let kivu = env!("CARGO_BIN_EXE_kivu");
     let build = format!("build {} --out $DISK/bundle", fixtures().join("models/tiny-bert").display());
     let batch = format!("batch {} $DISK/out.csv --model {}", rows.display(), bundle.display());
-    for (what, size) in [(build, "64k"), (batch, "64k")] {
+    for (what, size) in [(build, "32k"), (batch, "32k")] {
         let script = format!(
             "mount -t tmpfs -o size={size} none $DISK || exit 77\n{kivu} {what} 2>&1; echo status $?; ls $DISK"
         );
