@@ -14,7 +14,6 @@ CHECKOV := .kivu/checkov/bin/checkov
 PAGE := .kivu/page/bin/python
 FUZZ := .kivu/fuzz/bin/cargo-fuzz
 AUDIT := .kivu/audit/bin/cargo-deny
-PARTS := .kivu/parts/bin/cargo-cyclonedx
 LOAD := .kivu/load/bin/oha
 MEASURED := .kivu/reliability
 
@@ -65,9 +64,8 @@ invoke: tools $(BUNDLE)/manifest.toml ## Send API Gateway events to the function
 	  --env KIVU_MODELS=$(abspath $(BUNDLE)) --env KIVU_HOME=$(abspath .kivu) --env KIVU_AUTH__MODE=none
 
 .PHONY: package
-package: tools $(PARTS) $(BUNDLE)/manifest.toml ## The archive to deploy: function, runtime library, model and list of parts
-	SOURCE_DATE_EPOCH=315532800 $(PARTS) cyclonedx --format json
-	mv kivu.cdx.json target/kivu.cdx.json
+package: tools $(BUNDLE)/manifest.toml ## The archive to deploy: function, runtime library, model and list of parts
+	$(dir $(CHECKOV))python -W ignore functions/parts.py target/kivu.cdx.json
 	PATH=$(abspath .kivu/lambda/bin):$$PATH $(CARGO_LAMBDA) lambda build --release --bin api
 	$(PYTHON) functions/package.py $(PACKAGE) --bundle $(BUNDLE)
 	$(PYTHON) tests/lambda/archive.py $(PACKAGE) tests/lambda/rest_plain.json
@@ -194,9 +192,6 @@ $(FUZZ):
 
 $(AUDIT):
 	cargo install --quiet --locked --root .kivu/audit cargo-deny --version 0.20.2
-
-$(PARTS):
-	cargo install --quiet --locked --root .kivu/parts cargo-cyclonedx --version 0.5.9
 
 $(LOAD):
 	cargo install --quiet --locked --root .kivu/load oha --version 1.16.0
