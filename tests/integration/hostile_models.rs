@@ -22,12 +22,20 @@ use crate::{
 
 /// A copy of a fixture that can be changed.
 fn copied(name: &str, folder: &Path) -> PathBuf {
-    let (from, to) = (fixtures().join(name), folder.join("source"));
-    fs::create_dir(&to).unwrap();
-    for entry in fs::read_dir(from).unwrap().map(Result::unwrap).filter(|entry| entry.path().is_file()) {
-        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
-    }
+    let to = folder.join("source");
+    copy(&fixtures().join(name), &to);
     to
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let to = to.join(entry.file_name());
+        match entry.path().is_dir() {
+            true => copy(&entry.path(), &to),
+            false => drop(fs::copy(entry.path(), to).unwrap()),
+        }
+    }
 }
 
 /// Changes a field of a JSON file.
