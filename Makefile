@@ -16,6 +16,10 @@ CHECKOV := .kivu/checkov/bin/checkov
 PAGE := .kivu/page/bin/python
 PEERS := .kivu/peers
 DOCUMENT := .kivu/document/bin/python
+FUZZ := .kivu/fuzz/bin/cargo-fuzz
+AUDIT := .kivu/audit/bin/cargo-deny
+LOAD := .kivu/load/bin/oha
+MEASURED := .kivu/reliability
 
 .PHONY: help
 help: ## What can be made
@@ -79,7 +83,8 @@ invoke: tools $(BUNDLE)/manifest.toml ## Send every form of event to the functio
 	$(S3_PYTHON) tests/lambda/invoke_batch.py $(CARGO_LAMBDA) --release $(INVOKED)
 
 .PHONY: package
-package: tools $(BUNDLE)/manifest.toml ## The archive to deploy: function, runtime library and model
+package: tools $(BUNDLE)/manifest.toml ## The archive to deploy: function, runtime library, model and list of parts
+	$(dir $(CHECKOV))python -W ignore functions/parts.py target/kivu.cdx.json
 	PATH=$(abspath .kivu/lambda/bin):$$PATH $(CARGO_LAMBDA) lambda build --release --bin api
 	$(PYTHON) functions/package.py $(PACKAGE) --bundle $(BUNDLE)
 	$(PYTHON) tests/lambda/archive.py $(PACKAGE) tests/lambda/rest_plain.json
@@ -123,6 +128,35 @@ logs: tools ## The log of the deployment, as it is written
 .PHONY: undeploy
 undeploy: tools ## Remove the deployment; buckets with something in them stay
 	$(OPERATE) undeploy
+
+# Seconds for each reader, of those named in READERS or of all.
+SECONDS ?= 600
+READERS ?=
+.PHONY: fuzz
+fuzz: $(FUZZ) ## Feed everything that reads bytes from outside with any bytes: make fuzz SECONDS=600
+	cd fuzz && PATH=$(abspath $(dir $(FUZZ))):$$PATH cargo +nightly fuzz build --sanitizer none --debug-assertions any
+	python3 fuzz/run.py $(SECONDS) $(READERS)
+
+.PHONY: audit
+audit: $(AUDIT) ## Licences, sources, duplicates and known faults of what this is made of; the last needs GitHub
+	$(AUDIT) check licenses bans sources
+	$(AUDIT) check advisories
+
+.PHONY: load
+load: release $(LOAD) $(BUNDLE)/manifest.toml ## Send a server more than it can do, and see what becomes of it
+	mkdir -p $(MEASURED)
+	python3 tests/load/load.py $(KIVU) $(BUNDLE) $(LOAD) --json $(MEASURED)/load.json
+
+# Seconds of mixed traffic.
+SOAK ?= 3600
+.PHONY: soak
+soak: release $(LOAD) $(BUNDLE)/manifest.toml ## The same, mixed, for an hour
+	mkdir -p $(MEASURED)
+	python3 tests/load/load.py $(KIVU) $(BUNDLE) $(LOAD) --json $(MEASURED)/soak.json --soak $(SOAK)
+
+.PHONY: reliability
+reliability: ## Put what fuzz, load and soak measured into docs/reliability.md
+	python3 tests/load/table.py $(MEASURED) docs/reliability.md
 
 .PHONY: release
 release:
@@ -180,6 +214,16 @@ $(DOCUMENT): tests/document/requirements.txt
 	python3 -m venv .kivu/document
 	$@ -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
 	touch $@
+
+# Of crates, with the versions that their authors locked.
+$(FUZZ):
+	cargo install --quiet --locked --root .kivu/fuzz cargo-fuzz --version 0.13.2
+
+$(AUDIT):
+	cargo install --quiet --locked --root .kivu/audit cargo-deny --version 0.20.2
+
+$(LOAD):
+	cargo install --quiet --locked --root .kivu/load oha --version 1.16.0
 
 $(BUNDLES)/%/manifest.toml: models/%.toml | release
 	$(KIVU) doctor --fix

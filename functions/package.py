@@ -20,6 +20,8 @@ BOOTSTRAP = ROOT / "target/lambda/api/bootstrap"
 CONFIGS = {"BatchFunction": ROOT / "functions/batch/kivu.toml"}
 CONFIG = ROOT / "functions/api/kivu.toml"
 LIBRARY_FOLDER = ROOT / ".kivu/onnxruntime"
+# What the function is made of, as CycloneDX: `make package` writes it.
+PARTS = ROOT / "target/kivu.cdx.json"
 
 # What provided.al2023 has.
 GLIBC = (2, 34)
@@ -58,6 +60,8 @@ def main():
 
     config = CONFIGS.get(arguments.out.name, CONFIG)
     files = {"bootstrap": bootstrap, "kivu.toml": config, **library_files(arguments.library, bootstrap)}
+    if is_archive and PARTS.is_file():
+        files[PARTS.name] = PARTS
     for bundle in arguments.bundle:
         for file in sorted(bundle.iterdir()):
             files[f"models/{bundle.name}/{file.name}"] = file

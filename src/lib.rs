@@ -22,7 +22,7 @@
 //!              ╱      ╲
 //!         backend   tokenizer                tensors → tensors │ texts → ids
 //!              ╲      ╱
-//!       tensor, config, secrets, telemetry, error
+//!       tensor, config, json, secrets, telemetry, error
 //! ```
 
 pub mod api;
@@ -32,6 +32,10 @@ pub mod build;
 pub mod cli;
 pub mod config;
 pub mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
+mod json;
 pub mod model;
 pub mod pipeline;
 pub mod repository;

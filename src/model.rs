@@ -7,7 +7,7 @@ use std::{path::Path, sync::Arc, thread, time::Duration};
 use crate::{
     backend::{
         Backend, Deadline,
-        onnx::{OnnxBackend, Runtime, Weights, library},
+        onnx::{OnnxBackend, Runtime, Weights, library, require_known_files},
         routing::Route,
         triton::Fleet,
     },
@@ -286,11 +286,12 @@ fn open_graph(bundle: &Bundle, config: &Config) -> Result<OnnxBackend> {
     let graph = bundle.read(&manifest.graph)?;
     let backend = match bundle.home() {
         Home::Folder(_) => {
+            require_known_files(&graph, |name| manifest.file(name).is_some())?;
             let path = bundle.path(&manifest.graph);
             starting("session", || OnnxBackend::open(runtime, &path, config.threads()))?
         }
         Home::S3(..) => {
-            let mut weights = Weights::of(&graph)?;
+            let mut weights = Weights::of(&graph, |name| manifest.file(name).map(|file| file.size))?;
             starting("weights", || {
                 weights.files().iter().try_for_each(|name| {
                     let mut file = weights.file(name);

@@ -3,6 +3,8 @@
 mod auth;
 mod dialect;
 mod document;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod hugging_face;
 mod inputs;
 mod kserve;

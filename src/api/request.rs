@@ -14,7 +14,7 @@ use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
 
 use super::{App, dialect::Dialect, rejection::Rejection};
-use crate::{backend::Deadline, error::Error};
+use crate::{backend::Deadline, error::Error, json};
 
 /// What a path names, refused in its dialect where it cannot be read.
 pub(super) struct InPath<T>(pub(super) T);
@@ -102,6 +102,13 @@ fn require_json(headers: &HeaderMap) -> Result<(), Rejection> {
 
 /// JSON as `T`, with errors that name the field.
 pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
+    if !json::is_light(bytes) {
+        return Err(Error::too_large(format!(
+            "expected JSON of texts and numbers, but found too many lists, objects or numbers for {} bytes; send \
+             fewer at once",
+            bytes.len()
+        )));
+    }
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
     let parsed = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let path = error.path().to_string();

@@ -45,7 +45,7 @@ pub(super) struct Checkpoint {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct State {
+pub(super) struct State {
     job: String,
     /// Who wrote this, and how often before.
     holder: String,
@@ -261,7 +261,7 @@ fn encode(state: &State, waiting: &[u8]) -> Result<Bytes> {
     Ok(bytes.into())
 }
 
-fn parse(bytes: &[u8], place: &Url) -> Result<(State, Vec<u8>)> {
+pub(super) fn parse(bytes: &[u8], place: &Url) -> Result<(State, Vec<u8>)> {
     let wrong = || {
         Error::model(format!("expected where a job stands in `{place}`, but found something else; remove it"))
     };

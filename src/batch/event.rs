@@ -152,7 +152,7 @@ fn from_event_bridge(event: &Value) -> Result<Option<Written>> {
 }
 
 /// A key as S3 writes it in its events: like the fields of a form.
-fn decode(key: &str) -> Result<String> {
+pub(super) fn decode(key: &str) -> Result<String> {
     let spaced = key.replace('+', " ");
     let decoded = percent_decode_str(&spaced).decode_utf8();
     decoded

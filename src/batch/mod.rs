@@ -9,6 +9,8 @@ mod checkpoint;
 mod compression;
 mod event;
 mod function;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod input;
 mod large;
 mod output;

@@ -56,7 +56,7 @@ impl Shape {
         }
     }
 
-    fn writer(&self, is_first: bool) -> Result<Writer> {
+    pub(super) fn writer(&self, is_first: bool) -> Result<Writer> {
         let packer = || self.compression.pack().map_err(Error::io("cannot write the output"));
         Ok(match &self.head {
             Head::JsonLines => Writer::JsonLines(JsonLinesWriter::new(packer()?)),

@@ -82,10 +82,12 @@ pub(super) fn quantise(model: &mut ModelProto) {
                 }
                 None => nodes.push(node),
             },
-            "Gather" => match matrix(0).filter(|(shape, _)| shape[0] >= SMALLEST_TABLE) {
-                Some((shape, values)) => nodes.extend(table(&node, shape, &values, &mut constants)),
-                None => nodes.push(node),
-            },
+            "Gather" if node.input.len() == 2 && node.output.len() == 1 => {
+                match matrix(0).filter(|(shape, _)| shape[0] >= SMALLEST_TABLE) {
+                    Some((shape, values)) => nodes.extend(table(&node, shape, &values, &mut constants)),
+                    None => nodes.push(node),
+                }
+            }
             _ => nodes.push(node),
         }
     }
@@ -202,7 +204,8 @@ fn table(
 /// The values of a float matrix.
 fn floats(tensor: &TensorProto) -> Option<([i64; 2], Vec<f32>)> {
     let shape: [i64; 2] = tensor.dims.as_slice().try_into().ok()?;
-    if tensor.data_type != data_type::FLOAT {
+    // Two negative sides have a positive product, and an empty one any other side.
+    if tensor.data_type != data_type::FLOAT || shape.iter().any(|side| *side < 1) {
         return None;
     }
     let values = if tensor.raw_data.is_empty() {

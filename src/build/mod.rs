@@ -11,6 +11,8 @@ mod export;
 pub mod exported;
 pub mod fetch;
 mod folder;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod layers;
 pub mod onnx;
 mod plan;

@@ -4,6 +4,7 @@ mod batch;
 mod bench;
 mod build;
 mod completions;
+mod connections;
 mod doctor;
 mod key;
 mod progress;

@@ -2,11 +2,10 @@
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
-use axum::serve::ListenerExt;
 use clap::Args;
 use tokio::{net::TcpListener, runtime::Builder, signal};
 
-use super::say;
+use super::{connections, say};
 use crate::{
     api::{App, Guard, Reach, below, router},
     config::{Config, ModelConfig},
@@ -66,10 +65,6 @@ async fn serve(config: Config) -> Result<()> {
         source,
     })?;
     let address = listener.local_addr().map_err(Error::io("cannot tell the address listened on"))?;
-    // An answer is one write; waiting for more to send with it only costs time.
-    let listener = listener.tap_io(|connection| {
-        let _ = connection.set_nodelay(true);
-    });
     let prometheus = Prometheus::install()?;
     let tidied = prometheus.clone();
     tokio::spawn(async move {
@@ -83,12 +78,11 @@ async fn serve(config: Config) -> Result<()> {
     let models = tokio::task::block_in_place(|| Model::open_all(&config))?;
     // Nobody may be reading; that is no reason not to serve.
     let _ = announce(address, &models, config.page);
+    let patience = config.limits.timeout();
     let app = App::new(models, config.limits).with_guard(guard).with_metrics(prometheus);
     let router = router(app.with_page(config.page));
-    axum::serve(listener, below(config.prefix.as_deref(), router))
-        .with_graceful_shutdown(asked_to_stop())
-        .await
-        .map_err(Error::io("the server stopped"))
+    connections::serve(listener, below(config.prefix.as_deref(), router), patience, asked_to_stop()).await;
+    Ok(())
 }
 
 fn announce(address: SocketAddr, models: &[Model], has_page: bool) -> Result<()> {

@@ -4,7 +4,7 @@ use std::{sync::Arc, thread};
 
 use super::{lacks, panicked, runtime};
 use crate::{
-    backend::onnx::{Graphs, OnnxSequences, Parallel},
+    backend::onnx::{Graphs, OnnxSequences, Parallel, require_known_files},
     config::Config,
     error::{Error, Result},
     pipeline::translation::{Parts, TranslationPipeline, TranslationSettings, shortlist::Shortlist},
@@ -61,7 +61,7 @@ fn open_graphs(bundle: &Bundle, settings: &TranslationSettings, config: &Config)
     let names = [&manifest.graph, &settings.decoder.graph];
     // Graphs are small, and they are parsed: they are verified before.
     for name in names {
-        bundle.read(name)?;
+        require_known_files(&bundle.read(name)?, |name| manifest.file(name).is_some())?;
     }
     let [encoder, decoder] = names.map(|name| bundle.path(name));
     let threads = config.threads();

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     net::TcpStream,
     process::Stdio,
     thread,
@@ -54,6 +54,83 @@ fn slow_callers_are_given_up_and_the_rest_hear_429() {
         assert_eq!(status(&answer), "504", "{answer}");
     }
     assert!(started.elapsed() < Duration::from_secs(5));
+    assert_eq!(status(&server.post("/embed", r#"{"inputs": "a text"}"#)), "200");
+}
+
+/// Whether the server closes a connection by itself within `time`.
+fn is_closed_within(connection: &mut TcpStream, time: Duration) -> bool {
+    connection.set_read_timeout(Some(time)).unwrap();
+    let read = connection.read_to_end(&mut Vec::new());
+    !read.is_err_and(|error| matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut))
+}
+
+/// Whoever connects and says nothing, or never says all, loses the connection, not the server a file descriptor.
+#[test]
+fn a_connection_that_never_says_what_it_wants_is_closed() {
+    let Some((_folder, bundle)) = bundle() else { return };
+    let mut command = kivu(&bundle);
+    command.env("KIVU_LIMITS__TIMEOUT_MS", "1000").stderr(Stdio::null());
+    let server = Server::wait(command.spawn().unwrap());
+    for said in ["", "POST /embed HT", "POST /embed HTTP/1.1\r\nhost: x\r\n"] {
+        let mut connection = TcpStream::connect(&server.address).unwrap();
+        connection.write_all(said.as_bytes()).unwrap();
+        assert!(is_closed_within(&mut connection, Duration::from_secs(4)), "{said:?}");
+    }
+    // One that goes on byte by byte gains no time by it.
+    let mut connection = TcpStream::connect(&server.address).unwrap();
+    let started = Instant::now();
+    while connection.write_all(b"x").is_ok() {
+        assert!(started.elapsed() < Duration::from_secs(5), "it is still listened to");
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(status(&server.post("/embed", r#"{"inputs": "a text"}"#)), "200");
+}
+
+/// Asked to stop, the server waits for nobody who says nothing.
+#[test]
+fn a_caller_who_dribbles_does_not_keep_the_server_from_ending() {
+    let Some((_folder, bundle)) = bundle() else { return };
+    let mut command = kivu(&bundle);
+    command.env("KIVU_LIMITS__TIMEOUT_MS", "1000").stderr(Stdio::null());
+    let mut server = Server::wait(command.spawn().unwrap());
+    let mut connection = TcpStream::connect(&server.address).unwrap();
+    connection.write_all(b"POST /embed HTTP/1.1\r\n").unwrap();
+    let idle = TcpStream::connect(&server.address).unwrap();
+    thread::sleep(Duration::from_millis(100));
+    let started = Instant::now();
+    assert_eq!(server.stop(), Some(0));
+    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    drop((connection, idle));
+}
+
+/// Without file descriptors for more connections, those that are open are answered, and others wait for their turn.
+#[test]
+fn running_out_of_file_descriptors_ends_nothing() {
+    let Some((_folder, bundle)) = bundle() else { return };
+    let program = kivu(&bundle);
+    let mut command = std::process::Command::new("sh");
+    command
+        .args(["-c", "ulimit -n 64; exec \"$0\" \"$@\""])
+        .arg(program.get_program())
+        .args(program.get_args());
+    for (name, value) in program.get_envs() {
+        command.env(name, value.unwrap_or_default());
+    }
+    command.env("KIVU_LIMITS__TIMEOUT_MS", "1500").stdin(Stdio::null()).stdout(Stdio::piped());
+    let server = Server::wait(command.stderr(Stdio::null()).spawn().unwrap());
+    let mut open = TcpStream::connect(&server.address).unwrap();
+    let request = "GET /health HTTP/1.1\r\nhost: x\r\n\r\n";
+    open.write_all(request.as_bytes()).unwrap();
+    let mut answer = [0; 12];
+    open.read_exact(&mut answer).unwrap();
+    let crowd: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(&server.address).unwrap()).collect();
+    thread::sleep(Duration::from_millis(300));
+    open.write_all(request.as_bytes()).unwrap();
+    let mut rest = [0; 12];
+    open.read_exact(&mut rest).unwrap();
+    // It waits until some of the crowd have said nothing for too long.
+    assert_eq!(status(&server.post("/embed", r#"{"inputs": "a text"}"#)), "200");
+    drop(crowd);
     assert_eq!(status(&server.post("/embed", r#"{"inputs": "a text"}"#)), "200");
 }
 

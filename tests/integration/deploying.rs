@@ -43,6 +43,32 @@ fn the_official_checkers_object_to_nothing() {
 }
 
 #[test]
+fn the_same_files_make_the_same_archive() {
+    let mut command = Command::new("python3");
+    succeed(command.current_dir(root()).args(["-B", "tests/lambda/packing.py"]));
+}
+
+#[test]
+fn the_list_of_parts_names_what_is_in_the_program_and_is_the_same_twice() {
+    let Some(checkov) = tool("TEST_CHECKOV") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let list = |name: &str| {
+        let out = folder.path().join(name);
+        let mut command = Command::new(checkov.with_file_name("python"));
+        command.current_dir(root()).args(["-B", "-W", "ignore", "functions/parts.py"]).arg(&out);
+        succeed(&mut command);
+        std::fs::read_to_string(out).unwrap()
+    };
+    let first = list("first");
+    assert_eq!(first, list("second"));
+    let list: Value = serde_json::from_str(&first).unwrap();
+    let names: BTreeSet<&str> =
+        list["components"].as_array().unwrap().iter().filter_map(|part| part["name"].as_str()).collect();
+    assert!(["ort", "tokio", "tokenizers", "zstd-sys"].iter().all(|part| names.contains(part)), "{names:?}");
+    assert!(["insta", "proptest"].iter().all(|other| !names.contains(other)), "only tests need them");
+}
+
+#[test]
 fn the_template_can_be_deployed_and_used() {
     if std::env::var_os("TEST_WALK").is_none() {
         eprintln!("skipped: TEST_WALK is not set; `make walk` sets it");

@@ -21,6 +21,7 @@ const DOORS: &[(&str, &[&str])] = &[
             "src/build/onnx/",
             "src/build/sentencepiece/",
             "src/backend/onnx/weights.rs",
+            "src/backend/triton/fuzzing.rs",
             "src/backend/triton/messages.rs",
             "src/backend/triton/grpc.rs",
         ],
@@ -32,7 +33,12 @@ const DOORS: &[(&str, &[&str])] = &[
     ("indicatif::", &["src/cli/progress.rs"]),
     (
         "hyper_util::",
-        &["src/backend/triton/connect.rs", "src/backend/triton/http.rs", "src/cli/bench/server.rs"],
+        &[
+            "src/backend/triton/connect.rs",
+            "src/backend/triton/http.rs",
+            "src/cli/bench/server.rs",
+            "src/cli/connections.rs",
+        ],
     ),
     ("tokio_rustls::", &["src/backend/triton/connect.rs"]),
     ("tonic::", &["src/backend/triton/grpc.rs"]),
@@ -41,7 +47,8 @@ const DOORS: &[(&str, &[&str])] = &[
     ("utoipa::openapi::", &["src/api/document/"]),
     ("utoipa_axum::", &["src/api/mod.rs", "src/api/document/"]),
     ("subtle::", &["src/api/auth/"]),
-    ("axum::", &["src/api/", "src/cli/serve.rs", "src/cli/bench/server.rs", "functions/"]),
+    ("axum::", &["src/api/", "src/cli/bench/server.rs", "src/cli/connections.rs", "functions/"]),
+    ("hyper::", &["src/cli/connections.rs"]),
 ];
 
 fn sources(folder: &Path) -> Vec<PathBuf> {

@@ -64,6 +64,13 @@ impl Server {
         self.process.id()
     }
 
+    /// Asks it to stop and waits; the status that it ended with.
+    pub(crate) fn stop(&mut self) -> Option<i32> {
+        let asked = Command::new("kill").arg(self.process.id().to_string()).status().unwrap();
+        assert!(asked.success());
+        self.process.wait().unwrap().code()
+    }
+
     /// Ends it; what it logged.
     pub(crate) fn end(&mut self) -> String {
         self.process.kill().unwrap();

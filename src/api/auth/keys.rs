@@ -211,6 +211,30 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_clock_that_is_set_keeps_no_key_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("keys");
+        let ((alice, alices), hour) = (make_key("alice").unwrap(), Duration::from_secs(3600));
+        for is_set_back in [true, false] {
+            std::fs::write(&file, &alices).unwrap();
+            let keys = keys(&file);
+            keys.prepare().await.unwrap();
+            std::fs::write(&file, "").unwrap();
+            assert_eq!(keys.find(&[&alice]).await.unwrap().as_deref(), Some("alice"), "not yet read again");
+            {
+                let mut read = keys.read.write().unwrap();
+                let read = read.as_mut().unwrap();
+                read.at = match is_set_back {
+                    // What was read an hour ago by one clock will be read in an hour by the other.
+                    true => Moment(read.at.0.checked_sub(hour).unwrap(), read.at.1 + hour),
+                    false => Moment(read.at.0, read.at.1 - hour),
+                };
+            }
+            assert_eq!(keys.find(&[&alice]).await.unwrap(), None, "set back: {is_set_back}");
+        }
+    }
+
+    #[tokio::test]
     async fn a_source_that_was_never_read_is_an_error_and_heals() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("keys");

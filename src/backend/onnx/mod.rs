@@ -24,7 +24,7 @@ pub use self::{
     library::Runtime,
     sequences::{Graphs, OnnxSequences, Parallel},
     session::Session,
-    weights::Weights,
+    weights::{Weights, require_known_files},
 };
 use super::{Backend, Deadline, Schedule, Signature};
 use crate::{

@@ -211,7 +211,7 @@ fn failure(status: &Status) -> Failure {
 }
 
 /// The wanted outputs of an answer.
-fn read_answer(answer: &InferAnswer, wanted: &[TensorSpec]) -> Result<Vec<Tensor>, Failure> {
+pub(super) fn read_answer(answer: &InferAnswer, wanted: &[TensorSpec]) -> Result<Vec<Tensor>, Failure> {
     let read = |spec: &TensorSpec| {
         let place = answer.outputs.iter().position(|output| output.name == spec.name);
         let found =

@@ -22,10 +22,10 @@ use super::{
     transport::{Call, Described, Description, LONGEST_ANSWER, LONGEST_IDLE, Target, microseconds},
     wire,
 };
-use crate::{backend::TensorSpec, tensor::Tensor};
+use crate::{backend::TensorSpec, json, tensor::Tensor};
 
 /// How many bytes of a message are JSON; the rest are the tensors', in the order in which JSON names them.
-const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
+pub(super) const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 
 /// Kept connections to one address, as many as requests were ever under way.
 pub(super) struct HttpTransport {
@@ -35,15 +35,15 @@ pub(super) struct HttpTransport {
 }
 
 #[derive(Deserialize)]
-struct Metadata {
-    inputs: Vec<Described>,
-    outputs: Vec<Described>,
+pub(super) struct Metadata {
+    pub(super) inputs: Vec<Described>,
+    pub(super) outputs: Vec<Described>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Config {
-    max_batch_size: i64,
+pub(super) struct Config {
+    pub(super) max_batch_size: i64,
     model_transaction_policy: TransactionPolicy,
 }
 
@@ -179,7 +179,10 @@ fn escaped(segment: &str) -> String {
     escaped
 }
 
-fn parse<T: for<'de> Deserialize<'de>>(body: &[u8]) -> Result<T, Failure> {
+pub(super) fn parse<T: for<'de> Deserialize<'de>>(body: &[u8]) -> Result<T, Failure> {
+    if !json::is_light(body) {
+        return Err(Failure::garbled("expected KServe's JSON, but found more values than tensors have"));
+    }
     serde_json::from_slice(body)
         .map_err(|_| Failure::garbled("expected KServe's JSON, but found something else"))
 }
@@ -189,7 +192,7 @@ fn unanswered(error: &ClientError) -> Failure {
 }
 
 /// What a status other than 200 says.
-fn refusal(status: StatusCode, body: &[u8]) -> Failure {
+pub(super) fn refusal(status: StatusCode, body: &[u8]) -> Failure {
     #[derive(Deserialize)]
     struct Said {
         error: String,
@@ -212,7 +215,7 @@ fn refusal(status: StatusCode, body: &[u8]) -> Failure {
 }
 
 /// The wanted outputs of an answer; every length in it is checked against what is there.
-fn read_answer(answer: &Response<Bytes>, wanted: &[TensorSpec]) -> Result<Vec<Tensor>, Failure> {
+pub(super) fn read_answer(answer: &Response<Bytes>, wanted: &[TensorSpec]) -> Result<Vec<Tensor>, Failure> {
     let body = answer.body();
     let length = match answer.headers().get(JSON_LENGTH) {
         None => body.len(),

@@ -6,6 +6,8 @@ mod breaker;
 mod client;
 mod connect;
 mod failure;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod grpc;
 mod http;
 mod interface;

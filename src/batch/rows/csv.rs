@@ -21,6 +21,10 @@ use crate::{
 /// What stands between fields; the one that the header has most of.
 const DELIMITERS: [u8; 4] = *b",;\t|";
 
+/// The longest header that is taken, in bytes, and the most columns: each of their names is kept several times.
+const LONGEST_HEADER: usize = 1024 * 1024;
+const MOST_COLUMNS: usize = 10_000;
+
 /// The head of a file: what is between fields, and what they are called.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(in crate::batch) struct Header {
@@ -69,10 +73,16 @@ impl<R: Read> CsvReader<R> {
         let delimiter =
             DELIMITERS.iter().rev().max_by_key(|delimiter| count(delimiter)).copied().unwrap_or(b',');
         file.consume(mark);
-        let budget = Arc::new(AtomicUsize::new(LONGEST_ROW));
+        let budget = Arc::new(AtomicUsize::new(LONGEST_HEADER));
         let file = Bounded { file, budget: Arc::clone(&budget) };
         let mut records = ReaderBuilder::new().delimiter(delimiter).flexible(true).from_reader(file);
         let names = records.byte_headers().map_err(unreadable)?.clone();
+        if names.len() > MOST_COLUMNS {
+            return Err(Error::invalid(format!(
+                "expected a header of at most {MOST_COLUMNS} columns, but found {}",
+                names.len()
+            )));
+        }
         let names = names.iter().map(|name| {
             std::str::from_utf8(name).map(str::to_owned).map_err(|error| {
                 Error::invalid(format!(
@@ -114,7 +124,8 @@ impl<R: Read> CsvReader<R> {
             if !self.record(&mut record)? {
                 break;
             }
-            bytes += record.as_slice().len();
+            // Where its fields end takes room as well: of a row of commas that is all there is.
+            bytes += record.as_slice().len() + record.len() * size_of::<usize>();
             texts.push(self.text(&record));
             rows.push(record);
         }
@@ -232,4 +243,28 @@ fn cells(answer: &Answer) -> Vec<String> {
 
 fn unwritable(error: ::csv::Error) -> Error {
     Error::Io { action: "cannot write the output".into(), source: io::Error::other(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use super::*;
+
+    #[test]
+    fn rows_of_commas_count_for_what_they_take() {
+        let row = ",".repeat(200_000);
+        let file = format!("text,b\n{}", vec![row; 64].join("\n"));
+        let mut reader = CsvReader::new(Cursor::new(file), None).unwrap();
+        let chunk = reader.next().unwrap().unwrap();
+        assert!(chunk.texts.len() < 8, "{} rows at once", chunk.texts.len());
+    }
+
+    #[test]
+    fn a_header_without_end_is_refused() {
+        let refused = |header: String| CsvReader::new(Cursor::new(header), None).err().unwrap().to_string();
+        insta::assert_snapshot!(refused(",".repeat(20_000)), @"expected a header of at most 10000 columns, but found 20001");
+        let taken = allocation_counter::measure(|| drop(refused(",".repeat(8 * 1024 * 1024)))).bytes_max;
+        assert!(taken < 64 * 1024 * 1024, "{taken} bytes");
+    }
 }

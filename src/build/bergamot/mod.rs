@@ -69,6 +69,15 @@ pub(super) fn open(folder: &Path) -> Result<Opened> {
     })
 }
 
+/// Reads a shortlist and a model of any bytes.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) fn read_any(lexicon: &[u8], model: &[u8]) {
+    // What cannot be read is told by an error.
+    let _ = lexicon::shortlist(lexicon, lexicon.len() / 24);
+    let _ = tokenizer(model);
+    let _ = file::File::parse(model).and_then(|file| model::model(file, String::new()));
+}
+
 /// The pair of languages that such files are named after: `model.enpt.intgemm.alphas.bin`.
 fn languages(model: &Path) -> Option<Languages> {
     let pair = model.file_name()?.to_str()?.split('.').nth(1)?;

@@ -16,6 +16,9 @@ const CLASSIFIER: &str = "ForSequenceClassification";
 /// The `model_type`s that are supported; the last has a graph of its own, in `deberta.rs`.
 pub const MODEL_TYPES: [&str; 5] = ["bert", "distilbert", "roberta", "xlm-roberta", "deberta-v2"];
 
+/// More labels than any classifier of texts has.
+const MOST_LABELS: usize = 1 << 16;
+
 /// The weight by which a body is known, with or without its prefix.
 pub(in crate::build) const WORDS: &str = "embeddings.word_embeddings.weight";
 
@@ -77,8 +80,7 @@ pub struct Head {
 impl Head {
     /// A head that says no more of its labels than how many they are.
     pub(in crate::build) fn unnamed(labels: usize) -> Self {
-        let labels = (0..labels).map(|id| format!("LABEL_{id}")).collect();
-        Self { labels, function: ScoreFunction::Softmax }
+        Self { labels: Self::names(labels), function: ScoreFunction::Softmax }
     }
 
     /// The head that a config describes, as `transformers` reads it; none where its class has none.
@@ -95,15 +97,31 @@ impl Head {
                     labels.keys().collect::<Vec<_>>()
                 )));
             }
-            None => (0..raw.num_labels.unwrap_or(2)).map(|id| format!("LABEL_{id}")).collect(),
+            None => match raw.num_labels.unwrap_or(2) {
+                labels if labels <= MOST_LABELS => return Ok(Self::with_function(raw, Self::names(labels))),
+                labels => {
+                    return Err(Error::model(format!(
+                        "expected `num_labels` of at most {MOST_LABELS}, but found {labels}"
+                    )));
+                }
+            },
         };
+        Ok(Self::with_function(raw, labels))
+    }
+
+    fn with_function(raw: &RawConfig, labels: Vec<String>) -> Self {
         let function = match raw.problem_type.as_deref() {
             Some("regression") => ScoreFunction::None,
             Some("multi_label_classification") => ScoreFunction::Sigmoid,
             _ if labels.len() == 1 => ScoreFunction::Sigmoid,
             _ => ScoreFunction::Softmax,
         };
-        Ok(Self { labels, function })
+        Self { labels, function }
+    }
+
+    /// The names of labels that have none.
+    fn names(labels: usize) -> Vec<String> {
+        (0..labels).map(|id| format!("LABEL_{id}")).collect()
     }
 }
 
@@ -212,7 +230,7 @@ impl RawConfig {
                 | "longformer"
                 | "data2vec-text"
                 | "luke",
-            ) => usize::try_from(self.pad_token_id.unwrap_or(1)).unwrap_or(0) + 1,
+            ) => usize::try_from(self.pad_token_id.unwrap_or(1)).unwrap_or(0).saturating_add(1),
             _ => 0,
         }
     }
@@ -305,7 +323,8 @@ impl EncoderConfig {
         match self.positions {
             Positions::FromZero => self.facts.max_positions,
             Positions::AfterPadding(padding) => {
-                self.facts.max_positions + usize::try_from(padding).unwrap_or(0) + 1
+                let unusable = usize::try_from(padding).unwrap_or(0).saturating_add(1);
+                self.facts.max_positions.saturating_add(unusable)
             }
         }
     }
@@ -313,7 +332,7 @@ impl EncoderConfig {
 
 /// Refuses heads that do not share a token's vector evenly.
 pub(in crate::build) fn require_heads_fit(hidden: usize, heads: usize) -> Result<()> {
-    if heads == 0 || !hidden.is_multiple_of(heads) {
+    if heads == 0 || hidden == 0 || !hidden.is_multiple_of(heads) {
         return Err(Error::model(format!(
             "expected `hidden_size` to be a multiple of `num_attention_heads`, but found {hidden} and {heads}"
         )));

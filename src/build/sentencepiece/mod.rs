@@ -20,6 +20,10 @@ use crate::{
     pipeline::translation::UnknownTokens,
 };
 
+/// No vocabulary has as many ids: the largest that are known have a million.
+pub(super) const MOST_IDS: usize = 1 << 21;
+/// Ids that have no name, and are no rows of the model's table either: some files leave a few out.
+const MOST_UNNAMED: usize = 4096;
 /// What stands for a space.
 const SPACE: &str = "▁";
 /// What no text has after its normalisation: a piece that begins with it is never found in a text.
@@ -209,6 +213,19 @@ impl SentencePieces {
 }
 
 impl Vocabulary {
+    /// Refuses ids that no file of this size can mean: each takes its place in a list.
+    pub(super) fn checked(self) -> Result<Self> {
+        let names = self.ids.len() + self.tokens.len();
+        let most = (2 * names + MOST_UNNAMED).max(self.size).min(MOST_IDS);
+        match self.length() {
+            found if found > most => Err(Error::model(format!(
+                "expected ids below {most} for a vocabulary of {names} names, but found {}",
+                found - 1
+            ))),
+            _ => Ok(self),
+        }
+    }
+
     /// Every id under some name: those that have none under one that is in no text.
     fn all(&self) -> BTreeMap<String, u32> {
         let tokens = self.tokens.iter().map(|(content, token)| (content, token.id));

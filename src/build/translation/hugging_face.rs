@@ -59,6 +59,9 @@ struct Config {
     pad_token_id: Option<i64>,
 }
 
+/// The most values of a table of positions: that of the largest models is a hundredth of it.
+const MOST_POSITION_VALUES: usize = 1 << 28;
+
 /// The ids of `generation_config.json`, or of a `config.json` of old.
 #[derive(Debug, Deserialize)]
 struct SpecialIds {
@@ -154,6 +157,16 @@ impl Config {
         };
         let length = required(self.max_position_embeddings, "max_position_embeddings")?;
         let padding = required(self.pad_token_id, "pad_token_id")?;
+        // Positions are made here and not read, so that nothing else says how many there can be.
+        let values = length
+            .checked_add(usize::try_from(padding).unwrap_or(0))
+            .and_then(|rows| rows.checked_add(1)?.checked_mul(hidden));
+        if values.is_none_or(|values| values > MOST_POSITION_VALUES) {
+            return Err(Error::model(format!(
+                "expected `max_position_embeddings` times `d_model` of at most {MOST_POSITION_VALUES}, but found {length} \
+                 times {hidden}, with the padding at {padding}"
+            )));
+        }
         let is_marian = self.is_marian();
         let (norms, waves, padding, memory) = match is_marian {
             true => (Norms::After, Waves::ShortOfTheEnd, None, Memory::Attention),

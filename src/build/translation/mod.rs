@@ -6,7 +6,7 @@ mod encoder;
 mod hugging_face;
 mod model;
 mod quality;
-mod vocabulary;
+pub(super) mod vocabulary;
 mod writer;
 
 pub(super) use self::{

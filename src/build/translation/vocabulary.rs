@@ -7,7 +7,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use crate::{
     build::{
         folder::read_tokenizer,
-        sentencepiece::{Made, SentencePieces, Token, Vocabulary},
+        sentencepiece::{MOST_IDS, Made, SentencePieces, Token, Vocabulary},
     },
     error::{Error, Result},
     pipeline::translation::{Languages, TokenSide, UnknownTokens},
@@ -23,9 +23,9 @@ const SHIFT: u32 = 1;
 const NLLB_SPECIAL: [&str; 4] = ["<s>", "<pad>", "</s>", "<unk>"];
 
 /// How a model reads and writes.
-pub(super) struct Tokenizers {
+pub(in crate::build) struct Tokenizers {
     /// The `tokenizer.json` of what is read.
-    pub(super) source: Vec<u8>,
+    pub(in crate::build) source: Vec<u8>,
     /// That of what is written, where it is another.
     pub(super) target: Option<Vec<u8>>,
     pub(super) unknown_tokens: Option<UnknownTokens>,
@@ -79,7 +79,7 @@ impl Content {
 }
 
 /// The tokenizer of M2M100 or NLLB in `folder`, for a model of `size` ids.
-pub(super) fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
+pub(in crate::build) fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
     let config: Config = read_json(folder, CONFIG)?.unwrap_or_default();
     let ids: Option<BTreeMap<String, u32>> = read_json(folder, VOCABULARY)?;
     let is_m2m100 = ids.is_some();
@@ -94,7 +94,7 @@ pub(super) fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
         let vocabulary = match ids {
             Some(ids) => config.vocabulary(ids, size),
             None => config.shifted_vocabulary(&pieces, size),
-        };
+        }?;
         let Made { json, unknown_tokens } = pieces.tokenizer(&vocabulary)?;
         let tokens = vocabulary.tokens.iter().map(|(content, token)| (content.clone(), token.id)).collect();
         (json, tokens, unknown_tokens)
@@ -118,7 +118,7 @@ pub(super) fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
 }
 
 /// The tokenizers of Marian in `folder`, for a model of so many ids of sources and targets.
-pub(super) fn marian(folder: &Path, sizes: [usize; 2]) -> Result<Tokenizers> {
+pub(in crate::build) fn marian(folder: &Path, sizes: [usize; 2]) -> Result<Tokenizers> {
     let config: Config = read_json(folder, CONFIG)?.unwrap_or_default();
     let ids = |name: &str| {
         let ids: Option<BTreeMap<String, u32>> = read_json(folder, name)?;
@@ -142,8 +142,8 @@ pub(super) fn marian(folder: &Path, sizes: [usize; 2]) -> Result<Tokenizers> {
         _ => None,
     };
     let target = if config.separate_vocabs { ids("target_vocab.json")? } else { source.clone() };
-    let target = config.vocabulary(target, sizes[1]).decoder()?;
-    let source = config.vocabulary(source, sizes[0]);
+    let target = config.vocabulary(target, sizes[1])?.decoder()?;
+    let source = config.vocabulary(source, sizes[0])?;
     let Made { json, unknown_tokens } =
         SentencePieces::open(&folder.join("source.spm"))?.tokenizer(&source)?;
     Ok(Tokenizers {
@@ -157,19 +157,24 @@ pub(super) fn marian(folder: &Path, sizes: [usize; 2]) -> Result<Tokenizers> {
 
 impl Config {
     /// The vocabulary of the given ids, and of the tokens of languages, which come after them.
-    fn vocabulary(&self, ids: BTreeMap<String, u32>, size: usize) -> Vocabulary {
-        let next = ids.values().max().map_or(0, |id| id + 1);
+    fn vocabulary(&self, ids: BTreeMap<String, u32>, size: usize) -> Result<Vocabulary> {
+        let last = ids.values().max().copied();
+        // Checked before anything is counted on from it.
+        if let Some(last) = last.filter(|last| *last as usize >= MOST_IDS) {
+            return Err(Error::model(format!("expected ids below {MOST_IDS}, but found {last}")));
+        }
+        let next = last.map_or(0, |id| id + 1);
         let mut tokens = self.tokens(next);
         for content in self.special() {
             if let Some(id) = ids.get(content) {
                 tokens.insert(content.to_owned(), special(*id));
             }
         }
-        Vocabulary { ids, tokens, unknown: self.unknown(), size }
+        Vocabulary { ids, tokens, unknown: self.unknown(), size }.checked()
     }
 
     /// The vocabulary of NLLB, whose ids are those of its pieces, shifted.
-    fn shifted_vocabulary(&self, pieces: &SentencePieces, size: usize) -> Vocabulary {
+    fn shifted_vocabulary(&self, pieces: &SentencePieces, size: usize) -> Result<Vocabulary> {
         let shifted = pieces.pieces().zip(SHIFT..).map(|(piece, id)| (piece.to_owned(), id));
         let ids: BTreeMap<String, u32> =
             shifted.filter(|(_, id)| *id as usize >= NLLB_SPECIAL.len()).collect();
@@ -177,7 +182,7 @@ impl Config {
         for (content, id) in NLLB_SPECIAL.iter().zip(0..) {
             tokens.insert((*content).to_owned(), special(id));
         }
-        Vocabulary { ids, tokens, unknown: self.unknown(), size }
+        Vocabulary { ids, tokens, unknown: self.unknown(), size }.checked()
     }
 
     /// The tokens that are never split: as they are listed with their ids, or else those of languages, from `next`

@@ -161,6 +161,26 @@ mod tests {
         assert_eq!(join(&parts, &translations, false), "Hello.Fine");
     }
 
+    proptest::proptest! {
+        #[test]
+        fn a_text_in_parts_is_the_text_again(text in proptest::prelude::any::<String>(), words in "([a-zA-Z]{1,3}[.!? \n。]{0,2}){0,40}") {
+            for text in [text, words] {
+                shown(&text);
+                let sentences: Vec<String> = split(&text)
+                    .iter()
+                    .filter_map(|part| match part {
+                        Part::Sentence(sentence) => Some((*sentence).to_owned()),
+                        Part::Space(_) => None,
+                    })
+                    .collect();
+                assert_eq!(join(&split(&text), &sentences, false), text);
+                if let Some((before, after)) = halves(text.trim()) {
+                    assert!(text.contains(before) && text.contains(after));
+                }
+            }
+        }
+    }
+
     #[test]
     fn a_long_sentence_is_cut_between_words() {
         assert_eq!(halves("one two three four"), Some(("one two", "three four")));

@@ -458,3 +458,56 @@ fn refusal(bundle: &Path, policy: Policy, fleet: FleetConfig) -> String {
     let models = vec![ModelConfig { policy: Some(policy), ..ModelConfig::from(bundle.to_owned()) }];
     kivu::model::Model::open_all(&Config { models, fleet, ..Config::default() }).unwrap_err().to_string()
 }
+
+/// The fleet comes and goes, and half of the callers leave before they are answered: the others get their answers, all
+/// of them right, and those who left take no place with them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_fleet_flaps_while_callers_leave() {
+    let Some(stage) = Stage::set(&[], "") else { return };
+    let triton = stage.triton();
+    let proxy = Proxy::start(triton.http, Mischief::None).await;
+    let expected = embed(&stage.here(), &large()).await.body;
+    let urls = [format!("http://127.0.0.1:{}", proxy.port)];
+    let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
+    const ROOM: usize = 8;
+    let limits = Limits { requests: ROOM, timeout_ms: PATIENT.as_millis() as u64, ..Limits::default() };
+    let models = vec![model(&stage.bundle, Policy::Auto, REMOTE, &urls)];
+    let app = app(&Config { models, limits, ..Config::default() });
+    let asked = large();
+    let flapping = async {
+        for turn in 0..20 {
+            proxy.turn(match turn % 5 {
+                0 => Mischief::Refuse,
+                1 | 3 => Mischief::None,
+                2 => Mischief::CutAfter(200),
+                _ => Mischief::Silence,
+            });
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    };
+    let (answers, (), first, second) = tokio::join!(
+        load(&app, &asked, 2, Duration::from_secs(4)),
+        flapping,
+        leave(&app, &asked, 1),
+        leave(&app, &asked, 7)
+    );
+    assert!(first > 20 && second > 20, "{first} and {second} left");
+    assert!(!answers.is_empty() && failed(&answers).is_empty(), "{:#?}", failed(&answers));
+    assert!(answers.iter().all(|(answer, _)| agree(&answer.body, &expected)));
+    // Every place is free again.
+    let again = join_all((0..ROOM).map(|_| embed(&app, &asked))).await;
+    assert!(again.iter().all(|answer| answer.status == 200));
+}
+
+/// Asks and leaves before the answer is whole, sooner or later; how often.
+async fn leave(app: &Router, asked: &Value, soonest: u64) -> u64 {
+    let until = Instant::now() + Duration::from_secs(4);
+    let mut left = 0;
+    while Instant::now() < until {
+        let patience = Duration::from_millis(soonest + 3 * (left % 11));
+        // Whether there was an answer already is all the same.
+        let _ = tokio::time::timeout(patience, embed(app, asked)).await;
+        left += 1;
+    }
+    left
+}

@@ -1,0 +1,258 @@
+//! Requests of any bytes, to every route, of a scripted model for every task.
+
+use std::sync::{Arc, OnceLock};
+
+use axum::{
+    Router,
+    body::Body,
+    http::{Method, Request, StatusCode},
+};
+use tower_service::Service;
+
+use super::{App, Guard, Reach, router};
+use crate::{
+    backend::{Backend, Signature, TensorSpec, scripted::ScriptedBackend, scripted::ScriptedSequences},
+    config::{AuthConfig, Limits},
+    error::Result,
+    model::{Model, Pipeline},
+    pipeline::{
+        Task,
+        classification::{ClassificationPipeline, ClassificationSettings, ScoreFunction},
+        embedding::{EmbeddingPipeline, EmbeddingSettings},
+        generation::{GenerationOptions, GenerationSettings},
+        pooling::Pooling,
+        ranking::RankingPipeline,
+        translation::{Decoder, Languages, Parts, TranslationPipeline, TranslationSettings},
+        zero_shot::ZeroShotPipeline,
+    },
+    repository::{
+        Manifest,
+        manifest::{Precision, Source, TensorNames, Weights},
+    },
+    tensor::{ElementType, Elements, Tensor},
+    tokenizer::Tokenizer,
+};
+
+const TOKENIZER: &[u8] = include_bytes!("../../tests/fixtures/models/tiny-bert/tokenizer.json");
+/// The most tokens of a text.
+const MAX_TOKENS: usize = 16;
+
+/// The routes that read a body; a request's first byte chooses among them.
+const ROUTES: [&str; 21] = [
+    "/",
+    "/embed",
+    "/embed_all",
+    "/similarity",
+    "/predict",
+    "/rerank",
+    "/translate",
+    "/tokenize",
+    "/decode",
+    "/models/embedding",
+    "/models/classification",
+    "/models/zero-shot",
+    "/models/ranking",
+    "/models/translation",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/v1/embeddings",
+    "/v2/repository/index",
+    "/v2/models/embedding/infer",
+    "/v2/models/zero-shot/infer",
+    "/v2/models/translation/versions/1/infer",
+];
+
+/// A byte for the route, and a body.
+pub(crate) fn request(bytes: &[u8]) {
+    let Some((route, body)) = bytes.split_first() else { return };
+    let path = ROUTES[usize::from(*route) % ROUTES.len()];
+    let request = Request::builder()
+        .method(Method::POST)
+        .uri(path)
+        .header("content-type", "application/json")
+        .body(Body::from(body.to_vec()));
+    if let Ok(request) = request {
+        send(request);
+    }
+}
+
+/// A byte for the route, one that says how the body is packed, and a body.
+pub(crate) fn packed_request(bytes: &[u8]) {
+    let Some(([route, encoding], body)) = bytes.split_first_chunk() else { return };
+    let path = ROUTES[usize::from(*route) % ROUTES.len()];
+    let encoding = ["gzip", "deflate", "identity", "gzip, gzip"][usize::from(*encoding) % 4];
+    let request = Request::builder()
+        .method(Method::POST)
+        .uri(path)
+        .header("content-type", "application/json")
+        .header("content-encoding", encoding)
+        .body(Body::from(body.to_vec()));
+    if let Ok(request) = request {
+        send(request);
+    }
+}
+
+/// Two bytes for the length of the JSON, and a message with the tensors' bytes behind it.
+pub(crate) fn tensors(bytes: &[u8]) {
+    let Some((length, body)) = bytes.split_first_chunk() else { return };
+    let length = match u16::from_le_bytes(*length) {
+        u16::MAX => usize::MAX,
+        length => length.into(),
+    };
+    for model in ["embedding", "zero-shot", "ranking", "translation"] {
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(format!("/v2/models/{model}/infer"))
+            .header("inference-header-content-length", length)
+            .body(Body::from(body.to_vec()));
+        if let Ok(request) = request {
+            send(request);
+        }
+    }
+}
+
+/// Keys as a file or a secret holds them, and headers.
+pub(crate) fn keys(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    // Whatever is said of keys, it is said by an error.
+    let _ = Guard::new(&AuthConfig { keys: vec![text.to_string()], ..AuthConfig::default() }, Reach::Gateway);
+    let (name, value) = text.split_once('\n').unwrap_or(("authorization", &text));
+    let request = Request::builder().method(Method::POST).uri("/embed").header(name, value);
+    if let Ok(request) = request.body(Body::empty()) {
+        send(request);
+    }
+}
+
+/// Sends a request; the answer is of no interest, as long as it is none of a panic.
+fn send(request: Request<Body>) {
+    static ROUTER: OnceLock<Option<Router>> = OnceLock::new();
+    thread_local! {
+        static RUNTIME: Option<tokio::runtime::Runtime> =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().ok();
+    }
+    let limits = Limits { requests: 4, ..Limits::default() };
+    let router = ROUTER.get_or_init(|| models().ok().map(|models| router(App::new(models, limits))));
+    let Some(mut router) = router.clone() else { return };
+    RUNTIME.with(|runtime| {
+        let answer = runtime.as_ref().map(|runtime| runtime.block_on(router.call(request)));
+        if let Some(Ok(answer)) = answer {
+            assert_ne!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR, "a request made something fail");
+        }
+    });
+}
+
+/// A model for every task.
+fn models() -> Result<Vec<Model>> {
+    let tokenizer = Arc::new(Tokenizer::from_json(TOKENIZER)?);
+    let embedding = EmbeddingSettings {
+        output: "output".into(),
+        pooling: Pooling::Mean,
+        normalize: true,
+        dimensions: 2,
+        max_tokens: MAX_TOKENS,
+        default_prompt: None,
+        prompts: [("query".to_owned(), "cat ".to_owned())].into(),
+    };
+    let scores = |labels: &[&str]| {
+        let settings = ClassificationSettings {
+            output: "output".into(),
+            labels: labels.iter().map(|label| (*label).to_owned()).collect(),
+            function: ScoreFunction::Softmax,
+            max_tokens: MAX_TOKENS,
+        };
+        let backend: Arc<dyn Backend> = Arc::new(scripted(&[-1, labels.len() as i64]));
+        ClassificationPipeline::new(Arc::clone(&tokenizer), backend, settings)
+    };
+    let vectors: Arc<dyn Backend> = Arc::new(scripted(&[-1, -1, 2]));
+    let vectors = EmbeddingPipeline::new(Arc::clone(&tokenizer), vectors, embedding)?;
+    Ok(vec![
+        model("embedding", Task::FeatureExtraction, Pipeline::Embedding(vectors)),
+        model(
+            "classification",
+            Task::TextClassification,
+            Pipeline::Classification(scores(&["good", "bad", "ugly"])?),
+        ),
+        model(
+            "zero-shot",
+            Task::ZeroShotClassification,
+            Pipeline::ZeroShot(ZeroShotPipeline::entailment(scores(&["contradiction", "entailment"])?)?),
+        ),
+        model(
+            "ranking",
+            Task::TextRanking,
+            Pipeline::Ranking(RankingPipeline::cross_encoder(scores(&["score"])?)?),
+        ),
+        model("translation", Task::Translation, Pipeline::Translation(translator(&tokenizer)?)),
+    ])
+}
+
+fn signature(output: &[i64]) -> Signature {
+    Signature {
+        inputs: ["input_ids", "attention_mask", "token_type_ids"]
+            .map(|name| TensorSpec::new(name, ElementType::Int64, [-1, -1]))
+            .into(),
+        outputs: vec![TensorSpec::new("output", ElementType::Fp32, output.to_vec())],
+    }
+}
+
+/// Ones in the shape that is free or said.
+fn scripted(output: &[i64]) -> ScriptedBackend {
+    let output = output.to_vec();
+    ScriptedBackend::new(signature(&output), move |inputs| {
+        let sides = inputs[0].shape().iter().copied().chain([1]);
+        let sides = sides.zip(&output).map(|(free, side)| usize::try_from(*side).unwrap_or(free));
+        let shape: Vec<usize> = sides.collect();
+        let count = shape.iter().product();
+        Ok(vec![Tensor::new(shape, Elements::Fp32(vec![1.0; count]))?])
+    })
+}
+
+/// Writes one token and ends.
+fn translator(tokenizer: &Arc<Tokenizer>) -> Result<TranslationPipeline> {
+    let vocabulary = tokenizer.vocabulary_size();
+    let sequences = ScriptedSequences::new(vocabulary, move |_, target| {
+        let likely = if target.len() > 2 { 3 } else { 7 };
+        (0..vocabulary).map(|token| if token == likely { 1.0 } else { 0.0 }).collect()
+    });
+    let settings = TranslationSettings {
+        max_tokens: MAX_TOKENS,
+        max_positions: 2 * MAX_TOKENS,
+        unknown_tokens: None,
+        target_tokenizer: None,
+        shortlist: None,
+        decoder: Decoder { graph: "decoder.onnx".into(), signature: signature(&[-1, -1]) },
+        languages: Languages::Pair { source: "en".into(), target: "pt".into() },
+        generation: GenerationSettings {
+            decoder_start_token_id: 0,
+            eos_token_ids: vec![3],
+            pad_token_id: 0,
+            length_factor: None,
+            defaults: GenerationOptions::default(),
+        },
+    };
+    let parts = Parts {
+        tokenizer: Arc::clone(tokenizer),
+        target: Arc::clone(tokenizer),
+        shortlist: None,
+        sequences: Arc::new(sequences),
+    };
+    TranslationPipeline::new(parts, settings)
+}
+
+fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
+    let manifest = Manifest {
+        format: Manifest::FORMAT,
+        name: name.into(),
+        task,
+        graph: "model.onnx".into(),
+        source: Source { architecture: "Any".into(), from: "nowhere".into(), sha256: String::new() },
+        weights: Weights { precision: Precision::Fp32, plan: "none".into(), quality: None },
+        embedding: None,
+        classification: None,
+        translation: None,
+        tensors: TensorNames::default(),
+        signature: signature(&[-1, -1]),
+        files: Vec::new(),
+    };
+    Model { name: name.into(), digest: String::new(), manifest, pipeline }
+}

@@ -1,0 +1,103 @@
+//! The files of models, of any bytes.
+
+use std::{fs, path::Path};
+
+use super::{
+    Recipe,
+    architecture::Architecture,
+    bergamot, export, exported, onnx,
+    translation::{self, vocabulary},
+    weights::Weights,
+};
+use crate::{backend, tokenizer::Tokenizer};
+
+/// Calls `read` with a folder that holds the given files, the same one again and again.
+fn with_files(files: &[(&str, &[u8])], read: impl FnOnce(&Path)) {
+    thread_local! {
+        static FOLDER: Option<tempfile::TempDir> = tempfile::tempdir().ok();
+    }
+    FOLDER.with(|folder| {
+        let Some(folder) = folder.as_ref().map(tempfile::TempDir::path) else { return };
+        if files.iter().all(|(name, bytes)| fs::write(folder.join(name), bytes).is_ok()) {
+            read(folder);
+        }
+        for (name, _) in files {
+            // What stays is written again.
+            let _ = fs::remove_file(folder.join(name));
+        }
+    });
+}
+
+/// Parts of an input: the length of each but the last stands before it in two bytes.
+fn parts<const COUNT: usize>(mut bytes: &[u8]) -> Option<[&[u8]; COUNT]> {
+    let mut parts = [&b""[..]; COUNT];
+    let (last, others) = parts.split_last_mut()?;
+    for part in others {
+        let (length, rest) = bytes.split_first_chunk()?;
+        (*part, bytes) = rest.split_at_checked(u16::from_le_bytes(*length).into())?;
+    }
+    *last = bytes;
+    Some(parts)
+}
+
+/// A recipe.
+pub(crate) fn recipe(bytes: &[u8]) {
+    // Here as below: what cannot be read is told by an error, and that is all that is asked.
+    with_files(&[("recipe.toml", bytes)], |folder| drop(Recipe::open(&folder.join("recipe.toml"))));
+}
+
+/// Weights, or the index of their shards, and the configuration of their model.
+pub(crate) fn weights(bytes: &[u8]) {
+    let Some([config, weights]) = parts(bytes) else { return };
+    with_files(&[("model.safetensors", weights)], |folder| drop(Weights::open(folder)));
+    with_files(&[("model.safetensors.index.json", weights)], |folder| drop(Weights::open(folder)));
+    with_files(&[("config.json", config), ("model.safetensors", weights)], |folder| {
+        let Ok(weights) = Weights::open(folder) else { return };
+        if let Ok(architecture) = Architecture::open(folder) {
+            let (prefix, landmark) = architecture.prefix();
+            let weights = weights.with_prefix(prefix, landmark);
+            drop(architecture.graph(&weights, crate::repository::manifest::Precision::Fp32));
+        }
+    });
+}
+
+/// An ONNX graph: alone, as an encoder and a decoder, and as one that is loaded from elsewhere.
+pub(crate) fn graph(bytes: &[u8]) {
+    drop(backend::onnx::Weights::of(bytes, |_| Some(bytes.len() as u64)));
+    with_files(&[("encoder_model.onnx", bytes), ("decoder_model_merged.onnx", bytes)], |folder| {
+        let Ok(mut model) = onnx::read(&folder.join("encoder_model.onnx")) else { return };
+        drop(export::output(&model, true));
+        if !export::is_quantised(&model) {
+            export::quantise(&mut model);
+        }
+        drop(exported::read(folder));
+    });
+}
+
+/// What a translation model says of its tokens: the settings, the ids, and the SentencePiece model.
+pub(crate) fn pieces_of_translation(bytes: &[u8]) {
+    let Some([settings, ids, pieces]) = parts(bytes) else { return };
+    let read = |tokenizers: crate::error::Result<vocabulary::Tokenizers>| {
+        if let Ok(tokenizers) = tokenizers {
+            drop(Tokenizer::pieces_of(&tokenizers.source));
+        }
+    };
+    let files = [("tokenizer_config.json", settings), ("vocab.json", ids), ("source.spm", pieces)];
+    with_files(&files, |folder| read(vocabulary::marian(folder, [4, 4])));
+    let files = [("tokenizer_config.json", settings), ("sentencepiece.bpe.model", pieces)];
+    with_files(&files, |folder| read(vocabulary::many_to_many(folder, 4)));
+}
+
+/// A translation model's configuration, whose weights are not looked at.
+pub(crate) fn translation_config(bytes: &[u8]) {
+    let pieces = include_bytes!("../../tests/fixtures/models/tiny-marian/source.spm");
+    let ids = include_bytes!("../../tests/fixtures/models/tiny-marian/vocab.json");
+    let files = [("config.json", bytes), ("vocab.json", ids), ("source.spm", pieces)];
+    with_files(&files, |folder| drop(translation::open(folder)));
+}
+
+/// A student of Bergamot's: its weights, and its shortlist.
+pub(crate) fn student(bytes: &[u8]) {
+    let Some([lexicon, model]) = parts(bytes) else { return };
+    bergamot::read_any(lexicon, model);
+}

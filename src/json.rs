@@ -1,0 +1,86 @@
+//! How much memory JSON takes once it is read, told before it is.
+//!
+//! As a tree of values, an object of one field takes a hundred times its own text: a body within its limit could
+//! fill the memory of the machine.
+
+/// How many times its text JSON may take, and how much besides: more than any request that means something.
+const MOST_TIMES: usize = 6;
+const MOST_BYTES: usize = 18 * 1024 * 1024;
+/// What a value takes in a list that has grown, and what an object's first field takes besides. While a list moves
+/// to where it has room, it takes half as much again.
+const VALUE_BYTES: usize = 64;
+const OBJECT_BYTES: usize = 640;
+
+/// Whether `text` takes no more memory than so many times its size and a constant, whatever is in it.
+///
+/// Values and objects are counted by the characters that separate them, outside of strings; what is no JSON is left
+/// to whoever reads it.
+pub(crate) fn is_light(text: &[u8]) -> bool {
+    let (mut values, mut objects) = (1_usize, 0_usize);
+    let mut rest = text.iter();
+    while let Some(byte) = rest.next() {
+        match byte {
+            b',' | b'[' | b':' => values += 1,
+            b'{' => objects += 1,
+            b'"' => {
+                while let Some(byte) = rest.next() {
+                    match byte {
+                        b'"' => break,
+                        b'\\' => drop(rest.next()),
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    let taken = values.saturating_mul(VALUE_BYTES).saturating_add(objects.saturating_mul(OBJECT_BYTES));
+    taken <= text.len().saturating_mul(MOST_TIMES).saturating_add(MOST_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_body_of_small_objects_would_take_a_hundred_times_its_size() {
+        for (item, count) in
+            [("{\"\":0}", 100_000), ("{}", 100_000), ("[]", 500_000), ("0", 1_000_000), ("\"\"", 700_000)]
+        {
+            let text = format!("[{}]", vec![item; count].join(","));
+            let read = || serde_json::from_str::<Value>(&text).map(drop).unwrap();
+            let taken = allocation_counter::measure(read).bytes_max as usize;
+            assert!(!is_light(text.as_bytes()), "{item} takes {taken} bytes for {}", text.len());
+        }
+    }
+
+    #[test]
+    fn what_is_light_takes_no_more_than_is_said() {
+        for item in
+            ["{\"\":0}", "{\"a\":{\"b\":0}}", "[[]]", "7", "1234567", "\"a, b\"", "{\"text\":\"a cat\"}"]
+        {
+            for count in [1, 1000, 20_000, 200_000, 270_000] {
+                let text = format!("[{}]", vec![item; count].join(","));
+                if is_light(text.as_bytes()) {
+                    let read = || serde_json::from_str::<Value>(&text).map(drop).unwrap();
+                    let taken = allocation_counter::measure(read).bytes_max as usize;
+                    let allowed = (MOST_TIMES * text.len() + MOST_BYTES) / 2 * 3;
+                    assert!(taken <= allowed, "{item} × {count}: {taken} bytes");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_largest_requests_are_light() {
+        let ids: Vec<u32> = (0..512).map(|id| 7 * id + 1000).collect();
+        let ids = json!({ "inputs": vec![ids; 1024] }).to_string();
+        let texts = json!({ "inputs": vec!["a, [\"b\"], {c}: ".repeat(80); 1024] }).to_string();
+        let pairs = json!({ "documents": vec![json!({ "text": "a" }); 1024] }).to_string();
+        for body in [ids, texts, pairs] {
+            assert!(is_light(body.as_bytes()), "{} bytes", body.len());
+        }
+    }
+}

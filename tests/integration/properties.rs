@@ -1,0 +1,182 @@
+//! What holds for any texts: each gets its own answer, whatever company it comes in, and no more of it is read than is
+//! said.
+
+use std::{num::NonZeroUsize, sync::Arc, time::Duration};
+
+use axum::{body::Body, http::Request};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use http_body_util::BodyExt;
+use kivu::{
+    api::router,
+    backend::{Backend, Deadline, Schedule, Signature, TensorSpec, scripted::ScriptedBackend},
+    config::Limits,
+    model::Pipeline,
+    pipeline::{
+        embedding::{EmbeddingOptions, EmbeddingPipeline, EmbeddingSettings, Input},
+        pooling::Pooling,
+    },
+    tensor::{ElementType, Elements, Tensor},
+    tokenizer::{PairTruncation, Side, Tokenizer, Truncation},
+};
+use proptest::{collection::vec, prelude::*, test_runner::Config};
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use crate::{
+    api::scripted,
+    models::{fixtures, open, runtime},
+};
+
+/// Tokenizers of every kind that there are fixtures of.
+const TOKENIZERS: [&str; 4] = ["tiny-bert", "tiny-roberta", "tiny-xlm-roberta", "tiny-deberta-v2"];
+
+fn tokenizer(name: &str) -> Arc<Tokenizer> {
+    let path = fixtures().join("models").join(name).join("tokenizer.json");
+    Arc::new(Tokenizer::open(&path).unwrap())
+}
+
+/// Texts of words that the models know, of any characters, and of both.
+fn text() -> impl Strategy<Value = String> {
+    prop_oneof![
+        3 => vec(prop_oneof!["the", "cat", "sat", "mat", "dog", "🐈", "ﬁ", "\u{301}"], 1..40).prop_map(|words| words.join(" ")),
+        2 => "\\PC{1,60}",
+        1 => any::<String>().prop_map(|text| text.chars().take(80).collect::<String>() + "."),
+    ]
+}
+
+fn deadline() -> Deadline {
+    Deadline::within(Duration::from_secs(30))
+}
+
+fn wait<T>(work: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(work)
+}
+
+const OPTIONS: EmbeddingOptions = EmbeddingOptions {
+    truncation: Truncation::At(Side::Right),
+    normalize: None,
+    prompt_name: None,
+    dimensions: None,
+    most_values: usize::MAX,
+};
+
+/// A model that tells the sum of a text's ids, and how many there are, whatever it is padded with.
+fn summing(rows: usize, lanes: usize) -> EmbeddingPipeline {
+    let signature = Signature {
+        inputs: ["input_ids", "attention_mask"]
+            .map(|name| TensorSpec::new(name, ElementType::Int64, [-1, -1]))
+            .into(),
+        outputs: vec![TensorSpec::new("sentence_embedding", ElementType::Fp32, [-1, 2])],
+    };
+    let backend = ScriptedBackend::new(signature, |inputs| {
+        let (Elements::Int64(ids), Elements::Int64(mask)) = (inputs[0].elements(), inputs[1].elements())
+        else {
+            unreachable!("the signature says INT64")
+        };
+        let width = inputs[0].shape()[1];
+        let rows = ids.chunks(width).zip(mask.chunks(width)).flat_map(|(ids, mask)| {
+            let kept: Vec<f32> =
+                ids.iter().zip(mask).filter(|(_, kept)| **kept == 1).map(|(id, _)| *id as f32).collect();
+            [kept.iter().sum(), kept.len() as f32]
+        });
+        Ok(vec![Tensor::new(vec![inputs[0].shape()[0], 2], Elements::Fp32(rows.collect()))?])
+    });
+    let number = |number| NonZeroUsize::new(number).unwrap();
+    let backend: Arc<dyn Backend> =
+        Arc::new(backend.with_schedule(Schedule { rows: number(rows), lanes: number(lanes) }));
+    let settings = EmbeddingSettings {
+        output: "sentence_embedding".into(),
+        pooling: Pooling::Mean,
+        normalize: false,
+        dimensions: 2,
+        max_tokens: 24,
+        default_prompt: None,
+        prompts: [].into(),
+    };
+    EmbeddingPipeline::new(tokenizer("tiny-bert"), backend, settings).unwrap()
+}
+
+fn embed(pipeline: &EmbeddingPipeline, texts: &[String]) -> Vec<Vec<f32>> {
+    let inputs = texts.iter().cloned().map(Input::Text).collect();
+    wait(pipeline.embed(inputs, &OPTIONS, deadline())).unwrap().vectors
+}
+
+proptest! {
+    #![proptest_config(Config { cases: 64, failure_persistence: None, ..Config::default() })]
+
+    #[test]
+    fn every_text_gets_its_own_answer_in_whatever_batches(
+        texts in vec(text(), 1..40), rows in 1_usize..9, lanes in 1_usize..4,
+    ) {
+        let together = embed(&summing(rows, lanes), &texts);
+        let model = tokenizer("tiny-bert");
+        for (text, found) in texts.iter().zip(&together) {
+            let ids = model.encode(text, 24, Truncation::At(Side::Right)).unwrap().ids;
+            let sum: f32 = ids.iter().map(|id| *id as f32).sum();
+            prop_assert_eq!(found, &vec![sum, ids.len() as f32], "{:?}", text);
+        }
+    }
+
+    #[test]
+    fn no_more_tokens_are_read_than_there_may_be(first in text(), second in text(), limit in 4_usize..40) {
+        for name in TOKENIZERS {
+            let tokenizer = tokenizer(name);
+            for side in [Side::Left, Side::Right] {
+                let found = tokenizer.encode(&first, limit, Truncation::At(side)).unwrap();
+                prop_assert!(found.ids.len() <= limit, "{}: {} tokens of {}", name, found.ids.len(), limit);
+                prop_assert!(found.shortened_from.is_none_or(|whole| whole > limit));
+            }
+            for truncation in [Truncation::At(Side::Left).into(), Truncation::At(Side::Right).into(), PairTruncation::OnlyFirst] {
+                // Where the second text alone is too long for the last of these, there is nothing to cut.
+                if let Ok(found) = tokenizer.encode_pair([&first, &second], limit, truncation) {
+                    prop_assert!(found.ids.len() <= limit, "{}: {} tokens of {}", name, found.ids.len(), limit);
+                }
+            }
+            if let Ok(found) = tokenizer.encode(&first, limit, Truncation::Off) {
+                prop_assert!(found.ids.len() <= limit);
+            }
+        }
+    }
+
+    #[test]
+    fn base64_holds_the_floats(texts in vec(text(), 1..4)) {
+        let ask = |format: &str| {
+            let body = json!({ "input": texts, "encoding_format": format }).to_string();
+            let request = Request::post("/v1/embeddings").header("content-type", "application/json");
+            wait(async {
+                let router = router(scripted(Limits::default()));
+                let answer = router.oneshot(request.body(Body::from(body)).unwrap()).await.unwrap();
+                let body = answer.into_body().collect().await.unwrap().to_bytes();
+                serde_json::from_slice::<Value>(&body).unwrap()
+            })
+        };
+        let (floats, packed) = (ask("float"), ask("base64"));
+        // Some words make the scripted model fail, in either format.
+        prop_assert_eq!(floats.get("error"), packed.get("error"));
+        prop_assert_eq!(&floats["usage"], &packed["usage"]);
+        for (floats, packed) in floats["data"].as_array().into_iter().flatten().zip(packed["data"].as_array().into_iter().flatten()) {
+            let bytes = BASE64_STANDARD.decode(packed["embedding"].as_str().unwrap()).unwrap();
+            let unpacked: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+            let floats: Vec<f32> = serde_json::from_value(floats["embedding"].clone()).unwrap();
+            prop_assert_eq!(unpacked, floats);
+        }
+    }
+}
+
+/// `docs/design.md` says it: one row a run, so that company makes no difference at all.
+#[test]
+fn a_text_has_the_same_vector_alone_and_in_company() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    // As it is quantised by default, whose scales are those of the whole batch.
+    let model = open(fixtures().join("models/tiny-bert"), folder.path(), None, runtime).unwrap();
+    let Pipeline::Embedding(pipeline) = &model.pipeline else { panic!("it embeds") };
+    let config = Config { cases: 16, failure_persistence: None, ..Config::default() };
+    proptest!(config, |(texts in vec(text(), 2..12))| {
+        let together = embed(pipeline, &texts);
+        for (text, vector) in texts.iter().zip(together) {
+            prop_assert_eq!(embed(pipeline, std::slice::from_ref(text)), vec![vector]);
+        }
+    });
+}

@@ -1,0 +1,51 @@
+"""Packs the same function twice, from files of other times and in another order, and compares the archives.
+
+Stand-ins take the place of what is built: what is tested is the packing. Only Python's standard library is needed.
+"""
+
+import hashlib
+import os
+import pathlib
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "functions"))
+import package
+
+
+def elf(text):
+    """Something that looks like a program for x86-64 of an old glibc."""
+    return b"\x7fELF" + bytes(14) + b"\x3e\x00" + b"GLIBC_2.17" + text
+
+
+def archive(folder, names, time):
+    """The digest of an archive of files that are written in this order, at this time."""
+    contents = {
+        "bootstrap": elf(b"bootstrap"), "library/libonnxruntime.so.1": elf(b"library"), "library/LICENSE.txt": b"licence",
+        "tiny/manifest.toml": b"format = 1", "tiny/model.onnx": bytes(10_000), "kivu.cdx.json": b"{}",
+    }
+    for name in names(sorted(contents)):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(contents[name])
+        os.utime(path, (time, time))
+    package.BOOTSTRAP, package.PARTS = folder / "bootstrap", folder / "kivu.cdx.json"
+    out = folder / "out.zip"
+    sys.argv = ["package.py", str(out), "--bundle", str(folder / "tiny"), "--library", str(folder / "library")]
+    package.main()
+    return hashlib.sha256(out.read_bytes()).hexdigest()
+
+
+def main():
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        os.umask(0o022)
+        first = archive(pathlib.Path(one), list, 1_000_000_000)
+        os.umask(0o077)
+        second = archive(pathlib.Path(other), lambda names: list(reversed(names)), 1_700_000_000)
+    if first != second:
+        sys.exit(f"expected the same archive twice, but found {first} and {second}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Writes what the tools measured into the page: python3 tests/load/table.py FOLDER docs/reliability.md"""
+
+import json
+import pathlib
+import re
+import sys
+
+
+def read(folder, name):
+    path = folder / name
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def row(*cells):
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def fuzzed(done):
+    lines = [row("what is read", "inputs tried", "CPU minutes", "edges", "broke it"), row(*["---"] * 5)]
+    for target, sums in sorted(done.items()):
+        lines.append(row(f"`{target}`", f"{sums['inputs']:,}", f"{sums['cpu_s'] / 60:.1f}", sums["edges"], sums["found"]))
+    inputs, seconds = (sum(sums[name] for sums in done.values()) for name in ("inputs", "cpu_s"))
+    return [*lines, row("all", f"{inputs:,}", f"{seconds / 60:.0f}", "", sum(sums["found"] for sums in done.values()))]
+
+
+def loaded(found):
+    lines = [row("traffic", "answered 200 a second", "p99 of those", "answered 429 a second", "p99 of those", "memory before, most, after", "open files, most, after"), row(*["---"] * 7)]
+    for name in ("steady", "ten times", "burst", "slow callers", "oversized"):
+        told = found[name]
+        sent = told.get("beside", told)
+        cells = []
+        for status in ("200", "429"):
+            answers = sent.get(status)
+            cells += [answers["a_second"], f"{answers['p99_ms']} ms"] if answers else ["", ""]
+        cells.append(f"{told['resident_mb_before']}, {told['resident_mb_most']}, {told['resident_mb_after']} MB")
+        cells.append(f"{told['open_files_most']}, {told['open_files_after']}")
+        lines.append(row(name, *cells))
+    slow, large, mixed = found["slow callers"], found["oversized"], found["mixed"]
+    return [
+        *lines, "",
+        f"Room for {found['room']} requests at once, {found['processors']} processors, which the callers share. "
+        f"Of {slow['connections']} callers who dribbled, {slow['closed_by_the_server']} were closed. "
+        f"{large['bodies']} bodies of {large['megabytes']} MB were answered {json.dumps(large['statuses'])}. "
+        f"Mixed for {mixed['seconds']} s: {mixed['requests']:,} requests, {json.dumps(mixed['statuses'])}. "
+        f"Asked to stop, it ended after {found['stopped_in_s']} s. "
+        + (f"Did not hold: {', '.join(found['failures'])}." if found["failures"] else "All that was asked of it held."),
+    ]
+
+
+def soaked(found):
+    soak = found["soak"]
+    return [
+        f"{soak['seconds']} s of mixed traffic: {soak['requests']:,} requests ({json.dumps(soak['statuses'])}), "
+        f"{soak['slow_callers']:,} callers who dribbled, {soak['large_bodies']:,} bodies that were too large. "
+        f"From the second to the last quarter, memory grew by {soak['resident_mb_growth']} MB of "
+        f"{soak['resident_mb_before']} and open files by {soak['open_files_growth']:.0f}; "
+        f"afterwards there were {soak['open_files_after']}.",
+    ]
+
+
+def main():
+    folder, page = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+    text = page.read_text()
+    for name, write in (("fuzz", fuzzed), ("load", loaded), ("soak", soaked)):
+        found = read(folder, f"{name}.json")
+        if found is not None:
+            table = "\n".join(write(found))
+            text = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda marks: f"{marks[1]}{table}\n{marks[2]}", text, flags=re.DOTALL)
+    page.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
