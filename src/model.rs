@@ -70,6 +70,22 @@ impl Pipeline {
         }
     }
 
+    fn may_run_on_fleet(&self) -> bool {
+        match self {
+            Self::Translation(pipeline) => pipeline.may_run_on_fleet(),
+            _ => self.encoder().is_some_and(Encoder::may_read_text),
+        }
+    }
+
+    /// Refuses a model on a fleet that is not the one of the bundle.
+    async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
+        match (self, self.encoder()) {
+            (Self::Translation(pipeline), _) => pipeline.check_fleet(deadline).await,
+            (_, Some(encoder)) => encoder.check_fleet(deadline).await,
+            (_, None) => Ok(()),
+        }
+    }
+
     /// The step that runs the model, of tasks that have one step only.
     fn encoder(&self) -> Option<&Encoder> {
         match self {
@@ -191,13 +207,12 @@ impl Model {
 /// How a model of this name runs.
 fn sharing(model: &ModelConfig, config: &Config, manifest: &Manifest, name: &str) -> Result<Sharing> {
     let (policy, fleet) = (model.policy(&config.fleet), model.fleet(&config.fleet));
-    // A call a token over the network would be hopeless.
-    if manifest.task == Task::Translation {
+    // A server that would read the shortlist is not written, and what has one is small.
+    if manifest.translation.as_ref().is_some_and(|settings| settings.shortlist.is_some()) {
         if policy == Policy::Fleet {
             return Err(Error::config(format!(
-                "expected the policy `local` or `auto` for `{name}`, since models for `{}` run here, but found \
-                 `fleet`",
-                manifest.task
+                "expected the policy `local` or `auto` for `{name}`, since models with a shortlist run here, but \
+                 found `fleet`"
             )));
         }
         return Ok((manifest.files.clone(), Policy::Local, FleetConfig::default(), String::new()));
@@ -222,9 +237,10 @@ const CACHE: &str = "kivu-bundles";
 /// What takes time runs side by side: the tokenizer loads and the weights are hashed while ONNX Runtime makes the
 /// session. Nothing is served before every hash is verified. A model that runs on a fleet only needs no graph:
 /// neither it nor the weights are looked at.
-fn load(bundle: &Bundle, config: &Config, (_, policy, fleet, remote): &Sharing) -> Result<Loaded> {
+fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Result<Loaded> {
+    let (_, policy, fleet, remote) = sharing;
     // The graphs of a translator share weights in ways that only files can.
-    let needs_files = bundle.manifest().task == Task::Translation;
+    let needs_files = bundle.manifest().task == Task::Translation && *policy != Policy::Fleet;
     let cache = config.cache.clone().or_else(|| needs_files.then(|| std::env::temp_dir().join(CACHE)));
     let cached = match (cache, bundle.home()) {
         (Some(cache), Home::S3(..)) => Some(staged::cached(bundle, &cache)?),
@@ -233,7 +249,7 @@ fn load(bundle: &Bundle, config: &Config, (_, policy, fleet, remote): &Sharing) 
     let bundle = cached.as_ref().unwrap_or(bundle);
     let manifest = bundle.manifest();
     if manifest.task == Task::Translation {
-        return translation::load(bundle, config).map(Loaded::Translator);
+        return translation::load(bundle, config, sharing).map(Loaded::Translator);
     }
     if *policy == Policy::Fleet {
         let tokenizer = Arc::new(starting("tokenizer", || bundle.tokenizer())?);
@@ -263,12 +279,14 @@ fn load(bundle: &Bundle, config: &Config, (_, policy, fleet, remote): &Sharing) 
 
 /// Refuses a model on a fleet that is not the one of the bundle. A fleet that does not answer now is no error.
 fn check_fleet(name: &str, pipeline: &Pipeline) -> Result<()> {
-    let Some(encoder) = pipeline.encoder().filter(|encoder| encoder.may_read_text()) else { return Ok(()) };
+    if !pipeline.may_run_on_fleet() {
+        return Ok(());
+    }
     // On a thread and a runtime of its own, since this may be called with or without one.
     let check = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(Error::io("cannot start a runtime"))?;
-        runtime.block_on(encoder.check_fleet(Deadline::within(FLEET_PATIENCE)))
+        runtime.block_on(pipeline.check_fleet(Deadline::within(FLEET_PATIENCE)))
     };
     let checked = thread::scope(|scope| scope.spawn(check).join().unwrap_or_else(|_| Err(panicked(name))));
     checked.map_err(|error| Error::model_because(format!("`{name}` cannot run on the fleet"), error))

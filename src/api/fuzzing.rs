@@ -11,7 +11,11 @@ use tower_service::Service;
 
 use super::{App, Guard, Reach, router};
 use crate::{
-    backend::{Backend, Signature, TensorSpec, scripted::ScriptedBackend, scripted::ScriptedSequences},
+    backend::{
+        Backend, Signature, TensorSpec,
+        routing::Route,
+        scripted::{ScriptedBackend, ScriptedSequences},
+    },
     config::{AuthConfig, Limits},
     error::Result,
     model::{Model, Pipeline},
@@ -234,7 +238,7 @@ fn translator(tokenizer: &Arc<Tokenizer>) -> Result<TranslationPipeline> {
         tokenizer: Arc::clone(tokenizer),
         target: Arc::clone(tokenizer),
         shortlist: None,
-        sequences: Arc::new(sequences),
+        route: Route::writing(Some(Arc::new(sequences)), None),
     };
     TranslationPipeline::new(parts, settings)
 }

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Backend, Deadline, Signature, speed::Speed, triton::Fleet};
+use super::{Backend, Deadline, Signature, sequences::Sequences, speed::Speed, triton::Fleet};
 use crate::{config::Policy, error::Error};
 
 /// Where something ran.
@@ -23,12 +23,12 @@ pub enum Place {
 
 /// The places that a model can run at, and what is known of their speed.
 ///
-/// Models of the same weights share a route, and with it what was learnt.
+/// Models of the same weights share a route, and with it what was learnt. `H` is what runs a model here.
 #[derive(Clone, Debug)]
-pub struct Route {
-    here: Option<Arc<dyn Backend>>,
+pub struct Route<H = Arc<dyn Backend>> {
+    here: Option<H>,
     fleet: Option<Arc<Fleet>>,
-    /// That of the bundle's graph, also where it does not run here.
+    /// That of the bundle's graph, also where it does not run here; empty where there are several graphs.
     signature: Signature,
     loads: Arc<Loads>,
 }
@@ -37,6 +37,8 @@ pub struct Route {
 struct Loads {
     here: Load,
     fleet: Load,
+    /// Requests for which the choice was close.
+    close: AtomicUsize,
 }
 
 /// What a place is doing and how fast it is.
@@ -58,38 +60,77 @@ impl Load {
     }
 }
 
-/// Until something is measured: a small encoder on one CPU, and one on a GPU behind a network. Work of some
-/// hundred tokens is worth the way.
-const ASSUMED_HERE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_micros(50));
-const ASSUMED_FLEET: (Duration, Duration) = (Duration::from_millis(10), Duration::from_micros(5));
+/// What is taken for true until something is measured: the time of a request and that of each token, here and on
+/// the fleet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Assumed {
+    here: (Duration, Duration),
+    fleet: (Duration, Duration),
+}
+
+impl Assumed {
+    /// Of a small encoder on one CPU, and one on a GPU behind a network: work of some hundred tokens is worth the
+    /// way.
+    const READING: Self = Self {
+        here: (Duration::from_millis(1), Duration::from_micros(50)),
+        fleet: (Duration::from_millis(10), Duration::from_micros(5)),
+    };
+    /// Of models that write a token for about each that they read, step by step: work of some ten tokens is worth
+    /// the way.
+    const WRITING: Self = Self {
+        here: (Duration::from_millis(5), Duration::from_millis(5)),
+        fleet: (Duration::from_millis(50), Duration::from_micros(500)),
+    };
+}
+
 /// What is kept of a request's time for running it here, if the fleet does not answer: so many times what that
 /// is expected to take, and never less than half of what is left.
 const RESERVE: u32 = 3;
+/// A choice is close where the other place is expected to take no more than so many times as long; of such
+/// choices one in so many is made the other way.
+const CLOSE: u32 = 4;
+const TRIED: usize = 10;
 
 impl From<Arc<dyn Backend>> for Route {
     fn from(here: Arc<dyn Backend>) -> Self {
         let signature = here.signature().clone();
-        Self::new(Some(here), None, signature)
+        Self::new(Some(here), None, signature, Assumed::READING)
     }
 }
 
 impl Route {
-    /// A route to the places that there are.
-    fn new(here: Option<Arc<dyn Backend>>, fleet: Option<Arc<Fleet>>, signature: Signature) -> Self {
-        let load = |(base, slope)| Load::assumed(base, slope);
-        let loads = Loads { here: load(ASSUMED_HERE), fleet: load(ASSUMED_FLEET) };
-        Self { here, fleet, signature, loads: Arc::new(loads) }
-    }
-
     /// To a fleet only; the signature is that of the graph that the fleet's model was made of.
     pub fn fleet(fleet: Arc<Fleet>, signature: Signature) -> Self {
-        Self::new(None, Some(fleet), signature)
+        Self::new(None, Some(fleet), signature, Assumed::READING)
     }
 
     /// To both, whichever is done sooner.
     pub fn auto(here: Arc<dyn Backend>, fleet: Arc<Fleet>) -> Self {
         let signature = here.signature().clone();
-        Self::new(Some(here), Some(fleet), signature)
+        Self::new(Some(here), Some(fleet), signature, Assumed::READING)
+    }
+}
+
+impl From<Arc<dyn Sequences>> for Route<Arc<dyn Sequences>> {
+    fn from(here: Arc<dyn Sequences>) -> Self {
+        Self::writing(Some(here), None)
+    }
+}
+
+impl Route<Arc<dyn Sequences>> {
+    /// To the places where a model writes sequences, one at least.
+    pub fn writing(here: Option<Arc<dyn Sequences>>, fleet: Option<Arc<Fleet>>) -> Self {
+        Self::new(here, fleet, Signature::default(), Assumed::WRITING)
+    }
+}
+
+impl<H> Route<H> {
+    /// A route to the places that there are.
+    fn new(here: Option<H>, fleet: Option<Arc<Fleet>>, signature: Signature, assumed: Assumed) -> Self {
+        let load = |(base, slope)| Load::assumed(base, slope);
+        let loads =
+            Loads { here: load(assumed.here), fleet: load(assumed.fleet), close: AtomicUsize::default() };
+        Self { here, fleet, signature, loads: Arc::new(loads) }
     }
 
     /// The inputs and outputs of the bundle's graph.
@@ -98,7 +139,7 @@ impl Route {
     }
 
     /// What runs the model in this process.
-    pub fn here(&self) -> Option<&Arc<dyn Backend>> {
+    pub fn here(&self) -> Option<&H> {
         self.here.as_ref()
     }
 
@@ -122,8 +163,12 @@ impl Route {
             (_, None) => Place::Here,
             (None, Some(_)) => Place::Fleet,
             (Some(_), Some(fleet)) => {
-                let sooner_there = self.loads.fleet.estimate(tokens) < self.loads.here.estimate(tokens);
-                if sooner_there && fleet.is_available() { Place::Fleet } else { Place::Here }
+                let place = if self.loads.is_to_be_tried(tokens) {
+                    self.loads.sooner(tokens).other()
+                } else {
+                    self.loads.sooner(tokens)
+                };
+                if place == Place::Fleet && fleet.is_available() { Place::Fleet } else { Place::Here }
             }
         }
     }
@@ -162,7 +207,30 @@ impl Route {
     }
 }
 
+impl Place {
+    fn other(self) -> Self {
+        match self {
+            Self::Here => Self::Fleet,
+            Self::Fleet => Self::Here,
+        }
+    }
+}
+
 impl Loads {
+    /// Where a request of `tokens` is done sooner, as far as is known.
+    fn sooner(&self, tokens: usize) -> Place {
+        if self.fleet.estimate(tokens) < self.here.estimate(tokens) { Place::Fleet } else { Place::Here }
+    }
+
+    /// Whether a request should try the other place: one in so many of those that lose little by it, since a place
+    /// that is never asked is never found to be faster than was assumed.
+    fn is_to_be_tried(&self, tokens: usize) -> bool {
+        let sooner = self.sooner(tokens);
+        let loses_little =
+            self.at(sooner.other()).estimate(tokens) <= self.at(sooner).estimate(tokens) * CLOSE;
+        loses_little && self.close.fetch_add(1, Ordering::Relaxed) % TRIED == TRIED - 1
+    }
+
     fn at(&self, place: Place) -> &Load {
         match place {
             Place::Here => &self.here,
@@ -231,6 +299,49 @@ mod tests {
             });
         }
         assert_eq!(route.choose(5_000), Place::Here, "the fleet was slow");
+    }
+
+    /// How long requests of a place take: milliseconds, and microseconds a token.
+    type Pace = (u64, u64);
+
+    struct Case {
+        what: &'static str,
+        here: Pace,
+        fleet: Pace,
+        small: Place,
+        large: Place,
+    }
+
+    #[tokio::test]
+    async fn requests_go_where_they_turn_out_to_be_done_sooner() {
+        let case = |what, [here, fleet]: [Pace; 2], [small, large]: [Place; 2]| Case {
+            what,
+            here,
+            fleet,
+            small,
+            large,
+        };
+        use Place::{Fleet, Here};
+        for Case { what, here, fleet, small, large } in [
+            case("a fleet that is much faster", [(30, 40), (1, 1)], [Fleet, Fleet]),
+            case("a fleet that is much slower", [(1, 1), (40, 20)], [Here, Here]),
+            case("a fleet that is far but strong", [(1, 30), (15, 1)], [Here, Fleet]),
+        ] {
+            let route = route();
+            let run = |tokens: u64| {
+                let place = route.choose(tokens as usize);
+                let (base, slope) = if place == Here { here } else { fleet };
+                let under_way = route.begin(place, tokens as usize);
+                std::thread::sleep(Duration::from_millis(base) + Duration::from_micros(slope * tokens));
+                under_way.ended(true);
+                place
+            };
+            for _ in 0..14 {
+                run(20);
+                run(2000);
+            }
+            assert_eq!([20, 2000].map(|tokens| route.loads.sooner(tokens)), [small, large], "{what}");
+        }
     }
 
     #[tokio::test]

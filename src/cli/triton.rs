@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use super::say;
 use crate::{
     error::Result,
+    pipeline::Task,
     repository::{
         Bundle,
         triton::{Options, Runner, write},
@@ -25,8 +26,10 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "REPOSITORY")]
     out: PathBuf,
     /// What runs the graph: Triton's backend for ONNX, or its backend for Python with the package onnxruntime
-    #[arg(long, value_enum, default_value_t = Backend::Onnxruntime)]
-    backend: Backend,
+    ///
+    /// By default onnxruntime, and python for a model that translates, which takes a program there.
+    #[arg(long, value_enum)]
+    backend: Option<Backend>,
     /// The most texts in a batch
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     max_batch_size: u32,
@@ -48,17 +51,20 @@ enum Backend {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let bundle = Bundle::open(&arguments.bundle)?;
     let options = Options {
         runner: match arguments.backend {
-            Backend::Onnxruntime => Runner::Onnx,
-            Backend::Python => Runner::Python,
+            Some(Backend::Onnxruntime) => Runner::Onnx,
+            Some(Backend::Python) => Runner::Python,
+            None if bundle.manifest().task == Task::Translation => Runner::Python,
+            None => Runner::Onnx,
         },
         max_batch_size: arguments.max_batch_size,
         instances: arguments.instances,
         tensorrt: arguments.tensorrt,
         text: arguments.text,
     };
-    for name in write(&Bundle::open(&arguments.bundle)?, &arguments.out, &options)? {
+    for name in write(&bundle, &arguments.out, &options)? {
         say(&format!("wrote {}", arguments.out.join(name).display()))?;
     }
     Ok(ExitCode::SUCCESS)

@@ -2,10 +2,14 @@
 
 use std::{sync::Arc, thread};
 
-use super::{lacks, panicked, runtime};
+use super::{Sharing, lacks, panicked, runtime};
 use crate::{
-    backend::onnx::{Graphs, OnnxSequences, Parallel, require_known_files},
-    config::Config,
+    backend::{
+        onnx::{Graphs, OnnxSequences, Parallel, require_known_files},
+        routing::Route,
+        triton::Fleet,
+    },
+    config::{Config, Policy},
     error::{Error, Result},
     pipeline::translation::{Parts, TranslationPipeline, TranslationSettings, shortlist::Shortlist},
     repository::{
@@ -23,18 +27,31 @@ struct Words {
     shortlist: Option<Shortlist>,
 }
 
-/// Loads what is in a bundle, side by side, as the bundles of other tasks are.
-pub(super) fn load(bundle: &Bundle, config: &Config) -> Result<TranslationPipeline> {
+/// Loads what is in a bundle, side by side, as the bundles of other tasks are. A model that runs on a fleet only
+/// needs no graphs.
+pub(super) fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Result<TranslationPipeline> {
+    let (_, policy, fleet, remote) = sharing;
     let manifest = bundle.manifest();
     let mut settings = manifest.translation.clone().ok_or_else(|| lacks(manifest, "translation"))?;
     let limit = config.limits.tokens.unwrap_or(usize::MAX);
     settings.max_tokens = settings.max_tokens.min(limit);
+    let fleet = (*policy != Policy::Local).then(|| Fleet::new(fleet, remote).map(Arc::new)).transpose()?;
+    if *policy == Policy::Fleet {
+        let Words { tokenizer, target, shortlist } = read_words(bundle, &settings)?;
+        let parts = Parts { tokenizer, target, shortlist, route: Route::writing(None, fleet) };
+        return TranslationPipeline::new(parts, settings);
+    }
     thread::scope(|scope| {
-        let words = scope.spawn(|| read_words(bundle, &settings));
+        let words = scope.spawn(|| {
+            let words = read_words(bundle, &settings)?;
+            verify_rest(bundle, &settings)?;
+            Ok(words)
+        });
         let sequences = open_graphs(bundle, &settings, config);
         let words = words.join().unwrap_or_else(|_| Err(panicked(&manifest.name)));
-        let (Words { tokenizer, target, shortlist }, sequences) = (words?, Arc::new(sequences?));
-        TranslationPipeline::new(Parts { tokenizer, target, shortlist, sequences }, settings.clone())
+        let Words { tokenizer, target, shortlist } = words?;
+        let route = Route::writing(Some(Arc::new(sequences?)), fleet);
+        TranslationPipeline::new(Parts { tokenizer, target, shortlist, route }, settings.clone())
     })
 }
 
@@ -46,13 +63,17 @@ fn read_words(bundle: &Bundle, settings: &TranslationSettings) -> Result<Words> 
     };
     let shortlist = settings.shortlist.as_ref();
     let shortlist = shortlist.map(|name| Shortlist::from_bytes(&bundle.read(name)?)).transpose()?;
+    Ok(Words { tokenizer, target, shortlist })
+}
+
+/// Verifies the files that are not verified when they are read.
+fn verify_rest(bundle: &Bundle, settings: &TranslationSettings) -> Result<()> {
     let read: Vec<&str> = [TOKENIZER, PIECES, &bundle.manifest().graph, &settings.decoder.graph]
         .into_iter()
         .chain(settings.target_tokenizer.as_deref())
         .chain(settings.shortlist.as_deref())
         .collect();
-    starting("verify", || bundle.verify(&read))?;
-    Ok(Words { tokenizer, target, shortlist })
+    starting("verify", || bundle.verify(&read))
 }
 
 fn open_graphs(bundle: &Bundle, settings: &TranslationSettings, config: &Config) -> Result<OnnxSequences> {

@@ -18,7 +18,7 @@ const INPUT_NAMES: [(&str, Role); 3] =
 const PLACE_MARK: &str = "__";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
+pub(super) enum Role {
     Ids,
     Mask,
     Types,
@@ -305,7 +305,7 @@ impl Adapter {
 }
 
 /// What each input carries: by its name, or by the place that its name tells; or one of texts.
-fn inputs(signature: &Signature) -> Option<Vec<(Role, TensorSpec)>> {
+pub(super) fn inputs(signature: &Signature) -> Option<Vec<(Role, TensorSpec)>> {
     let role = |spec: &TensorSpec| {
         let name = spec.name.to_ascii_lowercase();
         let by_name = INPUT_NAMES.iter().find(|(known, _)| *known == name);

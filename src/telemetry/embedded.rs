@@ -63,6 +63,13 @@ impl Embedded {
                 values.insert(name(key), ("Count", vec![count as f64]));
             }
         });
+        self.registry.visit_gauges(|key, gauge| {
+            // What is as it should be is zero, and nobody needs to hear of it.
+            let value = f64::from_bits(gauge.load(Ordering::Relaxed));
+            if value != 0.0 {
+                values.insert(name(key), ("Count", vec![value]));
+            }
+        });
         self.registry.visit_histograms(|key, histogram| {
             let mut ms = Vec::new();
             histogram.clear_with(|seconds| ms.extend(seconds.iter().map(|seconds| seconds * 1000.0)));
@@ -101,7 +108,7 @@ fn name(key: &Key) -> String {
         Some(stem) => (stem, "Ms"),
         None => (plain.strip_suffix("_total").unwrap_or(plain), ""),
     };
-    let labels = key.labels().map(metrics::Label::value);
+    let labels = key.labels().flat_map(|label| label.value().split('_'));
     let words = stem.split('_').chain(labels);
     let capitals = words.map(|word| {
         let (first, rest) = word.split_at(word.chars().next().map_or(0, char::len_utf8));
@@ -230,6 +237,27 @@ mod tests {
         ]
         "#);
         assert!(embedded.lines(SystemTime::now()).is_empty(), "nothing is counted twice");
+    }
+
+    #[test]
+    fn what_happens_on_a_fleet_goes_by_the_places_of_its_servers() {
+        let embedded = Embedded::new("kivu-api");
+        let line = |count: &dyn Fn()| {
+            metrics::with_local_recorder(&embedded, count);
+            let mut lines = embedded.lines(UNIX_EPOCH);
+            let mut line = lines.pop().unwrap_or_default();
+            line.as_object_mut().map(|line| line.remove("_aws"));
+            line.to_string()
+        };
+        let happened = line(&|| {
+            telemetry::fleet::tried(0, "ok", Duration::from_millis(3));
+            telemetry::fleet::tried(1, "not_ready", Duration::from_millis(2));
+            telemetry::fleet::retried();
+            telemetry::fleet::left_alone(1);
+        });
+        insta::assert_snapshot!(happened, @r#"{"FleetOpenBreakers1":1.0,"FleetRequest0Ms":3.0,"FleetRequest1Ms":2.0,"FleetRequests0Ok":1.0,"FleetRequests1NotReady":1.0,"FleetRetries":1.0,"Function":"kivu-api"}"#);
+        insta::assert_snapshot!(line(&|| ()), @r#"{"FleetOpenBreakers1":1.0,"Function":"kivu-api"}"#);
+        insta::assert_snapshot!(line(&|| telemetry::fleet::taken_back(1)), @"null");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! [`Embedded::install`]. Without either it goes nowhere and costs nothing. No text of a user comes near it.
 
 mod embedded;
+pub mod fleet;
 pub mod trace;
 
 use std::time::{Duration, Instant};

@@ -165,11 +165,10 @@ pub(super) async fn run(
         }
         Pipeline::Translation(pipeline) => {
             let options = translation::options(request, limits)?;
-            let (shape, elements) = match rows(names, request, limits)? {
+            match rows(names, request, limits)? {
                 Rows::Tokens(rows) => translation::ids(pipeline, rows, &options, deadline).await,
                 Rows::Texts(texts) => translation::texts(pipeline, texts, &options, deadline).await,
-            }?;
-            Ok((shape, elements, Place::Here))
+            }
         }
     }
 }

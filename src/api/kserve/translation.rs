@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::message::{InferRequest, OutputElements};
 use crate::{
     api::request,
-    backend::Deadline,
+    backend::{Deadline, routing::Place},
     config::Limits,
     error::Result,
     pipeline::{
@@ -66,8 +66,9 @@ pub(super) async fn ids(
     rows: Vec<Vec<u32>>,
     options: &TranslationOptions,
     deadline: Deadline,
-) -> Result<(Vec<usize>, OutputElements)> {
+) -> Result<(Vec<usize>, OutputElements, Place)> {
     let generated = pipeline.generate(rows, options, deadline).await?;
+    let place = generated.place;
     let rows: Vec<Vec<i64>> = generated.rows.into_iter().flatten().collect();
     let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
     let shape = vec![rows.len(), longest];
@@ -75,7 +76,7 @@ pub(super) async fn ids(
         row.resize(longest, generated.pad);
         row
     };
-    Ok((shape, OutputElements::Integers(rows.into_iter().flat_map(padded).collect())))
+    Ok((shape, OutputElements::Integers(rows.into_iter().flat_map(padded).collect()), place))
 }
 
 /// Translates texts: a row a text, with as many translations as were asked for.
@@ -84,9 +85,9 @@ pub(super) async fn texts(
     texts: Vec<String>,
     options: &TranslationOptions,
     deadline: Deadline,
-) -> Result<(Vec<usize>, OutputElements)> {
+) -> Result<(Vec<usize>, OutputElements, Place)> {
     let translations = pipeline.translate(texts, options, deadline).await?;
     let shape = vec![translations.texts.len(), translations.texts.first().map_or(0, Vec::len)];
     let texts = translations.texts.into_iter().flatten().map(|translation| translation.text);
-    Ok((shape, OutputElements::Texts(texts.collect())))
+    Ok((shape, OutputElements::Texts(texts.collect()), translations.usage.place))
 }

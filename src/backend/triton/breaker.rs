@@ -45,6 +45,11 @@ impl Breaker {
         }
     }
 
+    /// Whether requests are kept away.
+    pub(super) fn is_open(self) -> bool {
+        !matches!(self, Self::Closed { .. })
+    }
+
     /// Begins a probe.
     pub(super) fn probe(&mut self, now: Instant) {
         if let Self::Open { pause, .. } | Self::Probing { pause, .. } = *self {

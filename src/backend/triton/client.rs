@@ -10,18 +10,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::future::{BoxFuture, FutureExt, select_ok};
+use futures::future::{BoxFuture, FutureExt, TryFutureExt, select_ok};
 use tokio::time::{sleep, timeout};
 
 use super::{
     failure::{Failure, Kind},
-    pool::{Pool, Visit},
+    pool::Pool,
     retry::{Budget, MOST_TRIES, pause, random_fraction},
     transport::{Call, Description, Target, Transport},
+    visit::Visit,
 };
 use crate::{
     backend::{Deadline, speed::Speed},
     error::{Error, Result},
+    telemetry,
     tensor::Tensor,
 };
 
@@ -99,7 +101,7 @@ impl Client {
         let started = Instant::now();
         let is_single = call.inputs.iter().all(|input| input.shape.first() == Some(&1));
         let tensors = self.try_until(deadline, tokens, self.hedges && is_single, ask).await?;
-        self.learn(tokens, started.elapsed());
+        self.speed.learn(tokens, started.elapsed());
         Ok(tensors)
     }
 
@@ -155,6 +157,7 @@ impl Client {
         if tries >= MOST_TRIES || !is_worth_it || !self.budget.spend() {
             return None;
         }
+        telemetry::fleet::retried();
         // Another server need not be spared, and a connection that was lost while nobody used it tells nothing.
         let is_first = tries == 1 && (has_other || failure.kind == Kind::Cut);
         Some(if is_first { Duration::ZERO } else { pause(tries, random_fraction()) })
@@ -190,7 +193,8 @@ impl Client {
         let visit = timeout(time, self.pool.visit(&self.target, tried));
         let visit = visit.await.unwrap_or_else(|_| Err(Failure::new(Kind::Late)))?;
         tried.push(visit.socket());
-        let first = run(visit, until, ask).boxed();
+        let socket = visit.socket();
+        let first = self.run(visit, until, ask).boxed();
         let delay = self.hedge_delay().filter(|_| hedges);
         let Some(delay) = delay.filter(|_| self.pool.has_other(tried)) else { return first.await };
         // The first goes on while a second is under way; whichever succeeds first is the answer.
@@ -199,16 +203,40 @@ impl Client {
             Waited::Done(outcome) => return outcome,
             Waited::Waiting(first) => first,
         };
-        let second = if self.budget.spend() { self.pool.visit(&self.target, tried).await.ok() } else { None };
-        let Some(second) = second.filter(|visit| !tried.contains(&visit.socket())) else {
-            return first.await;
-        };
+        let second = self.pool.visit_other(tried).filter(|_| self.budget.spend());
+        let Some(second) = second else { return first.await };
+        telemetry::fleet::hedged();
         tried.push(second.socket());
-        select_ok([first, run(second, until, ask).boxed()]).await.map(|(answer, _)| answer)
+        let second = self.run(second, until, ask).map_ok(|answer| (answer, true)).boxed();
+        let first = first.map_ok(|answer| (answer, false)).boxed();
+        let ((answer, is_second), _) = select_ok([first, second]).await?;
+        if is_second {
+            telemetry::fleet::hedge_won();
+            self.pool.overtaken(socket);
+        }
+        Ok(answer)
     }
 
-    fn learn(&self, tokens: usize, took: Duration) {
-        self.speed.learn(tokens, took);
+    /// One request to one server, no longer than `until`.
+    async fn run<'a, T>(
+        &self,
+        visit: Visit,
+        until: Instant,
+        ask: &(impl Fn(Arc<Transport>, Duration) -> BoxFuture<'a, Attempt<T>> + Sync),
+    ) -> Attempt<T> {
+        let time = until.saturating_duration_since(Instant::now());
+        let answer = timeout(time, ask(Arc::clone(&visit.transport), time)).await;
+        let outcome = answer.unwrap_or_else(|_| Err(Failure::new(Kind::Late)));
+        visit.ended(&outcome);
+        if outcome.is_ok() {
+            self.remember(visit.elapsed());
+        }
+        outcome
+    }
+
+    /// Remembers how long a try took, from when it was sent: what was waited before a hedge would make the next
+    /// one later, and that the one after it.
+    fn remember(&self, took: Duration) {
         let mut latencies = self.latencies.lock().unwrap_or_else(PoisonError::into_inner);
         if latencies.len() == LATENCIES {
             latencies.pop_front();
@@ -228,19 +256,6 @@ impl Client {
         let (_, delay, _) = sorted.select_nth_unstable(place);
         Some((*delay).max(SOONEST_HEDGE))
     }
-}
-
-/// One request to one server, no longer than `until`.
-async fn run<'a, T>(
-    visit: Visit,
-    until: Instant,
-    ask: &(impl Fn(Arc<Transport>, Duration) -> BoxFuture<'a, Attempt<T>> + Sync),
-) -> Attempt<T> {
-    let time = until.saturating_duration_since(Instant::now());
-    let answer = timeout(time, ask(Arc::clone(&visit.transport), time)).await;
-    let outcome = answer.unwrap_or_else(|_| Err(Failure::new(Kind::Late)));
-    visit.ended(&outcome);
-    outcome
 }
 
 /// What became of a request until a timer went off.

@@ -26,6 +26,20 @@ pub(super) enum Kind {
 }
 
 impl Kind {
+    /// Its name among what is counted.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Unreachable => "unreachable",
+            Self::Cut => "cut",
+            Self::Late => "late",
+            Self::NotReady => "not_ready",
+            Self::Missing => "missing",
+            Self::Refused => "refused",
+            Self::Broken => "broken",
+            Self::Garbled => "garbled",
+        }
+    }
+
     /// Whether the same request may fare better a moment later.
     pub(super) fn may_pass(self) -> bool {
         matches!(self, Self::Unreachable | Self::Cut | Self::Late | Self::NotReady | Self::Garbled)

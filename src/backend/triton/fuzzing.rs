@@ -9,7 +9,7 @@ use super::{
     http::{Config, JSON_LENGTH, Metadata, parse, read_answer, refusal},
     interface::Interface,
     messages::{ConfigAnswer, InferAnswer, MetadataAnswer, ReadyAnswer},
-    transport::Description,
+    transport::{Description, Parameters},
 };
 use crate::{
     backend::TensorSpec,
@@ -36,6 +36,7 @@ pub(crate) fn http(bytes: &[u8]) {
             outputs: metadata.outputs,
             max_batch_size: config.ok().map(|config| config.max_batch_size),
             is_decoupled: false,
+            parameters: Parameters::default(),
         };
         // A model that cannot be used is told by an error.
         let _ = Interface::of("m", &description);

@@ -32,6 +32,7 @@ use super::{
 use crate::{
     backend::TensorSpec,
     error::{Error, Result},
+    telemetry::trace::{TRACEPARENT, Trace},
     tensor::Tensor,
 };
 
@@ -115,8 +116,13 @@ impl GrpcTransport {
         Ok(Description {
             inputs: described(metadata.inputs),
             outputs: described(metadata.outputs),
-            max_batch_size: config.map(|config| config.max_batch_size.into()),
+            max_batch_size: config.as_ref().map(|config| config.max_batch_size.into()),
             is_decoupled: policy.is_some_and(|policy| policy.decoupled),
+            parameters: config
+                .into_iter()
+                .flat_map(|config| config.parameters)
+                .map(|(name, parameter)| (name, parameter.string_value))
+                .collect(),
         })
     }
 
@@ -132,7 +138,10 @@ impl GrpcTransport {
         time: Duration,
     ) -> Result<Vec<Tensor>, Failure> {
         let ModelRequest { name, version } = model_request(target);
-        let timeout = Parameter { value: Some(ParameterValue::Integer(microseconds(time))) };
+        let parameter = |value| Parameter { value: Some(value) };
+        let told = call.parameters.iter();
+        let told = told.map(|(name, text)| (name.clone(), parameter(ParameterValue::Text(text.clone()))));
+        let timeout = ("timeout".to_owned(), parameter(ParameterValue::Integer(microseconds(time))));
         let inputs = call.inputs.iter().map(|input| InferTensor {
             name: input.name.clone(),
             datatype: input.datatype.clone(),
@@ -142,7 +151,7 @@ impl GrpcTransport {
         let request = InferRequest {
             model_name: name,
             model_version: version,
-            parameters: [("timeout".to_owned(), timeout)].into(),
+            parameters: told.chain([timeout]).collect(),
             inputs: inputs.collect(),
             outputs: outputs.collect(),
             raw_input_contents: call.inputs.iter().map(|input| input.bytes.clone()).collect(),
@@ -170,6 +179,12 @@ impl GrpcTransport {
         }
         if let Some(authorization) = &self.authorization {
             request.metadata_mut().insert("authorization", authorization.clone());
+        }
+        // What was read of a header fits into one again.
+        if let Some(trace) = Trace::current()
+            && let Ok(trace) = trace.traceparent().parse::<MetadataValue<Ascii>>()
+        {
+            request.metadata_mut().insert(TRACEPARENT, trace);
         }
         let (channel, _busy) = self.least_busy();
         let mut grpc = Grpc::new(channel).max_decoding_message_size(LONGEST_ANSWER);

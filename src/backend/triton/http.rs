@@ -1,6 +1,6 @@
 //! KServe v2 over HTTP, tensors as bytes behind the JSON.
 
-use std::{fmt::Write, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt::Write, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{
@@ -22,7 +22,12 @@ use super::{
     transport::{Call, Described, Description, LONGEST_ANSWER, LONGEST_IDLE, Target, microseconds},
     wire,
 };
-use crate::{backend::TensorSpec, json, tensor::Tensor};
+use crate::{
+    backend::TensorSpec,
+    json,
+    telemetry::trace::{TRACEPARENT, Trace},
+    tensor::Tensor,
+};
 
 /// How many bytes of a message are JSON; the rest are the tensors', in the order in which JSON names them.
 pub(super) const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
@@ -45,6 +50,13 @@ pub(super) struct Metadata {
 pub(super) struct Config {
     pub(super) max_batch_size: i64,
     model_transaction_policy: TransactionPolicy,
+    parameters: BTreeMap<String, ConfigParameter>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ConfigParameter {
+    string_value: String,
 }
 
 #[derive(Default, Deserialize)]
@@ -90,7 +102,12 @@ impl HttpTransport {
             inputs: metadata.inputs,
             outputs: metadata.outputs,
             max_batch_size: config.as_ref().map(|config| config.max_batch_size),
-            is_decoupled: config.is_some_and(|config| config.model_transaction_policy.decoupled),
+            is_decoupled: config.as_ref().is_some_and(|config| config.model_transaction_policy.decoupled),
+            parameters: config
+                .into_iter()
+                .flat_map(|config| config.parameters)
+                .map(|(name, parameter)| (name, parameter.string_value))
+                .collect(),
         })
     }
 
@@ -115,10 +132,13 @@ impl HttpTransport {
             json!({ "name": input.name, "datatype": input.datatype, "shape": input.shape, "parameters": parameters })
         };
         let output = |spec: &TensorSpec| json!({ "name": spec.name, "parameters": { "binary_data": true } });
+        let told = call.parameters.iter().map(|(name, text)| (name.clone(), text.clone().into()));
+        let mut parameters: Map<String, Value> = told.collect();
+        parameters.insert("timeout".to_owned(), microseconds(time).into());
         let json = json!({
             "inputs": call.inputs.iter().map(input).collect::<Vec<_>>(),
             "outputs": call.outputs.iter().map(output).collect::<Vec<_>>(),
-            "parameters": { "timeout": microseconds(time) },
+            "parameters": parameters,
         });
         let mut body = json.to_string().into_bytes();
         let length = body.len();
@@ -144,7 +164,10 @@ impl HttpTransport {
             // Writing to a string cannot fail.
             let _ = write!(path, "/versions/{}", escaped(version));
         }
-        let request = Request::builder().method(method).uri(path + what);
+        let mut request = Request::builder().method(method).uri(path + what);
+        if let Some(trace) = Trace::current() {
+            request = request.header(TRACEPARENT, trace.traceparent());
+        }
         match &self.authorization {
             Some(authorization) => request.header(AUTHORIZATION, &**authorization),
             None => request,

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use super::{
-    transport::{Described, Description},
+    transport::{Described, Description, Parameters},
     wire,
 };
 use crate::{
@@ -21,6 +21,7 @@ const LANES: NonZeroUsize = NonZeroUsize::new(4).unwrap();
 pub(super) struct Interface {
     pub(super) signature: Signature,
     pub(super) schedule: Schedule,
+    pub(super) parameters: Parameters,
 }
 
 impl Interface {
@@ -37,7 +38,8 @@ impl Interface {
         };
         let rows = rows(description, &signature);
         let rows = NonZeroUsize::new(rows).unwrap_or(NonZeroUsize::MIN);
-        Ok(Self { signature, schedule: Schedule { rows, lanes: LANES } })
+        let schedule = Schedule { rows, lanes: LANES };
+        Ok(Self { signature, schedule, parameters: description.parameters.clone() })
     }
 }
 
@@ -108,6 +110,7 @@ mod tests {
                 outputs: vec![described("b", "FP16", &[-1, 3])],
                 max_batch_size,
                 is_decoupled: false,
+                parameters: Parameters::new(),
             };
             let interface = Interface::of("m", &description).unwrap();
             assert_eq!(interface.schedule.rows.get(), rows, "{what}");
@@ -121,6 +124,7 @@ mod tests {
             outputs: Vec::new(),
             max_batch_size: None,
             is_decoupled: false,
+            parameters: Parameters::new(),
         };
         let error = Interface::of("m", &description).unwrap_err();
         insta::assert_snapshot!(error, @"expected the tensors of `m` on the fleet to be numbers or BYTES, but found `a` as UINT64");

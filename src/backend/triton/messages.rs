@@ -48,8 +48,16 @@ pub(super) struct ConfigAnswer {
 pub(super) struct ModelConfig {
     #[prost(int32, tag = "4")]
     pub(super) max_batch_size: i32,
+    #[prost(map = "string, message", tag = "14")]
+    pub(super) parameters: HashMap<String, ConfigParameter>,
     #[prost(message, optional, tag = "19")]
     pub(super) transaction_policy: Option<TransactionPolicy>,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct ConfigParameter {
+    #[prost(string, tag = "1")]
+    pub(super) string_value: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
@@ -93,14 +101,16 @@ pub(super) struct WantedOutput {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Parameter {
-    #[prost(oneof = "ParameterValue", tags = "2")]
+    #[prost(oneof = "ParameterValue", tags = "2, 3")]
     pub(super) value: Option<ParameterValue>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Oneof)]
+#[derive(Clone, PartialEq, Eq, Oneof)]
 pub(super) enum ParameterValue {
     #[prost(int64, tag = "2")]
     Integer(i64),
+    #[prost(string, tag = "3")]
+    Text(String),
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]

@@ -15,6 +15,7 @@ mod messages;
 mod pool;
 mod retry;
 mod transport;
+mod visit;
 mod wire;
 
 use std::{
@@ -34,12 +35,13 @@ use self::{
     connect::Trust,
     interface::Interface,
     pool::Pool,
-    transport::{Access, Call, Target},
+    transport::{Access, Call, Parameters, Target},
 };
 use super::{Backend, Deadline, Schedule, Signature};
 use crate::{
     config::FleetConfig,
     error::Result,
+    telemetry,
     tensor::{Elements, Tensor},
 };
 
@@ -52,9 +54,32 @@ pub struct TritonBackend {
     client: Arc<Client>,
     signature: Signature,
     schedule: Schedule,
+    /// What its configuration on the server says beside that.
+    parameters: Parameters,
+    /// What it is told with every request.
+    told: Parameters,
 }
 
 impl TritonBackend {
+    /// Whether the servers describe both in the same words.
+    pub fn is_alike(&self, other: &Self) -> bool {
+        let words = |of: &Self| (of.signature.clone(), of.schedule, of.parameters.clone());
+        words(self) == words(other)
+    }
+
+    /// The parameter called `name` of its configuration.
+    pub fn parameter(&self, name: &str) -> Option<&str> {
+        self.parameters.get(name).map(String::as_str)
+    }
+
+    /// The same model, told `text` under `name` with every request.
+    #[must_use]
+    pub fn telling(&self, name: &str, text: String) -> Self {
+        let mut telling = self.clone();
+        telling.told.insert(name.to_owned(), text);
+        telling
+    }
+
     /// The same model, of which only these outputs are sent, in this order; places are those of the signature.
     pub fn with_outputs(&self, outputs: &[usize]) -> Self {
         let mut narrowed = self.clone();
@@ -85,8 +110,9 @@ impl Backend for TritonBackend {
             return Err(deadline.exceeded());
         }
         self.signature.check_inputs(&inputs)?;
+        telemetry::ran("triton");
         let tokens = inputs.first().map_or(0, tokens);
-        let call = Call::new(&self.signature.inputs, &inputs, self.signature.outputs.clone());
+        let call = Call::new(&self.signature, &inputs, self.told.clone());
         drop(inputs);
         deadline.bound(self.client.infer(&call, tokens, deadline)).await
     }
@@ -168,8 +194,9 @@ impl Fleet {
             return Ok(backend);
         }
         let description = deadline.bound(self.client.describe(deadline)).await?;
-        let Interface { signature, schedule } = Interface::of(self.model(), &description)?;
-        let backend = TritonBackend { client: Arc::clone(&self.client), signature, schedule };
+        let Interface { signature, schedule, parameters } = Interface::of(self.model(), &description)?;
+        let (client, told) = (Arc::clone(&self.client), Parameters::new());
+        let backend = TritonBackend { client, signature, schedule, parameters, told };
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(backend.clone());
         Ok(backend)
     }

@@ -4,7 +4,7 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -15,11 +15,11 @@ use tokio::time::timeout;
 
 use super::{
     address::ServerUrl,
-    breaker::{Admission, Breaker},
+    breaker::Admission,
     failure::{Failure, Kind},
-    transport::{Access, LONGEST_IDLE, Target, Transport},
+    transport::{Access, Target},
+    visit::{Address, Visit, locked},
 };
-use crate::error::Result;
 
 /// The time after which names are resolved again.
 const FRESH: Duration = Duration::from_secs(10);
@@ -27,9 +27,6 @@ const FRESH: Duration = Duration::from_secs(10);
 const FRESH_IN_NEED: Duration = Duration::from_secs(1);
 /// What a probe of an address may take.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
-/// A connection of which nothing was heard for so long is made anew when a request gets no answer on it.
-const SILENCE: Duration = Duration::from_secs(5);
-
 /// Turns the name in a URL into addresses.
 #[async_trait]
 pub trait Resolve: Send + Sync {
@@ -48,112 +45,6 @@ impl Resolve for SystemResolver {
             return Ok(vec![SocketAddr::new(address, port)]);
         }
         Ok(tokio::net::lookup_host((host, port)).await?.collect())
-    }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// One address, with what is known of it.
-pub(super) struct Address {
-    url: ServerUrl,
-    socket: SocketAddr,
-    outstanding: AtomicUsize,
-    breaker: Mutex<Breaker>,
-    connections: Mutex<Connections>,
-}
-
-struct Connections {
-    transport: Arc<Transport>,
-    used_at: Instant,
-    heard_at: Instant,
-}
-
-impl Address {
-    fn new(url: &ServerUrl, socket: SocketAddr, access: &Access) -> Result<Self> {
-        let (transport, now) = (Arc::new(Transport::new(url, socket, access)?), Instant::now());
-        Ok(Self {
-            url: url.clone(),
-            socket,
-            outstanding: AtomicUsize::new(0),
-            breaker: Mutex::default(),
-            connections: Mutex::new(Connections { transport, used_at: now, heard_at: now }),
-        })
-    }
-
-    /// The connections to it; new ones where nobody used those that there were for long.
-    fn transport(&self, access: &Access) -> Arc<Transport> {
-        let mut connections = locked(&self.connections);
-        let now = Instant::now();
-        if now.saturating_duration_since(connections.used_at) > LONGEST_IDLE {
-            self.renew(&mut connections, access);
-        }
-        connections.used_at = now;
-        Arc::clone(&connections.transport)
-    }
-
-    fn renew(&self, connections: &mut Connections, access: &Access) {
-        // What could be made once can be made again; otherwise the old ones have to do.
-        if let Ok(transport) = Transport::new(&self.url, self.socket, access) {
-            connections.transport = Arc::new(transport);
-        }
-    }
-
-    fn admission(&self) -> Admission {
-        locked(&self.breaker).admission(Instant::now())
-    }
-
-    fn answered(&self) {
-        locked(&self.connections).heard_at = Instant::now();
-        locked(&self.breaker).succeeded();
-    }
-
-    fn failed(&self, kind: Kind, access: &Access) {
-        let now = Instant::now();
-        let mut connections = locked(&self.connections);
-        if kind.is_illness() {
-            locked(&self.breaker).failed(now);
-        } else {
-            connections.heard_at = now;
-            locked(&self.breaker).succeeded();
-        }
-        if kind == Kind::Late && now.saturating_duration_since(connections.heard_at) > SILENCE {
-            self.renew(&mut connections, access);
-        }
-    }
-}
-
-/// An address that a request is at; it counts as busy until this value goes.
-pub(super) struct Visit {
-    address: Arc<Address>,
-    access: Access,
-    pub(super) transport: Arc<Transport>,
-}
-
-impl Visit {
-    fn new(address: Arc<Address>, access: &Access) -> Self {
-        address.outstanding.fetch_add(1, Ordering::Relaxed);
-        let transport = address.transport(access);
-        Self { address, access: access.clone(), transport }
-    }
-
-    pub(super) fn socket(&self) -> SocketAddr {
-        self.address.socket
-    }
-
-    /// Remembers how the address did.
-    pub(super) fn ended<T>(&self, outcome: &Result<T, Failure>) {
-        match outcome {
-            Ok(_) => self.address.answered(),
-            Err(failure) => self.address.failed(failure.kind, &self.access),
-        }
-    }
-}
-
-impl Drop for Visit {
-    fn drop(&mut self) {
-        self.address.outstanding.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -223,9 +114,24 @@ impl Pool {
         }
         let due = known.iter().find(|address| address.admission() == Admission::Probe);
         let address = due.ok_or_else(|| Failure::new(Kind::Unreachable))?;
-        locked(&address.breaker).probe(Instant::now());
+        address.probe();
         let visit = Visit::new(Arc::clone(address), &self.access);
         probe(&visit, target).await.map(|()| visit)
+    }
+
+    /// One that is not in `tried`, at once, if there is any that may be asked.
+    pub(super) fn visit_other(&self, tried: &[SocketAddr]) -> Option<Visit> {
+        let known = locked(&self.known).addresses.clone();
+        let other = self.least_busy(&known, tried).filter(|address| !tried.contains(&address.socket));
+        other.map(|address| Visit::new(address, &self.access))
+    }
+
+    /// Remembers that an address was slower with a request than another that got it later.
+    pub(super) fn overtaken(&self, socket: SocketAddr) {
+        let known = locked(&self.known);
+        for address in known.addresses.iter().filter(|address| address.socket == socket) {
+            address.overtaken();
+        }
     }
 
     fn least_busy(&self, known: &[Arc<Address>], tried: &[SocketAddr]) -> Option<Arc<Address>> {
@@ -234,15 +140,13 @@ impl Pool {
         // Of equals each gets its turn.
         let in_turn = (0..known.len()).map(|step| &known[(turn + step) % count]);
         let healthy = in_turn.filter(|address| address.admission() == Admission::Yes);
-        let chosen = healthy.min_by_key(|address| {
-            (tried.contains(&address.socket), address.outstanding.load(Ordering::Relaxed))
-        });
+        let chosen = healthy.min_by_key(|address| (tried.contains(&address.socket), address.burden()));
         chosen.cloned()
     }
 
     fn probe_in_background(self: &Arc<Self>, known: &[Arc<Address>], target: &Target) {
         for address in known.iter().filter(|address| address.admission() == Admission::Probe) {
-            locked(&address.breaker).probe(Instant::now());
+            address.probe();
             let (visit, target) = (Visit::new(Arc::clone(address), &self.access), target.clone());
             tokio::spawn(async move { probe(&visit, &target).await });
         }
@@ -273,11 +177,13 @@ impl Pool {
     /// Keeps the addresses that are still there, with their connections, and takes up new ones. Those of a name
     /// that cannot be resolved now stay.
     async fn resolve(&self) {
-        let mut found: Vec<(ServerUrl, SocketAddr)> = Vec::new();
+        let mut found: Vec<(usize, ServerUrl, SocketAddr)> = Vec::new();
         let mut is_complete = true;
-        for url in &self.urls {
+        for (server, url) in self.urls.iter().enumerate() {
             match self.resolver.resolve(&url.host, url.port).await {
-                Ok(sockets) => found.extend(sockets.into_iter().map(|socket| (url.clone(), socket))),
+                Ok(sockets) => {
+                    found.extend(sockets.into_iter().map(|socket| (server, url.clone(), socket)));
+                }
                 Err(error) => {
                     is_complete = false;
                     tracing::warn!(%error, "cannot resolve a server of the fleet");
@@ -287,14 +193,14 @@ impl Pool {
         let mut known = locked(&self.known);
         if is_complete && !found.is_empty() {
             known.addresses.retain(|address| {
-                found.iter().any(|(url, socket)| (url, socket) == (&address.url, &address.socket))
+                found.iter().any(|(_, url, socket)| (url, socket) == (&address.url, &address.socket))
             });
         }
-        for (url, socket) in found {
+        for (server, url, socket) in found {
             if known.addresses.iter().any(|address| (&address.url, address.socket) == (&url, socket)) {
                 continue;
             }
-            match Address::new(&url, socket, &self.access) {
+            match Address::new(server, &url, socket, &self.access) {
                 Ok(address) => known.addresses.push(Arc::new(address)),
                 Err(error) => tracing::error!(error = error.chain(), "cannot use a server of the fleet"),
             }

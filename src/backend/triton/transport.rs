@@ -1,6 +1,6 @@
 //! What is asked of a server, whichever protocol it speaks.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 
@@ -12,7 +12,11 @@ use super::{
     http::HttpTransport,
     wire,
 };
-use crate::{backend::TensorSpec, error::Result, tensor::Tensor};
+use crate::{
+    backend::{Signature, TensorSpec},
+    error::Result,
+    tensor::Tensor,
+};
 
 /// The longest answer that is read; what a corrupted length says must not fill the memory.
 pub(super) const LONGEST_ANSWER: usize = 512 * 1024 * 1024;
@@ -39,7 +43,12 @@ pub(super) struct Description {
     pub(super) max_batch_size: Option<i64>,
     /// Whether it may answer a request more than once, or not at all.
     pub(super) is_decoupled: bool,
+    /// What its configuration tells its program.
+    pub(super) parameters: Parameters,
 }
+
+/// Texts by their names.
+pub(super) type Parameters = BTreeMap<String, String>;
 
 /// What a server says of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
@@ -55,6 +64,8 @@ pub(super) struct Call {
     pub(super) inputs: Vec<CallInput>,
     /// The outputs that are wanted.
     pub(super) outputs: Vec<TensorSpec>,
+    /// What the model is told beside its inputs.
+    pub(super) parameters: Parameters,
 }
 
 #[derive(Clone, Debug)]
@@ -66,15 +77,15 @@ pub(super) struct CallInput {
 }
 
 impl Call {
-    /// Of inputs in the order of `specs`.
-    pub(super) fn new(specs: &[TensorSpec], inputs: &[Tensor], outputs: Vec<TensorSpec>) -> Self {
-        let inputs = specs.iter().zip(inputs).map(|(spec, tensor)| CallInput {
+    /// Of inputs in the order of the signature's, for all of its outputs.
+    pub(super) fn new(signature: &Signature, inputs: &[Tensor], parameters: Parameters) -> Self {
+        let inputs = signature.inputs.iter().zip(inputs).map(|(spec, tensor)| CallInput {
             name: spec.name.clone(),
             datatype: spec.element_type.to_string(),
             shape: tensor.shape().iter().map(|side| *side as i64).collect(),
             bytes: wire::encode(tensor),
         });
-        Self { inputs: inputs.collect(), outputs }
+        Self { inputs: inputs.collect(), outputs: signature.outputs.clone(), parameters }
     }
 }
 

@@ -96,11 +96,33 @@ fn flatten<'a>(data: &'a Value, values: &mut Vec<&'a Value>) {
 fn assemble(spec: &TensorSpec, shape: &[i64], elements: Elements) -> Result<Tensor, Failure> {
     let lies = || Failure::garbled(format!("`{}` has not the size that its shape says", spec.name));
     let shape: Option<Vec<usize>> = shape.iter().map(|side| usize::try_from(*side).ok()).collect();
+    let elements = match (spec.element_type, whole_numbers(&elements)) {
+        (ElementType::Fp32, Some(values)) => Elements::Fp32(values.ok_or_else(|| too_large(spec))?),
+        _ => elements,
+    };
     let tensor = Tensor::new(shape.ok_or_else(lies)?, elements).map_err(|_| lies())?;
     if tensor.element_type() != spec.element_type {
         return Err(unreadable(spec, &tensor.element_type().to_string()));
     }
     Ok(tensor)
+}
+
+/// The largest whole number below which FP32 has all of them.
+const LARGEST_WHOLE: u64 = 1 << 24;
+
+/// Whole numbers as FP32 has them, an inner nothing where it has not all of them: what a model in Python answers
+/// may well be integers where its configuration says FP32, and Triton passes them on as they are.
+fn whole_numbers(elements: &Elements) -> Option<Option<Vec<f32>>> {
+    let exact = |value: i64| (value.unsigned_abs() <= LARGEST_WHOLE).then_some(value as f32);
+    match elements {
+        Elements::Int64(values) => Some(values.iter().map(|value| exact(*value)).collect()),
+        Elements::Int32(values) => Some(values.iter().map(|value| exact((*value).into())).collect()),
+        Elements::Fp32(_) | Elements::Bytes(_) => None,
+    }
+}
+
+fn too_large(spec: &TensorSpec) -> Failure {
+    Failure::garbled(format!("expected `{}` as {}, but found larger integers", spec.name, spec.element_type))
 }
 
 fn unreadable(spec: &TensorSpec, found: &str) -> Failure {
@@ -158,8 +180,17 @@ mod tests {
         assert_eq!(decode(&spec, "FP16", &[1], &half).unwrap().as_fp32(), Some(&[0.5][..]));
         let json = serde_json::json!([[0.5], [1]]);
         assert_eq!(decode_json(&spec, &[2], &json).unwrap().as_fp32(), Some(&[0.5, 1.0][..]));
-        let refused = decode(&spec, "INT64", &[1], &[0; 8]).unwrap_err();
-        insta::assert_snapshot!(refused, @"Garbled: expected `t` as FP32, but found INT64");
+        let integers = decode(&spec, "INT64", &[1], &7_i64.to_le_bytes()).unwrap();
+        assert_eq!(
+            integers.as_fp32(),
+            Some(&[7.0][..]),
+            "what a program answers is not always what it declares"
+        );
+        let refused = decode(&spec, "INT64", &[1], &i64::MAX.to_le_bytes()).unwrap_err();
+        insta::assert_snapshot!(refused, @"Garbled: expected `t` as FP32, but found larger integers");
+        let refused =
+            decode(&TensorSpec::new("t", ElementType::Int64, [-1]), "FP32", &[1], &[0; 4]).unwrap_err();
+        insta::assert_snapshot!(refused, @"Garbled: expected `t` as INT64, but found FP32");
         assert!(decode(&TensorSpec::new("t", ElementType::Bytes, [-1]), "BYTES", &[1], &[255; 5]).is_err());
     }
 }

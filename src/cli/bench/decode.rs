@@ -62,7 +62,8 @@ pub(super) fn measure(bundle: &Path, config: &Config) -> Result<Vec<Figure>> {
             most_sentences: 1,
         };
         let decoding = pipeline.decoding_of(TEXT, &options)?;
-        let sequences = pipeline.sequences().as_ref();
+        let missing = || Error::config("expected a model that runs here, but found one on a fleet");
+        let sequences = pipeline.sequences().ok_or_else(missing)?.as_ref();
         let (mut looped, mut alone) = (Vec::new(), Vec::new());
         for round in 0..ROUNDS {
             let (of_loop, tokens) = waiting.block_on(run(sequences, &decoding, Side::Loop))?;

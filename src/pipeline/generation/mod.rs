@@ -2,6 +2,7 @@
 
 mod beams;
 mod processors;
+mod resolved;
 mod scores;
 mod search;
 mod settings;

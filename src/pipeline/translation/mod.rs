@@ -2,10 +2,12 @@
 
 mod languages;
 mod pipeline;
+pub mod remote;
 mod sentences;
 mod settings;
 pub mod shortlist;
 mod sources;
+mod writing;
 
 pub use self::{
     languages::{Directions, LanguageNames, Pair, Wanted},

@@ -1,12 +1,10 @@
 //! Texts of one language to texts of another.
 
-use std::{cmp::Reverse, sync::Arc, time::Instant};
-
-use futures::{StreamExt, TryStreamExt, stream};
-use tokio::sync::oneshot;
+use std::{sync::Arc, time::Instant};
 
 use super::{
     languages::{Directions, Pair, Wanted, is_written_without_spaces},
+    remote::Remote,
     sentences::{Part, join},
     settings::TranslationSettings,
     shortlist::Shortlist,
@@ -15,22 +13,18 @@ use super::{
 use crate::{
     backend::{
         Deadline,
-        routing::Place,
-        sequences::{self, Decoder, Sequences},
+        routing::{Place, Route},
+        sequences::{self, Sequences},
     },
     error::{Error, Result, at_text},
     pipeline::{
         Usage,
-        generation::{Bounds, Generated, GenerationOptions, Search, Source, generate},
+        generation::{Bounds, Generated, GenerationOptions, Search},
     },
     telemetry,
     tokenizer::Tokenizer,
 };
 
-/// The most rows of a batch: beams, or texts that are drawn, each count.
-const MOST_ROWS: usize = 32;
-/// The most tokens that a batch keeps, of sources and targets together: 0.4 GB of a model as large as M2M100-418M.
-const MOST_TOKENS: usize = 4096;
 /// The token of what a student of Bergamot's does not know, which is never a translation.
 const UNKNOWN: u32 = 1;
 
@@ -39,8 +33,9 @@ const UNKNOWN: u32 = 1;
 pub struct TranslationPipeline {
     sources: Arc<Sources>,
     target: Arc<Tokenizer>,
-    shortlist: Option<Arc<Shortlist>>,
-    sequences: Arc<dyn Sequences>,
+    pub(super) shortlist: Option<Arc<Shortlist>>,
+    pub(super) route: Route<Arc<dyn Sequences>>,
+    pub(super) remote: Arc<Remote>,
 }
 
 /// What a request wants of its translations.
@@ -89,6 +84,8 @@ pub struct GeneratedIds {
     pub rows: Vec<Vec<Vec<i64>>>,
     /// What stands after the end of a row that is shorter than another.
     pub pad: i64,
+    /// Where the model ran.
+    pub place: Place,
 }
 
 /// What a model is made of.
@@ -100,8 +97,8 @@ pub struct Parts {
     pub target: Arc<Tokenizer>,
     /// What may stand in the translation of what, where the model knows.
     pub shortlist: Option<Shortlist>,
-    /// What runs it.
-    pub sequences: Arc<dyn Sequences>,
+    /// Where it runs.
+    pub route: Route<Arc<dyn Sequences>>,
 }
 
 /// What goes to an encoder and its decoder.
@@ -115,9 +112,9 @@ pub struct Decoding {
 
 /// A sentence on its way.
 #[derive(Debug)]
-struct Job {
-    ids: Vec<i64>,
-    first_token: Option<i64>,
+pub(super) struct Job {
+    pub(super) ids: Vec<i64>,
+    pub(super) first_token: Option<i64>,
 }
 
 /// A request's texts as sources.
@@ -138,7 +135,7 @@ enum OwnedPart {
 impl TranslationPipeline {
     /// Puts a model together.
     pub fn new(parts: Parts, settings: TranslationSettings) -> Result<Self> {
-        let Parts { tokenizer, target, shortlist, sequences } = parts;
+        let Parts { tokenizer, target, shortlist, route } = parts;
         if settings.generation.eos_token_ids.is_empty() {
             return Err(Error::model(
                 "expected a token in `eos_token_ids` of the model's settings, but found none",
@@ -149,7 +146,8 @@ impl TranslationPipeline {
             sources: Arc::new(Sources { tokenizer, directions, settings }),
             target,
             shortlist: shortlist.map(Arc::new),
-            sequences,
+            route,
+            remote: Arc::default(),
         })
     }
 
@@ -185,14 +183,14 @@ impl TranslationPipeline {
         let plan = self.plan(texts, options, deadline).await?;
         let tokenization = started.elapsed();
         let started = Instant::now();
-        let generated = self.run(&plan.jobs, options, deadline).await?;
+        let (generated, place) = self.run(&plan.jobs, options, deadline).await?;
         let usage = Usage {
             tokens: plan.jobs.iter().map(|job| job.ids.len()).sum(),
             generated: generated.iter().flatten().map(|text| text.ids.len()).sum(),
             truncated: plan.truncated,
             tokenization,
             inference: started.elapsed(),
-            place: Place::Here,
+            place,
         };
         telemetry::encoded(usage.tokens, usage.tokenization, usage.inference);
         let count = self.search(options, None)?.sequences();
@@ -233,19 +231,23 @@ impl TranslationPipeline {
             Ok(Job { ids: ids.into_iter().map(i64::from).collect(), first_token })
         });
         let jobs: Vec<Job> = jobs.collect::<Result<_>>()?;
-        let generated = self.run(&jobs, options, deadline).await?;
+        let (generated, place) = self.run(&jobs, options, deadline).await?;
         let start = Some(settings.generation.decoder_start_token_id).filter(|start| *start >= 0);
         let row = |text: Generated| start.into_iter().chain(text.ids).collect();
         let rows = generated.into_iter().map(|texts| texts.into_iter().map(row).collect()).collect();
-        Ok(GeneratedIds { rows, pad: settings.generation.pad_token_id })
+        Ok(GeneratedIds { rows, pad: settings.generation.pad_token_id, place })
     }
 
     /// The search that is asked for, with the token that the target begins with.
-    fn search(&self, options: &TranslationOptions, first_token: Option<i64>) -> Result<Search> {
+    pub(super) fn search(&self, options: &TranslationOptions, first_token: Option<i64>) -> Result<Search> {
         let settings = self.settings();
         let mut generation = options.generation.clone();
         generation.forced_bos_token_id = first_token.or(generation.forced_bos_token_id);
-        let vocabulary = self.sequences.vocabulary().unwrap_or_else(|| self.target.vocabulary_size());
+        let vocabulary = match self.route.here() {
+            Some(sequences) => sequences.vocabulary(),
+            None => settings.decoder.vocabulary(),
+        };
+        let vocabulary = vocabulary.unwrap_or_else(|| self.target.vocabulary_size());
         // The last token is generated, but not fed.
         let bounds = Bounds { vocabulary, longest: settings.max_positions + 1 };
         Search::new(&settings.generation, &generation, bounds)
@@ -264,78 +266,8 @@ impl TranslationPipeline {
         if size <= crate::pipeline::INLINE_BYTES { work() } else { deadline.off_thread(work).await }
     }
 
-    /// Generates the targets of all jobs, in their order.
-    async fn run(
-        &self,
-        jobs: &[Job],
-        options: &TranslationOptions,
-        deadline: Deadline,
-    ) -> Result<Vec<Vec<Generated>>> {
-        let mut order: Vec<usize> = (0..jobs.len()).collect();
-        order.sort_by_key(|job| (jobs[*job].first_token, Reverse(jobs[*job].ids.len())));
-        let mut batches = Vec::new();
-        let mut rest = order.as_slice();
-        while let Some(first) = rest.first() {
-            let search = self.search(options, jobs[*first].first_token)?;
-            let (batch, others) = rest.split_at(self.batch_size(&search, jobs, rest));
-            batches.push(self.run_batch(jobs, batch, search, deadline));
-            rest = others;
-        }
-        // One more a lane than it runs, so that it finds the next batch waiting when it is done with one.
-        let under_way = 2 * self.sequences.lanes().get();
-        let done: Vec<Vec<(usize, Vec<Generated>)>> =
-            stream::iter(batches).buffer_unordered(under_way).try_collect().await?;
-        let mut done: Vec<_> = done.into_iter().flatten().collect();
-        done.sort_by_key(|(job, _)| *job);
-        Ok(done.into_iter().map(|(_, generated)| generated).collect())
-    }
-
-    /// How many of the jobs of `rest`, the longest of which is the first, run together.
-    fn batch_size(&self, search: &Search, jobs: &[Job], rest: &[usize]) -> usize {
-        if self.shortlist.is_some() {
-            return 1;
-        }
-        let first = &jobs[rest[0]];
-        let tokens = first.ids.len() + search.max_length(first.ids.len());
-        let rows = MOST_ROWS.min(MOST_TOKENS / tokens.max(1));
-        let alike = rest.iter().take_while(|job| jobs[**job].first_token == first.first_token).count();
-        (rows / search.rows()).clamp(1, alike)
-    }
-
-    async fn run_batch(
-        &self,
-        jobs: &[Job],
-        batch: &[usize],
-        search: Search,
-        deadline: Deadline,
-    ) -> Result<Vec<(usize, Vec<Generated>)>> {
-        let rows: Vec<Vec<i64>> = batch.iter().map(|job| jobs[*job].ids.clone()).collect();
-        let list: Vec<Source> =
-            batch.iter().map(|job| Source { length: jobs[*job].ids.len(), number: *job }).collect();
-        let Decoding { sources, search } = self.decoding(rows, search);
-        let shortlist = sources.shortlist.clone();
-        let (sender, receiver) = oneshot::channel();
-        let work = Box::new(move |decoder: &mut dyn Decoder| {
-            let generated = generate(decoder, &list, &search, deadline)?;
-            // A caller that has gone wants no answer.
-            let _ = sender.send(generated);
-            Ok(())
-        });
-        self.sequences.decode(sources, deadline, work).await?;
-        let lost = || Error::Inference { message: "the decoder's work was lost".into(), source: None };
-        let mut generated = receiver.await.map_err(|_| lost())?;
-        if let Some(shortlist) = shortlist {
-            let ids = generated.iter_mut().flatten().flat_map(|text| &mut text.ids);
-            for id in ids {
-                *id =
-                    usize::try_from(*id).ok().and_then(|place| shortlist.get(place).copied()).unwrap_or(*id);
-            }
-        }
-        Ok(batch.iter().copied().zip(generated).collect())
-    }
-
     /// Token ids as they go to the encoder, and the search in terms of what the decoder scores.
-    fn decoding(&self, rows: Vec<Vec<i64>>, search: Search) -> Decoding {
+    pub(super) fn decoding(&self, rows: Vec<Vec<i64>>, search: Search) -> Decoding {
         let shortlist = self.shortlist.as_ref().map(|shortlist| allowed(shortlist, &rows, &search));
         let search = match &shortlist {
             Some(shortlist) => search.within(shortlist),
@@ -357,9 +289,9 @@ impl TranslationPipeline {
         Ok(self.decoding(prepared.sentences, search))
     }
 
-    /// What runs the model.
-    pub fn sequences(&self) -> &Arc<dyn Sequences> {
-        &self.sequences
+    /// What runs the model in this process.
+    pub fn sequences(&self) -> Option<&Arc<dyn Sequences>> {
+        self.route.here()
     }
 
     /// The translations of a text from those of its sentences: the best of each, the second best of each, …

@@ -58,6 +58,14 @@ pub struct Decoder {
     pub signature: Signature,
 }
 
+impl Decoder {
+    /// The number of scores that it gives a row, where it is always the same.
+    pub fn vocabulary(&self) -> Option<usize> {
+        let logits = &self.signature.outputs[self.signature.output("logits")?];
+        logits.shape.last().and_then(|side| usize::try_from(*side).ok())
+    }
+}
+
 /// How a model is told its languages. A source ends with the first of
 /// [`eos_token_ids`](GenerationSettings::eos_token_ids).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

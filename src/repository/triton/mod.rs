@@ -1,5 +1,7 @@
 //! A bundle as a folder of Triton's model repository.
 
+mod translation;
+
 use std::{
     fmt::Write,
     fs,
@@ -10,7 +12,6 @@ use super::{Bundle, bundle::TOKENIZER};
 use crate::{
     backend::TensorSpec,
     error::{Error, Result},
-    pipeline::Task,
     tensor::ElementType,
 };
 
@@ -58,11 +59,8 @@ pub enum Runner {
 /// Nothing that is there is overwritten.
 pub fn write(bundle: &Bundle, repository: &Path, options: &Options) -> Result<Vec<String>> {
     let manifest = bundle.manifest();
-    if manifest.task == Task::Translation {
-        return Err(Error::model(format!(
-            "expected a model of one graph, but `{}` translates, which takes several",
-            manifest.name
-        )));
+    if let Some(settings) = &manifest.translation {
+        return translation::write(bundle, settings, repository, options);
     }
     if options.tensorrt && options.runner == Runner::Python {
         return Err(Error::config("expected TensorRT with the backend `onnxruntime`, but found `python`"));

@@ -26,19 +26,19 @@ use super::{
 use crate::models::runtime;
 
 /// The model of these tests: an embedding model as 004 has it, without the tokenizer before it.
-const REMOTE: &str = "embedding_model";
+pub(super) const REMOTE: &str = "embedding_model";
 
 /// A repository with that model, and the bundle that it was made of.
-struct Stage {
+pub(super) struct Stage {
     _folder: TempDir,
-    packages: PathBuf,
-    repository: PathBuf,
-    bundle: PathBuf,
+    pub(super) packages: PathBuf,
+    pub(super) repository: PathBuf,
+    pub(super) bundle: PathBuf,
 }
 
 impl Stage {
     /// Nothing where there is no Triton or no ONNX Runtime.
-    fn set(options: &[(&str, &str)], more: &str) -> Option<Self> {
+    pub(super) fn set(options: &[(&str, &str)], more: &str) -> Option<Self> {
         let (packages, runtime) = (packages()?, runtime()?);
         let folder = tempfile::tempdir().unwrap();
         let repository = folder.path().join("repository");
@@ -50,7 +50,7 @@ impl Stage {
         Some(Self { _folder: folder, packages, repository, bundle })
     }
 
-    fn triton(&self) -> Triton {
+    pub(super) fn triton(&self) -> Triton {
         Triton::start(&self.packages, &self.repository)
     }
 
@@ -59,14 +59,14 @@ impl Stage {
     }
 
     /// The model on the servers at `urls`, each request with so much time.
-    fn app(&self, policy: Policy, urls: &[String], time: Duration) -> Router {
+    pub(super) fn app(&self, policy: Policy, urls: &[String], time: Duration) -> Router {
         let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
         let limits = Limits { timeout_ms: time.as_millis() as u64, ..Limits::default() };
         app(&Config { models: vec![model(&self.bundle, policy, REMOTE, &urls)], limits, ..Config::default() })
     }
 }
 
-const PATIENT: Duration = Duration::from_secs(20);
+pub(super) const PATIENT: Duration = Duration::from_secs(20);
 
 /// Enough texts that `auto` sends them to the fleet.
 fn large() -> Value {
@@ -436,6 +436,21 @@ async fn auto_chooses_by_the_work() {
     assert_eq!((answer.status, answer.backend()), (200, "triton"));
     let by_token = post(&app, "/embed_all", &large()).await;
     assert_eq!((by_token.status, by_token.backend()), (200, "onnx"), "the fleet gives one vector a text");
+}
+
+/// What was measured counts for more than what was assumed: large work leaves a fleet that turns out slow.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn auto_leaves_a_slow_fleet() {
+    let Some(stage) = Stage::set(&[("delay", "0.5")], "") else { return };
+    let triton = stage.triton();
+    let app = stage.app(Policy::Auto, &triton.urls()[1..], PATIENT);
+    let mut backends = Vec::new();
+    for _ in 0..5 {
+        let answer = embed(&app, &large()).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        backends.push(answer.backend().to_owned());
+    }
+    assert_eq!(backends, ["triton", "onnx", "onnx", "onnx", "onnx"]);
 }
 
 /// A model that is on the fleet only needs no graph; without a fleet it cannot be served.

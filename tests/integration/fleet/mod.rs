@@ -2,10 +2,13 @@
 //! requests when servers fail.
 
 mod faults;
+mod hedging;
 mod proxy;
 mod repositories;
 mod seeds;
 mod server;
+mod telling;
+mod translation;
 
 use std::path::Path;
 

@@ -50,8 +50,12 @@ pub(crate) struct Proxy {
     pub(crate) port: u16,
     mischief: Arc<Mutex<Mischief>>,
     connections: Arc<AtomicUsize>,
+    heard: Heard,
     accepting: JoinHandle<()>,
 }
+
+/// What clients sent.
+type Heard = Arc<Mutex<Vec<u8>>>;
 
 impl Proxy {
     pub(crate) async fn start(target: u16, mischief: Mischief) -> Self {
@@ -59,14 +63,20 @@ impl Proxy {
         let port = listener.local_addr().unwrap().port();
         let mischief = Arc::new(Mutex::new(mischief));
         let connections = Arc::new(AtomicUsize::new(0));
-        let (current, count) = (Arc::clone(&mischief), Arc::clone(&connections));
+        let heard = Heard::default();
+        let (current, count, ear) = (Arc::clone(&mischief), Arc::clone(&connections), Arc::clone(&heard));
         let accepting = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 count.fetch_add(1, Ordering::Relaxed);
-                tokio::spawn(serve(client, target, Arc::clone(&current)));
+                tokio::spawn(serve(client, target, Arc::clone(&current), Arc::clone(&ear)));
             }
         });
-        Self { port, mischief, connections, accepting }
+        Self { port, mischief, connections, heard, accepting }
+    }
+
+    /// What clients sent since this was last asked.
+    pub(crate) fn take_heard(&self) -> String {
+        String::from_utf8_lossy(&std::mem::take(&mut *self.heard.lock().unwrap())).into_owned()
     }
 
     /// Does something else from now on, also to connections that are there.
@@ -86,7 +96,7 @@ impl Drop for Proxy {
     }
 }
 
-async fn serve(mut client: TcpStream, target: u16, mischief: Arc<Mutex<Mischief>>) {
+async fn serve(mut client: TcpStream, target: u16, mischief: Arc<Mutex<Mischief>>, heard: Heard) {
     let current = || *mischief.lock().unwrap();
     if current() == Mischief::Refuse {
         return;
@@ -95,7 +105,15 @@ async fn serve(mut client: TcpStream, target: u16, mischief: Arc<Mutex<Mischief>
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let (mut from_client, mut to_client) = client.split();
     let (mut from_server, mut to_server) = server.split();
-    let up = tokio::io::copy(&mut from_client, &mut to_server);
+    let up = async {
+        let mut piece = vec![0; 16 * 1024];
+        while let Ok(read @ 1..) = from_client.read(&mut piece).await {
+            heard.lock().unwrap().extend_from_slice(&piece[..read]);
+            if to_server.write_all(&piece[..read]).await.is_err() {
+                return;
+            }
+        }
+    };
     let down = async {
         let (mut piece, mut sent) = (vec![0; 16 * 1024], 0);
         loop {
@@ -130,7 +148,7 @@ async fn serve(mut client: TcpStream, target: u16, mischief: Arc<Mutex<Mischief>
         }
     };
     // Whichever side ends first ends the connection.
-    tokio::select! { _ = up => {}, () = down => {} }
+    tokio::select! { () = up => {}, () = down => {} }
 }
 
 async fn drip(to: &mut (impl AsyncWriteExt + Unpin), piece: &[u8]) -> bool {

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::{
     agree, app_of, model, post,
     server::{Served, Triton, bundle, packages, parameters},
+    translation::{TRANSLATOR, write_translator},
 };
 use crate::models::runtime;
 
@@ -55,6 +56,39 @@ fn write(repository: &Path, [sentiment, inference, embedding]: [&Path; 3]) {
     }
 }
 
+/// Of 001: texts of one language into another, which the server forces.
+fn translation_case(folder: &Path, repository: &Path, runtime: Runtime) -> Case {
+    let translation = bundle(Task::Translation, "tiny-m2m100", folder, runtime);
+    write_translator(repository, &translation, "fr");
+    let languages = json!({ "src_lang": "en", "tgt_lang": "fr" });
+    let ids = [[411, 7, 42, 13, 2], [411, 9, 2, 1, 1]];
+    let mask = [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]];
+    let integers = |name: &str, data: [[i64; 5]; 2]| json!({ "name": name, "datatype": "INT64", "shape": [2, 5], "data": data });
+    Case {
+        what: "001: token ids in, those of the translation out, declared FP32",
+        remote: TRANSLATOR,
+        bundle: translation,
+        requests: vec![
+            ("/models/translation", json!({ "inputs": TEXTS, "parameters": languages })),
+            ("/models/translation", json!({ "inputs": TEXTS[5].repeat(3), "parameters": languages })),
+            (
+                "/v2/models/translation/infer",
+                json!({
+                    "inputs": [integers("input_ids", ids), integers("attention_mask", mask)],
+                    "parameters": { "tgt_lang": "fr" },
+                }),
+            ),
+            (
+                "/v2/models/translation/infer",
+                json!({
+                    "inputs": [{ "name": "TEXT", "datatype": "BYTES", "shape": [6], "data": TEXTS }],
+                    "parameters": languages,
+                }),
+            ),
+        ],
+    }
+}
+
 fn cases(folder: &Path, repository: &Path, runtime: Runtime) -> Vec<Case> {
     let sentiment = bundle(Task::TextClassification, "tiny-bert-sentiment", folder, runtime);
     let inference = bundle(Task::ZeroShotClassification, "tiny-roberta-nli", folder, runtime);
@@ -63,6 +97,7 @@ fn cases(folder: &Path, repository: &Path, runtime: Runtime) -> Vec<Case> {
     let texts: Vec<Value> = TEXTS.iter().map(|text| json!([text])).collect();
     let labels = json!({ "candidate_labels": ["space & cosmos", "cooking", "sport"], "multi_label": true });
     vec![
+        translation_case(folder, repository, runtime),
         Case {
             what: "000: rows of one, int64, by TorchScript's names",
             remote: "sentiment_classifier",

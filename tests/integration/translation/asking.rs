@@ -11,7 +11,7 @@ use axum::{
 use http_body_util::BodyExt;
 use kivu::{
     api::{App, router},
-    backend::{Signature, TensorSpec, scripted::ScriptedSequences},
+    backend::{Signature, TensorSpec, scripted::ScriptedSequences, sequences::Sequences},
     config::Limits,
     model::{Model, Pipeline},
     pipeline::{
@@ -90,8 +90,8 @@ fn model(name: &str, codes: &[&str]) -> Model {
         scores
     });
     let settings = settings(codes);
-    let parts =
-        Parts { target: Arc::clone(&tokenizer), tokenizer, shortlist: None, sequences: Arc::new(sequences) };
+    let sequences: Arc<dyn Sequences> = Arc::new(sequences);
+    let parts = Parts { target: Arc::clone(&tokenizer), tokenizer, shortlist: None, route: sequences.into() };
     let pipeline = TranslationPipeline::new(parts, settings.clone()).unwrap();
     Model {
         name: name.into(),

@@ -1,0 +1,132 @@
+//! A bundle that translates as a model of Triton's: a program that generates there, since a call a token over the
+//! network would be hopeless.
+
+use std::{fmt::Write, path::Path};
+
+use serde_json::json;
+
+use super::{Options, Runner, begin, copy, instances, put, tensors};
+use crate::{
+    backend::TensorSpec,
+    error::{Error, Result},
+    pipeline::{
+        generation::{Bounds, GenerationOptions, Search},
+        translation::{
+            TranslationSettings,
+            remote::{OPTIONS, SCORES, TARGETS},
+        },
+    },
+    repository::{Bundle, bundle::TOKENIZER},
+    tensor::ElementType,
+};
+
+/// What Triton calls.
+const MODEL_PROGRAM: &str = include_str!("translation.py");
+/// What generates.
+const GENERATION_PROGRAM: &str = include_str!("generation.py");
+const SETTINGS: &str = "generation.json";
+/// The options of `generate` that the program knows: all but those for drawing.
+const KNOWN: [&str; 16] = [
+    "max_length",
+    "max_new_tokens",
+    "min_length",
+    "min_new_tokens",
+    "num_beams",
+    "num_return_sequences",
+    "length_penalty",
+    "early_stopping",
+    "no_repeat_ngram_size",
+    "repetition_penalty",
+    "bad_words_ids",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "renormalize_logits",
+];
+
+/// Writes the graphs, the program and what the program is told.
+pub(super) fn write(
+    bundle: &Bundle,
+    settings: &TranslationSettings,
+    repository: &Path,
+    options: &Options,
+) -> Result<Vec<String>> {
+    let manifest = bundle.manifest();
+    check(&manifest.name, settings, options)?;
+    let generation = generation(bundle, settings)?;
+    bundle.verify(&[])?;
+    let version = begin(repository, &manifest.name, &config(&manifest.name, options)?)?;
+    for file in &manifest.files {
+        let is_of_words = file.name.starts_with(TOKENIZER.trim_end_matches(".json"))
+            || Some(&file.name) == settings.target_tokenizer.as_ref();
+        if !is_of_words {
+            copy(&bundle.path(&file.name), &version.join(&file.name))?;
+        }
+    }
+    put(&version.join("model.py"), MODEL_PROGRAM)?;
+    put(&version.join("generation.py"), GENERATION_PROGRAM)?;
+    put(&version.join(SETTINGS), &generation)?;
+    Ok(vec![manifest.name.clone()])
+}
+
+/// Refuses what the program cannot do.
+fn check(name: &str, settings: &TranslationSettings, options: &Options) -> Result<()> {
+    let expected = if options.runner != Runner::Python || options.tensorrt {
+        "the backend `python` and no TensorRT, since its graphs take a program"
+    } else if options.text {
+        "no `--text`, since its texts go with languages, which Kivu reads"
+    } else if settings.shortlist.is_some() {
+        "no shortlist, which only Kivu reads; such a model is small enough to run without a fleet"
+    } else {
+        return Ok(());
+    };
+    Err(Error::config(format!("expected for `{name}`, which translates, {expected}")))
+}
+
+/// What the program is told of the model: the tokens that targets begin and end with, how many there may be, and
+/// every option that a request may say otherwise.
+fn generation(bundle: &Bundle, settings: &TranslationSettings) -> Result<String> {
+    let generation = &settings.generation;
+    let bounds = Bounds {
+        vocabulary: settings.decoder.vocabulary().unwrap_or(usize::MAX),
+        longest: settings.max_positions + 1,
+    };
+    let search = Search::new(generation, &GenerationOptions::default(), bounds)?;
+    let defaults = search.options();
+    if defaults.do_sample.is_some() || generation.length_factor.is_some() {
+        return Err(Error::model(format!(
+            "expected `{}` to write the likeliest tokens, up to a fixed number, but found a model that draws them, \
+             or whose number follows the text",
+            bundle.manifest().name
+        )));
+    }
+    let told = json!({
+        "decoder_start_token_id": generation.decoder_start_token_id,
+        "eos_token_ids": generation.eos_token_ids,
+        "pad_token_id": generation.pad_token_id,
+        "longest": bounds.longest,
+        "encoder": bundle.manifest().graph,
+        "decoder": settings.decoder.graph,
+        "defaults": defaults,
+    });
+    Ok(format!("{told:#}\n"))
+}
+
+fn config(name: &str, options: &Options) -> Result<String> {
+    let mut text =
+        format!("name: \"{name}\"\nbackend: \"python\"\nmax_batch_size: {}\n", options.max_batch_size);
+    let integers = |name: &str| TensorSpec::new(name, ElementType::Int64, [-1, -1]);
+    for input in ["input_ids", "attention_mask"] {
+        // Sources of any length are encoded together; the program fills them up.
+        let tensor = tensors("input", [&integers(input)])?;
+        text += &tensor.replace(" } ]", " allow_ragged_batch: true } ]");
+    }
+    text += &tensors("output", [&integers(TARGETS), &TensorSpec::new(SCORES, ElementType::Fp32, [-1, 1])])?;
+    text += "dynamic_batching { max_queue_delay_microseconds: 500 }\n";
+    text += &instances(options, true);
+    let known = KNOWN.join(",");
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "parameters {{ key: \"{OPTIONS}\" value {{ string_value: \"{known}\" }} }}");
+    Ok(text)
+}

@@ -1,0 +1,272 @@
+//! Translation on a fleet: as a published article sets it up, for one language, and as `kivu triton` writes it, for
+//! all that `generate` can do.
+
+use std::{fs, path::Path, time::Duration};
+
+use kivu::{
+    backend::Deadline,
+    config::{Config, ModelConfig, Policy},
+    model::{Model, Pipeline},
+    pipeline::{
+        Task,
+        generation::GenerationOptions,
+        translation::{TranslationOptions, TranslationPipeline},
+    },
+    repository::{
+        Bundle,
+        triton::{Options, Runner, write},
+    },
+};
+use serde_json::{Value, json};
+
+use super::{
+    agree, app_of, model, post,
+    server::{Served, Triton, bundle, packages, parameters},
+};
+use crate::models::{fixtures, runtime};
+
+/// The model of 001.
+pub(super) const TRANSLATOR: &str = "m2m100_translation_model";
+
+fn options() -> Options {
+    Options { runner: Runner::Python, max_batch_size: 8, instances: 1, tensorrt: false, text: false }
+}
+
+/// Writes the model of 001, which translates into one language, and under its own name the one that can be told.
+pub(super) fn write_translator(repository: &Path, bundle: &Path, language: &str) {
+    let opened = Bundle::open(bundle).unwrap();
+    let names = write(&opened, repository, &options()).unwrap();
+    let settings = opened.manifest().translation.as_ref().unwrap();
+    let kivu::pipeline::translation::Languages::Tokens { codes, .. } = &settings.languages else {
+        panic!("languages are tokens")
+    };
+    let more = parameters(&[("language", &codes[language].to_string())]);
+    let program = Some("translation.py");
+    Served { name: TRANSLATOR, program, bundle: Some(bundle), more: &more }.write(repository);
+    for name in ["generation.py", "generation.json"] {
+        let [from, to] = [&names[0], TRANSLATOR].map(|model| repository.join(model).join("1").join(name));
+        fs::copy(from, to).unwrap();
+    }
+}
+
+/// `body` without scores, which a model that was not made for us does not give.
+fn without_scores(mut body: Value) -> Value {
+    for translation in body["translations"].as_array_mut().into_iter().flatten() {
+        translation.as_object_mut().unwrap().remove("score");
+    }
+    body
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_translator_answers_on_the_fleet_as_it_does_here() {
+    let (Some(packages), Some(runtime)) = (packages(), runtime()) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let repository = folder.path().join("repository");
+    let bundle = bundle(Task::Translation, "tiny-m2m100", folder.path(), runtime);
+    write_translator(&repository, &bundle, "fr");
+    let triton = Triton::start(&packages, &repository);
+    let texts = ["The cat sits on the mat.", "Good morning! Where is the station?\n\nOver there.", "x"];
+    let ask = |target: &str, generation: Value| json!({ "inputs": texts, "src_lang": "en", "tgt_lang": target, "generate_parameters": generation });
+    let here = app_of(ModelConfig::from(bundle.clone()));
+    let plain = ask("fr", json!({}));
+    let told = [
+        ask("de", json!({ "num_beams": 1 })),
+        ask("el", json!({ "num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 9 })),
+        ask("fr", json!({ "no_repeat_ngram_size": 2, "suppress_tokens": [5], "early_stopping": "never" })),
+    ];
+    for url in triton.urls() {
+        let own = app_of(model(&bundle, Policy::Fleet, "translation", &[&url]));
+        for body in told.iter().chain([&plain]) {
+            let (expected, found) =
+                (post(&here, "/translate", body).await, post(&own, "/translate", body).await);
+            assert_eq!((expected.status, expected.backend()), (200, "onnx"), "{}", expected.body);
+            assert_eq!((found.status, found.backend()), (200, "triton"), "{body}: {}", found.body);
+            assert!(agree(&found.body, &expected.body), "{}, expected {}", found.body, expected.body);
+        }
+        // The program draws nothing.
+        let drawn = ask("fr", json!({ "num_beams": 1, "do_sample": true, "seed": 7 }));
+        let refused = post(&own, "/translate", &drawn).await;
+        assert_eq!(refused.status, 422);
+        assert_eq!(
+            refused.body["error"],
+            "expected `do_sample` to be unset, since the model on the fleet cannot be told otherwise, but found `true`"
+        );
+
+        let [fleet, auto] =
+            [Policy::Fleet, Policy::Auto].map(|policy| app_of(model(&bundle, policy, TRANSLATOR, &[&url])));
+        let expected = without_scores(post(&here, "/translate", &plain).await.body);
+        for app in [&fleet, &auto] {
+            let found = post(app, "/translate", &plain).await;
+            assert_eq!((found.status, found.backend()), (200, "triton"), "{}", found.body);
+            assert!(agree(&found.body, &expected), "{}, expected {expected}", found.body);
+        }
+        // It was never told a language or an option: what it would answer wrongly is refused, or runs here.
+        for body in &told {
+            let refused = post(&fleet, "/translate", body).await;
+            assert_eq!(refused.status, 422, "{}", refused.body);
+            let answered = post(&auto, "/translate", body).await;
+            assert_eq!((answered.status, answered.backend()), (200, "onnx"));
+            assert!(agree(&answered.body, &post(&here, "/translate", body).await.body));
+        }
+        let refused = post(&fleet, "/translate", &ask("de", json!({}))).await;
+        assert_eq!(
+            refused.body["error"],
+            "expected `tgt_lang` to be the language that the model on the fleet is set up for, but found another"
+        );
+        for _ in 0..2 {
+            let answered = post(&auto, "/translate", &ask("de", json!({}))).await;
+            assert_eq!((answered.status, answered.backend()), (200, "onnx"), "{}", answered.body);
+        }
+        let refused = post(&fleet, "/translate", &ask("fr", json!({ "num_beams": 2 }))).await;
+        assert_eq!(
+            refused.body["error"],
+            "expected `num_beams` to be `5`, since the model on the fleet cannot be told otherwise, but found `2`"
+        );
+    }
+    check_log(&triton);
+}
+
+/// Nothing that a program prints or Triton complains of.
+fn check_log(triton: &Triton) {
+    let log = triton.log();
+    assert!(!log.contains("Traceback") && !log.to_lowercase().contains("warning:"), "{log}");
+}
+
+/// The pipeline of a bundle whose model runs on a fleet only.
+fn there(bundle: &Path, url: &str) -> TranslationPipeline {
+    let models = vec![model(bundle, Policy::Fleet, "translation", &[url])];
+    let mut models = Model::open_all(&Config { models, ..Config::default() }).unwrap();
+    match models.remove(0).pipeline {
+        Pipeline::Translation(pipeline) => pipeline,
+        _ => panic!("the bundle translates"),
+    }
+}
+
+/// Every option of `generate`, by what `transformers` generates.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_kivu_writes_for_triton_generates_as_transformers() {
+    let (Some(packages), Some(runtime)) = (packages(), runtime()) else { return };
+    for name in ["tiny-m2m100", "tiny-marian"] {
+        let folder = tempfile::tempdir().unwrap();
+        let repository = folder.path().join("repository");
+        let bundle = bundle(Task::Translation, name, folder.path(), runtime);
+        write(&Bundle::open(&bundle).unwrap(), &repository, &options()).unwrap();
+        let triton = Triton::start(&packages, &repository);
+        // Neither is needed where the model is on the fleet.
+        for graph in ["encoder.onnx", "decoder.onnx", "weights.bin"] {
+            fs::remove_file(bundle.join(graph)).unwrap();
+        }
+        let pipeline = there(&bundle, &triton.urls()[1]);
+        let goldens = fs::read(fixtures().join("goldens").join(format!("{name}.json"))).unwrap();
+        let goldens: Value = serde_json::from_slice(&goldens).unwrap();
+        let cases = goldens["generated"].as_array().unwrap();
+        assert!(cases.len() > 50);
+        for case in cases {
+            let generation: GenerationOptions = serde_json::from_value(case["options"].clone()).unwrap();
+            let options = TranslationOptions {
+                source: None,
+                target: None,
+                split: None,
+                truncate: false,
+                clean_up_spaces: false,
+                generation,
+                most_sentences: 100,
+            };
+            let sources: Vec<Vec<u32>> = serde_json::from_value(case["sources"].clone()).unwrap();
+            let deadline = Deadline::within(Duration::from_secs(60));
+            let found = pipeline.generate(sources, &options, deadline).await.unwrap();
+            let start = goldens_start(&bundle);
+            let with_start = |ids: &Value| {
+                let ids: Vec<i64> = serde_json::from_value(ids.clone()).unwrap();
+                std::iter::once(start).chain(ids).collect::<Vec<_>>()
+            };
+            let expected: Vec<Vec<Vec<i64>>> = case["sequences"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|texts| texts.as_array().unwrap().iter().map(with_start).collect())
+                .collect();
+            assert_eq!(found.rows, expected, "{name} {}", case["options"]);
+        }
+        check_log(&triton);
+    }
+}
+
+fn goldens_start(bundle: &Path) -> i64 {
+    let bundle = Bundle::open(bundle).unwrap();
+    bundle.manifest().translation.as_ref().unwrap().generation.decoder_start_token_id
+}
+
+/// Requests that come together are generated together, and a bad one among them spoils no other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_come_together_are_answered_each_for_itself() {
+    let (Some(packages), Some(runtime)) = (packages(), runtime()) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let repository = folder.path().join("repository");
+    let bundle = bundle(Task::Translation, "tiny-m2m100", folder.path(), runtime);
+    write(&Bundle::open(&bundle).unwrap(), &repository, &options()).unwrap();
+    let triton = Triton::start(&packages, &repository);
+    let app = app_of(model(&bundle, Policy::Fleet, "translation", &[&triton.urls()[1]]));
+    let here = app_of(ModelConfig::from(bundle));
+    let bodies: Vec<Value> = (0..24)
+        .map(|number| {
+            let text = "the cat sits ".repeat(1 + number % 5);
+            let target = ["fr", "de"][number % 2];
+            json!({ "inputs": text, "src_lang": "en", "tgt_lang": target })
+        })
+        .collect();
+    let answers = futures::future::join_all(bodies.iter().map(|body| post(&app, "/translate", body))).await;
+    for (body, answer) in bodies.iter().zip(answers) {
+        let expected = post(&here, "/translate", body).await;
+        assert_eq!((answer.status, answer.backend()), (200, "triton"), "{}", answer.body);
+        assert!(agree(&answer.body, &expected.body), "{}, expected {}", answer.body, expected.body);
+    }
+    let execution = triton.ask("GET", "/v2/models/translation/stats").unwrap();
+    let count = |name: &str| {
+        let value = execution.split(&format!("\"{name}\":")).nth(1).unwrap();
+        value.split([',', '}']).next().unwrap().parse::<u32>().unwrap()
+    };
+    assert!(count("execution_count") < 24, "none came together: {execution}");
+}
+
+#[test]
+fn a_translator_becomes_a_program_with_its_settings() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = bundle(Task::Translation, "tiny-marian", folder.path(), runtime);
+    let bundle = Bundle::open(&bundle).unwrap();
+    let repository = folder.path().join("repository");
+    assert_eq!(write(&bundle, &repository, &options()).unwrap(), ["translation"]);
+    let read = |name: &str| fs::read_to_string(repository.join("translation").join(name)).unwrap();
+    insta::assert_snapshot!(read("config.pbtxt"), @r#"
+    name: "translation"
+    backend: "python"
+    max_batch_size: 8
+    input [ { name: "input_ids" data_type: TYPE_INT64 dims: [-1] allow_ragged_batch: true } ]
+    input [ { name: "attention_mask" data_type: TYPE_INT64 dims: [-1] allow_ragged_batch: true } ]
+    output [ { name: "generated_indices" data_type: TYPE_INT64 dims: [-1] } ]
+    output [ { name: "sequences_scores" data_type: TYPE_FP32 dims: [1] } ]
+    dynamic_batching { max_queue_delay_microseconds: 500 }
+    instance_group [ { count: 1 kind: KIND_CPU } ]
+    parameters { key: "generate_parameters" value { string_value: "max_length,max_new_tokens,min_length,min_new_tokens,num_beams,num_return_sequences,length_penalty,early_stopping,no_repeat_ngram_size,repetition_penalty,bad_words_ids,suppress_tokens,begin_suppress_tokens,forced_bos_token_id,forced_eos_token_id,renormalize_logits" } }
+    "#);
+    let told: Value = serde_json::from_str(&read("1/generation.json")).unwrap();
+    let settings = bundle.manifest().translation.as_ref().unwrap();
+    assert_eq!(told["decoder_start_token_id"], json!(settings.generation.decoder_start_token_id));
+    assert_eq!(told["longest"], json!(settings.max_positions + 1));
+    let defaults = &settings.generation.defaults;
+    assert_eq!(told["defaults"]["num_beams"], json!(defaults.num_beams.unwrap_or(1)));
+    assert_eq!(told["defaults"]["bad_words_ids"], json!(defaults.bad_words_ids.clone().unwrap_or_default()));
+    let mut files: Vec<_> = fs::read_dir(repository.join("translation/1"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    files.sort();
+    assert_eq!(
+        files,
+        ["decoder.onnx", "encoder.onnx", "generation.json", "generation.py", "model.py", "weights.bin"]
+    );
+    let refused = |options: Options| write(&bundle, &repository, &options).unwrap_err().to_string();
+    insta::assert_snapshot!(refused(Options { runner: Runner::Onnx, ..options() }), @"expected for `translation`, which translates, the backend `python` and no TensorRT, since its graphs take a program");
+    insta::assert_snapshot!(refused(Options { text: true, ..options() }), @"expected for `translation`, which translates, no `--text`, since its texts go with languages, which Kivu reads");
+}
