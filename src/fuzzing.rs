@@ -85,7 +85,7 @@ fn pieces(bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, path::PathBuf};
+    use std::{fs, path::PathBuf, time::Instant};
 
     use super::*;
 
@@ -107,6 +107,86 @@ mod tests {
                 let allowed = MOST_TIMES * bytes.len() as u64 + MOST_BYTES;
                 assert!(taken <= allowed, "{} takes {taken} bytes", path.display());
             }
+        }
+    }
+
+    /// What numbers, lengths and texts are damaged to.
+    const ODD: [&[u8]; 16] = [
+        b"0",
+        b"-1",
+        b"4294967295",
+        b"2147483648",
+        b"9223372036854775807",
+        b"18446744073709551615",
+        b"1e999",
+        b"null",
+        b"\"",
+        b"[[",
+        b"{\"",
+        b"\xff\xff\xff\xff\xff\xff\xff\xff",
+        b"\0\0\0\0\0\0\0\0",
+        b"\0\0\0\x80",
+        b"../",
+        b"\xf0\x9f\x98\x80",
+    ];
+
+    /// One of `inputs`, damaged a little or a lot.
+    fn damaged(inputs: &[Vec<u8>], random: &mut fastrand::Rng) -> Vec<u8> {
+        let mut bytes = inputs[random.usize(..inputs.len())].clone();
+        for _ in 0..random.usize(1..8) {
+            let place = random.usize(..=bytes.len());
+            let end = (place + random.usize(..16)).min(bytes.len());
+            match random.u8(..7) {
+                0 if place < bytes.len() => bytes[place] ^= 1 << random.u8(..8),
+                1 if place < bytes.len() => bytes[place] = random.u8(..),
+                2 => drop(bytes.splice(place..end, ODD[random.usize(..ODD.len())].iter().copied())),
+                3 => drop(bytes.drain(place..end)),
+                4 => {
+                    let again = bytes[place..end].repeat(random.usize(1..64));
+                    drop(bytes.splice(place..place, again));
+                }
+                5 => {
+                    let other = &inputs[random.usize(..inputs.len())];
+                    let start = random.usize(..=other.len());
+                    drop(bytes.splice(place.., other[start..].iter().copied()));
+                }
+                // A number becomes another one.
+                _ => {
+                    let is_digit = |byte: &u8| byte.is_ascii_digit();
+                    let Some(start) = bytes[place..].iter().position(is_digit).map(|at| place + at) else {
+                        continue;
+                    };
+                    let length = bytes[start..].iter().take_while(|byte| is_digit(byte)).count();
+                    drop(bytes.splice(start..start + length, ODD[random.usize(..7)].iter().copied()));
+                }
+            }
+        }
+        bytes
+    }
+
+    /// For a moment, or for the seconds that `FUZZ_SECONDS` says, each. `make fuzz` looks where it gets to, and gets further.
+    #[test]
+    fn damaged_inputs_are_survived() {
+        let seconds =
+            std::env::var("FUZZ_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(0.1);
+        for (name, reader) in READERS {
+            let inputs: Vec<Vec<u8>> = corpus(name).into_iter().map(|(_, bytes)| bytes).collect();
+            let (started, mut count, mut random) = (Instant::now(), 0, fastrand::Rng::with_seed(9));
+            while started.elapsed().as_secs_f64() < seconds {
+                let bytes = damaged(&inputs, &mut random);
+                let began = Instant::now();
+                let taken =
+                    std::panic::catch_unwind(|| allocation_counter::measure(|| reader(&bytes)).bytes_max);
+                let is_fine =
+                    taken.as_ref().is_ok_and(|taken| *taken <= MOST_TIMES * bytes.len() as u64 + MOST_BYTES);
+                if !is_fine || began.elapsed().as_secs() > 10 {
+                    let path = std::env::temp_dir().join(format!("{name}-{count}"));
+                    fs::write(&path, &bytes).unwrap();
+                    panic!("{name}: {taken:?} bytes in {:?} for {}", began.elapsed(), path.display());
+                }
+                count += 1;
+            }
+            eprintln!("{name}: {count} inputs in {:?}", started.elapsed());
         }
     }
 }

@@ -3,7 +3,7 @@
 //! The `tokenizers` crate reads the model in it through three generic forms, one after the other, which takes
 //! twice as long.
 
-use std::fmt;
+use std::{fmt, panic};
 
 use bytes::{Buf, Bytes};
 use serde::{
@@ -77,7 +77,9 @@ pub(super) fn pieces_of(json: &[u8]) -> Result<Option<Vec<u8>>> {
 }
 
 fn parse<'a, M: Deserialize<'a>>(json: &'a [u8]) -> Result<File<M>> {
-    let file: File<M> = serde_json::from_slice(json).map_err(unreadable)?;
+    // The crate unwraps some of what it reads.
+    let read = panic::catch_unwind(|| serde_json::from_slice::<File<M>>(json));
+    let file = read.map_err(|_| unreadable("its parts do not fit together"))?.map_err(unreadable)?;
     if let Some(version) = file.version.as_deref().filter(|version| *version != VERSION) {
         return Err(Error::model(format!(
             "expected a tokenizer of version {VERSION}, but found `{}`",

@@ -374,6 +374,13 @@ mod tests {
     }
 
     #[test]
+    fn a_decoder_that_is_no_json_is_refused_and_does_not_panic() {
+        let damaged = include_bytes!("../../fuzz/corpus/pieces/a-decoder-that-is-no-json");
+        let refusal = Tokenizer::from_pieces(damaged.to_vec()).err().unwrap();
+        insta::assert_snapshot!(refusal.chain(), @"cannot read the tokenizer: its parts do not fit together");
+    }
+
+    #[test]
     fn damaged_pieces_are_refused() {
         let pieces = Tokenizer::pieces_of(&fixture("tiny-deberta-v2")).unwrap().unwrap();
         for length in (0..pieces.len()).step_by(97) {
