@@ -381,6 +381,18 @@ mod tests {
     }
 
     #[test]
+    fn a_trie_that_begins_with_a_leaf_is_refused_since_it_would_be_read_beyond_its_end() {
+        let mut pieces = Tokenizer::pieces_of(&fixture("tiny-deberta-v2")).unwrap().unwrap();
+        let number = |at: usize| u64::from_le_bytes(pieces[at..at + 8].try_into().unwrap()) as usize;
+        // Magic, five numbers, and for each piece its score and its end; then the text and the trie. The settings
+        // come before all of it.
+        let begin = pieces.windows(8).position(|window| window == b"pieces\0\x01").unwrap();
+        let trie = begin + 6 * 8 + 12 * number(begin + 8) + number(begin + 16);
+        pieces[trie + 3] |= 0x80;
+        assert!(Tokenizer::from_pieces(pieces).is_err());
+    }
+
+    #[test]
     fn damaged_pieces_are_refused() {
         let pieces = Tokenizer::pieces_of(&fixture("tiny-deberta-v2")).unwrap().unwrap();
         for length in (0..pieces.len()).step_by(97) {

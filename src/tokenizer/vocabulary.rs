@@ -64,6 +64,8 @@ const UNKNOWN_PENALTY: f64 = 10.0;
 const MAGIC: [u8; 8] = *b"pieces\0\x01";
 /// In place of the id of the unknown piece where there is none.
 const NO_ID: u64 = u64::MAX;
+/// The bit of a trie's unit by which it is a leaf.
+const IS_LEAF: u32 = 1 << 31;
 const NO_UNKNOWN: &str = "the tokenizer has no piece for unknown characters";
 
 impl Pieces {
@@ -114,14 +116,22 @@ impl Pieces {
         let mut number = || Some(take(1, 8)?.get_u64_le());
         let [count, text_bytes, unknown, byte_fallback] = [number()?, number()?, number()?, number()?];
         let unknown_score = f64::from_bits(number()?);
+        let (scores, ends, text) = (take(count, 8)?, take(count, 4)?, take(text_bytes, 1)?);
+        // The crate looks no further than the array for all but its leaves, which it never goes on from unless it
+        // begins with one.
+        let begins_with_leaf =
+            file.first_chunk().is_some_and(|unit| u32::from_le_bytes(*unit) & IS_LEAF != 0);
+        if begins_with_leaf {
+            return None;
+        }
         Some(Self {
             count: usize::try_from(count).ok()?,
             unknown: if unknown == NO_ID { None } else { Some(u32::try_from(unknown).ok()?) },
             unknown_score,
             byte_fallback: byte_fallback != 0,
-            scores: take(count, 8)?,
-            ends: take(count, 4)?,
-            text: take(text_bytes, 1)?,
+            scores,
+            ends,
+            text,
             trie: DoubleArray::new(file).ok()?,
         })
     }
