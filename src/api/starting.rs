@@ -170,7 +170,7 @@ mod tests {
         assert!(starting.prepare(PATIENCE).await.is_ok(), "it may be mended");
         let (status, body) = told(&starting, "/large/v1/models").await;
         assert_eq!(status, 503);
-        insta::assert_snapshot!(body, @r#"{"error":{"code":null,"message":"the models cannot be loaded at the moment; try again shortly","param":null,"type":"server_error"}}"#);
+        insta::assert_snapshot!(body, @r#"{"error":{"message":"the models cannot be loaded at the moment; try again shortly","type":"server_error","param":null,"code":null}}"#);
         assert_eq!(tries.load(Ordering::Relaxed), 1, "not at once");
         tokio::time::sleep(PAUSE).await;
         assert_eq!(told(&starting, "/").await.0, 200);
@@ -186,7 +186,7 @@ mod tests {
         assert!(starting.prepare(Duration::ZERO).await.is_ok());
         let (status, body) = told(&starting, "/v1/models").await;
         assert_eq!(status, 503);
-        insta::assert_snapshot!(body, @r#"{"error":{"code":null,"message":"the models are still being loaded; try again shortly","param":null,"type":"server_error"}}"#);
+        insta::assert_snapshot!(body, @r#"{"error":{"message":"the models are still being loaded; try again shortly","type":"server_error","param":null,"code":null}}"#);
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert_eq!(told(&starting, "/").await.0, 200);
     }

@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn every_value_comes_back_to_half_a_step_of_its_own_row() {
-        let matrix = [0.5, -1.0, 0.25, 100.0, -3.0, 7.0, 0.0, 0.0, 0.0];
+        let matrix = [0.5, -1.0, 0.2718, 100.0, -3.1, 7.3, 0.0, 0.0, 0.0];
         let quantised = rows(&matrix, 3);
         for (place, value) in matrix.iter().enumerate() {
             let scale = quantised.scales[place / 3];
