@@ -123,7 +123,8 @@ impl Guard {
 
     /// The name of the key that a request shows, where keys are asked for; its refusal, if it may not go on.
     pub(super) async fn admit(&self, request: Asking<'_>) -> Result<Option<String>, Refusal> {
-        if *request.method == Method::GET && OPEN_PATHS.contains(&request.path) {
+        // Texts come by POST; what no route takes is told to everybody.
+        if *request.method != Method::POST && OPEN_PATHS.contains(&request.path) {
             return Ok(None);
         }
         if let Some(front) = &self.front {

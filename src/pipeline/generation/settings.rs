@@ -88,6 +88,7 @@ pub struct GenerationOptions {
     pub top_p: Option<f32>,
     /// What the drawing begins with: the same seed gives the same texts.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(format = "uint64")]
     pub seed: Option<u64>,
 }
 
