@@ -263,7 +263,7 @@ async fn contradictions_and_nonsense_are_refused_before_work_starts() {
     insta::assert_snapshot!(generate(json!({ "max_new_tokens": 1_000_000 })).await, @"422: expected `max_new_tokens` of 1 to 64, but found 1000000");
     insta::assert_snapshot!(generate(json!({ "num_beams": 1_000_000 })).await, @"422: expected `num_beams` of 1 to 64, but found 1000000");
     insta::assert_snapshot!(generate(json!({ "num_beams": -1 })).await, @"422: wrong value in `parameters.generate_parameters.num_beams`: invalid value: integer `-1`, expected usize");
-    insta::assert_snapshot!(generate(json!({ "early_stopping": "sometimes" })).await, @r#"422: wrong value in `parameters.generate_parameters.early_stopping`: invalid value: string "sometimes", expected true, false or "never""#);
+    insta::assert_snapshot!(generate(json!({ "early_stopping": "sometimes" })).await, @r#"422: wrong value in `parameters.generate_parameters.early_stopping`: invalid value: a string, expected true, false or "never""#);
     insta::assert_snapshot!(generate(json!({ "beams": 2 })).await, @"422: wrong value in `parameters.generate_parameters.beams`: unknown field `beams`, expected one of `max_length`, `max_new_tokens`, `min_length`, `min_new_tokens`, `num_beams`, `num_return_sequences`, `length_penalty`, `early_stopping`, `no_repeat_ngram_size`, `repetition_penalty`, `bad_words_ids`, `suppress_tokens`, `begin_suppress_tokens`, `forced_bos_token_id`, `forced_eos_token_id`, `renormalize_logits`, `do_sample`, `temperature`, `top_k`, `top_p`, `seed`");
     let empty = json!({ "inputs": "", "src_lang": "en", "tgt_lang": "fr" });
     insta::assert_snapshot!(refusal("/translate", empty).await, @"422: expected a text in `inputs`, but found an empty one");
