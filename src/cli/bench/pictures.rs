@@ -50,7 +50,7 @@ fn speed(figures: &[Figure]) -> Option<Picture> {
         &[
             ("the runtime, 32 texts at a time", "b", schedule.against),
             ("the runtime, its best schedule", "b", served.against),
-            ("Kivu over HTTP, tokenising included", "a", served.kivu),
+            ("Kivu over HTTP, from texts", "a", served.kivu),
         ],
         0,
     );
