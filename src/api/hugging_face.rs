@@ -116,7 +116,7 @@ pub(super) async fn infer(
 struct ClassifyRequest {
     #[schema(schema_with = shapes::classified)]
     inputs: Value,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "request::object")]
     parameters: Option<ClassifyParameters>,
 }
 

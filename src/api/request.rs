@@ -1,5 +1,7 @@
 //! Reading a request: its body within the limit, as JSON, with errors that name the field.
 
+use std::{fmt, marker::PhantomData};
+
 use axum::{
     body::Body,
     extract::{FromRequestParts, Path, Request},
@@ -11,7 +13,10 @@ use axum::{
     response::Response,
 };
 use http_body_util::BodyExt;
-use serde::de::DeserializeOwned;
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, MapAccess, Visitor, value::MapAccessDeserializer},
+};
 
 use super::{App, dialect::Dialect, rejection::Rejection};
 use crate::{backend::Deadline, error::Error, json};
@@ -29,6 +34,35 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for InPath<
         })?;
         Ok(Self(named))
     }
+}
+
+/// An object, or nothing: by itself serde takes a list of an object's values for the object.
+pub(super) fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    struct Object<T>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Object<T> {
+        type Value = Option<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_none<E>(self) -> Result<Self::Value, E> {
+            Ok(None)
+        }
+
+        fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+            deserializer.deserialize_map(self)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+            T::deserialize(MapAccessDeserializer::new(map)).map(Some)
+        }
+    }
+
+    deserializer.deserialize_option(Object(PhantomData))
 }
 
 /// A request's body as `T`, and the moment by which it wants its answer.

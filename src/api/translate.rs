@@ -37,6 +37,7 @@ struct TranslateRequest {
     split: Option<Split>,
     truncate: Option<bool>,
     clean_up_tokenization_spaces: Option<bool>,
+    #[serde(default, deserialize_with = "request::object")]
     generate_parameters: Option<GenerationOptions>,
 }
 
@@ -184,7 +185,7 @@ fn characters(texts: &[String]) -> usize {
 pub(super) struct HubRequest {
     #[schema(schema_with = shapes::texts)]
     inputs: Value,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "request::object")]
     parameters: Option<HubParameters>,
 }
 
@@ -196,6 +197,7 @@ struct HubParameters {
     tgt_lang: Option<String>,
     clean_up_tokenization_spaces: Option<bool>,
     truncation: Option<HubTruncation>,
+    #[serde(default, deserialize_with = "request::object")]
     generate_parameters: Option<GenerationOptions>,
 }
 

@@ -123,8 +123,9 @@ impl Guard {
 
     /// The name of the key that a request shows, where keys are asked for; its refusal, if it may not go on.
     pub(super) async fn admit(&self, request: Asking<'_>) -> Result<Option<String>, Refusal> {
-        // Texts come by POST; what no route takes is told to everybody.
-        if *request.method != Method::POST && OPEN_PATHS.contains(&request.path) {
+        // Texts come to `/` by POST; that no other route takes a method is told to everybody.
+        let brings_texts = request.path == "/" && *request.method == Method::POST;
+        if OPEN_PATHS.contains(&request.path) && !brings_texts {
             return Ok(None);
         }
         if let Some(front) = &self.front {

@@ -147,6 +147,7 @@ fn inputs_and_options(mut body: Value) -> Result<(Value, Options), Error> {
 pub(super) struct SimilarityRequest {
     inputs: SimilarityInputs,
     pub(super) model: Option<String>,
+    #[serde(default, deserialize_with = "request::object")]
     parameters: Option<Options>,
 }
 
