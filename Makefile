@@ -42,6 +42,8 @@ test: tools ## Set up whatever tests need, then run all of them
 	  TEST_TRITON=$(abspath $(FLEET)) TEST_PAGE=$(abspath $(PAGE)) \
 	  TEST_DOCUMENT=$(abspath $(DOCUMENT)) \
 	  TEST_CHROMIUM=$$($(PAGE) tests/page/chromium.py .kivu/chromium) cargo test
+# By itself, since it compiles for Lambda, beside which no other test keeps its time.
+	$(MAKE) walk
 
 .PHONY: walk
 walk: tools ## Deploy to an emulator of AWS, and go through the deployment as a user would
