@@ -85,16 +85,7 @@ impl Encoder {
     /// error. No connection is kept: this may run before the runtime that requests run on.
     pub async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
         let Some(fleet) = self.route.fleet_if_any() else { return Ok(()) };
-        let checked = self.fleet_adapter(fleet, deadline).await;
-        fleet.disconnect();
-        match checked {
-            Err(error @ Error::Model { .. }) => Err(error),
-            Ok(_) => Ok(()),
-            Err(error) => {
-                tracing::warn!(error = error.chain(), "the fleet does not answer yet");
-                Ok(())
-            }
-        }
+        fleet.settle(self.fleet_adapter(fleet, deadline).await)
     }
 
     /// Runs all encodings and gives what `finish` makes of each one's row, in the same order, and where it ran.

@@ -40,7 +40,7 @@ use self::{
 use super::{Backend, Deadline, Schedule, Signature};
 use crate::{
     config::FleetConfig,
-    error::Result,
+    error::{Error, Result},
     telemetry,
     tensor::{Elements, Tensor},
 };
@@ -177,6 +177,20 @@ impl Fleet {
     /// were made on.
     pub fn disconnect(&self) {
         self.client.disconnect();
+    }
+
+    /// What becomes of a model that was asked for before there are requests: one of another kind is refused, and a
+    /// fleet that did not answer may do so later. No connection is kept.
+    pub fn settle<T>(&self, checked: Result<T>) -> Result<()> {
+        self.disconnect();
+        match checked {
+            Err(error @ Error::Model { .. }) => Err(error),
+            Ok(_) => Ok(()),
+            Err(error) => {
+                tracing::warn!(error = error.chain(), "the fleet does not answer yet");
+                Ok(())
+            }
+        }
     }
 
     /// The model as its servers describe it, if they were asked already.

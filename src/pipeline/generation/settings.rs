@@ -185,6 +185,8 @@ impl GenerationOptions {
         "top_k",
         "top_p",
     ];
+    /// Those of them that are for drawing.
+    pub const DRAWING: [&str; 4] = ["do_sample", "temperature", "top_k", "top_p"];
 
     /// These, and where they say nothing, `defaults`.
     ///

@@ -38,16 +38,7 @@ impl TranslationPipeline {
     /// error. No connection is kept: this may run before the runtime that requests run on.
     pub async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
         let Some(fleet) = self.route.fleet_if_any() else { return Ok(()) };
-        let checked = self.remote.connect(fleet, deadline).await;
-        fleet.disconnect();
-        match checked {
-            Err(error @ Error::Model { .. }) => Err(error),
-            Ok(_) => Ok(()),
-            Err(error) => {
-                tracing::warn!(error = error.chain(), "the fleet does not answer yet");
-                Ok(())
-            }
-        }
+        fleet.settle(self.remote.connect(fleet, deadline).await)
     }
 
     /// Generates the targets of all jobs, in their order. What fails on the fleet runs here, if the model is here.

@@ -25,26 +25,6 @@ const MODEL_PROGRAM: &str = include_str!("translation.py");
 /// What generates.
 const GENERATION_PROGRAM: &str = include_str!("generation.py");
 const SETTINGS: &str = "generation.json";
-/// The options of `generate` that the program knows: all but those for drawing.
-const KNOWN: [&str; 16] = [
-    "max_length",
-    "max_new_tokens",
-    "min_length",
-    "min_new_tokens",
-    "num_beams",
-    "num_return_sequences",
-    "length_penalty",
-    "early_stopping",
-    "no_repeat_ngram_size",
-    "repetition_penalty",
-    "bad_words_ids",
-    "suppress_tokens",
-    "begin_suppress_tokens",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "renormalize_logits",
-];
-
 /// Writes the graphs, the program and what the program is told.
 pub(super) fn write(
     bundle: &Bundle,
@@ -125,7 +105,10 @@ fn config(name: &str, options: &Options) -> Result<String> {
     text += &tensors("output", [&integers(TARGETS), &TensorSpec::new(SCORES, ElementType::Fp32, [-1, 1])])?;
     text += "dynamic_batching { max_queue_delay_microseconds: 500 }\n";
     text += &instances(options, true);
-    let known = KNOWN.join(",");
+    // The program draws nothing.
+    let mut known = GenerationOptions::NAMES.to_vec();
+    known.retain(|name| !GenerationOptions::DRAWING.contains(name));
+    let known = known.join(",");
     // Writing to a string cannot fail.
     let _ = writeln!(text, "parameters {{ key: \"{OPTIONS}\" value {{ string_value: \"{known}\" }} }}");
     Ok(text)
