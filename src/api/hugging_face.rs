@@ -16,9 +16,11 @@ use super::{
     inputs,
     request::{self, InPath},
     tei::{
-        Answer, DefaultRequest, answer_embed, answer_similarity,
+        Answer, DefaultRequest,
         classify::{Prediction, answer_rerank, predictions},
-        truncation, with_usage,
+        embedding::{answer_embed, answer_similarity},
+        truncation,
+        usage::with_usage,
     },
     translate,
 };

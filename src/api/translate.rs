@@ -11,7 +11,7 @@ use super::{
     App,
     document::shapes,
     inputs, request,
-    tei::{Answer, with_usage},
+    tei::{Answer, usage::with_usage},
 };
 use crate::{
     backend::Deadline,

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::{Answer, truncation, with_usage};
+use super::{Answer, truncation, usage::with_usage};
 use crate::{
     api::{App, document::shapes, inputs, request},
     backend::Deadline,
