@@ -3,7 +3,7 @@
 
 use super::{
     Generated, Next,
-    scores::{Candidate, log_softmax, top},
+    scores::{Candidate, Row, log_sum, top},
     search::Search,
     settings::EarlyStopping,
 };
@@ -60,7 +60,8 @@ impl<'a> Beams<'a> {
 
     /// Continues the texts by one token; gives those that go on, with the row that each came from.
     pub(super) fn advance(&mut self, logits: &mut [f32], width: usize) -> Result<Vec<Next>> {
-        let rows = self.log_probabilities(logits, width)?;
+        let last_row = logits.len() / width - 1;
+        let rows = self.rows(logits, width)?;
         let candidates = self.candidates(&rows);
         let length = self.running[0].ids.len() + 1;
         let ends = |candidate: &Candidate| {
@@ -86,7 +87,6 @@ impl<'a> Beams<'a> {
         if !self.goes_on(&ends) {
             return Ok(Vec::new());
         }
-        let last_row = rows.len() - 1;
         Ok(order
             .iter()
             .map(|(place, _)| {
@@ -96,38 +96,41 @@ impl<'a> Beams<'a> {
             .collect())
     }
 
-    /// The processed scores of each row; there is only one at first, since all texts begin alike.
-    fn log_probabilities<'b>(&self, logits: &'b mut [f32], width: usize) -> Result<Vec<&'b [f32]>> {
-        let rows = logits.chunks_exact_mut(width).zip(&self.running);
-        rows.map(|(scores, text)| {
-            log_softmax(scores)?;
+    /// The processed scores of each running text. At first there is one row for all, since all begin alike.
+    fn rows<'b>(&self, logits: &'b mut [f32], width: usize) -> Result<Vec<Row<'b>>> {
+        let mut processed = Vec::with_capacity(self.running.len());
+        for (scores, text) in logits.chunks_exact_mut(width).zip(&self.running) {
+            let mut shift = log_sum(scores)?;
+            if self.search.reads_scores(&text.ids, self.max_length) {
+                scores.iter_mut().for_each(|score| *score -= shift);
+                shift = 0.0;
+            }
             self.search.process(&text.ids, self.max_length, scores)?;
-            Ok(&*scores)
-        })
-        .collect()
+            processed.push((&*scores, shift));
+        }
+        let last_row = processed.len() - 1;
+        let row = |(beam, text): (usize, &Text)| {
+            let (scores, shift) = processed[beam.min(last_row)];
+            Row { scores, shift, base: text.score }
+        };
+        Ok(self.running.iter().enumerate().map(row).collect())
     }
 
     /// More continuations than beams, the best first, so that enough go on where the best all end.
-    fn candidates(&mut self, rows: &[&[f32]]) -> Vec<Candidate> {
+    fn candidates(&mut self, rows: &[Row]) -> Vec<Candidate> {
         let count = (1 + self.search.ends.len()).max(2) * self.search.beams;
-        let last_row = rows.len() - 1;
-        let beams = self.running.iter().enumerate();
-        let beams = beams.map(|(beam, text)| (rows[beam.min(last_row)], text.score));
         if self.search.sampling.is_none() {
-            return top(beams, count);
+            return top(rows.iter().copied(), count);
         }
         // Adding Gumbel noise and taking the best is drawing one after the other without putting back.
-        let noisy: Vec<Vec<f32>> = beams
-            .clone()
-            .map(|(scores, base)| {
-                scores.iter().map(|score| score + base + gumbel(&mut self.random)).collect()
-            })
+        let noisy: Vec<Vec<f32>> = rows
+            .iter()
+            .map(|row| row.scores.iter().map(|score| row.whole(*score) + gumbel(&mut self.random)).collect())
             .collect();
-        let bases: Vec<_> = beams.collect();
-        let mut drawn = top(noisy.iter().map(|scores| (scores.as_slice(), 0.0)), count);
+        let mut drawn = top(noisy.iter().map(|scores| Row { scores, shift: 0.0, base: 0.0 }), count);
         for candidate in &mut drawn {
-            let (scores, base) = bases[candidate.beam];
-            candidate.score = scores[candidate.token] + base;
+            let row = rows[candidate.beam];
+            candidate.score = row.whole(row.scores[candidate.token]);
         }
         drawn
     }

@@ -12,6 +12,21 @@ use crate::error::Result;
 const NEVER: f32 = f32::NEG_INFINITY;
 
 impl Search {
+    /// Whether more than minus infinity is put in the place of some scores, which therefore have to be logarithms
+    /// of probabilities before.
+    pub(super) fn reads_scores(&self, text: &[i64], max_length: usize) -> bool {
+        self.repetition_penalty != 1.0
+            || self.sampling.is_some()
+            || self.renormalise
+            || self.forced(text, max_length).is_some()
+    }
+
+    /// The token that must follow.
+    fn forced(&self, text: &[i64], max_length: usize) -> Option<i64> {
+        let first = self.forced_first.filter(|_| text.len() == 1);
+        self.forced_last.filter(|_| text.len() + 1 == max_length).or(first)
+    }
+
     /// Changes the scores of what may follow `text`, which begins with the decoder's first token and may grow to
     /// `max_length`.
     pub(super) fn process(&self, text: &[i64], max_length: usize, scores: &mut [f32]) -> Result<()> {
@@ -25,10 +40,7 @@ impl Search {
         if text.len() < self.min_length {
             forbid(self.ends.iter().copied(), scores);
         }
-        if let Some(token) = self.forced_first.filter(|_| text.len() == 1) {
-            force(token, scores);
-        }
-        if let Some(token) = self.forced_last.filter(|_| text.len() + 1 == max_length) {
+        if let Some(token) = self.forced(text, max_length) {
             force(token, scores);
         }
         forbid(self.suppressed.iter().copied(), scores);

@@ -19,16 +19,39 @@ pub(super) struct Candidate {
     pub(super) token: usize,
 }
 
+/// The scores of what may follow a text.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row<'a> {
+    pub(super) scores: &'a [f32],
+    /// What is yet to be taken from each score, which spares writing them all once more.
+    pub(super) shift: f32,
+    /// The score of the text, which each is added to.
+    pub(super) base: f32,
+}
+
+impl Row<'_> {
+    /// The score of the text with one more token, from the token's own.
+    pub(super) fn whole(self, score: f32) -> f32 {
+        score - self.shift + self.base
+    }
+}
+
 /// Makes logarithms of probabilities of `scores`.
 pub(super) fn log_softmax(scores: &mut [f32]) -> Result<()> {
+    let shift = log_sum(scores)?;
+    scores.iter_mut().for_each(|score| *score -= shift);
+    Ok(())
+}
+
+/// What makes logarithms of probabilities of `scores` if taken from each: the logarithm of the sum of their powers.
+pub(super) fn log_sum(scores: &[f32]) -> Result<f32> {
     let largest = largest(scores);
     let sum: f64 = scores.chunks(CHUNK).map(|chunk| f64::from(sum_of_powers(chunk, largest))).sum();
     let shift = largest + sum.ln() as f32;
     if !shift.is_finite() {
         return Err(not_a_number());
     }
-    scores.iter_mut().for_each(|score| *score -= shift);
-    Ok(())
+    Ok(shift)
 }
 
 /// The place of the largest score, the first of equals.
@@ -86,18 +109,17 @@ fn power(x: f32) -> f32 {
 }
 
 /// The `count` best continuations of all beams, the best first; of equals, the one that comes first.
-///
-/// `beams` are the scores of each beam's tokens, and that of the beam itself.
-pub(super) fn top<'a>(beams: impl IntoIterator<Item = (&'a [f32], f32)>, count: usize) -> Vec<Candidate> {
+pub(super) fn top<'a>(beams: impl IntoIterator<Item = Row<'a>>, count: usize) -> Vec<Candidate> {
     let mut best: Vec<Candidate> = Vec::with_capacity(count + 1);
-    for (beam, (scores, base)) in beams.into_iter().enumerate() {
-        for (number, chunk) in scores.chunks(8 * LANES).enumerate() {
+    for (beam, row) in beams.into_iter().enumerate() {
+        for (number, chunk) in row.scores.chunks(8 * LANES).enumerate() {
             let is_full = best.len() == count;
-            if is_full && best.last().is_some_and(|worst| largest(chunk) + base <= worst.score) {
+            if is_full && best.last().is_some_and(|worst| row.whole(largest(chunk)) <= worst.score) {
                 continue;
             }
             for (place, score) in chunk.iter().enumerate() {
-                let candidate = Candidate { score: score + base, beam, token: number * 8 * LANES + place };
+                let token = number * 8 * LANES + place;
+                let candidate = Candidate { score: row.whole(*score), beam, token };
                 insert(&mut best, candidate, count);
             }
         }
@@ -151,14 +173,15 @@ mod tests {
         let scores = scores();
         let mut places: Vec<usize> = (0..scores.len()).collect();
         places.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
-        let found = top([(scores.as_slice(), 0.0)], 7);
+        let row = |scores, base| Row { scores, shift: 0.0, base };
+        let found = top([row(&scores, 0.0)], 7);
         assert_eq!(found.iter().map(|candidate| candidate.token).collect::<Vec<_>>(), places[..7]);
         assert_eq!(best(&scores).unwrap(), places[0]);
 
-        let found = top([([1.0, 3.0].as_slice(), 0.0), (&[3.0, 1.0], 1.0)], 4);
+        let found = top([row(&[1.0, 3.0], 0.0), row(&[3.0, 1.0], 1.0)], 4);
         let found: Vec<_> = found.iter().map(|found| (found.score, found.beam, found.token)).collect();
         assert_eq!(found, [(4.0, 1, 0), (3.0, 0, 1), (2.0, 1, 1), (1.0, 0, 0)]);
-        let equals = top([([5.0; 400].as_slice(), 0.0)], 2);
+        let equals = top([row(&[5.0; 400], 0.0)], 2);
         assert_eq!(equals.iter().map(|found| found.token).collect::<Vec<_>>(), [0, 1]);
         assert!(best(&[1.0, f32::NAN]).is_err());
     }
