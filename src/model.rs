@@ -7,7 +7,7 @@ use std::{path::Path, sync::Arc, thread, time::Duration};
 use crate::{
     backend::{
         Backend, Deadline,
-        onnx::{OnnxBackend, Runtime, Weights, library, require_known_files},
+        onnx::{Graph, OnnxBackend, Runtime, Weights, library, require_known_files},
         routing::Route,
         triton::Fleet,
     },
@@ -229,9 +229,6 @@ fn sharing(model: &ModelConfig, config: &Config, manifest: &Manifest, name: &str
     Ok((manifest.files.clone(), policy, fleet, remote))
 }
 
-/// The folder, among those for temporary files, of bundles that cannot be loaded into memory.
-const CACHE: &str = "kivu-bundles";
-
 /// Loads what is in a bundle. One in S3 goes straight into memory, unless there is a cache for it.
 ///
 /// What takes time runs side by side: the tokenizer loads and the weights are hashed while ONNX Runtime makes the
@@ -239,11 +236,8 @@ const CACHE: &str = "kivu-bundles";
 /// neither it nor the weights are looked at.
 fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Result<Loaded> {
     let (_, policy, fleet, remote) = sharing;
-    // The graphs of a translator share weights in ways that only files can.
-    let needs_files = bundle.manifest().task == Task::Translation && *policy != Policy::Fleet;
-    let cache = config.cache.clone().or_else(|| needs_files.then(|| std::env::temp_dir().join(CACHE)));
-    let cached = match (cache, bundle.home()) {
-        (Some(cache), Home::S3(..)) => Some(staged::cached(bundle, &cache)?),
+    let cached = match (&config.cache, bundle.home()) {
+        (Some(cache), Home::S3(..)) => Some(staged::cached(bundle, cache)?),
         _ => None,
     };
     let bundle = cached.as_ref().unwrap_or(bundle);
@@ -300,25 +294,8 @@ fn runtime(config: &Config) -> Result<Runtime> {
 fn open_graph(bundle: &Bundle, config: &Config) -> Result<OnnxBackend> {
     let runtime = runtime(config)?;
     let manifest = bundle.manifest();
-    // The graph is small, and it is parsed: it is verified before.
-    let graph = bundle.read(&manifest.graph)?;
-    let backend = match bundle.home() {
-        Home::Folder(_) => {
-            require_known_files(&graph, |name| manifest.file(name).is_some())?;
-            let path = bundle.path(&manifest.graph);
-            starting("session", || OnnxBackend::open(runtime, &path, config.threads()))?
-        }
-        Home::S3(..) => {
-            let mut weights = Weights::of(&graph, |name| manifest.file(name).map(|file| file.size))?;
-            starting("weights", || {
-                weights.files().iter().try_for_each(|name| {
-                    let mut file = weights.file(name);
-                    bundle.stream(name, |piece| file.take(piece))
-                })
-            })?;
-            starting("session", || OnnxBackend::open_in_memory(runtime, &graph, weights, config.threads()))?
-        }
-    };
+    let [graph] = read_graphs(bundle, [&manifest.graph])?;
+    let backend = starting("session", || OnnxBackend::open(runtime, graph, config.threads()))?;
     if *backend.signature() != manifest.signature {
         return Err(Error::model(format!(
             "expected `{}` to be {}, as its manifest says, but its graph is {}",
@@ -328,6 +305,28 @@ fn open_graph(bundle: &Bundle, config: &Config) -> Result<OnnxBackend> {
         )));
     }
     Ok(backend)
+}
+
+/// The graphs of these names. Those of a bundle in S3 are read into memory with their weights, once for all.
+fn read_graphs<const COUNT: usize>(bundle: &Bundle, names: [&str; COUNT]) -> Result<[Graph; COUNT]> {
+    let manifest = bundle.manifest();
+    // Graphs are small, and they are parsed: they are verified before.
+    let graphs = names.iter().map(|name| bundle.read(name)).collect::<Result<Vec<_>>>()?;
+    if let Home::Folder(_) = bundle.home() {
+        for graph in &graphs {
+            require_known_files(graph, |name| manifest.file(name).is_some())?;
+        }
+        return Ok(names.map(|name| Graph::File(bundle.path(name))));
+    }
+    let mut weights = Weights::of(&graphs, |name| manifest.file(name).map(|file| file.size))?;
+    starting("weights", || {
+        weights.files().iter().try_for_each(|name| {
+            let mut file = weights.file(name);
+            bundle.stream(name, |piece| file.take(piece))
+        })
+    })?;
+    let graphs = Graph::in_memory(graphs, weights)?;
+    graphs.try_into().map_err(|_| Error::model("expected as many graphs as names"))
 }
 
 fn panicked(name: &str) -> Error {

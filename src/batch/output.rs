@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use arrow::datatypes::SchemaRef;
+use arrow_schema::SchemaRef;
 use tempfile::NamedTempFile;
 
 use super::{

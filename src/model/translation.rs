@@ -2,10 +2,10 @@
 
 use std::{sync::Arc, thread};
 
-use super::{Sharing, lacks, panicked, runtime};
+use super::{Sharing, lacks, panicked, read_graphs, runtime};
 use crate::{
     backend::{
-        onnx::{Graphs, OnnxSequences, Parallel, require_known_files},
+        onnx::{OnnxSequences, Parallel},
         routing::Route,
         triton::Fleet,
     },
@@ -14,7 +14,7 @@ use crate::{
     pipeline::translation::{Parts, TranslationPipeline, TranslationSettings, shortlist::Shortlist},
     repository::{
         Bundle,
-        bundle::{PIECES, TOKENIZER},
+        bundle::{Home, PIECES, TOKENIZER},
     },
     telemetry::starting,
     tokenizer::Tokenizer,
@@ -44,7 +44,10 @@ pub(super) fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Resul
     thread::scope(|scope| {
         let words = scope.spawn(|| {
             let words = read_words(bundle, &settings)?;
-            verify_rest(bundle, &settings)?;
+            // What comes from S3 is hashed on its way, where it goes.
+            if let Home::Folder(_) = bundle.home() {
+                verify_rest(bundle, &settings)?;
+            }
             Ok(words)
         });
         let sequences = open_graphs(bundle, &settings, config);
@@ -79,19 +82,13 @@ fn verify_rest(bundle: &Bundle, settings: &TranslationSettings) -> Result<()> {
 fn open_graphs(bundle: &Bundle, settings: &TranslationSettings, config: &Config) -> Result<OnnxSequences> {
     let runtime = runtime(config)?;
     let manifest = bundle.manifest();
-    let names = [&manifest.graph, &settings.decoder.graph];
-    // Graphs are small, and they are parsed: they are verified before.
-    for name in names {
-        require_known_files(&bundle.read(name)?, |name| manifest.file(name).is_some())?;
-    }
-    let [encoder, decoder] = names.map(|name| bundle.path(name));
+    let graphs = read_graphs(bundle, [&manifest.graph, &settings.decoder.graph])?;
     let threads = config.threads();
     // Sources that each have a shortlist of their own have no batch in common.
     let parallel = match settings.shortlist {
         Some(_) => Parallel::SideBySide(threads),
         None => Parallel::Together(threads),
     };
-    let graphs = Graphs { encoder: &encoder, decoder: &decoder };
     let sequences = starting("session", || OnnxSequences::open(runtime, graphs, parallel))?;
     for (expected, found) in
         [&manifest.signature, &settings.decoder.signature].into_iter().zip(sequences.signatures())

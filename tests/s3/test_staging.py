@@ -1,6 +1,6 @@
 """Bundles on their way to S3 and back, against a real server, with what can go wrong on the way.
 
-    TEST_KIVU=… TEST_BATCH=… TEST_BUNDLE=… python tests/s3/test_staging.py
+    TEST_KIVU=… TEST_BATCH=… TEST_BUNDLE=… TEST_TRANSLATOR=… python tests/s3/test_staging.py
 """
 
 import concurrent.futures
@@ -19,6 +19,7 @@ import harness
 from harness import BUCKET, KIVU, Faults, Weed, kivu, wait_for
 
 BUNDLE = Path(os.environ["TEST_BUNDLE"])
+TRANSLATOR = Path(os.environ["TEST_TRANSLATOR"])
 NAME = BUNDLE.name
 PREFIX = f"s3://{BUCKET}/models"
 
@@ -40,9 +41,11 @@ class Served:
         return line.split("http://")[1].strip()
 
     def embed(self, text):
+        return self.ask("/embed", {"inputs": text})
+
+    def ask(self, path, body):
         request = urllib.request.Request(
-            f"http://{self.address()}/embed", json.dumps({"inputs": text}).encode(),
-            {"content-type": "application/json"},
+            f"http://{self.address()}{path}", json.dumps(body).encode(), {"content-type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
@@ -73,9 +76,12 @@ class Staging(unittest.TestCase):
         return kivu(endpoint or self.weed.endpoint, "pull", url, "--out", out, env=self.home, **more)
 
     def serve(self, url, text="a text", endpoint=None, env=()):
+        return self.ask(url, "/embed", {"inputs": text}, endpoint, env)
+
+    def ask(self, url, path, body, endpoint=None, env=()):
         served = Served(endpoint or self.weed.endpoint, url, env=self.home | dict(env))
         try:
-            return served.embed(text)
+            return served.ask(path, body)
         finally:
             served.stop()
 
@@ -111,6 +117,16 @@ class Staging(unittest.TestCase):
         expected = self.serve(BUNDLE)
         self.assertEqual(self.serve(f"{PREFIX}/{NAME}"), expected)
         self.assertEqual(self.serve(f"{PREFIX}/{NAME}/{self.digest}"), expected)
+
+    def test_a_translator_is_served_from_s3_with_nothing_on_disk(self):
+        self.push(bundle=TRANSLATOR)
+        body = {"inputs": "a text", "src_lang": "en", "tgt_lang": "fr", "generate_parameters": {"num_beams": 3, "max_new_tokens": 12}}
+        expected = self.ask(TRANSLATOR, "/translate", body)
+        temporary = self.folder / "temporary"
+        temporary.mkdir()
+        found = self.ask(f"{PREFIX}/{TRANSLATOR.name}", "/translate", body, env={"TMPDIR": str(temporary)})
+        self.assertEqual(found["translations"], expected["translations"])
+        self.assertEqual(list(temporary.iterdir()), [])
 
     def test_a_cache_serves_many_processes(self):
         cache = self.folder / "cache"

@@ -12,7 +12,6 @@ mod wiring;
 use std::{
     num::NonZeroUsize,
     panic::{AssertUnwindSafe, catch_unwind},
-    path::Path,
     sync::Arc,
     thread,
 };
@@ -22,9 +21,9 @@ use tokio::sync::oneshot;
 
 pub use self::{
     library::Runtime,
-    sequences::{Graphs, OnnxSequences, Parallel},
-    session::Session,
-    weights::{Weights, require_known_files},
+    sequences::{OnnxSequences, Parallel},
+    session::{Graph, Session},
+    weights::{Constants, Weights, require_known_files},
 };
 use super::{Backend, Deadline, Schedule, Signature};
 use crate::{
@@ -53,22 +52,9 @@ struct Batch {
 }
 
 impl OnnxBackend {
-    /// Loads the graph at `path` for `threads` batches at a time.
-    pub fn open(runtime: Runtime, path: &Path, threads: NonZeroUsize) -> Result<Self> {
-        Self::new(Session::open(runtime, path, NonZeroUsize::MIN)?, threads)
-    }
-
-    /// The same of a graph in memory, whose weights stay where they are.
-    pub fn open_in_memory(
-        runtime: Runtime,
-        graph: &[u8],
-        weights: Weights,
-        threads: NonZeroUsize,
-    ) -> Result<Self> {
-        Self::new(Session::open_in_memory(runtime, graph, weights, NonZeroUsize::MIN)?, threads)
-    }
-
-    fn new(session: Session, threads: NonZeroUsize) -> Result<Self> {
+    /// Loads a graph for `threads` batches at a time.
+    pub fn open(runtime: Runtime, graph: impl Into<Graph>, threads: NonZeroUsize) -> Result<Self> {
+        let session = Session::open(runtime, graph, NonZeroUsize::MIN)?;
         let signature = session.signature().clone();
         let session = Arc::new(session);
         let (batches, queue) = flume::unbounded::<Batch>();

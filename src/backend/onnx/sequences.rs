@@ -4,7 +4,6 @@
 use std::{
     num::NonZeroUsize,
     panic::{AssertUnwindSafe, catch_unwind},
-    path::Path,
     sync::Arc,
     thread,
 };
@@ -17,7 +16,7 @@ use ort::{
 use tokio::sync::oneshot;
 
 use super::{
-    Runtime, Session,
+    Graph, Runtime, Session,
     values::{gather, gather_in_place, integers, zeros},
     wiring::{DecoderInput, EncoderInput, Wiring},
 };
@@ -42,15 +41,6 @@ pub struct OnnxSequences {
     encoder: Signature,
     decoder: Signature,
     jobs: flume::Sender<Job>,
-}
-
-/// The graphs of a model.
-#[derive(Clone, Copy, Debug)]
-pub struct Graphs<'a> {
-    /// The file of the encoder.
-    pub encoder: &'a Path,
-    /// The file of the decoder.
-    pub decoder: &'a Path,
 }
 
 /// What threads are for.
@@ -78,14 +68,18 @@ struct Job {
 }
 
 impl OnnxSequences {
-    /// Loads the graphs, which are refused where they do not fit together.
-    pub fn open(runtime: Runtime, graphs: Graphs<'_>, parallel: Parallel) -> Result<Self> {
+    /// Loads the graphs of an encoder and a decoder, which are refused where they do not fit together.
+    pub fn open(
+        runtime: Runtime,
+        [encoder, decoder]: [impl Into<Graph>; 2],
+        parallel: Parallel,
+    ) -> Result<Self> {
         let (lanes, threads) = match parallel {
             Parallel::Together(threads) => (NonZeroUsize::MIN, threads),
             Parallel::SideBySide(lanes) => (lanes, NonZeroUsize::MIN),
         };
-        let encoder = Session::open(runtime, graphs.encoder, threads)?;
-        let decoder = Session::open(runtime, graphs.decoder, threads)?;
+        let encoder = Session::open(runtime, encoder, threads)?;
+        let decoder = Session::open(runtime, decoder, threads)?;
         let wiring = Wiring::new(encoder.signature(), decoder.signature())?;
         let signatures = (encoder.signature().clone(), decoder.signature().clone());
         let vocabulary = wiring.vocabulary;

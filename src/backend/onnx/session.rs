@@ -1,6 +1,9 @@
 //! One ONNX Runtime session: the only place that speaks to the `ort` crate about graphs.
 
-use std::{num::NonZeroUsize, path::Path};
+use std::{
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+};
 
 use ort::{
     session::{
@@ -13,13 +16,41 @@ use ort::{
 use super::{
     library::Runtime,
     run::{Names, run},
-    weights::Weights,
+    weights::{Constants, Weights},
 };
 use crate::{
     backend::{Signature, TensorSpec},
     error::{Error, Result},
     tensor::{ElementType, Elements, Tensor},
 };
+
+/// A graph that is not loaded yet.
+#[derive(Debug)]
+pub enum Graph {
+    /// In a file. Weights in a file of their own will be mapped, not read.
+    File(PathBuf),
+    /// In memory, with its weights, which will be used where they are.
+    Memory {
+        /// The ONNX file.
+        bytes: Vec<u8>,
+        /// Its weights in other files.
+        constants: Constants,
+    },
+}
+
+impl Graph {
+    /// Graphs in memory, in whose weights all that their files hold is filled.
+    pub fn in_memory(graphs: Vec<Vec<u8>>, weights: Weights) -> Result<Vec<Self>> {
+        let graphs = graphs.into_iter().zip(weights.into_constants()?);
+        Ok(graphs.map(|(bytes, constants)| Self::Memory { bytes, constants }).collect())
+    }
+}
+
+impl<P: AsRef<Path> + ?Sized> From<&P> for Graph {
+    fn from(path: &P) -> Self {
+        Self::File(path.as_ref().to_owned())
+    }
+}
 
 /// A loaded graph, which any number of threads can run at once.
 #[derive(Debug)]
@@ -30,32 +61,26 @@ pub struct Session {
 }
 
 impl Session {
-    /// Loads the graph at `path`, which is taken as it is: graphs are optimised when they are built.
-    ///
-    /// Weights in a file of their own are mapped, not read. A run takes `threads` threads.
-    pub fn open(runtime: Runtime, path: &Path, threads: NonZeroUsize) -> Result<Self> {
-        let refused =
-            |error| Error::model_because(format!("cannot load the graph `{}`", path.display()), error);
-        let session = builder(runtime, GraphOptimizationLevel::Disable, threads)
-            .and_then(|mut builder| builder.commit_from_file(path))
-            .map_err(refused)?;
-        Self::new(session)
-    }
-
-    /// The same of a graph in memory, whose weights stay where they are.
-    pub fn open_in_memory(
-        runtime: Runtime,
-        graph: &[u8],
-        weights: Weights,
-        threads: NonZeroUsize,
-    ) -> Result<Self> {
-        let refused = |error| Error::model_because("cannot load the graph", error);
-        let mut builder = builder(runtime, GraphOptimizationLevel::Disable, threads).map_err(refused)?;
-        for (name, value) in weights.into_values()? {
-            builder =
-                builder.with_external_initializer(name, value).map_err(|error| refused(error.into()))?;
-        }
-        Self::new(builder.commit_from_memory(graph).map_err(refused)?)
+    /// Loads a graph, which is taken as it is: graphs are optimised when they are built. A run takes `threads`
+    /// threads.
+    pub fn open(runtime: Runtime, graph: impl Into<Graph>, threads: NonZeroUsize) -> Result<Self> {
+        let builder = || builder(runtime, GraphOptimizationLevel::Disable, threads);
+        let (session, what) = match graph.into() {
+            Graph::File(path) => {
+                let session = builder().and_then(|mut builder| builder.commit_from_file(&path));
+                (session, format!("the graph `{}`", path.display()))
+            }
+            Graph::Memory { bytes, constants } => {
+                let mut with_constants = builder();
+                for (name, value) in constants {
+                    with_constants = with_constants
+                        .and_then(|builder| Ok(builder.with_external_initializer(name, value)?));
+                }
+                let session = with_constants.and_then(|mut builder| builder.commit_from_memory(&bytes));
+                (session, "the graph".to_owned())
+            }
+        };
+        Self::new(session.map_err(|error| Error::model_because(format!("cannot load {what}"), error))?)
     }
 
     fn new(session: OrtSession) -> Result<Self> {

@@ -1,8 +1,11 @@
-//! Weights of a graph in memory: each tensor in memory of its own, which the session then uses where it is.
+//! Weights of graphs in memory: each tensor in memory of its own, which the sessions then use where it is.
 //!
 //! ONNX Runtime can be given whole files of weights in memory as well, but it copies every tensor out of them.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use bytemuck::Pod;
 use ort::value::{DynValue, PrimitiveTensorElementType, Tensor};
@@ -10,20 +13,32 @@ use prost::Message;
 
 use crate::error::{Error, Result};
 
-/// Tensors of a graph whose data lies in other files, to be filled with what those files hold.
+/// Tensors of graphs whose data lies in other files, to be filled with what those files hold. What is the same in
+/// several graphs is there once.
 #[derive(Debug)]
 pub struct Weights {
     /// By file and offset.
     tensors: Vec<Placed>,
+    /// What each graph calls its tensors.
+    names: Vec<Vec<(String, Place)>>,
+}
+
+/// The filled tensors of a graph, by name.
+pub type Constants = Vec<(String, Arc<DynValue>)>;
+
+/// Where the data of a tensor comes from, and what it is. Tensors that agree in all of it are the same.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    file: String,
+    offset: u64,
+    element_type: i32,
+    shape: Vec<i64>,
 }
 
 /// A tensor, and where its data comes from.
 #[derive(Debug)]
 struct Placed {
-    name: String,
-    shape: Vec<i64>,
-    file: String,
-    offset: u64,
+    place: Place,
     data: Data,
 }
 
@@ -38,45 +53,57 @@ enum Data {
 }
 
 impl Weights {
-    /// Makes room for the tensors of a graph that lie in other files, whose sizes `size` tells.
+    /// Makes room for the tensors of graphs that lie in other files, whose sizes `size` tells.
     ///
     /// - Each lies inside one of those files.
-    /// - All together take no more than twice what the files have: a graph cannot ask for memory that nothing fills.
-    pub fn of(graph: &[u8], size: impl Fn(&str) -> Option<u64>) -> Result<Self> {
-        require_known_files(graph, |name| size(name).is_some())?;
-        let initializers = decode(graph)?.graph.map(|graph| graph.initializers).unwrap_or_default();
-        let outside: Vec<_> = initializers.into_iter().filter(|it| it.location == EXTERNAL).collect();
-        let files: BTreeSet<&str> = outside.iter().filter_map(|tensor| tensor.file()).collect();
+    /// - All together take no more than twice what the files have: graphs cannot ask for memory that nothing fills.
+    pub fn of(graphs: &[Vec<u8>], size: impl Fn(&str) -> Option<u64>) -> Result<Self> {
+        let names: Vec<Vec<(String, Place)>> =
+            graphs.iter().map(|graph| outside(graph, &size)).collect::<Result<_>>()?;
+        let all: BTreeSet<&Place> = names.iter().flatten().map(|(_, place)| place).collect();
+        let files: BTreeSet<&str> = all.iter().map(|place| place.file.as_str()).collect();
         let mut left = files.into_iter().filter_map(&size).fold(0, u64::saturating_add).saturating_mul(2);
-        let mut tensors = Vec::with_capacity(outside.len());
-        for tensor in outside {
-            let end = size(tensor.file().unwrap_or_default()).unwrap_or(0);
-            let placed = Placed::new(tensor, end.min(left), end)?;
+        let mut tensors = Vec::with_capacity(all.len());
+        for place in all {
+            let end = size(&place.file).unwrap_or(0);
+            let placed = Placed::new(place.clone(), end.min(left), end)?;
             left = left.saturating_sub(placed.data.bytes());
             tensors.push(placed);
         }
-        tensors.sort_by(|left, right| (&left.file, left.offset).cmp(&(&right.file, right.offset)));
-        Ok(Self { tensors })
+        Ok(Self { tensors, names })
     }
 
     /// The files that the tensors come from.
     pub fn files(&self) -> BTreeSet<String> {
-        self.tensors.iter().map(|tensor| tensor.file.clone()).collect()
+        self.tensors.iter().map(|tensor| tensor.place.file.clone()).collect()
     }
 
     /// The tensors of one file, which take its bytes in order.
     pub fn file(&mut self, name: &str) -> Filling<'_> {
-        let tensors = self.tensors.iter_mut().filter(|tensor| tensor.file == name).collect();
+        let tensors = self.tensors.iter_mut().filter(|tensor| tensor.place.file == name).collect();
         Filling { tensors, position: 0 }
     }
 
-    /// The filled tensors by name.
-    pub(super) fn into_values(self) -> Result<Vec<(String, DynValue)>> {
-        self.tensors
-            .into_iter()
-            .map(|tensor| Ok((tensor.name, tensor.data.into_value(tensor.shape)?)))
-            .collect()
+    /// The filled tensors of each graph.
+    pub(super) fn into_constants(self) -> Result<Vec<Constants>> {
+        let values = self.tensors.into_iter().map(|Placed { place, data }| {
+            let value = Arc::new(data.into_value(place.shape.clone())?);
+            Ok((place, value))
+        });
+        let values: BTreeMap<Place, Arc<DynValue>> = values.collect::<Result<_>>()?;
+        let constants = |names: Vec<(String, Place)>| -> Constants {
+            let value = |(name, place)| Some((name, Arc::clone(values.get(&place)?)));
+            names.into_iter().filter_map(value).collect()
+        };
+        Ok(self.names.into_iter().map(constants).collect())
     }
+}
+
+/// The tensors of a graph that lie in other files, by their names.
+fn outside(graph: &[u8], size: impl Fn(&str) -> Option<u64>) -> Result<Vec<(String, Place)>> {
+    require_known_files(graph, |name| size(name).is_some())?;
+    let initializers = decode(graph)?.graph.map(|graph| graph.initializers).unwrap_or_default();
+    initializers.into_iter().filter(|tensor| tensor.location == EXTERNAL).map(Initializer::place).collect()
 }
 
 /// Tensors that take the bytes of their file as they come.
@@ -91,54 +118,53 @@ impl Filling<'_> {
     /// Takes the next bytes of the file; those that belong to no tensor are dropped.
     pub fn take(&mut self, piece: &[u8]) {
         let (start, end) = (self.position, self.position + piece.len() as u64);
-        for tensor in self.tensors.iter_mut().take_while(|tensor| tensor.offset < end) {
-            let target = tensor.data.bytes_mut();
-            let from = tensor.offset.max(start);
-            let to = (tensor.offset + target.len() as u64).min(end);
+        for tensor in self.tensors.iter_mut().take_while(|tensor| tensor.place.offset < end) {
+            let (offset, target) = (tensor.place.offset, tensor.data.bytes_mut());
+            let from = offset.max(start);
+            let to = (offset + target.len() as u64).min(end);
             if from < to {
-                let place = (from - tensor.offset) as usize;
+                let place = (from - offset) as usize;
                 let part = &piece[(from - start) as usize..(to - start) as usize];
                 target[place..place + part.len()].copy_from_slice(part);
             }
         }
         self.position = end;
         // Graphs have hundreds of tensors: those that are full need not be looked at for every piece.
-        self.tensors.retain_mut(|tensor| tensor.offset + tensor.data.bytes_mut().len() as u64 > end);
+        self.tensors.retain(|tensor| tensor.place.offset + tensor.data.bytes() > end);
     }
 }
 
 impl Placed {
     /// A tensor of at most `most` bytes, in a file that ends at `end`.
-    fn new(tensor: Initializer, most: u64, end: u64) -> Result<Self> {
+    fn new(place: Place, most: u64, end: u64) -> Result<Self> {
+        let Place { file, offset, element_type, shape } = &place;
         let wrong = |found: &str| {
-            Error::model(format!("expected weights that can be loaded, but found `{}` {found}", tensor.name))
+            Error::model(format!(
+                "expected weights that can be loaded, but found a tensor of shape {shape:?}{found}"
+            ))
         };
-        let file = tensor.file().ok_or_else(|| wrong("without a file"))?.to_owned();
-        let offset = tensor.entry("offset").map_or(Ok(0), str::parse);
-        let offset: u64 = offset.map_err(|_| wrong("without an offset"))?;
-        let count = tensor
-            .shape
+        let count = shape
             .iter()
-            .try_fold(1_usize, |product, side| product.checked_mul(usize::try_from(*side).ok()?));
-        let count = count.ok_or_else(|| wrong(&format!("of shape {:?}", tensor.shape)))?;
-        let width = match tensor.element_type {
+            .try_fold(1_usize, |product, side| product.checked_mul(usize::try_from(*side).ok()?))
+            .ok_or_else(|| wrong(""))?;
+        let width = match element_type {
             2 | 3 => 1,
             1 | 6 => 4,
             _ => 8,
         };
         let bytes = (count as u64).checked_mul(width).filter(|bytes| *bytes <= most);
-        if bytes.and_then(|bytes| bytes.checked_add(offset)).is_none_or(|found| found > end) {
-            return Err(wrong(&format!("of shape {:?}, which `{file}` has no room for", tensor.shape)));
+        if bytes.and_then(|bytes| bytes.checked_add(*offset)).is_none_or(|found| found > end) {
+            return Err(wrong(&format!(", which `{file}` has no room for")));
         }
-        let data = match tensor.element_type {
+        let data = match element_type {
             1 => Data::Fp32(vec![0.0; count]),
             2 => Data::Uint8(vec![0; count]),
             3 => Data::Int8(vec![0; count]),
             6 => Data::Int32(vec![0; count]),
             7 => Data::Int64(vec![0; count]),
-            other => return Err(wrong(&format!("of element type {other}"))),
+            other => return Err(wrong(&format!(" and element type {other}"))),
         };
-        Ok(Self { name: tensor.name, shape: tensor.shape, file, offset, data })
+        Ok(Self { place, data })
     }
 }
 
@@ -149,6 +175,17 @@ impl Initializer {
 
     fn file(&self) -> Option<&str> {
         self.entry("location")
+    }
+
+    /// The name, and where the data is.
+    fn place(self) -> Result<(String, Place)> {
+        let wrong = |found: &str| {
+            Error::model(format!("expected weights that can be loaded, but found `{}` {found}", self.name))
+        };
+        let file = self.file().ok_or_else(|| wrong("without a file"))?.to_owned();
+        let offset = self.entry("offset").map_or(Ok(0), str::parse);
+        let offset = offset.map_err(|_| wrong("without an offset"))?;
+        Ok((self.name, Place { file, offset, element_type: self.element_type, shape: self.shape }))
     }
 }
 
@@ -312,33 +349,51 @@ mod tests {
         let bytes: Vec<u8> =
             [1.0_f32.to_le_bytes(), 2.0_f32.to_le_bytes(), [9; 4], [1, 2, 3, 255], [7; 4]].concat();
         for size in 1..=bytes.len() {
-            let mut weights = Weights::of(&graph, |_| Some(20)).unwrap();
+            let mut weights = Weights::of(std::slice::from_ref(&graph), |_| Some(20)).unwrap();
             let mut file = weights.file("w.bin");
             bytes.chunks(size).for_each(|piece| file.take(piece));
             let data: Vec<String> =
                 weights.tensors.iter().map(|tensor| format!("{:?}", tensor.data)).collect();
-            assert_eq!(data, ["Fp32([1.0, 2.0])", "Int8([1, 2, 3, -1])", "Uint8([1, 2, 3, 255])"], "{size}");
+            assert_eq!(data, ["Fp32([1.0, 2.0])", "Uint8([1, 2, 3, 255])", "Int8([1, 2, 3, -1])"], "{size}");
         }
     }
 
     #[test]
+    fn what_graphs_have_in_common_is_there_once() {
+        let graphs = [
+            graph(&[("table", 3, &[2, 2], 12), ("own", 1, &[2], 0)]),
+            graph(&[("words", 3, &[2, 2], 12), ("flat", 3, &[4], 12)]),
+        ];
+        let weights = Weights::of(&graphs, |_| Some(20)).unwrap();
+        let places = |weights: &Weights| -> Vec<(u64, Vec<i64>)> {
+            weights.tensors.iter().map(|tensor| (tensor.place.offset, tensor.place.shape.clone())).collect()
+        };
+        assert_eq!(places(&weights), [(0, vec![2]), (12, vec![2, 2]), (12, vec![4])]);
+        let names =
+            |names: &[(String, Place)]| names.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(&weights.names[0]), ["table", "own"]);
+        assert_eq!(names(&weights.names[1]), ["words", "flat"]);
+    }
+
+    #[test]
     fn weights_that_cannot_be_are_refused() {
-        let refused = |graph: Vec<u8>| Weights::of(&graph, |_| Some(20)).unwrap_err().to_string();
-        insta::assert_snapshot!(refused(graph(&[("a", 1, &[-1], 0)])), @"expected weights that can be loaded, but found `a` of shape [-1]");
-        insta::assert_snapshot!(refused(graph(&[("a", 1, &[1 << 40, 1 << 40], 0)])), @"expected weights that can be loaded, but found `a` of shape [1099511627776, 1099511627776]");
-        insta::assert_snapshot!(refused(graph(&[("a", 8, &[1], 0)])), @"expected weights that can be loaded, but found `a` of element type 8");
+        let refused = |graph: Vec<u8>| Weights::of(&[graph], |_| Some(20)).unwrap_err().to_string();
+        insta::assert_snapshot!(refused(graph(&[("a", 1, &[-1], 0)])), @"expected weights that can be loaded, but found a tensor of shape [-1]");
+        insta::assert_snapshot!(refused(graph(&[("a", 1, &[1 << 40, 1 << 40], 0)])), @"expected weights that can be loaded, but found a tensor of shape [1099511627776, 1099511627776]");
+        insta::assert_snapshot!(refused(graph(&[("a", 8, &[1], 0)])), @"expected weights that can be loaded, but found a tensor of shape [1] and element type 8");
     }
 
     #[test]
     fn weights_that_no_file_has_take_no_memory() {
         let refused = |tensors: &[(&str, i32, &[i64], u64)], size| {
-            Weights::of(&graph(tensors), |name| (name == "w.bin").then_some(size)).unwrap_err().to_string()
+            Weights::of(&[graph(tensors)], |name| (name == "w.bin").then_some(size)).unwrap_err().to_string()
         };
-        insta::assert_snapshot!(refused(&[("a", 1, &[1 << 30, 4], 0)], 20), @"expected weights that can be loaded, but found `a` of shape [1073741824, 4], which `w.bin` has no room for");
-        insta::assert_snapshot!(refused(&[("a", 1, &[4], u64::MAX)], 20), @"expected weights that can be loaded, but found `a` of shape [4], which `w.bin` has no room for");
+        insta::assert_snapshot!(refused(&[("a", 1, &[1 << 30, 4], 0)], 20), @"expected weights that can be loaded, but found a tensor of shape [1073741824, 4], which `w.bin` has no room for");
+        insta::assert_snapshot!(refused(&[("a", 1, &[4], u64::MAX)], 20), @"expected weights that can be loaded, but found a tensor of shape [4], which `w.bin` has no room for");
         // The same bytes again and again are a way to much memory, too.
-        let many = vec![("a", 3, &[20_i64][..], 0); 3];
-        insta::assert_snapshot!(refused(&many, 20), @"expected weights that can be loaded, but found `a` of shape [20], which `w.bin` has no room for");
+        let many: [&[i64]; 3] = [&[20], &[20, 1], &[1, 20]];
+        let many = many.map(|shape| ("a", 3, shape, 0));
+        insta::assert_snapshot!(refused(&many, 20), @"expected weights that can be loaded, but found a tensor of shape [20, 1], which `w.bin` has no room for");
     }
 
     #[test]

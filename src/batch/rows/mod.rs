@@ -6,7 +6,7 @@ mod parquet;
 
 use std::io::Read;
 
-use arrow::array::RecordBatch;
+use arrow_array::RecordBatch;
 use serde::Serialize;
 
 pub(super) use self::{

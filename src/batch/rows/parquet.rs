@@ -6,13 +6,12 @@
 
 use std::sync::Arc;
 
-use arrow::{
-    array::{
-        ArrayRef, AsArray, Float32Array, Float32Builder, ListBuilder, RecordBatch, StringArray, StringBuilder,
-    },
-    compute::cast,
-    datatypes::{DataType, Field, Schema, SchemaRef},
+use arrow_array::{
+    Array, ArrayRef, Float32Array, RecordBatch, StringArray,
+    builder::{Float32Builder, ListBuilder, StringBuilder},
+    cast::AsArray,
 };
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use parquet::{
@@ -93,9 +92,7 @@ impl ParquetReader {
     pub(super) fn next(&mut self) -> Result<Option<Chunk>> {
         let Some(batch) = self.batches.next() else { return Ok(None) };
         let batch = batch.map_err(|error| unreadable(error.into()))?;
-        let texts =
-            cast(batch.column(self.text), &DataType::Utf8).map_err(|error| unreadable(error.into()))?;
-        let texts = texts.as_string::<i32>().iter().map(|text| {
+        let texts = texts(batch.column(self.text)).map(|text| {
             text.map(str::to_owned).ok_or_else(|| RowError::text("expected a text, but found nothing"))
         });
         Ok(Some(Chunk { texts: texts.collect(), rows: Rows::Columns(batch.clone()) }))
@@ -113,6 +110,24 @@ fn holds_text(found: &DataType) -> bool {
         DataType::Dictionary(_, values) => holds_text(values),
         _ => false,
     }
+}
+
+/// The texts of a column that holds some; nothing where a row has none.
+fn texts(column: &dyn Array) -> Box<dyn Iterator<Item = Option<&str>> + '_> {
+    if let Some(texts) = column.as_string_opt::<i32>() {
+        return Box::new(texts.iter());
+    }
+    if let Some(texts) = column.as_string_opt::<i64>() {
+        return Box::new(texts.iter());
+    }
+    if let Some(texts) = column.as_string_view_opt() {
+        return Box::new(texts.iter());
+    }
+    let dictionary = column.as_any_dictionary_opt().filter(|dictionary| !dictionary.values().is_empty());
+    let Some(dictionary) = dictionary else { return Box::new(std::iter::repeat_n(None, column.len())) };
+    let words: Vec<Option<&str>> = texts(dictionary.values()).collect();
+    let keys = dictionary.normalized_keys().into_iter().enumerate();
+    Box::new(keys.map(move |(row, key)| words[key].filter(|_| dictionary.keys().is_valid(row))))
 }
 
 fn unreadable(error: ParquetError) -> Error {
@@ -360,7 +375,27 @@ pub(in crate::batch) fn magic() -> &'static [u8] {
 
 #[cfg(test)]
 mod tests {
+    use arrow_array::{DictionaryArray, LargeStringArray, StringViewArray, types::Int8Type};
+
     use super::*;
+
+    #[test]
+    fn texts_are_read_however_they_are_stored() {
+        let rows = [Some("a"), None, Some("b"), Some("a")];
+        let none = [None, None];
+        let columns: [ArrayRef; 4] = [
+            Arc::new(StringArray::from_iter(rows)),
+            Arc::new(LargeStringArray::from_iter(rows)),
+            Arc::new(StringViewArray::from_iter(rows)),
+            Arc::new(DictionaryArray::<Int8Type>::from_iter(rows)),
+        ];
+        for column in columns {
+            assert!(holds_text(column.data_type()));
+            assert_eq!(texts(&column).collect::<Vec<_>>(), rows, "{}", column.data_type());
+        }
+        let empty: DictionaryArray<Int8Type> = none.into_iter().collect();
+        assert_eq!(texts(&empty).collect::<Vec<_>>(), none);
+    }
 
     #[test]
     fn pieces_behind_each_other_are_one_file() {

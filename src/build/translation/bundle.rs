@@ -4,7 +4,7 @@ use std::{num::NonZeroUsize, path::Path};
 
 use super::{decoder, encoder, model::TranslationModel, quality};
 use crate::{
-    backend::onnx::{Graphs, Runtime, Session},
+    backend::onnx::{Runtime, Session},
     build::{
         Plan, Product, Progress, TaskSettings,
         cost::{self, Comparison},
@@ -104,13 +104,8 @@ fn measure(
 ) -> Result<(Quality, Comparison)> {
     progress.stage("measure the quality", quality::count(&settings.languages));
     let files = |folder: &Path| [ENCODER, DECODER].map(|name| folder.join(name));
-    let (reference, quantised) = (files(reference), files(folder));
-    let subject = quality::Subject {
-        settings,
-        reference: Graphs { encoder: &reference[0], decoder: &reference[1] },
-        quantised: Graphs { encoder: &quantised[0], decoder: &quantised[1] },
-        folder,
-    };
+    let subject =
+        quality::Subject { settings, reference: files(reference), quantised: files(folder), folder };
     let (quality, spent) = quality::measure(runtime, &subject, &|| progress.step())?;
     // Both run at once, each on a half of the CPUs: a text at a time.
     Ok((quality, spent.compare(sizes, 1)))

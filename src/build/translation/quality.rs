@@ -3,7 +3,7 @@
 
 use std::{
     num::NonZeroUsize,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, mpsc},
     thread,
     time::{Duration, Instant},
@@ -12,7 +12,7 @@ use std::{
 use crate::{
     backend::{
         Deadline,
-        onnx::{Graphs, OnnxSequences, Parallel, Runtime},
+        onnx::{OnnxSequences, Parallel, Runtime},
         sequences::{Decoder, Sequences, Sources},
     },
     build::{cost::Spent, quality::SENTENCES},
@@ -42,9 +42,9 @@ const PATIENCE: Duration = Duration::from_secs(600);
 pub(in crate::build) struct Subject<'a> {
     pub(in crate::build) settings: &'a TranslationSettings,
     /// The files of the encoder and of the decoder in fp32.
-    pub(in crate::build) reference: Graphs<'a>,
+    pub(in crate::build) reference: [PathBuf; 2],
     /// The quantised ones.
-    pub(in crate::build) quantised: Graphs<'a>,
+    pub(in crate::build) quantised: [PathBuf; 2],
     /// The folder of what reads and writes texts.
     pub(in crate::build) folder: &'a Path,
 }
@@ -125,7 +125,7 @@ impl<'a> Bench<'a> {
         // Each takes a core of its own.
         let threads = thread::available_parallelism().map_or(1, |threads| threads.get().div_ceil(2));
         let parallel = Parallel::Together(NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN));
-        let open = |graphs| OnnxSequences::open(runtime, graphs, parallel);
+        let open = |graphs: &[PathBuf; 2]| OnnxSequences::open(runtime, graphs.each_ref(), parallel);
         let read = |name: &str| {
             let path = subject.folder.join(name);
             std::fs::read(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))
@@ -139,8 +139,8 @@ impl<'a> Bench<'a> {
             tokenizer: tokenizer(crate::repository::bundle::TOKENIZER)?,
             target: tokenizer(name)?,
             shortlist: shortlist.map(|name| Shortlist::from_bytes(&read(name)?)).transpose()?,
-            reference: open(subject.reference)?,
-            quantised: open(subject.quantised)?,
+            reference: open(&subject.reference)?,
+            quantised: open(&subject.quantised)?,
             around: [before, after],
             options: GenerationOptions {
                 num_beams: Some(1),

@@ -163,10 +163,11 @@ impl<'a> Writer<'a> {
                     integer("bits", 8),
                     integer("block_size", size as i64),
                     integer("gather_axis", 0),
-                    integer("quantize_axis", 1),
+                    integer("quantize_axis", 2),
                 ];
                 let words = graph.microsoft("GatherBlockQuantized", &[&values, ids, &scales], attributes);
-                (words, self.model.scale)
+                let whole = graph.integers("whole_words", &[0, 0, -1]);
+                (graph.node("Reshape", &[&words, &whole], vec![]), self.model.scale)
             }
             Scales::None => (graph.node("Gather", &[&values, ids], vec![]), self.model.scale),
         };
@@ -186,18 +187,14 @@ impl<'a> Writer<'a> {
         let (values, scales) = self.rows(table)?;
         let graph = &mut self.layers.graph;
         let rows = graph.node("Gather", &[&values, ids], vec![]);
-        let (scales, size) = match scales {
+        let scales = match scales {
             Scales::None => return Ok(rows),
             Scales::One(step) => return Ok(dequantise(graph, &rows, "output.step", step)),
-            Scales::ByBlock(scales, size) => (scales, size),
+            Scales::ByBlock(scales, _) => scales,
         };
-        let by_block = graph.integers("by_block", &[-1, (width / size) as i64, size as i64]);
         let whole = graph.integers("whole_rows", &[-1, width as i64]);
-        let two = graph.integers("two", &[2]);
-        let rows = graph.node("Reshape", &[&rows, &by_block], vec![]);
         let rows = dequantise(graph, &rows, "unit", 1.0);
         let scales = graph.node("Gather", &[&scales, ids], vec![]);
-        let scales = graph.node("Unsqueeze", &[&scales, &two], vec![]);
         let rows = graph.node("Mul", &[&rows, &scales], vec![]);
         Ok(graph.node("Reshape", &[&rows, &whole], vec![]))
     }
@@ -215,13 +212,17 @@ impl<'a> Writer<'a> {
         };
         let Blocks { size, mut values, mut scales } = blocks;
         values.resize(rows * width, SHIFT);
-        let values = self.layers.graph.unsigned_bytes(&table.name, &[rows, width], values);
-        if let Some(first) = scales.first().filter(|first| scales.iter().all(|scale| scale == *first)) {
-            return Ok((values, Scales::One(*first)));
+        let first = scales.first().copied().filter(|first| scales.iter().all(|scale| scale == first));
+        if let Some(first) = first {
+            let values = self.layers.graph.unsigned_bytes(&table.name, &[rows, width], values);
+            return Ok((values, Scales::One(first)));
         }
-        scales.resize(rows * width / size, 0.0);
+        let blocks = width / size;
+        scales.resize(rows * blocks, 0.0);
+        // The shapes that products with all rows want, so that both are the same tensor in memory.
+        let values = self.layers.graph.unsigned_bytes(&table.name, &[rows, blocks, size], values);
         let name = format!("{}.scales", table.name);
-        let scales = self.layers.graph.floats(&name, &[rows, width / size], &scales);
+        let scales = self.layers.graph.floats(&name, &[rows, blocks, 1], &scales);
         Ok((values, Scales::ByBlock(scales, size)))
     }
 

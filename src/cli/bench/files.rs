@@ -95,7 +95,7 @@ fn watch(mut process: Child) -> Result<f64> {
 pub(super) fn print_fetch(bundle: &Bundle) -> Result<ExitCode> {
     let started = Instant::now();
     let graph = bundle.read(&bundle.manifest().graph)?;
-    let mut weights = Weights::of(&graph, |name| bundle.manifest().file(name).map(|file| file.size))?;
+    let mut weights = Weights::of(&[graph], |name| bundle.manifest().file(name).map(|file| file.size))?;
     for name in weights.files() {
         let mut file = weights.file(&name);
         bundle.stream(&name, |piece| file.take(piece))?;

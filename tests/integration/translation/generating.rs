@@ -6,7 +6,7 @@ use kivu::repository::manifest::Precision;
 use kivu::{
     backend::{
         Deadline,
-        onnx::{Graphs, OnnxSequences, Parallel, Runtime},
+        onnx::{OnnxSequences, Parallel, Runtime},
         sequences::{Sequences, Sources},
     },
     build::{exported, onnx},
@@ -61,8 +61,8 @@ fn settings(name: &str) -> GenerationSettings {
 
 /// The graphs in `folder` as a backend.
 fn open(folder: &Path, parallel: Parallel, runtime: Runtime) -> OnnxSequences {
-    let [encoder, decoder] = ["encoder.onnx", "decoder.onnx"].map(|name| folder.join(name));
-    OnnxSequences::open(runtime, Graphs { encoder: &encoder, decoder: &decoder }, parallel).unwrap()
+    let graphs = ["encoder.onnx", "decoder.onnx"].map(|name| folder.join(name));
+    OnnxSequences::open(runtime, graphs.each_ref(), parallel).unwrap()
 }
 
 async fn run(
