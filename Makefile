@@ -1,6 +1,8 @@
 # Everything that is fetched or built for tests lies under .kivu; cargo's own output under target.
 
-KIVU := target/release/kivu
+# What the program is compiled for: release, or quick, which keeps nobody waiting.
+PROFILE := release
+KIVU = target/$(PROFILE)/kivu
 BUNDLES := .kivu/bundles
 BUNDLE := $(BUNDLES)/minilm
 MODELS := $(basename $(notdir $(wildcard models/*.toml)))
@@ -26,7 +28,8 @@ help: ## What can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
 .PHONY: run
-run: release $(MODELS:%=$(BUNDLES)/%/manifest.toml) ## Serve the models of models/ on http://127.0.0.1:8080
+run: PROFILE := quick
+run: program $(MODELS:%=$(BUNDLES)/%/manifest.toml) ## Serve the models of models/ on http://127.0.0.1:8080
 	$(KIVU) serve $(BUNDLES)
 
 .PHONY: test
@@ -59,20 +62,20 @@ lint:
 
 .PHONY: bench
 bench: $(PRECISIONS:%=.kivu/precisions/%/manifest.toml)
-bench: release $(BUNDLE)/manifest.toml $(BUNDLES)/zero-shot/manifest.toml $(BUNDLES)/translate-en-pt/manifest.toml ## Measure the service against the bare runtime, and draw it
+bench: program $(BUNDLE)/manifest.toml $(BUNDLES)/zero-shot/manifest.toml $(BUNDLES)/translate-en-pt/manifest.toml ## Measure the service against the bare runtime, and draw it
 	$(KIVU) bench $(BUNDLE) --zero-shot $(BUNDLES)/zero-shot --translation $(BUNDLES)/translate-en-pt \
 	  --compare $(PRECISIONS:%=.kivu/precisions/%) --json .kivu/bench.json --pictures docs/pictures
 
-.kivu/precisions/%/manifest.toml: models/minilm.toml | release
+.kivu/precisions/%/manifest.toml: models/minilm.toml | program
 	$(KIVU) doctor --fix
 	$(KIVU) build $< --out $(@D) --precision $*
 
 .PHONY: fleet
-fleet: release tools $(BUNDLE)/manifest.toml ## Measure what forwarding to Triton costs
+fleet: program tools $(BUNDLE)/manifest.toml ## Measure what forwarding to Triton costs
 	$(FLEET)/bin/python tests/fleet/bench.py $(KIVU) $(BUNDLE)
 
 .PHONY: peers
-peers: release $(PEERS)/bin/python $(BUNDLES)/translate-en-pt/manifest.toml $(BUNDLES)/translate-pt-en/manifest.toml ## Measure translation against other engines
+peers: program $(PEERS)/bin/python $(BUNDLES)/translate-en-pt/manifest.toml $(BUNDLES)/translate-pt-en/manifest.toml ## Measure translation against other engines
 	$(PEERS)/bin/python tests/translation/bench.py $(KIVU) $(BUNDLES) $(PEERS)/large
 
 INVOKED := --env KIVU_MODELS=$(abspath $(BUNDLE)) --env KIVU_HOME=$(abspath .kivu) --env KIVU_AUTH__MODE=none
@@ -114,7 +117,7 @@ stack:
 	  --no-fail-on-empty-changeset --parameter-overrides Architecture=$(ARCHITECTURE) $(PARAMETERS)
 
 .PHONY: key
-key: tools release ## Make a key for a caller: make key NAME=alice
+key: tools program ## Make a key for a caller: make key NAME=alice
 	$(OPERATE) key $(NAME) --kivu $(KIVU)
 
 .PHONY: status
@@ -143,14 +146,14 @@ audit: $(AUDIT) ## Licences, sources, duplicates and known faults of what this i
 	$(AUDIT) check advisories
 
 .PHONY: load
-load: release $(LOAD) $(BUNDLE)/manifest.toml ## Send a server more than it can do, and see what becomes of it
+load: program $(LOAD) $(BUNDLE)/manifest.toml ## Send a server more than it can do, and see what becomes of it
 	mkdir -p $(MEASURED)
 	python3 tests/load/load.py $(KIVU) $(BUNDLE) $(LOAD) --json $(MEASURED)/load.json
 
 # Seconds of mixed traffic.
 SOAK ?= 3600
 .PHONY: soak
-soak: release $(LOAD) $(BUNDLE)/manifest.toml ## The same, mixed, for an hour
+soak: program $(LOAD) $(BUNDLE)/manifest.toml ## The same, mixed, for an hour
 	mkdir -p $(MEASURED)
 	python3 tests/load/load.py $(KIVU) $(BUNDLE) $(LOAD) --json $(MEASURED)/soak.json --soak $(SOAK)
 
@@ -158,9 +161,9 @@ soak: release $(LOAD) $(BUNDLE)/manifest.toml ## The same, mixed, for an hour
 reliability: ## Put what fuzz, load and soak measured into docs/reliability.md
 	python3 tests/load/table.py $(MEASURED) docs/reliability.md
 
-.PHONY: release
-release:
-	cargo build --release --bin kivu
+.PHONY: program
+program:
+	cargo build --profile $(PROFILE) --bin kivu
 
 # The tools of tests and packaging, pinned by version and hash.
 .PHONY: tools
@@ -225,6 +228,6 @@ $(AUDIT):
 $(LOAD):
 	cargo install --quiet --locked --root .kivu/load oha --version 1.16.0
 
-$(BUNDLES)/%/manifest.toml: models/%.toml | release
+$(BUNDLES)/%/manifest.toml: models/%.toml | program
 	$(KIVU) doctor --fix
 	$(KIVU) build $< --out $(@D)
