@@ -3,7 +3,7 @@
 
 use super::{
     Generated, Next,
-    scores::{Candidate, Row, log_sum, top},
+    scores::{self, Candidate, Row, log_sum, top},
     search::Search,
     settings::EarlyStopping,
 };
@@ -100,36 +100,41 @@ impl<'a> Beams<'a> {
     fn rows<'b>(&self, logits: &'b mut [f32], width: usize) -> Result<Vec<Row<'b>>> {
         let mut processed = Vec::with_capacity(self.running.len());
         for (scores, text) in logits.chunks_exact_mut(width).zip(&self.running) {
-            let mut shift = log_sum(scores)?;
-            if self.search.reads_scores(&text.ids, self.max_length) {
+            let (mut shift, mut bounds) = log_sum(scores)?;
+            // What is only forbidden leaves bounds what they are.
+            let reads_scores = self.search.reads_scores(&text.ids, self.max_length);
+            if reads_scores {
                 scores.iter_mut().for_each(|score| *score -= shift);
                 shift = 0.0;
             }
             self.search.process(&text.ids, self.max_length, scores)?;
-            processed.push((&*scores, shift));
+            if reads_scores {
+                bounds = scores::bounds(scores);
+            }
+            processed.push(Row { scores, bounds, shift, base: text.score });
         }
         let last_row = processed.len() - 1;
-        let row = |(beam, text): (usize, &Text)| {
-            let (scores, shift) = processed[beam.min(last_row)];
-            Row { scores, shift, base: text.score }
-        };
-        Ok(self.running.iter().enumerate().map(row).collect())
+        for text in &self.running[processed.len()..] {
+            processed.push(Row { base: text.score, ..processed[last_row].clone() });
+        }
+        Ok(processed)
     }
 
     /// More continuations than beams, the best first, so that enough go on where the best all end.
     fn candidates(&mut self, rows: &[Row]) -> Vec<Candidate> {
         let count = (1 + self.search.ends.len()).max(2) * self.search.beams;
         if self.search.sampling.is_none() {
-            return top(rows.iter().copied(), count);
+            return top(rows, count);
         }
         // Adding Gumbel noise and taking the best is drawing one after the other without putting back.
         let noisy: Vec<Vec<f32>> = rows
             .iter()
             .map(|row| row.scores.iter().map(|score| row.whole(*score) + gumbel(&mut self.random)).collect())
             .collect();
-        let mut drawn = top(noisy.iter().map(|scores| Row { scores, shift: 0.0, base: 0.0 }), count);
+        let noisy: Vec<Row> = noisy.iter().map(|scores| Row::of(scores)).collect();
+        let mut drawn = top(&noisy, count);
         for candidate in &mut drawn {
-            let row = rows[candidate.beam];
+            let row = &rows[candidate.beam];
             candidate.score = row.whole(row.scores[candidate.token]);
         }
         drawn

@@ -5,8 +5,10 @@ use crate::error::{Error, Result};
 
 /// Scores that are looked at together.
 const LANES: usize = 16;
-/// Sums of single precision are kept this short.
-const CHUNK: usize = 4096;
+/// Scores that have one bound.
+const BLOCK: usize = 8 * LANES;
+/// Sums of single precision are kept this short; so many scores are in the processor's nearest memory.
+const CHUNK: usize = 32 * BLOCK;
 
 /// A token that may come next.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,38 +22,59 @@ pub(super) struct Candidate {
 }
 
 /// The scores of what may follow a text.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Row<'a> {
     pub(super) scores: &'a [f32],
+    /// For each block of scores a number that none of them is above.
+    pub(super) bounds: Vec<f32>,
     /// What is yet to be taken from each score, which spares writing them all once more.
     pub(super) shift: f32,
     /// The score of the text, which each is added to.
     pub(super) base: f32,
 }
 
-impl Row<'_> {
+impl<'a> Row<'a> {
+    /// Scores of whole texts.
+    pub(super) fn of(scores: &'a [f32]) -> Self {
+        Self { scores, bounds: bounds(scores), shift: 0.0, base: 0.0 }
+    }
+
     /// The score of the text with one more token, from the token's own.
-    pub(super) fn whole(self, score: f32) -> f32 {
+    pub(super) fn whole(&self, score: f32) -> f32 {
         score - self.shift + self.base
     }
 }
 
+/// The largest score of each block.
+pub(super) fn bounds(scores: &[f32]) -> Vec<f32> {
+    scores.chunks(BLOCK).map(largest).collect()
+}
+
 /// Makes logarithms of probabilities of `scores`.
 pub(super) fn log_softmax(scores: &mut [f32]) -> Result<()> {
-    let shift = log_sum(scores)?;
+    let (shift, _) = log_sum(scores)?;
     scores.iter_mut().for_each(|score| *score -= shift);
     Ok(())
 }
 
-/// What makes logarithms of probabilities of `scores` if taken from each: the logarithm of the sum of their powers.
-pub(super) fn log_sum(scores: &[f32]) -> Result<f32> {
-    let largest = largest(scores);
-    let sum: f64 = scores.chunks(CHUNK).map(|chunk| f64::from(sum_of_powers(chunk, largest))).sum();
-    let shift = largest + sum.ln() as f32;
-    if !shift.is_finite() {
-        return Err(not_a_number());
+/// What makes logarithms of probabilities of `scores` if taken from each, which is the logarithm of the sum of their
+/// powers, and the bounds of their blocks.
+///
+/// Scores are read from memory once: the powers of each chunk are taken below its own largest score.
+pub(super) fn log_sum(scores: &[f32]) -> Result<(f32, Vec<f32>)> {
+    let mut bounds = Vec::with_capacity(scores.len().div_ceil(BLOCK));
+    let mut sums = Vec::with_capacity(scores.len().div_ceil(CHUNK));
+    for chunk in scores.chunks(CHUNK) {
+        let before = bounds.len();
+        bounds.extend(chunk.chunks(BLOCK).map(largest));
+        // A chunk of nothing but minus infinity has powers, too: of no weight.
+        let highest = largest(&bounds[before..]).max(f32::MIN);
+        sums.push((highest, sum_of_powers(chunk, highest)));
     }
-    Ok(shift)
+    let largest = largest(&bounds);
+    let weighted = |(highest, sum): &(f32, f32)| f64::from(*sum) * f64::from(highest - largest).exp();
+    let shift = largest + sums.iter().map(weighted).sum::<f64>().ln() as f32;
+    if shift.is_finite() { Ok((shift, bounds)) } else { Err(not_a_number()) }
 }
 
 /// The place of the largest score, the first of equals.
@@ -109,17 +132,16 @@ fn power(x: f32) -> f32 {
 }
 
 /// The `count` best continuations of all beams, the best first; of equals, the one that comes first.
-pub(super) fn top<'a>(beams: impl IntoIterator<Item = Row<'a>>, count: usize) -> Vec<Candidate> {
+pub(super) fn top(beams: &[Row], count: usize) -> Vec<Candidate> {
     let mut best: Vec<Candidate> = Vec::with_capacity(count + 1);
-    for (beam, row) in beams.into_iter().enumerate() {
-        for (number, chunk) in row.scores.chunks(8 * LANES).enumerate() {
+    for (beam, row) in beams.iter().enumerate() {
+        for (number, (block, bound)) in row.scores.chunks(BLOCK).zip(&row.bounds).enumerate() {
             let is_full = best.len() == count;
-            if is_full && best.last().is_some_and(|worst| row.whole(largest(chunk)) <= worst.score) {
+            if is_full && best.last().is_some_and(|worst| row.whole(*bound) <= worst.score) {
                 continue;
             }
-            for (place, score) in chunk.iter().enumerate() {
-                let token = number * 8 * LANES + place;
-                let candidate = Candidate { score: row.whole(*score), beam, token };
+            for (place, score) in block.iter().enumerate() {
+                let candidate = Candidate { score: row.whole(*score), beam, token: number * BLOCK + place };
                 insert(&mut best, candidate, count);
             }
         }
@@ -166,6 +188,13 @@ mod tests {
             assert!(log_softmax(&mut [0.0, nonsense]).is_err(), "{nonsense}");
         }
         assert!(log_softmax(&mut [f32::NEG_INFINITY; 3]).is_err());
+        // What is forbidden counts for nothing, however much of it there is, and a bound stays one.
+        scores[CHUNK..2 * CHUNK].fill(f32::NEG_INFINITY);
+        let (shift, bounds) = log_sum(&scores).unwrap();
+        let allowed = scores.iter().filter(|score| score.is_finite());
+        let sum: f64 = allowed.map(|score| f64::from(score - shift).exp()).sum();
+        assert!((sum - 1.0).abs() < 1e-5, "{sum}");
+        assert_eq!(bounds, super::bounds(&scores));
     }
 
     #[test]
@@ -173,15 +202,14 @@ mod tests {
         let scores = scores();
         let mut places: Vec<usize> = (0..scores.len()).collect();
         places.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
-        let row = |scores, base| Row { scores, shift: 0.0, base };
-        let found = top([row(&scores, 0.0)], 7);
+        let found = top(&[Row::of(&scores)], 7);
         assert_eq!(found.iter().map(|candidate| candidate.token).collect::<Vec<_>>(), places[..7]);
         assert_eq!(best(&scores).unwrap(), places[0]);
 
-        let found = top([row(&[1.0, 3.0], 0.0), row(&[3.0, 1.0], 1.0)], 4);
+        let found = top(&[Row::of(&[1.0, 3.0]), Row { base: 1.0, ..Row::of(&[3.0, 1.0]) }], 4);
         let found: Vec<_> = found.iter().map(|found| (found.score, found.beam, found.token)).collect();
         assert_eq!(found, [(4.0, 1, 0), (3.0, 0, 1), (2.0, 1, 1), (1.0, 0, 0)]);
-        let equals = top([row(&[5.0; 400], 0.0)], 2);
+        let equals = top(&[Row::of(&[5.0; 400])], 2);
         assert_eq!(equals.iter().map(|found| found.token).collect::<Vec<_>>(), [0, 1]);
         assert!(best(&[1.0, f32::NAN]).is_err());
     }
