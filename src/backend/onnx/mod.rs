@@ -2,6 +2,7 @@
 //! several threads on one batch.
 
 pub mod library;
+mod moves;
 mod run;
 mod sequences;
 mod session;

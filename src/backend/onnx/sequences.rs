@@ -17,6 +17,7 @@ use tokio::sync::oneshot;
 
 use super::{
     Graph, Runtime, Session,
+    moves::Moves,
     values::{gather, gather_in_place, integers, zeros},
     wiring::{DecoderInput, EncoderInput, Wiring},
 };
@@ -153,8 +154,6 @@ struct OnnxDecoder<'a> {
     encoded: Vec<DynValue>,
     /// What the decoder keeps, in the order of its states.
     states: Vec<DynValue>,
-    /// Room for rows that change their places.
-    scratch: Vec<f32>,
     /// The scores of the last step.
     logits: Option<DynValue>,
     /// The source of each row.
@@ -195,18 +194,7 @@ impl<'a> OnnxDecoder<'a> {
         let states = model.wiring.states.iter().map(|state| zeros(&state.spec, rows.len()));
         let states = states.collect::<Result<_>>()?;
         let owners = (0..rows.len()).collect();
-        Ok(Self {
-            model,
-            shortlist,
-            mask,
-            encoded,
-            states,
-            scratch: Vec::new(),
-            logits: None,
-            owners,
-            steps: 0,
-            is_wanted,
-        })
+        Ok(Self { model, shortlist, mask, encoded, states, logits: None, owners, steps: 0, is_wanted })
     }
 
     /// Tokens as the graph knows them: what is chosen from a shortlist is a place in it.
@@ -266,9 +254,10 @@ impl Decoder for OnnxDecoder<'_> {
     }
 
     fn reorder(&mut self, rows: &[usize]) -> Result<()> {
+        let moves = Moves::new(rows);
         for state in &mut self.states {
             if rows.len() == self.owners.len() {
-                gather_in_place(state, rows, &mut self.scratch)?;
+                gather_in_place(state, rows, &moves)?;
             } else {
                 *state = gather(state, rows)?;
             }

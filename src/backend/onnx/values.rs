@@ -2,6 +2,7 @@
 
 use ort::value::{DynValue, PrimitiveTensorElementType, Tensor as OrtTensor};
 
+use super::moves::Moves;
 use crate::{
     backend::TensorSpec,
     error::{Error, Result},
@@ -43,25 +44,18 @@ pub(super) fn gather(value: &DynValue, rows: &[usize]) -> Result<DynValue> {
     gather_of::<i32>(value, rows)
 }
 
-/// The same in the value's own memory, where it has as many rows as before; rows that stay are not touched.
-///
-/// `scratch` spares an allocation for each of a decoder's states at each step, which cost more than the copies.
-pub(super) fn gather_in_place(value: &mut DynValue, rows: &[usize], scratch: &mut Vec<f32>) -> Result<()> {
+/// The same in the value's own memory, where it has as many rows as before; `moves` are those of `rows`.
+pub(super) fn gather_in_place(value: &mut DynValue, rows: &[usize], moves: &Moves) -> Result<()> {
     if value.try_extract_tensor::<f32>().is_err() {
         *value = gather(value, rows)?;
         return Ok(());
     }
     let (shape, values) = value.try_extract_tensor_mut::<f32>().map_err(failed)?;
     let size: usize = shape.iter().skip(1).map(|side| *side as usize).product();
-    let moved = || rows.iter().enumerate().filter(|(to, from)| to != *from);
-    scratch.clear();
-    for (_, from) in moved() {
-        let row = values.get(from * size..(from + 1) * size).ok_or_else(|| no_row(*from))?;
-        scratch.extend_from_slice(row);
+    if let Some(beyond) = rows.iter().find(|row| (*row + 1) * size > values.len()) {
+        return Err(no_row(*beyond));
     }
-    for ((to, _), row) in moved().zip(scratch.chunks_exact(size.max(1))) {
-        values.get_mut(to * size..(to + 1) * size).ok_or_else(|| no_row(to))?.copy_from_slice(row);
-    }
+    moves.apply(values, size);
     Ok(())
 }
 

@@ -1,6 +1,8 @@
 //! Arithmetic on a vocabulary's scores, which are a hundred thousand for every row and step: loops that the
 //! compiler turns into vector instructions.
 
+use multiversion::multiversion;
+
 use crate::error::{Error, Result};
 
 /// Scores that are looked at together.
@@ -65,11 +67,7 @@ pub(super) fn log_sum(scores: &[f32]) -> Result<(f32, Vec<f32>)> {
     let mut bounds = Vec::with_capacity(scores.len().div_ceil(BLOCK));
     let mut sums = Vec::with_capacity(scores.len().div_ceil(CHUNK));
     for chunk in scores.chunks(CHUNK) {
-        let before = bounds.len();
-        bounds.extend(chunk.chunks(BLOCK).map(largest));
-        // A chunk of nothing but minus infinity has powers, too: of no weight.
-        let highest = largest(&bounds[before..]).max(f32::MIN);
-        sums.push((highest, sum_of_powers(chunk, highest)));
+        sums.push(sum_of_chunk(chunk, &mut bounds));
     }
     let largest = largest(&bounds);
     let weighted = |(highest, sum): &(f32, f32)| f64::from(*sum) * f64::from(highest - largest).exp();
@@ -90,6 +88,7 @@ pub(super) fn not_a_number() -> Error {
     Error::Inference { message: "the model's output `logits` is not a number".into(), source: None }
 }
 
+#[inline(always)]
 pub(super) fn largest(scores: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if a > b { a } else { b };
     let (chunks, rest) = scores.as_chunks::<LANES>();
@@ -102,6 +101,20 @@ pub(super) fn largest(scores: &[f32]) -> f32 {
     lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, larger)
 }
 
+/// The largest score of a chunk, and the sum of powers below it; adds the bounds of its blocks.
+///
+/// Beams spend most of their own time here. Every processor looks at four scores together, most at eight, which gives
+/// the same sums.
+#[multiversion(targets("x86_64+avx2"))]
+fn sum_of_chunk(chunk: &[f32], bounds: &mut Vec<f32>) -> (f32, f32) {
+    let before = bounds.len();
+    bounds.extend(chunk.chunks(BLOCK).map(largest));
+    // A chunk of nothing but minus infinity has powers, too: of no weight.
+    let highest = largest(&bounds[before..]).max(f32::MIN);
+    (highest, sum_of_powers(chunk, highest))
+}
+
+#[inline(always)]
 fn sum_of_powers(scores: &[f32], largest: f32) -> f32 {
     let (chunks, rest) = scores.as_chunks::<LANES>();
     let mut lanes = [0.0_f32; LANES];
@@ -115,6 +128,7 @@ fn sum_of_powers(scores: &[f32], largest: f32) -> f32 {
 
 /// e to the power of `x`, which is not above 0, to within 2e-7 of itself; without branches or calls, which
 /// `f32::exp` has, so that several are made at once.
+#[inline(always)]
 fn power(x: f32) -> f32 {
     /// Adding it leaves the nearest whole number in the lowest bits.
     const ROUND: f32 = 12_582_912.0;
