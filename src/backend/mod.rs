@@ -40,6 +40,15 @@ pub trait Backend: Debug + Send + Sync {
 
     /// Runs one batch before the deadline.
     async fn infer(&self, inputs: Vec<Tensor>, deadline: Deadline) -> Result<Vec<Tensor>>;
+
+    /// Runs batches one after the other, as one call; gives the outputs of each.
+    async fn infer_each(&self, batches: Vec<Vec<Tensor>>, deadline: Deadline) -> Result<Vec<Vec<Tensor>>> {
+        let mut outputs = Vec::with_capacity(batches.len());
+        for inputs in batches {
+            outputs.push(self.infer(inputs, deadline).await?);
+        }
+        Ok(outputs)
+    }
 }
 
 /// How a backend likes its work cut.
@@ -47,9 +56,12 @@ pub trait Backend: Debug + Send + Sync {
 pub struct Schedule {
     /// Rows that run best together.
     pub rows: NonZeroUsize,
-    /// Batches that run side by side; one caller keeps no more than twice these under way, so that callers
-    /// take turns.
+    /// Calls that run side by side; one caller keeps no more than twice these under way, so that callers take
+    /// turns.
     pub lanes: NonZeroUsize,
+    /// Batches of fewer tokens than this go together as one call: on their way to a thread and back they would cost
+    /// as much as they do there.
+    pub tokens: usize,
 }
 
 /// The inputs that a model takes and the outputs that it gives.

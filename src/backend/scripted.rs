@@ -28,7 +28,7 @@ impl ScriptedBackend {
     ) -> Self {
         Self {
             signature,
-            schedule: Schedule { rows: NonZeroUsize::MIN, lanes: NonZeroUsize::MIN },
+            schedule: Schedule { rows: NonZeroUsize::MIN, lanes: NonZeroUsize::MIN, tokens: 0 },
             script: Box::new(script),
             shapes: Mutex::default(),
         }

@@ -189,11 +189,14 @@ impl Adapter {
         schedule
     }
 
-    /// Runs one batch: its values, a row a text.
-    pub async fn infer(&self, batch: &[Source<'_>], deadline: Deadline) -> Result<Tensor> {
-        let inputs = self.inputs.iter().map(|(role, spec)| self.input(*role, spec, batch));
-        let outputs = self.backend.infer(inputs.collect::<Result<_>>()?, deadline).await?;
-        self.values(outputs)
+    /// Runs batches in one call: the values of each, a row a text.
+    pub async fn infer(&self, batches: &[Vec<Source<'_>>], deadline: Deadline) -> Result<Vec<Tensor>> {
+        let inputs = |batch: &Vec<Source<'_>>| {
+            self.inputs.iter().map(|(role, spec)| self.input(*role, spec, batch)).collect::<Result<Vec<_>>>()
+        };
+        let batches = batches.iter().map(inputs).collect::<Result<_>>()?;
+        let outputs = self.backend.infer_each(batches, deadline).await?;
+        outputs.into_iter().map(|outputs| self.values(outputs)).collect()
     }
 
     fn input(&self, role: Role, spec: &TensorSpec, batch: &[Source<'_>]) -> Result<Tensor> {

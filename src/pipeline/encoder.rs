@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     backend::{
-        Backend, Deadline,
+        Backend, Deadline, Schedule,
         routing::{Place, Route},
         triton::{Fleet, TritonBackend},
     },
@@ -151,7 +151,7 @@ impl Encoder {
     ///
     /// Each row is finished as soon as it is there, so that the outputs of a large request, which are
     /// hundreds of times its answer, never stand in memory together. Batches are made of neighbours in length,
-    /// longest first, so that little is padded and no long text is left for the end; only twice as many are
+    /// longest first, so that little is padded and no long text is left for the end; only twice as many calls are
     /// under way as the backend runs at once.
     async fn run_at<T: Send>(
         &self,
@@ -168,18 +168,25 @@ impl Encoder {
         let schedule = adapter.schedule();
         let mut order: Vec<usize> = (0..sources.len()).collect();
         order.sort_by_key(|text| Reverse(sources[*text].encoding.len()));
-        let batches = order.chunks(schedule.rows.get()).map(|batch| async move {
-            let texts: Vec<Source<'_>> = batch.iter().map(|text| sources[*text]).collect();
-            let output = adapter.infer(&texts, deadline).await?;
-            let rows = adapter.rows(&output, texts.iter().map(|source| source.encoding.len()))?;
-            Ok::<_, Error>(batch.iter().copied().zip(rows.into_iter().map(finish)).collect::<Vec<_>>())
+        let calls = calls(&order, schedule, |text| sources[text].encoding.len());
+        let calls = calls.into_iter().map(|places| async move {
+            let texts =
+                |batch: &&[usize]| batch.iter().map(|text| sources[*text]).collect::<Vec<Source<'_>>>();
+            let batches: Vec<Vec<Source<'_>>> = places.iter().map(texts).collect();
+            let outputs = adapter.infer(&batches, deadline).await?;
+            let mut done = Vec::new();
+            for ((places, batch), output) in places.iter().zip(&batches).zip(&outputs) {
+                let rows = adapter.rows(output, batch.iter().map(|source| source.encoding.len()))?;
+                done.extend(places.iter().copied().zip(rows.into_iter().map(finish)));
+            }
+            Ok::<Vec<(usize, T)>, Error>(done)
         });
-        // One more a lane than it runs, so that it finds the next batch waiting when it is done with one.
+        // One more a lane than it runs, so that it finds the next call waiting when it is done with one.
         let most_under_way = 2 * schedule.lanes.get();
         // Collected first: a borrowed iterator inside the stream would not be `Send` to the executor.
-        let batches: Vec<_> = batches.collect();
+        let calls: Vec<_> = calls.collect();
         let done: Result<Vec<Vec<(usize, T)>>> =
-            stream::iter(batches).buffer_unordered(most_under_way).try_collect().await;
+            stream::iter(calls).buffer_unordered(most_under_way).try_collect().await;
         under_way.ended(done.is_ok());
         let mut finished: Vec<(usize, T)> = done?.into_iter().flatten().collect();
         finished.sort_by_key(|(text, _)| *text);
@@ -199,5 +206,44 @@ impl Encoder {
             }
             Some(error) => Err(error),
         }
+    }
+}
+
+/// Cuts texts into batches, and batches into calls: as few as keep every lane busy, of as many tokens as a call should
+/// have.
+fn calls(order: &[usize], schedule: Schedule, tokens: impl Fn(usize) -> usize) -> Vec<Vec<&[usize]>> {
+    let all: usize = order.iter().map(|text| tokens(*text)).sum();
+    let enough = schedule.tokens.min(all / (2 * schedule.lanes.get()));
+    let (mut calls, mut found) = (Vec::new(), usize::MAX);
+    for batch in order.chunks(schedule.rows.get()) {
+        if found >= enough {
+            calls.push(Vec::new());
+            found = 0;
+        }
+        found += batch.iter().map(|text| tokens(*text)).sum::<usize>();
+        calls.last_mut().into_iter().for_each(|call| call.push(batch));
+    }
+    calls
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_texts_share_calls_and_long_ones_have_their_own() {
+        let told = |lengths: &[usize], tokens| {
+            let [one, two] = [1, 2].map(|number| number.try_into().unwrap());
+            let schedule = Schedule { rows: one, lanes: two, tokens };
+            let order: Vec<usize> = (0..lengths.len()).collect();
+            let calls = calls(&order, schedule, |text| lengths[text]);
+            calls.iter().map(|call| call.concat()).collect::<Vec<_>>()
+        };
+        // A text and ten labels, on two lanes.
+        assert_eq!(told(&[8; 11], 32), [vec![0, 1, 2], vec![3, 4, 5], vec![6, 7, 8], vec![9, 10]]);
+        assert_eq!(told(&[8; 3], 32), [[0], [1], [2]]);
+        assert_eq!(told(&[200, 90, 20, 20], 32), [vec![0], vec![1], vec![2, 3]]);
+        assert_eq!(told(&[8; 5], 0), [[0], [1], [2], [3], [4]]);
+        assert!(told(&[], 32).is_empty());
     }
 }

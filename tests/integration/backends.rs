@@ -84,7 +84,7 @@ async fn the_onnx_backend() {
         let backend = backend(&bundle, runtime);
         assert_eq!(
             backend.schedule(),
-            Schedule { rows: 1.try_into().unwrap(), lanes: 2.try_into().unwrap() }
+            Schedule { rows: 1.try_into().unwrap(), lanes: 2.try_into().unwrap(), tokens: 32 }
         );
         keeps_its_contract(&backend).await;
     }

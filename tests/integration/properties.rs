@@ -62,7 +62,7 @@ const OPTIONS: EmbeddingOptions = EmbeddingOptions {
 };
 
 /// A model that tells the sum of a text's ids, and how many there are, whatever it is padded with.
-fn summing(rows: usize, lanes: usize) -> EmbeddingPipeline {
+fn summing([rows, lanes, tokens]: [usize; 3]) -> EmbeddingPipeline {
     let signature = Signature {
         inputs: ["input_ids", "attention_mask"]
             .map(|name| TensorSpec::new(name, ElementType::Int64, [-1, -1]))
@@ -84,7 +84,7 @@ fn summing(rows: usize, lanes: usize) -> EmbeddingPipeline {
     });
     let number = |number| NonZeroUsize::new(number).unwrap();
     let backend: Arc<dyn Backend> =
-        Arc::new(backend.with_schedule(Schedule { rows: number(rows), lanes: number(lanes) }));
+        Arc::new(backend.with_schedule(Schedule { rows: number(rows), lanes: number(lanes), tokens }));
     let settings = EmbeddingSettings {
         output: "sentence_embedding".into(),
         pooling: Pooling::Mean,
@@ -107,9 +107,9 @@ proptest! {
 
     #[test]
     fn every_text_gets_its_own_answer_in_whatever_batches(
-        texts in vec(text(), 1..40), rows in 1_usize..9, lanes in 1_usize..4,
+        texts in vec(text(), 1..40), schedule in (1_usize..9, 1_usize..4, 0_usize..60),
     ) {
-        let together = embed(&summing(rows, lanes), &texts);
+        let together = embed(&summing(schedule.into()), &texts);
         let model = tokenizer("tiny-bert");
         for (text, found) in texts.iter().zip(&together) {
             let ids = model.encode(text, 24, Truncation::At(Side::Right)).unwrap().ids;

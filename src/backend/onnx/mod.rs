@@ -35,22 +35,26 @@ use crate::{
 
 /// A graph served by a row of threads that share one session.
 ///
-/// - Batches wait in one queue and go to the thread that is free first.
-/// - The queue forgets batches whose caller has gone or whose deadline has passed.
+/// - Calls wait in one queue and go to the thread that is free first.
+/// - The queue forgets calls whose caller has gone or whose deadline has passed.
 /// - Dropping the backend ends the threads once the queue is empty.
 #[derive(Debug)]
 pub struct OnnxBackend {
     signature: Signature,
     schedule: Schedule,
-    batches: flume::Sender<Batch>,
+    calls: flume::Sender<Call>,
 }
 
+/// Batches that a thread runs one after the other.
 #[derive(Debug)]
-struct Batch {
-    inputs: Vec<Tensor>,
+struct Call {
+    batches: Vec<Vec<Tensor>>,
     deadline: Deadline,
-    reply: oneshot::Sender<Result<Vec<Tensor>>>,
+    reply: oneshot::Sender<Result<Vec<Vec<Tensor>>>>,
 }
+
+/// The tokens that a call has if there are so many: half a millisecond's work of a small model.
+const TOKENS_A_CALL: usize = 32;
 
 impl OnnxBackend {
     /// Loads a graph for `threads` batches at a time.
@@ -58,36 +62,46 @@ impl OnnxBackend {
         let session = Session::open(runtime, graph, NonZeroUsize::MIN)?;
         let signature = session.signature().clone();
         let session = Arc::new(session);
-        let (batches, queue) = flume::unbounded::<Batch>();
+        let (calls, queue) = flume::unbounded::<Call>();
         for number in 0..threads.get() {
             let (session, queue) = (Arc::clone(&session), queue.clone());
             thread::Builder::new()
                 .name(format!("onnx-{number}"))
-                .spawn(move || queue.iter().for_each(|batch| batch.run(&session)))
+                .spawn(move || queue.iter().for_each(|call| call.run(&session)))
                 .map_err(Error::io("cannot start a thread for an ONNX session"))?;
         }
         // One row a run: nothing is padded, and with dynamic quantisation, whose scale is that of the whole
         // batch, every text gets the same answer in whatever company it comes.
-        let schedule = Schedule { rows: NonZeroUsize::MIN, lanes: threads };
-        Ok(Self { signature, schedule, batches })
+        let schedule = Schedule { rows: NonZeroUsize::MIN, lanes: threads, tokens: TOKENS_A_CALL };
+        Ok(Self { signature, schedule, calls })
     }
 }
 
-impl Batch {
+impl Call {
     fn run(self, session: &Session) {
-        let Self { inputs, deadline, reply } = self;
-        if reply.is_closed() {
-            return;
+        let Self { batches, deadline, reply } = self;
+        let mut outputs = Vec::with_capacity(batches.len());
+        for inputs in batches {
+            if reply.is_closed() {
+                return;
+            }
+            let outcome = if deadline.has_passed() {
+                Err(deadline.exceeded())
+            } else {
+                catch_unwind(AssertUnwindSafe(|| session.run(&inputs))).unwrap_or_else(|_| {
+                    Err(Error::Inference { message: "the model's run panicked".into(), source: None })
+                })
+            };
+            match outcome {
+                Ok(output) => outputs.push(output),
+                Err(error) => {
+                    // A caller that has gone wants no answer.
+                    let _ = reply.send(Err(error));
+                    return;
+                }
+            }
         }
-        let outcome = if deadline.has_passed() {
-            Err(deadline.exceeded())
-        } else {
-            catch_unwind(AssertUnwindSafe(|| session.run(&inputs))).unwrap_or_else(|_| {
-                Err(Error::Inference { message: "the model's run panicked".into(), source: None })
-            })
-        };
-        // A caller that has gone wants no answer.
-        let _ = reply.send(outcome);
+        let _ = reply.send(Ok(outputs));
     }
 }
 
@@ -102,14 +116,19 @@ impl Backend for OnnxBackend {
     }
 
     async fn infer(&self, inputs: Vec<Tensor>, deadline: Deadline) -> Result<Vec<Tensor>> {
-        self.signature.check_inputs(&inputs)?;
+        let outputs = self.infer_each(vec![inputs], deadline).await?;
+        Ok(outputs.into_iter().next().unwrap_or_default())
+    }
+
+    async fn infer_each(&self, batches: Vec<Vec<Tensor>>, deadline: Deadline) -> Result<Vec<Vec<Tensor>>> {
+        batches.iter().try_for_each(|inputs| self.signature.check_inputs(inputs))?;
         let stopped = || Error::Inference {
             message: "the threads of the ONNX session have stopped".into(),
             source: None,
         };
         telemetry::ran("onnx");
         let (reply, answer) = oneshot::channel();
-        self.batches.send(Batch { inputs, deadline, reply }).map_err(|_| stopped())?;
+        self.calls.send(Call { batches, deadline, reply }).map_err(|_| stopped())?;
         deadline.bound(async { answer.await.unwrap_or_else(|_| Err(stopped())) }).await
     }
 }

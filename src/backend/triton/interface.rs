@@ -38,7 +38,7 @@ impl Interface {
         };
         let rows = rows(description, &signature);
         let rows = NonZeroUsize::new(rows).unwrap_or(NonZeroUsize::MIN);
-        let schedule = Schedule { rows, lanes: LANES };
+        let schedule = Schedule { rows, lanes: LANES, tokens: 0 };
         Ok(Self { signature, schedule, parameters: description.parameters.clone() })
     }
 }
