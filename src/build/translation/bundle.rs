@@ -102,7 +102,7 @@ fn measure(
     runtime: Runtime,
     progress: &dyn Progress,
 ) -> Result<(Quality, Comparison)> {
-    progress.stage("measure the quality", quality::count(&settings.languages));
+    progress.stage("measure the quality", quality::count(&settings.languages, sizes[0]));
     let files = |folder: &Path| [ENCODER, DECODER].map(|name| folder.join(name));
     let subject =
         quality::Subject { settings, reference: files(reference), quantised: files(folder), folder };

@@ -29,8 +29,12 @@ use crate::{
 const PORTUGUESE: &str = include_str!("../sentences-pt.txt");
 /// A sentence, rather than a paragraph.
 const LONGEST_TEXT: usize = 260;
-/// Large models take a minute for so many.
+/// How many texts are compared at most, and at least.
 const MOST_TEXTS: usize = 100;
+const FEWEST_TEXTS: usize = 20;
+/// The weights in fp32, in bytes, up to which all of them are. Of models that are larger, and slower, there are as
+/// many fewer.
+const MOST_WEIGHTS: u64 = 200_000_000;
 /// The most tokens that are written.
 const MOST_TOKENS: usize = 96;
 /// The token that stands for what a shortlist's model does not know, and that it never writes.
@@ -47,6 +51,8 @@ pub(in crate::build) struct Subject<'a> {
     pub(in crate::build) quantised: [PathBuf; 2],
     /// The folder of what reads and writes texts.
     pub(in crate::build) folder: &'a Path,
+    /// The bytes of the reference's weights.
+    pub(in crate::build) weights: u64,
 }
 
 /// Translates sample texts with both and compares. `progress` is called after each text.
@@ -61,7 +67,7 @@ pub(in crate::build) fn measure(
         .build()
         .map_err(Error::io("cannot wait for the graphs"))?;
     let mut sum = Sum::default();
-    for text in texts(&subject.settings.languages) {
+    for text in texts(&subject.settings.languages, subject.weights) {
         waiter.block_on(bench.compare(text, &mut sum))?;
         progress();
     }
@@ -69,12 +75,12 @@ pub(in crate::build) fn measure(
 }
 
 /// How many texts are compared.
-pub(in crate::build) fn count(languages: &Languages) -> usize {
-    texts(languages).count()
+pub(in crate::build) fn count(languages: &Languages, weights: u64) -> usize {
+    texts(languages, weights).count()
 }
 
 /// The texts for a model: in Portuguese if that is what it reads, in English otherwise, for want of others.
-fn texts(languages: &Languages) -> impl Iterator<Item = &'static str> {
+fn texts(languages: &Languages, weights: u64) -> impl Iterator<Item = &'static str> {
     let reads_portuguese = match languages {
         Languages::Pair { source, .. } | Languages::Prefix { source, .. } => {
             ["pt", "por"].iter().any(|code| source.split(['-', '_']).next() == Some(code))
@@ -82,7 +88,9 @@ fn texts(languages: &Languages) -> impl Iterator<Item = &'static str> {
         Languages::Tokens { .. } => false,
     };
     let list = if reads_portuguese { PORTUGUESE } else { SENTENCES };
-    list.lines().filter(|text| text.len() <= LONGEST_TEXT).take(MOST_TEXTS)
+    let affordable = MOST_TEXTS as u64 * MOST_WEIGHTS / weights.max(MOST_WEIGHTS);
+    let count = (affordable as usize).max(FEWEST_TEXTS);
+    list.lines().filter(|text| text.len() <= LONGEST_TEXT).take(count)
 }
 
 /// Both models side by side.
@@ -381,9 +389,10 @@ mod tests {
     #[test]
     fn there_are_texts_for_what_a_model_reads() {
         let pair = |source: &str| Languages::Pair { source: source.into(), target: "de".into() };
-        assert_eq!(texts(&pair("pt")).next(), Some("Bom dia!"));
+        assert_eq!(texts(&pair("pt"), 0).next(), Some("Bom dia!"));
         for language in ["pt", "por_Latn", "en", "fi"] {
-            assert_eq!(count(&pair(language)), MOST_TEXTS, "{language}");
+            assert_eq!(count(&pair(language), MOST_WEIGHTS), MOST_TEXTS, "{language}");
+            assert_eq!(count(&pair(language), 2_000_000_000), FEWEST_TEXTS, "{language}");
         }
     }
 }
