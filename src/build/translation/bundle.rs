@@ -104,8 +104,13 @@ fn measure(
 ) -> Result<(Quality, Comparison)> {
     progress.stage("measure the quality", quality::count(&settings.languages, sizes[0]));
     let files = |folder: &Path| [ENCODER, DECODER].map(|name| folder.join(name));
-    let subject =
-        quality::Subject { settings, reference: files(reference), quantised: files(folder), folder };
+    let subject = quality::Subject {
+        settings,
+        reference: files(reference),
+        quantised: files(folder),
+        folder,
+        weights: sizes[0],
+    };
     let (quality, spent) = quality::measure(runtime, &subject, &|| progress.step())?;
     // Both run at once, each on a half of the CPUs: a text at a time.
     Ok((quality, spent.compare(sizes, 1)))
