@@ -15,7 +15,7 @@ use tokenizers::{
     models::{ModelWrapper, bpe::BPE, unigram::Unigram, wordlevel::WordLevel, wordpiece::WordPiece},
 };
 
-use super::vocabulary::{Pieces, Vocabulary};
+use super::vocabulary::Vocabulary;
 use crate::error::{Error, Result};
 
 /// The tokenizer of the crate, over a vocabulary of ours or its own.
@@ -61,17 +61,16 @@ pub(super) fn read_pieces(mut file: Bytes) -> Result<RawTokenizer> {
     let length = file.try_get_u64_le().map_err(|_| damaged())?;
     let length = usize::try_from(length).ok().filter(|length| *length <= file.len()).ok_or_else(damaged)?;
     let json = file.split_to(length);
-    let pieces = Pieces::read(file).ok_or_else(damaged)?;
-    parse::<IgnoredAny>(&json)?.assemble(|_| Vocabulary::Pieces(pieces))
+    let vocabulary = Vocabulary::read(file).ok_or_else(damaged)?;
+    parse::<IgnoredAny>(&json)?.assemble(|_| vocabulary)
 }
 
-/// A file with its vocabulary as [`Pieces`], or nothing where its model is of another kind than they stand for:
-/// the length of the rest of the JSON, that rest, the pieces.
+/// A file with its vocabulary in the form that it is searched in, or nothing where its model is of a kind that has
+/// none: the length of the rest of the JSON, that rest, the vocabulary.
 pub(super) fn pieces_of(json: &[u8]) -> Result<Option<Vec<u8>>> {
-    let ModelWrapper::Unigram(model) = parse::<ModelWrapper>(json)?.model else { return Ok(None) };
-    let Some(pieces) = Pieces::file_of(&model) else { return Ok(None) };
+    let model = parse::<ModelWrapper>(json)?.model;
     let mut file: serde_json::Value = serde_json::from_slice(json).map_err(unreadable)?;
-    file["model"].take();
+    let Some(pieces) = Vocabulary::file_of(&model, &file["model"].take()) else { return Ok(None) };
     let rest = serde_json::to_vec(&file).map_err(unreadable)?;
     Ok(Some([&(rest.len() as u64).to_le_bytes(), rest.as_slice(), &pieces].concat()))
 }

@@ -1,6 +1,9 @@
 //! Texts to token ids and back: the only place that speaks to the `tokenizers` crate.
 
+mod byte_pairs;
 mod file;
+mod pieces;
+mod unigram;
 mod vocabulary;
 
 use std::path::Path;
@@ -353,7 +356,7 @@ mod tests {
 
     #[test]
     fn pieces_give_the_tokens_of_the_file_that_they_are_made_of() {
-        for model in ["tiny-xlm-roberta", "tiny-deberta-v2"] {
+        for model in ["tiny-xlm-roberta", "tiny-deberta-v2", "tiny-nllb"] {
             let json = fixture(model);
             let own = Tokenizer::from_json(&json).unwrap();
             let quick = Tokenizer::from_pieces(Tokenizer::pieces_of(&json).unwrap().unwrap()).unwrap();

@@ -1,0 +1,80 @@
+//! The pieces of a vocabulary, in the form that they are searched in.
+
+use bytes::{Buf, Bytes};
+use yada::{DoubleArray, builder::DoubleArrayBuilder};
+
+/// Pieces by id, and ids by piece: a double-array trie that was made when the bundle was built, and takes what reading
+/// it takes. What the file holds stays where it is.
+pub(super) struct Pieces {
+    count: usize,
+    /// Where each piece ends in `text`, as little-endian 32-bit integers.
+    ends: Bytes,
+    /// All pieces, one after the other.
+    text: Bytes,
+    /// From the bytes of a piece to its id.
+    trie: DoubleArray<Bytes>,
+}
+
+/// The bit of a trie's unit by which it is a leaf.
+const IS_LEAF: u32 = 1 << 31;
+
+impl Pieces {
+    /// Adds pieces to a file: `by_id`, and `keys`, which are sorted, with the id of each. Nothing where they cannot be
+    /// written so: a trie has no empty pieces and none with a zero byte.
+    pub(super) fn write(by_id: &[&str], keys: &[(&[u8], u32)], file: &mut Vec<u8>) -> Option<()> {
+        let trie = DoubleArrayBuilder::build(keys).ok()?;
+        let mut end = 0_u32;
+        for piece in by_id {
+            end = end.checked_add(u32::try_from(piece.len()).ok()?)?;
+            file.extend(end.to_le_bytes());
+        }
+        by_id.iter().for_each(|piece| file.extend(piece.as_bytes()));
+        file.extend(trie);
+        Some(())
+    }
+
+    /// Reads what [`Pieces::write`] has added, of so many pieces and bytes of text; nothing where it is something else.
+    pub(super) fn read(count: u64, text_bytes: u64, mut file: Bytes) -> Option<Self> {
+        let (ends, text) = (take(&mut file, count, 4)?, take(&mut file, text_bytes, 1)?);
+        // The crate looks no further than the array for all but its leaves, which it never goes on from unless it
+        // begins with one.
+        let begins_with_leaf =
+            file.first_chunk().is_some_and(|unit| u32::from_le_bytes(*unit) & IS_LEAF != 0);
+        if begins_with_leaf {
+            return None;
+        }
+        Some(Self { count: usize::try_from(count).ok()?, ends, text, trie: DoubleArray::new(file).ok()? })
+    }
+
+    /// How many ids there are.
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The pieces that `text` begins with: their ids and lengths in bytes, the shortest first.
+    pub(super) fn beginning<'a>(&'a self, text: &'a str) -> impl Iterator<Item = (u32, usize)> + 'a {
+        self.trie.common_prefix_search(text).filter(|(id, _)| (*id as usize) < self.count)
+    }
+
+    pub(super) fn id_of(&self, piece: &str) -> Option<u32> {
+        self.beginning(piece).find(|(_, length)| *length == piece.len()).map(|(id, _)| id)
+    }
+
+    pub(super) fn piece(&self, id: u32) -> Option<&str> {
+        let (ends, _) = self.ends.as_chunks();
+        let end = |id: u32| Some(u32::from_le_bytes(*ends.get(id as usize)?) as usize);
+        let start = if id == 0 { 0 } else { end(id - 1)? };
+        std::str::from_utf8(self.text.get(start..end(id)?)?).ok()
+    }
+}
+
+/// The next `count` values of `size` bytes of a file, if it has them.
+pub(super) fn take(file: &mut Bytes, count: u64, size: usize) -> Option<Bytes> {
+    let length = usize::try_from(count).ok()?.checked_mul(size)?;
+    (length <= file.len()).then(|| file.split_to(length))
+}
+
+/// The next number of a file.
+pub(super) fn number(file: &mut Bytes) -> Option<u64> {
+    file.try_get_u64_le().ok()
+}

@@ -1,0 +1,154 @@
+//! Unigram vocabularies: the likeliest pieces of a word.
+
+use bytes::Bytes;
+use tokenizers::{Result as RawResult, Token, models::unigram::Unigram as RawUnigram};
+
+use super::pieces::{Pieces, number, take};
+
+/// A Unigram vocabulary in the form that it is searched in.
+///
+/// The crate makes a tree of hash maps from a list of pieces: for 250,000 of them that takes a third of a second
+/// and some 200 MB. Ids are those of the crate, ties and unknown characters included.
+pub(super) struct Unigram {
+    pieces: Pieces,
+    /// The piece that stands for unknown characters, and what one of them scores.
+    unknown: Option<u32>,
+    unknown_score: f64,
+    byte_fallback: bool,
+    /// The logarithm of each piece's probability, as little-endian 64-bit floats.
+    scores: Bytes,
+}
+
+/// The best way that is known to spell a word up to some byte.
+#[derive(Clone, Copy, Default)]
+struct Spelling {
+    score: f64,
+    /// Where its last piece begins; nothing at the word's beginning.
+    start: Option<usize>,
+    is_unknown: bool,
+}
+
+impl Spelling {
+    fn improve(&mut self, score: f64, start: usize, is_unknown: bool) {
+        if self.start.is_none() || score > self.score {
+            *self = Self { score, start: Some(start), is_unknown };
+        }
+    }
+}
+
+/// What an unknown character costs beyond the least likely piece, as in SentencePiece.
+const UNKNOWN_PENALTY: f64 = 10.0;
+/// What a file of them begins with; the last byte counts its forms.
+pub(super) const MAGIC: [u8; 8] = *b"pieces\0\x01";
+/// In place of the id of the unknown piece where there is none.
+const NO_ID: u64 = u64::MAX;
+const NO_UNKNOWN: &str = "the tokenizer has no piece for unknown characters";
+
+impl Unigram {
+    /// The file of a model's pieces, or nothing where they cannot be written so: a trie has no empty pieces and
+    /// none with a zero byte.
+    pub(super) fn file_of(model: &RawUnigram) -> Option<Vec<u8>> {
+        // The model gives its pieces with their scores, but not which of them stands for the unknown.
+        let settings = serde_json::to_value(model).ok()?;
+        let unknown = settings.get("unk_id").and_then(serde_json::Value::as_u64).unwrap_or(NO_ID);
+        let byte_fallback = u64::from(model.byte_fallback());
+        let pieces: Vec<&(String, f64)> = model.iter().collect();
+
+        // Of a piece that is listed twice, the crate takes the last.
+        let mut keys: Vec<(&[u8], u32)> =
+            pieces.iter().zip(0..).map(|((piece, _), id)| (piece.as_bytes(), id)).collect();
+        keys.sort_by(|left, right| left.0.cmp(right.0).then(right.1.cmp(&left.1)));
+        keys.dedup_by_key(|(piece, _)| *piece);
+        let by_id: Vec<&str> = pieces.iter().map(|(piece, _)| piece.as_str()).collect();
+        let text_bytes: usize = by_id.iter().map(|piece| piece.len()).sum();
+
+        let lowest = pieces.iter().map(|(_, score)| *score).fold(f64::INFINITY, f64::min);
+        let mut file = MAGIC.to_vec();
+        for number in [pieces.len() as u64, text_bytes as u64, unknown, byte_fallback] {
+            file.extend(number.to_le_bytes());
+        }
+        file.extend((lowest - UNKNOWN_PENALTY).to_le_bytes());
+        file.extend(pieces.iter().flat_map(|(_, score)| score.to_le_bytes()));
+        Pieces::write(&by_id, &keys, &mut file)?;
+        Some(file)
+    }
+
+    /// Reads what [`Unigram::file_of`] has written after [`MAGIC`]; nothing where it is something else.
+    pub(super) fn read(mut file: Bytes) -> Option<Self> {
+        let mut next = || number(&mut file);
+        let [count, text_bytes, unknown, byte_fallback] = [next()?, next()?, next()?, next()?];
+        let unknown_score = f64::from_bits(next()?);
+        let scores = take(&mut file, count, 8)?;
+        Some(Self {
+            pieces: Pieces::read(count, text_bytes, file)?,
+            unknown: if unknown == NO_ID { None } else { Some(u32::try_from(unknown).ok()?) },
+            unknown_score,
+            byte_fallback: byte_fallback != 0,
+            scores,
+        })
+    }
+
+    pub(super) fn pieces(&self) -> &Pieces {
+        &self.pieces
+    }
+
+    pub(super) fn tokenize(&self, word: &str) -> RawResult<Vec<Token>> {
+        let (mut tokens, mut start) = (Vec::new(), 0);
+        for piece in self.split(word)? {
+            let span = (start, start + piece.len());
+            start = span.1;
+            if let Some(id) = self.pieces.id_of(piece) {
+                tokens.push(Token::new(id, piece.to_owned(), span));
+            } else if let Some(bytes) = self.bytes_of(piece) {
+                let token = |id| Token::new(id, self.pieces.piece(id).unwrap_or_default().to_owned(), span);
+                tokens.extend(bytes.into_iter().map(token));
+            } else {
+                let id = self.unknown.ok_or(NO_UNKNOWN)?;
+                tokens.push(Token::new(id, piece.to_owned(), span));
+            }
+        }
+        Ok(tokens)
+    }
+
+    fn score(&self, id: u32) -> f64 {
+        let (scores, _) = self.scores.as_chunks();
+        scores.get(id as usize).map_or(f64::NEG_INFINITY, |score| f64::from_le_bytes(*score))
+    }
+
+    /// Splits a word into its most likely pieces (Viterbi); runs of unknown characters stay together.
+    fn split<'a>(&self, word: &'a str) -> RawResult<Vec<&'a str>> {
+        let mut spellings = vec![Spelling::default(); word.len() + 1];
+        for (start, character) in word.char_indices() {
+            let score = spellings[start].score;
+            let mut has_character = false;
+            for (id, length) in self.pieces.beginning(&word[start..]) {
+                let score = score + self.score(id);
+                spellings[start + length].improve(score, start, Some(id) == self.unknown);
+                has_character |= length == character.len_utf8();
+            }
+            if !has_character {
+                self.unknown.ok_or(NO_UNKNOWN)?;
+                spellings[start + character.len_utf8()].improve(score + self.unknown_score, start, true);
+            }
+        }
+        let (mut pieces, mut end, mut unknown_end) = (Vec::new(), word.len(), None);
+        while let Some(start) = spellings[end].start {
+            if spellings[end].is_unknown {
+                unknown_end.get_or_insert(end);
+            } else {
+                pieces.extend(unknown_end.take().map(|unknown_end| &word[end..unknown_end]));
+                pieces.push(&word[start..end]);
+            }
+            end = start;
+        }
+        pieces.extend(unknown_end.map(|unknown_end| &word[..unknown_end]));
+        pieces.reverse();
+        Ok(pieces)
+    }
+
+    /// The pieces that stand for the bytes of a text that has no piece, if there are all of them.
+    fn bytes_of(&self, text: &str) -> Option<Vec<u32>> {
+        let byte = |byte: u8| self.pieces.id_of(&format!("<0x{byte:02X}>"));
+        if self.byte_fallback { text.bytes().map(byte).collect() } else { None }
+    }
+}
