@@ -59,8 +59,7 @@ pub struct Schedule {
     /// Calls that run side by side; one caller keeps no more than twice these under way, so that callers take
     /// turns.
     pub lanes: NonZeroUsize,
-    /// Batches of fewer tokens than this go together as one call: on their way to a thread and back they would cost
-    /// as much as they do there.
+    /// Batches of fewer tokens than this go together as one call, which spares each its own way to a thread and back.
     pub tokens: usize,
 }
 

@@ -53,7 +53,7 @@ struct Call {
     reply: oneshot::Sender<Result<Vec<Vec<Tensor>>>>,
 }
 
-/// The tokens that a call has if there are so many: half a millisecond's work of a small model.
+/// The tokens that a call has if there are so many: a few short texts.
 const TOKENS_A_CALL: usize = 32;
 
 impl OnnxBackend {

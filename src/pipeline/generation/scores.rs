@@ -103,8 +103,8 @@ pub(super) fn largest(scores: &[f32]) -> f32 {
 
 /// The largest score of a chunk, and the sum of powers below it; adds the bounds of its blocks.
 ///
-/// Beams spend most of their own time here. Every processor looks at four scores together, most at eight, which gives
-/// the same sums.
+/// Every score of every beam comes through here at each step. Any processor looks at four of them together, most at
+/// eight, which gives the same sums.
 #[multiversion(targets("x86_64+avx2"))]
 fn sum_of_chunk(chunk: &[f32], bounds: &mut Vec<f32>) -> (f32, f32) {
     let before = bounds.len();
