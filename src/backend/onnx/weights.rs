@@ -60,13 +60,15 @@ impl Weights {
     pub fn of(graphs: &[Vec<u8>], size: impl Fn(&str) -> Option<u64>) -> Result<Self> {
         let names: Vec<Vec<(String, Place)>> =
             graphs.iter().map(|graph| outside(graph, &size)).collect::<Result<_>>()?;
-        let all: BTreeSet<&Place> = names.iter().flatten().map(|(_, place)| place).collect();
-        let files: BTreeSet<&str> = all.iter().map(|place| place.file.as_str()).collect();
+        // With one of its names each, for errors.
+        let all: BTreeMap<&Place, &str> =
+            names.iter().flatten().map(|(name, place)| (place, name.as_str())).collect();
+        let files: BTreeSet<&str> = all.keys().map(|place| place.file.as_str()).collect();
         let mut left = files.into_iter().filter_map(&size).fold(0, u64::saturating_add).saturating_mul(2);
         let mut tensors = Vec::with_capacity(all.len());
-        for place in all {
+        for (place, name) in all {
             let end = size(&place.file).unwrap_or(0);
-            let placed = Placed::new(place.clone(), end.min(left), end)?;
+            let placed = Placed::new(name, place.clone(), end.min(left), end)?;
             left = left.saturating_sub(placed.data.bytes());
             tensors.push(placed);
         }
@@ -136,11 +138,11 @@ impl Filling<'_> {
 
 impl Placed {
     /// A tensor of at most `most` bytes, in a file that ends at `end`.
-    fn new(place: Place, most: u64, end: u64) -> Result<Self> {
+    fn new(name: &str, place: Place, most: u64, end: u64) -> Result<Self> {
         let Place { file, offset, element_type, shape } = &place;
         let wrong = |found: &str| {
             Error::model(format!(
-                "expected weights that can be loaded, but found a tensor of shape {shape:?}{found}"
+                "expected weights that can be loaded, but found `{name}` of shape {shape:?}{found}"
             ))
         };
         let count = shape
@@ -378,9 +380,9 @@ mod tests {
     #[test]
     fn weights_that_cannot_be_are_refused() {
         let refused = |graph: Vec<u8>| Weights::of(&[graph], |_| Some(20)).unwrap_err().to_string();
-        insta::assert_snapshot!(refused(graph(&[("a", 1, &[-1], 0)])), @"expected weights that can be loaded, but found a tensor of shape [-1]");
-        insta::assert_snapshot!(refused(graph(&[("a", 1, &[1 << 40, 1 << 40], 0)])), @"expected weights that can be loaded, but found a tensor of shape [1099511627776, 1099511627776]");
-        insta::assert_snapshot!(refused(graph(&[("a", 8, &[1], 0)])), @"expected weights that can be loaded, but found a tensor of shape [1] and element type 8");
+        insta::assert_snapshot!(refused(graph(&[("a", 1, &[-1], 0)])), @"expected weights that can be loaded, but found `a` of shape [-1]");
+        insta::assert_snapshot!(refused(graph(&[("a", 1, &[1 << 40, 1 << 40], 0)])), @"expected weights that can be loaded, but found `a` of shape [1099511627776, 1099511627776]");
+        insta::assert_snapshot!(refused(graph(&[("a", 8, &[1], 0)])), @"expected weights that can be loaded, but found `a` of shape [1] and element type 8");
     }
 
     #[test]
@@ -388,12 +390,12 @@ mod tests {
         let refused = |tensors: &[(&str, i32, &[i64], u64)], size| {
             Weights::of(&[graph(tensors)], |name| (name == "w.bin").then_some(size)).unwrap_err().to_string()
         };
-        insta::assert_snapshot!(refused(&[("a", 1, &[1 << 30, 4], 0)], 20), @"expected weights that can be loaded, but found a tensor of shape [1073741824, 4], which `w.bin` has no room for");
-        insta::assert_snapshot!(refused(&[("a", 1, &[4], u64::MAX)], 20), @"expected weights that can be loaded, but found a tensor of shape [4], which `w.bin` has no room for");
+        insta::assert_snapshot!(refused(&[("a", 1, &[1 << 30, 4], 0)], 20), @"expected weights that can be loaded, but found `a` of shape [1073741824, 4], which `w.bin` has no room for");
+        insta::assert_snapshot!(refused(&[("a", 1, &[4], u64::MAX)], 20), @"expected weights that can be loaded, but found `a` of shape [4], which `w.bin` has no room for");
         // The same bytes again and again are a way to much memory, too.
         let many: [&[i64]; 3] = [&[20], &[20, 1], &[1, 20]];
         let many = many.map(|shape| ("a", 3, shape, 0));
-        insta::assert_snapshot!(refused(&many, 20), @"expected weights that can be loaded, but found a tensor of shape [20, 1], which `w.bin` has no room for");
+        insta::assert_snapshot!(refused(&many, 20), @"expected weights that can be loaded, but found `a` of shape [20, 1], which `w.bin` has no room for");
     }
 
     #[test]
