@@ -2,7 +2,8 @@
 
     python3 fuzz/run.py SECONDS [READER ...]
 
-What is found that was not seen before lies in fuzz/found; what breaks a reader, in fuzz/artifacts.
+The seconds are those of a processor, whatever else it does meanwhile. What is found that was not seen before lies in
+fuzz/found; what breaks a reader, in fuzz/artifacts.
 """
 
 import json
@@ -19,7 +20,26 @@ DONE = FUZZ.parent / ".kivu/reliability/fuzz.json"
 READERS = sorted(folder.name for folder in (FUZZ / "corpus").iterdir())
 
 
+# The least that is worth starting the program for.
+LEAST_S = 5
+NOTHING = {"cpu_s": 0, "inputs": 0, "edges": 0, "found": 0}
+
+
+def add(sums, now):
+    """Both together: counts add up, edges are those of whichever got further."""
+    return {name: max(sums[name], now[name]) if name == "edges" else round(sums[name] + now[name], 1) for name in sums}
+
+
+def feed(reader, seconds):
+    """Feeds a reader until so much of a processor's time was spent on it, or something broke it."""
+    sums = NOTHING
+    while not sums["found"] and (left := int(seconds - sums["cpu_s"])) >= LEAST_S:
+        sums = add(sums, run(reader, left))
+    return sums
+
+
 def run(reader, seconds):
+    """Feeds a reader for so long by the clock."""
     found, artifacts = FUZZ / "found" / reader, FUZZ / "artifacts" / reader
     for folder in (found, artifacts):
         folder.mkdir(parents=True, exist_ok=True)
@@ -48,12 +68,9 @@ def main():
         sys.exit("expected the program that feeds readers, but found none; `make fuzz` builds it")
     failed = []
     for reader in chosen:
-        now = run(reader, seconds)
+        now = feed(reader, seconds)
         done = json.loads(DONE.read_text()) if DONE.is_file() else {}
-        sums = done.setdefault(reader, {"cpu_s": 0, "inputs": 0, "edges": 0, "found": 0})
-        for name in ("cpu_s", "inputs", "found"):
-            sums[name] = round(sums[name] + now[name], 1)
-        sums["edges"] = max(sums["edges"], now["edges"])
+        done[reader] = add(done.get(reader, NOTHING), now)
         DONE.parent.mkdir(parents=True, exist_ok=True)
         DONE.write_text(json.dumps(done, indent=1) + "\n")
         print(reader, json.dumps(now), flush=True)

@@ -165,3 +165,138 @@ impl Target {
         file.write_all(bytes).map_err(Error::io("cannot write the output"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Cursor, Read};
+
+    use arrow_array::{ArrayRef, RecordBatch, StringArray};
+    use bytes::Bytes;
+    use parquet::arrow::{ArrowWriter, arrow_reader::ParquetRecordBatchReaderBuilder};
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+    use crate::batch::{Answer, Chunk, Place, rows::CHUNK_ROWS};
+
+    /// Answers the file at `path` in one process after the other; each of them but the last ends after so many chunks,
+    /// having sent what it made, or having left it to the next one.
+    fn answered(path: &Path, cuts: &[(usize, bool)]) -> Vec<u8> {
+        let place = Place::local(path).unwrap();
+        let form = place.form().unwrap();
+        let (mut output, mut done) = (Vec::new(), 0);
+        // What waits, and the footers, as a checkpoint has them.
+        let mut left: Option<(Vec<u8>, Vec<u8>)> = None;
+        for (chunks, sends) in cuts.iter().copied().chain([(usize::MAX, true)]) {
+            let mut reader = place.open(form, None, Arc::new(())).unwrap();
+            let shape = Shape::of(&reader, form.1, Kind::Label);
+            let mut pieces = match left.take() {
+                Some((waiting, footers)) => {
+                    Pieces::resumed(shape, waiting, serde_json::from_slice(&footers).unwrap())
+                }
+                None => Pieces::new(shape),
+            };
+            reader.skip(done).unwrap();
+            for _ in 0..chunks {
+                let Some(Chunk { texts, rows }) = reader.next().unwrap() else {
+                    output.extend(pieces.take_last().unwrap());
+                    return output;
+                };
+                done += texts.len() as u64;
+                let label = |text: String| Answer::Label { score: text.len() as f32, label: text.into() };
+                let outcomes: Vec<Outcome> = texts.into_iter().map(|text| text.map(label)).collect();
+                pieces.write(rows, &outcomes).unwrap();
+            }
+            if sends && done > 0 {
+                output.extend(pieces.take().unwrap());
+            }
+            let (waiting, footers) = pieces.state().unwrap();
+            // A job without rows is begun anew.
+            left = (done > 0).then(|| (waiting.to_vec(), serde_json::to_vec(footers).unwrap()));
+        }
+        unreachable!("the last one goes on to the end")
+    }
+
+    /// What an output says, however it is packed.
+    fn told(output: Vec<u8>) -> Vec<u8> {
+        let mut text = Vec::new();
+        let compression = Compression::of(&output);
+        compression.unpack(Cursor::new(output)).unwrap().read_to_end(&mut text).unwrap();
+        text
+    }
+
+    /// The rows of a Parquet file, in whatever groups they are.
+    fn rows(output: Vec<u8>) -> Vec<RecordBatch> {
+        let builder = ParquetRecordBatchReaderBuilder::try_new(Bytes::from(output)).unwrap();
+        let batches = builder.with_batch_size(1).build().unwrap();
+        batches.map(|batch| batch.unwrap()).collect()
+    }
+
+    fn parquet(texts: &[String]) -> Vec<u8> {
+        // Some rows have no text.
+        let texts = texts.iter().map(|text| (text.len() % 5 != 4).then_some(text.as_str()));
+        let column: ArrayRef = Arc::new(StringArray::from_iter(texts));
+        let batch = RecordBatch::try_from_iter_with_nullable([("text", column, true)]).unwrap();
+        let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), None).unwrap();
+        writer.write(&batch).unwrap();
+        writer.into_inner().unwrap()
+    }
+
+    fn csv(texts: &[String]) -> Vec<u8> {
+        let mut writer = ::csv::WriterBuilder::new().flexible(true).from_writer(Vec::new());
+        writer.write_record(["id", "text"]).unwrap();
+        for (text, number) in texts.iter().zip(0_u32..) {
+            // Some rows have a field too many.
+            let more = (text.len() % 5 == 4).then_some("more");
+            writer.write_record([number.to_string().as_str(), text].into_iter().chain(more)).unwrap();
+        }
+        writer.into_inner().unwrap()
+    }
+
+    fn json_lines(texts: &[String]) -> Vec<u8> {
+        let line = |text: &String| match text.len() % 7 {
+            // Some lines are no objects, and some are none.
+            5 => format!("{text}\n"),
+            6 => "\n".to_owned(),
+            _ => format!("{}\n", serde_json::json!({ "text": text })),
+        };
+        ["{\"text\": \"the first\"}\n".to_owned()]
+            .into_iter()
+            .chain(texts.iter().map(line))
+            .collect::<String>()
+            .into()
+    }
+
+    fn packed(compression: Compression, contents: &[u8]) -> Vec<u8> {
+        let mut packer = compression.pack().unwrap();
+        packer.write_all(contents).unwrap();
+        packer.finish().unwrap()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_job_that_is_cut_anywhere_makes_the_output_of_an_uncut_one(
+            texts in vec("\\PC{0,12}|[a-c\",\n]{0,8}", 1..6 * CHUNK_ROWS),
+            cuts in vec((0..4_usize, any::<bool>()), 0..6),
+        ) {
+            let folder = tempfile::tempdir().unwrap();
+            let file = |name: &str, contents: Vec<u8>| {
+                let path = folder.path().join(name);
+                fs::write(&path, contents).unwrap();
+                path
+            };
+            for (name, contents) in [("a.jsonl", json_lines(&texts)), ("a.csv", csv(&texts))] {
+                let path = file(name, contents.clone());
+                let uncut = answered(&path, &[]);
+                prop_assert_eq!(answered(&path, &cuts), uncut.clone(), "{}", name);
+                for (ending, compression) in [("gz", Compression::Gzip), ("zst", Compression::Zstd)] {
+                    let path = file(&format!("{name}.{ending}"), packed(compression, &contents));
+                    prop_assert_eq!(told(answered(&path, &cuts)), uncut.clone(), "{}.{}", name, ending);
+                }
+            }
+            let path = file("a.parquet", parquet(&texts));
+            prop_assert_eq!(rows(answered(&path, &cuts)), rows(answered(&path, &[])));
+        }
+    }
+}

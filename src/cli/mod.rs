@@ -21,6 +21,7 @@ use std::{
 };
 
 use clap::{Parser, Subcommand};
+use rustix::process::{Resource, Rlimit, setrlimit};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
@@ -64,6 +65,7 @@ enum Command {
 
 /// Runs the command that this process was called with; says on standard error what went wrong.
 pub fn run() -> ExitCode {
+    write_no_core_dumps();
     let arguments = Arguments::parse();
     match execute(arguments) {
         Ok(code) => code,
@@ -73,6 +75,13 @@ pub fn run() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// A core dump would hold keys and the texts of callers: none is written, whatever the shell would allow.
+fn write_no_core_dumps() {
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    // What a system refuses to lower is as it was.
+    let _ = setrlimit(Resource::Core, none);
 }
 
 fn execute(arguments: Arguments) -> Result<ExitCode> {

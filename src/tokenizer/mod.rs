@@ -159,7 +159,7 @@ impl Tokenizer {
     ///
     /// The error of a text that is too long names the number of its tokens and the limit.
     pub fn encode(&self, text: &str, limit: usize, truncation: Truncation) -> Result<Encoding> {
-        let text = within_reach(text, limit, truncation);
+        let text = within_reach(text, limit, truncation)?;
         let mut bare = self.raw.encode_fast(text, false).map_err(cannot_tokenise)?;
         let found = bare.len() + self.special_tokens;
         let shortened_from = (found > limit).then_some(found);
@@ -192,7 +192,7 @@ impl Tokenizer {
         truncation: Truncation,
     ) -> Result<String> {
         let (Some(_), Truncation::At(side)) = (encoding.shortened_from, truncation) else { return Ok(text) };
-        let reachable = within_reach(&text, limit, truncation);
+        let reachable = within_reach(&text, limit, truncation)?;
         let bare = self.raw.encode(reachable, false).map_err(cannot_tokenise)?;
         let kept = limit.saturating_sub(self.special_tokens).min(bare.len());
         let kept = match side {
@@ -209,7 +209,7 @@ impl Tokenizer {
     /// An empty second text is a text all the same: its separator stays.
     pub fn encode_pair(&self, pair: [&str; 2], limit: usize, truncation: PairTruncation) -> Result<Encoding> {
         let bare = |text| {
-            let text = within_reach(text, limit, truncation.alone());
+            let text = within_reach(text, limit, truncation.alone())?;
             self.raw.encode_fast(text, false).map_err(cannot_tokenise)
         };
         let [mut first, mut second] = [bare(pair[0])?, bare(pair[1])?];
@@ -266,6 +266,21 @@ impl Tokenizer {
         Ok(Encoding { type_ids: vec![0; ids.len()], ids, shortened_from })
     }
 
+    /// Whether a text is so long that it has more than `most` tokens, without the memory that they take: it is looked
+    /// at in pieces, and what is cut apart between two of them is forgiven.
+    pub fn has_more_than(&self, text: &str, most: usize) -> Result<bool> {
+        const PIECE_BYTES: usize = 64 * 1024;
+        const CUT_APART: usize = 64;
+        let (mut rest, mut found) = (text, 0);
+        while rest.len() > PIECE_BYTES && found <= most {
+            let (piece, behind) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
+            let tokens = self.raw.encode_fast(piece, false).map_err(cannot_tokenise)?.len();
+            found += tokens.saturating_sub(CUT_APART);
+            rest = behind;
+        }
+        Ok(found > most)
+    }
+
     /// Splits a text into tokens, each with the characters that it came from.
     pub fn tokens(&self, text: &str, with_special_tokens: bool) -> Result<Vec<Token>> {
         let encoding = self.raw.encode_char_offsets(text, with_special_tokens).map_err(cannot_tokenise)?;
@@ -317,14 +332,17 @@ pub fn reach(limit: usize) -> usize {
 }
 
 /// The part of a text that can still be among its first or last `limit` tokens: megabytes beyond it would be
-/// tokenised only to be thrown away.
-fn within_reach(text: &str, limit: usize, truncation: Truncation) -> &str {
+/// tokenised only to be thrown away, or to be refused.
+fn within_reach(text: &str, limit: usize, truncation: Truncation) -> Result<&str> {
     let reach = reach(limit);
     match truncation {
-        Truncation::At(_) if text.len() <= reach => text,
-        Truncation::At(Side::Right) => &text[..text.floor_char_boundary(reach)],
-        Truncation::At(Side::Left) => &text[text.ceil_char_boundary(text.len() - reach)..],
-        Truncation::Off => text,
+        _ if text.len() <= reach => Ok(text),
+        Truncation::At(Side::Right) => Ok(&text[..text.floor_char_boundary(reach)]),
+        Truncation::At(Side::Left) => Ok(&text[text.ceil_char_boundary(text.len() - reach)..]),
+        Truncation::Off => Err(Error::too_large(format!(
+            "the text has {} bytes, but the model takes at most {limit} tokens; set `truncate` to shorten it",
+            text.len()
+        ))),
     }
 }
 
@@ -393,6 +411,24 @@ mod tests {
         let trie = begin + 6 * 8 + 12 * number(begin + 8) + number(begin + 16);
         pieces[trie + 3] |= 0x80;
         assert!(Tokenizer::from_pieces(pieces).is_err());
+    }
+
+    #[test]
+    fn texts_of_megabytes_are_refused_before_their_tokens_fill_the_memory() {
+        for model in ["tiny-bert", "tiny-roberta", "tiny-xlm-roberta", "tiny-nllb"] {
+            let tokenizer = Tokenizer::from_json(&fixture(model)).unwrap();
+            let text = "the cat sat on the mat ".repeat(200_000);
+            let taken = allocation_counter::measure(|| {
+                assert!(tokenizer.has_more_than(&text, 100_000).unwrap());
+                assert!(tokenizer.encode(&text, 128, Truncation::Off).is_err());
+                assert!(tokenizer.encode_pair([&text, "a mat"], 128, PairTruncation::Off).is_err());
+            });
+            assert!(taken.bytes_max < 64 << 20, "{model}: {} bytes", taken.bytes_max);
+            // What is within the bounds is not refused.
+            let tokens = tokenizer.tokens(&text[..1_000_000], false).unwrap().len();
+            assert!(!tokenizer.has_more_than(&text[..1_000_000], tokens).unwrap(), "{model}");
+            assert!(tokenizer.has_more_than(&text[..1_000_000], tokens / 2).unwrap(), "{model}");
+        }
     }
 
     #[test]

@@ -4,7 +4,9 @@ use std::{
     fs,
     io::{ErrorKind, Read, Write},
     net::TcpStream,
-    process::Stdio,
+    os::unix::process::ExitStatusExt,
+    path::Path,
+    process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -103,21 +105,25 @@ fn a_caller_who_dribbles_does_not_keep_the_server_from_ending() {
     drop((connection, idle));
 }
 
+/// The server as a shell starts it that was told `ulimit …`.
+fn limited(limit: &str, bundle: &Path) -> Command {
+    let program = kivu(bundle);
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(format!("ulimit {limit}; exec \"$0\" \"$@\""));
+    command.arg(program.get_program()).args(program.get_args());
+    for (name, value) in program.get_envs() {
+        command.env(name, value.unwrap_or_default());
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command
+}
+
 /// Without file descriptors for more connections, those that are open are answered, and others wait for their turn.
 #[test]
 fn running_out_of_file_descriptors_ends_nothing() {
     let Some((_folder, bundle)) = bundle() else { return };
-    let program = kivu(&bundle);
-    let mut command = std::process::Command::new("sh");
-    command
-        .args(["-c", "ulimit -n 64; exec \"$0\" \"$@\""])
-        .arg(program.get_program())
-        .args(program.get_args());
-    for (name, value) in program.get_envs() {
-        command.env(name, value.unwrap_or_default());
-    }
-    command.env("KIVU_LIMITS__TIMEOUT_MS", "1500").stdin(Stdio::null()).stdout(Stdio::piped());
-    let server = Server::wait(command.stderr(Stdio::null()).spawn().unwrap());
+    let mut command = limited("-n 64", &bundle);
+    let server = Server::wait(command.env("KIVU_LIMITS__TIMEOUT_MS", "1500").spawn().unwrap());
     let mut open = TcpStream::connect(&server.address).unwrap();
     let request = "GET /health HTTP/1.1\r\nhost: x\r\n\r\n";
     open.write_all(request.as_bytes()).unwrap();
@@ -203,6 +209,27 @@ fn the_log_tells_who_was_refused_and_why() {
     assert!(!log.contains(&key) && !log.contains("kivu_wrong"), "{log}");
 }
 
+/// A process that ends with its memory full of texts leaves none of them in a file, whatever its shell allows.
+#[test]
+fn a_crash_leaves_no_core_dump_behind() {
+    let Some((_folder, bundle)) = bundle() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let control = Command::new("sh")
+        .args(["-c", "ulimit -c unlimited; kill -ABRT $$"])
+        .current_dir(folder.path())
+        .status()
+        .unwrap();
+    if !control.core_dumped() {
+        eprintln!("skipped: this machine writes no core dumps for tests");
+        return;
+    }
+    let mut command = limited("-c unlimited", &bundle);
+    let mut server = Server::wait(command.current_dir(folder.path()).spawn().unwrap());
+    server.post("/embed", r#"{"inputs": "a text"}"#);
+    let ended = server.crash();
+    assert_eq!((ended.signal(), ended.core_dumped()), (Some(6), false));
+}
+
 #[test]
 fn what_was_done_is_counted_for_prometheus() {
     let Some((_folder, bundle)) = bundle() else { return };
@@ -227,15 +254,15 @@ fn what_was_done_is_counted_for_prometheus() {
 #[test]
 fn a_server_for_others_does_not_start_without_keys() {
     let Some((folder, bundle)) = bundle() else { return };
-    let open = |command: &mut std::process::Command| {
+    let open = |command: &mut Command| {
         let output = command.args(["--listen", "0.0.0.0:0"]).output().unwrap();
         String::from_utf8(output.stderr).unwrap()
     };
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kivu"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
     let refusal = open(command.arg("serve").arg(&bundle));
     insta::assert_snapshot!(refusal, @r#"error: expected keys for a server that others can reach, but found none; `kivu key NAME` makes one for `auth.keys`, and `auth.mode = "none"` lets everybody in"#);
     let nowhere = folder.path().join("nowhere");
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kivu"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
     let refusal = open(command.arg("serve").arg(&bundle).env("KIVU_AUTH__KEYS_FILE", &nowhere));
     assert!(refusal.contains("error: cannot read the keys in "), "{refusal}");
 }

@@ -160,6 +160,43 @@ fn operators_of_nobody_and_graphs_that_go_in_circles_are_refused() {
     }
 }
 
+/// Either was once taken at its word, while the graph was quantised: the sides of a matrix, whose product is right where
+/// both are negative, and that a node has an output.
+#[test]
+fn matrices_of_negative_sides_and_nodes_without_outputs_are_refused() {
+    if runtime().is_none() {
+        return;
+    }
+    for (operator, change) in [
+        ("MatMul", negative as fn(&mut ModelProto, usize)),
+        ("Gather", negative),
+        ("MatMul", |model, place| model.graph.as_mut().unwrap().node[place].output.clear()),
+        ("Gather", |model, place| model.graph.as_mut().unwrap().node[place].output.clear()),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let source = copied("exports/tiny-bert", folder.path());
+        change_graph(&source.join("model.onnx"), |model| {
+            let graph = model.graph.as_ref().unwrap();
+            let place = graph.node.iter().position(|node| {
+                let is_constant =
+                    |name: &String| graph.initializer.iter().any(|it| it.name == *name && it.dims.len() == 2);
+                node.op_type == operator && node.input.iter().any(is_constant)
+            });
+            change(model, place.unwrap());
+        });
+        // In the runtime's words.
+        assert!(!refusal(&source, folder.path()).is_empty());
+    }
+}
+
+/// Makes both sides of the matrix that a node reads negative.
+fn negative(model: &mut ModelProto, place: usize) {
+    let graph = model.graph.as_mut().unwrap();
+    let inputs = &graph.node[place].input;
+    let matrix = graph.initializer.iter_mut().find(|it| inputs.contains(&it.name) && it.dims.len() == 2);
+    matrix.unwrap().dims.iter_mut().for_each(|side| *side = -*side);
+}
+
 /// A bundle's graph that reads a file which its manifest does not name, changed with all hashes right.
 #[test]
 fn a_bundle_reads_no_file_that_its_manifest_does_not_name() {

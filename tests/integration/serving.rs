@@ -7,7 +7,7 @@ use std::{
     net::{TcpListener, TcpStream},
     os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
+    process::{Child, Command, ExitStatus, Output, Stdio},
     sync::{Mutex, MutexGuard, PoisonError},
     thread,
     time::Duration,
@@ -69,6 +69,14 @@ impl Server {
         let asked = Command::new("kill").arg(self.process.id().to_string()).status().unwrap();
         assert!(asked.success());
         self.process.wait().unwrap().code()
+    }
+
+    /// Ends it as a fault of its own would; how it ended.
+    pub(crate) fn crash(&mut self) -> ExitStatus {
+        let asked =
+            Command::new("kill").args(["-s", "ABRT", &self.process.id().to_string()]).status().unwrap();
+        assert!(asked.success());
+        self.process.wait().unwrap()
     }
 
     /// Ends it; what it logged.

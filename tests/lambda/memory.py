@@ -20,9 +20,8 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-CGROUPS = Path("/sys/fs/cgroup")
-MB_A_CPU = 1769
-PERIOD_US = 20_000
+from box import Box
+
 GB_SECOND, REQUEST = 0.0000133334, 0.0000002
 STARTS = 5
 PATIENCE_S = 120
@@ -70,29 +69,6 @@ class Api(BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         pass
-
-
-class Box:
-    """A cgroup with a share of a CPU and a bound on memory."""
-
-    def __init__(self, megabytes):
-        name = f"kivu-{os.getpid()}-{megabytes}"
-        self.cpu, self.memory = CGROUPS / "cpu" / name, CGROUPS / "memory" / name
-        for folder in (self.cpu, self.memory):
-            folder.mkdir()
-        (self.cpu / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-        (self.cpu / "cpu.cfs_quota_us").write_text(str(int(PERIOD_US * megabytes / MB_A_CPU)))
-        # What else runs on this machine is not to be measured.
-        (self.cpu / "cpu.shares").write_text("200000")
-        (self.memory / "memory.limit_in_bytes").write_text(str(megabytes * 1024 * 1024))
-
-    def enter(self):
-        for folder in (self.cpu, self.memory):
-            (folder / "cgroup.procs").write_text(str(os.getpid()))
-
-    def remove(self):
-        for folder in (self.cpu, self.memory):
-            folder.rmdir()
 
 
 def measure(folder, port, megabytes, requests):

@@ -222,8 +222,8 @@ def kivu(endpoint, *arguments, check=True, env=(), timeout=120):
 class Function:
     """The function `batch`, or another, called through the Lambda runtime API, which this class serves."""
 
-    def __init__(self, endpoint, bundles, env=(), program=FUNCTION, folder=None):
-        self.program, self.folder = program, folder
+    def __init__(self, endpoint, bundles, env=(), program=FUNCTION, folder=None, box=None):
+        self.program, self.folder, self.box = program, folder, box
         self.events = queue.Queue()
         self.answers = {}
         self.asked = threading.Event()
@@ -281,7 +281,8 @@ class Function:
     def start(self):
         self.asked.clear()
         self.process = subprocess.Popen([self.program], cwd=self.folder, env=self.env, stdin=subprocess.DEVNULL,
-                                        stdout=subprocess.DEVNULL, stderr=self.log)
+                                        stdout=subprocess.DEVNULL, stderr=self.log,
+                                        preexec_fn=self.box and self.box.enter)
 
     def send(self, event, seconds=600):
         if self.process is None or self.process.poll() is not None:
@@ -302,6 +303,11 @@ class Function:
         if kind != "response":
             raise RuntimeError(json.dumps(answer))
         return answer
+
+    def private_mb(self):
+        """The memory that it has for itself, in MB."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(next(line for line in status.splitlines() if line.startswith("RssAnon")).split()[1]) / 1024
 
     def text(self):
         self.log.seek(0)

@@ -10,6 +10,7 @@ import base64
 import http.server
 import json
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -17,6 +18,7 @@ import time
 import unittest
 from pathlib import Path
 
+import box
 import harness
 from harness import BUCKET, HOST, Faults, Function, Weed, free_ports, kivu, wait_for
 
@@ -25,6 +27,8 @@ BUNDLE = Path(os.environ["TEST_BUNDLE"])
 NAME = BUNDLE.name
 # Where `functions/api/kivu.toml` lies, as in the archive.
 FOLDER = Path(__file__).resolve().parents[2] / "functions/api"
+# The smallest function that the documentation speaks of.
+SMALLEST_MB = 512
 SECRET_TEXT = "correcthorsebatterystaple"
 # What no answer may have: addresses, places, names of the inside.
 INSIDE = ("s3://", "http://", HOST, "/tmp", "arn:", "secret", "functions", SECRET_TEXT, "kivu_", BUCKET)
@@ -106,8 +110,8 @@ class BadDays(unittest.TestCase):
     def env(**more):
         return {"KIVU_ONNXRUNTIME": os.environ["TEST_ONNXRUNTIME"], "KIVU_AUTH__MODE": "none"} | more
 
-    def function(self, endpoint, model=f"s3://{BUCKET}/models/{NAME}", **env):
-        function = Function(endpoint, [model], self.env(AWS_LAMBDA_FUNCTION_NAME="api", **env), API, FOLDER)
+    def function(self, endpoint, model=f"s3://{BUCKET}/models/{NAME}", box=None, **env):
+        function = Function(endpoint, [model], self.env(AWS_LAMBDA_FUNCTION_NAME="api", **env), API, FOLDER, box)
         self.addCleanup(function.stop)
         return function
 
@@ -266,6 +270,55 @@ class BadDays(unittest.TestCase):
             self.assertEqual(function.wait(str(function.number))[1]["statusCode"], 200)
         self.logged(function, '"refused":"no key"', '"refused":"unknown key"', '"refused":"key in the wrong header"', '"status":504')
         self.assertNotIn(key, function.text())
+
+    # --------------------------------------------------------------------------------------------- the memory
+
+    def box(self, megabytes):
+        if not box.is_possible():
+            self.skipTest("this machine lets nobody bound the memory of a process")
+        made = box.Box(megabytes)
+        self.addCleanup(made.remove)
+        return made
+
+    def test_the_largest_requests_fit_into_the_smallest_function(self):
+        function = self.function(self.weed.endpoint, box=self.box(SMALLEST_MB), AWS_LAMBDA_FUNCTION_MEMORY_SIZE=str(SMALLEST_MB))
+        self.assertEqual(self.ask(function, event())[0], 200)
+        process = function.process.pid
+        large = 5_500_000
+        words, odd, word = "the cat sat on the mat " * (large // 23), "\u00e9" * (large // 2), "x" * large
+        many = ["the cat sat on the mat " * 200] * 1024
+        for what, path, status, body in (
+            ("one text", "/embed", 200, {"inputs": words}),
+            ("one text that may not be cut", "/embed", 413, {"inputs": words, "truncate": False}),
+            ("one word", "/embed", 200, {"inputs": word}),
+            ("one word of odd letters", "/embed", 200, {"inputs": odd}),
+            ("its tokens", "/tokenize", 413, {"inputs": words}),
+            ("the tokens of one word", "/tokenize", 200, {"inputs": word}),
+            ("many texts", "/embed", 200, {"inputs": ["a cat"] * 1024}),
+            ("many long texts", "/tokenize", 413, {"inputs": many}),
+            ("many ids", "/embed", 413, {"inputs": [list(range(5, 1000))] * 1000}),
+            ("ids that are one text", "/decode", 413, {"ids": [5] * (large // 3)}),
+            ("objects", "/embed", 413, '{"inputs":[' + "{}," * (large // 3) + "{}]}"),
+            ("lists in lists", "/embed", 413, '{"inputs":' + "[" * large),
+        ):
+            with self.subTest(what):
+                body = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
+                self.assertEqual(self.ask(function, event(path, body), seconds=120)[0], status)
+                self.assertEqual(function.process.pid, process, "it is the one that was started")
+
+    def test_memory_that_runs_out(self):
+        """The system ends the process, as on Lambda, which then says so to the caller; the next one is answered."""
+        small = self.box(SMALLEST_MB)
+        function = self.function(self.weed.endpoint, box=small)
+        self.assertEqual(self.ask(function, event())[0], 200)
+        small.bound(function.private_mb() + 8)
+        much = event(body=json.dumps({"input": f"{SECRET_TEXT} " * 200_000}))
+        function.send(much)
+        self.assertEqual(function.process.wait(60), -signal.SIGKILL)
+        self.assertEqual(self.ask(function, event(), seconds=60)[0], 200, "the next one")
+        small.bound(SMALLEST_MB)
+        self.assertEqual(self.ask(function, much, seconds=60)[0], 200, "where there is room")
+        self.logged(function)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -20,6 +21,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
+import box
 import harness
 from harness import BUCKET, Faults, Function, Weed, event_bridge, kivu, s3_event, sns, sns_in_queue, sqs, wait_for
 
@@ -400,6 +402,32 @@ class Survival(Base):
             found = [row["id"] for row in parsed(gzip.decompress(output) if key.endswith("gz") else output)]
         self.assertEqual(found, list(range(count)), key)
         self.assertEqual(self.report(f"out/{key}")["rows"], count)
+
+    @unittest.skipUnless(box.is_possible(), "this machine lets nobody bound the memory of a process")
+    def test_memory_that_runs_out(self):
+        """A row needs more than the function has: the system ends it each time, until it is given more."""
+        large = [{"id": 3000, "text": "word " * 8_000_000}]
+        contents = lines(rows(3000) + large + rows(3000, start=3001))
+        event = lambda key: s3_event(key, self.weed.put(key, contents)["ETag"])
+        self.function.call(event("in/quiet.jsonl"))
+        small = box.Box(1769)
+        function = Function(self.weed.endpoint, [BUNDLE], self.env | {"KIVU_BATCH__SAVE_MS": "50"}, box=small)
+        try:
+            function.call(s3_event("in/one.jsonl", self.weed.put("in/one.jsonl", lines(rows(1)))["ETag"]))
+            small.bound(function.private_mb() + 24)
+            boxed = event("in/boxed.jsonl")
+            for _ in range(2):
+                function.send(boxed)
+                self.assertEqual(function.process.wait(120), -signal.SIGKILL)
+                self.assertFalse(self.weed.exists("out/boxed.jsonl"))
+            self.assertTrue([key for key in self.weed.keys("out/boxed") if "checkpoint" in key])
+            small.bound(1769)
+            function.call(boxed)
+        finally:
+            function.stop()
+            small.remove()
+        self.assertEqual(self.weed.get("out/boxed.jsonl"), self.weed.get("out/quiet.jsonl"))
+        self.assertEqual([key for key in self.weed.keys("out/boxed") if "checkpoint" in key], [])
 
     def test_a_server_that_breaks_off_or_is_busy(self):
         etag = self.weed.put("in/faulty.jsonl", lines(rows(20_000)))["ETag"]

@@ -78,17 +78,21 @@ pub(in crate::api) async fn tokenize(State(app): State<Arc<App>>, request: Reque
     };
     let tokenizer = Arc::clone(model.pipeline.tokenizer());
     let work = move || {
-        let (mut found, mut answer) = (0, Vec::with_capacity(texts.len()));
+        let (mut left, mut answer) = (most_tokens, Vec::with_capacity(texts.len()));
+        let too_many = || {
+            Error::too_large(format!(
+                "expected an answer of at most {most_tokens} tokens, but found more; \
+                 send fewer or shorter texts at once"
+            ))
+        };
         for text in texts {
             let text = format!("{prompt}{text}");
-            let tokens = tokenizer.tokens(&text, body.add_special_tokens)?;
-            found += tokens.len();
-            if found > most_tokens {
-                return Err(Error::too_large(format!(
-                    "expected an answer of at most {most_tokens} tokens, but found more; \
-                     send fewer or shorter texts at once"
-                )));
+            // What is far too long is refused before its tokens take the memory that it would cost to count them.
+            if tokenizer.has_more_than(&text, left)? {
+                return Err(too_many());
             }
+            let tokens = tokenizer.tokens(&text, body.add_special_tokens)?;
+            left = left.checked_sub(tokens.len()).ok_or_else(too_many)?;
             answer.push(simple_tokens(&text, tokens));
         }
         Ok(answer)

@@ -82,10 +82,13 @@ fn fetch(bundle: &Bundle, folder: &Path, meter: &dyn Meter) -> Result<()> {
     };
     let files = &bundle.manifest().files;
     meter.begin("pull", files.iter().map(|file| file.size).sum());
+    let create = |folder: &Path| {
+        fs::create_dir_all(folder).map_err(Error::io(format!("cannot create `{}`", folder.display())))
+    };
+    create(folder)?;
     for file in files {
         let path = folder.join(&file.name);
-        let parent = path.parent().unwrap_or(folder);
-        fs::create_dir_all(parent).map_err(Error::io(format!("cannot create `{}`", parent.display())))?;
+        create(path.parent().unwrap_or(folder))?;
         fetch_file(store, &url.join(&file.name), file, &path, meter)?;
     }
     let path = folder.join(MANIFEST);

@@ -26,19 +26,19 @@ use super::{
 use crate::models::runtime;
 
 /// The model of these tests: an embedding model as 004 has it, without the tokenizer before it.
-pub(super) const REMOTE: &str = "embedding_model";
+pub(crate) const REMOTE: &str = "embedding_model";
 
 /// A repository with that model, and the bundle that it was made of.
-pub(super) struct Stage {
+pub(crate) struct Stage {
     _folder: TempDir,
-    pub(super) packages: PathBuf,
-    pub(super) repository: PathBuf,
-    pub(super) bundle: PathBuf,
+    pub(crate) packages: PathBuf,
+    pub(crate) repository: PathBuf,
+    pub(crate) bundle: PathBuf,
 }
 
 impl Stage {
     /// Nothing where there is no Triton or no ONNX Runtime.
-    pub(super) fn set(options: &[(&str, &str)], more: &str) -> Option<Self> {
+    pub(crate) fn set(options: &[(&str, &str)], more: &str) -> Option<Self> {
         let (packages, runtime) = (packages()?, runtime()?);
         let folder = tempfile::tempdir().unwrap();
         let repository = folder.path().join("repository");
@@ -50,7 +50,7 @@ impl Stage {
         Some(Self { _folder: folder, packages, repository, bundle })
     }
 
-    pub(super) fn triton(&self) -> Triton {
+    pub(crate) fn triton(&self) -> Triton {
         Triton::start(&self.packages, &self.repository)
     }
 

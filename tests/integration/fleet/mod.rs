@@ -1,9 +1,9 @@
 //! Models on a real Triton server: the five fleets of the documents that this began with, and what becomes of
 //! requests when servers fail.
 
-mod faults;
+pub(crate) mod faults;
 mod hedging;
-mod proxy;
+pub(crate) mod proxy;
 mod repositories;
 mod seeds;
 mod server;
@@ -69,7 +69,7 @@ async fn post(app: &Router, path: &str, body: &Value) -> Answer {
 }
 
 /// Whether two answers say the same: numbers may differ in their last digits.
-fn agree(left: &Value, right: &Value) -> bool {
+pub(crate) fn agree(left: &Value, right: &Value) -> bool {
     const TOLERANCE: f64 = 1e-5;
     match (left, right) {
         (Value::Number(left), Value::Number(right)) => {

@@ -1,6 +1,10 @@
 //! Bundles and jobs in S3, against a real server of S3 and an emulator of the queues and state machines around it.
 //! `make test` names the Python that has them by an environment variable; without it the tests say that they skip.
 
+mod bundles;
+mod storage;
+mod together;
+
 use std::{
     env,
     path::{Path, PathBuf},
@@ -38,10 +42,12 @@ fn run(script: &str) {
         source.display()
     );
     std::fs::write(&recipe, text).unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut tests = Command::new(python);
     tests
         .args(["-W", "ignore"])
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/s3").join(script))
+        .arg(root.join("tests/s3").join(script))
+        .env("PYTHONPATH", root.join("tests/lambda"))
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("TEST_KIVU", env!("CARGO_BIN_EXE_kivu"))
         .env("TEST_API", env!("CARGO_BIN_EXE_api"))

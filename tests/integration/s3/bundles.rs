@@ -1,0 +1,106 @@
+//! What is pushed is what is pulled.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use kivu::repository::{Bundle, bundle::MANIFEST, manifest};
+use proptest::{
+    collection::{btree_map, vec},
+    prelude::*,
+    sample::Index,
+    test_runner::Config,
+};
+use sha2::{Digest, Sha256};
+
+use super::storage::{Mood, Storage, done};
+use crate::serving;
+
+/// The names of files and what is in them.
+type Files = BTreeMap<String, Vec<u8>>;
+
+/// Files of any bytes, in folders or not; some are empty, and some longer than what one request sends.
+fn files() -> impl Strategy<Value = Files> {
+    let name = "[a-zA-Z0-9 +%&=~é_.-]{0,8}[a-z]";
+    let name = prop_oneof![
+        name.prop_map(String::from),
+        (name, name).prop_map(|(folder, name)| format!("{folder}-/{name}"))
+    ];
+    let size = prop_oneof![1 => Just(0_usize), 6 => 1..5_000_usize, 1 => (8 << 20) - 1..(8 << 20) + 3_usize];
+    let contents = (vec(any::<u8>(), 1..64), size);
+    btree_map(name, contents.prop_map(|(bytes, size)| bytes.into_iter().cycle().take(size).collect()), 0..5)
+}
+
+/// Writes a bundle that differs from `model` in having these files instead of its own.
+fn write(model: &Bundle, files: &Files, folder: &Path) {
+    let mut manifest = model.manifest().clone();
+    let describe = |(name, bytes): (&String, &Vec<u8>)| manifest::File {
+        name: name.clone(),
+        size: bytes.len() as u64,
+        sha256: hex(&Sha256::digest(bytes)),
+        blake3: blake3::hash(bytes).to_hex().to_string(),
+    };
+    manifest.files = files.iter().map(describe).collect();
+    for (name, bytes) in files
+        .iter()
+        .map(|(name, bytes)| (name.as_str(), bytes.as_slice()))
+        .chain([(MANIFEST, manifest.to_text().unwrap().as_bytes())])
+    {
+        let path = folder.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Everything in a folder.
+fn read(folder: &Path) -> Files {
+    let mut files = Files::new();
+    let mut folders: Vec<PathBuf> = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for path in fs::read_dir(next).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let name = path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned();
+                files.insert(name, fs::read(path).unwrap());
+            }
+        }
+    }
+    files
+}
+
+/// Also where the server is too busy most of the time, where a fetch is begun by another that got only so far, and
+/// where another bundle of the name was there before.
+#[test]
+fn what_is_pushed_is_what_is_pulled() {
+    let (Some(storage), Some((folder, model))) = (Storage::start(), serving::bundle()) else { return };
+    let model = Bundle::open(&model).unwrap();
+    let prefix = storage.url("models");
+    let url = format!("{prefix}/{}", model.manifest().name);
+    let out = folder.path().join("out");
+    let config = Config { cases: 24, failure_persistence: None, max_shrink_iters: 40, ..Config::default() };
+    proptest!(config, |(files in files(), is_busy: bool, cut in any::<Option<(Index, Index)>>())| {
+        let mood = if is_busy { Mood::Busy } else { Mood::Calm };
+        let source = tempfile::tempdir().unwrap();
+        write(&model, &files, source.path());
+        let pushed = read(source.path());
+        done(storage.kivu(mood).arg("push").arg(source.path()).arg(&prefix).env("KIVU_HOME", folder.path()));
+        if let Some((file, length)) = cut && !files.is_empty() {
+            let (name, bytes) = files.iter().nth(file.index(files.len())).unwrap();
+            let digest = hex(&Sha256::digest(&pushed[MANIFEST]));
+            let partial = folder.path().join(format!("out.partial-{}", &digest[..12])).join(name);
+            fs::create_dir_all(partial.parent().unwrap()).unwrap();
+            fs::write(partial, &bytes[..length.index(bytes.len() + 1)]).unwrap();
+        }
+        done(storage.kivu(mood).args(["pull", &url, "--out"]).arg(&out));
+        prop_assert!(read(&out) == pushed, "{:?} came back as {:?}", pushed.keys(), read(&out).keys());
+        let known = done(storage.kivu(mood).args(["pull", &url, "--out"]).arg(&out));
+        prop_assert!(known.starts_with("known"), "{}", known);
+    });
+}

@@ -1,0 +1,109 @@
+//! The server of S3 that `tests/s3` starts, for tests that are written here.
+
+use std::{
+    collections::BTreeMap,
+    env,
+    io::{BufRead, BufReader, Write},
+    path::Path,
+    process::{Child, ChildStdout, Command, Output, Stdio},
+};
+
+use serde::{Deserialize, de::DeserializeOwned};
+
+use crate::models::library_path;
+
+/// A server that ends with this value.
+pub(super) struct Storage {
+    process: Child,
+    output: BufReader<ChildStdout>,
+    place: Place,
+}
+
+/// Where the script's servers are.
+#[derive(Deserialize)]
+struct Place {
+    bucket: String,
+    calm: String,
+    busy: String,
+}
+
+/// How a server of S3 is disposed.
+#[derive(Clone, Copy)]
+pub(super) enum Mood {
+    /// It does what it is asked.
+    Calm,
+    /// Two of three times it says that it is too busy.
+    Busy,
+}
+
+impl Storage {
+    /// Nothing where there is no server of S3.
+    pub(super) fn start() -> Option<Self> {
+        let Some(python) = env::var_os("TEST_S3_PYTHON") else {
+            eprintln!("skipped: TEST_S3_PYTHON is not set; `make test` sets it");
+            return None;
+        };
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/s3/serve.py");
+        let mut process = Command::new(python)
+            .arg(script)
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(process.stdout.take().unwrap());
+        let place = said(&mut output);
+        Some(Self { process, output, place })
+    }
+
+    /// The URL of an object.
+    pub(super) fn url(&self, key: &str) -> String {
+        format!("s3://{}/{key}", self.place.bucket)
+    }
+
+    /// The program, with this server for its S3.
+    pub(super) fn kivu(&self, mood: Mood) -> Command {
+        let endpoint = match mood {
+            Mood::Calm => &self.place.calm,
+            Mood::Busy => &self.place.busy,
+        };
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
+        command
+            .env("AWS_ENDPOINT_URL", endpoint)
+            .env("AWS_ACCESS_KEY_ID", "test")
+            .env("AWS_SECRET_ACCESS_KEY", "test")
+            .env("AWS_REGION", "us-east-1")
+            .env("AWS_EC2_METADATA_DISABLED", "true")
+            .env("KIVU_ONNXRUNTIME", library_path().unwrap_or_default())
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// The objects under a prefix, which are texts.
+    pub(super) fn read(&mut self, prefix: &str) -> BTreeMap<String, String> {
+        writeln!(self.process.stdin.as_mut().unwrap(), "{prefix}").unwrap();
+        said(&mut self.output)
+    }
+}
+
+/// What the script says next.
+fn said<T: DeserializeOwned>(output: &mut BufReader<ChildStdout>) -> T {
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    serde_json::from_str(&line).expect("the script says what it is asked")
+}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        // The end of its input ends it, and what it started.
+        drop(self.process.stdin.take());
+        let _ = self.process.wait();
+    }
+}
+
+/// Runs a command that must succeed; what it said.
+pub(super) fn done(command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    assert!(status.success(), "{command:?}: {}", String::from_utf8_lossy(&stderr));
+    String::from_utf8(stdout).unwrap()
+}

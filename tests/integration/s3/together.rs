@@ -1,0 +1,185 @@
+//! Everything around fails at once: S3 is too busy, servers of the fleet come and go, callers leave.
+
+use std::{
+    fs,
+    io::Write,
+    net::{Shutdown, TcpStream},
+    path::Path,
+    process::{Command, Output, Stdio},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use super::storage::{Mood, Storage, done};
+use crate::{
+    fleet::{
+        agree,
+        faults::{REMOTE, Stage},
+        proxy::{Mischief, Proxy},
+    },
+    serving::{Server, alone},
+};
+
+/// How long callers come.
+const TIME: Duration = Duration::from_secs(6);
+/// Requests under way that the server takes.
+const ROOM: usize = 8;
+/// How often a job is started again, as Lambda does.
+const STARTS: usize = 5;
+const ROWS: usize = 2_000;
+/// The texts of a request: enough that `auto` sends them to the fleet.
+const TEXTS: usize = 40;
+
+fn text(number: usize) -> String {
+    format!("text {number} about a long way to go {}", "and on ".repeat(number % 9))
+}
+
+fn request() -> String {
+    json!({ "inputs": (0..TEXTS).map(text).collect::<Vec<_>>() }).to_string()
+}
+
+/// The rows of JSON Lines.
+fn rows(lines: &[u8]) -> Vec<Value> {
+    let lines = std::str::from_utf8(lines).unwrap().lines();
+    lines.map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Does one thing after the other to the fleet, until time is up.
+async fn flap(proxy: Arc<Proxy>, until: Instant) {
+    let moods = [
+        Mischief::None,
+        Mischief::Refuse,
+        Mischief::None,
+        Mischief::CutAfter(200),
+        Mischief::None,
+        Mischief::Silence,
+    ];
+    for mood in moods.into_iter().cycle().take_while(|_| Instant::now() < until) {
+        proxy.turn(mood);
+        sleep(Duration::from_millis(200)).await;
+    }
+    proxy.turn(Mischief::None);
+}
+
+/// Asks and leaves, sooner or later, until time is up; how often.
+fn leave(server: &Server, until: Instant) -> usize {
+    let body = request();
+    let asked = format!(
+        "POST /embed HTTP/1.1\r\nhost: kivu\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut left = 0;
+    while Instant::now() < until {
+        let mut connection = TcpStream::connect(&server.address).unwrap();
+        let part = if left % 3 == 0 { asked.len() / 2 } else { asked.len() };
+        // It is free to hang up first.
+        let _ = connection.write_all(&asked.as_bytes()[..part]);
+        thread::sleep(Duration::from_millis(left as u64 % 23));
+        let _ = connection.shutdown(Shutdown::Both);
+        left += 1;
+    }
+    left
+}
+
+/// Asks and waits for what is right, until time is up; how often the fleet answered, and how often this machine.
+fn stay(server: &Server, expected: &[Value], until: Instant) -> [usize; 2] {
+    let mut ran = [0; 2];
+    while Instant::now() < until {
+        let answer = server.post("/embed", &request());
+        let (head, body) = answer.split_once("\r\n\r\n").expect("an answer has a head");
+        assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
+        let vectors: Vec<Value> = serde_json::from_str(body).unwrap();
+        let right = vectors.iter().zip(expected).all(|(found, row)| agree(found, &row["embedding"]));
+        assert!(vectors.len() == TEXTS && right, "{body}");
+        ran[usize::from(!head.contains("x-backend: triton"))] += 1;
+    }
+    ran
+}
+
+/// Runs a job, and again while it does not come to its end.
+fn finish(job: impl Fn() -> Output) {
+    let mut said = Vec::new();
+    for _ in 0..STARTS {
+        let ended = job();
+        if ended.status.success() {
+            return;
+        }
+        said.push(String::from_utf8_lossy(&ended.stderr).into_owned());
+    }
+    panic!("the job never came to its end: {said:#?}");
+}
+
+/// The bundle comes from a bucket that is too busy for two requests of three, and there goes the output of a job; the
+/// fleet flaps; half of the callers leave. Whoever stays is answered, and rightly; the job's output is that of a quiet
+/// day, and nothing else is left of it.
+#[test]
+fn s3_throttles_while_the_fleet_flaps_while_callers_leave() {
+    let (Some(stage), Some(mut storage)) = (Stage::set(&[], ""), Storage::start()) else { return };
+    let _alone = alone();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let triton = stage.triton();
+    let proxy = Arc::new(runtime.block_on(Proxy::start(triton.http, Mischief::None)));
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let batch = |mut command: Command, output: &Path| {
+        command.arg("batch").arg(at("in.jsonl")).arg(output).current_dir(folder.path()).output().unwrap()
+    };
+
+    // On a quiet day, on this machine alone.
+    let line = |row| format!("{}\n", json!({ "id": row, "text": text(row) }));
+    fs::write(at("in.jsonl"), (0..ROWS).map(line).collect::<String>()).unwrap();
+    let mut quiet = storage.kivu(Mood::Calm);
+    quiet.env("KIVU_MODELS", &stage.bundle);
+    let ended = batch(quiet, &at("quiet.jsonl"));
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    let expected = rows(&fs::read(at("quiet.jsonl")).unwrap());
+
+    let prefix = storage.url("models");
+    done(
+        storage.kivu(Mood::Busy).arg("push").arg(&stage.bundle).arg(&prefix).env("KIVU_HOME", folder.path()),
+    );
+    let config = format!(
+        "[limits]\nrequests = {ROOM}\n[batch]\nsave_ms = 200\n\
+         [[models]]\npath = '{prefix}/feature-extraction'\npolicy = 'auto'\nremote = '{REMOTE}'\n\
+         urls = ['http://127.0.0.1:{}']\n",
+        proxy.port
+    );
+    fs::write(at("kivu.toml"), config).unwrap();
+    let flapping = runtime.spawn(flap(Arc::clone(&proxy), Instant::now() + 2 * TIME));
+    let mut serve = storage.kivu(Mood::Busy);
+    serve.args(["serve", "--listen", "127.0.0.1:0"]).current_dir(folder.path());
+    let server = Server::wait(serve.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap());
+    let until = Instant::now() + TIME;
+    let output = storage.url("out/answers.jsonl");
+    thread::scope(|scope| {
+        let callers = [(); 2].map(|()| scope.spawn(|| stay(&server, &expected, until)));
+        let leavers = [(); 2].map(|()| scope.spawn(|| leave(&server, until)));
+        finish(|| batch(storage.kivu(Mood::Busy), Path::new(&output)));
+        let left: usize = leavers.map(|leaver| leaver.join().unwrap()).iter().sum();
+        assert!(left > 50, "only {left} callers left");
+        let [[first_there, first_here], [second_there, second_here]] =
+            callers.map(|caller| caller.join().expect("whoever stays is answered rightly"));
+        assert!(first_there + second_there > 0, "the fleet never answered");
+        assert!(first_here + second_here > 0, "the fleet was never away");
+    });
+    runtime.block_on(flapping).unwrap();
+
+    let left = storage.read("out/");
+    let found = rows(left["out/answers.jsonl"].as_bytes());
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(&expected) {
+        assert!(agree(found, expected), "{found} where {expected} was expected");
+    }
+    assert_eq!(left.len(), 2, "the output and its report: {:?}", left.keys());
+    // Every place is free again.
+    thread::scope(|scope| {
+        let again = [(); ROOM].map(|()| scope.spawn(|| server.post("/embed", &request())));
+        for answer in again.map(|caller| caller.join().unwrap()) {
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        }
+    });
+}

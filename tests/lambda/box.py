@@ -1,0 +1,44 @@
+"""A bound on a process's memory, and its share of a CPU, as Lambda sets them.
+
+Needs root and cgroups of version 1. Only Python's standard library is needed.
+"""
+
+import os
+import uuid
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+MB_A_CPU = 1769
+PERIOD_US = 20_000
+
+
+def is_possible():
+    """Whether this machine lets this process make boxes."""
+    return os.access(CGROUPS / "memory/cgroup.procs", os.W_OK) and os.access(CGROUPS / "cpu/cgroup.procs", os.W_OK)
+
+
+class Box:
+    """What a function of so many MB gets: `preexec_fn=box.enter` puts a process in."""
+
+    def __init__(self, megabytes):
+        name = f"kivu-{uuid.uuid4()}"
+        self.cpu, self.memory = CGROUPS / "cpu" / name, CGROUPS / "memory" / name
+        for folder in (self.cpu, self.memory):
+            folder.mkdir()
+        (self.cpu / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        (self.cpu / "cpu.cfs_quota_us").write_text(str(int(PERIOD_US * megabytes / MB_A_CPU)))
+        # What else runs on this machine is not to be measured.
+        (self.cpu / "cpu.shares").write_text("200000")
+        self.bound(megabytes)
+
+    def bound(self, megabytes):
+        """Changes the memory alone."""
+        (self.memory / "memory.limit_in_bytes").write_text(str(int(megabytes * 1024 * 1024)))
+
+    def enter(self):
+        for folder in (self.cpu, self.memory):
+            (folder / "cgroup.procs").write_text(str(os.getpid()))
+
+    def remove(self):
+        for folder in (self.cpu, self.memory):
+            folder.rmdir()
