@@ -14,6 +14,7 @@ mod page;
 mod rejection;
 mod request;
 mod rerank;
+mod sending;
 mod starting;
 mod tei;
 mod translate;
@@ -64,7 +65,7 @@ const LONGEST_REQUEST_ID: usize = 128;
 pub struct App {
     models: Vec<Model>,
     limits: Limits,
-    permits: Semaphore,
+    permits: Arc<Semaphore>,
     guard: Guard,
     prometheus: Option<Prometheus>,
     has_page: bool,
@@ -75,7 +76,7 @@ pub struct App {
 impl App {
     /// Serves `models`, within `limits`, to everybody.
     pub fn new(models: Vec<Model>, limits: Limits) -> Self {
-        let permits = Semaphore::new(limits.requests.min(Semaphore::MAX_PERMITS));
+        let permits = Arc::new(Semaphore::new(limits.requests.min(Semaphore::MAX_PERMITS)));
         Self {
             models,
             limits,
@@ -299,12 +300,19 @@ async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) 
 async fn run(app: &App, request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
     // Asking how the server is costs nothing, and a server that is busy is not ill.
-    let permit = (*request.method() != Method::GET).then(|| app.permits.try_acquire()).transpose();
+    let permit = match *request.method() {
+        Method::GET => None,
+        _ => match Arc::clone(&app.permits).try_acquire_owned() {
+            Ok(permit) => Some(permit),
+            Err(_) => return in_dialect(&path, Error::Overloaded { limit: app.limits.requests }.into()),
+        },
+    };
+    let response = AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| {
+        in_dialect(&path, Rejection::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed"))
+    });
     match permit {
-        Err(_) => in_dialect(&path, Error::Overloaded { limit: app.limits.requests }.into()),
-        Ok(_permit) => AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| {
-            in_dialect(&path, Rejection::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed"))
-        }),
+        Some(permit) => sending::holding(permit, response),
+        None => response,
     }
 }
 

@@ -19,6 +19,7 @@ mod report;
 mod rows;
 
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
     sync::{
         Arc,
@@ -110,7 +111,7 @@ impl Job {
     /// An input that cannot be read is no error of this function: its report says so, since running the job again
     /// would not help.
     pub async fn run(self) -> Result<Ended> {
-        let (answerer, mut reader, shape) = match self.open() {
+        let (answerer, mut reader, shape) = match guarded(|| self.open()) {
             Ok(opened) => opened,
             Err(error) => return self.fail(error),
         };
@@ -134,7 +135,7 @@ impl Job {
             }
             _ => Pieces::new(shape),
         };
-        reader.skip(progress.rows)?;
+        guarded(|| reader.skip(progress.rows))?;
         self.work(answerer, reader, Work { target, pieces, progress }).await
     }
 
@@ -419,7 +420,7 @@ fn read(
                 is_over.store(true, Ordering::Relaxed);
                 return;
             }
-            let Some(chunk) = reader.next().transpose() else { return };
+            let Some(chunk) = guarded(|| reader.next()).transpose() else { return };
             let is_last = chunk.is_err();
             // Whoever took them has gone, or wants no more.
             if chunks.send(chunk).is_err() || is_last {
@@ -428,6 +429,15 @@ fn read(
         }
     });
     read
+}
+
+/// Reads of a file what a library may panic over, as Parquet's may where one is damaged: what came before must not pass
+/// for the whole.
+fn guarded<T>(read: impl FnOnce() -> Result<T>) -> Result<T> {
+    let broke = |_| {
+        Err(Error::invalid("expected a file that can be read, but found one that its reader breaks off at"))
+    };
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(broke)
 }
 
 /// Whether running a job again would end in the same error.
@@ -440,4 +450,30 @@ fn is_permanent(error: &Error) -> bool {
             | Error::Config { .. }
             | Error::UnknownModel { .. }
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Chain, Cursor, Read, Result as Reading};
+
+    use super::*;
+
+    struct Breaks;
+
+    impl Read for Breaks {
+        fn read(&mut self, _: &mut [u8]) -> Reading<usize> {
+            panic!("made by the test")
+        }
+    }
+
+    #[test]
+    fn rows_before_a_panic_of_their_reader_do_not_pass_for_the_whole_file() {
+        let lines = "{\"text\": \"a\"}\n".repeat(3 * rows::CHUNK_ROWS);
+        let contents: Chain<Cursor<String>, Breaks> = Cursor::new(lines).chain(Breaks);
+        let reader = Reader::JsonLines(JsonLinesReader::new(Box::new(contents), None));
+        let chunks: Vec<_> = read(reader, None, Arc::default()).into_iter().collect();
+        let (last, before) = chunks.split_last().unwrap();
+        assert!(before.iter().all(Result::is_ok));
+        assert!(last.as_ref().is_err_and(is_permanent));
+    }
 }

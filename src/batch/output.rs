@@ -259,11 +259,9 @@ mod tests {
             6 => "\n".to_owned(),
             _ => format!("{}\n", serde_json::json!({ "text": text })),
         };
-        ["{\"text\": \"the first\"}\n".to_owned()]
-            .into_iter()
-            .chain(texts.iter().map(line))
-            .collect::<String>()
-            .into()
+        // The first tells what the file is.
+        let lines: String = texts.iter().map(line).collect();
+        format!("{{\"text\": \"the first\"}}\n{lines}").into_bytes()
     }
 
     fn packed(compression: Compression, contents: &[u8]) -> Vec<u8> {

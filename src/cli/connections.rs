@@ -1,7 +1,13 @@
-//! Connections of `kivu serve`: none holds its place for longer than a request may take without saying anything, and
-//! all are finished before the program ends.
+//! Connections of `kivu serve`: none holds its place for longer than a request may take without saying anything or
+//! without taking what it is told, and all are finished before the program ends.
 
-use std::{future::Future, io, time::Duration};
+use std::{
+    future::Future,
+    io::{self, IoSlice},
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use axum::Router;
 use hyper::server::conn::http1;
@@ -10,10 +16,11 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
     sync::watch,
     task::JoinSet,
-    time::{sleep, timeout},
+    time::{Sleep, sleep, timeout},
 };
 
 /// How long nothing is accepted after there was no file descriptor for another connection: some will be closed.
@@ -23,6 +30,8 @@ const BREATH: Duration = Duration::from_millis(100);
 ///
 /// - A connection that has not said a whole head of a request within `patience`, be it its first or another, is
 ///   closed: whoever dribbles bytes cannot keep a file descriptor, nor the program from ending.
+/// - So is one whose caller does not take within `patience` what it holds for him: that is an answer, or of a long one
+///   some hundreds of kilobytes.
 /// - Where file descriptors run out, connections that are open go on, and others wait until there is room.
 pub(super) async fn serve(
     listener: TcpListener,
@@ -73,7 +82,7 @@ async fn connection(
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(patience)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(Patient::new(stream, patience)), TowerToHyperService::new(router));
     tokio::pin!(connection);
     tokio::select! {
         // What goes wrong on a connection is its caller's affair.
@@ -81,6 +90,77 @@ async fn connection(
         _ = is_stopping.changed() => connection.as_mut().graceful_shutdown(),
     }
     let _ = connection.await;
+}
+
+/// A connection that fails when what is to be sent is not taken in time.
+struct Patient {
+    stream: TcpStream,
+    patience: Duration,
+    /// When that will be, while something waits to be taken.
+    until: Option<Pin<Box<Sleep>>>,
+}
+
+impl Patient {
+    fn new(stream: TcpStream, patience: Duration) -> Self {
+        Self { stream, patience, until: None }
+    }
+
+    /// What came of an attempt to send, or that it is too late for another.
+    fn or_too_late<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        sent: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if sent.is_ready() {
+            return sent;
+        }
+        let until = self.until.get_or_insert_with(|| Box::pin(sleep(self.patience)));
+        until.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl AsyncRead for Patient {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Patient {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let sent = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.or_too_late(context, sent)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let sent = Pin::new(&mut self.stream).poll_write_vectored(context, pieces);
+        self.or_too_late(context, sent)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    /// Asked for when all of it was written; a little that is written now and then does not count.
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.until = None;
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
 }
 
 /// Whether a connection was gone before it was accepted, which says nothing of the next one.

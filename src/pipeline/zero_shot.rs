@@ -148,6 +148,23 @@ impl Template {
     fn fill(&self, label: &str) -> String {
         self.0.replace(GAP, label)
     }
+
+    /// The sentence of each label. A long template, or one with many gaps, times many labels is more than memory holds,
+    /// and is refused.
+    fn fill_all(&self, labels: &[String]) -> Result<Vec<String>> {
+        const MOST_BYTES: usize = 16 * 1024 * 1024;
+        let gaps = self.0.matches(GAP).count();
+        let around = self.0.len() - gaps * GAP.len();
+        let bytes = labels.iter().map(|label| gaps.saturating_mul(label.len()).saturating_add(around));
+        let found = bytes.fold(0, usize::saturating_add);
+        if found > MOST_BYTES {
+            return Err(Error::too_large(format!(
+                "expected at most {MOST_BYTES} bytes of labels in their sentences, but found {found}; \
+                 shorten `hypothesis_template` or send fewer labels"
+            )));
+        }
+        Ok(labels.iter().map(|label| self.fill(label)).collect())
+    }
 }
 
 impl ZeroShotPipeline {
@@ -174,7 +191,7 @@ impl ZeroShotPipeline {
         deadline: Deadline,
     ) -> Result<(Vec<Vec<f32>>, Usage)> {
         let labels = options.labels.as_slice();
-        let hypotheses: Vec<String> = labels.iter().map(|label| options.template.fill(label)).collect();
+        let hypotheses = options.template.fill_all(labels)?;
         match self {
             Self::Entailment(pipeline) => {
                 let hypotheses: Vec<Arc<str>> = hypotheses.into_iter().map(Into::into).collect();
@@ -278,5 +295,18 @@ mod tests {
         insta::assert_snapshot!(labels(&["a", "b", "c", "d"]), @"expected 1 to 3 `candidate_labels`, but found 4");
         assert_eq!(Labels::split("a, b,,c "), ["a", "b", "c"]);
         assert!(Template::new("no gap".into()).is_err());
+    }
+
+    #[test]
+    fn a_template_that_fills_the_memory_is_refused() {
+        let labels: Vec<String> = (0..1000).map(|number| number.to_string()).collect();
+        let long = Template::new(format!("{{}}{}", "y".repeat(2_000_000))).unwrap();
+        let many = Template::new("{}".repeat(1_000_000)).unwrap();
+        let taken = allocation_counter::measure(|| {
+            insta::assert_snapshot!(long.fill_all(&labels).unwrap_err(), @"expected at most 16777216 bytes of labels in their sentences, but found 2000002890; shorten `hypothesis_template` or send fewer labels");
+            assert!(many.fill_all(&["x".repeat(4_000_000)]).is_err());
+        });
+        assert!(taken.bytes_max < 8 << 20, "{}", taken.bytes_max);
+        assert_eq!(Template::new("{}, {}".into()).unwrap().fill_all(&labels[..2]).unwrap(), ["0, 0", "1, 1"]);
     }
 }

@@ -88,6 +88,48 @@ fn a_connection_that_never_says_what_it_wants_is_closed() {
     assert_eq!(status(&server.post("/embed", r#"{"inputs": "a text"}"#)), "200");
 }
 
+/// Answers that nobody reads count as requests under way, and are given up after the time of a request.
+#[test]
+fn an_answer_that_nobody_reads_takes_a_place_and_is_given_up() {
+    let Some((_folder, bundle)) = bundle() else { return };
+    let mut command = kivu(&bundle);
+    command.env("KIVU_LIMITS__REQUESTS", "2").env("KIVU_LIMITS__TIMEOUT_MS", "5000").stderr(Stdio::null());
+    let server = Server::wait(command.spawn().unwrap());
+    // More than the system keeps for a connection, on both of its sides.
+    let body = format!(r#"{{"inputs": "{}"}}"#, "the cat ".repeat(85_000));
+    let request = format!(
+        "POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let unread = [(); 2].map(|()| {
+        let mut connection = TcpStream::connect(&server.address).unwrap();
+        connection.write_all(request.as_bytes()).unwrap();
+        let mut answer = [0; 15];
+        connection.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 200 OK");
+        connection
+    });
+    let ask = || status(&server.post("/embed", r#"{"inputs": "a text"}"#)).to_owned();
+    assert_eq!(ask(), "429", "both places are taken");
+    let started = Instant::now();
+    while ask() == "429" {
+        assert!(started.elapsed() < Duration::from_secs(15), "the places are not given up");
+        thread::sleep(Duration::from_millis(100));
+    }
+    for mut connection in unread {
+        let mut rest = Vec::new();
+        let _ = connection.read_to_end(&mut rest);
+        assert!(!rest.ends_with(b"]]"), "it was cut off");
+    }
+    // Who takes his time, but takes it all in time, has all of it.
+    let mut connection = TcpStream::connect(&server.address).unwrap();
+    connection.write_all(request.replace("host: x", "host: x\r\nconnection: close").as_bytes()).unwrap();
+    thread::sleep(Duration::from_secs(1));
+    let mut whole = Vec::new();
+    connection.read_to_end(&mut whole).unwrap();
+    assert!(whole.ends_with(b"]]") && whole.len() > 10_000_000, "{} bytes", whole.len());
+}
+
 /// Asked to stop, the server waits for nobody who says nothing.
 #[test]
 fn a_caller_who_dribbles_does_not_keep_the_server_from_ending() {

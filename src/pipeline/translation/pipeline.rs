@@ -283,6 +283,7 @@ impl TranslationPipeline {
             wanted: Wanted { source: options.source.as_deref(), target: options.target.as_deref() },
             split: Split::Never,
             truncate: true,
+            most_sentences: 1,
         };
         let prepared = self.sources.prepare(text, manner)?;
         let search = self.search(options, self.sources.first_token(&prepared.pair.target))?;
@@ -355,6 +356,7 @@ fn plan(
         wanted: Wanted { source: options.source.as_deref(), target: options.target.as_deref() },
         split: options.split.unwrap_or(by_kind),
         truncate: options.truncate,
+        most_sentences: options.most_sentences,
     };
     let mut plan = Plan { texts: Vec::with_capacity(texts.len()), jobs: Vec::new(), truncated: Vec::new() };
     for (place, text) in texts.iter().enumerate() {

@@ -48,6 +48,8 @@ pub(super) struct Manner<'a> {
     pub(super) split: Split,
     /// Whether what is too long is cut; otherwise it is refused where it cannot be split.
     pub(super) truncate: bool,
+    /// More sentences than this are refused by whoever asks.
+    pub(super) most_sentences: usize,
 }
 
 impl Sources {
@@ -66,6 +68,10 @@ impl Sources {
             Split::Sentences | Split::WhenLong => split(text),
         };
         for part in parts {
+            // Enough for being refused: megabytes more need not be tokenised for that.
+            if prepared.sentences.len() > manner.most_sentences {
+                break;
+            }
             match part {
                 Part::Space(_) => prepared.parts.push(part),
                 Part::Sentence(sentence) => self.add(sentence, limit, manner, &around, &mut prepared)?,

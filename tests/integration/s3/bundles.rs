@@ -6,14 +6,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kivu::repository::{Bundle, bundle::MANIFEST, manifest};
+use kivu::repository::{
+    Bundle,
+    bundle::{MANIFEST, describe},
+};
 use proptest::{
     collection::{btree_map, vec},
     prelude::*,
     sample::Index,
     test_runner::Config,
 };
-use sha2::{Digest, Sha256};
 
 use super::storage::{Mood, Storage, done};
 use crate::serving;
@@ -33,29 +35,17 @@ fn files() -> impl Strategy<Value = Files> {
     btree_map(name, contents.prop_map(|(bytes, size)| bytes.into_iter().cycle().take(size).collect()), 0..5)
 }
 
-/// Writes a bundle that differs from `model` in having these files instead of its own.
-fn write(model: &Bundle, files: &Files, folder: &Path) {
-    let mut manifest = model.manifest().clone();
-    let describe = |(name, bytes): (&String, &Vec<u8>)| manifest::File {
-        name: name.clone(),
-        size: bytes.len() as u64,
-        sha256: hex(&Sha256::digest(bytes)),
-        blake3: blake3::hash(bytes).to_hex().to_string(),
-    };
-    manifest.files = files.iter().map(describe).collect();
-    for (name, bytes) in files
-        .iter()
-        .map(|(name, bytes)| (name.as_str(), bytes.as_slice()))
-        .chain([(MANIFEST, manifest.to_text().unwrap().as_bytes())])
-    {
+/// A bundle that differs from `model` in having these files instead of its own.
+fn write(model: &Bundle, files: &Files, folder: &Path) -> Bundle {
+    for (name, bytes) in files {
         let path = folder.join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, bytes).unwrap();
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    let mut manifest = model.manifest().clone();
+    manifest.files = files.keys().map(|name| describe(&folder.join(name), name.clone()).unwrap()).collect();
+    fs::write(folder.join(MANIFEST), manifest.to_text().unwrap()).unwrap();
+    Bundle::open(folder).unwrap()
 }
 
 /// Everything in a folder.
@@ -88,13 +78,12 @@ fn what_is_pushed_is_what_is_pulled() {
     proptest!(config, |(files in files(), is_busy: bool, cut in any::<Option<(Index, Index)>>())| {
         let mood = if is_busy { Mood::Busy } else { Mood::Calm };
         let source = tempfile::tempdir().unwrap();
-        write(&model, &files, source.path());
+        let bundle = write(&model, &files, source.path());
         let pushed = read(source.path());
         done(storage.kivu(mood).arg("push").arg(source.path()).arg(&prefix).env("KIVU_HOME", folder.path()));
         if let Some((file, length)) = cut && !files.is_empty() {
             let (name, bytes) = files.iter().nth(file.index(files.len())).unwrap();
-            let digest = hex(&Sha256::digest(&pushed[MANIFEST]));
-            let partial = folder.path().join(format!("out.partial-{}", &digest[..12])).join(name);
+            let partial = folder.path().join(format!("out.partial-{}", &bundle.digest()[..12])).join(name);
             fs::create_dir_all(partial.parent().unwrap()).unwrap();
             fs::write(partial, &bytes[..length.index(bytes.len() + 1)]).unwrap();
         }
