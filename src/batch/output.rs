@@ -170,13 +170,13 @@ impl Target {
 mod tests {
     use std::io::{Cursor, Read};
 
-    use arrow_array::{ArrayRef, RecordBatch, StringArray};
-    use bytes::Bytes;
-    use parquet::arrow::{ArrowWriter, arrow_reader::ParquetRecordBatchReaderBuilder};
     use proptest::{collection::vec, prelude::*};
 
     use super::*;
-    use crate::batch::{Answer, Chunk, Place, rows::CHUNK_ROWS};
+    use crate::batch::{
+        Answer, Chunk, Place,
+        rows::{CHUNK_ROWS, samples},
+    };
 
     /// Answers the file at `path` in one process after the other; each of them but the last ends after so many chunks,
     /// having sent what it made, or having left it to the next one.
@@ -222,23 +222,6 @@ mod tests {
         let compression = Compression::of(&output);
         compression.unpack(Cursor::new(output)).unwrap().read_to_end(&mut text).unwrap();
         text
-    }
-
-    /// The rows of a Parquet file, in whatever groups they are.
-    fn rows(output: Vec<u8>) -> Vec<RecordBatch> {
-        let builder = ParquetRecordBatchReaderBuilder::try_new(Bytes::from(output)).unwrap();
-        let batches = builder.with_batch_size(1).build().unwrap();
-        batches.map(|batch| batch.unwrap()).collect()
-    }
-
-    fn parquet(texts: &[String]) -> Vec<u8> {
-        // Some rows have no text.
-        let texts = texts.iter().map(|text| (text.len() % 5 != 4).then_some(text.as_str()));
-        let column: ArrayRef = Arc::new(StringArray::from_iter(texts));
-        let batch = RecordBatch::try_from_iter_with_nullable([("text", column, true)]).unwrap();
-        let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), None).unwrap();
-        writer.write(&batch).unwrap();
-        writer.into_inner().unwrap()
     }
 
     fn csv(texts: &[String]) -> Vec<u8> {
@@ -293,8 +276,10 @@ mod tests {
                     prop_assert_eq!(told(answered(&path, &cuts)), uncut.clone(), "{}.{}", name, ending);
                 }
             }
-            let path = file("a.parquet", parquet(&texts));
-            prop_assert_eq!(rows(answered(&path, &cuts)), rows(answered(&path, &[])));
+            // Some rows have no text.
+            let texts = texts.iter().map(|text| (text.len() % 5 != 4).then_some(text.as_str()));
+            let path = file("a.parquet", samples::written(texts));
+            prop_assert_eq!(samples::rows(answered(&path, &cuts)), samples::rows(answered(&path, &[])));
         }
     }
 }

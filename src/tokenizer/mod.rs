@@ -6,13 +6,16 @@ mod pieces;
 mod unigram;
 mod vocabulary;
 
-use std::path::Path;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
+};
 
 use bytes::Bytes;
 use serde::Deserialize;
 use tokenizers::{
-    Encoding as RawEncoding, PostProcessor, TruncationDirection, TruncationParams, TruncationStrategy,
-    utils::truncation::truncate_encodings,
+    Encoding as RawEncoding, PostProcessor, Result as RawResult, TruncationDirection, TruncationParams,
+    TruncationStrategy, utils::truncation::truncate_encodings,
 };
 
 use self::file::RawTokenizer;
@@ -145,6 +148,12 @@ impl Tokenizer {
         Self { raw, special_tokens, padding_id: padding_id.unwrap_or(0) }
     }
 
+    /// Asks the crate, which panics over some of what a damaged file says of characters and words.
+    fn ask<T>(&self, question: impl FnOnce(&RawTokenizer) -> RawResult<T>) -> RawResult<T> {
+        let answer = catch_unwind(AssertUnwindSafe(|| question(&self.raw)));
+        answer.unwrap_or_else(|_| Err("the tokenizer panicked".into()))
+    }
+
     /// The id that fills up texts that are shorter than others.
     pub fn padding_id(&self) -> u32 {
         self.padding_id
@@ -160,7 +169,7 @@ impl Tokenizer {
     /// The error of a text that is too long names the number of its tokens and the limit.
     pub fn encode(&self, text: &str, limit: usize, truncation: Truncation) -> Result<Encoding> {
         let text = within_reach(text, limit, truncation)?;
-        let mut bare = self.raw.encode_fast(text, false).map_err(cannot_tokenise)?;
+        let mut bare = self.ask(|raw| raw.encode_fast(text, false)).map_err(cannot_tokenise)?;
         let found = bare.len() + self.special_tokens;
         let shortened_from = (found > limit).then_some(found);
         if shortened_from.is_some() {
@@ -174,13 +183,13 @@ impl Tokenizer {
             // What was cut off is of no use, and the post-processor would dress it up as well.
             bare.take_overflowing();
         }
-        let encoding = self.raw.post_process(bare, None, true).map_err(cannot_tokenise)?;
+        let encoding = self.ask(|raw| raw.post_process(bare, None, true)).map_err(cannot_tokenise)?;
         Ok(Encoding::from_raw(&encoding, shortened_from))
     }
 
     /// The token ids of a text, with nothing put before or after them.
     pub fn encode_bare(&self, text: &str) -> Result<Vec<u32>> {
-        Ok(self.raw.encode_fast(text, false).map_err(cannot_tokenise)?.get_ids().to_vec())
+        Ok(self.ask(|raw| raw.encode_fast(text, false)).map_err(cannot_tokenise)?.get_ids().to_vec())
     }
 
     /// The part of a text that its encoding kept, for models that make their tokens themselves.
@@ -193,7 +202,7 @@ impl Tokenizer {
     ) -> Result<String> {
         let (Some(_), Truncation::At(side)) = (encoding.shortened_from, truncation) else { return Ok(text) };
         let reachable = within_reach(&text, limit, truncation)?;
-        let bare = self.raw.encode(reachable, false).map_err(cannot_tokenise)?;
+        let bare = self.ask(|raw| raw.encode(reachable, false)).map_err(cannot_tokenise)?;
         let kept = limit.saturating_sub(self.special_tokens).min(bare.len());
         let kept = match side {
             Side::Right => &bare.get_offsets()[..kept],
@@ -210,7 +219,7 @@ impl Tokenizer {
     pub fn encode_pair(&self, pair: [&str; 2], limit: usize, truncation: PairTruncation) -> Result<Encoding> {
         let bare = |text| {
             let text = within_reach(text, limit, truncation.alone())?;
-            self.raw.encode_fast(text, false).map_err(cannot_tokenise)
+            self.ask(|raw| raw.encode_fast(text, false)).map_err(cannot_tokenise)
         };
         let [mut first, mut second] = [bare(pair[0])?, bare(pair[1])?];
         let special_tokens =
@@ -241,7 +250,8 @@ impl Tokenizer {
             first.take_overflowing();
             second.take_overflowing();
         }
-        let encoding = self.raw.post_process(first, Some(second), true).map_err(cannot_tokenise)?;
+        let encoding =
+            self.ask(|raw| raw.post_process(first, Some(second), true)).map_err(cannot_tokenise)?;
         Ok(Encoding::from_raw(&encoding, shortened_from))
     }
 
@@ -274,7 +284,7 @@ impl Tokenizer {
         let (mut rest, mut found) = (text, 0);
         while rest.len() > PIECE_BYTES && found <= most {
             let (piece, behind) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
-            let tokens = self.raw.encode_fast(piece, false).map_err(cannot_tokenise)?.len();
+            let tokens = self.ask(|raw| raw.encode_fast(piece, false)).map_err(cannot_tokenise)?.len();
             found += tokens.saturating_sub(CUT_APART);
             rest = behind;
         }
@@ -283,7 +293,8 @@ impl Tokenizer {
 
     /// Splits a text into tokens, each with the characters that it came from.
     pub fn tokens(&self, text: &str, with_special_tokens: bool) -> Result<Vec<Token>> {
-        let encoding = self.raw.encode_char_offsets(text, with_special_tokens).map_err(cannot_tokenise)?;
+        let encoding =
+            self.ask(|raw| raw.encode_char_offsets(text, with_special_tokens)).map_err(cannot_tokenise)?;
         let parts = encoding.get_ids().iter().zip(encoding.get_tokens()).zip(encoding.get_offsets());
         Ok(parts
             .zip(encoding.get_special_tokens_mask())
@@ -302,8 +313,7 @@ impl Tokenizer {
         if let Some(id) = ids.iter().find(|id| **id as usize >= known) {
             return Err(Error::invalid(format!("expected token ids below {known}, but found {id}")));
         }
-        self.raw
-            .decode(ids, skip_special_tokens)
+        self.ask(|raw| raw.decode(ids, skip_special_tokens))
             .map_err(|error| Error::invalid(format!("these token ids cannot be decoded: {error}")))
     }
 }
@@ -429,6 +439,14 @@ mod tests {
             assert!(!tokenizer.has_more_than(&text[..1_000_000], tokens).unwrap(), "{model}");
             assert!(tokenizer.has_more_than(&text[..1_000_000], tokens / 2).unwrap(), "{model}");
         }
+    }
+
+    #[test]
+    fn a_map_of_characters_that_leads_beyond_its_end_is_an_error_and_no_panic() {
+        let damaged = include_bytes!("../../fuzz/corpus/pieces/a-map-that-leads-beyond-its-end");
+        let tokenizer = Tokenizer::from_pieces(damaged.to_vec()).unwrap();
+        let refusal = tokenizer.tokens("Hello, wörld!", true).unwrap_err();
+        insta::assert_snapshot!(refusal.chain(), @"the text cannot be tokenised");
     }
 
     #[test]

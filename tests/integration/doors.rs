@@ -50,6 +50,8 @@ const DOORS: &[(&str, &[&str])] = &[
     ("subtle::", &["src/api/auth/"]),
     ("axum::", &["src/api/", "src/cli/bench/server.rs", "src/cli/connections.rs", "functions/"]),
     ("hyper::", &["src/cli/connections.rs"]),
+    ("http_body::", &["src/api/sending.rs"]),
+    ("rustix::", &["src/cli/mod.rs"]),
 ];
 
 fn sources(folder: &Path) -> Vec<PathBuf> {

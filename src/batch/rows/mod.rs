@@ -9,6 +9,8 @@ use std::io::Read;
 use arrow_array::RecordBatch;
 use serde::Serialize;
 
+#[cfg(test)]
+pub(super) use self::parquet::samples;
 pub(super) use self::{
     csv::{CsvReader, CsvWriter, Header as CsvHeader},
     json_lines::{JsonLinesReader, JsonLinesWriter},
