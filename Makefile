@@ -67,7 +67,6 @@ bench: program $(BUNDLE)/manifest.toml $(BUNDLES)/zero-shot/manifest.toml $(BUND
 	  --compare $(PRECISIONS:%=.kivu/precisions/%) --json .kivu/bench.json --pictures docs/pictures
 
 .kivu/precisions/%/manifest.toml: models/minilm.toml | program
-	$(KIVU) doctor --fix
 	$(KIVU) build $< --out $(@D) --precision $*
 
 .PHONY: fleet
@@ -161,9 +160,11 @@ soak: program $(LOAD) $(BUNDLE)/manifest.toml ## The same, mixed, for an hour
 reliability: ## Put what fuzz, load and soak measured into docs/reliability.md
 	python3 tests/load/table.py $(MEASURED) docs/reliability.md
 
+# The program, and the library that it runs on: fetched where it is missing, checked against its hash each time.
 .PHONY: program
 program:
 	cargo build --profile $(PROFILE) --bin kivu
+	$(KIVU) doctor --fix
 
 # The tools of tests and packaging, pinned by version and hash.
 .PHONY: tools
@@ -229,5 +230,4 @@ $(LOAD):
 	cargo install --quiet --locked --root .kivu/load oha --version 1.16.0
 
 $(BUNDLES)/%/manifest.toml: models/%.toml | program
-	$(KIVU) doctor --fix
 	$(KIVU) build $< --out $(@D)
