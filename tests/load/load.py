@@ -9,12 +9,14 @@ mixture for longer. Only Python's standard library is needed.
 """
 
 import argparse
-import csv
+import atexit
+import contextlib
 import json
 import os
 import pathlib
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -37,6 +39,7 @@ class Server:
         environment = {**os.environ, "KIVU_LIMITS__REQUESTS": str(ROOM), "KIVU_LIMITS__TIMEOUT_MS": str(1000 * PATIENCE_S), "RUST_LOG": "error"}
         command = [kivu, "serve", bundle, "--listen", "127.0.0.1:0"]
         self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        atexit.register(self.process.kill)
         self.address = self.process.stdout.readline().strip().split("http://")[1]
         host, port = self.address.split(":")
         self.place = (host, int(port))
@@ -94,21 +97,21 @@ def percentile(values, share):
 
 
 def send(oha, server, seconds, callers, rate=None):
-    """What `oha` counted: how many answers of each status, how long they took, and connections that failed."""
+    """What `oha` counted: how many answers of each status, how long they took, and requests without an answer."""
     with tempfile.TemporaryDirectory() as folder:
-        body, out = pathlib.Path(folder, "body"), pathlib.Path(folder, "out")
+        body, answers = pathlib.Path(folder, "body"), pathlib.Path(folder, "answers")
         body.write_text(BODY)
-        command = [oha, "--no-tui", "--output-format", "csv", "--output", out, "-z", f"{seconds}s", "-c", str(callers), "-m", "POST", "-T", "application/json", "-D", body, "--wait-ongoing-requests-after-deadline"]
+        command = [oha, "--no-tui", "--output-format", "json", "--db-url", answers, "-z", f"{seconds}s", "-c", str(callers), "-m", "POST", "-T", "application/json", "-D", body, "--wait-ongoing-requests-after-deadline"]
         if rate:
             command += ["-q", str(rate)]
-        subprocess.run([*command, f"http://{server.address}/embed"], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        with out.open() as rows:
-            rows = [{name.strip().lower(): value.strip() for name, value in row.items()} for row in csv.DictReader(rows)]
-    name = next(name for name in rows[0] if "duration" in name)
+        output = subprocess.run([*command, f"http://{server.address}/embed"], check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        with contextlib.closing(sqlite3.connect(answers)) as database:
+            rows = database.execute("SELECT status, 1000 * duration FROM oha").fetchall()
     statuses = {}
-    for row in rows:
-        statuses.setdefault(row["status"], []).append(1000 * float(row[name]))
-    told = {"requests": len(rows), "a_second": round(len(rows) / seconds), "callers": callers}
+    for status, took in rows:
+        statuses.setdefault(str(status), []).append(took)
+    lost = sum(json.loads(output.stdout)["errorDistribution"].values())
+    told = {"requests": len(rows) + lost, "lost": lost, "a_second": round(len(rows) / seconds), "callers": callers}
     for status, times in sorted(statuses.items()):
         told[status] = {"answers": len(times), "a_second": round(len(times) / seconds), "p50_ms": round(percentile(times, 0.5), 2), "p99_ms": round(percentile(times, 0.99), 2)}
     return told
@@ -207,6 +210,7 @@ def mixed(oha, server, seconds):
     resident, files = growth(watch.samples)
     return {
         "seconds": seconds, "requests": sum(run["requests"] for run in sent), "statuses": statuses,
+        "lost": sum(run["lost"] for run in sent),
         "slow_callers": sum(run["connections"] for run in slow), "large_bodies": len(large),
         "resident_mb_growth": resident, "open_files_growth": files, **watch.told(),
     }
@@ -234,6 +238,7 @@ def main():
             told = work()
         found[name] = {**told, **watch.told()}
         print(name, json.dumps(found[name]), flush=True)
+        holds(f"nothing lost: {name}", told.get("beside", told).get("lost", 0) == 0)
         return found[name]
 
     if arguments.soak:
@@ -243,6 +248,7 @@ def main():
         holds("memory flat", soak["resident_mb_growth"] < 0.1 * soak["resident_mb_before"] + 5)
         holds("open files flat", soak["open_files_after"] <= 64)
         holds("no other answers than 200 and 429", set(soak["statuses"]) <= {"200", "429"})
+        holds("nothing lost", soak["lost"] == 0)
     else:
         # The first crowd makes room that stays: what matters is that a second one needs no more.
         send(oha, server, 2, 4 * TIMES * ROOM)
@@ -268,6 +274,7 @@ def main():
         holds("memory flat with bodies that are too large", large["resident_mb_most"] < 1.1 * large["resident_mb_before"] + 16)
         found["mixed"] = mixed(oha, server, 3 * seconds)
         print("mixed", json.dumps(found["mixed"]), flush=True)
+        holds("nothing lost: mixed", found["mixed"]["lost"] == 0)
     found["stopped_in_s"] = round(server.stop(), 2)
     found["failures"] = failures
     arguments.json.write_text(json.dumps(found, indent=1) + "\n")

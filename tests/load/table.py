@@ -42,9 +42,15 @@ def loaded(found):
         f"Of {slow['connections']} callers who dribbled, {slow['closed_by_the_server']} were closed. "
         f"{large['bodies']} bodies of {large['megabytes']} MB were answered {json.dumps(large['statuses'])}. "
         f"Mixed for {mixed['seconds']} s: {mixed['requests']:,} requests, {json.dumps(mixed['statuses'])}. "
-        f"Asked to stop, it ended after {found['stopped_in_s']} s. "
-        + (f"Did not hold: {', '.join(found['failures'])}." if found["failures"] else "All that was asked of it held."),
+        f"{sum(told.get('beside', told).get('lost', 0) for told in found.values() if isinstance(told, dict)):,} requests had no answer. "
+        + ended(found),
     ]
+
+
+def ended(found):
+    failures = found["failures"]
+    held = f"Did not hold: {', '.join(failures)}." if failures else "All that was asked of it held."
+    return f"Asked to stop, it ended after {found['stopped_in_s']} s. {held}"
 
 
 def soaked(found):
@@ -54,7 +60,7 @@ def soaked(found):
         f"{soak['slow_callers']:,} callers who dribbled, {soak['large_bodies']:,} bodies that were too large. "
         f"From the second to the last quarter, memory grew by {soak['resident_mb_growth']} MB of "
         f"{soak['resident_mb_before']} and open files by {soak['open_files_growth']:.0f}; "
-        f"afterwards there were {soak['open_files_after']}.",
+        f"afterwards there were {soak['open_files_after']}. {soak['lost']:,} requests had no answer. " + ended(found),
     ]
 
 
