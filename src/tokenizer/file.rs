@@ -5,11 +5,13 @@
 
 use std::{fmt, panic};
 
+use base64::{Engine, prelude::BASE64_STANDARD};
 use bytes::{Buf, Bytes};
 use serde::{
     Deserialize, Deserializer,
     de::{Error as _, IgnoredAny, MapAccess, Visitor, value::MapAccessDeserializer},
 };
+use serde_json::Value;
 use tokenizers::{
     AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
     models::{ModelWrapper, bpe::BPE, unigram::Unigram, wordlevel::WordLevel, wordpiece::WordPiece},
@@ -29,6 +31,7 @@ struct File<M> {
     version: Option<String>,
     #[serde(default)]
     added_tokens: Vec<NumberedToken>,
+    #[serde(default, deserialize_with = "normalizer")]
     normalizer: Option<NormalizerWrapper>,
     pre_tokenizer: Option<PreTokenizerWrapper>,
     post_processor: Option<PostProcessorWrapper>,
@@ -43,6 +46,34 @@ const VERSION: &str = "1.0";
 struct NumberedToken {
     #[serde(flatten)]
     token: AddedToken,
+}
+
+/// A normalizer whose maps of characters are as long as they say: the crate takes that much memory before it looks.
+fn normalizer<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<Option<NormalizerWrapper>, D::Error> {
+    let Some(settings) = Option::<Value>::deserialize(deserializer)? else { return Ok(None) };
+    if !has_whole_maps(&settings) {
+        return Err(D::Error::custom("expected a map of characters, but found one that is not whole"));
+    }
+    NormalizerWrapper::deserialize(settings).map(Some).map_err(D::Error::custom)
+}
+
+/// Whether the maps among `settings` hold the trie whose length in bytes they begin with, as SentencePiece writes
+/// them; what is no map at all is left to the crate.
+fn has_whole_maps(settings: &Value) -> bool {
+    match settings {
+        Value::Object(members) => members.iter().all(|(name, value)| match value {
+            Value::String(map) if name == "precompiled_charsmap" => {
+                let length = map.get(..8).and_then(|start| BASE64_STANDARD.decode(start).ok());
+                let length = length.as_deref().and_then(|start| start.first_chunk().copied());
+                length.is_none_or(|length| u32::from_le_bytes(length) as usize <= map.len() / 4 * 3)
+            }
+            value => has_whole_maps(value),
+        }),
+        Value::Array(elements) => elements.iter().all(has_whole_maps),
+        _ => true,
+    }
 }
 
 /// Reads a file with the vocabulary that is in it.
@@ -69,7 +100,7 @@ pub(super) fn read_pieces(mut file: Bytes) -> Result<RawTokenizer> {
 /// none: the length of the rest of the JSON, that rest, the vocabulary.
 pub(super) fn pieces_of(json: &[u8]) -> Result<Option<Vec<u8>>> {
     let model = parse::<ModelWrapper>(json)?.model;
-    let mut file: serde_json::Value = serde_json::from_slice(json).map_err(unreadable)?;
+    let mut file: Value = serde_json::from_slice(json).map_err(unreadable)?;
     let Some(pieces) = Vocabulary::file_of(&model, &file["model"].take()) else { return Ok(None) };
     let rest = serde_json::to_vec(&file).map_err(unreadable)?;
     Ok(Some([&(rest.len() as u64).to_le_bytes(), rest.as_slice(), &pieces].concat()))

@@ -450,6 +450,13 @@ mod tests {
     }
 
     #[test]
+    fn a_map_of_characters_that_says_it_takes_gigabytes_is_refused_before_it_does() {
+        let damaged = include_bytes!("../../fuzz/corpus/pieces/a-map-that-says-it-takes-gigabytes");
+        let refusal = Tokenizer::from_pieces(damaged.to_vec()).unwrap_err();
+        insta::assert_snapshot!(refusal.chain(), @"cannot read the tokenizer: expected a map of characters, but found one that is not whole at line 1 column 29463");
+    }
+
+    #[test]
     fn damaged_pieces_are_refused() {
         let pieces = Tokenizer::pieces_of(&fixture("tiny-deberta-v2")).unwrap().unwrap();
         for length in (0..pieces.len()).step_by(97) {
