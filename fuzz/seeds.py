@@ -189,6 +189,41 @@ def numbered(contents):
     return {f"{number:02}": content for number, content in enumerate(contents)}
 
 
+def tokenizer():
+    """One of words, with every kind of part that there is around a vocabulary."""
+    pattern, behavior = {"Regex": "o+"}, "Isolated"
+    token = {"id": 2, "content": "<s>", "single_word": False, "lstrip": True, "rstrip": False, "normalized": False, "special": True}
+    sequence = lambda name, parts: {"type": "Sequence", name: [{"type": part} if isinstance(part, str) else part for part in parts]}
+    special = {"<s>": {"id": "<s>", "ids": [2], "tokens": ["<s>"]}}
+    single = [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
+    return {
+        "version": "1.0",
+        "added_tokens": [token],
+        "normalizer": sequence("normalizers", [
+            {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True},
+            {"type": "Strip", "strip_left": True, "strip_right": True}, "StripAccents", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Nmt",
+            {"type": "Prepend", "prepend": "_"}, {"type": "Replace", "pattern": pattern, "content": "o"},
+        ]),
+        "pre_tokenizer": sequence("pretokenizers", [
+            "Whitespace", "WhitespaceSplit", "BertPreTokenizer", "UnicodeScripts", {"type": "Digits", "individual_digits": True},
+            {"type": "Punctuation", "behavior": behavior}, {"type": "CharDelimiterSplit", "delimiter": "x"},
+            {"type": "Split", "pattern": pattern, "behavior": behavior, "invert": False},
+            {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True},
+        ]),
+        "post_processor": sequence("processors", [
+            {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+            {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special},
+        ]),
+        "decoder": sequence("decoders", [
+            "ByteFallback", "Fuse", {"type": "Strip", "content": "_", "start": 1, "stop": 0}, {"type": "Replace", "pattern": pattern, "content": " "},
+            {"type": "WordPiece", "prefix": "##", "cleanup": True}, {"type": "BPEDecoder", "suffix": "</w>"},
+            {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True},
+        ]),
+        "model": {"type": "WordLevel", "vocab": {"<unk>": 0, "hello": 1, "<s>": 2, "_hello": 3}, "unk_token": "<unk>"},
+    }
+
+
 def main():
     bodies = [(route, json.dumps(body).encode()) for route, body in REQUESTS]
     write("request", numbered(bytes([route]) + body for route, body in bodies))
@@ -238,6 +273,9 @@ def main():
     settings = {"additional_special_tokens": ["__en__"], "unk_token": "<unk>", "source_lang": "en", "target_lang": "pt", "model_max_length": 512, "added_tokens_decoder": {"3": {"content": "__pt__", "special": True}}}
     bare = {key: content for key, content in settings.items() if key != "added_tokens_decoder"}
     write("sentencepiece", {f"{kind}-{number}": parts(json.dumps(chosen).encode(), json.dumps(ids).encode(), pieces(names, number)) for kind, chosen in [("listed", settings), ("bare", bare)] for number in (1, 2)})
+    models = {"word-piece": "tiny-bert", "byte-pairs": "tiny-roberta", "unigram": "tiny-deberta-v2"}
+    write("tokenizer", {kind: (FIXTURES / "models" / name / "tokenizer.json").read_bytes() for kind, name in models.items()})
+    write("tokenizer", {"parts": json.dumps(tokenizer()).encode()})
     for name in ["tiny-marian", "tiny-m2m100", "tiny-nllb"]:
         write("translation_config", {name: (FIXTURES / "models" / name / "config.json").read_bytes()})
     bert = json.loads((FIXTURES / "models/tiny-bert/config.json").read_bytes())

@@ -17,7 +17,7 @@ pub const MOST_BYTES: u64 = 32 * 1024 * 1024;
 pub type Reader = fn(&[u8]);
 
 /// Every reader, with the name that its inputs lie under.
-pub const READERS: [(&str, Reader); 19] = [
+pub const READERS: [(&str, Reader); 20] = [
     ("config", config),
     ("csv", batch::fuzzing::csv),
     ("event", batch::fuzzing::event),
@@ -35,6 +35,7 @@ pub const READERS: [(&str, Reader); 19] = [
     ("sentencepiece", build::fuzzing::pieces_of_translation),
     ("student", build::fuzzing::student),
     ("tensors", api::fuzzing::tensors),
+    ("tokenizer", tokenizer),
     ("translation_config", build::fuzzing::translation_config),
     ("weights", build::fuzzing::weights),
 ];
@@ -71,9 +72,24 @@ fn manifest(bytes: &[u8]) {
     assert_eq!(again.ok(), Some(written), "a manifest that is written as another");
 }
 
-/// A tokenizer in the form that is loaded quickly, at its work.
+/// A `tokenizer.json`, as it is and in the form that is loaded quickly.
+fn tokenizer(bytes: &[u8]) {
+    if let Ok(tokenizer) = Tokenizer::from_json(bytes) {
+        tokenise(&tokenizer);
+    }
+    if let Ok(Some(made)) = Tokenizer::pieces_of(bytes) {
+        pieces(&made);
+    }
+}
+
+/// A tokenizer in the form that is loaded quickly.
 fn pieces(bytes: &[u8]) {
-    let Ok(tokenizer) = Tokenizer::from_pieces(bytes.to_vec()) else { return };
+    if let Ok(tokenizer) = Tokenizer::from_pieces(bytes.to_vec()) {
+        tokenise(&tokenizer);
+    }
+}
+
+fn tokenise(tokenizer: &Tokenizer) {
     for text in ["Hello, wörld!", "", "\u{0}\u{10ffff} 漢字 👩‍👩‍👧"] {
         if let Ok(tokens) = tokenizer.tokens(text, true) {
             let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();

@@ -7,7 +7,7 @@ use axum::{
     extract::{FromRequestParts, Path, Request},
     http::{
         HeaderMap, StatusCode,
-        header::{CONTENT_ENCODING, CONTENT_TYPE},
+        header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT},
         request::Parts,
     },
     response::Response,
@@ -95,8 +95,21 @@ pub(super) async fn read_bytes(app: &App, request: Request) -> Result<(HeaderMap
             "expected a body in `gzip`, in `deflate` or as it is, but found {encoding:?}"
         )));
     }
-    let bytes = deadline.bound(collect(body, app.limits.body_bytes)).await?;
+    let limit = app.limits.body_bytes;
+    if let Some(announced) = announced(&parts.headers).filter(|bytes| *bytes > limit as u64) {
+        return Err(Error::too_large(format!(
+            "expected a body of at most {limit} bytes, but found one of {announced} announced"
+        )));
+    }
+    let bytes = deadline.bound(collect(body, limit)).await?;
     Ok((parts.headers, bytes, deadline))
+}
+
+/// The length of a body that is only sent once the caller is told to go on, as curl does with those of a megabyte.
+fn announced(headers: &HeaderMap) -> Option<u64> {
+    let waits = headers.get(EXPECT)?.as_bytes().eq_ignore_ascii_case(b"100-continue");
+    let length = headers.get(CONTENT_LENGTH).filter(|_| waits)?;
+    length.to_str().ok()?.parse().ok()
 }
 
 /// The whole body.

@@ -54,10 +54,11 @@ const DOORS: &[(&str, &[&str])] = &[
     ("rustix::", &["src/cli/mod.rs"]),
 ];
 
-fn sources(folder: &Path) -> Vec<PathBuf> {
+/// The files of a folder, and those of the folders in it, by the ends of their names.
+pub(crate) fn sources(folder: &Path, extension: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let sources = entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] });
-    sources.filter(|path| path.extension().is_some_and(|extension| extension == "rs")).collect()
+    let sources = entries.flat_map(|path| if path.is_dir() { sources(&path, extension) } else { vec![path] });
+    sources.filter(|path| path.extension().is_some_and(|found| found == extension)).collect()
 }
 
 /// Whether a line of code names the crate, at the beginning of a path.
@@ -72,7 +73,7 @@ fn names(line: &str, door: &str) -> bool {
 fn every_foreign_crate_has_one_door() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let files: Vec<PathBuf> =
-        ["src", "functions"].iter().flat_map(|folder| sources(&root.join(folder))).collect();
+        ["src", "functions"].iter().flat_map(|folder| sources(&root.join(folder), "rs")).collect();
     let mut elsewhere = Vec::new();
     for (door, places) in DOORS {
         let mut is_used = false;

@@ -27,6 +27,7 @@ mod models;
 mod page;
 mod properties;
 mod readme;
+mod reliability;
 mod s3;
 mod serving;
 mod translation;

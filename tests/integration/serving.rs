@@ -168,7 +168,8 @@ fn bad_requests_leave_the_server_standing() {
     let long_word = "x".repeat(1_000_000);
     let many = format!(r#"{{"inputs": [{}"a"]}}"#, r#""a","#.repeat(9_999));
     let hosted = |host: &str| post(&head.replace("host: x", host), br#"{"inputs": "a text"}"#);
-    let cases: [(&str, Vec<u8>, &str); 11] = [
+    let asks = format!("{head}expect: 100-continue\r\ncontent-length: 99999999999\r\n\r\n");
+    let cases: [(&str, Vec<u8>, &str); 12] = [
         ("a megabyte of one word", post(head, format!(r#"{{"inputs": "{long_word}"}}"#).as_bytes()), "200"),
         ("10,000 texts", post(head, many.as_bytes()), "413"),
         ("invalid UTF-8", post(head, b"{\"inputs\": \"\xc3\x28\"}"), "400"),
@@ -176,6 +177,7 @@ fn bad_requests_leave_the_server_standing() {
         ("a body beyond the limit", post(head, &vec![b' '; 7 * 1024 * 1024]), "413"),
         // It is cut off at some point, with or without the client hearing why.
         ("a body far beyond the limit", post(head, &vec![b' '; 40 * 1024 * 1024]), ""),
+        ("a body beyond the limit that is announced", asks.into_bytes(), "413"),
         ("no HTTP", b"hello\r\n\r\n".to_vec(), "400"),
         ("a host that is none", hosted("host: [::bad"), "200"),
         ("a host that would be a place", hosted("host: a b/../%00@evil:99999"), "200"),

@@ -1,0 +1,28 @@
+//! What `docs/reliability.md` tells of faults is tested by what it says.
+
+use std::fs;
+
+use crate::{doors::sources, live::root};
+
+#[test]
+fn every_fault_that_is_told_of_has_its_test() {
+    let tests: String = [("src", "rs"), ("tests", "rs"), ("tests", "py")]
+        .iter()
+        .flat_map(|(folder, extension)| sources(&root().join(folder), extension))
+        .map(|file| fs::read_to_string(file).unwrap())
+        .collect();
+    let page = fs::read_to_string(root().join("docs/reliability.md")).unwrap();
+    let (_, faults) = page.split_once("\n| what happens |").expect("the page has a table of faults");
+    let rows: Vec<&str> = faults.lines().skip(2).take_while(|line| line.starts_with('|')).collect();
+    assert!(rows.len() > 10, "{rows:#?}");
+    for row in rows {
+        let named: Vec<&str> = row.trim_end_matches(" |").rsplit(" | ").next().unwrap().split('`').collect();
+        let name = named.get(1).unwrap_or_else(|| panic!("no test is named: {row}"));
+        let exists = if name.contains('/') {
+            root().join(name).is_file()
+        } else {
+            ["fn", "def"].iter().any(|word| tests.contains(&format!("{word} {name}(")))
+        };
+        assert!(exists, "`{name}` is no test: {row}");
+    }
+}
