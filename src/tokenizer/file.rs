@@ -3,7 +3,10 @@
 //! The `tokenizers` crate reads the model in it through three generic forms, one after the other, which takes
 //! twice as long.
 
-use std::{fmt, panic};
+use std::{
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use bytes::{Buf, Bytes};
@@ -107,9 +110,7 @@ pub(super) fn pieces_of(json: &[u8]) -> Result<Option<Vec<u8>>> {
 }
 
 fn parse<'a, M: Deserialize<'a>>(json: &'a [u8]) -> Result<File<M>> {
-    // The crate unwraps some of what it reads.
-    let read = panic::catch_unwind(|| serde_json::from_slice::<File<M>>(json));
-    let file = read.map_err(|_| unreadable("its parts do not fit together"))?.map_err(unreadable)?;
+    let file: File<M> = guarded(|| serde_json::from_slice(json).map_err(unreadable))?;
     if let Some(version) = file.version.as_deref().filter(|version| *version != VERSION) {
         return Err(Error::model(format!(
             "expected a tokenizer of version {VERSION}, but found `{}`",
@@ -119,21 +120,28 @@ fn parse<'a, M: Deserialize<'a>>(json: &'a [u8]) -> Result<File<M>> {
     Ok(file)
 }
 
+/// Does something with the crate, which panics where parts of a tokenizer do not fit together.
+fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(unreadable("its parts do not fit together")))
+}
+
 fn unreadable(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
     Error::model_because("cannot read the tokenizer", error)
 }
 
 impl<M> File<M> {
     fn assemble(self, vocabulary: impl FnOnce(M) -> Vocabulary) -> Result<RawTokenizer> {
-        let mut tokenizer = RawTokenizer::new(vocabulary(self.model));
-        tokenizer.with_normalizer(self.normalizer).map_err(unreadable)?;
-        tokenizer
-            .with_pre_tokenizer(self.pre_tokenizer)
-            .with_post_processor(self.post_processor)
-            .with_decoder(self.decoder);
-        let tokens = self.added_tokens.into_iter().map(|numbered| numbered.token);
-        tokenizer.add_tokens(tokens).map_err(unreadable)?;
-        Ok(tokenizer)
+        guarded(|| {
+            let mut tokenizer = RawTokenizer::new(vocabulary(self.model));
+            tokenizer.with_normalizer(self.normalizer).map_err(unreadable)?;
+            tokenizer
+                .with_pre_tokenizer(self.pre_tokenizer)
+                .with_post_processor(self.post_processor)
+                .with_decoder(self.decoder);
+            let tokens = self.added_tokens.into_iter().map(|numbered| numbered.token);
+            tokenizer.add_tokens(tokens).map_err(unreadable)?;
+            Ok(tokenizer)
+        })
     }
 }
 

@@ -457,6 +457,13 @@ mod tests {
     }
 
     #[test]
+    fn an_added_token_that_the_map_of_characters_leads_astray_is_an_error_and_no_panic() {
+        let damaged = include_bytes!("../../fuzz/corpus/tokenizer/a-map-that-breaks-an-added-token");
+        let refusal = Tokenizer::from_json(damaged).unwrap_err();
+        insta::assert_snapshot!(refusal.chain(), @"cannot read the tokenizer: its parts do not fit together");
+    }
+
+    #[test]
     fn damaged_pieces_are_refused() {
         let pieces = Tokenizer::pieces_of(&fixture("tiny-deberta-v2")).unwrap().unwrap();
         for length in (0..pieces.len()).step_by(97) {
