@@ -1,16 +1,16 @@
-# Everything that is fetched or built for tests lies under .kivu; cargo's own output under target.
+# Everything that is fetched or built for tests is under .kivu; cargo's own output is under target.
 
-# What the program is compiled for: release, or quick, which keeps nobody waiting.
-PROFILE := release
-KIVU = target/$(PROFILE)/kivu
+# `make run` and `make test` share one compilation; what is measured or deployed is compiled with --release.
+PROFILE := dev
+KIVU = target/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/kivu
 BUNDLES := .kivu/bundles
 BUNDLE := $(BUNDLES)/minilm
 MODELS := $(basename $(notdir $(wildcard models/*.toml)))
-PYTHON := .kivu/python/bin/python
+PYTHON := .kivu/clients/bin/python
 # What quality and size are compared with.
 PRECISIONS := int8-blocks fp32
 S3_PYTHON := .kivu/s3/bin/python
-CARGO_LAMBDA := .kivu/lambda/bin/cargo-lambda
+LAMBDA := .kivu/lambda/bin
 FLEET := .kivu/fleet
 PACKAGE := target/lambda/kivu-api.zip
 DEPLOY := .kivu/deploy/bin
@@ -18,40 +18,74 @@ CHECKOV := .kivu/checkov/bin/checkov
 PAGE := .kivu/page/bin/python
 PEERS := .kivu/peers
 DOCUMENT := .kivu/document/bin/python
+UV := .kivu/uv/bin/uv
 FUZZ := .kivu/fuzz/bin/cargo-fuzz
 AUDIT := .kivu/audit/bin/cargo-deny
 LOAD := .kivu/load/bin/oha
 MEASURED := .kivu/reliability
+
+# A clone compiles once, so that there is nothing to gain from remembering parts of it.
+ifdef CI
+export CARGO_INCREMENTAL := 0
+endif
 
 .PHONY: help
 help: ## What can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
 .PHONY: run
-run: PROFILE := quick
 run: program $(MODELS:%=$(BUNDLES)/%/manifest.toml) ## Serve the models of models/ on http://127.0.0.1:8080
 	$(KIVU) serve $(BUNDLES)
 
+# Steps that do not need each other run side by side; a table of their seconds ends the output.
+TIMES := .kivu/test-times
+TIMED = @tests/timed.py $(TIMES) $@ --
+
 .PHONY: test
-test: tools ## Set up whatever tests need, then run all of them
-	cargo fmt --check
-	cargo test --no-run
-	cargo run --quiet -- doctor --fix
-	for model in $(MODELS); do \
-	  cargo run --quiet -- build models/$$model.toml --out $(BUNDLES)/$$model || exit 1; done
-	cargo run --quiet -- doctor --fix --function $(shell uname -m | sed s/aarch64/arm64/)
-	TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(CARGO_LAMBDA)) \
-	TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) \
-	  TEST_TRITON=$(abspath $(FLEET)) TEST_PAGE=$(abspath $(PAGE)) \
-	  TEST_DOCUMENT=$(abspath $(DOCUMENT)) \
-	  TEST_CHROMIUM=$$($(PAGE) tests/page/chromium.py .kivu/chromium) cargo test
-# By itself, since it compiles for Lambda, beside which no other test keeps its time.
-	$(MAKE) walk
+test: ## Set up whatever tests need, then run all of them
+	mkdir -p .kivu
+	rm -f $(TIMES)
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=line test-all; \
+	  status=$$?; tests/timed.py $(TIMES); exit $$status
+
+.PHONY: test-all test-compile test-bundles test-tools test-format test-rust test-walk
+test-all: test-format test-rust test-walk
+
+test-format:
+	$(TIMED) cargo fmt --check
+
+test-compile:
+	$(TIMED) cargo test --no-run
+
+test-tools: $(UV)
+	$(TIMED) $(MAKE) tools browser
+
+test-bundles: test-compile
+	$(TIMED) $(MAKE) bundles
+
+test-rust: test-tools test-bundles
+	$(TIMED) env $(TEST_TOOLS) cargo test
+
+test-walk: test-rust
+	$(TIMED) env TEST_WALK=compiled $(TEST_TOOLS) cargo test --test integration the_template_can_be_deployed_and_used
+
+TEST_TOOLS = TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(LAMBDA)/cargo-lambda) \
+  TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) \
+  TEST_TRITON=$(abspath $(FLEET)) TEST_PAGE=$(abspath $(PAGE)) TEST_DOCUMENT=$(abspath $(DOCUMENT)) \
+  TEST_CHROMIUM="$$($(PAGE) tests/page/chromium.py .kivu/chromium)"
+
+.PHONY: browser
+browser: $(PAGE_TOOLS)
+	$(PAGE) tests/page/chromium.py .kivu/chromium
+
+.PHONY: bundles
+bundles: program ## Build the models of models/, and fetch the runtime library that functions are packed with
+	for model in $(MODELS); do $(KIVU) build models/$$model.toml --out $(BUNDLES)/$$model || exit 1; done
+	$(KIVU) doctor --fix --function $(shell uname -m | sed s/aarch64/arm64/)
 
 .PHONY: walk
-walk: tools ## Deploy to an emulator of AWS, and go through the deployment as a user would
-	TEST_WALK=yes TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_CHECKOV=$(abspath $(CHECKOV)) \
-	  cargo test --test integration the_template_can_be_deployed_and_used
+walk: tools bundles ## Compile the functions for Lambda, deploy them to an emulator of AWS, and use the deployment
+	TEST_WALK=release $(TEST_TOOLS) cargo test --test integration the_template_can_be_deployed_and_used
 
 .PHONY: check
 check: lint test ## The tests, and clippy without warnings
@@ -62,6 +96,7 @@ lint:
 
 .PHONY: bench
 bench: $(PRECISIONS:%=.kivu/precisions/%/manifest.toml)
+bench: PROFILE := release
 bench: program $(BUNDLE)/manifest.toml $(BUNDLES)/zero-shot/manifest.toml $(BUNDLES)/translate-en-pt/manifest.toml ## Measure the service against the bare runtime, and draw it
 	$(KIVU) bench $(BUNDLE) --zero-shot $(BUNDLES)/zero-shot --translation $(BUNDLES)/translate-en-pt \
 	  --compare $(PRECISIONS:%=.kivu/precisions/%) --json .kivu/bench.json --pictures docs/pictures
@@ -70,37 +105,41 @@ bench: program $(BUNDLE)/manifest.toml $(BUNDLES)/zero-shot/manifest.toml $(BUND
 	$(KIVU) build $< --out $(@D) --precision $*
 
 .PHONY: fleet
-fleet: program tools $(BUNDLE)/manifest.toml ## Measure what forwarding to Triton costs
+fleet: PROFILE := release
+fleet: program $(FLEET_TOOLS) $(BUNDLE)/manifest.toml ## Measure what forwarding to Triton costs
 	$(FLEET)/bin/python tests/fleet/bench.py $(KIVU) $(BUNDLE)
 
 .PHONY: peers
-peers: program $(PEERS)/bin/python $(BUNDLES)/translate-en-pt/manifest.toml $(BUNDLES)/translate-pt-en/manifest.toml ## Measure translation against other engines
+peers: PROFILE := release
+peers: program $(PEER_TOOLS) $(BUNDLES)/translate-en-pt/manifest.toml $(BUNDLES)/translate-pt-en/manifest.toml ## Measure translation against other engines
 	$(PEERS)/bin/python tests/translation/bench.py $(KIVU) $(BUNDLES) $(PEERS)/large
 
 INVOKED := --env KIVU_MODELS=$(abspath $(BUNDLE)) --env KIVU_HOME=$(abspath .kivu) --env KIVU_AUTH__MODE=none
 
 .PHONY: invoke
-invoke: tools $(BUNDLE)/manifest.toml ## Send every form of event to the functions under the Lambda emulator
-	$(PYTHON) tests/lambda/invoke.py $(CARGO_LAMBDA) tests/lambda --release $(INVOKED)
-	$(S3_PYTHON) tests/lambda/invoke_batch.py $(CARGO_LAMBDA) --release $(INVOKED)
+invoke: $(CLIENT_TOOLS) $(LAMBDA_TOOLS) $(S3_TOOLS) $(BUNDLE)/manifest.toml ## Send every form of event to the functions under the Lambda emulator
+	$(PYTHON) tests/lambda/invoke.py $(LAMBDA)/cargo-lambda tests/lambda --release $(INVOKED)
+	$(S3_PYTHON) tests/lambda/invoke_batch.py $(LAMBDA)/cargo-lambda --release $(INVOKED)
 
 .PHONY: package
-package: tools $(BUNDLE)/manifest.toml ## The archive to deploy: function, runtime library, model and list of parts
+package: $(LAMBDA_TOOLS) $(CHECKOV_TOOLS) $(BUNDLE)/manifest.toml ## The archive to deploy: function, runtime library, model and list of parts
 	$(dir $(CHECKOV))python -W ignore functions/parts.py target/kivu.cdx.json
-	PATH=$(abspath .kivu/lambda/bin):$$PATH $(CARGO_LAMBDA) lambda build --release --bin api
-	$(PYTHON) functions/package.py $(PACKAGE) --bundle $(BUNDLE)
-	$(PYTHON) tests/lambda/archive.py $(PACKAGE) tests/lambda/rest_plain.json
+	PATH=$(abspath $(LAMBDA)):$$PATH cargo lambda build --release --bin api
+	python3 functions/package.py $(PACKAGE) --bundle $(BUNDLE)
+	python3 tests/lambda/archive.py $(PACKAGE) tests/lambda/rest_plain.json
 
 # What is deployed, and how: make deploy STACK=kivu PARAMETERS="Memory=1024 Batch=yes"
 STACK ?= kivu
 ARCHITECTURE ?= arm64
 PARAMETERS ?=
 PACKED ?= $(BUNDLE)
-SAM := PATH=$(abspath .kivu/lambda/bin):$$PATH SAM_CLI_TELEMETRY=0 $(DEPLOY)/sam
+# Where `cargo lambda` is, which compiles the functions.
+CARGO_LAMBDA ?= $(abspath $(LAMBDA))
+SAM := PATH=$(CARGO_LAMBDA):$$PATH SAM_CLI_TELEMETRY=0 $(DEPLOY)/sam
 OPERATE := $(DEPLOY)/python functions/operate.py $(STACK)
 
 .PHONY: deploy
-deploy: tools $(PACKED:%=%/manifest.toml) ## Put it into the AWS account whose credentials are set
+deploy: program $(DEPLOY_TOOLS) $(LAMBDA_TOOLS) $(PACKED:%=%/manifest.toml) ## Put it into the AWS account whose credentials are set
 	$(KIVU) doctor --fix --function $(ARCHITECTURE)
 	$(MAKE) stack
 
@@ -116,19 +155,19 @@ stack:
 	  --no-fail-on-empty-changeset --parameter-overrides Architecture=$(ARCHITECTURE) $(PARAMETERS)
 
 .PHONY: key
-key: tools program ## Make a key for a caller: make key NAME=alice
+key: $(DEPLOY_TOOLS) program ## Make a key for a caller: make key NAME=alice
 	$(OPERATE) key $(NAME) --kivu $(KIVU)
 
 .PHONY: status
-status: tools ## How the deployment is: addresses, alarms, queues
+status: $(DEPLOY_TOOLS) ## How the deployment is: addresses, alarms, queues
 	$(OPERATE) status
 
 .PHONY: logs
-logs: tools ## The log of the deployment, as it is written
+logs: $(DEPLOY_TOOLS) ## The log of the deployment, as it is written
 	$(OPERATE) logs
 
 .PHONY: undeploy
-undeploy: tools ## Remove the deployment; buckets with something in them stay
+undeploy: $(DEPLOY_TOOLS) ## Remove the deployment; buckets with something in them stay
 	$(OPERATE) undeploy
 
 # Seconds for each reader, of those named in READERS or of all.
@@ -145,6 +184,7 @@ audit: $(AUDIT) ## Licences, sources, duplicates and known faults of what this i
 	$(AUDIT) check advisories
 
 .PHONY: load
+load: PROFILE := release
 load: program $(LOAD) $(BUNDLE)/manifest.toml ## Send a server more than it can do, and see what becomes of it
 	mkdir -p $(MEASURED)
 	python3 tests/load/load.py $(KIVU) $(BUNDLE) $(LOAD) --json $(MEASURED)/load.json
@@ -152,6 +192,7 @@ load: program $(LOAD) $(BUNDLE)/manifest.toml ## Send a server more than it can 
 # Seconds of mixed traffic.
 SOAK ?= 3600
 .PHONY: soak
+soak: PROFILE := release
 soak: program $(LOAD) $(BUNDLE)/manifest.toml ## The same, mixed, for an hour
 	mkdir -p $(MEASURED)
 	python3 tests/load/load.py $(KIVU) $(BUNDLE) $(LOAD) --json $(MEASURED)/soak.json --soak $(SOAK)
@@ -163,60 +204,54 @@ reliability: ## Put what fuzz, load and soak measured into docs/reliability.md
 # The program, and the library that it runs on: fetched where it is missing, checked against its hash each time.
 .PHONY: program
 program:
+	@mkdir -p .kivu
+	@test -e $(KIVU) || echo "Compiling Kivu and its crates: 2 to 8 minutes on two cores, the first time only."
 	cargo build --profile $(PROFILE) --bin kivu
 	$(KIVU) doctor --fix
 
-# The tools of tests and packaging, pinned by version and hash.
+# The tools of tests and packaging, pinned by version and hash, in an environment of Python for each purpose.
+CLIENT_TOOLS := .kivu/clients/installed
+LAMBDA_TOOLS := .kivu/lambda/installed
+DEPLOY_TOOLS := .kivu/deploy/installed
+CHECKOV_TOOLS := .kivu/checkov/installed
+S3_TOOLS := .kivu/s3/installed
+FLEET_TOOLS := .kivu/fleet/installed
+PAGE_TOOLS := .kivu/page/installed
+DOCUMENT_TOOLS := .kivu/document/installed
+PEER_TOOLS := .kivu/peers/installed
+
 .PHONY: tools
-tools: $(PYTHON) $(CARGO_LAMBDA) $(DEPLOY)/sam $(CHECKOV) $(S3_PYTHON) $(FLEET)/installed $(PAGE) $(DOCUMENT)
+tools: $(CLIENT_TOOLS) $(LAMBDA_TOOLS) $(DEPLOY_TOOLS) $(CHECKOV_TOOLS) $(S3_TOOLS) $(FLEET_TOOLS) $(PAGE_TOOLS) $(DOCUMENT_TOOLS)
 
-$(PYTHON): tests/clients/requirements.txt
-	python3 -m venv .kivu/python
-	$@ -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
-	touch $@
+$(CLIENT_TOOLS): tests/clients/requirements.txt
+$(LAMBDA_TOOLS): tests/lambda/requirements.txt
+$(DEPLOY_TOOLS): tests/deploy/requirements.txt
+$(CHECKOV_TOOLS): tests/deploy/checkov.txt
+$(S3_TOOLS): tests/s3/requirements.txt
+$(FLEET_TOOLS): tests/fleet/requirements.txt
+$(PAGE_TOOLS): tests/page/requirements.txt
+$(DOCUMENT_TOOLS): tests/document/requirements.txt
+$(PEER_TOOLS): tests/translation/requirements.txt
 
-$(S3_PYTHON): tests/s3/requirements.txt
-	python3 -m venv .kivu/s3
-	$@ -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
-	touch $@
+# Of these, requirements leave out what their packages name and nothing here uses.
+$(DEPLOY_TOOLS) $(CHECKOV_TOOLS) $(FLEET_TOOLS): INSTALL_OPTIONS := --no-deps
 
-$(CARGO_LAMBDA): tests/lambda/requirements.txt
-	python3 -m venv .kivu/lambda
-	.kivu/lambda/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
+.kivu/%/installed: | $(UV)
+	@mkdir -p $(@D)
+	UV_CACHE_DIR=.kivu/uv/cache UV_PYTHON_DOWNLOADS=never $(UV) venv --quiet --clear --python python3 $(@D)
+	UV_CACHE_DIR=.kivu/uv/cache $(UV) pip install --quiet --python $(@D)/bin/python --require-hashes $(INSTALL_OPTIONS) \
+	  --requirement $<
+	$(AFTER_INSTALL)
 	touch $@
 
 # Triton's backend for models in Python runs a program that is made for one version of Python.
-$(FLEET)/installed: tests/fleet/requirements.txt
-	python3 -m venv $(FLEET)
-	$(FLEET)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --requirement $<
-	cd $(FLEET)/lib/python3*/site-packages/pytriton/tritonserver && \
+$(FLEET_TOOLS): AFTER_INSTALL = cd $(@D)/lib/python3*/site-packages/pytriton/tritonserver && \
 	  cp python_backend_stubs/$$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')/* backends/python/ && \
 	  chmod +x bin/tritonserver backends/python/triton_python_backend_stub
-	touch $@
 
-$(DEPLOY)/sam: tests/deploy/requirements.txt
-	python3 -m venv .kivu/deploy
-	$(DEPLOY)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
-	touch $@
-
-$(CHECKOV): tests/deploy/checkov.txt
-	python3 -m venv .kivu/checkov
-	.kivu/checkov/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
-	touch $@
-
-$(PAGE): tests/page/requirements.txt
-	python3 -m venv .kivu/page
-	$@ -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
-	touch $@
-
-$(PEERS)/bin/python: tests/translation/requirements.txt
-	python3 -m venv $(PEERS)
-	$@ -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
-	touch $@
-
-$(DOCUMENT): tests/document/requirements.txt
-	python3 -m venv .kivu/document
-	$@ -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
+$(UV): tests/tools/requirements.txt
+	python3 -m venv .kivu/uv
+	.kivu/uv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
 	touch $@
 
 # Of crates, with the versions that their authors locked.

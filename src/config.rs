@@ -25,6 +25,8 @@ pub const FILE: &str = "kivu.toml";
 /// The environment variable that names another.
 const FILE_VARIABLE: &str = "KIVU_CONFIG";
 const PREFIX: &str = "KIVU";
+/// The folder of a checkout that holds what the program fetches and builds.
+const HOME: &str = ".kivu";
 /// Set by Lambda: the function's memory in MB, which its share of the CPUs follows from.
 const LAMBDA_MEMORY: &str = "AWS_LAMBDA_FUNCTION_MEMORY_SIZE";
 /// The memory that comes with one whole CPU on Lambda.
@@ -39,7 +41,9 @@ pub type Variables = BTreeMap<String, String>;
 pub struct Config {
     /// The address that `kivu serve` listens on.
     pub listen: SocketAddr,
-    /// Where fetched packages and ONNX Runtime are kept.
+    /// The folder for what the program fetches and builds: packages, ONNX Runtime, bundles without a folder of
+    /// their own. [`Config::load`] defaults to the nearest `.kivu` of the working folder and its parents, or else
+    /// to `kivu` in the user's cache folder.
     pub home: PathBuf,
     /// A folder for bundles fetched from S3; without one they are loaded into memory and not kept.
     pub cache: Option<PathBuf>,
@@ -71,7 +75,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
-            home: ".kivu".into(),
+            home: HOME.into(),
             cache: None,
             onnxruntime: None,
             threads: None,
@@ -344,7 +348,13 @@ impl Config {
             .with_list_parse_key("fleet.urls")
             .with_list_parse_key("auth.keys")
             .source(Some(ours));
+        let home = default_home(std::env::current_dir().ok().as_deref(), variables);
         let mut config: Self = config::Config::builder()
+            .set_default("home", home.to_string_lossy().as_ref())
+            .map_err(|error| Error::Config {
+                message: "cannot set the default of `home`".into(),
+                source: Some(Box::new(error)),
+            })?
             .add_source(File::from(path.as_path()).format(FileFormat::Toml).required(required))
             .add_source(environment)
             .build()
@@ -390,10 +400,31 @@ impl Config {
         }
     }
 
+    /// The folder of bundles that were built without naming one.
+    pub fn bundles(&self) -> PathBuf {
+        self.home.join("bundles")
+    }
+
     /// The number of texts that a model runs at once: as configured, or one a CPU.
     pub fn threads(&self) -> NonZeroUsize {
         self.threads.or_else(|| thread::available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN)
     }
+}
+
+/// The value of `home` where nothing configures it.
+///
+/// The nearest [`HOME`] of the working folder and its parents, so that a checkout keeps everything to itself;
+/// elsewhere `kivu` in the user's cache folder, as the XDG Base Directory Specification defines it.
+fn default_home(working_folder: Option<&Path>, variables: &Variables) -> PathBuf {
+    let checkout = working_folder.into_iter().flat_map(Path::ancestors).map(|folder| folder.join(HOME));
+    let cache = || {
+        // The specification has relative paths ignored.
+        let absolute = |name: &str| variables.get(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        absolute("XDG_CACHE_HOME")
+            .or_else(|| Some(absolute("HOME")?.join(".cache")))
+            .map(|cache| cache.join("kivu"))
+    };
+    checkout.into_iter().find(|folder| folder.is_dir()).or_else(cache).unwrap_or_else(|| HOME.into())
 }
 
 /// Whether every path can go below it: plain segments, each after a slash.
@@ -480,6 +511,23 @@ mod tests {
     #[test]
     fn a_file_that_was_named_must_be_there() {
         assert!(Config::load(Some(Path::new("/nowhere/kivu.toml")), &variables(&[])).is_err());
+    }
+
+    #[test]
+    fn home_is_that_of_a_checkout_or_in_the_users_cache() {
+        let folder = tempfile::tempdir().unwrap();
+        let below = folder.path().join("a/b");
+        std::fs::create_dir_all(&below).unwrap();
+        let home = |pairs: &[(&str, &str)]| default_home(Some(&below), &variables(pairs));
+        let user = ("HOME", "/home/ada");
+        assert_eq!(home(&[user]), Path::new("/home/ada/.cache/kivu"));
+        assert_eq!(home(&[user, ("XDG_CACHE_HOME", "/cache")]), Path::new("/cache/kivu"));
+        assert_eq!(home(&[user, ("XDG_CACHE_HOME", "cache")]), Path::new("/home/ada/.cache/kivu"));
+        assert_eq!(home(&[]), Path::new(".kivu"));
+        let checkout = folder.path().join(".kivu");
+        std::fs::create_dir(&checkout).unwrap();
+        assert_eq!(home(&[user]), checkout);
+        assert_eq!(load("", &[("KIVU_HOME", "/there")]).unwrap().home, Path::new("/there"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 mod report;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{ffi::OsStr, path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
@@ -20,6 +20,7 @@ use crate::{
 const EXAMPLES: &str = "\
 Examples:
   kivu build path/to/model --out my-model                     a Hugging Face folder
+  kivu build path/to/model                                    the same, into the folder that `kivu serve` knows
   kivu build path/to/model --out my-model --precision fp32    the same, unquantised
   kivu build path/to/export --out my-model --task text-classification
   kivu build path/to/model --out my-model --json              for a script
@@ -35,9 +36,10 @@ Examples:
 pub(super) struct Arguments {
     /// A recipe, a Hugging Face folder, an ONNX export or a Bergamot folder
     source: PathBuf,
-    /// The folder of the bundle; a bundle that is there is replaced
+    /// The folder of the bundle; a bundle that is there is replaced [default: bundles/NAME in `home`, from where
+    /// `kivu serve NAME` serves it]
     #[arg(long, value_name = "DIR")]
-    out: PathBuf,
+    out: Option<PathBuf>,
     /// What the model is for, where the source does not say
     #[arg(long)]
     task: Option<Task>,
@@ -54,17 +56,21 @@ pub(super) struct Arguments {
 
 pub(super) fn run(arguments: Arguments, config: &Config) -> Result<ExitCode> {
     let runtime = Runtime::load(&library::locate(config.onnxruntime.as_deref(), &config.home)?)?;
+    let out = arguments.out.unwrap_or_else(|| {
+        let name = arguments.name.as_deref().map(OsStr::new).or_else(|| arguments.source.file_stem());
+        config.bundles().join(name.unwrap_or_default())
+    });
     let request = Request {
         source: arguments.source,
-        out: arguments.out.clone(),
+        out: out.clone(),
         name: arguments.name,
         task: arguments.task,
         precision: arguments.precision,
         cache: config.home.clone(),
     };
     let built = build(&request, runtime, &Terminal::new())?;
-    let serving = Serving::measure(&arguments.out, &built.bundle, config);
-    let out = arguments.out.display().to_string();
+    let serving = Serving::measure(&out, &built.bundle, config);
+    let out = out.display().to_string();
     let report = Report::new(&built, &out, serving);
     if arguments.json {
         let json = serde_json::to_string_pretty(&report)

@@ -127,6 +127,13 @@ fn wants_colours() -> bool {
     io::stderr().is_terminal() && !refused
 }
 
+/// The bundle that a command line names: a path or URL, or else the name of a bundle in [`Config::bundles`].
+fn bundle(named: PathBuf, config: &Config) -> PathBuf {
+    let built = config.bundles().join(&named);
+    let is_name = named.components().count() == 1 && !named.exists();
+    if is_name && built.is_dir() { built } else { named }
+}
+
 /// Writes a result to standard output.
 fn say(line: &str) -> Result<()> {
     writeln!(io::stdout(), "{line}").map_err(Error::io("cannot write to standard output"))

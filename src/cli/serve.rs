@@ -8,7 +8,7 @@ use tokio::{net::TcpListener, runtime::Builder, signal};
 use super::{connections, say};
 use crate::{
     api::{App, Guard, Reach, below, router},
-    config::{Config, ModelConfig},
+    config::Config,
     error::{Error, Result},
     model::Model,
     pipeline::Task,
@@ -22,12 +22,14 @@ const EXAMPLES: &str = "\
 Examples:
   kivu serve my-model                           one bundle, on http://127.0.0.1:8080
   kivu serve bundles --listen 127.0.0.1:9000    all bundles of a folder, on another port
-  kivu serve                                    those that kivu.toml names";
+  kivu serve minilm                             a bundle that was built without --out, by its name
+  kivu serve                                    those that kivu.toml names, or all that were built without --out";
 
 /// Serve models over HTTP
 ///
 /// Each MODEL is a bundle that `kivu build` made, a folder of bundles, or s3://BUCKET/PREFIX/NAME[/DIGEST], where
-/// `kivu push` put one; without any, those of kivu.toml are served.
+/// `kivu push` put one, or the name of a bundle that was built without `--out`. Without any, the models of kivu.toml are
+/// served, or else all bundles that were built without `--out`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
@@ -42,7 +44,10 @@ pub(super) struct Arguments {
 pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
     if !arguments.models.is_empty() {
         let models = arguments.models.into_iter();
-        config.models = models.map(ModelConfig::from).collect();
+        config.models = models.map(|model| super::bundle(model, &config).into()).collect();
+    }
+    if config.models.is_empty() && config.bundles().is_dir() {
+        config.models = vec![config.bundles().into()];
     }
     if let Some(listen) = arguments.listen {
         config.listen = listen;

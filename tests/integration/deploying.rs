@@ -70,11 +70,14 @@ fn the_list_of_parts_names_what_is_in_the_program_and_is_the_same_twice() {
 
 #[test]
 fn the_template_can_be_deployed_and_used() {
-    if std::env::var_os("TEST_WALK").is_none() {
+    let Ok(functions) = std::env::var("TEST_WALK") else {
         eprintln!("skipped: TEST_WALK is not set; `make walk` sets it");
         return;
-    }
+    };
     let Some(mut walk) = script("walk") else { return };
+    if functions == "compiled" {
+        walk.args(["--compiled", env!("CARGO_BIN_EXE_api")]);
+    }
     succeed(walk.arg(env!("CARGO_BIN_EXE_kivu")));
 }
 

@@ -89,8 +89,8 @@ fn workplace() -> tempfile::TempDir {
     for name in [".kivu", "Makefile", "examples", "models", "tests"] {
         symlink(root().join(name), folder.path().join(name)).unwrap();
     }
-    fs::create_dir_all(folder.path().join("target/quick")).unwrap();
-    symlink(env!("CARGO_BIN_EXE_kivu"), folder.path().join("target/quick/kivu")).unwrap();
+    fs::create_dir_all(folder.path().join("target/debug")).unwrap();
+    symlink(env!("CARGO_BIN_EXE_kivu"), folder.path().join("target/debug/kivu")).unwrap();
     folder
 }
 
@@ -101,7 +101,7 @@ fn make_run() -> Server {
     plan.args(["--dry-run", "--no-print-directory", "run"]).env_remove("MAKEFLAGS").env_remove("MAKELEVEL");
     let plan = plan.current_dir(root()).output().unwrap();
     let plan = String::from_utf8(plan.stdout).unwrap();
-    assert_eq!(plan.lines().last(), Some("target/quick/kivu serve .kivu/bundles"));
+    assert_eq!(plan.lines().last(), Some("target/debug/kivu serve .kivu/bundles"));
     Server::wait(kivu(&root().join(".kivu/bundles")).stderr(Stdio::null()).spawn().unwrap())
 }
 
@@ -111,7 +111,7 @@ fn run_shell(code: &str, place: &Path, server: &mut Option<Server>) {
             *server = Some(make_run());
             continue;
         }
-        if let Some(bundle) = command.strip_prefix("target/quick/kivu serve ") {
+        if let Some(bundle) = command.strip_prefix("target/debug/kivu serve ") {
             *server = Some(Server::wait(kivu(&place.join(bundle)).stderr(Stdio::null()).spawn().unwrap()));
             continue;
         }

@@ -61,8 +61,8 @@ impl Runtime {
     }
 }
 
-/// The places where the library is looked for, best first: the configured path alone, or in `lib/` beside the
-/// program (where a deployment archive has it), in `home`, and under `.kivu/` of this folder and of those above.
+/// The places where the library is looked for, best first: the configured path alone, or `lib/` beside the program
+/// (where a deployment archive has it), then `home`.
 pub fn candidates(configured: Option<&Path>, home: &Path) -> Vec<PathBuf> {
     if let Some(path) = configured {
         return vec![path.to_owned()];
@@ -72,9 +72,6 @@ pub fn candidates(configured: Option<&Path>, home: &Path) -> Vec<PathBuf> {
         places.push(folder.join("lib").join(file_name()));
     }
     places.push(home.join(FOLDER).join(file_name()));
-    if let Ok(folder) = std::env::current_dir() {
-        places.extend(folder.ancestors().map(|above| above.join(".kivu").join(FOLDER).join(file_name())));
-    }
     places
 }
 

@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""Records how long the steps of a test run take.
+
+    tests/timed.py FILE STEP -- COMMAND...   runs the command, and appends the step with its seconds to FILE
+    tests/timed.py FILE                      prints the steps of FILE as a table
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def run(file, step, command):
+    started, clock = time.time(), time.monotonic()
+    # Commands of their own: the jobs of the `make` around them are none of theirs.
+    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS")}
+    status = subprocess.run(command, env=environment).returncode
+    result = "passed" if status == 0 else f"failed ({status})"
+    with file.open("a") as table:
+        table.write(f"{started:.1f}\t{time.monotonic() - clock:.1f}\t{step}\t{result}\n")
+    return 1 if status else 0
+
+
+def show(file):
+    rows = [line.split("\t") for line in file.read_text().splitlines()] if file.exists() else []
+    if not rows:
+        return
+    first = min(float(started) for started, *_ in rows)
+    print(f"\n{'step':20} {'begins':>8} {'seconds':>8}")
+    for started, seconds, step, result in sorted(rows):
+        print(f"{step:20} {float(started) - first:8.0f} {float(seconds):8.0f}  {result}")
+    total = max(float(started) + float(seconds) for started, seconds, *_ in rows) - first
+    print(f"{'all':20} {'':8} {total:8.0f}")
+
+
+def main():
+    file = Path(sys.argv[1])
+    if len(sys.argv) == 2:
+        show(file)
+        return 0
+    return run(file, sys.argv[2], sys.argv[4:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
