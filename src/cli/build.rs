@@ -7,10 +7,10 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::Args;
 
 use self::report::{Report, Serving};
-use super::{progress::Terminal, say};
+use super::{interrupt::interruptible, progress::Terminal, say};
 use crate::{
     backend::onnx::{Runtime, library},
-    build::{Request, build},
+    build::{Request, abandon, build},
     config::Config,
     error::{Error, Result},
     pipeline::Task,
@@ -35,7 +35,7 @@ Examples:
 pub(super) struct Arguments {
     /// A recipe, a Hugging Face folder, an ONNX export or a Bergamot folder
     source: PathBuf,
-    /// The folder of the bundle; a bundle that is there is replaced
+    /// The folder of the bundle; a bundle that is there is replaced, other files are refused
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// What the model is for, where the source does not say
@@ -52,7 +52,11 @@ pub(super) struct Arguments {
     json: bool,
 }
 
-pub(super) fn run(arguments: Arguments, config: &Config) -> Result<ExitCode> {
+pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
+    interruptible(move || report(arguments, &config), abandon)
+}
+
+fn report(arguments: Arguments, config: &Config) -> Result<ExitCode> {
     let runtime = Runtime::load(&library::locate(config.onnxruntime.as_deref(), &config.home)?)?;
     let request = Request {
         source: arguments.source,

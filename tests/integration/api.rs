@@ -1,12 +1,13 @@
 //! What clients see: every route, and every way of asking wrongly, on a scripted model.
 
-use std::{sync::Arc, time::Duration};
+use std::{io::Write, sync::Arc, time::Duration};
 
 use axum::{
     Router,
     body::Body,
     http::{Request, Response, StatusCode},
 };
+use flate2::{Compression, write::GzEncoder};
 use http_body_util::BodyExt;
 use kivu::{
     Error,
@@ -81,6 +82,7 @@ fn model(fails_on: u32, panics_on: u32) -> Model {
             files: Vec::new(),
         },
         pipeline: Pipeline::Embedding(pipeline),
+        files: Arc::default(),
     }
 }
 
@@ -310,6 +312,29 @@ async fn what_is_no_json_is_refused_with_the_place() {
         answer(app().oneshot(Request::post("/embed").body(Body::from("{}")).unwrap()).await.unwrap()).await;
     assert_eq!(status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
     insta::assert_snapshot!(body, @r#"{"error":"expected the content type `application/json`, but found `none`","error_type":"Validation"}"#);
+}
+
+#[tokio::test]
+async fn a_compressed_body_is_read_whole_under_all_names_of_its_encoding() {
+    let member = |text: &str| {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+        encoder.write_all(text.as_bytes()).unwrap();
+        encoder.finish().unwrap()
+    };
+    let body = [member(r#"{"inputs": ["cat","#), member(r#" "dog"]}"#)].concat();
+    let send = async |encoding: &'static str, body: Vec<u8>| {
+        let mut request = post("/embed", body);
+        request.headers_mut().insert("content-encoding", encoding.parse().unwrap());
+        answer(app().oneshot(request).await.unwrap()).await
+    };
+    let expected = ask("/embed", &json!({ "inputs": ["cat", "dog"] })).await;
+    for encoding in ["gzip", "GZIP", "x-gzip"] {
+        assert_eq!(send(encoding, body.clone()).await, expected, "{encoding}");
+    }
+    let (status, _) = send("gzip", [body, b"garbage".to_vec()].concat()).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    let (status, _) = send("gzip", member(&" ".repeat(5000))).await;
+    assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
 }
 
 #[tokio::test]
