@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    fs, io,
+    env, fs, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
@@ -40,20 +40,26 @@ impl Destination {
         };
         let destination = Self { name: out.to_owned(), path };
         destination.contents(&destination.path)?;
-        destination.require_same_file_system()?;
+        destination.require_movable()?;
         Ok(destination)
     }
 
-    /// A folder that a file system is mounted on can be emptied, but not replaced.
-    fn require_same_file_system(&self) -> Result<()> {
+    /// Refuses folders that can be emptied, but not replaced: one that a file system is mounted on, and one that this
+    /// process works in, which would go on in a folder that is gone.
+    fn require_movable(&self) -> Result<()> {
         let device = |path: &Path| path.metadata().map(|found| found.dev()).ok();
-        match (device(&self.path), device(self.parent())) {
-            (Some(own), Some(parents)) if own != parents => Err(Error::config(format!(
-                "expected a folder in a file system, but `{}` is where one is mounted; choose a folder in it",
-                self.name.display()
-            ))),
-            _ => Ok(()),
-        }
+        let is_mounted =
+            matches!((device(&self.path), device(self.parent())), (Some(own), Some(outer)) if own != outer);
+        let is_worked_in = env::current_dir().is_ok_and(|here| here.starts_with(&self.path));
+        let found = match (is_mounted, is_worked_in) {
+            (false, false) => return Ok(()),
+            (true, _) => "a file system is mounted there; choose a folder in it",
+            (false, true) => "it is, or holds, the working folder; choose another folder",
+        };
+        Err(Error::config(format!(
+            "expected `{}` to be a folder that can be replaced, but {found}",
+            self.name.display()
+        )))
     }
 
     /// The folder that the bundle's folder is in: scratch folders in it are on the same file system.

@@ -61,6 +61,20 @@ fn a_build_leaves_the_folder_of_another_program_alone() {
     insta::assert_snapshot!(build(&link).unwrap_err(), @"expected `[folder]/link` to be a bundle, an empty folder or nothing, but found `notes.txt`; choose another folder");
 }
 
+#[test]
+fn the_working_folder_is_not_replaced() {
+    if runtime().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
+    command.arg("build").arg(fixtures().join("models/tiny-bert")).args(["--out", "."]);
+    command.env("KIVU_ONNXRUNTIME", library_path().unwrap()).current_dir(folder.path());
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    insta::assert_snapshot!(String::from_utf8(output.stderr).unwrap(), @"error: expected `.` to be a folder that can be replaced, but it is, or holds, the working folder; choose another folder");
+    assert_eq!((output.status.code(), fs::read_dir(folder.path()).unwrap().count()), (Some(1), 0));
+}
+
 /// The scratch folders in a folder.
 fn scratch(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
