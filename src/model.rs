@@ -254,7 +254,7 @@ fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Result<(Loaded, 
         return Ok((Loaded::Encoder { tokenizer, route }, Arc::default()));
     }
     let read = [TOKENIZER, PIECES, &manifest.graph];
-    let files = map(bundle, config, &read)?;
+    let files = mapped_files(bundle, config, &read)?;
     thread::scope(|scope| {
         // One thread for both, since two CPUs are all that most functions have.
         let tokenizer = scope.spawn(|| {
@@ -283,7 +283,7 @@ fn is_mapped(bundle: &Bundle, config: &Config) -> bool {
 }
 
 /// The files of a bundle that will be mapped: all but those that are `read`.
-fn map(bundle: &Bundle, config: &Config, read: &[&str]) -> Result<Arc<MappedFiles>> {
+fn mapped_files(bundle: &Bundle, config: &Config, read: &[&str]) -> Result<Arc<MappedFiles>> {
     if !is_mapped(bundle, config) {
         return Ok(Arc::default());
     }

@@ -38,6 +38,8 @@ const BREATH: Duration = Duration::from_millis(100);
 
 /// The share of a request's time after which it is asked whether a caller that has stopped sending still listens.
 const ASKED_AFTER: u32 = 60;
+/// The same where requests have very little time.
+const SOONEST: Duration = Duration::from_millis(10);
 /// What asks that: a client that waits for a response skips it, and the system of one that has gone refuses it.
 const STILL_THERE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
@@ -100,9 +102,10 @@ async fn connection(
     let (reader, writer) = stream.into_split();
     let (reader, router) = (Arc::new(reader), TowerToHyperService::new(router));
     let caller = Arc::clone(&reader);
+    let pause = (patience / ASKED_AFTER).max(SOONEST);
     let service = service_fn(move |request: Request<Incoming>| {
         let version = request.version();
-        while_wanted(Arc::clone(&caller), version, patience / ASKED_AFTER, router.call(request))
+        while_wanted(Arc::clone(&caller), version, pause, router.call(request))
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

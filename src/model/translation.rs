@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, thread};
 
-use super::{Sharing, is_mapped, lacks, map, panicked, read_graphs, runtime};
+use super::{Sharing, is_mapped, lacks, mapped_files, panicked, read_graphs, runtime};
 use crate::{
     backend::{
         onnx::{MappedFiles, OnnxSequences, Parallel},
@@ -46,7 +46,7 @@ pub(super) fn load(
         return Ok((TranslationPipeline::new(parts, settings)?, Arc::default()));
     }
     let read = read_files(bundle, &settings);
-    let files = map(bundle, config, &read)?;
+    let files = mapped_files(bundle, config, &read)?;
     thread::scope(|scope| {
         let words = scope.spawn(|| {
             let words = read_words(bundle, &settings)?;

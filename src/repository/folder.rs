@@ -360,7 +360,7 @@ mod tests {
             Place::LinkToFolder,
             Place::LinkToNothing,
         ];
-        let config = Config { cases: 400, failure_persistence: None, ..Config::default() };
+        let config = Config { cases: 150, failure_persistence: None, ..Config::default() };
         proptest!(config, |(place in select(places), tree in tree(), late in proptest::option::of(select(OTHERS.to_vec())))| {
             let root = tempfile::tempdir().unwrap();
             let at = |name: &str| root.path().join(name);
