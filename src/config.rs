@@ -47,6 +47,9 @@ pub struct Config {
     pub home: PathBuf,
     /// A folder for bundles fetched from S3; without one they are loaded into memory and not kept.
     pub cache: Option<PathBuf>,
+    /// Whether weights in a folder are mapped into memory; otherwise they are read, which takes more memory, but changes
+    /// of the files cannot reach a loaded model.
+    pub map_weights: bool,
     /// The path of ONNX Runtime's library, where it is not in one of the usual places.
     pub onnxruntime: Option<PathBuf>,
     /// Texts that a model runs at once, each on a thread of its own; by default one a CPU.
@@ -77,6 +80,7 @@ impl Default for Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             home: HOME.into(),
             cache: None,
+            map_weights: true,
             onnxruntime: None,
             threads: None,
             log: LogFormat::default(),

@@ -7,7 +7,7 @@ use std::{path::Path, sync::Arc, thread, time::Duration};
 use crate::{
     backend::{
         Backend, Deadline,
-        onnx::{Graph, OnnxBackend, Runtime, Weights, library, require_known_files},
+        onnx::{Graph, MappedFiles, OnnxBackend, Runtime, Weights, library, require_known_files},
         routing::Route,
         triton::Fleet,
     },
@@ -39,6 +39,8 @@ pub struct Model {
     pub digest: String,
     /// What it does.
     pub pipeline: Pipeline,
+    /// The files that its weights are mapped from; none where they are in memory, or on a fleet.
+    pub files: Arc<MappedFiles>,
 }
 
 /// The pipeline of a task.
@@ -169,7 +171,7 @@ impl Model {
     pub fn open_all(config: &Config) -> Result<Vec<Self>> {
         s3::set_patience(config.s3.patience());
         let mut models: Vec<Self> = Vec::new();
-        let mut shared: Vec<(Sharing, Loaded)> = Vec::new();
+        let mut shared: Vec<(Sharing, (Loaded, Arc<MappedFiles>))> = Vec::new();
         for model in &config.models {
             for bundle in bundles(model)? {
                 let manifest = bundle.manifest().clone();
@@ -182,7 +184,7 @@ impl Model {
                 }
                 let sharing = sharing(model, config, &manifest, &name)?;
                 let known = shared.iter().find(|(known, _)| *known == sharing);
-                let loaded = match known {
+                let (loaded, files) = match known {
                     Some((_, loaded)) => loaded.clone(),
                     None => {
                         let loaded = load(&bundle, config, &sharing)?;
@@ -192,7 +194,7 @@ impl Model {
                 };
                 let pipeline = Pipeline::new(&manifest, loaded, config.limits.tokens)?;
                 check_fleet(&name, &pipeline)?;
-                models.push(Self { name, digest: bundle.digest().to_owned(), manifest, pipeline });
+                models.push(Self { name, digest: bundle.digest().to_owned(), manifest, pipeline, files });
             }
         }
         if models.is_empty() {
@@ -234,7 +236,7 @@ fn sharing(model: &ModelConfig, config: &Config, manifest: &Manifest, name: &str
 /// What takes time runs side by side: the tokenizer loads and the weights are hashed while ONNX Runtime makes the
 /// session. Nothing is served before every hash is verified. A model that runs on a fleet only needs no graph:
 /// neither it nor the weights are looked at.
-fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Result<Loaded> {
+fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Result<(Loaded, Arc<MappedFiles>)> {
     let (_, policy, fleet, remote) = sharing;
     let cached = match (&config.cache, bundle.home()) {
         (Some(cache), Home::S3(..)) => Some(staged::cached(bundle, cache)?),
@@ -243,32 +245,51 @@ fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Result<Loaded> {
     let bundle = cached.as_ref().unwrap_or(bundle);
     let manifest = bundle.manifest();
     if manifest.task == Task::Translation {
-        return translation::load(bundle, config, sharing).map(Loaded::Translator);
+        let (pipeline, files) = translation::load(bundle, config, sharing)?;
+        return Ok((Loaded::Translator(pipeline), files));
     }
     if *policy == Policy::Fleet {
         let tokenizer = Arc::new(starting("tokenizer", || bundle.tokenizer())?);
         let route = Route::fleet(Arc::new(Fleet::new(fleet, remote)?), manifest.signature.clone());
-        return Ok(Loaded::Encoder { tokenizer, route });
+        return Ok((Loaded::Encoder { tokenizer, route }, Arc::default()));
     }
+    let read = [TOKENIZER, PIECES, &manifest.graph];
+    let files = mapped_files(bundle, config, &read)?;
     thread::scope(|scope| {
         // One thread for both, since two CPUs are all that most functions have.
         let tokenizer = scope.spawn(|| {
             let tokenizer = starting("tokenizer", || bundle.tokenizer())?;
-            // What comes from S3 is hashed on its way, where it goes.
-            if let Home::Folder(_) = bundle.home() {
-                starting("verify", || bundle.verify(&[TOKENIZER, PIECES, &manifest.graph]))?;
+            // What is read into memory is hashed on its way.
+            if is_mapped(bundle, config) {
+                starting("verify", || bundle.verify(&read))?;
             }
             Ok(tokenizer)
         });
-        let backend = open_graph(bundle, config);
+        let backend = open_graph(bundle, config, &files);
         let tokenizer = tokenizer.join().unwrap_or_else(|_| Err(panicked(&manifest.name)));
         let (tokenizer, backend): (_, Arc<dyn Backend>) = (Arc::new(tokenizer?), Arc::new(backend?));
+        files.require_loaded()?;
         let route = match policy {
             Policy::Auto => Route::auto(backend, Arc::new(Fleet::new(fleet, remote)?)),
             Policy::Local | Policy::Fleet => Route::from(backend),
         };
-        Ok(Loaded::Encoder { tokenizer, route })
+        Ok((Loaded::Encoder { tokenizer, route }, Arc::clone(&files)))
     })
+}
+
+/// Whether the weights of a bundle are mapped from their files, rather than read into memory.
+fn is_mapped(bundle: &Bundle, config: &Config) -> bool {
+    config.map_weights && matches!(bundle.home(), Home::Folder(_))
+}
+
+/// The files of a bundle that will be mapped: all but those that are `read`.
+fn mapped_files(bundle: &Bundle, config: &Config, read: &[&str]) -> Result<Arc<MappedFiles>> {
+    if !is_mapped(bundle, config) {
+        return Ok(Arc::default());
+    }
+    let names = bundle.manifest().files.iter().map(|file| file.name.as_str());
+    let mapped = names.filter(|name| !read.contains(name)).map(|name| bundle.path(name));
+    MappedFiles::open(mapped).map(Arc::new)
 }
 
 /// Refuses a model on a fleet that is not the one of the bundle. A fleet that does not answer now is no error.
@@ -291,10 +312,10 @@ fn runtime(config: &Config) -> Result<Runtime> {
     starting("library", || Runtime::load(&library))
 }
 
-fn open_graph(bundle: &Bundle, config: &Config) -> Result<OnnxBackend> {
+fn open_graph(bundle: &Bundle, config: &Config, files: &Arc<MappedFiles>) -> Result<OnnxBackend> {
     let runtime = runtime(config)?;
     let manifest = bundle.manifest();
-    let [graph] = read_graphs(bundle, [&manifest.graph])?;
+    let [graph] = read_graphs(bundle, [&manifest.graph], config, files)?;
     let backend = starting("session", || OnnxBackend::open(runtime, graph, config.threads()))?;
     if *backend.signature() != manifest.signature {
         return Err(Error::model(format!(
@@ -307,16 +328,21 @@ fn open_graph(bundle: &Bundle, config: &Config) -> Result<OnnxBackend> {
     Ok(backend)
 }
 
-/// The graphs of these names. Those of a bundle in S3 are read into memory with their weights, once for all.
-fn read_graphs<const COUNT: usize>(bundle: &Bundle, names: [&str; COUNT]) -> Result<[Graph; COUNT]> {
+/// The graphs of these names. Those whose weights are not mapped are read into memory with them, once for all.
+fn read_graphs<const COUNT: usize>(
+    bundle: &Bundle,
+    names: [&str; COUNT],
+    config: &Config,
+    files: &Arc<MappedFiles>,
+) -> Result<[Graph; COUNT]> {
     let manifest = bundle.manifest();
     // Graphs are small, and they are parsed: they are verified before.
     let graphs = names.iter().map(|name| bundle.read(name)).collect::<Result<Vec<_>>>()?;
-    if let Home::Folder(_) = bundle.home() {
+    if is_mapped(bundle, config) {
         for graph in &graphs {
             require_known_files(graph, |name| manifest.file(name).is_some())?;
         }
-        return Ok(names.map(|name| Graph::File(bundle.path(name))));
+        return Ok(names.map(|name| Graph::File { path: bundle.path(name), mapped: Arc::clone(files) }));
     }
     let mut weights = Weights::of(&graphs, |name| manifest.file(name).map(|file| file.size))?;
     starting("weights", || {
@@ -357,6 +383,10 @@ fn bundles(model: &ModelConfig) -> Result<Vec<Bundle>> {
 fn folders_with_manifest(path: &Path) -> Result<Vec<std::path::PathBuf>> {
     let Ok(entries) = std::fs::read_dir(path) else { return Ok(Vec::new()) };
     entries
+        // Hidden folders are those of builds under way, and of other programs.
+        .filter(|entry| {
+            entry.as_ref().map_or(true, |entry| !entry.file_name().as_encoded_bytes().starts_with(b"."))
+        })
         .map(|entry| entry.map(|entry| entry.path()))
         .filter(|path| path.as_ref().map_or(true, |path| path.join(MANIFEST).is_file()))
         .collect::<std::io::Result<_>>()

@@ -3,6 +3,7 @@
 mod auth;
 mod dialect;
 mod document;
+mod encoding;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod hugging_face;
@@ -34,7 +35,6 @@ use axum::{
 };
 use futures::FutureExt;
 use tokio::sync::Semaphore;
-use tower_http::decompression::RequestDecompressionLayer;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use self::{auth::Asking, dialect::Dialect, document::at, rejection::Rejection};
@@ -179,8 +179,6 @@ pub fn router(app: App) -> Router {
     Router::from(routes())
         .fallback(no_route)
         .method_not_allowed_fallback(wrong_method)
-        // Limits hold for what comes out of a compressed body.
-        .layer(RequestDecompressionLayer::new().pass_through_unaccepted(true))
         .layer(middleware::from_fn_with_state(Arc::clone(&app), observe))
         .with_state(app)
 }

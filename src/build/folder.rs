@@ -1,4 +1,4 @@
-//! The folder of a bundle: written aside, and moved to its place when it is whole.
+//! The files of a bundle that is being built.
 
 use std::{
     fs,
@@ -8,7 +8,7 @@ use std::{
 use crate::{
     error::{Error, Result},
     repository::{
-        bundle::{MANIFEST, PIECES, TOKENIZER, describe},
+        bundle::{PIECES, TOKENIZER, describe},
         manifest::File,
     },
     tokenizer::Tokenizer,
@@ -24,33 +24,6 @@ pub(super) fn files(folder: &Path) -> Result<Vec<File>> {
     }
     files.sort_by(|left, right| left.name.cmp(&right.name));
     Ok(files)
-}
-
-/// Refuses to build where files of another kind would be lost.
-pub(super) fn require_replaceable(out: &Path) -> Result<()> {
-    let is_bundle = out.join(MANIFEST).is_file();
-    let is_empty = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none());
-    if out.exists() && !is_bundle && !is_empty {
-        return Err(Error::config(format!(
-            "expected `{}` to be a bundle, an empty folder or nothing, but found other files there",
-            out.display()
-        )));
-    }
-    Ok(())
-}
-
-/// Moves the finished `folder` to `out`, in place of what was there, which comes back if that fails.
-pub(super) fn replace(folder: &Path, out: &Path, scratch: &Path) -> Result<()> {
-    let failed = || Error::io(format!("cannot write `{}`", out.display()));
-    let replaced = scratch.join("replaced");
-    if out.exists() {
-        fs::rename(out, &replaced).map_err(failed())?;
-    }
-    fs::rename(folder, out).map_err(|error| {
-        // The first error is the one to be told.
-        let _ = fs::rename(&replaced, out);
-        failed()(error)
-    })
 }
 
 pub(super) fn create_folder(path: &Path) -> Result<PathBuf> {

@@ -19,27 +19,29 @@ mod plan;
 pub mod quality;
 pub mod quantise;
 mod recipe;
+mod scratch;
 mod sentence_transformers;
 mod sentencepiece;
 mod translation;
 pub mod weights;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::PathBuf;
 
-pub use self::recipe::{LanguagePair, QualityFloor, Recipe, Strategy};
-use self::{cost::Comparison, plan::Plan};
+use self::{cost::Comparison, plan::Plan, scratch::Scratch};
+pub use self::{
+    recipe::{LanguagePair, QualityFloor, Recipe, Strategy},
+    scratch::abandon,
+};
 use crate::{
     backend::{Signature, onnx::Runtime},
-    error::{Error, Result},
+    error::Result,
     pipeline::{
         Task, classification::ClassificationSettings, embedding::EmbeddingSettings,
         translation::TranslationSettings,
     },
     repository::{
         bundle::{Bundle, MANIFEST},
+        folder::Destination,
         manifest::{self, Manifest, Precision},
     },
 };
@@ -49,7 +51,7 @@ use crate::{
 pub struct Request {
     /// A recipe, a Hugging Face folder or an ONNX export.
     pub source: PathBuf,
-    /// The bundle's folder; what is there is replaced once the new bundle is whole.
+    /// The bundle's folder; a bundle that is there is replaced once the new one is whole.
     pub out: PathBuf,
     /// The model's name, where it is not the recipe's or the folder's.
     pub name: Option<String>,
@@ -110,17 +112,12 @@ impl From<quality::Settings> for TaskSettings {
 /// Builds a bundle.
 ///
 /// - Nothing is written to [`Request::out`] before the bundle is whole and its quality above the floor.
+/// - Nothing but a bundle is replaced there: see [`Destination`].
 /// - Sources that are not supported are refused by name, with what is supported.
 pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Result<Built> {
+    let destination = Destination::new(&request.out)?;
     let plan = plan::plan(request, progress)?;
-    folder::require_replaceable(&request.out)?;
-    let parent = request.out.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let parent = parent.unwrap_or(Path::new("."));
-    fs::create_dir_all(parent).map_err(Error::io(format!("cannot create `{}`", parent.display())))?;
-    let scratch = tempfile::Builder::new()
-        .prefix(".kivu-build-")
-        .tempdir_in(parent)
-        .map_err(Error::io(format!("cannot create a folder in `{}`", parent.display())))?;
+    let scratch = Scratch::new_in(destination.parent())?;
 
     let product = match open_translation(&plan, progress)? {
         Some(opened) => translation::compile(opened, &plan, scratch.path(), runtime, progress)?,
@@ -132,7 +129,7 @@ pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Re
     let comparison = product.comparison;
     progress.stage("write the bundle", 1);
     let folder = write_manifest(product, plan)?;
-    folder::replace(&folder, &request.out, scratch.path())?;
+    destination.replace(&folder)?;
     progress.step();
     Ok(Built { bundle: Bundle::open(&request.out)?, comparison })
 }

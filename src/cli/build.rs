@@ -2,15 +2,19 @@
 
 mod report;
 
-use std::{ffi::OsStr, path::PathBuf, process::ExitCode};
+use std::{
+    ffi::{OsStr, OsString},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use clap::Args;
 
 use self::report::{Report, Serving};
-use super::{progress::Terminal, say};
+use super::{interrupt::interruptible, progress::Terminal, say};
 use crate::{
     backend::onnx::{Runtime, library},
-    build::{Request, build},
+    build::{Request, abandon, build},
     config::Config,
     error::{Error, Result},
     pipeline::Task,
@@ -36,8 +40,8 @@ Examples:
 pub(super) struct Arguments {
     /// A recipe, a Hugging Face folder, an ONNX export or a Bergamot folder
     source: PathBuf,
-    /// The folder of the bundle; a bundle that is there is replaced [default: bundles/NAME in `home`, from where
-    /// `kivu serve NAME` serves it]
+    /// The folder of the bundle; a bundle that is there is replaced, other files are refused [default: bundles/NAME
+    /// in `home`, from where `kivu serve NAME` serves it]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// What the model is for, where the source does not say
@@ -54,12 +58,16 @@ pub(super) struct Arguments {
     json: bool,
 }
 
-pub(super) fn run(arguments: Arguments, config: &Config) -> Result<ExitCode> {
+pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
+    interruptible(move || report(arguments, &config), abandon)
+}
+
+fn report(arguments: Arguments, config: &Config) -> Result<ExitCode> {
     let runtime = Runtime::load(&library::locate(config.onnxruntime.as_deref(), &config.home)?)?;
-    let out = arguments.out.unwrap_or_else(|| {
-        let name = arguments.name.as_deref().map(OsStr::new).or_else(|| arguments.source.file_stem());
-        config.bundles().join(name.unwrap_or_default())
-    });
+    let out = match arguments.out {
+        Some(out) => out,
+        None => config.bundles().join(default_name(&arguments.source, arguments.name.as_deref())?),
+    };
     let request = Request {
         source: arguments.source,
         out: out.clone(),
@@ -80,4 +88,17 @@ pub(super) fn run(arguments: Arguments, config: &Config) -> Result<ExitCode> {
         report.lines().iter().try_for_each(|line| say(line))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The name of a bundle's folder where none is given: the model's name, or that of the source's file or folder.
+fn default_name(source: &Path, name: Option<&str>) -> Result<OsString> {
+    if let Some(name) = name {
+        return Ok(name.into());
+    }
+    let source =
+        source.canonicalize().map_err(Error::io(format!("cannot read `{}`", source.display())))?;
+    let name = if source.is_dir() { source.file_name() } else { source.file_stem() };
+    name.map(OsStr::to_owned).ok_or_else(|| {
+        Error::config(format!("expected a source with a name, but found `{}`; name it with `--name`", source.display()))
+    })
 }

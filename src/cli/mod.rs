@@ -6,6 +6,7 @@ mod build;
 mod completions;
 mod connections;
 mod doctor;
+mod interrupt;
 mod key;
 mod progress;
 mod pull;
@@ -91,7 +92,7 @@ fn execute(arguments: Arguments) -> Result<ExitCode> {
     match arguments.command {
         Command::Batch(arguments) => batch::run(arguments, config),
         Command::Bench(arguments) => bench::run(&arguments, &config, file.as_deref()),
-        Command::Build(arguments) => build::run(arguments, &config),
+        Command::Build(arguments) => build::run(arguments, config),
         Command::Completions(arguments) => completions::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments, &config),
         Command::Key(arguments) => key::run(&arguments),

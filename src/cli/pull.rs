@@ -23,7 +23,7 @@ pub(super) struct Arguments {
     /// The bundle, as s3://BUCKET/PREFIX/NAME or s3://BUCKET/PREFIX/NAME/DIGEST
     #[arg(value_name = "URL")]
     bundle: Url,
-    /// The folder of the bundle; a bundle that is there is replaced
+    /// The folder of the bundle; a bundle that is there is replaced, other files are refused
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 }

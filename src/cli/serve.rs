@@ -1,13 +1,21 @@
 //! `kivu serve`: the router on a port of this machine.
 
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
 
 use clap::Args;
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use tokio::{net::TcpListener, runtime::Builder, signal};
 
 use super::{connections, say};
 use crate::{
     api::{App, Guard, Reach, below, router},
+    backend::onnx::MappedFiles,
     config::Config,
     error::{Error, Result},
     model::Model,
@@ -17,6 +25,9 @@ use crate::{
 
 /// How often what was timed is put into its buckets, so that it takes no room.
 const TIDY: Duration = Duration::from_secs(5);
+
+/// How often the files of models are looked at.
+const LOOK: Duration = Duration::from_millis(500);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -39,9 +50,15 @@ pub(super) struct Arguments {
     /// The address to listen on [default: kivu.toml's, or 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR")]
     listen: Option<SocketAddr>,
+    /// End when the process of this number ends, which has to have started this one
+    #[arg(long, value_name = "PID", hide = true)]
+    parent: Option<u32>,
 }
 
 pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
+    if let Some(parent) = arguments.parent {
+        end_with(parent)?;
+    }
     if !arguments.models.is_empty() {
         let models = arguments.models.into_iter();
         config.models = models.map(|model| super::bundle(model, &config).into()).collect();
@@ -60,6 +77,16 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
         .map_err(Error::io("cannot start the server's threads"))?;
     runtime.block_on(serve(config))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Lets the system kill this process when its parent ends, however that ends: a server that was started to be measured
+/// must not go on alone.
+fn end_with(parent: u32) -> Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|error| Error::io("cannot follow the parent process")(error.into()))?;
+    // A parent that ended before sends no signal.
+    let is_there = getppid().is_some_and(|found| u32::try_from(found.as_raw_nonzero().get()) == Ok(parent));
+    if is_there { Ok(()) } else { Err(Error::config("the process that started this server has ended")) }
 }
 
 async fn serve(config: Config) -> Result<()> {
@@ -83,11 +110,32 @@ async fn serve(config: Config) -> Result<()> {
     let models = tokio::task::block_in_place(|| Model::open_all(&config))?;
     // Nobody may be reading; that is no reason not to serve.
     let _ = announce(address, &models, config.page);
+    let files: Vec<_> = models.iter().map(|model| Arc::clone(&model.files)).collect();
+    let stop = async {
+        tokio::select! {
+            () = asked_to_stop() => Ok(()),
+            path = changed(&files) => Err(Error::model(format!(
+                "expected `{}` to stay as it was when it was loaded, but it was written to; put bundles in place as a \
+                 whole (`kivu build`, `kivu pull`, or a new folder and a rename), and start the server again",
+                path.display()
+            ))),
+        }
+    };
     let patience = config.limits.timeout();
     let app = App::new(models, config.limits).with_guard(guard).with_metrics(prometheus);
     let router = router(app.with_page(config.page));
-    connections::serve(listener, below(config.prefix.as_deref(), router), patience, asked_to_stop()).await;
-    Ok(())
+    connections::serve(listener, below(config.prefix.as_deref(), router), patience, stop).await
+}
+
+/// Waits until a file that weights are mapped from was written to; its path.
+async fn changed(files: &[Arc<MappedFiles>]) -> &Path {
+    let mut every = tokio::time::interval(LOOK);
+    loop {
+        every.tick().await;
+        if let Some(path) = files.iter().find_map(|files| files.changed()) {
+            return path;
+        }
+    }
 }
 
 fn announce(address: SocketAddr, models: &[Model], has_page: bool) -> Result<()> {

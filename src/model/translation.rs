@@ -2,10 +2,10 @@
 
 use std::{sync::Arc, thread};
 
-use super::{Sharing, lacks, panicked, read_graphs, runtime};
+use super::{Sharing, is_mapped, lacks, mapped_files, panicked, read_graphs, runtime};
 use crate::{
     backend::{
-        onnx::{OnnxSequences, Parallel},
+        onnx::{MappedFiles, OnnxSequences, Parallel},
         routing::Route,
         triton::Fleet,
     },
@@ -14,7 +14,7 @@ use crate::{
     pipeline::translation::{Parts, TranslationPipeline, TranslationSettings, shortlist::Shortlist},
     repository::{
         Bundle,
-        bundle::{Home, PIECES, TOKENIZER},
+        bundle::{PIECES, TOKENIZER},
     },
     telemetry::starting,
     tokenizer::Tokenizer,
@@ -29,7 +29,11 @@ struct Words {
 
 /// Loads what is in a bundle, side by side, as the bundles of other tasks are. A model that runs on a fleet only
 /// needs no graphs.
-pub(super) fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Result<TranslationPipeline> {
+pub(super) fn load(
+    bundle: &Bundle,
+    config: &Config,
+    sharing: &Sharing,
+) -> Result<(TranslationPipeline, Arc<MappedFiles>)> {
     let (_, policy, fleet, remote) = sharing;
     let manifest = bundle.manifest();
     let mut settings = manifest.translation.clone().ok_or_else(|| lacks(manifest, "translation"))?;
@@ -39,22 +43,26 @@ pub(super) fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Resul
     if *policy == Policy::Fleet {
         let Words { tokenizer, target, shortlist } = read_words(bundle, &settings)?;
         let parts = Parts { tokenizer, target, shortlist, route: Route::writing(None, fleet) };
-        return TranslationPipeline::new(parts, settings);
+        return Ok((TranslationPipeline::new(parts, settings)?, Arc::default()));
     }
+    let read = read_files(bundle, &settings);
+    let files = mapped_files(bundle, config, &read)?;
     thread::scope(|scope| {
         let words = scope.spawn(|| {
             let words = read_words(bundle, &settings)?;
-            // What comes from S3 is hashed on its way, where it goes.
-            if let Home::Folder(_) = bundle.home() {
-                verify_rest(bundle, &settings)?;
+            // What is read into memory is hashed on its way.
+            if is_mapped(bundle, config) {
+                starting("verify", || bundle.verify(&read))?;
             }
             Ok(words)
         });
-        let sequences = open_graphs(bundle, &settings, config);
+        let sequences = open_graphs(bundle, &settings, config, &files);
         let words = words.join().unwrap_or_else(|_| Err(panicked(&manifest.name)));
         let Words { tokenizer, target, shortlist } = words?;
         let route = Route::writing(Some(Arc::new(sequences?)), fleet);
-        TranslationPipeline::new(Parts { tokenizer, target, shortlist, route }, settings.clone())
+        files.require_loaded()?;
+        let parts = Parts { tokenizer, target, shortlist, route };
+        Ok((TranslationPipeline::new(parts, settings.clone())?, Arc::clone(&files)))
     })
 }
 
@@ -69,20 +77,24 @@ fn read_words(bundle: &Bundle, settings: &TranslationSettings) -> Result<Words> 
     Ok(Words { tokenizer, target, shortlist })
 }
 
-/// Verifies the files that are not verified when they are read.
-fn verify_rest(bundle: &Bundle, settings: &TranslationSettings) -> Result<()> {
-    let read: Vec<&str> = [TOKENIZER, PIECES, &bundle.manifest().graph, &settings.decoder.graph]
+/// The files that are read, and verified then.
+fn read_files<'a>(bundle: &'a Bundle, settings: &'a TranslationSettings) -> Vec<&'a str> {
+    [TOKENIZER, PIECES, &bundle.manifest().graph, &settings.decoder.graph]
         .into_iter()
         .chain(settings.target_tokenizer.as_deref())
         .chain(settings.shortlist.as_deref())
-        .collect();
-    starting("verify", || bundle.verify(&read))
+        .collect()
 }
 
-fn open_graphs(bundle: &Bundle, settings: &TranslationSettings, config: &Config) -> Result<OnnxSequences> {
+fn open_graphs(
+    bundle: &Bundle,
+    settings: &TranslationSettings,
+    config: &Config,
+    files: &Arc<MappedFiles>,
+) -> Result<OnnxSequences> {
     let runtime = runtime(config)?;
     let manifest = bundle.manifest();
-    let graphs = read_graphs(bundle, [&manifest.graph, &settings.decoder.graph])?;
+    let graphs = read_graphs(bundle, [&manifest.graph, &settings.decoder.graph], config, files)?;
     let threads = config.threads();
     // Sources that each have a shortlist of their own have no batch in common.
     let parallel = match settings.shortlist {

@@ -2,6 +2,7 @@
 //! this machine and S3.
 
 pub mod bundle;
+pub mod folder;
 pub mod manifest;
 pub mod s3;
 pub mod staged;

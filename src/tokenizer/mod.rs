@@ -307,6 +307,11 @@ impl Tokenizer {
             .collect())
     }
 
+    /// The vocabulary's spelling of a token.
+    pub fn spelling(&self, id: u32) -> Option<String> {
+        self.raw.id_to_token(id)
+    }
+
     /// Puts a text together again from its token ids.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
         let known = self.vocabulary_size();

@@ -417,7 +417,8 @@ class TranslationTest(TaskTest):
                 found = answer[0, 0]
                 self.assert_portuguese(found.decode() if isinstance(found, bytes) else found)
         ids = self.post("/tokenize", {"inputs": self.ENGLISH, "model": "translate-en-pt"})
-        ids = numpy.array([[token["id"] for token in ids[0]] + [0]], dtype=numpy.int64)  # `</s>` is 0
+        ids = numpy.array([[token["id"] for token in ids[0]]], dtype=numpy.int64)
+        self.assertEqual(ids[0, -1], 0)  # `</s>`
         inputs = [triton.InferInput(name, list(ids.shape), "INT64") for name in ("input_ids", "attention_mask")]
         inputs[0].set_data_from_numpy(ids)
         inputs[1].set_data_from_numpy(numpy.ones_like(ids))

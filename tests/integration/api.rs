@@ -1,12 +1,13 @@
 //! What clients see: every route, and every way of asking wrongly, on a scripted model.
 
-use std::{sync::Arc, time::Duration};
+use std::{io::Write, sync::Arc, time::Duration};
 
 use axum::{
     Router,
     body::Body,
     http::{Request, Response, StatusCode},
 };
+use flate2::{Compression, write::GzEncoder};
 use http_body_util::BodyExt;
 use kivu::{
     Error,
@@ -18,6 +19,7 @@ use kivu::{
         Task,
         embedding::{EmbeddingPipeline, EmbeddingSettings},
         pooling::Pooling,
+        ranking::RankingPipeline,
     },
     repository::{
         Manifest,
@@ -37,6 +39,11 @@ const PANICS: &str = "banana";
 
 /// A model of two dimensions: every token's vector is (its id, 1).
 fn model(fails_on: u32, panics_on: u32) -> Model {
+    model_of(Task::FeatureExtraction, None, [fails_on, panics_on])
+}
+
+/// The same for a task, with the prompt that it puts before texts by default.
+fn model_of(task: Task, default_prompt: Option<String>, [fails_on, panics_on]: [u32; 2]) -> Model {
     let signature = Signature {
         inputs: ["input_ids", "attention_mask", "token_type_ids"]
             .map(|name| TensorSpec::new(name, ElementType::Int64, [-1, -1]))
@@ -58,7 +65,7 @@ fn model(fails_on: u32, panics_on: u32) -> Model {
         normalize: true,
         dimensions: 2,
         max_tokens: 12,
-        default_prompt: None,
+        default_prompt,
         prompts: [("query".to_owned(), "cat ".to_owned())].into(),
     };
     let backend: Arc<dyn Backend> = Arc::new(backend);
@@ -69,7 +76,7 @@ fn model(fails_on: u32, panics_on: u32) -> Model {
         manifest: Manifest {
             format: Manifest::FORMAT,
             name: "tiny".into(),
-            task: Task::FeatureExtraction,
+            task,
             graph: "model.onnx".into(),
             source: Source { architecture: "BertModel".into(), from: "tiny".into(), sha256: String::new() },
             weights: Weights { precision: Precision::Fp32, plan: "none".into(), quality: None },
@@ -80,7 +87,11 @@ fn model(fails_on: u32, panics_on: u32) -> Model {
             signature,
             files: Vec::new(),
         },
-        pipeline: Pipeline::Embedding(pipeline),
+        pipeline: match task {
+            Task::TextRanking => Pipeline::Ranking(RankingPipeline::Embedding(pipeline)),
+            _ => Pipeline::Embedding(pipeline),
+        },
+        files: Arc::default(),
     }
 }
 
@@ -310,6 +321,42 @@ async fn what_is_no_json_is_refused_with_the_place() {
         answer(app().oneshot(Request::post("/embed").body(Body::from("{}")).unwrap()).await.unwrap()).await;
     assert_eq!(status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
     insta::assert_snapshot!(body, @r#"{"error":"expected the content type `application/json`, but found `none`","error_type":"Validation"}"#);
+}
+
+/// `/tokenize` shows what the model reads, also where its task is built on an embedding with a default prompt.
+#[tokio::test]
+async fn tokens_begin_with_the_default_prompt_of_every_task() {
+    for task in [Task::FeatureExtraction, Task::TextRanking] {
+        let model = model_of(task, Some("query".into()), [last_id(FAILS), last_id(PANICS)]);
+        let app = router(App::new(vec![model], Limits::default()));
+        let request = post("/tokenize", json!({ "inputs": "dog", "add_special_tokens": false }).to_string());
+        let (_, tokens) = answer(app.oneshot(request).await.unwrap()).await;
+        let texts: Vec<&Value> = tokens[0].as_array().unwrap().iter().map(|token| &token["text"]).collect();
+        assert_eq!(texts, ["cat", "dog"], "{task}");
+    }
+}
+
+#[tokio::test]
+async fn a_compressed_body_is_read_whole_under_all_names_of_its_encoding() {
+    let member = |text: &str| {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+        encoder.write_all(text.as_bytes()).unwrap();
+        encoder.finish().unwrap()
+    };
+    let body = [member(r#"{"inputs": ["cat","#), member(r#" "dog"]}"#)].concat();
+    let send = async |encoding: &'static str, body: Vec<u8>| {
+        let mut request = post("/embed", body);
+        request.headers_mut().insert("content-encoding", encoding.parse().unwrap());
+        answer(app().oneshot(request).await.unwrap()).await
+    };
+    let expected = ask("/embed", &json!({ "inputs": ["cat", "dog"] })).await;
+    for encoding in ["gzip", "GZIP", "x-gzip"] {
+        assert_eq!(send(encoding, body.clone()).await, expected, "{encoding}");
+    }
+    let (status, _) = send("gzip", [body, b"garbage".to_vec()].concat()).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    let (status, _) = send("gzip", member(&" ".repeat(5000))).await;
+    assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
 }
 
 #[tokio::test]

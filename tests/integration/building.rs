@@ -109,7 +109,7 @@ invalid type: integer `1`, expected a string");
     insta::assert_snapshot!(refusal("empty", "out"), @"expected a model in `[folder]/empty` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`; or `model.….bin`, `lex.….bin` and `tokenizer.json` of a Bergamot student), but found neither `config.json` nor `model.….bin`");
     // What is no bundle is not replaced.
     copy(&fixtures().join("models/tiny-bert"), &folder.path().join("model"));
-    insta::assert_snapshot!(refusal("model", "model"), @"expected `[folder]/model` to be a bundle, an empty folder or nothing, but found other files there");
+    insta::assert_snapshot!(refusal("model", "model"), @"expected `[folder]/model` to be a bundle, an empty folder or nothing, but found `1_Pooling`, `config.json`, `config_sentence_transformers.json` and 7 more; choose another folder");
     assert!(folder.path().join("model/config.json").is_file());
 }
 

@@ -51,7 +51,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ("axum::", &["src/api/", "src/cli/bench/server.rs", "src/cli/connections.rs", "functions/"]),
     ("hyper::", &["src/cli/connections.rs"]),
     ("http_body::", &["src/api/sending.rs"]),
-    ("rustix::", &["src/cli/mod.rs"]),
+    ("rustix::", &["src/build/scratch.rs", "src/cli/mod.rs", "src/cli/serve.rs", "src/repository/folder.rs"]),
 ];
 
 /// The files of a folder, and those of the folders in it, by the ends of their names.

@@ -19,6 +19,7 @@ mod deploying;
 mod document;
 mod doors;
 mod examples;
+mod files;
 mod fleet;
 mod goldens;
 mod hostile_models;

@@ -79,6 +79,13 @@ impl Server {
         self.process.wait().unwrap()
     }
 
+    /// Waits until it ends by itself; its exit code, and what it logged.
+    pub(crate) fn ended(&mut self) -> (Option<i32>, String) {
+        let mut log = String::new();
+        self.process.stderr.take().expect("standard error is piped").read_to_string(&mut log).unwrap();
+        (self.process.wait().unwrap().code(), log)
+    }
+
     /// Ends it; what it logged.
     pub(crate) fn end(&mut self) -> String {
         self.process.kill().unwrap();

@@ -173,6 +173,26 @@ class Staging(unittest.TestCase):
         self.assertIn("somebody else moved it", refused.stderr)
         self.assertEqual(self.weed.get(f"meddled/{NAME}/latest"), b"1" * 64)
 
+    def test_objects_that_no_push_wrote_are_left_alone(self):
+        refused = {
+            f"occupied/{NAME}/latest": "expected a digest in",
+            f"taken/{NAME}/{self.digest}/manifest.toml": "but found another file",
+        }
+        for key, message in refused.items():
+            self.weed.put(key, b"mine")
+            refusal = self.push(prefix=f"s3://{BUCKET}/{key.split('/')[0]}", check=False)
+            self.assertEqual(refusal.returncode, 1)
+            self.assertIn(message, refusal.stderr)
+            self.assertEqual(self.weed.get(key), b"mine")
+            self.assertEqual(self.weed.keys(f"{key.split('/')[0]}/"), [key])
+        # A file that is gone is sent again; the rest is known.
+        prefix, place = f"s3://{BUCKET}/gone", f"gone/{NAME}/{self.digest}/weights.bin"
+        self.push(prefix=prefix)
+        self.weed.s3.delete_object(Bucket=BUCKET, Key=place)
+        self.assertIn("sent", self.push(prefix=prefix).stdout)
+        self.assertIn(place, self.weed.keys("gone/"))
+        self.assertIn("known", self.push(prefix=prefix).stdout)
+
     def test_a_push_goes_on_where_it_stopped(self):
         faults = Faults(self.weed.endpoint)
         prefix = f"s3://{BUCKET}/resumed"

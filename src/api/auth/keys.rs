@@ -158,12 +158,24 @@ fn find_in(ring: &Keyring, shown: &[&str]) -> Option<String> {
 }
 
 impl Source {
+    /// Reads the text of the source. One that is empty is an error, as one that is missing: a file that is just being
+    /// written, or that was lost, takes no key away.
     async fn read(&self) -> Result<String> {
-        match self {
+        let text = match self {
             Self::File(path) => std::fs::read_to_string(path)
                 .map_err(Error::io(format!("cannot read the keys in `{}`", path.display()))),
             Self::Secret(secret) => secret.read(PATIENCE).await,
+        }?;
+        if text.trim().is_empty() {
+            let source = match self {
+                Self::File(_) => "auth.keys_file",
+                Self::Secret(_) => "auth.keys_secret",
+            };
+            return Err(Error::config(format!(
+                "expected keys in `{source}`, but found nothing; a comment (`# none`) takes all keys away"
+            )));
         }
+        Ok(text)
     }
 }
 
@@ -211,6 +223,31 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_emptied_file_keeps_the_keys_and_a_comment_takes_them_away() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("keys");
+        let (alice, line) = make_key("alice").unwrap();
+        std::fs::write(&file, line).unwrap();
+        let keys = keys(&file);
+        keys.prepare().await.unwrap();
+        let read_again = async |text| {
+            std::fs::write(&file, text).unwrap();
+            age(&keys, Duration::from_secs(3600));
+            // As if the last attempt to read it were long ago.
+            *keys.reading.lock().await = None;
+            (keys.find(&[&alice]).await.unwrap(), keys.prepare().await)
+        };
+        for text in ["", " \n\n"] {
+            let (found, read) = read_again(text).await;
+            assert_eq!(found.as_deref(), Some("alice"), "{text:?}");
+            insta::allow_duplicates! {
+                insta::assert_snapshot!(read.unwrap_err(), @"expected keys in `auth.keys_file`, but found nothing; a comment (`# none`) takes all keys away");
+            }
+        }
+        assert!(matches!(read_again("# none").await, (None, Ok(()))));
+    }
+
+    #[tokio::test]
     async fn a_clock_that_is_set_keeps_no_key_for_ever() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("keys");
@@ -219,7 +256,7 @@ mod tests {
             std::fs::write(&file, &alices).unwrap();
             let keys = keys(&file);
             keys.prepare().await.unwrap();
-            std::fs::write(&file, "").unwrap();
+            std::fs::write(&file, "# none").unwrap();
             assert_eq!(keys.find(&[&alice]).await.unwrap().as_deref(), Some("alice"), "not yet read again");
             {
                 let mut read = keys.read.write().unwrap();

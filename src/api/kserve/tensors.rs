@@ -156,7 +156,7 @@ pub(super) async fn run(
             Ok(matrix(scores, usage.place))
         }
         Pipeline::Ranking(pipeline) => {
-            let query = texts(required(request, &names.query)?, 1)?.remove(0);
+            let query = text(required(request, &names.query)?)?;
             let texts = texts(required(request, &names.text)?, limits.texts)?;
             let raw_scores = request.parameter("raw_scores")?.unwrap_or(false);
             let options = RankingOptions { truncation, raw_scores };
@@ -207,6 +207,16 @@ fn texts_of(input: &InputTensor) -> Result<&[String]> {
         InputElements::Integers(_) => {
             Err(Error::invalid(format!("expected `{}` as BYTES, but found integers", input.name)))
         }
+    }
+}
+
+/// The text of an input that has one only.
+fn text(input: &InputTensor) -> Result<String> {
+    let found = texts_of(input)?;
+    match found {
+        [text] if !text.is_empty() => Ok(text.clone()),
+        [_] => Err(Error::invalid(format!("expected a text in `{}`, but found an empty one", input.name))),
+        _ => Err(Error::invalid(format!("expected one text in `{}`, but found {}", input.name, found.len()))),
     }
 }
 
@@ -267,4 +277,25 @@ fn tokens(ids: &InputTensor, mask: Option<&InputTensor>, limit: usize) -> Result
         Ok(row)
     })
     .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::{dialect::Dialect, rejection::Rejection};
+
+    #[test]
+    fn a_query_that_is_not_one_text_is_a_wrong_value_and_not_too_large() {
+        let refusal = |texts: &[&str]| {
+            let elements = InputElements::Texts(texts.iter().map(ToString::to_string).collect());
+            let input = InputTensor { name: "QUERY".into(), shape: vec![texts.len()], elements };
+            let rejection = Rejection::from(text(&input).unwrap_err());
+            format!("{} {}", Dialect::KServe.status(rejection.status).as_u16(), rejection.message)
+        };
+        insta::assert_snapshot!([refusal(&["a", "b"]), refusal(&[]), refusal(&[""])].join("\n"), @r"
+        400 expected one text in `QUERY`, but found 2
+        400 expected one text in `QUERY`, but found 0
+        400 expected a text in `QUERY`, but found an empty one
+        ");
+    }
 }

@@ -290,11 +290,15 @@ function showTime(headers, took) {
   );
 }
 
-async function showTokens({ texts, query }, signal) {
+async function showTokens({ texts, query, source, target }, signal) {
   const most = 800;
   const inputs = $("query-field").hidden ? texts : [query, ...texts];
   try {
-    const { answer } = await request("tokenize", { model: state.model.name, inputs }, signal);
+    const { answer } = await request(
+      "tokenize",
+      { model: state.model.name, inputs, ...(hasChoice() && { src_lang: source, tgt_lang: target }) },
+      signal,
+    );
     if (signal.aborted) return;
     const count = answer.reduce((sum, tokens) => sum + tokens.length, 0);
     let left = most;

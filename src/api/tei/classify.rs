@@ -110,14 +110,16 @@ fn predict_inputs(value: Value, limit: usize) -> Result<(Vec<ClassificationInput
 }
 
 fn one_or_two(field: &str, value: Value) -> Result<ClassificationInput> {
-    let texts = inputs::texts(field, value, usize::MAX)?;
-    match <[String; 2]>::try_from(texts) {
-        Ok([first, second]) => Ok(ClassificationInput::Pair(first.into(), second.into())),
-        Err(mut texts) if texts.len() == 1 => Ok(ClassificationInput::Text(texts.remove(0))),
-        Err(texts) => Err(Error::invalid(format!(
-            "expected a text or a pair in `{field}`, but found {} texts",
-            texts.len()
-        ))),
+    let wrong =
+        |found| Error::invalid(format!("expected a text or a pair in `{field}`, but found {found} texts"));
+    if let Some(found) = value.as_array().map(Vec::len).filter(|found| !(1..=2).contains(found)) {
+        return Err(wrong(found));
+    }
+    let mut texts = inputs::texts(field, value, 2)?.into_iter();
+    match (texts.next(), texts.next()) {
+        (Some(text), None) => Ok(ClassificationInput::Text(text)),
+        (Some(first), Some(second)) => Ok(ClassificationInput::Pair(first.into(), second.into())),
+        (None, _) => Err(wrong(0)),
     }
 }
 
@@ -182,4 +184,24 @@ pub(in crate::api) async fn answer_rerank(
     };
     let ranks: Vec<Rank<'_>> = descending(&scores).into_iter().map(rank).collect();
     Ok::<Response, _>(with_usage(&ranks, &usage, characters, started))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_number_of_texts_that_is_no_pair_is_told() {
+        let refusal = |inputs: Value| predict_inputs(inputs, 4).unwrap_err().to_string();
+        let refusals = [json!([]), json!([[]]), json!([["a"], ["a", "b", "c"]]), json!(["a", "b", "c"])];
+        insta::assert_snapshot!(refusals.map(refusal).join("\n"), @r"
+        expected a text or a pair in `inputs`, but found 0 texts
+        expected a text or a pair in `inputs[0]`, but found 0 texts
+        expected a text or a pair in `inputs[1]`, but found 3 texts
+        expected a text or a pair in `inputs`, but found 3 texts
+        ");
+        assert_eq!(predict_inputs(json!([["a"], ["a", "b"]]), 4).unwrap().0.len(), 2);
+    }
 }

@@ -16,6 +16,11 @@ use crate::{
     api::{App, document::shapes, inputs, request},
     error::Error,
     model::Pipeline,
+    pipeline::{
+        ranking::RankingPipeline,
+        translation::{SpecialTokens, Wanted},
+        zero_shot::ZeroShotPipeline,
+    },
     tokenizer::Token,
 };
 
@@ -30,6 +35,10 @@ struct TokenizeRequest {
     add_special_tokens: bool,
     /// The prompt that is put before each text.
     prompt_name: Option<String>,
+    /// The language of the texts, for a translator whose special tokens name it.
+    src_lang: Option<String>,
+    /// The language of their translation, likewise.
+    tgt_lang: Option<String>,
 }
 
 fn yes() -> bool {
@@ -71,13 +80,25 @@ pub(in crate::api) async fn tokenize(State(app): State<Arc<App>>, request: Reque
         (Pipeline::Embedding(pipeline), name) => {
             pipeline.prompt(name.as_deref())?.unwrap_or_default().to_owned()
         }
+        // Tasks on top of an embedding put its default prompt before texts, and no other.
+        (
+            Pipeline::Ranking(RankingPipeline::Embedding(pipeline))
+            | Pipeline::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _)),
+            None,
+        ) => pipeline.prompt(None)?.unwrap_or_default().to_owned(),
         (_, None) => String::new(),
         (_, Some(name)) => {
             return Err(Error::invalid(format!("unknown prompt `{name}`; `{}` has none", model.name)).into());
         }
     };
     let tokenizer = Arc::clone(model.pipeline.tokenizer());
+    let translator = match &model.pipeline {
+        Pipeline::Translation(pipeline) => Some(pipeline.clone()),
+        _ => None,
+    };
+    let special = if body.add_special_tokens { SpecialTokens::Added } else { SpecialTokens::LeftOut };
     let work = move || {
+        let wanted = Wanted { source: body.src_lang.as_deref(), target: body.tgt_lang.as_deref() };
         let (mut left, mut answer) = (most_tokens, Vec::with_capacity(texts.len()));
         let too_many = || {
             Error::too_large(format!(
@@ -91,7 +112,10 @@ pub(in crate::api) async fn tokenize(State(app): State<Arc<App>>, request: Reque
             if tokenizer.has_more_than(&text, left)? {
                 return Err(too_many());
             }
-            let tokens = tokenizer.tokens(&text, body.add_special_tokens)?;
+            let tokens = match &translator {
+                Some(translator) => translator.tokens(&text, special, wanted)?,
+                None => tokenizer.tokens(&text, body.add_special_tokens)?,
+            };
             left = left.checked_sub(tokens.len()).ok_or_else(too_many)?;
             answer.push(simple_tokens(&text, tokens));
         }

@@ -2,6 +2,7 @@
 //! several threads on one batch.
 
 pub mod library;
+mod mapped;
 mod moves;
 mod run;
 mod sequences;
@@ -22,6 +23,7 @@ use tokio::sync::oneshot;
 
 pub use self::{
     library::Runtime,
+    mapped::MappedFiles,
     sequences::{OnnxSequences, Parallel},
     session::{Graph, Session},
     weights::{Constants, Weights, require_known_files},

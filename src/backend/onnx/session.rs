@@ -3,6 +3,7 @@
 use std::{
     num::NonZeroUsize,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use ort::{
@@ -15,6 +16,7 @@ use ort::{
 
 use super::{
     library::Runtime,
+    mapped::MappedFiles,
     run::{Names, run},
     weights::{Constants, Weights},
 };
@@ -28,7 +30,12 @@ use crate::{
 #[derive(Debug)]
 pub enum Graph {
     /// In a file. Weights in a file of their own will be mapped, not read.
-    File(PathBuf),
+    File {
+        /// The ONNX file.
+        path: PathBuf,
+        /// The files of its weights. A run fails where one of them was written to.
+        mapped: Arc<MappedFiles>,
+    },
     /// In memory, with its weights, which will be used where they are.
     Memory {
         /// The ONNX file.
@@ -48,7 +55,7 @@ impl Graph {
 
 impl<P: AsRef<Path> + ?Sized> From<&P> for Graph {
     fn from(path: &P) -> Self {
-        Self::File(path.as_ref().to_owned())
+        Self::File { path: path.as_ref().to_owned(), mapped: Arc::default() }
     }
 }
 
@@ -56,6 +63,7 @@ impl<P: AsRef<Path> + ?Sized> From<&P> for Graph {
 #[derive(Debug)]
 pub struct Session {
     session: OrtSession,
+    mapped: Arc<MappedFiles>,
     signature: Signature,
     names: Names,
 }
@@ -65,10 +73,10 @@ impl Session {
     /// threads.
     pub fn open(runtime: Runtime, graph: impl Into<Graph>, threads: NonZeroUsize) -> Result<Self> {
         let builder = || builder(runtime, GraphOptimizationLevel::Disable, threads);
-        let (session, what) = match graph.into() {
-            Graph::File(path) => {
+        let (session, what, mapped) = match graph.into() {
+            Graph::File { path, mapped } => {
                 let session = builder().and_then(|mut builder| builder.commit_from_file(&path));
-                (session, format!("the graph `{}`", path.display()))
+                (session, format!("the graph `{}`", path.display()), mapped)
             }
             Graph::Memory { bytes, constants } => {
                 let mut with_constants = builder();
@@ -77,19 +85,16 @@ impl Session {
                         .and_then(|builder| Ok(builder.with_external_initializer(name, value)?));
                 }
                 let session = with_constants.and_then(|mut builder| builder.commit_from_memory(&bytes));
-                (session, "the graph".to_owned())
+                (session, "the graph".to_owned(), Arc::default())
             }
         };
-        Self::new(session.map_err(|error| Error::model_because(format!("cannot load {what}"), error))?)
-    }
-
-    fn new(session: OrtSession) -> Result<Self> {
+        let session = session.map_err(|error| Error::model_because(format!("cannot load {what}"), error))?;
         let signature = Signature {
             inputs: session.inputs().iter().map(describe).collect::<Result<_>>()?,
             outputs: session.outputs().iter().map(describe).collect::<Result<_>>()?,
         };
         let names = Names::new(&signature)?;
-        Ok(Self { session, signature, names })
+        Ok(Self { session, mapped, signature, names })
     }
 
     /// Lets the runtime optimise the graph at `source` and writes what comes out to `target`, without
@@ -120,9 +125,15 @@ impl Session {
 
     /// Runs one batch on the runtime's own values: nothing is copied on its way in or out. There has to be one
     /// value for each input, in the order of the signature.
+    ///
+    /// Mapped weights are looked at before and after: a run on weights that were written to gives no result. What is cut
+    /// off them during a run still ends the process, which nothing but a copy in memory could keep from happening.
     pub(super) fn run_values(&self, inputs: &[SessionInputValue<'_>]) -> Result<Vec<DynValue>> {
-        run(&self.session, &self.names, inputs)
-            .map_err(|error| Error::inference("the model failed to run", error))
+        self.mapped.require_unchanged()?;
+        let outputs = run(&self.session, &self.names, inputs)
+            .map_err(|error| Error::inference("the model failed to run", error))?;
+        self.mapped.require_unchanged()?;
+        Ok(outputs)
     }
 }
 

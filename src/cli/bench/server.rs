@@ -117,7 +117,7 @@ impl Server {
         let mut process = command
             .arg("serve")
             .args(bundles.iter().flatten().map(AsRef::as_ref))
-            .args(["--listen", "127.0.0.1:0"])
+            .args(["--listen", "127.0.0.1:0", "--parent", &std::process::id().to_string()])
             .env("RUST_LOG", "error")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

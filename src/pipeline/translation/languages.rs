@@ -234,9 +234,7 @@ impl Directions {
 
     /// The languages that a request means. Each has to be named, unless the model has only one.
     pub fn find(&self, wanted: Wanted<'_>) -> Result<Pair> {
-        let source = pick(&self.sources, "src_lang", wanted.source, self.source_by_default.as_deref());
-        let target = pick(&self.targets, "tgt_lang", wanted.target, self.target_by_default.as_deref());
-        match (source?, target?) {
+        match self.named(wanted)? {
             (Some(source), Some(target)) => Ok(Pair { source: source.to_owned(), target: target.to_owned() }),
             (None, None) => Err(Error::invalid(
                 "expected the languages of the translation in `src_lang` and `tgt_lang`, but found neither",
@@ -244,6 +242,13 @@ impl Directions {
             (None, Some(_)) => Err(Error::invalid("expected `src_lang` beside `tgt_lang`, but found none")),
             (Some(_), None) => Err(Error::invalid("expected `tgt_lang` beside `src_lang`, but found none")),
         }
+    }
+
+    /// The source and the target that a request means, as far as it or the model names them.
+    pub(super) fn named(&self, wanted: Wanted<'_>) -> Result<(Option<&str>, Option<&str>)> {
+        let source = pick(&self.sources, "src_lang", wanted.source, self.source_by_default.as_deref())?;
+        let target = pick(&self.targets, "tgt_lang", wanted.target, self.target_by_default.as_deref())?;
+        Ok((source, target))
     }
 
     /// The target that a request means, whatever its source.

@@ -15,5 +15,5 @@ pub use self::{
         Decoding, GeneratedIds, Parts, Translation, TranslationOptions, TranslationPipeline, Translations,
     },
     settings::{Decoder, Languages, TokenSide, TranslationSettings, UnknownTokens},
-    sources::Split,
+    sources::{SpecialTokens, Split},
 };

@@ -8,7 +8,7 @@ use super::{
     sentences::{Part, join},
     settings::TranslationSettings,
     shortlist::Shortlist,
-    sources::{Manner, Sources, Split},
+    sources::{Manner, Sources, SpecialTokens, Split},
 };
 use crate::{
     backend::{
@@ -22,7 +22,7 @@ use crate::{
         generation::{Bounds, Generated, GenerationOptions, Search},
     },
     telemetry,
-    tokenizer::Tokenizer,
+    tokenizer::{Token, Tokenizer},
 };
 
 /// The token of what a student of Bergamot's does not know, which is never a translation.
@@ -164,6 +164,11 @@ impl TranslationPipeline {
     /// The languages of the model.
     pub fn directions(&self) -> &Directions {
         &self.sources.directions
+    }
+
+    /// The tokens of a text as the encoder reads them, where it is one sentence.
+    pub fn tokens(&self, text: &str, special: SpecialTokens, wanted: Wanted<'_>) -> Result<Vec<Token>> {
+        self.sources.tokens(text, special, wanted)
     }
 
     /// Translates texts.

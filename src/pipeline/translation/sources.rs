@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    tokenizer::{Tokenizer, reach},
+    tokenizer::{Token, Tokenizer, reach},
 };
 
 /// When a text is taken apart.
@@ -31,6 +31,15 @@ pub(super) struct Prepared<'a> {
     pub(super) sentences: Vec<Vec<i64>>,
     /// Whether something of the text is not read.
     pub(super) is_cut: bool,
+}
+
+/// Whether special tokens are among those of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpecialTokens {
+    /// Those that the model wants around a text are added.
+    Added,
+    /// The text's own tokens only.
+    LeftOut,
 }
 
 /// What makes sources of texts.
@@ -140,13 +149,61 @@ impl Sources {
         }
     }
 
+    /// The tokens of a text, read as one sentence. Spans count characters of the whole text.
+    ///
+    /// A language whose token is one of the special tokens has to be known.
+    pub(super) fn tokens(
+        &self,
+        text: &str,
+        special: SpecialTokens,
+        wanted: Wanted<'_>,
+    ) -> Result<Vec<Token>> {
+        let (wanted, rest) = self.written_target(text, wanted);
+        let skipped = text.chars().count() - rest.chars().count();
+        let own = self.tokenizer.tokens(rest, false)?.into_iter().filter_map(|token| {
+            let span = token.span.map(|(start, stop)| (start + skipped, stop + skipped));
+            Some(Token { id: self.read(token.id)?, span, ..token })
+        });
+        if special == SpecialTokens::LeftOut {
+            return Ok(own.collect());
+        }
+        let added = |id: &i64| {
+            let id = u32::try_from(*id).ok()?;
+            Some(Token { id, text: self.tokenizer.spelling(id)?, special: true, span: None })
+        };
+        let Around { before, after } = self.around(&self.special_languages(wanted)?)?;
+        Ok(before.iter().filter_map(added).chain(own).chain(after.iter().filter_map(added)).collect())
+    }
+
+    /// The languages whose tokens are among the special tokens of a source; another one may be empty.
+    fn special_languages(&self, wanted: Wanted<'_>) -> Result<Pair> {
+        let (source, target) = self.directions.named(wanted)?;
+        let required = |field: &str, language: Option<&str>, is_needed: bool| match language {
+            None if is_needed => Err(Error::invalid(format!(
+                "expected `{field}`, since a special token of the model names the language, but found none; name it, or \
+                 set `add_special_tokens` to false"
+            ))),
+            language => Ok(language.unwrap_or_default().to_owned()),
+        };
+        let languages = &self.settings.languages;
+        Ok(Pair {
+            source: required("src_lang", source, matches!(languages, Languages::Tokens { .. }))?,
+            target: required("tgt_lang", target, matches!(languages, Languages::Prefix { .. }))?,
+        })
+    }
+
     fn ids(&self, text: &str) -> Result<Vec<i64>> {
-        let read = |id| self.settings.unknown_tokens.map_or(id, |unknown| unknown.read(id));
-        let ids = self.tokenizer.encode_bare(text)?.into_iter().map(read).map(i64::from);
+        let ids = self.tokenizer.encode_bare(text)?.into_iter();
+        Ok(ids.filter_map(|id| self.read(id)).map(i64::from).collect())
+    }
+
+    /// What the model reads in place of a token of the tokenizer's, if anything.
+    fn read(&self, id: u32) -> Option<u32> {
+        let id = self.settings.unknown_tokens.map_or(id, |unknown| unknown.read(id));
         // A student of Bergamot's knows its special tokens by their numbers only; in a text they are a slip.
-        let ends =
-            self.settings.shortlist.as_ref().map_or(&[][..], |_| &self.settings.generation.eos_token_ids);
-        Ok(ids.filter(|id| !ends.contains(id)).collect())
+        let is_end = |ends: &[i64]| ends.contains(&i64::from(id));
+        let is_slip = self.settings.shortlist.is_some() && is_end(&self.settings.generation.eos_token_ids);
+        (!is_slip).then_some(id)
     }
 
     /// What the model's family wants around a text.

@@ -51,7 +51,12 @@ fn latest(store: &Store, name: &Url) -> Result<String> {
             "expected a bundle at `{name}`, but found no `{LATEST}`; `kivu push` puts bundles there"
         ))
     })?;
-    let digest = String::from_utf8_lossy(&bytes).trim().to_owned();
+    digest_in(&bytes, &place)
+}
+
+/// The digest that an object called [`LATEST`] holds.
+fn digest_in(bytes: &[u8], place: &Url) -> Result<String> {
+    let digest = String::from_utf8_lossy(bytes).trim().to_owned();
     if is_digest(&digest) {
         return Ok(digest);
     }

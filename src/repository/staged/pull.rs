@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::{Read, Seek, SeekFrom, Write},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use uuid::Uuid;
@@ -13,6 +13,7 @@ use crate::{
     repository::{
         Bundle, Meter,
         bundle::{Home, MANIFEST},
+        folder::{self, Destination, beside},
         manifest,
         s3::{Object, Store, Url},
     },
@@ -20,8 +21,8 @@ use crate::{
 
 /// Fetches `bundle` into the folder `out`; `false` where it was there already.
 ///
-/// A bundle that is there is replaced, any other folder is left alone. What an interrupted attempt fetched lies
-/// beside it, and is used.
+/// A bundle that is there is replaced, any other folder is refused. What an interrupted attempt fetched is next to it,
+/// and is used.
 pub fn pull(bundle: &Bundle, out: &Path, meter: &dyn Meter) -> Result<bool> {
     if let Ok(known) = Bundle::open(out)
         && known.digest() == bundle.digest()
@@ -29,24 +30,11 @@ pub fn pull(bundle: &Bundle, out: &Path, meter: &dyn Meter) -> Result<bool> {
     {
         return Ok(false);
     }
-    let is_bundle = out.join(MANIFEST).is_file();
-    let is_empty = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none());
-    if out.exists() && !is_bundle && !is_empty {
-        return Err(Error::config(format!(
-            "expected `{}` to be a bundle, an empty folder or nothing, but found other files there",
-            out.display()
-        )));
-    }
-    let partial = beside(out, &format!("partial-{}", &bundle.digest()[..12]));
+    let destination = Destination::new(out)?;
+    let partial = destination.beside(&format!("partial-{}", &bundle.digest()[..12]));
+    folder::require_partial(&partial, &bundle.manifest().files)?;
     fetch(bundle, &partial, meter)?;
-    let replaced = beside(out, &format!("replaced-{}", Uuid::new_v4()));
-    let failed = || Error::io(format!("cannot write `{}`", out.display()));
-    if out.exists() {
-        fs::rename(out, &replaced).map_err(failed())?;
-    }
-    fs::rename(&partial, out).map_err(failed())?;
-    // What was replaced is of no more use; that it is still there harms nobody.
-    let _ = fs::remove_dir_all(replaced);
+    destination.replace(&partial)?;
     Ok(true)
 }
 
@@ -62,14 +50,6 @@ pub fn cached(bundle: &Bundle, cache: &Path) -> Result<Bundle> {
         }
     }
     Bundle::open(&folder)
-}
-
-/// A path beside `path` whose name is longer by `ending`.
-fn beside(path: &Path, ending: &str) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".");
-    name.push(ending);
-    path.with_file_name(name)
 }
 
 /// Fetches every file into `folder`, the manifest last.

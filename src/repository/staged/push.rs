@@ -13,13 +13,14 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
-use super::{BLAKE3, LATEST};
+use super::{BLAKE3, LATEST, digest_in};
 use crate::{
     error::{Error, Result},
     repository::{
         Bundle, Meter,
-        bundle::MANIFEST,
+        bundle::{MANIFEST, hex},
         manifest,
         s3::{Condition, Multipart, Part, Store, Url},
     },
@@ -42,24 +43,35 @@ pub enum Pushed {
 /// Sends `bundle`, a folder of this machine, to `<prefix>/<name>/<digest>/` and lets `latest` name it.
 ///
 /// - What is written is readable only once the manifest is there, which comes last.
+/// - Objects that no push wrote are an error: a `latest` that holds no digest, another file in place of the manifest.
+/// - Of a bundle that is there, files that are missing are sent again.
 /// - Where `latest` was moved by somebody else meanwhile, it stays as they left it, and that is an error.
 /// - `notes` is a folder for remembering what was sent, should this be interrupted.
 pub fn push(store: &Store, bundle: &Bundle, prefix: &Url, notes: &Path, meter: &dyn Meter) -> Result<Pushed> {
     let name = prefix.join(&bundle.manifest().name);
     let (place, latest) = (name.join(bundle.digest()), name.join(LATEST));
     let before = store.read(&latest)?;
+    if let Some((bytes, _)) = &before {
+        digest_in(bytes, &latest)?;
+    }
     let manifest = place.join(MANIFEST);
-    let pushed = if store.head(&manifest, None)?.is_some() {
-        Pushed::Known
-    } else {
-        bundle.verify(&[])?;
-        send_files(store, bundle, &place, notes, meter)?;
+    let is_there = match store.read(&manifest)? {
+        None => false,
+        Some((bytes, _)) if hex(&Sha256::digest(&bytes)) == bundle.digest() => true,
+        Some(_) => {
+            return Err(Error::config(format!(
+                "expected the manifest of the bundle at `{manifest}`, but found another file; choose another prefix"
+            )));
+        }
+    };
+    let mut pushed = send_files(store, bundle, &place, notes, meter)?;
+    if !is_there {
         let path = bundle.path(MANIFEST);
         let text = fs::read(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
         // Somebody else may have written the same; it is the same, since its digest is in its name.
         store.put(&manifest, text, &Condition::IsAbsent, &BTreeMap::new())?;
-        Pushed::Sent
-    };
+        pushed = Pushed::Sent;
+    }
     let condition = match &before {
         None => Condition::IsAbsent,
         Some((digest, _)) if digest == bundle.digest() => return Ok(pushed),
@@ -85,16 +97,28 @@ struct Sending<'a> {
     note: Note,
 }
 
-fn send_files(store: &Store, bundle: &Bundle, place: &Url, notes: &Path, meter: &dyn Meter) -> Result<()> {
-    let files = &bundle.manifest().files;
-    meter.begin("push", files.iter().map(|file| file.size).sum());
-    let mut sending = Vec::new();
-    for file in files {
+/// Sends the files that the server lacks.
+fn send_files(
+    store: &Store,
+    bundle: &Bundle,
+    place: &Url,
+    notes: &Path,
+    meter: &dyn Meter,
+) -> Result<Pushed> {
+    let mut missing = Vec::new();
+    for file in &bundle.manifest().files {
         let target = place.join(&file.name);
-        if is_there(store, file, &target)? {
-            meter.advance(file.size);
-            continue;
+        if !is_there(store, file, &target)? {
+            missing.push((file, target));
         }
+    }
+    if missing.is_empty() {
+        return Ok(Pushed::Known);
+    }
+    bundle.verify(&[])?;
+    meter.begin("push", missing.iter().map(|(file, _)| file.size).sum());
+    let mut sending = Vec::new();
+    for (file, target) in missing {
         let path = bundle.path(&file.name);
         let source = File::open(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
         let note = Note::take_up(store, notes, &target, file)?;
@@ -120,7 +144,8 @@ fn send_files(store: &Store, bundle: &Bundle, place: &Url, notes: &Path, meter: 
         let panicked = |_| Err(Error::model("sending the bundle panicked"));
         workers.into_iter().try_for_each(|worker| worker.join().unwrap_or_else(panicked))
     })?;
-    sending.into_iter().try_for_each(|sending| sending.finish(store))
+    sending.into_iter().try_for_each(|sending| sending.finish(store))?;
+    Ok(Pushed::Sent)
 }
 
 /// Whether the server has the file, whole.

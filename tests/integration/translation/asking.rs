@@ -111,6 +111,7 @@ fn model(name: &str, codes: &[&str]) -> Model {
             files: Vec::new(),
         },
         pipeline: Pipeline::Translation(pipeline),
+        files: Arc::default(),
     }
 }
 
@@ -250,6 +251,34 @@ async fn languages_are_needed_and_named() {
     insta::assert_snapshot!(refusal("/translate", none).await, @"422: expected a language of the model in `tgt_lang`, but found `Porto`; it has `deu_Latn`, `eng_Latn`, `fra_Latn`, `por_Latn`, `zho_Hans`, `zho_Hant`");
     let other = json!({ "inputs": "The cat.", "model": "two", "src_lang": "en", "tgt_lang": "pt" });
     insta::assert_snapshot!(refusal("/translate", other).await, @"422: expected a language of the model in `tgt_lang`, but found `pt`; it has `eng_Latn`, `fra_Latn`");
+}
+
+#[tokio::test]
+async fn tokens_are_those_that_the_encoder_reads() {
+    let asked = |more: Value| {
+        let mut body = json!({ "model": "two", "inputs": "the cat" });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let tokens = async |more: Value| -> Vec<(String, Value, Value)> {
+        let (status, tokens) = ask("/tokenize", &asked(more)).await;
+        assert_eq!(status, StatusCode::OK, "{tokens}");
+        let token = |token: &Value| {
+            (token["text"].as_str().unwrap().to_owned(), token["special"].clone(), token["start"].clone())
+        };
+        tokens[0].as_array().unwrap().iter().map(token).collect()
+    };
+    let own = tokens(json!({ "add_special_tokens": false })).await;
+    assert!(
+        !own.is_empty() && own.iter().all(|(_, special, start)| *special == false && start.is_u64()),
+        "{own:?}"
+    );
+    for name in ["French", "fra_Latn"] {
+        let all = tokens(json!({ "src_lang": name })).await;
+        let added = |text: &str| (text.to_owned(), json!(true), Value::Null);
+        assert_eq!(all, [vec![added("fra_Latn")], own.clone(), vec![added("</s>")]].concat());
+    }
+    insta::assert_snapshot!(refusal("/tokenize", asked(json!({}))).await, @"422: expected `src_lang`, since a special token of the model names the language, but found none; name it, or set `add_special_tokens` to false");
 }
 
 #[tokio::test]

@@ -1,0 +1,151 @@
+//! Compressed bodies.
+
+use std::io::{self, Read};
+
+use axum::http::{HeaderMap, header::CONTENT_ENCODING};
+use flate2::bufread::{MultiGzDecoder, ZlibDecoder};
+
+use crate::error::Error;
+
+/// How a body is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Encoding {
+    Identity,
+    Gzip,
+    Deflate,
+}
+
+impl Encoding {
+    /// What `content-encoding` says; one of several encodings at once is refused.
+    pub(super) fn of(headers: &HeaderMap) -> Result<Self, Error> {
+        let mut found = headers.get_all(CONTENT_ENCODING).iter();
+        let Some(first) = found.next() else { return Ok(Self::Identity) };
+        let known = match first.as_bytes().trim_ascii().to_ascii_lowercase().as_slice() {
+            b"identity" => Some(Self::Identity),
+            b"gzip" | b"x-gzip" => Some(Self::Gzip),
+            b"deflate" => Some(Self::Deflate),
+            _ => None,
+        };
+        known.filter(|_| found.next().is_none()).ok_or_else(|| {
+            let all: Vec<_> = headers.get_all(CONTENT_ENCODING).iter().collect();
+            Error::invalid(format!("expected a body in `gzip`, in `deflate` or as it is, but found {all:?}"))
+        })
+    }
+
+    /// What is in a body: all members of a gzip file, and nothing behind the end. At most `limit` bytes come out.
+    pub(super) fn decode(self, body: Vec<u8>, limit: usize) -> Result<Vec<u8>, Error> {
+        let mut rest = body.as_slice();
+        let decoded = match self {
+            Self::Identity => return Ok(body),
+            Self::Gzip => read(MultiGzDecoder::new(&mut rest), limit),
+            Self::Deflate => read(ZlibDecoder::new(&mut rest), limit),
+        };
+        let decoded =
+            decoded.map_err(|_| Error::malformed("the body is cut short, or not compressed as it says"))?;
+        if decoded.len() > limit {
+            return Err(too_long(limit));
+        }
+        if !rest.is_empty() {
+            return Err(Error::malformed(format!(
+                "expected the body to end where its compressed data ends, but found {} bytes more",
+                rest.len()
+            )));
+        }
+        Ok(decoded)
+    }
+}
+
+/// All that can be read, or one byte more than `limit`.
+fn read(decoder: impl Read, limit: usize) -> io::Result<Vec<u8>> {
+    let mut decoded = Vec::new();
+    decoder.take(limit as u64 + 1).read_to_end(&mut decoded)?;
+    Ok(decoded)
+}
+
+pub(super) fn too_long(limit: usize) -> Error {
+    Error::too_large(format!("expected a body of at most {limit} bytes, but found more"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use axum::http::HeaderValue;
+    use flate2::{Compression, write::GzEncoder, write::ZlibEncoder};
+
+    use super::*;
+
+    fn gzip(text: &str) -> Vec<u8> {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+        encoder.write_all(text.as_bytes()).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn deflate(text: &str) -> Vec<u8> {
+        let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
+        encoder.write_all(text.as_bytes()).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    #[test]
+    fn an_encoding_is_known_by_all_its_names() {
+        let of = |names: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            names.iter().for_each(|name| {
+                headers.append(CONTENT_ENCODING, HeaderValue::from_static(name));
+            });
+            Encoding::of(&headers).map_err(|error| error.to_string())
+        };
+        assert_eq!(of(&[]), Ok(Encoding::Identity));
+        for (name, encoding) in [
+            ("gzip", Encoding::Gzip),
+            ("GZip", Encoding::Gzip),
+            ("x-gzip", Encoding::Gzip),
+            ("X-GZIP", Encoding::Gzip),
+            ("Deflate", Encoding::Deflate),
+            ("IDENTITY", Encoding::Identity),
+        ] {
+            assert_eq!(of(&[name]), Ok(encoding), "{name}");
+        }
+        insta::assert_snapshot!(of(&["br"]).unwrap_err(), @r#"expected a body in `gzip`, in `deflate` or as it is, but found ["br"]"#);
+        insta::assert_snapshot!(of(&["gzip", "gzip"]).unwrap_err(), @r#"expected a body in `gzip`, in `deflate` or as it is, but found ["gzip", "gzip"]"#);
+        assert!(of(&["gzip, gzip"]).is_err());
+    }
+
+    #[test]
+    fn a_body_is_read_whole_or_refused() {
+        let decode = |encoding: Encoding, body: &[u8]| match encoding.decode(body.to_vec(), 16) {
+            Ok(text) => format!("\"{}\"", String::from_utf8(text).unwrap()),
+            Err(error) => error.to_string(),
+        };
+        let garbage = |body: Vec<u8>| [body, b"garbage".to_vec()].concat();
+        let two = [gzip("one, "), gzip("two")].concat();
+        let cut = |body: Vec<u8>| body[..body.len() - 3].to_vec();
+        let decoded = [
+            decode(Encoding::Gzip, &gzip("a text")),
+            decode(Encoding::Gzip, &two),
+            decode(Encoding::Gzip, &garbage(two.clone())),
+            decode(Encoding::Gzip, &cut(two)),
+            decode(Encoding::Gzip, b""),
+            decode(Encoding::Gzip, &gzip("exactly 16 bytes")),
+            decode(Encoding::Gzip, &gzip("exactly 17 bytes.")),
+            decode(Encoding::Gzip, &deflate("a text")),
+            decode(Encoding::Deflate, &deflate("a text")),
+            decode(Encoding::Deflate, &garbage(deflate("a text"))),
+            decode(Encoding::Deflate, &cut(deflate("a text"))),
+        ];
+        insta::assert_snapshot!(decoded.join("\n"), @r#"
+        "a text"
+        "one, two"
+        the body is cut short, or not compressed as it says
+        the body is cut short, or not compressed as it says
+        the body is cut short, or not compressed as it says
+        "exactly 16 bytes"
+        expected a body of at most 16 bytes, but found more
+        the body is cut short, or not compressed as it says
+        "a text"
+        expected the body to end where its compressed data ends, but found 7 bytes more
+        the body is cut short, or not compressed as it says
+        "#);
+    }
+}

@@ -1,0 +1,451 @@
+//! The folder that a bundle is written to. Nothing that Kivu did not write is removed or replaced.
+
+use std::{
+    collections::BTreeSet,
+    env, fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use uuid::Uuid;
+
+use super::{bundle::MANIFEST, manifest::Manifest};
+use crate::{
+    error::{Error, Result},
+    repository::manifest::File,
+};
+
+/// A folder that a bundle may be written to: a missing one, an empty one, or one that holds a bundle and nothing else.
+///
+/// - A bundle is a `manifest.toml` that parses and regular files that it names; some of those may be missing.
+/// - A symbolic link is followed: the link stays, and the folder that it names is replaced. Links inside the folder
+///   are no part of a bundle.
+#[derive(Debug)]
+pub struct Destination {
+    /// The path as the caller wrote it, for messages.
+    name: PathBuf,
+    /// The same without links, if it exists.
+    path: PathBuf,
+}
+
+impl Destination {
+    /// Refuses a path where something would be lost; the error names what was found.
+    pub fn new(out: &Path) -> Result<Self> {
+        let path = match fs::symlink_metadata(out) {
+            Ok(_) => fs::canonicalize(out)
+                .map_err(Error::io(format!("cannot follow the link `{}`", out.display())))?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => out.to_owned(),
+            Err(error) => return Err(Error::io(format!("cannot read `{}`", out.display()))(error)),
+        };
+        let destination = Self { name: out.to_owned(), path };
+        destination.contents(&destination.path)?;
+        destination.require_movable()?;
+        Ok(destination)
+    }
+
+    /// Refuses folders that can be emptied, but not replaced: one that a file system is mounted on, and one that this
+    /// process works in, which would go on in a folder that is gone.
+    fn require_movable(&self) -> Result<()> {
+        let device = |path: &Path| path.metadata().map(|found| found.dev()).ok();
+        let is_mounted =
+            matches!((device(&self.path), device(self.parent())), (Some(own), Some(outer)) if own != outer);
+        let is_worked_in = env::current_dir().is_ok_and(|here| here.starts_with(&self.path));
+        let found = match (is_mounted, is_worked_in) {
+            (false, false) => return Ok(()),
+            (true, _) => "a file system is mounted there; choose a folder in it",
+            (false, true) => "it is, or holds, the working folder; choose another folder",
+        };
+        Err(Error::config(format!(
+            "expected `{}` to be a folder that can be replaced, but {found}",
+            self.name.display()
+        )))
+    }
+
+    /// The folder that the bundle's folder is in: scratch folders in it are on the same file system.
+    pub fn parent(&self) -> &Path {
+        match self.path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        }
+    }
+
+    /// A path next to the folder, whose name is longer by `ending`.
+    pub fn beside(&self, ending: &str) -> PathBuf {
+        beside(&self.path, ending)
+    }
+
+    /// Moves the finished bundle in `new` here. `new` has to be on the same file system, and is gone afterwards.
+    ///
+    /// An older bundle is exchanged for the new one in one step, checked again, and only then removed, file by file.
+    pub fn replace(&self, new: &Path) -> Result<()> {
+        let failed = || Error::io(format!("cannot write `{}`", self.name.display()));
+        match fs::rename(new, &self.path) {
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+            // This replaces an empty folder at most.
+            renamed => return renamed.map_err(failed()),
+        }
+        exchange(new, &self.path).map_err(failed())?;
+        // Since the first check, another program may have written into the folder.
+        let manifest = self.contents(new).inspect_err(|_| {
+            // The error to report is the first one.
+            let _ = exchange(new, &self.path);
+        })?;
+        let removed = manifest.map_or(Ok(()), |manifest| remove(new, &manifest.files));
+        if removed.is_err() {
+            let kept = self.beside(&format!("replaced-{}", Uuid::new_v4()));
+            let _ = fs::rename(new, &kept);
+            tracing::warn!(folder = %kept.display(), "cannot remove the bundle that was replaced");
+        }
+        Ok(())
+    }
+
+    /// The manifest of the bundle in `folder`; nothing if the folder is empty or missing.
+    fn contents(&self, folder: &Path) -> Result<Option<Manifest>> {
+        let refused = |found: String, source: Option<Error>| Error::Config {
+            message: format!(
+                "expected `{}` to be a bundle, an empty folder or nothing, but found {found}; choose another folder",
+                self.name.display()
+            ),
+            source: source.map(Into::into),
+        };
+        match fs::symlink_metadata(folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Ok(found) if !found.is_dir() => return Err(refused("a file".into(), None)),
+            _ => {}
+        }
+        let (manifest, unreadable) = match read_manifest(folder) {
+            Ok(manifest) => (manifest, None),
+            Err(error) => (None, Some(error)),
+        };
+        let files = manifest.as_ref().map(|manifest| manifest.files.as_slice());
+        let foreign =
+            foreign(folder, files).map_err(Error::io(format!("cannot read `{}`", self.name.display())))?;
+        if foreign.is_empty() { Ok(manifest) } else { Err(refused(list(&foreign), unreadable)) }
+    }
+}
+
+/// Refuses a folder that holds anything but parts of the bundle with these files, which would become parts of it.
+pub(super) fn require_partial(folder: &Path, files: &[File]) -> Result<()> {
+    let found = match fs::symlink_metadata(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Ok(found) if !found.is_dir() => vec![PathBuf::new()],
+        _ => {
+            foreign(folder, Some(files)).map_err(Error::io(format!("cannot read `{}`", folder.display())))?
+        }
+    };
+    if found.is_empty() {
+        return Ok(());
+    }
+    Err(Error::config(format!(
+        "expected `{}` to hold what an interrupted `kivu pull` fetched, but found {}; move it away",
+        folder.display(),
+        list(&found)
+    )))
+}
+
+/// A path next to `path`, whose name is longer by `ending`.
+pub(super) fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".");
+    name.push(ending);
+    path.with_file_name(name)
+}
+
+/// The manifest in `folder`, if there is a regular file of that name.
+fn read_manifest(folder: &Path) -> Result<Option<Manifest>> {
+    let path = folder.join(MANIFEST);
+    if !fs::symlink_metadata(&path).is_ok_and(|found| found.is_file()) {
+        return Ok(None);
+    }
+    let text = fs::read_to_string(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+    Manifest::parse(&text).map(Some)
+}
+
+/// What is in `folder` besides a manifest and its files, or besides nothing where there is no manifest; in order.
+fn foreign(folder: &Path, files: Option<&[File]>) -> io::Result<Vec<PathBuf>> {
+    let files = files.map(|files| files.iter().map(|file| file.name.as_str()).chain([MANIFEST]));
+    let known: BTreeSet<&Path> = files.into_iter().flatten().map(Path::new).collect();
+    let (mut foreign, mut pending) = (Vec::new(), vec![PathBuf::new()]);
+    while let Some(inner) = pending.pop() {
+        for entry in fs::read_dir(folder.join(&inner))? {
+            let entry = entry?;
+            let (name, kind) = (inner.join(entry.file_name()), entry.file_type()?);
+            let has_known = || known.iter().any(|file| *file != name && file.starts_with(&name));
+            if kind.is_dir() && has_known() {
+                pending.push(name);
+            } else if !kind.is_file() || !known.contains(name.as_path()) {
+                foreign.push(name);
+            }
+        }
+    }
+    foreign.sort();
+    Ok(foreign)
+}
+
+/// The first names of a list, for a message.
+fn list(names: &[PathBuf]) -> String {
+    const SHOWN: usize = 3;
+    let shown: Vec<String> = names.iter().take(SHOWN).map(|name| format!("`{}`", name.display())).collect();
+    let shown = if names == [PathBuf::new()] { "a file".into() } else { shown.join(", ") };
+    match names.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
+/// Lets two folders change places, in one step where the file system can.
+fn exchange(left: &Path, right: &Path) -> io::Result<()> {
+    if renameat_with(CWD, left, CWD, right, RenameFlags::EXCHANGE).is_ok() {
+        return Ok(());
+    }
+    let aside = beside(right, &format!("replaced-{}", Uuid::new_v4()));
+    fs::rename(right, &aside)?;
+    fs::rename(left, right).inspect_err(|_| {
+        // The error to report is the first one.
+        let _ = fs::rename(&aside, right);
+    })?;
+    fs::rename(&aside, left)
+}
+
+/// Removes the files of a bundle and the folders that are empty then. A folder that holds anything else is an error,
+/// and stays.
+fn remove(folder: &Path, files: &[File]) -> io::Result<()> {
+    let names = [MANIFEST].into_iter().chain(files.iter().map(|file| file.name.as_str())).map(Path::new);
+    let mut folders = BTreeSet::new();
+    for name in names {
+        match fs::remove_file(folder.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => folders.extend(name.ancestors().skip(1)),
+        }
+    }
+    // Inner folders come last in order, and are removed first; the last one is the bundle's own.
+    for name in folders.into_iter().rev() {
+        match fs::remove_dir(folder.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, os::unix::fs::symlink};
+
+    use proptest::{collection::vec, prelude::*, sample::select, test_runner::Config};
+
+    use super::*;
+
+    const OURS: &str = r#"
+        format = 1
+        name = "tiny"
+        task = "feature-extraction"
+        graph = "model.onnx"
+        source = { architecture = "BertModel", from = "tiny", sha256 = "" }
+        weights = { precision = "fp32", plan = "fp32" }
+        signature = { inputs = [], outputs = [] }
+        [[files]]
+        name = "model.onnx"
+        size = 1
+        sha256 = ""
+        blake3 = ""
+        [[files]]
+        name = "1/weights.bin"
+        size = 1
+        sha256 = ""
+        blake3 = ""
+    "#;
+    const FILES: [&str; 3] = [MANIFEST, "model.onnx", "1/weights.bin"];
+    const OTHERS: [&str; 7] = ["notes.txt", "src", "src/main.rs", "1", "1/notes.txt", "model.onnx/a", ".git"];
+
+    #[derive(Clone, Debug)]
+    enum Entry {
+        File(&'static str),
+        Folder,
+        Link(&'static str),
+    }
+
+    /// What is at the path that a bundle is to be written to.
+    #[derive(Clone, Debug)]
+    enum Place {
+        Nothing,
+        File,
+        Folder,
+        LinkToFolder,
+        LinkToNothing,
+    }
+
+    type Tree = Vec<(&'static str, Entry)>;
+
+    fn bundle() -> Tree {
+        FILES.map(|name| (name, Entry::File(if name == MANIFEST { OURS } else { "x" }))).into()
+    }
+
+    /// Bundles, bundles that lack something or hold more, folders of other programs, and anything.
+    fn tree() -> impl Strategy<Value = Tree> {
+        let names: Vec<&str> = FILES.into_iter().chain(OTHERS).collect();
+        let entry = prop_oneof![
+            3 => select(vec!["x", "[package]\nname = 'mine'\n", OURS]).prop_map(Entry::File),
+            1 => Just(Entry::Folder),
+            1 => select(vec!["../precious", "../precious/notes.txt", "nowhere"]).prop_map(Entry::Link),
+        ];
+        let some = |most| vec((select(names.clone()), entry.clone()), 0..most);
+        let parts = any::<[bool; 3]>().prop_map(|kept| {
+            let kept = bundle().into_iter().zip(kept).filter(|(_, is_kept)| *is_kept);
+            kept.map(|(part, _)| part).collect()
+        });
+        prop_oneof![Just(bundle()), parts, some(4), some(2).prop_map(|more| [bundle(), more].concat())]
+    }
+
+    /// Writes what fits; of two entries at one path the first stays.
+    fn write(folder: &Path, tree: &Tree) {
+        fs::create_dir_all(folder).unwrap();
+        for (name, entry) in tree {
+            let path = folder.join(name);
+            if fs::symlink_metadata(&path).is_ok() || fs::create_dir_all(path.parent().unwrap()).is_err() {
+                continue;
+            }
+            let _ = match entry {
+                Entry::File(text) => fs::write(&path, text),
+                Entry::Folder => fs::create_dir(&path),
+                Entry::Link(target) => symlink(target, &path),
+            };
+        }
+    }
+
+    /// Everything below a folder: the text of files, the targets of links.
+    fn read(folder: &Path) -> BTreeMap<PathBuf, String> {
+        let (mut found, mut pending) = (BTreeMap::new(), vec![folder.to_owned()]);
+        while let Some(next) = pending.pop() {
+            for path in fs::read_dir(next).unwrap().map(|entry| entry.unwrap().path()) {
+                let kind = fs::symlink_metadata(&path).unwrap();
+                let what = if kind.is_symlink() {
+                    format!("-> {}", fs::read_link(&path).unwrap().display())
+                } else if kind.is_dir() {
+                    pending.push(path.clone());
+                    "folder".into()
+                } else {
+                    fs::read_to_string(&path).unwrap()
+                };
+                found.insert(path.strip_prefix(folder).unwrap().to_owned(), what);
+            }
+        }
+        found
+    }
+
+    /// Whether a tree may be replaced, said in another way than the code does.
+    fn is_ours(tree: &BTreeMap<PathBuf, String>) -> bool {
+        let has_manifest = tree.get(Path::new(MANIFEST)).is_some_and(|text| text == OURS);
+        let is_known = |(name, what): (&PathBuf, &String)| match what.as_str() {
+            "folder" => name == Path::new("1"),
+            what => FILES.iter().any(|file| name == Path::new(file)) && !what.starts_with("->"),
+        };
+        tree.is_empty() || has_manifest && tree.iter().all(is_known)
+    }
+
+    fn below<'a>(tree: &'a BTreeMap<PathBuf, String>, folder: &str) -> BTreeMap<PathBuf, &'a String> {
+        let below =
+            tree.iter().filter_map(|(name, what)| Some((name.strip_prefix(folder).ok()?.into(), what)));
+        below.filter(|(name, _): &(PathBuf, _)| !name.as_os_str().is_empty()).collect()
+    }
+
+    #[test]
+    fn nothing_that_kivu_did_not_write_is_removed_or_replaced() {
+        let places = vec![
+            Place::Nothing,
+            Place::File,
+            Place::Folder,
+            Place::Folder,
+            Place::LinkToFolder,
+            Place::LinkToNothing,
+        ];
+        let config = Config { cases: 150, failure_persistence: None, ..Config::default() };
+        proptest!(config, |(place in select(places), tree in tree(), late in proptest::option::of(select(OTHERS.to_vec())))| {
+            let root = tempfile::tempdir().unwrap();
+            let at = |name: &str| root.path().join(name);
+            write(&at("precious"), &vec![("notes.txt", Entry::File("precious"))]);
+            write(&at("new"), &vec![(MANIFEST, Entry::File(OURS)), ("model.onnx", Entry::File("new"))]);
+            let target = if matches!(place, Place::LinkToFolder) { "linked" } else { "out" };
+            match place {
+                Place::Nothing => {}
+                Place::File => fs::write(at("out"), "precious").unwrap(),
+                Place::Folder => write(&at("out"), &tree),
+                Place::LinkToFolder => {
+                    write(&at("linked"), &tree);
+                    symlink("linked", at("out")).unwrap();
+                }
+                Place::LinkToNothing => symlink("nowhere", at("out")).unwrap(),
+            }
+            let before = read(root.path());
+            let old: BTreeMap<PathBuf, String> =
+                below(&before, target).into_iter().map(|(name, what)| (name, what.clone())).collect();
+            let is_free = match place {
+                Place::Nothing => true,
+                Place::File | Place::LinkToNothing => false,
+                Place::Folder | Place::LinkToFolder => is_ours(&old),
+            };
+            let destination = Destination::new(&at("out"));
+            prop_assert_eq!(destination.is_ok(), is_free, "{:?}", destination);
+            let Ok(destination) = destination else {
+                prop_assert_eq!(read(root.path()), before);
+                return Ok(());
+            };
+            // What another program writes into the folder meanwhile stays as well.
+            if let Some(name) = late && !matches!(place, Place::Nothing) {
+                write(&at(target), &vec![(name, Entry::File("late"))]);
+            }
+            let before = read(root.path());
+            let written = below(&before, target).into_iter().any(|(_, what)| what == "late");
+            let replaced = destination.replace(&at("new"));
+            prop_assert_eq!(replaced.is_ok(), !written, "{:?}", replaced);
+            let after = read(root.path());
+            if written {
+                prop_assert_eq!(after, before);
+                return Ok(());
+            }
+            prop_assert_eq!(below(&after, target), below(&before, "new"));
+            let rest = |tree: &BTreeMap<PathBuf, String>| {
+                let mut rest = tree.clone();
+                rest.retain(|name, _| !name.starts_with(target) && !name.starts_with("new"));
+                rest
+            };
+            prop_assert_eq!(rest(&after), rest(&before));
+            prop_assert!(!at("new").exists());
+        });
+    }
+
+    #[test]
+    fn a_refusal_names_what_was_found() {
+        let root = tempfile::tempdir().unwrap();
+        let refusal = |name: &str| {
+            let error = Destination::new(&root.path().join(name)).unwrap_err();
+            error.chain().replace(&root.path().display().to_string(), "[folder]")
+        };
+        let file = |name| (name, Entry::File("x"));
+        write(&root.path().join("more"), &[bundle(), vec![file("notes.txt")]].concat());
+        write(&root.path().join("other"), &["a", "b", "c/d", "e", "f"].map(file).into());
+        write(&root.path().join("cargo"), &vec![(MANIFEST, Entry::File("[package]"))]);
+        fs::write(root.path().join("file"), "").unwrap();
+        insta::assert_snapshot!(refusal("more"), @"expected `[folder]/more` to be a bundle, an empty folder or nothing, but found `notes.txt`; choose another folder");
+        insta::assert_snapshot!(refusal("other"), @"expected `[folder]/other` to be a bundle, an empty folder or nothing, but found `a`, `b`, `c` and 2 more; choose another folder");
+        insta::assert_snapshot!(refusal("file"), @"expected `[folder]/file` to be a bundle, an empty folder or nothing, but found a file; choose another folder");
+        let cargo = refusal("cargo");
+        let (first, cause) = cargo.split_once(": the manifest cannot be read: ").unwrap();
+        insta::assert_snapshot!(first, @"expected `[folder]/cargo` to be a bundle, an empty folder or nothing, but found `manifest.toml`; choose another folder");
+        assert!(cause.contains("package"), "{cause}");
+    }
+
+    #[test]
+    fn what_was_fetched_before_holds_nothing_else() {
+        let root = tempfile::tempdir().unwrap();
+        let files = Manifest::parse(OURS).unwrap().files;
+        let partial = root.path().join("out.partial");
+        require_partial(&partial, &files).unwrap();
+        write(&partial, &vec![("1/weights.bin", Entry::File("x"))]);
+        require_partial(&partial, &files).unwrap();
+        symlink(root.path().join("precious"), partial.join("model.onnx")).unwrap();
+        let error = require_partial(&partial, &files).unwrap_err().to_string();
+        insta::assert_snapshot!(error.replace(&root.path().display().to_string(), "[folder]"), @"expected `[folder]/out.partial` to hold what an interrupted `kivu pull` fetched, but found `model.onnx`; move it away");
+    }
+}

@@ -1,0 +1,231 @@
+//! Files of this machine: what `kivu build` leaves alone and tidies up, and what may happen to a served bundle.
+
+use std::{
+    fs::{self, File},
+    io::{BufRead, BufReader, Read},
+    net::TcpStream,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use kivu::{
+    Error,
+    backend::Deadline,
+    config::{Config, ModelConfig},
+    model::{Model, Pipeline},
+    pipeline::embedding::{EmbeddingOptions, Input},
+    tokenizer::Truncation,
+};
+
+use crate::{
+    models::{build_request, fixtures, library_path, request, runtime},
+    serving::{Server, bundle, kivu},
+};
+
+/// Waits until `is_so`, for a few seconds at most.
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !is_so() {
+        assert!(started.elapsed() < Duration::from_secs(10), "{what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_build_leaves_the_folder_of_another_program_alone() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("project");
+    fs::create_dir_all(out.join("src")).unwrap();
+    fs::write(out.join("manifest.toml"), "[package]\nname = 'mine'\n").unwrap();
+    fs::write(out.join("src/main.rs"), "fn main() {}").unwrap();
+    let build = |out: &Path| {
+        let request = request(fixtures().join("models/tiny-bert"), out.to_owned(), None);
+        let built = build_request(&request, runtime);
+        built.map_err(|error| error.to_string().replace(&folder.path().display().to_string(), "[folder]"))
+    };
+    insta::assert_snapshot!(build(&out).unwrap_err(), @"expected `[folder]/project` to be a bundle, an empty folder or nothing, but found `manifest.toml`, `src`; choose another folder");
+    assert_eq!(fs::read_to_string(out.join("src/main.rs")).unwrap(), "fn main() {}");
+    // A link is followed: it stays, and the folder that it names is replaced.
+    let (link, linked) = (folder.path().join("link"), folder.path().join("linked"));
+    fs::create_dir(&linked).unwrap();
+    std::os::unix::fs::symlink("linked", &link).unwrap();
+    for _ in 0..2 {
+        build(&link).unwrap();
+        assert_eq!(fs::read_link(&link).unwrap(), Path::new("linked"));
+        assert!(linked.join("weights.bin").is_file());
+    }
+    fs::write(linked.join("notes.txt"), "mine").unwrap();
+    insta::assert_snapshot!(build(&link).unwrap_err(), @"expected `[folder]/link` to be a bundle, an empty folder or nothing, but found `notes.txt`; choose another folder");
+}
+
+#[test]
+fn the_working_folder_is_not_replaced() {
+    if runtime().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
+    command.arg("build").arg(fixtures().join("models/tiny-bert")).args(["--out", "."]);
+    command.env("KIVU_ONNXRUNTIME", library_path().unwrap()).current_dir(folder.path());
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    insta::assert_snapshot!(String::from_utf8(output.stderr).unwrap(), @"error: expected `.` to be a folder that can be replaced, but it is, or holds, the working folder; choose another folder");
+    assert_eq!((output.status.code(), fs::read_dir(folder.path()).unwrap().count()), (Some(1), 0));
+}
+
+/// The scratch folders in a folder.
+fn scratch(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.filter(|path| path.display().to_string().contains("/.kivu-build-")).collect()
+}
+
+#[test]
+fn an_interrupted_build_leaves_nothing_behind() {
+    if runtime().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    fs::create_dir(&model).unwrap();
+    fs::copy(fixtures().join("models/tiny-bert/config.json"), model.join("config.json")).unwrap();
+    // A pipe that nobody writes to: the build waits for its tokenizer until it is interrupted.
+    let pipe = Command::new("mkfifo").arg(model.join("tokenizer.json")).status().unwrap();
+    assert!(pipe.success());
+    for (signal, code) in [("INT", 130), ("TERM", 143)] {
+        let mut build = Command::new(env!("CARGO_BIN_EXE_kivu"))
+            .arg("build")
+            .arg(&model)
+            .arg("--out")
+            .arg(folder.path().join("out"))
+            .env("KIVU_ONNXRUNTIME", library_path().unwrap())
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        wait_until("the build begins", || !scratch(folder.path()).is_empty());
+        let asked = Command::new("kill").args(["-s", signal, &build.id().to_string()]).status().unwrap();
+        assert!(asked.success());
+        assert_eq!(build.wait().unwrap().code(), Some(code));
+        assert!(scratch(folder.path()).is_empty() && !folder.path().join("out").exists());
+    }
+}
+
+#[test]
+fn a_server_that_is_measured_ends_with_the_process_that_started_it() {
+    let Some((_folder, bundle)) = bundle() else { return };
+    let program = kivu(&bundle);
+    // `$$` is the shell, and the number of some other process below.
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", "\"$0\" \"$@\" --parent $$ & wait"])
+        .arg(program.get_program())
+        .args(program.get_args());
+    shell.env("KIVU_ONNXRUNTIME", library_path().unwrap()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut shell = shell.spawn().unwrap();
+    let mut output = BufReader::new(shell.stdout.take().unwrap());
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    let address = line.split("http://").nth(1).expect("an address").trim().to_owned();
+    TcpStream::connect(&address).unwrap();
+    shell.kill().unwrap();
+    shell.wait().unwrap();
+    // The end of its output: nobody holds the pipe any more.
+    output.read_to_string(&mut line).unwrap();
+    assert!(TcpStream::connect(&address).is_err());
+
+    let output = kivu(&bundle).args(["--parent", "1"]).output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("the process that started this server has ended"), "{error}");
+}
+
+#[test]
+fn hidden_folders_are_not_served() {
+    let Some((folder, _)) = bundle() else { return };
+    let hidden = folder.path().join(".kivu-build-x");
+    fs::create_dir(&hidden).unwrap();
+    fs::write(hidden.join("manifest.toml"), "unfinished").unwrap();
+    let models = vec![ModelConfig::from(folder.path().to_owned())];
+    let models = Model::open_all(&Config { models, ..Config::default() }).unwrap();
+    let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
+    assert_eq!(names, ["tiny-bert"]);
+}
+
+/// Writes other weights over those of a bundle, in place, or cuts them off.
+fn overwrite(bundle: &Path, is_cut: bool) {
+    let path = bundle.join("weights.bin");
+    let length = fs::metadata(&path).unwrap().len();
+    let file = File::options().write(true).open(&path).unwrap();
+    if is_cut {
+        file.set_len(length / 2).unwrap();
+    } else {
+        drop(file);
+        fs::write(&path, vec![1; length as usize]).unwrap();
+    }
+}
+
+#[test]
+fn weights_that_were_written_to_give_no_vectors() {
+    for (is_cut, map_weights) in [(false, true), (true, true), (true, false)] {
+        let Some((_folder, bundle)) = bundle() else { return };
+        let models = vec![ModelConfig::from(bundle.clone())];
+        let model = Model::open_all(&Config { models, map_weights, ..Config::default() }).unwrap().remove(0);
+        let Pipeline::Embedding(pipeline) = &model.pipeline else { panic!("it embeds") };
+        let embed = || {
+            let options = EmbeddingOptions {
+                truncation: Truncation::Off,
+                normalize: None,
+                prompt_name: None,
+                dimensions: None,
+                most_values: usize::MAX,
+            };
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let embedding = async {
+                pipeline
+                    .embed(
+                        vec![Input::Text("a text".into())],
+                        &options,
+                        Deadline::within(Duration::from_secs(30)),
+                    )
+                    .await
+            };
+            runtime.block_on(embedding).map(|embeddings| embeddings.vectors)
+        };
+        let before = embed().unwrap();
+        overwrite(&bundle, is_cut);
+        if map_weights {
+            assert!(matches!(embed(), Err(Error::Unavailable { .. })), "cut: {is_cut}");
+            assert!(model.files.changed().unwrap().ends_with("weights.bin"));
+        } else {
+            assert_eq!(embed().unwrap(), before);
+        }
+    }
+}
+
+/// A bundle that is replaced as a whole is served as it was; one that is written to ends the server with an error.
+#[test]
+fn a_server_ends_when_the_weights_that_it_serves_are_written_to() {
+    let (Some((_folder, bundle)), Some(runtime)) = (bundle(), runtime()) else { return };
+    let mut server = Server::wait(kivu(&bundle).spawn().unwrap());
+    let ask = |server: &Server| server.post("/embed", r#"{"inputs": "a text"}"#);
+    let vector = |answer: &str| answer.split("\r\n\r\n").nth(1).map(str::to_owned);
+    let before = ask(&server);
+    assert!(before.starts_with("HTTP/1.1 200"), "{before}");
+    build_request(&request(fixtures().join("models/tiny-roberta"), bundle.clone(), None), runtime).unwrap();
+    assert_eq!(vector(&ask(&server)), vector(&before));
+    drop(server);
+
+    server = Server::wait(kivu(&bundle).spawn().unwrap());
+    overwrite(&bundle, false);
+    let refused = ask(&server);
+    // It may be about to end already.
+    assert!(
+        refused.is_empty() || refused.starts_with("HTTP/1.1 503") && refused.contains("retry-after"),
+        "{refused}"
+    );
+    let (code, log) = server.ended();
+    assert_eq!(code, Some(1), "{log}");
+    let error = log.lines().last().unwrap_or_default().replace(&bundle.display().to_string(), "[bundle]");
+    insta::assert_snapshot!(error, @"error: expected `[bundle]/weights.bin` to stay as it was when it was loaded, but it was written to; put bundles in place as a whole (`kivu build`, `kivu pull`, or a new folder and a rename), and start the server again");
+}
