@@ -131,6 +131,29 @@ logs: tools ## The log of the deployment, as it is written
 undeploy: tools ## Remove the deployment; buckets with something in them stay
 	$(OPERATE) undeploy
 
+# Compiler, linker and emulator for arm64; on an arm64 machine its own. Folders of cargo's are apart from those of other
+# compilers.
+ARM64 := .kivu/arm64
+ARM64_TARGET := aarch64-unknown-linux-gnu
+ARM64_CARGO := --config $(ARM64)/cargo.toml --profile emulated --target-dir target/arm64
+ARM64_PROGRAMS := target/arm64/$(ARM64_TARGET)/emulated
+ARM64_LIBRARY := $(ARM64)/onnxruntime/libonnxruntime.so
+# What answers are compared with, task by task.
+GOLDENS := goldens:: classifiers:: translation:: translation_graphs:: bergamot:: processors::
+
+.PHONY: arm64
+arm64: arm64-quick $(BUNDLE)/manifest.toml ## Build for arm64, and run it, under emulation where this is another machine
+	$(PYTHON3) tests/arm64/check.py $(ARM64_PROGRAMS) $(KIVU) tests/fixtures/models/tiny-bert $(BUNDLE) $(ARM64_LIBRARY) $(EMULATOR)
+
+# The programs, and the goldens of every task.
+.PHONY: arm64-quick
+arm64-quick: program $(ARM64)/cargo.toml
+	$(KIVU) doctor --fix --function arm64
+	cargo test $(ARM64_CARGO) --test integration --no-run
+
+$(ARM64)/cargo.toml: tests/arm64/setup.py $(CARGO_LAMBDA)
+	.kivu/lambda/bin/python $< $(ARM64)
+
 # Seconds for each reader, of those named in READERS or of all.
 SECONDS ?= 600
 READERS ?=

@@ -7,7 +7,8 @@ use std::{path::Path, sync::Arc, thread, time::Duration};
 use crate::{
     backend::{
         Backend, Deadline,
-        onnx::{Graph, OnnxBackend, Runtime, Weights, library, require_known_files},
+        onnx::{Graph, OnnxBackend, Runtime, Weights, keeps_signed_weights, library, require_known_files},
+        processor::Int8Instructions,
         routing::Route,
         triton::Fleet,
     },
@@ -20,7 +21,7 @@ use crate::{
     repository::{
         Bundle, Manifest,
         bundle::{Home, MANIFEST, PIECES, TOKENIZER},
-        manifest::File,
+        manifest::{File, Precision},
         s3::{self, Url},
         staged,
     },
@@ -37,6 +38,8 @@ pub struct Model {
     pub manifest: Manifest,
     /// The identity of its bundle.
     pub digest: String,
+    /// What its matrices are multiplied in by this processor; nothing where only a fleet runs it.
+    pub arithmetic: Option<String>,
     /// What it does.
     pub pipeline: Pipeline,
 }
@@ -113,9 +116,9 @@ impl Pipeline {
     }
 
     fn new(manifest: &Manifest, loaded: Loaded, limit: Option<usize>) -> Result<Self> {
-        let (tokenizer, route) = match loaded {
-            Loaded::Encoder { tokenizer, route } => (tokenizer, route),
-            Loaded::Translator(pipeline) => return Ok(Self::Translation(pipeline)),
+        let (tokenizer, route) = match loaded.parts {
+            LoadedParts::Encoder { tokenizer, route } => (tokenizer, route),
+            LoadedParts::Translator(pipeline) => return Ok(Self::Translation(pipeline)),
         };
         let bounded = |tokens: usize| limit.map_or(tokens, |limit| limit.min(tokens));
         if let Some(mut settings) = manifest.classification.clone() {
@@ -153,7 +156,13 @@ fn lacks(manifest: &Manifest, settings: &str) -> Error {
 
 /// What models of the same weights share.
 #[derive(Clone, Debug)]
-enum Loaded {
+struct Loaded {
+    parts: LoadedParts,
+    arithmetic: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+enum LoadedParts {
     Encoder { tokenizer: Arc<Tokenizer>, route: Route },
     Translator(TranslationPipeline),
 }
@@ -190,9 +199,16 @@ impl Model {
                         loaded
                     }
                 };
+                let arithmetic = loaded.arithmetic.clone();
                 let pipeline = Pipeline::new(&manifest, loaded, config.limits.tokens)?;
                 check_fleet(&name, &pipeline)?;
-                models.push(Self { name, digest: bundle.digest().to_owned(), manifest, pipeline });
+                models.push(Self {
+                    name,
+                    digest: bundle.digest().to_owned(),
+                    arithmetic,
+                    manifest,
+                    pipeline,
+                });
             }
         }
         if models.is_empty() {
@@ -243,12 +259,12 @@ fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Result<Loaded> {
     let bundle = cached.as_ref().unwrap_or(bundle);
     let manifest = bundle.manifest();
     if manifest.task == Task::Translation {
-        return translation::load(bundle, config, sharing).map(Loaded::Translator);
+        return translation::load(bundle, config, sharing);
     }
     if *policy == Policy::Fleet {
         let tokenizer = Arc::new(starting("tokenizer", || bundle.tokenizer())?);
         let route = Route::fleet(Arc::new(Fleet::new(fleet, remote)?), manifest.signature.clone());
-        return Ok(Loaded::Encoder { tokenizer, route });
+        return Ok(Loaded { parts: LoadedParts::Encoder { tokenizer, route }, arithmetic: None });
     }
     thread::scope(|scope| {
         // One thread for both, since two CPUs are all that most functions have.
@@ -262,12 +278,13 @@ fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Result<Loaded> {
         });
         let backend = open_graph(bundle, config);
         let tokenizer = tokenizer.join().unwrap_or_else(|_| Err(panicked(&manifest.name)));
-        let (tokenizer, backend): (_, Arc<dyn Backend>) = (Arc::new(tokenizer?), Arc::new(backend?));
+        let (tokenizer, (backend, arithmetic)) = (Arc::new(tokenizer?), backend?);
+        let backend: Arc<dyn Backend> = Arc::new(backend);
         let route = match policy {
             Policy::Auto => Route::auto(backend, Arc::new(Fleet::new(fleet, remote)?)),
             Policy::Local | Policy::Fleet => Route::from(backend),
         };
-        Ok(Loaded::Encoder { tokenizer, route })
+        Ok(Loaded { parts: LoadedParts::Encoder { tokenizer, route }, arithmetic: Some(arithmetic) })
     })
 }
 
@@ -291,10 +308,10 @@ fn runtime(config: &Config) -> Result<Runtime> {
     starting("library", || Runtime::load(&library))
 }
 
-fn open_graph(bundle: &Bundle, config: &Config) -> Result<OnnxBackend> {
+fn open_graph(bundle: &Bundle, config: &Config) -> Result<(OnnxBackend, String)> {
     let runtime = runtime(config)?;
     let manifest = bundle.manifest();
-    let [graph] = read_graphs(bundle, [&manifest.graph])?;
+    let ([graph], arithmetic) = read_graphs(bundle, [&manifest.graph])?;
     let backend = starting("session", || OnnxBackend::open(runtime, graph, config.threads()))?;
     if *backend.signature() != manifest.signature {
         return Err(Error::model(format!(
@@ -304,19 +321,24 @@ fn open_graph(bundle: &Bundle, config: &Config) -> Result<OnnxBackend> {
             backend.signature()
         )));
     }
-    Ok(backend)
+    Ok((backend, arithmetic))
 }
 
-/// The graphs of these names. Those of a bundle in S3 are read into memory with their weights, once for all.
-fn read_graphs<const COUNT: usize>(bundle: &Bundle, names: [&str; COUNT]) -> Result<[Graph; COUNT]> {
+/// The graphs of these names, and the arithmetic that they run in. Those of a bundle in S3 are read into memory with
+/// their weights, once for all.
+fn read_graphs<const COUNT: usize>(
+    bundle: &Bundle,
+    names: [&str; COUNT],
+) -> Result<([Graph; COUNT], String)> {
     let manifest = bundle.manifest();
     // Graphs are small, and they are parsed: they are verified before.
     let graphs = names.iter().map(|name| bundle.read(name)).collect::<Result<Vec<_>>>()?;
+    let arithmetic = arithmetic(manifest, &graphs)?;
     if let Home::Folder(_) = bundle.home() {
         for graph in &graphs {
             require_known_files(graph, |name| manifest.file(name).is_some())?;
         }
-        return Ok(names.map(|name| Graph::File(bundle.path(name))));
+        return Ok((names.map(|name| Graph::File(bundle.path(name))), arithmetic));
     }
     let mut weights = Weights::of(&graphs, |name| manifest.file(name).map(|file| file.size))?;
     starting("weights", || {
@@ -326,7 +348,32 @@ fn read_graphs<const COUNT: usize>(bundle: &Bundle, names: [&str; COUNT]) -> Res
         })
     })?;
     let graphs = Graph::in_memory(graphs, weights)?;
-    graphs.try_into().map_err(|_| Error::model("expected as many graphs as names"))
+    let graphs = graphs.try_into().map_err(|_| Error::model("expected as many graphs as names"))?;
+    Ok((graphs, arithmetic))
+}
+
+/// What the matrices of these graphs are multiplied in by this processor.
+fn arithmetic(manifest: &Manifest, graphs: &[Vec<u8>]) -> Result<String> {
+    let instructions = Int8Instructions::detected();
+    Ok(match manifest.weights.precision {
+        Precision::Fp32 => "fp32".into(),
+        Precision::Int8Blocks => format!("int8-blocks ({instructions})"),
+        Precision::Int8 if !instructions.saturate() => format!("int8 (u8·s8, {instructions})"),
+        Precision::Int8 => {
+            for graph in graphs {
+                if keeps_signed_weights(graph)? {
+                    tracing::warn!(
+                        model = manifest.name,
+                        "expected int8 weights with zero points, which bundles have since 0.1.0, but found some \
+                         without: their products saturate on this processor ({instructions}), which costs \
+                         quality; build the bundle again"
+                    );
+                    return Ok(format!("int8 (u8·s8, {instructions}, saturating)"));
+                }
+            }
+            format!("int8 (u8·u8, {instructions})")
+        }
+    })
 }
 
 fn panicked(name: &str) -> Error {

@@ -258,5 +258,5 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
         signature: signature(&[-1, -1]),
         files: Vec::new(),
     };
-    Model { name: name.into(), digest: String::new(), manifest, pipeline }
+    Model { name: name.into(), digest: String::new(), arithmetic: None, manifest, pipeline }
 }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, thread};
 
-use super::{Sharing, lacks, panicked, read_graphs, runtime};
+use super::{Loaded, LoadedParts, Sharing, lacks, panicked, read_graphs, runtime};
 use crate::{
     backend::{
         onnx::{OnnxSequences, Parallel},
@@ -29,7 +29,7 @@ struct Words {
 
 /// Loads what is in a bundle, side by side, as the bundles of other tasks are. A model that runs on a fleet only
 /// needs no graphs.
-pub(super) fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Result<TranslationPipeline> {
+pub(super) fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Result<Loaded> {
     let (_, policy, fleet, remote) = sharing;
     let manifest = bundle.manifest();
     let mut settings = manifest.translation.clone().ok_or_else(|| lacks(manifest, "translation"))?;
@@ -39,7 +39,8 @@ pub(super) fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Resul
     if *policy == Policy::Fleet {
         let Words { tokenizer, target, shortlist } = read_words(bundle, &settings)?;
         let parts = Parts { tokenizer, target, shortlist, route: Route::writing(None, fleet) };
-        return TranslationPipeline::new(parts, settings);
+        let pipeline = TranslationPipeline::new(parts, settings)?;
+        return Ok(Loaded { parts: LoadedParts::Translator(pipeline), arithmetic: None });
     }
     thread::scope(|scope| {
         let words = scope.spawn(|| {
@@ -53,8 +54,11 @@ pub(super) fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Resul
         let sequences = open_graphs(bundle, &settings, config);
         let words = words.join().unwrap_or_else(|_| Err(panicked(&manifest.name)));
         let Words { tokenizer, target, shortlist } = words?;
-        let route = Route::writing(Some(Arc::new(sequences?)), fleet);
-        TranslationPipeline::new(Parts { tokenizer, target, shortlist, route }, settings.clone())
+        let (sequences, arithmetic) = sequences?;
+        let route = Route::writing(Some(Arc::new(sequences)), fleet);
+        let parts = Parts { tokenizer, target, shortlist, route };
+        let pipeline = TranslationPipeline::new(parts, settings.clone())?;
+        Ok(Loaded { parts: LoadedParts::Translator(pipeline), arithmetic: Some(arithmetic) })
     })
 }
 
@@ -79,10 +83,14 @@ fn verify_rest(bundle: &Bundle, settings: &TranslationSettings) -> Result<()> {
     starting("verify", || bundle.verify(&read))
 }
 
-fn open_graphs(bundle: &Bundle, settings: &TranslationSettings, config: &Config) -> Result<OnnxSequences> {
+fn open_graphs(
+    bundle: &Bundle,
+    settings: &TranslationSettings,
+    config: &Config,
+) -> Result<(OnnxSequences, String)> {
     let runtime = runtime(config)?;
     let manifest = bundle.manifest();
-    let graphs = read_graphs(bundle, [&manifest.graph, &settings.decoder.graph])?;
+    let (graphs, arithmetic) = read_graphs(bundle, [&manifest.graph, &settings.decoder.graph])?;
     let threads = config.threads();
     // Sources that each have a shortlist of their own have no batch in common.
     let parallel = match settings.shortlist {
@@ -100,5 +108,5 @@ fn open_graphs(bundle: &Bundle, settings: &TranslationSettings, config: &Config)
             )));
         }
     }
-    Ok(sequences)
+    Ok((sequences, arithmetic))
 }

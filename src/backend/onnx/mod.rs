@@ -24,7 +24,7 @@ pub use self::{
     library::Runtime,
     sequences::{OnnxSequences, Parallel},
     session::{Graph, Session},
-    weights::{Constants, Weights, require_known_files},
+    weights::{Constants, Weights, keeps_signed_weights, require_known_files},
 };
 use super::{Backend, Deadline, Schedule, Signature};
 use crate::{

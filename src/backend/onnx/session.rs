@@ -19,10 +19,14 @@ use super::{
     weights::{Constants, Weights},
 };
 use crate::{
-    backend::{Signature, TensorSpec},
+    backend::{Signature, TensorSpec, processor::Int8Instructions},
     error::{Error, Result},
     tensor::{ElementType, Elements, Tensor},
 };
+
+/// `kOrtSessionOptionsAvx2PrecisionMode`: has the runtime replace signed 8-bit weights w by unsigned ones, w + 128,
+/// and the zero points along with them, which must be constants of the graph.
+const UNSIGNED_WEIGHTS: &str = "session.x64quantprecision";
 
 /// A graph that is not loaded yet.
 #[derive(Debug)]
@@ -63,8 +67,16 @@ pub struct Session {
 impl Session {
     /// Loads a graph, which is taken as it is: graphs are optimised when they are built. A run takes `threads`
     /// threads.
+    ///
+    /// Products of 8-bit integers are exact on every processor: where those of unsigned and signed integers
+    /// saturate, weights become unsigned while the graph is loaded.
     pub fn open(runtime: Runtime, graph: impl Into<Graph>, threads: NonZeroUsize) -> Result<Self> {
-        let builder = || builder(runtime, GraphOptimizationLevel::Disable, threads);
+        let builder = || match Int8Instructions::detected().saturate() {
+            false => builder(runtime, GraphOptimizationLevel::Disable, threads),
+            // The runtime makes weights unsigned at this level only.
+            true => builder(runtime, GraphOptimizationLevel::Level2, threads)
+                .and_then(|builder| Ok(builder.with_config_entry(UNSIGNED_WEIGHTS, "1")?)),
+        };
         let (session, what) = match graph.into() {
             Graph::File(path) => {
                 let session = builder().and_then(|mut builder| builder.commit_from_file(&path));

@@ -211,6 +211,16 @@ pub fn require_known_files(graph: &[u8], is_known: impl Fn(&str) -> bool) -> Res
     }
 }
 
+/// Whether the graph has signed 8-bit weights that the runtime cannot make unsigned, because they come without a
+/// zero point: bundles of earlier versions.
+pub fn keeps_signed_weights(graph: &[u8]) -> Result<bool> {
+    let graph = decode(graph)?.graph.unwrap_or_default();
+    let lacks_zero_point = |node: &Node| {
+        node.op_type == "DynamicQuantizeMatMul" && node.inputs.get(3).is_some_and(String::is_empty)
+    };
+    Ok(graph.nodes.iter().any(lacks_zero_point))
+}
+
 fn decode(graph: &[u8]) -> Result<Model> {
     Model::decode(graph).map_err(|error| Error::model_because("the graph is no ONNX file", error))
 }
@@ -289,6 +299,10 @@ struct Graph {
 
 #[derive(Clone, PartialEq, Message)]
 struct Node {
+    #[prost(string, repeated, tag = "1")]
+    inputs: Vec<String>,
+    #[prost(string, tag = "4")]
+    op_type: String,
     #[prost(message, repeated, tag = "5")]
     attributes: Vec<Attribute>,
 }
@@ -399,6 +413,19 @@ mod tests {
     }
 
     #[test]
+    fn products_without_a_zero_point_keep_their_signed_weights() {
+        let keeps = |inputs: &[&str]| {
+            let inputs = inputs.iter().map(|input| (*input).to_owned()).collect();
+            let node = Node { inputs, op_type: "DynamicQuantizeMatMul".into(), attributes: Vec::new() };
+            let graph = Graph { nodes: vec![node], initializers: Vec::new() };
+            keeps_signed_weights(&Model { graph: Some(graph) }.encode_to_vec()).unwrap()
+        };
+        assert!(keeps(&["x", "weights", "scales", "", "bias"]));
+        assert!(!keeps(&["x", "weights", "scales", "zero_point", "bias"]));
+        assert!(!keeps(&["x", "weights", "scales"]), "the runtime adds one where none is named");
+    }
+
+    #[test]
     fn weights_outside_of_the_bundle_are_not_read() {
         let known = |name: &str| name == "weights.bin";
         let refused = |graph: &[u8]| require_known_files(graph, known).unwrap_err().to_string();
@@ -406,7 +433,7 @@ mod tests {
         // In a branch of a node, as an attribute.
         let inner = Model::decode(graph(&[("b", 1, &[1], 0)]).as_slice()).unwrap().graph;
         let attribute = Attribute { graph: inner, ..Attribute::default() };
-        let nodes = vec![Node { attributes: vec![attribute] }];
+        let nodes = vec![Node { attributes: vec![attribute], ..Node::default() }];
         let outer = Model { graph: Some(Graph { nodes, initializers: Vec::new() }) };
         insta::assert_snapshot!(refused(&outer.encode_to_vec()), @"expected the weights of `b` in a file of the bundle, but found `w.bin`");
     }
