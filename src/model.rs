@@ -364,9 +364,8 @@ fn arithmetic(manifest: &Manifest, graphs: &[Vec<u8>]) -> Result<String> {
                 if keeps_signed_weights(graph)? {
                     tracing::warn!(
                         model = manifest.name,
-                        "expected int8 weights with zero points, which bundles have since 0.1.0, but found some \
-                         without: their products saturate on this processor ({instructions}), which costs \
-                         quality; build the bundle again"
+                        "the int8 weights have no zero points, so their products saturate on this processor \
+                         ({instructions}), which costs quality; build the bundle again"
                     );
                     return Ok(format!("int8 (u8·s8, {instructions}, saturating)"));
                 }

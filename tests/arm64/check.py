@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Runs the arm64 programs as Lambda does, under emulation on another machine.
 
-    python tests/arm64/check.py PROGRAMS KIVU MODEL BUNDLE LIBRARY [EMULATOR...]
+    python tests/arm64/check.py PROGRAMS KIVU BUNDLE [EMULATOR...]
 
-PROGRAMS is the folder of the arm64 `kivu`, `api` and `batch`, KIVU this machine's own program, MODEL what a bundle is
-built from by both, BUNDLE a bundle of all-MiniLM-L6-v2, LIBRARY ONNX Runtime for arm64, EMULATOR the command that
-runs an arm64 program, if there has to be one. It checks that
+PROGRAMS is the folder of the arm64 `kivu`, `api` and `batch` with ONNX Runtime in its `lib`, KIVU this machine's own
+program, BUNDLE a bundle of all-MiniLM-L6-v2, EMULATOR the command that runs an arm64 program, if there has to be one.
+It checks that
 
-- a bundle built by the arm64 program has the bytes of one built by this machine's, but for its measured quality;
+- bundles built by the arm64 program have the bytes of those built by this machine's, but for their measured quality;
 - `api` answers an event of API Gateway with the vector that this machine's program answers, and `batch` an empty one;
 - `kivu serve` starts and answers where /sys has nothing, as on Lambda.
 
@@ -15,6 +15,7 @@ It exits with 0 if all of that holds. Only Python's standard library is needed.
 """
 
 import argparse
+import functools
 import http.server
 import json
 import math
@@ -30,6 +31,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 EVENT = ROOT / "tests/lambda/http_plain.json"
+# An encoder and an encoder-decoder.
+MODELS = ("tiny-bert", "tiny-m2m100")
 START_S = 120
 ANSWER_S = 60
 # Between processors, for all-MiniLM-L6-v2 in int8.
@@ -42,13 +45,13 @@ class Failure(Exception):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    for name in ("programs", "kivu", "model", "bundle", "library"):
+    for name in ("programs", "kivu", "bundle"):
         parser.add_argument(name, type=lambda path: Path(path).absolute())
     parser.add_argument("emulator", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     text = json.loads(json.loads(EVENT.read_bytes())["body"])["inputs"]
     checks = {
-        "a bundle built by both": lambda: same_bundle(options),
+        **{f"{model}, built by both": functools.partial(same_bundle, options, model) for model in MODELS},
         "events of the functions": lambda: events(options, here(options, text)),
         "a start without /sys": lambda: start_without_sys(options, text),
     }
@@ -65,20 +68,15 @@ def main():
     return 1 if problems else 0
 
 
-def environment(options, **more):
-    return {**os.environ, "KIVU_ONNXRUNTIME": str(options.library), "KIVU_AUTH__MODE": "none", **more}
 
-
-def same_bundle(options):
+def same_bundle(options, model):
     """The files of a bundle do not depend on the machine that builds it; only its measured quality may."""
     manifests, qualities = [], []
     with tempfile.TemporaryDirectory() as scratch:
-        for name, command, variables in (
-            ("here", [options.kivu], os.environ),
-            ("arm64", [*options.emulator, options.programs / "kivu"], environment(options)),
-        ):
-            out = Path(scratch, name)
-            subprocess.run([*command, "build", options.model, "--out", out], env=variables, check=True, stdout=subprocess.DEVNULL)
+        for name, command in (("here", [options.kivu]), ("there", [*options.emulator, options.programs / "kivu"])):
+            out = Path(scratch, name, model)
+            build = [*command, "build", ROOT / "tests/fixtures/models" / model, "--out", out]
+            subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
             # It has the hashes of all other files.
             manifest = (out / "manifest.toml").read_text()
             qualities.append(" ".join(re.findall(r"^(?:mean|worst)_cosine = (.+)$", manifest, re.MULTILINE)))
@@ -91,12 +89,13 @@ def same_bundle(options):
 
 def here(options, text):
     """The vector of `text` by this machine's own program."""
-    with Server([options.kivu], options.bundle, os.environ) as server:
+    with Server([options.kivu], options.bundle) as server:
         return server.embed(text)
 
 
 def events(options, expected):
     variables = {
+        **os.environ,
         "AWS_LAMBDA_FUNCTION_NAME": "kivu",
         "AWS_LAMBDA_FUNCTION_VERSION": "1",
         "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "1769",
@@ -104,12 +103,13 @@ def events(options, expected):
         "AWS_LAMBDA_LOG_STREAM_NAME": "stream",
         "AWS_REGION": "eu-west-1",
         "KIVU_MODELS": str(options.bundle),
+        "KIVU_AUTH__MODE": "none",
     }
     told = []
     for function, event in (("api", json.loads(EVENT.read_bytes())), ("batch", {"Records": []})):
         with RuntimeApi(event) as api:
             command = [*options.emulator, options.programs / function]
-            answer = api.run(command, environment(options, **variables, AWS_LAMBDA_RUNTIME_API=api.address))
+            answer = api.run(command, {**variables, "AWS_LAMBDA_RUNTIME_API": api.address})
         if function == "api":
             if answer.get("statusCode") != 200:
                 raise Failure(f"expected `api` to answer 200, but found {answer}")
@@ -124,7 +124,7 @@ def start_without_sys(options, text):
     if subprocess.run([*hide, "true"], capture_output=True, check=False).returncode != 0:
         return "skipped, this machine lets nobody hide /sys"
     command = [*hide, *options.emulator, options.programs / "kivu"]
-    with Server(command, options.bundle, environment(options)) as server:
+    with Server(command, options.bundle) as server:
         return f"answered a vector of cosine {compare(here(options, text), server.embed(text)):.6f}"
 
 
@@ -140,12 +140,11 @@ def compare(expected, found):
 class Server:
     """`kivu serve` for as long as the `with` block runs."""
 
-    def __init__(self, command, bundle, variables):
+    def __init__(self, command, bundle):
         self.command = [*command, "serve", bundle, "--listen", "127.0.0.1:0"]
-        self.variables = variables
 
     def __enter__(self):
-        self.process = subprocess.Popen(self.command, env=self.variables, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True)
         line = self.process.stdout.readline()
         if "http://" not in line:
             self.__exit__()

@@ -1,15 +1,19 @@
-//! Products of 8-bit integers are the same on every processor. `make processors` runs these tests on emulated ones
-//! as well.
+//! Products of 8-bit integers are the same on every processor. `make arm64` and `make avx2` run these tests on
+//! emulated ones as well.
 
 use std::num::NonZeroUsize;
 
 use kivu::{
-    backend::{onnx::Session, processor::Int8Instructions},
+    backend::{
+        onnx::{Session, keeps_signed_weights},
+        processor::Int8Instructions,
+    },
     build::onnx::{GraphBuilder, Value, proto::Dimension, write},
+    repository::manifest::Precision,
     tensor::{Elements, Tensor},
 };
 
-use crate::models::runtime;
+use crate::models::{build_request, fixtures, request, runtime};
 
 const INPUTS: usize = 64;
 const OUTPUTS: usize = 32;
@@ -30,11 +34,37 @@ fn products_of_large_integers_do_not_saturate() {
     write(graph.finish("product"), folder.path(), "product.onnx").unwrap();
 
     let session = Session::open(runtime, &folder.path().join("product.onnx"), NonZeroUsize::MIN).unwrap();
-    let input = Tensor::new(vec![1, INPUTS], Elements::Fp32(vec![255.0; INPUTS])).unwrap();
-    let output = session.run(&[input]).unwrap();
     let expected = (INPUTS * 255 * 127) as f32;
-    let instructions = Int8Instructions::detected();
-    assert_eq!(output[0].as_fp32().unwrap(), [expected; OUTPUTS], "{instructions}");
+    // A single row has a kernel of its own.
+    for rows in [1, 8] {
+        let input = Tensor::new(vec![rows, INPUTS], Elements::Fp32(vec![255.0; rows * INPUTS])).unwrap();
+        let output = session.run(&[input]).unwrap();
+        let instructions = Int8Instructions::detected();
+        assert_eq!(
+            output[0].as_fp32().unwrap(),
+            vec![expected; rows * OUTPUTS],
+            "{rows} rows, {instructions}"
+        );
+    }
+}
+
+/// The runtime makes weights unsigned only where the graph has their zero points.
+#[test]
+fn weights_of_built_bundles_can_become_unsigned() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for source in ["models/tiny-bert", "models/tiny-m2m100", "exports/tiny-bert"] {
+        let source = fixtures().join(source);
+        let bundle =
+            build_request(&request(source, folder.path().join("out"), Some(Precision::Int8)), runtime)
+                .unwrap();
+        let manifest = bundle.manifest();
+        let decoder = manifest.translation.as_ref().map(|translation| &translation.decoder.graph);
+        for graph in std::iter::once(&manifest.graph).chain(decoder) {
+            let bytes = bundle.read(graph).unwrap();
+            assert!(!keeps_signed_weights(&bytes).unwrap(), "{}: {graph}", manifest.name);
+        }
+    }
 }
 
 fn axis(length: usize) -> Dimension {
