@@ -364,8 +364,8 @@ fn arithmetic(manifest: &Manifest, graphs: &[Vec<u8>]) -> Result<String> {
                 if keeps_signed_weights(graph)? {
                     tracing::warn!(
                         model = manifest.name,
-                        "the int8 weights have no zero points, so their products saturate on this processor \
-                         ({instructions}), which costs quality; build the bundle again"
+                        "int8 products of this bundle saturate on this processor ({instructions}), which costs \
+                         quality; build it again"
                     );
                     return Ok(format!("int8 (u8·s8, {instructions}, saturating)"));
                 }

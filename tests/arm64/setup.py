@@ -12,7 +12,7 @@ The Python that runs it has the package `ziglang`, whose C compiler links. FOLDE
 A compiler that has the target already (`rustup target add aarch64-unknown-linux-gnu`) is used instead of Debian's.
 On an arm64 machine nothing is fetched. The packages are pinned by version and SHA-256 and come from the archive
 that apt-get knows, with a state of its own below FOLDER: nothing is installed and no root is needed. It has to be
-Debian 12, or a machine with all of FOLDER/packages.
+Debian 12, or a machine with all of FOLDER/debian.
 """
 
 import hashlib
@@ -103,7 +103,7 @@ class Archive:
     """The archive that apt-get knows, by a state of our own."""
 
     def __init__(self, folder):
-        self.packages = folder / "packages"
+        self.packages = folder / "debian"
         self.packages.mkdir(parents=True, exist_ok=True)
         state = folder / "apt"
         self.options = [
@@ -121,32 +121,37 @@ class Archive:
         self.is_current = False
 
     def fetch(self, package):
-        """The path of a package that has the hash it is pinned to."""
+        """The path of a package that has the hash it is pinned to.
+
+        An archive drops the versions that it replaces; then the newer one is taken, which Debian has signed.
+        """
         name, architecture, version, expected = package
         path = self.packages / f"{name}_{version.replace(':', '%3a')}_{architecture}.deb"
         if not path.is_file():
-            self.download(name, architecture, version)
+            if not self.is_current:
+                self.run("update")
+                self.is_current = True
+            try:
+                self.run("download", f"{name}:{architecture}={version}")
+            except ValueError:
+                self.run("download", f"{name}:{architecture}")
+                path = max(self.packages.glob(f"{name}_*_{architecture}.deb"), key=lambda found: found.stat().st_mtime)
+                print(f"expected {name} {version}, but found {path.name}: raise its pin in {__file__}", file=sys.stderr)
+                return path
         found = hashlib.sha256(path.read_bytes()).hexdigest()
         if found != expected:
             path.unlink()
             raise ValueError(f"expected {path.name} to have the SHA-256 {expected}, but found {found}")
         return path
 
-    def download(self, name, architecture, version):
-        if not self.is_current:
-            self.run("update", "fetch the lists of packages")
-            self.is_current = True
-        wanted = f"{name}:{architecture}={version}"
-        self.run("download", f"fetch {wanted}; where the archive has a newer one, raise the pins in {__file__}", wanted)
-
-    def run(self, verb, purpose, *arguments):
-        command = ["apt-get", "-qq", *self.options, verb, *arguments]
+    def run(self, *arguments):
+        command = ["apt-get", "-qq", *self.options, *arguments]
         try:
             done = subprocess.run(command, cwd=self.packages, capture_output=True, text=True, check=False)
         except FileNotFoundError as error:
             raise ValueError("expected apt-get, but found none: this needs Debian 12") from error
         if done.returncode != 0:
-            raise ValueError(f"cannot {purpose}\n{done.stderr.strip()}")
+            raise ValueError(f"`apt-get {' '.join(arguments)}` failed: {done.stderr.strip()}")
 
 
 def unpack(package, folder):

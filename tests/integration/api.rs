@@ -66,6 +66,7 @@ fn model(fails_on: u32, panics_on: u32) -> Model {
     Model {
         name: "tiny".into(),
         digest: "d".repeat(64),
+        arithmetic: None,
         manifest: Manifest {
             format: Manifest::FORMAT,
             name: "tiny".into(),

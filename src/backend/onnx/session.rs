@@ -3,6 +3,7 @@
 use std::{
     num::NonZeroUsize,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use ort::{
@@ -71,26 +72,21 @@ impl Session {
     /// Products of 8-bit integers are exact on every processor: where those of unsigned and signed integers
     /// saturate, weights become unsigned while the graph is loaded.
     pub fn open(runtime: Runtime, graph: impl Into<Graph>, threads: NonZeroUsize) -> Result<Self> {
-        let builder = || match Int8Instructions::detected().saturate() {
-            false => builder(runtime, GraphOptimizationLevel::Disable, threads),
-            // The runtime makes weights unsigned at this level only.
-            true => builder(runtime, GraphOptimizationLevel::Level2, threads)
-                .and_then(|builder| Ok(builder.with_config_entry(UNSIGNED_WEIGHTS, "1")?)),
+        let graph = graph.into();
+        let plain = || builder(runtime, GraphOptimizationLevel::Disable, threads);
+        // The runtime makes weights unsigned at this level only.
+        let exact = || {
+            builder(runtime, GraphOptimizationLevel::Level2, threads)
+                .and_then(|builder| Ok(builder.with_config_entry(UNSIGNED_WEIGHTS, "1")?))
         };
-        let (session, what) = match graph.into() {
-            Graph::File(path) => {
-                let session = builder().and_then(|mut builder| builder.commit_from_file(&path));
-                (session, format!("the graph `{}`", path.display()))
-            }
-            Graph::Memory { bytes, constants } => {
-                let mut with_constants = builder();
-                for (name, value) in constants {
-                    with_constants = with_constants
-                        .and_then(|builder| Ok(builder.with_external_initializer(name, value)?));
-                }
-                let session = with_constants.and_then(|mut builder| builder.commit_from_memory(&bytes));
-                (session, "the graph".to_owned())
-            }
+        let session = match Int8Instructions::detected().saturate() {
+            // It fails where products share weights, of which `keeps_signed_weights` tells.
+            true => load(exact, &graph).or_else(|_| load(plain, &graph)),
+            false => load(plain, &graph),
+        };
+        let what = match graph {
+            Graph::File(path) => format!("the graph `{}`", path.display()),
+            Graph::Memory { .. } => "the graph".to_owned(),
         };
         Self::new(session.map_err(|error| Error::model_because(format!("cannot load {what}"), error))?)
     }
@@ -135,6 +131,19 @@ impl Session {
     pub(super) fn run_values(&self, inputs: &[SessionInputValue<'_>]) -> Result<Vec<DynValue>> {
         run(&self.session, &self.names, inputs)
             .map_err(|error| Error::inference("the model failed to run", error))
+    }
+}
+
+fn load(builder: impl FnOnce() -> ort::Result<SessionBuilder>, graph: &Graph) -> ort::Result<OrtSession> {
+    let mut builder = builder()?;
+    match graph {
+        Graph::File(path) => builder.commit_from_file(path),
+        Graph::Memory { bytes, constants } => {
+            for (name, value) in constants {
+                builder = builder.with_external_initializer(name, Arc::clone(value))?;
+            }
+            builder.commit_from_memory(bytes)
+        }
     }
 }
 

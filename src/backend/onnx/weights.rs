@@ -211,14 +211,16 @@ pub fn require_known_files(graph: &[u8], is_known: impl Fn(&str) -> bool) -> Res
     }
 }
 
-/// Whether the graph has signed 8-bit weights that the runtime cannot make unsigned, because they come without a
-/// zero point: bundles of earlier versions.
+/// Whether the graph has signed 8-bit weights that the runtime cannot make unsigned: those without a zero point, as in
+/// bundles of earlier versions, and those that several products share.
 pub fn keeps_signed_weights(graph: &[u8]) -> Result<bool> {
     let graph = decode(graph)?.graph.unwrap_or_default();
-    let lacks_zero_point = |node: &Node| {
-        node.op_type == "DynamicQuantizeMatMul" && node.inputs.get(3).is_some_and(String::is_empty)
-    };
-    Ok(graph.nodes.iter().any(lacks_zero_point))
+    let mut products = graph.nodes.iter().filter(|node| node.op_type == "DynamicQuantizeMatMul");
+    let mut known = BTreeSet::new();
+    Ok(products.any(|product| {
+        let mut constants = [1, 3].into_iter().filter_map(|input| product.inputs.get(input));
+        constants.any(|name| name.is_empty() || !known.insert(name))
+    }))
 }
 
 fn decode(graph: &[u8]) -> Result<Model> {
@@ -414,15 +416,20 @@ mod tests {
 
     #[test]
     fn products_without_a_zero_point_keep_their_signed_weights() {
-        let keeps = |inputs: &[&str]| {
-            let inputs = inputs.iter().map(|input| (*input).to_owned()).collect();
-            let node = Node { inputs, op_type: "DynamicQuantizeMatMul".into(), attributes: Vec::new() };
-            let graph = Graph { nodes: vec![node], initializers: Vec::new() };
+        let keeps = |products: &[&[&str]]| {
+            let product = |inputs: &&[&str]| Node {
+                inputs: inputs.iter().map(|input| (*input).to_owned()).collect(),
+                op_type: "DynamicQuantizeMatMul".into(),
+                attributes: Vec::new(),
+            };
+            let graph = Graph { nodes: products.iter().map(product).collect(), initializers: Vec::new() };
             keeps_signed_weights(&Model { graph: Some(graph) }.encode_to_vec()).unwrap()
         };
-        assert!(keeps(&["x", "weights", "scales", "", "bias"]));
-        assert!(!keeps(&["x", "weights", "scales", "zero_point", "bias"]));
-        assert!(!keeps(&["x", "weights", "scales"]), "the runtime adds one where none is named");
+        assert!(keeps(&[&["x", "weights", "scales", "", "bias"]]));
+        assert!(!keeps(&[&["x", "weights", "scales", "zero_point", "bias"]]));
+        assert!(!keeps(&[&["x", "weights", "scales"]]), "the runtime adds one where none is named");
+        let another = ["y", "weights 2", "scales", "zero_point", "bias"];
+        assert!(keeps(&[&["x", "weights", "scales", "zero_point", "bias"], &another]), "one that is shared");
     }
 
     #[test]
