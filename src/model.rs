@@ -7,7 +7,11 @@ use std::{path::Path, sync::Arc, thread, time::Duration};
 use crate::{
     backend::{
         Backend, Deadline,
-        onnx::{Graph, MappedFiles, OnnxBackend, Runtime, Weights, library, require_known_files},
+        onnx::{
+            Graph, MappedFiles, OnnxBackend, Runtime, Weights, keeps_signed_weights, library,
+            require_known_files,
+        },
+        processor::Int8Instructions,
         routing::Route,
         triton::Fleet,
     },
@@ -20,7 +24,7 @@ use crate::{
     repository::{
         Bundle, Manifest,
         bundle::{Home, MANIFEST, PIECES, TOKENIZER},
-        manifest::File,
+        manifest::{File, Precision},
         s3::{self, Url},
         staged,
     },
@@ -37,6 +41,8 @@ pub struct Model {
     pub manifest: Manifest,
     /// The identity of its bundle.
     pub digest: String,
+    /// What its matrices are multiplied in by this processor; nothing where only a fleet runs it.
+    pub arithmetic: Option<String>,
     /// What it does.
     pub pipeline: Pipeline,
     /// The files that its weights are mapped from; none where they are in memory, or on a fleet.
@@ -115,9 +121,9 @@ impl Pipeline {
     }
 
     fn new(manifest: &Manifest, loaded: Loaded, limit: Option<usize>) -> Result<Self> {
-        let (tokenizer, route) = match loaded {
-            Loaded::Encoder { tokenizer, route } => (tokenizer, route),
-            Loaded::Translator(pipeline) => return Ok(Self::Translation(pipeline)),
+        let (tokenizer, route) = match loaded.parts {
+            LoadedParts::Encoder { tokenizer, route } => (tokenizer, route),
+            LoadedParts::Translator(pipeline) => return Ok(Self::Translation(pipeline)),
         };
         let bounded = |tokens: usize| limit.map_or(tokens, |limit| limit.min(tokens));
         if let Some(mut settings) = manifest.classification.clone() {
@@ -155,7 +161,14 @@ fn lacks(manifest: &Manifest, settings: &str) -> Error {
 
 /// What models of the same weights share.
 #[derive(Clone, Debug)]
-enum Loaded {
+struct Loaded {
+    parts: LoadedParts,
+    arithmetic: Option<String>,
+    files: Arc<MappedFiles>,
+}
+
+#[derive(Clone, Debug)]
+enum LoadedParts {
     Encoder { tokenizer: Arc<Tokenizer>, route: Route },
     Translator(TranslationPipeline),
 }
@@ -171,7 +184,7 @@ impl Model {
     pub fn open_all(config: &Config) -> Result<Vec<Self>> {
         s3::set_patience(config.s3.patience());
         let mut models: Vec<Self> = Vec::new();
-        let mut shared: Vec<(Sharing, (Loaded, Arc<MappedFiles>))> = Vec::new();
+        let mut shared: Vec<(Sharing, Loaded)> = Vec::new();
         for model in &config.models {
             for bundle in bundles(model)? {
                 let manifest = bundle.manifest().clone();
@@ -184,7 +197,7 @@ impl Model {
                 }
                 let sharing = sharing(model, config, &manifest, &name)?;
                 let known = shared.iter().find(|(known, _)| *known == sharing);
-                let (loaded, files) = match known {
+                let loaded = match known {
                     Some((_, loaded)) => loaded.clone(),
                     None => {
                         let loaded = load(&bundle, config, &sharing)?;
@@ -192,9 +205,17 @@ impl Model {
                         loaded
                     }
                 };
+                let (arithmetic, files) = (loaded.arithmetic.clone(), Arc::clone(&loaded.files));
                 let pipeline = Pipeline::new(&manifest, loaded, config.limits.tokens)?;
                 check_fleet(&name, &pipeline)?;
-                models.push(Self { name, digest: bundle.digest().to_owned(), manifest, pipeline, files });
+                models.push(Self {
+                    name,
+                    digest: bundle.digest().to_owned(),
+                    arithmetic,
+                    manifest,
+                    pipeline,
+                    files,
+                });
             }
         }
         if models.is_empty() {
@@ -236,7 +257,7 @@ fn sharing(model: &ModelConfig, config: &Config, manifest: &Manifest, name: &str
 /// What takes time runs side by side: the tokenizer loads and the weights are hashed while ONNX Runtime makes the
 /// session. Nothing is served before every hash is verified. A model that runs on a fleet only needs no graph:
 /// neither it nor the weights are looked at.
-fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Result<(Loaded, Arc<MappedFiles>)> {
+fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Result<Loaded> {
     let (_, policy, fleet, remote) = sharing;
     let cached = match (&config.cache, bundle.home()) {
         (Some(cache), Home::S3(..)) => Some(staged::cached(bundle, cache)?),
@@ -245,13 +266,13 @@ fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Result<(Loaded, 
     let bundle = cached.as_ref().unwrap_or(bundle);
     let manifest = bundle.manifest();
     if manifest.task == Task::Translation {
-        let (pipeline, files) = translation::load(bundle, config, sharing)?;
-        return Ok((Loaded::Translator(pipeline), files));
+        return translation::load(bundle, config, sharing);
     }
     if *policy == Policy::Fleet {
         let tokenizer = Arc::new(starting("tokenizer", || bundle.tokenizer())?);
         let route = Route::fleet(Arc::new(Fleet::new(fleet, remote)?), manifest.signature.clone());
-        return Ok((Loaded::Encoder { tokenizer, route }, Arc::default()));
+        let parts = LoadedParts::Encoder { tokenizer, route };
+        return Ok(Loaded { parts, arithmetic: None, files: Arc::default() });
     }
     let read = [TOKENIZER, PIECES, &manifest.graph];
     let files = mapped_files(bundle, config, &read)?;
@@ -267,13 +288,15 @@ fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Result<(Loaded, 
         });
         let backend = open_graph(bundle, config, &files);
         let tokenizer = tokenizer.join().unwrap_or_else(|_| Err(panicked(&manifest.name)));
-        let (tokenizer, backend): (_, Arc<dyn Backend>) = (Arc::new(tokenizer?), Arc::new(backend?));
+        let (tokenizer, (backend, arithmetic)) = (Arc::new(tokenizer?), backend?);
+        let backend: Arc<dyn Backend> = Arc::new(backend);
         files.require_loaded()?;
         let route = match policy {
             Policy::Auto => Route::auto(backend, Arc::new(Fleet::new(fleet, remote)?)),
             Policy::Local | Policy::Fleet => Route::from(backend),
         };
-        Ok((Loaded::Encoder { tokenizer, route }, Arc::clone(&files)))
+        let parts = LoadedParts::Encoder { tokenizer, route };
+        Ok(Loaded { parts, arithmetic: Some(arithmetic), files: Arc::clone(&files) })
     })
 }
 
@@ -312,10 +335,10 @@ fn runtime(config: &Config) -> Result<Runtime> {
     starting("library", || Runtime::load(&library))
 }
 
-fn open_graph(bundle: &Bundle, config: &Config, files: &Arc<MappedFiles>) -> Result<OnnxBackend> {
+fn open_graph(bundle: &Bundle, config: &Config, files: &Arc<MappedFiles>) -> Result<(OnnxBackend, String)> {
     let runtime = runtime(config)?;
     let manifest = bundle.manifest();
-    let [graph] = read_graphs(bundle, [&manifest.graph], config, files)?;
+    let ([graph], arithmetic) = read_graphs(bundle, [&manifest.graph], config, files)?;
     let backend = starting("session", || OnnxBackend::open(runtime, graph, config.threads()))?;
     if *backend.signature() != manifest.signature {
         return Err(Error::model(format!(
@@ -325,24 +348,27 @@ fn open_graph(bundle: &Bundle, config: &Config, files: &Arc<MappedFiles>) -> Res
             backend.signature()
         )));
     }
-    Ok(backend)
+    Ok((backend, arithmetic))
 }
 
-/// The graphs of these names. Those whose weights are not mapped are read into memory with them, once for all.
+/// The graphs of these names, and the arithmetic that they run in. Those whose weights are not mapped are read into
+/// memory with them, once for all.
 fn read_graphs<const COUNT: usize>(
     bundle: &Bundle,
     names: [&str; COUNT],
     config: &Config,
     files: &Arc<MappedFiles>,
-) -> Result<[Graph; COUNT]> {
+) -> Result<([Graph; COUNT], String)> {
     let manifest = bundle.manifest();
     // Graphs are small, and they are parsed: they are verified before.
     let graphs = names.iter().map(|name| bundle.read(name)).collect::<Result<Vec<_>>>()?;
+    let arithmetic = arithmetic(manifest, &graphs)?;
     if is_mapped(bundle, config) {
         for graph in &graphs {
             require_known_files(graph, |name| manifest.file(name).is_some())?;
         }
-        return Ok(names.map(|name| Graph::File { path: bundle.path(name), mapped: Arc::clone(files) }));
+        let graphs = names.map(|name| Graph::File { path: bundle.path(name), mapped: Arc::clone(files) });
+        return Ok((graphs, arithmetic));
     }
     let mut weights = Weights::of(&graphs, |name| manifest.file(name).map(|file| file.size))?;
     starting("weights", || {
@@ -352,7 +378,31 @@ fn read_graphs<const COUNT: usize>(
         })
     })?;
     let graphs = Graph::in_memory(graphs, weights)?;
-    graphs.try_into().map_err(|_| Error::model("expected as many graphs as names"))
+    let graphs = graphs.try_into().map_err(|_| Error::model("expected as many graphs as names"))?;
+    Ok((graphs, arithmetic))
+}
+
+/// What the matrices of these graphs are multiplied in by this processor.
+fn arithmetic(manifest: &Manifest, graphs: &[Vec<u8>]) -> Result<String> {
+    let instructions = Int8Instructions::detected();
+    Ok(match manifest.weights.precision {
+        Precision::Fp32 => "fp32".into(),
+        Precision::Int8Blocks => format!("int8-blocks ({instructions})"),
+        Precision::Int8 if !instructions.saturate() => format!("int8 (u8·s8, {instructions})"),
+        Precision::Int8 => {
+            for graph in graphs {
+                if keeps_signed_weights(graph)? {
+                    tracing::warn!(
+                        model = manifest.name,
+                        "int8 products of this bundle saturate on this processor ({instructions}), which costs \
+                         quality; build it again"
+                    );
+                    return Ok(format!("int8 (u8·s8, {instructions}, saturating)"));
+                }
+            }
+            format!("int8 (u8·u8, {instructions})")
+        }
+    })
 }
 
 fn panicked(name: &str) -> Error {

@@ -258,5 +258,6 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
         signature: signature(&[-1, -1]),
         files: Vec::new(),
     };
-    Model { name: name.into(), digest: String::new(), manifest, pipeline, files: Arc::default() }
+    let (arithmetic, files) = (None, Arc::default());
+    Model { name: name.into(), digest: String::new(), arithmetic, manifest, pipeline, files }
 }

@@ -1,6 +1,7 @@
 //! The seam between pipelines and whatever runs a model: this process, a fleet, or a script in a test.
 
 pub mod onnx;
+pub mod processor;
 pub mod routing;
 pub mod scripted;
 pub mod sequences;

@@ -154,10 +154,13 @@ fn multiplication(
     let scales = format!("{}.columns.scales", node.input[1]);
     constants.entry(name.clone()).or_insert_with(|| integer_constant(&name, &shape, &integers));
     constants.entry(scales.clone()).or_insert_with(|| float_constant(&scales, &[outputs], &rows.scales));
-    let mut input = vec![node.input[0].clone(), name, scales];
+    // Without one of its own the runtime could not make the weights unsigned where signed ones would saturate.
+    let zero = format!("{name}.zero_point");
+    constants.entry(zero.clone()).or_insert_with(|| integer_constant(&zero, &[], &[0]));
+    let mut input = vec![node.input[0].clone(), name, scales, zero];
     let output = match bias {
         Some((sum, bias)) => {
-            input.extend([String::new(), bias]);
+            input.push(bias);
             vec![sum]
         }
         None => node.output.clone(),

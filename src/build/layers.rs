@@ -182,7 +182,9 @@ impl Layers<'_> {
         let values = quantise::transpose(&rows.values, inputs);
         let values = self.graph.bytes(&format!("{name}.int8"), &[inputs, outputs], &values);
         let scales = self.graph.floats(&format!("{name}.scales"), &[outputs], &rows.scales);
-        let inputs = [input, &values, &scales, &Value::none(), bias];
+        // Without one of its own the runtime could not make the weights unsigned where signed ones would saturate.
+        let zero = self.graph.bytes(&format!("{name}.zero_point"), &[], &[0]);
+        let inputs = [input, &values, &scales, &zero, bias];
         self.graph.microsoft("DynamicQuantizeMatMul", &inputs, vec![])
     }
 

@@ -95,10 +95,12 @@ fn default_name(source: &Path, name: Option<&str>) -> Result<OsString> {
     if let Some(name) = name {
         return Ok(name.into());
     }
-    let source =
-        source.canonicalize().map_err(Error::io(format!("cannot read `{}`", source.display())))?;
+    let source = source.canonicalize().map_err(Error::io(format!("cannot read `{}`", source.display())))?;
     let name = if source.is_dir() { source.file_name() } else { source.file_stem() };
     name.map(OsStr::to_owned).ok_or_else(|| {
-        Error::config(format!("expected a source with a name, but found `{}`; name it with `--name`", source.display()))
+        Error::config(format!(
+            "expected a source with a name, but found `{}`; name it with `--name`",
+            source.display()
+        ))
     })
 }

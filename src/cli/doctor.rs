@@ -11,9 +11,12 @@ use serde_json::json;
 
 use super::say;
 use crate::{
-    backend::onnx::{
-        Runtime,
-        library::{FOLDER, VERSION, file_name, locate},
+    backend::{
+        onnx::{
+            Runtime,
+            library::{FOLDER, VERSION, file_name, locate},
+        },
+        processor::Int8Instructions,
     },
     build::fetch::{self, Package},
     config::Config,
@@ -100,7 +103,7 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     if arguments.fix && locate(config.onnxruntime.as_deref(), &config.home).is_err() {
         fetch_library(this_library()?, &config.home)?;
     }
-    let findings = [onnx_runtime(config), pip(), cargo_lambda(config)];
+    let findings = [onnx_runtime(config), processor(), pip(), cargo_lambda(config)];
     let is_ready = !findings.iter().any(|finding| matches!(finding, Finding::Needed(_)));
     if arguments.json {
         let entry = |finding: &Finding| {
@@ -129,6 +132,14 @@ fn onnx_runtime(config: &Config) -> Finding {
         Ok(path) => Finding::Fine(format!("ONNX Runtime: {}", path.display())),
         Err(error) => Finding::Needed(format!("ONNX Runtime: {}", error.chain())),
     }
+}
+
+fn processor() -> Finding {
+    let instructions = Int8Instructions::detected();
+    Finding::Fine(match instructions.saturate() {
+        false => format!("int8: {instructions}, exact with signed weights"),
+        true => format!("int8: {instructions} without VNNI, exact with unsigned weights, which is slower"),
+    })
 }
 
 fn pip() -> Finding {

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, thread};
 
-use super::{Sharing, is_mapped, lacks, mapped_files, panicked, read_graphs, runtime};
+use super::{Loaded, LoadedParts, Sharing, is_mapped, lacks, mapped_files, panicked, read_graphs, runtime};
 use crate::{
     backend::{
         onnx::{MappedFiles, OnnxSequences, Parallel},
@@ -29,11 +29,7 @@ struct Words {
 
 /// Loads what is in a bundle, side by side, as the bundles of other tasks are. A model that runs on a fleet only
 /// needs no graphs.
-pub(super) fn load(
-    bundle: &Bundle,
-    config: &Config,
-    sharing: &Sharing,
-) -> Result<(TranslationPipeline, Arc<MappedFiles>)> {
+pub(super) fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Result<Loaded> {
     let (_, policy, fleet, remote) = sharing;
     let manifest = bundle.manifest();
     let mut settings = manifest.translation.clone().ok_or_else(|| lacks(manifest, "translation"))?;
@@ -43,7 +39,8 @@ pub(super) fn load(
     if *policy == Policy::Fleet {
         let Words { tokenizer, target, shortlist } = read_words(bundle, &settings)?;
         let parts = Parts { tokenizer, target, shortlist, route: Route::writing(None, fleet) };
-        return Ok((TranslationPipeline::new(parts, settings)?, Arc::default()));
+        let pipeline = LoadedParts::Translator(TranslationPipeline::new(parts, settings)?);
+        return Ok(Loaded { parts: pipeline, arithmetic: None, files: Arc::default() });
     }
     let read = read_files(bundle, &settings);
     let files = mapped_files(bundle, config, &read)?;
@@ -59,10 +56,12 @@ pub(super) fn load(
         let sequences = open_graphs(bundle, &settings, config, &files);
         let words = words.join().unwrap_or_else(|_| Err(panicked(&manifest.name)));
         let Words { tokenizer, target, shortlist } = words?;
-        let route = Route::writing(Some(Arc::new(sequences?)), fleet);
+        let (sequences, arithmetic) = sequences?;
+        let route = Route::writing(Some(Arc::new(sequences)), fleet);
         files.require_loaded()?;
         let parts = Parts { tokenizer, target, shortlist, route };
-        Ok((TranslationPipeline::new(parts, settings.clone())?, Arc::clone(&files)))
+        let pipeline = LoadedParts::Translator(TranslationPipeline::new(parts, settings.clone())?);
+        Ok(Loaded { parts: pipeline, arithmetic: Some(arithmetic), files: Arc::clone(&files) })
     })
 }
 
@@ -91,10 +90,11 @@ fn open_graphs(
     settings: &TranslationSettings,
     config: &Config,
     files: &Arc<MappedFiles>,
-) -> Result<OnnxSequences> {
+) -> Result<(OnnxSequences, String)> {
     let runtime = runtime(config)?;
     let manifest = bundle.manifest();
-    let graphs = read_graphs(bundle, [&manifest.graph, &settings.decoder.graph], config, files)?;
+    let (graphs, arithmetic) =
+        read_graphs(bundle, [&manifest.graph, &settings.decoder.graph], config, files)?;
     let threads = config.threads();
     // Sources that each have a shortlist of their own have no batch in common.
     let parallel = match settings.shortlist {
@@ -112,5 +112,5 @@ fn open_graphs(
             )));
         }
     }
-    Ok(sequences)
+    Ok((sequences, arithmetic))
 }

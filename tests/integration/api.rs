@@ -73,6 +73,7 @@ fn model_of(task: Task, default_prompt: Option<String>, [fails_on, panics_on]: [
     Model {
         name: "tiny".into(),
         digest: "d".repeat(64),
+        arithmetic: None,
         manifest: Manifest {
             format: Manifest::FORMAT,
             name: "tiny".into(),

@@ -26,6 +26,7 @@ mod hostile_models;
 mod live;
 mod models;
 mod page;
+mod processors;
 mod properties;
 mod readme;
 mod reliability;

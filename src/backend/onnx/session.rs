@@ -21,10 +21,14 @@ use super::{
     weights::{Constants, Weights},
 };
 use crate::{
-    backend::{Signature, TensorSpec},
+    backend::{Signature, TensorSpec, processor::Int8Instructions},
     error::{Error, Result},
     tensor::{ElementType, Elements, Tensor},
 };
+
+/// `kOrtSessionOptionsAvx2PrecisionMode`: has the runtime replace signed 8-bit weights w by unsigned ones, w + 128,
+/// and the zero points along with them, which must be constants of the graph.
+const UNSIGNED_WEIGHTS: &str = "session.x64quantprecision";
 
 /// A graph that is not loaded yet.
 #[derive(Debug)]
@@ -71,22 +75,25 @@ pub struct Session {
 impl Session {
     /// Loads a graph, which is taken as it is: graphs are optimised when they are built. A run takes `threads`
     /// threads.
+    ///
+    /// Products of 8-bit integers are exact on every processor: where those of unsigned and signed integers
+    /// saturate, weights become unsigned while the graph is loaded.
     pub fn open(runtime: Runtime, graph: impl Into<Graph>, threads: NonZeroUsize) -> Result<Self> {
-        let builder = || builder(runtime, GraphOptimizationLevel::Disable, threads);
-        let (session, what, mapped) = match graph.into() {
-            Graph::File { path, mapped } => {
-                let session = builder().and_then(|mut builder| builder.commit_from_file(&path));
-                (session, format!("the graph `{}`", path.display()), mapped)
-            }
-            Graph::Memory { bytes, constants } => {
-                let mut with_constants = builder();
-                for (name, value) in constants {
-                    with_constants = with_constants
-                        .and_then(|builder| Ok(builder.with_external_initializer(name, value)?));
-                }
-                let session = with_constants.and_then(|mut builder| builder.commit_from_memory(&bytes));
-                (session, "the graph".to_owned(), Arc::default())
-            }
+        let graph = graph.into();
+        let plain = || builder(runtime, GraphOptimizationLevel::Disable, threads);
+        // The runtime makes weights unsigned at this level only.
+        let exact = || {
+            builder(runtime, GraphOptimizationLevel::Level2, threads)
+                .and_then(|builder| Ok(builder.with_config_entry(UNSIGNED_WEIGHTS, "1")?))
+        };
+        let session = match Int8Instructions::detected().saturate() {
+            // It fails where products share weights, of which `keeps_signed_weights` tells.
+            true => load(exact, &graph).or_else(|_| load(plain, &graph)),
+            false => load(plain, &graph),
+        };
+        let (what, mapped) = match graph {
+            Graph::File { path, mapped } => (format!("the graph `{}`", path.display()), mapped),
+            Graph::Memory { .. } => ("the graph".to_owned(), Arc::default()),
         };
         let session = session.map_err(|error| Error::model_because(format!("cannot load {what}"), error))?;
         let signature = Signature {
@@ -134,6 +141,19 @@ impl Session {
             .map_err(|error| Error::inference("the model failed to run", error))?;
         self.mapped.require_unchanged()?;
         Ok(outputs)
+    }
+}
+
+fn load(builder: impl FnOnce() -> ort::Result<SessionBuilder>, graph: &Graph) -> ort::Result<OrtSession> {
+    let mut builder = builder()?;
+    match graph {
+        Graph::File { path, .. } => builder.commit_from_file(path),
+        Graph::Memory { bytes, constants } => {
+            for (name, value) in constants {
+                builder = builder.with_external_initializer(name, Arc::clone(value))?;
+            }
+            builder.commit_from_memory(bytes)
+        }
     }
 }
 

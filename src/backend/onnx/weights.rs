@@ -211,6 +211,18 @@ pub fn require_known_files(graph: &[u8], is_known: impl Fn(&str) -> bool) -> Res
     }
 }
 
+/// Whether the graph has signed 8-bit weights that the runtime cannot make unsigned: those without a zero point, as in
+/// bundles of earlier versions, and those that several products share.
+pub fn keeps_signed_weights(graph: &[u8]) -> Result<bool> {
+    let graph = decode(graph)?.graph.unwrap_or_default();
+    let mut products = graph.nodes.iter().filter(|node| node.op_type == "DynamicQuantizeMatMul");
+    let mut known = BTreeSet::new();
+    Ok(products.any(|product| {
+        let mut constants = [1, 3].into_iter().filter_map(|input| product.inputs.get(input));
+        constants.any(|name| name.is_empty() || !known.insert(name))
+    }))
+}
+
 fn decode(graph: &[u8]) -> Result<Model> {
     Model::decode(graph).map_err(|error| Error::model_because("the graph is no ONNX file", error))
 }
@@ -289,6 +301,10 @@ struct Graph {
 
 #[derive(Clone, PartialEq, Message)]
 struct Node {
+    #[prost(string, repeated, tag = "1")]
+    inputs: Vec<String>,
+    #[prost(string, tag = "4")]
+    op_type: String,
     #[prost(message, repeated, tag = "5")]
     attributes: Vec<Attribute>,
 }
@@ -399,6 +415,24 @@ mod tests {
     }
 
     #[test]
+    fn products_without_a_zero_point_keep_their_signed_weights() {
+        let keeps = |products: &[&[&str]]| {
+            let product = |inputs: &&[&str]| Node {
+                inputs: inputs.iter().map(|input| (*input).to_owned()).collect(),
+                op_type: "DynamicQuantizeMatMul".into(),
+                attributes: Vec::new(),
+            };
+            let graph = Graph { nodes: products.iter().map(product).collect(), initializers: Vec::new() };
+            keeps_signed_weights(&Model { graph: Some(graph) }.encode_to_vec()).unwrap()
+        };
+        assert!(keeps(&[&["x", "weights", "scales", "", "bias"]]));
+        assert!(!keeps(&[&["x", "weights", "scales", "zero_point", "bias"]]));
+        assert!(!keeps(&[&["x", "weights", "scales"]]), "the runtime adds one where none is named");
+        let another = ["y", "weights 2", "scales", "zero_point", "bias"];
+        assert!(keeps(&[&["x", "weights", "scales", "zero_point", "bias"], &another]), "one that is shared");
+    }
+
+    #[test]
     fn weights_outside_of_the_bundle_are_not_read() {
         let known = |name: &str| name == "weights.bin";
         let refused = |graph: &[u8]| require_known_files(graph, known).unwrap_err().to_string();
@@ -406,7 +440,7 @@ mod tests {
         // In a branch of a node, as an attribute.
         let inner = Model::decode(graph(&[("b", 1, &[1], 0)]).as_slice()).unwrap().graph;
         let attribute = Attribute { graph: inner, ..Attribute::default() };
-        let nodes = vec![Node { attributes: vec![attribute] }];
+        let nodes = vec![Node { attributes: vec![attribute], ..Node::default() }];
         let outer = Model { graph: Some(Graph { nodes, initializers: Vec::new() }) };
         insta::assert_snapshot!(refused(&outer.encode_to_vec()), @"expected the weights of `b` in a file of the bundle, but found `w.bin`");
     }

@@ -96,6 +96,7 @@ fn model(name: &str, codes: &[&str]) -> Model {
     Model {
         name: name.into(),
         digest: "d".repeat(64),
+        arithmetic: None,
         manifest: Manifest {
             format: Manifest::FORMAT,
             name: name.into(),

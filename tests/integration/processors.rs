@@ -1,0 +1,74 @@
+//! Products of 8-bit integers are the same on every processor. `make arm64` and `make avx2` run these tests on
+//! emulated ones as well.
+
+use std::{fs, num::NonZeroUsize};
+
+use kivu::{
+    backend::{
+        onnx::{Graph, Session, Weights, keeps_signed_weights},
+        processor::Int8Instructions,
+    },
+    build::onnx::{GraphBuilder, Value, WEIGHTS, proto::Dimension, write},
+    repository::manifest::Precision,
+    tensor::{Elements, Tensor},
+};
+
+use crate::models::{build_request, fixtures, request, runtime};
+
+const INPUTS: usize = 64;
+const OUTPUTS: usize = 32;
+
+/// The largest weights times the largest inputs: their sums exceed 16 bits from the second on.
+#[test]
+fn products_of_large_integers_do_not_saturate() {
+    let Some(runtime) = runtime() else { return };
+    let mut graph = GraphBuilder::default();
+    let input = graph.float_input("input", [Dimension::DimParam("rows".into()), axis(INPUTS)]);
+    let weights = graph.bytes("weights", &[INPUTS, OUTPUTS], &[127; INPUTS * OUTPUTS]);
+    let scales = graph.floats("scales", &[OUTPUTS], &[1.0; OUTPUTS]);
+    let zero = graph.bytes("zero_point", &[], &[0]);
+    let inputs = [&input, &weights, &scales, &zero, &Value::none()];
+    let product = graph.microsoft("DynamicQuantizeMatMul", &inputs, vec![]);
+    graph.output(&product, "output", [Dimension::DimParam("rows".into()), axis(OUTPUTS)]);
+    let folder = tempfile::tempdir().unwrap();
+    write(graph.finish("product"), folder.path(), "product.onnx").unwrap();
+
+    let path = folder.path().join("product.onnx");
+    let read = |name: &str| fs::read(folder.path().join(name)).unwrap();
+    let mut weights = Weights::of(&[read("product.onnx")], |name| Some(read(name).len() as u64)).unwrap();
+    weights.file(WEIGHTS).take(&read(WEIGHTS));
+    let in_memory = Graph::in_memory(vec![read("product.onnx")], weights).unwrap().remove(0);
+    let expected = (INPUTS * 255 * 127) as f32;
+    for graph in [Graph::from(&path), in_memory] {
+        let session = Session::open(runtime, graph, NonZeroUsize::MIN).unwrap();
+        // A single row has a kernel of its own.
+        for rows in [1, 8] {
+            let input = Tensor::new(vec![rows, INPUTS], Elements::Fp32(vec![255.0; rows * INPUTS])).unwrap();
+            let output = session.run(&[input]).unwrap();
+            let instructions = Int8Instructions::detected();
+            let expected = vec![expected; rows * OUTPUTS];
+            assert_eq!(output[0].as_fp32().unwrap(), expected, "{rows} rows, {instructions}");
+        }
+    }
+}
+
+/// The runtime makes weights unsigned only where the graph has their zero points.
+#[test]
+fn weights_of_built_bundles_can_become_unsigned() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for source in ["models/tiny-bert", "exports/tiny-bert"] {
+        let source = fixtures().join(source);
+        let bundle = build_request(
+            &request(source.clone(), folder.path().join("out"), Some(Precision::Int8)),
+            runtime,
+        )
+        .unwrap();
+        let graph = bundle.read(&bundle.manifest().graph).unwrap();
+        assert!(!keeps_signed_weights(&graph).unwrap(), "{}", source.display());
+    }
+}
+
+fn axis(length: usize) -> Dimension {
+    Dimension::DimValue(length as i64)
+}
