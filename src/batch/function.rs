@@ -9,7 +9,7 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    Ended, Job, Parameters, Report, Sink, Source, event,
+    Ended, Existing, Job, Parameters, Report, Sink, Source, event,
     event::{Message, Written},
     large::{self, Batch, Join},
 };
@@ -184,9 +184,10 @@ impl Function {
             sink: Sink::Object(sink),
             model: model.clone(),
             parameters,
-            meter: Arc::new(()),
+            watcher: Arc::new(()),
             until,
             interval: self.interval,
+            existing: Existing::default(),
         };
         Ok(Outcome::Ended(Box::new(match refusal {
             None => job.run().await?,
