@@ -7,7 +7,10 @@ use std::{
     os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink},
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -61,25 +64,30 @@ fn refused(job: Job) -> String {
     run(job).unwrap_err().chain()
 }
 
-/// Stops a job when its first rows are written.
+/// Stops a job when rows are written that no earlier run wrote.
 #[derive(Default)]
-struct Stopper(Notify);
+struct Stopper {
+    before: AtomicU64,
+    stop: Notify,
+}
 
 impl Watcher for Stopper {
-    fn begin(&self, _: &str, _: u64) {}
+    fn begin(&self, _: &str, rows: u64) {
+        self.before.store(rows, Ordering::Relaxed);
+    }
 
     fn advance(&self, rows: u64, _: Option<f64>) {
-        if rows > 0 {
-            self.0.notify_one();
+        if rows > self.before.load(Ordering::Relaxed) {
+            self.stop.notify_one();
         }
     }
 }
 
-/// Runs a job until its first rows are written.
+/// Runs a job until its first new rows are written.
 fn stopped(mut job: Job) -> kivu::Result<Ended> {
     let stopper = Arc::new(Stopper::default());
     job.watcher = Arc::clone(&stopper) as _;
-    wait(job.run_until(stopper.0.notified()))
+    wait(job.run_until(stopper.stop.notified()))
 }
 
 fn rows(count: usize) -> String {
