@@ -302,7 +302,7 @@ impl Job {
                 checkpoint.forget()?;
             }
         }
-        Ok(Ended::Done(report))
+        Ok(Ended::Done(Box::new(report)))
     }
 
     /// Writes the report of a job that cannot be done; other errors are passed on, since they may pass.
@@ -317,7 +317,7 @@ impl Job {
             Sink::Stdout | Sink::Object(_) => None,
         };
         self.write_report(&report)?;
-        Ok(Ended::Done(report))
+        Ok(Ended::Done(Box::new(report)))
     }
 
     pub(super) fn report(&self, status: Status, error: Option<String>, progress: Progress) -> Report {

@@ -115,7 +115,7 @@ pub struct Job {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Ended {
     /// Its report is written, and unless it failed, its output.
-    Done(Report),
+    Done(Box<Report>),
     /// The output was there already.
     Known,
     /// It was stopped; unless its input is a stream, it continues where it stopped when it is run again.

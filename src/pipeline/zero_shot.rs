@@ -94,7 +94,7 @@ pub struct Labels(Vec<String>);
 impl Labels {
     /// The labels of a request; at most `limit`, since each costs a run of the model.
     pub fn new(labels: Vec<String>, limit: usize) -> Result<Self> {
-        let labels: Vec<String> = labels.iter().map(|label| label.trim().to_owned()).collect();
+        let labels: Vec<String> = labels.into_iter().map(|label| label.trim().to_owned()).collect();
         let found = labels.len();
         if found == 0 {
             return Err(Error::invalid(format!("expected 1 to {limit} `candidate_labels`, but found 0")));

@@ -49,7 +49,7 @@ fn wait<T>(work: impl Future<Output = T>) -> T {
 /// The report of a job that runs to its end.
 fn run(job: Job) -> kivu::Result<Report> {
     wait(job.run()).map(|ended| match ended {
-        Ended::Done(report) => report,
+        Ended::Done(report) => *report,
         other => panic!("expected a report, but found {other:?}"),
     })
 }
