@@ -36,8 +36,8 @@ Examples:
   kivu build path/to/model --out my-model    make a bundle of a Hugging Face model
   kivu serve my-model                        serve it, with a page on http://127.0.0.1:8080
 
-Exit codes: 0 done; 1 it failed, and standard error says why; 2 the command line cannot be understood; 130 or 143
-`kivu batch` was stopped by Ctrl-C or SIGTERM.";
+Exit codes: 0 done; 1 it failed, and standard error says why; 2 the command line cannot be understood; 130 and 143
+`kivu build` or `kivu batch` was stopped by Ctrl-C or SIGTERM.";
 
 /// Serves Hugging Face transformer models from AWS Lambda and from a laptop.
 #[derive(Debug, Parser)]
