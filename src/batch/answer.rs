@@ -16,7 +16,7 @@ use crate::{
         embedding::{EmbeddingOptions, Input},
         generation::GenerationOptions,
         ranking::RankingOptions,
-        translation::TranslationOptions,
+        translation::{TranslationOptions, Wanted},
         zero_shot::{Labels, TEMPLATE, Template, ZeroShotOptions},
     },
     tokenizer::{Side, Truncation},
@@ -102,6 +102,7 @@ impl Answerer {
         let task = match &model.pipeline {
             Pipeline::Embedding(pipeline) => {
                 pipeline.prompt(parameters.prompt.as_deref())?;
+                pipeline.check_dimensions(parameters.dimensions)?;
                 Task::Embedding(EmbeddingOptions {
                     truncation,
                     normalize: parameters.normalize,
@@ -137,15 +138,22 @@ impl Answerer {
                 })?;
                 Task::Ranking { query, options: RankingOptions { truncation, raw_scores: false } }
             }
-            Pipeline::Translation(_) => Task::Translation(Box::new(TranslationOptions {
-                source: parameters.source_language.clone(),
-                target: parameters.target_language.clone(),
-                split: None,
-                truncate: parameters.truncate.unwrap_or(true),
-                clean_up_spaces: false,
-                generation: GenerationOptions::default(),
-                most_sentences: usize::MAX,
-            })),
+            Pipeline::Translation(pipeline) => {
+                let (source, target) = (&parameters.source_language, &parameters.target_language);
+                let wanted = Wanted { source: source.as_deref(), target: target.as_deref() };
+                pipeline.check_languages(wanted).map_err(|error| {
+                    Error::invalid(format!("{error}; see `source-language` and `target-language`"))
+                })?;
+                Task::Translation(Box::new(TranslationOptions {
+                    source: source.clone(),
+                    target: target.clone(),
+                    split: None,
+                    truncate: parameters.truncate.unwrap_or(true),
+                    clean_up_spaces: false,
+                    generation: GenerationOptions::default(),
+                    most_sentences: usize::MAX,
+                }))
+            }
         };
         Ok(Self { model, task })
     }
@@ -169,7 +177,8 @@ impl Answerer {
         let (mut good, mut places) = (Vec::new(), Vec::new());
         for (place, text) in texts.into_iter().enumerate() {
             answers.outcomes.push(match text {
-                Ok(text) if text.trim().is_empty() => Err(RowError {
+                // Spaces alone are a text, as they are over HTTP.
+                Ok(text) if text.is_empty() => Err(RowError {
                     kind: ErrorKind::Text,
                     message: "expected a text, but found an empty one".into(),
                 }),

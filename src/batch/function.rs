@@ -9,7 +9,7 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    Ended, Job, Parameters, Report, Sink, Source, event,
+    Ended, Existing, Job, Parameters, Sink, Source, event,
     event::{Message, Written},
     large::{self, Batch, Join},
 };
@@ -138,7 +138,8 @@ impl Function {
                 Ended::Unfinished(progress) => {
                     tracing::info!(%url, rows = progress.rows, "to be gone on with");
                 }
-                Ended::Done(Report { progress, error, .. }) => {
+                Ended::Done(report) => {
+                    let (progress, error) = (&report.progress, &report.error);
                     tracing::info!(%url, rows = progress.rows, seconds = progress.seconds, error, "done");
                 }
             },
@@ -184,9 +185,10 @@ impl Function {
             sink: Sink::Object(sink),
             model: model.clone(),
             parameters,
-            meter: Arc::new(()),
+            watcher: Arc::new(()),
             until,
             interval: self.interval,
+            existing: Existing::default(),
         };
         Ok(Outcome::Ended(Box::new(match refusal {
             None => job.run().await?,

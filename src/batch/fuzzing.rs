@@ -33,7 +33,7 @@ pub(crate) fn event(bytes: &[u8]) {
     }
 }
 
-/// A key as events have it, the URL of an object, and where a job stands.
+/// A key as events have it, the URL of an object, and a checkpoint.
 pub(crate) fn key(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes) {
         let key = event::decode(text).unwrap_or_default();

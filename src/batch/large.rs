@@ -14,12 +14,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{
-    Job, Parameters, Progress, Sink, Source, Status,
+    Existing, Job, Parameters, Progress, Sink, Source, Status,
     answer::{Answerer, Answers},
     checkpoint::{Checkpoint, Claim},
     compression::Compression,
     function::Function,
-    input::{Form, Place},
+    input::{Format, Gauge, Place},
     output::{Head, Pieces, Shape},
     rows::{Chunk, CsvHeader, CsvReader, ErrorKind, JsonLinesReader, Outcome, Reader, RowError},
 };
@@ -127,8 +127,9 @@ impl Plan {
         let (model, parameters, mut sink) = function.plan(&url, &object)?;
         let answerer = Answerer::new(model.clone(), &parameters)?;
         let place = Place::S3(store.clone(), url.clone(), object.clone());
-        let (form, compression) = place.form()?;
-        let mut reader = place.open((form, compression), parameters.column.as_deref(), Arc::new(()))?;
+        let (format, compression) = place.format(parameters.format)?;
+        let mut reader =
+            place.open((format, compression), parameters.column.as_deref(), &Gauge::default())?;
         let (column, head, compression) = match &mut reader {
             // The column is that of the first row.
             Reader::JsonLines(lines) => (lines.find_first()?, Head::JsonLines, compression),
@@ -136,7 +137,7 @@ impl Plan {
             // A state machine hands the rows on as JSON, which has fewer types.
             Reader::Parquet(parquet) => (Some(parquet.column()), Head::JsonLines, Compression::None),
         };
-        if form == Form::Parquet {
+        if format == Format::Parquet {
             sink = sink.with_key(fit_key(&format!("{}.jsonl", sink.key.trim_end_matches(".parquet"))));
         }
         let shape = Shape { compression, kind: answerer.kind(), head };
@@ -195,6 +196,7 @@ impl Plan {
             let (rows, answers) = answer(chunk).await?;
             pieces.write(rows, &answers.outcomes)?;
             progress.add(&answers);
+            progress.name_columns(pieces.columns());
         }
         progress.seconds = started.elapsed().as_secs_f64();
         Ok((PartHead { first, progress }, pieces.take()?))
@@ -307,9 +309,10 @@ pub(super) async fn join(function: &Function, join: &Join) -> Result<Value> {
         sink: Sink::Object(plan.sink.clone()),
         model: plan.model.clone(),
         parameters: plan.parameters.clone(),
-        meter: Arc::new(()),
+        watcher: Arc::new(()),
         until: None,
         interval: std::time::Duration::MAX,
+        existing: Existing::default(),
     };
     let mut report = job.report(Status::Finished, None, progress);
     report.missing = missing;
@@ -325,7 +328,8 @@ pub(super) async fn join(function: &Function, join: &Join) -> Result<Value> {
 
 /// The right to write the output, from its beginning; nothing where it is there.
 fn take(plan: &Plan, id: &str) -> Result<Option<Box<Checkpoint>>> {
-    let claim = || Checkpoint::claim(&plan.store, &plan.sink, id, std::time::Duration::MAX);
+    let (interval, existing) = (std::time::Duration::MAX, Existing::default());
+    let claim = || Checkpoint::claim(&plan.store, &plan.sink, id, interval, existing);
     match claim()? {
         Claim::Done => Ok(None),
         Claim::Taken(checkpoint) if checkpoint.is_new() => Ok(Some(checkpoint)),

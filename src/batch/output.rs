@@ -1,20 +1,14 @@
 //! Where answers go: in pieces, each of which stands on its own, so that a job can stop after any of them.
 
-use std::{
-    fs::{self, File},
-    io::Write,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, fs::File, sync::Arc};
 
 use arrow_schema::SchemaRef;
-use tempfile::NamedTempFile;
 
 use super::{
     answer::Kind,
     checkpoint::Checkpoint,
     compression::Compression,
-    input::Form,
+    input::Format,
     rows::{
         CsvHeader, CsvWriter, Footers, JsonLinesWriter, Outcome, ParquetWriter, Reader, Rows, Writer,
         join_footers, magic,
@@ -48,11 +42,11 @@ impl Shape {
         Self { compression, kind, head }
     }
 
-    pub(super) fn form(&self) -> Form {
+    pub(super) fn format(&self) -> Format {
         match self.head {
-            Head::JsonLines => Form::JsonLines,
-            Head::Csv(_) => Form::Csv,
-            Head::Parquet(_) => Form::Parquet,
+            Head::JsonLines => Format::JsonLines,
+            Head::Csv(_) => Format::Csv,
+            Head::Parquet(_) => Format::Parquet,
         }
     }
 
@@ -76,18 +70,19 @@ pub(super) struct Pieces {
     waiting: Vec<u8>,
     footers: Footers,
     is_begun: bool,
+    columns: BTreeSet<String>,
 }
 
 impl Pieces {
     /// The first pieces of an output.
     pub(super) fn new(shape: Shape) -> Self {
         let waiting = if let Head::Parquet(_) = shape.head { magic().to_vec() } else { Vec::new() };
-        Self { shape, writer: None, waiting, footers: Vec::new(), is_begun: false }
+        Self { shape, writer: None, waiting, footers: Vec::new(), is_begun: false, columns: BTreeSet::new() }
     }
 
     /// The pieces of an output that was begun: `waiting` had been left over.
     pub(super) fn resumed(shape: Shape, waiting: Vec<u8>, footers: Footers) -> Self {
-        Self { shape, writer: None, waiting, footers, is_begun: true }
+        Self { shape, writer: None, waiting, footers, is_begun: true, columns: BTreeSet::new() }
     }
 
     pub(super) fn write(&mut self, rows: Rows, outcomes: &[Outcome]) -> Result<()> {
@@ -96,7 +91,19 @@ impl Pieces {
             None => self.writer.insert(self.shape.writer(!self.is_begun)?),
         };
         self.is_begun = true;
-        writer.write(rows, outcomes)
+        writer.write(rows, outcomes)?;
+        self.columns.extend(writer.columns().difference(&self.columns).cloned().collect::<Vec<_>>());
+        Ok(())
+    }
+
+    /// The names of the columns of answers so far.
+    pub(super) fn columns(&self) -> &BTreeSet<String> {
+        &self.columns
+    }
+
+    /// Whether pieces may be of any size, since nothing is packed.
+    pub(super) fn is_plain(&self) -> bool {
+        self.shape.compression == Compression::None && self.shape.format() != Format::Parquet
     }
 
     /// The bytes that wait, those in the making included.
@@ -130,7 +137,7 @@ impl Pieces {
             self.writer = Some(self.shape.writer(true)?);
         }
         let mut bytes = self.take()?;
-        if self.shape.form() == Form::Parquet {
+        if self.shape.format() == Format::Parquet {
             bytes.extend(join_footers(&self.footers)?);
         }
         Ok(bytes)
@@ -145,36 +152,26 @@ impl Pieces {
 
 /// Where the pieces of an output go.
 pub(super) enum Target {
-    /// A file of this machine, which is there once it is whole.
-    File(NamedTempFile, PathBuf),
-    /// An upload, and what is remembered of it.
-    Upload(Box<Checkpoint>),
-}
-
-impl Target {
-    /// A file to be written at `path`.
-    pub(super) fn file(path: &Path) -> Result<Self> {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let failed = || Error::io(format!("cannot write `{}`", path.display()));
-        fs::create_dir_all(folder).map_err(failed())?;
-        Ok(Self::File(NamedTempFile::new_in(folder).map_err(failed())?, path.to_owned()))
-    }
-
-    /// Writes bytes of the output that come next.
-    pub(super) fn append(file: &mut File, bytes: &[u8]) -> Result<()> {
-        file.write_all(bytes).map_err(Error::io("cannot write the output"))
-    }
+    /// A pipe, a device or standard output, which keeps what it was given.
+    Stream(File),
+    /// An upload or a file, and how far it is.
+    Saved(Box<Checkpoint>),
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Cursor, Read};
+    use std::{
+        fs,
+        io::{Cursor, Read, Write},
+        path::Path,
+    };
 
     use proptest::{collection::vec, prelude::*};
 
     use super::*;
     use crate::batch::{
         Answer, Chunk, Place,
+        input::Gauge,
         rows::{CHUNK_ROWS, samples},
     };
 
@@ -182,13 +179,13 @@ mod tests {
     /// having sent what it made, or having left it to the next one.
     fn answered(path: &Path, cuts: &[(usize, bool)]) -> Vec<u8> {
         let place = Place::local(path).unwrap();
-        let form = place.form().unwrap();
+        let format = place.format(None).unwrap();
         let (mut output, mut done) = (Vec::new(), 0);
         // What waits, and the footers, as a checkpoint has them.
         let mut left: Option<(Vec<u8>, Vec<u8>)> = None;
         for (chunks, sends) in cuts.iter().copied().chain([(usize::MAX, true)]) {
-            let mut reader = place.open(form, None, Arc::new(())).unwrap();
-            let shape = Shape::of(&reader, form.1, Kind::Label);
+            let mut reader = place.open(format, None, &Gauge::default()).unwrap();
+            let shape = Shape::of(&reader, format.1, Kind::Label);
             let mut pieces = match left.take() {
                 Some((waiting, footers)) => {
                     Pieces::resumed(shape, waiting, serde_json::from_slice(&footers).unwrap())

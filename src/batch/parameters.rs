@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::Format;
 use crate::{
     error::{Error, Result},
     pipeline::zero_shot::Labels,
@@ -19,6 +20,9 @@ pub struct Parameters {
     /// The name of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
+    /// The format of the file; without it the content decides.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub format: Option<Format>,
     /// The column of texts; without it one is looked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub column: Option<String>,
@@ -74,6 +78,9 @@ impl Parameters {
             match name {
                 "model" => self.model = Some(value.clone()),
                 "column" => self.column = Some(value.clone()),
+                "format" => {
+                    self.format = Some(value.parse().map_err(|_| wrong("`json-lines`, `csv` or `parquet`"))?);
+                }
                 "labels" => self.labels = Labels::split(value),
                 "template" => self.template = Some(value.clone()),
                 "multi-label" => self.multi_label = flag()?,
@@ -119,6 +126,7 @@ mod tests {
     fn metadata_that_cannot_be_are_named() {
         let refused = |pairs| Parameters::default().with_metadata(&metadata(pairs)).unwrap_err().to_string();
         insta::assert_snapshot!(refused(&[("kivu-truncate", "maybe")]), @"expected `true` or `false` in the metadata `kivu-truncate`, but found `maybe`");
+        insta::assert_snapshot!(refused(&[("kivu-format", "xml")]), @"expected `json-lines`, `csv` or `parquet` in the metadata `kivu-format`, but found `xml`");
         insta::assert_snapshot!(refused(&[("kivu-colum", "x")]), @"expected metadata that is known, but found `kivu-colum`");
     }
 }

@@ -1,6 +1,6 @@
 //! What a job tells of itself, in a file beside its output.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +27,9 @@ pub struct Progress {
     pub truncated: u64,
     /// Seconds that it took, all attempts together.
     pub seconds: f64,
+    /// The names of the columns of answers, up to twenty: `label`, or `kivu_label` where the input has a `label`.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub columns: BTreeSet<String>,
 }
 
 /// An error, and the row that it is about.
@@ -57,6 +60,13 @@ impl Progress {
         self.truncated += answers.truncated;
     }
 
+    /// Remembers the names of columns of answers.
+    pub(super) fn name_columns(&mut self, columns: &BTreeSet<String>) {
+        if !columns.is_subset(&self.columns) {
+            self.columns.extend(columns.iter().take(MOST_SAMPLES).cloned());
+        }
+    }
+
     /// Adds what another job did of the rows behind these.
     pub(super) fn join(&mut self, other: &Self) {
         for (kind, count) in &other.errors {
@@ -69,6 +79,7 @@ impl Progress {
         self.tokens += other.tokens;
         self.truncated += other.truncated;
         self.seconds += other.seconds;
+        self.name_columns(&other.columns);
     }
 }
 
@@ -97,6 +108,12 @@ pub struct Report {
     pub version: Option<String>,
     /// The file that was written.
     pub output: String,
+    /// The BLAKE3 hash of the output, if it is a file of this machine: by it Kivu knows what it may replace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_digest: Option<String>,
+    /// What the reader of the report should know of how the input was read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     /// The name of the model.
     pub model: String,
     /// The identity of its bundle.

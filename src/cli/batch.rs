@@ -1,16 +1,29 @@
 //! `kivu batch`: a file of texts to a file of answers.
 
-use std::{path::Path, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
+use std::{
+    io::{self, Write},
+    path::{Path, PathBuf},
+    process::{self, ExitCode},
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering},
+    },
+    time::Duration,
+};
 
 use clap::Args;
-use tokio::runtime::Builder;
+use tokio::{
+    runtime::Builder,
+    signal::unix::{SignalKind, signal},
+};
 
-use super::{progress::Terminal, say};
+use super::{progress::Rows, say};
 use crate::{
-    batch::{Ended, Job, Parameters, Report, Sink, Source, Status},
+    batch::{Ended, Existing, Format, Job, Parameters, Progress, Report, Sink, Source, Status},
     config::Config,
-    error::{Error, Result},
+    error::{Error, Result, quoted},
     model::Model,
+    pipeline::zero_shot::Labels,
     repository::{
         bundle::MANIFEST,
         s3::{Store, Url},
@@ -21,13 +34,22 @@ const EXAMPLES: &str = "\
 Examples:
   kivu batch reviews.csv answers.csv --model my-model
   kivu batch texts.jsonl.gz labels.jsonl.gz --model zero-shot --labels sport,cooking
-  kivu batch s3://bucket/in/a.parquet s3://bucket/out/a.parquet --model my-model";
+  kivu batch s3://bucket/in/a.parquet s3://bucket/out/a.parquet --model my-model
+  zcat texts.jsonl.gz | kivu batch - - --model my-model > answers.jsonl
+
+A job that was stopped continues where it was when the same command is run again.";
+
+/// What `-` means in place of a path: standard input or output.
+const STANDARD: &str = "-";
+/// Exit codes of a job that was stopped, as shells give them: 128 and the number of the signal.
+const INTERRUPTED: u8 = 130;
+const TERMINATED: u8 = 143;
 
 /// Answer every row of a file: JSON Lines, CSV or Parquet, plain or packed with gzip or zstd
 ///
-/// OUTPUT has the form of INPUT, with the answers in columns at the end of each row; a row that cannot be answered
-/// has an error there. OUTPUT.report.json says what was done. Either file may be an s3://BUCKET/KEY; a job whose
-/// output is in S3 goes on where it stopped when it is started again.
+/// OUTPUT has the format of INPUT, with the answers in columns at the end of each row; a row that cannot be answered
+/// has an error there. OUTPUT.report.json says what was done. Either may be an s3://BUCKET/KEY, a pipe, or `-` for
+/// standard input or output.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
@@ -41,8 +63,11 @@ pub(super) struct Arguments {
     /// The column of texts [default: `text` or another that is known]
     #[arg(long)]
     column: Option<String>,
+    /// The format of INPUT: json-lines, csv or parquet [default: what the content looks like]
+    #[arg(long)]
+    format: Option<Format>,
     /// Labels of zero-shot classification, with commas between them
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long)]
     labels: Vec<String>,
     /// The sentence that labels are put into, with {} for the label
     #[arg(long)]
@@ -68,19 +93,29 @@ pub(super) struct Arguments {
     /// Refuse texts of too many tokens instead of cutting them
     #[arg(long)]
     no_truncate: bool,
+    /// Replace OUTPUT though Kivu did not write it, or it was changed since
+    #[arg(long)]
+    overwrite: bool,
+    /// Start from the first row though an earlier run can be continued
+    #[arg(long)]
+    restart: bool,
 }
 
 pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
     let source = source(&arguments.input)?;
     let sink = match Url::of(&arguments.output) {
         Some(url) => Sink::Object(url?),
+        None if arguments.output.as_os_str() == STANDARD => Sink::Stdout,
         None => Sink::File(arguments.output.clone()),
     };
+    // Results do not go where the answers go.
+    let tell: fn(&str) -> Result<()> = if sink.is_stdout() { say_aside } else { say };
     let model = open(arguments.model.as_deref(), &mut config)?;
     let parameters = Parameters {
         model: None,
+        format: arguments.format,
         column: arguments.column,
-        labels: arguments.labels,
+        labels: arguments.labels.iter().flat_map(|labels| Labels::split(labels)).collect(),
         template: arguments.template,
         multi_label: arguments.multi_label.then_some(true),
         query: arguments.query,
@@ -91,34 +126,76 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
         prompt: arguments.prompt,
         truncate: arguments.no_truncate.then_some(false),
     };
+    let watcher = Arc::new(Rows::default());
     let job = Job {
         source,
         sink,
         model,
         parameters,
-        meter: Arc::new(Terminal::new()),
+        watcher: Arc::clone(&watcher) as _,
         until: None,
         interval: Duration::from_millis(config.batch.save_ms),
+        existing: Existing { overwrite: arguments.overwrite, restart: arguments.restart },
     };
+    let is_resumable = job.is_resumable();
     let runtime = Builder::new_multi_thread()
         .enable_all()
         .max_blocking_threads(config.threads().get() + 1)
         .build()
         .map_err(Error::io("cannot start the threads of the job"))?;
-    match runtime.block_on(job.run())? {
-        Ended::Done(report) => tell(&report),
+    let code = Arc::new(AtomicU8::new(0));
+    let stop = asked_to_stop(Arc::clone(&code));
+    let ended = runtime.block_on(async { job.run_until(stop).await });
+    // A thread may be waiting for the other end of a pipe, or for a batch whose answers nobody wants any more.
+    runtime.shutdown_background();
+    watcher.clear();
+    match ended? {
+        Ended::Done(report) => tell_report(&report, tell),
         Ended::Known => {
-            say(&format!("known  {}", arguments.output.display()))?;
+            tell(&format!("known  {}", arguments.output.display()))?;
             Ok(ExitCode::SUCCESS)
         }
-        Ended::Unfinished(progress) => {
-            say(&format!("stopped after {} rows; start it again to go on", progress.rows))?;
-            Ok(ExitCode::FAILURE)
+        Ended::Unfinished(Progress { rows, .. }) => {
+            let next = if is_resumable { "; run the same command again to continue" } else { "" };
+            say_aside(&format!("stopped after {rows} rows{next}"))?;
+            Ok(ExitCode::from(code.load(Ordering::Relaxed)))
         }
     }
 }
 
+/// Waits for Ctrl-C or SIGTERM, and remembers the exit code for it. A second one ends the process at once.
+async fn asked_to_stop(code: Arc<AtomicU8>) {
+    let first = any_signal().await;
+    code.store(first, Ordering::Relaxed);
+    tokio::spawn(async {
+        let second = any_signal().await;
+        process::exit(i32::from(second));
+    });
+}
+
+async fn any_signal() -> u8 {
+    let signals = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
+    let (Ok(mut interrupted), Ok(mut terminated)) = signals else {
+        // The system's own reaction ends the process.
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = interrupted.recv() => INTERRUPTED,
+        _ = terminated.recv() => TERMINATED,
+    }
+}
+
+/// Writes a result to standard error, where standard output has other contents.
+fn say_aside(line: &str) -> Result<()> {
+    // Nobody is left to be told that standard error is gone.
+    let _ = writeln!(io::stderr(), "{line}");
+    Ok(())
+}
+
 fn source(input: &Path) -> Result<Source> {
+    if input.as_os_str() == STANDARD {
+        return Ok(Source::Stdin);
+    }
     let Some(url) = Url::of(input).transpose()? else { return Ok(Source::File(input.to_owned())) };
     let object = Store::open()?.head(&url, None)?;
     let object =
@@ -145,22 +222,29 @@ fn open(name: Option<&str>, config: &mut Config) -> Result<Model> {
     place.map(|place| models.swap_remove(place)).ok_or_else(unknown)
 }
 
-fn tell(report: &Report) -> Result<ExitCode> {
+fn tell_report(report: &Report, tell: fn(&str) -> Result<()>) -> Result<ExitCode> {
     if report.status == Status::Failed {
         return Err(Error::config(report.error.clone().unwrap_or_default()));
     }
     let progress = &report.progress;
     let rate = progress.rows as f64 / progress.seconds.max(1e-3);
-    say(&format!(
+    tell(&format!(
         "{} rows in {:.1} s ({rate:.0} a second), {} tokens",
         progress.rows, progress.seconds, progress.tokens
     ))?;
     for (kind, count) in &progress.errors {
-        say(&format!("  {count} errors of the kind `{kind}`"))?;
+        tell(&format!("  {count} errors of the kind `{kind}`"))?;
     }
     for sample in progress.samples.iter().take(3) {
-        say(&format!("  row {}: {}", sample.row, sample.message))?;
+        tell(&format!("  row {}: {}", sample.row, sample.message))?;
     }
-    say(&format!("  output  {}", report.output))?;
+    for note in &report.notes {
+        tell(&format!("  note    {note}"))?;
+    }
+    if !progress.columns.is_empty() {
+        let columns: Vec<_> = progress.columns.iter().collect();
+        tell(&format!("  columns {}", quoted(&columns)))?;
+    }
+    tell(&format!("  output  {}", report.output))?;
     Ok(ExitCode::SUCCESS)
 }

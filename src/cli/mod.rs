@@ -36,7 +36,8 @@ Examples:
   kivu build path/to/model --out my-model    make a bundle of a Hugging Face model
   kivu serve my-model                        serve it, with a page on http://127.0.0.1:8080
 
-Exit codes: 0 done; 1 it failed, and standard error says why; 2 the command line cannot be understood.";
+Exit codes: 0 done; 1 it failed, and standard error says why; 2 the command line cannot be understood; 130 and 143
+`kivu build` or `kivu batch` was stopped by Ctrl-C or SIGTERM.";
 
 /// Serves Hugging Face transformer models from AWS Lambda and from a laptop.
 #[derive(Debug, Parser)]
@@ -135,7 +136,13 @@ fn bundle(named: PathBuf, config: &Config) -> PathBuf {
     if is_name && built.is_dir() { built } else { named }
 }
 
-/// Writes a result to standard output.
+/// Writes a result to standard output. A reader that has left, as `head` does, wants no more of it: that is no failure
+/// of the work that the result is about.
 fn say(line: &str) -> Result<()> {
-    writeln!(io::stdout(), "{line}").map_err(Error::io("cannot write to standard output"))
+    match writeln!(io::stdout(), "{line}") {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Error::io("cannot write to standard output")(error))
+        }
+        _ => Ok(()),
+    }
 }

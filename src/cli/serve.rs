@@ -19,7 +19,11 @@ use crate::{
     config::Config,
     error::{Error, Result},
     model::Model,
-    pipeline::Task,
+    pipeline::{
+        Task,
+        translation::{Directions, Pair, Wanted},
+    },
+    repository::Manifest,
     telemetry::Prometheus,
 };
 
@@ -147,23 +151,38 @@ fn announce(address: SocketAddr, models: &[Model], has_page: bool) -> Result<()>
         true => format!("try it: open http://{address}/ in a browser, or"),
         false => "try it:".to_owned(),
     })?;
-    let body = example(first.manifest.task);
+    let body = example(&first.manifest);
     say(&format!(
         "  curl http://{address}/models/{} -H 'content-type: application/json' -d '{body}'",
         first.name
     ))
 }
 
-/// Something to ask a model for a task.
-pub(super) fn example(task: Task) -> &'static str {
-    match task {
+/// A request that the model answers.
+pub(super) fn example(manifest: &Manifest) -> String {
+    let body = match manifest.task {
         Task::FeatureExtraction => r#"{"inputs": "What is deep learning?"}"#,
         Task::TextClassification => r#"{"inputs": "I like it"}"#,
         Task::ZeroShotClassification => {
             r#"{"inputs": "The striker scored twice", "parameters": {"candidate_labels": ["sport", "cooking"]}}"#
         }
         Task::TextRanking => r#"{"inputs": {"query": "egg", "texts": ["hen", "car"]}}"#,
-        Task::Translation => r#"{"inputs": "Where is the station?"}"#,
+        Task::Translation => return example_translation(manifest),
+    };
+    body.to_owned()
+}
+
+/// A translation, with its languages where the model has several.
+fn example_translation(manifest: &Manifest) -> String {
+    let inputs = "Where is the station?";
+    let directions = manifest.translation.as_ref().map(|settings| Directions::new(&settings.languages));
+    match directions.filter(|directions| directions.find(Wanted::default()).is_err()) {
+        Some(directions) => {
+            let Pair { source, target } = directions.example_pair();
+            let parameters = format!(r#"{{"src_lang": "{source}", "tgt_lang": "{target}"}}"#);
+            format!(r#"{{"inputs": "{inputs}", "parameters": {parameters}}}"#)
+        }
+        None => format!(r#"{{"inputs": "{inputs}"}}"#),
     }
 }
 

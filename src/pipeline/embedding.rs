@@ -160,6 +160,11 @@ impl EmbeddingPipeline {
         })
     }
 
+    /// Refuses a number of dimensions that vectors cannot be cut to.
+    pub fn check_dimensions(&self, asked: Option<usize>) -> Result<()> {
+        self.dimensions(asked).map(drop)
+    }
+
     fn dimensions(&self, asked: Option<usize>) -> Result<usize> {
         let most = self.settings.dimensions;
         match asked {

@@ -87,13 +87,14 @@ pub struct ZeroShotOptions {
     pub multi_label: bool,
 }
 
-/// Labels to choose from: at least one, none empty, none twice.
+/// Labels to choose from: at least one, none empty, none twice, without spaces around them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Labels(Vec<String>);
 
 impl Labels {
     /// The labels of a request; at most `limit`, since each costs a run of the model.
     pub fn new(labels: Vec<String>, limit: usize) -> Result<Self> {
+        let labels: Vec<String> = labels.into_iter().map(|label| label.trim().to_owned()).collect();
         let found = labels.len();
         if found == 0 {
             return Err(Error::invalid(format!("expected 1 to {limit} `candidate_labels`, but found 0")));
@@ -104,7 +105,7 @@ impl Labels {
             )));
         }
         for (place, label) in labels.iter().enumerate() {
-            if label.trim().is_empty() {
+            if label.is_empty() {
                 return Err(Error::invalid(format!(
                     "expected a label in `candidate_labels[{place}]`, but found an empty one"
                 )));
@@ -293,6 +294,8 @@ mod tests {
         insta::assert_snapshot!(labels(&["a", " "]), @"expected a label in `candidate_labels[1]`, but found an empty one");
         insta::assert_snapshot!(labels(&["a", "b", "a"]), @"expected each label once, but found `candidate_labels[2]` twice");
         insta::assert_snapshot!(labels(&["a", "b", "c", "d"]), @"expected 1 to 3 `candidate_labels`, but found 4");
+        insta::assert_snapshot!(labels(&["a", " a\t"]), @"expected each label once, but found `candidate_labels[1]` twice");
+        assert_eq!(Labels::new(vec![" a".into(), "b ".into()], 3).unwrap().as_slice(), ["a", "b"]);
         assert_eq!(Labels::split("a, b,,c "), ["a", "b", "c"]);
         assert!(Template::new("no gap".into()).is_err());
     }

@@ -109,9 +109,14 @@ fn app_with(limits: Limits) -> Router {
     router(scripted(limits))
 }
 
+/// The scripted model.
+pub(crate) fn scripted_model() -> Model {
+    model(last_id(FAILS), last_id(PANICS))
+}
+
 /// What serves the scripted model.
 pub(crate) fn scripted(limits: Limits) -> App {
-    App::new(vec![model(last_id(FAILS), last_id(PANICS))], limits)
+    App::new(vec![scripted_model()], limits)
 }
 
 fn app() -> Router {

@@ -11,6 +11,7 @@ mod access;
 mod api;
 mod backends;
 mod bad_days;
+mod batch;
 mod bergamot;
 mod building;
 mod classifiers;

@@ -116,7 +116,7 @@ class Files(Base):
 
     def test_a_bad_row_has_its_error_and_stops_no_other(self):
         good = lines(rows(6))
-        source = good + b'{"text": "broken", "id": 7\n' + lines([{"id": 8}, {"id": 9, "text": None}, {"id": 10, "text": " "},
+        source = good + b'{"text": "broken", "id": 7\n' + lines([{"id": 8}, {"id": 9, "text": None}, {"id": 10, "text": ""},
                                                                {"id": 11, "text": 5}, {"id": 12, "text": "last"}])
         source += '{"id": 13, "text": "caf\u00e9"}\n'.encode("cp1252") + b"[1]\n"
         output, report, _ = self.local("bad.jsonl", source)
@@ -126,8 +126,8 @@ class Files(Base):
         self.assertEqual(found[6]["input"], '{"text": "broken", "id": 7')
         self.assertIn("expected a JSON object", found[6]["error"])
         self.assertEqual([row["error"] for row in found[7:11]], [
-            "expected a text in `text`, but found nothing", "expected a text in `text`, but found null",
-            "expected a text, but found an empty one", "expected a text in `text`, but found a number"])
+            "expected text in `text`, but found nothing", "expected text in `text`, but found null",
+            "expected a text, but found an empty one", "expected text in `text`, but found a number"])
         self.assertIn("label", found[11])
         self.assertIn("expected UTF-8, but found the byte 0xe9", found[12]["error"])
         self.assertIn("input_base64", found[12])
@@ -197,7 +197,7 @@ class Files(Base):
 
     def test_what_is_asked_of_a_model_that_cannot(self):
         output = self.local("x.jsonl", lines(rows(1)), "--column", "nothing")[0]
-        self.assertEqual(parsed(output)[0]["error"], "expected a text in `nothing`, but found nothing")
+        self.assertEqual(parsed(output)[0]["error"], "expected text in `nothing`, but found nothing")
         done = self.local("x.csv", b"text\na\n", "--column", "nothing", check=False)[2]
         self.assertIn("expected a column `nothing`, but found `text`", done.stderr)
 
@@ -257,6 +257,13 @@ class Events(Base):
         self.assertEqual(len(parsed(self.weed.get("out/repeat.jsonl"))), 5, "the event was of what is no longer there")
         self.function.call(s3_event("in/repeat.jsonl", etag))
         self.assertEqual(len(parsed(self.weed.get("out/repeat.jsonl"))), 3)
+
+    def test_an_object_that_kivu_did_not_write_stays(self):
+        self.weed.put("out/mine.jsonl", b"mine")
+        self.function.call(s3_event("in/mine.jsonl", self.put("in/mine.jsonl")))
+        self.assertEqual(self.weed.get("out/mine.jsonl"), b"mine")
+        self.assertIn("or one that Kivu wrote, but found another", self.report("out/mine.jsonl")["error"])
+        self.assertEqual([key for key in self.weed.keys("out/mine") if "checkpoint" in key], [])
 
     def test_two_at_once_end_in_one_result(self):
         event = s3_event("in/twice.jsonl", self.put("in/twice.jsonl", lines(rows(3000))))

@@ -1,6 +1,7 @@
 //! CSV with a header: records come out as they went in, with the answer in columns at their end.
 
 use std::{
+    collections::BTreeSet,
     io::{self, BufRead, BufReader, Read, Write},
     sync::{
         Arc,
@@ -11,15 +12,17 @@ use std::{
 use ::csv::{ByteRecord, ReaderBuilder, WriterBuilder};
 
 use super::{
-    CHUNK_BYTES, CHUNK_ROWS, Chunk, LONGEST_ROW, Outcome, RowError, Rows, find_column, free_name, reading,
+    CHUNK_BYTES, CHUNK_ROWS, Chunk, LONGEST_ROW, Outcome, RowError, Rows, find_column, free_name, is_known,
+    reading,
 };
 use crate::{
     batch::answer::{Answer, Kind},
     error::{Error, Result},
 };
 
-/// What stands between fields; the one that the header has most of.
+/// What may be between fields; the header is taken to have most of the right one.
 const DELIMITERS: [u8; 4] = *b",;\t|";
+const QUOTE: u8 = b'"';
 
 /// The longest header that is taken, in bytes, and the most columns: each of their names is kept several times.
 const LONGEST_HEADER: usize = 1024 * 1024;
@@ -38,6 +41,7 @@ pub(in crate::batch) struct CsvReader<R: Read> {
     budget: Arc<AtomicUsize>,
     header: Header,
     text: usize,
+    notes: Vec<String>,
 }
 
 /// Gives no more than a budget: an unclosed quote would make one record of the rest of the file.
@@ -67,11 +71,20 @@ impl<R: Read> CsvReader<R> {
         let mut file = BufReader::with_capacity(256 * 1024, file);
         let head = file.fill_buf().map_err(reading)?;
         let mark = if head.starts_with("\u{feff}".as_bytes()) { 3 } else { 0 };
-        let first = head[mark..].split(|byte| matches!(byte, b'\n' | b'\r')).next().unwrap_or_default();
-        let count = |delimiter: &u8| first.iter().filter(|byte| *byte == delimiter).count();
+        let mut counts = count_delimiters(&head[mark..]);
         // Of equal ones the first counts.
-        let delimiter =
-            DELIMITERS.iter().rev().max_by_key(|delimiter| count(delimiter)).copied().unwrap_or(b',');
+        counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        let delimiter = counts.first().map_or(b',', |(delimiter, _)| *delimiter);
+        let alternatives = counts.iter().skip(1).filter(|(_, count)| *count > 0);
+        let alternatives: Vec<_> = alternatives.map(|(delimiter, _)| shown(*delimiter)).collect();
+        let mut notes = Vec::new();
+        if !alternatives.is_empty() {
+            notes.push(format!(
+                "the header is read with {} between its fields, though it has {} outside of quotes as well",
+                shown(delimiter),
+                alternatives.join(" and ")
+            ));
+        }
         file.consume(mark);
         let budget = Arc::new(AtomicUsize::new(LONGEST_HEADER));
         let file = Bounded { file, budget: Arc::clone(&budget) };
@@ -93,9 +106,13 @@ impl<R: Read> CsvReader<R> {
             })
         });
         let names = names.collect::<Result<Vec<_>>>()?;
+        let is_guessed = column.is_none() && names.len() == 1;
         let column = find_column(column, &names, &names)?;
+        if is_guessed && !is_known(&column) {
+            notes.push("the first line is taken for a header, and its only column for the texts".to_owned());
+        }
         let text = names.iter().position(|name| *name == column).unwrap_or(0);
-        Ok(Self { records, budget, header: Header { delimiter, names }, text })
+        Ok(Self { records, budget, header: Header { delimiter, names }, text, notes })
     }
 
     pub(in crate::batch) fn header(&self) -> &Header {
@@ -105,6 +122,16 @@ impl<R: Read> CsvReader<R> {
     /// The column of texts.
     pub(in crate::batch) fn column(&self) -> &str {
         &self.header.names[self.text]
+    }
+
+    /// What was decided about the file that its owner may see otherwise.
+    pub(in crate::batch) fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// The bytes of the records so far.
+    pub(super) fn position(&self) -> u64 {
+        self.records.position().byte()
     }
 
     pub(super) fn skip(&mut self, rows: u64) -> Result<()> {
@@ -153,6 +180,34 @@ impl<R: Read> CsvReader<R> {
     }
 }
 
+/// How often each delimiter occurs in the first record outside of quotes, as the CSV reader sees them: a field is
+/// quoted if a quote is its first character, and a doubled quote does not end it.
+fn count_delimiters(head: &[u8]) -> [(u8, usize); DELIMITERS.len()] {
+    let mut counts = DELIMITERS.map(|delimiter| (delimiter, 0));
+    let (mut is_quoted, mut starts_field) = (false, true);
+    // Empty lines before the header are no records.
+    let start = head.iter().position(|byte| !matches!(byte, b'\n' | b'\r')).unwrap_or(0);
+    for byte in &head[start..] {
+        match byte {
+            // The second quote of a doubled one opens what the first has closed.
+            &QUOTE if is_quoted => (is_quoted, starts_field) = (false, true),
+            &QUOTE if starts_field => is_quoted = true,
+            _ if is_quoted => {}
+            b'\n' | b'\r' => break,
+            byte => {
+                let found = counts.iter_mut().find(|(delimiter, _)| delimiter == byte);
+                starts_field = found.is_some();
+                found.into_iter().for_each(|(_, count)| *count += 1);
+            }
+        }
+    }
+    counts
+}
+
+fn shown(delimiter: u8) -> String {
+    if delimiter == b'\t' { "tabs".to_owned() } else { format!("`{}`", char::from(delimiter)) }
+}
+
 fn unreadable(error: ::csv::Error) -> Error {
     match error.into_kind() {
         ::csv::ErrorKind::Io(source) => reading(source),
@@ -165,6 +220,7 @@ pub(in crate::batch) struct CsvWriter<W: Write> {
     records: ::csv::Writer<W>,
     header: Header,
     kind: Kind,
+    columns: BTreeSet<String>,
 }
 
 impl<W: Write> CsvWriter<W> {
@@ -175,7 +231,12 @@ impl<W: Write> CsvWriter<W> {
             let names = header.names.iter().cloned().chain(header.answers(kind));
             records.write_record(names).map_err(unwritable)?;
         }
-        Ok(Self { records, header: header.clone(), kind })
+        let columns = header.answers(kind).collect();
+        Ok(Self { records, header: header.clone(), kind, columns })
+    }
+
+    pub(super) fn columns(&self) -> &BTreeSet<String> {
+        &self.columns
     }
 
     pub(super) fn get_ref(&self) -> &W {
@@ -266,5 +327,47 @@ mod tests {
         insta::assert_snapshot!(refused(",".repeat(20_000)), @"expected a header of at most 10000 columns, but found 20001");
         let taken = allocation_counter::measure(|| drop(refused(",".repeat(8 * 1024 * 1024)))).bytes_max;
         assert!(taken < 64 * 1024 * 1024, "{taken} bytes");
+    }
+
+    #[test]
+    fn delimiters_inside_quoted_names_do_not_count() {
+        let read = |file: &'static str| {
+            let reader = CsvReader::new(Cursor::new(file), None).unwrap();
+            (reader.header().names.clone(), reader.column().to_owned(), reader.notes().to_vec())
+        };
+        let (names, column, note) = read("\"id; the; key\",text\n1;2;3,hello\n");
+        assert_eq!((names.len(), column.as_str(), note), (2, "text", Vec::new()));
+        let (names, column, _) = read("\"a \"\"b\"\"; c;;\r\n d;\",\"text\"\nx,y\n");
+        assert_eq!((names[0].as_str(), column.as_str()), ("a \"b\"; c;;\r\n d;", "text"));
+        // A quote inside a field that does not begin with one is a character like any other.
+        let (names, ..) = read("5\" disk;text;\"x,y,z\"\n");
+        assert_eq!(names, ["5\" disk", "text", "x,y,z"]);
+        let (_, column, _) = read("\n\ntext;id\n");
+        assert_eq!(column, "text");
+    }
+
+    #[test]
+    fn a_header_with_two_delimiters_is_told_of() {
+        let reader = CsvReader::new(Cursor::new("id;text;price, net\n1;a;2\n"), None).unwrap();
+        assert_eq!(reader.column(), "text");
+        insta::assert_snapshot!(reader.notes()[0], @"the header is read with `;` between its fields, though it has `,` outside of quotes as well");
+    }
+
+    #[test]
+    fn a_column_of_texts_that_is_there_twice_is_refused() {
+        let refused = CsvReader::new(Cursor::new("text,id,text\na,1,b\n"), None).err().unwrap().to_string();
+        insta::assert_snapshot!(refused, @"expected one column of texts, but found `text` 2 times");
+    }
+
+    #[test]
+    fn names_of_answers_stay_unique_however_often_a_file_is_annotated() {
+        let names = |header: &str| {
+            let names = header.split(',').map(str::to_owned).collect();
+            Header { delimiter: b',', names }.answers(Kind::Label).collect::<Vec<_>>()
+        };
+        assert_eq!(names("text"), ["label", "score", "error"]);
+        assert_eq!(names("text,label,score,error"), ["kivu_label", "kivu_score", "kivu_error"]);
+        let third = names("text,label,kivu_label,kivu_label_2,score,error,kivu_error");
+        assert_eq!(third, ["kivu_label_3", "kivu_score", "kivu_error_2"]);
     }
 }

@@ -2,6 +2,8 @@
 
 use std::{
     borrow::Cow,
+    cell::OnceCell,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     io::{BufRead, BufReader, Read, Write},
 };
@@ -30,19 +32,26 @@ pub(in crate::batch) struct JsonLinesReader<R> {
     column: Option<String>,
     is_found: bool,
     is_begun: bool,
+    position: u64,
 }
 
 impl<R: Read> JsonLinesReader<R> {
     /// The lines of `file`, the texts of which are in `column`, or in the one that is found.
     pub(in crate::batch) fn new(file: R, column: Option<String>) -> Self {
         let is_found = column.is_some();
-        Self { lines: BufReader::with_capacity(256 * 1024, file), column, is_found, is_begun: false }
+        let lines = BufReader::with_capacity(256 * 1024, file);
+        Self { lines, column, is_found, is_begun: false, position: 0 }
     }
 
     /// The column of texts, by the first row where it is not known.
     pub(in crate::batch) fn find_first(&mut self) -> Result<Option<String>> {
         self.skip(1)?;
         Ok(self.column.clone())
+    }
+
+    /// The bytes of the lines so far.
+    pub(super) fn position(&self) -> u64 {
+        self.position
     }
 
     pub(super) fn skip(&mut self, rows: u64) -> Result<()> {
@@ -84,6 +93,7 @@ impl<R: Read> JsonLinesReader<R> {
             if read == 0 {
                 return Ok(false);
             }
+            self.position += read as u64;
             if line.len() > LONGEST_ROW && line.last() != Some(&b'\n') {
                 line.truncate(LONGEST_ROW + 1);
                 self.lines.skip_until(b'\n').map_err(reading)?;
@@ -119,13 +129,14 @@ impl<R: Read> JsonLinesReader<R> {
             Err(error) => Err(RowError::row(format!("expected a JSON object, but found {}", words(&error)))),
             Ok(Found::Text(text)) => Ok(text),
             Ok(Found::Other(found)) => Err(RowError::text(format!(
-                "expected a text in `{}`, but found {found}",
+                "expected text in `{}`, but found {found}",
                 column.unwrap_or("text")
             ))),
         }
     }
 
-    /// Looks for the column of texts in a line; one that is no object says nothing.
+    /// Looks for the column of texts in a line; one that is no object says nothing. A field of a known name without a
+    /// text is read until a line has a text, so that its errors are about it.
     fn find(&mut self, line: &[u8]) {
         let Ok(Value::Object(fields)) = serde_json::from_slice(line) else { return };
         let names: Vec<String> = fields.keys().cloned().collect();
@@ -134,6 +145,8 @@ impl<R: Read> JsonLinesReader<R> {
         if let Ok(column) = find_column(None, &names, &strings) {
             self.column = Some(column);
             self.is_found = true;
+        } else if strings.is_empty() {
+            self.column = find_column(None, &names, &names).ok();
         }
     }
 }
@@ -251,11 +264,19 @@ impl<'de> Visitor<'de> for Text {
 pub(in crate::batch) struct JsonLinesWriter<W> {
     target: W,
     line: Vec<u8>,
+    columns: BTreeSet<String>,
 }
+
+/// Names of columns that are kept for the report: lines can make up any number of them.
+const MAX_COLUMNS: usize = 20;
 
 impl<W: Write> JsonLinesWriter<W> {
     pub(in crate::batch) fn new(target: W) -> Self {
-        Self { target, line: Vec::new() }
+        Self { target, line: Vec::new(), columns: BTreeSet::new() }
+    }
+
+    pub(super) fn columns(&self) -> &BTreeSet<String> {
+        &self.columns
     }
 
     pub(super) fn get_ref(&self) -> &W {
@@ -280,9 +301,25 @@ impl<W: Write> JsonLinesWriter<W> {
                     }
                 }
             }
-            // A line that has a field of that name already keeps it.
-            let is_taken = |name: &str| has_field(line, name);
-            add(&mut self.line, outcome, is_taken)
+            // A line that is put into a field of its own has no others.
+            let own = match outcome {
+                Err(error) if error.kind == super::ErrorKind::Row => &b""[..],
+                _ => line,
+            };
+            let names = OnceCell::new();
+            // Only an escape can hide a name from a look at the bytes, and most lines need no closer look.
+            let is_taken = |name: &str| {
+                (holds(own, format!("\"{name}\"").as_bytes()) || holds(own, b"\\u"))
+                    && names.get_or_init(|| field_names(own)).contains(name)
+            };
+            let mut field = |name: &str| {
+                let name = free_name(name, is_taken);
+                if self.columns.len() < MAX_COLUMNS && !self.columns.contains(&name) {
+                    self.columns.insert(name.clone());
+                }
+                name
+            };
+            add(&mut self.line, outcome, &mut field)
                 .map_err(|error| Error::inference("the answer cannot be written", error))?;
             self.line.extend_from_slice(b"}\n");
             self.target.write_all(&self.line).map_err(Error::io("cannot write the output"))?;
@@ -291,10 +328,15 @@ impl<W: Write> JsonLinesWriter<W> {
     }
 }
 
-/// Whether the name occurs in a line as a field could; that it may be one of an inner object harms nobody.
-fn has_field(line: &[u8], name: &str) -> bool {
-    let quoted = format!("\"{name}\"");
-    line.windows(quoted.len()).any(|part| part == quoted.as_bytes())
+fn holds(line: &[u8], part: &[u8]) -> bool {
+    line.windows(part.len()).any(|found| found == part)
+}
+
+/// The names of an object's own fields.
+fn field_names(line: &[u8]) -> BTreeSet<String> {
+    serde_json::from_slice::<BTreeMap<String, IgnoredAny>>(line)
+        .map(|fields| fields.into_keys().collect())
+        .unwrap_or_default()
 }
 
 /// The beginning of an object that holds a line which is none.
@@ -311,13 +353,13 @@ fn unreadable(target: &mut Vec<u8>, line: &[u8]) {
 fn add(
     target: &mut Vec<u8>,
     outcome: &Outcome,
-    is_taken: impl Fn(&str) -> bool,
+    free: &mut impl FnMut(&str) -> String,
 ) -> std::result::Result<(), serde_json::Error> {
     let mut field = |name: &str, is_first: bool, value: &dyn erased::Json| {
         if !is_first {
             target.push(b',');
         }
-        target.extend_from_slice(format!("\"{}\":", free_name(name, &is_taken)).as_bytes());
+        target.extend_from_slice(format!("\"{}\":", free(name)).as_bytes());
         value.write(target)
     };
     match outcome {
@@ -379,8 +421,29 @@ mod tests {
         {"text": "a","score":0.5}
         {"input":"{\"text\":","error":"expected a JSON object, but found `EOF while parsing a value` at column 8"}
         {"input":"[\"a\"]","error":"expected a JSON object, but found `invalid type: sequence, expected an object` at column 0"}
-        {"error":"expected a text in `text`, but found nothing"}
-        {"text": [1],"error":"expected a text in `text`, but found a list"}
+        {"error":"expected text in `text`, but found nothing"}
+        {"text": [1],"error":"expected text in `text`, but found a list"}
+        "#);
+    }
+
+    #[test]
+    fn names_of_answers_stay_unique_however_often_a_file_is_annotated() {
+        let once = written("{\"text\": \"a\"}");
+        let third = written(&written(&once));
+        assert_eq!(third, "{\"text\": \"a\",\"score\":0.5,\"kivu_score\":0.5,\"kivu_score_2\":0.5}\n");
+        // A name with escapes is the same name; one in a text or in an inner object is no field.
+        assert!(written(r#"{"text": "a", "\u0073core": 1}"#).ends_with("\"kivu_score\":0.5}\n"));
+        assert!(written(r#"{"text": "\"score\"", "b": {"score": 1}}"#).ends_with(",\"score\":0.5}\n"));
+    }
+
+    #[test]
+    fn a_text_of_another_type_is_named_from_the_first_row_on() {
+        insta::assert_snapshot!(written("{\"text\": 5}\n{\"text\": [1]}\n{\"text\": {}}\n{\"text\": \"a\"}\n{\"text\": true}"), @r#"
+        {"text": 5,"error":"expected text in `text`, but found a number"}
+        {"text": [1],"error":"expected text in `text`, but found a list"}
+        {"text": {},"error":"expected text in `text`, but found an object"}
+        {"text": "a","score":0.5}
+        {"text": true,"error":"expected text in `text`, but found a boolean"}
         "#);
     }
 }

@@ -4,7 +4,7 @@ mod csv;
 mod json_lines;
 mod parquet;
 
-use std::io::Read;
+use std::{collections::BTreeSet, io::Read};
 
 use arrow_array::RecordBatch;
 use serde::Serialize;
@@ -93,6 +93,17 @@ pub(super) type Footers = Vec<(u64, Footer)>;
 /// What came of a row.
 pub(super) type Outcome = std::result::Result<Answer, RowError>;
 
+/// How far a reader has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Position {
+    /// In bytes of the unpacked input.
+    Byte(u64),
+    Row {
+        done: u64,
+        all: u64,
+    },
+}
+
 /// The rows of a file.
 pub(super) enum Reader {
     JsonLines(JsonLinesReader<Box<dyn Read + Send>>),
@@ -107,6 +118,14 @@ impl Reader {
             Self::JsonLines(reader) => reader.skip(rows),
             Self::Csv(reader) => reader.skip(rows),
             Self::Parquet(reader) => reader.skip(rows),
+        }
+    }
+
+    pub(super) fn position(&self) -> Position {
+        match self {
+            Self::JsonLines(reader) => Position::Byte(reader.position()),
+            Self::Csv(reader) => Position::Byte(reader.position()),
+            Self::Parquet(reader) => reader.position(),
         }
     }
 
@@ -136,6 +155,15 @@ impl Writer {
             _ => Err(crate::error::Error::invalid(
                 "expected rows in the form of their file, but found another",
             )),
+        }
+    }
+
+    /// The names of the columns of answers so far.
+    pub(super) fn columns(&self) -> &BTreeSet<String> {
+        match self {
+            Self::JsonLines(writer) => writer.columns(),
+            Self::Csv(writer) => writer.columns(),
+            Self::Parquet(writer) => writer.columns(),
         }
     }
 
@@ -171,16 +199,23 @@ pub(super) fn reading(error: std::io::Error) -> crate::error::Error {
 /// The column of texts among `names`, of which `strings` could be it.
 fn find_column(wanted: Option<&str>, names: &[String], strings: &[String]) -> Result<String> {
     use crate::error::{Error, quoted};
+    let only = |name: &String| match names.iter().filter(|other| *other == name).count() {
+        1 => Ok(name.clone()),
+        found => {
+            Err(Error::invalid(format!("expected one column of texts, but found `{name}` {found} times")))
+        }
+    };
     if let Some(wanted) = wanted {
-        return names.iter().find(|name| *name == wanted).cloned().ok_or_else(|| {
+        let found = names.iter().find(|name| *name == wanted).ok_or_else(|| {
             Error::invalid(format!("expected a column `{wanted}`, but found {}", quoted(names)))
         });
+        return found.and_then(only);
     }
     let known = TEXT_COLUMNS
         .iter()
         .find_map(|known| strings.iter().find(|name| name.trim().eq_ignore_ascii_case(known)));
     match (known, strings) {
-        (Some(name), _) => Ok(name.clone()),
+        (Some(name), _) => only(name),
         (None, [name]) => Ok(name.clone()),
         (None, []) => Err(Error::invalid(format!("expected a column of texts, but found {}", quoted(names)))),
         (None, _) => Err(Error::invalid(format!(
@@ -190,7 +225,15 @@ fn find_column(wanted: Option<&str>, names: &[String], strings: &[String]) -> Re
     }
 }
 
-/// A name for a column of answers that none of the file's own has.
+/// Whether a column of that name is taken for texts without being asked for.
+fn is_known(name: &str) -> bool {
+    TEXT_COLUMNS.iter().any(|known| name.trim().eq_ignore_ascii_case(known))
+}
+
+/// A name for a column of answers that none of the file's own columns has: `label`, `kivu_label`, `kivu_label_2`, ….
 fn free_name(name: &str, is_taken: impl Fn(&str) -> bool) -> String {
-    if is_taken(name) { format!("kivu_{name}") } else { name.to_owned() }
+    let numbered = (2_u64..).map(|number| format!("kivu_{name}_{number}"));
+    let mut names = [name.to_owned(), format!("kivu_{name}")].into_iter().chain(numbered);
+    // One of any number of names is free.
+    names.find(|name| !is_taken(name)).unwrap_or_default()
 }

@@ -4,7 +4,7 @@
 //! output, and one footer at its end tells where: so a job can stop after any piece and go on later, and the
 //! output of many jobs can be joined.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use arrow_array::{
     Array, ArrayRef, Float32Array, RecordBatch, StringArray,
@@ -31,7 +31,7 @@ use parquet::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{CHUNK_ROWS, Chunk, Outcome, RowError, Rows, find_column, free_name};
+use super::{CHUNK_ROWS, Chunk, Outcome, Position, RowError, Rows, find_column, free_name};
 use crate::{
     batch::{
         answer::{Answer, Kind},
@@ -51,12 +51,16 @@ pub(in crate::batch) struct ParquetReader {
     batches: ParquetRecordBatchReader,
     schema: SchemaRef,
     text: usize,
+    done: u64,
+    rows: u64,
 }
 
 impl ParquetReader {
     /// The rows of the file at `place`, the texts of which are in `column`, or in the one that is found.
     pub(in crate::batch) fn new(place: Place, column: Option<&str>) -> Result<Self> {
         let builder = builder(&place)?;
+        check_codecs(builder.metadata())?;
+        let rows = builder.metadata().file_metadata().num_rows().max(0) as u64;
         let schema = Arc::clone(builder.schema());
         let name = |field: &Arc<Field>| field.name().clone();
         let names: Vec<String> = schema.fields().iter().map(name).collect();
@@ -71,7 +75,7 @@ impl ParquetReader {
             )));
         }
         let batches = builder.with_batch_size(CHUNK_ROWS).build().map_err(unreadable)?;
-        Ok(Self { place, batches, schema, text })
+        Ok(Self { place, batches, schema, text, done: 0, rows })
     }
 
     pub(in crate::batch) fn schema(&self) -> &SchemaRef {
@@ -83,7 +87,12 @@ impl ParquetReader {
         self.schema.field(self.text).name().clone()
     }
 
+    pub(super) fn position(&self) -> Position {
+        Position::Row { done: self.done, all: self.rows }
+    }
+
     pub(super) fn skip(&mut self, rows: u64) -> Result<()> {
+        self.done = rows;
         let builder = builder(&self.place)?.with_batch_size(CHUNK_ROWS).with_offset(rows as usize);
         self.batches = builder.build().map_err(unreadable)?;
         Ok(())
@@ -92,8 +101,9 @@ impl ParquetReader {
     pub(super) fn next(&mut self) -> Result<Option<Chunk>> {
         let Some(batch) = self.batches.next() else { return Ok(None) };
         let batch = batch.map_err(|error| unreadable(error.into()))?;
+        self.done += batch.num_rows() as u64;
         let texts = texts(batch.column(self.text)).map(|text| {
-            text.map(str::to_owned).ok_or_else(|| RowError::text("expected a text, but found nothing"))
+            text.map(str::to_owned).ok_or_else(|| RowError::text("expected text, but found nothing"))
         });
         Ok(Some(Chunk { texts: texts.collect(), rows: Rows::Columns(batch.clone()) }))
     }
@@ -102,6 +112,31 @@ impl ParquetReader {
 fn builder(place: &Place) -> Result<ParquetRecordBatchReaderBuilder<Place>> {
     let options = ArrowReaderOptions::new();
     ParquetRecordBatchReaderBuilder::try_new_with_options(place.clone(), options).map_err(unreadable)
+}
+
+/// Refuses pages that no decoder is built in for, before rows are answered.
+fn check_codecs(metadata: &ParquetMetaData) -> Result<()> {
+    let columns = metadata.row_groups().iter().flat_map(RowGroupMetaData::columns);
+    let mut codecs = columns.map(|column| column.compression());
+    let unknown = codecs.find(|codec| {
+        !matches!(
+            codec,
+            Compression::UNCOMPRESSED
+                | Compression::SNAPPY
+                | Compression::GZIP(_)
+                | Compression::LZ4
+                | Compression::LZ4_RAW
+                | Compression::ZSTD(_)
+        )
+    });
+    unknown.map_or(Ok(()), |codec| {
+        let name = codec.to_string();
+        Err(Error::invalid(format!(
+            "expected Parquet packed with Snappy, gzip, LZ4 or zstd, or not at all, but found {}; write the file anew \
+             with one of these",
+            name.split('(').next().unwrap_or_default()
+        )))
+    })
 }
 
 fn holds_text(found: &DataType) -> bool {
@@ -147,7 +182,7 @@ fn unreadable(error: ParquetError) -> Error {
 
 impl Length for Place {
     fn len(&self) -> u64 {
-        self.size()
+        self.size().unwrap_or_default()
     }
 }
 
@@ -168,6 +203,7 @@ pub(in crate::batch) struct ParquetWriter {
     writer: ArrowWriter<Vec<u8>>,
     schema: SchemaRef,
     kind: Kind,
+    columns: BTreeSet<String>,
 }
 
 impl ParquetWriter {
@@ -179,6 +215,8 @@ impl ParquetWriter {
             .iter()
             .chain([&"error"])
             .map(|name| Arc::new(Field::new(free_name(name, is_taken), column_type(name), true)));
+        let added: Vec<_> = added.collect();
+        let columns = added.iter().map(|field| field.name().clone()).collect();
         let fields: Vec<_> = rows.fields().iter().cloned().chain(added).collect();
         let schema = Arc::new(Schema::new_with_metadata(fields, rows.metadata().clone()));
         let properties = WriterProperties::builder()
@@ -188,7 +226,11 @@ impl ParquetWriter {
             .set_offset_index_disabled(true)
             .build();
         let writer = ArrowWriter::try_new(Vec::new(), Arc::clone(&schema), Some(properties));
-        Ok(Self { writer: writer.map_err(unwritable)?, schema, kind })
+        Ok(Self { writer: writer.map_err(unwritable)?, schema, kind, columns })
+    }
+
+    pub(super) fn columns(&self) -> &BTreeSet<String> {
+        &self.columns
     }
 
     pub(super) fn len(&self) -> usize {

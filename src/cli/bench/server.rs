@@ -94,8 +94,9 @@ impl Connection {
         self.stream.read_exact(&mut answer).map_err(failed())?;
         let took = ms(started.elapsed());
         if !head.starts_with("HTTP/1.1 200") {
-            let answer = String::from_utf8_lossy(&answer);
-            return Err(Error::config(format!("expected status 200, but found `{head}{answer}`")));
+            let (status, answer) =
+                (head.lines().next().unwrap_or_default(), String::from_utf8_lossy(&answer));
+            return Err(Error::config(format!("expected status 200, but found `{status}` with `{answer}`")));
         }
         Ok(took)
     }

@@ -46,7 +46,7 @@ impl Serving {
     pub(super) fn measure(path: &Path, bundle: &Bundle, config: &Config) -> Option<Self> {
         let manifest = bundle.manifest();
         let served = || -> Result<[f64; 2]> {
-            serve_once(path, &format!("/models/{}", manifest.name), example(manifest.task), config)
+            serve_once(path, &format!("/models/{}", manifest.name), &example(manifest), config)
         };
         let [resident_mb, answer_ms] = served()
             .inspect_err(|error| tracing::warn!("the bundle was not tried: {}", error.chain()))

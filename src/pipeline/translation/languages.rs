@@ -263,6 +263,14 @@ impl Directions {
         Pair { target: other.or(self.targets.codes.first()).cloned().unwrap_or_default(), source }
     }
 
+    /// Two languages for an example: from English where the model has it, and into another one.
+    pub fn example_pair(&self) -> Pair {
+        let some = self.some_pair();
+        let Ok(source) = self.sources.find("src_lang", "english") else { return some };
+        let target = self.targets.codes.iter().find(|code| *code != source).cloned();
+        Pair { source: source.to_owned(), target: target.unwrap_or(some.target) }
+    }
+
     /// The number of languages that the model translates to.
     pub fn count(&self) -> usize {
         self.targets.codes.len()
@@ -364,5 +372,17 @@ mod tests {
         assert_eq!(pair.find(Wanted::default()).unwrap().target, "pt");
         assert!(pair.has(Wanted { source: Some("English"), target: None }));
         assert!(!pair.has(Wanted { source: Some("pt"), target: None }));
+    }
+
+    #[test]
+    fn an_example_names_two_languages_that_the_model_has() {
+        let directions = |codes: &[&str]| {
+            let codes = codes.iter().map(|code| ((*code).to_owned(), 7)).collect();
+            Directions::new(&Languages::Tokens { codes, side: super::super::TokenSide::Before })
+        };
+        let pair = directions(&["ace_Arab", "eng_Latn", "fra_Latn"]).example_pair();
+        assert_eq!((pair.source.as_str(), pair.target.as_str()), ("eng_Latn", "ace_Arab"));
+        let pair = directions(&["de", "fr"]).example_pair();
+        assert_eq!((pair.source.as_str(), pair.target.as_str()), ("de", "fr"));
     }
 }

@@ -6,7 +6,7 @@ use super::{
     languages::{Directions, Pair, Wanted, is_written_without_spaces},
     remote::Remote,
     sentences::{Part, join},
-    settings::TranslationSettings,
+    settings::{Languages, TranslationSettings},
     shortlist::Shortlist,
     sources::{Manner, Sources, SpecialTokens, Split},
 };
@@ -169,6 +169,15 @@ impl TranslationPipeline {
     /// The tokens of a text as the encoder reads them, where it is one sentence.
     pub fn tokens(&self, text: &str, special: SpecialTokens, wanted: Wanted<'_>) -> Result<Vec<Token>> {
         self.sources.tokens(text, special, wanted)
+    }
+
+    /// Refuses languages with which no text at all can be translated.
+    pub fn check_languages(&self, wanted: Wanted<'_>) -> Result<()> {
+        let directions = self.directions();
+        let found = directions.find(wanted).map(drop);
+        // Such a text may name its target itself, as `>>pt<<`.
+        let is_prefix = matches!(self.settings().languages, Languages::Prefix { .. });
+        if is_prefix && wanted.target.is_none() && directions.has(wanted) { Ok(()) } else { found }
     }
 
     /// Translates texts.

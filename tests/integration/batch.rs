@@ -1,0 +1,545 @@
+//! Jobs on files of this machine: what they may write, what they leave alone, and how they are stopped and continued.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File, Permissions},
+    io::Write,
+    os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use kivu::{
+    batch::{Ended, Existing, Job, Parameters, Report, Sink, Source, Status, Watcher},
+    repository::manifest::Precision,
+};
+use proptest::{prelude::*, sample::select};
+use tokio::sync::Notify;
+
+use crate::{
+    api::scripted_model,
+    models::{build_request, fixtures, library_path, request, runtime},
+    serving::alone,
+};
+
+/// A job from file to file, on a scripted model of two dimensions.
+fn job(input: &Path, output: &Path) -> Job {
+    Job {
+        source: Source::File(input.to_owned()),
+        sink: Sink::File(output.to_owned()),
+        model: scripted_model(),
+        parameters: Parameters::default(),
+        watcher: Arc::new(()),
+        until: None,
+        interval: Duration::from_secs(60),
+        existing: Existing::default(),
+    }
+}
+
+fn wait<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+}
+
+/// The report of a job that runs to its end.
+fn run(job: Job) -> kivu::Result<Report> {
+    wait(job.run()).map(|ended| match ended {
+        Ended::Done(report) => *report,
+        other => panic!("expected a report, but found {other:?}"),
+    })
+}
+
+fn finished(job: Job) -> Report {
+    let report = run(job).unwrap();
+    assert_eq!(report.status, Status::Finished, "{:?}", report.error);
+    report
+}
+
+fn refused(job: Job) -> String {
+    run(job).unwrap_err().chain()
+}
+
+/// Stops a job when rows are written that no earlier run wrote.
+#[derive(Default)]
+struct Stopper {
+    before: AtomicU64,
+    stop: Notify,
+}
+
+impl Watcher for Stopper {
+    fn begin(&self, _: &str, rows: u64) {
+        self.before.store(rows, Ordering::Relaxed);
+    }
+
+    fn advance(&self, rows: u64, _: Option<f64>) {
+        if rows > self.before.load(Ordering::Relaxed) {
+            self.stop.notify_one();
+        }
+    }
+}
+
+/// Runs a job until its first new rows are written.
+fn stopped(mut job: Job) -> kivu::Result<Ended> {
+    let stopper = Arc::new(Stopper::default());
+    job.watcher = Arc::clone(&stopper) as _;
+    wait(job.run_until(stopper.stop.notified()))
+}
+
+fn rows(count: usize) -> String {
+    (0..count)
+        .map(|row| format!("{{\"id\": {row}, \"text\": \"the cat {}\"}}\n", "sat ".repeat(row % 5)))
+        .collect()
+}
+
+fn text(path: impl AsRef<Path>) -> String {
+    fs::read_to_string(path).unwrap()
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
+}
+
+fn mkfifo(path: &Path) {
+    assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
+#[test]
+fn special_files_are_written_through_and_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, fifo, null] = ["in.jsonl", "fifo", "null"].map(|name| folder.path().join(name));
+    fs::write(&input, rows(200)).unwrap();
+    // By a link, since a mistake should not cost this machine its device.
+    symlink("/dev/null", &null).unwrap();
+    assert_eq!(finished(job(&input, &null)).progress.rows, 200);
+    assert!(fs::symlink_metadata(&null).unwrap().is_symlink());
+    mkfifo(&fifo);
+    let reader = fifo.clone();
+    let reading = thread::spawn(move || text(reader));
+    finished(job(&input, &fifo));
+    assert!(fs::symlink_metadata(&fifo).unwrap().file_type().is_fifo());
+    assert_eq!(reading.join().unwrap().lines().count(), 200);
+    assert_eq!(
+        names(folder.path()),
+        ["fifo", "in.jsonl", "null"],
+        "streams have neither report nor checkpoint"
+    );
+}
+
+#[test]
+fn a_pipe_is_read_to_its_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let [fifo, output, empty] = ["in", "out.jsonl", "empty"].map(|name| folder.path().join(name));
+    mkfifo(&fifo);
+    let write = |contents: Vec<u8>| {
+        let fifo = fifo.clone();
+        thread::spawn(move || File::options().write(true).open(fifo).unwrap().write_all(&contents))
+    };
+    let writing = write(rows(500).into_bytes());
+    assert_eq!(finished(job(&fifo, &output)).progress.rows, 500);
+    writing.join().unwrap().unwrap();
+    // A second pipe is another job, whatever the first one was.
+    let writing = write(rows(3).into_bytes());
+    assert_eq!(finished(job(&fifo, &output)).progress.rows, 3);
+    writing.join().unwrap().unwrap();
+    let writing = write(b"PAR1 and more".to_vec());
+    let report = run(job(&fifo, &output)).unwrap();
+    assert!(report.error.unwrap().contains("but found a stream in"));
+    let _ = writing.join().unwrap();
+    let report = run(job(Path::new("/dev/null"), &empty)).unwrap();
+    assert_eq!(report.error.as_deref(), Some("expected rows, but found an empty file"));
+    assert_eq!(text(&output).lines().count(), 3);
+    assert!(names(folder.path()).iter().all(|name| !name.starts_with('.')));
+}
+
+#[test]
+fn outputs_that_would_cost_another_file_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("in.jsonl"), rows(2)).unwrap();
+    fs::write(at("notes.txt"), "mine").unwrap();
+    fs::hard_link(at("in.jsonl"), at("same.jsonl")).unwrap();
+    symlink(at("notes.txt"), at("link")).unwrap();
+    symlink(at("nowhere"), at("dangling")).unwrap();
+    fs::create_dir(at("folder")).unwrap();
+    fs::write(at("a.report.json"), "{\"status\": \"mine\"}").unwrap();
+    fs::write(at(".b.kivu-partial"), "mine").unwrap();
+    fs::write(at(".c.kivu-checkpoint"), "mine").unwrap();
+    symlink(at("notes.txt"), at("d.report.json")).unwrap();
+    let before = snapshot(folder.path());
+    let cases = [
+        ("notes.txt", "or the last output of `kivu batch`, but found another or a changed one"),
+        ("in.jsonl", "is the same file"),
+        ("same.jsonl", "is the same file"),
+        ("link", "is a link to"),
+        ("dangling", "is a link to"),
+        ("folder", "but found the folder"),
+        ("new/", "but found the folder"),
+        ("a", "to be absent or a report of `kivu batch`"),
+        ("b", "where an unfinished output is kept, but found one"),
+        ("c", "expected a checkpoint of `kivu batch` in"),
+        ("d", "to be absent or a report of `kivu batch`"),
+    ];
+    for (name, message) in cases {
+        let refused = refused(job(&at("in.jsonl"), &at(name)));
+        assert!(refused.contains(message), "{name}: {refused}");
+    }
+    let refused = refused(job(&at("in.jsonl"), &at(&"n".repeat(250))));
+    assert!(
+        refused.contains("expected a name of at most 234 bytes for the output, but found 250"),
+        "{refused}"
+    );
+    assert_eq!(snapshot(folder.path()), before);
+}
+
+#[test]
+fn an_output_is_replaced_as_long_as_it_is_what_kivu_wrote() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output, broken] = ["in.jsonl", "out.jsonl", "broken"].map(|name| folder.path().join(name));
+    fs::write(&input, rows(2)).unwrap();
+    fs::write(&broken, "").unwrap();
+    finished(job(&input, &output));
+    fs::write(&input, rows(5)).unwrap();
+    finished(job(&input, &output));
+    assert_eq!(text(&output).lines().count(), 5);
+    // A job that fails changes nothing about that.
+    assert_eq!(run(job(&broken, &output)).unwrap().status, Status::Failed);
+    finished(job(&input, &output));
+    fs::write(&output, "changed by hand").unwrap();
+    refused(job(&input, &output));
+    assert_eq!(text(&output), "changed by hand");
+    let mut wanted = job(&input, &output);
+    wanted.existing.overwrite = true;
+    finished(wanted);
+    assert_eq!(text(&output).lines().count(), 5);
+}
+
+#[test]
+fn modes_are_kept_and_otherwise_follow_the_umask() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output, new, usual] = ["in", "out", "new", "usual"].map(|name| folder.path().join(name));
+    let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+    fs::write(&input, rows(2)).unwrap();
+    fs::write(&output, "").unwrap();
+    fs::write(&usual, "").unwrap();
+    fs::set_permissions(&output, Permissions::from_mode(0o600)).unwrap();
+    finished(job(&input, &output));
+    assert_eq!((mode(&output), text(&output).lines().count()), (0o600, 2));
+    finished(job(&input, &new));
+    // Whatever the umask of the tests is.
+    assert_eq!(mode(&new), mode(&usual));
+    assert_eq!(mode(&folder.path().join("new.report.json")), mode(&usual));
+    // What is kept of a private output until it is whole is private as well.
+    fs::set_permissions(&output, Permissions::from_mode(0o640)).unwrap();
+    fs::write(&input, rows(2000)).unwrap();
+    stopped(job(&input, &output)).unwrap();
+    for name in [".out.kivu-partial", ".out.kivu-checkpoint"] {
+        assert_eq!(mode(&folder.path().join(name)), 0o640, "{name}");
+    }
+}
+
+#[test]
+fn a_stopped_job_continues_without_repeating_or_losing_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output, uncut] =
+        ["in.jsonl", "out.jsonl", "uncut.jsonl"].map(|name| folder.path().join(name));
+    fs::write(&input, rows(3000)).unwrap();
+    finished(job(&input, &uncut));
+    let Ended::Unfinished(progress) = stopped(job(&input, &output)).unwrap() else {
+        panic!("it was not stopped")
+    };
+    assert!((1..3000).contains(&progress.rows), "{}", progress.rows);
+    assert!(!output.exists());
+    // As a process leaves it that is killed between writing output and saving how far it is.
+    let partial = folder.path().join(".out.jsonl.kivu-partial");
+    File::options().append(true).open(&partial).unwrap().write_all(b"{\"half\": ").unwrap();
+    fs::write(folder.path().join(".out.jsonl.kivu-checkpoint.new"), "{").unwrap();
+    let Ended::Unfinished(more) = stopped(job(&input, &output)).unwrap() else {
+        panic!("it was not stopped")
+    };
+    assert!(more.rows > progress.rows);
+    let report = finished(job(&input, &output));
+    assert_eq!(report.progress.rows, 3000);
+    assert!(text(&output) == text(&uncut), "the output is not that of an uncut job");
+    assert!(names(folder.path()).iter().all(|name| !name.starts_with('.')), "{:?}", names(folder.path()));
+}
+
+#[test]
+fn a_job_whose_process_ended_before_its_report_is_completed() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output] = ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name));
+    let report = folder.path().join("out.jsonl.report.json");
+    fs::write(&input, rows(300)).unwrap();
+    // Nothing can be written where the report belongs: the output gets its name, and the checkpoint stays.
+    struct Blocker(PathBuf);
+    impl Watcher for Blocker {
+        fn begin(&self, _: &str, _: u64) {
+            fs::create_dir(&self.0).unwrap();
+        }
+        fn advance(&self, _: u64, _: Option<f64>) {}
+    }
+    let blocked = Job { watcher: Arc::new(Blocker(report.clone())), ..job(&input, &output) };
+    assert!(refused(blocked).contains("out.jsonl.report.json"));
+    assert!(output.exists() && folder.path().join(".out.jsonl.kivu-checkpoint").exists());
+    fs::remove_dir(&report).unwrap();
+    assert_eq!(finished(job(&input, &output)).progress.rows, 300);
+    assert_eq!(names(folder.path()), ["in.jsonl", "out.jsonl", "out.jsonl.report.json"]);
+    fs::write(&input, rows(2)).unwrap();
+    finished(job(&input, &output));
+}
+
+#[test]
+fn an_unfinished_job_is_not_continued_with_another_input_or_other_options() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output] = ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name));
+    fs::write(&input, rows(2000)).unwrap();
+    stopped(job(&input, &output)).unwrap();
+    let mut other = job(&input, &output);
+    other.parameters.dimensions = Some(1);
+    let message = "expected the input, model and options of the unfinished job for";
+    assert!(refused(other.clone()).starts_with(message));
+    // The same size, and the same time of the last write.
+    let written = fs::metadata(&input).unwrap().modified().unwrap();
+    fs::write(&input, rows(2000).replace("cat", "dog")).unwrap();
+    File::options().write(true).open(&input).unwrap().set_modified(written).unwrap();
+    assert!(refused(job(&input, &output)).starts_with(message));
+    other.existing.restart = true;
+    assert_eq!(finished(other).progress.rows, 2000);
+    let first = text(&output).lines().next().unwrap().to_owned();
+    assert!(first.contains("dog") && first.contains("\"embedding\":[1.0]"), "{first}");
+}
+
+#[test]
+fn two_jobs_for_one_output_are_not_mixed() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output] = ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name));
+    fs::write(&input, rows(2000)).unwrap();
+    struct Second(Job);
+    impl Watcher for Second {
+        fn begin(&self, _: &str, _: u64) {
+            let second = self.0.clone();
+            let refused = thread::spawn(move || refused(second)).join().unwrap();
+            assert!(refused.contains("one `kivu batch` at a time"), "{refused}");
+        }
+        fn advance(&self, _: u64, _: Option<f64>) {}
+    }
+    let second = job(&input, &output);
+    finished(Job { watcher: Arc::new(Second(second)), ..job(&input, &output) });
+}
+
+#[test]
+fn options_that_fail_every_row_fail_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output] = ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name));
+    fs::write(&input, rows(2)).unwrap();
+    let mut asked = job(&input, &output);
+    asked.parameters.dimensions = Some(400);
+    let report = run(asked).unwrap();
+    assert_eq!(report.error.as_deref(), Some("expected `dimensions` from 1 to 2, but found 400"));
+    assert!(!output.exists());
+}
+
+#[test]
+fn spaces_alone_are_a_text_as_they_are_over_http() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output] = ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name));
+    fs::write(&input, "{\"text\": \" \"}\n{\"text\": \"\"}\n").unwrap();
+    finished(job(&input, &output));
+    let lines = text(&output);
+    let lines: Vec<&str> = lines.lines().collect();
+    assert!(lines[0].contains("\"embedding\":["), "{}", lines[0]);
+    assert!(lines[1].contains("expected a text, but found an empty one"), "{}", lines[1]);
+}
+
+#[test]
+fn the_report_names_the_columns_of_answers_and_an_ambiguous_delimiter() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output] = ["in.csv", "out.csv"].map(|name| folder.path().join(name));
+    fs::write(&input, "id;text;embedding;kivu_embedding;a,b\n1;cat;x;y;z\n").unwrap();
+    let report = finished(job(&input, &output));
+    assert_eq!(report.progress.columns.into_iter().collect::<Vec<_>>(), ["error", "kivu_embedding_2"]);
+    assert_eq!(report.notes.len(), 1);
+    assert!(text(&output).starts_with("id;text;embedding;kivu_embedding;a,b;kivu_embedding_2;error\n"));
+}
+
+/// What is at a path.
+#[derive(Clone, Debug)]
+enum Entry {
+    File(Vec<u8>),
+    Link(&'static str),
+    /// Another name of a file.
+    Hard(&'static str),
+    Folder,
+}
+
+/// Names that matter to a job from `in.jsonl` to `out.jsonl`, and others.
+const NAMES: [&str; 9] = [
+    "in.jsonl",
+    "out.jsonl",
+    "out.jsonl.report.json",
+    ".out.jsonl.kivu-partial",
+    ".out.jsonl.kivu-checkpoint",
+    ".out.jsonl.kivu-checkpoint.new",
+    ".in.jsonl.kivu-partial",
+    "in.jsonl.report.json",
+    "notes",
+];
+
+fn entry() -> impl Strategy<Value = Entry> {
+    prop_oneof![
+        4 => select(vec!["", "{\"text\": \"cat\"}\n", "text\ncat\n", "notes", "{}", "{\"job\": \"x\"}\n", "{\"status\": \"finished\"}"])
+            .prop_map(|contents| Entry::File(contents.as_bytes().to_vec())),
+        1 => Just(Entry::File(rows(200).into_bytes())),
+        1 => select(NAMES.to_vec()).prop_map(Entry::Link),
+        1 => select(NAMES.to_vec()).prop_map(Entry::Hard),
+        1 => Just(Entry::Folder),
+    ]
+}
+
+/// Every path below a folder, with what it holds or points to.
+fn snapshot(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let about = fs::symlink_metadata(&path).unwrap();
+        if about.is_dir() {
+            found.extend(snapshot(&path));
+            found.insert(path, b"a folder".to_vec());
+        } else if about.is_symlink() {
+            let target = fs::read_link(&path).unwrap();
+            found.insert(path, target.into_os_string().into_encoded_bytes());
+        } else {
+            let contents = fs::read(&path).unwrap();
+            found.insert(path, contents);
+        }
+    }
+    found
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 192, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_job_neither_removes_nor_replaces_what_kivu_did_not_write(
+        entries in proptest::collection::btree_map(select(NAMES.to_vec()), entry(), 0..6),
+        has_input in prop::bool::weighted(0.8),
+        runs in proptest::collection::vec((select(NAMES.to_vec()), select(NAMES.to_vec()), any::<bool>(), any::<bool>()), 1..4),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        if has_input {
+            fs::write(at("in.jsonl"), rows(200)).unwrap();
+        }
+        for (name, entry) in &entries {
+            // What cannot be made beside the others is left out.
+            let _ = match entry {
+                Entry::File(contents) if !at(name).exists() => fs::write(at(name), contents),
+                Entry::File(_) => Ok(()),
+                Entry::Link(target) => symlink(at(target), at(name)),
+                Entry::Hard(target) => fs::hard_link(at(target), at(name)),
+                Entry::Folder => fs::create_dir(at(name)).and_then(|()| fs::write(at(name).join("mine"), "mine")),
+            };
+        }
+        let mut before = snapshot(folder.path());
+        // Nothing is lost with a file that holds nothing.
+        before.retain(|_, contents| !contents.is_empty());
+        for (place, (input, output, is_stopped, restart)) in runs.iter().enumerate() {
+            // The usual names first.
+            let (input, output) = if place == 0 && has_input { (&"in.jsonl", &"out.jsonl") } else { (input, output) };
+            let mut job = job(&at(input), &at(output));
+            job.existing.restart = *restart;
+            // Whether it is refused, fails or ends well does not matter here.
+            let _ = if *is_stopped { stopped(job) } else { wait(job.run()) };
+            let after = snapshot(folder.path());
+            for (path, contents) in &before {
+                prop_assert_eq!(after.get(path), Some(contents), "{} after {:?}", path.display(), &runs[..=place]);
+            }
+        }
+    }
+}
+
+/// The program, with a bundle of a tiny model, where ONNX Runtime is installed.
+fn program() -> Option<(tempfile::TempDir, PathBuf)> {
+    let runtime = runtime()?;
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = folder.path().join("bundle");
+    let source = fixtures().join("models/tiny-bert");
+    build_request(&request(source, bundle.clone(), Some(Precision::Fp32)), runtime).unwrap();
+    Some((folder, bundle))
+}
+
+fn kivu(arguments: &[&Path]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
+    command.arg("batch").args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.env("KIVU_ONNXRUNTIME", library_path().unwrap()).env("KIVU_BATCH__SAVE_MS", "1");
+    command
+}
+
+#[test]
+fn a_killed_process_is_continued_and_signals_end_it_with_their_codes() {
+    let Some((folder, bundle)) = program() else { return };
+    let _alone = alone();
+    let [input, output, uncut] =
+        ["in.jsonl", "out.jsonl", "uncut.jsonl"].map(|name| folder.path().join(name));
+    let checkpoint = folder.path().join(".out.jsonl.kivu-checkpoint");
+    fs::write(&input, rows(6000)).unwrap();
+    let model = [Path::new("--model"), &bundle];
+    assert!(kivu(&[&[&*input, &*uncut], &model[..]].concat()).output().unwrap().status.success());
+    let arguments: Vec<&Path> = [&[&*input, &*output], &model[..]].concat();
+    let saved = || -> u64 {
+        let state = fs::read_to_string(&checkpoint).unwrap_or_default();
+        let state: serde_json::Value = serde_json::from_str(state.lines().next().unwrap_or("0")).unwrap();
+        state["progress"]["rows"].as_u64().unwrap_or(0)
+    };
+    for (signal, code) in [("KILL", None), ("INT", Some(130)), ("KILL", None), ("TERM", Some(143))] {
+        let (before, end) = (saved(), Instant::now() + Duration::from_secs(30));
+        let mut process = kivu(&arguments).spawn().unwrap();
+        while saved() == before && Instant::now() < end {
+            thread::sleep(Duration::from_millis(1));
+        }
+        Command::new("kill").args([&format!("-{signal}"), &process.id().to_string()]).status().unwrap();
+        assert_eq!(process.wait().unwrap().code(), code, "{signal}");
+    }
+    let done = kivu(&arguments).output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    assert!(String::from_utf8_lossy(&done.stderr).contains("continued after"), "it began anew");
+    assert!(text(&output) == text(&uncut), "the output is not that of an uncut job");
+    let left: Vec<_> = names(folder.path()).into_iter().filter(|name| name.starts_with('.')).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn the_program_reads_and_writes_pipes() {
+    let Some((folder, bundle)) = program() else { return };
+    let _alone = alone();
+    let [input, output] = ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name));
+    fs::write(&input, rows(300)).unwrap();
+    let script = "set -o pipefail
+        gzip -c $IN | $KIVU batch - - --model $MODEL | gzip -dc | wc -l
+        $KIVU batch $IN /dev/stdout --model $MODEL 2>/dev/null | wc -l
+        { echo first; $KIVU batch /dev/stdin /dev/stdout --model $MODEL 2>/dev/null; } <$IN >$OUT.stdout; wc -l <$OUT.stdout
+        $KIVU batch $IN $OUT --model $MODEL | true; echo $?
+        wc -l <$OUT";
+    let shell = Command::new("bash")
+        .args(["-c", script])
+        .env("KIVU", env!("CARGO_BIN_EXE_kivu"))
+        .env("KIVU_ONNXRUNTIME", library_path().unwrap())
+        .env("IN", &input)
+        .env("OUT", &output)
+        .env("MODEL", &bundle)
+        .output();
+    let Ok(shell) = shell else {
+        eprintln!("skipped: there is no bash");
+        return;
+    };
+    let said = String::from_utf8_lossy(&shell.stdout);
+    let said: Vec<&str> = said.split_whitespace().collect();
+    assert_eq!(said, ["300", "300", "301", "0", "300"], "{}", String::from_utf8_lossy(&shell.stderr));
+}
