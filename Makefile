@@ -54,31 +54,37 @@ TIMED = @tests/timed.py $(TIMES) $@ --
 
 .PHONY: test
 test: ## Set up whatever tests need, then run all of them
-	mkdir -p .kivu
-	rm -f $(TIMES)
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=line test-all; \
-	  status=$$?; tests/timed.py $(TIMES); exit $$status
+	@mkdir -p .kivu
+	@rm -f $(TIMES)
+	@$(MAKE) --no-print-directory --jobs=2 test-all; status=$$?; tests/timed.py $(TIMES); exit $$status
 
-.PHONY: test-all test-compile test-bundles test-tools test-format test-rust test-walk
-test-all: test-format test-rust test-walk
+.PHONY: test-all test-format test-compile test-tools test-bundles test-unit test-integration test-s3 test-walk
+test-all: test-format test-integration test-s3 test-walk
 
 test-format:
 	$(TIMED) cargo fmt --check
 
+test-tools:
+	$(TIMED) $(MAKE) --silent tools browser
+
 test-compile:
 	$(TIMED) cargo test --no-run
 
-test-tools: $(UV)
-	$(TIMED) $(MAKE) tools browser
-
+# With the program that the tests compiled.
 test-bundles: test-compile
-	$(TIMED) $(MAKE) bundles
+	$(TIMED) $(MAKE) --silent --old-file=program bundles
 
-test-rust: test-tools test-bundles
-	$(TIMED) env $(TEST_TOOLS) cargo test
+test-unit: test-compile
+	$(TIMED) cargo test --lib
 
-test-walk: test-rust
-	$(TIMED) env TEST_WALK=compiled $(TEST_TOOLS) cargo test --test integration the_template_can_be_deployed_and_used
+test-integration: test-tools test-bundles test-unit
+	$(TIMED) env $(TEST_TOOLS) cargo test --test integration -- --skip s3::
+
+test-s3: test-tools test-bundles
+	$(TIMED) env $(TEST_TOOLS) cargo test --test integration s3::
+
+test-walk: test-s3
+	$(TIMED) env $(TEST_TOOLS) TEST_WALK=compiled cargo test --test integration the_template_can_be_deployed_and_used
 
 TEST_TOOLS = TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(LAMBDA)/cargo-lambda) \
   TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) \
@@ -91,6 +97,7 @@ browser: $(PAGE_TOOLS)
 
 .PHONY: bundles
 bundles: program ## Build the models of models/, and fetch the runtime library that functions are packed with
+	$(KIVU) doctor --fix
 	for model in $(MODELS); do $(KIVU) build models/$$model.toml --out $(BUNDLES)/$$model || exit 1; done
 	$(KIVU) doctor --fix --function $(shell uname -m | sed s/aarch64/arm64/)
 
