@@ -9,7 +9,7 @@ use std::{
 };
 
 use clap::Args;
-use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+use rustix::process::getppid;
 use tokio::{net::TcpListener, runtime::Builder, signal};
 
 use super::{connections, say};
@@ -84,9 +84,10 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
 }
 
 /// Lets the system kill this process when its parent ends, however that ends: a server that was started to be measured
-/// must not go on alone.
+/// must not go on alone. Systems other than Linux have no such signal.
 fn end_with(parent: u32) -> Result<()> {
-    set_parent_process_death_signal(Some(Signal::KILL))
+    #[cfg(target_os = "linux")]
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .map_err(|error| Error::io("cannot follow the parent process")(error.into()))?;
     // A parent that ended before sends no signal.
     let is_there = getppid().is_some_and(|found| u32::try_from(found.as_raw_nonzero().get()) == Ok(parent));

@@ -110,7 +110,7 @@ class Staging(unittest.TestCase):
         other = self.folder / "other"
         other.mkdir()
         (other / "mine.txt").write_text("mine")
-        self.assertIn("found other files there", self.pull(f"{PREFIX}/{NAME}", other, check=False).stderr)
+        self.assertIn("but found `mine.txt`", self.pull(f"{PREFIX}/{NAME}", other, check=False).stderr)
         self.assertEqual((other / "mine.txt").read_text(), "mine")
 
     def test_it_is_served_from_s3_as_from_its_folder(self):
