@@ -12,12 +12,9 @@ use std::{
 };
 
 use clap::Args;
-use tokio::{
-    runtime::Builder,
-    signal::unix::{SignalKind, signal},
-};
+use tokio::runtime::Builder;
 
-use super::{progress::Rows, say};
+use super::{interrupt::Signals, progress::Rows, say};
 use crate::{
     batch::{Ended, Existing, Format, Job, Parameters, Progress, Report, Sink, Source, Status},
     config::Config,
@@ -41,9 +38,6 @@ A job that was stopped continues where it was when the same command is run again
 
 /// What `-` means in place of a path: standard input or output.
 const STANDARD: &str = "-";
-/// Exit codes of a job that was stopped, as shells give them: 128 and the number of the signal.
-const INTERRUPTED: u8 = 130;
-const TERMINATED: u8 = 143;
 
 /// Answer every row of a file: JSON Lines, CSV or Parquet, plain or packed with gzip or zstd
 ///
@@ -144,8 +138,16 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
         .build()
         .map_err(Error::io("cannot start the threads of the job"))?;
     let code = Arc::new(AtomicU8::new(0));
-    let stop = asked_to_stop(Arc::clone(&code));
-    let ended = runtime.block_on(async { job.run_until(stop).await });
+    let stopped = Arc::clone(&code);
+    let ended = runtime.block_on(async {
+        let mut signals = Signals::new()?;
+        let stop = async move {
+            stopped.store(signals.next().await, Ordering::Relaxed);
+            // A second signal ends the process at once.
+            tokio::spawn(async move { process::exit(signals.next().await.into()) });
+        };
+        job.run_until(stop).await
+    });
     // A thread may be waiting for the other end of a pipe, or for a batch whose answers nobody wants any more.
     runtime.shutdown_background();
     watcher.clear();
@@ -160,28 +162,6 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
             say_aside(&format!("stopped after {rows} rows{next}"))?;
             Ok(ExitCode::from(code.load(Ordering::Relaxed)))
         }
-    }
-}
-
-/// Waits for Ctrl-C or SIGTERM, and remembers the exit code for it. A second one ends the process at once.
-async fn asked_to_stop(code: Arc<AtomicU8>) {
-    let first = any_signal().await;
-    code.store(first, Ordering::Relaxed);
-    tokio::spawn(async {
-        let second = any_signal().await;
-        process::exit(i32::from(second));
-    });
-}
-
-async fn any_signal() -> u8 {
-    let signals = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
-    let (Ok(mut interrupted), Ok(mut terminated)) = signals else {
-        // The system's own reaction ends the process.
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = interrupted.recv() => INTERRUPTED,
-        _ = terminated.recv() => TERMINATED,
     }
 }
 

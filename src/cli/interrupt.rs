@@ -4,7 +4,7 @@ use std::{process::ExitCode, thread};
 
 use tokio::{
     runtime::Builder,
-    signal::unix::{SignalKind, signal},
+    signal::unix::{Signal, SignalKind, signal},
     sync::oneshot,
 };
 
@@ -15,6 +15,32 @@ const STACK_BYTES: usize = 8 * 1024 * 1024;
 /// What shells add to a signal's number for the exit code of a program that it ended.
 const SIGNALLED: u8 = 128;
 
+/// SIGINT and SIGTERM, which no longer end the process by themselves.
+pub(super) struct Signals {
+    interrupted: Signal,
+    terminated: Signal,
+}
+
+impl Signals {
+    /// Takes the signals over; inside a runtime only.
+    pub(super) fn new() -> Result<Self> {
+        let failed = || Error::io("cannot wait for signals");
+        Ok(Self {
+            interrupted: signal(SignalKind::interrupt()).map_err(failed())?,
+            terminated: signal(SignalKind::terminate()).map_err(failed())?,
+        })
+    }
+
+    /// Waits for the next signal, and gives the exit code for it: 130 or 143.
+    pub(super) async fn next(&mut self) -> u8 {
+        let kind = tokio::select! {
+            _ = self.interrupted.recv() => SignalKind::interrupt(),
+            _ = self.terminated.recv() => SignalKind::terminate(),
+        };
+        SIGNALLED + u8::try_from(kind.as_raw_value()).unwrap_or_default()
+    }
+}
+
 /// Does `work`, on a thread of its own. SIGINT and SIGTERM end the program after `clean_up`, with the exit codes 130
 /// and 143.
 pub(super) fn interruptible(
@@ -24,21 +50,17 @@ pub(super) fn interruptible(
     let failed = || Error::io("cannot wait for signals");
     let runtime = Builder::new_current_thread().enable_io().build().map_err(failed())?;
     runtime.block_on(async {
-        let (interrupt, terminate) = (SignalKind::interrupt(), SignalKind::terminate());
-        let mut interrupted = signal(interrupt).map_err(failed())?;
-        let mut terminated = signal(terminate).map_err(failed())?;
+        let mut signals = Signals::new()?;
         let (done, outcome) = oneshot::channel();
         thread::Builder::new()
             .stack_size(STACK_BYTES)
             .spawn(move || done.send(work()))
             .map_err(Error::io("cannot start a thread"))?;
-        let kind = tokio::select! {
+        let code = tokio::select! {
             outcome = outcome => return outcome.unwrap_or_else(|_| Err(Error::model("the command panicked"))),
-            _ = interrupted.recv() => interrupt,
-            _ = terminated.recv() => terminate,
+            code = signals.next() => code,
         };
         clean_up();
-        let number = u8::try_from(kind.as_raw_value()).unwrap_or_default();
-        Ok(ExitCode::from(SIGNALLED + number))
+        Ok(ExitCode::from(code))
     })
 }

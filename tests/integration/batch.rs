@@ -526,7 +526,8 @@ fn the_program_reads_and_writes_pipes() {
         $KIVU batch $IN /dev/stdout --model $MODEL 2>/dev/null | wc -l
         { echo first; $KIVU batch /dev/stdin /dev/stdout --model $MODEL 2>/dev/null; } <$IN >$OUT.stdout; wc -l <$OUT.stdout
         $KIVU batch $IN $OUT --model $MODEL | true; echo $?
-        wc -l <$OUT";
+        wc -l <$OUT
+        mkfifo $OUT.fifo; $KIVU batch $OUT.fifo $OUT.never --model $MODEL & sleep 0.5; kill $!; wait $!; echo $?";
     let shell = Command::new("bash")
         .args(["-c", script])
         .env("KIVU", env!("CARGO_BIN_EXE_kivu"))
@@ -541,5 +542,5 @@ fn the_program_reads_and_writes_pipes() {
     };
     let said = String::from_utf8_lossy(&shell.stdout);
     let said: Vec<&str> = said.split_whitespace().collect();
-    assert_eq!(said, ["300", "300", "301", "0", "300"], "{}", String::from_utf8_lossy(&shell.stderr));
+    assert_eq!(said, ["300", "300", "301", "0", "300", "143"], "{}", String::from_utf8_lossy(&shell.stderr));
 }
