@@ -189,18 +189,19 @@ EMULATORS := $(ARM64)/host/usr/bin
 IS_ARM64 := $(filter aarch64,$(shell uname -m))
 # As Graviton2, the oldest arm64 processor of Lambda.
 EMULATED := $(if $(IS_ARM64),,$(EMULATORS)/qemu-aarch64-static -cpu neoverse-n1 -L $(ARM64)/root)
-# The tests of answers, task by task.
+# The tests of answers, task by task, and those of them that take minutes under emulation.
 GOLDENS := goldens:: classifiers:: translation_graphs:: translation:: bergamot:: processors::
+SLOW := --skip minilm --skip generating:: --skip students_of_bergamot
 
 .PHONY: arm64
 arm64: arm64-programs $(BUNDLE)/manifest.toml ## Build for arm64, and run that, under emulation on another machine
 	cargo test $(ARM64_CARGO) --test integration -- $(GOLDENS)
 	python3 tests/arm64/check.py $(ARM64_PROGRAMS) $(KIVU) $(BUNDLE) $(EMULATED)
 
-# What of it fits into every run of the tests: without the models that take minutes under emulation.
+# What of it fits into every run of the tests.
 .PHONY: arm64-quick
 arm64-quick: arm64-programs
-	cargo test $(ARM64_CARGO) --test integration -- $(GOLDENS) --skip minilm
+	cargo test $(ARM64_CARGO) --test integration -- $(GOLDENS) $(SLOW)
 
 .PHONY: arm64-programs
 arm64-programs: program $(ARM64)/cargo.toml
