@@ -196,18 +196,19 @@ EMULATORS := $(ARM64)/host/usr/bin
 IS_ARM64 := $(filter aarch64,$(shell uname -m))
 # As Graviton2, the oldest arm64 processor of Lambda.
 EMULATED := $(if $(IS_ARM64),,$(EMULATORS)/qemu-aarch64-static -cpu neoverse-n1 -L $(ARM64)/root)
-# The tests of answers, task by task.
+# The tests of answers, task by task, and those of them that take minutes under emulation.
 GOLDENS := goldens:: classifiers:: translation_graphs:: translation:: bergamot:: processors::
+SLOW := --skip minilm --skip generating:: --skip students_of_bergamot
 
 .PHONY: arm64
 arm64: arm64-programs $(BUNDLE)/manifest.toml ## Build for arm64, and run that, under emulation on another machine
-	cargo test $(ARM64_CARGO) --test integration -- $(GOLDENS)
+	cargo test $(ARM64_CARGO) --test integration -- $(GOLDENS) --skip students_of_bergamot
 	python3 tests/arm64/check.py $(ARM64_PROGRAMS) $(KIVU) $(BUNDLE) $(EMULATED)
 
-# What of it fits into every run of the tests: without the models that take minutes under emulation.
+# What of it fits into every run of the tests.
 .PHONY: arm64-quick
 arm64-quick: arm64-programs
-	cargo test $(ARM64_CARGO) --test integration -- $(GOLDENS) --skip minilm
+	cargo test $(ARM64_CARGO) --test integration -- $(GOLDENS) $(SLOW)
 
 .PHONY: arm64-programs
 arm64-programs: program $(ARM64)/cargo.toml
@@ -223,11 +224,11 @@ avx2: $(ARM64)/cargo.toml ## Test 8-bit products as on an x86-64 processor witho
 	  cargo test --test integration -- processors::
 
 .PHONY: processors
-processors: arm64-programs $(MODELS:%=$(BUNDLES)/%/manifest.toml) $(PRECISIONS:%=.kivu/precisions/%/manifest.toml) ## Measure what other processors answer, under emulation: half an hour
+processors: arm64-programs $(MODELS:%=$(BUNDLES)/%/manifest.toml) $(PRECISIONS:%=.kivu/precisions/%/manifest.toml) ## Measure what other processors answer, under emulation
 	python3 tests/processors/measure.py $(BUNDLES) .kivu/precisions --json $(MEASURED)/processors.json \
 	  "this machine=$(KIVU)" "AVX2 (Haswell)=$(EMULATORS)/qemu-x86_64-static -cpu Haswell $(KIVU)" \
 	  "Graviton2 (neoverse-n1)=$(EMULATED) $(ARM64_PROGRAMS)/kivu" \
-	  "arm64, all extensions (max)=$(EMULATORS)/qemu-aarch64-static -cpu max -L $(ARM64)/root $(ARM64_PROGRAMS)/kivu"
+	  "arm64 with i8mm (max)=$(EMULATORS)/qemu-aarch64-static -cpu max -L $(ARM64)/root $(ARM64_PROGRAMS)/kivu"
 
 $(ARM64)/cargo.toml: tests/arm64/setup.py $(LAMBDA_TOOLS)
 	.kivu/lambda/bin/python $< $(ARM64)
