@@ -228,7 +228,7 @@ processors: arm64-programs $(MODELS:%=$(BUNDLES)/%/manifest.toml) $(PRECISIONS:%
 	python3 tests/processors/measure.py $(BUNDLES) .kivu/precisions --json $(MEASURED)/processors.json \
 	  "this machine=$(KIVU)" "AVX2 (Haswell)=$(EMULATORS)/qemu-x86_64-static -cpu Haswell $(KIVU)" \
 	  "Graviton2 (neoverse-n1)=$(EMULATED) $(ARM64_PROGRAMS)/kivu" \
-	  "arm64 with i8mm (max)=$(EMULATORS)/qemu-aarch64-static -cpu max -L $(ARM64)/root $(ARM64_PROGRAMS)/kivu"
+	  "arm64 with i8mm and SME (max)=$(EMULATORS)/qemu-aarch64-static -cpu max -L $(ARM64)/root $(ARM64_PROGRAMS)/kivu"
 
 $(ARM64)/cargo.toml: tests/arm64/setup.py $(LAMBDA_TOOLS)
 	.kivu/lambda/bin/python $< $(ARM64)
