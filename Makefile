@@ -56,10 +56,10 @@ TIMED = @tests/timed.py $(TIMES) $@ --
 test: ## Set up whatever tests need, then run all of them
 	@mkdir -p .kivu
 	@rm -f $(TIMES)
-	@$(MAKE) --no-print-directory --jobs=2 test-all; status=$$?; tests/timed.py $(TIMES); exit $$status
+	@$(MAKE) --no-print-directory --jobs=3 test-all; status=$$?; tests/timed.py $(TIMES); exit $$status
 
-.PHONY: test-all test-format test-compile test-tools test-bundles test-unit test-integration test-s3 test-walk
-test-all: test-format test-integration test-s3 test-walk
+.PHONY: test-all test-format test-compile test-tools test-bundles test-unit test-integration test-s3 test-walk test-arm64
+test-all: test-format test-integration test-s3 test-walk test-arm64
 
 test-format:
 	$(TIMED) cargo fmt --check
@@ -85,6 +85,10 @@ test-s3: test-tools test-bundles
 
 test-walk: test-s3
 	$(TIMED) env $(TEST_TOOLS) TEST_WALK=compiled cargo test --test integration the_template_can_be_deployed_and_used
+
+# In what the others leave of the processors: it compiles everything once more.
+test-arm64: test-tools test-bundles
+	$(TIMED) nice -n 19 $(MAKE) --silent --old-file=program arm64-quick
 
 TEST_TOOLS = TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(LAMBDA)/cargo-lambda) \
   TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) \
