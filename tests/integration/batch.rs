@@ -24,7 +24,7 @@ use tokio::sync::Notify;
 
 use crate::{
     api::scripted_model,
-    models::{build_request, fixtures, library_path, request, runtime},
+    models::{build_request, fixtures, library_path, open, request, runtime},
     serving::alone,
 };
 
@@ -343,6 +343,37 @@ fn options_that_fail_every_row_fail_at_once() {
     asked.parameters.dimensions = Some(400);
     let report = run(asked).unwrap();
     assert_eq!(report.error.as_deref(), Some("expected `dimensions` from 1 to 2, but found 400"));
+    assert!(!output.exists());
+}
+
+#[test]
+fn a_language_that_a_translator_does_not_know_fails_at_once() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output] = ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name));
+    fs::write(&input, rows(2)).unwrap();
+    let model = fixtures().join("models/tiny-m2m100");
+    let mut asked = job(&input, &output);
+    asked.model = open(model, folder.path(), Some(Precision::Fp32), runtime).unwrap();
+    asked.parameters.source_language = Some("klingon".into());
+    asked.parameters.target_language = Some("fr".into());
+    let error = run(asked).unwrap().error.unwrap();
+    assert!(error.contains("found `klingon`") && error.contains("see `source-language`"), "{error}");
+    assert!(!output.exists());
+}
+
+#[test]
+fn parquet_is_read_in_every_codec_but_brotli() {
+    let folder = tempfile::tempdir().unwrap();
+    for codec in ["none", "snappy", "gzip", "lz4", "zstd"] {
+        let input = fixtures().join(format!("parquet/{codec}.parquet"));
+        assert_eq!(finished(job(&input, &folder.path().join(codec))).progress.rows, 2, "{codec}");
+    }
+    let output = folder.path().join("brotli");
+    let report = run(job(&fixtures().join("parquet/brotli.parquet"), &output)).unwrap();
+    let expected = "expected Parquet packed with Snappy, gzip, LZ4 or zstd, or not at all, but found BROTLI; \
+                    write the file anew with one of these";
+    assert_eq!(report.error.as_deref(), Some(expected));
     assert!(!output.exists());
 }
 

@@ -1,10 +1,17 @@
 //! The command as scripts and shells see it: help, completions, JSON, exit codes.
 
-use std::process::{Command, Output, Stdio};
+use std::{
+    path::Path,
+    process::{Command, Output, Stdio},
+};
 
 use serde_json::Value;
 
-use crate::models::{fixtures, library_path, runtime};
+use crate::{
+    live::succeed,
+    models::{fixtures, library_path, runtime},
+    serving::{self, Server},
+};
 
 fn kivu(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
@@ -103,4 +110,20 @@ fn exit_codes_are_those_of_the_help() {
     for Case(arguments, code) in cases {
         assert_eq!(kivu(arguments).status.code(), Some(code), "{arguments:?}");
     }
+}
+
+#[test]
+fn outside_a_checkout_bundles_are_in_the_users_cache_and_served_by_name() {
+    let Ok(library) = library_path() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("cache");
+    let mut build = Command::new(env!("CARGO_BIN_EXE_kivu"));
+    build.arg("build").arg(fixtures().join("models/tiny-bert")).args(["--precision", "fp32"]);
+    build.current_dir(folder.path()).env("XDG_CACHE_HOME", &cache).env("KIVU_ONNXRUNTIME", library);
+    succeed(&mut build);
+    assert!(cache.join("kivu/bundles/tiny-bert/manifest.toml").is_file());
+    let mut serve = serving::kivu(Path::new("tiny-bert"));
+    let server = serve.current_dir(folder.path()).env("XDG_CACHE_HOME", &cache).spawn().unwrap();
+    let answer = Server::wait(server).post("/embed", r#"{"inputs": "hello"}"#);
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }

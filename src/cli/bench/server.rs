@@ -229,3 +229,29 @@ impl Drop for Server {
         let _ = self.process.wait();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Read, net::TcpListener};
+
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_named_without_its_headers() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            assert!(stream.read(&mut [0; 1024]).unwrap() > 0);
+            stream
+                .write_all(
+                    b"HTTP/1.1 422 Unprocessable Entity\r\nx-request-id: 7\r\ncontent-length: 2\r\n\r\nno",
+                )
+                .unwrap();
+        });
+        let mut connection = Connection { stream: BufReader::new(TcpStream::connect(address).unwrap()) };
+        let error = connection.ask(&Message(b"POST / HTTP/1.1\r\n\r\n".to_vec())).unwrap_err();
+        insta::assert_snapshot!(error, @"expected status 200, but found `HTTP/1.1 422 Unprocessable Entity` with `no`");
+        server.join().unwrap();
+    }
+}
