@@ -42,7 +42,7 @@ endif
 
 .PHONY: help
 help: ## What can be made
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
 .PHONY: run
 run: program $(MODELS:%=$(BUNDLES)/%/manifest.toml) ## Serve the models of models/ on http://127.0.0.1:8080
@@ -88,7 +88,11 @@ test-walk: test-s3
 
 # In what the others leave of the processors: it compiles everything once more.
 test-arm64: test-tools test-bundles
+ifneq (,$(filter aarch64,$(shell uname -m))$(shell grep -s VERSION_CODENAME=bookworm /etc/os-release))
 	$(TIMED) nice -n 19 $(MAKE) --silent --old-file=program arm64-quick
+else
+	@echo "skipped: arm64 is emulated by packages of Debian 12"
+endif
 
 TEST_TOOLS = TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(LAMBDA)/cargo-lambda) \
   TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) \
