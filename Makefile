@@ -50,6 +50,7 @@ run: program $(MODELS:%=$(BUNDLES)/%/manifest.toml) ## Serve the models of model
 
 # Steps that do not need each other run side by side; a table of their seconds ends the output.
 TIMES := .kivu/test-times
+# `make` by its name, so that `make --dry-run test` shows these lines and does not run them.
 TIMED = @tests/timed.py $(TIMES) $@ --
 
 .PHONY: test
@@ -65,14 +66,14 @@ test-format:
 	$(TIMED) cargo fmt --check
 
 test-tools:
-	$(TIMED) $(MAKE) --silent tools browser
+	$(TIMED) make --silent tools browser
 
 test-compile:
 	$(TIMED) cargo test --no-run
 
 # With the program that the tests compiled.
 test-bundles: test-compile
-	$(TIMED) $(MAKE) --silent --old-file=program bundles
+	$(TIMED) make --silent --old-file=program bundles
 
 test-unit: test-compile
 	$(TIMED) cargo test --lib
@@ -89,7 +90,7 @@ test-walk: test-s3
 # In what the others leave of the processors: it compiles everything once more.
 test-arm64: test-tools test-bundles
 ifneq (,$(filter aarch64,$(shell uname -m))$(shell grep -s VERSION_CODENAME=bookworm /etc/os-release))
-	$(TIMED) nice -n 19 $(MAKE) --silent --old-file=program arm64-quick
+	$(TIMED) nice -n 19 make --silent --old-file=program arm64-quick
 else
 	@echo "skipped: arm64 is emulated by packages of Debian 12"
 endif
