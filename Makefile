@@ -206,12 +206,12 @@ IS_ARM64 := $(filter aarch64,$(shell uname -m))
 # As Graviton2, the oldest arm64 processor of Lambda.
 EMULATED := $(if $(IS_ARM64),,$(EMULATORS)/qemu-aarch64-static -cpu neoverse-n1 -L $(ARM64)/root)
 # The tests of answers, task by task, and those of them that take minutes under emulation.
-GOLDENS := goldens:: classifiers:: translation_graphs:: translation:: bergamot:: processors::
-SLOW := --skip minilm --skip generating:: --skip students_of_bergamot
+GOLDENS := goldens:: classifiers:: translation_graphs:: translation:: processors::
+SLOW := --skip minilm --skip generating:: --skip bergamot --skip the_sentiment_model
 
 .PHONY: arm64
 arm64: arm64-programs $(BUNDLE)/manifest.toml ## Build for arm64, and run that, under emulation on another machine
-	cargo test $(ARM64_CARGO) --test integration -- $(GOLDENS) --skip students_of_bergamot
+	cargo test $(ARM64_CARGO) --test integration -- $(GOLDENS) --skip bergamot
 	python3 tests/arm64/check.py $(ARM64_PROGRAMS) $(KIVU) $(BUNDLE) $(EMULATED)
 
 # What of it fits into every run of the tests.
