@@ -315,7 +315,7 @@ impl Place {
     }
 }
 
-/// The bytes that the format of an input is told by.
+/// How many bytes at the start of an input decide on its format.
 const HEAD_BYTES: u64 = 4096;
 
 /// First bytes of unpacked contents that no rows begin with.

@@ -372,7 +372,7 @@ fn read(
             let Some(chunk) = guarded(|| input.reader.next()).transpose() else { return };
             let chunk = chunk.map(|chunk| (chunk, input.share()));
             let is_last = chunk.is_err();
-            // Whoever took them has gone, or wants no more.
+            // The receiver has gone, or wants no more.
             if chunks.send(chunk).is_err() || is_last {
                 return;
             }

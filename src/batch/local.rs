@@ -160,7 +160,7 @@ impl OutputFile {
         if !found.is_file() {
             return Err(Error::config(format!("expected a file in `{shown}`, but found something else")));
         }
-        // Whoever may not write the file may not replace it either, though the folder would allow it.
+        // A user who may not write the file may not replace it either, though the folder would allow it.
         let writable = OpenOptions::new().write(true).open(&self.path);
         writable.map_err(Error::io(format!("cannot write `{shown}`")))?;
         if found.len() == 0 || self.existing.overwrite || self.is_known()? {

@@ -9,8 +9,8 @@ minilm as `int8-blocks` and as `fp32`.
 
 For each processor and precision it embeds the same texts and tells their cosines to the reference's fp32 and to the
 reference in the same precision, fp32 on the first processor alone; for each translator, how many translations are the
-reference's word by word. What
-`/info` says of the arithmetic is told along. Only Python's standard library is needed.
+reference's word by word. The arithmetic
+that `/info` reports is printed as well. Only Python's standard library is needed.
 """
 
 import argparse
