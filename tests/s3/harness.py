@@ -44,10 +44,13 @@ os.environ.update(CREDENTIALS)
 
 
 def free_ports(count):
-    """Ports that nobody listens on, each of which stays usable with 10,000 added, as weed likes it."""
+    """Ports without a listener, for which the port 10,000 above is free too, as weed needs it for gRPC.
+
+    Both are below 32,768, where Linux begins to hand out the ports of outgoing connections.
+    """
     ports = []
     while len(ports) < count:
-        port = random.randrange(20000, 32000)
+        port = random.randrange(10000, 22000)
         with contextlib.closing(socket.socket()) as probe, contextlib.closing(socket.socket()) as high:
             with contextlib.suppress(OSError):
                 probe.bind((HOST, port))
@@ -74,15 +77,17 @@ def client(service, endpoint):
 
 
 class Weed:
-    """SeaweedFS as a server of S3."""
+    """SeaweedFS as an S3 server."""
 
     def __init__(self):
-        # On a busy machine its parts sometimes wait for each other for minutes; a fresh one is ready in seconds.
+        # On a busy machine its parts sometimes wait for each other for minutes, and another test may take one of its
+        # ports first; a new server on other ports is ready in seconds.
         for attempt in range(TRIES):
             try:
                 self.begin()
                 return
-            except TimeoutError:
+            except (TimeoutError, ConnectionError) as error:
+                print(f"weed, attempt {attempt + 1} of {TRIES}: {error}\n{self.log()}", file=sys.stderr)
                 self.stop()
                 if attempt + 1 == TRIES:
                     raise
@@ -94,7 +99,10 @@ class Weed:
         self.process = None
         self.start(30)
         self.s3 = client("s3", self.endpoint)
-        wait_for("a bucket", lambda: self.s3.create_bucket(Bucket=BUCKET), 30)
+        self.wait_for("a bucket", lambda: self.s3.create_bucket(Bucket=BUCKET), 30)
+        # A bucket needs the filer alone, an object the volume server too.
+        self.wait_for("an object", lambda: self.put("ready", b"ready") and self.get("ready") == b"ready", 30)
+        self.s3.delete_object(Bucket=BUCKET, Key="ready")
 
     def start(self, patience=120):
         s3, master, volume, filer = self.ports
@@ -105,19 +113,34 @@ class Weed:
                 "-s3.port.iceberg=0", "-master.telemetry=false", "-volume.max=20",
                 "-master.volumeSizeLimitMB=1024", "-metricsPort=0",
             ],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=open(self.log_path(), "ab"),
         )
-        wait_for("weed", self.answers, patience)
+        self.wait_for("weed", self.is_listening, patience)
 
-    def answers(self):
+    def is_listening(self):
         with socket.create_connection((HOST, self.ports[0]), 1):
             return True
+
+    def wait_for(self, what, check, seconds):
+        """Waits for a part of the server, and fails at once when the process exits."""
+        wait_for(what, lambda: self.process.poll() is not None or check(), seconds)
+        if self.process.poll() is not None:
+            raise ConnectionError(f"weed exited with {self.process.returncode} before it served {what}")
+
+    def log_path(self):
+        return Path(self.folder) / "weed.log"
+
+    def log(self):
+        """The last lines that the server logged."""
+        return "\n".join(self.log_path().read_text(errors="replace").splitlines()[-15:])
 
     def kill(self):
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
     def stop(self):
+        if self.process.poll() is not None:
+            print(f"weed exited with {self.process.returncode} on its own:\n{self.log()}", file=sys.stderr)
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
