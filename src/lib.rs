@@ -34,6 +34,7 @@ pub mod config;
 pub mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
+#[path = "../fuzz/readers/mod.rs"]
 pub mod fuzzing;
 mod json;
 pub mod model;

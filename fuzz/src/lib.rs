@@ -8,7 +8,7 @@ pub fn feed(bytes: &[u8]) {
     static READER: OnceLock<(String, kivu::fuzzing::Reader)> = OnceLock::new();
     let (name, reader) = READER.get_or_init(|| {
         let name = std::env::var("READER").unwrap_or_default();
-        let reader = kivu::fuzzing::reader(&name).expect("`READER` names one of src/fuzzing.rs");
+        let reader = kivu::fuzzing::reader(&name).expect("`READER` names one of fuzz/readers");
         (name, reader)
     });
     let taken = allocation_counter::measure(|| reader(bytes)).bytes_max;

@@ -5,6 +5,7 @@ mod dialect;
 mod document;
 mod encoding;
 #[cfg(any(test, feature = "fuzzing"))]
+#[path = "../../fuzz/readers/api.rs"]
 pub(crate) mod fuzzing;
 mod hugging_face;
 mod inputs;

@@ -10,6 +10,7 @@ mod compression;
 mod event;
 mod function;
 #[cfg(any(test, feature = "fuzzing"))]
+#[path = "../../fuzz/readers/batch.rs"]
 pub(crate) mod fuzzing;
 mod input;
 mod job;

@@ -12,6 +12,7 @@ pub mod exported;
 pub mod fetch;
 mod folder;
 #[cfg(any(test, feature = "fuzzing"))]
+#[path = "../../fuzz/readers/build.rs"]
 pub(crate) mod fuzzing;
 mod layers;
 pub mod onnx;

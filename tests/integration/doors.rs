@@ -22,7 +22,6 @@ const DOORS: &[(&str, &[&str])] = &[
             "src/build/onnx/",
             "src/build/sentencepiece/",
             "src/backend/onnx/weights.rs",
-            "src/backend/triton/fuzzing.rs",
             "src/backend/triton/messages.rs",
             "src/backend/triton/grpc.rs",
         ],

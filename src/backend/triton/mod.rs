@@ -7,6 +7,7 @@ mod client;
 mod connect;
 mod failure;
 #[cfg(any(test, feature = "fuzzing"))]
+#[path = "../../../fuzz/readers/triton.rs"]
 pub(crate) mod fuzzing;
 mod grpc;
 mod http;
