@@ -9,7 +9,7 @@ use std::{
 
 use axum::Router;
 use kivu::{
-    api::{App, Guard, Reach, Starting, Vouched, below, router},
+    api::{App, Guard, BindScope, LazyRouter, GatewayVerified, below, router},
     backend::Deadline,
     cli::start_log,
     config::{Config, LogFormat},
@@ -49,7 +49,7 @@ async fn main() -> Result<(), Error> {
     let config = Config::load(None, &Config::variables());
     let config = config.inspect_err(|error| tracing::error!(error = error.chain(), "cannot start"))?;
     let prefix = config.prefix.clone();
-    let starting = Arc::new(Starting::new(prefix.as_deref(), move || load(config.clone(), started)));
+    let starting = Arc::new(LazyRouter::new(prefix.as_deref(), move || load(config.clone(), started)));
     starting.prepare(patience()).await?;
     let handler =
         Adapter::from(service_fn(move |request| answer(Arc::clone(&starting), metrics.clone(), request)));
@@ -71,7 +71,7 @@ fn patience() -> Duration {
 
 /// The router's answer; what it counted goes into the log.
 async fn answer(
-    starting: Arc<Starting>,
+    starting: Arc<LazyRouter>,
     metrics: Embedded,
     request: Request,
 ) -> Result<Response<Body>, Infallible> {
@@ -82,7 +82,7 @@ async fn answer(
 }
 
 async fn load(config: Config, started: Instant) -> kivu::Result<Router> {
-    let guard = Guard::new(&config.auth, Reach::Gateway)?;
+    let guard = Guard::new(&config.auth, BindScope::ApiGateway)?;
     let (limits, prefix, page) = (config.limits.clone(), config.prefix.clone(), config.page);
     let models = tokio::task::spawn_blocking(move || Model::open_all(&config));
     // Meanwhile. Keys that cannot be read are in the log then and are looked for again; callers hear of it.
@@ -119,7 +119,7 @@ fn prepare(mut request: Request) -> Request {
         *request.uri_mut() = uri;
     }
     if is_vouched_for(&request) {
-        request.extensions_mut().insert(Vouched);
+        request.extensions_mut().insert(GatewayVerified);
     }
     if let Some(context) = request.lambda_context_ref() {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

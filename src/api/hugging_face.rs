@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 
 use super::{
     App,
-    document::shapes,
+    openapi::schemas,
     inputs,
     request::{self, InPath},
     tei::{
@@ -39,12 +39,12 @@ use crate::{
 pub(super) struct HubRequest;
 
 impl utoipa::PartialSchema for HubRequest {
-    fn schema() -> shapes::Shape {
-        shapes::any_of([
-            shapes::of::<DefaultRequest>(),
-            shapes::of::<ClassifyRequest>(),
-            shapes::of::<ZeroShotRequest>(),
-            shapes::ranking_inputs(),
+    fn schema() -> schemas::Shape {
+        schemas::any_of([
+            schemas::of::<DefaultRequest>(),
+            schemas::of::<ClassifyRequest>(),
+            schemas::of::<ZeroShotRequest>(),
+            schemas::ranking_inputs(),
         ])
     }
 }
@@ -66,7 +66,7 @@ impl ToSchema for HubRequest {}
     )),
     responses((
         status = 200, description = "By task: vectors, labels with scores, ranks or translations.",
-        body = shapes::TaskAnswer,
+        body = schemas::TaskAnswer,
         examples(
             ("text-classification" = (value = json!([[{ "score": 0.968, "label": "positive" }]]))),
             ("zero-shot-classification" = (value = json!([
@@ -116,7 +116,7 @@ pub(super) async fn infer(
 #[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `inputs`")]
 struct ClassifyRequest {
-    #[schema(schema_with = shapes::classified)]
+    #[schema(schema_with = schemas::classified)]
     inputs: Value,
     #[serde(default, deserialize_with = "request::object")]
     parameters: Option<ClassifyParameters>,
@@ -191,7 +191,7 @@ fn classify_input(field: &str, mut value: Value) -> Result<ClassificationInput> 
 #[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `inputs` and `parameters`")]
 struct ZeroShotRequest {
-    #[schema(schema_with = shapes::texts)]
+    #[schema(schema_with = schemas::texts)]
     inputs: Value,
     parameters: ZeroShotParameters,
 }
@@ -200,7 +200,7 @@ struct ZeroShotRequest {
 #[serde(expecting = "an object with `candidate_labels`")]
 struct ZeroShotParameters {
     /// A list, or a text with commas.
-    #[schema(schema_with = shapes::texts)]
+    #[schema(schema_with = schemas::texts)]
     candidate_labels: Value,
     /// What each label becomes, in place of `{}`.
     hypothesis_template: Option<String>,

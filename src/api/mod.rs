@@ -1,9 +1,8 @@
 //! One HTTP router for every dialect, on a laptop and behind API Gateway.
 
 mod auth;
+mod content_encoding;
 mod dialect;
-mod document;
-mod encoding;
 #[cfg(any(test, feature = "fuzzing"))]
 #[path = "../../fuzz/readers/api.rs"]
 pub(crate) mod fuzzing;
@@ -12,12 +11,13 @@ mod inputs;
 mod kserve;
 mod models;
 mod openai;
+mod openapi;
 mod page;
+mod permit_body;
 mod rejection;
 mod request;
 mod rerank;
-mod sending;
-mod starting;
+mod startup;
 mod tei;
 mod translate;
 
@@ -38,10 +38,10 @@ use futures::FutureExt;
 use tokio::sync::Semaphore;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use self::{auth::Asking, dialect::Dialect, document::at, rejection::Rejection};
+use self::{auth::Asking, dialect::Dialect, openapi::at, rejection::Rejection};
 pub use self::{
-    auth::{Guard, Reach, Vouched, make_key},
-    starting::Starting,
+    auth::{Guard, BindScope, GatewayVerified, make_key},
+    startup::LazyRouter,
 };
 use crate::{
     backend::routing::Place,
@@ -186,10 +186,10 @@ pub fn router(app: App) -> Router {
 
 /// Every route, with what the document says of it.
 fn routes() -> OpenApiRouter<Arc<App>> {
-    OpenApiRouter::with_openapi(document::head())
+    OpenApiRouter::with_openapi(openapi::head())
         .routes(routes!(page::page_or_health, tei::default_task))
         .routes(routes!(page::docs))
-        .routes(routes!(document::openapi))
+        .routes(routes!(openapi::openapi))
         .routes(routes!(tei::health))
         .routes(at("/ping", routes!(tei::health)))
         .routes(routes!(tei::info::info))
@@ -273,7 +273,7 @@ async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) 
         method: &method,
         path: &path,
         headers: request.headers(),
-        is_vouched: request.extensions().get::<Vouched>().is_some(),
+        is_vouched: request.extensions().get::<GatewayVerified>().is_some(),
     };
     let trace = Trace::read(|name| request.headers().get(name)?.to_str().ok());
     let trace_id = trace.as_ref().map(|trace| trace.id.clone());
@@ -310,7 +310,7 @@ async fn run(app: &App, request: Request, next: Next) -> Response {
         in_dialect(&path, Rejection::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed"))
     });
     match permit {
-        Some(permit) => sending::holding(permit, response),
+        Some(permit) => permit_body::hold(permit, response),
         None => response,
     }
 }

@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 
 use super::{
     App,
-    document::shapes,
+    openapi::schemas,
     inputs, name_backend,
     rejection::Rejection,
     request::{self, InPath},
@@ -83,7 +83,7 @@ impl IntoResponse for Failure {
 #[serde(expecting = "an object with `input`")]
 struct EmbeddingsRequest {
     /// A text, texts, token ids, or lists of token ids.
-    #[schema(schema_with = shapes::inputs)]
+    #[schema(schema_with = schemas::inputs)]
     input: Value,
     /// The model's name; the first that embeds if there is none.
     model: Option<String>,
@@ -91,7 +91,7 @@ struct EmbeddingsRequest {
     #[schema(minimum = 1)]
     dimensions: Option<usize>,
     /// `float`, or `base64`: the values as little-endian 32-bit floats.
-    #[schema(schema_with = shapes::encoding_format)]
+    #[schema(schema_with = schemas::encoding_format)]
     encoding_format: Option<Value>,
 }
 

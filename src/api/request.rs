@@ -21,7 +21,7 @@ use serde::{
 use super::{
     App,
     dialect::Dialect,
-    encoding::{Encoding, too_long},
+    content_encoding::{ContentEncoding, too_long},
     rejection::Rejection,
 };
 use crate::{backend::Deadline, error::Error, json};
@@ -94,7 +94,7 @@ pub(super) async fn read_bytes(app: &App, request: Request) -> Result<(HeaderMap
         None => deadline,
     };
     let (parts, body) = request.into_parts();
-    let encoding = Encoding::of(&parts.headers)?;
+    let encoding = ContentEncoding::of(&parts.headers)?;
     let limit = app.limits.body_bytes;
     if let Some(announced) = announced(&parts.headers).filter(|bytes| *bytes > limit as u64) {
         return Err(Error::too_large(format!(

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use super::{App, document::shapes, inputs, name_backend, rejection::Rejection, request};
+use super::{App, openapi::schemas, inputs, name_backend, rejection::Rejection, request};
 use crate::{
     error::{Error, Result},
     model::Model,
@@ -72,10 +72,10 @@ impl IntoResponse for JinaFailure {
 #[schema(as = DocumentsRequest)]
 struct RerankRequest {
     model: Option<String>,
-    #[schema(schema_with = shapes::text)]
+    #[schema(schema_with = schemas::text)]
     query: Value,
     /// Texts, or objects with a `text`.
-    #[schema(schema_with = shapes::documents)]
+    #[schema(schema_with = schemas::documents)]
     documents: Value,
     /// How many come back; all if there is none.
     #[schema(minimum = 1)]

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 
 use super::{
     App,
-    document::shapes,
+    openapi::schemas,
     inputs, request,
     tei::{Answer, usage::with_usage},
 };
@@ -27,7 +27,7 @@ use crate::{
 #[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `inputs`")]
 struct TranslateRequest {
-    #[schema(schema_with = shapes::texts)]
+    #[schema(schema_with = schemas::texts)]
     inputs: Value,
     /// The model's name; the first that translates between the languages if there is none.
     model: Option<String>,
@@ -183,7 +183,7 @@ fn characters(texts: &[String]) -> usize {
 #[serde(expecting = "an object with `inputs`")]
 #[schema(as = TranslationRequest)]
 pub(super) struct HubRequest {
-    #[schema(schema_with = shapes::texts)]
+    #[schema(schema_with = schemas::texts)]
     inputs: Value,
     #[serde(default, deserialize_with = "request::object")]
     parameters: Option<HubParameters>,

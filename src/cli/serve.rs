@@ -14,7 +14,7 @@ use tokio::{net::TcpListener, runtime::Builder, signal};
 
 use super::{connections, say};
 use crate::{
-    api::{App, Guard, Reach, below, router},
+    api::{App, Guard, BindScope, below, router},
     backend::onnx::MappedFiles,
     config::Config,
     error::{Error, Result},
@@ -95,7 +95,7 @@ fn end_with(parent: u32) -> Result<()> {
 }
 
 async fn serve(config: Config) -> Result<()> {
-    let guard = Guard::new(&config.auth, Reach::Listening(config.listen))?;
+    let guard = Guard::new(&config.auth, BindScope::Address(config.listen))?;
     // Bound first: an occupied port is told at once, and early callers wait instead of being refused.
     let listener = TcpListener::bind(config.listen).await.map_err(|source| Error::Io {
         action: format!("cannot listen on `{}`; choose another address with `--listen`", config.listen),

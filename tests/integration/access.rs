@@ -6,7 +6,7 @@ use axum::{
     http::{Method, Request, Response, StatusCode},
 };
 use kivu::{
-    api::{Guard, Reach, Vouched, below, make_key, router},
+    api::{Guard, BindScope, GatewayVerified, below, make_key, router},
     config::{AuthConfig, AuthMode, Limits},
 };
 use serde_json::json;
@@ -15,7 +15,7 @@ use tower::ServiceExt;
 use crate::api::{answer, post, scripted};
 
 fn guarded(config: &AuthConfig) -> Router {
-    router(scripted(Limits::default()).with_guard(Guard::new(config, Reach::Gateway).unwrap()))
+    router(scripted(Limits::default()).with_guard(Guard::new(config, BindScope::ApiGateway).unwrap()))
 }
 
 /// A router that asks for keys, and a key that it knows.
@@ -117,7 +117,7 @@ async fn behind_the_gateway_only_what_it_checked_gets_in() {
     let router = guarded(&AuthConfig { mode: Some(AuthMode::Iam), ..AuthConfig::default() });
     assert_eq!(send(&router, cat(), &[]).await.status(), StatusCode::UNAUTHORIZED);
     let mut vouched = cat();
-    vouched.extensions_mut().insert(Vouched);
+    vouched.extensions_mut().insert(GatewayVerified);
     assert_eq!(send(&router, vouched, &[]).await.status(), StatusCode::OK);
 }
 

@@ -12,7 +12,7 @@ use axum::{
     http::{Request, StatusCode},
 };
 use kivu::{
-    api::{Guard, Reach, make_key, router},
+    api::{Guard, BindScope, make_key, router},
     config::{AuthConfig, AuthMode, Config, Limits},
     telemetry::{self, Embedded},
 };
@@ -143,7 +143,7 @@ fn functions_understand_what_the_template_tells_them() {
             if name == "BatchFunction" {
                 continue;
             }
-            Guard::new(&config.auth, Reach::Gateway).unwrap_or_else(|error| panic!("{name}: {error}"));
+            Guard::new(&config.auth, BindScope::ApiGateway).unwrap_or_else(|error| panic!("{name}: {error}"));
             assert_eq!(config.auth.front.is_some(), deployment.0.contains_key("Front"), "{name}");
             assert!(config.limits.body_bytes <= PAYLOAD_BYTES);
             assert!(config.limits.values * NUMBER_BYTES <= PAYLOAD_BYTES, "an answer must fit");
@@ -186,7 +186,7 @@ async fn open_routes_are_open_in_both_places() {
     let Some([deployment, ..]) = deployments() else { return };
     let (_, line) = make_key("a").unwrap();
     let guard =
-        Guard::new(&AuthConfig { keys: vec![line], ..AuthConfig::default() }, Reach::Gateway).unwrap();
+        Guard::new(&AuthConfig { keys: vec![line], ..AuthConfig::default() }, BindScope::ApiGateway).unwrap();
     let router = router(scripted(Limits::default()).with_guard(guard));
     let routes: Vec<&str> = deployment
         .all("AWS::ApiGatewayV2::Route")

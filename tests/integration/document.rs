@@ -12,7 +12,7 @@ use axum::{
     http::{Request, StatusCode},
 };
 use kivu::{
-    api::{App, Guard, Reach, below, make_key, router},
+    api::{App, Guard, BindScope, below, make_key, router},
     config::{AuthConfig, Limits},
 };
 use serde_json::Value;
@@ -133,7 +133,7 @@ async fn each_dialect_has_its_own_errors() {
 async fn what_asks_for_a_key_says_so() {
     let (_, line) = make_key("alice").unwrap();
     let config = AuthConfig { keys: vec![line], ..AuthConfig::default() };
-    let guard = Guard::new(&config, Reach::Gateway).unwrap();
+    let guard = Guard::new(&config, BindScope::ApiGateway).unwrap();
     let locked = document_of(scripted(Limits::default()).with_guard(guard)).await;
     let schemes: Vec<_> = locked["components"]["securitySchemes"].as_object().unwrap().keys().collect();
     assert_eq!(schemes, ["key", "key-in-a-header"]);

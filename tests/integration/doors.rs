@@ -44,12 +44,12 @@ const DOORS: &[(&str, &[&str])] = &[
     ("tonic::", &["src/backend/triton/grpc.rs"]),
     ("tonic_prost::", &["src/backend/triton/grpc.rs"]),
     ("metrics::", &["src/telemetry/"]),
-    ("utoipa::openapi::", &["src/api/document/"]),
-    ("utoipa_axum::", &["src/api/mod.rs", "src/api/document/"]),
+    ("utoipa::openapi::", &["src/api/openapi/"]),
+    ("utoipa_axum::", &["src/api/mod.rs", "src/api/openapi/"]),
     ("subtle::", &["src/api/auth/"]),
     ("axum::", &["src/api/", "src/cli/bench/server.rs", "src/cli/connections.rs", "functions/"]),
     ("hyper::", &["src/cli/connections.rs"]),
-    ("http_body::", &["src/api/sending.rs"]),
+    ("http_body::", &["src/api/permit_body.rs"]),
     ("rustix::", &["src/build/scratch.rs", "src/cli/mod.rs", "src/cli/serve.rs", "src/repository/folder.rs"]),
 ];
 

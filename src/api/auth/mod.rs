@@ -27,11 +27,11 @@ pub(super) const OPEN_PATHS: [&str; 7] =
 
 /// Where requests come from, which decides what is safe when nothing is configured.
 #[derive(Clone, Copy, Debug)]
-pub enum Reach {
+pub enum BindScope {
     /// From whoever can connect to this address.
-    Listening(SocketAddr),
+    Address(SocketAddr),
     /// From API Gateway.
-    Gateway,
+    ApiGateway,
 }
 
 /// What callers have to show.
@@ -45,7 +45,7 @@ pub(super) enum Asks {
 
 /// Put into a request's extensions by the program that knows that API Gateway has checked the caller.
 #[derive(Clone, Copy, Debug)]
-pub struct Vouched;
+pub struct GatewayVerified;
 
 /// Lets requests through or turns them away.
 #[derive(Debug)]
@@ -73,19 +73,19 @@ impl Guard {
     ///
     /// Where nothing is, only callers on this machine get in without a key: a server that others can reach is
     /// refused, unless `auth.mode` says `none` in so many words.
-    pub fn new(config: &AuthConfig, reach: Reach) -> Result<Self> {
+    pub fn new(config: &AuthConfig, reach: BindScope) -> Result<Self> {
         let has_keys = !config.keys.is_empty() || config.keys_file.is_some() || config.keys_secret.is_some();
         let way = match (config.mode, reach) {
             (Some(AuthMode::None), _) => Way::Open,
-            (Some(AuthMode::Iam | AuthMode::Jwt), Reach::Gateway) => Way::Gateway,
-            (Some(AuthMode::Iam | AuthMode::Jwt), Reach::Listening(_)) => {
+            (Some(AuthMode::Iam | AuthMode::Jwt), BindScope::ApiGateway) => Way::Gateway,
+            (Some(AuthMode::Iam | AuthMode::Jwt), BindScope::Address(_)) => {
                 return Err(Error::config(
                     "expected `auth.mode` to be `keys` or `none`, since only API Gateway checks signatures and \
                      tokens, but found `iam` or `jwt`",
                 ));
             }
             (Some(AuthMode::Keys) | None, _) if has_keys => Way::Keys(Box::new(Keys::new(config)?)),
-            (None, Reach::Listening(address)) if address.ip().is_loopback() => Way::Open,
+            (None, BindScope::Address(address)) if address.ip().is_loopback() => Way::Open,
             (Some(AuthMode::Keys) | None, _) => {
                 return Err(Error::config(
                     "expected keys for a server that others can reach, but found none; `kivu key NAME` makes one \
@@ -94,9 +94,9 @@ impl Guard {
             }
         };
         let guard = Self { way, front: config.front.as_ref().map(|front| keyring::hash(&front.0)) };
-        if let (Way::Open, Reach::Gateway) = (&guard.way, reach) {
+        if let (Way::Open, BindScope::ApiGateway) = (&guard.way, reach) {
             tracing::warn!("everybody may ask: `auth.mode` is `none`");
-        } else if let (Way::Open, Reach::Listening(address)) = (&guard.way, reach)
+        } else if let (Way::Open, BindScope::Address(address)) = (&guard.way, reach)
             && !address.ip().is_loopback()
         {
             tracing::warn!(%address, "everybody who can reach this address may ask: `auth.mode` is `none`");
@@ -228,19 +228,19 @@ mod tests {
     #[test]
     fn only_this_machine_gets_in_where_nothing_is_configured() {
         let (_, line) = make_key("a").unwrap();
-        let listening = |address: &str| Reach::Listening(address.parse().unwrap());
-        struct Case(Option<AuthMode>, bool, Reach, &'static str);
+        let listening = |address: &str| BindScope::Address(address.parse().unwrap());
+        struct Case(Option<AuthMode>, bool, BindScope, &'static str);
         let cases = [
             Case(None, false, listening("127.0.0.1:80"), "open"),
             Case(None, false, listening("[::1]:80"), "open"),
             Case(None, false, listening("0.0.0.0:80"), "refused"),
-            Case(None, false, Reach::Gateway, "refused"),
+            Case(None, false, BindScope::ApiGateway, "refused"),
             Case(None, true, listening("127.0.0.1:80"), "keys"),
             Case(None, true, listening("0.0.0.0:80"), "keys"),
             Case(Some(AuthMode::Keys), false, listening("127.0.0.1:80"), "refused"),
             Case(Some(AuthMode::None), true, listening("0.0.0.0:80"), "open"),
-            Case(Some(AuthMode::None), false, Reach::Gateway, "open"),
-            Case(Some(AuthMode::Iam), false, Reach::Gateway, "gateway"),
+            Case(Some(AuthMode::None), false, BindScope::ApiGateway, "open"),
+            Case(Some(AuthMode::Iam), false, BindScope::ApiGateway, "gateway"),
             Case(Some(AuthMode::Jwt), false, listening("127.0.0.1:80"), "refused"),
         ];
         for Case(mode, has_keys, reach, expected) in cases {

@@ -23,7 +23,7 @@ use self::{
 use super::{
     App,
     dialect::Dialect,
-    document::shapes,
+    openapi::schemas,
     name_backend,
     rejection::Rejection,
     request::{self, InPath},
@@ -237,7 +237,7 @@ pub(super) async fn config(
                 "model_name": "minilm", "model_version": "1",
                 "outputs": [{ "name": "embedding", "datatype": "FP32", "shape": [1, 2], "data": [0.6, 0.8] }]
             })),
-            (shapes::Bytes = "application/octet-stream")
+            (schemas::Bytes = "application/octet-stream")
         )
     ))
 )]

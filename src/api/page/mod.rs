@@ -17,7 +17,7 @@ use axum::{
 use base64::{Engine, prelude::BASE64_STANDARD};
 use sha2::{Digest, Sha256};
 
-use super::{App, document::no_page};
+use super::{App, openapi::no_page};
 
 const STYLE: &str = include_str!("style.css");
 

@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 
 use super::{Answer, truncation, usage::with_usage};
 use crate::{
-    api::{App, document::shapes, inputs, request},
+    api::{App, openapi::schemas, inputs, request},
     backend::Deadline,
     error::{Error, Result},
     pipeline::{
@@ -26,7 +26,7 @@ use crate::{
 #[serde(expecting = "an object with `inputs`")]
 pub(in crate::api) struct PredictRequest {
     /// A text, a pair as a list of two, or a list of lists of one or two.
-    #[schema(schema_with = shapes::pairs)]
+    #[schema(schema_with = schemas::pairs)]
     inputs: Value,
     model: Option<String>,
     truncate: Option<bool>,
@@ -51,7 +51,7 @@ pub(in crate::api) struct Prediction<'a> {
     )),
     responses((
         status = 200, description = "All labels, the best first; for several inputs a list of those.",
-        body = shapes::Predictions,
+        body = schemas::Predictions,
         example = json!([{ "score": 0.968, "label": "positive" }, { "score": 0.032, "label": "negative" }])
     ))
 )]
@@ -126,9 +126,9 @@ fn one_or_two(field: &str, value: Value) -> Result<ClassificationInput> {
 #[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `query` and `texts`")]
 pub(in crate::api) struct RerankRequest {
-    #[schema(schema_with = shapes::text)]
+    #[schema(schema_with = schemas::text)]
     query: Value,
-    #[schema(schema_with = shapes::texts)]
+    #[schema(schema_with = schemas::texts)]
     texts: Value,
     model: Option<String>,
     truncate: Option<bool>,

@@ -12,7 +12,7 @@ use super::{
     usage::{characters, with_usage},
 };
 use crate::{
-    api::{App, document::shapes, inputs, request},
+    api::{App, openapi::schemas, inputs, request},
     backend::Deadline,
     config::Limits,
     error::Error,
@@ -48,7 +48,7 @@ pub(in crate::api) struct Options {
 #[expect(dead_code, reason = "read in two steps, so that errors name the field; this is their sum")]
 pub(in crate::api) struct EmbedRequest {
     /// A text, texts, token ids, or lists of token ids.
-    #[schema(schema_with = shapes::inputs)]
+    #[schema(schema_with = schemas::inputs)]
     inputs: Value,
     #[serde(flatten)]
     options: Options,
@@ -87,9 +87,9 @@ pub(in crate::api) struct SimilarityRequest {
 #[serde(expecting = "an object with `source_sentence` and `sentences`")]
 struct SimilarityInputs {
     /// The text that the others are compared with.
-    #[schema(schema_with = shapes::one_text)]
+    #[schema(schema_with = schemas::one_text)]
     source_sentence: Value,
-    #[schema(schema_with = shapes::texts)]
+    #[schema(schema_with = schemas::texts)]
     sentences: Value,
 }
 

@@ -21,7 +21,7 @@ pub(super) mod info;
 pub(super) mod tokens;
 pub(super) mod usage;
 
-use super::{App, document::shapes, rejection::Rejection, request, translate};
+use super::{App, openapi::schemas, rejection::Rejection, request, translate};
 use crate::{
     config::Limits,
     model::Pipeline,
@@ -89,7 +89,7 @@ pub(super) async fn health() -> StatusCode {
     post, path = "/", tag = "TEI",
     request_body(content = DefaultRequest, example = json!({ "inputs": "hello", "dimensions": 2 })),
     responses((
-        status = 200, description = "What the task's own route answers.", body = shapes::TaskAnswer,
+        status = 200, description = "What the task's own route answers.", body = schemas::TaskAnswer,
         example = json!([[-0.804_534_4, 0.593_906_05]])
     ))
 )]
@@ -121,13 +121,13 @@ pub(super) async fn default_task(State(app): State<Arc<App>>, request: Request) 
 pub(super) struct DefaultRequest;
 
 impl utoipa::PartialSchema for DefaultRequest {
-    fn schema() -> shapes::Shape {
-        shapes::any_of([
-            shapes::of::<embedding::EmbedRequest>(),
-            shapes::of::<embedding::SimilarityRequest>(),
-            shapes::of::<classify::PredictRequest>(),
-            shapes::of::<classify::RerankRequest>(),
-            shapes::of::<translate::HubRequest>(),
+    fn schema() -> schemas::Shape {
+        schemas::any_of([
+            schemas::of::<embedding::EmbedRequest>(),
+            schemas::of::<embedding::SimilarityRequest>(),
+            schemas::of::<classify::PredictRequest>(),
+            schemas::of::<classify::RerankRequest>(),
+            schemas::of::<translate::HubRequest>(),
         ])
     }
 }

@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 
 use super::Answer;
 use crate::{
-    api::{App, document::shapes, inputs, request},
+    api::{App, openapi::schemas, inputs, request},
     error::Error,
     model::Pipeline,
     pipeline::{
@@ -27,7 +27,7 @@ use crate::{
 #[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `inputs`")]
 struct TokenizeRequest {
-    #[schema(schema_with = shapes::texts)]
+    #[schema(schema_with = schemas::texts)]
     inputs: Value,
     model: Option<String>,
     /// Whether the model's special tokens are added.
@@ -145,7 +145,7 @@ fn simple_tokens(text: &str, tokens: Vec<Token>) -> Vec<SimpleToken> {
 #[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `ids`")]
 struct DecodeRequest {
-    #[schema(schema_with = shapes::id_lists)]
+    #[schema(schema_with = schemas::id_lists)]
     ids: Value,
     model: Option<String>,
     /// Whether special tokens are left out.

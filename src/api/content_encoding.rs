@@ -9,13 +9,13 @@ use crate::error::Error;
 
 /// How a body is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Encoding {
+pub(super) enum ContentEncoding {
     Identity,
     Gzip,
     Deflate,
 }
 
-impl Encoding {
+impl ContentEncoding {
     /// What `content-encoding` says; one of several encodings at once is refused.
     pub(super) fn of(headers: &HeaderMap) -> Result<Self, Error> {
         let mut found = headers.get_all(CONTENT_ENCODING).iter();
@@ -94,16 +94,16 @@ mod tests {
             names.iter().for_each(|name| {
                 headers.append(CONTENT_ENCODING, HeaderValue::from_static(name));
             });
-            Encoding::of(&headers).map_err(|error| error.to_string())
+            ContentEncoding::of(&headers).map_err(|error| error.to_string())
         };
-        assert_eq!(of(&[]), Ok(Encoding::Identity));
+        assert_eq!(of(&[]), Ok(ContentEncoding::Identity));
         for (name, encoding) in [
-            ("gzip", Encoding::Gzip),
-            ("GZip", Encoding::Gzip),
-            ("x-gzip", Encoding::Gzip),
-            ("X-GZIP", Encoding::Gzip),
-            ("Deflate", Encoding::Deflate),
-            ("IDENTITY", Encoding::Identity),
+            ("gzip", ContentEncoding::Gzip),
+            ("GZip", ContentEncoding::Gzip),
+            ("x-gzip", ContentEncoding::Gzip),
+            ("X-GZIP", ContentEncoding::Gzip),
+            ("Deflate", ContentEncoding::Deflate),
+            ("IDENTITY", ContentEncoding::Identity),
         ] {
             assert_eq!(of(&[name]), Ok(encoding), "{name}");
         }
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_body_is_read_whole_or_refused() {
-        let decode = |encoding: Encoding, body: &[u8]| match encoding.decode(body.to_vec(), 16) {
+        let decode = |encoding: ContentEncoding, body: &[u8]| match encoding.decode(body.to_vec(), 16) {
             Ok(text) => format!("\"{}\"", String::from_utf8(text).unwrap()),
             Err(error) => error.to_string(),
         };
@@ -122,17 +122,17 @@ mod tests {
         let two = [gzip("one, "), gzip("two")].concat();
         let cut = |body: Vec<u8>| body[..body.len() - 3].to_vec();
         let decoded = [
-            decode(Encoding::Gzip, &gzip("a text")),
-            decode(Encoding::Gzip, &two),
-            decode(Encoding::Gzip, &garbage(two.clone())),
-            decode(Encoding::Gzip, &cut(two)),
-            decode(Encoding::Gzip, b""),
-            decode(Encoding::Gzip, &gzip("exactly 16 bytes")),
-            decode(Encoding::Gzip, &gzip("exactly 17 bytes.")),
-            decode(Encoding::Gzip, &deflate("a text")),
-            decode(Encoding::Deflate, &deflate("a text")),
-            decode(Encoding::Deflate, &garbage(deflate("a text"))),
-            decode(Encoding::Deflate, &cut(deflate("a text"))),
+            decode(ContentEncoding::Gzip, &gzip("a text")),
+            decode(ContentEncoding::Gzip, &two),
+            decode(ContentEncoding::Gzip, &garbage(two.clone())),
+            decode(ContentEncoding::Gzip, &cut(two)),
+            decode(ContentEncoding::Gzip, b""),
+            decode(ContentEncoding::Gzip, &gzip("exactly 16 bytes")),
+            decode(ContentEncoding::Gzip, &gzip("exactly 17 bytes.")),
+            decode(ContentEncoding::Gzip, &deflate("a text")),
+            decode(ContentEncoding::Deflate, &deflate("a text")),
+            decode(ContentEncoding::Deflate, &garbage(deflate("a text"))),
+            decode(ContentEncoding::Deflate, &cut(deflate("a text"))),
         ];
         insta::assert_snapshot!(decoded.join("\n"), @r#"
         "a text"

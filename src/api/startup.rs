@@ -41,19 +41,19 @@ type Attempt = Shared<BoxFuture<'static, Result<Router, Failed>>>;
 struct Failed(Arc<Error>, Instant);
 
 /// A router that is being made, or is made again because that failed.
-pub struct Starting {
+pub struct LazyRouter {
     make: Box<dyn Fn() -> Attempt + Send + Sync>,
     attempt: Mutex<Attempt>,
     prefix: String,
 }
 
-impl fmt::Debug for Starting {
+impl fmt::Debug for LazyRouter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Starting").field("prefix", &self.prefix).finish_non_exhaustive()
+        f.debug_struct("LazyRouter").field("prefix", &self.prefix).finish_non_exhaustive()
     }
 }
 
-impl Starting {
+impl LazyRouter {
     /// Begins to make a router, whose routes begin with `prefix`; needs a runtime around it.
     ///
     /// Each attempt that fails is in the log as `cannot start`.
@@ -147,7 +147,7 @@ mod tests {
         Error::io("cannot read `s3://secret/place`")(std::io::Error::other("nobody is there"))
     }
 
-    async fn told(starting: &Starting, path: &str) -> (u16, String) {
+    async fn told(starting: &LazyRouter, path: &str) -> (u16, String) {
         let response = starting.answer(request(path)).await;
         let status = response.status().as_u16();
         assert_eq!(
@@ -163,7 +163,7 @@ mod tests {
     async fn what_passes_is_tried_again_and_told_meanwhile() {
         let tries = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&tries);
-        let starting = Starting::new(Some("/large"), move || {
+        let starting = LazyRouter::new(Some("/large"), move || {
             let nth = counted.fetch_add(1, Ordering::Relaxed);
             async move { if nth == 0 { Err(passing()) } else { Ok(Router::new().route("/", get(|| async {}))) } }
         });
@@ -179,7 +179,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_takes_its_time_is_waited_for_as_long_as_the_request_may() {
-        let starting = Starting::new(None, || async {
+        let starting = LazyRouter::new(None, || async {
             tokio::time::sleep(Duration::from_millis(400)).await;
             Ok(Router::new().route("/", get(|| async {})))
         });
@@ -193,7 +193,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_does_not_pass_ends_the_start() {
-        let starting = Starting::new(None, || async { Err(Error::config("expected sense")) });
+        let starting = LazyRouter::new(None, || async { Err(Error::config("expected sense")) });
         assert_eq!(starting.prepare(PATIENCE).await.unwrap_err().to_string(), "expected sense");
     }
 }

@@ -1,9 +1,9 @@
 //! The description of the API that `/openapi.json` answers, made of what stands beside each handler.
 //!
-//! A handler says what it reads and answers; [`outcomes`] adds what all of them have in common.
+//! A handler says what it reads and answers; [`responses`] adds what all of them have in common.
 
-mod outcomes;
-pub(super) mod shapes;
+mod responses;
+pub(super) mod schemas;
 
 use std::{mem, sync::Arc};
 
@@ -102,7 +102,7 @@ pub(super) async fn openapi(State(app): State<Arc<App>>) -> Response {
     if !app.has_page {
         return no_page("/openapi.json");
     }
-    let write = || outcomes::complete(routes().into_openapi(), &app.guard).to_json().unwrap_or_default();
+    let write = || responses::complete(routes().into_openapi(), &app.guard).to_json().unwrap_or_default();
     let headers = [(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-cache")];
     (headers, app.document.get_or_init(write).clone()).into_response()
 }

@@ -17,19 +17,19 @@ const PIECE_BYTES: usize = 64 * 1024;
 
 /// Lets an answer keep the place of its request among those under way until all of it is on its way: one that nobody
 /// reads takes memory as a request does, and counts as one.
-pub(super) fn holding(permit: OwnedSemaphorePermit, response: Response) -> Response {
-    response.map(|answer| Body::new(Sending { answer, ready: Bytes::new(), _permit: permit }))
+pub(super) fn hold(permit: OwnedSemaphorePermit, response: Response) -> Response {
+    response.map(|answer| Body::new(PermitBody { answer, ready: Bytes::new(), _permit: permit }))
 }
 
 /// An answer that is handed on piece by piece.
-struct Sending {
+struct PermitBody {
     answer: Body,
     /// What came of it and was not handed on.
     ready: Bytes,
     _permit: OwnedSemaphorePermit,
 }
 
-impl http_body::Body for Sending {
+impl http_body::Body for PermitBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -81,7 +81,7 @@ mod tests {
         let places = Arc::new(Semaphore::new(1));
         let text: Vec<u8> = (0..3 * PIECE_BYTES + 7).map(|place| place as u8).collect();
         let permit = Arc::clone(&places).try_acquire_owned().unwrap();
-        let mut body = holding(permit, Response::new(Body::from(text.clone()))).into_body();
+        let mut body = hold(permit, Response::new(Body::from(text.clone()))).into_body();
         let mut found = Vec::new();
         while !body.is_end_stream() {
             assert_eq!(places.available_permits(), 0);
