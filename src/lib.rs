@@ -38,6 +38,7 @@ pub mod error;
 pub mod fuzzing;
 mod json;
 pub mod model;
+pub mod onnx_proto;
 pub mod pipeline;
 pub mod repository;
 pub mod secrets;

@@ -14,7 +14,7 @@ use crate::{
     backend::{
         Backend, Signature, TensorSpec,
         routing::Route,
-        scripted::{ScriptedBackend, ScriptedSequences},
+        scripted::{ScriptedBackend, ScriptedSeq2Seq},
     },
     config::{AuthConfig, Limits},
     error::Result,
@@ -214,7 +214,7 @@ fn scripted(output: &[i64]) -> ScriptedBackend {
 /// Writes one token and ends.
 fn translator(tokenizer: &Arc<Tokenizer>) -> Result<TranslationPipeline> {
     let vocabulary = tokenizer.vocabulary_size();
-    let sequences = ScriptedSequences::new(vocabulary, move |_, target| {
+    let sequences = ScriptedSeq2Seq::new(vocabulary, move |_, target| {
         let likely = if target.len() > 2 { 3 } else { 7 };
         (0..vocabulary).map(|token| if token == likely { 1.0 } else { 0.0 }).collect()
     });

@@ -4,7 +4,7 @@ pub mod onnx;
 pub mod processor;
 pub mod routing;
 pub mod scripted;
-pub mod sequences;
+pub mod seq2seq;
 pub mod speed;
 pub mod triton;
 
@@ -56,12 +56,12 @@ pub trait Backend: Debug + Send + Sync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schedule {
     /// Rows that run best together.
-    pub rows: NonZeroUsize,
+    pub max_batch_size: NonZeroUsize,
     /// Calls that run side by side; one caller keeps no more than twice these under way, so that callers take
     /// turns.
-    pub lanes: NonZeroUsize,
+    pub concurrency: NonZeroUsize,
     /// Batches of fewer tokens than this go together as one call, which spares each its own way to a thread and back.
-    pub tokens: usize,
+    pub min_call_tokens: usize,
 }
 
 /// The inputs that a model takes and the outputs that it gives.

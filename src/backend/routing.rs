@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Backend, Deadline, Signature, sequences::Sequences, speed::Speed, triton::Fleet};
+use super::{Backend, Deadline, Signature, seq2seq::Seq2SeqBackend, speed::Speed, triton::Fleet};
 use crate::{config::Policy, error::Error};
 
 /// Where something ran.
@@ -111,15 +111,15 @@ impl Route {
     }
 }
 
-impl From<Arc<dyn Sequences>> for Route<Arc<dyn Sequences>> {
-    fn from(here: Arc<dyn Sequences>) -> Self {
+impl From<Arc<dyn Seq2SeqBackend>> for Route<Arc<dyn Seq2SeqBackend>> {
+    fn from(here: Arc<dyn Seq2SeqBackend>) -> Self {
         Self::writing(Some(here), None)
     }
 }
 
-impl Route<Arc<dyn Sequences>> {
+impl Route<Arc<dyn Seq2SeqBackend>> {
     /// To the places where a model writes sequences, one at least.
-    pub fn writing(here: Option<Arc<dyn Sequences>>, fleet: Option<Arc<Fleet>>) -> Self {
+    pub fn writing(here: Option<Arc<dyn Seq2SeqBackend>>, fleet: Option<Arc<Fleet>>) -> Self {
         Self::new(here, fleet, Signature::default(), Assumed::WRITING)
     }
 }

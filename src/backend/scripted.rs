@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use super::{
     Backend, Deadline, Schedule, Signature,
-    sequences::{Decoder, Logits, Sequences, Sources, Work},
+    seq2seq::{DecodeFn, Decoder, Logits, Seq2SeqBackend, SourceBatch},
 };
 use crate::{error::Result, tensor::Tensor};
 
@@ -28,7 +28,11 @@ impl ScriptedBackend {
     ) -> Self {
         Self {
             signature,
-            schedule: Schedule { rows: NonZeroUsize::MIN, lanes: NonZeroUsize::MIN, tokens: 0 },
+            schedule: Schedule {
+                max_batch_size: NonZeroUsize::MIN,
+                concurrency: NonZeroUsize::MIN,
+                min_call_tokens: 0,
+            },
             script: Box::new(script),
             shapes: Mutex::default(),
         }
@@ -78,13 +82,13 @@ type Continuation = dyn Fn(&[i64], &[i64]) -> Vec<f32> + Send + Sync;
 
 /// An encoder-decoder whose scores come from a function of a source and of its target so far, the decoder's first
 /// token included; it remembers how many rows each step had.
-pub struct ScriptedSequences {
+pub struct ScriptedSeq2Seq {
     vocabulary: usize,
     continuation: Box<Continuation>,
     steps: Mutex<Vec<usize>>,
 }
 
-impl ScriptedSequences {
+impl ScriptedSeq2Seq {
     /// An encoder-decoder of so many tokens, that scores them with `continuation`.
     pub fn new(
         vocabulary: usize,
@@ -99,15 +103,15 @@ impl ScriptedSequences {
     }
 }
 
-impl fmt::Debug for ScriptedSequences {
+impl fmt::Debug for ScriptedSeq2Seq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ScriptedSequences").field("vocabulary", &self.vocabulary).finish_non_exhaustive()
+        f.debug_struct("ScriptedSeq2Seq").field("vocabulary", &self.vocabulary).finish_non_exhaustive()
     }
 }
 
 #[async_trait]
-impl Sequences for ScriptedSequences {
-    fn lanes(&self) -> NonZeroUsize {
+impl Seq2SeqBackend for ScriptedSeq2Seq {
+    fn concurrency(&self) -> NonZeroUsize {
         NonZeroUsize::MIN
     }
 
@@ -115,7 +119,7 @@ impl Sequences for ScriptedSequences {
         Some(self.vocabulary)
     }
 
-    async fn decode(&self, sources: Sources, deadline: Deadline, work: Work) -> Result<()> {
+    async fn decode(&self, sources: SourceBatch, deadline: Deadline, work: DecodeFn) -> Result<()> {
         if deadline.has_passed() {
             return Err(deadline.exceeded());
         }
@@ -125,7 +129,7 @@ impl Sequences for ScriptedSequences {
 }
 
 struct ScriptedDecoder<'a> {
-    sequences: &'a ScriptedSequences,
+    sequences: &'a ScriptedSeq2Seq,
     /// The source of each row, and its target so far.
     rows: Vec<(Vec<i64>, Vec<i64>)>,
     logits: Vec<f32>,

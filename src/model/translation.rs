@@ -5,7 +5,7 @@ use std::{sync::Arc, thread};
 use super::{Loaded, LoadedParts, Sharing, is_mapped, lacks, mapped_files, panicked, read_graphs, runtime};
 use crate::{
     backend::{
-        onnx::{MappedFiles, OnnxSequences, Parallel},
+        onnx::{MappedFiles, OnnxSeq2Seq, Parallelism},
         routing::Route,
         triton::Fleet,
     },
@@ -90,7 +90,7 @@ fn open_graphs(
     settings: &TranslationSettings,
     config: &Config,
     files: &Arc<MappedFiles>,
-) -> Result<(OnnxSequences, String)> {
+) -> Result<(OnnxSeq2Seq, String)> {
     let runtime = runtime(config)?;
     let manifest = bundle.manifest();
     let (graphs, arithmetic) =
@@ -98,10 +98,10 @@ fn open_graphs(
     let threads = config.threads();
     // Sources that each have a shortlist of their own have no batch in common.
     let parallel = match settings.shortlist {
-        Some(_) => Parallel::SideBySide(threads),
-        None => Parallel::Together(threads),
+        Some(_) => Parallelism::AcrossSources(threads),
+        None => Parallelism::WithinStep(threads),
     };
-    let sequences = starting("session", || OnnxSequences::open(runtime, graphs, parallel))?;
+    let sequences = starting("session", || OnnxSeq2Seq::open(runtime, graphs, parallel))?;
     for (expected, found) in
         [&manifest.signature, &settings.decoder.signature].into_iter().zip(sequences.signatures())
     {

@@ -184,7 +184,7 @@ impl Adapter {
         let has_mask = self.reads_text() || self.inputs.iter().any(|(role, _)| *role == Role::Mask);
         if !has_mask {
             // Without a mask the model would take padding for words.
-            schedule.rows = std::num::NonZeroUsize::MIN;
+            schedule.max_batch_size = std::num::NonZeroUsize::MIN;
         }
         schedule
     }

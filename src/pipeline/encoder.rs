@@ -182,7 +182,7 @@ impl Encoder {
             Ok::<Vec<(usize, T)>, Error>(done)
         });
         // One more a lane than it runs, so that it finds the next call waiting when it is done with one.
-        let most_under_way = 2 * schedule.lanes.get();
+        let most_under_way = 2 * schedule.concurrency.get();
         // Collected first: a borrowed iterator inside the stream would not be `Send` to the executor.
         let calls: Vec<_> = calls.collect();
         let done: Result<Vec<Vec<(usize, T)>>> =
@@ -213,9 +213,9 @@ impl Encoder {
 /// have.
 fn calls(order: &[usize], schedule: Schedule, tokens: impl Fn(usize) -> usize) -> Vec<Vec<&[usize]>> {
     let all: usize = order.iter().map(|text| tokens(*text)).sum();
-    let enough = schedule.tokens.min(all / (2 * schedule.lanes.get()));
+    let enough = schedule.min_call_tokens.min(all / (2 * schedule.concurrency.get()));
     let (mut calls, mut found) = (Vec::new(), usize::MAX);
-    for batch in order.chunks(schedule.rows.get()) {
+    for batch in order.chunks(schedule.max_batch_size.get()) {
         if found >= enough {
             calls.push(Vec::new());
             found = 0;
@@ -234,12 +234,12 @@ mod tests {
     fn short_texts_share_calls_and_long_ones_have_their_own() {
         let told = |lengths: &[usize], tokens| {
             let [one, two] = [1, 2].map(|number| number.try_into().unwrap());
-            let schedule = Schedule { rows: one, lanes: two, tokens };
+            let schedule = Schedule { max_batch_size: one, concurrency: two, min_call_tokens: tokens };
             let order: Vec<usize> = (0..lengths.len()).collect();
             let calls = calls(&order, schedule, |text| lengths[text]);
             calls.iter().map(|call| call.concat()).collect::<Vec<_>>()
         };
-        // A text and ten labels, on two lanes.
+        // A text and ten labels, two at a time.
         assert_eq!(told(&[8; 11], 32), [vec![0, 1, 2], vec![3, 4, 5], vec![6, 7, 8], vec![9, 10]]);
         assert_eq!(told(&[8; 3], 32), [[0], [1], [2]]);
         assert_eq!(told(&[200, 90, 20, 20], 32), [vec![0], vec![1], vec![2, 3]]);

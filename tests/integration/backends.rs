@@ -84,7 +84,11 @@ async fn the_onnx_backend() {
         let backend = backend(&bundle, runtime);
         assert_eq!(
             backend.schedule(),
-            Schedule { rows: 1.try_into().unwrap(), lanes: 2.try_into().unwrap(), tokens: 32 }
+            Schedule {
+                max_batch_size: 1.try_into().unwrap(),
+                concurrency: 2.try_into().unwrap(),
+                min_call_tokens: 32
+            }
         );
         keeps_its_contract(&backend).await;
     }

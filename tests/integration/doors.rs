@@ -20,6 +20,7 @@ const DOORS: &[(&str, &[&str])] = &[
         "prost::",
         &[
             "src/build/onnx/",
+            "src/onnx_proto.rs",
             "src/build/sentencepiece/",
             "src/backend/onnx/weights.rs",
             "src/backend/triton/messages.rs",

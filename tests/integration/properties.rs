@@ -62,7 +62,7 @@ const OPTIONS: EmbeddingOptions = EmbeddingOptions {
 };
 
 /// A model that tells the sum of a text's ids, and how many there are, whatever it is padded with.
-fn summing([rows, lanes, tokens]: [usize; 3]) -> EmbeddingPipeline {
+fn summing([rows, concurrency, tokens]: [usize; 3]) -> EmbeddingPipeline {
     let signature = Signature {
         inputs: ["input_ids", "attention_mask"]
             .map(|name| TensorSpec::new(name, ElementType::Int64, [-1, -1]))
@@ -83,8 +83,11 @@ fn summing([rows, lanes, tokens]: [usize; 3]) -> EmbeddingPipeline {
         Ok(vec![Tensor::new(vec![inputs[0].shape()[0], 2], Elements::Fp32(rows.collect()))?])
     });
     let number = |number| NonZeroUsize::new(number).unwrap();
-    let backend: Arc<dyn Backend> =
-        Arc::new(backend.with_schedule(Schedule { rows: number(rows), lanes: number(lanes), tokens }));
+    let backend: Arc<dyn Backend> = Arc::new(backend.with_schedule(Schedule {
+        max_batch_size: number(rows),
+        concurrency: number(concurrency),
+        min_call_tokens: tokens,
+    }));
     let settings = EmbeddingSettings {
         output: "sentence_embedding".into(),
         pooling: Pooling::Mean,

@@ -1,15 +1,15 @@
 //! Runs ONNX graphs in this process: batches side by side, one thread each, since that scales better than
 //! several threads on one batch.
 
+mod bindings;
 pub mod library;
 mod mapped;
-mod moves;
+mod row_permutation;
 mod run;
-mod sequences;
+mod seq2seq;
 mod session;
 mod values;
 mod weights;
-mod wiring;
 
 use std::{
     num::NonZeroUsize,
@@ -24,7 +24,7 @@ use tokio::sync::oneshot;
 pub use self::{
     library::Runtime,
     mapped::MappedFiles,
-    sequences::{OnnxSequences, Parallel},
+    seq2seq::{OnnxSeq2Seq, Parallelism},
     session::{Graph, Session},
     weights::{Constants, Weights, keeps_signed_weights, require_known_files},
 };
@@ -74,7 +74,11 @@ impl OnnxBackend {
         }
         // One row a run: nothing is padded, and with dynamic quantisation, whose scale is that of the whole
         // batch, every text gets the same answer in whatever company it comes.
-        let schedule = Schedule { rows: NonZeroUsize::MIN, lanes: threads, tokens: TOKENS_A_CALL };
+        let schedule = Schedule {
+            max_batch_size: NonZeroUsize::MIN,
+            concurrency: threads,
+            min_call_tokens: TOKENS_A_CALL,
+        };
         Ok(Self { signature, schedule, calls })
     }
 }

@@ -2,7 +2,7 @@
 
 use ort::value::{DynValue, PrimitiveTensorElementType, Tensor as OrtTensor};
 
-use super::moves::Moves;
+use super::row_permutation::RowPermutation;
 use crate::{
     backend::TensorSpec,
     error::{Error, Result},
@@ -45,7 +45,7 @@ pub(super) fn gather(value: &DynValue, rows: &[usize]) -> Result<DynValue> {
 }
 
 /// The same in the value's own memory, where it has as many rows as before; `moves` are those of `rows`.
-pub(super) fn gather_in_place(value: &mut DynValue, rows: &[usize], moves: &Moves) -> Result<()> {
+pub(super) fn gather_in_place(value: &mut DynValue, rows: &[usize], moves: &RowPermutation) -> Result<()> {
     if value.try_extract_tensor::<f32>().is_err() {
         *value = gather(value, rows)?;
         return Ok(());

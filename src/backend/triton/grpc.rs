@@ -20,6 +20,7 @@ use tonic_prost::ProstCodec;
 
 use super::{
     address::ServerUrl,
+    codec,
     connect::Connector,
     failure::{Failure, Kind},
     messages::{
@@ -27,7 +28,6 @@ use super::{
         ParameterValue, ReadyAnswer, TensorMetadata, WantedOutput,
     },
     transport::{Call, Described, Description, LONGEST_ANSWER, Target, microseconds},
-    wire,
 };
 use crate::{
     backend::TensorSpec,
@@ -234,7 +234,7 @@ pub(super) fn read_answer(answer: &InferAnswer, wanted: &[TensorSpec]) -> Result
         let (output, bytes) = found.ok_or_else(|| {
             Failure::garbled(format!("expected the output `{}`, but found none", spec.name))
         })?;
-        wire::decode(spec, &output.datatype, &output.shape, bytes)
+        codec::decode(spec, &output.datatype, &output.shape, bytes)
     };
     wanted.iter().map(read).collect()
 }

@@ -17,10 +17,10 @@ use serde_json::{Map, Value, json};
 
 use super::{
     address::ServerUrl,
+    codec,
     connect::Connector,
     failure::{Failure, Kind},
     transport::{Call, Described, Description, LONGEST_ANSWER, LONGEST_IDLE, Target, microseconds},
-    wire,
 };
 use crate::{
     backend::TensorSpec,
@@ -265,8 +265,8 @@ pub(super) fn read_answer(answer: &Response<Bytes>, wanted: &[TensorSpec]) -> Re
             Failure::garbled(format!("expected the output `{}`, but found none", spec.name))
         })?;
         match &output.data {
-            Some(data) => wire::decode_json(spec, &output.shape, data),
-            None => wire::decode(spec, &output.datatype, &output.shape, bytes),
+            Some(data) => codec::decode_json(spec, &output.shape, data),
+            None => codec::decode(spec, &output.datatype, &output.shape, bytes),
         }
     };
     wanted.iter().map(read).collect()

@@ -3,8 +3,8 @@
 use std::num::NonZeroUsize;
 
 use super::{
+    codec,
     transport::{Described, Description, Parameters},
-    wire,
 };
 use crate::{
     backend::{Schedule, Signature, TensorSpec},
@@ -14,7 +14,7 @@ use crate::{
 /// Rows in a batch where the model takes any number: enough for a GPU, few enough that little is padded.
 const MOST_ROWS: usize = 32;
 /// Batches of one request that are under way at once: the server runs some while others are on their way.
-const LANES: NonZeroUsize = NonZeroUsize::new(4).unwrap();
+const CONCURRENCY: NonZeroUsize = NonZeroUsize::new(4).unwrap();
 
 /// What a model on a fleet takes and gives, and how it likes its work cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,14 +38,14 @@ impl Interface {
         };
         let rows = rows(description, &signature);
         let rows = NonZeroUsize::new(rows).unwrap_or(NonZeroUsize::MIN);
-        let schedule = Schedule { rows, lanes: LANES, tokens: 0 };
+        let schedule = Schedule { max_batch_size: rows, concurrency: CONCURRENCY, min_call_tokens: 0 };
         Ok(Self { signature, schedule, parameters: description.parameters.clone() })
     }
 }
 
 fn specs(model: &str, described: &[Described]) -> Result<Vec<TensorSpec>> {
     let spec = |tensor: &Described| {
-        let element_type = wire::element_type(&tensor.datatype).ok_or_else(|| {
+        let element_type = codec::element_type(&tensor.datatype).ok_or_else(|| {
             Error::model(format!(
                 "expected the tensors of `{model}` on the fleet to be numbers or BYTES, but found `{}` as {}",
                 tensor.name, tensor.datatype
@@ -113,7 +113,7 @@ mod tests {
                 parameters: Parameters::new(),
             };
             let interface = Interface::of("m", &description).unwrap();
-            assert_eq!(interface.schedule.rows.get(), rows, "{what}");
+            assert_eq!(interface.schedule.max_batch_size.get(), rows, "{what}");
         }
     }
 

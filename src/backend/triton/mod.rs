@@ -4,6 +4,7 @@
 mod address;
 mod breaker;
 mod client;
+mod codec;
 mod connect;
 mod failure;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -17,7 +18,6 @@ mod pool;
 mod retry;
 mod transport;
 mod visit;
-mod wire;
 
 use std::{
     fmt,

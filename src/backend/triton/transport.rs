@@ -6,11 +6,11 @@ use bytes::Bytes;
 
 use super::{
     address::{Protocol, ServerUrl},
+    codec,
     connect::{Connector, Trust},
     failure::Failure,
     grpc::GrpcTransport,
     http::HttpTransport,
-    wire,
 };
 use crate::{
     backend::{Signature, TensorSpec},
@@ -83,7 +83,7 @@ impl Call {
             name: spec.name.clone(),
             datatype: spec.element_type.to_string(),
             shape: tensor.shape().iter().map(|side| *side as i64).collect(),
-            bytes: wire::encode(tensor),
+            bytes: codec::encode(tensor),
         });
         Self { inputs: inputs.collect(), outputs: signature.outputs.clone(), parameters }
     }

@@ -38,7 +38,7 @@ const SEEN: [(&str, &str); 2] =
 /// Put before the names of what moves into the encoder, which may have such names itself.
 const MOVED: &str = "decoder/";
 
-/// An encoder and a decoder, named as [`OnnxSequences`](crate::backend::onnx::OnnxSequences) wants them.
+/// An encoder and a decoder, named as [`OnnxSeq2Seq`](crate::backend::onnx::OnnxSeq2Seq) wants them.
 #[derive(Debug)]
 pub struct Graphs {
     /// What runs once.

@@ -10,8 +10,8 @@ use std::{
 use bytes::Bytes;
 use prost::Message;
 
-use super::proto::{EXTERNAL, GraphProto, ModelProto, StringStringEntryProto, TensorProto};
 use crate::error::{Error, Result};
+use crate::onnx_proto::{EXTERNAL, GraphProto, ModelProto, StringStringEntryProto, TensorProto};
 
 /// The name of the file that holds the large weights.
 pub const WEIGHTS: &str = "weights.bin";

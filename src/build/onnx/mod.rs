@@ -2,9 +2,9 @@
 
 mod file;
 mod graph;
-pub mod proto;
 
 pub use self::{
     file::{WEIGHTS, read, write, write_all},
     graph::{GraphBuilder, Value, float, integer, integers},
 };
+pub use crate::onnx_proto as proto;

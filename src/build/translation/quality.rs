@@ -12,8 +12,8 @@ use std::{
 use crate::{
     backend::{
         Deadline,
-        onnx::{OnnxSequences, Parallel, Runtime},
-        sequences::{Decoder, Sequences, Sources},
+        onnx::{OnnxSeq2Seq, Parallelism, Runtime},
+        seq2seq::{Decoder, Seq2SeqBackend, SourceBatch},
     },
     build::{cost::Spent, quality::SENTENCES},
     error::{Error, Result},
@@ -99,8 +99,8 @@ struct Bench<'a> {
     tokenizer: Tokenizer,
     target: Tokenizer,
     shortlist: Option<Shortlist>,
-    reference: OnnxSequences,
-    quantised: OnnxSequences,
+    reference: OnnxSeq2Seq,
+    quantised: OnnxSeq2Seq,
     /// What the encoder reads before and after a text.
     around: [Vec<i64>; 2],
     options: GenerationOptions,
@@ -132,8 +132,8 @@ impl<'a> Bench<'a> {
         let settings = subject.settings;
         // Each takes a core of its own.
         let threads = thread::available_parallelism().map_or(1, |threads| threads.get().div_ceil(2));
-        let parallel = Parallel::Together(NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN));
-        let open = |graphs: &[PathBuf; 2]| OnnxSequences::open(runtime, graphs.each_ref(), parallel);
+        let parallel = Parallelism::WithinStep(NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN));
+        let open = |graphs: &[PathBuf; 2]| OnnxSeq2Seq::open(runtime, graphs.each_ref(), parallel);
         let read = |name: &str| {
             let path = subject.folder.join(name);
             std::fs::read(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))
@@ -227,7 +227,7 @@ impl<'a> Bench<'a> {
 
     async fn greedy(
         &self,
-        model: &OnnxSequences,
+        model: &OnnxSeq2Seq,
         source: &[i64],
         shortlist: Option<Vec<i64>>,
     ) -> Result<(Vec<i64>, Duration)> {
@@ -273,7 +273,7 @@ impl<'a> Bench<'a> {
 
     async fn run<T: Send + 'static>(
         &self,
-        model: &OnnxSequences,
+        model: &OnnxSeq2Seq,
         source: &[i64],
         shortlist: Option<Vec<i64>>,
         work: impl FnOnce(&mut dyn Decoder) -> Result<T> + Send + 'static,
@@ -285,7 +285,7 @@ impl<'a> Bench<'a> {
             Ok(())
         });
         let pad = self.settings.generation.pad_token_id;
-        let sources = Sources { rows: vec![source.to_vec()], pad, shortlist };
+        let sources = SourceBatch { rows: vec![source.to_vec()], pad, shortlist };
         model.decode(sources, Deadline::within(PATIENCE), work).await?;
         receiver.recv().map_err(|error| Error::model_because("the graphs gave no answer", error))
     }

@@ -10,7 +10,7 @@ use super::{Figure, Target, median};
 use crate::{
     backend::{
         Deadline,
-        sequences::{Decoder, Sequences},
+        seq2seq::{Decoder, Seq2SeqBackend},
     },
     config::Config,
     error::{Error, Result},
@@ -88,7 +88,11 @@ enum Side {
 }
 
 /// The time that the steps take, without the encoder's, and the tokens that were fed.
-async fn run(sequences: &dyn Sequences, decoding: &Decoding, side: Side) -> Result<(Duration, Vec<i64>)> {
+async fn run(
+    sequences: &dyn Seq2SeqBackend,
+    decoding: &Decoding,
+    side: Side,
+) -> Result<(Duration, Vec<i64>)> {
     let (sender, receiver) = mpsc::channel();
     let Decoding { sources, search } = decoding.clone();
     let source = Source { length: sources.rows.first().map_or(0, Vec::len), number: 0 };

@@ -14,7 +14,7 @@ pub use self::{
     settings::{EarlyStopping, GenerationOptions, GenerationSettings},
 };
 use crate::{
-    backend::{Deadline, sequences::Decoder},
+    backend::{Deadline, seq2seq::Decoder},
     error::{Error, Result},
 };
 

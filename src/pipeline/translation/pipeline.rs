@@ -14,7 +14,7 @@ use crate::{
     backend::{
         Deadline,
         routing::{Place, Route},
-        sequences::{self, Sequences},
+        seq2seq::{self, Seq2SeqBackend},
     },
     error::{Error, Result, at_text},
     pipeline::{
@@ -34,7 +34,7 @@ pub struct TranslationPipeline {
     sources: Arc<Sources>,
     target: Arc<Tokenizer>,
     pub(super) shortlist: Option<Arc<Shortlist>>,
-    pub(super) route: Route<Arc<dyn Sequences>>,
+    pub(super) route: Route<Arc<dyn Seq2SeqBackend>>,
     pub(super) remote: Arc<Remote>,
 }
 
@@ -98,14 +98,14 @@ pub struct Parts {
     /// What may stand in the translation of what, where the model knows.
     pub shortlist: Option<Shortlist>,
     /// Where it runs.
-    pub route: Route<Arc<dyn Sequences>>,
+    pub route: Route<Arc<dyn Seq2SeqBackend>>,
 }
 
 /// What goes to an encoder and its decoder.
 #[derive(Clone, Debug)]
 pub struct Decoding {
     /// What is encoded.
-    pub sources: sequences::Sources,
+    pub sources: seq2seq::SourceBatch,
     /// What is looked for.
     pub search: Search,
 }
@@ -288,7 +288,7 @@ impl TranslationPipeline {
             None => search,
         };
         let pad = self.settings().generation.pad_token_id;
-        Decoding { sources: sequences::Sources { rows, pad, shortlist }, search }
+        Decoding { sources: seq2seq::SourceBatch { rows, pad, shortlist }, search }
     }
 
     /// What goes to the encoder and the decoder for a text that is not split: to be run by hand.
@@ -305,7 +305,7 @@ impl TranslationPipeline {
     }
 
     /// What runs the model in this process.
-    pub fn sequences(&self) -> Option<&Arc<dyn Sequences>> {
+    pub fn sequences(&self) -> Option<&Arc<dyn Seq2SeqBackend>> {
         self.route.here()
     }
 

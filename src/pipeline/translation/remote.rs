@@ -145,7 +145,7 @@ impl Writer {
         let mut schedule = self.backend.schedule();
         if !self.inputs.iter().any(|(role, _)| *role == Role::Mask) {
             // Without a mask the model would take padding for words.
-            schedule.rows = std::num::NonZeroUsize::MIN;
+            schedule.max_batch_size = std::num::NonZeroUsize::MIN;
         }
         schedule
     }

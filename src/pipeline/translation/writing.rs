@@ -13,7 +13,7 @@ use crate::{
     backend::{
         Deadline,
         routing::Place,
-        sequences::{Decoder, Sequences},
+        seq2seq::{Decoder, Seq2SeqBackend},
         triton::Fleet,
     },
     error::{Error, Result},
@@ -127,7 +127,7 @@ impl TranslationPipeline {
             rest = others;
         }
         // One more a lane than it runs, so that it finds the next batch waiting when it is done with one.
-        let at_once = 2 * sequences.lanes().get();
+        let at_once = 2 * sequences.concurrency().get();
         let done: Result<Vec<Written>> = stream::iter(batches).buffer_unordered(at_once).try_collect().await;
         under_way.ended(done.is_ok());
         Ok((sorted(done?), Place::Here))
@@ -148,11 +148,11 @@ impl TranslationPipeline {
         let mut rest = order.as_slice();
         while let Some(first) = rest.first() {
             let search = self.search(options, jobs[*first].first_token)?;
-            let (batch, others) = rest.split_at(alike(jobs, rest).min(schedule.rows.get()));
+            let (batch, others) = rest.split_at(alike(jobs, rest).min(schedule.max_batch_size.get()));
             batches.push(self.write_batch(writer, jobs, batch, [search, by_default.clone()], deadline));
             rest = others;
         }
-        let at_once = 2 * schedule.lanes.get();
+        let at_once = 2 * schedule.concurrency.get();
         let done: Vec<Written> = stream::iter(batches).buffer_unordered(at_once).try_collect().await?;
         Ok(sorted(done))
     }
@@ -186,7 +186,7 @@ impl TranslationPipeline {
 
     async fn run_batch(
         &self,
-        sequences: &Arc<dyn Sequences>,
+        sequences: &Arc<dyn Seq2SeqBackend>,
         jobs: &[Job],
         batch: &[usize],
         search: Search,

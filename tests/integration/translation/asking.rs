@@ -11,7 +11,7 @@ use axum::{
 use http_body_util::BodyExt;
 use kivu::{
     api::{App, router},
-    backend::{Signature, TensorSpec, scripted::ScriptedSequences, sequences::Sequences},
+    backend::{Signature, TensorSpec, scripted::ScriptedSeq2Seq, seq2seq::Seq2SeqBackend},
     config::Limits,
     model::{Model, Pipeline},
     pipeline::{
@@ -74,7 +74,7 @@ fn settings(codes: &[&str]) -> TranslationSettings {
 fn model(name: &str, codes: &[&str]) -> Model {
     let tokenizer = tokenizer();
     let endless = token(&tokenizer, ENDLESS);
-    let sequences = ScriptedSequences::new(VOCABULARY, move |source, target| {
+    let sequences = ScriptedSeq2Seq::new(VOCABULARY, move |source, target| {
         let mut scores: Vec<f32> = (0..VOCABULARY).map(|token| -(token as f32) / 1000.0).collect();
         // The decoder's first token and the language come before the text.
         let next = match source.get(target.len() - 1) {
@@ -90,7 +90,7 @@ fn model(name: &str, codes: &[&str]) -> Model {
         scores
     });
     let settings = settings(codes);
-    let sequences: Arc<dyn Sequences> = Arc::new(sequences);
+    let sequences: Arc<dyn Seq2SeqBackend> = Arc::new(sequences);
     let parts = Parts { target: Arc::clone(&tokenizer), tokenizer, shortlist: None, route: sequences.into() };
     let pipeline = TranslationPipeline::new(parts, settings.clone()).unwrap();
     Model {

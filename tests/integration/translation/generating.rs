@@ -6,8 +6,8 @@ use kivu::repository::manifest::Precision;
 use kivu::{
     backend::{
         Deadline,
-        onnx::{OnnxSequences, Parallel, Runtime},
-        sequences::{Sequences, Sources},
+        onnx::{OnnxSeq2Seq, Parallelism, Runtime},
+        seq2seq::{Seq2SeqBackend, SourceBatch},
     },
     build::{exported, onnx},
     pipeline::generation::{
@@ -60,13 +60,13 @@ fn settings(name: &str) -> GenerationSettings {
 }
 
 /// The graphs in `folder` as a backend.
-fn open(folder: &Path, parallel: Parallel, runtime: Runtime) -> OnnxSequences {
+fn open(folder: &Path, parallel: Parallelism, runtime: Runtime) -> OnnxSeq2Seq {
     let graphs = ["encoder.onnx", "decoder.onnx"].map(|name| folder.join(name));
-    OnnxSequences::open(runtime, graphs.each_ref(), parallel).unwrap()
+    OnnxSeq2Seq::open(runtime, graphs.each_ref(), parallel).unwrap()
 }
 
 async fn run(
-    backend: &dyn Sequences,
+    backend: &dyn Seq2SeqBackend,
     sources: &[Vec<i64>],
     search: &Search,
     pad: i64,
@@ -75,11 +75,14 @@ async fn run(
     let list: Vec<Source> =
         sources.iter().enumerate().map(|(number, source)| Source { length: source.len(), number }).collect();
     let (search, deadline) = (search.clone(), Deadline::within(Duration::from_secs(30)));
-    let work = Box::new(move |decoder: &mut dyn kivu::backend::sequences::Decoder| {
+    let work = Box::new(move |decoder: &mut dyn kivu::backend::seq2seq::Decoder| {
         sender.send(generate(decoder, &list, &search, deadline)?).unwrap();
         Ok(())
     });
-    backend.decode(Sources { rows: sources.to_vec(), pad, shortlist: None }, deadline, work).await.unwrap();
+    backend
+        .decode(SourceBatch { rows: sources.to_vec(), pad, shortlist: None }, deadline, work)
+        .await
+        .unwrap();
     receiver.recv().unwrap()
 }
 
@@ -97,7 +100,7 @@ fn compare(case: &Case, found: &[Vec<Generated>], note: &str) {
     }
 }
 
-async fn generates_as_transformers(name: &str, backend: &OnnxSequences) {
+async fn generates_as_transformers(name: &str, backend: &OnnxSeq2Seq) {
     let settings = settings(name);
     let bounds = Bounds { vocabulary: backend.vocabulary().unwrap(), longest: 65 };
     let cases = goldens(name);
@@ -116,7 +119,7 @@ fn threads(count: usize) -> NonZeroUsize {
     NonZeroUsize::new(count).unwrap()
 }
 
-async fn an_export_generates_as_transformers(name: &str, parallel: Parallel) {
+async fn an_export_generates_as_transformers(name: &str, parallel: Parallelism) {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     let graphs = exported::read(&fixtures().join("exports").join(name)).unwrap();
@@ -131,17 +134,17 @@ async fn a_bundle_generates_as_transformers(name: &str) {
     let out = folder.path().join(name);
     let source = fixtures().join("models").join(name);
     build_request(&request(source, out.clone(), Some(Precision::Fp32)), runtime).unwrap();
-    generates_as_transformers(name, &open(&out, Parallel::Together(threads(2)), runtime)).await;
+    generates_as_transformers(name, &open(&out, Parallelism::WithinStep(threads(2)), runtime)).await;
 }
 
 #[tokio::test]
 async fn an_export_with_a_merged_decoder_generates_as_transformers() {
-    an_export_generates_as_transformers("tiny-m2m100", Parallel::Together(threads(2))).await;
+    an_export_generates_as_transformers("tiny-m2m100", Parallelism::WithinStep(threads(2))).await;
 }
 
 #[tokio::test]
 async fn an_export_with_two_decoders_generates_as_transformers() {
-    an_export_generates_as_transformers("tiny-marian", Parallel::SideBySide(threads(2))).await;
+    an_export_generates_as_transformers("tiny-marian", Parallelism::AcrossSources(threads(2))).await;
 }
 
 #[tokio::test]
@@ -159,7 +162,7 @@ async fn bundles_of_exports_generate_as_transformers() {
         let out = folder.path().join(name);
         let source = fixtures().join("exports").join(name);
         build_request(&request(source.clone(), out.clone(), Some(Precision::Fp32)), runtime).unwrap();
-        generates_as_transformers(name, &open(&out, Parallel::Together(threads(1)), runtime)).await;
+        generates_as_transformers(name, &open(&out, Parallelism::WithinStep(threads(1)), runtime)).await;
         let blocks = request(source, folder.path().join("blocks"), Some(Precision::Int8Blocks));
         let error = build_request(&blocks, runtime).unwrap_err();
         assert!(error.to_string().contains("but found `int8-blocks`"), "{error}");

@@ -6,8 +6,8 @@ use kivu::{
     Error, Result,
     backend::{
         Deadline,
-        scripted::ScriptedSequences,
-        sequences::{Decoder, Sequences, Sources},
+        scripted::ScriptedSeq2Seq,
+        seq2seq::{Decoder, Seq2SeqBackend, SourceBatch},
     },
     pipeline::generation::{
         Bounds, Generated, GenerationOptions, GenerationSettings, Search, Source, generate,
@@ -31,7 +31,7 @@ fn search(options: Value) -> Search {
 }
 
 async fn run(
-    decoder: &ScriptedSequences,
+    decoder: &ScriptedSeq2Seq,
     sources: &[Vec<i64>],
     search: Search,
     deadline: Deadline,
@@ -43,7 +43,7 @@ async fn run(
         sender.send(generate(decoder, &list, &search, deadline)?).unwrap();
         Ok(())
     });
-    decoder.decode(Sources { rows: sources.to_vec(), pad: 1, shortlist: None }, deadline, work).await?;
+    decoder.decode(SourceBatch { rows: sources.to_vec(), pad: 1, shortlist: None }, deadline, work).await?;
     Ok(receiver.recv().unwrap())
 }
 
@@ -52,8 +52,8 @@ fn soon() -> Deadline {
 }
 
 /// Says 3 as often as the source says, then ends.
-fn counting() -> ScriptedSequences {
-    ScriptedSequences::new(6, |source, target| {
+fn counting() -> ScriptedSeq2Seq {
+    ScriptedSeq2Seq::new(6, |source, target| {
         let goes_on = (target.len() as i64) <= source[0];
         let mut scores = vec![0.0, 0.0, 1.0, 2.0, 1.5, 0.0];
         scores[if goes_on { 3 } else { 0 }] = 9.0;
@@ -84,8 +84,8 @@ async fn beams_share_the_first_step_and_leave_together() {
 }
 
 /// Never ends of its own.
-fn endless() -> ScriptedSequences {
-    ScriptedSequences::new(6, |_, _| vec![-9.0, 0.0, 1.0, 3.0, 2.0, 0.0])
+fn endless() -> ScriptedSeq2Seq {
+    ScriptedSeq2Seq::new(6, |_, _| vec![-9.0, 0.0, 1.0, 3.0, 2.0, 0.0])
 }
 
 #[tokio::test]
@@ -101,7 +101,7 @@ async fn a_decoder_that_never_ends_is_ended() {
 
 #[tokio::test]
 async fn the_deadline_is_checked_at_every_step() {
-    let decoder = ScriptedSequences::new(6, |_, _| {
+    let decoder = ScriptedSeq2Seq::new(6, |_, _| {
         std::thread::sleep(Duration::from_millis(5));
         vec![-9.0, 0.0, 1.0, 3.0, 2.0, 0.0]
     });
@@ -116,18 +116,18 @@ async fn the_deadline_is_checked_at_every_step() {
 #[tokio::test]
 async fn nonsense_is_an_error() {
     for beams in [1, 2] {
-        let decoder = ScriptedSequences::new(6, |_, _| vec![f32::NAN; 6]);
+        let decoder = ScriptedSeq2Seq::new(6, |_, _| vec![f32::NAN; 6]);
         let error = run(&decoder, &[vec![1]], search(json!({"num_beams": beams})), soon()).await.unwrap_err();
         assert_eq!(error.to_string(), "the model's output `logits` is not a number");
     }
-    let lying = ScriptedSequences::new(6, |_, _| vec![1.0; 4]);
+    let lying = ScriptedSeq2Seq::new(6, |_, _| vec![1.0; 4]);
     let error = run(&lying, &[vec![1]], search(json!({})), soon()).await.unwrap_err();
     insta::assert_snapshot!(error, @"expected `logits` of 1 rows, but found 4 values");
 }
 
 #[tokio::test]
 async fn drawing_follows_the_seed_and_the_probabilities() {
-    let decoder = ScriptedSequences::new(6, |_, _| vec![-50.0, -50.0, 0.0, 1.0, -50.0, -50.0]);
+    let decoder = ScriptedSeq2Seq::new(6, |_, _| vec![-50.0, -50.0, 0.0, 1.0, -50.0, -50.0]);
     let draw = async |seed: u64, beams: usize, tokens: usize| {
         let options = json!({
             "do_sample": true, "seed": seed, "num_beams": beams, "num_return_sequences": beams.max(2),

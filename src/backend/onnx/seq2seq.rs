@@ -17,14 +17,14 @@ use tokio::sync::oneshot;
 
 use super::{
     Graph, Runtime, Session,
-    moves::Moves,
+    bindings::{DecoderBindings, DecoderInput, EncoderInput},
+    row_permutation::RowPermutation,
     values::{gather, gather_in_place, integers, zeros},
-    wiring::{DecoderInput, EncoderInput, Wiring},
 };
 use crate::{
     backend::{
         Deadline, Signature,
-        sequences::{Decoder, Logits, Sequences, Sources, Work},
+        seq2seq::{DecodeFn, Decoder, Logits, Seq2SeqBackend, SourceBatch},
     },
     error::{Error, Result},
     telemetry,
@@ -36,8 +36,8 @@ use crate::{
 /// - The queue forgets works whose caller has gone or whose deadline has passed.
 /// - Dropping this ends the threads once the queue is empty.
 #[derive(Debug)]
-pub struct OnnxSequences {
-    lanes: NonZeroUsize,
+pub struct OnnxSeq2Seq {
+    concurrency: NonZeroUsize,
     vocabulary: Option<usize>,
     encoder: Signature,
     decoder: Signature,
@@ -46,11 +46,11 @@ pub struct OnnxSequences {
 
 /// What threads are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Parallel {
+pub enum Parallelism {
     /// All work on one step: for large models, whose weights are read at every step, however few rows there are.
-    Together(NonZeroUsize),
+    WithinStep(NonZeroUsize),
     /// Each works on a source of its own: for models that are small, or whose sources have no batch in common.
-    SideBySide(NonZeroUsize),
+    AcrossSources(NonZeroUsize),
 }
 
 /// The sessions, and what goes where.
@@ -58,42 +58,42 @@ pub enum Parallel {
 struct Model {
     encoder: Session,
     decoder: Session,
-    wiring: Wiring,
+    bindings: DecoderBindings,
 }
 
 struct Job {
-    sources: Sources,
+    sources: SourceBatch,
     deadline: Deadline,
-    work: Work,
+    work: DecodeFn,
     reply: oneshot::Sender<Result<()>>,
 }
 
-impl OnnxSequences {
+impl OnnxSeq2Seq {
     /// Loads the graphs of an encoder and a decoder, which are refused where they do not fit together.
     pub fn open(
         runtime: Runtime,
         [encoder, decoder]: [impl Into<Graph>; 2],
-        parallel: Parallel,
+        parallel: Parallelism,
     ) -> Result<Self> {
-        let (lanes, threads) = match parallel {
-            Parallel::Together(threads) => (NonZeroUsize::MIN, threads),
-            Parallel::SideBySide(lanes) => (lanes, NonZeroUsize::MIN),
+        let (concurrency, threads) = match parallel {
+            Parallelism::WithinStep(threads) => (NonZeroUsize::MIN, threads),
+            Parallelism::AcrossSources(concurrency) => (concurrency, NonZeroUsize::MIN),
         };
         let encoder = Session::open(runtime, encoder, threads)?;
         let decoder = Session::open(runtime, decoder, threads)?;
-        let wiring = Wiring::new(encoder.signature(), decoder.signature())?;
+        let bindings = DecoderBindings::new(encoder.signature(), decoder.signature())?;
         let signatures = (encoder.signature().clone(), decoder.signature().clone());
-        let vocabulary = wiring.vocabulary;
-        let model = Arc::new(Model { encoder, decoder, wiring });
+        let vocabulary = bindings.vocabulary;
+        let model = Arc::new(Model { encoder, decoder, bindings });
         let (jobs, queue) = flume::unbounded::<Job>();
-        for number in 0..lanes.get() {
+        for number in 0..concurrency.get() {
             let (model, queue) = (Arc::clone(&model), queue.clone());
             thread::Builder::new()
                 .name(format!("sequences-{number}"))
                 .spawn(move || queue.iter().for_each(|job| job.run(&model)))
                 .map_err(Error::io("cannot start a thread for an ONNX session"))?;
         }
-        Ok(Self { lanes, vocabulary, encoder: signatures.0, decoder: signatures.1, jobs })
+        Ok(Self { concurrency, vocabulary, encoder: signatures.0, decoder: signatures.1, jobs })
     }
 
     /// The inputs and outputs of the encoder and of the decoder.
@@ -103,16 +103,16 @@ impl OnnxSequences {
 }
 
 #[async_trait]
-impl Sequences for OnnxSequences {
-    fn lanes(&self) -> NonZeroUsize {
-        self.lanes
+impl Seq2SeqBackend for OnnxSeq2Seq {
+    fn concurrency(&self) -> NonZeroUsize {
+        self.concurrency
     }
 
     fn vocabulary(&self) -> Option<usize> {
         self.vocabulary
     }
 
-    async fn decode(&self, sources: Sources, deadline: Deadline, work: Work) -> Result<()> {
+    async fn decode(&self, sources: SourceBatch, deadline: Deadline, work: DecodeFn) -> Result<()> {
         let stopped = || Error::Inference {
             message: "the threads of the ONNX session have stopped".into(),
             source: None,
@@ -165,9 +165,9 @@ struct OnnxDecoder<'a> {
 
 impl<'a> OnnxDecoder<'a> {
     /// Runs the encoder.
-    fn new(model: &'a Model, sources: Sources, is_wanted: &'a dyn Fn() -> bool) -> Result<Self> {
-        let Sources { rows, pad, shortlist } = sources;
-        if shortlist.is_some() != model.wiring.takes_shortlist {
+    fn new(model: &'a Model, sources: SourceBatch, is_wanted: &'a dyn Fn() -> bool) -> Result<Self> {
+        let SourceBatch { rows, pad, shortlist } = sources;
+        if shortlist.is_some() != model.bindings.takes_shortlist {
             return Err(Error::Inference {
                 message: "expected a shortlist where the encoder takes one, and none where not".into(),
                 source: None,
@@ -184,14 +184,14 @@ impl<'a> OnnxDecoder<'a> {
         };
         let (ids, mask) = (padded(pad, |id| id)?, padded(0, |_| 1)?);
         let columns = shortlist.as_ref().map(|list| integers(&[list.len()], list.clone())).transpose()?;
-        let inputs = model.wiring.encoder.iter().filter_map(|input| match input {
+        let inputs = model.bindings.encoder.iter().filter_map(|input| match input {
             EncoderInput::Ids => Some(&ids),
             EncoderInput::Mask => Some(&mask),
             EncoderInput::Shortlist => columns.as_ref(),
         });
         let inputs: Vec<SessionInputValue<'_>> = inputs.map(SessionInputValue::from).collect();
         let encoded = model.encoder.run_values(&inputs)?;
-        let states = model.wiring.states.iter().map(|state| zeros(&state.spec, rows.len()));
+        let states = model.bindings.states.iter().map(|state| zeros(&state.spec, rows.len()));
         let states = states.collect::<Result<_>>()?;
         let owners = (0..rows.len()).collect();
         Ok(Self { model, shortlist, mask, encoded, states, logits: None, owners, steps: 0, is_wanted })
@@ -226,7 +226,7 @@ impl Decoder for OnnxDecoder<'_> {
         let ids = TensorRef::from_array_view(([ids.len(), 1], ids.as_slice())).map_err(failed)?;
         let position = TensorRef::from_array_view(([1_usize], position.as_slice())).map_err(failed)?;
         let mut states = self.states.iter();
-        let inputs = self.model.wiring.decoder.iter().filter_map(|input| match input {
+        let inputs = self.model.bindings.decoder.iter().filter_map(|input| match input {
             DecoderInput::Ids => Some(SessionInputValue::from(ids.view())),
             DecoderInput::Mask => Some(SessionInputValue::from(&self.mask)),
             DecoderInput::Position => Some(SessionInputValue::from(position.view())),
@@ -243,10 +243,10 @@ impl Decoder for OnnxDecoder<'_> {
                 source: None,
             })
         };
-        for (state, wire) in self.states.iter_mut().zip(&self.model.wiring.states) {
+        for (state, wire) in self.states.iter_mut().zip(&self.model.bindings.states) {
             *state = take(wire.output)?;
         }
-        let logits = self.logits.insert(take(self.model.wiring.logits)?);
+        let logits = self.logits.insert(take(self.model.bindings.logits)?);
         self.steps += 1;
         let (shape, values) = logits.try_extract_tensor_mut::<f32>().map_err(failed)?;
         let width = shape.last().map_or(0, |side| *side as usize);
@@ -254,7 +254,7 @@ impl Decoder for OnnxDecoder<'_> {
     }
 
     fn reorder(&mut self, rows: &[usize]) -> Result<()> {
-        let moves = Moves::new(rows);
+        let moves = RowPermutation::new(rows);
         for state in &mut self.states {
             if rows.len() == self.owners.len() {
                 gather_in_place(state, rows, &moves)?;
@@ -271,7 +271,7 @@ impl Decoder for OnnxDecoder<'_> {
         // What comes from the source is the same for all of its rows, whichever goes where.
         if owners != self.owners {
             self.mask = gather(&self.mask, rows)?;
-            for output in &self.model.wiring.by_row {
+            for output in &self.model.bindings.by_row {
                 self.encoded[*output] = gather(&self.encoded[*output], rows)?;
             }
             self.owners = owners;

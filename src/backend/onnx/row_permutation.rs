@@ -3,7 +3,7 @@
 /// The order in which rows are copied so that none is lost: for five beams of a large model they are megabytes at
 /// every step, of which each is copied once.
 #[derive(Debug)]
-pub(super) struct Moves(Vec<Move>);
+pub(super) struct RowPermutation(Vec<Move>);
 
 /// One copy. A row that all others wait for goes aside first, and comes from there.
 #[derive(Debug)]
@@ -12,7 +12,7 @@ struct Move {
     to: Option<usize>,
 }
 
-impl Moves {
+impl RowPermutation {
     /// The moves after which row `i` is what row `rows[i]` was. Rows that stay are not touched.
     pub(super) fn new(rows: &[usize]) -> Self {
         let moved = rows.iter().enumerate().filter(|(to, from)| to != *from);
@@ -37,7 +37,7 @@ impl Moves {
         Self(moves)
     }
 
-    /// Moves rows of `size` values, all of which are there.
+    /// RowPermutation rows of `size` values, all of which are there.
     pub(super) fn apply(&self, values: &mut [f32], size: usize) {
         let of = |row: usize| row * size..(row + 1) * size;
         let mut aside = Vec::new();
@@ -62,7 +62,7 @@ mod tests {
         #[test]
         fn every_row_comes_from_where_it_should(rows in proptest::collection::vec(0..7_usize, 7)) {
             let mut values: Vec<f32> = (0..14).map(|value| value as f32).collect();
-            Moves::new(&rows).apply(&mut values, 2);
+            RowPermutation::new(&rows).apply(&mut values, 2);
             let expected: Vec<f32> = rows.iter().flat_map(|row| [2.0 * *row as f32, 2.0 * *row as f32 + 1.0]).collect();
             prop_assert_eq!(values, expected, "{:?}", rows);
         }

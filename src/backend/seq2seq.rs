@@ -11,26 +11,26 @@ use crate::error::Result;
 /// Runs an encoder and lends out its decoder.
 ///
 /// # Contract
-/// - Work whose deadline has passed, or whose caller has gone, is not begun.
+/// - DecodeFn whose deadline has passed, or whose caller has gone, is not begun.
 /// - One work's failure leaves the next unharmed.
 #[async_trait]
-pub trait Sequences: Debug + Send + Sync {
+pub trait Seq2SeqBackend: Debug + Send + Sync {
     /// How many works run side by side.
-    fn lanes(&self) -> NonZeroUsize;
+    fn concurrency(&self) -> NonZeroUsize;
 
     /// The number of scores that a decoder gives a row, where it is always the same.
     fn vocabulary(&self) -> Option<usize>;
 
     /// Encodes `sources` and lets `work` run the decoder, on a thread that may take its time.
-    async fn decode(&self, sources: Sources, deadline: Deadline, work: Work) -> Result<()>;
+    async fn decode(&self, sources: SourceBatch, deadline: Deadline, work: DecodeFn) -> Result<()>;
 }
 
 /// What is done with a decoder once its sources are encoded.
-pub type Work = Box<dyn FnOnce(&mut dyn Decoder) -> Result<()> + Send>;
+pub type DecodeFn = Box<dyn FnOnce(&mut dyn Decoder) -> Result<()> + Send>;
 
 /// Token ids that are encoded together, a row each, one at least.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sources {
+pub struct SourceBatch {
     /// The token ids of each row, special tokens included.
     pub rows: Vec<Vec<i64>>,
     /// What fills the rows that are shorter than others; no model looks at it.

@@ -18,7 +18,7 @@ const LOGITS: &str = "logits";
 
 /// What goes where between an encoder and a decoder.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Wiring {
+pub(super) struct DecoderBindings {
     pub(super) encoder: Vec<EncoderInput>,
     pub(super) decoder: Vec<DecoderInput>,
     /// What the decoder keeps, in the order of its inputs.
@@ -61,7 +61,7 @@ pub(super) struct State {
     pub(super) output: usize,
 }
 
-impl Wiring {
+impl DecoderBindings {
     /// Refuses graphs that do not fit together, with both sides named.
     pub(super) fn new(encoder: &Signature, decoder: &Signature) -> Result<Self> {
         let encoder_inputs: Option<Vec<_>> = encoder.inputs.iter().map(encoder_input).collect();
@@ -173,12 +173,12 @@ mod tests {
             ],
             &[("present.a", Fp32), ("logits", Fp32), ("present.b", Fp32)],
         );
-        let wiring = Wiring::new(&encoder, &decoder).unwrap();
-        assert_eq!(wiring.encoder, [EncoderInput::Mask, EncoderInput::Ids]);
+        let bindings = DecoderBindings::new(&encoder, &decoder).unwrap();
+        assert_eq!(bindings.encoder, [EncoderInput::Mask, EncoderInput::Ids]);
         use DecoderInput::{Encoded, Ids, State};
-        assert_eq!(wiring.decoder, [State, Ids, State, Encoded(1), Encoded(0)]);
-        assert_eq!(wiring.states.iter().map(|state| state.output).collect::<Vec<_>>(), [2, 0]);
-        assert_eq!((wiring.by_row, wiring.logits, wiring.vocabulary), (vec![1], 1, Some(7)));
+        assert_eq!(bindings.decoder, [State, Ids, State, Encoded(1), Encoded(0)]);
+        assert_eq!(bindings.states.iter().map(|state| state.output).collect::<Vec<_>>(), [2, 0]);
+        assert_eq!((bindings.by_row, bindings.logits, bindings.vocabulary), (vec![1], 1, Some(7)));
     }
 
     #[test]
@@ -186,12 +186,12 @@ mod tests {
         use ElementType::{Fp32, Int64};
         let encoder = signature(&[("input_ids", Int64)], &[("cross.0", Fp32)]);
         let lost = signature(&[("input_ids", Int64), ("past.a", Fp32)], &[("logits", Fp32)]);
-        let message = Wiring::new(&encoder, &lost).unwrap_err().to_string();
+        let message = DecoderBindings::new(&encoder, &lost).unwrap_err().to_string();
         assert!(message.ends_with(
             "but found an encoder of `input_ids` that gives `cross.0`, and a decoder of `input_ids`, `past.a` \
              that gives `logits`"
         ));
         let missing = signature(&[("input_ids", Int64), ("cross.1", Fp32)], &[("logits", Fp32)]);
-        assert!(Wiring::new(&encoder, &missing).is_err());
+        assert!(DecoderBindings::new(&encoder, &missing).is_err());
     }
 }

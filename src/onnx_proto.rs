@@ -1,4 +1,4 @@
-//! The messages of `onnx.proto`, as far as they are read and written here.
+//! The messages of `onnx.proto` that are read and written here, with the field names and numbers of that file.
 
 use bytes::Bytes;
 use prost::Message;
