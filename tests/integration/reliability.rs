@@ -1,11 +1,11 @@
-//! What `docs/reliability.md` tells of faults is tested by what it says.
+//! Every fault in the table of `docs/reliability.md` names a test, and the test exists.
 
 use std::fs;
 
-use crate::{doors::sources, live::root};
+use crate::{crate_boundaries::sources, live::root};
 
 #[test]
-fn every_fault_that_is_told_of_has_its_test() {
+fn every_documented_fault_has_a_test() {
     let tests: String = [("src", "rs"), ("tests", "rs"), ("tests", "py")]
         .iter()
         .flat_map(|(folder, extension)| sources(&root().join(folder), extension))
@@ -17,12 +17,13 @@ fn every_fault_that_is_told_of_has_its_test() {
     assert!(rows.len() > 10, "{rows:#?}");
     for row in rows {
         let named: Vec<&str> = row.trim_end_matches(" |").rsplit(" | ").next().unwrap().split('`').collect();
-        let name = named.get(1).unwrap_or_else(|| panic!("no test is named: {row}"));
+        let name =
+            named.get(1).unwrap_or_else(|| panic!("expected a test in backquotes, but found none: {row}"));
         let exists = if name.contains('/') {
             root().join(name).is_file()
         } else {
             ["fn", "def"].iter().any(|word| tests.contains(&format!("{word} {name}(")))
         };
-        assert!(exists, "`{name}` is no test: {row}");
+        assert!(exists, "expected a test or a file called `{name}`, but found neither: {row}");
     }
 }

@@ -1,12 +1,12 @@
-//! Each foreign crate is spoken to in one place, so that replacing it, or its version, changes that place only.
+//! Each external crate is used in one place only, so that replacing or upgrading it changes that place only.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// A crate, as it is written in paths, and where it may be.
-const DOORS: &[(&str, &[&str])] = &[
+/// External crates, as paths begin with them, and the files and folders that may use them.
+const BOUNDARIES: &[(&str, &[&str])] = &[
     ("ort::", &["src/backend/onnx/"]),
     ("tokenizers::", &["src/tokenizer/"]),
     ("safetensors::", &["src/build/weights.rs"]),
@@ -54,38 +54,37 @@ const DOORS: &[(&str, &[&str])] = &[
     ("rustix::", &["src/build/scratch.rs", "src/cli/mod.rs", "src/cli/serve.rs", "src/repository/folder.rs"]),
 ];
 
-/// The files of a folder, and those of the folders in it, by the ends of their names.
+/// All files with this extension in a folder and its subfolders.
 pub(crate) fn sources(folder: &Path, extension: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let sources = entries.flat_map(|path| if path.is_dir() { sources(&path, extension) } else { vec![path] });
     sources.filter(|path| path.extension().is_some_and(|found| found == extension)).collect()
 }
 
-/// Whether a line of code names the crate, at the beginning of a path.
-fn names(line: &str, door: &str) -> bool {
+/// Whether the code of a line has a path that begins with the crate.
+fn uses(line: &str, name: &str) -> bool {
     let code = line.split("//").next().unwrap_or_default();
-    code.match_indices(door).any(|(at, _)| {
+    code.match_indices(name).any(|(at, _)| {
         !code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_' || before == ':')
     })
 }
 
 #[test]
-fn every_foreign_crate_has_one_door() {
+fn external_crates_are_used_within_their_boundaries() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let files: Vec<PathBuf> =
-        ["src", "functions"].iter().flat_map(|folder| sources(&root.join(folder), "rs")).collect();
-    let mut elsewhere = Vec::new();
-    for (door, places) in DOORS {
-        let mut is_used = false;
-        for file in &files {
-            let name = file.strip_prefix(root).unwrap().display().to_string();
-            let named = fs::read_to_string(file).unwrap().lines().any(|line| names(line, door));
-            is_used |= named;
-            if named && !places.iter().any(|place| name.starts_with(place)) {
-                elsewhere.push(format!("{door} in {name}"));
-            }
-        }
-        assert!(is_used, "{door} is used nowhere: the list is out of date");
+    let files: Vec<(String, String)> = ["src", "functions"]
+        .iter()
+        .flat_map(|folder| sources(&root.join(folder), "rs"))
+        .map(|file| {
+            (file.strip_prefix(root).unwrap().display().to_string(), fs::read_to_string(file).unwrap())
+        })
+        .collect();
+    for (name, places) in BOUNDARIES {
+        let users = files.iter().filter(|(_, text)| text.lines().any(|line| uses(line, name)));
+        let users: Vec<&str> = users.map(|(file, _)| file.as_str()).collect();
+        assert!(!users.is_empty(), "`{name}` is not used any more: remove it from the list");
+        let outside: Vec<_> =
+            users.iter().filter(|file| !places.iter().any(|place| file.starts_with(place))).collect();
+        assert!(outside.is_empty(), "expected `{name}` only in {places:?}, but found it in {outside:?}");
     }
-    assert!(elsewhere.is_empty(), "{elsewhere:#?}");
 }
