@@ -72,7 +72,6 @@ const UNFINISHED: &[&str] = &[
     "CONTRIBUTING.md",
     "Cargo.toml",
     "Makefile",
-    "README.md",
     "deny.toml",
     "docs/",
     "examples/",

@@ -1,7 +1,6 @@
-//! What README shows is run as it stands there: its commands one after the other, and its programs. So are the
-//! requests that the documentation of the API shows.
+//! Runs the commands and programs of the README, in order, and the requests of the API documentation.
 //!
-//! A block that cannot be run here is marked `<!-- not run: REASON -->` on the line before it.
+//! A code block that cannot run in a test is marked `<!-- not run: REASON -->` on the line before it.
 
 use std::{
     fs,
@@ -16,12 +15,12 @@ use crate::{
     serving::{Server, kivu},
 };
 
-/// The address that README shows; tests take a free port instead.
+/// The address in the README; tests replace it by one with a free port.
 const SHOWN: &str = "127.0.0.1:8080";
-/// curl as in README, but silent, and with a failure where the server tells one.
+/// Makes the README's `curl` commands silent, and fail if the server returns an error.
 const CURL: &str = "curl() { command curl --silent --show-error --fail-with-body \"$@\"; }";
 
-/// A fenced block of code.
+/// A fenced code block.
 #[derive(Debug)]
 struct Block {
     language: String,
@@ -61,7 +60,7 @@ fn readme() -> Vec<Block> {
     blocks_of("README.md")
 }
 
-/// The commands of a block: lines, joined where one ends with a backslash, without their comments.
+/// The commands of a block: its lines without comments, joined at a trailing backslash.
 fn commands(code: &str) -> Vec<String> {
     let joined = code.replace("\\\n", " ");
     let lines = joined.lines().map(|line| line.split(" # ").next().unwrap_or_default().trim().to_owned());
@@ -69,9 +68,12 @@ fn commands(code: &str) -> Vec<String> {
 }
 
 #[test]
-fn what_is_not_run_is_marked_with_a_reason_and_exists() {
+fn commands_that_are_not_run_are_make_targets() {
     let blocks = readme();
-    assert!(blocks.iter().all(|block| !block.language.is_empty()), "each block says what it is: {blocks:#?}");
+    assert!(
+        blocks.iter().all(|block| !block.language.is_empty()),
+        "expected a language for each block: {blocks:#?}"
+    );
     let not_run: Vec<_> = blocks.iter().filter(|block| block.not_run.is_some()).collect();
     let codes: Vec<_> = not_run.iter().flat_map(|block| commands(&block.code)).collect();
     assert_eq!(codes, ["make deploy", "make invoke", "make package", "make test"]);
@@ -82,9 +84,8 @@ fn what_is_not_run_is_marked_with_a_reason_and_exists() {
     }
 }
 
-/// Where README's commands run: the repository as its reader has it after `make run`, with a program that cargo
-/// built for these tests.
-fn workplace() -> tempfile::TempDir {
+/// A folder like a checkout after `make run`, with the program that cargo built for these tests.
+fn checkout() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for name in [".kivu", "Makefile", "examples", "models", "tests"] {
         symlink(root().join(name), folder.path().join(name)).unwrap();
@@ -94,9 +95,9 @@ fn workplace() -> tempfile::TempDir {
     folder
 }
 
-/// Serves what `make run` would: its last command is the one that is run here, on another port.
+/// Runs the last command of `make run` on another port.
 fn make_run() -> Server {
-    // Inside of `make test`, make would tell where it goes as well.
+    // Under `make test`, make would also print the folders that it enters.
     let mut plan = Command::new("make");
     plan.args(["--dry-run", "--no-print-directory", "run"]).env_remove("MAKEFLAGS").env_remove("MAKELEVEL");
     let plan = plan.current_dir(root()).output().unwrap();
@@ -105,28 +106,28 @@ fn make_run() -> Server {
     Server::wait(kivu(&root().join(".kivu/bundles")).stderr(Stdio::null()).spawn().unwrap())
 }
 
-fn run_shell(code: &str, place: &Path, server: &mut Option<Server>) {
+fn run_shell(code: &str, folder: &Path, server: &mut Option<Server>) {
     for command in commands(code) {
         if command == "make run" {
             *server = Some(make_run());
             continue;
         }
         if let Some(bundle) = command.strip_prefix("target/debug/kivu serve ") {
-            *server = Some(Server::wait(kivu(&place.join(bundle)).stderr(Stdio::null()).spawn().unwrap()));
+            *server = Some(Server::wait(kivu(&folder.join(bundle)).stderr(Stdio::null()).spawn().unwrap()));
             continue;
         }
-        succeed(shell(place).args(["-c", &format!("{CURL}\n{}", at(server.as_ref(), &command))]));
+        succeed(shell(folder).args(["-c", &format!("{CURL}\n{}", with_address(server.as_ref(), &command))]));
     }
 }
 
-fn shell(place: &Path) -> Command {
+fn shell(folder: &Path) -> Command {
     let mut shell = Command::new("bash");
-    shell.env("KIVU_ONNXRUNTIME", library_path().unwrap()).current_dir(place);
+    shell.env("KIVU_ONNXRUNTIME", library_path().unwrap()).current_dir(folder);
     shell
 }
 
-/// The code with the address of the server that was started last.
-fn at(server: Option<&Server>, code: &str) -> String {
+/// The code with the address of the last server that was started.
+fn with_address(server: Option<&Server>, code: &str) -> String {
     match server {
         Some(server) => code.replace(SHOWN, &server.address),
         None => code.to_owned(),
@@ -134,21 +135,21 @@ fn at(server: Option<&Server>, code: &str) -> String {
 }
 
 #[test]
-fn the_commands_and_programs_of_readme_run() {
+fn commands_and_programs_of_the_readme_run() {
     let Some(python) = tool("TEST_PYTHON") else { return };
     runtime().expect("`make test` installs ONNX Runtime");
-    let place = workplace();
+    let folder = checkout();
     let mut server = None;
     for block in readme().iter().filter(|block| block.not_run.is_none()) {
         let (program, option) = match block.language.as_str() {
             "sh" => {
-                run_shell(&block.code, place.path(), &mut server);
+                run_shell(&block.code, folder.path(), &mut server);
                 continue;
             }
             "python" => (python.clone(), "-c"),
             "js" if has_node() => (PathBuf::from("node"), "--eval"),
             "js" => {
-                eprintln!("skipped: there is no node to run JavaScript");
+                eprintln!("skipped: `node` is not installed");
                 continue;
             }
             other => panic!("expected sh, python or js, but found {other}"),
@@ -157,12 +158,12 @@ fn the_commands_and_programs_of_readme_run() {
         if block.language == "js" {
             command.arg("--input-type=module");
         }
-        succeed(command.args([option, &at(server.as_ref(), &block.code)]));
+        succeed(command.args([option, &with_address(server.as_ref(), &block.code)]));
     }
 }
 
 #[test]
-fn the_requests_of_the_api_documentation_are_answered() {
+fn requests_of_the_api_documentation_succeed() {
     if tool("TEST_PYTHON").is_none() {
         return;
     }
@@ -175,7 +176,7 @@ fn the_requests_of_the_api_documentation_are_answered() {
     });
     let mut count = 0;
     for (request, answer) in requests {
-        let code = format!("{CURL}\n{}", at(Some(&server), &request.code));
+        let code = format!("{CURL}\n{}", with_address(Some(&server), &request.code));
         let output = shell(&root()).args(["-c", &code]).output().unwrap();
         let fails = answer.is_some_and(|answer| answer.code.starts_with("{\"error\""));
         assert_eq!(output.status.success(), !fails, "{}\n{output:?}", request.code);
