@@ -270,7 +270,8 @@ fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Result<Loaded> {
     }
     if *policy == Policy::Fleet {
         let tokenizer = Arc::new(starting("tokenizer", || bundle.tokenizer())?);
-        let route = Route::fleet(Arc::new(Fleet::new(fleet, remote)?), manifest.signature.clone());
+        let route =
+            Route::encoder(None, Some(Arc::new(Fleet::new(fleet, remote)?)), manifest.signature.clone());
         let parts = LoadedParts::Encoder { tokenizer, route };
         return Ok(Loaded { parts, arithmetic: None, files: Arc::default() });
     }
@@ -291,10 +292,8 @@ fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Result<Loaded> {
         let (tokenizer, (backend, arithmetic)) = (Arc::new(tokenizer?), backend?);
         let backend: Arc<dyn Backend> = Arc::new(backend);
         files.require_loaded()?;
-        let route = match policy {
-            Policy::Auto => Route::auto(backend, Arc::new(Fleet::new(fleet, remote)?)),
-            Policy::Local | Policy::Fleet => Route::from(backend),
-        };
+        let fleet = (*policy == Policy::Auto).then(|| Fleet::new(fleet, remote).map(Arc::new)).transpose()?;
+        let route = Route::encoder(Some(backend), fleet, manifest.signature.clone());
         let parts = LoadedParts::Encoder { tokenizer, route };
         Ok(Loaded { parts, arithmetic: Some(arithmetic), files: Arc::clone(&files) })
     })

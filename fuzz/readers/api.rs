@@ -26,7 +26,7 @@ use crate::{
         generation::{GenerationOptions, GenerationSettings},
         pooling::Pooling,
         ranking::RankingPipeline,
-        translation::{Decoder, Languages, Parts, TranslationPipeline, TranslationSettings},
+        translation::{Decoder, Languages, TranslationParts, TranslationPipeline, TranslationSettings},
         zero_shot::ZeroShotPipeline,
     },
     repository::{
@@ -234,11 +234,11 @@ fn translator(tokenizer: &Arc<Tokenizer>) -> Result<TranslationPipeline> {
             defaults: GenerationOptions::default(),
         },
     };
-    let parts = Parts {
+    let parts = TranslationParts {
         tokenizer: Arc::clone(tokenizer),
         target: Arc::clone(tokenizer),
         shortlist: None,
-        route: Route::writing(Some(Arc::new(sequences)), None),
+        route: Route::seq2seq(Some(Arc::new(sequences)), None),
     };
     TranslationPipeline::new(parts, settings)
 }

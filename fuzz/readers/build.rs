@@ -79,7 +79,7 @@ pub(crate) fn pieces_of_translation(bytes: &[u8]) {
     let Some([settings, ids, pieces]) = parts(bytes) else { return };
     let read = |tokenizers: crate::error::Result<vocabulary::Tokenizers>| {
         if let Ok(tokenizers) = tokenizers {
-            drop(Tokenizer::pieces_of(&tokenizers.source));
+            drop(Tokenizer::compile(&tokenizers.source));
         }
     };
     let files = [("tokenizer_config.json", settings), ("vocab.json", ids), ("source.spm", pieces)];

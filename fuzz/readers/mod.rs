@@ -77,14 +77,14 @@ fn tokenizer(bytes: &[u8]) {
     if let Ok(tokenizer) = Tokenizer::from_json(bytes) {
         tokenise(&tokenizer);
     }
-    if let Ok(Some(made)) = Tokenizer::pieces_of(bytes) {
+    if let Ok(Some(made)) = Tokenizer::compile(bytes) {
         pieces(&made);
     }
 }
 
 /// A tokenizer in the form that is loaded quickly.
 fn pieces(bytes: &[u8]) {
-    if let Ok(tokenizer) = Tokenizer::from_pieces(bytes.to_vec()) {
+    if let Ok(tokenizer) = Tokenizer::from_compiled(bytes.to_vec()) {
         tokenise(&tokenizer);
     }
 }

@@ -44,7 +44,7 @@ pub use self::{
     startup::LazyRouter,
 };
 use crate::{
-    backend::routing::Place,
+    backend::routing::Location,
     config::Limits,
     error::{Error, Result},
     model::{Model, Pipeline},
@@ -316,10 +316,10 @@ async fn run(app: &App, request: Request, next: Next) -> Response {
 }
 
 /// Says in an answer where its model ran.
-fn name_backend(response: &mut Response, place: Place) {
+fn name_backend(response: &mut Response, place: Location) {
     let name = match place {
-        Place::Here => "onnx",
-        Place::Fleet => "triton",
+        Location::Local => "onnx",
+        Location::Remote => "triton",
     };
     response.headers_mut().insert(BACKEND, HeaderValue::from_static(name));
 }

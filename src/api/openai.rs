@@ -175,7 +175,7 @@ pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) ->
         normalize: Some(true),
         prompt_name: None,
         dimensions: body.dimensions,
-        most_values: app.limits.values,
+        max_values: app.limits.values,
     };
     let embeddings = pipeline.embed(inputs, &options, deadline).await?;
     let data = embeddings.vectors.into_iter().enumerate().map(|(index, vector)| Embedding {
@@ -195,7 +195,7 @@ pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) ->
         truncated: &embeddings.usage.truncated,
     };
     let mut response = Json(answer).into_response();
-    name_backend(&mut response, embeddings.usage.place);
+    name_backend(&mut response, embeddings.usage.location);
     Ok(response)
 }
 

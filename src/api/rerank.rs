@@ -195,7 +195,7 @@ pub(super) async fn cohere(State(app): State<Arc<App>>, request: Request) -> Res
     });
     let id = uuid::Uuid::new_v4().to_string();
     let mut response = Json(CohereAnswer { id, results, meta }).into_response();
-    name_backend(&mut response, ranked.usage.place);
+    name_backend(&mut response, ranked.usage.location);
     Ok(response)
 }
 
@@ -223,6 +223,6 @@ pub(super) async fn jina(State(app): State<Arc<App>>, request: Request) -> Resul
     let results = ranked.results(with_documents);
     let answer = JinaAnswer { model: &ranked.model.name, object: "list", results, usage };
     let mut response = Json(answer).into_response();
-    name_backend(&mut response, ranked.usage.place);
+    name_backend(&mut response, ranked.usage.location);
     Ok(response)
 }

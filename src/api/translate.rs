@@ -20,7 +20,9 @@ use crate::{
     pipeline::{
         Task,
         generation::GenerationOptions,
-        translation::{Split, Translation, TranslationOptions, TranslationPipeline, Translations, Wanted},
+        translation::{
+            RequestedLanguages, Split, Translation, TranslationOptions, TranslationPipeline, Translations,
+        },
     },
 };
 
@@ -89,7 +91,7 @@ pub(super) async fn translate(State(app): State<Arc<App>>, request: Request) -> 
     let (body, deadline): (TranslateRequest, _) = request::read(&app, request).await?;
     let texts = inputs::texts("inputs", body.inputs, app.limits.texts)?;
     let characters = characters(&texts);
-    let wanted = Wanted { source: body.src_lang.as_deref(), target: body.tgt_lang.as_deref() };
+    let wanted = RequestedLanguages { source: body.src_lang.as_deref(), target: body.tgt_lang.as_deref() };
     let (model, pipeline) = choose(&app, body.model.as_deref(), wanted)?;
     let options = TranslationOptions {
         source: body.src_lang,
@@ -98,7 +100,7 @@ pub(super) async fn translate(State(app): State<Arc<App>>, request: Request) -> 
         truncate: body.truncate.unwrap_or(app.limits.truncate),
         clean_up_spaces: body.clean_up_tokenization_spaces.unwrap_or(false),
         generation: body.generate_parameters.unwrap_or_default(),
-        most_sentences: app.limits.texts,
+        max_sentences: app.limits.texts,
     };
     let translations = pipeline.translate(texts, &options, deadline).await?;
     Ok(with_usage(&answer(model, &translations), &translations.usage, characters, started))
@@ -128,7 +130,7 @@ fn answer<'a>(model: &'a Model, translations: &'a Translations) -> TranslateAnsw
 fn choose<'a>(
     app: &'a App,
     name: Option<&str>,
-    wanted: Wanted<'_>,
+    wanted: RequestedLanguages<'_>,
 ) -> Result<(&'a Model, &'a TranslationPipeline)> {
     let all: Vec<_> = app.models.iter().filter_map(|model| Some((model, pick(&model.pipeline)?))).collect();
     if name.is_some() || all.len() < 2 {
@@ -141,9 +143,10 @@ fn choose<'a>(
 }
 
 /// The error of languages that no model translates between.
-fn none(all: &[(&Model, &TranslationPipeline)], wanted: Wanted<'_>) -> Error {
-    let has = |side: Wanted<'_>| all.iter().any(|(_, pipeline)| pipeline.directions().has(side));
-    let (source, target) = (Wanted { target: None, ..wanted }, Wanted { source: None, ..wanted });
+fn none(all: &[(&Model, &TranslationPipeline)], wanted: RequestedLanguages<'_>) -> Error {
+    let has = |side: RequestedLanguages<'_>| all.iter().any(|(_, pipeline)| pipeline.directions().has(side));
+    let (source, target) =
+        (RequestedLanguages { target: None, ..wanted }, RequestedLanguages { source: None, ..wanted });
     // A name that none of them knows is most likely misspelt: the model with the most languages tells the nearest.
     let unknown = [(source, target), (target, source)].into_iter().find(|(side, _)| !has(*side));
     if let Some((_, other)) = unknown {
@@ -238,7 +241,7 @@ pub(super) async fn answer_hub(
         truncate,
         clean_up_spaces: parameters.clean_up_tokenization_spaces.unwrap_or(false),
         generation: parameters.generate_parameters.unwrap_or_default(),
-        most_sentences: app.limits.texts,
+        max_sentences: app.limits.texts,
     };
     let translations = pipeline.translate(texts, &options, deadline).await?;
     let of_text = |texts: &Vec<Translation>| {

@@ -1,4 +1,4 @@
-//! Where a request runs: in this process, on a fleet, or wherever it is done sooner.
+//! Decides where a request runs: in this process, on a fleet, or wherever it is expected to finish sooner.
 
 use std::{
     sync::{
@@ -9,261 +9,203 @@ use std::{
 };
 
 use super::{Backend, Deadline, Signature, seq2seq::Seq2SeqBackend, speed::Speed, triton::Fleet};
-use crate::{config::Policy, error::Error};
+use crate::config::Policy;
 
-/// Where something ran.
+/// Where a request runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Place {
+pub enum Location {
     /// In this process.
     #[default]
-    Here,
+    Local,
     /// On a fleet.
-    Fleet,
+    Remote,
 }
 
-/// The places that a model can run at, and what is known of their speed.
+/// The locations at which a model can run, with the load and the measured speed of each.
 ///
-/// Models of the same weights share a route, and with it what was learnt. `H` is what runs a model here.
+/// Models of the same weights share a route and its measurements. `L` runs the model in this process.
 #[derive(Clone, Debug)]
-pub struct Route<H = Arc<dyn Backend>> {
-    here: Option<H>,
+pub struct Route<L = Arc<dyn Backend>> {
+    local: Option<L>,
     fleet: Option<Arc<Fleet>>,
-    /// That of the bundle's graph, also where it does not run here; empty where there are several graphs.
     signature: Signature,
     loads: Arc<Loads>,
 }
 
-#[derive(Debug)]
-struct Loads {
-    here: Load,
-    fleet: Load,
-    /// Requests for which the choice was close.
-    close: AtomicUsize,
-}
-
-/// What a place is doing and how fast it is.
-#[derive(Debug)]
-struct Load {
-    /// Tokens of the requests under way.
-    tokens: AtomicUsize,
-    speed: Speed,
-}
-
-impl Load {
-    fn assumed(base: Duration, slope: Duration) -> Self {
-        Self { tokens: AtomicUsize::new(0), speed: Speed::assumed(base, slope) }
-    }
-
-    /// How long a request of `tokens` will take behind those that are under way.
-    fn estimate(&self, tokens: usize) -> Duration {
-        self.speed.estimate(self.tokens.load(Ordering::Relaxed).saturating_add(tokens))
-    }
-}
-
-/// What is taken for true until something is measured: the time of a request and that of each token, here and on
-/// the fleet.
+/// The time per request and the time per token, locally and on the fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Assumed {
-    here: (Duration, Duration),
-    fleet: (Duration, Duration),
+    local: (Duration, Duration),
+    remote: (Duration, Duration),
 }
 
 impl Assumed {
-    /// Of a small encoder on one CPU, and one on a GPU behind a network: work of some hundred tokens is worth the
-    /// way.
-    const READING: Self = Self {
-        here: (Duration::from_millis(1), Duration::from_micros(50)),
-        fleet: (Duration::from_millis(10), Duration::from_micros(5)),
+    /// A small encoder on one CPU, and on a GPU behind a network: the fleet is sooner from some 200 tokens.
+    const ENCODER: Self = Self {
+        local: (Duration::from_millis(1), Duration::from_micros(50)),
+        remote: (Duration::from_millis(10), Duration::from_micros(5)),
     };
-    /// Of models that write a token for about each that they read, step by step: work of some ten tokens is worth
-    /// the way.
-    const WRITING: Self = Self {
-        here: (Duration::from_millis(5), Duration::from_millis(5)),
-        fleet: (Duration::from_millis(50), Duration::from_micros(500)),
+    /// A model that generates about one token per input token: the fleet is sooner from some ten tokens.
+    const SEQ2SEQ: Self = Self {
+        local: (Duration::from_millis(5), Duration::from_millis(5)),
+        remote: (Duration::from_millis(50), Duration::from_micros(500)),
     };
 }
 
-/// What is kept of a request's time for running it here, if the fleet does not answer: so many times what that
-/// is expected to take, and never less than half of what is left.
+/// The time reserved for running a request locally after the fleet has failed, as a multiple of the estimated local
+/// time; at most half of the time left.
 const RESERVE: u32 = 3;
-/// A choice is close where the other place is expected to take no more than so many times as long; of such
-/// choices one in so many is made the other way.
-const CLOSE: u32 = 4;
-const TRIED: usize = 10;
 
 impl From<Arc<dyn Backend>> for Route {
-    fn from(here: Arc<dyn Backend>) -> Self {
-        let signature = here.signature().clone();
-        Self::new(Some(here), None, signature, Assumed::READING)
-    }
-}
-
-impl Route {
-    /// To a fleet only; the signature is that of the graph that the fleet's model was made of.
-    pub fn fleet(fleet: Arc<Fleet>, signature: Signature) -> Self {
-        Self::new(None, Some(fleet), signature, Assumed::READING)
-    }
-
-    /// To both, whichever is done sooner.
-    pub fn auto(here: Arc<dyn Backend>, fleet: Arc<Fleet>) -> Self {
-        let signature = here.signature().clone();
-        Self::new(Some(here), Some(fleet), signature, Assumed::READING)
+    fn from(local: Arc<dyn Backend>) -> Self {
+        let signature = local.signature().clone();
+        Self::encoder(Some(local), None, signature)
     }
 }
 
 impl From<Arc<dyn Seq2SeqBackend>> for Route<Arc<dyn Seq2SeqBackend>> {
-    fn from(here: Arc<dyn Seq2SeqBackend>) -> Self {
-        Self::writing(Some(here), None)
+    fn from(local: Arc<dyn Seq2SeqBackend>) -> Self {
+        Self::seq2seq(Some(local), None)
     }
 }
 
-impl Route<Arc<dyn Seq2SeqBackend>> {
-    /// To the places where a model writes sequences, one at least.
-    pub fn writing(here: Option<Arc<dyn Seq2SeqBackend>>, fleet: Option<Arc<Fleet>>) -> Self {
-        Self::new(here, fleet, Signature::default(), Assumed::WRITING)
-    }
-}
-
-impl<H> Route<H> {
-    /// A route to the places that there are.
-    fn new(here: Option<H>, fleet: Option<Arc<Fleet>>, signature: Signature, assumed: Assumed) -> Self {
-        let load = |(base, slope)| Load::assumed(base, slope);
-        let loads =
-            Loads { here: load(assumed.here), fleet: load(assumed.fleet), close: AtomicUsize::default() };
-        Self { here, fleet, signature, loads: Arc::new(loads) }
+impl Route {
+    /// A route for an encoder; `signature` is that of the bundle's graph, whether it runs locally or not.
+    pub fn encoder(local: Option<Arc<dyn Backend>>, fleet: Option<Arc<Fleet>>, signature: Signature) -> Self {
+        Self::new(local, fleet, signature, Assumed::ENCODER)
     }
 
     /// The inputs and outputs of the bundle's graph.
     pub fn signature(&self) -> &Signature {
         &self.signature
     }
+}
 
-    /// What runs the model in this process.
-    pub fn here(&self) -> Option<&H> {
-        self.here.as_ref()
+impl Route<Arc<dyn Seq2SeqBackend>> {
+    /// A route for a model that generates sequences.
+    pub fn seq2seq(local: Option<Arc<dyn Seq2SeqBackend>>, fleet: Option<Arc<Fleet>>) -> Self {
+        Self::new(local, fleet, Signature::default(), Assumed::SEQ2SEQ)
+    }
+}
+
+impl<L> Route<L> {
+    fn new(local: Option<L>, fleet: Option<Arc<Fleet>>, signature: Signature, assumed: Assumed) -> Self {
+        let load = |(base, slope)| Load { tokens: AtomicUsize::new(0), speed: Speed::assumed(base, slope) };
+        let loads = Loads { local: load(assumed.local), remote: load(assumed.remote) };
+        Self { local, fleet, signature, loads: Arc::new(loads) }
+    }
+
+    /// The backend in this process.
+    pub fn local(&self) -> Option<&L> {
+        self.local.as_ref()
     }
 
     /// The fleet that runs the model.
-    pub fn fleet_if_any(&self) -> Option<&Arc<Fleet>> {
+    pub fn fleet(&self) -> Option<&Arc<Fleet>> {
         self.fleet.as_ref()
     }
 
-    /// What decides where the model runs.
+    /// The policy that this route implements.
     pub fn policy(&self) -> Policy {
-        match (&self.here, &self.fleet) {
+        match (&self.local, &self.fleet) {
             (_, None) => Policy::Local,
             (None, Some(_)) => Policy::Fleet,
             (Some(_), Some(_)) => Policy::Auto,
         }
     }
 
-    /// Where a request of `tokens` should run first.
-    pub fn choose(&self, tokens: usize) -> Place {
-        match (&self.here, &self.fleet) {
-            (_, None) => Place::Here,
-            (None, Some(_)) => Place::Fleet,
-            (Some(_), Some(fleet)) => {
-                let place = if self.loads.is_to_be_tried(tokens) {
-                    self.loads.sooner(tokens).other()
-                } else {
-                    self.loads.sooner(tokens)
-                };
-                if place == Place::Fleet && fleet.is_available() { Place::Fleet } else { Place::Here }
-            }
+    /// The location at which a request of `tokens` runs first.
+    pub fn choose(&self, tokens: usize) -> Location {
+        match (&self.local, &self.fleet) {
+            (None, Some(_)) => Location::Remote,
+            (Some(_), Some(fleet)) if fleet.is_available() => self.loads.sooner(tokens),
+            _ => Location::Local,
         }
     }
 
-    /// The moment by which a place has to be done with a request of `tokens`: the fleet sooner than the request,
-    /// if the request can still run here then.
-    pub fn deadline(&self, place: Place, tokens: usize, request: Deadline) -> Deadline {
-        match (place, &self.here, &self.fleet) {
-            (Place::Fleet, None, Some(fleet)) => fleet.deadline(request),
-            (Place::Fleet, Some(_), Some(fleet)) => {
-                let left = request.remaining();
-                let reserve = (self.loads.here.estimate(tokens) * RESERVE).min(left / 2);
-                fleet.deadline(request).or_earlier(Deadline::within(left - reserve))
-            }
-            _ => request,
+    /// The deadline of the fleet for a request of `tokens`: earlier than the request's own where the request can
+    /// still run locally afterwards.
+    pub fn remote_deadline(&self, tokens: usize, request: Deadline) -> Deadline {
+        let Some(fleet) = &self.fleet else { return request };
+        if self.local.is_none() {
+            return fleet.deadline(request);
         }
+        let left = request.remaining();
+        let reserve = (self.loads.local.estimate(tokens) * RESERVE).min(left / 2);
+        fleet.deadline(request).or_earlier(Deadline::within(left - reserve))
     }
 
-    /// Whether a request that failed on the fleet should run here instead.
-    pub fn falls_back(&self, error: &Error, request: Deadline) -> bool {
-        let is_theirs = matches!(
-            error,
-            Error::Unavailable { .. }
-                | Error::Inference { .. }
-                | Error::DeadlineExceeded { .. }
-                | Error::Model { .. }
-        );
-        self.here.is_some() && is_theirs && !request.has_passed()
-    }
-
-    /// Counts a request of `tokens` as under way at a place, until the value goes.
-    pub fn begin(&self, place: Place, tokens: usize) -> UnderWay {
+    /// Counts a request of `tokens` as running at `location` until the guard is dropped.
+    pub fn begin(&self, location: Location, tokens: usize) -> InProgress {
         let loads = Arc::clone(&self.loads);
-        let before = loads.at(place).tokens.fetch_add(tokens, Ordering::Relaxed);
-        UnderWay { loads, place, tokens, work: before.saturating_add(tokens), started: Instant::now() }
+        let before = loads.at(location).tokens.fetch_add(tokens, Ordering::Relaxed);
+        InProgress { loads, location, tokens, work: before.saturating_add(tokens), started: Instant::now() }
     }
 }
 
-impl Place {
-    fn other(self) -> Self {
-        match self {
-            Self::Here => Self::Fleet,
-            Self::Fleet => Self::Here,
-        }
+#[derive(Debug)]
+struct Loads {
+    local: Load,
+    remote: Load,
+}
+
+/// The load and the speed of a location.
+#[derive(Debug)]
+struct Load {
+    /// The tokens of all requests in progress.
+    tokens: AtomicUsize,
+    speed: Speed,
+}
+
+impl Load {
+    /// The expected time of a request of `tokens`, queued behind those in progress.
+    fn estimate(&self, tokens: usize) -> Duration {
+        self.speed.estimate(self.tokens.load(Ordering::Relaxed).saturating_add(tokens))
     }
 }
 
 impl Loads {
-    /// Where a request of `tokens` is done sooner, as far as is known.
-    fn sooner(&self, tokens: usize) -> Place {
-        if self.fleet.estimate(tokens) < self.here.estimate(tokens) { Place::Fleet } else { Place::Here }
+    fn sooner(&self, tokens: usize) -> Location {
+        if self.remote.estimate(tokens) < self.local.estimate(tokens) {
+            Location::Remote
+        } else {
+            Location::Local
+        }
     }
 
-    /// Whether a request should try the other place: one in so many of those that lose little by it, since a place
-    /// that is never asked is never found to be faster than was assumed.
-    fn is_to_be_tried(&self, tokens: usize) -> bool {
-        let sooner = self.sooner(tokens);
-        let loses_little =
-            self.at(sooner.other()).estimate(tokens) <= self.at(sooner).estimate(tokens) * CLOSE;
-        loses_little && self.close.fetch_add(1, Ordering::Relaxed) % TRIED == TRIED - 1
-    }
-
-    fn at(&self, place: Place) -> &Load {
-        match place {
-            Place::Here => &self.here,
-            Place::Fleet => &self.fleet,
+    fn at(&self, location: Location) -> &Load {
+        match location {
+            Location::Local => &self.local,
+            Location::Remote => &self.remote,
         }
     }
 }
 
-/// A request that runs somewhere.
+/// A request in progress at a location.
 #[derive(Debug)]
-pub struct UnderWay {
+pub struct InProgress {
     loads: Arc<Loads>,
-    place: Place,
+    location: Location,
     tokens: usize,
-    /// Its tokens and those that it found there.
+    /// Its tokens and those of the requests that were in progress when it began.
     work: usize,
     started: Instant,
 }
 
-impl UnderWay {
-    /// Remembers how long it took. What failed counts only where it took longer than expected: a place that
-    /// fails slowly is slow, but one that fails fast is not fast.
-    pub fn ended(self, has_succeeded: bool) {
-        let (speed, took) = (&self.loads.at(self.place).speed, self.started.elapsed());
+impl InProgress {
+    /// Records the time that the request took. A failure counts only if it took longer than estimated: failing
+    /// slowly is slow, but failing fast is not fast.
+    pub fn finish(self, has_succeeded: bool) {
+        let (speed, took) = (&self.loads.at(self.location).speed, self.started.elapsed());
         if has_succeeded || took > speed.estimate(self.work) {
             speed.learn(self.work, took);
         }
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for InProgress {
     fn drop(&mut self) {
-        self.loads.at(self.place).tokens.fetch_sub(self.tokens, Ordering::Relaxed);
+        self.loads.at(self.location).tokens.fetch_sub(self.tokens, Ordering::Relaxed);
     }
 }
 
@@ -273,20 +215,21 @@ mod tests {
     use crate::{backend::scripted::ScriptedBackend, config::FleetConfig};
 
     fn route() -> Route {
-        let here = ScriptedBackend::new(Signature::default(), |_| Ok(Vec::new()));
+        let local = Arc::new(ScriptedBackend::new(Signature::default(), |_| Ok(Vec::new())));
         let config = FleetConfig { urls: vec!["http://127.0.0.1:1".into()], ..FleetConfig::default() };
-        Route::auto(Arc::new(here), Arc::new(Fleet::new(&config, "m").unwrap()))
+        let fleet = Arc::new(Fleet::new(&config, "m").unwrap());
+        Route::encoder(Some(local), Some(fleet), Signature::default())
     }
 
     #[tokio::test]
-    async fn small_work_runs_here_and_large_work_on_the_fleet() {
+    async fn small_requests_run_locally_and_large_ones_on_the_fleet() {
         let route = route();
-        assert_eq!(route.choose(20), Place::Here);
-        assert_eq!(route.choose(5_000), Place::Fleet);
-        let busy = route.begin(Place::Here, 50_000);
-        assert_eq!(route.choose(20), Place::Fleet, "there is a queue here");
+        assert_eq!(route.choose(20), Location::Local);
+        assert_eq!(route.choose(5_000), Location::Remote);
+        let busy = route.begin(Location::Local, 50_000);
+        assert_eq!(route.choose(20), Location::Remote, "there is a local queue");
         drop(busy);
-        assert_eq!(route.choose(20), Place::Here);
+        assert_eq!(route.choose(20), Location::Local);
     }
 
     #[tokio::test]
@@ -294,47 +237,46 @@ mod tests {
         let route = route();
         for tokens in [100, 1_000, 5_000] {
             (0..20).for_each(|_| {
-                route.loads.fleet.speed.learn(tokens, Duration::from_secs(2));
-                route.loads.here.speed.learn(tokens, Duration::from_micros(10) * tokens as u32);
+                route.loads.remote.speed.learn(tokens, Duration::from_secs(2));
+                route.loads.local.speed.learn(tokens, Duration::from_micros(10) * tokens as u32);
             });
         }
-        assert_eq!(route.choose(5_000), Place::Here, "the fleet was slow");
+        assert_eq!(route.choose(5_000), Location::Local, "the fleet was slow");
     }
 
-    /// How long requests of a place take: milliseconds, and microseconds a token.
+    /// How long requests take at a location: milliseconds, and microseconds per token.
     type Pace = (u64, u64);
 
     struct Case {
         what: &'static str,
-        here: Pace,
-        fleet: Pace,
-        small: Place,
-        large: Place,
+        local: Pace,
+        remote: Pace,
+        small: Location,
+        large: Location,
     }
 
     #[tokio::test]
-    async fn requests_go_where_they_turn_out_to_be_done_sooner() {
-        let case = |what, [here, fleet]: [Pace; 2], [small, large]: [Place; 2]| Case {
+    async fn requests_settle_where_they_finish_sooner() {
+        let case = |what, [local, remote]: [Pace; 2], [small, large]: [Location; 2]| Case {
             what,
-            here,
-            fleet,
+            local,
+            remote,
             small,
             large,
         };
-        use Place::{Fleet, Here};
-        for Case { what, here, fleet, small, large } in [
-            case("a fleet that is much faster", [(30, 40), (1, 1)], [Fleet, Fleet]),
-            case("a fleet that is much slower", [(1, 1), (40, 20)], [Here, Here]),
-            case("a fleet that is far but strong", [(1, 30), (15, 1)], [Here, Fleet]),
+        use Location::{Local, Remote};
+        for Case { what, local, remote, small, large } in [
+            case("a much faster fleet", [(30, 40), (1, 1)], [Remote, Remote]),
+            case("a much slower fleet", [(1, 1), (60, 40)], [Local, Local]),
+            case("a distant but powerful fleet", [(1, 30), (15, 1)], [Local, Remote]),
         ] {
             let route = route();
             let run = |tokens: u64| {
-                let place = route.choose(tokens as usize);
-                let (base, slope) = if place == Here { here } else { fleet };
-                let under_way = route.begin(place, tokens as usize);
+                let location = route.choose(tokens as usize);
+                let (base, slope) = if location == Local { local } else { remote };
+                let request = route.begin(location, tokens as usize);
                 std::thread::sleep(Duration::from_millis(base) + Duration::from_micros(slope * tokens));
-                under_way.ended(true);
-                place
+                request.finish(true);
             };
             for _ in 0..14 {
                 run(20);
@@ -345,13 +287,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn time_is_kept_for_running_here() {
-        let route = route();
+    async fn time_is_reserved_for_a_local_run() {
         let request = Deadline::within(Duration::from_secs(4));
-        let left = route.deadline(Place::Fleet, 10_000, request).remaining();
+        let left = route().remote_deadline(10_000, request).remaining();
         assert!((Duration::from_secs(2)..Duration::from_secs(3)).contains(&left), "{left:?}");
-        assert!(route.deadline(Place::Here, 10_000, request).remaining() > left);
-        assert!(route.falls_back(&Error::unavailable("down"), request));
-        assert!(!route.falls_back(&Error::invalid("a mistake"), request));
     }
 }

@@ -1,84 +1,62 @@
-//! How long work takes somewhere, learnt from the work that was done there.
+//! Estimates how long work takes, from earlier measurements.
 
 use std::{
+    array,
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-/// How long work takes: a time for each request and a time for each token, fitted to what was measured.
+/// The time of a request as a linear function of its tokens, fitted to measurements by weighted least squares.
 ///
-/// - What is measured counts for less as time passes and as more is measured.
-/// - Where nothing, or nothing recent, is known, what was assumed counts: a place that was slow once is tried
-///   again.
+/// - Measurements lose weight with age and with every newer one.
+/// - Without recent measurements the assumed line applies, so that a location that was slow once is tried again.
 #[derive(Debug)]
 pub struct Speed {
     assumed: Line,
-    sums: Mutex<Sums>,
+    measured: Mutex<Measured>,
 }
 
-/// Seconds as a function of tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Line {
-    /// Seconds that any request takes.
+    /// Seconds per request.
     base: f64,
-    /// Seconds that a token adds.
+    /// Seconds per token.
     slope: f64,
 }
 
-/// What a fit of a line needs of its points.
 #[derive(Clone, Copy, Debug, Default)]
-struct Sums {
-    weight: f64,
-    x: f64,
-    y: f64,
-    xx: f64,
-    xy: f64,
-    measured_at: Option<Instant>,
+struct Measured {
+    sums: Sums,
+    last: Option<Instant>,
 }
 
-/// What a measurement counts for once another was made.
+/// The sums of w, w·x, w·y, w·x² and w·x·y over all points.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums([f64; 5]);
+
+/// The factor on the weight of earlier measurements when a new one is added.
 const FADING: f64 = 0.95;
-/// The time after which a measurement counts half.
+/// The age at which a measurement has half its weight.
 const HALF_LIFE: Duration = Duration::from_secs(10);
-/// The two points that stand for what is assumed, in tokens; they count for little.
+/// The tokens of the two points that stand for the assumed line, and their small weight.
 const ASSUMED_POINTS: [f64; 2] = [16.0, 2048.0];
 const ASSUMED_WEIGHT: f64 = 0.02;
 
 impl Sums {
     fn scaled(self, factor: f64) -> Self {
-        let Self { weight, x, y, xx, xy, measured_at } = self;
-        Self {
-            weight: weight * factor,
-            x: x * factor,
-            y: y * factor,
-            xx: xx * factor,
-            xy: xy * factor,
-            measured_at,
-        }
+        Self(self.0.map(|sum| sum * factor))
     }
 
     fn with(self, x: f64, y: f64, weight: f64) -> Self {
-        Self {
-            weight: self.weight + weight,
-            x: self.x + weight * x,
-            y: self.y + weight * y,
-            xx: self.xx + weight * x * x,
-            xy: self.xy + weight * x * y,
-            measured_at: self.measured_at,
-        }
-    }
-
-    fn aged(self, now: Instant) -> Self {
-        let Some(measured_at) = self.measured_at else { return self };
-        let age = now.saturating_duration_since(measured_at).as_secs_f64();
-        self.scaled(0.5_f64.powf(age / HALF_LIFE.as_secs_f64()))
+        let terms = [1.0, x, y, x * x, x * y];
+        Self(array::from_fn(|index| self.0[index] + weight * terms[index]))
     }
 
     fn fit(self) -> Line {
-        let spread = self.weight * self.xx - self.x * self.x;
-        let slope = ((self.weight * self.xy - self.x * self.y) / spread).max(0.0);
-        let base = ((self.y - slope * self.x) / self.weight).max(0.0);
-        // A line through the middle of the points where the fit has no sense.
+        let [weight, x, y, xx, xy] = self.0;
+        let slope = ((weight * xy - x * y) / (weight * xx - x * x)).max(0.0);
+        let base = ((y - slope * x) / weight).max(0.0);
+        // All points at one x have no slope.
         if slope.is_finite() && base.is_finite() {
             Line { base, slope }
         } else {
@@ -87,33 +65,41 @@ impl Sums {
     }
 }
 
+impl Measured {
+    fn sums_at(&self, now: Instant) -> Sums {
+        let Some(last) = self.last else { return self.sums };
+        let age = now.saturating_duration_since(last).as_secs_f64();
+        self.sums.scaled(0.5_f64.powf(age / HALF_LIFE.as_secs_f64()))
+    }
+}
+
 impl Speed {
-    /// Assumes `base` for a request and `slope` for each of its tokens, until more is known.
+    /// Assumes `base` per request and `slope` per token until there are measurements.
     pub fn assumed(base: Duration, slope: Duration) -> Self {
         let assumed = Line { base: base.as_secs_f64(), slope: slope.as_secs_f64() };
-        Self { assumed, sums: Mutex::default() }
+        Self { assumed, measured: Mutex::default() }
     }
 
-    /// Learns that work of `tokens` took so long.
+    /// Adds a measurement: work of `tokens` took this long.
     pub fn learn(&self, tokens: usize, took: Duration) {
         let now = Instant::now();
-        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
-        *sums = sums.aged(now).scaled(FADING).with(tokens as f64, took.as_secs_f64(), 1.0);
-        sums.measured_at = Some(now);
+        let mut measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
+        let sums = measured.sums_at(now).scaled(FADING).with(tokens as f64, took.as_secs_f64(), 1.0);
+        *measured = Measured { sums, last: Some(now) };
     }
 
-    /// How long work of `tokens` will take.
+    /// The expected time of work of `tokens`.
     pub fn estimate(&self, tokens: usize) -> Duration {
         self.estimate_at(tokens, Instant::now())
     }
 
-    /// Whether anything was learnt yet.
+    /// Whether there are measurements.
     pub fn is_known(&self) -> bool {
-        self.sums.lock().unwrap_or_else(PoisonError::into_inner).measured_at.is_some()
+        self.measured.lock().unwrap_or_else(PoisonError::into_inner).last.is_some()
     }
 
     fn estimate_at(&self, tokens: usize, now: Instant) -> Duration {
-        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner).aged(now);
+        let mut sums = self.measured.lock().unwrap_or_else(PoisonError::into_inner).sums_at(now);
         for point in ASSUMED_POINTS {
             sums = sums.with(point, self.assumed.base + self.assumed.slope * point, ASSUMED_WEIGHT);
         }
@@ -131,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_assumed_holds_until_something_is_learnt() {
+    fn the_assumed_line_holds_until_there_are_measurements() {
         let speed = Speed::assumed(Duration::from_millis(10), Duration::from_micros(5));
         assert!((ms(speed.estimate(1000)) - 15.0).abs() < 0.01);
         assert!(!speed.is_known());
@@ -143,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_moment_is_forgotten() {
+    fn a_slow_measurement_fades() {
         let speed = Speed::assumed(Duration::from_millis(10), Duration::from_micros(5));
         (0..10).for_each(|_| speed.learn(100, Duration::from_secs(3)));
         assert!(ms(speed.estimate(100)) > 1000.0);

@@ -16,7 +16,7 @@ use crate::{
         embedding::{EmbeddingOptions, Input},
         generation::GenerationOptions,
         ranking::RankingOptions,
-        translation::{TranslationOptions, Wanted},
+        translation::{RequestedLanguages, TranslationOptions},
         zero_shot::{Labels, TEMPLATE, Template, ZeroShotOptions},
     },
     tokenizer::{Side, Truncation},
@@ -108,7 +108,7 @@ impl Answerer {
                     normalize: parameters.normalize,
                     prompt_name: parameters.prompt.clone(),
                     dimensions: parameters.dimensions,
-                    most_values: usize::MAX,
+                    max_values: usize::MAX,
                 })
             }
             Pipeline::Classification(pipeline) => {
@@ -140,7 +140,7 @@ impl Answerer {
             }
             Pipeline::Translation(pipeline) => {
                 let (source, target) = (&parameters.source_language, &parameters.target_language);
-                let wanted = Wanted { source: source.as_deref(), target: target.as_deref() };
+                let wanted = RequestedLanguages { source: source.as_deref(), target: target.as_deref() };
                 pipeline.check_languages(wanted).map_err(|error| {
                     Error::invalid(format!("{error}; see `source-language` and `target-language`"))
                 })?;
@@ -151,7 +151,7 @@ impl Answerer {
                     truncate: parameters.truncate.unwrap_or(true),
                     clean_up_spaces: false,
                     generation: GenerationOptions::default(),
-                    most_sentences: usize::MAX,
+                    max_sentences: usize::MAX,
                 }))
             }
         };

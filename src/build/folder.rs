@@ -38,7 +38,7 @@ pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
 /// Writes a `tokenizer.json`, and beside it the form of it that is loaded quickly, where there is one.
 pub(super) fn write_tokenizer(folder: &Path, json: &[u8]) -> Result<()> {
     write_file(&folder.join(TOKENIZER), json)?;
-    match Tokenizer::pieces_of(json)? {
+    match Tokenizer::compile(json)? {
         Some(pieces) => write_file(&folder.join(PIECES), &pieces),
         None => Ok(()),
     }

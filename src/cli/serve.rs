@@ -21,7 +21,7 @@ use crate::{
     model::Model,
     pipeline::{
         Task,
-        translation::{Directions, Pair, Wanted},
+        translation::{Directions, Pair, RequestedLanguages},
     },
     repository::Manifest,
     telemetry::Prometheus,
@@ -177,7 +177,7 @@ pub(super) fn example(manifest: &Manifest) -> String {
 fn example_translation(manifest: &Manifest) -> String {
     let inputs = "Where is the station?";
     let directions = manifest.translation.as_ref().map(|settings| Directions::new(&settings.languages));
-    match directions.filter(|directions| directions.find(Wanted::default()).is_err()) {
+    match directions.filter(|directions| directions.find(RequestedLanguages::default()).is_err()) {
         Some(directions) => {
             let Pair { source, target } = directions.example_pair();
             let parameters = format!(r#"{{"src_lang": "{source}", "tgt_lang": "{target}"}}"#);

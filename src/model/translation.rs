@@ -11,7 +11,9 @@ use crate::{
     },
     config::{Config, Policy},
     error::{Error, Result},
-    pipeline::translation::{Parts, TranslationPipeline, TranslationSettings, shortlist::Shortlist},
+    pipeline::translation::{
+        TranslationParts, TranslationPipeline, TranslationSettings, shortlist::Shortlist,
+    },
     repository::{
         Bundle,
         bundle::{PIECES, TOKENIZER},
@@ -38,7 +40,7 @@ pub(super) fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Resul
     let fleet = (*policy != Policy::Local).then(|| Fleet::new(fleet, remote).map(Arc::new)).transpose()?;
     if *policy == Policy::Fleet {
         let Words { tokenizer, target, shortlist } = read_words(bundle, &settings)?;
-        let parts = Parts { tokenizer, target, shortlist, route: Route::writing(None, fleet) };
+        let parts = TranslationParts { tokenizer, target, shortlist, route: Route::seq2seq(None, fleet) };
         let pipeline = LoadedParts::Translator(TranslationPipeline::new(parts, settings)?);
         return Ok(Loaded { parts: pipeline, arithmetic: None, files: Arc::default() });
     }
@@ -57,9 +59,9 @@ pub(super) fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Resul
         let words = words.join().unwrap_or_else(|_| Err(panicked(&manifest.name)));
         let Words { tokenizer, target, shortlist } = words?;
         let (sequences, arithmetic) = sequences?;
-        let route = Route::writing(Some(Arc::new(sequences)), fleet);
+        let route = Route::seq2seq(Some(Arc::new(sequences)), fleet);
         files.require_loaded()?;
-        let parts = Parts { tokenizer, target, shortlist, route };
+        let parts = TranslationParts { tokenizer, target, shortlist, route };
         let pipeline = LoadedParts::Translator(TranslationPipeline::new(parts, settings.clone())?);
         Ok(Loaded { parts: pipeline, arithmetic: Some(arithmetic), files: Arc::clone(&files) })
     })

@@ -36,7 +36,7 @@ pub enum Names {
 
 /// What a task wants of a model.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Wanted {
+pub struct OutputSpec {
     /// The output with the values.
     pub output: String,
     /// The length of its last axis, where the task depends on it.
@@ -61,7 +61,7 @@ pub struct Adapter {
     backend: Arc<dyn Backend>,
     inputs: Vec<(Role, TensorSpec)>,
     output: Output,
-    wanted: Arc<Wanted>,
+    wanted: Arc<OutputSpec>,
 }
 
 /// The outputs that make up the values.
@@ -95,7 +95,7 @@ pub struct Source<'a> {
 
 impl Adapter {
     /// Refuses a model of another kind, with both sides named.
-    pub fn new(backend: Arc<dyn Backend>, wanted: Arc<Wanted>, names: Names) -> Result<Self> {
+    pub fn new(backend: Arc<dyn Backend>, wanted: Arc<OutputSpec>, names: Names) -> Result<Self> {
         let signature = backend.signature();
         let mismatch = || mismatch(signature, &wanted.output);
         let inputs = inputs(signature).ok_or_else(mismatch)?;
@@ -332,7 +332,7 @@ fn place_in(name: &str) -> Option<usize> {
 }
 
 /// The output of that name; or the only one that can be meant; or labels.
-fn output(signature: &Signature, wanted: &Wanted) -> Option<Output> {
+fn output(signature: &Signature, wanted: &OutputSpec) -> Option<Output> {
     let places = |element_type: ElementType| {
         let outputs = signature.outputs.iter().enumerate();
         outputs.filter(move |(_, spec)| spec.element_type == element_type).map(|(place, _)| place)

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Encodings, Usage, encode_each,
-    encoder::{Encoder, Need, Row, Wanted, reads_types},
+    encoder::{Encoder, Granularity, OutputSpec, Row, reads_types},
 };
 use crate::{
     backend::{Deadline, routing::Route},
@@ -126,7 +126,7 @@ impl ClassificationPipeline {
             return Err(Error::model("expected labels in the manifest, but found none"));
         }
         let route = route.into();
-        let wanted = Wanted {
+        let wanted = OutputSpec {
             output: settings.output.clone(),
             width: Some(settings.labels.len()),
             labels: Some((settings.labels.clone(), settings.function)),
@@ -188,8 +188,8 @@ impl ClassificationPipeline {
         let encodings = Encodings::make(size, deadline, work).await?;
         let started = Instant::now();
         let values = |row: Row<'_>| row.values.to_vec();
-        let (rows, place) = self.encoder.run(&encodings, Need::Texts, deadline, values).await?;
-        let usage = Usage::of(&encodings, place, started.elapsed());
+        let (rows, location) = self.encoder.run(&encodings, Granularity::Texts, deadline, values).await?;
+        let usage = Usage::of(&encodings, location, started.elapsed());
         Ok(Logits { rows, usage })
     }
 }

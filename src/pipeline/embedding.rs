@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Encodings, Usage, encode_each,
-    encoder::{Encoder, Need, Row, Wanted, reads_types},
+    encoder::{Encoder, Granularity, OutputSpec, Row, reads_types},
     pooling::{Pooling, normalise},
 };
 use crate::{
@@ -58,7 +58,7 @@ pub struct EmbeddingOptions {
     /// Keep only that many values of each vector.
     pub dimensions: Option<usize>,
     /// The most numbers in the answer.
-    pub most_values: usize,
+    pub max_values: usize,
 }
 
 /// The vectors of a request's texts, with what was done to get them.
@@ -86,7 +86,7 @@ impl EmbeddingPipeline {
         settings: EmbeddingSettings,
     ) -> Result<Self> {
         let route = route.into();
-        let wanted = Wanted {
+        let wanted = OutputSpec {
             output: settings.output.clone(),
             width: Some(settings.dimensions),
             labels: None,
@@ -120,10 +120,10 @@ impl EmbeddingPipeline {
         deadline: Deadline,
     ) -> Result<Embeddings<Vec<f32>>> {
         let dimensions = self.dimensions(options.dimensions)?;
-        within(options.most_values, inputs.len(), dimensions)?;
+        within(options.max_values, inputs.len(), dimensions)?;
         let normalize = options.normalize.unwrap_or(self.settings.normalize);
         let encodings = self.encode(inputs, options, deadline).await?;
-        self.run(&encodings, Need::Texts, deadline, |row| {
+        self.run(&encodings, Granularity::Texts, deadline, |row| {
             let mut vector = self.settings.pooling.pool(row.values, row.width);
             vector.truncate(dimensions);
             if normalize {
@@ -145,9 +145,9 @@ impl EmbeddingPipeline {
     ) -> Result<Embeddings<Vec<Vec<f32>>>> {
         self.encoder.require_tokens(&self.settings.output, deadline).await?;
         let encodings = self.encode(inputs, options, deadline).await?;
-        within(options.most_values, encodings.tokens(), self.settings.dimensions)?;
+        within(options.max_values, encodings.tokens(), self.settings.dimensions)?;
         let vectors = |row: Row<'_>| row.values.chunks_exact(row.width).map(<[f32]>::to_vec).collect();
-        self.run(&encodings, Need::Tokens, deadline, vectors).await
+        self.run(&encodings, Granularity::Tokens, deadline, vectors).await
     }
 
     /// The prompt that a request's texts get, if any.
@@ -179,13 +179,13 @@ impl EmbeddingPipeline {
     async fn run<V: Send>(
         &self,
         encodings: &Encodings,
-        need: Need,
+        need: Granularity,
         deadline: Deadline,
         finish: impl Fn(Row<'_>) -> V + Send + Sync,
     ) -> Result<Embeddings<V>> {
         let started = Instant::now();
-        let (vectors, place) = self.encoder.run(encodings, need, deadline, finish).await?;
-        let usage = Usage::of(encodings, place, started.elapsed());
+        let (vectors, location) = self.encoder.run(encodings, need, deadline, finish).await?;
+        let usage = Usage::of(encodings, location, started.elapsed());
         Ok(Embeddings { vectors, usage })
     }
 

@@ -8,7 +8,7 @@ use std::{
 
 use futures::{StreamExt, TryStreamExt, stream};
 
-pub use super::adapter::{Row, Source, Wanted, reads_types};
+pub use super::adapter::{OutputSpec, Row, Source, reads_types};
 use super::{
     Encodings,
     adapter::{Adapter, Names},
@@ -16,7 +16,7 @@ use super::{
 use crate::{
     backend::{
         Backend, Deadline, Schedule,
-        routing::{Place, Route},
+        routing::{Location, Route},
         triton::{Fleet, TritonBackend},
     },
     error::{Error, Result},
@@ -26,7 +26,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Encoder {
     route: Route,
-    wanted: Arc<Wanted>,
+    wanted: Arc<OutputSpec>,
     here: Option<Adapter>,
     /// Of the model as the fleet described it last.
     there: Arc<Mutex<Option<(TritonBackend, Adapter)>>>,
@@ -34,7 +34,7 @@ pub struct Encoder {
 
 /// What a request needs of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
+pub enum Granularity {
     /// Whatever it gives for a text.
     Texts,
     /// A vector for each token.
@@ -46,23 +46,24 @@ impl Encoder {
     ///
     /// A signature of another kind is refused here, when the model loads, with both sides named; that of a fleet
     /// when it is first known.
-    pub fn new(route: Route, wanted: Wanted) -> Result<Self> {
+    pub fn new(route: Route, wanted: OutputSpec) -> Result<Self> {
         let wanted = Arc::new(wanted);
-        let here =
-            route.here().map(|backend| Adapter::new(Arc::clone(backend), Arc::clone(&wanted), Names::Bundle));
+        let here = route
+            .local()
+            .map(|backend| Adapter::new(Arc::clone(backend), Arc::clone(&wanted), Names::Bundle));
         Ok(Self { here: here.transpose()?, route, wanted, there: Arc::default() })
     }
 
     /// Whether the model may read texts instead of their tokens.
     pub fn may_read_text(&self) -> bool {
-        self.route.fleet_if_any().is_some()
+        self.route.fleet().is_some()
     }
 
     /// Refuses a request for tokens that the model has no vectors for.
     pub async fn require_tokens(&self, output: &str, deadline: Deadline) -> Result<()> {
         let gives_tokens = match &self.here {
             Some(adapter) => adapter.gives_tokens(),
-            None => self.adapter(Place::Fleet, deadline).await?.gives_tokens(),
+            None => self.adapter(Location::Remote, deadline).await?.gives_tokens(),
         };
         if gives_tokens {
             return Ok(());
@@ -77,14 +78,14 @@ impl Encoder {
         if self.here.is_some() {
             return Ok(most);
         }
-        let there = self.adapter(Place::Fleet, deadline).await?;
+        let there = self.adapter(Location::Remote, deadline).await?;
         Ok(there.length().map_or(most, |length| length.min(most)))
     }
 
     /// Asks the fleet for its description, and refuses one of another kind; a fleet that does not answer is no
     /// error. No connection is kept: this may run before the runtime that requests run on.
     pub async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
-        let Some(fleet) = self.route.fleet_if_any() else { return Ok(()) };
+        let Some(fleet) = self.route.fleet() else { return Ok(()) };
         fleet.settle(self.fleet_adapter(fleet, deadline).await)
     }
 
@@ -94,40 +95,41 @@ impl Encoder {
     pub(super) async fn run<T: Send>(
         &self,
         encodings: &Encodings,
-        need: Need,
+        need: Granularity,
         deadline: Deadline,
         finish: impl Fn(Row<'_>) -> T + Send + Sync,
-    ) -> Result<(Vec<T>, Place)> {
+    ) -> Result<(Vec<T>, Location)> {
         let tokens = encodings.tokens();
-        if self.route.choose(tokens) == Place::Fleet && !self.is_known_to_be_unfit(encodings, need) {
-            let until = self.route.deadline(Place::Fleet, tokens, deadline);
-            match self.run_at(Place::Fleet, encodings, need, until, &finish).await {
-                Ok(rows) => return Ok((rows, Place::Fleet)),
-                Err(error) if self.here.is_some() && self.route.falls_back(&error, deadline) => {
+        if self.route.choose(tokens) == Location::Remote && !self.is_known_to_be_unfit(encodings, need) {
+            let until = self.route.remote_deadline(tokens, deadline);
+            match self.run_at(Location::Remote, encodings, need, until, &finish).await {
+                Ok(rows) => return Ok((rows, Location::Remote)),
+                Err(error) if self.here.is_some() && !deadline.has_passed() => {
                     tracing::warn!(error = error.chain(), "the fleet failed; the request runs here");
                 }
                 Err(error) => return Err(error),
             }
         }
-        Ok((self.run_at(Place::Here, encodings, need, deadline, &finish).await?, Place::Here))
+        Ok((self.run_at(Location::Local, encodings, need, deadline, &finish).await?, Location::Local))
     }
 
     /// Whether the model runs here, and cannot on the fleet as far as that is known.
-    fn is_known_to_be_unfit(&self, encodings: &Encodings, need: Need) -> bool {
+    fn is_known_to_be_unfit(&self, encodings: &Encodings, need: Granularity) -> bool {
         let known = self.there.lock().unwrap_or_else(PoisonError::into_inner);
         let adapter = known.as_ref().map(|(_, adapter)| adapter);
         self.here.is_some()
-            && adapter
-                .is_some_and(|adapter| self.check(adapter, Place::Fleet, &encodings.sources(), need).is_err())
+            && adapter.is_some_and(|adapter| {
+                self.check(adapter, Location::Remote, &encodings.sources(), need).is_err()
+            })
     }
 
     /// How the model is spoken to at a place.
-    async fn adapter(&self, place: Place, deadline: Deadline) -> Result<Adapter> {
+    async fn adapter(&self, place: Location, deadline: Deadline) -> Result<Adapter> {
         let missing = || Error::model("expected a model to run, but there is none");
-        match (place, self.route.fleet_if_any()) {
-            (Place::Here, _) => self.here.clone().ok_or_else(missing),
-            (Place::Fleet, Some(fleet)) => self.fleet_adapter(fleet, deadline).await,
-            (Place::Fleet, None) => Err(missing()),
+        match (place, self.route.fleet()) {
+            (Location::Local, _) => self.here.clone().ok_or_else(missing),
+            (Location::Remote, Some(fleet)) => self.fleet_adapter(fleet, deadline).await,
+            (Location::Remote, None) => Err(missing()),
         }
     }
 
@@ -155,9 +157,9 @@ impl Encoder {
     /// under way as the backend runs at once.
     async fn run_at<T: Send>(
         &self,
-        place: Place,
+        place: Location,
         encodings: &Encodings,
-        need: Need,
+        need: Granularity,
         deadline: Deadline,
         finish: &(impl Fn(Row<'_>) -> T + Send + Sync),
     ) -> Result<Vec<T>> {
@@ -187,21 +189,27 @@ impl Encoder {
         let calls: Vec<_> = calls.collect();
         let done: Result<Vec<Vec<(usize, T)>>> =
             stream::iter(calls).buffer_unordered(most_under_way).try_collect().await;
-        under_way.ended(done.is_ok());
+        under_way.finish(done.is_ok());
         let mut finished: Vec<(usize, T)> = done?.into_iter().flatten().collect();
         finished.sort_by_key(|(text, _)| *text);
         Ok(finished.into_iter().map(|(_, row)| row).collect())
     }
 
     /// Refuses what the model at a place cannot do. Where it can be done here it is no fault of the client's.
-    fn check(&self, adapter: &Adapter, place: Place, sources: &[Source<'_>], need: Need) -> Result<()> {
-        let lacks_tokens = (need == Need::Tokens && !adapter.gives_tokens()).then(|| {
+    fn check(
+        &self,
+        adapter: &Adapter,
+        place: Location,
+        sources: &[Source<'_>],
+        need: Granularity,
+    ) -> Result<()> {
+        let lacks_tokens = (need == Granularity::Tokens && !adapter.gives_tokens()).then(|| {
             Error::invalid("expected a model with a vector for each token, but found one for each text")
         });
         let refusal = lacks_tokens.or_else(|| sources.iter().find_map(|source| adapter.refusal(*source)));
         match refusal {
             None => Ok(()),
-            Some(error) if place == Place::Fleet && self.here.is_some() => {
+            Some(error) if place == Location::Remote && self.here.is_some() => {
                 Err(Error::unavailable(error.to_string()))
             }
             Some(error) => Err(error),

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use self::encoder::Source;
 use crate::{
-    backend::{Deadline, routing::Place},
+    backend::{Deadline, routing::Location},
     error::{Error, Result, at_text},
     telemetry,
     tokenizer::Encoding,
@@ -143,23 +143,23 @@ pub struct Usage {
     /// Time spent in the model, waiting for it included.
     pub inference: Duration,
     /// Where the model ran.
-    pub place: Place,
+    pub location: Location,
 }
 
 impl Usage {
     /// What the encodings of a request's texts tell; counted at once.
-    fn of(encodings: &Encodings, place: Place, inference: Duration) -> Self {
+    fn of(encodings: &Encodings, location: Location, inference: Duration) -> Self {
         let Encodings { list, tokenization, .. } = encodings;
         let tokens = encodings.tokens();
         telemetry::encoded(tokens, *tokenization, inference);
-        let was_shortened = |text: &usize| list[*text].shortened_from.is_some();
+        let was_shortened = |text: &usize| list[*text].truncated_from.is_some();
         Self {
             tokens,
             generated: 0,
             truncated: (0..list.len()).filter(was_shortened).collect(),
             tokenization: *tokenization,
             inference,
-            place,
+            location,
         }
     }
 }

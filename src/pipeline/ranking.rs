@@ -68,7 +68,7 @@ impl RankingPipeline {
                     normalize: Some(true),
                     prompt_name: None,
                     dimensions: None,
-                    most_values: usize::MAX,
+                    max_values: usize::MAX,
                 };
                 let embeddings = pipeline.embed(inputs, &embedding, deadline).await?;
                 let (query, texts) = embeddings.vectors.split_at(1);

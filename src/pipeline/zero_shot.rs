@@ -219,7 +219,7 @@ impl ZeroShotPipeline {
                     normalize: Some(true),
                     prompt_name: None,
                     dimensions: None,
-                    most_values: usize::MAX,
+                    max_values: usize::MAX,
                 };
                 let embeddings = pipeline.embed(inputs, &embedding, deadline).await?;
                 let mut embedded = embeddings.vectors;

@@ -105,7 +105,7 @@ impl Bundle {
     /// Reads the tokenizer, from its [`PIECES`] if it has them.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         match self.manifest.file(PIECES) {
-            Some(_) => Tokenizer::from_pieces(self.read(PIECES)?),
+            Some(_) => Tokenizer::from_compiled(self.read(PIECES)?),
             None => Tokenizer::from_json(&self.read(TOKENIZER)?),
         }
     }

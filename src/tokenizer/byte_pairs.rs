@@ -9,12 +9,12 @@ use bytes::Bytes;
 use serde_json::Value;
 use tokenizers::Token;
 
-use super::pieces::{Pieces, number, take};
+use super::trie::{PieceTrie, number, take};
 
 /// Such a vocabulary in the form that it is searched in. The crate makes hash maps of 128,000 pieces and their merges,
 /// which take 40 MB; this takes what its file does. Ids are those of the crate.
 pub(super) struct BytePairs {
-    pieces: Pieces,
+    pieces: PieceTrie,
     /// How many pieces there are, of which several may have one id.
     size: usize,
     unknown: u32,
@@ -87,7 +87,7 @@ impl BytePairs {
         for ([left, right], [rank, id]) in merges {
             file.extend([left, right, rank, id].into_iter().flat_map(u32::to_le_bytes));
         }
-        Pieces::write(&by_id, &keys, &mut file)?;
+        PieceTrie::write(&by_id, &keys, &mut file)?;
         Some(file)
     }
 
@@ -98,7 +98,7 @@ impl BytePairs {
         let [unknown, fuses_unknown] = [next()?, next()?];
         let merges = take(&mut file, merges, MERGE)?;
         Some(Self {
-            pieces: Pieces::read(count, text_bytes, file)?,
+            pieces: PieceTrie::read(count, text_bytes, file)?,
             size: usize::try_from(size).ok().filter(|size| *size <= i32::MAX as usize)?,
             unknown: u32::try_from(unknown).ok()?,
             fuses_unknown: fuses_unknown != 0,
@@ -106,7 +106,7 @@ impl BytePairs {
         })
     }
 
-    pub(super) fn pieces(&self) -> &Pieces {
+    pub(super) fn pieces(&self) -> &PieceTrie {
         &self.pieces
     }
 
@@ -252,7 +252,7 @@ mod tests {
                 tokens.into_iter().map(|token| (token.id, token.span)).collect::<Vec<_>>()
             };
             let own = Tokenizer::from_json(&json).unwrap();
-            let quick = Tokenizer::from_pieces(Tokenizer::pieces_of(&json).unwrap().unwrap()).unwrap();
+            let quick = Tokenizer::from_compiled(Tokenizer::compile(&json).unwrap().unwrap()).unwrap();
             prop_assert_eq!(tokens(&own), tokens(&quick));
             prop_assert_eq!(own.vocabulary_size(), quick.vocabulary_size());
         }

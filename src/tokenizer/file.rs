@@ -82,14 +82,14 @@ fn has_whole_maps(settings: &Value) -> bool {
 /// Reads a file with the vocabulary that is in it.
 pub(super) fn read(json: &[u8]) -> Result<RawTokenizer> {
     match parse::<TypedModel>(json) {
-        Ok(file) => file.assemble(|model| Vocabulary::Own(model.0)),
+        Ok(file) => file.assemble(|model| Vocabulary::Standard(model.0)),
         // Files of older versions do not begin with the type, or do not say it.
-        Err(_) => parse::<ModelWrapper>(json)?.assemble(Vocabulary::Own),
+        Err(_) => parse::<ModelWrapper>(json)?.assemble(Vocabulary::Standard),
     }
 }
 
-/// Reads what [`pieces_of`] has written.
-pub(super) fn read_pieces(mut file: Bytes) -> Result<RawTokenizer> {
+/// Reads what [`compile`] has written.
+pub(super) fn read_compiled(mut file: Bytes) -> Result<RawTokenizer> {
     let damaged =
         || Error::model("expected a tokenizer's pieces, but found something else; build the bundle again");
     let length = file.try_get_u64_le().map_err(|_| damaged())?;
@@ -101,7 +101,7 @@ pub(super) fn read_pieces(mut file: Bytes) -> Result<RawTokenizer> {
 
 /// A file with its vocabulary in the form that it is searched in, or nothing where its model is of a kind that has
 /// none: the length of the rest of the JSON, that rest, the vocabulary.
-pub(super) fn pieces_of(json: &[u8]) -> Result<Option<Vec<u8>>> {
+pub(super) fn compile(json: &[u8]) -> Result<Option<Vec<u8>>> {
     let model = parse::<ModelWrapper>(json)?.model;
     let mut file: Value = serde_json::from_slice(json).map_err(unreadable)?;
     let Some(pieces) = Vocabulary::file_of(&model, &file["model"].take()) else { return Ok(None) };

@@ -2,7 +2,7 @@
 
 mod byte_pairs;
 mod file;
-mod pieces;
+mod trie;
 mod unigram;
 mod vocabulary;
 
@@ -103,7 +103,7 @@ pub struct Encoding {
     /// For each token, which of a pair of texts it belongs to.
     pub type_ids: Vec<u32>,
     /// How many tokens the text had before it was shortened, if it was; of a very long text, at least so many.
-    pub shortened_from: Option<usize>,
+    pub truncated_from: Option<usize>,
 }
 
 /// One token of a text, and where it came from.
@@ -131,15 +131,15 @@ impl Tokenizer {
         file::read(json).map(Self::new)
     }
 
-    /// Reads what [`Tokenizer::pieces_of`] has made.
-    pub fn from_pieces(pieces: impl Into<Bytes>) -> Result<Self> {
-        file::read_pieces(pieces.into()).map(Self::new)
+    /// Reads what [`Tokenizer::compile`] has made.
+    pub fn from_compiled(pieces: impl Into<Bytes>) -> Result<Self> {
+        file::read_compiled(pieces.into()).map(Self::new)
     }
 
     /// A `tokenizer.json` in a form that is loaded some 20 times as fast where its vocabulary is large, or nothing
     /// where there is none for its model (all but Unigram).
-    pub fn pieces_of(json: &[u8]) -> Result<Option<Vec<u8>>> {
-        file::pieces_of(json)
+    pub fn compile(json: &[u8]) -> Result<Option<Vec<u8>>> {
+        file::compile(json)
     }
 
     fn new(raw: RawTokenizer) -> Self {
@@ -171,8 +171,8 @@ impl Tokenizer {
         let text = within_reach(text, limit, truncation)?;
         let mut bare = self.ask(|raw| raw.encode_fast(text, false)).map_err(cannot_tokenise)?;
         let found = bare.len() + self.special_tokens;
-        let shortened_from = (found > limit).then_some(found);
-        if shortened_from.is_some() {
+        let truncated_from = (found > limit).then_some(found);
+        if truncated_from.is_some() {
             let Truncation::At(side) = truncation else {
                 return Err(Error::too_large(format!(
                     "the text has {found} tokens, but the model takes at most {limit}; \
@@ -184,11 +184,11 @@ impl Tokenizer {
             bare.take_overflowing();
         }
         let encoding = self.ask(|raw| raw.post_process(bare, None, true)).map_err(cannot_tokenise)?;
-        Ok(Encoding::from_raw(&encoding, shortened_from))
+        Ok(Encoding::from_raw(&encoding, truncated_from))
     }
 
     /// The token ids of a text, with nothing put before or after them.
-    pub fn encode_bare(&self, text: &str) -> Result<Vec<u32>> {
+    pub fn encode_without_special_tokens(&self, text: &str) -> Result<Vec<u32>> {
         Ok(self.ask(|raw| raw.encode_fast(text, false)).map_err(cannot_tokenise)?.get_ids().to_vec())
     }
 
@@ -200,7 +200,7 @@ impl Tokenizer {
         limit: usize,
         truncation: Truncation,
     ) -> Result<String> {
-        let (Some(_), Truncation::At(side)) = (encoding.shortened_from, truncation) else { return Ok(text) };
+        let (Some(_), Truncation::At(side)) = (encoding.truncated_from, truncation) else { return Ok(text) };
         let reachable = within_reach(&text, limit, truncation)?;
         let bare = self.ask(|raw| raw.encode(reachable, false)).map_err(cannot_tokenise)?;
         let kept = limit.saturating_sub(self.special_tokens).min(bare.len());
@@ -225,8 +225,8 @@ impl Tokenizer {
         let special_tokens =
             self.raw.get_post_processor().map_or(0, |processor| processor.added_tokens(true));
         let found = first.len() + second.len() + special_tokens;
-        let shortened_from = (found > limit).then_some(found);
-        if shortened_from.is_some() {
+        let truncated_from = (found > limit).then_some(found);
+        if truncated_from.is_some() {
             let too_long = || {
                 Error::too_large(format!(
                     "the pair of texts has {found} tokens, but the model takes at most {limit}; \
@@ -252,7 +252,7 @@ impl Tokenizer {
         }
         let encoding =
             self.ask(|raw| raw.post_process(first, Some(second), true)).map_err(cannot_tokenise)?;
-        Ok(Encoding::from_raw(&encoding, shortened_from))
+        Ok(Encoding::from_raw(&encoding, truncated_from))
     }
 
     /// Takes ids that were made elsewhere, as they are: no special tokens are added.
@@ -262,7 +262,7 @@ impl Tokenizer {
             return Err(Error::invalid(format!("expected token ids below {known}, but found {id}")));
         }
         let found = ids.len();
-        let (ids, shortened_from) = match truncation {
+        let (ids, truncated_from) = match truncation {
             _ if found <= limit => (ids, None),
             Truncation::Off => {
                 return Err(Error::too_large(format!(
@@ -273,12 +273,12 @@ impl Tokenizer {
             Truncation::At(Side::Left) => (ids[found - limit..].to_vec(), Some(found)),
             Truncation::At(Side::Right) => (ids[..limit].to_vec(), Some(found)),
         };
-        Ok(Encoding { type_ids: vec![0; ids.len()], ids, shortened_from })
+        Ok(Encoding { type_ids: vec![0; ids.len()], ids, truncated_from })
     }
 
     /// Whether a text is so long that it has more than `most` tokens, without the memory that they take: it is looked
     /// at in pieces, and what is cut apart between two of them is forgiven.
-    pub fn has_more_than(&self, text: &str, most: usize) -> Result<bool> {
+    pub fn exceeds(&self, text: &str, most: usize) -> Result<bool> {
         const PIECE_BYTES: usize = 64 * 1024;
         const CUT_APART: usize = 64;
         let (mut rest, mut found) = (text, 0);
@@ -324,8 +324,8 @@ impl Tokenizer {
 }
 
 impl Encoding {
-    fn from_raw(encoding: &RawEncoding, shortened_from: Option<usize>) -> Self {
-        Self { ids: encoding.get_ids().to_vec(), type_ids: encoding.get_type_ids().to_vec(), shortened_from }
+    fn from_raw(encoding: &RawEncoding, truncated_from: Option<usize>) -> Self {
+        Self { ids: encoding.get_ids().to_vec(), type_ids: encoding.get_type_ids().to_vec(), truncated_from }
     }
 
     /// The number of tokens.
@@ -392,7 +392,7 @@ mod tests {
         for model in ["tiny-xlm-roberta", "tiny-deberta-v2", "tiny-nllb"] {
             let json = fixture(model);
             let own = Tokenizer::from_json(&json).unwrap();
-            let quick = Tokenizer::from_pieces(Tokenizer::pieces_of(&json).unwrap().unwrap()).unwrap();
+            let quick = Tokenizer::from_compiled(Tokenizer::compile(&json).unwrap().unwrap()).unwrap();
             assert_eq!(own.vocabulary_size(), quick.vocabulary_size());
             for text in SENTENCES.lines().chain(ODD) {
                 let tokens = own.tokens(text, true).unwrap();
@@ -405,27 +405,27 @@ mod tests {
 
     #[test]
     fn other_models_have_no_pieces() {
-        assert_eq!(Tokenizer::pieces_of(&fixture("tiny-bert")).unwrap(), None);
-        assert_eq!(Tokenizer::pieces_of(&fixture("tiny-roberta")).unwrap(), None);
+        assert_eq!(Tokenizer::compile(&fixture("tiny-bert")).unwrap(), None);
+        assert_eq!(Tokenizer::compile(&fixture("tiny-roberta")).unwrap(), None);
     }
 
     #[test]
     fn a_decoder_that_is_no_json_is_refused_and_does_not_panic() {
         let damaged = include_bytes!("../../fuzz/corpus/pieces/a-decoder-that-is-no-json");
-        let refusal = Tokenizer::from_pieces(damaged.to_vec()).err().unwrap();
+        let refusal = Tokenizer::from_compiled(damaged.to_vec()).err().unwrap();
         insta::assert_snapshot!(refusal.chain(), @"cannot read the tokenizer: its parts do not fit together");
     }
 
     #[test]
     fn a_trie_that_begins_with_a_leaf_is_refused_since_it_would_be_read_beyond_its_end() {
-        let mut pieces = Tokenizer::pieces_of(&fixture("tiny-deberta-v2")).unwrap().unwrap();
+        let mut pieces = Tokenizer::compile(&fixture("tiny-deberta-v2")).unwrap().unwrap();
         let number = |at: usize| u64::from_le_bytes(pieces[at..at + 8].try_into().unwrap()) as usize;
         // Magic, five numbers, and for each piece its score and its end; then the text and the trie. The settings
         // come before all of it.
         let begin = pieces.windows(8).position(|window| window == b"pieces\0\x01").unwrap();
         let trie = begin + 6 * 8 + 12 * number(begin + 8) + number(begin + 16);
         pieces[trie + 3] |= 0x80;
-        assert!(Tokenizer::from_pieces(pieces).is_err());
+        assert!(Tokenizer::from_compiled(pieces).is_err());
     }
 
     #[test]
@@ -434,22 +434,22 @@ mod tests {
             let tokenizer = Tokenizer::from_json(&fixture(model)).unwrap();
             let text = "the cat sat on the mat ".repeat(200_000);
             let taken = allocation_counter::measure(|| {
-                assert!(tokenizer.has_more_than(&text, 100_000).unwrap());
+                assert!(tokenizer.exceeds(&text, 100_000).unwrap());
                 assert!(tokenizer.encode(&text, 128, Truncation::Off).is_err());
                 assert!(tokenizer.encode_pair([&text, "a mat"], 128, PairTruncation::Off).is_err());
             });
             assert!(taken.bytes_max < 64 << 20, "{model}: {} bytes", taken.bytes_max);
             // What is within the bounds is not refused.
             let tokens = tokenizer.tokens(&text[..1_000_000], false).unwrap().len();
-            assert!(!tokenizer.has_more_than(&text[..1_000_000], tokens).unwrap(), "{model}");
-            assert!(tokenizer.has_more_than(&text[..1_000_000], tokens / 2).unwrap(), "{model}");
+            assert!(!tokenizer.exceeds(&text[..1_000_000], tokens).unwrap(), "{model}");
+            assert!(tokenizer.exceeds(&text[..1_000_000], tokens / 2).unwrap(), "{model}");
         }
     }
 
     #[test]
     fn a_map_of_characters_that_leads_beyond_its_end_is_an_error_and_no_panic() {
         let damaged = include_bytes!("../../fuzz/corpus/pieces/a-map-that-leads-beyond-its-end");
-        let tokenizer = Tokenizer::from_pieces(damaged.to_vec()).unwrap();
+        let tokenizer = Tokenizer::from_compiled(damaged.to_vec()).unwrap();
         let refusal = tokenizer.tokens("Hello, wörld!", true).unwrap_err();
         insta::assert_snapshot!(refusal.chain(), @"the text cannot be tokenised");
     }
@@ -457,7 +457,7 @@ mod tests {
     #[test]
     fn a_map_of_characters_that_says_it_takes_gigabytes_is_refused_before_it_does() {
         let damaged = include_bytes!("../../fuzz/corpus/pieces/a-map-that-says-it-takes-gigabytes");
-        let refusal = Tokenizer::from_pieces(damaged.to_vec()).unwrap_err();
+        let refusal = Tokenizer::from_compiled(damaged.to_vec()).unwrap_err();
         insta::assert_snapshot!(refusal.chain(), @"cannot read the tokenizer: expected a map of characters, but found one that is not whole at line 1 column 29463");
     }
 
@@ -470,9 +470,9 @@ mod tests {
 
     #[test]
     fn damaged_pieces_are_refused() {
-        let pieces = Tokenizer::pieces_of(&fixture("tiny-deberta-v2")).unwrap().unwrap();
+        let pieces = Tokenizer::compile(&fixture("tiny-deberta-v2")).unwrap().unwrap();
         for length in (0..pieces.len()).step_by(97) {
-            assert!(Tokenizer::from_pieces(pieces[..length].to_vec()).is_err(), "{length} bytes");
+            assert!(Tokenizer::from_compiled(pieces[..length].to_vec()).is_err(), "{length} bytes");
         }
     }
 }

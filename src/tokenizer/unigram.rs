@@ -3,14 +3,14 @@
 use bytes::Bytes;
 use tokenizers::{Result as RawResult, Token, models::unigram::Unigram as RawUnigram};
 
-use super::pieces::{Pieces, number, take};
+use super::trie::{PieceTrie, number, take};
 
 /// A Unigram vocabulary in the form that it is searched in.
 ///
 /// The crate makes a tree of hash maps from a list of pieces: for 250,000 of them that takes a third of a second
 /// and some 200 MB. Ids are those of the crate, ties and unknown characters included.
 pub(super) struct Unigram {
-    pieces: Pieces,
+    pieces: PieceTrie,
     /// The piece that stands for unknown characters, and what one of them scores.
     unknown: Option<u32>,
     unknown_score: f64,
@@ -69,7 +69,7 @@ impl Unigram {
         }
         file.extend((lowest - UNKNOWN_PENALTY).to_le_bytes());
         file.extend(pieces.iter().flat_map(|(_, score)| score.to_le_bytes()));
-        Pieces::write(&by_id, &keys, &mut file)?;
+        PieceTrie::write(&by_id, &keys, &mut file)?;
         Some(file)
     }
 
@@ -80,7 +80,7 @@ impl Unigram {
         let unknown_score = f64::from_bits(next()?);
         let scores = take(&mut file, count, 8)?;
         Some(Self {
-            pieces: Pieces::read(count, text_bytes, file)?,
+            pieces: PieceTrie::read(count, text_bytes, file)?,
             unknown: if unknown == NO_ID { None } else { Some(u32::try_from(unknown).ok()?) },
             unknown_score,
             byte_fallback: byte_fallback != 0,
@@ -88,7 +88,7 @@ impl Unigram {
         })
     }
 
-    pub(super) fn pieces(&self) -> &Pieces {
+    pub(super) fn pieces(&self) -> &PieceTrie {
         &self.pieces
     }
 

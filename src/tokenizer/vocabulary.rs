@@ -14,13 +14,13 @@ use tokenizers::{
 
 use super::{
     byte_pairs::{self, BytePairs},
-    pieces::{Pieces, take},
+    trie::{PieceTrie, take},
     unigram::{self, Unigram},
 };
 
 /// What turns words into pieces: the crate's own models, or forms of two of them that are searched where they lie.
 pub(super) enum Vocabulary {
-    Own(ModelWrapper),
+    Standard(ModelWrapper),
     Unigram(Unigram),
     BytePairs(BytePairs),
 }
@@ -45,9 +45,9 @@ impl Vocabulary {
     }
 
     /// The pieces, or the crate's model that has its own.
-    fn pieces(&self) -> Result<&Pieces, &ModelWrapper> {
+    fn pieces(&self) -> Result<&PieceTrie, &ModelWrapper> {
         match self {
-            Self::Own(model) => Err(model),
+            Self::Standard(model) => Err(model),
             Self::Unigram(unigram) => Ok(unigram.pieces()),
             Self::BytePairs(pairs) => Ok(pairs.pieces()),
         }
@@ -65,7 +65,7 @@ impl Model for Vocabulary {
 
     fn tokenize(&self, word: &str) -> RawResult<Vec<Token>> {
         match self {
-            Self::Own(model) => model.tokenize(word),
+            Self::Standard(model) => model.tokenize(word),
             Self::Unigram(unigram) => unigram.tokenize(word),
             Self::BytePairs(pairs) => Ok(pairs.tokenize(word)),
         }
@@ -80,7 +80,7 @@ impl Model for Vocabulary {
     }
 
     fn get_vocab(&self) -> HashMap<String, u32> {
-        let all = |pieces: &Pieces| {
+        let all = |pieces: &PieceTrie| {
             let ids = 0..pieces.count() as u32;
             ids.filter_map(|id| Some((pieces.piece(id)?.to_owned(), id))).collect()
         };
@@ -89,7 +89,7 @@ impl Model for Vocabulary {
 
     fn get_vocab_size(&self) -> usize {
         match self {
-            Self::Own(model) => model.get_vocab_size(),
+            Self::Standard(model) => model.get_vocab_size(),
             Self::Unigram(unigram) => unigram.pieces().count(),
             Self::BytePairs(pairs) => pairs.size(),
         }
@@ -102,7 +102,7 @@ impl Model for Vocabulary {
 
     fn get_trainer(&self) -> Self::Trainer {
         match self {
-            Self::Own(model) => model.get_trainer(),
+            Self::Standard(model) => model.get_trainer(),
             Self::Unigram(_) => UnigramTrainer::default().into(),
             Self::BytePairs(_) => BpeTrainer::default().into(),
         }

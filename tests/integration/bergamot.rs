@@ -35,7 +35,7 @@ async fn translate(model: &Model, texts: Vec<String>) -> Vec<String> {
         truncate: false,
         clean_up_spaces: false,
         generation: GenerationOptions::default(),
-        most_sentences: texts.len(),
+        max_sentences: texts.len(),
     };
     let deadline = Deadline::within(Duration::from_secs(300));
     let translations = pipeline.translate(texts, &options, deadline).await.unwrap();

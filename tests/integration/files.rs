@@ -178,7 +178,7 @@ fn weights_that_were_written_to_give_no_vectors() {
                 normalize: None,
                 prompt_name: None,
                 dimensions: None,
-                most_values: usize::MAX,
+                max_values: usize::MAX,
             };
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             let embedding = async {

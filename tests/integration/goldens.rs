@@ -66,7 +66,7 @@ fn options() -> EmbeddingOptions {
         normalize: None,
         prompt_name: None,
         dimensions: None,
-        most_values: usize::MAX,
+        max_values: usize::MAX,
     }
 }
 

@@ -58,7 +58,7 @@ const OPTIONS: EmbeddingOptions = EmbeddingOptions {
     normalize: None,
     prompt_name: None,
     dimensions: None,
-    most_values: usize::MAX,
+    max_values: usize::MAX,
 };
 
 /// A model that tells the sum of a text's ids, and how many there are, whatever it is padded with.
@@ -128,7 +128,7 @@ proptest! {
             for side in [Side::Left, Side::Right] {
                 let found = tokenizer.encode(&first, limit, Truncation::At(side)).unwrap();
                 prop_assert!(found.ids.len() <= limit, "{}: {} tokens of {}", name, found.ids.len(), limit);
-                prop_assert!(found.shortened_from.is_none_or(|whole| whole > limit));
+                prop_assert!(found.truncated_from.is_none_or(|whole| whole > limit));
             }
             for truncation in [Truncation::At(Side::Left).into(), Truncation::At(Side::Right).into(), PairTruncation::OnlyFirst] {
                 // Where the second text alone is too long for the last of these, there is nothing to cut.

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     api::inputs,
-    backend::{Deadline, routing::Place},
+    backend::{Deadline, routing::Location},
     config::Limits,
     error::{Error, Result, quoted},
     model::{Model, Pipeline},
@@ -116,7 +116,7 @@ pub(super) async fn run(
     request: &InferRequest,
     limits: &Limits,
     deadline: Deadline,
-) -> Result<(Vec<usize>, OutputElements, Place)> {
+) -> Result<(Vec<usize>, OutputElements, Location)> {
     interface.check_names(request)?;
     let names = &interface.names;
     let truncation = if limits.truncate { Truncation::At(Side::Right) } else { Truncation::Off };
@@ -131,10 +131,10 @@ pub(super) async fn run(
                 normalize: None,
                 prompt_name: None,
                 dimensions: None,
-                most_values: limits.values,
+                max_values: limits.values,
             };
             let embeddings = pipeline.embed(inputs, &options, deadline).await?;
-            Ok(matrix(embeddings.vectors, embeddings.usage.place))
+            Ok(matrix(embeddings.vectors, embeddings.usage.location))
         }
         Pipeline::Classification(pipeline) => {
             let inputs = match rows(names, request, limits)? {
@@ -142,7 +142,7 @@ pub(super) async fn run(
                 Rows::Texts(texts) => texts.into_iter().map(ClassificationInput::Text).collect(),
             };
             let logits = pipeline.logits(inputs, truncation.into(), deadline).await?;
-            Ok(matrix(logits.rows, logits.usage.place))
+            Ok(matrix(logits.rows, logits.usage.location))
         }
         Pipeline::ZeroShot(pipeline) => {
             let texts = texts(required(request, &names.text)?, limits.texts)?;
@@ -153,7 +153,7 @@ pub(super) async fn run(
             let multi_label = request.parameter("multi_label")?.unwrap_or(false);
             let options = ZeroShotOptions { labels, template, multi_label };
             let (scores, usage) = pipeline.score(&texts, &options, deadline).await?;
-            Ok(matrix(scores, usage.place))
+            Ok(matrix(scores, usage.location))
         }
         Pipeline::Ranking(pipeline) => {
             let query = text(required(request, &names.query)?)?;
@@ -161,7 +161,7 @@ pub(super) async fn run(
             let raw_scores = request.parameter("raw_scores")?.unwrap_or(false);
             let options = RankingOptions { truncation, raw_scores };
             let (scores, usage) = pipeline.score(query, texts, options, deadline).await?;
-            Ok((vec![scores.len()], OutputElements::Floats(scores), usage.place))
+            Ok((vec![scores.len()], OutputElements::Floats(scores), usage.location))
         }
         Pipeline::Translation(pipeline) => {
             let options = translation::options(request, limits)?;
@@ -173,7 +173,7 @@ pub(super) async fn run(
     }
 }
 
-fn matrix(rows: Vec<Vec<f32>>, place: Place) -> (Vec<usize>, OutputElements, Place) {
+fn matrix(rows: Vec<Vec<f32>>, place: Location) -> (Vec<usize>, OutputElements, Location) {
     let shape = vec![rows.len(), rows.first().map_or(0, Vec::len)];
     (shape, OutputElements::Floats(rows.into_iter().flatten().collect()), place)
 }

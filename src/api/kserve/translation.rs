@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::message::{InferRequest, OutputElements};
 use crate::{
     api::request,
-    backend::{Deadline, routing::Place},
+    backend::{Deadline, routing::Location},
     config::Limits,
     error::Result,
     pipeline::{
@@ -56,7 +56,7 @@ pub(super) fn options(request: &InferRequest, limits: &Limits) -> Result<Transla
         truncate: limits.truncate,
         clean_up_spaces: false,
         generation,
-        most_sentences: limits.texts,
+        max_sentences: limits.texts,
     })
 }
 
@@ -66,9 +66,9 @@ pub(super) async fn ids(
     rows: Vec<Vec<u32>>,
     options: &TranslationOptions,
     deadline: Deadline,
-) -> Result<(Vec<usize>, OutputElements, Place)> {
+) -> Result<(Vec<usize>, OutputElements, Location)> {
     let generated = pipeline.generate(rows, options, deadline).await?;
-    let place = generated.place;
+    let place = generated.location;
     let rows: Vec<Vec<i64>> = generated.rows.into_iter().flatten().collect();
     let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
     let shape = vec![rows.len(), longest];
@@ -85,9 +85,9 @@ pub(super) async fn texts(
     texts: Vec<String>,
     options: &TranslationOptions,
     deadline: Deadline,
-) -> Result<(Vec<usize>, OutputElements, Place)> {
+) -> Result<(Vec<usize>, OutputElements, Location)> {
     let translations = pipeline.translate(texts, options, deadline).await?;
     let shape = vec![translations.texts.len(), translations.texts.first().map_or(0, Vec::len)];
     let texts = translations.texts.into_iter().flatten().map(|translation| translation.text);
-    Ok((shape, OutputElements::Texts(texts.collect()), translations.usage.place))
+    Ok((shape, OutputElements::Texts(texts.collect()), translations.usage.location))
 }

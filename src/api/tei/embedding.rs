@@ -62,7 +62,7 @@ impl Options {
             normalize: Some(self.normalize.unwrap_or(true)),
             prompt_name: self.prompt_name.clone(),
             dimensions: self.dimensions,
-            most_values: limits.values,
+            max_values: limits.values,
         }
     }
 }

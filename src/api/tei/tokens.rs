@@ -18,7 +18,7 @@ use crate::{
     model::Pipeline,
     pipeline::{
         ranking::RankingPipeline,
-        translation::{SpecialTokens, Wanted},
+        translation::{RequestedLanguages, SpecialTokens},
         zero_shot::ZeroShotPipeline,
     },
     tokenizer::Token,
@@ -98,7 +98,8 @@ pub(in crate::api) async fn tokenize(State(app): State<Arc<App>>, request: Reque
     };
     let special = if body.add_special_tokens { SpecialTokens::Added } else { SpecialTokens::LeftOut };
     let work = move || {
-        let wanted = Wanted { source: body.src_lang.as_deref(), target: body.tgt_lang.as_deref() };
+        let wanted =
+            RequestedLanguages { source: body.src_lang.as_deref(), target: body.tgt_lang.as_deref() };
         let (mut left, mut answer) = (most_tokens, Vec::with_capacity(texts.len()));
         let too_many = || {
             Error::too_large(format!(
@@ -109,7 +110,7 @@ pub(in crate::api) async fn tokenize(State(app): State<Arc<App>>, request: Reque
         for text in texts {
             let text = format!("{prompt}{text}");
             // What is far too long is refused before its tokens take the memory that it would cost to count them.
-            if tokenizer.has_more_than(&text, left)? {
+            if tokenizer.exceeds(&text, left)? {
                 return Err(too_many());
             }
             let tokens = match &translator {

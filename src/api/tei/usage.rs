@@ -36,7 +36,7 @@ pub(in crate::api) fn with_usage<B: Serialize>(
     started: Instant,
 ) -> Response {
     let mut response = Json(body).into_response();
-    let Usage { tokens, generated: _, truncated, tokenization, inference, place } = usage;
+    let Usage { tokens, generated: _, truncated, tokenization, inference, location } = usage;
     let total = started.elapsed();
     let numbers: [(&'static str, u128); 6] = [
         ("x-compute-characters", characters as u128),
@@ -55,7 +55,7 @@ pub(in crate::api) fn with_usage<B: Serialize>(
         }
     }
     name_truncated(headers, truncated);
-    name_backend(&mut response, *place);
+    name_backend(&mut response, *location);
     response
 }
 

@@ -18,7 +18,7 @@ use crate::{
     build::{cost::Spent, quality::SENTENCES},
     error::{Error, Result},
     pipeline::{
-        generation::{Bounds, GenerationOptions, Search, Source, generate},
+        generation::{Bounds, GenerationConfig, GenerationOptions, SourceInfo, generate},
         translation::{Languages, TokenSide, TranslationSettings, shortlist::Shortlist},
     },
     repository::manifest::Quality,
@@ -236,9 +236,9 @@ impl<'a> Bench<'a> {
             model.vocabulary().or(self.shortlist.as_ref().map(|list| list.largest() as usize + 1));
         let bounds =
             Bounds { vocabulary: vocabulary.unwrap_or_default(), longest: self.settings.max_positions };
-        let search = Search::new(&self.settings.generation, &self.options, bounds)?;
+        let search = GenerationConfig::new(&self.settings.generation, &self.options, bounds)?;
         let search = shortlist.as_ref().map_or_else(|| search.clone(), |shortlist| search.within(shortlist));
-        let sources = [Source { length: source.len(), number: 0 }];
+        let sources = [SourceInfo { length: source.len(), number: 0 }];
         let deadline = Deadline::within(PATIENCE);
         let work = move |decoder: &mut dyn Decoder| generate(decoder, &sources, &search, deadline);
         let generated = self.run(model, source, shortlist, work).await?;

@@ -16,7 +16,7 @@ use crate::{
     error::{Error, Result},
     model::{Model, Pipeline},
     pipeline::{
-        generation::{GenerationOptions, Source, generate},
+        generation::{GenerationOptions, SourceInfo, generate},
         translation::{Decoding, TranslationOptions},
     },
 };
@@ -59,7 +59,7 @@ pub(super) fn measure(bundle: &Path, config: &Config) -> Result<Vec<Figure>> {
             truncate: true,
             clean_up_spaces: false,
             generation,
-            most_sentences: 1,
+            max_sentences: 1,
         };
         let decoding = pipeline.decoding_of(TEXT, &options)?;
         let missing = || Error::config("expected a model that runs here, but found one on a fleet");
@@ -95,7 +95,7 @@ async fn run(
 ) -> Result<(Duration, Vec<i64>)> {
     let (sender, receiver) = mpsc::channel();
     let Decoding { sources, search } = decoding.clone();
-    let source = Source { length: sources.rows.first().map_or(0, Vec::len), number: 0 };
+    let source = SourceInfo { length: sources.rows.first().map_or(0, Vec::len), number: 0 };
     let deadline = Deadline::within(Duration::from_secs(60));
     let work = Box::new(move |decoder: &mut dyn Decoder| {
         let started = Instant::now();

@@ -1,8 +1,8 @@
 //! A search in the words of `generate` again, for whoever generates elsewhere.
 
-use super::{search::Search, settings::GenerationOptions};
+use super::{config::GenerationConfig, settings::GenerationOptions};
 
-impl Search {
+impl GenerationConfig {
     /// The options that ask any model for this search: nothing is left to its settings.
     pub fn options(&self) -> GenerationOptions {
         let sampling = self.sampling.as_ref();
@@ -41,7 +41,7 @@ impl Search {
 mod tests {
     use serde_json::json;
 
-    use super::super::{Bounds, GenerationSettings};
+    use super::super::{config::Bounds, settings::GenerationSettings};
     use super::*;
 
     #[test]
@@ -52,7 +52,7 @@ mod tests {
         }))
         .unwrap();
         let bounds = Bounds { vocabulary: 100, longest: 64 };
-        let of = |options: &GenerationOptions| Search::new(&settings, options, bounds).unwrap();
+        let of = |options: &GenerationOptions| GenerationConfig::new(&settings, options, bounds).unwrap();
         for asked in [
             json!({}),
             json!({ "num_beams": 1, "max_length": 9, "bad_words_ids": [[7, 8]], "forced_bos_token_id": 5 }),
@@ -61,7 +61,7 @@ mod tests {
         ] {
             let search = of(&serde_json::from_value(asked).unwrap());
             let plain = GenerationSettings { defaults: GenerationOptions::default(), ..settings.clone() };
-            assert_eq!(Search::new(&plain, &search.options(), bounds).unwrap(), search);
+            assert_eq!(GenerationConfig::new(&plain, &search.options(), bounds).unwrap(), search);
         }
     }
 }

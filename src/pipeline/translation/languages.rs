@@ -183,7 +183,7 @@ fn language(name: &str) -> Option<Language> {
 
 /// What a request says of its languages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wanted<'a> {
+pub struct RequestedLanguages<'a> {
     /// The language of the texts.
     pub source: Option<&'a str>,
     /// The language that they are wanted in.
@@ -233,7 +233,7 @@ impl Directions {
     }
 
     /// The languages that a request means. Each has to be named, unless the model has only one.
-    pub fn find(&self, wanted: Wanted<'_>) -> Result<Pair> {
+    pub fn find(&self, wanted: RequestedLanguages<'_>) -> Result<Pair> {
         match self.named(wanted)? {
             (Some(source), Some(target)) => Ok(Pair { source: source.to_owned(), target: target.to_owned() }),
             (None, None) => Err(Error::invalid(
@@ -245,7 +245,7 @@ impl Directions {
     }
 
     /// The source and the target that a request means, as far as it or the model names them.
-    pub(super) fn named(&self, wanted: Wanted<'_>) -> Result<(Option<&str>, Option<&str>)> {
+    pub(super) fn named(&self, wanted: RequestedLanguages<'_>) -> Result<(Option<&str>, Option<&str>)> {
         let source = pick(&self.sources, "src_lang", wanted.source, self.source_by_default.as_deref())?;
         let target = pick(&self.targets, "tgt_lang", wanted.target, self.target_by_default.as_deref())?;
         Ok((source, target))
@@ -277,7 +277,7 @@ impl Directions {
     }
 
     /// Whether the model translates between the languages that a request names.
-    pub fn has(&self, wanted: Wanted<'_>) -> bool {
+    pub fn has(&self, wanted: RequestedLanguages<'_>) -> bool {
         wanted.source.is_none_or(|source| self.sources.has(source))
             && wanted.target.is_none_or(|target| self.targets.has(target))
     }
@@ -363,15 +363,17 @@ mod tests {
     fn a_language_is_named_unless_there_is_one_only() {
         let codes: BTreeMap<String, i64> = [("en".to_owned(), 7), ("fr".to_owned(), 8)].into();
         let many = Directions::new(&Languages::Tokens { codes, side: super::super::TokenSide::Before });
-        let find = |source, target| many.find(Wanted { source, target }).map_err(|error| error.to_string());
+        let find = |source, target| {
+            many.find(RequestedLanguages { source, target }).map_err(|error| error.to_string())
+        };
         assert_eq!(find(Some("English"), Some("fr")), Ok(Pair { source: "en".into(), target: "fr".into() }));
         insta::assert_snapshot!(find(None, None).unwrap_err(), @"expected the languages of the translation in `src_lang` and `tgt_lang`, but found neither");
         insta::assert_snapshot!(find(None, Some("fr")).unwrap_err(), @"expected `src_lang` beside `tgt_lang`, but found none");
         insta::assert_snapshot!(find(Some("en"), None).unwrap_err(), @"expected `tgt_lang` beside `src_lang`, but found none");
         let pair = Directions::new(&Languages::Pair { source: "en".into(), target: "pt".into() });
-        assert_eq!(pair.find(Wanted::default()).unwrap().target, "pt");
-        assert!(pair.has(Wanted { source: Some("English"), target: None }));
-        assert!(!pair.has(Wanted { source: Some("pt"), target: None }));
+        assert_eq!(pair.find(RequestedLanguages::default()).unwrap().target, "pt");
+        assert!(pair.has(RequestedLanguages { source: Some("English"), target: None }));
+        assert!(!pair.has(RequestedLanguages { source: Some("pt"), target: None }));
     }
 
     #[test]

@@ -1,18 +1,19 @@
 //! Texts to texts of another language.
 
+mod execute;
 mod languages;
 mod pipeline;
 pub mod remote;
-mod sentences;
+mod segmentation;
 mod settings;
 pub mod shortlist;
 mod sources;
-mod writing;
 
 pub use self::{
-    languages::{Directions, LanguageNames, Pair, Wanted},
+    languages::{Directions, LanguageNames, Pair, RequestedLanguages},
     pipeline::{
-        Decoding, GeneratedIds, Parts, Translation, TranslationOptions, TranslationPipeline, Translations,
+        Decoding, GeneratedIds, Translation, TranslationOptions, TranslationParts, TranslationPipeline,
+        Translations,
     },
     settings::{Decoder, Languages, TokenSide, TranslationSettings, UnknownTokens},
     sources::{SpecialTokens, Split},

@@ -3,9 +3,9 @@
 use std::{sync::Arc, time::Instant};
 
 use super::{
-    languages::{Directions, Pair, Wanted, is_written_without_spaces},
+    languages::{Directions, Pair, RequestedLanguages, is_written_without_spaces},
     remote::Remote,
-    sentences::{Part, join},
+    segmentation::{Part, join},
     settings::{Languages, TranslationSettings},
     shortlist::Shortlist,
     sources::{Manner, Sources, SpecialTokens, Split},
@@ -13,13 +13,13 @@ use super::{
 use crate::{
     backend::{
         Deadline,
-        routing::{Place, Route},
+        routing::{Location, Route},
         seq2seq::{self, Seq2SeqBackend},
     },
     error::{Error, Result, at_text},
     pipeline::{
         Usage,
-        generation::{Bounds, Generated, GenerationOptions, Search},
+        generation::{Bounds, Generated, GenerationConfig, GenerationOptions},
     },
     telemetry,
     tokenizer::{Token, Tokenizer},
@@ -54,7 +54,7 @@ pub struct TranslationOptions {
     /// What differs from how the model generates by itself.
     pub generation: GenerationOptions,
     /// The most sentences of all texts.
-    pub most_sentences: usize,
+    pub max_sentences: usize,
 }
 
 /// The translations of a request's texts.
@@ -85,12 +85,12 @@ pub struct GeneratedIds {
     /// What stands after the end of a row that is shorter than another.
     pub pad: i64,
     /// Where the model ran.
-    pub place: Place,
+    pub location: Location,
 }
 
 /// What a model is made of.
 #[derive(Debug)]
-pub struct Parts {
+pub struct TranslationParts {
     /// What reads sources.
     pub tokenizer: Arc<Tokenizer>,
     /// What puts targets together.
@@ -107,7 +107,7 @@ pub struct Decoding {
     /// What is encoded.
     pub sources: seq2seq::SourceBatch,
     /// What is looked for.
-    pub search: Search,
+    pub search: GenerationConfig,
 }
 
 /// A sentence on its way.
@@ -134,8 +134,8 @@ enum OwnedPart {
 
 impl TranslationPipeline {
     /// Puts a model together.
-    pub fn new(parts: Parts, settings: TranslationSettings) -> Result<Self> {
-        let Parts { tokenizer, target, shortlist, route } = parts;
+    pub fn new(parts: TranslationParts, settings: TranslationSettings) -> Result<Self> {
+        let TranslationParts { tokenizer, target, shortlist, route } = parts;
         if settings.generation.eos_token_ids.is_empty() {
             return Err(Error::model(
                 "expected a token in `eos_token_ids` of the model's settings, but found none",
@@ -167,12 +167,17 @@ impl TranslationPipeline {
     }
 
     /// The tokens of a text as the encoder reads them, where it is one sentence.
-    pub fn tokens(&self, text: &str, special: SpecialTokens, wanted: Wanted<'_>) -> Result<Vec<Token>> {
+    pub fn tokens(
+        &self,
+        text: &str,
+        special: SpecialTokens,
+        wanted: RequestedLanguages<'_>,
+    ) -> Result<Vec<Token>> {
         self.sources.tokens(text, special, wanted)
     }
 
     /// Refuses languages with which no text at all can be translated.
-    pub fn check_languages(&self, wanted: Wanted<'_>) -> Result<()> {
+    pub fn check_languages(&self, wanted: RequestedLanguages<'_>) -> Result<()> {
         let directions = self.directions();
         let found = directions.find(wanted).map(drop);
         // Such a text may name its target itself, as `>>pt<<`.
@@ -197,14 +202,14 @@ impl TranslationPipeline {
         let plan = self.plan(texts, options, deadline).await?;
         let tokenization = started.elapsed();
         let started = Instant::now();
-        let (generated, place) = self.run(&plan.jobs, options, deadline).await?;
+        let (generated, location) = self.run(&plan.jobs, options, deadline).await?;
         let usage = Usage {
             tokens: plan.jobs.iter().map(|job| job.ids.len()).sum(),
             generated: generated.iter().flatten().map(|text| text.ids.len()).sum(),
             truncated: plan.truncated,
             tokenization,
             inference: started.elapsed(),
-            place,
+            location,
         };
         telemetry::encoded(usage.tokens, usage.tokenization, usage.inference);
         let count = self.search(options, None)?.sequences();
@@ -245,26 +250,30 @@ impl TranslationPipeline {
             Ok(Job { ids: ids.into_iter().map(i64::from).collect(), first_token })
         });
         let jobs: Vec<Job> = jobs.collect::<Result<_>>()?;
-        let (generated, place) = self.run(&jobs, options, deadline).await?;
+        let (generated, location) = self.run(&jobs, options, deadline).await?;
         let start = Some(settings.generation.decoder_start_token_id).filter(|start| *start >= 0);
         let row = |text: Generated| start.into_iter().chain(text.ids).collect();
         let rows = generated.into_iter().map(|texts| texts.into_iter().map(row).collect()).collect();
-        Ok(GeneratedIds { rows, pad: settings.generation.pad_token_id, place })
+        Ok(GeneratedIds { rows, pad: settings.generation.pad_token_id, location })
     }
 
     /// The search that is asked for, with the token that the target begins with.
-    pub(super) fn search(&self, options: &TranslationOptions, first_token: Option<i64>) -> Result<Search> {
+    pub(super) fn search(
+        &self,
+        options: &TranslationOptions,
+        first_token: Option<i64>,
+    ) -> Result<GenerationConfig> {
         let settings = self.settings();
         let mut generation = options.generation.clone();
         generation.forced_bos_token_id = first_token.or(generation.forced_bos_token_id);
-        let vocabulary = match self.route.here() {
+        let vocabulary = match self.route.local() {
             Some(sequences) => sequences.vocabulary(),
             None => settings.decoder.vocabulary(),
         };
         let vocabulary = vocabulary.unwrap_or_else(|| self.target.vocabulary_size());
         // The last token is generated, but not fed.
         let bounds = Bounds { vocabulary, longest: settings.max_positions + 1 };
-        Search::new(&settings.generation, &generation, bounds)
+        GenerationConfig::new(&settings.generation, &generation, bounds)
     }
 
     /// Makes sources of texts; large ones off the threads that serve connections.
@@ -281,7 +290,7 @@ impl TranslationPipeline {
     }
 
     /// Token ids as they go to the encoder, and the search in terms of what the decoder scores.
-    pub(super) fn decoding(&self, rows: Vec<Vec<i64>>, search: Search) -> Decoding {
+    pub(super) fn decoding(&self, rows: Vec<Vec<i64>>, search: GenerationConfig) -> Decoding {
         let shortlist = self.shortlist.as_ref().map(|shortlist| allowed(shortlist, &rows, &search));
         let search = match &shortlist {
             Some(shortlist) => search.within(shortlist),
@@ -294,10 +303,13 @@ impl TranslationPipeline {
     /// What goes to the encoder and the decoder for a text that is not split: to be run by hand.
     pub fn decoding_of(&self, text: &str, options: &TranslationOptions) -> Result<Decoding> {
         let manner = Manner {
-            wanted: Wanted { source: options.source.as_deref(), target: options.target.as_deref() },
+            wanted: RequestedLanguages {
+                source: options.source.as_deref(),
+                target: options.target.as_deref(),
+            },
             split: Split::Never,
             truncate: true,
-            most_sentences: 1,
+            max_sentences: 1,
         };
         let prepared = self.sources.prepare(text, manner)?;
         let search = self.search(options, self.sources.first_token(&prepared.pair.target))?;
@@ -306,7 +318,7 @@ impl TranslationPipeline {
 
     /// What runs the model in this process.
     pub fn sequences(&self) -> Option<&Arc<dyn Seq2SeqBackend>> {
-        self.route.here()
+        self.route.local()
     }
 
     /// The translations of a text from those of its sentences: the best of each, the second best of each, …
@@ -367,10 +379,10 @@ fn plan(
         None => Split::WhenLong,
     };
     let manner = Manner {
-        wanted: Wanted { source: options.source.as_deref(), target: options.target.as_deref() },
+        wanted: RequestedLanguages { source: options.source.as_deref(), target: options.target.as_deref() },
         split: options.split.unwrap_or(by_kind),
         truncate: options.truncate,
-        most_sentences: options.most_sentences,
+        max_sentences: options.max_sentences,
     };
     let mut plan = Plan { texts: Vec::with_capacity(texts.len()), jobs: Vec::new(), truncated: Vec::new() };
     for (place, text) in texts.iter().enumerate() {
@@ -380,10 +392,10 @@ fn plan(
         let prepared = sources.prepare(text, manner).map_err(|error| at_text(error, place, texts.len()))?;
         let first_token = sources.first_token(&prepared.pair.target);
         plan.jobs.extend(prepared.sentences.into_iter().map(|ids| Job { ids, first_token }));
-        if plan.jobs.len() > options.most_sentences {
+        if plan.jobs.len() > options.max_sentences {
             return Err(Error::too_large(format!(
                 "expected at most {} sentences in all texts, but found more; send less at once",
-                options.most_sentences
+                options.max_sentences
             )));
         }
         plan.truncated.extend(prepared.is_cut.then_some(place));
@@ -397,7 +409,7 @@ fn plan(
 }
 
 /// The tokens that the targets of `rows` are made of, in ascending order.
-fn allowed(shortlist: &Shortlist, rows: &[Vec<i64>], search: &Search) -> Vec<i64> {
+fn allowed(shortlist: &Shortlist, rows: &[Vec<i64>], search: &GenerationConfig) -> Vec<i64> {
     let ids: Vec<u32> = rows.iter().flatten().filter_map(|id| u32::try_from(*id).ok()).collect();
     let mut allowed = shortlist.allowed(&ids, UNKNOWN);
     allowed.extend(search.needed());

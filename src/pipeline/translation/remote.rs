@@ -16,7 +16,7 @@ use crate::{
     error::{Error, Result, quoted},
     pipeline::{
         adapter::{Role, inputs},
-        generation::{Generated, GenerationSettings, Search},
+        generation::{Generated, GenerationConfig, GenerationSettings},
     },
     tensor::{ElementType, Elements, Tensor},
 };
@@ -33,7 +33,7 @@ const LANGUAGE: &str = "forced_bos_token_id";
 
 /// A model that writes targets, as its fleet described it.
 #[derive(Clone, Debug)]
-pub(super) struct Writer {
+pub(super) struct RemoteGenerator {
     /// As it was described, with all of its outputs.
     described: TritonBackend,
     backend: TritonBackend,
@@ -51,7 +51,7 @@ pub(super) struct Remote {
 
 #[derive(Debug, Default)]
 struct Known {
-    writer: Option<Writer>,
+    writer: Option<RemoteGenerator>,
     /// The first token of its targets, where it was seen to write another than was wanted.
     writes: Option<i64>,
 }
@@ -59,16 +59,16 @@ struct Known {
 /// What is wanted of a batch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked<'a> {
-    pub(super) search: &'a Search,
+    pub(super) search: &'a GenerationConfig,
     /// What the model does by itself.
-    pub(super) by_default: &'a Search,
+    pub(super) by_default: &'a GenerationConfig,
     /// The first token of the targets, where it tells their language.
     pub(super) first_token: Option<i64>,
 }
 
 impl Remote {
     /// The model as the fleet describes it now; one of another kind is refused.
-    pub(super) async fn connect(&self, fleet: &Fleet, deadline: Deadline) -> Result<Writer> {
+    pub(super) async fn connect(&self, fleet: &Fleet, deadline: Deadline) -> Result<RemoteGenerator> {
         let described = fleet.connect(deadline).await?;
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(writer) = &known.writer
@@ -76,7 +76,7 @@ impl Remote {
         {
             return Ok(writer.clone());
         }
-        let writer = Writer::new(described)?;
+        let writer = RemoteGenerator::new(described)?;
         *known = Known { writer: Some(writer.clone()), writes: None };
         Ok(writer)
     }
@@ -110,7 +110,7 @@ fn other_language() -> Error {
     )
 }
 
-impl Writer {
+impl RemoteGenerator {
     /// Refuses a model of another kind, with both sides named.
     fn new(described: TritonBackend) -> Result<Self> {
         let signature = described.signature();
@@ -198,7 +198,7 @@ impl Writer {
 }
 
 /// The options that ask for a search, by their names.
-fn named(search: &Search) -> Map<String, Value> {
+fn named(search: &GenerationConfig) -> Map<String, Value> {
     match serde_json::to_value(search.options()) {
         Ok(Value::Object(options)) => options,
         // Options are always an object.
@@ -239,7 +239,7 @@ fn read(
     targets: &Tensor,
     scores: Option<&Tensor>,
     sources: usize,
-    search: &Search,
+    search: &GenerationConfig,
     settings: &GenerationSettings,
 ) -> Result<Vec<Vec<Generated>>> {
     let sequences = search.sequences();
@@ -300,13 +300,13 @@ mod tests {
         }
     }
 
-    fn search(sequences: usize) -> Search {
+    fn search(sequences: usize) -> GenerationConfig {
         let options = GenerationOptions {
             num_beams: Some(sequences),
             num_return_sequences: Some(sequences),
             ..GenerationOptions::default()
         };
-        Search::new(&settings(), &options, Bounds { vocabulary: 100, longest: 64 }).unwrap()
+        GenerationConfig::new(&settings(), &options, Bounds { vocabulary: 100, longest: 64 }).unwrap()
     }
 
     #[test]

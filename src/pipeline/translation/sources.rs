@@ -1,8 +1,8 @@
 //! From a text to what the encoder reads: its sentences, and around each what the model's family wants.
 
 use super::{
-    languages::{Directions, Pair, Wanted},
-    sentences::{Part, halves, split, whole},
+    languages::{Directions, Pair, RequestedLanguages},
+    segmentation::{Part, halves, split, whole},
     settings::{Languages, TokenSide, TranslationSettings},
 };
 use crate::{
@@ -53,12 +53,12 @@ pub(super) struct Sources {
 /// How texts are made sources.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Manner<'a> {
-    pub(super) wanted: Wanted<'a>,
+    pub(super) wanted: RequestedLanguages<'a>,
     pub(super) split: Split,
     /// Whether what is too long is cut; otherwise it is refused where it cannot be split.
     pub(super) truncate: bool,
     /// More sentences than this are refused by whoever asks.
-    pub(super) most_sentences: usize,
+    pub(super) max_sentences: usize,
 }
 
 impl Sources {
@@ -78,7 +78,7 @@ impl Sources {
         };
         for part in parts {
             // Enough for being refused: megabytes more need not be tokenised for that.
-            if prepared.sentences.len() > manner.most_sentences {
+            if prepared.sentences.len() > manner.max_sentences {
                 break;
             }
             match part {
@@ -139,11 +139,15 @@ impl Sources {
     }
 
     /// The target that a text itself names as `>>code<<`, where the model's own tokenizer reads it so.
-    fn written_target<'a: 'b, 'b>(&self, text: &'a str, wanted: Wanted<'b>) -> (Wanted<'b>, &'a str) {
+    fn written_target<'a: 'b, 'b>(
+        &self,
+        text: &'a str,
+        wanted: RequestedLanguages<'b>,
+    ) -> (RequestedLanguages<'b>, &'a str) {
         let written = text.strip_prefix(">>").and_then(|rest| rest.split_once("<<"));
         match (&self.settings.languages, wanted.target, written) {
             (Languages::Prefix { .. }, None, Some((code, rest))) => {
-                (Wanted { target: Some(code), ..wanted }, rest)
+                (RequestedLanguages { target: Some(code), ..wanted }, rest)
             }
             _ => (wanted, text),
         }
@@ -156,7 +160,7 @@ impl Sources {
         &self,
         text: &str,
         special: SpecialTokens,
-        wanted: Wanted<'_>,
+        wanted: RequestedLanguages<'_>,
     ) -> Result<Vec<Token>> {
         let (wanted, rest) = self.written_target(text, wanted);
         let skipped = text.chars().count() - rest.chars().count();
@@ -176,7 +180,7 @@ impl Sources {
     }
 
     /// The languages whose tokens are among the special tokens of a source; another one may be empty.
-    fn special_languages(&self, wanted: Wanted<'_>) -> Result<Pair> {
+    fn special_languages(&self, wanted: RequestedLanguages<'_>) -> Result<Pair> {
         let (source, target) = self.directions.named(wanted)?;
         let required = |field: &str, language: Option<&str>, is_needed: bool| match language {
             None if is_needed => Err(Error::invalid(format!(
@@ -193,7 +197,7 @@ impl Sources {
     }
 
     fn ids(&self, text: &str) -> Result<Vec<i64>> {
-        let ids = self.tokenizer.encode_bare(text)?.into_iter();
+        let ids = self.tokenizer.encode_without_special_tokens(text)?.into_iter();
         Ok(ids.filter_map(|id| self.read(id)).map(i64::from).collect())
     }
 

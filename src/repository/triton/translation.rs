@@ -10,7 +10,7 @@ use crate::{
     backend::TensorSpec,
     error::{Error, Result},
     pipeline::{
-        generation::{Bounds, GenerationOptions, Search},
+        generation::{Bounds, GenerationConfig, GenerationOptions},
         translation::{
             TranslationSettings,
             remote::{OPTIONS, SCORES, TARGETS},
@@ -72,7 +72,7 @@ fn generation(bundle: &Bundle, settings: &TranslationSettings) -> Result<String>
         vocabulary: settings.decoder.vocabulary().unwrap_or(usize::MAX),
         longest: settings.max_positions + 1,
     };
-    let search = Search::new(generation, &GenerationOptions::default(), bounds)?;
+    let search = GenerationConfig::new(generation, &GenerationOptions::default(), bounds)?;
     let defaults = search.options();
     if defaults.do_sample.is_some() || generation.length_factor.is_some() {
         return Err(Error::model(format!(

@@ -170,7 +170,7 @@ async fn what_kivu_writes_for_triton_generates_as_transformers() {
                 truncate: false,
                 clean_up_spaces: false,
                 generation,
-                most_sentences: 100,
+                max_sentences: 100,
             };
             let sources: Vec<Vec<u32>> = serde_json::from_value(case["sources"].clone()).unwrap();
             let deadline = Deadline::within(Duration::from_secs(60));

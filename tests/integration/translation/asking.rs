@@ -17,7 +17,9 @@ use kivu::{
     pipeline::{
         Task,
         generation::{GenerationOptions, GenerationSettings},
-        translation::{Decoder, Languages, Parts, TokenSide, TranslationPipeline, TranslationSettings},
+        translation::{
+            Decoder, Languages, TokenSide, TranslationParts, TranslationPipeline, TranslationSettings,
+        },
     },
     repository::{
         Manifest,
@@ -42,7 +44,7 @@ fn tokenizer() -> Arc<Tokenizer> {
 }
 
 fn token(tokenizer: &Tokenizer, text: &str) -> i64 {
-    i64::from(tokenizer.encode_bare(text).unwrap()[0])
+    i64::from(tokenizer.encode_without_special_tokens(text).unwrap()[0])
 }
 
 fn settings(codes: &[&str]) -> TranslationSettings {
@@ -91,7 +93,12 @@ fn model(name: &str, codes: &[&str]) -> Model {
     });
     let settings = settings(codes);
     let sequences: Arc<dyn Seq2SeqBackend> = Arc::new(sequences);
-    let parts = Parts { target: Arc::clone(&tokenizer), tokenizer, shortlist: None, route: sequences.into() };
+    let parts = TranslationParts {
+        target: Arc::clone(&tokenizer),
+        tokenizer,
+        shortlist: None,
+        route: sequences.into(),
+    };
     let pipeline = TranslationPipeline::new(parts, settings.clone()).unwrap();
     Model {
         name: name.into(),
@@ -333,7 +340,7 @@ async fn a_decoder_that_never_ends_is_bounded_by_length_and_by_time() {
 #[tokio::test]
 async fn kserve_translates_ids_and_texts() {
     let tokenizer = tokenizer();
-    let ids = |text: &str| tokenizer.encode_bare(text).unwrap();
+    let ids = |text: &str| tokenizer.encode_without_special_tokens(text).unwrap();
     let row = [ids("eng_Latn"), ids("The cat sits."), vec![2]].concat();
     let length = row.len();
     let (rows, mask) = (

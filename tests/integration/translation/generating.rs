@@ -11,7 +11,7 @@ use kivu::{
     },
     build::{exported, onnx},
     pipeline::generation::{
-        Bounds, Generated, GenerationOptions, GenerationSettings, Search, Source, generate,
+        Bounds, Generated, GenerationConfig, GenerationOptions, GenerationSettings, SourceInfo, generate,
     },
 };
 use serde::Deserialize;
@@ -68,12 +68,15 @@ fn open(folder: &Path, parallel: Parallelism, runtime: Runtime) -> OnnxSeq2Seq {
 async fn run(
     backend: &dyn Seq2SeqBackend,
     sources: &[Vec<i64>],
-    search: &Search,
+    search: &GenerationConfig,
     pad: i64,
 ) -> Vec<Vec<Generated>> {
     let (sender, receiver) = mpsc::channel();
-    let list: Vec<Source> =
-        sources.iter().enumerate().map(|(number, source)| Source { length: source.len(), number }).collect();
+    let list: Vec<SourceInfo> = sources
+        .iter()
+        .enumerate()
+        .map(|(number, source)| SourceInfo { length: source.len(), number })
+        .collect();
     let (search, deadline) = (search.clone(), Deadline::within(Duration::from_secs(30)));
     let work = Box::new(move |decoder: &mut dyn kivu::backend::seq2seq::Decoder| {
         sender.send(generate(decoder, &list, &search, deadline)?).unwrap();
@@ -106,7 +109,7 @@ async fn generates_as_transformers(name: &str, backend: &OnnxSeq2Seq) {
     let cases = goldens(name);
     assert!(cases.len() > 50);
     for case in &cases {
-        let search = Search::new(&settings, &case.options, bounds).unwrap();
+        let search = GenerationConfig::new(&settings, &case.options, bounds).unwrap();
         let found = run(backend, &case.sources, &search, settings.pad_token_id).await;
         compare(case, &found, "batch");
         // A source gets the same target in whatever company it comes.

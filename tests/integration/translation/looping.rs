@@ -10,7 +10,7 @@ use kivu::{
         seq2seq::{Decoder, Seq2SeqBackend, SourceBatch},
     },
     pipeline::generation::{
-        Bounds, Generated, GenerationOptions, GenerationSettings, Search, Source, generate,
+        Bounds, Generated, GenerationConfig, GenerationOptions, GenerationSettings, SourceInfo, generate,
     },
 };
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 const END: i64 = 0;
 const START: i64 = 5;
 
-fn search(options: Value) -> Search {
+fn search(options: Value) -> GenerationConfig {
     let settings = GenerationSettings {
         decoder_start_token_id: START,
         eos_token_ids: vec![END],
@@ -27,18 +27,21 @@ fn search(options: Value) -> Search {
         defaults: GenerationOptions::default(),
     };
     let options = serde_json::from_value(options).unwrap();
-    Search::new(&settings, &options, Bounds { vocabulary: 6, longest: 5000 }).unwrap()
+    GenerationConfig::new(&settings, &options, Bounds { vocabulary: 6, longest: 5000 }).unwrap()
 }
 
 async fn run(
     decoder: &ScriptedSeq2Seq,
     sources: &[Vec<i64>],
-    search: Search,
+    search: GenerationConfig,
     deadline: Deadline,
 ) -> Result<Vec<Vec<Generated>>> {
     let (sender, receiver) = mpsc::channel();
-    let list: Vec<Source> =
-        sources.iter().enumerate().map(|(number, source)| Source { length: source.len(), number }).collect();
+    let list: Vec<SourceInfo> = sources
+        .iter()
+        .enumerate()
+        .map(|(number, source)| SourceInfo { length: source.len(), number })
+        .collect();
     let work = Box::new(move |decoder: &mut dyn Decoder| {
         sender.send(generate(decoder, &list, &search, deadline)?).unwrap();
         Ok(())

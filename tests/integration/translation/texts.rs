@@ -46,7 +46,7 @@ fn options(mut parameters: Map<String, Value>) -> TranslationOptions {
         truncate,
         clean_up_spaces: false,
         generation,
-        most_sentences: 100,
+        max_sentences: 100,
     }
 }
 
@@ -115,7 +115,7 @@ async fn students_of_bergamot_translate_as_the_reference_engine() {
         // The engine's native call reads a text as one sentence.
         let options = TranslationOptions {
             split: Some(Split::Never),
-            most_sentences: texts.len(),
+            max_sentences: texts.len(),
             ..options(Map::from_iter([("num_beams".to_owned(), 1.into())]))
         };
         let deadline = Deadline::within(Duration::from_secs(300));

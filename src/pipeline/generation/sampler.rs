@@ -1,16 +1,16 @@
 //! One text at a time: the likeliest token, or tokens drawn by their probability.
 
 use super::{
-    Generated, Next,
+    config::GenerationConfig,
+    hypothesis::{Continuation, Generated},
     scores::{best, largest, not_a_number},
-    search::Search,
 };
 use crate::error::Result;
 
 /// The texts of one source, each on its own.
 #[derive(Debug)]
-pub(super) struct Single<'a> {
-    search: &'a Search,
+pub(super) struct Sampler<'a> {
+    search: &'a GenerationConfig,
     max_length: usize,
     /// The texts, each with the decoder's first token.
     texts: Vec<Vec<i64>>,
@@ -19,8 +19,8 @@ pub(super) struct Single<'a> {
     random: fastrand::Rng,
 }
 
-impl<'a> Single<'a> {
-    pub(super) fn new(search: &'a Search, max_length: usize, number: usize) -> Self {
+impl<'a> Sampler<'a> {
+    pub(super) fn new(search: &'a GenerationConfig, max_length: usize, number: usize) -> Self {
         let seed = search.sampling.and_then(|sampling| sampling.seed);
         let random = seed.map(|seed| fastrand::Rng::with_seed(seed.wrapping_add(number as u64)));
         Self {
@@ -33,7 +33,7 @@ impl<'a> Single<'a> {
     }
 
     /// Continues each text by one token; gives those that go on, with the row that each came from.
-    pub(super) fn advance(&mut self, logits: &mut [f32], width: usize) -> Result<Vec<Next>> {
+    pub(super) fn advance(&mut self, logits: &mut [f32], width: usize) -> Result<Vec<Continuation>> {
         let mut rows: Vec<&mut [f32]> = logits.chunks_exact_mut(width).collect();
         let (mut next, mut live) = (Vec::with_capacity(self.live.len()), Vec::new());
         let mut processed = None;
@@ -50,7 +50,7 @@ impl<'a> Single<'a> {
             let token = token as i64;
             text.push(token);
             if !self.search.ends.contains(&token) && text.len() < self.max_length {
-                next.push(Next { row, token });
+                next.push(Continuation { row, token });
                 live.push(*number);
             }
         }

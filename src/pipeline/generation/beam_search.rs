@@ -2,9 +2,9 @@
 //! sets texts aside.
 
 use super::{
-    Generated, Next,
+    config::GenerationConfig,
+    hypothesis::{Continuation, Generated},
     scores::{self, Candidate, Row, log_sum, top},
-    search::Search,
     settings::EarlyStopping,
 };
 use crate::error::Result;
@@ -14,8 +14,8 @@ const ASIDE: f32 = -1e9;
 
 /// The texts of one source that are followed side by side.
 #[derive(Debug)]
-pub(super) struct Beams<'a> {
-    search: &'a Search,
+pub(super) struct BeamSearch<'a> {
+    search: &'a GenerationConfig,
     max_length: usize,
     running: Vec<Text>,
     /// The best so far, the best first; always as many as there are beams.
@@ -39,8 +39,8 @@ struct Finished {
     has_ended: bool,
 }
 
-impl<'a> Beams<'a> {
-    pub(super) fn new(search: &'a Search, max_length: usize, number: usize) -> Self {
+impl<'a> BeamSearch<'a> {
+    pub(super) fn new(search: &'a GenerationConfig, max_length: usize, number: usize) -> Self {
         let ids = vec![search.start];
         // All begin alike, so that only the first counts at first.
         let aside = Text { ids: ids.clone(), score: ASIDE };
@@ -59,7 +59,7 @@ impl<'a> Beams<'a> {
     }
 
     /// Continues the texts by one token; gives those that go on, with the row that each came from.
-    pub(super) fn advance(&mut self, logits: &mut [f32], width: usize) -> Result<Vec<Next>> {
+    pub(super) fn advance(&mut self, logits: &mut [f32], width: usize) -> Result<Vec<Continuation>> {
         let last_row = logits.len() / width - 1;
         let rows = self.rows(logits, width)?;
         let candidates = self.candidates(&rows);
@@ -91,7 +91,7 @@ impl<'a> Beams<'a> {
             .iter()
             .map(|(place, _)| {
                 let Candidate { beam, token, .. } = candidates[*place];
-                Next { row: beam.min(last_row), token: token as i64 }
+                Continuation { row: beam.min(last_row), token: token as i64 }
             })
             .collect())
     }

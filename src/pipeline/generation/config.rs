@@ -8,7 +8,7 @@ const DEFAULT_NEW_TOKENS: usize = 20;
 /// The tokens that are drawn from where neither says, as in `transformers`.
 const DEFAULT_TOP_K: usize = 50;
 /// The most beams, or texts, of one source: each is a row of the decoder's state.
-pub const MOST_BEAMS: usize = 64;
+pub const MAX_BEAMS: usize = 64;
 
 /// How far generation can go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct Bounds {
 
 /// What is generated, without contradictions.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Search {
+pub struct GenerationConfig {
     pub(super) start: i64,
     pub(super) ends: Vec<i64>,
     pub(super) beams: usize,
@@ -51,11 +51,11 @@ pub(super) struct Sampling {
     pub(super) seed: Option<u64>,
 }
 
-impl Search {
+impl GenerationConfig {
     /// The search that `options` ask for of a model with `settings`; contradictions are refused by name.
     pub fn new(settings: &GenerationSettings, options: &GenerationOptions, bounds: Bounds) -> Result<Self> {
         let options = options.or(&settings.defaults);
-        let beams = within("num_beams", options.num_beams, 1, 1..=MOST_BEAMS)?;
+        let beams = within("num_beams", options.num_beams, 1, 1..=MAX_BEAMS)?;
         let sampling = sampling(&options)?;
         let (max_length, min_length) = lengths(&options, settings, bounds)?;
         let search = Self {
@@ -144,7 +144,7 @@ impl Search {
 }
 
 fn sequences(options: &GenerationOptions, beams: usize, is_drawn: bool) -> Result<usize> {
-    let sequences = within("num_return_sequences", options.num_return_sequences, 1, 1..=MOST_BEAMS)?;
+    let sequences = within("num_return_sequences", options.num_return_sequences, 1, 1..=MAX_BEAMS)?;
     if sequences > beams && (beams > 1 || !is_drawn) {
         return Err(Error::invalid(format!(
             "expected `num_return_sequences` of at most `num_beams`, which is {beams}, but found {sequences}"
@@ -263,9 +263,9 @@ mod tests {
         }
     }
 
-    fn search(options: serde_json::Value) -> Result<Search> {
+    fn search(options: serde_json::Value) -> Result<GenerationConfig> {
         let options = serde_json::from_value(options).unwrap();
-        Search::new(&settings(), &options, Bounds { vocabulary: 100, longest: 64 })
+        GenerationConfig::new(&settings(), &options, Bounds { vocabulary: 100, longest: 64 })
     }
 
     #[test]
@@ -341,7 +341,7 @@ mod tests {
     fn a_length_follows_the_source_where_the_model_says_so() {
         let settings = GenerationSettings { length_factor: Some(2.5), ..settings() };
         let bounds = Bounds { vocabulary: 100, longest: 64 };
-        let search = Search::new(&settings, &GenerationOptions::default(), bounds).unwrap();
+        let search = GenerationConfig::new(&settings, &GenerationOptions::default(), bounds).unwrap();
         assert_eq!([search.max_length(3), search.max_length(50)], [9, 64]);
     }
 

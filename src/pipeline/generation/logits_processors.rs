@@ -4,14 +4,14 @@
 use std::collections::BTreeSet;
 
 use super::{
+    config::{GenerationConfig, Sampling},
     scores::{largest, log_softmax},
-    search::{Sampling, Search},
 };
 use crate::error::Result;
 
 const NEVER: f32 = f32::NEG_INFINITY;
 
-impl Search {
+impl GenerationConfig {
     /// Whether more than minus infinity is put in the place of some scores, which therefore have to be logarithms
     /// of probabilities before.
     pub(super) fn reads_scores(&self, text: &[i64], max_length: usize) -> bool {

@@ -7,17 +7,17 @@ use tokio::sync::oneshot;
 
 use super::{
     pipeline::{Decoding, Job, TranslationOptions, TranslationPipeline},
-    remote::{Asked, Writer},
+    remote::{Asked, RemoteGenerator},
 };
 use crate::{
     backend::{
         Deadline,
-        routing::Place,
+        routing::Location,
         seq2seq::{Decoder, Seq2SeqBackend},
         triton::Fleet,
     },
     error::{Error, Result},
-    pipeline::generation::{Generated, Search, Source, generate},
+    pipeline::generation::{Generated, GenerationConfig, SourceInfo, generate},
 };
 
 /// The most rows of a batch: beams, or texts that are drawn, each count.
@@ -31,13 +31,13 @@ type Written = Vec<(usize, Vec<Generated>)>;
 impl TranslationPipeline {
     /// Whether a fleet may run the model.
     pub fn may_run_on_fleet(&self) -> bool {
-        self.route.fleet_if_any().is_some()
+        self.route.fleet().is_some()
     }
 
     /// Asks the fleet for its description, and refuses one of another kind; a fleet that does not answer is no
     /// error. No connection is kept: this may run before the runtime that requests run on.
     pub async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
-        let Some(fleet) = self.route.fleet_if_any() else { return Ok(()) };
+        let Some(fleet) = self.route.fleet() else { return Ok(()) };
         fleet.settle(self.remote.connect(fleet, deadline).await)
     }
 
@@ -47,22 +47,21 @@ impl TranslationPipeline {
         jobs: &[Job],
         options: &TranslationOptions,
         deadline: Deadline,
-    ) -> Result<(Vec<Vec<Generated>>, Place)> {
+    ) -> Result<(Vec<Vec<Generated>>, Location)> {
         let tokens = jobs.iter().map(|job| job.ids.len()).sum();
-        let Some(fleet) = self.route.fleet_if_any().filter(|_| self.route.choose(tokens) == Place::Fleet)
-        else {
+        let Some(fleet) = self.route.fleet().filter(|_| self.route.choose(tokens) == Location::Remote) else {
             return self.run_here(jobs, options, tokens, deadline).await;
         };
-        if self.route.here().is_some() && self.refusal(jobs, options)?.is_some() {
+        if self.route.local().is_some() && self.refusal(jobs, options)?.is_some() {
             return self.run_here(jobs, options, tokens, deadline).await;
         }
-        let until = self.route.deadline(Place::Fleet, tokens, deadline);
-        let under_way = self.route.begin(Place::Fleet, tokens);
+        let until = self.route.remote_deadline(tokens, deadline);
+        let under_way = self.route.begin(Location::Remote, tokens);
         let done = self.run_there(fleet, jobs, options, until).await;
-        under_way.ended(done.is_ok());
+        under_way.finish(done.is_ok());
         match done {
-            Ok(written) => Ok((written, Place::Fleet)),
-            Err(error) if self.can_run_here(&error, deadline) => {
+            Ok(written) => Ok((written, Location::Remote)),
+            Err(error) if self.can_run_here(deadline) => {
                 tracing::warn!(error = error.chain(), "the fleet failed; the request runs here");
                 self.run_here(jobs, options, tokens, deadline).await
             }
@@ -72,10 +71,8 @@ impl TranslationPipeline {
 
     /// Whether a request that came to nothing on the fleet should run here: also one that the fleet cannot be asked
     /// for, which is no fault of the client's where the model is here.
-    fn can_run_here(&self, error: &Error, deadline: Deadline) -> bool {
-        let is_beyond_fleet = matches!(error, Error::Invalid { .. } | Error::TooLarge { .. });
-        let is_here = self.route.here().is_some() && !deadline.has_passed();
-        self.route.falls_back(error, deadline) || (is_here && is_beyond_fleet)
+    fn can_run_here(&self, deadline: Deadline) -> bool {
+        self.route.local().is_some() && !deadline.has_passed()
     }
 
     /// Why the model on the fleet cannot do this, as far as is known.
@@ -94,7 +91,7 @@ impl TranslationPipeline {
     }
 
     /// What the model does when nothing else is asked for.
-    fn by_default(&self) -> Result<Search> {
+    fn by_default(&self) -> Result<GenerationConfig> {
         let options = TranslationOptions {
             source: None,
             target: None,
@@ -102,7 +99,7 @@ impl TranslationPipeline {
             truncate: false,
             clean_up_spaces: false,
             generation: crate::pipeline::generation::GenerationOptions::default(),
-            most_sentences: 0,
+            max_sentences: 0,
         };
         self.search(&options, None)
     }
@@ -113,10 +110,10 @@ impl TranslationPipeline {
         options: &TranslationOptions,
         tokens: usize,
         deadline: Deadline,
-    ) -> Result<(Vec<Vec<Generated>>, Place)> {
+    ) -> Result<(Vec<Vec<Generated>>, Location)> {
         let missing = || Error::model("expected a model to run, but there is none");
-        let sequences = self.route.here().ok_or_else(missing)?;
-        let under_way = self.route.begin(Place::Here, tokens);
+        let sequences = self.route.local().ok_or_else(missing)?;
+        let under_way = self.route.begin(Location::Local, tokens);
         let order = in_order(jobs);
         let mut batches = Vec::new();
         let mut rest = order.as_slice();
@@ -129,8 +126,8 @@ impl TranslationPipeline {
         // One more a lane than it runs, so that it finds the next batch waiting when it is done with one.
         let at_once = 2 * sequences.concurrency().get();
         let done: Result<Vec<Written>> = stream::iter(batches).buffer_unordered(at_once).try_collect().await;
-        under_way.ended(done.is_ok());
-        Ok((sorted(done?), Place::Here))
+        under_way.finish(done.is_ok());
+        Ok((sorted(done?), Location::Local))
     }
 
     async fn run_there(
@@ -159,10 +156,10 @@ impl TranslationPipeline {
 
     async fn write_batch(
         &self,
-        writer: &Writer,
+        writer: &RemoteGenerator,
         jobs: &[Job],
         batch: &[usize],
-        [search, by_default]: [Search; 2],
+        [search, by_default]: [GenerationConfig; 2],
         deadline: Deadline,
     ) -> Result<Written> {
         let rows: Vec<&[i64]> = batch.iter().map(|job| jobs[*job].ids.as_slice()).collect();
@@ -174,7 +171,7 @@ impl TranslationPipeline {
     }
 
     /// How many of the jobs of `rest`, the longest of which is the first, run together here.
-    fn batch_size(&self, search: &Search, jobs: &[Job], rest: &[usize]) -> usize {
+    fn batch_size(&self, search: &GenerationConfig, jobs: &[Job], rest: &[usize]) -> usize {
         if self.shortlist.is_some() {
             return 1;
         }
@@ -189,12 +186,12 @@ impl TranslationPipeline {
         sequences: &Arc<dyn Seq2SeqBackend>,
         jobs: &[Job],
         batch: &[usize],
-        search: Search,
+        search: GenerationConfig,
         deadline: Deadline,
     ) -> Result<Written> {
         let rows: Vec<Vec<i64>> = batch.iter().map(|job| jobs[*job].ids.clone()).collect();
-        let list: Vec<Source> =
-            batch.iter().map(|job| Source { length: jobs[*job].ids.len(), number: *job }).collect();
+        let list: Vec<SourceInfo> =
+            batch.iter().map(|job| SourceInfo { length: jobs[*job].ids.len(), number: *job }).collect();
         let Decoding { sources, search } = self.decoding(rows, search);
         let shortlist = sources.shortlist.clone();
         let (sender, receiver) = oneshot::channel();

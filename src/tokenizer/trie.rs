@@ -3,9 +3,9 @@
 use bytes::{Buf, Bytes};
 use yada::{DoubleArray, builder::DoubleArrayBuilder};
 
-/// Pieces by id, and ids by piece: a double-array trie that was made when the bundle was built, and takes what reading
+/// PieceTrie by id, and ids by piece: a double-array trie that was made when the bundle was built, and takes what reading
 /// it takes. What the file holds stays where it is.
-pub(super) struct Pieces {
+pub(super) struct PieceTrie {
     count: usize,
     /// Where each piece ends in `text`, as little-endian 32-bit integers.
     ends: Bytes,
@@ -18,7 +18,7 @@ pub(super) struct Pieces {
 /// The bit of a trie's unit by which it is a leaf.
 const IS_LEAF: u32 = 1 << 31;
 
-impl Pieces {
+impl PieceTrie {
     /// Adds pieces to a file: `by_id`, and `keys`, which are sorted, with the id of each. Nothing where they cannot be
     /// written so: a trie has no empty pieces and none with a zero byte.
     pub(super) fn write(by_id: &[&str], keys: &[(&[u8], u32)], file: &mut Vec<u8>) -> Option<()> {
@@ -33,7 +33,7 @@ impl Pieces {
         Some(())
     }
 
-    /// Reads what [`Pieces::write`] has added, of so many pieces and bytes of text; nothing where it is something else.
+    /// Reads what [`PieceTrie::write`] has added, of so many pieces and bytes of text; nothing where it is something else.
     pub(super) fn read(count: u64, text_bytes: u64, mut file: Bytes) -> Option<Self> {
         let (ends, text) = (take(&mut file, count, 4)?, take(&mut file, text_bytes, 1)?);
         // The crate looks no further than the array for all but its leaves, which it never goes on from unless it

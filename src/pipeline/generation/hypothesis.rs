@@ -1,0 +1,18 @@
+//! The values that the decode loop and its two search strategies exchange.
+
+/// A generated sequence.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Generated {
+    /// The token ids after the decoder's start token, up to and including an end-of-sequence token.
+    pub ids: Vec<i64>,
+    /// The log-probability divided by length ^ `length_penalty`; `None` without beam search.
+    pub score: Option<f32>,
+}
+
+/// The next token of a row.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Continuation {
+    /// The decoder row that it continues.
+    pub(super) row: usize,
+    pub(super) token: i64,
+}
