@@ -9,7 +9,7 @@ use std::{
 
 use axum::Router;
 use kivu::{
-    api::{App, Guard, BindScope, LazyRouter, GatewayVerified, below, router},
+    api::{App, BindScope, GatewayVerified, Guard, LazyRouter, below, router},
     backend::Deadline,
     cli::start_log,
     config::{Config, LogFormat},

@@ -9,7 +9,7 @@ use axum::{
 };
 use tower_service::Service;
 
-use super::{App, Guard, BindScope, router};
+use super::{App, BindScope, Guard, router};
 use crate::{
     backend::{
         Backend, Signature, TensorSpec,
@@ -119,7 +119,10 @@ pub(crate) fn tensors(bytes: &[u8]) {
 pub(crate) fn keys(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     // Whatever is said of keys, it is said by an error.
-    let _ = Guard::new(&AuthConfig { keys: vec![text.to_string()], ..AuthConfig::default() }, BindScope::ApiGateway);
+    let _ = Guard::new(
+        &AuthConfig { keys: vec![text.to_string()], ..AuthConfig::default() },
+        BindScope::ApiGateway,
+    );
     let (name, value) = text.split_once('\n').unwrap_or(("authorization", &text));
     let request = Request::builder().method(Method::POST).uri("/embed").header(name, value);
     if let Ok(request) = request.body(Body::empty()) {

@@ -11,9 +11,8 @@ use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use super::{
-    App,
+    App, inputs,
     openapi::schemas,
-    inputs,
     request::{self, InPath},
     tei::{
         Answer, DefaultRequest,

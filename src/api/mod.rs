@@ -40,7 +40,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use self::{auth::Asking, dialect::Dialect, openapi::at, rejection::Rejection};
 pub use self::{
-    auth::{Guard, BindScope, GatewayVerified, make_key},
+    auth::{BindScope, GatewayVerified, Guard, make_key},
     startup::LazyRouter,
 };
 use crate::{

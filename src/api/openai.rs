@@ -14,9 +14,8 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::{
-    App,
+    App, inputs, name_backend,
     openapi::schemas,
-    inputs, name_backend,
     rejection::Rejection,
     request::{self, InPath},
 };

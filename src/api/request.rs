@@ -20,8 +20,8 @@ use serde::{
 
 use super::{
     App,
-    dialect::Dialect,
     content_encoding::{ContentEncoding, too_long},
+    dialect::Dialect,
     rejection::Rejection,
 };
 use crate::{backend::Deadline, error::Error, json};

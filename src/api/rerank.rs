@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use super::{App, openapi::schemas, inputs, name_backend, rejection::Rejection, request};
+use super::{App, inputs, name_backend, openapi::schemas, rejection::Rejection, request};
 use crate::{
     error::{Error, Result},
     model::Model,

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use super::{
-    App,
+    App, inputs,
     openapi::schemas,
-    inputs, request,
+    request,
     tei::{Answer, usage::with_usage},
 };
 use crate::{

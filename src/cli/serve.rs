@@ -14,7 +14,7 @@ use tokio::{net::TcpListener, runtime::Builder, signal};
 
 use super::{connections, say};
 use crate::{
-    api::{App, Guard, BindScope, below, router},
+    api::{App, BindScope, Guard, below, router},
     backend::onnx::MappedFiles,
     config::Config,
     error::{Error, Result},

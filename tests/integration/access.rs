@@ -6,7 +6,7 @@ use axum::{
     http::{Method, Request, Response, StatusCode},
 };
 use kivu::{
-    api::{Guard, BindScope, GatewayVerified, below, make_key, router},
+    api::{BindScope, GatewayVerified, Guard, below, make_key, router},
     config::{AuthConfig, AuthMode, Limits},
 };
 use serde_json::json;

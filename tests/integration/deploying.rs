@@ -12,7 +12,7 @@ use axum::{
     http::{Request, StatusCode},
 };
 use kivu::{
-    api::{Guard, BindScope, make_key, router},
+    api::{BindScope, Guard, make_key, router},
     config::{AuthConfig, AuthMode, Config, Limits},
     telemetry::{self, Embedded},
 };

@@ -12,7 +12,7 @@ use axum::{
     http::{Request, StatusCode},
 };
 use kivu::{
-    api::{App, Guard, BindScope, below, make_key, router},
+    api::{App, BindScope, Guard, below, make_key, router},
     config::{AuthConfig, Limits},
 };
 use serde_json::Value;

@@ -23,8 +23,8 @@ use self::{
 use super::{
     App,
     dialect::Dialect,
-    openapi::schemas,
     name_backend,
+    openapi::schemas,
     rejection::Rejection,
     request::{self, InPath},
 };

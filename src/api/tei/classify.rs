@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 
 use super::{Answer, truncation, usage::with_usage};
 use crate::{
-    api::{App, openapi::schemas, inputs, request},
+    api::{App, inputs, openapi::schemas, request},
     backend::Deadline,
     error::{Error, Result},
     pipeline::{

@@ -12,7 +12,7 @@ use super::{
     usage::{characters, with_usage},
 };
 use crate::{
-    api::{App, openapi::schemas, inputs, request},
+    api::{App, inputs, openapi::schemas, request},
     backend::Deadline,
     config::Limits,
     error::Error,

@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 
 use super::Answer;
 use crate::{
-    api::{App, openapi::schemas, inputs, request},
+    api::{App, inputs, openapi::schemas, request},
     error::Error,
     model::Pipeline,
     pipeline::{
