@@ -1,4 +1,4 @@
-//! Files of `src/` do not import each other in a circle.
+//! Files of `src/` use only lower layers, and do not import each other in a cycle.
 //!
 //! A file depends on the files that define the items it names: in `use` lines, and in paths such as `super::Item`.
 //! Declaring a module (`mod child;`) and re-exporting from it (`pub use child::Item`) are not dependencies; a file that
@@ -18,6 +18,18 @@ const ACCEPTED: &[(&[&str], &str)] = &[];
 /// Folders whose cycles are not removed yet.
 const UNFINISHED: &[&str] =
     &["api/", "backend/triton/", "batch/", "build/", "cli/", "model", "pipeline/", "repository/"];
+
+/// The folders and files of `src/` from the highest layer to the lowest, as in `docs/design.md`.
+const LAYERS: &[&[&str]] = &[
+    &["cli"],
+    &["api", "batch", "build"],
+    &["model"],
+    &["repository"],
+    &["pipeline"],
+    &["backend", "tokenizer"],
+    &["config", "json", "onnx_proto", "secrets", "telemetry", "tensor"],
+    &["error"],
+];
 
 /// A file of `src/` as a module.
 #[derive(Debug, Default)]
@@ -274,7 +286,7 @@ fn cycles(dependencies: &[BTreeSet<usize>]) -> BTreeSet<BTreeSet<usize>> {
 }
 
 #[test]
-fn files_do_not_import_each_other_in_a_circle() {
+fn files_do_not_import_each_other_in_a_cycle() {
     let tree = Tree::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
     let dependencies = tree.dependencies();
     let name = |module: &usize| tree.0[*module].file.as_str();
@@ -292,4 +304,24 @@ fn files_do_not_import_each_other_in_a_circle() {
         found.push(format!("{} files:\n{}", files.len(), uses.collect::<Vec<_>>().join("\n")));
     }
     assert!(found.is_empty(), "{} cycles of imports:\n{}", found.len(), found.join("\n"));
+}
+
+#[test]
+fn layers_use_only_layers_below() {
+    let tree = Tree::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
+    let top = |module: usize| tree.0[module].file.split(['/', '.']).next().unwrap();
+    let layer = |module: usize| {
+        let name = top(module);
+        let layer = LAYERS.iter().position(|names| names.contains(&name));
+        layer.unwrap_or_else(|| panic!("expected a layer for `{name}`, but found none; add it to the list"))
+    };
+    let mut upward = Vec::new();
+    for (user, used) in tree.dependencies().iter().enumerate() {
+        for &used in used {
+            if top(user) != top(used) && layer(used) <= layer(user) {
+                upward.push(format!("{} uses {}", tree.0[user].file, tree.0[used].file));
+            }
+        }
+    }
+    assert!(upward.is_empty(), "expected only uses of lower layers, but found {upward:#?}");
 }
