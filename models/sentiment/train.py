@@ -1,14 +1,15 @@
 """Trains the LoRA adapter in this folder: negative / neutral / positive for English sentences.
 
-By hand only; `make run` and `make test` never call it, they read the files that it wrote:
+Run by hand; `make run` and `make test` only read the files that it wrote:
     python models/sentiment/train.py --base DIR [--work DIR] [--out DIR] [--evaluate]
 --base      folder of all-MiniLM-L6-v2 (config.json, model.safetensors, tokenizer.json), see models/minilm.toml
 --work      scratch folder; the ratings are downloaded into it (vaderSentiment-3.3.2.tar.gz, once)
---out       where the adapter goes; this folder unless told otherwise
---evaluate  no training: only the table of the model card and the scores of golden.json, from the files in --out
+--out       the folder for the adapter; this folder by default
+--evaluate  no training: only updates the table of the model card and the scores of golden.json from the files in --out
 
-Made with Python 3.11.7, torch 2.15.0, transformers 4.57.6, peft 0.21.2, safetensors 0.8.0, on one thread of a CPU
-with AVX512-BF16 (25 minutes). Seeded; another CPU or torch may round differently and end in slightly other weights.
+The adapter was trained with Python 3.11.7, torch 2.15.0, transformers 4.57.6, peft 0.21.2, safetensors 0.8.0, on one
+thread of a CPU with AVX512-BF16 (25 minutes). It is seeded, but another CPU or version of torch may round differently
+and give slightly other weights.
 """
 import argparse, ast, hashlib, html, io, json, math, random, re, subprocess, sys, tarfile, tempfile
 from collections import Counter, defaultdict
@@ -28,7 +29,7 @@ DATA_MEMBER = "vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz
 SOURCES = {"tweets": "tweets", "films": "movieReviewSnippets", "products": "amazonReviewSnippets",
            "editorials": "nytEditorialSnippets"}
 LABELS = ["negative", "neutral", "positive"]
-NEUTRAL, CLEAR = 0.5, 1.0  # |mean rating| below NEUTRAL is neutral; from CLEAR on the sign is beyond doubt
+NEUTRAL, CLEAR = 0.5, 1.0  # |mean rating| below NEUTRAL is neutral; from CLEAR on the sign is unambiguous
 SPLITS = {"train": 0.8, "validation": 0.1, "test": 0.1}
 SEED, MAX_LENGTH, BATCH, EPOCHS, PATIENCE, RANK, RATE = 17, 128, 32, 5, 2, 8, 1e-3
 TARGETS = ["query", "key", "value", "attention.output.dense", "intermediate.dense", "output.dense", "pooler.dense"]
@@ -94,7 +95,7 @@ def group(rows: list[dict]) -> list[list[int]]:
 
 
 def split(rows: list[dict]) -> dict[str, list[dict]]:
-    """80/10/10, every group whole; each goes where its source and labels are most wanted."""
+    """80/10/10, without splitting groups; each goes to the part that lacks its source and labels most."""
     groups = group(rows)
     random.Random(SEED).shuffle(groups)
     groups.sort(key=len, reverse=True)
@@ -112,7 +113,7 @@ def split(rows: list[dict]) -> dict[str, list[dict]]:
 
 
 def batches(tok, rows, size, rng=None):
-    """Padded batches of sentences of like length (little padding); with rng in random order."""
+    """Padded batches of sentences of similar length (little padding); with rng in random order."""
     def cut(some, n):
         return [some[i:i + n] for i in range(0, len(some), n)]
     parts = cut(rows, size)
@@ -141,7 +142,7 @@ def accuracy(rows, p) -> tuple[float, float]:
 
 
 def baseline(base, tok, parts) -> torch.Tensor:
-    """A linear head on the frozen, mean-pooled sentence vectors: what the adapter has to beat."""
+    """A linear head on the frozen, mean-pooled sentence vectors: the accuracy that the adapter has to exceed."""
     def pool(out, x):
         return F.normalize((out.last_hidden_state * x["attention_mask"].unsqueeze(-1)).sum(1).float())
     bert, y = BertModel.from_pretrained(base), torch.stack([r["target"] for r in parts["train"]])
@@ -218,12 +219,12 @@ def main() -> None:
     parts = split(read_rows(fetch(args.work)))
     if not args.evaluate:
         train(args, tok, parts)
-    # All numbers are of the files as written (float16), merged into the base, in fp32.
+    # All numbers are measured with the written files (float16), merged into the base, in fp32.
     loaded = PeftModel.from_pretrained(build(args.base), args.out).eval()
     apart = predict(loaded, tok, parts["test"])
     merged = loaded.merge_and_unload()
     mine, frozen = predict(merged, tok, parts["test"]), baseline(args.base, tok, parts)
-    assert (apart - mine).abs().max() < 1e-4, "merging changed the answers"
+    assert (apart - mine).abs().max() < 1e-4, "merging changed the predictions"
     table = ["| source | train | validation | test | clear | 3 classes | baseline | clear sign | baseline |",
              "|---|---|---|---|---|---|---|---|---|"]
     for source in [*SOURCES, "all"]:
@@ -233,11 +234,12 @@ def main() -> None:
         cells = [*map(len, of.values()), sum(abs(r["mean"]) >= CLEAR for r in rows)]
         cells += [f"{100 * x:.1f} %" for x in (a3, b3, a, b)]
         table.append(f"| {source} | {' | '.join(map(str, cells))} |")
-    # The model card is written by hand, its table here, between two marks.
+    # The model card is written by hand, except for its table between two marks.
     card = (HERE / "README.md").read_text()
     card = re.sub("(?s)(?<=<!-- table -->).*(?=<!-- end -->)", "\n".join(["", *table, ""]), card)
     (args.out / "README.md").write_text(card)
-    # So are the texts of golden.json (none is from the data); their scores come from here, one text at a time.
+    # The texts of golden.json are also written by hand (none is from the data); their scores are computed here, one
+    # text at a time.
     golden = json.loads((HERE / "golden.json").read_text())
     golden["made_with"] = f"models/sentiment/train.py, torch {torch.__version__}: fp32, adapter merged by peft"
     for case in golden["cases"]:
