@@ -221,9 +221,7 @@ fn code(text: &str) -> String {
         } else if found.starts_with('"') && is_raw {
             let end = format!("\"{}", "#".repeat(hashes));
             1 + found[1..].find(&end).unwrap() + end.len()
-        } else if found.starts_with('"') {
-            quoted(found)
-        } else if found.starts_with("'\\") {
+        } else if found.starts_with('"') || found.starts_with("'\\") {
             quoted(found)
         } else if found.starts_with('\'') && found.chars().nth(2) == Some('\'') {
             found.chars().take(3).map(char::len_utf8).sum()

@@ -26,6 +26,7 @@ mod goldens;
 mod hostile_models;
 mod imports;
 mod language;
+mod links;
 mod live;
 mod models;
 mod page;
