@@ -263,10 +263,10 @@ impl Place {
                 "expected a Parquet file, as its name says, but found something else",
             ));
         }
-        let contents = compression.unpack(Cursor::new(head));
+        let contents = compression.unpack(Cursor::new(head)).map_err(reading)?;
         let mut start = Vec::new();
         // The head of a packed file ends somewhere inside: what was unpacked until then is enough.
-        let _ = contents.and_then(|contents| contents.take(HEAD_BYTES).read_to_end(&mut start));
+        let _ = contents.take(HEAD_BYTES).read_to_end(&mut start);
         if let Some((_, name)) = FOREIGN.iter().find(|(magic, _)| start.starts_with(magic)) {
             return Err(Error::invalid(format!(
                 "expected JSON Lines, CSV or Parquet, the first two plain or packed once with gzip or zstd, but found \

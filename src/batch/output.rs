@@ -2,16 +2,14 @@
 
 use std::{collections::BTreeSet, fs::File, sync::Arc};
 
-use arrow_schema::SchemaRef;
-
 use super::{
     answer::Kind,
     checkpoint::Checkpoint,
     compression::Compression,
     input::Format,
     rows::{
-        CsvHeader, CsvWriter, Footers, JsonLinesWriter, Outcome, ParquetWriter, Reader, Rows, Writer,
-        join_footers, magic,
+        CsvHeader, CsvWriter, FileSchema, Footers, JsonLinesWriter, MAGIC, Outcome, ParquetWriter, Reader,
+        Rows, Writer, join_footers,
     },
 };
 use crate::error::{Error, Result};
@@ -29,7 +27,7 @@ pub(super) struct Shape {
 pub(super) enum Head {
     JsonLines,
     Csv(CsvHeader),
-    Parquet(SchemaRef),
+    Parquet(FileSchema),
 }
 
 impl Shape {
@@ -76,7 +74,7 @@ pub(super) struct Pieces {
 impl Pieces {
     /// The first pieces of an output.
     pub(super) fn new(shape: Shape) -> Self {
-        let waiting = if let Head::Parquet(_) = shape.head { magic().to_vec() } else { Vec::new() };
+        let waiting = if let Head::Parquet(_) = shape.head { MAGIC.to_vec() } else { Vec::new() };
         Self { shape, writer: None, waiting, footers: Vec::new(), is_begun: false, columns: BTreeSet::new() }
     }
 

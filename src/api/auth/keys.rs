@@ -66,7 +66,7 @@ impl Keys {
                 return Err(Error::config("expected `auth.keys_file` or `auth.keys_secret`, but found both"));
             }
             (Some(file), None) => Some(Source::File(file.clone())),
-            (None, Some(name)) => Some(Source::Secret(Secret::new(name))),
+            (None, Some(name)) => Some(Source::Secret(Secret::new(name)?)),
             (None, None) => None,
         };
         Ok(Self {

@@ -2,11 +2,11 @@
 
 mod csv;
 mod json_lines;
+#[cfg_attr(not(feature = "parquet"), path = "no_parquet.rs")]
 mod parquet;
 
 use std::{collections::BTreeSet, io::Read};
 
-use arrow_array::RecordBatch;
 use serde::Serialize;
 
 #[cfg(test)]
@@ -14,11 +14,13 @@ pub(super) use self::parquet::samples;
 pub(super) use self::{
     csv::{CsvReader, CsvWriter, Header as CsvHeader},
     json_lines::{JsonLinesReader, JsonLinesWriter},
-    parquet::{Footer, ParquetReader, ParquetWriter, join_footers, magic},
+    parquet::{FileSchema, Footer, ParquetReader, ParquetWriter, join_footers},
 };
 use super::{answer::Answer, compression::Packer};
 use crate::error::Result;
 
+/// What a Parquet file begins and ends with.
+pub(super) const MAGIC: &[u8] = b"PAR1";
 /// Rows that are read together; more would only make the last of them wait.
 pub(super) const CHUNK_ROWS: usize = 64;
 /// Rows of more bytes together are handed on earlier.
@@ -42,7 +44,8 @@ pub(super) struct Chunk {
 pub(super) enum Rows {
     Lines(Vec<Vec<u8>>),
     Records(Vec<::csv::ByteRecord>),
-    Columns(RecordBatch),
+    #[cfg_attr(not(feature = "parquet"), expect(dead_code, reason = "only Parquet has it"))]
+    Columns(parquet::Columns),
 }
 
 /// Why a row has no answer.
@@ -98,6 +101,7 @@ pub(super) type Outcome = std::result::Result<Answer, RowError>;
 pub(super) enum Position {
     /// In bytes of the unpacked input.
     Byte(u64),
+    #[cfg_attr(not(feature = "parquet"), expect(dead_code, reason = "only Parquet has it"))]
     Row {
         done: u64,
         all: u64,

@@ -11,7 +11,7 @@ use arrow_array::{
     builder::{Float32Builder, ListBuilder, StringBuilder},
     cast::AsArray,
 };
-use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use arrow_schema::{DataType, Field, Schema};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use parquet::{
@@ -31,7 +31,7 @@ use parquet::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{CHUNK_ROWS, Chunk, Outcome, Position, RowError, Rows, find_column, free_name};
+use super::{CHUNK_ROWS, MAGIC, Chunk, Outcome, Position, RowError, Rows, find_column, free_name};
 use crate::{
     batch::{
         answer::{Answer, Kind},
@@ -40,8 +40,11 @@ use crate::{
     error::{Error, Result},
 };
 
-/// What a Parquet file begins and ends with.
-const MAGIC: &[u8] = b"PAR1";
+/// The columns of a file, which those of answers join.
+pub(in crate::batch) type FileSchema = Arc<Schema>;
+/// Rows of a file, column by column.
+pub(in crate::batch) type Columns = RecordBatch;
+
 /// The length of a footer's length, and the magic behind it.
 const FOOTER_END: usize = 8;
 
@@ -49,7 +52,7 @@ const FOOTER_END: usize = 8;
 pub(in crate::batch) struct ParquetReader {
     place: Place,
     batches: ParquetRecordBatchReader,
-    schema: SchemaRef,
+    schema: FileSchema,
     text: usize,
     done: u64,
     rows: u64,
@@ -78,7 +81,7 @@ impl ParquetReader {
         Ok(Self { place, batches, schema, text, done: 0, rows })
     }
 
-    pub(in crate::batch) fn schema(&self) -> &SchemaRef {
+    pub(in crate::batch) fn schema(&self) -> &FileSchema {
         &self.schema
     }
 
@@ -201,14 +204,14 @@ impl ChunkReader for Place {
 /// Writes rows with their answers: a piece of the output.
 pub(in crate::batch) struct ParquetWriter {
     writer: ArrowWriter<Vec<u8>>,
-    schema: SchemaRef,
+    schema: FileSchema,
     kind: Kind,
     columns: BTreeSet<String>,
 }
 
 impl ParquetWriter {
     /// Writes answers of that kind behind columns of that schema.
-    pub(in crate::batch) fn new(rows: &SchemaRef, kind: Kind) -> Result<Self> {
+    pub(in crate::batch) fn new(rows: &FileSchema, kind: Kind) -> Result<Self> {
         let is_taken = |name: &str| rows.column_with_name(name).is_some();
         let added = kind
             .columns()
@@ -237,7 +240,7 @@ impl ParquetWriter {
         self.writer.bytes_written() + self.writer.in_progress_size()
     }
 
-    pub(super) fn write(&mut self, batch: &RecordBatch, outcomes: &[Outcome]) -> Result<()> {
+    pub(super) fn write(&mut self, batch: &Columns, outcomes: &[Outcome]) -> Result<()> {
         let mut columns = batch.columns().to_vec();
         columns.extend(answers(self.kind, outcomes));
         let errors: StringArray = outcomes
@@ -410,11 +413,6 @@ fn moved(group: &RowGroupMetaData, by: i64, place: usize) -> Result<RowGroupMeta
     builder.set_ordinal(place as i32).build().map_err(unwritable)
 }
 
-/// What a file of pieces begins with.
-pub(in crate::batch) fn magic() -> &'static [u8] {
-    MAGIC
-}
-
 /// Files for tests.
 #[cfg(test)]
 pub(in crate::batch) mod samples {
@@ -463,7 +461,7 @@ mod tests {
     #[test]
     fn pieces_behind_each_other_are_one_file() {
         let schema = Arc::new(Schema::new(vec![Field::new("score", DataType::Utf8, false)]));
-        let (mut file, mut pieces) = (magic().to_vec(), Vec::new());
+        let (mut file, mut pieces) = (MAGIC.to_vec(), Vec::new());
         for texts in [vec!["a", "b"], vec!["c"], vec!["d", "e", "f"]] {
             let mut writer = ParquetWriter::new(&schema, Kind::Score).unwrap();
             let outcomes: Vec<Outcome> =

@@ -1,5 +1,8 @@
 //! Compressed input and output. What a file is compressed with is told by its first bytes: its name may lie.
 
+#[cfg_attr(not(feature = "zstd"), path = "no_zstd.rs")]
+mod zstd;
+
 use std::{
     io::{self, BufRead, Read, Write},
     sync::{
@@ -13,8 +16,6 @@ use flate2::{bufread::MultiGzDecoder, write::GzEncoder};
 /// A file that unpacks to more than so many times its size, and to more than [`HARMLESS_BYTES`], is no text.
 const LARGEST_RATIO: u64 = 400;
 const HARMLESS_BYTES: u64 = 1024 * 1024 * 1024;
-/// zstd's own middle way between time and size.
-const ZSTD_LEVEL: i32 = 3;
 
 /// How a file is compressed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -42,7 +43,7 @@ impl Compression {
         let unpacked: Box<dyn Read + Send> = match self {
             Self::None => return Ok(Box::new(file)),
             Self::Gzip => Box::new(MultiGzDecoder::new(file)),
-            Self::Zstd => Box::new(zstd::Decoder::with_buffer(file)?),
+            Self::Zstd => zstd::decoder(file)?,
         };
         Ok(Box::new(Guarded { unpacked, packed, count: 0 }))
     }
@@ -52,7 +53,7 @@ impl Compression {
         Ok(match self {
             Self::None => Packer::None(Vec::new()),
             Self::Gzip => Packer::Gzip(GzEncoder::new(Vec::new(), flate2::Compression::default())),
-            Self::Zstd => Packer::Zstd(zstd::Encoder::new(Vec::new(), ZSTD_LEVEL)?),
+            Self::Zstd => Packer::Zstd(zstd::encoder()?),
         })
     }
 }
@@ -108,7 +109,7 @@ impl Read for Guarded {
 pub(super) enum Packer {
     None(Vec<u8>),
     Gzip(GzEncoder<Vec<u8>>),
-    Zstd(zstd::Encoder<'static, Vec<u8>>),
+    Zstd(zstd::Encoder),
 }
 
 impl Packer {

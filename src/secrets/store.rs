@@ -1,4 +1,4 @@
-//! AWS Secrets Manager: the only place that speaks to it.
+//! The secrets of a build with the feature `s3`.
 
 use std::time::Duration;
 
@@ -21,8 +21,8 @@ pub struct Secret {
 
 impl Secret {
     /// The secret called `name` in the account and region of the environment.
-    pub fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), client: OnceCell::new() }
+    pub fn new(name: &str) -> Result<Self> {
+        Ok(Self { name: name.to_owned(), client: OnceCell::new() })
     }
 
     /// What it holds at this moment; an error if that is not there within `patience`.

@@ -8,58 +8,12 @@ use aws_sdk_s3::{
     types::{CompletedMultipartUpload, CompletedPart},
 };
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
 
-use super::{Store, Url, failure::patiently};
-use crate::error::Result;
-
-/// The smallest part that S3 takes, but for the last of an upload.
-pub const SMALLEST_PART: usize = 5 * 1024 * 1024;
-
-/// What must be true of an object for it to be written.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Condition {
-    /// Nothing.
-    #[default]
-    None,
-    /// It is not there.
-    IsAbsent,
-    /// It is there with that mark.
-    IsStill(String),
-}
-
-impl Condition {
-    /// The values of `If-None-Match` and `If-Match`.
-    fn headers(&self) -> [Option<String>; 2] {
-        match self {
-            Self::None => [None, None],
-            Self::IsAbsent => [Some("*".into()), None],
-            Self::IsStill(etag) => [None, Some(etag.clone())],
-        }
-    }
-}
-
-/// An upload in parts, under way.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Multipart {
-    /// The bucket of the object to be.
-    pub bucket: String,
-    /// Its key.
-    pub key: String,
-    /// The server's name for the upload.
-    pub id: String,
-}
-
-/// A part that the server has.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Part {
-    /// Its number; the object is made of parts in the order of their numbers, which may have gaps.
-    pub number: i32,
-    /// The server's mark of its contents.
-    pub etag: String,
-    /// Its size in bytes.
-    pub size: u64,
-}
+use super::{Store, failure::patiently};
+use crate::{
+    error::Result,
+    repository::s3::{Condition, Multipart, Part, Url},
+};
 
 impl Store {
     /// Writes an object as a whole; gives the server's mark of it, or nothing where the condition does not hold.
@@ -134,7 +88,7 @@ impl Store {
                     Ok(Some(Part { number, etag, size: bytes.len() as u64 }))
                 }
                 Err(failure) if failure.is_not_found() => Ok(None),
-                Err(failure) => Err(failure.during(upload.action())),
+                Err(failure) => Err(failure.during(action(&upload))),
             }
         })
     }
@@ -158,7 +112,7 @@ impl Store {
             match patiently(ask).await {
                 Ok(_) => Ok(true),
                 Err(failure) if failure.is_refused || failure.is_not_found() => Ok(false),
-                Err(failure) => Err(failure.during(upload.action())),
+                Err(failure) => Err(failure.during(action(&upload))),
             }
         })
     }
@@ -174,7 +128,7 @@ impl Store {
             match patiently(ask).await {
                 Ok(_) => Ok(true),
                 Err(failure) if failure.is_not_found() => Ok(false),
-                Err(failure) => Err(failure.during(upload.action())),
+                Err(failure) => Err(failure.during(action(&upload))),
             }
         })
     }
@@ -188,15 +142,14 @@ impl Store {
                 Ok(request.upload_id(&upload.id).send().await?)
             };
             match patiently(ask).await {
-                Err(failure) if !failure.is_not_found() => Err(failure.during(upload.action())),
+                Err(failure) if !failure.is_not_found() => Err(failure.during(action(&upload))),
                 _ => Ok(()),
             }
         })
     }
 }
 
-impl Multipart {
-    fn action(&self) -> String {
-        format!("cannot write `s3://{}/{}`", self.bucket, self.key)
-    }
+/// What a request for an upload does, for its error.
+fn action(upload: &Multipart) -> String {
+    format!("cannot write `s3://{}/{}`", upload.bucket, upload.key)
 }

@@ -1,7 +1,7 @@
 //! Reading objects: parts side by side, handed on in order.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     io::{self, Read},
     ops::Range,
 };
@@ -11,28 +11,18 @@ use bytes::{Buf, Bytes};
 use futures::{StreamExt, stream};
 
 use super::{
-    Store, Url,
+    Store,
     failure::{Failure, patiently},
 };
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    repository::s3::{Object, Url},
+};
 
 /// What one request reads: smaller parts cost a server more than they carry.
 const PART_BYTES: u64 = 6 * 1024 * 1024;
 /// Requests under way at once: with what is being taken, 38 MB at most.
 const PARALLEL: usize = 4;
-
-/// An object as it was when somebody asked.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Object {
-    /// Its size in bytes.
-    pub size: u64,
-    /// The server's mark of its contents; empty where any will do.
-    pub etag: String,
-    /// Its version, in buckets that keep versions.
-    pub version: Option<String>,
-    /// What whoever wrote it said of it.
-    pub metadata: BTreeMap<String, String>,
-}
 
 impl Store {
     /// What is known of an object (of that version), or nothing where there is none.

@@ -1,0 +1,22 @@
+//! What stands in for secrets in a build without the feature `s3`.
+
+#![expect(missing_docs, reason = "documented where the feature is enabled")]
+
+use std::{convert::Infallible, time::Duration};
+
+use crate::error::{Error, Result};
+
+/// No secret.
+#[derive(Debug)]
+pub struct Secret(Infallible);
+
+impl Secret {
+    /// The error that says what this build lacks.
+    pub fn new(_: &str) -> Result<Self> {
+        Err(Error::config("this build has no support for AWS Secrets Manager; compile with `--features s3`"))
+    }
+
+    pub async fn read(&self, _: Duration) -> Result<String> {
+        match self.0 {}
+    }
+}
