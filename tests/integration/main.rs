@@ -20,6 +20,7 @@ mod crate_boundaries;
 mod deploying;
 mod document;
 mod examples;
+mod features;
 mod files;
 mod fleet;
 mod goldens;

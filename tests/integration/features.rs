@@ -1,0 +1,33 @@
+//! Cargo features: the program of `make run` has none of them, and shares all of its crates with the tests.
+
+use std::{collections::BTreeSet, path::Path, process::Command};
+
+/// Each crate of a build with its version and the features that are enabled in it.
+fn crates(options: &[&str]) -> BTreeSet<String> {
+    let mut command = Command::new(env!("CARGO"));
+    let command = command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR"))).args([
+        "tree",
+        "--locked",
+        "--offline",
+        "--no-dedupe",
+        "--prefix=none",
+        "--format={p} {f}",
+    ]);
+    let output = command.args(options).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().filter(|line| !line.starts_with("kivu ")).map(str::to_owned).collect()
+}
+
+#[test]
+fn tests_compile_no_crate_of_make_run_a_second_time() {
+    let run = crates(&["--edges=normal,build", "--no-default-features"]);
+    let tests = crates(&["--edges=normal,build,dev"]);
+    let differing: Vec<_> = run.difference(&tests).collect();
+    assert!(
+        differing.is_empty(),
+        "expected the same features of each crate in every build, but found other ones in the build of `make run`; \
+         add those that are missing at the end of `[dependencies]` in `Cargo.toml`: {differing:#?}"
+    );
+    assert!(run.len() * 4 < tests.len() * 3, "{} of {} crates", run.len(), tests.len());
+}
