@@ -102,10 +102,7 @@ pub(super) enum Position {
     /// In bytes of the unpacked input.
     Byte(u64),
     #[cfg_attr(not(feature = "parquet"), expect(dead_code, reason = "only Parquet has it"))]
-    Row {
-        done: u64,
-        all: u64,
-    },
+    Row { done: u64, all: u64 },
 }
 
 /// The rows of a file.

@@ -31,7 +31,7 @@ use parquet::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{CHUNK_ROWS, MAGIC, Chunk, Outcome, Position, RowError, Rows, find_column, free_name};
+use super::{CHUNK_ROWS, Chunk, MAGIC, Outcome, Position, RowError, Rows, find_column, free_name};
 use crate::{
     batch::{
         answer::{Answer, Kind},
