@@ -235,7 +235,7 @@ impl<'a> Bench<'a> {
         let vocabulary =
             model.vocabulary().or(self.shortlist.as_ref().map(|list| list.largest() as usize + 1));
         let bounds =
-            Bounds { vocabulary: vocabulary.unwrap_or_default(), longest: self.settings.max_positions };
+            Bounds { vocabulary: vocabulary.unwrap_or_default(), max_length: self.settings.max_positions };
         let search = GenerationConfig::new(&self.settings.generation, &self.options, bounds)?;
         let search = shortlist.as_ref().map_or_else(|| search.clone(), |shortlist| search.within(shortlist));
         let sources = [SourceInfo { length: source.len(), number: 0 }];

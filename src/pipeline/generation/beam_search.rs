@@ -1,5 +1,5 @@
-//! Beam search, as `transformers` does it since its version 4.50, down to the large negative numbers by which it
-//! sets texts aside.
+//! Beam search with the results of `transformers` 4.50 and later, down to the large negative numbers that it adds to
+//! the scores of beams it sets aside.
 
 use super::{
     config::GenerationConfig,
@@ -9,194 +9,185 @@ use super::{
 };
 use crate::error::Result;
 
-/// The score of what is set aside. It is added, so that what is set aside keeps an order.
+/// Added to the score of a hypothesis that is set aside, so that these keep their order.
 const ASIDE: f32 = -1e9;
 
-/// The texts of one source that are followed side by side.
+/// The beams of one source.
 #[derive(Debug)]
 pub(super) struct BeamSearch<'a> {
-    search: &'a GenerationConfig,
+    config: &'a GenerationConfig,
     max_length: usize,
-    running: Vec<Text>,
-    /// The best so far, the best first; always as many as there are beams.
+    running: Vec<Hypothesis>,
+    /// The best finished hypotheses, in descending order; always as many as there are beams.
     finished: Vec<Finished>,
-    /// Whether a running text may still come among the best.
+    /// Whether a running hypothesis may still become one of the best.
     can_improve: bool,
     random: fastrand::Rng,
 }
 
-/// A text, with the decoder's first token.
 #[derive(Clone, Debug)]
-struct Text {
+struct Hypothesis {
+    /// The start token included.
     ids: Vec<i64>,
     score: f32,
 }
 
 #[derive(Clone, Debug)]
 struct Finished {
-    text: Text,
-    /// Whether it has ended, rather than hold the place of one that will.
+    hypothesis: Hypothesis,
+    /// False for a placeholder.
     has_ended: bool,
 }
 
 impl<'a> BeamSearch<'a> {
-    pub(super) fn new(search: &'a GenerationConfig, max_length: usize, number: usize) -> Self {
-        let ids = vec![search.start];
-        // All begin alike, so that only the first counts at first.
-        let aside = Text { ids: ids.clone(), score: ASIDE };
-        let mut running = vec![aside.clone(); search.beams];
+    pub(super) fn new(config: &'a GenerationConfig, max_length: usize, number: usize) -> Self {
+        let aside = Hypothesis { ids: vec![config.start_id], score: ASIDE };
+        let mut running = vec![aside.clone(); config.num_beams];
+        // All beams begin with the same token, so only the first counts at the first step.
         running[0].score = 0.0;
-        let seed = search.sampling.and_then(|sampling| sampling.seed);
-        let random = seed.map(|seed| fastrand::Rng::with_seed(seed.wrapping_add(number as u64)));
         Self {
-            search,
+            config,
             max_length,
             running,
-            finished: vec![Finished { text: aside, has_ended: false }; search.beams],
+            finished: vec![Finished { hypothesis: aside, has_ended: false }; config.num_beams],
             can_improve: true,
-            random: random.unwrap_or_default(),
+            random: config.random(number),
         }
     }
 
-    /// Continues the texts by one token; gives those that go on, with the row that each came from.
+    /// Extends the beams by one token and returns their continuations; none if the search is finished.
     pub(super) fn advance(&mut self, logits: &mut [f32], width: usize) -> Result<Vec<Continuation>> {
         let last_row = logits.len() / width - 1;
         let rows = self.rows(logits, width)?;
         let candidates = self.candidates(&rows);
         let length = self.running[0].ids.len() + 1;
-        let ends = |candidate: &Candidate| {
-            length >= self.max_length || self.search.ends.contains(&(candidate.token as i64))
+        let has_ended = |candidate: &Candidate| {
+            length >= self.max_length || self.config.eos_ids.contains(&(candidate.token as i64))
         };
-        let ends: Vec<bool> = candidates.iter().map(ends).collect();
-        let texts: Vec<Text> = candidates.iter().map(|candidate| self.continued(candidate)).collect();
+        let ended: Vec<bool> = candidates.iter().map(has_ended).collect();
+        let extended: Vec<Hypothesis> = candidates.iter().map(|candidate| self.extend(candidate)).collect();
 
-        self.collect(&texts, &ends, length);
-        let mut order: Vec<(usize, f32)> = texts
-            .iter()
-            .zip(&ends)
-            .map(|(text, ends)| text.score + if *ends { ASIDE } else { 0.0 })
-            .enumerate()
-            .collect();
+        self.collect(&extended, &ended, length);
+        let scores = extended.iter().zip(&ended);
+        let scores = scores.map(|(hypothesis, ended)| hypothesis.score + aside_if(*ended));
+        let mut order: Vec<(usize, f32)> = scores.enumerate().collect();
         order.sort_by(|(_, a), (_, b)| b.total_cmp(a));
-        order.truncate(self.search.beams);
-        self.running = order
-            .iter()
-            .map(|(place, score)| Text { ids: texts[*place].ids.clone(), score: *score })
-            .collect();
+        order.truncate(self.config.num_beams);
+        let running =
+            order.iter().map(|(index, score)| Hypothesis { score: *score, ..extended[*index].clone() });
+        self.running = running.collect();
         self.can_improve &= self.improvement_is_possible(length);
-        if !self.goes_on(&ends) {
+        if !self.can_improve || self.is_settled() || ended.iter().all(|ended| *ended) {
             return Ok(Vec::new());
         }
-        Ok(order
-            .iter()
-            .map(|(place, _)| {
-                let Candidate { beam, token, .. } = candidates[*place];
-                Continuation { row: beam.min(last_row), token: token as i64 }
-            })
-            .collect())
+        let continuation = |(index, _): &(usize, f32)| {
+            let Candidate { beam, token, .. } = candidates[*index];
+            Continuation { row: beam.min(last_row), token: token as i64 }
+        };
+        Ok(order.iter().map(continuation).collect())
     }
 
-    /// The processed scores of each running text. At first there is one row for all, since all begin alike.
+    /// The processed scores of each beam. At the first step all beams share one row.
     fn rows<'b>(&self, logits: &'b mut [f32], width: usize) -> Result<Vec<Row<'b>>> {
         let mut processed = Vec::with_capacity(self.running.len());
-        for (scores, text) in logits.chunks_exact_mut(width).zip(&self.running) {
+        for (scores, hypothesis) in logits.chunks_exact_mut(width).zip(&self.running) {
             let (mut shift, mut bounds) = log_sum(scores)?;
-            // What is only forbidden leaves bounds what they are.
-            let reads_scores = self.search.reads_scores(&text.ids, self.max_length);
-            if reads_scores {
+            // Setting scores to minus infinity keeps their upper bounds valid.
+            let is_computed = self.config.needs_log_probabilities(&hypothesis.ids, self.max_length);
+            if is_computed {
                 scores.iter_mut().for_each(|score| *score -= shift);
                 shift = 0.0;
             }
-            self.search.process(&text.ids, self.max_length, scores)?;
-            if reads_scores {
+            self.config.process(&hypothesis.ids, self.max_length, scores)?;
+            if is_computed {
                 bounds = scores::bounds(scores);
             }
-            processed.push(Row { scores, bounds, shift, base: text.score });
+            processed.push(Row { scores, bounds, shift, base: hypothesis.score });
         }
         let last_row = processed.len() - 1;
-        for text in &self.running[processed.len()..] {
-            processed.push(Row { base: text.score, ..processed[last_row].clone() });
+        for hypothesis in &self.running[processed.len()..] {
+            processed.push(Row { base: hypothesis.score, ..processed[last_row].clone() });
         }
         Ok(processed)
     }
 
-    /// More continuations than beams, the best first, so that enough go on where the best all end.
+    /// The best continuations, in descending order: enough that `num_beams` remain if the best ones all end.
     fn candidates(&mut self, rows: &[Row]) -> Vec<Candidate> {
-        let count = (1 + self.search.ends.len()).max(2) * self.search.beams;
-        if self.search.sampling.is_none() {
+        let count = (1 + self.config.eos_ids.len()).max(2) * self.config.num_beams;
+        if !self.config.samples() {
             return top(rows, count);
         }
-        // Adding Gumbel noise and taking the best is drawing one after the other without putting back.
+        // The top of scores with Gumbel noise is a sample without replacement.
         let noisy: Vec<Vec<f32>> = rows
             .iter()
-            .map(|row| row.scores.iter().map(|score| row.whole(*score) + gumbel(&mut self.random)).collect())
+            .map(|row| row.scores.iter().map(|score| row.total(*score) + gumbel(&mut self.random)).collect())
             .collect();
         let noisy: Vec<Row> = noisy.iter().map(|scores| Row::of(scores)).collect();
         let mut drawn = top(&noisy, count);
         for candidate in &mut drawn {
             let row = &rows[candidate.beam];
-            candidate.score = row.whole(row.scores[candidate.token]);
+            candidate.score = row.total(row.scores[candidate.token]);
         }
         drawn
     }
 
-    fn continued(&self, candidate: &Candidate) -> Text {
+    fn extend(&self, candidate: &Candidate) -> Hypothesis {
         let mut ids = Vec::with_capacity(self.running[candidate.beam].ids.len() + 1);
         ids.extend_from_slice(&self.running[candidate.beam].ids);
         ids.push(candidate.token as i64);
-        Text { ids, score: candidate.score }
+        Hypothesis { ids, score: candidate.score }
     }
 
-    /// Takes texts that have ended among the best, if they are.
-    fn collect(&mut self, texts: &[Text], ends: &[bool], length: usize) {
-        let is_settled = self.is_full() && self.search.early_stopping == EarlyStopping::Full;
-        let set_aside = |condition: bool| if condition { ASIDE } else { 0.0 };
+    /// Adds hypotheses that have ended to the finished ones, and keeps the best.
+    fn collect(&mut self, extended: &[Hypothesis], ended: &[bool], length: usize) {
+        let settled = aside_if(self.is_settled());
         let divisor = self.divisor(length);
-        for (place, (text, ends)) in texts.iter().zip(ends).enumerate() {
-            // Those beyond the number of beams are only there to go on.
-            let has_ended = *ends && place < self.search.beams;
-            let score = text.score / divisor
-                + set_aside(is_settled)
-                + set_aside(!self.can_improve)
-                + set_aside(!has_ended);
-            let text = Text { ids: text.ids.clone(), score };
-            self.finished.push(Finished { text, has_ended });
+        for (index, (hypothesis, ended)) in extended.iter().zip(ended).enumerate() {
+            // Candidates beyond the number of beams can only continue.
+            let has_ended = *ended && index < self.config.num_beams;
+            // Added one by one, since `transformers` rounds after each.
+            let score =
+                hypothesis.score / divisor + settled + aside_if(!self.can_improve) + aside_if(!has_ended);
+            let hypothesis = Hypothesis { score, ids: hypothesis.ids.clone() };
+            self.finished.push(Finished { hypothesis, has_ended });
         }
-        self.finished.sort_by(|a, b| b.text.score.total_cmp(&a.text.score));
-        self.finished.truncate(self.search.beams);
+        self.finished.sort_by(|a, b| b.hypothesis.score.total_cmp(&a.hypothesis.score));
+        self.finished.truncate(self.config.num_beams);
     }
 
-    fn is_full(&self) -> bool {
-        self.finished.iter().all(|finished| finished.has_ended)
+    /// Whether early stopping ends the search.
+    fn is_settled(&self) -> bool {
+        self.config.early_stopping == EarlyStopping::Full
+            && self.finished.iter().all(|finished| finished.has_ended)
     }
 
-    /// What the score of a text of `length` tokens, the decoder's first included, is divided by.
+    /// The length penalty of a hypothesis of `length` tokens, the start token included.
     fn divisor(&self, length: usize) -> f32 {
-        ((length - 1) as f64).powf(f64::from(self.search.length_penalty)) as f32
+        ((length - 1) as f64).powf(f64::from(self.config.length_penalty)) as f32
     }
 
-    /// Whether the best running text may become better than the worst of a full set.
+    /// Whether the best running hypothesis may become better than the worst finished one.
     fn improvement_is_possible(&self, length: usize) -> bool {
-        let is_patient =
-            self.search.early_stopping == EarlyStopping::Never && self.search.length_penalty > 0.0;
-        let best = self.running[0].score / self.divisor(if is_patient { self.max_length } else { length });
-        let worst = self.finished.last().map_or(ASIDE, |worst| worst.text.score);
+        let is_optimistic =
+            self.config.early_stopping == EarlyStopping::Never && self.config.length_penalty > 0.0;
+        let length = if is_optimistic { self.max_length } else { length };
+        let best = self.running[0].score / self.divisor(length);
+        let worst = self.finished.last().map_or(ASIDE, |worst| worst.hypothesis.score);
         self.finished.iter().any(|finished| best > if finished.has_ended { worst } else { ASIDE })
     }
 
-    fn goes_on(&self, ends: &[bool]) -> bool {
-        let is_settled = self.is_full() && self.search.early_stopping == EarlyStopping::Full;
-        self.can_improve && !is_settled && !ends.iter().all(|ends| *ends)
-    }
-
     pub(super) fn finish(self) -> Vec<Generated> {
-        let best = self.finished.into_iter().take(self.search.sequences);
-        best.map(|Finished { mut text, .. }| Generated {
-            ids: text.ids.split_off(1),
-            score: Some(text.score),
-        })
-        .collect()
+        let best = self.finished.into_iter().take(self.config.num_return_sequences);
+        let generated = best.map(|Finished { hypothesis: Hypothesis { mut ids, score }, .. }| Generated {
+            ids: ids.split_off(1),
+            score: Some(score),
+        });
+        generated.collect()
     }
+}
+
+fn aside_if(condition: bool) -> f32 {
+    if condition { ASIDE } else { 0.0 }
 }
 
 fn gumbel(random: &mut fastrand::Rng) -> f32 {

@@ -1,195 +1,225 @@
-//! A model's settings and a request's options put together, and checked against each other.
+//! The model's settings merged with a request's options, and checked for contradictions.
+
+use std::ops::RangeInclusive;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
 
 use super::settings::{EarlyStopping, GenerationOptions, GenerationSettings};
 use crate::error::{Error, Result};
 
-/// The tokens that are generated where neither model nor request says how many, as in `transformers`.
+/// The default number of generated tokens in `transformers`.
 const DEFAULT_NEW_TOKENS: usize = 20;
-/// The tokens that are drawn from where neither says, as in `transformers`.
+/// The default `top_k` in `transformers`.
 const DEFAULT_TOP_K: usize = 50;
-/// The most beams, or texts, of one source: each is a row of the decoder's state.
+/// The maximum of `num_beams` and `num_return_sequences`: each is a row of the decoder's cache.
 pub const MAX_BEAMS: usize = 64;
 
-/// How far generation can go.
+/// The limits of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// The number of tokens that there are.
+    /// The number of tokens in the vocabulary.
     pub vocabulary: usize,
-    /// The most tokens of a target that the model takes, the decoder's first included.
-    pub longest: usize,
+    /// The maximum number of tokens of a target, the decoder's start token included.
+    pub max_length: usize,
 }
 
-/// What is generated, without contradictions.
-#[derive(Clone, Debug, PartialEq)]
+/// A complete configuration of a generation. It serializes to the options of `generate` that request it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GenerationConfig {
-    pub(super) start: i64,
-    pub(super) ends: Vec<i64>,
-    pub(super) beams: usize,
-    pub(super) sequences: usize,
+    #[serde(skip)]
+    pub(super) start_id: i64,
+    #[serde(skip)]
+    pub(super) eos_ids: Vec<i64>,
+    #[serde(skip)]
+    pub(super) length_factor: Option<f32>,
+    pub(super) num_beams: usize,
+    pub(super) num_return_sequences: usize,
     pub(super) length_penalty: f32,
     pub(super) early_stopping: EarlyStopping,
     pub(super) max_length: usize,
-    pub(super) length_factor: Option<f32>,
     pub(super) min_length: usize,
     pub(super) no_repeat_ngram_size: usize,
     pub(super) repetition_penalty: f32,
-    pub(super) bad_words: Vec<Vec<i64>>,
-    pub(super) suppressed: Vec<i64>,
-    pub(super) suppressed_first: Vec<i64>,
-    pub(super) forced_first: Option<i64>,
-    pub(super) forced_last: Option<i64>,
-    pub(super) renormalise: bool,
+    pub(super) bad_words_ids: Vec<Vec<i64>>,
+    pub(super) suppress_tokens: Vec<i64>,
+    pub(super) begin_suppress_tokens: Vec<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) forced_bos_token_id: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) forced_eos_token_id: Option<i64>,
+    pub(super) renormalize_logits: bool,
+    #[serde(flatten)]
     pub(super) sampling: Option<Sampling>,
 }
 
-/// How tokens are drawn.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// How tokens are sampled.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Sampling {
     pub(super) temperature: f32,
     pub(super) top_k: usize,
     pub(super) top_p: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) seed: Option<u64>,
 }
 
 impl GenerationConfig {
-    /// The search that `options` ask for of a model with `settings`; contradictions are refused by name.
+    /// Merges `options` over the model's `settings`. Errors name the option, and both sides of a contradiction.
     pub fn new(settings: &GenerationSettings, options: &GenerationOptions, bounds: Bounds) -> Result<Self> {
         let options = options.or(&settings.defaults);
-        let beams = within("num_beams", options.num_beams, 1, 1..=MAX_BEAMS)?;
+        let num_beams = within("num_beams", options.num_beams, 1..=MAX_BEAMS)?;
         let sampling = sampling(&options)?;
         let (max_length, min_length) = lengths(&options, settings, bounds)?;
-        let search = Self {
-            start: settings.decoder_start_token_id,
-            ends: settings.eos_token_ids.clone(),
-            beams,
-            sequences: sequences(&options, beams, sampling.is_some())?,
+        let config = Self {
+            start_id: settings.decoder_start_token_id,
+            eos_ids: settings.eos_token_ids.clone(),
+            length_factor: settings.length_factor,
+            num_beams,
+            num_return_sequences: num_return_sequences(&options, num_beams, sampling.is_some())?,
             length_penalty: finite("length_penalty", options.length_penalty.unwrap_or(1.0))?,
             early_stopping: options.early_stopping.unwrap_or_default(),
             max_length,
-            length_factor: settings.length_factor,
             min_length,
             no_repeat_ngram_size: options.no_repeat_ngram_size.unwrap_or(0),
-            repetition_penalty: above_zero("repetition_penalty", options.repetition_penalty.unwrap_or(1.0))?,
-            bad_words: bad_words(options.bad_words_ids.unwrap_or_default(), &settings.eos_token_ids)?,
-            suppressed: options.suppress_tokens.unwrap_or_default(),
-            suppressed_first: options.begin_suppress_tokens.unwrap_or_default(),
-            forced_first: options.forced_bos_token_id,
-            forced_last: options.forced_eos_token_id,
-            renormalise: options.renormalize_logits.unwrap_or(false),
+            repetition_penalty: above_zero("repetition_penalty", options.repetition_penalty)?,
+            bad_words_ids: bad_words(options.bad_words_ids.unwrap_or_default(), &settings.eos_token_ids)?,
+            suppress_tokens: options.suppress_tokens.unwrap_or_default(),
+            begin_suppress_tokens: options.begin_suppress_tokens.unwrap_or_default(),
+            forced_bos_token_id: options.forced_bos_token_id,
+            forced_eos_token_id: options.forced_eos_token_id,
+            renormalize_logits: options.renormalize_logits.unwrap_or(false),
             sampling,
         };
-        search.require_tokens(bounds.vocabulary)?;
-        Ok(search)
+        config.check_token_ids(bounds.vocabulary)?;
+        Ok(config)
     }
 
-    /// The decoder's first token; below 0 where it begins with none.
+    /// The options that request this configuration from any model, whatever its defaults, by their names.
+    pub fn options(&self) -> Map<String, Value> {
+        let mut options = match serde_json::to_value(self) {
+            Ok(Value::Object(options)) => options,
+            // A struct with string keys is always an object.
+            _ => Map::new(),
+        };
+        if self.samples() {
+            options.insert("do_sample".into(), true.into());
+        }
+        options
+    }
+
+    /// Whether tokens are sampled instead of chosen by their rank.
+    pub fn samples(&self) -> bool {
+        self.sampling.is_some()
+    }
+
+    /// The decoder's start token; below 0 if it has none.
     pub fn start(&self) -> i64 {
-        self.start
+        self.start_id
     }
 
-    /// The rows that a source takes at most.
+    /// The maximum number of decoder rows per source.
     pub fn rows(&self) -> usize {
-        if self.beams > 1 { self.beams } else { self.sequences }
+        if self.num_beams > 1 { self.num_beams } else { self.num_return_sequences }
     }
 
-    /// The texts that are given back of each source.
-    pub fn sequences(&self) -> usize {
-        self.sequences
+    /// The number of targets per source.
+    pub fn num_return_sequences(&self) -> usize {
+        self.num_return_sequences
     }
 
-    /// The most tokens of the target of a source of so many, the decoder's first included.
-    pub fn max_length(&self, source: usize) -> usize {
-        let by_source = self.length_factor.map(|factor| 1 + (factor * source as f32).ceil() as usize);
+    /// The maximum number of tokens of the target of a source with `source_tokens`, the start token included.
+    pub fn max_length(&self, source_tokens: usize) -> usize {
+        let by_source = self.length_factor.map(|factor| 1 + (factor * source_tokens as f32).ceil() as usize);
         self.max_length.min(by_source.unwrap_or(usize::MAX))
     }
 
-    /// The same search where only the tokens of `shortlist` are scored, each by its place there.
-    ///
-    /// What is forced, and what ends a text, has to be among them.
+    /// The same configuration for a decoder that scores only the tokens of `shortlist`: token ids become indexes
+    /// into it, and others are dropped. It has to contain the [required](Self::required_ids) ids.
+    #[must_use]
     pub fn within(&self, shortlist: &[i64]) -> Self {
-        let place = |token: &i64| shortlist.binary_search(token).ok().map(|place| place as i64);
-        let places = |tokens: &[i64]| tokens.iter().filter_map(place).collect::<Vec<_>>();
+        let index = |id: &i64| shortlist.binary_search(id).ok().map(|index| index as i64);
+        let indexes = |ids: &[i64]| ids.iter().filter_map(index).collect::<Vec<_>>();
         Self {
-            start: place(&self.start).unwrap_or(self.start),
-            ends: places(&self.ends),
-            bad_words: self.bad_words.iter().filter_map(|word| word.iter().map(place).collect()).collect(),
-            suppressed: places(&self.suppressed),
-            suppressed_first: places(&self.suppressed_first),
-            forced_first: self.forced_first.as_ref().and_then(place),
-            forced_last: self.forced_last.as_ref().and_then(place),
+            start_id: index(&self.start_id).unwrap_or(self.start_id),
+            eos_ids: indexes(&self.eos_ids),
+            bad_words_ids: self
+                .bad_words_ids
+                .iter()
+                .filter_map(|word| word.iter().map(index).collect())
+                .collect(),
+            suppress_tokens: indexes(&self.suppress_tokens),
+            begin_suppress_tokens: indexes(&self.begin_suppress_tokens),
+            forced_bos_token_id: self.forced_bos_token_id.as_ref().and_then(index),
+            forced_eos_token_id: self.forced_eos_token_id.as_ref().and_then(index),
             ..self.clone()
         }
     }
 
-    /// The tokens that a shortlist cannot do without.
-    pub fn needed(&self) -> impl Iterator<Item = i64> {
-        let forced = self.forced_first.into_iter().chain(self.forced_last);
-        self.ends.iter().copied().chain(forced)
+    /// The ids that a shortlist has to contain: end-of-sequence and forced tokens.
+    pub fn required_ids(&self) -> impl Iterator<Item = i64> {
+        self.eos_ids.iter().copied().chain(self.forced_bos_token_id).chain(self.forced_eos_token_id)
     }
 
-    fn require_tokens(&self, vocabulary: usize) -> Result<()> {
-        let forced = [("forced_bos_token_id", self.forced_first), ("forced_eos_token_id", self.forced_last)];
-        let forced = forced.into_iter().flat_map(|(name, token)| token.map(|token| (name, token)));
-        let lists =
-            [("suppress_tokens", &self.suppressed), ("begin_suppress_tokens", &self.suppressed_first)];
-        let lists = lists.into_iter().flat_map(|(name, list)| list.iter().map(move |token| (name, *token)));
-        let words = self.bad_words.iter().flatten().map(|token| ("bad_words_ids", *token));
-        match forced.chain(lists).chain(words).find(|(_, token)| !(0..vocabulary as i64).contains(token)) {
-            None => Ok(()),
-            Some((name, token)) => {
-                Err(Error::invalid(format!("expected `{name}` below {vocabulary}, but found {token}")))
+    fn check_token_ids(&self, vocabulary: usize) -> Result<()> {
+        let lists: [(&str, Vec<i64>); 5] = [
+            ("forced_bos_token_id", self.forced_bos_token_id.into_iter().collect()),
+            ("forced_eos_token_id", self.forced_eos_token_id.into_iter().collect()),
+            ("suppress_tokens", self.suppress_tokens.clone()),
+            ("begin_suppress_tokens", self.begin_suppress_tokens.clone()),
+            ("bad_words_ids", self.bad_words_ids.concat()),
+        ];
+        for (name, ids) in lists {
+            if let Some(id) = ids.iter().find(|id| !(0..vocabulary as i64).contains(id)) {
+                return Err(Error::invalid(format!("expected `{name}` below {vocabulary}, but found {id}")));
             }
         }
+        Ok(())
     }
 }
 
-fn sequences(options: &GenerationOptions, beams: usize, is_drawn: bool) -> Result<usize> {
-    let sequences = within("num_return_sequences", options.num_return_sequences, 1, 1..=MAX_BEAMS)?;
-    if sequences > beams && (beams > 1 || !is_drawn) {
+fn num_return_sequences(options: &GenerationOptions, num_beams: usize, samples: bool) -> Result<usize> {
+    let found = within("num_return_sequences", options.num_return_sequences, 1..=MAX_BEAMS)?;
+    if found > num_beams && (num_beams > 1 || !samples) {
         return Err(Error::invalid(format!(
-            "expected `num_return_sequences` of at most `num_beams`, which is {beams}, but found {sequences}"
+            "expected `num_return_sequences` of at most `num_beams`, which is {num_beams}, but found {found}"
         )));
     }
-    Ok(sequences)
+    Ok(found)
 }
 
-/// The most tokens and the fewest, the decoder's first included.
+/// The maximum and the minimum number of tokens of a target, the start token included.
 fn lengths(
     options: &GenerationOptions,
     settings: &GenerationSettings,
     bounds: Bounds,
 ) -> Result<(usize, usize)> {
-    let by_default = match settings.length_factor {
-        Some(_) => bounds.longest,
-        None => (DEFAULT_NEW_TOKENS + 1).min(bounds.longest),
+    let default = match settings.length_factor {
+        Some(_) => bounds.max_length,
+        None => (DEFAULT_NEW_TOKENS + 1).min(bounds.max_length),
     };
-    let (name, most) = match (options.max_new_tokens, options.max_length) {
-        (Some(tokens), _) => ("max_new_tokens", tokens.saturating_add(1)),
-        (None, Some(length)) => ("max_length", length),
-        (None, None) => ("max_length", by_default),
+    // `max_new_tokens` does not count the start token.
+    let (name, start, max) = match options.max_new_tokens {
+        Some(tokens) => ("max_new_tokens", 1, tokens.saturating_add(1)),
+        None => ("max_length", 0, options.max_length.unwrap_or(default)),
     };
-    // One of the tokens is the decoder's first, which is not generated.
-    let own = usize::from(name == "max_new_tokens");
-    if !(2..=bounds.longest).contains(&most) {
+    if !(2..=bounds.max_length).contains(&max) {
         return Err(Error::invalid(format!(
             "expected `{name}` of {} to {}, but found {}",
-            2 - own,
-            bounds.longest - own,
-            most - own
+            2 - start,
+            bounds.max_length - start,
+            max - start
         )));
     }
-    let fewest = match (options.min_new_tokens, options.min_length) {
-        (Some(tokens), _) => tokens.saturating_add(1),
-        (None, length) => length.unwrap_or(0),
-    };
-    if fewest > most {
+    let new_tokens = options.min_new_tokens.map(|tokens| tokens.saturating_add(1));
+    let min = new_tokens.or(options.min_length).unwrap_or(0);
+    if min > max {
         return Err(Error::invalid(format!(
-            "expected a text of at most {} tokens, as `{name}` says, but found at least {} asked for",
-            most - own,
-            fewest - own
+            "expected a minimum length of at most `{name}`, which is {}, but found {}",
+            max - start,
+            min - start
         )));
     }
-    Ok((most, fewest))
+    Ok((max, min))
 }
 
 fn sampling(options: &GenerationOptions) -> Result<Option<Sampling>> {
@@ -201,36 +231,28 @@ fn sampling(options: &GenerationOptions) -> Result<Option<Sampling>> {
         return Err(Error::invalid(format!("expected `top_p` of 0 to 1, but found {top_p}")));
     }
     Ok(Some(Sampling {
-        temperature: above_zero("temperature", options.temperature.unwrap_or(1.0))?,
+        temperature: above_zero("temperature", options.temperature)?,
         top_k: options.top_k.unwrap_or(DEFAULT_TOP_K),
         top_p,
         seed: options.seed,
     }))
 }
 
-/// The runs of tokens that are forbidden; an end alone is never.
-fn bad_words(words: Vec<Vec<i64>>, ends: &[i64]) -> Result<Vec<Vec<i64>>> {
+/// The forbidden runs of tokens, without those that are a single end-of-sequence token.
+fn bad_words(words: Vec<Vec<i64>>, eos_ids: &[i64]) -> Result<Vec<Vec<i64>>> {
     if words.iter().any(Vec::is_empty) {
         return Err(Error::invalid("expected tokens in each of `bad_words_ids`, but found none"));
     }
-    Ok(words.into_iter().filter(|word| !matches!(word[..], [token] if ends.contains(&token))).collect())
+    Ok(words.into_iter().filter(|word| !matches!(word[..], [id] if eos_ids.contains(&id))).collect())
 }
 
-fn within(
-    name: &str,
-    found: Option<usize>,
-    default: usize,
-    range: std::ops::RangeInclusive<usize>,
-) -> Result<usize> {
-    let found = found.unwrap_or(default);
+fn within(name: &str, found: Option<usize>, range: RangeInclusive<usize>) -> Result<usize> {
+    let found = found.unwrap_or(1);
     if range.contains(&found) {
         return Ok(found);
     }
-    Err(Error::invalid(format!(
-        "expected `{name}` of {} to {}, but found {found}",
-        range.start(),
-        range.end()
-    )))
+    let (min, max) = (range.start(), range.end());
+    Err(Error::invalid(format!("expected `{name}` of {min} to {max}, but found {found}")))
 }
 
 fn finite(name: &str, value: f32) -> Result<f32> {
@@ -240,7 +262,8 @@ fn finite(name: &str, value: f32) -> Result<f32> {
     Err(Error::invalid(format!("expected `{name}` to be a number, but found {value}")))
 }
 
-fn above_zero(name: &str, value: f32) -> Result<f32> {
+fn above_zero(name: &str, value: Option<f32>) -> Result<f32> {
+    let value = value.unwrap_or(1.0);
     if value.is_finite() && value > 0.0 {
         return Ok(value);
     }
@@ -263,15 +286,15 @@ mod tests {
         }
     }
 
-    fn search(options: serde_json::Value) -> Result<GenerationConfig> {
+    fn config(options: Value) -> Result<GenerationConfig> {
         let options = serde_json::from_value(options).unwrap();
-        GenerationConfig::new(&settings(), &options, Bounds { vocabulary: 100, longest: 64 })
+        GenerationConfig::new(&settings(), &options, Bounds { vocabulary: 100, max_length: 64 })
     }
 
     #[test]
     fn contradictions_are_named_with_both_sides() {
         struct Case {
-            options: serde_json::Value,
+            options: Value,
             expected: &'static str,
         }
         let cases = [
@@ -285,11 +308,11 @@ mod tests {
             },
             Case {
                 options: json!({"min_new_tokens": 9, "max_new_tokens": 8}),
-                expected: "expected a text of at most 8 tokens, as `max_new_tokens` says, but found at least 9 asked for",
+                expected: "expected a minimum length of at most `max_new_tokens`, which is 8, but found 9",
             },
             Case {
                 options: json!({"min_length": 30}),
-                expected: "expected a text of at most 21 tokens, as `max_length` says, but found at least 30 asked for",
+                expected: "expected a minimum length of at most `max_length`, which is 21, but found 30",
             },
             Case {
                 options: json!({"max_new_tokens": 0}),
@@ -333,25 +356,47 @@ mod tests {
             },
         ];
         for Case { options, expected } in cases {
-            assert_eq!(search(options.clone()).unwrap_err().to_string(), expected, "{options}");
+            assert_eq!(config(options.clone()).unwrap_err().to_string(), expected, "{options}");
         }
     }
 
     #[test]
-    fn a_length_follows_the_source_where_the_model_says_so() {
+    fn the_length_factor_limits_the_target_by_its_source() {
         let settings = GenerationSettings { length_factor: Some(2.5), ..settings() };
-        let bounds = Bounds { vocabulary: 100, longest: 64 };
-        let search = GenerationConfig::new(&settings, &GenerationOptions::default(), bounds).unwrap();
-        assert_eq!([search.max_length(3), search.max_length(50)], [9, 64]);
+        let bounds = Bounds { vocabulary: 100, max_length: 64 };
+        let config = GenerationConfig::new(&settings, &GenerationOptions::default(), bounds).unwrap();
+        assert_eq!([config.max_length(3), config.max_length(50)], [9, 64]);
     }
 
     #[test]
-    fn a_shortlist_turns_tokens_into_places() {
+    fn a_shortlist_maps_token_ids_to_indexes() {
         let options =
             json!({"suppress_tokens": [5, 9], "bad_words_ids": [[7, 9], [7, 8]], "forced_bos_token_id": 9});
-        let short = search(options).unwrap().within(&[2, 7, 9]);
-        assert_eq!((short.start, short.ends.clone()), (0, vec![0]));
-        assert_eq!((short.suppressed.clone(), short.bad_words.clone()), (vec![2], vec![vec![1, 2]]));
-        assert_eq!(short.forced_first, Some(2));
+        let short = config(options).unwrap().within(&[2, 7, 9]);
+        assert_eq!((short.start_id, short.eos_ids.clone()), (0, vec![0]));
+        assert_eq!((short.suppress_tokens.clone(), short.bad_words_ids.clone()), (vec![2], vec![vec![1, 2]]));
+        assert_eq!(short.forced_bos_token_id, Some(2));
+    }
+
+    #[test]
+    fn the_options_of_a_configuration_request_the_same_configuration() {
+        let settings: GenerationSettings = serde_json::from_value(json!({
+            "decoder_start_token_id": 2, "eos_token_ids": [2], "pad_token_id": 1,
+            "defaults": { "num_beams": 5, "max_new_tokens": 30, "early_stopping": true },
+        }))
+        .unwrap();
+        let plain = GenerationSettings { defaults: GenerationOptions::default(), ..settings.clone() };
+        let bounds = Bounds { vocabulary: 100, max_length: 64 };
+        for options in [
+            json!({}),
+            json!({ "num_beams": 1, "max_length": 9, "bad_words_ids": [[7, 8]], "forced_bos_token_id": 5 }),
+            json!({ "num_beams": 1, "do_sample": true, "top_p": 0.5, "seed": 3 }),
+            json!({ "early_stopping": "never", "min_new_tokens": 4, "suppress_tokens": [9] }),
+        ] {
+            let options = serde_json::from_value(options).unwrap();
+            let config = GenerationConfig::new(&settings, &options, bounds).unwrap();
+            let options = serde_json::from_value(config.options().into()).unwrap();
+            assert_eq!(GenerationConfig::new(&plain, &options, bounds).unwrap(), config);
+        }
     }
 }

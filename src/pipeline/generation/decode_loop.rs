@@ -74,7 +74,7 @@ enum Targets<'a> {
 impl<'a> Targets<'a> {
     fn new(config: &'a GenerationConfig, source: SourceInfo) -> Self {
         let max_length = config.max_length(source.length);
-        if config.beams > 1 {
+        if config.num_beams > 1 {
             Self::Beams(BeamSearch::new(config, max_length, source.number))
         } else {
             Self::Sampled(Sampler::new(config, max_length, source.number))

@@ -1,5 +1,4 @@
-//! What a search does to the scores of a step before it chooses, in the order and with the corners of
-//! `transformers`.
+//! The logits processors and warpers of `transformers`, in its order and with its corner cases.
 
 use std::collections::BTreeSet;
 
@@ -12,108 +11,110 @@ use crate::error::Result;
 const NEVER: f32 = f32::NEG_INFINITY;
 
 impl GenerationConfig {
-    /// Whether more than minus infinity is put in the place of some scores, which therefore have to be logarithms
-    /// of probabilities before.
-    pub(super) fn reads_scores(&self, text: &[i64], max_length: usize) -> bool {
+    /// Whether [`process`](Self::process) computes with scores, rather than only setting some to minus infinity. The
+    /// scores of a beam then have to be log-probabilities beforehand.
+    pub(super) fn needs_log_probabilities(&self, ids: &[i64], max_length: usize) -> bool {
         self.repetition_penalty != 1.0
-            || self.sampling.is_some()
-            || self.renormalise
-            || self.forced(text, max_length).is_some()
+            || self.samples()
+            || self.renormalize_logits
+            || self.forced(ids, max_length).is_some()
     }
 
-    /// The token that must follow.
-    fn forced(&self, text: &[i64], max_length: usize) -> Option<i64> {
-        let first = self.forced_first.filter(|_| text.len() == 1);
-        self.forced_last.filter(|_| text.len() + 1 == max_length).or(first)
+    fn forced(&self, ids: &[i64], max_length: usize) -> Option<i64> {
+        let first = self.forced_bos_token_id.filter(|_| ids.len() == 1);
+        self.forced_eos_token_id.filter(|_| ids.len() + 1 == max_length).or(first)
     }
 
-    /// Changes the scores of what may follow `text`, which begins with the decoder's first token and may grow to
-    /// `max_length`.
-    pub(super) fn process(&self, text: &[i64], max_length: usize, scores: &mut [f32]) -> Result<()> {
+    /// Processes the scores of the token after `ids`, which include the start token, in a sequence of at most
+    /// `max_length` tokens.
+    pub(super) fn process(&self, ids: &[i64], max_length: usize, scores: &mut [f32]) -> Result<()> {
         if self.repetition_penalty != 1.0 {
-            penalise_repetition(text, self.repetition_penalty, scores);
+            penalise_repetition(ids, self.repetition_penalty, scores);
         }
         if self.no_repeat_ngram_size > 0 {
-            forbid(repeated(text, self.no_repeat_ngram_size), scores);
+            forbid(repeated(ids, self.no_repeat_ngram_size), scores);
         }
-        forbid(self.bad_words.iter().filter_map(|word| completes(text, word)), scores);
-        if text.len() < self.min_length {
-            forbid(self.ends.iter().copied(), scores);
+        forbid(self.bad_words_ids.iter().filter_map(|word| completes(ids, word)), scores);
+        if ids.len() < self.min_length {
+            forbid(self.eos_ids.iter().copied(), scores);
         }
-        if let Some(token) = self.forced(text, max_length) {
-            force(token, scores);
+        if let Some(token) = self.forced(ids, max_length) {
+            scores.fill(NEVER);
+            set(scores, token, |_| 0.0);
         }
-        forbid(self.suppressed.iter().copied(), scores);
-        if text.len() == 1 + usize::from(self.forced_first.is_some()) {
-            forbid(self.suppressed_first.iter().copied(), scores);
+        forbid(self.suppress_tokens.iter().copied(), scores);
+        if ids.len() == 1 + usize::from(self.forced_bos_token_id.is_some()) {
+            forbid(self.begin_suppress_tokens.iter().copied(), scores);
         }
         if let Some(sampling) = &self.sampling {
-            // A beam must be able to go on where its best token ends it.
-            sampling.warp(if self.beams > 1 { self.ends.len() + 1 } else { 1 }, scores);
+            // A beam needs a second token if its best one is an end of sequence.
+            sampling.warp(if self.num_beams > 1 { self.eos_ids.len() + 1 } else { 1 }, scores);
         }
-        // Nothing chosen by its rank alone depends on this.
-        if self.renormalise && (self.beams > 1 || self.sampling.is_some()) {
+        // Greedy decoding depends only on the order of the scores.
+        if self.renormalize_logits && (self.num_beams > 1 || self.samples()) {
             log_softmax(scores)?;
         }
         Ok(())
     }
+
+    /// The random numbers for source `number` of a request.
+    pub(super) fn random(&self, number: usize) -> fastrand::Rng {
+        let seed = self.sampling.and_then(|sampling| sampling.seed);
+        seed.map(|seed| fastrand::Rng::with_seed(seed.wrapping_add(number as u64))).unwrap_or_default()
+    }
 }
 
 impl Sampling {
-    /// Makes scores those of what is to be drawn from, of which `fewest` stay in any case.
-    fn warp(&self, fewest: usize, scores: &mut [f32]) {
+    /// Applies temperature, top-k and top-p, and keeps at least `min_kept` tokens.
+    fn warp(&self, min_kept: usize, scores: &mut [f32]) {
         if self.temperature != 1.0 {
             scores.iter_mut().for_each(|score| *score /= self.temperature);
         }
         if self.top_k > 0 {
-            keep_likeliest(self.top_k.max(fewest), scores);
+            keep_top_k(self.top_k.max(min_kept), scores);
         }
         if self.top_p < 1.0 {
-            keep_mass(self.top_p, fewest, scores);
+            keep_top_p(self.top_p, min_kept, scores);
         }
+    }
+}
+
+/// Replaces the score of a token, if the token has one.
+fn set(scores: &mut [f32], token: i64, change: impl FnOnce(f32) -> f32) {
+    if let Some(score) = usize::try_from(token).ok().and_then(|token| scores.get_mut(token)) {
+        *score = change(*score);
     }
 }
 
 fn forbid(tokens: impl IntoIterator<Item = i64>, scores: &mut [f32]) {
-    for token in tokens {
-        if let Some(score) = usize::try_from(token).ok().and_then(|token| scores.get_mut(token)) {
-            *score = NEVER;
-        }
+    tokens.into_iter().for_each(|token| set(scores, token, |_| NEVER));
+}
+
+/// Penalises each token of the sequence once, the start token included.
+fn penalise_repetition(ids: &[i64], penalty: f32, scores: &mut [f32]) {
+    for token in ids.iter().collect::<BTreeSet<_>>() {
+        set(scores, *token, |score| if score < 0.0 { score * penalty } else { score / penalty });
     }
 }
 
-fn force(token: i64, scores: &mut [f32]) {
-    scores.fill(NEVER);
-    if let Some(score) = usize::try_from(token).ok().and_then(|token| scores.get_mut(token)) {
-        *score = 0.0;
-    }
+/// The tokens that would repeat an n-gram of `size` tokens.
+fn repeated(ids: &[i64], size: usize) -> impl Iterator<Item = i64> {
+    let last = if ids.len() + 1 < size { None } else { ids.get(ids.len() + 1 - size..) };
+    let ngrams = ids.windows(size);
+    ngrams
+        .filter(move |ngram| last.is_some_and(|last| ngram.starts_with(last)))
+        .map(move |ngram| ngram[size - 1])
 }
 
-/// Makes every token of the text worse once, the decoder's first among them.
-fn penalise_repetition(text: &[i64], penalty: f32, scores: &mut [f32]) {
-    for token in text.iter().collect::<BTreeSet<_>>() {
-        if let Some(score) = usize::try_from(*token).ok().and_then(|token| scores.get_mut(token)) {
-            *score = if *score < 0.0 { *score * penalty } else { *score / penalty };
-        }
-    }
-}
-
-/// The tokens that would repeat a run of `size` tokens.
-fn repeated(text: &[i64], size: usize) -> impl Iterator<Item = i64> {
-    let last = if text.len() + 1 < size { None } else { text.get(text.len() + 1 - size..) };
-    let runs = text.windows(size);
-    runs.filter(move |run| last.is_some_and(|last| run.starts_with(last))).map(move |run| run[size - 1])
-}
-
-/// The last token of `word`, where the text ends with what comes before it.
-fn completes(text: &[i64], word: &[i64]) -> Option<i64> {
+/// The last token of `word`, if the sequence ends with the tokens before it.
+fn completes(ids: &[i64], word: &[i64]) -> Option<i64> {
     let (last, before) = word.split_last()?;
-    // As in `transformers`, a word does not count before the text is as long as the whole of it.
-    (before.is_empty() || (word.len() <= text.len() && text.ends_with(before))).then_some(*last)
+    // As in `transformers`, the sequence has to be as long as the whole word.
+    (before.is_empty() || (word.len() <= ids.len() && ids.ends_with(before))).then_some(*last)
 }
 
-/// Keeps the `count` best scores, and those that equal the last of them.
-fn keep_likeliest(count: usize, scores: &mut [f32]) {
+/// Keeps the `count` best scores, and those equal to the last of them.
+fn keep_top_k(count: usize, scores: &mut [f32]) {
     if count >= scores.len() {
         return;
     }
@@ -123,15 +124,15 @@ fn keep_likeliest(count: usize, scores: &mut [f32]) {
     scores.iter_mut().filter(|score| **score < last).for_each(|score| *score = NEVER);
 }
 
-/// Keeps the best scores whose probabilities sum up to `mass`, and `fewest` of them in any case.
-fn keep_mass(mass: f32, fewest: usize, scores: &mut [f32]) {
+/// Keeps the best scores whose probabilities sum up to `mass`, and at least `min_kept`.
+fn keep_top_p(mass: f32, min_kept: usize, scores: &mut [f32]) {
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|a, b| scores[*a].total_cmp(&scores[*b]));
     let largest = largest(scores);
     let powers: Vec<f32> = order.iter().map(|token| (scores[*token] - largest).exp()).collect();
     let sum: f32 = powers.iter().sum();
     let mut below = 0.0;
-    for (token, power) in order[..order.len().saturating_sub(fewest)].iter().zip(powers) {
+    for (token, power) in order[..order.len().saturating_sub(min_kept)].iter().zip(powers) {
         below += power / sum;
         if below > 1.0 - mass {
             break;
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn every_processor_is_that_of_transformers() {
+    fn every_processor_matches_transformers() {
         let goldens = include_str!("../../../tests/fixtures/goldens/processors.json");
         let goldens: Goldens = serde_json::from_str(goldens).unwrap();
         assert_eq!(goldens.cases.len(), 10);
@@ -195,10 +196,10 @@ mod tests {
     }
 
     #[test]
-    fn runs_that_are_too_long_for_the_text_forbid_nothing() {
+    fn ngrams_longer_than_the_sequence_forbid_nothing() {
         assert_eq!(repeated(&[1, 2], 4).count(), 0);
         assert_eq!(repeated(&[1, 2, 1], 1).collect::<Vec<_>>(), [1, 2, 1]);
         assert_eq!(repeated(&[], 1).count(), 0);
-        assert_eq!(completes(&[5], &[5, 2]), None, "the word is longer than the text");
+        assert_eq!(completes(&[5], &[5, 2]), None, "the word is longer than the sequence");
     }
 }

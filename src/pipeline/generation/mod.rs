@@ -6,7 +6,6 @@ mod config;
 mod decode_loop;
 mod hypothesis;
 mod logits_processors;
-mod resolved;
 mod sampler;
 mod scores;
 mod settings;

@@ -1,4 +1,4 @@
-//! One text at a time: the likeliest token, or tokens drawn by their probability.
+//! Greedy decoding and sampling: the sequences of a source are independent of one another.
 
 use super::{
     config::GenerationConfig,
@@ -7,49 +7,46 @@ use super::{
 };
 use crate::error::Result;
 
-/// The texts of one source, each on its own.
+/// The sequences of one source.
 #[derive(Debug)]
 pub(super) struct Sampler<'a> {
-    search: &'a GenerationConfig,
+    config: &'a GenerationConfig,
     max_length: usize,
-    /// The texts, each with the decoder's first token.
-    texts: Vec<Vec<i64>>,
-    /// The texts that go on, by row.
+    /// The token ids of each sequence, the start token included.
+    sequences: Vec<Vec<i64>>,
+    /// The unfinished sequences, in the order of their rows.
     live: Vec<usize>,
     random: fastrand::Rng,
 }
 
 impl<'a> Sampler<'a> {
-    pub(super) fn new(search: &'a GenerationConfig, max_length: usize, number: usize) -> Self {
-        let seed = search.sampling.and_then(|sampling| sampling.seed);
-        let random = seed.map(|seed| fastrand::Rng::with_seed(seed.wrapping_add(number as u64)));
+    pub(super) fn new(config: &'a GenerationConfig, max_length: usize, number: usize) -> Self {
         Self {
-            search,
+            config,
             max_length,
-            texts: vec![vec![search.start]; search.sequences],
-            live: (0..search.sequences).collect(),
-            random: random.unwrap_or_default(),
+            sequences: vec![vec![config.start_id]; config.num_return_sequences],
+            live: (0..config.num_return_sequences).collect(),
+            random: config.random(number),
         }
     }
 
-    /// Continues each text by one token; gives those that go on, with the row that each came from.
+    /// Appends one token to each sequence and returns the continuations of those that are unfinished.
     pub(super) fn advance(&mut self, logits: &mut [f32], width: usize) -> Result<Vec<Continuation>> {
         let mut rows: Vec<&mut [f32]> = logits.chunks_exact_mut(width).collect();
         let (mut next, mut live) = (Vec::with_capacity(self.live.len()), Vec::new());
         let mut processed = None;
-        for (place, number) in self.live.iter().enumerate() {
-            // All texts begin in one row.
-            let row = place.min(rows.len() - 1);
-            let (text, scores) = (&mut self.texts[*number], &mut *rows[row]);
+        for (index, number) in self.live.iter().enumerate() {
+            // At the first step all sequences share one row.
+            let row = index.min(rows.len() - 1);
+            let (sequence, scores) = (&mut self.sequences[*number], &mut *rows[row]);
             if processed != Some(row) {
-                self.search.process(text, self.max_length, scores)?;
+                self.config.process(sequence, self.max_length, scores)?;
                 processed = Some(row);
             }
-            let token =
-                if self.search.sampling.is_some() { draw(scores, self.random.f32())? } else { best(scores)? };
+            let token = if self.config.samples() { draw(scores, self.random.f32())? } else { best(scores)? };
             let token = token as i64;
-            text.push(token);
-            if !self.search.ends.contains(&token) && text.len() < self.max_length {
+            sequence.push(token);
+            if !self.config.eos_ids.contains(&token) && sequence.len() < self.max_length {
                 next.push(Continuation { row, token });
                 live.push(*number);
             }
@@ -59,12 +56,12 @@ impl<'a> Sampler<'a> {
     }
 
     pub(super) fn finish(self) -> Vec<Generated> {
-        let texts = self.texts.into_iter();
-        texts.map(|mut text| Generated { ids: text.split_off(1), score: None }).collect()
+        let sequences = self.sequences.into_iter();
+        sequences.map(|mut ids| Generated { ids: ids.split_off(1), score: None }).collect()
     }
 }
 
-/// The token at the place `point`, of 0 to 1, of all probabilities in a row.
+/// The token at quantile `point` (0 to 1) of the distribution that `scores` are the logits of.
 fn draw(scores: &[f32], point: f32) -> Result<usize> {
     let largest = largest(scores);
     if !largest.is_finite() {
@@ -91,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_are_drawn_by_their_probability() {
+    fn tokens_are_sampled_by_their_probability() {
         let scores = [f32::NEG_INFINITY, 0.25_f32.ln(), 0.75_f32.ln(), f32::NEG_INFINITY];
         let mut random = fastrand::Rng::with_seed(7);
         let ones = (0..10_000).filter(|_| draw(&scores, random.f32()).unwrap() == 1).count();

@@ -1,68 +1,64 @@
-//! Arithmetic on a vocabulary's scores, which are a hundred thousand for every row and step: loops that the
-//! compiler turns into vector instructions.
+//! Arithmetic on the scores of a vocabulary, some 100,000 per row and step: loops that the compiler vectorizes.
 
 use multiversion::multiversion;
 
 use crate::error::{Error, Result};
 
-/// Scores that are looked at together.
+/// Scores per vector iteration.
 const LANES: usize = 16;
-/// Scores that have one bound.
+/// Scores that share an upper bound.
 const BLOCK: usize = 8 * LANES;
-/// Sums of single precision are kept this short; so many scores are in the processor's nearest memory.
+/// Scores per single-precision sum, few enough for its accuracy and for the L1 cache.
 const CHUNK: usize = 32 * BLOCK;
 
-/// A token that may come next.
+/// A possible continuation of a beam.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Candidate {
-    /// The score of the whole text with this token.
+    /// The score of the hypothesis with this token.
     pub(super) score: f32,
-    /// The text that it continues.
     pub(super) beam: usize,
-    /// The token.
     pub(super) token: usize,
 }
 
-/// The scores of what may follow a text.
+/// The scores of the tokens that may continue a hypothesis.
 #[derive(Clone, Debug)]
 pub(super) struct Row<'a> {
     pub(super) scores: &'a [f32],
-    /// For each block of scores a number that none of them is above.
+    /// An upper bound of each block of scores.
     pub(super) bounds: Vec<f32>,
-    /// What is yet to be taken from each score, which spares writing them all once more.
+    /// To be subtracted from each score, which saves one pass of writing.
     pub(super) shift: f32,
-    /// The score of the text, which each is added to.
+    /// The score of the hypothesis so far.
     pub(super) base: f32,
 }
 
 impl<'a> Row<'a> {
-    /// Scores of whole texts.
+    /// A row whose scores are totals already.
     pub(super) fn of(scores: &'a [f32]) -> Self {
         Self { scores, bounds: bounds(scores), shift: 0.0, base: 0.0 }
     }
 
-    /// The score of the text with one more token, from the token's own.
-    pub(super) fn whole(&self, score: f32) -> f32 {
+    /// The score of the hypothesis with a token of this score.
+    pub(super) fn total(&self, score: f32) -> f32 {
         score - self.shift + self.base
     }
 }
 
-/// The largest score of each block.
+/// The maximum of each block.
 pub(super) fn bounds(scores: &[f32]) -> Vec<f32> {
     scores.chunks(BLOCK).map(largest).collect()
 }
 
-/// Makes logarithms of probabilities of `scores`.
 pub(super) fn log_softmax(scores: &mut [f32]) -> Result<()> {
     let (shift, _) = log_sum(scores)?;
     scores.iter_mut().for_each(|score| *score -= shift);
     Ok(())
 }
 
-/// What makes logarithms of probabilities of `scores` if taken from each, which is the logarithm of the sum of their
-/// powers, and the bounds of their blocks.
+/// The log of the sum of exponentials, which turns scores into log-probabilities when subtracted, and the bounds of
+/// the blocks.
 ///
-/// Scores are read from memory once: the powers of each chunk are taken below its own largest score.
+/// One pass over memory: the exponentials of each chunk are relative to its own maximum.
 pub(super) fn log_sum(scores: &[f32]) -> Result<(f32, Vec<f32>)> {
     let mut bounds = Vec::with_capacity(scores.len().div_ceil(BLOCK));
     let mut sums = Vec::with_capacity(scores.len().div_ceil(CHUNK));
@@ -75,15 +71,14 @@ pub(super) fn log_sum(scores: &[f32]) -> Result<(f32, Vec<f32>)> {
     if shift.is_finite() { Ok((shift, bounds)) } else { Err(not_a_number()) }
 }
 
-/// The place of the largest score, the first of equals.
+/// The index of the maximum, the first of equals.
 pub(super) fn best(scores: &[f32]) -> Result<usize> {
     let is_nan = scores.iter().fold(0_u32, |count, score| count + u32::from(score.is_nan())) > 0;
     let largest = largest(scores);
-    let place = scores.iter().position(|score| *score == largest);
-    place.filter(|_| !is_nan).ok_or_else(not_a_number)
+    let index = scores.iter().position(|score| *score == largest);
+    index.filter(|_| !is_nan).ok_or_else(not_a_number)
 }
 
-/// The error of a model that computes nonsense.
 pub(super) fn not_a_number() -> Error {
     Error::Inference { message: "the model's output `logits` is not a number".into(), source: None }
 }
@@ -101,15 +96,15 @@ pub(super) fn largest(scores: &[f32]) -> f32 {
     lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, larger)
 }
 
-/// The largest score of a chunk, and the sum of powers below it; adds the bounds of its blocks.
+/// The maximum of a chunk and the sum of exponentials relative to it; appends the bounds of its blocks.
 ///
-/// Every score of every beam comes through here at each step. Any processor looks at four of them together, most at
-/// eight, which gives the same sums.
+/// The hot loop of beam search: every score of every beam at every step. Each target computes the same sums, four
+/// scores at a time on any processor and eight with AVX2.
 #[multiversion(targets("x86_64+avx2"))]
 fn sum_of_chunk(chunk: &[f32], bounds: &mut Vec<f32>) -> (f32, f32) {
     let before = bounds.len();
     bounds.extend(chunk.chunks(BLOCK).map(largest));
-    // A chunk of nothing but minus infinity has powers, too: of no weight.
+    // A chunk of minus infinity has a finite maximum and negligible exponentials.
     let highest = largest(&bounds[before..]).max(f32::MIN);
     (highest, sum_of_powers(chunk, highest))
 }
@@ -126,13 +121,13 @@ fn sum_of_powers(scores: &[f32], largest: f32) -> f32 {
     lanes.iter().sum::<f32>() + rest.iter().map(|score| power(score - largest)).sum::<f32>()
 }
 
-/// e to the power of `x`, which is not above 0, to within 2e-7 of itself; without branches or calls, which
-/// `f32::exp` has, so that several are made at once.
+/// e^x for x ≤ 0, with a relative error below 2e-7. Unlike `f32::exp` it has no branches or calls, so that the
+/// compiler vectorizes it.
 #[inline(always)]
 fn power(x: f32) -> f32 {
-    /// Adding it leaves the nearest whole number in the lowest bits.
+    /// Adding it leaves the nearest integer in the lowest bits.
     const ROUND: f32 = 12_582_912.0;
-    /// The logarithm of 2 in two parts, the first of which has few digits: its multiples are exact.
+    /// ln 2 in two parts; the first has few digits, so that its multiples are exact.
     const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
     let x = if x < -87.0 { -87.0 } else { x };
     let rounded = x * std::f32::consts::LOG2_E + ROUND;
@@ -145,17 +140,17 @@ fn power(x: f32) -> f32 {
     fraction * f32::from_bits(exponent)
 }
 
-/// The `count` best continuations of all beams, the best first; of equals, the one that comes first.
+/// The `count` best continuations of all beams, in descending order; equals keep the order of the input.
 pub(super) fn top(beams: &[Row], count: usize) -> Vec<Candidate> {
     let mut best: Vec<Candidate> = Vec::with_capacity(count + 1);
     for (beam, row) in beams.iter().enumerate() {
         for (number, (block, bound)) in row.scores.chunks(BLOCK).zip(&row.bounds).enumerate() {
             let is_full = best.len() == count;
-            if is_full && best.last().is_some_and(|worst| row.whole(*bound) <= worst.score) {
+            if is_full && best.last().is_some_and(|worst| row.total(*bound) <= worst.score) {
                 continue;
             }
-            for (place, score) in block.iter().enumerate() {
-                let candidate = Candidate { score: row.whole(*score), beam, token: number * BLOCK + place };
+            for (index, score) in block.iter().enumerate() {
+                let candidate = Candidate { score: row.total(*score), beam, token: number * BLOCK + index };
                 insert(&mut best, candidate, count);
             }
         }
@@ -167,8 +162,8 @@ fn insert(best: &mut Vec<Candidate>, candidate: Candidate, count: usize) {
     if best.len() == count && best.last().is_none_or(|worst| candidate.score <= worst.score) {
         return;
     }
-    let place = best.partition_point(|better| better.score >= candidate.score);
-    best.insert(place, candidate);
+    let index = best.partition_point(|better| better.score >= candidate.score);
+    best.insert(index, candidate);
     best.truncate(count);
 }
 
@@ -176,13 +171,13 @@ fn insert(best: &mut Vec<Candidate>, candidate: Candidate, count: usize) {
 mod tests {
     use super::*;
 
-    /// Scores without any order, more than a chunk of them.
+    /// Unordered scores, more than a chunk.
     fn scores() -> Vec<f32> {
         (0..9001_u32).map(|place| (place.wrapping_mul(2_654_435_761) >> 16) as f32 / 4096.0 - 9.0).collect()
     }
 
     #[test]
-    fn powers_are_those_of_the_library() {
+    fn powers_match_the_standard_library() {
         for step in 0..=8700 {
             let x = -(step as f32) / 100.0;
             assert!((power(x) / x.exp() - 1.0).abs() < 3e-7, "{x}");
@@ -191,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn logarithms_of_probabilities_sum_to_one() {
+    fn log_probabilities_sum_to_one() {
         let mut scores = scores();
         let [first, second] = [scores[0], scores[1]];
         log_softmax(&mut scores).unwrap();
@@ -202,7 +197,7 @@ mod tests {
             assert!(log_softmax(&mut [0.0, nonsense]).is_err(), "{nonsense}");
         }
         assert!(log_softmax(&mut [f32::NEG_INFINITY; 3]).is_err());
-        // What is forbidden counts for nothing, however much of it there is, and a bound stays one.
+        // Scores of minus infinity add nothing, however many there are, and bounds stay valid.
         scores[CHUNK..2 * CHUNK].fill(f32::NEG_INFINITY);
         let (shift, bounds) = log_sum(&scores).unwrap();
         let allowed = scores.iter().filter(|score| score.is_finite());
@@ -212,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_come_first_and_of_equals_the_first() {
+    fn top_is_in_descending_order_and_keeps_the_first_of_equals() {
         let scores = scores();
         let mut places: Vec<usize> = (0..scores.len()).collect();
         places.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));

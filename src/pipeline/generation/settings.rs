@@ -1,168 +1,130 @@
-//! How a model generates: its own settings, what a request says differently, and both together.
+//! The generation settings of a model, and the options of a request.
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Serialize};
 
-/// How a model generates when nothing else is asked for: what its `generation_config.json` says.
+/// A model's generation settings, from its `generation_config.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GenerationSettings {
-    /// The decoder's first token; -1 where it begins with none.
+    /// The decoder's start token; -1 if it has none.
     pub decoder_start_token_id: i64,
-    /// The tokens that end a text, one at least.
+    /// The end-of-sequence tokens; at least one.
     pub eos_token_ids: Vec<i64>,
-    /// The token that stands after the end of a text.
+    /// The token that follows the end of a sequence.
     pub pad_token_id: i64,
-    /// The most steps, as a multiple of the source's tokens.
+    /// The maximum number of steps, as a multiple of the source's tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub length_factor: Option<f32>,
-    /// Everything that a request can say otherwise.
+    /// Defaults for everything that a request may set.
     #[serde(default)]
     pub defaults: GenerationOptions,
 }
 
-/// What `generate` of `transformers` can be told, by its names. What is not said is left to the model, and then to
-/// the defaults of `transformers`.
+/// The options of `generate` in `transformers`, by its names. An unset option takes the model's default, then that
+/// of `transformers`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GenerationOptions {
-    /// The most tokens, the decoder's first included.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// The maximum number of tokens, the decoder's start token included.
     pub max_length: Option<usize>,
-    /// The most tokens that are generated; wins over `max_length`.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// The maximum number of generated tokens; takes precedence over `max_length`.
     pub max_new_tokens: Option<usize>,
-    /// The fewest tokens, the decoder's first included.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// The minimum number of tokens, the decoder's start token included.
     pub min_length: Option<usize>,
-    /// The fewest tokens that are generated before the text may end.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// The minimum number of generated tokens.
     pub min_new_tokens: Option<usize>,
-    /// The texts that are followed side by side; 1 is greedy.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// The number of beams; 1 is greedy decoding.
     pub num_beams: Option<usize>,
-    /// The texts that are given back, the best first.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// The number of returned sequences, the best first.
     pub num_return_sequences: Option<usize>,
-    /// The power of the length that a beam's score is divided by.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// The exponent of the length by which a beam's score is divided.
     pub length_penalty: Option<f32>,
-    /// When a beam search is content with what it has.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// When beam search stops.
     #[schema(value_type = Option<EarlyStoppingForm>)]
     pub early_stopping: Option<EarlyStopping>,
-    /// The length of runs of tokens that may occur once only.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// The length of the n-grams that may occur only once; 0 for no limit.
     pub no_repeat_ngram_size: Option<usize>,
-    /// By how much tokens that occurred are worse.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// The penalty on tokens that have occurred; 1 for none.
     pub repetition_penalty: Option<f32>,
-    /// Runs of tokens that must not be generated.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Sequences of tokens that are never generated.
     pub bad_words_ids: Option<Vec<Vec<i64>>>,
-    /// Tokens that must not be generated.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Tokens that are never generated.
     pub suppress_tokens: Option<Vec<i64>>,
-    /// Tokens that a text must not begin with.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Tokens that are never generated first.
     pub begin_suppress_tokens: Option<Vec<i64>>,
-    /// The token that every text begins with.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// The first generated token.
     pub forced_bos_token_id: Option<i64>,
-    /// The token that ends a text which reaches its greatest length.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// The last token of a sequence that reaches its maximum length.
     pub forced_eos_token_id: Option<i64>,
-    /// Whether scores are made probabilities again after all of this.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Whether scores are normalized again after all processors.
     pub renormalize_logits: Option<bool>,
-    /// Whether tokens are drawn by their probability.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Whether tokens are sampled.
     pub do_sample: Option<bool>,
-    /// How even the probabilities are made before drawing.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// The divisor of the scores before sampling.
     pub temperature: Option<f32>,
-    /// Tokens are drawn from so many, the likeliest; 0 is all.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Sample among this many of the likeliest tokens; 0 for all.
     pub top_k: Option<usize>,
-    /// Tokens are drawn from the likeliest that together have this probability.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Sample among the likeliest tokens that together have this probability.
     pub top_p: Option<f32>,
-    /// What the drawing begins with: the same seed gives the same texts.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// The seed of the sampling: the same seed gives the same sequences.
     #[schema(format = "uint64")]
     pub seed: Option<u64>,
 }
 
-/// When a beam search is content with what it has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// When beam search stops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "EarlyStoppingForm", into = "EarlyStoppingForm")]
 pub enum EarlyStopping {
-    /// When no running text is likely to become better than the worst of a full set: `false`.
+    /// When no running beam is likely to become better than the worst of a full set: `false`.
     #[default]
     Likely,
     /// As soon as the set is full: `true`.
     Full,
-    /// When no running text can become better: `"never"`.
+    /// When no running beam can become better: `"never"`.
     Never,
 }
 
-/// [`EarlyStopping`] as it is written.
-#[derive(utoipa::ToSchema)]
-#[serde(untagged)]
+/// [`EarlyStopping`] in JSON.
+#[derive(Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(untagged, expecting = "expected true, false or \"never\"")]
 #[schema(as = EarlyStopping)]
-#[expect(dead_code, reason = "read by hand; this says what is read")]
 enum EarlyStoppingForm {
-    /// Whether a search ends as soon as its set of texts is full.
+    /// Whether the search stops as soon as its set of sequences is full.
     Full(bool),
-    /// Only when no running text can become better.
+    /// Only when no running beam can become better.
     Never(Never),
 }
 
 /// `"never"`.
-#[derive(utoipa::ToSchema)]
+#[derive(Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "lowercase")]
 #[schema(rename_all = "lowercase")]
-#[expect(dead_code, reason = "as above")]
 enum Never {
     Never,
 }
 
-impl Serialize for EarlyStopping {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Likely => serializer.serialize_bool(false),
-            Self::Full => serializer.serialize_bool(true),
-            Self::Never => serializer.serialize_str("never"),
+impl From<EarlyStoppingForm> for EarlyStopping {
+    fn from(form: EarlyStoppingForm) -> Self {
+        match form {
+            EarlyStoppingForm::Full(false) => Self::Likely,
+            EarlyStoppingForm::Full(true) => Self::Full,
+            EarlyStoppingForm::Never(Never::Never) => Self::Never,
         }
     }
 }
 
-impl<'de> Deserialize<'de> for EarlyStopping {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-
-        impl de::Visitor<'_> for Visitor {
-            type Value = EarlyStopping;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("true, false or \"never\"")
-            }
-
-            fn visit_bool<E: de::Error>(self, value: bool) -> Result<EarlyStopping, E> {
-                Ok(if value { EarlyStopping::Full } else { EarlyStopping::Likely })
-            }
-
-            fn visit_str<E: de::Error>(self, value: &str) -> Result<EarlyStopping, E> {
-                match value {
-                    "never" => Ok(EarlyStopping::Never),
-                    _ => Err(E::invalid_value(de::Unexpected::Str(value), &self)),
-                }
-            }
+impl From<EarlyStopping> for EarlyStoppingForm {
+    fn from(stopping: EarlyStopping) -> Self {
+        match stopping {
+            EarlyStopping::Likely => Self::Full(false),
+            EarlyStopping::Full => Self::Full(true),
+            EarlyStopping::Never => Self::Never(Never::Never),
         }
-
-        deserializer.deserialize_any(Visitor)
     }
 }
 
 impl GenerationOptions {
-    /// The names of all options, by which they are picked out of a `generation_config.json`.
+    /// The options that are read from a `generation_config.json`: all but `seed`.
     pub const NAMES: [&str; 20] = [
         "max_length",
         "max_new_tokens",
@@ -185,22 +147,23 @@ impl GenerationOptions {
         "top_k",
         "top_p",
     ];
-    /// Those of them that are for drawing.
-    pub const DRAWING: [&str; 4] = ["do_sample", "temperature", "top_k", "top_p"];
+    /// The options among them that affect sampling only.
+    pub const SAMPLING: [&str; 4] = ["do_sample", "temperature", "top_k", "top_p"];
 
-    /// These, and where they say nothing, `defaults`.
+    /// These options, with unset ones taken from `defaults`.
     ///
-    /// A length in one unit silences the default in the other: a request's `max_length` is not beaten by a
-    /// model's `max_new_tokens`.
+    /// A length in either unit replaces the default in both, so that `max_length` of a request takes precedence
+    /// over `max_new_tokens` of the model.
     pub fn or(&self, defaults: &Self) -> Self {
-        let says_most = self.max_length.is_some() || self.max_new_tokens.is_some();
-        let says_fewest = self.min_length.is_some() || self.min_new_tokens.is_some();
+        let sets_max = self.max_length.is_some() || self.max_new_tokens.is_some();
+        let sets_min = self.min_length.is_some() || self.min_new_tokens.is_some();
+        let (max, min) = (if sets_max { self } else { defaults }, if sets_min { self } else { defaults });
         macro_rules! either {
             ($($field:ident),*) => { Self {
-                max_length: if says_most { self.max_length } else { defaults.max_length },
-                max_new_tokens: if says_most { self.max_new_tokens } else { defaults.max_new_tokens },
-                min_length: if says_fewest { self.min_length } else { defaults.min_length },
-                min_new_tokens: if says_fewest { self.min_new_tokens } else { defaults.min_new_tokens },
+                max_length: max.max_length,
+                max_new_tokens: max.max_new_tokens,
+                min_length: min.min_length,
+                min_new_tokens: min.min_new_tokens,
                 $($field: self.$field.clone().or_else(|| defaults.$field.clone())),*
             } };
         }
@@ -261,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_wins_over_the_model_also_in_another_unit() {
+    fn a_request_takes_precedence_over_the_model_in_either_unit() {
         let model = GenerationOptions {
             max_new_tokens: Some(200),
             num_beams: Some(5),

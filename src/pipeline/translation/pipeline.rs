@@ -212,7 +212,7 @@ impl TranslationPipeline {
             location,
         };
         telemetry::encoded(usage.tokens, usage.tokenization, usage.inference);
-        let count = self.search(options, None)?.sequences();
+        let count = self.search(options, None)?.num_return_sequences();
         let mut generated = generated.into_iter();
         let texts = plan.texts.iter().map(|(parts, pair)| {
             let sentences = parts.iter().filter(|part| matches!(part, OwnedPart::Sentence)).count();
@@ -272,7 +272,7 @@ impl TranslationPipeline {
         };
         let vocabulary = vocabulary.unwrap_or_else(|| self.target.vocabulary_size());
         // The last token is generated, but not fed.
-        let bounds = Bounds { vocabulary, longest: settings.max_positions + 1 };
+        let bounds = Bounds { vocabulary, max_length: settings.max_positions + 1 };
         GenerationConfig::new(&settings.generation, &generation, bounds)
     }
 
@@ -412,7 +412,7 @@ fn plan(
 fn allowed(shortlist: &Shortlist, rows: &[Vec<i64>], search: &GenerationConfig) -> Vec<i64> {
     let ids: Vec<u32> = rows.iter().flatten().filter_map(|id| u32::try_from(*id).ok()).collect();
     let mut allowed = shortlist.allowed(&ids, UNKNOWN);
-    allowed.extend(search.needed());
+    allowed.extend(search.required_ids());
     allowed.sort_unstable();
     allowed.dedup();
     allowed

@@ -199,11 +199,7 @@ impl RemoteGenerator {
 
 /// The options that ask for a search, by their names.
 fn named(search: &GenerationConfig) -> Map<String, Value> {
-    match serde_json::to_value(search.options()) {
-        Ok(Value::Object(options)) => options,
-        // Options are always an object.
-        _ => Map::new(),
-    }
+    search.options()
 }
 
 /// Rows as the model takes them; those that are shorter than others filled up.
@@ -242,7 +238,7 @@ fn read(
     search: &GenerationConfig,
     settings: &GenerationSettings,
 ) -> Result<Vec<Vec<Generated>>> {
-    let sequences = search.sequences();
+    let sequences = search.num_return_sequences();
     let (rows, columns) = match *targets.shape() {
         [columns] => (1, columns),
         [rows, columns] => (rows, columns),
@@ -306,7 +302,7 @@ mod tests {
             num_return_sequences: Some(sequences),
             ..GenerationOptions::default()
         };
-        GenerationConfig::new(&settings(), &options, Bounds { vocabulary: 100, longest: 64 }).unwrap()
+        GenerationConfig::new(&settings(), &options, Bounds { vocabulary: 100, max_length: 64 }).unwrap()
     }
 
     #[test]

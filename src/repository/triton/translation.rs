@@ -70,11 +70,10 @@ fn generation(bundle: &Bundle, settings: &TranslationSettings) -> Result<String>
     let generation = &settings.generation;
     let bounds = Bounds {
         vocabulary: settings.decoder.vocabulary().unwrap_or(usize::MAX),
-        longest: settings.max_positions + 1,
+        max_length: settings.max_positions + 1,
     };
-    let search = GenerationConfig::new(generation, &GenerationOptions::default(), bounds)?;
-    let defaults = search.options();
-    if defaults.do_sample.is_some() || generation.length_factor.is_some() {
+    let config = GenerationConfig::new(generation, &GenerationOptions::default(), bounds)?;
+    if config.samples() || generation.length_factor.is_some() {
         return Err(Error::model(format!(
             "expected `{}` to write the likeliest tokens, up to a fixed number, but found a model that draws them, \
              or whose number follows the text",
@@ -85,10 +84,10 @@ fn generation(bundle: &Bundle, settings: &TranslationSettings) -> Result<String>
         "decoder_start_token_id": generation.decoder_start_token_id,
         "eos_token_ids": generation.eos_token_ids,
         "pad_token_id": generation.pad_token_id,
-        "longest": bounds.longest,
+        "longest": bounds.max_length,
         "encoder": bundle.manifest().graph,
         "decoder": settings.decoder.graph,
-        "defaults": defaults,
+        "defaults": config.options(),
     });
     Ok(format!("{told:#}\n"))
 }
@@ -107,7 +106,7 @@ fn config(name: &str, options: &Options) -> Result<String> {
     text += &instances(options, true);
     // The program draws nothing.
     let mut known = GenerationOptions::NAMES.to_vec();
-    known.retain(|name| !GenerationOptions::DRAWING.contains(name));
+    known.retain(|name| !GenerationOptions::SAMPLING.contains(name));
     let known = known.join(",");
     // Writing to a string cannot fail.
     let _ = writeln!(text, "parameters {{ key: \"{OPTIONS}\" value {{ string_value: \"{known}\" }} }}");

@@ -105,7 +105,7 @@ fn compare(case: &Case, found: &[Vec<Generated>], note: &str) {
 
 async fn generates_as_transformers(name: &str, backend: &OnnxSeq2Seq) {
     let settings = settings(name);
-    let bounds = Bounds { vocabulary: backend.vocabulary().unwrap(), longest: 65 };
+    let bounds = Bounds { vocabulary: backend.vocabulary().unwrap(), max_length: 65 };
     let cases = goldens(name);
     assert!(cases.len() > 50);
     for case in &cases {

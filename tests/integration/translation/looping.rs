@@ -27,7 +27,7 @@ fn search(options: Value) -> GenerationConfig {
         defaults: GenerationOptions::default(),
     };
     let options = serde_json::from_value(options).unwrap();
-    GenerationConfig::new(&settings, &options, Bounds { vocabulary: 6, longest: 5000 }).unwrap()
+    GenerationConfig::new(&settings, &options, Bounds { vocabulary: 6, max_length: 5000 }).unwrap()
 }
 
 async fn run(
