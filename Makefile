@@ -161,49 +161,45 @@ invoke: $(CLIENT_TOOLS) $(LAMBDA_TOOLS) $(S3_TOOLS) $(BUNDLE)/manifest.toml ## S
 package: $(LAMBDA_TOOLS) $(CHECKOV_TOOLS) $(BUNDLE)/manifest.toml ## The archive to deploy: function, runtime library, model and list of parts
 	$(dir $(CHECKOV))python -W ignore functions/parts.py target/kivu.cdx.json
 	PATH=$(abspath $(LAMBDA)):$$PATH cargo lambda build --release --bin api
-	python3 functions/package.py $(PACKAGE) --bundle $(BUNDLE)
+	python3 functions/package.py $(PACKAGE) --binary api --bundle $(BUNDLE)
 	python3 tests/lambda/archive.py $(PACKAGE) tests/lambda/rest_plain.json
 
-# What is deployed, and how: make deploy STACK=kivu PARAMETERS="Memory=1024 Batch=yes"
+# The deployment: make deploy STACK=kivu PARAMETERS="Memory=1024 Batch=yes"
 STACK ?= kivu
 ARCHITECTURE ?= arm64
+# A value with spaces needs double quotes: PARAMETERS='FleetStart="0 6 * * 1-5"'.
 PARAMETERS ?=
 PACKED ?= $(BUNDLE)
-# Where `cargo lambda` is, which compiles the functions.
+# The folder of `cargo-lambda`, which compiles the functions.
 CARGO_LAMBDA ?= $(abspath $(LAMBDA))
-SAM := PATH=$(CARGO_LAMBDA):$$PATH SAM_CLI_TELEMETRY=0 $(DEPLOY)/sam
+SAM := SAM_CLI_TELEMETRY=0 $(DEPLOY)/sam
 OPERATE := $(DEPLOY)/python functions/operate.py $(STACK)
 
 .PHONY: deploy
-deploy: program $(DEPLOY_TOOLS) $(LAMBDA_TOOLS) $(PACKED:%=%/manifest.toml) ## Put it into the AWS account whose credentials are set
-	$(KIVU) doctor --fix --function $(ARCHITECTURE)
-	$(MAKE) stack
+deploy: packed $(DEPLOY_TOOLS) ## Deploy to the AWS account of the credentials in the environment
+	ARCHITECTURE=$(ARCHITECTURE) PACKED="$(PACKED)" CARGO_LAMBDA=$(CARGO_LAMBDA) \
+	  $(SAM) build --parameter-overrides Architecture=$(ARCHITECTURE)
+	$(SAM) deploy --stack-name $(STACK) --parameter-overrides 'Architecture=$(ARCHITECTURE) $(PARAMETERS)'
 
-# The same without its preparations.
-.PHONY: stack
-stack:
-	$(SAM) build --parameter-overrides Architecture=$(ARCHITECTURE)
-	for function in .aws-sam/build/*Function; do \
-	  case $$function in */ApiFunction|*/BatchFunction) bundles="$(PACKED:%=--bundle %)";; *) bundles=;; esac; \
-	  $(DEPLOY)/python functions/package.py $$function $$bundles \
-	    --library .kivu/$(ARCHITECTURE)/onnxruntime || exit 1; done
-	$(SAM) deploy --stack-name $(STACK) --resolve-s3 --capabilities CAPABILITY_IAM --no-confirm-changeset \
-	  --no-fail-on-empty-changeset --parameter-overrides Architecture=$(ARCHITECTURE) $(PARAMETERS)
+# Everything that functions/Makefile packs.
+.PHONY: packed
+packed: program $(LAMBDA_TOOLS) $(PACKED:%=%/manifest.toml)
+	$(KIVU) doctor --fix --function $(ARCHITECTURE)
 
 .PHONY: key
-key: $(DEPLOY_TOOLS) program ## Make a key for a caller: make key NAME=alice
+key: $(DEPLOY_TOOLS) program ## Create an API key: make key NAME=alice
 	$(OPERATE) key $(NAME) --kivu $(KIVU)
 
 .PHONY: status
-status: $(DEPLOY_TOOLS) ## How the deployment is: addresses, alarms, queues
+status: $(DEPLOY_TOOLS) ## Show URL, buckets, alarms and queues of the deployment
 	$(OPERATE) status
 
 .PHONY: logs
-logs: $(DEPLOY_TOOLS) ## The log of the deployment, as it is written
+logs: $(DEPLOY_TOOLS) ## Follow the logs of the deployment
 	$(OPERATE) logs
 
 .PHONY: undeploy
-undeploy: $(DEPLOY_TOOLS) ## Remove the deployment; buckets with something in them stay
+undeploy: $(DEPLOY_TOOLS) ## Delete the deployment; buckets with objects remain
 	$(OPERATE) undeploy
 
 # Compiler, linker and emulators for arm64, in a target folder of their own: an arm64 machine needs none of them.

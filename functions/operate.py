@@ -1,12 +1,12 @@
-"""What is done to a deployment after `make deploy`.
+"""Operates a deployment: keys, status, logs, removal.
 
     python functions/operate.py STACK key NAME --kivu KIVU
     python functions/operate.py STACK status
     python functions/operate.py STACK logs
     python functions/operate.py STACK undeploy
 
-`make key`, `make status`, `make logs` and `make undeploy` run it, with the credentials and the region that the
-environment names.
+`make key`, `make status`, `make logs` and `make undeploy` run it, with the credentials and the region of the
+environment.
 """
 
 import argparse
@@ -23,12 +23,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("stack")
     commands = parser.add_subparsers(dest="command", required=True)
-    key_parser = commands.add_parser("key", help="make a key for a caller")
+    key_parser = commands.add_parser("key", help="create an API key")
     key_parser.add_argument("name")
     key_parser.add_argument("--kivu", required=True, help="the `kivu` command")
-    commands.add_parser("status", help="addresses, alarms, queues")
-    commands.add_parser("logs", help="the log, as it is written")
-    commands.add_parser("undeploy", help="remove the deployment")
+    commands.add_parser("status", help="URL, buckets, alarms and queues")
+    commands.add_parser("logs", help="follow the logs")
+    commands.add_parser("undeploy", help="delete the deployment")
     options = parser.parse_args()
     try:
         {"key": key, "status": status, "logs": logs, "undeploy": undeploy}[options.command](options)
@@ -39,16 +39,16 @@ def main():
 
 
 def outputs(stack):
-    """What the deployment says of itself."""
+    """The outputs of a stack."""
     found = boto3.client("cloudformation").describe_stacks(StackName=stack)["Stacks"][0]
     return {output["OutputKey"]: output["OutputValue"] for output in found.get("Outputs", [])}
 
 
 def key(options):
-    """Makes a key, adds its hash to the secret, and prints the key: it is kept nowhere."""
+    """Creates a key, adds its hash to the secret, and prints the key, which is stored nowhere."""
     secret = outputs(options.stack).get("Keys")
     if not secret:
-        sys.exit("error: expected a deployment with AuthMode keys, but found no secret for them")
+        sys.exit("error: expected a deployment with AuthMode=keys, but found no secret of keys")
     made = subprocess.run([options.kivu, "key", options.name], capture_output=True, text=True)
     if made.returncode:
         sys.exit(made.stderr.strip())
@@ -57,7 +57,7 @@ def key(options):
     known = secrets.get_secret_value(SecretId=secret)["SecretString"]
     secrets.put_secret_value(SecretId=secret, SecretString=f"{known.rstrip()}\n{lines['line'].strip()}\n")
     print(lines["key"].strip())
-    print("It opens within seconds; to take it back, remove its line from the secret.", file=sys.stderr)
+    print("It is valid within seconds; to revoke it, remove its line from the secret.", file=sys.stderr)
 
 
 def status(options):
@@ -75,14 +75,19 @@ def status(options):
 
 
 def groups(stack):
-    """The deployment's log groups."""
-    resources = boto3.client("cloudformation").get_paginator("list_stack_resources").paginate(StackName=stack)
-    found = [one for page in resources for one in page["StackResourceSummaries"]]
-    return [one["PhysicalResourceId"] for one in found if one["ResourceType"] == "AWS::Logs::LogGroup"]
+    """The log groups of the deployment and its nested stacks."""
+    pages = boto3.client("cloudformation").get_paginator("list_stack_resources").paginate(StackName=stack)
+    found = []
+    for resource in (one for page in pages for one in page["StackResourceSummaries"]):
+        if resource["ResourceType"] == "AWS::Logs::LogGroup":
+            found.append(resource["PhysicalResourceId"])
+        elif resource["ResourceType"] == "AWS::CloudFormation::Stack":
+            found += groups(resource["PhysicalResourceId"])
+    return found
 
 
 def logs(options):
-    """Prints what is logged from now on, and what was in the last ten minutes, until it is interrupted."""
+    """Prints the logs of the last ten minutes and follows them until it is interrupted."""
     client, of = boto3.client("logs"), groups(options.stack)
     since = {group: int((time.time() - 600) * 1000) for group in of}
     while True:
@@ -103,7 +108,7 @@ def undeploy(options):
     client = boto3.client("cloudformation")
     client.delete_stack(StackName=options.stack)
     client.get_waiter("stack_delete_complete").wait(StackName=options.stack)
-    print(f"{options.stack} is removed; its buckets stay, since what is in them may be wanted")
+    print(f"{options.stack} is deleted; its buckets remain, with their objects")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Starts ministack, which stands in for AWS, with IAM enforced, on a free port of this machine.
+"""Starts ministack, an emulator of AWS, with IAM enforced, on a free port of this machine.
 
     with Emulator(log) as emulator:
         s3 = emulator.client("s3")
 
-Run as a program it is ministack itself.
+Run as a program, it is ministack itself, with corrections.
 """
 
 import os
@@ -20,7 +20,7 @@ from pathlib import Path
 REGION = "eu-west-1"
 START_S = 30
 PATCHES = Path(__file__).resolve().parents[3] / "shared/tools/ms_patched.py"
-# The account's root, as ministack knows it.
+# The root user of ministack's account.
 ROOT_USER = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": REGION}
 
 
@@ -42,7 +42,7 @@ class Emulator:
 
     @property
     def environment(self):
-        """What makes a program of AWS speak to it instead."""
+        """Variables that direct AWS's SDKs and tools to the emulator."""
         return ROOT_USER | {"AWS_ENDPOINT_URL": self.url, "AWS_REGION": REGION, "AWS_EC2_METADATA_DISABLED": "true"}
 
     def client(self, service):
@@ -54,7 +54,7 @@ class Emulator:
     def __enter__(self):
         settings = {
             "AUTH": "true",
-            # Functions are started with its own variables: so they speak to it as well.
+            # Functions inherit its variables, so they call the emulator, too.
             "AWS_ENDPOINT_URL": self.url,
             "GATEWAY_PORT": str(self.port),
             "BIND_HOST": "127.0.0.1",
@@ -62,7 +62,7 @@ class Emulator:
             "MINISTACK_REGION": REGION,
             "S3_DATA_DIR": self.folder.name,
             "TMPDIR": self.folder.name,
-            # Neither is needed, and both have ports of their own.
+            # Unused services that would open further ports.
             "IOT_MTLS_ENABLED": "false",
             "SFTP_ENABLED": "false",
         }
@@ -79,10 +79,10 @@ class Emulator:
             except OSError:
                 time.sleep(0.1)
         self.__exit__()
-        raise SystemExit(f"error: the emulator did not start; {self.log} says why")
+        raise SystemExit(f"error: the emulator did not start within {START_S} s; see {self.log}")
 
     def __exit__(self, *_):
-        # The functions that it started belong to its session, and are ended with it.
+        # The functions that it started are in its session, and end with it.
         try:
             os.killpg(self.process.pid, 9)
         except ProcessLookupError:
@@ -91,8 +91,24 @@ class Emulator:
         self.folder.cleanup()
 
 
-def take_alarms_on_expressions():
-    """It refuses alarms on expressions; here each is kept as an alarm on the first metric that it names."""
+def expand_nested_templates():
+    """Applies transforms to the templates of nested stacks, which ministack omits."""
+    from ministack.services.cloudformation import engine, provisioners
+
+    parse, deploy = engine._parse_template, provisioners._cfn_nested_stack_deploy
+
+    def deploy_expanded(*arguments, **named):
+        engine._parse_template = lambda body: engine._apply_transforms(parse(body))
+        try:
+            return deploy(*arguments, **named)
+        finally:
+            engine._parse_template = parse
+
+    provisioners._cfn_nested_stack_deploy = deploy_expanded
+
+
+def accept_alarms_on_expressions():
+    """ministack rejects alarms on expressions; each is kept as an alarm on the expression's first metric."""
     from ministack.services.cloudformation import provisioners
 
     kept = provisioners._cw_metric_alarm_record
@@ -108,8 +124,8 @@ def take_alarms_on_expressions():
     provisioners._cw_metric_alarm_record = record
 
 
-def take_numbers_of_parameters():
-    """It leaves a number that comes by a parameter a text, and then cannot compare it."""
+def convert_numbers_of_parameters():
+    """ministack compares the concurrency of an event source as a number, but keeps one from a parameter as text."""
     from ministack.services import lambda_svc
 
     limit_of = lambda_svc._sqs_esm_concurrency
@@ -123,8 +139,8 @@ def take_numbers_of_parameters():
     lambda_svc._sqs_esm_concurrency = limit
 
 
-def pass_for_tls():
-    """It speaks no TLS, without which buckets and queues refuse everybody."""
+def treat_requests_as_tls():
+    """ministack has no TLS, which the policies of buckets and queues require."""
     from ministack.core import iam_evaluator
 
     resolve = iam_evaluator._resolve_condition_key
@@ -133,21 +149,21 @@ def pass_for_tls():
     )
 
 
-def spread_batches():
-    """Batches of items and the writing of results, without which a Distributed Map is none: a file beside the
-    repository adds both, where it is there."""
+def add_distributed_maps():
+    """Adds item batches and result writers of Distributed Maps, from a file next to the repository, if it exists."""
     if PATCHES.is_file():
         runpy.run_path(str(PATCHES))
     else:
-        print(f"skipped: {PATCHES} is not there", flush=True)
+        print(f"skipped: {PATCHES} does not exist", flush=True)
 
 
 if __name__ == "__main__":
-    spread_batches()
-    take_alarms_on_expressions()
-    take_numbers_of_parameters()
-    pass_for_tls()
-    # A function's runtime API answers in two writes, and would wait 40 ms between them.
+    add_distributed_maps()
+    expand_nested_templates()
+    accept_alarms_on_expressions()
+    convert_numbers_of_parameters()
+    treat_requests_as_tls()
+    # The runtime API of functions writes each response in two parts; Nagle's algorithm would delay the second by 40 ms.
     socketserver.StreamRequestHandler.disable_nagle_algorithm = True
     from ministack.app import main
 

@@ -1,6 +1,6 @@
-"""Prints what `template.yaml` comes to, as JSON: a list of deployments, each with its parameters and its resources.
+"""Prints deployments of `template.yaml` as JSON: a list with the parameters, resources and policies of each.
 
-Each argument is a deployment: parameters as a JSON object.
+Each argument is a deployment: its parameters as a JSON object.
 """
 
 import json
@@ -8,7 +8,7 @@ import sys
 
 from template import Template
 
+deployments = [Template(json.loads(parameters)) for parameters in sys.argv[1:]]
 print(json.dumps([
-    {"parameters": parameters, "resources": Template(parameters).resources}
-    for parameters in map(json.loads, sys.argv[1:])
+    {"parameters": each.parameters, "resources": each.resources, "policies": each.policies()} for each in deployments
 ]))

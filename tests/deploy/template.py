@@ -1,7 +1,8 @@
-"""Reads `template.yaml` as AWS would: translated by SAM's own translator, conditions and references worked out.
+"""Resolves `template.yaml` and its nested stacks as CloudFormation does: SAM's translator expands them, and conditions
+and references are evaluated.
 
-    template = Template({"Batch": "yes"})
-    template.resources["Uploads"]["Properties"]["VisibilityTimeout"]
+    deployment = Template({"Batch": "yes"})
+    deployment.resources["Uploads"]["Properties"]["VisibilityTimeout"]
 """
 
 import copy
@@ -11,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "template.yaml"
+FILES = [FILE, *sorted((ROOT / "deploy").glob("*.yaml"))]
 STACK, REGION, ACCOUNT = "kivu", "eu-west-1", "000000000000"
 
 os.environ.setdefault("AWS_DEFAULT_REGION", REGION)
@@ -19,62 +21,69 @@ from samcli.yamlhelper import yaml_parse  # noqa: E402
 from samtranslator.parser.parser import Parser  # noqa: E402
 from samtranslator.translator.translator import Translator  # noqa: E402
 
+NESTED = "AWS::CloudFormation::Stack"
 PSEUDO = {
-    "AWS::StackName": STACK,
     "AWS::Region": REGION,
     "AWS::AccountId": ACCOUNT,
     "AWS::Partition": "aws",
     "AWS::URLSuffix": "amazonaws.com",
-    "AWS::StackId": f"arn:aws:cloudformation:{REGION}:{ACCOUNT}:stack/{STACK}/1",
 }
-# What a reference to a resource gives where that is not its name, and how ARNs are made of names.
+# The ARNs of resources, by type.
 ARNS = {
     "AWS::S3::Bucket": "arn:aws:s3:::{name}",
     "AWS::SQS::Queue": f"arn:aws:sqs:{REGION}:{ACCOUNT}:{{name}}",
     "AWS::Lambda::Function": f"arn:aws:lambda:{REGION}:{ACCOUNT}:function:{{name}}",
     "AWS::Logs::LogGroup": f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:{{name}}:*",
     "AWS::IAM::Role": f"arn:aws:iam::{ACCOUNT}:role/{{name}}",
+    "AWS::IAM::ManagedPolicy": f"arn:aws:iam::{ACCOUNT}:policy/{{name}}",
     "AWS::SecretsManager::Secret": f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:{{name}}-abcdef",
     "AWS::StepFunctions::StateMachine": f"arn:aws:states:{REGION}:{ACCOUNT}:stateMachine:{{name}}",
     "AWS::SNS::Topic": f"arn:aws:sns:{REGION}:{ACCOUNT}:{{name}}",
     "AWS::Events::Rule": f"arn:aws:events:{REGION}:{ACCOUNT}:rule/{{name}}",
 }
+# Types whose `Ref` is the ARN instead of the name.
 REFERRED_BY_ARN = {
     "AWS::SecretsManager::Secret", "AWS::StepFunctions::StateMachine", "AWS::SNS::Topic", "AWS::Lambda::Alias",
+    "AWS::IAM::ManagedPolicy",
 }
 NAMES = ("FunctionName", "LogGroupName", "StateMachineName", "QueueName", "BucketName", "Name")
-# Stands for AWS::NoValue.
+# The value of AWS::NoValue.
 NOTHING = object()
 
 
-def source():
-    """The template as it is written."""
-    return yaml_parse(FILE.read_text())
+def source(file=FILE):
+    """A template as it is written."""
+    return yaml_parse(file.read_text())
 
 
 class Template:
-    def __init__(self, given=()):
-        written = source()
+    """A template with values for its parameters. `resources` and `policies` include those of nested stacks."""
+
+    def __init__(self, given=(), file=FILE, stack=STACK):
+        self.file, self.stack = file, stack
+        written = source(file)
         given = dict(given)
         unknown = given.keys() - written["Parameters"].keys()
-        assert not unknown, f"the template has no parameters {unknown}"
+        assert not unknown, f"{file} has no parameters {unknown}"
         self.parameters = {name: self._parameter(name, what, given) for name, what in written["Parameters"].items()}
-        # What the translator opens itself must be there; the CLI would have put S3 addresses in its place.
-        for resource in written["Resources"].values():
-            for key in ("CodeUri", "DefinitionUri"):
-                if key in resource.get("Properties", {}):
-                    resource["Properties"][key] = "s3://bucket/key"
-            if resource["Type"] == "AWS::Serverless::Function":
-                resource["Properties"]["CodeUri"] = "s3://bucket/key"
-        written["Globals"]["Function"].pop("CodeUri")
-        translated = Translator({}, Parser()).translate(written, copy.deepcopy(self.parameters))
+        translated = self._translate(written) if "Transform" in written else written
         self.conditions = translated.get("Conditions", {})
         self._translated = translated["Resources"]
-        self.resources = {
+        self._outputs = translated.get("Outputs", {})
+        self.nested = {}
+        own = {
             name: self.value(resource)
             for name, resource in self._translated.items()
-            if self.holds(resource.get("Condition"))
+            if self.holds(resource.get("Condition")) and resource["Type"] != NESTED
         }
+        for name, resource in self._translated.items():
+            if self.holds(resource.get("Condition")) and resource["Type"] == NESTED:
+                self._child(name)
+        self.resources = dict(own)
+        for child in self.nested.values():
+            twice = self.resources.keys() & child.resources.keys()
+            assert not twice, f"two templates have resources {twice}"
+            self.resources |= child.resources
 
     def of_type(self, kind):
         return {name: r["Properties"] for name, r in self.resources.items() if r["Type"] == kind}
@@ -82,9 +91,51 @@ class Template:
     def properties(self, name):
         return self.resources[name]["Properties"]
 
+    def outputs(self):
+        return {
+            name: self.value(output["Value"])
+            for name, output in self._outputs.items()
+            if self.holds(output.get("Condition"))
+        }
+
+    def policies(self):
+        """The policy documents of each role, by the role's name; AWS's managed policies are given as their ARN."""
+        managed = {ARNS["AWS::IAM::ManagedPolicy"].format(name=name): properties["PolicyDocument"]
+                   for name, properties in self.of_type("AWS::IAM::ManagedPolicy").items()}
+        return {
+            role: [policy["PolicyDocument"] for policy in properties.get("Policies", [])]
+            + [managed.get(arn, arn) for arn in properties.get("ManagedPolicyArns", [])]
+            for role, properties in self.of_type("AWS::IAM::Role").items()
+        }
+
+    def templates(self):
+        """This template and all nested ones."""
+        return [self] + [each for child in self.nested.values() for each in child.templates()]
+
+    def _translate(self, written):
+        # `sam package` replaces local paths by URLs in S3; the translator opens those that are left.
+        written.get("Globals", {}).get("Function", {}).pop("CodeUri", None)
+        for resource in written["Resources"].values():
+            if resource["Type"] == "AWS::Serverless::Function":
+                resource["Properties"]["CodeUri"] = "s3://bucket/key"
+            if resource["Type"] == "AWS::Serverless::StateMachine":
+                resource["Properties"]["DefinitionUri"] = "s3://bucket/key"
+        return Translator({}, Parser()).translate(written, copy.deepcopy(self.parameters))
+
+    def _child(self, name):
+        if name not in self.nested:
+            properties = self._translated[name]["Properties"]
+            file = self.file.parent / properties["TemplateURL"]
+            parameters = self.value(properties.get("Parameters", {}))
+            for key, value in parameters.items():
+                assert not isinstance(value, list), f"{name}: the parameter {key} must not be a list"
+            self.nested[name] = Template(parameters, file, f"{self.stack}-{name}-1ABCDEFGHIJKL")
+        return self.nested[name]
+
     @staticmethod
     def _parameter(name, what, given):
-        value = given.get(name, what.get("Default"))
+        value = given[name] if name in given else what["Default"]
+        assert "AllowedValues" not in what or str(value) in map(str, what["AllowedValues"]), f"{name}: {value}"
         return str(value).split(",") if what["Type"] == "CommaDelimitedList" else value
 
     def holds(self, condition):
@@ -100,7 +151,7 @@ class Template:
         return {"Fn::Not": lambda: not tests[0], "Fn::And": lambda: all(tests), "Fn::Or": lambda: any(tests)}[kind]()
 
     def value(self, written):
-        """What something written comes to."""
+        """The value of an expression."""
         if isinstance(written, list):
             return [value for value in map(self.value, written) if value is not NOTHING]
         if not isinstance(written, dict):
@@ -146,6 +197,8 @@ class Template:
             return NOTHING
         if name in PSEUDO:
             return PSEUDO[name]
+        if name == "AWS::StackName":
+            return self.stack
         if name in self.parameters:
             return self.parameters[name]
         resource = self._translated[name]
@@ -155,6 +208,8 @@ class Template:
         return self._arn(name) if resource["Type"] in REFERRED_BY_ARN else self._name(name)
 
     def _attribute(self, name, attribute):
+        if attribute.startswith("Outputs."):
+            return self._child(name).outputs()[attribute.removeprefix("Outputs.")]
         if attribute == "Arn" or (attribute == "Id" and self._translated[name]["Type"] in REFERRED_BY_ARN):
             return self._arn(name)
         return self._name(name) if attribute == "QueueName" else f"{self._name(name)}.{attribute}"

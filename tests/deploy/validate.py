@@ -1,10 +1,10 @@
-"""Asks the official checkers what they think of `template.yaml` and of the state machine.
+"""Runs the official checkers on `template.yaml`, its nested templates and the state machine.
 
     python tests/deploy/validate.py CHECKOV
 
 Needs the packages of tests/deploy/requirements.txt, and CHECKOV, the command of tests/deploy/checkov.txt, which has
-an environment of its own because the two want different versions of the same packages. Exceptions stand in the
-template, beside what they are about, with their reasons; one that is no longer needed is an error too.
+its own environment because the two need different versions of the same packages. Accepted findings are in the
+templates, at the resources that they are about, with the reason; an exception that is no longer needed is an error.
 """
 
 import json
@@ -15,41 +15,47 @@ import sys
 import tempfile
 from pathlib import Path
 
-from template import FILE, ROOT, Template, source
+from samcli.yamlhelper import yaml_dump
+
+from template import FILES, ROOT, Template, source
 
 BIN = Path(sys.executable).parent
 STATE_MACHINES = sorted((ROOT / "functions").glob("*/*.asl.json"))
 IMAGE = "000000000000.dkr.ecr.eu-west-1.amazonaws.com/triton@sha256:0"
-# Deployments of which the policies are read, since what they grant follows from what is deployed.
+# Together these deploy every resource, and every variant of each policy.
 DEPLOYMENTS = (
     {},
     {"Batch": "yes", "Tracing": "PassThrough"},
     {"AuthMode": "iam", "LargeModels": "s3://b/models/m", "Batch": "yes", "Fleet": "yes", "TritonImage": IMAGE},
     {"LargeModels": "s3://b/models/m", "LargeRunsOn": "instances", "WebAclArn": "arn", "AlarmEmail": "a@b.c"},
+    {"AuthMode": "jwt", "JwtIssuer": "https://a.b", "JwtAudience": "c", "CorsOrigins": "https://a.b"},
+    {"DomainName": "a.b", "CertificateArn": "arn", "HostedZoneId": "Z1", "FleetStart": "0 6 * * *", "FleetStop": "0 20 * * *",
+     "Fleet": "yes", "TritonImage": IMAGE},
 )
-# Actions that AWS lets be granted on `*` only, each said in the template beside its statement.
-KNOW_NO_RESOURCE = ("xray:", "logs:", "ec2:", "ecr:GetAuthorizationToken", "cloudwatch:PutMetricData")
+# Actions without resource-level permissions in AWS; the templates say so at each statement.
+WITHOUT_RESOURCE = ("xray:", "logs:", "ec2:", "ecr:GetAuthorizationToken", "cloudwatch:PutMetricData")
 
-# What parliament objects to wrongly, and why that is wrong.
+# Wrong findings of parliament, and why they are wrong.
 EXCUSED = (
-    # Executions have ARNs of the form `execution:MACHINE:NAME`, too; it knows those of express machines only.
+    # Executions of standard machines have ARNs of the form `execution:MACHINE:NAME`; it knows those of express ones only.
     r"RESOURCE_MISMATCH.*states:(Describe|Stop)Execution.*:express:",
-    # A condition key of Lambda's that may be asked of every action that a function takes; AWS's own example.
+    # A condition key of Lambda that applies to every action of a function's role; from AWS's own example.
     r"UNKNOWN_CONDITION_FOR_ACTION.*lambda:SourceFunctionArn",
-    # Lambda asks with these before any interface has a name; the statement below denies them to the code.
+    # Lambda makes these calls before a network interface exists; the statement below denies them to the code.
     r"RESOURCE_STAR.*'ec2:CreateNetworkInterface', 'ec2:DeleteNetworkInterface'\]$",
 )
-# What statelint does not know: the forms that a Distributed Map reads, which the language has had since 2022.
+# Fields of Distributed Map readers, in the language since 2022, which statelint does not know.
 UNKNOWN_TO_STATELINT = (r'^Field "(InputType|CSVHeaderLocation)" not allowed in .*\.ItemReader\.ReaderConfig$',)
-# The role with which Lambda runs its Managed Instances: what it may do there is AWS's own to say.
-THEIRS = {"arn:aws:iam::aws:policy/AWSLambdaManagedEC2ResourceOperator"}
+# The policy of the role with which Lambda runs Managed Instances, maintained by AWS.
+FROM_AWS = {"arn:aws:iam::aws:policy/AWSLambdaManagedEC2ResourceOperator"}
 
 
 def main():
+    deployments = [Template(given) for given in DEPLOYMENTS]
     problems = []
-    for check in (sam, cfn_lint, checkov, statelint, parliament, stars):
-        found = check()
-        print(f"{check.__name__}: {'no objection' if not found else f'{len(found)} objections'}")
+    for check in (sam, cfn_lint, checkov, statelint, parliament, stars, everything_is_deployed):
+        found = check(deployments)
+        print(f"{check.__name__}: {'no findings' if not found else f'{len(found)} findings'}")
         problems += [f"{check.__name__}: {line}" for line in found]
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
@@ -65,98 +71,109 @@ def failing(result):
     return [] if result.returncode == 0 else [(result.stdout + result.stderr).strip()]
 
 
-def sam():
-    return failing(run(BIN / "sam", "validate", "--lint", "--template", FILE))
+def sam(_):
+    return failing(run(BIN / "sam", "validate", "--lint", "--template", FILES[0]))
 
 
-def cfn_lint():
-    return failing(run(BIN / "cfn-lint", FILE))
+def cfn_lint(_):
+    return failing(run(BIN / "cfn-lint", *FILES))
 
 
-def checkov():
-    """It leaves out what the defaults leave out, so it gets every deployment as a template of other defaults."""
+def checkov(deployments):
+    """checkov evaluates conditions with the defaults of parameters, so it gets each deployment as other defaults."""
+    given = {}
+    for deployment in deployments:
+        for template in deployment.templates():
+            written = with_defaults(template)
+            given.setdefault(written, template.file)
     problems, used = [], set()
-    for given in DEPLOYMENTS:
-        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-            file.write(with_defaults(given))
-            file.flush()
-            result = run(sys.argv[1], "--skip-download", "--framework", "cloudformation", "--file", file.name, "--output", "json")
-        report = json.loads(result.stdout)["results"]
-        problems += [f"{one['resource']}: {one['check_id']} {one['check_name']}" for one in report["failed_checks"]]
-        problems += [f"{error}: cannot be parsed" for error in report["parsing_errors"]]
-        used |= {(one["resource"].rsplit(".", 1)[-1], one["check_id"]) for one in report["skipped_checks"]}
-    for name, resource in source()["Resources"].items():
-        for skip in resource.get("Metadata", {}).get("checkov", {}).get("skip", []):
-            if not skip.get("comment"):
-                problems.append(f"{name}: {skip['id']} is skipped without a reason")
-            if (name, skip["id"]) not in used:
-                problems.append(f"{name}: {skip['id']} would not object; remove its exception")
-    return problems
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (written, file) in enumerate(given.items()):
+            Path(folder, f"{file.stem}-{number}.yaml").write_text(written)
+        result = run(sys.argv[1], "--skip-download", "--framework", "cloudformation", "--directory", folder, "--output", "json")
+    report = json.loads(result.stdout)["results"]
+    problems += [f"{one['resource']}: {one['check_id']} {one['check_name']}" for one in report["failed_checks"]]
+    problems += [f"{error}: cannot be parsed" for error in report["parsing_errors"]]
+    used |= {(one["resource"].rsplit(".", 1)[-1], one["check_id"]) for one in report["skipped_checks"]}
+    for file in FILES:
+        for name, resource in source(file)["Resources"].items():
+            for skip in resource.get("Metadata", {}).get("checkov", {}).get("skip", []):
+                if not skip.get("comment"):
+                    problems.append(f"{name}: {skip['id']} is skipped without a reason")
+                if (name, skip["id"]) not in used:
+                    problems.append(f"{name}: checkov does not report {skip['id']}; remove its exception")
+    return sorted(set(problems))
 
 
-def with_defaults(given):
-    """The template's text, with other defaults for its parameters."""
-    text = FILE.read_text()
-    for name, value in given.items():
-        text, count = re.subn(rf"(\n  {name}:\n    Type: .*\n    Default: ).*", rf"\g<1>{json.dumps(value)}", text)
-        assert count == 1, f"{name} has no default that could be found"
-    return text
+def with_defaults(template):
+    """The text of a template, with the values of a deployment's parameters as their defaults."""
+    written = source(template.file)
+    for name, parameter in written["Parameters"].items():
+        value = template.parameters[name]
+        parameter["Default"] = ",".join(value) if isinstance(value, list) else value
+    return yaml_dump(written)
 
 
-def statelint():
+def statelint(_):
     problems = []
     for file in STATE_MACHINES:
         result = run(BIN / "statelint", file)
         lines = [line.strip() for line in result.stdout.splitlines() if line.strip()]
         if result.returncode and not lines:
             problems.append(result.stderr.strip())
-        # It counts before it tells, in a line of its own.
-        told = [line for line in lines if not re.fullmatch(r"(\d+|One) errors?:", line)]
-        problems += [line for line in told if not any(re.search(pattern, line) for pattern in UNKNOWN_TO_STATELINT)]
+        # The first line is the number of findings.
+        findings = [line for line in lines if not re.fullmatch(r"(\d+|One) errors?:", line)]
+        problems += [line for line in findings if not any(re.search(pattern, line) for pattern in UNKNOWN_TO_STATELINT)]
     return problems
 
 
-def parliament():
-    # By its library, since its command reads one policy a process.
+def parliament(deployments):
+    # As a library, since the command checks one policy per process.
     from parliament import analyze_policy_string
 
     problems = []
-    for role, document in policies():
+    for role, document in policies(deployments):
         findings = analyze_policy_string(json.dumps(document)).findings
         problems += [f"{role}: {one.issue} {one.detail}" for one in findings if not excused(one)]
     return problems
 
 
 def excused(finding):
-    """What parliament does not know, or what the template gives its reason for."""
-    said = f"{finding.issue} {finding.detail}"
-    return any(re.search(pattern, said) for pattern in EXCUSED)
+    return any(re.search(pattern, f"{finding.issue} {finding.detail}") for pattern in EXCUSED)
 
 
-def stars():
-    """No role has a `*` for a resource, and none for an action, where AWS knows anything narrower."""
+def stars(deployments):
+    """No role has `*` as an action, or as a resource where AWS has resource-level permissions."""
     problems = []
-    for role, document in policies():
+    for role, document in policies(deployments):
         for statement in document["Statement"]:
             if statement["Effect"] != "Allow":
                 continue
             actions, resources = as_list(statement["Action"]), as_list(statement["Resource"])
             problems += [f"{role}: the action {action}" for action in actions if "*" in action]
             if "*" in resources:
-                problems += [f"{role}: {action} on *" for action in actions if not action.startswith(KNOW_NO_RESOURCE)]
+                problems += [f"{role}: {action} on *" for action in actions if not action.startswith(WITHOUT_RESOURCE)]
     return problems
 
 
-def policies():
-    """The inline policies of every role, of every deployment, once each."""
+def everything_is_deployed(deployments):
+    """DEPLOYMENTS cover every resource, or the checks above would not see them."""
+    written = {name for file in FILES for name, resource in source(file)["Resources"].items()
+               if resource["Type"] != "AWS::CloudFormation::Stack"}
+    deployed = {name for deployment in deployments for name in deployment.resources}
+    return [f"{name} is in no deployment" for name in sorted(written - deployed)]
+
+
+def policies(deployments):
+    """The policies of every role in every deployment, without repetition."""
     seen = {}
-    for given in DEPLOYMENTS:
-        for role, properties in Template(given).of_type("AWS::IAM::Role").items():
-            for policy in properties.get("Policies", []):
-                document = policy["PolicyDocument"]
-                seen.setdefault(json.dumps([role, policy["PolicyName"], document]), (f"{role}/{policy['PolicyName']}", document))
-            for arn in set(properties.get("ManagedPolicyArns", [])) - THEIRS:
-                raise SystemExit(f"error: {role} has the managed policy {arn}, which names no resources of this stack")
+    for deployment in deployments:
+        for role, documents in deployment.policies().items():
+            for document in documents:
+                if isinstance(document, dict):
+                    seen.setdefault(json.dumps([role, document]), (role, document))
+                elif document not in FROM_AWS:
+                    raise SystemExit(f"error: {role} has the managed policy {document}, which is not limited to this deployment")
     return seen.values()
 
 

@@ -1,5 +1,5 @@
-//! The template, as the official checkers, an emulator of AWS and the code itself see it. `make test` names where
-//! the checkers and the emulator are; without that the tests say that they skip.
+//! The CloudFormation templates, checked by AWS's own tools, by an emulator, and against the code. `make test` sets the
+//! variables that name the tools; without them these tests are skipped.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,12 +24,12 @@ use crate::{
     live::{root, succeed, tool},
 };
 
-/// What Lambda takes and gives in one answer.
+/// Lambda's limit for a request and for a response.
 const PAYLOAD_BYTES: usize = 6 * 1024 * 1024;
-/// What a number takes in JSON, its comma included, at most.
+/// The longest number in JSON, with its comma.
 const NUMBER_BYTES: usize = 13;
 
-/// A script of `tests/deploy`, run by the Python that has what it needs.
+/// A script of `tests/deploy`, in the Python environment with its packages.
 fn script(name: &str) -> Option<Command> {
     let mut command = Command::new(tool("TEST_DEPLOY")?.join("python"));
     command.current_dir(root()).args(["-B", "-W", "ignore"]).arg(format!("tests/deploy/{name}.py"));
@@ -37,19 +37,19 @@ fn script(name: &str) -> Option<Command> {
 }
 
 #[test]
-fn the_official_checkers_object_to_nothing() {
+fn the_official_checkers_find_nothing() {
     let (Some(mut validate), Some(checkov)) = (script("validate"), tool("TEST_CHECKOV")) else { return };
     succeed(validate.arg(checkov));
 }
 
 #[test]
-fn the_same_files_make_the_same_archive() {
+fn archives_are_reproducible() {
     let mut command = Command::new("python3");
     succeed(command.current_dir(root()).args(["-B", "tests/lambda/packing.py"]));
 }
 
 #[test]
-fn the_list_of_parts_names_what_is_in_the_program_and_is_the_same_twice() {
+fn the_list_of_crates_is_complete_and_reproducible() {
     let Some(checkov) = tool("TEST_CHECKOV") else { return };
     let folder = tempfile::tempdir().unwrap();
     let list = |name: &str| {
@@ -65,7 +65,7 @@ fn the_list_of_parts_names_what_is_in_the_program_and_is_the_same_twice() {
     let names: BTreeSet<&str> =
         list["components"].as_array().unwrap().iter().filter_map(|part| part["name"].as_str()).collect();
     assert!(["ort", "tokio", "tokenizers", "zstd-sys"].iter().all(|part| names.contains(part)), "{names:?}");
-    assert!(["insta", "proptest"].iter().all(|other| !names.contains(other)), "only tests need them");
+    assert!(["insta", "proptest"].iter().all(|other| !names.contains(other)), "dependencies of tests");
 }
 
 #[test]
@@ -81,8 +81,12 @@ fn the_template_can_be_deployed_and_used() {
     succeed(walk.arg(env!("CARGO_BIN_EXE_kivu")));
 }
 
-/// What the template comes to with these parameters.
-struct Deployment(BTreeMap<String, Value>);
+/// The resources and policies of a deployment with certain parameters.
+struct Deployment {
+    resources: BTreeMap<String, Value>,
+    /// The policy documents of each role.
+    policies: BTreeMap<String, Vec<Value>>,
+}
 
 impl Deployment {
     fn resolve<const COUNT: usize>(parameters: [Value; COUNT]) -> Option<[Self; COUNT]> {
@@ -90,20 +94,23 @@ impl Deployment {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let found: [Value; COUNT] =
             serde_json::from_slice::<Vec<Value>>(&output.stdout).unwrap().try_into().unwrap();
-        Some(found.map(|deployment| Self(serde_json::from_value(deployment["resources"].clone()).unwrap())))
+        Some(found.map(|mut deployment| Self {
+            resources: serde_json::from_value(deployment["resources"].take()).unwrap(),
+            policies: serde_json::from_value(deployment["policies"].take()).unwrap(),
+        }))
     }
 
     fn of(&self, name: &str) -> &Value {
-        &self.0.get(name).unwrap_or_else(|| panic!("no resource `{name}`"))["Properties"]
+        &self.resources.get(name).unwrap_or_else(|| panic!("no resource `{name}`"))["Properties"]
     }
 
     fn all<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = (&'a str, &'a Value)> {
         let is_kind = move |(_, resource): &(&String, &Value)| resource["Type"] == kind;
-        self.0.iter().filter(is_kind).map(|(name, resource)| (name.as_str(), &resource["Properties"]))
+        self.resources.iter().filter(is_kind).map(|(name, resource)| (name.as_str(), &resource["Properties"]))
     }
 }
 
-/// Every deployment that differs in what its functions are told.
+/// Deployments whose functions are configured differently.
 fn deployments() -> Option<[Deployment; 5]> {
     let image = "000000000000.dkr.ecr.eu-west-1.amazonaws.com/triton@sha256:0";
     Deployment::resolve([
@@ -111,11 +118,11 @@ fn deployments() -> Option<[Deployment; 5]> {
         json!({ "AuthMode": "iam", "Batch": "yes", "Memory": 512 }),
         json!({ "AuthMode": "jwt", "JwtIssuer": "https://a", "LargeModels": "s3://b/models/m", "Architecture": "x86_64" }),
         json!({ "AuthMode": "none", "LargeModels": "s3://b/models/m", "LargeRunsOn": "instances" }),
-        json!({ "Fleet": "yes", "TritonImage": image, "Batch": "yes", "WebAclArn": "arn", "DomainName": "a.b" }),
+        json!({ "Fleet": "yes", "TritonImage": image, "Batch": "yes", "WebAclArn": "arn", "DomainName": "a.b", "CertificateArn": "arn" }),
     ])
 }
 
-/// A function's configuration, from the file in its archive and the variables that the template gives it.
+/// A function's configuration, from the file in its archive and its environment variables.
 fn configuration(function: &Value) -> Config {
     let folder = if function["FunctionName"].as_str().unwrap().ends_with("-batch") { "batch" } else { "api" };
     let variables = function["Environment"]["Variables"].as_object().unwrap();
@@ -131,7 +138,7 @@ fn seconds(value: &Value) -> u64 {
 }
 
 #[test]
-fn functions_understand_what_the_template_tells_them() {
+fn functions_accept_their_configuration() {
     let Some(deployments) = deployments() else { return };
     for deployment in &deployments {
         for (name, function) in deployment.all("AWS::Lambda::Function") {
@@ -144,21 +151,21 @@ fn functions_understand_what_the_template_tells_them() {
                 continue;
             }
             Guard::new(&config.auth, BindScope::ApiGateway).unwrap_or_else(|error| panic!("{name}: {error}"));
-            assert_eq!(config.auth.front.is_some(), deployment.0.contains_key("Front"), "{name}");
-            assert!(config.limits.body_bytes <= PAYLOAD_BYTES);
-            assert!(config.limits.values * NUMBER_BYTES <= PAYLOAD_BYTES, "an answer must fit");
-            let memory = seconds(&function["MemorySize"]);
             assert_eq!(
-                config.threads().get() as u64,
-                memory.div_ceil(1769),
-                "a thread a CPU that it has a share of"
+                config.auth.front.is_some(),
+                deployment.resources.contains_key("Distribution"),
+                "{name}"
             );
+            assert!(config.limits.body_bytes <= PAYLOAD_BYTES);
+            assert!(config.limits.values * NUMBER_BYTES <= PAYLOAD_BYTES, "the largest response must fit");
+            let memory = seconds(&function["MemorySize"]);
+            assert_eq!(config.threads().get() as u64, memory.div_ceil(1769), "one thread per CPU");
         }
     }
 }
 
 #[test]
-fn nobody_gets_in_by_default() {
+fn credentials_are_required_by_default() {
     let Some([smallest, iam, jwt, none, front]) = deployments() else { return };
     let mode = |deployment: &Deployment| configuration(deployment.of("ApiFunction")).auth.mode.unwrap();
     let modes = [&smallest, &iam, &jwt, &none, &front].map(mode);
@@ -166,11 +173,11 @@ fn nobody_gets_in_by_default() {
     let routes = |deployment: &Deployment| deployment.of("DefaultRoute")["AuthorizationType"].clone();
     assert_eq!([&smallest, &iam, &jwt, &none].map(routes), ["NONE", "AWS_IAM", "JWT", "NONE"]);
     assert_eq!(jwt.of("LargeRoute")["AuthorizationType"], "JWT");
-    // Nothing is reachable but through the front door.
+    // API Gateway is the only way in.
     for deployment in [&smallest, &iam, &jwt, &none, &front] {
         for (name, permission) in deployment.all("AWS::Lambda::Permission") {
             let principal = permission["Principal"].as_str().unwrap();
-            assert!(permission["SourceArn"].is_string(), "{name} lets in any {principal}");
+            assert!(permission["SourceArn"].is_string(), "{name} permits any {principal}");
         }
         assert_eq!(deployment.all("AWS::Lambda::Url").count(), 0);
         for (name, bucket) in deployment.all("AWS::S3::Bucket") {
@@ -180,9 +187,9 @@ fn nobody_gets_in_by_default() {
     }
 }
 
-/// Routes that the gateway leaves open are those that the router leaves open, and no others.
+/// API Gateway and the router have the same open routes.
 #[tokio::test]
-async fn open_routes_are_open_in_both_places() {
+async fn open_routes_are_open_in_gateway_and_router() {
     let Some([deployment, ..]) = deployments() else { return };
     let (_, line) = make_key("a").unwrap();
     let guard =
@@ -200,7 +207,7 @@ async fn open_routes_are_open_in_both_places() {
 }
 
 #[test]
-fn times_agree() {
+fn timeouts_are_consistent() {
     let Some([smallest, batch, large, ..]) = deployments() else { return };
     for (deployment, function, integration) in
         [(&smallest, "ApiFunction", "ApiIntegration"), (&large, "LargeFunction", "LargeIntegration")]
@@ -208,8 +215,11 @@ fn times_agree() {
         let gateway = Duration::from_millis(seconds(&deployment.of(integration)["TimeoutInMillis"]));
         let limits = configuration(deployment.of(function)).limits;
         let function = Duration::from_secs(seconds(&deployment.of(function)["Timeout"]));
-        assert!(function < gateway && gateway <= Duration::from_secs(30), "the function answers first");
-        assert!(limits.timeout() < function, "even if its clock is wrong");
+        assert!(
+            function < gateway && gateway <= Duration::from_secs(30),
+            "the function must answer before API Gateway does"
+        );
+        assert!(limits.timeout() < function, "a request must end before its function");
     }
     let timeout = seconds(&batch.of("BatchFunction")["Timeout"]);
     let queue = batch.of("Uploads");
@@ -220,45 +230,50 @@ fn times_agree() {
     );
     let mapping = batch.of("BatchFunctionUploads");
     assert_eq!(mapping["FunctionResponseTypes"], json!(["ReportBatchItemFailures"]));
-    // What is left in the queue must live as long as it takes to fail.
+    // Messages must outlive all their tries.
     let tries = seconds(&queue["RedrivePolicy"]["maxReceiveCount"]);
     assert!(seconds(&queue["MessageRetentionPeriod"]) > tries * seconds(&queue["VisibilityTimeout"]));
 }
 
-/// What a role may do an action on.
-fn granted(role: &Value, action: &str) -> Vec<String> {
-    let list = |value: &Value| value.as_array().cloned().unwrap_or_else(|| vec![value.clone()]);
-    let statements = list(&role["Policies"]).into_iter().flat_map(|policy| {
-        list(&policy["PolicyDocument"]["Statement"]).into_iter().filter(|one| one["Effect"] == "Allow")
-    });
-    let granting = statements.filter(|statement| list(&statement["Action"]).contains(&json!(action)));
+fn list(value: &Value) -> Vec<Value> {
+    value.as_array().cloned().unwrap_or_else(|| vec![value.clone()])
+}
+
+/// The resources on which a role may perform an action.
+fn granted(deployment: &Deployment, role: &str, action: &str) -> Vec<String> {
+    let statements = deployment.policies[role].iter().flat_map(|document| list(&document["Statement"]));
+    let granting =
+        statements.filter(|one| one["Effect"] == "Allow" && list(&one["Action"]).contains(&json!(action)));
     let resources = granting.flat_map(|statement| list(&statement["Resource"]));
     resources.map(|resource| resource.as_str().unwrap().to_owned()).collect()
 }
 
-/// A file goes to the queue or to the state machine, never to both, and who works on it may read it.
+/// A file goes either to the queue or to the state machine, whose roles may read it.
 #[test]
-fn each_file_goes_one_way() {
+fn each_file_is_processed_once() {
     let Some([_, deployment, ..]) = deployments() else { return };
     let batch = configuration(deployment.of("BatchFunction")).batch;
-    let taken = |rule: &str| {
+    let prefix = |rule: &str| {
         let detail = &deployment.of(rule)["EventPattern"]["detail"];
         assert_eq!(detail["bucket"]["name"], json!(["databucket"]), "{rule}");
         detail["object"]["key"][0]["prefix"].as_str().unwrap()
     };
-    let (queued, large) = (taken("UploadsRule"), taken("LargeUploadsRule"));
+    let (queued, large) = (prefix("UploadsRule"), prefix("LargeUploadsRule"));
     assert!(!queued.starts_with(large) && !large.starts_with(queued), "{queued} and {large}");
     let rules: Vec<(&str, &str)> =
         batch.rules.iter().map(|rule| (rule.input.as_str(), rule.output.as_str())).collect();
     assert_eq!((queued, &rules[..]), (batch.input.as_str(), &[(large, "out/large/")][..]));
     for output in [batch.output.as_str(), rules[0].1] {
-        assert!(!output.starts_with(queued) && !output.starts_with(large), "{output} would be taken again");
+        assert!(
+            !output.starts_with(queued) && !output.starts_with(large),
+            "{output} would be processed again"
+        );
         let place = format!("arn:aws:s3:::databucket/{}*", batch.output);
         assert!(output.starts_with(&batch.output));
-        assert!(granted(deployment.of("BatchRole"), "s3:PutObject").contains(&place));
+        assert!(granted(&deployment, "BatchRole", "s3:PutObject").contains(&place));
     }
     for (role, inputs) in [("BatchRole", &[queued, large][..]), ("LargeFilesRole", &[large])] {
-        let granted = granted(deployment.of(role), "s3:GetObject");
+        let granted = granted(&deployment, role, "s3:GetObject");
         for input in inputs {
             assert!(granted.contains(&format!("arn:aws:s3:::databucket/{input}*")), "{role}: {granted:?}");
         }
@@ -266,8 +281,8 @@ fn each_file_goes_one_way() {
     let machine = "arn:aws:states:eu-west-1:000000000000:stateMachine:kivu-large-files";
     let target = &deployment.of("LargeUploadsRule")["Targets"][0];
     assert_eq!(target["Arn"], machine);
-    assert_eq!(granted(deployment.of("LargeUploadsRole"), "states:StartExecution"), [machine]);
-    // What the machine reads is what the rule writes.
+    assert_eq!(granted(&deployment, "LargeUploadsRole", "states:StartExecution"), [machine]);
+    // The rule's input is in the form that the state machine reads.
     let template =
         target["InputTransformer"]["InputTemplate"].as_str().unwrap().replace("<key>", "\"large/a\"");
     assert_eq!(serde_json::from_str::<Value>(&template).unwrap(), json!({ "key": "large/a" }));
@@ -275,15 +290,15 @@ fn each_file_goes_one_way() {
 }
 
 #[test]
-fn a_prefix_is_the_path_of_its_route() {
+fn the_route_of_large_models_is_their_prefix() {
     let Some([_, _, large, ..]) = deployments() else { return };
     let prefix = configuration(large.of("LargeFunction")).prefix.unwrap();
     assert_eq!(large.of("LargeRoute")["RouteKey"], format!("ANY {prefix}/{{proxy+}}"));
 }
 
-/// The metrics of alarms and dashboard are those that the function writes.
+/// Alarms and dashboard use metrics that the function writes.
 #[test]
-fn metrics_are_called_what_the_function_calls_them() {
+fn metrics_of_alarms_and_dashboard_exist() {
     let Some([deployment, ..]) = deployments() else { return };
     let embedded = Embedded::new("kivu-api");
     metrics::with_local_recorder(&embedded, || {
@@ -322,12 +337,12 @@ fn metrics_are_called_what_the_function_calls_them() {
 }
 
 #[test]
-fn access_logs_hold_nothing_of_what_was_said() {
+fn access_logs_contain_no_texts() {
     let Some([deployment, ..]) = deployments() else { return };
     let format = deployment.of("ApiStage")["AccessLogSettings"]["Format"].as_str().unwrap();
     let fields: BTreeMap<String, String> = serde_json::from_str(format).unwrap();
     assert!(fields.contains_key("status"));
-    for told in ["body", "header", "query", "authorization", "userAgent"] {
-        assert!(!format.to_lowercase().contains(&told.to_lowercase()), "{told}");
+    for field in ["body", "header", "query", "authorization", "userAgent"] {
+        assert!(!format.to_lowercase().contains(&field.to_lowercase()), "{field}");
     }
 }

@@ -22,7 +22,7 @@ def elf(text):
 def archive(folder, names, time):
     """The digest of an archive of files that are written in this order, at this time."""
     contents = {
-        "bootstrap": elf(b"bootstrap"), "library/libonnxruntime.so.1": elf(b"library"), "library/LICENSE.txt": b"licence",
+        "lambda/api/bootstrap": elf(b"bootstrap"), "library/libonnxruntime.so.1": elf(b"library"), "library/LICENSE.txt": b"licence",
         "tiny/manifest.toml": b"format = 1", "tiny/model.onnx": bytes(10_000), "kivu.cdx.json": b"{}",
     }
     for name in names(sorted(contents)):
@@ -30,9 +30,9 @@ def archive(folder, names, time):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(contents[name])
         os.utime(path, (time, time))
-    package.BOOTSTRAP, package.PARTS = folder / "bootstrap", folder / "kivu.cdx.json"
+    package.BUILT, package.PARTS = folder / "lambda", folder / "kivu.cdx.json"
     out = folder / "out.zip"
-    sys.argv = ["package.py", str(out), "--bundle", str(folder / "tiny"), "--library", str(folder / "library")]
+    sys.argv = ["package.py", str(out), "--binary", "api", "--bundle", str(folder / "tiny"), "--library", str(folder / "library")]
     package.main()
     return hashlib.sha256(out.read_bytes()).hexdigest()
 
