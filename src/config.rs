@@ -119,8 +119,6 @@ pub struct FleetConfig {
     pub version: Option<String>,
     /// The longest that a request may take there, all tries together.
     pub timeout_ms: u64,
-    /// Whether a request of one row that takes unusually long is sent to a second server as well.
-    pub hedge: bool,
     /// The certificates to trust, as PEM; by default those that the system trusts.
     pub ca: Option<PathBuf>,
     /// What stands behind `Bearer` in the `authorization` of every request.
@@ -134,7 +132,6 @@ impl Default for FleetConfig {
             policy: Policy::Auto,
             version: None,
             timeout_ms: 10_000,
-            hedge: false,
             ca: None,
             token: None,
         }

@@ -1,4 +1,4 @@
-//! Answers of any bytes, as if from a server of a fleet.
+//! Readers of a server's responses.
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
@@ -6,50 +6,43 @@ use prost::Message;
 
 use super::{
     grpc,
-    http::{Config, JSON_LENGTH, Metadata, parse, read_answer, refusal},
+    http::{JSON_LENGTH, failure, parse, read_response},
     interface::Interface,
-    messages::{ConfigAnswer, InferAnswer, MetadataAnswer, ReadyAnswer},
-    transport::{Description, Parameters},
+    messages::{ConfigResponse, InferResponse, ModelConfig, ModelMetadata, ReadyResponse},
+    protocol::Description,
 };
 use crate::{
     backend::TensorSpec,
     tensor::{ElementType, Tensor},
 };
 
-/// Outputs of every type; the longest name is the one that texts fit best.
+/// Outputs of every type.
 fn wanted() -> [TensorSpec; 3] {
     let spec = |name: &str, element_type| TensorSpec::new(name, element_type, [-1]);
     [spec("a", ElementType::Fp32), spec("b", ElementType::Int64), spec("c", ElementType::Bytes)]
 }
 
-/// Two bytes for a status or the length of the JSON, and a body.
+/// The first two bytes are a status or the length of the JSON, the others a body.
 pub(crate) fn http(bytes: &[u8]) {
     let Some((number, body)) = bytes.split_first_chunk() else { return };
     let number = u16::from_le_bytes(*number);
     if let Ok(status) = StatusCode::from_u16(number) {
-        let failure = refusal(status, body);
-        assert!(failure.to_string().len() < 1024, "an error that repeats what it was sent");
+        let failure = failure(status, body);
+        assert!(failure.to_string().len() < 1024, "the error repeats the body");
     }
-    if let (Ok(metadata), config) = (parse::<Metadata>(body), parse::<Config>(body)) {
-        let description = Description {
-            inputs: metadata.inputs,
-            outputs: metadata.outputs,
-            max_batch_size: config.ok().map(|config| config.max_batch_size),
-            is_decoupled: false,
-            parameters: Parameters::default(),
-        };
-        // A model that cannot be used is told by an error.
-        let _ = Interface::of("m", &description);
+    if let (Ok(metadata), config) = (parse::<ModelMetadata>(body), parse::<ModelConfig>(body)) {
+        // Unusable models result in an error.
+        let _ = Interface::of("m", Description { metadata, config: config.unwrap_or_default() });
     }
     for wanted in wanted() {
         for length in [None, Some(usize::from(number)), Some(usize::MAX)] {
-            let answer = Response::builder();
-            let answer = match length {
-                Some(length) => answer.header(JSON_LENGTH, length),
-                None => answer,
+            let response = Response::builder();
+            let response = match length {
+                Some(length) => response.header(JSON_LENGTH, length),
+                None => response,
             };
-            let Ok(answer) = answer.body(Bytes::copy_from_slice(body)) else { continue };
-            if let Ok(tensors) = read_answer(&answer, std::slice::from_ref(&wanted)) {
+            let Ok(response) = response.body(Bytes::copy_from_slice(body)) else { continue };
+            if let Ok(tensors) = read_response(&response, std::slice::from_ref(&wanted)) {
                 check(&tensors, &wanted);
             }
         }
@@ -58,11 +51,11 @@ pub(crate) fn http(bytes: &[u8]) {
 
 /// Any of the messages.
 pub(crate) fn grpc(bytes: &[u8]) {
-    // Messages that cannot be read are told by an error.
-    let _ = (ReadyAnswer::decode(bytes), MetadataAnswer::decode(bytes), ConfigAnswer::decode(bytes));
-    let Ok(answer) = InferAnswer::decode(bytes) else { return };
+    // Undecodable messages result in an error.
+    let _ = (ReadyResponse::decode(bytes), ModelMetadata::decode(bytes), ConfigResponse::decode(bytes));
+    let Ok(response) = InferResponse::decode(bytes) else { return };
     for wanted in wanted() {
-        if let Ok(tensors) = grpc::read_answer(&answer, std::slice::from_ref(&wanted)) {
+        if let Ok(tensors) = grpc::read_response(&response, std::slice::from_ref(&wanted)) {
             check(&tensors, &wanted);
         }
     }

@@ -86,7 +86,7 @@ impl Encoder {
     /// error. No connection is kept: this may run before the runtime that requests run on.
     pub async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
         let Some(fleet) = self.route.fleet() else { return Ok(()) };
-        fleet.settle(self.fleet_adapter(fleet, deadline).await)
+        fleet.check_at_start(self.fleet_adapter(fleet, deadline).await)
     }
 
     /// Runs all encodings and gives what `finish` makes of each one's row, in the same order, and where it ran.

@@ -16,16 +16,6 @@ pub fn retried() {
     counter!("kivu_fleet_retries_total").increment(1);
 }
 
-/// A request was sent to a second server, since the first took long.
-pub fn hedged() {
-    counter!("kivu_fleet_hedges_total").increment(1);
-}
-
-/// The second server answered such a request before the first.
-pub fn hedge_won() {
-    counter!("kivu_fleet_hedges_won_total").increment(1);
-}
-
 /// A server fails and is left alone, …
 pub fn left_alone(server: usize) {
     gauge!("kivu_fleet_open_breakers", "server" => server.to_string()).increment(1.0);

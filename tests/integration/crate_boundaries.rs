@@ -32,15 +32,7 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ("zip::", &["src/build/fetch.rs"]),
     ("lambda_http::", &["functions/"]),
     ("indicatif::", &["src/cli/progress.rs"]),
-    (
-        "hyper_util::",
-        &[
-            "src/backend/triton/connect.rs",
-            "src/backend/triton/http.rs",
-            "src/cli/bench/server.rs",
-            "src/cli/connections.rs",
-        ],
-    ),
+    ("hyper_util::", &["src/backend/triton/connect.rs", "src/cli/bench/server.rs", "src/cli/connections.rs"]),
     ("tokio_rustls::", &["src/backend/triton/connect.rs"]),
     ("tonic::", &["src/backend/triton/grpc.rs"]),
     ("tonic_prost::", &["src/backend/triton/grpc.rs"]),
@@ -50,7 +42,7 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ("subtle::", &["src/api/auth/"]),
     ("axum::", &["src/api/", "src/cli/bench/server.rs", "src/cli/connections.rs", "functions/"]),
     ("hyper::", &["src/cli/connections.rs"]),
-    ("http_body::", &["src/api/permit_body.rs"]),
+    ("http_body::", &["src/api/permit_body.rs", "src/backend/triton/connect.rs"]),
     ("rustix::", &["src/build/scratch.rs", "src/cli/mod.rs", "src/cli/serve.rs", "src/repository/folder.rs"]),
 ];
 

@@ -1,30 +1,31 @@
-//! Stops asking an address that does not answer, and asks again now and then.
+//! A circuit breaker for one server: opens after repeated failures, and closes again after a successful probe.
 
 use std::time::{Duration, Instant};
 
-/// Failures in a row after which an address is left alone.
-const MOST_FAILURES: u32 = 3;
-const SHORTEST_PAUSE: Duration = Duration::from_millis(500);
-const LONGEST_PAUSE: Duration = Duration::from_secs(15);
-/// A probe of which nothing is heard for so long is taken for lost.
-const LONGEST_PROBE: Duration = Duration::from_secs(10);
+/// Consecutive failures that open the breaker.
+const MAX_FAILURES: u32 = 3;
+/// The first pause; each failed probe doubles it.
+const MIN_PAUSE: Duration = Duration::from_millis(500);
+const MAX_PAUSE: Duration = Duration::from_secs(15);
+/// A probe without a result counts as lost after this time.
+const PROBE_EXPIRY: Duration = Duration::from_secs(10);
 
-/// What is known of an address's health. Time is passed in.
+/// The health of a server. All methods take the current time, so that tests control it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Breaker {
-    /// It answers, but for so many failures in a row.
+    /// Requests are sent; so many have failed in a row.
     Closed { failures: u32 },
-    /// It is left alone until then.
+    /// No requests are sent before `until`.
     Open { until: Instant, pause: Duration },
-    /// One request finds out how it is.
+    /// A single probe is under way.
     Probing { since: Instant, pause: Duration },
 }
 
-/// Whether an address may be asked.
+/// Whether a request may be sent to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Admission {
     Yes,
-    /// By one request, which finds out how it is.
+    /// Only a probe.
     Probe,
     No,
 }
@@ -40,17 +41,16 @@ impl Breaker {
         match self {
             Self::Closed { .. } => Admission::Yes,
             Self::Open { until, .. } if now >= until => Admission::Probe,
-            Self::Probing { since, .. } if now >= since + LONGEST_PROBE => Admission::Probe,
+            Self::Probing { since, .. } if now >= since + PROBE_EXPIRY => Admission::Probe,
             Self::Open { .. } | Self::Probing { .. } => Admission::No,
         }
     }
 
-    /// Whether requests are kept away.
-    pub(super) fn is_open(self) -> bool {
-        !matches!(self, Self::Closed { .. })
+    pub(super) fn is_closed(self) -> bool {
+        matches!(self, Self::Closed { .. })
     }
 
-    /// Begins a probe.
+    /// Records the start of a probe.
     pub(super) fn probe(&mut self, now: Instant) {
         if let Self::Open { pause, .. } | Self::Probing { pause, .. } = *self {
             *self = Self::Probing { since: now, pause };
@@ -64,12 +64,12 @@ impl Breaker {
     pub(super) fn failed(&mut self, now: Instant) {
         let open = |pause: Duration| Self::Open { until: now + pause, pause };
         *self = match *self {
-            Self::Closed { failures } if failures + 1 < MOST_FAILURES => {
+            Self::Closed { failures } if failures + 1 < MAX_FAILURES => {
                 Self::Closed { failures: failures + 1 }
             }
-            Self::Closed { .. } => open(SHORTEST_PAUSE),
-            Self::Probing { pause, .. } => open((pause * 2).min(LONGEST_PAUSE)),
-            // What was under way when it opened fails as well; that is no news.
+            Self::Closed { .. } => open(MIN_PAUSE),
+            Self::Probing { pause, .. } => open((pause * 2).min(MAX_PAUSE)),
+            // Requests that were under way when it opened fail too, and must not prolong the pause.
             still @ Self::Open { .. } => still,
         };
     }
@@ -80,29 +80,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn three_failures_open_it_and_one_success_closes_it() {
+    fn three_failures_open_the_breaker_and_one_success_closes_it() {
         let start = Instant::now();
         let mut breaker = Breaker::default();
         breaker.failed(start);
         breaker.failed(start);
         breaker.succeeded();
         (0..2).for_each(|_| breaker.failed(start));
-        assert_eq!(breaker.admission(start), Admission::Yes, "a success starts the count again");
+        assert_eq!(breaker.admission(start), Admission::Yes, "a success resets the count");
         (0..5).for_each(|_| breaker.failed(start));
         assert_eq!(breaker.admission(start), Admission::No);
-        let later = start + SHORTEST_PAUSE;
+        let later = start + MIN_PAUSE;
         assert_eq!(breaker.admission(later), Admission::Probe);
         breaker.probe(later);
         assert_eq!(breaker.admission(later), Admission::No, "one probe at a time");
-        assert_eq!(
-            breaker.admission(later + LONGEST_PROBE),
-            Admission::Probe,
-            "a lost probe is not waited for"
-        );
+        assert_eq!(breaker.admission(later + PROBE_EXPIRY), Admission::Probe, "a lost probe expires");
         breaker.failed(later);
-        assert_eq!(breaker.admission(later + SHORTEST_PAUSE), Admission::No, "it pauses longer each time");
-        assert_eq!(breaker.admission(later + 2 * SHORTEST_PAUSE), Admission::Probe);
-        breaker.probe(later + 2 * SHORTEST_PAUSE);
+        assert_eq!(breaker.admission(later + MIN_PAUSE), Admission::No, "the pause doubles");
+        assert_eq!(breaker.admission(later + 2 * MIN_PAUSE), Admission::Probe);
+        breaker.probe(later + 2 * MIN_PAUSE);
         breaker.succeeded();
         assert_eq!(breaker.admission(later), Admission::Yes);
     }
@@ -113,7 +109,7 @@ mod tests {
         let mut breaker = Breaker::default();
         (0..3).for_each(|_| breaker.failed(now));
         for _ in 0..20 {
-            now += LONGEST_PAUSE;
+            now += MAX_PAUSE;
             assert_eq!(breaker.admission(now), Admission::Probe);
             breaker.probe(now);
             breaker.failed(now);

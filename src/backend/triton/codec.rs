@@ -1,17 +1,19 @@
-//! Tensors as KServe v2 sends them: little-endian, row-major, nothing in between; strings after their length.
+//! The binary format of KServe v2's tensors: little-endian, row-major, unpadded; strings with a length prefix.
+
+use std::{borrow::Borrow, fmt::Display};
 
 use bytes::Bytes;
 use half::{bf16, f16};
 use serde_json::Value;
 
-use super::failure::Failure;
+use super::{failure::AttemptFailure, messages::TensorMetadata};
 use crate::{
     backend::TensorSpec,
     tensor::{ElementType, Elements, Tensor},
 };
 
-/// The type that elements called `datatype` are read as: half and double precision as FP32, short integers
-/// as INT64.
+/// The element type that a KServe `datatype` is decoded to: other floats become FP32, other integers INT64. `None`
+/// for UINT64 and unknown types.
 pub(super) fn element_type(datatype: &str) -> Option<ElementType> {
     match datatype {
         "FP16" | "BF16" | "FP32" | "FP64" => Some(ElementType::Fp32),
@@ -22,7 +24,6 @@ pub(super) fn element_type(datatype: &str) -> Option<ElementType> {
     }
 }
 
-/// The bytes of a tensor.
 pub(super) fn encode(tensor: &Tensor) -> Bytes {
     match tensor.elements() {
         Elements::Fp32(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
@@ -31,7 +32,7 @@ pub(super) fn encode(tensor: &Tensor) -> Bytes {
         Elements::Bytes(values) => {
             let mut bytes = Vec::with_capacity(values.iter().map(|value| value.len() + 4).sum());
             for value in values {
-                // No text comes near the 4 GiB that a length can say.
+                // The limits of a request are far below 4 GiB.
                 bytes.extend_from_slice(&(value.len() as u32).to_le_bytes());
                 bytes.extend_from_slice(value);
             }
@@ -40,14 +41,54 @@ pub(super) fn encode(tensor: &Tensor) -> Bytes {
     }
 }
 
-/// The tensor that `bytes` hold, checked against what the model declares.
-pub(super) fn decode(
+/// The contents of an output.
+pub(super) enum Contents<'a> {
+    Raw(&'a [u8]),
+    /// A flat list, or nested lists.
+    Json(Value),
+}
+
+/// Decodes the `wanted` outputs of a response, in that order, and checks them against the signature.
+pub(super) fn decode_outputs(
+    outputs: &[(impl Borrow<TensorMetadata>, Contents<'_>)],
+    wanted: &[TensorSpec],
+) -> Result<Vec<Tensor>, AttemptFailure> {
+    let decode_output = |spec: &TensorSpec| {
+        let found = outputs.iter().find(|(output, _)| output.borrow().name == spec.name);
+        let (output, contents) = found.ok_or_else(|| {
+            let details = format!("expected the output `{}`, but found none", spec.name);
+            AttemptFailure::invalid_response(details)
+        })?;
+        decode(spec, output.borrow(), contents)
+    };
+    wanted.iter().map(decode_output).collect()
+}
+
+fn decode(
     spec: &TensorSpec,
-    datatype: &str,
-    shape: &[i64],
-    bytes: &[u8],
-) -> Result<Tensor, Failure> {
-    let elements = match datatype {
+    output: &TensorMetadata,
+    contents: &Contents<'_>,
+) -> Result<Tensor, AttemptFailure> {
+    let elements = match contents {
+        Contents::Raw(bytes) => decode_bytes(spec, &output.datatype, bytes)?,
+        Contents::Json(data) => decode_json(spec, data)?,
+    };
+    let elements = match (spec.element_type, elements) {
+        (ElementType::Fp32, Elements::Int64(values)) => exact_floats(spec, values)?,
+        (ElementType::Fp32, Elements::Int32(values)) => exact_floats(spec, values)?,
+        (_, elements) => elements,
+    };
+    let shape = output.shape.iter().map(|side| usize::try_from(*side).ok()).collect::<Option<Vec<_>>>();
+    let tensor = shape.and_then(|shape| Tensor::new(shape, elements).ok());
+    let tensor = tensor.ok_or_else(|| invalid(spec, "a tensor", "contents that do not fit its shape"))?;
+    if tensor.element_type() != spec.element_type {
+        return Err(invalid(spec, spec.element_type, tensor.element_type()));
+    }
+    Ok(tensor)
+}
+
+fn decode_bytes(spec: &TensorSpec, datatype: &str, bytes: &[u8]) -> Result<Elements, AttemptFailure> {
+    Ok(match datatype {
         "FP32" => Elements::Fp32(numbers(bytes, f32::from_le_bytes)?),
         "FP16" => Elements::Fp32(numbers(bytes, |bytes| f16::from_le_bytes(bytes).to_f32())?),
         "BF16" => Elements::Fp32(numbers(bytes, |bytes| bf16::from_le_bytes(bytes).to_f32())?),
@@ -58,93 +99,67 @@ pub(super) fn decode(
         "INT16" => Elements::Int64(numbers(bytes, |bytes| i16::from_le_bytes(bytes).into())?),
         "UINT16" => Elements::Int64(numbers(bytes, |bytes| u16::from_le_bytes(bytes).into())?),
         "INT8" => Elements::Int64(numbers(bytes, |bytes| i8::from_le_bytes(bytes).into())?),
-        "BOOL" | "UINT8" => Elements::Int64(bytes.iter().map(|byte| i64::from(*byte)).collect()),
+        "BOOL" | "UINT8" => Elements::Int64(numbers(bytes, |[byte]| byte.into())?),
         "BYTES" => Elements::Bytes(strings(bytes)?),
-        other => return Err(unreadable(spec, other)),
-    };
-    assemble(spec, shape, elements)
+        other => return Err(invalid(spec, spec.element_type, other)),
+    })
 }
 
-/// The same of elements that came as JSON, in one list or in lists of lists.
-pub(super) fn decode_json(spec: &TensorSpec, shape: &[i64], data: &Value) -> Result<Tensor, Failure> {
-    let mut values = Vec::new();
-    flatten(data, &mut values);
-    let wrong = || Failure::garbled(format!("`{}` is not {}", spec.name, spec.element_type));
-    let integers = || values.iter().map(|value| value.as_i64()).collect::<Option<Vec<_>>>().ok_or_else(wrong);
+fn decode_json(spec: &TensorSpec, data: &Value) -> Result<Elements, AttemptFailure> {
+    fn read<'a, T>(data: &'a Value, element: fn(&'a Value) -> Option<T>, into: &mut Vec<T>) -> Option<()> {
+        match data {
+            Value::Array(list) => list.iter().try_for_each(|data| read(data, element, into)),
+            value => element(value).map(|value| into.push(value)),
+        }
+    }
+    fn all<'a, T>(data: &'a Value, element: fn(&'a Value) -> Option<T>) -> Option<Vec<T>> {
+        let mut elements = Vec::new();
+        read(data, element, &mut elements).map(|()| elements)
+    }
     let elements = match spec.element_type {
-        ElementType::Fp32 => {
-            let floats = values.iter().map(|value| value.as_f64().map(|value| value as f32));
-            Elements::Fp32(floats.collect::<Option<_>>().ok_or_else(wrong)?)
-        }
-        ElementType::Int64 => Elements::Int64(integers()?),
-        ElementType::Int32 => Elements::Int32(integers()?.into_iter().map(|value| value as i32).collect()),
-        ElementType::Bytes => {
-            let texts = values.iter().map(|value| value.as_str().map(|text| text.as_bytes().to_vec()));
-            Elements::Bytes(texts.collect::<Option<_>>().ok_or_else(wrong)?)
-        }
+        ElementType::Fp32 => all(data, |value| Some(value.as_f64()? as f32)).map(Elements::Fp32),
+        ElementType::Int32 => all(data, |value| i32::try_from(value.as_i64()?).ok()).map(Elements::Int32),
+        ElementType::Int64 => all(data, Value::as_i64).map(Elements::Int64),
+        ElementType::Bytes => all(data, |value| Some(value.as_str()?.into())).map(Elements::Bytes),
     };
-    assemble(spec, shape, elements)
+    elements.ok_or_else(|| invalid(spec, spec.element_type, "other values"))
 }
 
-fn flatten<'a>(data: &'a Value, values: &mut Vec<&'a Value>) {
-    match data {
-        Value::Array(list) => list.iter().for_each(|data| flatten(data, values)),
-        value => values.push(value),
-    }
+/// FP32 represents integers up to this one exactly.
+const MAX_EXACT_INTEGER: u64 = 1 << 24;
+
+/// Converts integers to FP32: Triton passes on the integers of a Python model that is configured for FP32.
+fn exact_floats(spec: &TensorSpec, values: Vec<impl Copy + Into<i64>>) -> Result<Elements, AttemptFailure> {
+    let is_exact = |value: i64| value.unsigned_abs() <= MAX_EXACT_INTEGER;
+    let values = values.into_iter().map(Into::into).map(|value| is_exact(value).then_some(value as f32));
+    let values: Option<Vec<f32>> = values.collect();
+    values.map(Elements::Fp32).ok_or_else(|| invalid(spec, spec.element_type, "larger integers"))
 }
 
-fn assemble(spec: &TensorSpec, shape: &[i64], elements: Elements) -> Result<Tensor, Failure> {
-    let lies = || Failure::garbled(format!("`{}` has not the size that its shape says", spec.name));
-    let shape: Option<Vec<usize>> = shape.iter().map(|side| usize::try_from(*side).ok()).collect();
-    let elements = match (spec.element_type, whole_numbers(&elements)) {
-        (ElementType::Fp32, Some(values)) => Elements::Fp32(values.ok_or_else(|| too_large(spec))?),
-        _ => elements,
-    };
-    let tensor = Tensor::new(shape.ok_or_else(lies)?, elements).map_err(|_| lies())?;
-    if tensor.element_type() != spec.element_type {
-        return Err(unreadable(spec, &tensor.element_type().to_string()));
-    }
-    Ok(tensor)
+fn invalid(spec: &TensorSpec, expected: impl Display, found: impl Display) -> AttemptFailure {
+    let details = format!("expected `{}` as {expected}, but found {found}", spec.name);
+    AttemptFailure::invalid_response(details)
 }
 
-/// The largest whole number below which FP32 has all of them.
-const LARGEST_WHOLE: u64 = 1 << 24;
-
-/// Whole numbers as FP32 has them, an inner nothing where it has not all of them: what a model in Python answers
-/// may well be integers where its configuration says FP32, and Triton passes them on as they are.
-fn whole_numbers(elements: &Elements) -> Option<Option<Vec<f32>>> {
-    let exact = |value: i64| (value.unsigned_abs() <= LARGEST_WHOLE).then_some(value as f32);
-    match elements {
-        Elements::Int64(values) => Some(values.iter().map(|value| exact(*value)).collect()),
-        Elements::Int32(values) => Some(values.iter().map(|value| exact((*value).into())).collect()),
-        Elements::Fp32(_) | Elements::Bytes(_) => None,
-    }
-}
-
-fn too_large(spec: &TensorSpec) -> Failure {
-    Failure::garbled(format!("expected `{}` as {}, but found larger integers", spec.name, spec.element_type))
-}
-
-fn unreadable(spec: &TensorSpec, found: &str) -> Failure {
-    Failure::garbled(format!("expected `{}` as {}, but found {found}", spec.name, spec.element_type))
-}
-
-fn numbers<const SIZE: usize, T>(bytes: &[u8], read: impl Fn([u8; SIZE]) -> T) -> Result<Vec<T>, Failure> {
+fn numbers<const SIZE: usize, T>(
+    bytes: &[u8],
+    decode: impl Fn([u8; SIZE]) -> T,
+) -> Result<Vec<T>, AttemptFailure> {
     let (numbers, rest) = bytes.as_chunks::<SIZE>();
     if rest.is_empty() {
-        Ok(numbers.iter().copied().map(read).collect())
+        Ok(numbers.iter().copied().map(decode).collect())
     } else {
-        Err(Failure::garbled("a tensor ends inside a number"))
+        Err(AttemptFailure::invalid_response("a tensor ends inside a number"))
     }
 }
 
-fn strings(mut bytes: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
+fn strings(mut bytes: &[u8]) -> Result<Vec<Vec<u8>>, AttemptFailure> {
     let mut strings = Vec::new();
     while !bytes.is_empty() {
-        let cut = || Failure::garbled("a tensor ends inside a string");
-        let (length, rest) = bytes.split_first_chunk::<4>().ok_or_else(cut)?;
+        let truncated = || AttemptFailure::invalid_response("a tensor ends inside a string");
+        let (length, rest) = bytes.split_first_chunk::<4>().ok_or_else(truncated)?;
         let length = u32::from_le_bytes(*length) as usize;
-        let (string, rest) = rest.split_at_checked(length).ok_or_else(cut)?;
+        let (string, rest) = rest.split_at_checked(length).ok_or_else(truncated)?;
         strings.push(string.to_vec());
         bytes = rest;
     }
@@ -155,8 +170,19 @@ fn strings(mut bytes: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
 mod tests {
     use super::*;
 
+    fn decoded(
+        element_type: ElementType,
+        datatype: &str,
+        shape: &[i64],
+        contents: Contents<'_>,
+    ) -> Result<Tensor, AttemptFailure> {
+        let output = TensorMetadata { name: "t".into(), datatype: datatype.into(), shape: shape.into() };
+        let spec = TensorSpec::new("t", element_type, [-1]);
+        Ok(decode_outputs(&[(output, contents)], &[spec])?.remove(0))
+    }
+
     #[test]
-    fn what_is_encoded_is_decoded() {
+    fn encoding_and_decoding_round_trips() {
         for elements in [
             Elements::Fp32(vec![1.5, -2.0]),
             Elements::Int32(vec![1, -2]),
@@ -164,33 +190,33 @@ mod tests {
             Elements::Bytes(vec!["é".into(), Vec::new()]),
         ] {
             let tensor = Tensor::new(vec![2, 1], elements).unwrap();
-            let spec = TensorSpec::new("t", tensor.element_type(), [-1, 1]);
-            let datatype = tensor.element_type().to_string();
-            let bytes = encode(&tensor);
-            assert_eq!(decode(&spec, &datatype, &[2, 1], &bytes).unwrap(), tensor);
-            assert!(decode(&spec, &datatype, &[2, 2], &bytes).is_err(), "a shape that lies");
-            assert!(decode(&spec, &datatype, &[2, 1], &bytes[1..]).is_err(), "a byte is missing");
+            let (kind, bytes) = (tensor.element_type(), encode(&tensor));
+            let decoded =
+                |shape: [i64; 2], bytes| decoded(kind, &kind.to_string(), &shape, Contents::Raw(bytes));
+            assert_eq!(decoded([2, 1], &bytes).unwrap(), tensor);
+            assert!(decoded([2, 2], &bytes).is_err(), "too few elements for the shape");
+            assert!(decoded([2, 1], &bytes[1..]).is_err(), "a byte is missing");
         }
     }
 
     #[test]
-    fn other_widths_are_read_as_ours() {
-        let spec = TensorSpec::new("t", ElementType::Fp32, [-1]);
+    fn other_datatypes_are_converted() {
+        use ElementType::{Bytes, Fp32, Int64};
         let half = f16::from_f32(0.5).to_le_bytes();
-        assert_eq!(decode(&spec, "FP16", &[1], &half).unwrap().as_fp32(), Some(&[0.5][..]));
-        let json = serde_json::json!([[0.5], [1]]);
-        assert_eq!(decode_json(&spec, &[2], &json).unwrap().as_fp32(), Some(&[0.5, 1.0][..]));
-        let integers = decode(&spec, "INT64", &[1], &7_i64.to_le_bytes()).unwrap();
+        let tensor = decoded(Fp32, "FP16", &[1], Contents::Raw(&half)).unwrap();
+        assert_eq!(tensor.as_fp32(), Some(&[0.5][..]));
+        let json = Contents::Json(serde_json::json!([[0.5], [1]]));
+        assert_eq!(decoded(Fp32, "FP32", &[2], json).unwrap().as_fp32(), Some(&[0.5, 1.0][..]));
+        let integers = decoded(Fp32, "INT64", &[1], Contents::Raw(&7_i64.to_le_bytes())).unwrap();
         assert_eq!(
             integers.as_fp32(),
             Some(&[7.0][..]),
-            "what a program answers is not always what it declares"
+            "a Python model may return other types than it declares"
         );
-        let refused = decode(&spec, "INT64", &[1], &i64::MAX.to_le_bytes()).unwrap_err();
-        insta::assert_snapshot!(refused, @"Garbled: expected `t` as FP32, but found larger integers");
-        let refused =
-            decode(&TensorSpec::new("t", ElementType::Int64, [-1]), "FP32", &[1], &[0; 4]).unwrap_err();
-        insta::assert_snapshot!(refused, @"Garbled: expected `t` as INT64, but found FP32");
-        assert!(decode(&TensorSpec::new("t", ElementType::Bytes, [-1]), "BYTES", &[1], &[255; 5]).is_err());
+        let refused = decoded(Fp32, "INT64", &[1], Contents::Raw(&i64::MAX.to_le_bytes())).unwrap_err();
+        insta::assert_snapshot!(refused, @"InvalidResponse: expected `t` as FP32, but found larger integers");
+        let refused = decoded(Int64, "FP32", &[1], Contents::Raw(&[0; 4])).unwrap_err();
+        insta::assert_snapshot!(refused, @"InvalidResponse: expected `t` as INT64, but found FP32");
+        assert!(decoded(Bytes, "BYTES", &[1], Contents::Raw(&[255; 5])).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Connections to one address: TCP, and TLS where the URL asks for it.
+//! Connections to one address: TCP, TLS, and the pool of connections that stay open between requests.
 
 use std::{
     future::Future,
@@ -12,9 +12,11 @@ use std::{
 };
 
 use http::Uri;
+use http_body::Body;
+pub(super) use hyper_util::client::legacy::{Client, Error as ClientError};
 use hyper_util::{
     client::legacy::connect::{Connected, Connection},
-    rt::TokioIo,
+    rt::{TokioExecutor, TokioIo, TokioTimer},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -31,13 +33,91 @@ use tokio_rustls::{
 };
 use tower_service::Service;
 
-use super::address::{Protocol, ServerUrl};
+use super::server_url::{Protocol, ServerUrl};
 use crate::error::{Error, Result};
 
-/// A server in the same cloud answers within milliseconds; one that is gone may never.
+/// Servers in the same cloud accept connections within milliseconds.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Idle connections are closed after this time: load balancers drop theirs silently after 350 s. Keep-alive pings
+/// are no alternative: a frozen function cannot send any, and Triton closes idle connections that send them.
+const MAX_IDLE: Duration = Duration::from_secs(240);
+/// Flow control for HTTP/2: bytes in flight for one response, more than most responses have, …
+const STREAM_WINDOW: u32 = 8 * 1024 * 1024;
+/// … and for all responses on a connection.
+const CONNECTION_WINDOW: u32 = 32 * 1024 * 1024;
 
-/// A connection, encrypted or not.
+/// The settings that all servers of a fleet share.
+#[derive(Clone, Default)]
+pub(super) struct Credentials {
+    /// Trusted root certificates; required for URLs with TLS.
+    pub(super) roots: Option<Arc<RootCertStore>>,
+    /// The `authorization` header of every request.
+    pub(super) authorization: Option<Arc<str>>,
+}
+
+/// Reads trusted root certificates from a PEM file, or from the system's store if there is no `path`.
+pub(super) fn load_roots(path: Option<&Path>) -> Result<Arc<RootCertStore>> {
+    let mut roots = RootCertStore::empty();
+    match path {
+        None => {
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        }
+        Some(path) => {
+            let unreadable = |error| Error::Config {
+                message: format!("expected certificates in `fleet.ca`, `{}`", path.display()),
+                source: Some(Box::new(error)),
+            };
+            for certificate in CertificateDer::pem_file_iter(path).map_err(unreadable)? {
+                roots.add_parsable_certificates([certificate.map_err(unreadable)?]);
+            }
+        }
+    }
+    if roots.is_empty() {
+        return Err(Error::config("expected trusted certificates, but found none; set `fleet.ca`"));
+    }
+    Ok(Arc::new(roots))
+}
+
+/// A client with a pool of connections to the server of `url` at `socket`, whichever host a request names. It
+/// connects with the first request.
+pub(super) fn client<B>(
+    url: &ServerUrl,
+    socket: SocketAddr,
+    credentials: &Credentials,
+) -> Result<Client<Connector, B>>
+where
+    B: Body + Send,
+    B::Data: Send,
+{
+    let roots = credentials.roots.as_ref().filter(|_| url.tls);
+    let tls = roots.map(|roots| tls(url, Arc::clone(roots))).transpose()?;
+    Ok(Client::builder(TokioExecutor::new())
+        .pool_idle_timeout(MAX_IDLE)
+        .pool_timer(TokioTimer::new())
+        .http2_only(url.protocol == Protocol::Grpc)
+        .http2_initial_stream_window_size(STREAM_WINDOW)
+        .http2_initial_connection_window_size(CONNECTION_WINDOW)
+        .build(Connector { socket, tls }))
+}
+
+fn tls(url: &ServerUrl, roots: Arc<RootCertStore>) -> Result<(TlsConnector, ServerName<'static>)> {
+    let name = ServerName::try_from(url.host.clone())
+        .map_err(|_| Error::config("expected a host that a certificate can name in `fleet.urls`"))?;
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| Error::Config {
+            message: "cannot set up TLS".into(),
+            source: Some(Box::new(error)),
+        })?;
+    let mut config = config.with_root_certificates(roots).with_no_client_auth();
+    config.alpn_protocols = match url.protocol {
+        Protocol::Http => vec![b"http/1.1".to_vec()],
+        Protocol::Grpc => vec![b"h2".to_vec()],
+    };
+    Ok((TlsConnector::from(Arc::new(config)), name))
+}
+
+/// A TCP connection, with or without TLS.
 pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
@@ -48,54 +128,7 @@ impl Connection for Box<dyn Stream> {
     }
 }
 
-/// Whom connections trust.
-#[derive(Clone)]
-pub(super) struct Trust {
-    roots: Arc<RootCertStore>,
-}
-
-impl Trust {
-    /// The certificates in the PEM file at `path`, or those that the system trusts.
-    pub(super) fn load(path: Option<&Path>) -> Result<Self> {
-        let mut roots = RootCertStore::empty();
-        match path {
-            None => {
-                roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-            }
-            Some(path) => {
-                let unreadable = |error| Error::Config {
-                    message: format!("expected certificates in `fleet.ca`, `{}`", path.display()),
-                    source: Some(Box::new(error)),
-                };
-                for certificate in CertificateDer::pem_file_iter(path).map_err(unreadable)? {
-                    roots.add_parsable_certificates([certificate.map_err(unreadable)?]);
-                }
-            }
-        }
-        if roots.is_empty() {
-            return Err(Error::config(
-                "expected certificates to trust, but found none; name some in `fleet.ca`",
-            ));
-        }
-        Ok(Self { roots: Arc::new(roots) })
-    }
-
-    fn connector(&self, protocol: Protocol) -> Result<TlsConnector> {
-        let unusable =
-            |error| Error::Config { message: "TLS cannot be set up".into(), source: Some(Box::new(error)) };
-        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .map_err(unusable)?;
-        let mut config = config.with_root_certificates(Arc::clone(&self.roots)).with_no_client_auth();
-        config.alpn_protocols = match protocol {
-            Protocol::Http => vec![b"http/1.1".to_vec()],
-            Protocol::Grpc => vec![b"h2".to_vec()],
-        };
-        Ok(TlsConnector::from(Arc::new(config)))
-    }
-}
-
-/// Makes connections to one address, whatever host a request names.
+/// Opens connections to one address.
 #[derive(Clone)]
 pub(super) struct Connector {
     socket: SocketAddr,
@@ -103,23 +136,9 @@ pub(super) struct Connector {
 }
 
 impl Connector {
-    /// To the server of `url` at `socket`; `trust` is needed where the URL asks for TLS.
-    pub(super) fn new(url: &ServerUrl, socket: SocketAddr, trust: Option<&Trust>) -> Result<Self> {
-        let tls = match trust.filter(|_| url.tls) {
-            None => None,
-            Some(trust) => {
-                let name = ServerName::try_from(url.host.clone()).map_err(|_| {
-                    Error::config("expected a host that a certificate can name in `fleet.urls`")
-                })?;
-                Some((trust.connector(url.protocol)?, name))
-            }
-        };
-        Ok(Self { socket, tls })
-    }
-
     async fn connect(self) -> io::Result<TokioIo<Box<dyn Stream>>> {
         let stream = TcpStream::connect(self.socket).await?;
-        // A request is one write; waiting for more to send with it only costs time.
+        // A request is a single write, so Nagle's algorithm would only delay it.
         stream.set_nodelay(true)?;
         Ok(TokioIo::new(match self.tls {
             None => Box::new(stream),

@@ -1,67 +1,76 @@
-//! Why a try at a server came to nothing, and whether another may do better.
+//! Failed attempts: their kinds, which of them are retried, and the errors that they become.
 
 use std::{fmt, net::IpAddr};
 
 use crate::error::Error;
 
-/// What became of a try.
+/// The reason that an attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// No connection came about.
+pub(super) enum FailureKind {
+    /// No connection could be made.
     Unreachable,
-    /// The connection ended before the answer was there.
-    Cut,
-    /// No answer came in time.
-    Late,
-    /// The server is there, but does not take the request now: it starts, stops, or its queue is full.
+    /// The connection ended before the response was complete.
+    ConnectionLost,
+    /// No response arrived in time.
+    Timeout,
+    /// The server does not accept the request now: it is starting or stopping, or its queue is full.
     NotReady,
     /// The server does not have the model, or not that version.
     Missing,
-    /// The server will not take such a request.
+    /// The server rejects the request.
     Refused,
     /// The model ran and failed.
-    Broken,
-    /// The answer makes no sense.
-    Garbled,
+    ModelError,
+    /// The response cannot be decoded.
+    InvalidResponse,
 }
 
-impl Kind {
-    /// Its name among what is counted.
-    pub(super) fn name(self) -> &'static str {
+use FailureKind::{
+    ConnectionLost, InvalidResponse, Missing, ModelError, NotReady, Refused, Timeout, Unreachable,
+};
+
+impl FailureKind {
+    /// The label in metrics, and the verb of the error message.
+    fn texts(self) -> (&'static str, &'static str) {
         match self {
-            Self::Unreachable => "unreachable",
-            Self::Cut => "cut",
-            Self::Late => "late",
-            Self::NotReady => "not_ready",
-            Self::Missing => "missing",
-            Self::Refused => "refused",
-            Self::Broken => "broken",
-            Self::Garbled => "garbled",
+            Unreachable => ("unreachable", "cannot be reached for"),
+            ConnectionLost => ("connection_lost", "closed the connection while running"),
+            Timeout => ("timeout", "did not respond in time for"),
+            NotReady => ("not_ready", "is not ready for"),
+            Missing => ("missing", "does not have"),
+            Refused => ("refused", "refused a request to"),
+            ModelError => ("model_error", "failed to run"),
+            InvalidResponse => ("invalid_response", "sent an invalid response for"),
         }
     }
 
-    /// Whether the same request may fare better a moment later.
-    pub(super) fn may_pass(self) -> bool {
-        matches!(self, Self::Unreachable | Self::Cut | Self::Late | Self::NotReady | Self::Garbled)
+    /// The label in metrics.
+    pub(super) fn label(self) -> &'static str {
+        self.texts().0
     }
 
-    /// Whether the request may fare better at another server.
-    pub(super) fn may_differ_elsewhere(self) -> bool {
-        self.may_pass() || self == Self::Missing
+    /// Whether the same request may succeed later.
+    pub(super) fn is_transient(self) -> bool {
+        self == NotReady || self.is_unhealthy()
     }
 
-    /// Whether it tells of a server that is ill, rather than of a request or a queue.
-    pub(super) fn is_illness(self) -> bool {
-        matches!(self, Self::Unreachable | Self::Cut | Self::Late | Self::Garbled)
+    /// Whether the request may succeed on another server.
+    pub(super) fn may_succeed_elsewhere(self) -> bool {
+        self.is_transient() || self == Missing
     }
 
-    /// Whether the server may have changed its model since its signature was read.
-    pub(super) fn doubts_the_signature(self) -> bool {
-        matches!(self, Self::Missing | Self::Refused | Self::Garbled)
+    /// Whether the failure is a sign of an unhealthy server, rather than of a bad request or a full queue.
+    pub(super) fn is_unhealthy(self) -> bool {
+        matches!(self, Unreachable | ConnectionLost | Timeout | InvalidResponse)
+    }
+
+    /// Whether the server may have replaced the model since its signature was read.
+    pub(super) fn suggests_stale_signature(self) -> bool {
+        matches!(self, Missing | Refused | InvalidResponse)
     }
 }
 
-/// What Triton says of requests that do not fit a model, in its own words.
+/// Parts of Triton's messages about requests that do not fit a model.
 const REFUSALS: [&str; 7] = [
     "unexpected shape for input",
     "unexpected inference input",
@@ -72,110 +81,106 @@ const REFUSALS: [&str; 7] = [
     "byte size",
 ];
 
-/// A try that came to nothing.
+/// A failed attempt.
 #[derive(Clone, Debug)]
-pub(super) struct Failure {
-    pub(super) kind: Kind,
-    /// What the server said, fit to be told; nothing where it may quote a text or the server's insides.
-    words: Option<String>,
+pub(super) struct AttemptFailure {
+    pub(super) kind: FailureKind,
+    /// Details that may be shown to clients.
+    details: Option<String>,
 }
 
-impl Failure {
-    pub(super) fn new(kind: Kind) -> Self {
-        Self { kind, words: None }
+impl From<FailureKind> for AttemptFailure {
+    fn from(kind: FailureKind) -> Self {
+        Self { kind, details: None }
     }
+}
 
-    /// A failure that the server put into words.
+impl AttemptFailure {
+    /// A failure with the server's message.
     ///
-    /// Words that a model's own code may have written are left out: they may quote the text.
-    pub(super) fn told(kind: Kind, words: &str) -> Self {
-        let is_servers_own = match kind {
-            Kind::NotReady | Kind::Missing => true,
-            Kind::Refused => REFUSALS.iter().any(|part| words.contains(part)),
-            _ => false,
-        };
-        let words = is_servers_own.then(|| presentable(words)).filter(|words| !words.is_empty());
-        Self { kind, words }
-    }
-
-    /// An answer that makes no sense, and why.
-    pub(super) fn garbled(why: impl Into<String>) -> Self {
-        Self { kind: Kind::Garbled, words: Some(why.into()) }
-    }
-
-    /// What Triton's words say beyond the status that comes with them.
-    pub(super) fn refined(kind: Kind, words: &str) -> Kind {
-        let said = words.to_ascii_lowercase();
-        let any = |parts: &[&str]| parts.iter().any(|part| said.contains(part));
-        if any(&["unknown model", "not at ready state", "no available versions", "version not ready"]) {
-            Kind::Missing
-        } else if any(&["timeout expired", "maximum queue size", "server is stopping", "not ready"]) {
-            Kind::NotReady
+    /// The message may say more than the status `kind` was read from. It is dropped where the code of a model may
+    /// have written it, since it may quote the text.
+    pub(super) fn reported(kind: FailureKind, message: &str) -> Self {
+        let lower = message.to_ascii_lowercase();
+        let mentions = |parts: &[&str]| parts.iter().any(|part| lower.contains(part));
+        let kind = if mentions(&[
+            "unknown model",
+            "not at ready state",
+            "no available versions",
+            "version not ready",
+        ]) {
+            Missing
+        } else if mentions(&["timeout expired", "maximum queue size", "server is stopping", "not ready"]) {
+            NotReady
         } else {
             kind
-        }
+        };
+        let is_from_triton = match kind {
+            NotReady | Missing => true,
+            Refused => mentions(&REFUSALS),
+            _ => false,
+        };
+        let details = is_from_triton.then(|| sanitized(message)).filter(|details| !details.is_empty());
+        Self { kind, details }
     }
 
-    /// The error of a request that was given up after `tries` tries at `model`.
-    pub(super) fn into_error(self, model: &str, tries: usize) -> Error {
-        let tries = if tries == 1 { String::new() } else { format!(" ({tries} tries)") };
-        let words = self.words.as_ref().map(|words| format!(": {words}")).unwrap_or_default();
-        let because = |what: &str| format!("the fleet {what} `{model}`{tries}{words}");
+    /// A response that cannot be decoded; `details` say why.
+    pub(super) fn invalid_response(details: impl Into<String>) -> Self {
+        Self { kind: InvalidResponse, details: Some(details.into()) }
+    }
+
+    /// The error of a request to `model` after the last of `attempts`.
+    pub(super) fn into_error(self, model: &str, attempts: usize) -> Error {
+        let attempts = if attempts == 1 { String::new() } else { format!(" ({attempts} tries)") };
+        let details = self.details.map(|details| format!(": {details}")).unwrap_or_default();
+        let message = format!("the fleet {} `{model}`{attempts}{details}", self.kind.texts().1);
         match self.kind {
-            Kind::Unreachable => Error::unavailable(because("cannot be reached for")),
-            Kind::Cut => Error::unavailable(because("broke off while it ran")),
-            Kind::Late => Error::unavailable(because("did not answer in time for")),
-            Kind::NotReady => Error::unavailable(because("is not ready for")),
-            Kind::Missing => Error::unavailable(because("does not have")),
-            Kind::Refused => Error::Inference { message: because("refused a request to"), source: None },
-            Kind::Broken => Error::Inference { message: because("failed to run"), source: None },
-            Kind::Garbled => {
-                Error::Inference { message: because("gave an answer that cannot be read from"), source: None }
-            }
+            Refused | ModelError | InvalidResponse => Error::Inference { message, source: None },
+            _ => Error::unavailable(message),
         }
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for AttemptFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.kind)?;
-        self.words.iter().try_for_each(|words| write!(f, ": {words}"))
+        self.details.iter().try_for_each(|details| write!(f, ": {details}"))
     }
 }
 
-/// A server's words on one line, without addresses, paths and what looks like a secret.
-fn presentable(words: &str) -> String {
-    const LONGEST: usize = 240;
-    let words = words.trim_start_matches("[request id: <id_unknown>] ");
-    let first_line = words.lines().next().unwrap_or_default();
-    let kept = first_line.split_whitespace().map(|word| if is_telltale(word) { "…" } else { word });
-    let line = kept.collect::<Vec<_>>().join(" ");
-    match line.char_indices().nth(LONGEST) {
+/// The first line of a server's message, without addresses, paths and anything that looks like a secret.
+fn sanitized(message: &str) -> String {
+    const MAX_CHARS: usize = 240;
+    let message = message.trim_start_matches("[request id: <id_unknown>] ");
+    let words = message.lines().next().unwrap_or_default().split_whitespace();
+    let line = words.map(|word| if is_sensitive(word) { "…" } else { word }).collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{}…", &line[..end]),
         None => line,
     }
 }
 
-fn is_telltale(word: &str) -> bool {
+/// Whether a word may be an address, a path or a secret.
+fn is_sensitive(word: &str) -> bool {
     let bare = word.trim_matches(|c: char| !c.is_alphanumeric() && !matches!(c, '/' | ':' | '[' | ']'));
-    let bare = bare.trim_matches(|c| matches!(c, ':' | '[' | ']' | '\''));
-    let host = bare.rsplit_once(':').map_or(bare, |(host, _)| host).trim_matches(['[', ']']);
-    let has_port = bare.rsplit_once(':').is_some_and(|(host, port)| {
-        !host.is_empty() && !port.is_empty() && port.chars().all(|digit| digit.is_ascii_digit())
-    });
-    let is_path = bare.matches('/').count() > 1;
+    let bare = bare.trim_matches([':', '[', ']', '\'']);
+    let (host, port) = bare.rsplit_once(':').unwrap_or((bare, ""));
+    let has_port = !host.is_empty() && !port.is_empty() && port.chars().all(|digit| digit.is_ascii_digit());
+    let is_ip = |text: &str| text.parse::<IpAddr>().is_ok();
     let lower = bare.to_ascii_lowercase();
-    let is_secret = ["bearer", "password", "passwd", "secret", "token=", "key=", "akia"]
+    let names_secret = ["bearer", "password", "passwd", "secret", "token=", "key=", "akia"]
         .iter()
-        .any(|part| lower.contains(part))
-        // Long runs of letters and digits are keys more often than words.
-        || (bare.len() >= 32 && bare.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '=' | '-')));
+        .any(|part| lower.contains(part));
+    // Long runs of letters and digits are keys more often than words.
+    let is_key =
+        bare.len() >= 32 && bare.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '=' | '-'));
     bare.contains("://")
+        || bare.matches('/').count() > 1
         || has_port
-        || is_path
-        || is_secret
-        || host.parse::<IpAddr>().is_ok()
-        || bare.parse::<IpAddr>().is_ok()
+        || names_secret
+        || is_key
+        || is_ip(host.trim_matches(['[', ']']))
+        || is_ip(bare)
 }
 
 #[cfg(test)]
@@ -183,23 +188,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_of_a_server_lose_what_is_not_for_everyone() {
-        let words = presentable(
+    fn addresses_paths_and_secrets_are_removed_from_messages() {
+        let message = sanitized(
             "[request id: <id_unknown>] failed to connect to all addresses; ipv4:10.0.3.7:8001: refused, \
              see http://admin:pw@triton.internal:8000/v2 or /opt/models/zst/1 at fe80::1 Bearer \
              eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9\nTraceback",
         );
-        insta::assert_snapshot!(words, @"failed to connect to all addresses; … refused, see … or … at … … …");
+        insta::assert_snapshot!(message, @"failed to connect to all addresses; … refused, see … or … at … … …");
         let kept = "unexpected shape for input 'input__0' for model 'zst'. Expected [1,256], got [1,5]";
-        assert_eq!(presentable(kept), kept);
-        assert_eq!(presentable(&"word ".repeat(100)).chars().count(), 241);
+        assert_eq!(sanitized(kept), kept);
+        assert_eq!(sanitized(&"word ".repeat(100)).chars().count(), 241);
     }
 
     #[test]
-    fn a_models_own_words_are_kept_back() {
-        let failure = Failure::told(Kind::Broken, "ValueError: cannot read 'my secret diary'");
+    fn messages_from_model_code_are_dropped() {
+        let failure = AttemptFailure::reported(ModelError, "ValueError: cannot read 'my secret diary'");
         insta::assert_snapshot!(failure.into_error("m", 1), @"the fleet failed to run `m`");
-        let failure = Failure::told(Kind::NotReady, "Exceeds maximum queue size");
+        let failure = AttemptFailure::reported(NotReady, "Exceeds maximum queue size");
         insta::assert_snapshot!(failure.into_error("m", 3), @"the fleet is not ready for `m` (3 tries): Exceeds maximum queue size");
     }
 }

@@ -1,11 +1,12 @@
-//! The part of KServe v2's gRPC messages that is used here, with Triton's numbers for their fields.
+//! The messages of KServe v2 and of Triton's model configuration: field numbers for gRPC, field names for JSON.
 
 use std::collections::HashMap;
 
 use bytes::Bytes;
 use prost::{Message, Oneof};
+use serde::Deserialize;
 
-/// Asks for a model's description, its configuration or whether it is ready: all three have the same fields.
+/// The request for a model's metadata, configuration or readiness: their fields are the same.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct ModelRequest {
     #[prost(string, tag = "1")]
@@ -15,53 +16,62 @@ pub(super) struct ModelRequest {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub(super) struct ReadyAnswer {
+pub(super) struct ReadyResponse {
     #[prost(bool, tag = "1")]
     pub(super) ready: bool,
 }
 
-#[derive(Clone, PartialEq, Eq, Message)]
-pub(super) struct MetadataAnswer {
+#[derive(Clone, PartialEq, Eq, Message, Deserialize)]
+pub(super) struct ModelMetadata {
     #[prost(message, repeated, tag = "4")]
     pub(super) inputs: Vec<TensorMetadata>,
     #[prost(message, repeated, tag = "5")]
     pub(super) outputs: Vec<TensorMetadata>,
 }
 
-#[derive(Clone, PartialEq, Eq, Message)]
+/// A tensor without its contents: of a model's metadata, a request or a response.
+#[derive(Clone, PartialEq, Eq, Message, Deserialize)]
 pub(super) struct TensorMetadata {
     #[prost(string, tag = "1")]
     pub(super) name: String,
+    /// The element type, as KServe v2 spells it.
     #[prost(string, tag = "2")]
     pub(super) datatype: String,
+    /// -1 for an axis of any length.
     #[prost(int64, repeated, tag = "3")]
     pub(super) shape: Vec<i64>,
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(super) struct ConfigAnswer {
+pub(super) struct ConfigResponse {
     #[prost(message, optional, tag = "1")]
     pub(super) config: Option<ModelConfig>,
 }
 
-#[derive(Clone, PartialEq, Eq, Message)]
+#[derive(Clone, PartialEq, Eq, Message, Deserialize)]
+#[serde(default)]
 pub(super) struct ModelConfig {
+    /// 0 if the model's tensors have no batch axis.
     #[prost(int32, tag = "4")]
     pub(super) max_batch_size: i32,
     #[prost(map = "string, message", tag = "14")]
     pub(super) parameters: HashMap<String, ConfigParameter>,
     #[prost(message, optional, tag = "19")]
+    #[serde(rename = "model_transaction_policy")]
     pub(super) transaction_policy: Option<TransactionPolicy>,
 }
 
-#[derive(Clone, PartialEq, Eq, Message)]
+#[derive(Clone, PartialEq, Eq, Message, Deserialize)]
+#[serde(default)]
 pub(super) struct ConfigParameter {
     #[prost(string, tag = "1")]
     pub(super) string_value: String,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
+#[derive(Clone, Copy, PartialEq, Eq, Message, Deserialize)]
+#[serde(default)]
 pub(super) struct TransactionPolicy {
+    /// Whether the model may send any number of responses to a request.
     #[prost(bool, tag = "1")]
     pub(super) decoupled: bool,
 }
@@ -75,26 +85,15 @@ pub(super) struct InferRequest {
     #[prost(map = "string, message", tag = "4")]
     pub(super) parameters: HashMap<String, Parameter>,
     #[prost(message, repeated, tag = "5")]
-    pub(super) inputs: Vec<InferTensor>,
+    pub(super) inputs: Vec<TensorMetadata>,
     #[prost(message, repeated, tag = "6")]
-    pub(super) outputs: Vec<WantedOutput>,
+    pub(super) outputs: Vec<RequestedOutput>,
     #[prost(bytes = "bytes", repeated, tag = "7")]
     pub(super) raw_input_contents: Vec<Bytes>,
 }
 
-/// An input without its contents, or an output without its own.
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(super) struct InferTensor {
-    #[prost(string, tag = "1")]
-    pub(super) name: String,
-    #[prost(string, tag = "2")]
-    pub(super) datatype: String,
-    #[prost(int64, repeated, tag = "3")]
-    pub(super) shape: Vec<i64>,
-}
-
-#[derive(Clone, PartialEq, Eq, Message)]
-pub(super) struct WantedOutput {
+pub(super) struct RequestedOutput {
     #[prost(string, tag = "1")]
     pub(super) name: String,
 }
@@ -114,9 +113,9 @@ pub(super) enum ParameterValue {
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(super) struct InferAnswer {
+pub(super) struct InferResponse {
     #[prost(message, repeated, tag = "5")]
-    pub(super) outputs: Vec<InferTensor>,
+    pub(super) outputs: Vec<TensorMetadata>,
     #[prost(bytes = "bytes", repeated, tag = "6")]
     pub(super) raw_output_contents: Vec<Bytes>,
 }

@@ -1,8 +1,8 @@
-//! The addresses of a fleet: resolved again as they change, the one with the least to do asked first.
+//! The endpoints of a fleet: resolved from its URLs again and again, chosen by their load and health.
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -14,209 +14,190 @@ use async_trait::async_trait;
 use tokio::time::timeout;
 
 use super::{
-    address::ServerUrl,
     breaker::Admission,
-    failure::{Failure, Kind},
-    transport::{Access, Target},
-    visit::{Address, Visit, locked},
+    connect::Credentials,
+    endpoint::{Endpoint, InFlight, locked},
+    failure::{AttemptFailure, FailureKind},
+    protocol::RemoteModel,
+    server_url::ServerUrl,
 };
 
-/// The time after which names are resolved again.
-const FRESH: Duration = Duration::from_secs(10);
-/// The same while an address cannot be reached.
-const FRESH_IN_NEED: Duration = Duration::from_secs(1);
-/// What a probe of an address may take.
+/// Names are resolved again after this time …
+const MAX_AGE: Duration = Duration::from_secs(10);
+/// … or after this time if no endpoint is healthy.
+const MAX_AGE_WITHOUT_HEALTHY: Duration = Duration::from_secs(1);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Turns the name in a URL into addresses.
+
+/// Resolves host names. Tests replace it.
 #[async_trait]
-pub trait Resolve: Send + Sync {
-    /// The addresses that `host` has now.
+pub(super) trait Resolve: Send + Sync {
     async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>>;
 }
 
-/// The system's resolver.
-#[derive(Clone, Copy, Debug)]
-pub struct SystemResolver;
+pub(super) struct SystemResolver;
 
 #[async_trait]
 impl Resolve for SystemResolver {
     async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-        if let Ok(address) = host.parse::<IpAddr>() {
-            return Ok(vec![SocketAddr::new(address, port)]);
-        }
         Ok(tokio::net::lookup_host((host, port)).await?.collect())
     }
 }
 
-/// The addresses behind the URLs of a fleet.
 pub(super) struct Pool {
     urls: Vec<ServerUrl>,
-    access: Access,
+    credentials: Credentials,
     resolver: Arc<dyn Resolve>,
-    known: Mutex<Known>,
+    resolved: Mutex<Resolved>,
     is_resolving: AtomicBool,
+    /// Counts choices, so that equal endpoints take turns.
     turns: AtomicUsize,
 }
 
 #[derive(Default)]
-struct Known {
-    addresses: Vec<Arc<Address>>,
-    resolved_at: Option<Instant>,
+struct Resolved {
+    endpoints: Vec<Arc<Endpoint>>,
+    at: Option<Instant>,
 }
 
 impl Pool {
-    pub(super) fn new(urls: Vec<ServerUrl>, access: Access, resolver: Arc<dyn Resolve>) -> Self {
+    pub(super) fn new(urls: Vec<ServerUrl>, credentials: Credentials, resolver: Arc<dyn Resolve>) -> Self {
         Self {
             urls,
-            access,
+            credentials,
             resolver,
-            known: Mutex::default(),
+            resolved: Mutex::default(),
             is_resolving: AtomicBool::new(false),
             turns: AtomicUsize::new(0),
         }
     }
 
-    /// Whether some address may be asked now, as far as is known. Finds out about those that were left alone
-    /// long enough.
-    pub(super) fn is_available(self: &Arc<Self>, target: &Target) -> bool {
-        let known = locked(&self.known).addresses.clone();
-        self.probe_in_background(&known, target);
-        known.is_empty() || known.iter().any(|address| address.admission() == Admission::Yes)
+    /// Whether a request may be sent to an endpoint now, as far as is known. Probes those that are due.
+    pub(super) fn is_available(&self, model: &RemoteModel) -> bool {
+        let endpoints = self.endpoints();
+        probe_in_background(&endpoints, model);
+        endpoints.is_empty() || endpoints.iter().any(is_healthy)
     }
 
-    /// Forgets all addresses, and with them their connections.
+    /// Closes all connections and forgets all endpoints.
     pub(super) fn disconnect(&self) {
-        *locked(&self.known) = Known::default();
+        *locked(&self.resolved) = Resolved::default();
     }
 
-    /// Whether there is an address beside those in `tried` that may be asked now.
+    /// Whether a healthy endpoint is not in `tried`.
     pub(super) fn has_other(&self, tried: &[SocketAddr]) -> bool {
-        let known = locked(&self.known);
-        known
-            .addresses
-            .iter()
-            .any(|address| !tried.contains(&address.socket) && address.admission() == Admission::Yes)
+        let endpoints = self.endpoints();
+        endpoints.iter().any(|endpoint| !tried.contains(&endpoint.socket) && is_healthy(endpoint))
     }
 
-    /// The address with the least to do, one that is not in `tried` if there is any.
+    /// Chooses the endpoint with the fewest requests under way, preferably not one of `tried`.
     ///
-    /// Where all are left alone, one that was left alone long enough is asked how it is.
-    pub(super) async fn visit(
+    /// If none is healthy, one that is due for a probe is probed, and chosen if it responds.
+    pub(super) async fn choose(
         self: &Arc<Self>,
-        target: &Target,
+        model: &RemoteModel,
         tried: &[SocketAddr],
-    ) -> Result<Visit, Failure> {
+    ) -> Result<InFlight, AttemptFailure> {
         self.refresh().await;
-        let known = locked(&self.known).addresses.clone();
-        if let Some(address) = self.least_busy(&known, tried) {
-            self.probe_in_background(&known, target);
-            return Ok(Visit::new(address, &self.access));
+        let endpoints = self.endpoints();
+        if let Some(endpoint) = self.least_busy(&endpoints, tried) {
+            probe_in_background(&endpoints, model);
+            return Ok(InFlight::new(endpoint));
         }
-        let due = known.iter().find(|address| address.admission() == Admission::Probe);
-        let address = due.ok_or_else(|| Failure::new(Kind::Unreachable))?;
-        address.probe();
-        let visit = Visit::new(Arc::clone(address), &self.access);
-        probe(&visit, target).await.map(|()| visit)
+        let due = endpoints.iter().find(|endpoint| endpoint.admission() == Admission::Probe);
+        let endpoint = due.ok_or(FailureKind::Unreachable)?;
+        endpoint.probe();
+        let attempt = InFlight::new(endpoint);
+        probe(&attempt, model).await.map(|()| attempt)
     }
 
-    /// One that is not in `tried`, at once, if there is any that may be asked.
-    pub(super) fn visit_other(&self, tried: &[SocketAddr]) -> Option<Visit> {
-        let known = locked(&self.known).addresses.clone();
-        let other = self.least_busy(&known, tried).filter(|address| !tried.contains(&address.socket));
-        other.map(|address| Visit::new(address, &self.access))
+    fn endpoints(&self) -> Vec<Arc<Endpoint>> {
+        locked(&self.resolved).endpoints.clone()
     }
 
-    /// Remembers that an address was slower with a request than another that got it later.
-    pub(super) fn overtaken(&self, socket: SocketAddr) {
-        let known = locked(&self.known);
-        for address in known.addresses.iter().filter(|address| address.socket == socket) {
-            address.overtaken();
-        }
+    fn least_busy<'a>(
+        &self,
+        endpoints: &'a [Arc<Endpoint>],
+        tried: &[SocketAddr],
+    ) -> Option<&'a Arc<Endpoint>> {
+        let first = self.turns.fetch_add(1, Ordering::Relaxed) % endpoints.len().max(1);
+        let in_turn = endpoints.iter().cycle().skip(first).take(endpoints.len());
+        let healthy = in_turn.filter(|endpoint| is_healthy(endpoint));
+        healthy.min_by_key(|endpoint| (tried.contains(&endpoint.socket), endpoint.in_flight()))
     }
 
-    fn least_busy(&self, known: &[Arc<Address>], tried: &[SocketAddr]) -> Option<Arc<Address>> {
-        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
-        let count = known.len().max(1);
-        // Of equals each gets its turn.
-        let in_turn = (0..known.len()).map(|step| &known[(turn + step) % count]);
-        let healthy = in_turn.filter(|address| address.admission() == Admission::Yes);
-        let chosen = healthy.min_by_key(|address| (tried.contains(&address.socket), address.burden()));
-        chosen.cloned()
-    }
-
-    fn probe_in_background(self: &Arc<Self>, known: &[Arc<Address>], target: &Target) {
-        for address in known.iter().filter(|address| address.admission() == Admission::Probe) {
-            address.probe();
-            let (visit, target) = (Visit::new(Arc::clone(address), &self.access), target.clone());
-            tokio::spawn(async move { probe(&visit, &target).await });
-        }
-    }
-
-    /// Resolves the names if it is time: the first time, or when an address cannot be reached, before the
-    /// request goes on; otherwise beside it.
+    /// Resolves the names if it is time: before the request if there is no healthy endpoint, in the background
+    /// otherwise.
     async fn refresh(self: &Arc<Self>) {
-        let (age, has_healthy) = {
-            let known = locked(&self.known);
-            let has_healthy = known.addresses.iter().any(|address| address.admission() == Admission::Yes);
-            (known.resolved_at.map(|at| at.elapsed()), has_healthy)
-        };
-        match age {
-            None => self.resolve().await,
-            Some(age) if !has_healthy && age > FRESH_IN_NEED => self.resolve().await,
-            Some(age) if age > FRESH && !self.is_resolving.swap(true, Ordering::AcqRel) => {
-                let pool = Arc::clone(self);
-                tokio::spawn(async move {
-                    pool.resolve().await;
-                    pool.is_resolving.store(false, Ordering::Release);
-                });
-            }
-            Some(_) => {}
+        let age = locked(&self.resolved).at.map_or(Duration::MAX, |at| at.elapsed());
+        let has_healthy = self.endpoints().iter().any(is_healthy);
+        if !has_healthy && age > MAX_AGE_WITHOUT_HEALTHY {
+            self.resolve().await;
+        } else if age > MAX_AGE && !self.is_resolving.swap(true, Ordering::AcqRel) {
+            let pool = Arc::clone(self);
+            tokio::spawn(async move {
+                pool.resolve().await;
+                pool.is_resolving.store(false, Ordering::Release);
+            });
         }
     }
 
-    /// Keeps the addresses that are still there, with their connections, and takes up new ones. Those of a name
-    /// that cannot be resolved now stay.
+    /// Adds new endpoints and removes those that have gone; the others keep their connections. If a name cannot be
+    /// resolved, none are removed.
     async fn resolve(&self) {
-        let mut found: Vec<(usize, ServerUrl, SocketAddr)> = Vec::new();
+        let mut found: Vec<(usize, &ServerUrl, SocketAddr)> = Vec::new();
         let mut is_complete = true;
         for (server, url) in self.urls.iter().enumerate() {
             match self.resolver.resolve(&url.host, url.port).await {
-                Ok(sockets) => {
-                    found.extend(sockets.into_iter().map(|socket| (server, url.clone(), socket)));
-                }
+                Ok(sockets) => found.extend(sockets.into_iter().map(|socket| (server, url, socket))),
                 Err(error) => {
                     is_complete = false;
                     tracing::warn!(%error, "cannot resolve a server of the fleet");
                 }
             }
         }
-        let mut known = locked(&self.known);
+        let mut resolved = locked(&self.resolved);
+        let is_same =
+            |endpoint: &Endpoint, url: &ServerUrl, socket| endpoint.socket == socket && endpoint.url == *url;
         if is_complete && !found.is_empty() {
-            known.addresses.retain(|address| {
-                found.iter().any(|(_, url, socket)| (url, socket) == (&address.url, &address.socket))
-            });
+            resolved
+                .endpoints
+                .retain(|endpoint| found.iter().any(|(_, url, socket)| is_same(endpoint, url, *socket)));
         }
         for (server, url, socket) in found {
-            if known.addresses.iter().any(|address| (&address.url, address.socket) == (&url, socket)) {
+            if resolved.endpoints.iter().any(|endpoint| is_same(endpoint, url, socket)) {
                 continue;
             }
-            match Address::new(server, &url, socket, &self.access) {
-                Ok(address) => known.addresses.push(Arc::new(address)),
+            match Endpoint::new(server, url.clone(), socket, self.credentials.clone()) {
+                Ok(endpoint) => resolved.endpoints.push(Arc::new(endpoint)),
                 Err(error) => tracing::error!(error = error.chain(), "cannot use a server of the fleet"),
             }
         }
-        known.resolved_at = Some(Instant::now());
+        resolved.at = Some(Instant::now());
     }
 }
 
-/// Asks an address whether it has the model ready, and remembers the answer.
-async fn probe(visit: &Visit, target: &Target) -> Result<(), Failure> {
-    let ready = timeout(PROBE_TIMEOUT, visit.transport.is_ready(target)).await;
-    let outcome = ready.unwrap_or_else(|_| Err(Failure::new(Kind::Late)));
-    // One that answers, but is not ready, stays alone for another while.
-    let outcome = outcome
-        .map_err(|failure| if failure.kind.is_illness() { failure } else { Failure::new(Kind::Unreachable) });
-    visit.ended(&outcome);
+fn is_healthy(endpoint: &Arc<Endpoint>) -> bool {
+    endpoint.admission() == Admission::Yes
+}
+
+fn probe_in_background(endpoints: &[Arc<Endpoint>], model: &RemoteModel) {
+    for endpoint in endpoints.iter().filter(|endpoint| endpoint.admission() == Admission::Probe) {
+        endpoint.probe();
+        let (attempt, model) = (InFlight::new(endpoint), model.clone());
+        tokio::spawn(async move { probe(&attempt, &model).await });
+    }
+}
+
+/// Checks whether the model is ready on an endpoint, and records the outcome.
+async fn probe(attempt: &InFlight, model: &RemoteModel) -> Result<(), AttemptFailure> {
+    let ready = timeout(PROBE_TIMEOUT, attempt.client.check_ready(model)).await;
+    let outcome = ready.unwrap_or_else(|_| Err(FailureKind::Timeout.into()));
+    // A server that responds without being ready must not close the breaker.
+    let outcome = outcome.map_err(|failure| match failure.kind.is_unhealthy() {
+        true => failure,
+        false => FailureKind::Unreachable.into(),
+    });
+    attempt.ended(&outcome);
     outcome
 }
 
@@ -224,7 +205,7 @@ async fn probe(visit: &Visit, target: &Target) -> Result<(), Failure> {
 mod tests {
     use super::*;
 
-    /// Answers what a test says it should.
+    /// Resolves every name to the given addresses.
     struct Names(Mutex<Vec<SocketAddr>>);
 
     #[async_trait]
@@ -243,56 +224,56 @@ mod tests {
         let names = Arc::new(Names(Mutex::new(sockets.to_vec())));
         let resolver: Arc<dyn Resolve> = Arc::clone(&names) as _;
         let url = "http://fleet:1".parse().unwrap();
-        (Arc::new(Pool::new(vec![url], Access::default(), resolver)), names)
+        (Arc::new(Pool::new(vec![url], Credentials::default(), resolver)), names)
     }
 
-    fn target() -> Target {
-        Target { model: "m".into(), version: None }
+    fn model() -> RemoteModel {
+        RemoteModel { name: "m".into(), version: None }
     }
 
     #[tokio::test]
-    async fn the_least_busy_address_is_asked_and_equals_take_turns() {
+    async fn the_least_busy_endpoint_is_chosen_and_equals_take_turns() {
         let (pool, _) = pool(&[socket(1), socket(2)]);
-        let first = pool.visit(&target(), &[]).await.unwrap();
-        let second = pool.visit(&target(), &[]).await.unwrap();
+        let first = pool.choose(&model(), &[]).await.unwrap();
+        let second = pool.choose(&model(), &[]).await.unwrap();
         assert_ne!(first.socket(), second.socket());
         let busy = first.socket();
         drop(second);
         for _ in 0..4 {
-            assert_ne!(pool.visit(&target(), &[]).await.unwrap().socket(), busy);
+            assert_ne!(pool.choose(&model(), &[]).await.unwrap().socket(), busy);
         }
-        let other = pool.visit(&target(), &[busy]).await.unwrap();
-        assert_ne!(other.socket(), busy, "one that was tried comes last");
+        let other = pool.choose(&model(), &[busy]).await.unwrap();
+        assert_ne!(other.socket(), busy, "one that was tried is the last choice");
         assert!(pool.has_other(&[busy]) && !pool.has_other(&[socket(1), socket(2)]));
     }
 
     #[tokio::test]
-    async fn addresses_follow_the_names() {
+    async fn endpoints_follow_the_resolved_names() {
         let (pool, names) = pool(&[socket(1)]);
-        assert_eq!(pool.visit(&target(), &[]).await.unwrap().socket(), socket(1));
+        assert_eq!(pool.choose(&model(), &[]).await.unwrap().socket(), socket(1));
         *locked(&names.0) = vec![socket(2), socket(3)];
         pool.resolve().await;
         for _ in 0..4 {
-            assert_ne!(pool.visit(&target(), &[]).await.unwrap().socket(), socket(1));
+            assert_ne!(pool.choose(&model(), &[]).await.unwrap().socket(), socket(1));
         }
         locked(&names.0).clear();
         pool.resolve().await;
-        assert!(pool.visit(&target(), &[]).await.is_ok(), "a resolver that fails takes nothing away");
+        assert!(pool.choose(&model(), &[]).await.is_ok(), "a failed resolution removes nothing");
     }
 
     #[tokio::test]
-    async fn an_address_that_fails_is_left_alone_and_the_other_asked() {
+    async fn requests_avoid_an_endpoint_that_fails() {
         let (pool, _) = pool(&[socket(1), socket(2)]);
-        let failed: Result<(), Failure> = Err(Failure::new(Kind::Unreachable));
-        let ill = pool.visit(&target(), &[socket(2)]).await.unwrap();
-        (0..3).for_each(|_| ill.ended(&failed));
+        let failed: Result<(), AttemptFailure> = Err(FailureKind::Unreachable.into());
+        let unhealthy = pool.choose(&model(), &[socket(2)]).await.unwrap();
+        (0..3).for_each(|_| unhealthy.ended(&failed));
         for _ in 0..4 {
-            assert_eq!(pool.visit(&target(), &[]).await.unwrap().socket(), socket(2));
+            assert_eq!(pool.choose(&model(), &[]).await.unwrap().socket(), socket(2));
         }
-        assert!(pool.is_available(&target()));
-        let other = pool.visit(&target(), &[]).await.unwrap();
+        assert!(pool.is_available(&model()));
+        let other = pool.choose(&model(), &[]).await.unwrap();
         (0..3).for_each(|_| other.ended(&failed));
-        assert!(!pool.is_available(&target()));
-        assert_eq!(pool.visit(&target(), &[]).await.err().unwrap().kind, Kind::Unreachable, "at once");
+        assert!(!pool.is_available(&model()));
+        assert_eq!(pool.choose(&model(), &[]).await.err().unwrap().kind, FailureKind::Unreachable, "at once");
     }
 }

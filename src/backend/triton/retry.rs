@@ -1,62 +1,52 @@
-//! How often and how soon a request is tried again.
+//! Retries: their number, the pauses between them, and the budget that bounds them.
 
 use std::{
-    collections::hash_map::RandomState,
-    hash::{BuildHasher, Hasher},
     sync::atomic::{AtomicI64, Ordering},
     time::Duration,
 };
 
-/// Tries at one request, the first included.
-pub(super) const MOST_TRIES: usize = 4;
-const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// Attempts for one request, including the first.
+pub(super) const MAX_ATTEMPTS: usize = 4;
+const MIN_PAUSE: Duration = Duration::from_millis(10);
+const MAX_PAUSE: Duration = Duration::from_millis(500);
 
-/// The pause before try number `tries` + 1, with full jitter: anything up to a bound that doubles. `fraction`
-/// says how much of it, from 0 to 1.
-pub(super) fn pause(tries: usize, fraction: f64) -> Duration {
-    let doublings = u32::try_from(tries.saturating_sub(1)).unwrap_or(u32::MAX).min(16);
-    (SHORTEST_PAUSE * 2_u32.pow(doublings)).min(LONGEST_PAUSE).mul_f64(fraction)
+/// The pause after `attempts` failed attempts, with full jitter: `fraction`, from 0 to 1, of a bound that doubles
+/// with each attempt.
+pub(super) fn pause(attempts: usize, fraction: f64) -> Duration {
+    let doublings = u32::try_from(attempts.saturating_sub(1)).unwrap_or(u32::MAX).min(16);
+    (MIN_PAUSE * 2_u32.pow(doublings)).min(MAX_PAUSE).mul_f64(fraction)
 }
 
-/// A number from 0 to 1. Chance is all that is asked of it, so what seeds the hash maps will do.
-pub(super) fn random_fraction() -> f64 {
-    let random = RandomState::new().build_hasher().finish();
-    random as f64 / u64::MAX as f64
-}
-
-/// Bounds retries to a share of the requests, so that a fleet that is down is not asked a multiple of what
-/// brought it down.
+/// Limits retries to a share of the requests, so that they do not multiply the load on a fleet that is overloaded.
 #[derive(Debug)]
-pub(super) struct Budget {
-    hundredths: AtomicI64,
+pub(super) struct RetryBudget {
+    /// In hundredths of a retry.
+    balance: AtomicI64,
 }
 
-/// One retry.
-const RETRY: i64 = 100;
-/// What a request adds: a fifth of a retry.
-const EARNED: i64 = 20;
-/// Retries that can be saved up: enough for all that is under way at a server that goes down.
-const MOST_SAVED: i64 = 128 * RETRY;
+const COST_PER_RETRY: i64 = 100;
+const EARNED_PER_REQUEST: i64 = 20;
+/// 128 retries: enough for the requests under way at a server that stops.
+const MAX_BALANCE: i64 = 128 * COST_PER_RETRY;
 
-impl Default for Budget {
+impl Default for RetryBudget {
     fn default() -> Self {
-        Self { hundredths: AtomicI64::new(MOST_SAVED) }
+        Self { balance: AtomicI64::new(MAX_BALANCE) }
     }
 }
 
-impl Budget {
-    /// For each request.
+impl RetryBudget {
+    /// Adds a request's share.
     pub(super) fn earn(&self) {
-        let add = |saved: i64| Some((saved + EARNED).min(MOST_SAVED));
-        // It always adds.
-        let _ = self.hundredths.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        let add = |balance: i64| Some((balance + EARNED_PER_REQUEST).min(MAX_BALANCE));
+        // The closure always returns a value, so this cannot fail.
+        let _ = self.balance.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 
-    /// For each retry: whether there may be one.
+    /// Pays for a retry; `false` if the budget is spent.
     pub(super) fn spend(&self) -> bool {
-        let take = |saved: i64| (saved >= RETRY).then_some(saved - RETRY);
-        self.hundredths.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
+        let take = |balance: i64| (balance >= COST_PER_RETRY).then_some(balance - COST_PER_RETRY);
+        self.balance.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
     }
 }
 
@@ -66,18 +56,15 @@ mod tests {
 
     #[test]
     fn pauses_double_up_to_a_bound_and_are_jittered() {
-        let most: Vec<u128> = (1..9).map(|tries| pause(tries, 1.0).as_millis()).collect();
-        assert_eq!(most, [10, 20, 40, 80, 160, 320, 500, 500]);
+        let longest: Vec<u128> = (1..9).map(|attempts| pause(attempts, 1.0).as_millis()).collect();
+        assert_eq!(longest, [10, 20, 40, 80, 160, 320, 500, 500]);
         assert_eq!(pause(3, 0.0), Duration::ZERO);
-        assert_eq!(pause(usize::MAX, 0.5), LONGEST_PAUSE / 2);
-        let fractions: Vec<f64> = (0..50).map(|_| random_fraction()).collect();
-        assert!(fractions.iter().all(|fraction| (0.0..=1.0).contains(fraction)));
-        assert!(fractions.iter().any(|fraction| *fraction != fractions[0]));
+        assert_eq!(pause(usize::MAX, 0.5), MAX_PAUSE / 2);
     }
 
     #[test]
-    fn the_budget_runs_out_and_comes_back_with_requests() {
-        let budget = Budget::default();
+    fn requests_refill_the_retry_budget() {
+        let budget = RetryBudget::default();
         let retries = (0..1000).filter(|_| budget.spend()).count();
         assert_eq!(retries, 128);
         (0..10).for_each(|_| budget.earn());

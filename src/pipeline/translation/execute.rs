@@ -38,7 +38,7 @@ impl TranslationPipeline {
     /// error. No connection is kept: this may run before the runtime that requests run on.
     pub async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
         let Some(fleet) = self.route.fleet() else { return Ok(()) };
-        fleet.settle(self.remote.connect(fleet, deadline).await)
+        fleet.check_at_start(self.remote.connect(fleet, deadline).await)
     }
 
     /// Generates the targets of all jobs, in their order. What fails on the fleet runs here, if the model is here.

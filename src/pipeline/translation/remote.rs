@@ -72,7 +72,7 @@ impl Remote {
         let described = fleet.connect(deadline).await?;
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(writer) = &known.writer
-            && writer.described.is_alike(&described)
+            && writer.described.has_same_interface(&described)
         {
             return Ok(writer.clone());
         }
@@ -188,7 +188,10 @@ impl RemoteGenerator {
         let outputs = if told.is_empty() {
             self.backend.infer(inputs, deadline).await?
         } else {
-            self.backend.telling(OPTIONS, Value::Object(told).to_string()).infer(inputs, deadline).await?
+            self.backend
+                .with_parameter(OPTIONS, Value::Object(told).to_string())
+                .infer(inputs, deadline)
+                .await?
         };
         let mut outputs = outputs.into_iter();
         let targets = outputs.next().ok_or_else(|| wrong("nothing"))?;

@@ -2,7 +2,6 @@
 //! requests when servers fail.
 
 pub(crate) mod faults;
-mod hedging;
 pub(crate) mod proxy;
 mod repositories;
 mod seeds;

@@ -1,0 +1,147 @@
+//! One address of a fleet: its client, its health, and its requests under way.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use super::{
+    breaker::{Admission, Breaker},
+    connect::Credentials,
+    failure::{AttemptFailure, FailureKind},
+    grpc::GrpcClient,
+    http::HttpClient,
+    protocol::KserveClient,
+    server_url::{Protocol, ServerUrl},
+};
+use crate::{error::Result, telemetry};
+
+/// A request that times out replaces the connections if none of them received a response for this time: they may
+/// be dead without any sign of it.
+const MAX_SILENCE: Duration = Duration::from_secs(5);
+
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(super) struct Endpoint {
+    pub(super) url: ServerUrl,
+    pub(super) socket: SocketAddr,
+    credentials: Credentials,
+    /// The index of its URL in the configuration, for metrics.
+    server: usize,
+    in_flight: AtomicUsize,
+    state: Mutex<State>,
+}
+
+struct State {
+    breaker: Breaker,
+    client: Arc<dyn KserveClient>,
+    responded_at: Instant,
+}
+
+impl Endpoint {
+    pub(super) fn new(
+        server: usize,
+        url: ServerUrl,
+        socket: SocketAddr,
+        credentials: Credentials,
+    ) -> Result<Self> {
+        let client = client(&url, socket, &credentials)?;
+        let state = State { breaker: Breaker::default(), client, responded_at: Instant::now() };
+        let (in_flight, state) = (AtomicUsize::default(), Mutex::new(state));
+        Ok(Self { url, socket, credentials, server, in_flight, state })
+    }
+
+    pub(super) fn admission(&self) -> Admission {
+        locked(&self.state).breaker.admission(Instant::now())
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Records the start of a probe.
+    pub(super) fn probe(&self) {
+        locked(&self.state).breaker.probe(Instant::now());
+    }
+
+    fn record<T>(&self, outcome: &Result<T, AttemptFailure>) {
+        let now = Instant::now();
+        let failure = outcome.as_ref().err().map(|failure| failure.kind);
+        let mut state = locked(&self.state);
+        let was_closed = state.breaker.is_closed();
+        if failure.is_some_and(FailureKind::is_unhealthy) {
+            state.breaker.failed(now);
+        } else {
+            state.responded_at = now;
+            state.breaker.succeeded();
+        }
+        match (was_closed, state.breaker.is_closed()) {
+            (true, false) => telemetry::fleet::left_alone(self.server),
+            (false, true) => telemetry::fleet::taken_back(self.server),
+            _ => {}
+        }
+        let silence = now.saturating_duration_since(state.responded_at);
+        if failure == Some(FailureKind::Timeout)
+            && silence > MAX_SILENCE
+            && let Ok(client) = client(&self.url, self.socket, &self.credentials)
+        {
+            state.client = client;
+        }
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        if !locked(&self.state).breaker.is_closed() {
+            telemetry::fleet::taken_back(self.server);
+        }
+    }
+}
+
+fn client(url: &ServerUrl, socket: SocketAddr, credentials: &Credentials) -> Result<Arc<dyn KserveClient>> {
+    Ok(match url.protocol {
+        Protocol::Http => Arc::new(HttpClient::new(url, socket, credentials)?),
+        Protocol::Grpc => Arc::new(GrpcClient::new(url, socket, credentials)?),
+    })
+}
+
+/// An attempt under way at an endpoint, which counts it until this value is dropped.
+pub(super) struct InFlight {
+    endpoint: Arc<Endpoint>,
+    pub(super) client: Arc<dyn KserveClient>,
+    started: Instant,
+    /// The label in metrics.
+    outcome: Mutex<&'static str>,
+}
+
+impl InFlight {
+    pub(super) fn new(endpoint: &Arc<Endpoint>) -> Self {
+        endpoint.in_flight.fetch_add(1, Ordering::Relaxed);
+        let client = Arc::clone(&locked(&endpoint.state).client);
+        // The outcome of an attempt whose caller has gone.
+        let outcome = Mutex::new("abandoned");
+        Self { endpoint: Arc::clone(endpoint), client, started: Instant::now(), outcome }
+    }
+
+    pub(super) fn socket(&self) -> SocketAddr {
+        self.endpoint.socket
+    }
+
+    pub(super) fn ended<T>(&self, outcome: &Result<T, AttemptFailure>) {
+        *locked(&self.outcome) = outcome.as_ref().map_or_else(|failure| failure.kind.label(), |_| "ok");
+        self.endpoint.record(outcome);
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        telemetry::fleet::tried(self.endpoint.server, *locked(&self.outcome), self.started.elapsed());
+        self.endpoint.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}

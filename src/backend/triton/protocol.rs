@@ -1,0 +1,93 @@
+//! The requests of KServe v2, independent of the protocol that carries them.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use super::{
+    codec,
+    failure::{AttemptFailure, FailureKind},
+    messages::{ModelConfig, ModelMetadata, TensorMetadata},
+};
+use crate::{
+    backend::{Signature, TensorSpec},
+    tensor::Tensor,
+};
+
+/// Larger responses are refused, so that a corrupted length cannot exhaust memory.
+pub(super) const MAX_RESPONSE_BYTES: usize = 512 * 1024 * 1024;
+
+/// A model on a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RemoteModel {
+    pub(super) name: String,
+    /// The server's default version if unset.
+    pub(super) version: Option<String>,
+}
+
+/// A server's description of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Description {
+    pub(super) metadata: ModelMetadata,
+    /// The default if the server reports none: the route is Triton's own.
+    pub(super) config: ModelConfig,
+}
+
+/// Parameters of a model's configuration or of a request, by name.
+pub(super) type Parameters = BTreeMap<String, String>;
+
+/// An inference request, encoded once for all attempts.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    pub(super) inputs: Vec<(TensorMetadata, Bytes)>,
+    pub(super) outputs: Vec<TensorSpec>,
+    pub(super) parameters: Parameters,
+}
+
+impl Call {
+    /// Encodes `inputs`, which are in the signature's order, and requests all outputs of the signature.
+    pub(super) fn new(signature: &Signature, inputs: &[Tensor], parameters: Parameters) -> Self {
+        let inputs = signature.inputs.iter().zip(inputs).map(|(spec, tensor)| {
+            let shape = tensor.shape().iter().map(|side| *side as i64).collect();
+            let datatype = spec.element_type.to_string();
+            (TensorMetadata { name: spec.name.clone(), datatype, shape }, codec::encode(tensor))
+        });
+        Self { inputs: inputs.collect(), outputs: signature.outputs.clone(), parameters }
+    }
+}
+
+/// A client of one server.
+#[async_trait]
+pub(super) trait KserveClient: Send + Sync {
+    async fn metadata(&self, model: &RemoteModel) -> Result<ModelMetadata, AttemptFailure>;
+
+    async fn config(&self, model: &RemoteModel) -> Result<ModelConfig, AttemptFailure>;
+
+    /// Fails unless the server can run the model now.
+    async fn check_ready(&self, model: &RemoteModel) -> Result<(), AttemptFailure>;
+
+    /// Runs the model. The server may drop the request after `timeout`; the caller enforces it.
+    async fn infer(
+        &self,
+        model: &RemoteModel,
+        call: &Call,
+        timeout: Duration,
+    ) -> Result<Vec<Tensor>, AttemptFailure>;
+
+    async fn describe(&self, model: &RemoteModel) -> Result<Description, AttemptFailure> {
+        let metadata = self.metadata(model).await?;
+        let config = match self.config(model).await {
+            Err(failure) if matches!(failure.kind, FailureKind::Missing | FailureKind::Refused) => {
+                ModelConfig::default()
+            }
+            config => config?,
+        };
+        Ok(Description { metadata, config })
+    }
+}
+
+/// The unit of Triton's `timeout` parameter.
+pub(super) fn microseconds(timeout: Duration) -> i64 {
+    i64::try_from(timeout.as_micros()).unwrap_or(i64::MAX)
+}
