@@ -182,7 +182,7 @@ const FLEET_PATIENCE: Duration = Duration::from_secs(1);
 impl Model {
     /// Opens every model of the configuration, in its order. Models of the same files share what is loaded.
     pub fn open_all(config: &Config) -> Result<Vec<Self>> {
-        s3::set_patience(config.s3.patience());
+        s3::set_patience(config.s3.timeout());
         let mut models: Vec<Self> = Vec::new();
         let mut shared: Vec<(Sharing, Loaded)> = Vec::new();
         for model in &config.models {

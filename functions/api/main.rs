@@ -11,10 +11,9 @@ use axum::Router;
 use kivu::{
     api::{App, BindScope, GatewayVerified, Guard, LazyRouter, below, router},
     backend::Deadline,
-    cli::start_log,
     config::{Config, LogFormat},
     model::Model,
-    telemetry::{self, Embedded},
+    telemetry::{self, Embedded, start_log},
 };
 use lambda_http::{
     Adapter, Body, Error, IntoResponse, LambdaEvent, Request, RequestExt, Response,

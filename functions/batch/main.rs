@@ -7,9 +7,9 @@ use std::{
 
 use kivu::{
     batch::Function,
-    cli::start_log,
     config::{Config, LogFormat},
     model::Model,
+    telemetry::start_log,
 };
 use lambda_http::{
     Error, LambdaEvent,

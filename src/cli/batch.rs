@@ -1,7 +1,6 @@
-//! `kivu batch`: a file of texts to a file of answers.
+//! `kivu batch`: inference on the rows of a file.
 
 use std::{
-    io::{self, Write},
     path::{Path, PathBuf},
     process::{self, ExitCode},
     sync::{
@@ -14,7 +13,10 @@ use std::{
 use clap::Args;
 use tokio::runtime::Builder;
 
-use super::{interrupt::Signals, progress::Rows, say};
+use super::{
+    interrupt::Signals,
+    terminal::{Progress as Bar, print, print_aside},
+};
 use crate::{
     batch::{Ended, Existing, Format, Job, Parameters, Progress, Report, Sink, Source, Status},
     config::Config,
@@ -34,63 +36,63 @@ Examples:
   kivu batch s3://bucket/in/a.parquet s3://bucket/out/a.parquet --model my-model
   zcat texts.jsonl.gz | kivu batch - - --model my-model > answers.jsonl
 
-A job that was stopped continues where it was when the same command is run again.";
+Running the same command again resumes a job that was stopped.";
 
-/// What `-` means in place of a path: standard input or output.
+/// The path that means standard input or output.
 const STANDARD: &str = "-";
 
-/// Answer every row of a file: JSON Lines, CSV or Parquet, plain or packed with gzip or zstd
+/// Run a model on every row of a file: JSON Lines, CSV or Parquet, plain or compressed with gzip or zstd
 ///
-/// OUTPUT has the format of INPUT, with the answers in columns at the end of each row; a row that cannot be answered
-/// has an error there. OUTPUT.report.json says what was done. Either may be an s3://BUCKET/KEY, a pipe, or `-` for
-/// standard input or output.
+/// OUTPUT has the format and the columns of INPUT, and columns with the results; rows that fail have an error there.
+/// OUTPUT.report.json is a summary. INPUT and OUTPUT may be s3://BUCKET/KEY, a pipe, or `-` for standard input or
+/// output.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
-    /// The file of texts
+    /// The input file
     input: PathBuf,
-    /// The file of answers
+    /// The output file
     output: PathBuf,
     /// The name of a model of kivu.toml, or a bundle [default: the first of kivu.toml]
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// The column of texts [default: `text` or another that is known]
+    /// The column of texts [default: `text`, or another common name]
     #[arg(long)]
     column: Option<String>,
-    /// The format of INPUT: json-lines, csv or parquet [default: what the content looks like]
+    /// The format of INPUT: json-lines, csv or parquet [default: detected from the content]
     #[arg(long)]
     format: Option<Format>,
-    /// Labels of zero-shot classification, with commas between them
+    /// Labels of zero-shot classification, separated by commas
     #[arg(long)]
     labels: Vec<String>,
-    /// The sentence that labels are put into, with {} for the label
+    /// The hypothesis of zero-shot classification, with {} for the label
     #[arg(long)]
     template: Option<String>,
-    /// Score each label on its own
+    /// Score each label independently of the others
     #[arg(long)]
     multi_label: bool,
-    /// The query that texts are ranked for
+    /// The query of a ranking
     #[arg(long)]
     query: Option<String>,
-    /// The language of the texts, where the model has several
+    /// The language of the texts, if the model has several
     #[arg(long, value_name = "LANGUAGE")]
     source_language: Option<String>,
-    /// The language that they are wanted in, where the model has several
+    /// The language to translate to, if the model has several
     #[arg(long, value_name = "LANGUAGE")]
     target_language: Option<String>,
-    /// The name of a prompt
+    /// The name of a prompt of the model
     #[arg(long)]
     prompt: Option<String>,
-    /// Keep only that many values of each vector
+    /// Truncate vectors to this many values
     #[arg(long)]
     dimensions: Option<usize>,
-    /// Refuse texts of too many tokens instead of cutting them
+    /// Report texts of too many tokens as errors instead of truncating them
     #[arg(long)]
     no_truncate: bool,
-    /// Replace OUTPUT though Kivu did not write it, or it was changed since
+    /// Replace OUTPUT even if Kivu did not write it, or it was changed since
     #[arg(long)]
     overwrite: bool,
-    /// Start from the first row though an earlier run can be continued
+    /// Start from the first row even if an earlier run can be resumed
     #[arg(long)]
     restart: bool,
 }
@@ -102,8 +104,7 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
         None if arguments.output.as_os_str() == STANDARD => Sink::Stdout,
         None => Sink::File(arguments.output.clone()),
     };
-    // Results do not go where the answers go.
-    let tell: fn(&str) -> Result<()> = if sink.is_stdout() { say_aside } else { say };
+    let is_stdout = sink.is_stdout();
     let model = open(arguments.model.as_deref(), &mut config)?;
     let parameters = Parameters {
         model: None,
@@ -120,7 +121,7 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
         prompt: arguments.prompt,
         truncate: arguments.no_truncate.then_some(false),
     };
-    let watcher = Arc::new(Rows::default());
+    let watcher = Arc::new(Bar::default());
     let job = Job {
         source,
         sink,
@@ -148,28 +149,31 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
         };
         job.run_until(stop).await
     });
-    // A thread may be waiting for the other end of a pipe, or for a batch whose answers nobody wants any more.
+    // A thread may still be blocked on a pipe, or run a batch of an abandoned job.
     runtime.shutdown_background();
     watcher.clear();
     match ended? {
-        Ended::Done(report) => tell_report(&report, tell),
-        Ended::Known => {
-            tell(&format!("known  {}", arguments.output.display()))?;
-            Ok(ExitCode::SUCCESS)
+        Ended::Done(report) if report.status == Status::Failed => {
+            Err(Error::config(report.error.unwrap_or_default()))
         }
+        Ended::Done(report) => summarize(&summary(&report).join("\n"), is_stdout),
+        Ended::Known => summarize(&format!("known  {}", arguments.output.display()), is_stdout),
         Ended::Unfinished(Progress { rows, .. }) => {
-            let next = if is_resumable { "; run the same command again to continue" } else { "" };
-            say_aside(&format!("stopped after {rows} rows{next}"))?;
+            let next = if is_resumable { "; run the same command again to resume" } else { "" };
+            print_aside(&format!("stopped after {rows} rows{next}"));
             Ok(ExitCode::from(code.load(Ordering::Relaxed)))
         }
     }
 }
 
-/// Writes a result to standard error, where standard output has other contents.
-fn say_aside(line: &str) -> Result<()> {
-    // Nobody is left to be told that standard error is gone.
-    let _ = writeln!(io::stderr(), "{line}");
-    Ok(())
+/// Prints a summary, to standard error if standard output has the results.
+fn summarize(summary: &str, is_stdout: bool) -> Result<ExitCode> {
+    if is_stdout {
+        print_aside(summary);
+    } else {
+        print(summary)?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn source(input: &Path) -> Result<Source> {
@@ -183,7 +187,7 @@ fn source(input: &Path) -> Result<Source> {
     Ok(Source::Object(url, object))
 }
 
-/// The model of that name, or the bundle there.
+/// The model with this name in the configuration, or the bundle at this path.
 fn open(name: Option<&str>, config: &mut Config) -> Result<Model> {
     if let Some(name) = name {
         let path = Path::new(name);
@@ -194,37 +198,21 @@ fn open(name: Option<&str>, config: &mut Config) -> Result<Model> {
     }
     let mut models = Model::open_all(config)?;
     let known = models.iter().map(|model| model.name.clone()).collect();
-    let place = match name {
-        None => Some(0),
-        Some(name) => models.iter().position(|model| model.name == name),
-    };
+    let index = models.iter().position(|model| name.is_none_or(|name| model.name == name));
     let unknown = || Error::UnknownModel { name: name.unwrap_or_default().to_owned(), known };
-    place.map(|place| models.swap_remove(place)).ok_or_else(unknown)
+    index.map(|index| models.swap_remove(index)).ok_or_else(unknown)
 }
 
-fn tell_report(report: &Report, tell: fn(&str) -> Result<()>) -> Result<ExitCode> {
-    if report.status == Status::Failed {
-        return Err(Error::config(report.error.clone().unwrap_or_default()));
+fn summary(report: &Report) -> Vec<String> {
+    let Progress { rows, seconds, tokens, errors, samples, columns, .. } = &report.progress;
+    let rate = *rows as f64 / seconds.max(1e-3);
+    let mut lines = vec![format!("{rows} rows in {seconds:.1} s ({rate:.0} a second), {tokens} tokens")];
+    lines.extend(errors.iter().map(|(kind, count)| format!("  {count} errors of the kind `{kind}`")));
+    lines.extend(samples.iter().take(3).map(|sample| format!("  row {}: {}", sample.row, sample.message)));
+    lines.extend(report.notes.iter().map(|note| format!("  note    {note}")));
+    if !columns.is_empty() {
+        lines.push(format!("  columns {}", quoted(&columns.iter().collect::<Vec<_>>())));
     }
-    let progress = &report.progress;
-    let rate = progress.rows as f64 / progress.seconds.max(1e-3);
-    tell(&format!(
-        "{} rows in {:.1} s ({rate:.0} a second), {} tokens",
-        progress.rows, progress.seconds, progress.tokens
-    ))?;
-    for (kind, count) in &progress.errors {
-        tell(&format!("  {count} errors of the kind `{kind}`"))?;
-    }
-    for sample in progress.samples.iter().take(3) {
-        tell(&format!("  row {}: {}", sample.row, sample.message))?;
-    }
-    for note in &report.notes {
-        tell(&format!("  note    {note}"))?;
-    }
-    if !progress.columns.is_empty() {
-        let columns: Vec<_> = progress.columns.iter().collect();
-        tell(&format!("  columns {}", quoted(&columns)))?;
-    }
-    tell(&format!("  output  {}", report.output))?;
-    Ok(ExitCode::SUCCESS)
+    lines.push(format!("  output  {}", report.output));
+    lines
 }

@@ -1,11 +1,11 @@
-//! `kivu completions`: a shell that knows the commands.
+//! `kivu completions`: completion scripts for shells.
 
 use std::{
     io::{self, Write},
     process::ExitCode,
 };
 
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use clap_complete::Shell;
 
 use crate::error::{Error, Result};
@@ -17,18 +17,18 @@ Examples:
   kivu completions zsh > ~/.zfunc/_kivu                               with ~/.zfunc in fpath
   kivu completions fish > ~/.config/fish/completions/kivu.fish";
 
-/// Print a script by which a shell completes commands and options
+/// Print a script that completes commands and options in a shell
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
-    /// The shell that the script is for
+    /// The shell
     shell: Shell,
 }
 
-pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    // Written at once: a reader that has seen enough is told as an error, not as a panic.
+pub(super) fn run(arguments: &Arguments, command: &mut Command) -> Result<ExitCode> {
+    // Into memory first: `generate` panics if it cannot write.
     let mut script = Vec::new();
-    clap_complete::generate(arguments.shell, &mut super::Arguments::command(), "kivu", &mut script);
+    clap_complete::generate(arguments.shell, command, "kivu", &mut script);
     io::stdout().write_all(&script).map_err(Error::io("cannot write to standard output"))?;
     Ok(ExitCode::SUCCESS)
 }

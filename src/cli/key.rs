@@ -1,31 +1,30 @@
-//! `kivu key`: a key for a caller.
+//! `kivu key`: API keys.
 
 use std::process::ExitCode;
 
 use clap::Args;
 
-use super::say;
+use super::terminal::print;
 use crate::{api::make_key, error::Result};
 
 const EXAMPLES: &str = "\
 Examples:
-  kivu key alice    a key for alice, and the line for `auth.keys` of the server that is to know it";
+  kivu key alice    a key for alice, and the line for `auth.keys` of the server that accepts it";
 
-/// Make a key, and the line by which a server knows it
+/// Make an API key, and the line that makes a server accept it
 ///
-/// The key is for whoever is to call the server, and is not kept anywhere. The line, which gives nothing away,
-/// goes to `auth.keys`, into `auth.keys_file` or into the secret.
+/// The key is for the caller and is not stored. The line contains only a hash of it; add it to `auth.keys`, to
+/// `auth.keys_file` or to the secret.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
-    /// Who the key is for; the name stands in the log with each request
+    /// The name of the caller, which the log has for each request
     #[arg(value_name = "NAME", default_value = "default")]
     name: String,
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let (key, line) = make_key(&arguments.name)?;
-    say(&format!("key:  {key}"))?;
-    say(&format!("line: {line}"))?;
+    print(&format!("key:  {key}\nline: {line}"))?;
     Ok(ExitCode::SUCCESS)
 }

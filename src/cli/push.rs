@@ -1,10 +1,10 @@
-//! `kivu push`: a bundle to S3.
+//! `kivu push`: bundles to S3.
 
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
-use super::{progress::Terminal, say};
+use super::terminal::{Progress, print};
 use crate::{
     config::Config,
     error::{Error, Result},
@@ -16,22 +16,21 @@ use crate::{
     },
 };
 
-/// Where it is remembered what was sent, under the home of what is fetched.
-const NOTES: &str = "pushes";
+/// The folder in `home` with the state of interrupted uploads.
+const STATE: &str = "pushes";
 
 const EXAMPLES: &str = "\
 Examples:
-  kivu push my-model s3://bucket/models    from now on: kivu serve s3://bucket/models/my-model";
+  kivu push my-model s3://bucket/models    afterwards: kivu serve s3://bucket/models/my-model";
 
-/// Send a bundle to S3, whence it is served
+/// Upload a bundle to S3
 ///
-/// It comes to lie under PREFIX/NAME/DIGEST, and PREFIX/NAME/latest names it. What is there already is not sent
-/// again, and a push that was interrupted goes on where it stopped. AWS_ENDPOINT_URL names another server than
-/// AWS's.
+/// The bundle is stored under PREFIX/NAME/DIGEST, and PREFIX/NAME/latest refers to it. Existing objects are skipped,
+/// and an interrupted upload is resumed. AWS_ENDPOINT_URL selects a store other than that of AWS.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
-    /// A bundle that `kivu build` made
+    /// A bundle made by `kivu build`
     bundle: PathBuf,
     /// The prefix, as s3://BUCKET/PREFIX
     #[arg(value_name = "URL")]
@@ -42,17 +41,16 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     let bundle = Bundle::open(&arguments.bundle)?;
     if let Home::S3(..) = bundle.home() {
         return Err(Error::config(format!(
-            "expected a bundle in a folder, but found `{}`; `kivu pull` fetches it",
+            "expected a bundle in a folder, but found `{}`; `kivu pull` downloads it",
             arguments.bundle.display()
         )));
     }
-    let notes = config.home.join(NOTES);
-    let pushed = staged::push(&Store::open()?, &bundle, &arguments.prefix, &notes, &Terminal::new())?;
+    let (state, progress) = (config.home.join(STATE), Progress::default());
+    let outcome = match staged::push(&Store::open()?, &bundle, &arguments.prefix, &state, &progress)? {
+        Pushed::Sent => "sent ",
+        Pushed::Known => "known",
+    };
     let name = arguments.prefix.join(&bundle.manifest().name);
-    match pushed {
-        Pushed::Sent => say(&format!("sent   {}", name.join(bundle.digest())))?,
-        Pushed::Known => say(&format!("known  {}", name.join(bundle.digest())))?,
-    }
-    say(&format!("next   kivu serve {name}"))?;
+    print(&format!("{outcome}  {}\nnext   kivu serve {name}", name.join(bundle.digest())))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,10 +1,10 @@
-//! `kivu triton`: a bundle as a model of Triton's.
+//! `kivu triton`: bundles as models of Triton.
 
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Args, ValueEnum};
 
-use super::say;
+use super::terminal::print;
 use crate::{
     error::Result,
     pipeline::Task,
@@ -16,8 +16,8 @@ use crate::{
 
 /// Write a bundle into a model repository of Triton
 ///
-/// The repository gets a folder with the bundle's name, its configuration and version 1. What is there already is
-/// not overwritten.
+/// The repository gets a folder with the bundle's name, its configuration and version 1. Existing files are not
+/// overwritten.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// A bundle
@@ -25,21 +25,21 @@ pub(super) struct Arguments {
     /// The model repository
     #[arg(long, value_name = "REPOSITORY")]
     out: PathBuf,
-    /// What runs the graph: Triton's backend for ONNX, or its backend for Python with the package onnxruntime
+    /// The Triton backend that runs the graph: onnxruntime, or python with the package onnxruntime
     ///
-    /// By default onnxruntime, and python for a model that translates, which takes a program there.
+    /// The default is onnxruntime, and python for translation, which needs a program on the server.
     #[arg(long, value_enum)]
     backend: Option<Backend>,
-    /// The most texts in a batch
+    /// The maximum number of texts in a batch
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     max_batch_size: u32,
-    /// Copies of the model that run side by side
+    /// Copies of the model that run concurrently
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     instances: u32,
     /// Let TensorRT compile the graph, in half precision
     #[arg(long)]
     tensorrt: bool,
-    /// Write a tokenizer too, and an ensemble NAME_text that reads texts
+    /// Also write a tokenizer, and an ensemble NAME_text whose inputs are texts
     #[arg(long)]
     text: bool,
 }
@@ -54,10 +54,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let bundle = Bundle::open(&arguments.bundle)?;
     let options = Options {
         runner: match arguments.backend {
-            Some(Backend::Onnxruntime) => Runner::Onnx,
             Some(Backend::Python) => Runner::Python,
             None if bundle.manifest().task == Task::Translation => Runner::Python,
-            None => Runner::Onnx,
+            _ => Runner::Onnx,
         },
         max_batch_size: arguments.max_batch_size,
         instances: arguments.instances,
@@ -65,7 +64,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
         text: arguments.text,
     };
     for name in write(&bundle, &arguments.out, &options)? {
-        say(&format!("wrote {}", arguments.out.join(name).display()))?;
+        print(&format!("wrote {}", arguments.out.join(name).display()))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,25 +1,25 @@
-//! Who may ask, as it is configured.
+//! Authentication.
 
 use std::{fmt, path::PathBuf};
 
 use serde::Deserialize;
 
-/// Who may ask, and where the keys are.
+/// How callers authenticate, and where the keys are.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AuthConfig {
-    /// How callers prove who they are; by keys if there are any, where nothing is said.
+    /// By default [`AuthMode::Keys`] if there are keys.
     pub mode: Option<AuthMode>,
-    /// Hashes of keys, as `kivu key` prints them.
+    /// Hashes of keys, as printed by `kivu key`.
     pub keys: Vec<String>,
-    /// A file with such hashes, one a line.
+    /// A file of such hashes, one per line.
     pub keys_file: Option<PathBuf>,
-    /// The name or ARN of a secret in AWS Secrets Manager with such hashes, one a line.
+    /// The name or ARN of a secret in AWS Secrets Manager with such hashes, one per line.
     pub keys_secret: Option<String>,
-    /// Seconds after which the file or the secret is read again.
+    /// The interval at which the file or the secret is read again, in seconds.
     pub refresh_s: u64,
-    /// What a proxy in front shows in `x-kivu-front`; requests without it did not come through it.
-    pub front: Option<Shown>,
+    /// The secret that a trusted proxy sends in `x-kivu-front`; requests without it are refused.
+    pub front: Option<Secret>,
 }
 
 impl Default for AuthConfig {
@@ -28,26 +28,26 @@ impl Default for AuthConfig {
     }
 }
 
-/// How callers prove who they are.
+/// How callers authenticate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AuthMode {
-    /// By a key.
+    /// An API key.
     Keys,
-    /// By an AWS signature, which API Gateway has checked.
+    /// An AWS signature, verified by API Gateway.
     Iam,
-    /// By a token, which API Gateway has checked.
+    /// A token, verified by API Gateway.
     Jwt,
-    /// Not at all.
+    /// Every request is allowed.
     None,
 }
 
-/// A text that is not for logs.
+/// A text that `Debug` hides.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
-pub struct Shown(pub String);
+pub struct Secret(pub String);
 
-impl fmt::Debug for Shown {
+impl fmt::Debug for Secret {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("…")
     }

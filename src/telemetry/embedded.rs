@@ -1,7 +1,11 @@
-//! CloudWatch's embedded metric format: lines in the log that CloudWatch makes metrics of.
+//! The embedded metric format of CloudWatch: JSON lines in the log from which CloudWatch extracts metrics.
+//!
+//! `metrics_cloudwatch_embedded` is not used: it drops values beyond a hundred per metric and makes a dimension of
+//! each label, and CloudWatch charges for each combination of dimensions.
 
 use std::{
     collections::BTreeMap,
+    fmt,
     io::{self, Write},
     sync::{Arc, atomic::Ordering},
     time::{SystemTime, UNIX_EPOCH},
@@ -11,89 +15,86 @@ use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, Share
 use metrics_util::registry::{AtomicStorage, Registry};
 use serde_json::{Map, Value, json};
 
-use crate::error::{Error, Result};
+use super::cannot_register;
+use crate::error::Result;
 
 const NAMESPACE: &str = "Kivu";
-/// The one dimension: each more would multiply what CloudWatch charges for.
 const DIMENSION: &str = "Function";
-/// The most values of a metric that CloudWatch takes in a line.
-const MOST_VALUES: usize = 100;
+/// CloudWatch's limit of values per metric and line.
+const MAX_VALUES: usize = 100;
 
-/// The counters of a function, since they were last written.
+/// The metrics of a function since the last flush.
 #[derive(Clone)]
 pub struct Embedded {
     registry: Arc<Registry<Key, AtomicStorage>>,
     function: Arc<str>,
 }
 
-impl std::fmt::Debug for Embedded {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Embedded {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("Embedded").field("function", &self.function).finish_non_exhaustive()
     }
 }
 
 impl Embedded {
-    /// Counts for the function of this name; nothing is written yet.
+    /// An exporter for the function with this name, which is not installed.
     pub fn new(function: &str) -> Self {
         Self { registry: Arc::new(Registry::atomic()), function: function.into() }
     }
 
-    /// Sends what is counted here from now on; to be done once a process.
+    /// Installs the exporter for this process.
+    ///
+    /// # Errors
+    /// If the process has an exporter already.
     pub fn install(function: &str) -> Result<Self> {
         let embedded = Self::new(function);
-        metrics::set_global_recorder(embedded.clone())
-            .map_err(|_| Error::config("the counters are installed already"))?;
+        metrics::set_global_recorder(embedded.clone()).map_err(cannot_register)?;
         Ok(embedded)
     }
 
-    /// Writes what was counted since the last time to standard output, which Lambda sends to CloudWatch.
+    /// Writes the metrics to standard output, which Lambda sends to CloudWatch, and resets them.
     pub fn flush(&self) {
         for line in self.lines(SystemTime::now()) {
-            // A function whose output is gone has nobody to tell.
             let _ = writeln!(io::stdout(), "{line}");
         }
     }
 
-    /// The lines for what was counted since the last time.
+    /// The metrics as lines; resets counters and histograms.
     pub fn lines(&self, now: SystemTime) -> Vec<Value> {
-        let mut values: BTreeMap<String, (&str, Vec<f64>)> = BTreeMap::new();
+        let mut metrics: BTreeMap<String, (&str, Vec<f64>)> = BTreeMap::new();
         self.registry.visit_counters(|key, counter| {
             let count = counter.swap(0, Ordering::Relaxed);
             if count > 0 {
-                values.insert(name(key), ("Count", vec![count as f64]));
+                metrics.insert(name(key), ("Count", vec![count as f64]));
             }
         });
         self.registry.visit_gauges(|key, gauge| {
-            // What is as it should be is zero, and nobody needs to hear of it.
+            // All gauges count faults: zero is not worth a line.
             let value = f64::from_bits(gauge.load(Ordering::Relaxed));
             if value != 0.0 {
-                values.insert(name(key), ("Count", vec![value]));
+                metrics.insert(name(key), ("Count", vec![value]));
             }
         });
         self.registry.visit_histograms(|key, histogram| {
             let mut ms = Vec::new();
             histogram.clear_with(|seconds| ms.extend(seconds.iter().map(|seconds| seconds * 1000.0)));
             if !ms.is_empty() {
-                values.insert(name(key), ("Milliseconds", ms));
+                metrics.insert(name(key), ("Milliseconds", ms));
             }
         });
         let millis = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
-        let mut lines = Vec::new();
-        while !values.is_empty() {
-            lines.push(self.line(millis, &mut values));
-        }
-        lines
+        let lines = metrics.values().map(|(_, values)| values.len().div_ceil(MAX_VALUES)).max().unwrap_or(0);
+        (0..lines).map(|line| self.line(millis, line, &metrics)).collect()
     }
 
-    /// A line with as many of the values as it may hold; they are taken out.
-    fn line(&self, millis: u64, values: &mut BTreeMap<String, (&str, Vec<f64>)>) -> Value {
+    /// The line with the `number`th hundred of each metric's values.
+    fn line(&self, millis: u64, number: usize, metrics: &BTreeMap<String, (&str, Vec<f64>)>) -> Value {
         let (mut line, mut described) = (Map::new(), Vec::new());
-        for (name, (unit, of)) in values.iter_mut() {
-            let some: Vec<f64> = of.drain(..of.len().min(MOST_VALUES)).collect();
+        for (name, (unit, values)) in metrics {
+            let Some(values) = values.chunks(MAX_VALUES).nth(number) else { continue };
             described.push(json!({ "Name": name, "Unit": unit }));
-            line.insert(name.clone(), if let [one] = some[..] { json!(one) } else { json!(some) });
+            line.insert(name.clone(), if let [value] = values { json!(value) } else { json!(values) });
         }
-        values.retain(|_, (_, of)| !of.is_empty());
         let metrics = json!([{ "Namespace": NAMESPACE, "Dimensions": [[DIMENSION]], "Metrics": described }]);
         line.insert("_aws".to_owned(), json!({ "Timestamp": millis, "CloudWatchMetrics": metrics }));
         line.insert(DIMENSION.to_owned(), json!(&*self.function));
@@ -101,7 +102,7 @@ impl Embedded {
     }
 }
 
-/// The name that CloudWatch knows a metric by: `kivu_cold_seconds{part="session"}` is `ColdSessionMs`.
+/// The name of a metric in CloudWatch: `kivu_cold_seconds{part="session"}` is `ColdSessionMs`.
 fn name(key: &Key) -> String {
     let plain = key.name().strip_prefix("kivu_").unwrap_or(key.name());
     let (stem, end) = match plain.strip_suffix("_seconds") {
@@ -109,19 +110,16 @@ fn name(key: &Key) -> String {
         None => (plain.strip_suffix("_total").unwrap_or(plain), ""),
     };
     let labels = key.labels().flat_map(|label| label.value().split('_'));
-    let words = stem.split('_').chain(labels);
-    let capitals = words.map(|word| {
+    let capitalized = stem.split('_').chain(labels).map(|word| {
         let (first, rest) = word.split_at(word.chars().next().map_or(0, char::len_utf8));
         first.to_uppercase() + rest
     });
-    capitals.collect::<String>() + end
+    capitalized.collect::<String>() + end
 }
 
 impl Recorder for Embedded {
     fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-
     fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-
     fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
@@ -145,7 +143,7 @@ mod tests {
     use crate::telemetry;
 
     #[test]
-    fn what_was_counted_is_one_line_that_cloudwatch_reads() {
+    fn metrics_are_one_line_in_the_embedded_metric_format() {
         let embedded = Embedded::new("kivu-api");
         metrics::with_local_recorder(&embedded, || {
             telemetry::answered(200, Duration::from_millis(5));
@@ -236,11 +234,11 @@ mod tests {
           }
         ]
         "#);
-        assert!(embedded.lines(SystemTime::now()).is_empty(), "nothing is counted twice");
+        assert!(embedded.lines(SystemTime::now()).is_empty(), "metrics are reset");
     }
 
     #[test]
-    fn what_happens_on_a_fleet_goes_by_the_places_of_its_servers() {
+    fn fleet_metrics_identify_servers_by_index() {
         let embedded = Embedded::new("kivu-api");
         let line = |count: &dyn Fn()| {
             metrics::with_local_recorder(&embedded, count);
@@ -261,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_holds_a_hundred_values() {
+    fn a_line_has_at_most_100_values_per_metric() {
         let embedded = Embedded::new("kivu-api");
         metrics::with_local_recorder(&embedded, || {
             for _ in 0..250 {

@@ -1,10 +1,11 @@
-//! What is counted and timed: the same counters for Prometheus and for CloudWatch.
+//! Metrics, traces and the log.
 //!
-//! Whoever works says so here, by name; where it goes is decided by the program, once: [`Prometheus::install`] or
-//! [`Embedded::install`]. Without either it goes nowhere and costs nothing. No text of a user comes near it.
+//! The functions here record metrics; the program chooses the exporter once, with [`Prometheus::install`] or
+//! [`Embedded::install`]. Without one, recording does nothing. Metrics and log never contain texts of requests.
 
 mod embedded;
 pub mod fleet;
+mod log;
 pub mod trace;
 
 use std::time::{Duration, Instant};
@@ -12,13 +13,13 @@ use std::time::{Duration, Instant};
 use metrics::{counter, histogram};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 
-pub use self::embedded::Embedded;
+pub use self::{embedded::Embedded, log::start_log};
 use crate::error::{Error, Result};
 
-/// The upper bounds of the buckets that durations are counted in, in seconds.
+/// The upper bounds of histogram buckets, in seconds.
 const BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
-/// A request was answered.
+/// Records a response.
 pub fn answered(status: u16, took: Duration) {
     counter!("kivu_requests_total").increment(1);
     let class = match status {
@@ -30,19 +31,19 @@ pub fn answered(status: u16, took: Duration) {
     histogram!("kivu_request_seconds").record(took);
 }
 
-/// A request's texts went through tokenizer and model.
+/// Records the tokens of a request, and the durations of its stages.
 pub fn encoded(tokens: usize, tokenizing: Duration, inferring: Duration) {
     counter!("kivu_tokens_total").increment(tokens as u64);
     histogram!("kivu_tokenize_seconds").record(tokenizing);
     histogram!("kivu_infer_seconds").record(inferring);
 }
 
-/// A backend ran a batch.
+/// Records a batch that a backend ran.
 pub fn ran(backend: &'static str) {
     counter!("kivu_runs_total", "backend" => backend).increment(1);
 }
 
-/// Does a part of a start, and tells how long it took.
+/// Runs a part of a cold start and records its duration.
 pub fn starting<T>(part: &'static str, work: impl FnOnce() -> T) -> T {
     let started = Instant::now();
     let outcome = work();
@@ -50,36 +51,40 @@ pub fn starting<T>(part: &'static str, work: impl FnOnce() -> T) -> T {
     outcome
 }
 
-/// A function's environment is ready for its first request.
+/// Records the cold start of a function, up to its readiness for requests.
 pub fn started(took: Duration) {
     counter!("kivu_cold_starts_total").increment(1);
     histogram!("kivu_cold_start_seconds").record(took);
 }
 
-/// The counters as Prometheus reads them.
+/// The Prometheus exporter.
 #[derive(Clone, Debug)]
-pub struct Prometheus {
-    handle: PrometheusHandle,
-}
+pub struct Prometheus(PrometheusHandle);
 
 impl Prometheus {
-    /// Sends what is counted to Prometheus from now on; to be done once a process.
+    /// Installs the exporter for this process.
+    ///
+    /// # Errors
+    /// If the process has an exporter already.
     pub fn install() -> Result<Self> {
         let recorder = PrometheusBuilder::new().set_buckets(&BUCKETS).map(PrometheusBuilder::build_recorder);
-        let recorder = recorder.map_err(|error| Error::inference("cannot count", error))?;
+        let recorder = recorder.map_err(cannot_register)?;
         let handle = recorder.handle();
-        metrics::set_global_recorder(recorder)
-            .map_err(|_| Error::config("the counters are installed already"))?;
-        Ok(Self { handle })
+        metrics::set_global_recorder(recorder).map_err(cannot_register)?;
+        Ok(Self(handle))
     }
 
-    /// The page that Prometheus asks for.
+    /// The metrics in the exposition format of Prometheus.
     pub fn page(&self) -> String {
-        self.handle.render()
+        self.0.render()
     }
 
-    /// Keeps the counters small where nobody asks for them; to be called every few seconds.
-    pub fn tidy(&self) {
-        self.handle.run_upkeep();
+    /// Sorts recorded durations into their buckets, which bounds the memory between scrapes.
+    pub fn upkeep(&self) {
+        self.0.run_upkeep();
     }
+}
+
+fn cannot_register(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::inference("cannot register the metrics recorder", error)
 }

@@ -1,20 +1,20 @@
-//! The trace that a request belongs to, as W3C (`traceparent`) or X-Ray (`x-amzn-trace-id`) tell it.
+//! Trace contexts, in the format of W3C (`traceparent`) or of X-Ray (`x-amzn-trace-id`).
 
 use std::future::Future;
 
-/// The header of W3C's form.
+/// The header of the W3C format.
 pub const TRACEPARENT: &str = "traceparent";
-/// The header of X-Ray's form.
+/// The header of the X-Ray format.
 pub const X_RAY: &str = "x-amzn-trace-id";
 
-/// Whose work a request is part of.
+/// A trace context.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
-    /// 32 hexadecimal digits, the same for all of it.
+    /// The trace id: 32 hexadecimal digits.
     pub id: String,
-    /// 16 hexadecimal digits: the step that asked for this one.
+    /// The id of the calling span: 16 hexadecimal digits.
     pub parent: String,
-    /// Whether this one is recorded.
+    /// Whether the trace is recorded.
     pub is_sampled: bool,
 }
 
@@ -23,14 +23,14 @@ tokio::task_local! {
 }
 
 impl Trace {
-    /// Reads the headers of a request, W3C's first.
+    /// Reads the headers of a request; that of W3C wins.
     pub fn read<'a>(header: impl Fn(&str) -> Option<&'a str>) -> Option<Self> {
         header(TRACEPARENT)
             .and_then(Self::from_traceparent)
             .or_else(|| header(X_RAY).and_then(Self::from_x_ray))
     }
 
-    /// `00-TRACE-PARENT-FLAGS`; a later version may have more after that.
+    /// `00-TRACE-PARENT-FLAGS`; later versions may have more fields.
     fn from_traceparent(text: &str) -> Option<Self> {
         let mut parts = text.trim().split('-');
         let (version, id, parent, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
@@ -42,26 +42,26 @@ impl Trace {
         Some(Self { id: id.to_owned(), parent: parent.to_owned(), is_sampled })
     }
 
-    /// `Root=1-TIME-REST;Parent=…;Sampled=1`, in any order, with more in between.
+    /// `Root=1-TIME-REST;Parent=…;Sampled=1`, in any order, possibly with more fields.
     fn from_x_ray(text: &str) -> Option<Self> {
         let field = |name: &str| {
             text.split(';').filter_map(|field| field.trim().split_once('=')).find(|(key, _)| *key == name)
         };
         let (_, root) = field("Root")?;
         let id: String = root.strip_prefix("1-")?.split('-').collect();
-        // API Gateway names a trace before there is any step in it.
+        // API Gateway sends a root without a parent.
         let parent = field("Parent").map_or_else(|| id.get(16..).unwrap_or_default(), |(_, parent)| parent);
         let is_good = is_id(&id, 32) && is_id(parent, 16);
         let is_sampled = field("Sampled").is_some_and(|(_, sampled)| sampled == "1");
         is_good.then(|| Self { parent: parent.to_owned(), id: id.clone(), is_sampled })
     }
 
-    /// The trace that the running task belongs to, for passing it on to whoever is asked next.
+    /// The trace of the current task, for outgoing requests.
     pub fn current() -> Option<Self> {
         CURRENT.try_with(Clone::clone).ok()
     }
 
-    /// Does `work` as a part of `trace`, if there is one.
+    /// Runs `work` with `trace` as the current trace.
     pub async fn follow<T>(trace: Option<Self>, work: impl Future<Output = T>) -> T {
         match trace {
             Some(trace) => CURRENT.scope(trace, work).await,
@@ -69,18 +69,18 @@ impl Trace {
         }
     }
 
-    /// W3C's header for it.
+    /// The value of the W3C header.
     pub fn traceparent(&self) -> String {
         format!("00-{}-{}-{:02x}", self.id, self.parent, u8::from(self.is_sampled))
     }
 }
 
-/// Lower-case hexadecimal digits, so many of them.
+/// Whether `text` is `digits` lower-case hexadecimal digits.
 fn is_hex(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// The same, not all of them zero.
+/// The same, and not all zero.
 fn is_id(text: &str, digits: usize) -> bool {
     is_hex(text, digits) && text.bytes().any(|byte| byte != b'0')
 }
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_are_read_and_nothing_else() {
+    fn both_formats_are_parsed_and_others_ignored() {
         struct Case<'a>(&'a str, &'a str, Option<&'a str>);
         let sampled = format!("00-{ID}-{PARENT}-01");
         let x_ray = "Root=1-4bf92f35-77b34da6a3ce929d0e0e4736;Parent=00f067aa0ba902b7;Sampled=1";
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_task_knows_its_trace() {
+    async fn a_task_has_the_trace_that_it_follows() {
         assert_eq!(Trace::current(), None);
         let trace = Trace { id: ID.into(), parent: PARENT.into(), is_sampled: true };
         let seen = Trace::follow(Some(trace.clone()), async { Trace::current() }).await;

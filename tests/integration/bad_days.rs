@@ -312,7 +312,10 @@ fn a_server_for_others_does_not_start_without_keys() {
     };
     let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
     let refusal = open(command.arg("serve").arg(&bundle));
-    insta::assert_snapshot!(refusal, @r#"error: expected keys for a server that others can reach, but found none; `kivu key NAME` makes one for `auth.keys`, and `auth.mode = "none"` lets everybody in"#);
+    insta::assert_snapshot!(refusal, @r#"
+    error: expected keys for a server that others can reach, but found none
+    hint: `kivu key NAME` makes one for `auth.keys`, and `auth.mode = "none"` lets everybody in
+    "#);
     let nowhere = folder.path().join("nowhere");
     let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
     let refusal = open(command.arg("serve").arg(&bundle).env("KIVU_AUTH__KEYS_FILE", &nowhere));

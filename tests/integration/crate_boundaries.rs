@@ -31,8 +31,8 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ("zstd::", &["src/batch/compression/"]),
     ("zip::", &["src/build/fetch.rs"]),
     ("lambda_http::", &["functions/"]),
-    ("indicatif::", &["src/cli/progress.rs"]),
-    ("hyper_util::", &["src/backend/triton/connect.rs", "src/cli/bench/server.rs", "src/cli/connections.rs"]),
+    ("indicatif::", &["src/cli/terminal.rs"]),
+    ("hyper_util::", &["src/backend/triton/connect.rs", "src/cli/connections.rs"]),
     ("tokio_rustls::", &["src/backend/triton/connect.rs"]),
     ("tonic::", &["src/backend/triton/grpc.rs"]),
     ("tonic_prost::", &["src/backend/triton/grpc.rs"]),
@@ -40,10 +40,10 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ("utoipa::openapi::", &["src/api/openapi/"]),
     ("utoipa_axum::", &["src/api/mod.rs", "src/api/openapi/"]),
     ("subtle::", &["src/api/auth/"]),
-    ("axum::", &["src/api/", "src/cli/bench/server.rs", "src/cli/connections.rs", "functions/"]),
+    ("axum::", &["src/api/", "src/cli/connections.rs", "functions/"]),
     ("hyper::", &["src/cli/connections.rs"]),
     ("http_body::", &["src/api/permit_body.rs", "src/backend/triton/connect.rs"]),
-    ("rustix::", &["src/build/scratch.rs", "src/cli/mod.rs", "src/cli/serve.rs", "src/repository/folder.rs"]),
+    ("rustix::", &["src/build/scratch.rs", "src/cli/mod.rs", "src/repository/folder.rs"]),
 ];
 
 /// All files with this extension in a folder and its subfolders.

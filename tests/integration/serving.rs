@@ -145,17 +145,29 @@ fn a_server_that_cannot_start_says_why() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
     command.arg("serve").arg(&bundle).args(["--listen", &address]);
     let error = refusal(&mut command).replace(&address, "[address]");
-    insta::assert_snapshot!(error, @"error: cannot listen on `[address]`; choose another address with `--listen`: Address already in use (os error 98)");
+    insta::assert_snapshot!(error, @"
+    error: cannot listen on `[address]`: Address already in use (os error 98)
+    hint: choose another address with `--listen`
+    ");
     let nowhere = refusal(&mut kivu(&folder.path().join("nowhere")));
-    insta::assert_snapshot!(nowhere.replace(&folder.path().display().to_string(), "[folder]"), @"error: expected a bundle in `[folder]/nowhere`, but found no `manifest.toml`; `kivu build` makes bundles");
+    insta::assert_snapshot!(nowhere.replace(&folder.path().display().to_string(), "[folder]"), @"
+    error: expected a bundle in `[folder]/nowhere`, but found no `manifest.toml`
+    hint: `kivu build` makes bundles
+    ");
     let no_library = refusal(kivu(&bundle).env("KIVU_ONNXRUNTIME", "/nowhere/libonnxruntime.so"));
     insta::assert_snapshot!(no_library, @"error: expected ONNX Runtime at `/nowhere/libonnxruntime.so`, but found nothing there");
     let twice = refusal(kivu(&bundle).arg(&bundle));
-    insta::assert_snapshot!(twice, @"error: expected a name of its own for each model, but found `tiny-bert` twice; set `name` in `kivu.toml`");
+    insta::assert_snapshot!(twice, @"
+    error: expected a name of its own for each model, but found `tiny-bert` twice
+    hint: set `name` in `kivu.toml`
+    ");
     let mut none = Command::new(env!("CARGO_BIN_EXE_kivu"));
     none.args(["serve", "--listen", "127.0.0.1:0"]).current_dir(folder.path());
     let none = refusal(&mut none);
-    insta::assert_snapshot!(none, @"error: expected at least one model, but found none; name a bundle: `kivu serve BUNDLE`");
+    insta::assert_snapshot!(none, @"
+    error: expected at least one model, but found none
+    hint: name a bundle: `kivu serve BUNDLE`
+    ");
     let misspelt = refusal(kivu(&bundle).env("KIVU_LIMITS__TXETS", "1"));
     assert!(misspelt.contains("txets"), "{misspelt}");
 }

@@ -1,4 +1,4 @@
-//! The bare runtime: the same graph and texts, without anything of ours around the session.
+//! The baseline: the same graph and texts in ONNX Runtime's session alone.
 
 use std::{
     cmp::Reverse,
@@ -9,124 +9,90 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::ms;
+use super::{LABELS, QUERY, ms};
 use crate::{
     backend::onnx::{Runtime, Session},
     build::quality,
     error::{Error, Result},
-    repository::Bundle,
-    tensor::Tensor,
-    tokenizer::{Encoding, Side, Tokenizer, Truncation},
+    pipeline::Task,
+    repository::{Bundle, Manifest},
+    tokenizer::{Encoding, PairTruncation, Side, Tokenizer, Truncation},
 };
 
-/// A graph, to be run in every way that a program might run it.
 pub(super) struct Raw {
     runtime: Runtime,
     graph: PathBuf,
     tokenizer: Tokenizer,
-    max_tokens: usize,
     cpus: NonZeroUsize,
 }
 
 impl Raw {
     pub(super) fn new(bundle: &Bundle, runtime: Runtime, cpus: NonZeroUsize) -> Result<Self> {
-        let manifest = bundle.manifest();
-        let max_tokens = manifest.embedding.as_ref().map(|embedding| embedding.max_tokens);
-        Ok(Self {
-            runtime,
-            graph: bundle.path(&manifest.graph),
-            tokenizer: bundle.tokenizer()?,
-            max_tokens: max_tokens.unwrap_or(usize::MAX),
-            cpus,
-        })
+        let graph = bundle.path(&bundle.manifest().graph);
+        Ok(Self { runtime, graph, tokenizer: bundle.tokenizer()?, cpus })
     }
 
-    /// Texts a second of the best schedule known: one session run by a thread a CPU, longest text first, one text
-    /// a run. Tokenised beforehand.
-    pub(super) fn best(&self, texts: &[&str], time: Duration) -> Result<f64> {
-        let mut encodings = self.encode(texts)?;
-        encodings.sort_by_key(|encoding| Reverse(encoding.len()));
-        let session = Session::open(self.runtime, &self.graph, NonZeroUsize::MIN)?;
+    /// The rows that the model runs for `texts`: one per text, and for models that read pairs, one per text and
+    /// query or label.
+    pub(super) fn rows(&self, manifest: &Manifest, texts: &[&str]) -> Result<Vec<Encoding>> {
+        let limit = match (&manifest.embedding, &manifest.classification) {
+            (Some(settings), _) => settings.max_tokens,
+            (_, Some(settings)) => settings.max_tokens,
+            _ => usize::MAX,
+        };
+        let seconds: &[&str] = match manifest.task {
+            _ if manifest.embedding.is_some() => &[],
+            Task::TextRanking => &[QUERY],
+            Task::ZeroShotClassification => &LABELS,
+            _ => &[],
+        };
+        let encode = |text: &str| -> Result<Vec<Encoding>> {
+            if seconds.is_empty() {
+                return Ok(vec![self.tokenizer.encode(text, limit, Truncation::At(Side::Right))?]);
+            }
+            let pair =
+                |second: &&str| self.tokenizer.encode_pair([text, second], limit, PairTruncation::OnlyFirst);
+            seconds.iter().map(pair).collect()
+        };
+        texts.iter().map(|text| encode(text)).collect::<Result<Vec<_>>>().map(|rows| rows.concat())
+    }
+
+    /// Rows per second of the fastest schedule: one row per run, one session shared by a thread per CPU, longest
+    /// row first.
+    pub(super) fn throughput(&self, rows: &[Encoding], time: Duration) -> Result<f64> {
+        let mut rows: Vec<_> = rows.iter().collect();
+        rows.sort_by_key(|row| Reverse(row.len()));
+        let session = self.session()?;
         let (next, started) = (AtomicUsize::new(0), Instant::now());
         let work = || -> Result<usize> {
             let mut done = 0;
             while started.elapsed() < time {
-                let place = next.fetch_add(1, Ordering::Relaxed) % encodings.len();
-                session.run(&quality::inputs(&session, &encodings[place])?)?;
+                let row = rows[next.fetch_add(1, Ordering::Relaxed) % rows.len()];
+                session.run(&quality::inputs(&session, row)?)?;
                 done += 1;
             }
             Ok(done)
         };
+        let panicked = |_| Err(Error::Inference { message: "ONNX Runtime panicked".into(), source: None });
         let done = thread::scope(|scope| {
             let workers: Vec<_> = (0..self.cpus.get()).map(|_| scope.spawn(work)).collect();
-            workers
-                .into_iter()
-                .map(|worker| worker.join().unwrap_or_else(|_| Err(panicked())))
-                .sum::<Result<usize>>()
+            workers.into_iter().map(|worker| worker.join().unwrap_or_else(panicked)).sum::<Result<usize>>()
         })?;
         Ok(done as f64 / started.elapsed().as_secs_f64())
     }
 
-    /// Texts a second of what programs usually do: one session with a thread a CPU, `rows` texts a run in the
-    /// order they come, padded to the longest.
-    pub(super) fn unsorted(&self, texts: &[&str], rows: usize, time: Duration) -> Result<f64> {
-        let encodings = self.encode(texts)?;
-        let session = Session::open(self.runtime, &self.graph, self.cpus)?;
-        let batches = encodings.chunks(rows).map(|batch| Ok((batch.len(), padded(&session, batch)?)));
-        let batches = batches.collect::<Result<Vec<_>>>()?;
-        let (mut done, started) = (0, Instant::now());
-        for (rows, inputs) in batches.iter().cycle() {
-            session.run(inputs)?;
-            done += rows;
-            if started.elapsed() >= time {
-                break;
-            }
-        }
-        Ok(done as f64 / started.elapsed().as_secs_f64())
-    }
-
-    /// A function that runs one text once and tells the milliseconds that it took.
-    pub(super) fn single(&self, text: &str) -> Result<impl FnMut() -> Result<f64> + use<>> {
-        let session = Session::open(self.runtime, &self.graph, NonZeroUsize::MIN)?;
-        let inputs = quality::inputs(&session, &self.encode(&[text])?[0])?;
+    /// A function that runs all `rows` on one thread and returns the milliseconds that it took.
+    pub(super) fn runner(&self, rows: &[Encoding]) -> Result<impl FnMut() -> Result<f64> + use<>> {
+        let session = self.session()?;
+        let inputs = rows.iter().map(|row| quality::inputs(&session, row)).collect::<Result<Vec<_>>>()?;
         Ok(move || {
             let started = Instant::now();
-            session.run(&inputs)?;
+            inputs.iter().try_for_each(|inputs| session.run(inputs).map(drop))?;
             Ok(ms(started.elapsed()))
         })
     }
 
-    /// The token ids of a text.
-    pub(super) fn ids(&self, text: &str) -> Result<Vec<u32>> {
-        Ok(self.encode(&[text])?.remove(0).ids)
+    fn session(&self) -> Result<Session> {
+        Session::open(self.runtime, &self.graph, NonZeroUsize::MIN)
     }
-
-    fn encode(&self, texts: &[&str]) -> Result<Vec<Encoding>> {
-        let truncation = Truncation::At(Side::Right);
-        texts.iter().map(|text| self.tokenizer.encode(text, self.max_tokens, truncation)).collect()
-    }
-}
-
-fn padded(session: &Session, batch: &[Encoding]) -> Result<Vec<Tensor>> {
-    let longest = batch.iter().map(Encoding::len).max().unwrap_or(0);
-    let inputs = session.signature().inputs.iter();
-    inputs
-        .map(|input| {
-            let mut values = Vec::with_capacity(batch.len() * longest);
-            for encoding in batch {
-                let row: Vec<i64> = match input.name.as_str() {
-                    "input_ids" => encoding.ids.iter().map(|id| i64::from(*id)).collect(),
-                    "attention_mask" => vec![1; encoding.len()],
-                    _ => vec![0; encoding.len()],
-                };
-                values.extend(row);
-                values.resize(values.len() + longest - encoding.len(), 0);
-            }
-            Tensor::integers(input.element_type, [batch.len(), longest], values)
-        })
-        .collect()
-}
-
-fn panicked() -> Error {
-    Error::Inference { message: "the raw runtime panicked".into(), source: None }
 }

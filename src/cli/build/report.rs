@@ -1,4 +1,4 @@
-//! What `kivu build` says at its end: size, quality, speed before and after, memory, and what to do next.
+//! The report of `kivu build`: size, quality, speed before and after, memory, and the next commands.
 
 use std::path::Path;
 
@@ -6,26 +6,21 @@ use serde::Serialize;
 
 use crate::{
     build::{Built, cost::Comparison},
-    cli::{bench::serve_once, serve::example},
+    cli::bench::serve_once,
     config::Config,
-    error::Result,
     pipeline::Task,
-    repository::{
-        Bundle,
-        manifest::{Manifest, Precision, Quality},
-    },
+    repository::manifest::{Manifest, Precision, Quality},
 };
 
-/// What a build came to.
 #[derive(Debug, Serialize)]
 pub(super) struct Report<'a> {
     name: &'a str,
     task: Task,
     architecture: &'a str,
     precision: Precision,
-    bundle: &'a str,
+    bundle: String,
     digest: &'a str,
-    /// All files of the bundle.
+    /// The size of all files of the bundle.
     bytes: u64,
     quality: Option<Quality>,
     comparison: Option<Comparison>,
@@ -33,47 +28,39 @@ pub(super) struct Report<'a> {
     next: Vec<String>,
 }
 
-/// What a server of the bundle was seen to need.
+/// Measurements of `kivu serve` with the bundle.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Serving {
+struct Serving {
     resident_mb: f64,
-    /// The median of a short text over HTTP.
+    /// The median latency of a short text over HTTP.
     answer_ms: f64,
 }
 
-impl Serving {
-    /// Serves the bundle for a moment; nothing where that cannot be done, which is no reason for a build to fail.
-    pub(super) fn measure(path: &Path, bundle: &Bundle, config: &Config) -> Option<Self> {
-        let manifest = bundle.manifest();
-        let served = || -> Result<[f64; 2]> {
-            serve_once(path, &format!("/models/{}", manifest.name), &example(manifest), config)
-        };
-        let [resident_mb, answer_ms] = served()
-            .inspect_err(|error| tracing::warn!("the bundle was not tried: {}", error.chain()))
-            .ok()?;
-        Some(Self { resident_mb, answer_ms })
-    }
-}
-
 impl<'a> Report<'a> {
-    pub(super) fn new(built: &'a Built, path: &'a str, serving: Option<Serving>) -> Self {
-        let Manifest { name, task, source, weights, files, .. } = built.bundle.manifest();
+    /// Serves the bundle for a moment to measure it. If that fails, the report has no such measurements.
+    pub(super) fn new(built: &'a Built, path: &Path, config: &Config) -> Self {
+        let manifest = built.bundle.manifest();
+        let Manifest { name, task, source, weights, files, .. } = manifest;
+        let serving = serve_once(path, manifest, config)
+            .inspect_err(|error| tracing::warn!("cannot measure the bundle: {}", error.chain()))
+            .map(|[resident_mb, answer_ms]| Serving { resident_mb, answer_ms });
+        let path = path.display();
         Self {
             name,
             task: *task,
             architecture: &source.architecture,
             precision: weights.precision,
-            bundle: path,
+            bundle: path.to_string(),
             digest: built.bundle.digest(),
             bytes: files.iter().map(|file| file.size).sum(),
             quality: weights.quality,
             comparison: built.comparison,
-            serving,
+            serving: serving.ok(),
             next: [format!("kivu serve {path}"), format!("kivu push {path} s3://BUCKET/PREFIX")].into(),
         }
     }
 
-    /// The report as people read it.
+    /// The report as text.
     pub(super) fn lines(&self) -> Vec<String> {
         let Self { name, task, architecture, bundle, .. } = self;
         let mut lines = vec![
@@ -83,26 +70,22 @@ impl<'a> Report<'a> {
         if let Some(Comparison { fp32, built }) = self.comparison {
             let (before, after) = (mb(fp32.bytes), mb(built.bytes));
             let share = after / before * 100.0;
-            lines
-                .push(format!("  size     weights {before:.1} MB in fp32, {after:.1} MB now ({share:.0} %)"));
+            lines.push(format!("  size     weights {after:.1} MB, {share:.0} % of {before:.1} MB in fp32"));
         }
         lines.push(format!("  quality  {}", quality(self.quality)));
         if let Some(Comparison { fp32, built }) = self.comparison {
             let (before, after) = (fp32.texts_per_second, built.texts_per_second);
-            let times = after / before;
+            let (ratio, before, after) = (after / before, rate(before), rate(after));
             lines.push(format!(
-                "  speed    {} texts/s in fp32, {} now ({times:.1} ×), over the same texts",
-                rate(before),
-                rate(after)
+                "  speed    {after} texts/s, {ratio:.1} × the {before} of fp32 with the same texts"
             ));
         }
         if let Some(Serving { resident_mb, answer_ms }) = self.serving {
-            lines.push(format!(
-                "  memory   {resident_mb:.0} MB while it is served; a short text is answered in {answer_ms:.1} ms"
-            ));
+            lines
+                .push(format!("  serving  {resident_mb:.0} MB resident, {answer_ms:.1} ms for a short text"));
         }
-        let words = ["next    ", "        "].into_iter().chain(std::iter::repeat("        "));
-        lines.extend(self.next.iter().zip(words).map(|(command, word)| format!("  {word} {command}")));
+        let labels = std::iter::once("next").chain(std::iter::repeat(""));
+        lines.extend(self.next.iter().zip(labels).map(|(command, label)| format!("  {label:8} {command}")));
         lines
     }
 }
@@ -121,7 +104,7 @@ fn quality(quality: Option<Quality>) -> String {
             format!("cosine to fp32 over {texts} texts: mean {mean_cosine:.4}, worst {worst_cosine:.4}")
         }
         Some(Quality::Classification { texts, agreement, mean_difference }) => format!(
-            "against fp32 over {texts} texts: the same label for {:.1} %, scores differ by {mean_difference:.4}",
+            "against fp32 over {texts} texts: same label for {:.1} %, mean difference of scores {mean_difference:.4}",
             agreement * 100.0
         ),
         Some(Quality::Translation {
@@ -136,7 +119,7 @@ fn quality(quality: Option<Quality>) -> String {
                 .map(|similarity| format!(" ({similarity:.4} without the shortlist)"))
                 .unwrap_or_default();
             format!(
-                "against fp32 over {texts} texts: similarity {similarity:.4}{without}, {:.0} % the same, {:.1} % of \
+                "against fp32 over {texts} texts: similarity {similarity:.4}{without}, {:.0} % identical, {:.1} % of \
                  tokens",
                 identical * 100.0,
                 token_agreement * 100.0
@@ -152,14 +135,14 @@ mod tests {
     use crate::build::cost::Cost;
 
     #[test]
-    fn the_report_tells_size_quality_speed_memory_and_what_to_do_next() {
+    fn the_report_has_size_quality_speed_memory_and_the_next_commands() {
         let cost = |bytes, texts_per_second| Cost { bytes, texts_per_second };
         let report = Report {
             name: "minilm",
             task: Task::FeatureExtraction,
             architecture: "BertModel",
             precision: Precision::Int8,
-            bundle: "my-model",
+            bundle: "my-model".into(),
             digest: "0123456789abcdef",
             bytes: 24_000_000,
             quality: Some(Quality::Embedding { texts: 300, mean_cosine: 0.9939, worst_cosine: 0.9831 }),
@@ -170,10 +153,10 @@ mod tests {
         insta::assert_snapshot!(report.lines().join("\n"), @r"
         minilm (feature-extraction, BertModel)
           bundle   my-model, 24.0 MB, 0123456789ab
-          size     weights 90.0 MB in fp32, 22.5 MB now (25 %)
+          size     weights 22.5 MB, 25 % of 90.0 MB in fp32
           quality  cosine to fp32 over 300 texts: mean 0.9939, worst 0.9831
-          speed    100 texts/s in fp32, 450 now (4.5 ×), over the same texts
-          memory   87 MB while it is served; a short text is answered in 1.3 ms
+          speed    450 texts/s, 4.5 × the 100 of fp32 with the same texts
+          serving  87 MB resident, 1.3 ms for a short text
           next     kivu serve my-model
                    kivu push my-model s3://BUCKET/PREFIX
         ");

@@ -1,0 +1,317 @@
+//! Measurements for the project's own figures, which `benches/bench.py` collects: parts of a cold start, the usual
+//! schedule of the bare runtime, the decoding loop against its session, HTTP latencies, reading of bundles and rows.
+//!
+//! Each command prints one JSON value.
+
+#![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a measurement that fails ends the program")]
+
+use std::{
+    env, fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    num::NonZeroUsize,
+    path::Path,
+    sync::mpsc,
+    thread::available_parallelism,
+    time::{Duration, Instant},
+};
+
+use kivu::{
+    Error, Result,
+    backend::{
+        Deadline,
+        onnx::{Runtime, Session, Weights, library},
+        seq2seq::{Decoder, Seq2SeqBackend},
+    },
+    batch::pass_through,
+    build::quality::{SENTENCES, inputs},
+    config::Config,
+    model::{Model, Pipeline},
+    pipeline::{
+        generation::{GenerationOptions, SourceInfo, generate},
+        translation::{Decoding, TranslationOptions},
+    },
+    repository::{Bundle, bundle::TOKENIZER},
+    tensor::Tensor,
+    tokenizer::{Encoding, Side, Tokenizer, Truncation},
+};
+use serde_json::{Value, json};
+
+const USAGE: &str = "\
+usage: laboratory parts BUNDLE            milliseconds of the parts of a cold start, in this process
+       laboratory unsorted BUNDLE SECONDS texts per second of the runtime: 32 texts per run, in their order, padded
+       laboratory single BUNDLE           milliseconds of a run of a short text
+       laboratory decode BUNDLE           tokens per second of the decoding loop, and of its session alone
+       laboratory ask ADDRESS FILE …      milliseconds of requests, whose bytes are in files
+       laboratory fetch BUNDLE            seconds and megabytes to read a bundle into memory
+       laboratory rows                    microseconds to read and write a row";
+
+const SHORT: &str = "What is deep learning?";
+/// The rows of a batch of the runtime.
+const ROWS: usize = 32;
+/// The requests or runs of a latency measurement; the first tenth warms up.
+const TURNS: usize = 400;
+/// The rows of the file that is read and written.
+const FILE_ROWS: usize = 200_000;
+/// The text to translate, in any language, and the number of generated tokens.
+const TEXT: &str = "The next train leaves from platform four at half past nine, so please be there on time.";
+const TOKENS: usize = 32;
+/// Repetitions of a decoding; the first ones warm up.
+const ROUNDS: usize = 24;
+const WARM_UP: usize = 4;
+
+fn main() {
+    // `cargo bench` adds `--bench`.
+    let arguments: Vec<String> = env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let measured = match arguments[..] {
+        ["parts", bundle] => parts(&open(bundle)),
+        ["unsorted", bundle, seconds] => {
+            unsorted(&open(bundle), Duration::from_secs(seconds.parse().unwrap()))
+        }
+        ["single", bundle] => single(&open(bundle)),
+        ["decode", bundle] => decode(Path::new(bundle)),
+        ["ask", address, ref files @ ..] => ask(address, files),
+        ["fetch", bundle] => fetch(&open(bundle)),
+        ["rows"] => rows(),
+        _ => {
+            println!("{USAGE}");
+            return;
+        }
+    };
+    println!("{}", measured.unwrap());
+}
+
+fn open(bundle: &str) -> Bundle {
+    Bundle::open(Path::new(bundle)).unwrap()
+}
+
+fn config() -> Config {
+    Config::load(None, &Config::variables()).unwrap()
+}
+
+fn runtime() -> Result<Runtime> {
+    let config = config();
+    Runtime::load(&library::locate(config.onnxruntime.as_deref(), &config.home)?)
+}
+
+fn encode(tokenizer: &Tokenizer, bundle: &Bundle, text: &str) -> Encoding {
+    let limit = bundle.manifest().embedding.as_ref().map_or(usize::MAX, |settings| settings.max_tokens);
+    tokenizer.encode(text, limit, Truncation::At(Side::Right)).unwrap()
+}
+
+/// The parts of a cold start that no program avoids, and reading the tokenizer, which can run concurrently.
+fn parts(bundle: &Bundle) -> Result<Value> {
+    let mut started = Instant::now();
+    let mut lap = || ms(std::mem::replace(&mut started, Instant::now()).elapsed());
+    let runtime = runtime()?;
+    let library = lap();
+    let session = Session::open(runtime, bundle.path(&bundle.manifest().graph).as_path(), NonZeroUsize::MIN)?;
+    let session_ms = lap();
+    let tokenizer = bundle.tokenizer()?;
+    let tokenizer_ms = lap();
+    let encoding = encode(&tokenizer, bundle, SHORT);
+    lap();
+    session.run(&inputs(&session, &encoding)?)?;
+    Ok(json!({ "library": library, "session": session_ms, "first run": lap(), "tokenizer": tokenizer_ms }))
+}
+
+fn unsorted(bundle: &Bundle, time: Duration) -> Result<Value> {
+    let tokenizer = bundle.tokenizer()?;
+    let cpus = available_parallelism().unwrap();
+    let session = Session::open(runtime()?, bundle.path(&bundle.manifest().graph).as_path(), cpus)?;
+    let encodings: Vec<_> = SENTENCES.lines().map(|text| encode(&tokenizer, bundle, text)).collect();
+    let batches: Vec<_> =
+        encodings.chunks(ROWS).map(|batch| (batch.len(), padded(&session, batch))).collect();
+    let (mut done, started) = (0, Instant::now());
+    for (rows, inputs) in batches.iter().cycle() {
+        session.run(inputs)?;
+        done += rows;
+        if started.elapsed() >= time {
+            break;
+        }
+    }
+    Ok((done as f64 / started.elapsed().as_secs_f64()).into())
+}
+
+fn padded(session: &Session, batch: &[Encoding]) -> Vec<Tensor> {
+    let longest = batch.iter().map(Encoding::len).max().unwrap();
+    let input = |name: &str, element_type| {
+        let row = |encoding: &Encoding| -> Vec<i64> {
+            let mut row: Vec<i64> = match name {
+                "input_ids" => encoding.ids.iter().map(|id| i64::from(*id)).collect(),
+                "attention_mask" => vec![1; encoding.len()],
+                _ => vec![0; encoding.len()],
+            };
+            row.resize(longest, 0);
+            row
+        };
+        Tensor::integers(element_type, [batch.len(), longest], batch.iter().flat_map(row).collect()).unwrap()
+    };
+    session.signature().inputs.iter().map(|declared| input(&declared.name, declared.element_type)).collect()
+}
+
+fn single(bundle: &Bundle) -> Result<Value> {
+    let session =
+        Session::open(runtime()?, bundle.path(&bundle.manifest().graph).as_path(), NonZeroUsize::MIN)?;
+    let inputs = inputs(&session, &encode(&bundle.tokenizer()?, bundle, SHORT))?;
+    let run = |_| {
+        let started = Instant::now();
+        session.run(&inputs).unwrap();
+        ms(started.elapsed())
+    };
+    Ok(latency((0..TURNS).map(run)))
+}
+
+/// The median latency of requests on one connection, from files in turn.
+fn ask(address: &str, files: &[&str]) -> Result<Value> {
+    let requests: Vec<_> = files.iter().map(|file| fs::read(file).unwrap()).collect();
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_nodelay(true).unwrap();
+    let mut connection = BufReader::new(stream);
+    let mut ask = |turn: usize| {
+        let started = Instant::now();
+        connection.get_mut().write_all(&requests[turn % requests.len()]).unwrap();
+        let (mut head, mut length) = (String::new(), 0);
+        while !head.ends_with("\r\n\r\n") {
+            let start = head.len();
+            assert!(connection.read_line(&mut head).unwrap() > 0, "{head}");
+            length = head[start..]
+                .strip_prefix("content-length:")
+                .map_or(length, |length| length.trim().parse().unwrap());
+        }
+        connection.read_exact(&mut vec![0; length]).unwrap();
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+        ms(started.elapsed())
+    };
+    Ok(latency((0..TURNS).map(&mut ask)))
+}
+
+fn decode(bundle: &Path) -> Result<Value> {
+    let models = Model::open_all(&Config { models: vec![bundle.to_owned().into()], ..config() })?;
+    let Pipeline::Translation(pipeline) = &models[0].pipeline else {
+        return Err(Error::config("expected a bundle for translation, but found one for another task"));
+    };
+    let languages = pipeline.directions().some_pair();
+    let waiting = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let mut figures = Vec::new();
+    for beams in [1, 5] {
+        let generation = GenerationOptions {
+            num_beams: Some(beams),
+            min_new_tokens: Some(TOKENS),
+            max_new_tokens: Some(TOKENS),
+            ..GenerationOptions::default()
+        };
+        let options = TranslationOptions {
+            source: Some(languages.source.clone()),
+            target: Some(languages.target.clone()),
+            split: None,
+            truncate: true,
+            clean_up_spaces: false,
+            generation,
+            max_sentences: 1,
+        };
+        let decoding = pipeline.decoding_of(TEXT, &options)?;
+        let backend = pipeline.sequences().unwrap().as_ref();
+        let run = |steps| waiting.block_on(decode_once(backend, &decoding, steps)).unwrap();
+        let (mut looped, mut alone) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            let (time, tokens) = run(Steps::Loop);
+            looped.push(TOKENS as f64 / time.as_secs_f64());
+            let (time, _) = run(Steps::Session { tokens, rows: beams });
+            alone.push(TOKENS as f64 / time.as_secs_f64());
+        }
+        let median = |values: &[f64]| median(values[WARM_UP..].to_vec());
+        figures.push(json!({ "beams": beams, "loop": median(&looped), "session": median(&alone) }));
+    }
+    Ok(figures.into())
+}
+
+/// What produces the tokens of a decoding.
+enum Steps {
+    /// The decoding loop.
+    Loop,
+    /// The given tokens, in all rows; scores are ignored.
+    Session { tokens: Vec<i64>, rows: usize },
+}
+
+/// The duration of the steps, without that of the encoder, and the tokens that were fed.
+async fn decode_once(
+    backend: &dyn Seq2SeqBackend,
+    decoding: &Decoding,
+    steps: Steps,
+) -> Result<(Duration, Vec<i64>)> {
+    let (sender, receiver) = mpsc::channel();
+    let Decoding { sources, search } = decoding.clone();
+    let source = SourceInfo { length: sources.rows[0].len(), number: 0 };
+    let deadline = Deadline::within(Duration::from_secs(60));
+    let work = Box::new(move |decoder: &mut dyn Decoder| {
+        let started = Instant::now();
+        let tokens = match steps {
+            Steps::Loop => {
+                let generated = generate(decoder, &[source], &search, deadline)?.remove(0).remove(0);
+                std::iter::once(search.start()).chain(generated.ids).take(TOKENS).collect()
+            }
+            Steps::Session { tokens, rows } => {
+                // As in the loop, the beams begin as one row.
+                let mut count = 1;
+                for token in &tokens {
+                    decoder.step(&vec![*token; count])?;
+                    if count < rows {
+                        decoder.reorder(&vec![0; rows])?;
+                        count = rows;
+                    }
+                }
+                tokens
+            }
+        };
+        sender.send((started.elapsed(), tokens)).unwrap();
+        Ok(())
+    });
+    backend.decode(sources, deadline, work).await?;
+    Ok(receiver.recv().unwrap())
+}
+
+/// Reads a bundle into memory as loading does, verified.
+fn fetch(bundle: &Bundle) -> Result<Value> {
+    let started = Instant::now();
+    let graph = bundle.read(&bundle.manifest().graph)?;
+    let mut weights = Weights::of(&[graph], |name| bundle.manifest().file(name).map(|file| file.size))?;
+    for name in weights.files() {
+        let mut file = weights.file(&name);
+        bundle.stream(&name, |piece| file.take(piece))?;
+    }
+    bundle.read(TOKENIZER)?;
+    let seconds = started.elapsed().as_secs_f64();
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.strip_suffix("kB")).unwrap();
+    let peak_mb = peak.trim().parse::<f64>().unwrap() * 1024.0 / 1e6;
+    Ok(json!({ "seconds": seconds, "peak_mb": peak_mb }))
+}
+
+/// Microseconds to read and write a row of JSON Lines without running a model.
+fn rows() -> Result<Value> {
+    let texts = SENTENCES.lines().cycle().take(FILE_ROWS).enumerate();
+    let lines: String = texts.map(|(id, text)| format!("{}\n", json!({ "id": id, "text": text }))).collect();
+    let pass = |_| {
+        let lines = lines.clone().into_bytes();
+        let started = Instant::now();
+        assert_eq!(pass_through(lines).unwrap(), FILE_ROWS);
+        ms(started.elapsed()) * 1000.0 / FILE_ROWS as f64
+    };
+    Ok(median((0..3).map(pass).collect()).into())
+}
+
+/// The median of milliseconds without those of the warm-up.
+fn latency(times: impl Iterator<Item = f64>) -> Value {
+    median(times.skip(TURNS / 10).collect()).into()
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1000.0
+}

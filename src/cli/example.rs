@@ -1,0 +1,37 @@
+//! Example requests, for `kivu serve` to print and for measurements to send.
+
+use crate::{
+    pipeline::{
+        Task,
+        translation::{Directions, Pair, RequestedLanguages},
+    },
+    repository::Manifest,
+};
+
+/// The JSON body of a valid request to `/models/NAME`.
+pub(super) fn body(manifest: &Manifest) -> String {
+    let body = match manifest.task {
+        Task::FeatureExtraction => r#"{"inputs": "What is deep learning?"}"#,
+        Task::TextClassification => r#"{"inputs": "I like it"}"#,
+        Task::ZeroShotClassification => {
+            r#"{"inputs": "The striker scored twice", "parameters": {"candidate_labels": ["sport", "cooking"]}}"#
+        }
+        Task::TextRanking => r#"{"inputs": {"query": "egg", "texts": ["hen", "car"]}}"#,
+        Task::Translation => return translation(manifest),
+    };
+    body.to_owned()
+}
+
+/// A translation request, with languages if the model has several.
+fn translation(manifest: &Manifest) -> String {
+    let inputs = "Where is the station?";
+    let directions = manifest.translation.as_ref().map(|settings| Directions::new(&settings.languages));
+    match directions.filter(|directions| directions.find(RequestedLanguages::default()).is_err()) {
+        Some(directions) => {
+            let Pair { source, target } = directions.example_pair();
+            let parameters = format!(r#"{{"src_lang": "{source}", "tgt_lang": "{target}"}}"#);
+            format!(r#"{{"inputs": "{inputs}", "parameters": {parameters}}}"#)
+        }
+        None => format!(r#"{{"inputs": "{inputs}"}}"#),
+    }
+}

@@ -1,0 +1,114 @@
+//! Models, and the servers of a fleet that may run them.
+
+use std::{path::PathBuf, time::Duration};
+
+use serde::{Deserialize, Deserializer};
+
+/// Servers with the KServe v2 protocol, such as Triton.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FleetConfig {
+    /// URLs of scheme `http`, `https`, `grpc` or `grpcs`, with host and port. Empty if there is no fleet.
+    pub urls: Vec<String>,
+    /// The policy of models that have none of their own.
+    pub policy: Policy,
+    /// The requested version of models; by default the servers choose.
+    pub version: Option<String>,
+    /// The deadline of a request, including retries, in milliseconds.
+    pub timeout_ms: u64,
+    /// A PEM file of trusted certificates; by default those of the system.
+    pub ca: Option<PathBuf>,
+    /// The bearer token in the `authorization` header.
+    pub token: Option<String>,
+}
+
+impl Default for FleetConfig {
+    fn default() -> Self {
+        Self {
+            urls: Vec::new(),
+            policy: Policy::Auto,
+            version: None,
+            timeout_ms: 10_000,
+            ca: None,
+            token: None,
+        }
+    }
+}
+
+impl FleetConfig {
+    /// [`Self::timeout_ms`] as a duration.
+    pub fn timeout(&self) -> Duration {
+        Duration::from_millis(self.timeout_ms)
+    }
+}
+
+/// Where a model runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Policy {
+    /// In this process.
+    Local,
+    /// On the fleet.
+    Fleet,
+    /// Wherever requests finish sooner; in this process while the fleet is unavailable.
+    #[default]
+    Auto,
+}
+
+/// A served model.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelConfig {
+    /// The name in requests; by default that of the bundle.
+    pub name: Option<String>,
+    /// A bundle, a folder of bundles, or the `s3://` URL of a bundle.
+    pub path: PathBuf,
+    /// Overrides [`FleetConfig::policy`].
+    pub policy: Option<Policy>,
+    /// The model's name on the fleet; by default [`Self::name`].
+    pub remote: Option<String>,
+    /// Overrides [`FleetConfig::urls`].
+    pub urls: Option<Vec<String>>,
+    /// Overrides [`FleetConfig::version`].
+    pub version: Option<String>,
+}
+
+impl From<PathBuf> for ModelConfig {
+    fn from(path: PathBuf) -> Self {
+        Self { path, ..Self::default() }
+    }
+}
+
+impl ModelConfig {
+    /// The effective policy: without servers, [`Policy::Local`].
+    pub fn policy(&self, fleet: &FleetConfig) -> Policy {
+        let has_servers = !self.urls.as_ref().unwrap_or(&fleet.urls).is_empty();
+        if has_servers { self.policy.unwrap_or(fleet.policy) } else { Policy::Local }
+    }
+
+    /// The fleet with the overrides of this model.
+    pub fn fleet(&self, fleet: &FleetConfig) -> FleetConfig {
+        FleetConfig {
+            urls: self.urls.clone().unwrap_or_else(|| fleet.urls.clone()),
+            version: self.version.clone().or_else(|| fleet.version.clone()),
+            ..fleet.clone()
+        }
+    }
+}
+
+/// Deserializes models, each of which is a path or a table.
+pub(super) fn paths_or_tables<'de, D: Deserializer<'de>>(list: D) -> Result<Vec<ModelConfig>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum PathOrTable {
+        Path(PathBuf),
+        Table(ModelConfig),
+    }
+    let models = Vec::deserialize(list)?.into_iter();
+    Ok(models
+        .map(|model| match model {
+            PathOrTable::Path(path) => path.into(),
+            PathOrTable::Table(model) => model,
+        })
+        .collect())
+}
