@@ -1,4 +1,4 @@
-"""Writes what the program is made of as CycloneDX: every crate in it, with version, licence and SHA-256.
+"""Writes a list of the program's crates as CycloneDX, with version, licence and SHA-256.
 
     .kivu/checkov/bin/python functions/parts.py OUT.json
 

@@ -1,4 +1,4 @@
-//! The function behind API Gateway: the same router as on a laptop.
+//! The function behind API Gateway, with the router of `kivu serve`.
 
 use std::{
     convert::Infallible,
@@ -26,18 +26,18 @@ use lambda_http::{
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::Value;
 
-/// What is left of the function's time for sending an answer that comes at the deadline.
+/// Time to send a response that is ready just before the function's deadline.
 const MARGIN: Duration = Duration::from_millis(200);
 
-/// Lambda gives a start 10 s before it begins anew, where nothing is kept warm; what takes longer goes on while the
-/// first requests wait.
-const START: Duration = Duration::from_secs(9);
+/// Lambda restarts an on-demand environment that is not ready after 10 s. Models that load for longer keep loading while
+/// the first requests wait.
+const START_TIMEOUT: Duration = Duration::from_secs(9);
 
-/// The same where environments are started ahead of requests, which have minutes.
-const START_AHEAD: Duration = Duration::from_secs(120);
+/// Environments of provisioned concurrency and Managed Instances have minutes to start.
+const PROVISIONED_START_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Longer than any function runs.
-const LONGEST: Duration = Duration::from_hours(24);
+/// Deadlines beyond this are invalid: the emulator's are in the past, those of others are years ahead.
+const MAX_TIME_LEFT: Duration = Duration::from_hours(24);
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
@@ -48,33 +48,33 @@ async fn main() -> Result<(), Error> {
     let config = Config::load(None, &Config::variables());
     let config = config.inspect_err(|error| tracing::error!(error = error.chain(), "cannot start"))?;
     let prefix = config.prefix.clone();
-    let starting = Arc::new(LazyRouter::new(prefix.as_deref(), move || load(config.clone(), started)));
-    starting.prepare(patience()).await?;
+    let router = Arc::new(LazyRouter::new(prefix.as_deref(), move || load(config.clone(), started)));
+    router.prepare(start_timeout()).await?;
     let handler =
-        Adapter::from(service_fn(move |request| answer(Arc::clone(&starting), metrics.clone(), request)));
+        Adapter::from(service_fn(move |request| answer(Arc::clone(&router), metrics.clone(), request)));
     let handler = handler.map_request(|event: LambdaEvent<Event>| {
         let LambdaEvent { payload: Event(request), context, .. } = event;
         LambdaEvent::new(request, context)
     });
-    // One request at a time, or as many as Lambda Managed Instances say.
+    // Concurrent requests occur on Lambda Managed Instances only.
     lambda_runtime::run_concurrent(handler).await
 }
 
-/// How long the models are waited for before requests are taken.
-fn patience() -> Duration {
+/// How long to wait for the models before accepting requests.
+fn start_timeout() -> Duration {
     match env::var("AWS_LAMBDA_INITIALIZATION_TYPE").as_deref() {
-        Ok("on-demand") | Err(_) => START,
-        Ok(_) => START_AHEAD,
+        Ok("on-demand") | Err(_) => START_TIMEOUT,
+        Ok(_) => PROVISIONED_START_TIMEOUT,
     }
 }
 
-/// The router's answer; what it counted goes into the log.
+/// Answers a request, and logs the metrics that were recorded meanwhile.
 async fn answer(
-    starting: Arc<LazyRouter>,
+    router: Arc<LazyRouter>,
     metrics: Embedded,
     request: Request,
 ) -> Result<Response<Body>, Infallible> {
-    let response = starting.answer(prepare(request).map(axum::body::Body::new)).await;
+    let response = router.answer(prepare(request).map(axum::body::Body::new)).await;
     let response = response.into_response().await;
     metrics.flush();
     Ok(response)
@@ -84,15 +84,15 @@ async fn load(config: Config, started: Instant) -> kivu::Result<Router> {
     let guard = Guard::new(&config.auth, BindScope::ApiGateway)?;
     let (limits, prefix, page) = (config.limits.clone(), config.prefix.clone(), config.page);
     let models = tokio::task::spawn_blocking(move || Model::open_all(&config));
-    // Meanwhile. Keys that cannot be read are in the log then and are looked for again; callers hear of it.
+    // An error is logged, the keys are read again with the next request, and that request fails.
     let _ = guard.prepare().await;
     let models = models.await.map_err(|_| kivu::Error::model("loading the models panicked"))??;
     telemetry::started(started.elapsed());
     Ok(below(prefix.as_deref(), router(App::new(models, limits).with_guard(guard).with_page(page))))
 }
 
-/// An event of API Gateway without the host and scheme that `lambda_http` builds a URL from: it panics where
-/// they make none, and a client can choose them.
+/// An event of API Gateway without host and scheme. `lambda_http` builds a URL from them and panics if it is invalid, and
+/// clients can choose them.
 struct Event(LambdaRequest);
 
 impl<'de> Deserialize<'de> for Event {
@@ -112,7 +112,7 @@ impl<'de> Deserialize<'de> for Event {
     }
 }
 
-/// A request as the router knows it: without the stage in its path, and with the function's own deadline.
+/// Removes the stage from the path, and adds the function's deadline.
 fn prepare(mut request: Request) -> Request {
     if let Some(uri) = without_stage(&request) {
         *request.uri_mut() = uri;
@@ -122,16 +122,15 @@ fn prepare(mut request: Request) -> Request {
     }
     if let Some(context) = request.lambda_context_ref() {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        // The emulator gives a deadline in the past, and others one years ahead: neither is meant.
         let left = Duration::from_millis(context.deadline).checked_sub(now);
-        if let Some(left) = left.filter(|left| *left < LONGEST) {
+        if let Some(left) = left.filter(|left| *left < MAX_TIME_LEFT) {
             request.extensions_mut().insert(Deadline::within(left.saturating_sub(MARGIN)));
         }
     }
     request
 }
 
-/// Whether API Gateway has checked the caller's signature or token.
+/// Whether API Gateway has verified a signature or a token.
 fn is_vouched_for(request: &Request) -> bool {
     match request.request_context_ref() {
         Some(RequestContext::ApiGatewayV2(context)) => {
@@ -144,7 +143,7 @@ fn is_vouched_for(request: &Request) -> bool {
     }
 }
 
-/// API Gateway leaves a named stage in the path of HTTP APIs, and `lambda_http` puts it into that of REST APIs.
+/// API Gateway keeps a named stage in the path of HTTP APIs, and `lambda_http` adds it to the path of REST APIs.
 fn without_stage(request: &Request) -> Option<Uri> {
     let path = request.raw_http_path();
     let path = match request.request_context_ref()? {

@@ -1,4 +1,4 @@
-//! The function behind a bucket: files of texts become files of answers.
+//! The function for files: processes the files that S3 events and state machines name.
 
 use std::{
     sync::Arc,
@@ -18,8 +18,8 @@ use lambda_http::{
 };
 use serde_json::Value;
 
-/// Longer than any function runs.
-const LONGEST: Duration = Duration::from_hours(24);
+/// Deadlines beyond this are invalid: the emulator's are in the past, those of others are years ahead.
+const MAX_TIME_LEFT: Duration = Duration::from_hours(24);
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
@@ -30,7 +30,7 @@ async fn main() -> Result<(), Error> {
         let function = Arc::clone(&function);
         async move {
             let LambdaEvent { payload, context, .. } = event;
-            function.handle(payload, deadline(context.deadline)).await.map_err(|error| told(&error))
+            function.handle(payload, deadline(context.deadline)).await.map_err(|error| diagnostic(&error))
         }
     }))
     .await
@@ -41,17 +41,16 @@ fn load() -> kivu::Result<Function> {
     Function::new(Model::open_all(&config)?, &config)
 }
 
-/// The moment at which the function ends. The emulator gives one in the past, and others one years ahead: neither
-/// is meant.
+/// The moment at which Lambda ends the function, if `ms` is plausible.
 fn deadline(ms: u64) -> Option<Instant> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let left = Duration::from_millis(ms).checked_sub(now)?;
-    (left < LONGEST).then(|| Instant::now() + left)
+    (left < MAX_TIME_LEFT).then(|| Instant::now() + left)
 }
 
-/// An error as a state machine's `Retry` and `Catch` know it: by its name.
-fn told(error: &kivu::Error) -> Diagnostic {
-    tracing::error!(error = error.chain(), "the event is to come again");
+/// The error with a name that a state machine's `Retry` and `Catch` match.
+fn diagnostic(error: &kivu::Error) -> Diagnostic {
+    tracing::error!(error = error.chain(), "cannot process the event");
     let name = match error {
         kivu::Error::Io { source, .. } if source.kind() == std::io::ErrorKind::TimedOut => "Kivu.Unfinished",
         kivu::Error::Io { .. } => "Kivu.Passing",

@@ -37,7 +37,7 @@ WITHOUT_RESOURCE = ("xray:", "logs:", "ec2:", "ecr:GetAuthorizationToken", "clou
 
 # Wrong findings of parliament, and why they are wrong.
 EXCUSED = (
-    # Executions of standard machines have ARNs of the form `execution:MACHINE:NAME`; it knows those of express ones only.
+    # Executions of standard machines have ARNs of the form `execution:MACHINE:NAME`; it accepts only those of express machines.
     r"RESOURCE_MISMATCH.*states:(Describe|Stop)Execution.*:express:",
     # A condition key of Lambda that applies to every action of a function's role; from AWS's own example.
     r"UNKNOWN_CONDITION_FOR_ACTION.*lambda:SourceFunctionArn",

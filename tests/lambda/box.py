@@ -1,6 +1,6 @@
-"""A bound on a process's memory, and its share of a CPU, as Lambda sets them.
+"""Limits a process to the memory and the CPU share of a Lambda function.
 
-Needs root and cgroups of version 1. Only Python's standard library is needed.
+Needs root, cgroups of version 1, and only Python's standard library.
 """
 
 import os
@@ -13,12 +13,12 @@ PERIOD_US = 20_000
 
 
 def is_possible():
-    """Whether this machine lets this process make boxes."""
+    """Whether this process may create cgroups."""
     return os.access(CGROUPS / "memory/cgroup.procs", os.W_OK) and os.access(CGROUPS / "cpu/cgroup.procs", os.W_OK)
 
 
 class Box:
-    """What a function of so many MB gets: `preexec_fn=box.enter` puts a process in."""
+    """The limits of a function with this memory size; `preexec_fn=box.enter` applies them to a process."""
 
     def __init__(self, megabytes):
         name = f"kivu-{uuid.uuid4()}"
@@ -27,12 +27,12 @@ class Box:
             folder.mkdir()
         (self.cpu / "cpu.cfs_period_us").write_text(str(PERIOD_US))
         (self.cpu / "cpu.cfs_quota_us").write_text(str(int(PERIOD_US * megabytes / MB_A_CPU)))
-        # What else runs on this machine is not to be measured.
+        # Other processes should not affect the measurement.
         (self.cpu / "cpu.shares").write_text("200000")
         self.bound(megabytes)
 
     def bound(self, megabytes):
-        """Changes the memory alone."""
+        """Changes only the memory limit."""
         (self.memory / "memory.limit_in_bytes").write_text(str(int(megabytes * 1024 * 1024)))
 
     def enter(self):

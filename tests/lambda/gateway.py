@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Runs clients against the function `api` under the Lambda emulator, by way of a gateway on loopback.
+"""Runs clients against the function `api` under the Lambda emulator, through a gateway on loopback.
 
     python tests/lambda/gateway.py CARGO_LAMBDA SCRIPT ... [--port 9000] [--env KEY=VALUE]... [--release]
 
-Each SCRIPT runs with the gateway's address in TEST_URL. The gateway does what API Gateway's HTTP API does: it
-puts a request into an event of format 2.0, its body in base64, has the function answer it, and takes the answer
-apart again. It exits with 0 if every script did, otherwise with 1.
+Each SCRIPT runs with the gateway's address in TEST_URL. Like an HTTP API of API Gateway, the gateway converts a
+request to an event of format 2.0 with a base64 body, invokes the function, and converts its response back. The exit
+status is 0 if that of every script is, else 1.
 """
 
 import base64
@@ -23,15 +23,14 @@ sys.dont_write_bytecode = True  # no __pycache__ among the sources
 
 from invoke import FIRST_ANSWER_S, FUNCTION, HOST, Emulator, Failure, option_parser, parse_options
 
-# The emulator passes the function's answer on while it arrives, and now and then loses one of more than a packet
-# when the machine is busy: the function has answered by then, and the caller waits for ever. A request that has no
-# answer after this time is made again; none of them changes anything.
+# On a busy machine the emulator sometimes loses a response of more than one packet, after the function has sent it.
+# Requests without a response within this time are repeated, which is safe because none of them changes state.
 LOST_AFTER_S = 4
 TRIES = 5
 
 
 class Gateway(ThreadingHTTPServer):
-    """Listens on a free port and hands requests to the emulator."""
+    """Listens on a free port and forwards requests to the emulator."""
 
     daemon_threads = True
 
@@ -44,7 +43,7 @@ class Gateway(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_address[1]}"
 
     def invoke(self, event):
-        """The function's answer to an event."""
+        """The function's response to an event."""
         for _ in range(TRIES):
             connection = http.client.HTTPConnection(HOST, self.emulator_port, timeout=LOST_AFTER_S)
             try:
@@ -53,14 +52,14 @@ class Gateway(ThreadingHTTPServer):
                 response = connection.getresponse()
                 return response.status, json.loads(response.read())
             except TimeoutError:
-                print("the emulator lost an answer; asking again", file=sys.stderr, flush=True)
+                print("the emulator lost a response; trying again", file=sys.stderr, flush=True)
             finally:
                 connection.close()
         raise Failure(f"expected an answer within {TRIES} tries of {LOST_AFTER_S} s, but found none")
 
 
 class Handler(BaseHTTPRequestHandler):
-    """A request as an event, and the function's answer as a response."""
+    """Converts requests to events, and the function's results to responses."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -127,18 +126,18 @@ class Handler(BaseHTTPRequestHandler):
         return b"".join(chunks)
 
     def log_message(self, *_):
-        """The scripts say what went wrong."""
+        """The scripts report failures."""
 
 
 def main():
     parser = option_parser(__doc__.split("\n")[0])
-    parser.add_argument("scripts", nargs="+", metavar="SCRIPT", help="what to run, in order")
+    parser.add_argument("scripts", nargs="+", metavar="SCRIPT", help="scripts to run, in order")
     options = parse_options(parser)
     failed = []
     try:
         with Emulator(options) as emulator, Gateway(options.port) as gateway:
             threading.Thread(target=gateway.serve_forever, daemon=True).start()
-            # The function is compiled when its first event arrives, which a client would not wait for.
+            # The first event compiles the function, which takes longer than the timeouts of clients.
             emulator.invoke(health(), FIRST_ANSWER_S)
             for script in options.scripts:
                 environment = {**os.environ, "TEST_URL": gateway.url}

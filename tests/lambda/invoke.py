@@ -4,14 +4,13 @@
     python tests/lambda/invoke.py CARGO_LAMBDA EVENTS
         [--port 9000] [--env KEY=VALUE]... [--release] [--features NAMES]
 
-It starts `CARGO_LAMBDA lambda watch`, posts the events of the folder EVENTS that
-it knows to the emulator one after the other, and checks the status of each
-answer and, where the answer holds a vector, that it is one and the same vector.
-It prints a line an event and ends the processes that it started. It exits with 0
-if all was well, otherwise with 1 and the reasons.
+It starts `CARGO_LAMBDA lambda watch`, posts the events of the folder EVENTS to
+the emulator, and checks the status of each response and that all vectors are
+equal. It prints one line per event and ends the processes that it started. The
+exit status is 0, or 1 after printing the problems.
 
-The emulator compiles the function when the first event arrives, so that one
-answer may take minutes. Only Python's standard library is needed.
+The emulator compiles the function when the first event arrives, which may take
+minutes. Needs only Python's standard library.
 """
 
 import argparse
@@ -45,12 +44,12 @@ PROGRESS_S = 10
 END_S = 5
 LOG_LINES = 40
 
-# What the emulator or cargo print when no answer will ever come. The emulator
-# itself goes on waiting: it starts a function again only when its code changes.
+# Output of the emulator or of cargo after which no response will come. The emulator
+# keeps waiting: it restarts a function only when its code changes.
 DEAD = ("could not compile", "command exited", "command killed", "command ended", "error: no bin ")
 
-# Event, the statuses that are right for it, and what its answer holds. The event
-# with the broken host is followed by others, which show whether it did harm.
+# Event, its expected statuses, and the kind of its response. Other events follow
+# those with an invalid host, which would fail if these ended the function.
 EVENTS = (
     ("rest_plain", (200,), "vector"),
     ("rest_base64", (200,), "vector"),
@@ -66,14 +65,14 @@ EVENTS = (
 
 
 class Failure(Exception):
-    """Why there is no going on, in a sentence for the person who reads it."""
+    """A failure that ends the run."""
 
 
 def main():
     parser = option_parser(__doc__.split("\n")[0])
     parser.add_argument("events", type=Path, help="the folder with the events")
     options = parse_options(parser)
-    # Being asked to end must not leave the emulator behind.
+    # SIGTERM must not leave the emulator running.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         events = [read_event(options.events / f"{name}.json") for name, _, _ in EVENTS]
@@ -89,12 +88,12 @@ def main():
 
 
 def option_parser(description):
-    """What every script that starts the emulator can be told."""
+    """Options of all scripts that start the emulator."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("cargo_lambda", help="the `cargo-lambda` command, or `cargo` if it has it")
-    parser.add_argument("--port", type=int, default=9000, help="where the emulator listens")
+    parser.add_argument("--port", type=int, default=9000, help="port of the emulator")
     parser.add_argument(
-        "--env", action="append", default=[], metavar="KEY=VALUE", help="for `api`; repeat it for more"
+        "--env", action="append", default=[], metavar="KEY=VALUE", help="environment variable of the function; may be repeated"
     )
     parser.add_argument("--release", action="store_true", help="build with optimisations")
     parser.add_argument("--features", help="Cargo features of the function")
@@ -117,14 +116,14 @@ def read_event(path):
 
 
 def send_all(emulator, events):
-    """Sends every event and returns what was wrong with the answers."""
+    """Sends every event and returns the problems of the responses."""
     problems = []
     vectors = {}
-    patience_s = FIRST_ANSWER_S
+    timeout_s = FIRST_ANSWER_S
     for (name, statuses, kind), event in zip(EVENTS, events):
         started = time.monotonic()
-        status, body = emulator.invoke(event, patience_s)
-        patience_s = ANSWER_S
+        status, body = emulator.invoke(event, timeout_s)
+        timeout_s = ANSWER_S
         elapsed_ms = (time.monotonic() - started) * 1000
         print(f"{name:20} {status}  {body[:100]!r}  {elapsed_ms:.0f} ms", flush=True)
         if status not in statuses:
@@ -142,7 +141,7 @@ def send_all(emulator, events):
 
 
 def check(body, kind):
-    """Returns the vector of an answer, if it is of the kind that has one."""
+    """Checks a response and returns its vector, if its kind has one."""
     answer = json.loads(body)
     if kind == "error":
         if not isinstance(answer["error"], (str, dict)):
@@ -153,7 +152,7 @@ def check(body, kind):
             raise ValueError("expected a name in `model_id`")
         return None
     numbers = answer["data"][0]["embedding"] if isinstance(answer, dict) else answer[0]
-    # As float32, so that it does not matter with how many digits they are written.
+    # As float32, so that the number of digits is irrelevant.
     vector = array.array("f", numbers)
     if len(vector) != WIDTH:
         raise ValueError(f"expected {WIDTH} numbers, but found {len(vector)}")
@@ -164,22 +163,22 @@ def check(body, kind):
 
 
 def differences(vectors):
-    """All forms of the event ask for the same text, so all vectors must be equal."""
+    """All events contain the same text, so all vectors must be equal."""
     names = list(vectors)
     for name in names[1:]:
         if vectors[name] != vectors[names[0]]:
             distance = max(abs(a - b) for a, b in zip(vectors[name], vectors[names[0]]))
-            return [f"{name} and {names[0]} answer different vectors, by up to {distance}"]
+            return [f"{name} and {names[0]} return different vectors, by up to {distance}"]
     return []
 
 
 class Emulator:
-    """`cargo lambda watch` for as long as the `with` block runs."""
+    """`cargo lambda watch`, while the `with` block runs."""
 
     def __init__(self, options):
         self.port = options.port
         self.command = watch_command(options)
-        # By way of the environment, because --env-var splits its values at commas.
+        # Through the environment, because --env-var splits its values at commas.
         self.environment = {**os.environ, **dict(pair.split("=", 1) for pair in options.env)}
 
     def __enter__(self):
@@ -218,20 +217,20 @@ class Emulator:
             time.sleep(0.1)
 
     def listens(self):
-        # Not by a request: any path but those of the API would start a function.
+        # Not by a request: any path outside the API would start a function.
         with socket.socket() as probe:
             probe.settimeout(1)
             return probe.connect_ex((HOST, self.port)) == 0
 
-    def invoke(self, event, patience_s):
-        """The status and body of the answer that API Gateway would give."""
-        return self.unwrap(self.exchange(event, patience_s))
+    def invoke(self, event, timeout_s):
+        """The status and body of the response that API Gateway would send."""
+        return self.unwrap(self.exchange(event, timeout_s))
 
-    def exchange(self, event, patience_s, function=FUNCTION):
-        """Posts one event as the Invoke API takes it: the status and body of the emulator's answer."""
+    def exchange(self, event, timeout_s, function=FUNCTION):
+        """Posts one event to the Invoke API; returns the status and body of the emulator's response."""
         answers = queue.Queue()
         caller = threading.Thread(
-            target=lambda: answers.put(self.post(event, patience_s, function)), daemon=True
+            target=lambda: answers.put(self.post(event, timeout_s, function)), daemon=True
         )
         caller.start()
         started = time.monotonic()
@@ -243,20 +242,20 @@ class Emulator:
             except queue.Empty:
                 self.check_alive()
             waited = time.monotonic() - started
-            if waited > patience_s:
-                raise Failure(f"no answer within {patience_s} s{self.last_lines()}")
+            if waited > timeout_s:
+                raise Failure(f"no answer within {timeout_s} s{self.last_lines()}")
             if waited > next_progress:
                 next_progress += PROGRESS_S
                 lines = self.log_lines()
                 last = lines[-1].strip()[:100] if lines else ""
                 print(f"... {waited:.0f} s without an answer; last line: {last}", flush=True)
         if isinstance(answer, Exception):
-            raise Failure(f"the emulator broke off: {answer!r}{self.last_lines()}")
+            raise Failure(f"the emulator closed the connection: {answer!r}{self.last_lines()}")
         return answer
 
-    def post(self, event, patience_s, function):
-        """Returns the status and body, or the error: this runs in a thread of its own."""
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=patience_s + 10)
+    def post(self, event, timeout_s, function):
+        """Returns the status and body, or the error, which cannot be raised from this thread."""
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=timeout_s + 10)
         try:
             path = f"/2015-03-31/functions/{function}/invocations"
             headers = {"Content-Type": "application/json"}
@@ -269,14 +268,14 @@ class Emulator:
             connection.close()
 
     def unwrap(self, answer):
-        """The function's answer to API Gateway, out of the emulator's answer to us."""
+        """The function's response to API Gateway, from the emulator's response."""
         status, body = answer
         try:
             wrapped = json.loads(body)
         except ValueError:
             wrapped = None
         if status != 200 or not isinstance(wrapped, dict) or "statusCode" not in wrapped:
-            # The function failed or gave no answer for API Gateway, which makes a 502 of both.
+            # API Gateway responds with 502 both to a failure and to a response that it cannot read.
             return 502, f"the function failed: {body.decode(errors='replace')}"
         text = wrapped.get("body") or ""
         if wrapped.get("isBase64Encoded"):
@@ -293,7 +292,7 @@ class Emulator:
                 raise Failure(f"the function does not run: {line.strip()}{self.last_lines()}")
 
     def log_lines(self):
-        # pread leaves alone the offset that the child process writes at.
+        # pread does not move the offset at which the child process writes.
         size = os.fstat(self.log.fileno()).st_size
         return os.pread(self.log.fileno(), size, 0).decode(errors="replace").splitlines()
 
@@ -305,10 +304,10 @@ class Emulator:
 def watch_command(options):
     binary = shutil.which(options.cargo_lambda)
     if binary is None:
-        raise Failure(f"expected a command in `{options.cargo_lambda}`, but found none")
-    # No --bin: the emulator adds it from the name in the address it is asked at,
-    # and a second one is an error. --wait keeps it from starting a function that
-    # nobody asked for; --ignore-changes from starting it anew while files change.
+        raise Failure(f"expected a command at `{options.cargo_lambda}`, but found none")
+    # No --bin: the emulator adds it from the name in the URL, and a second one is
+    # an error. --wait avoids starting unused functions, and --ignore-changes
+    # restarts when files change.
     command = [os.path.abspath(binary), "lambda", "watch", "--wait", "--ignore-changes"]
     command += ["--invoke-address", HOST, "--invoke-port", str(options.port), "--color", "never"]
     if options.release:
@@ -319,10 +318,10 @@ def watch_command(options):
 
 
 def end_family(process):
-    """Ends the process and all that it started, by their ids.
+    """Ends the process and its descendants, by their ids.
 
-    The emulator puts each function into a process group of its own, so that ending
-    the emulator's group would leave the function running.
+    The emulator starts each function in its own process group, so ending the
+    emulator's group would leave the function running.
     """
     family = descendants(process.pid)
     process.terminate()
@@ -341,7 +340,7 @@ def end_family(process):
 
 
 def descendants(pid):
-    """The processes below `pid`: their ids and when each started."""
+    """The descendants of `pid`: their ids and start times."""
     table = process_table()
     family = {}
     parents = {pid}
@@ -353,13 +352,13 @@ def descendants(pid):
 
 
 def still_running(family):
-    """Those of `family` that run; an id that was given out anew does not count."""
+    """Those of `family` that run, without processes that reuse an id."""
     table = process_table()
     return [pid for pid, started in family.items() if table.get(pid, (0, None))[1] == started]
 
 
 def process_table():
-    """Every process that is not a zombie: {id: (its parent's id, when it started)}."""
+    """All processes except zombies: {id: (id of the parent, start time)}."""
     if os.path.exists("/proc/self/stat"):
         rows = [row for row in map(process_row, os.listdir("/proc")) if row]
     else:
@@ -374,7 +373,7 @@ def process_table():
 
 
 def process_row(pid):
-    """Id, parent, state and start of one process under /proc, if it is one and still there."""
+    """Id, parent, state and start time of a process in /proc, if it still runs."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Sends every form of event to the function `batch` under the Lambda emulator, with files in a real server of S3.
+"""Sends every form of event to the function `batch` under the Lambda emulator, with files in a real S3 server.
 
     python tests/lambda/invoke_batch.py CARGO_LAMBDA [--port 9000] [--env KEY=VALUE]... [--release]
 
-It starts `CARGO_LAMBDA lambda watch` and SeaweedFS, drops a file for each event, and looks at what the function
-says and at the answers that it wrote. It prints a line an event, and exits with 0 if all was well, otherwise with
-1 and the reasons. Needs the packages of tests/s3/requirements.txt.
+It starts `CARGO_LAMBDA lambda watch` and SeaweedFS, uploads a file for each event, and checks the response and the
+output file. It prints one line per event. The exit status is 0, or 1 after printing the problems. Needs the packages
+of tests/s3/requirements.txt.
 """
 
 import json
@@ -29,12 +29,12 @@ def url(key):
 
 
 def in_batches(key, _):
-    """Rows of a file, as a state machine hands them on."""
+    """Rows of a file, in the form of a state machine."""
     items = [{"index": place, "row": row} for place, row in enumerate(ROWS)]
     return {"BatchInput": {"input": url(key), "run": "run"}, "Items": items}
 
 
-# What the event is called, the event for a file, what the function says, and whether there are answers then.
+# Name, the event for a file, the expected response, and whether an output file follows.
 EVENTS = (
     ("s3_put", s3_event, DONE, True),
     ("s3_test", lambda *_: S3_TEST, DONE, False),
@@ -47,7 +47,7 @@ EVENTS = (
     ("sns", lambda *about: sns(s3_event(*about)), DONE, True),
     ("by_hand", lambda key, _: {"input": url(key)}, {"status": "finished", "rows": 3}, True),
     ("states_rows", in_batches, {"first": 0, "rows": 3, "errors": 0}, False),
-    # Of the rows that the event before has answered.
+    # Joins the rows of the previous event.
     ("states_join", lambda *_: {"join": {"input": url("in/states_rows.jsonl"), "run": "run"}}, {"status": "finished", "rows": 3}, False),
     ("states_files", lambda key, _: {"BatchInput": {"bucket": BUCKET}, "Items": [{"Key": key}]}, [{"status": "finished"}], True),
     ("nonsense", lambda *_: {"what": "is this"}, {"errorType": "Kivu.Failed"}, False),
@@ -76,17 +76,17 @@ def main():
 
 
 def send_all(emulator, weed):
-    """Sends every event and returns what was wrong with what came of it."""
+    """Sends every event and returns the problems of responses and output files."""
     problems = []
-    patience_s = FIRST_ANSWER_S
+    timeout_s = FIRST_ANSWER_S
     for name, event, expected, has_answers in EVENTS:
         key = f"in/{name}.jsonl"
         etag = weed.put(key, "".join(json.dumps(row) + "\n" for row in ROWS).encode())["ETag"]
         started = time.monotonic()
-        status, body = emulator.exchange(event(key, etag), patience_s, "batch")
-        patience_s = ANSWER_S
+        status, body = emulator.exchange(event(key, etag), timeout_s, "batch")
+        timeout_s = ANSWER_S
         print(f"{name:20} {status}  {body[:100]!r}  {(time.monotonic() - started) * 1000:.0f} ms", flush=True)
-        # The emulator says that a handler failed by its status.
+        # The emulator's status shows whether the handler failed.
         if (status == 200) != ("errorType" not in expected) or not is_part(expected, json.loads(body)):
             problems.append(f"{name}: expected {expected}, but found {status}: {body[:300]}")
         problems += [f"{name}: {problem}" for problem in answers(weed, f"out/{name}.jsonl") if has_answers]
@@ -95,7 +95,7 @@ def send_all(emulator, weed):
 
 
 def is_part(expected, found):
-    """Whether all that is expected is found, beside other things."""
+    """Whether `found` contains everything in `expected`."""
     if isinstance(expected, dict):
         return isinstance(found, dict) and all(name in found and is_part(value, found[name]) for name, value in expected.items())
     if isinstance(expected, list) and len(expected) == 1:
@@ -104,7 +104,7 @@ def is_part(expected, found):
 
 
 def answers(weed, key):
-    """What is wrong with the answers at a key."""
+    """The problems of the output at a key."""
     if not weed.exists(key):
         return [f"expected {key}, but found nothing"]
     rows = [json.loads(line) for line in weed.get(key).splitlines()]

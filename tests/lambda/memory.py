@@ -1,11 +1,11 @@
-"""Measures the packed function with the share of a CPU and the memory that Lambda gives by its size.
+"""Measures the packed function with the memory and CPU share of Lambda, by memory size.
 
     python tests/lambda/memory.py FOLDER EVENT [--sizes 512 1024 1769] [--requests 200]
 
-FOLDER is the unpacked function (`.aws-sam/build/ApiFunction` after `make deploy`). Needs root and cgroups of version
-1; a size of M MB gets M/1769 of a CPU. Prints a line of docs/memory.md a size: the start of the process to its
-asking for work, the first answer, the median and the 99th percentile of the others, the most memory, and what a
-million requests cost at the median (arm64, us-east-1, functions only). Only Python's standard library is needed.
+FOLDER is the unpacked function (`.aws-sam/build/ApiFunction` after `make deploy`). Needs root, cgroups of version 1,
+and only Python's standard library. M MB have M/1769 of a CPU. Prints one row of docs/memory.md per size: the time from
+the start of the process to its readiness, the first response, the median and 99th percentile of the others, the peak
+memory, and the cost of a million requests at the median (arm64, us-east-1, Lambda only).
 """
 
 import argparse
@@ -24,11 +24,11 @@ from box import Box
 
 GB_SECOND, REQUEST = 0.0000133334, 0.0000002
 STARTS = 5
-PATIENCE_S = 120
+TIMEOUT_S = 120
 
 
 class Api(BaseHTTPRequestHandler):
-    """Lambda's runtime API: the same event as often as it is asked for."""
+    """Lambda's runtime API, which returns the same event for every request."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -39,13 +39,13 @@ class Api(BaseHTTPRequestHandler):
         now = time.perf_counter()
         if Api.left == 0:
             Api.moments.put(None)
-            time.sleep(PATIENCE_S)
+            time.sleep(TIMEOUT_S)
             return
         Api.left -= 1
         Api.moments.put(("asked", now))
         self.send_response(200)
         self.send_header("Lambda-Runtime-Aws-Request-Id", "1")
-        self.send_header("Lambda-Runtime-Deadline-Ms", str(int((time.time() + PATIENCE_S) * 1000)))
+        self.send_header("Lambda-Runtime-Deadline-Ms", str(int((time.time() + TIMEOUT_S) * 1000)))
         self.send_header("Lambda-Runtime-Invoked-Function-Arn", "arn:aws:lambda:eu-west-1:000000000000:function:api")
         self.send_header("Content-Length", str(len(self.event)))
         self.end_headers()
@@ -72,7 +72,7 @@ class Api(BaseHTTPRequestHandler):
 
 
 def measure(folder, port, megabytes, requests):
-    """Start and first answer of one process, the times of its other answers, and its memory."""
+    """The start time, the response times and the peak memory of one process."""
     box = Box(megabytes)
     variables = {
         "PATH": os.environ["PATH"],
@@ -90,7 +90,7 @@ def measure(folder, port, megabytes, requests):
     )
     asked, answers = None, []
     try:
-        while moment := Api.moments.get(timeout=PATIENCE_S):
+        while moment := Api.moments.get(timeout=TIMEOUT_S):
             what, value = moment
             if what == "answered":
                 answers.append(value)

@@ -1,6 +1,6 @@
-"""Packs the same function twice, from files of other times and in another order, and compares the archives.
+"""Packs the same function twice, from files with different times and in a different order, and compares the archives.
 
-Stand-ins take the place of what is built: what is tested is the packing. Only Python's standard library is needed.
+Tests only the packing, with placeholder files. Needs only Python's standard library.
 """
 
 import hashlib
@@ -15,12 +15,12 @@ import package
 
 
 def elf(text):
-    """Something that looks like a program for x86-64 of an old glibc."""
+    """A file with the header of an x86-64 program that needs an old glibc."""
     return b"\x7fELF" + bytes(14) + b"\x3e\x00" + b"GLIBC_2.17" + text
 
 
 def archive(folder, names, time):
-    """The digest of an archive of files that are written in this order, at this time."""
+    """The digest of an archive of files written in this order, at this time."""
     contents = {
         "lambda/api/bootstrap": elf(b"bootstrap"), "library/libonnxruntime.so.1": elf(b"library"), "library/LICENSE.txt": b"licence",
         "tiny/manifest.toml": b"format = 1", "tiny/model.onnx": bytes(10_000), "kivu.cdx.json": b"{}",
