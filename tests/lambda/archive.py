@@ -93,7 +93,7 @@ def invoke(folder, variables, event):
 
 
 def main():
-    packed, event = Path(sys.argv[1]), Path(sys.argv[2])
+    packed, event = Path(sys.argv[1]).resolve(), Path(sys.argv[2])
     with tempfile.TemporaryDirectory() as folder:
         if packed.is_file():
             with zipfile.ZipFile(packed) as archive:
