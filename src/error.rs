@@ -121,7 +121,12 @@ impl Error {
     }
 
     /// A model that ran and failed.
-    pub fn inference(message: impl Into<String>, source: impl Into<Source>) -> Self {
+    pub fn inference(message: impl Into<String>) -> Self {
+        Self::Inference { message: message.into(), source: None }
+    }
+
+    /// The same, with the cause that another crate gave.
+    pub fn inference_because(message: impl Into<String>, source: impl Into<Source>) -> Self {
         Self::Inference { message: message.into(), source: Some(source.into()) }
     }
 

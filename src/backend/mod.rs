@@ -185,7 +185,7 @@ impl Deadline {
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let done = tokio::task::spawn_blocking(work);
-        let cut_short = |error| Err(Error::inference("the work was cut short", error));
+        let cut_short = |error| Err(Error::inference_because("the work was cut short", error));
         self.bound(async { done.await.unwrap_or_else(cut_short) }).await
     }
 

@@ -277,7 +277,7 @@ impl Answerer {
                     best.map(|best| Answer::Translation(best.map_or_else(String::new, |best| best.text)));
                 Ok((answer.collect(), translations.usage))
             }
-            _ => Err(Error::inference(
+            _ => Err(Error::inference_because(
                 "the task is not that of the model",
                 "it was another when the job began",
             )),

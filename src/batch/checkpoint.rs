@@ -381,7 +381,7 @@ impl State {
 /// The state on a line, and behind it the bytes that wait.
 pub(super) fn encode(state: &State, waiting: &[u8]) -> Result<Bytes> {
     let mut bytes = serde_json::to_vec(state)
-        .map_err(|error| Error::inference("where the job stands cannot be written", error))?;
+        .map_err(|error| Error::inference_because("where the job stands cannot be written", error))?;
     bytes.push(b'\n');
     bytes.extend_from_slice(waiting);
     Ok(bytes.into())

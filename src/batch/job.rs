@@ -349,7 +349,7 @@ impl Job {
     fn id(&self, version: Option<&str>) -> Result<String> {
         let version = version.map_or_else(|| Uuid::new_v4().to_string(), str::to_owned);
         let parameters = serde_json::to_string(&self.parameters)
-            .map_err(|error| Error::inference("the parameters cannot be written", error))?;
+            .map_err(|error| Error::inference_because("the parameters cannot be written", error))?;
         let all = [version, self.model.digest.clone(), parameters].join("\n");
         Ok(blake3::hash(all.as_bytes()).to_hex().to_string())
     }
@@ -382,7 +382,7 @@ fn read(
 }
 
 fn panicked(what: &str) -> Error {
-    Error::inference(format!("the job's {what} panicked"), "nothing is known of its cause")
+    Error::inference_because(format!("the job's {what} panicked"), "nothing is known of its cause")
 }
 
 /// Reads of a file what a library may panic over, as Parquet's may where one is damaged: what came before must not pass

@@ -170,7 +170,7 @@ impl Plan {
                 let mut text = Vec::new();
                 for row in rows {
                     serde_json::to_writer(&mut text, row)
-                        .map_err(|error| Error::inference("the rows cannot be written", error))?;
+                        .map_err(|error| Error::inference_because("the rows cannot be written", error))?;
                     text.push(b'\n');
                 }
                 let contents: Box<dyn Read + Send> = Box::new(Cursor::new(text));
@@ -219,8 +219,8 @@ pub(super) async fn answer(function: &Function, batch: &Batch, until: Option<Ins
     let (first, rows) = rows_of(&batch.items)?;
     let answered = async |Chunk { texts, rows }: Chunk| Ok((rows, plan.answerer.answer(texts).await?));
     let (head, bytes) = plan.part(first, &rows, answered).await?;
-    let mut text =
-        serde_json::to_vec(&head).map_err(|error| Error::inference("the part cannot be written", error))?;
+    let mut text = serde_json::to_vec(&head)
+        .map_err(|error| Error::inference_because("the part cannot be written", error))?;
     text.push(b'\n');
     text.extend_from_slice(&bytes);
     let place = plan.parts(run);
@@ -257,7 +257,7 @@ fn rows_of(items: &[Item]) -> Result<(u64, Vec<Row>)> {
 
 /// Rows as the text of a CSV file.
 fn csv_of(header: &CsvHeader, rows: &[Row]) -> Result<Vec<u8>> {
-    let unwritable = |error| Error::inference("the rows cannot be written", error);
+    let unwritable = |error| Error::inference_because("the rows cannot be written", error);
     let mut writer = csv::WriterBuilder::new().delimiter(header.delimiter).from_writer(Vec::new());
     writer.write_record(&header.names).map_err(unwritable)?;
     for row in rows {
@@ -268,7 +268,9 @@ fn csv_of(header: &CsvHeader, rows: &[Row]) -> Result<Vec<u8>> {
         });
         writer.write_record(cells).map_err(unwritable)?;
     }
-    writer.into_inner().map_err(|error| Error::inference("the rows cannot be written", error.into_error()))
+    writer
+        .into_inner()
+        .map_err(|error| Error::inference_because("the rows cannot be written", error.into_error()))
 }
 
 /// Joins the parts of a run into one output, with rows of batches that failed in their places, and writes the

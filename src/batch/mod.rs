@@ -157,7 +157,7 @@ impl std::fmt::Display for Sink {
 impl Sink {
     fn write_report(&self, report: &Report) -> Result<()> {
         let mut text = serde_json::to_vec_pretty(report)
-            .map_err(|error| Error::inference("the report cannot be written", error))?;
+            .map_err(|error| Error::inference_because("the report cannot be written", error))?;
         text.push(b'\n');
         match self {
             Self::File(path) if Stream::of(path).is_some() => Ok(()),

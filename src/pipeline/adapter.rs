@@ -263,7 +263,7 @@ impl Adapter {
                 self.backend.signature().outputs.get(place).map_or("", |spec| &spec.name)
             }
         };
-        Error::Inference { message: format!("expected values in `{name}`, but found {found}"), source: None }
+        Error::inference(format!("expected values in `{name}`, but found {found}"))
     }
 
     /// Cuts the values into the rows of the batch's texts, and each row to the text's own length.

@@ -86,5 +86,5 @@ impl Prometheus {
 }
 
 fn cannot_register(error: impl std::error::Error + Send + Sync + 'static) -> Error {
-    Error::inference("cannot register the metrics recorder", error)
+    Error::inference_because("cannot register the metrics recorder", error)
 }

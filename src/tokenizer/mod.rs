@@ -363,7 +363,7 @@ fn within_reach(text: &str, limit: usize, truncation: Truncation) -> Result<&str
 
 /// The tokenizer's own words may repeat the text, which belongs neither into an answer nor into a log.
 fn cannot_tokenise(_: tokenizers::Error) -> Error {
-    Error::Inference { message: "the text cannot be tokenised".into(), source: None }
+    Error::inference("the text cannot be tokenised")
 }
 
 #[cfg(test)]

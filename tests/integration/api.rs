@@ -53,7 +53,10 @@ fn model_of(task: Task, default_prompt: Option<String>, [fails_on, panics_on]: [
     let backend = ScriptedBackend::new(signature.clone(), move |inputs| {
         let Elements::Int64(ids) = inputs[0].elements() else { unreachable!("the signature says INT64") };
         if ids.contains(&i64::from(fails_on)) {
-            return Err(Error::inference("the model failed to run", std::io::Error::other("kernel 7")));
+            return Err(Error::inference_because(
+                "the model failed to run",
+                std::io::Error::other("kernel 7"),
+            ));
         }
         assert!(!ids.contains(&i64::from(panics_on)), "scripted panic");
         let vectors = ids.iter().flat_map(|id| [*id as f32, 1.0]).collect();

@@ -373,7 +373,7 @@ pub(super) fn respond(
     };
     let answer = Answer { id, model_name: model, model_version: version, outputs: [tensor] };
     let mut body = serde_json::to_vec(&answer)
-        .map_err(|error| Error::inference("the answer cannot be written", error))?;
+        .map_err(|error| Error::inference_because("the answer cannot be written", error))?;
     let json_length = body.len();
     body.extend(bytes.unwrap_or_default());
     let mut response = Response::new(Body::from(body));

@@ -165,10 +165,7 @@ fn refusals(path: &str, method: Method, is_open: bool) -> Vec<(StatusCode, &'sta
                 "A value that cannot be used.",
                 Error::invalid("expected a text in `inputs[1]`, but found an empty one").into(),
             ),
-            (
-                "The model failed.",
-                Error::Inference { message: "the model failed to run".into(), source: None }.into(),
-            ),
+            ("The model failed.", Error::inference("the model failed to run").into()),
             ("No answer in time.", Error::DeadlineExceeded { after: Duration::from_secs(30) }.into()),
         ]);
         if Dialect::of(path) != Dialect::KServe {

@@ -94,9 +94,8 @@ impl Call {
             let outcome = if deadline.has_passed() {
                 Err(deadline.exceeded())
             } else {
-                catch_unwind(AssertUnwindSafe(|| session.run(&inputs))).unwrap_or_else(|_| {
-                    Err(Error::Inference { message: "the model's run panicked".into(), source: None })
-                })
+                catch_unwind(AssertUnwindSafe(|| session.run(&inputs)))
+                    .unwrap_or_else(|_| Err(Error::inference("the model's run panicked")))
             };
             match outcome {
                 Ok(output) => outputs.push(output),
@@ -128,10 +127,7 @@ impl Backend for OnnxBackend {
 
     async fn infer_each(&self, batches: Vec<Vec<Tensor>>, deadline: Deadline) -> Result<Vec<Vec<Tensor>>> {
         batches.iter().try_for_each(|inputs| self.signature.check_inputs(inputs))?;
-        let stopped = || Error::Inference {
-            message: "the threads of the ONNX session have stopped".into(),
-            source: None,
-        };
+        let stopped = || Error::inference("the threads of the ONNX session have stopped");
         telemetry::ran("onnx");
         let (reply, answer) = oneshot::channel();
         self.calls.send(Call { batches, deadline, reply }).map_err(|_| stopped())?;

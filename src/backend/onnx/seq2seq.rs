@@ -113,10 +113,7 @@ impl Seq2SeqBackend for OnnxSeq2Seq {
     }
 
     async fn decode(&self, sources: SourceBatch, deadline: Deadline, work: DecodeFn) -> Result<()> {
-        let stopped = || Error::Inference {
-            message: "the threads of the ONNX session have stopped".into(),
-            source: None,
-        };
+        let stopped = || Error::inference("the threads of the ONNX session have stopped");
         telemetry::ran("onnx");
         let (reply, answer) = oneshot::channel();
         self.jobs.send(Job { sources, deadline, work, reply }).map_err(|_| stopped())?;
@@ -135,9 +132,7 @@ impl Job {
         } else {
             let is_wanted = || !reply.is_closed();
             let run = AssertUnwindSafe(|| work(&mut OnnxDecoder::new(model, sources, &is_wanted)?));
-            catch_unwind(run).unwrap_or_else(|_| {
-                Err(Error::Inference { message: "the model's run panicked".into(), source: None })
-            })
+            catch_unwind(run).unwrap_or_else(|_| Err(Error::inference("the model's run panicked")))
         };
         // A caller that has gone wants no answer.
         let _ = reply.send(outcome);
@@ -168,10 +163,9 @@ impl<'a> OnnxDecoder<'a> {
     fn new(model: &'a Model, sources: SourceBatch, is_wanted: &'a dyn Fn() -> bool) -> Result<Self> {
         let SourceBatch { rows, pad, shortlist } = sources;
         if shortlist.is_some() != model.bindings.takes_shortlist {
-            return Err(Error::Inference {
-                message: "expected a shortlist where the encoder takes one, and none where not".into(),
-                source: None,
-            });
+            return Err(Error::inference(
+                "expected a shortlist where the encoder takes one, and none where not",
+            ));
         }
         let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
         let shape = [rows.len(), longest];
@@ -206,22 +200,16 @@ impl<'a> OnnxDecoder<'a> {
             Err(_) => Some(*token),
         };
         let ids = tokens.iter().map(id).collect::<Option<_>>();
-        ids.ok_or_else(|| Error::Inference {
-            message: "a token is not in the shortlist".into(),
-            source: None,
-        })
+        ids.ok_or_else(|| Error::inference("a token is not in the shortlist"))
     }
 }
 
 impl Decoder for OnnxDecoder<'_> {
     fn step(&mut self, tokens: &[i64]) -> Result<Logits<'_>> {
         if !(self.is_wanted)() {
-            return Err(Error::Inference {
-                message: "nobody waits for the text any more".into(),
-                source: None,
-            });
+            return Err(Error::inference("nobody waits for the text any more"));
         }
-        let failed = |error| Error::inference("the decoder's scores cannot be read", error);
+        let failed = |error| Error::inference_because("the decoder's scores cannot be read", error);
         let (ids, position) = (self.ids(tokens)?, [self.steps]);
         let ids = TensorRef::from_array_view(([ids.len(), 1], ids.as_slice())).map_err(failed)?;
         let position = TensorRef::from_array_view(([1_usize], position.as_slice())).map_err(failed)?;
@@ -238,9 +226,8 @@ impl Decoder for OnnxDecoder<'_> {
         drop(inputs);
         let mut outputs: Vec<Option<DynValue>> = outputs.into_iter().map(Some).collect();
         let mut take = |output: usize| {
-            outputs.get_mut(output).and_then(Option::take).ok_or_else(|| Error::Inference {
-                message: format!("expected an output {output} of the decoder, but found none"),
-                source: None,
+            outputs.get_mut(output).and_then(Option::take).ok_or_else(|| {
+                Error::inference(format!("expected an output {output} of the decoder, but found none"))
             })
         };
         for (state, wire) in self.states.iter_mut().zip(&self.model.bindings.states) {
@@ -264,9 +251,8 @@ impl Decoder for OnnxDecoder<'_> {
         }
         let owner = |row: &usize| self.owners.get(*row).copied();
         let owners: Option<Vec<usize>> = rows.iter().map(owner).collect();
-        let owners = owners.ok_or_else(|| Error::Inference {
-            message: format!("expected rows below {}, but found others", self.owners.len()),
-            source: None,
+        let owners = owners.ok_or_else(|| {
+            Error::inference(format!("expected rows below {}, but found others", self.owners.len()))
         })?;
         // What comes from the source is the same for all of its rows, whichever goes where.
         if owners != self.owners {

@@ -128,7 +128,7 @@ impl Session {
     /// Runs one batch: inputs and outputs in the order of the signature.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         self.signature.check_inputs(inputs)?;
-        let failed = |error| Error::inference("the model failed to run", error);
+        let failed = |error| Error::inference_because("the model failed to run", error);
         let values = inputs.iter().map(borrow).collect::<ort::Result<Vec<_>>>().map_err(failed)?;
         let outputs = self.run_values(&values)?;
         self.signature.outputs.iter().zip(&outputs).map(|(spec, value)| copy(spec, value)).collect()
@@ -142,7 +142,7 @@ impl Session {
     pub(super) fn run_values(&self, inputs: &[SessionInputValue<'_>]) -> Result<Vec<DynValue>> {
         self.mapped.require_unchanged()?;
         let outputs = run(&self.session, &self.names, inputs)
-            .map_err(|error| Error::inference("the model failed to run", error))?;
+            .map_err(|error| Error::inference_because("the model failed to run", error))?;
         self.mapped.require_unchanged()?;
         Ok(outputs)
     }
@@ -209,7 +209,7 @@ fn borrow(tensor: &Tensor) -> ort::Result<SessionInputValue<'_>> {
 
 fn copy(spec: &TensorSpec, value: &DynValue) -> Result<Tensor> {
     let wrong = |error| {
-        Error::inference(format!("the model's output `{}` is not what it declares", spec.name), error)
+        Error::inference_because(format!("the model's output `{}` is not what it declares", spec.name), error)
     };
     let (shape, elements) = match spec.element_type {
         ElementType::Fp32 => {
@@ -225,7 +225,9 @@ fn copy(spec: &TensorSpec, value: &DynValue) -> Result<Tensor> {
             (shape, Elements::Int64(values.to_vec()))
         }
         // A graph with such an output is refused when it loads.
-        ElementType::Bytes => return Err(Error::inference("graphs give no strings here", spec.name.clone())),
+        ElementType::Bytes => {
+            return Err(Error::inference_because("graphs give no strings here", spec.name.clone()));
+        }
     };
     Tensor::new(shape.iter().map(|side| *side as usize).collect(), elements)
 }

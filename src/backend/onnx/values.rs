@@ -10,7 +10,7 @@ use crate::{
 };
 
 fn failed(error: ort::Error) -> Error {
-    Error::inference("a tensor between two steps cannot be made", error)
+    Error::inference_because("a tensor between two steps cannot be made", error)
 }
 
 /// Integers of the given shape.
@@ -60,7 +60,7 @@ pub(super) fn gather_in_place(value: &mut DynValue, rows: &[usize], moves: &RowP
 }
 
 fn no_row(row: usize) -> Error {
-    Error::Inference { message: format!("expected a row {row} of a state, but found none"), source: None }
+    Error::inference(format!("expected a row {row} of a state, but found none"))
 }
 
 fn gather_of<T>(value: &DynValue, rows: &[usize]) -> Result<DynValue>

@@ -135,7 +135,7 @@ impl AttemptFailure {
         let details = self.details.map(|details| format!(": {details}")).unwrap_or_default();
         let message = format!("the fleet {} `{model}`{attempts}{details}", self.kind.texts().1);
         match self.kind {
-            Refused | ModelError | InvalidResponse => Error::Inference { message, source: None },
+            Refused | ModelError | InvalidResponse => Error::inference(message),
             _ => Error::unavailable(message),
         }
     }

@@ -320,7 +320,7 @@ impl<W: Write> JsonLinesWriter<W> {
                 name
             };
             add(&mut self.line, outcome, &mut field)
-                .map_err(|error| Error::inference("the answer cannot be written", error))?;
+                .map_err(|error| Error::inference_because("the answer cannot be written", error))?;
             self.line.extend_from_slice(b"}\n");
             self.target.write_all(&self.line).map_err(Error::io("cannot write the output"))?;
         }

@@ -73,7 +73,7 @@ impl Raw {
             }
             Ok(done)
         };
-        let panicked = |_| Err(Error::Inference { message: "ONNX Runtime panicked".into(), source: None });
+        let panicked = |_| Err(Error::inference("ONNX Runtime panicked"));
         let done = thread::scope(|scope| {
             let workers: Vec<_> = (0..self.cpus.get()).map(|_| scope.spawn(work)).collect();
             workers.into_iter().map(|worker| worker.join().unwrap_or_else(panicked)).sum::<Result<usize>>()

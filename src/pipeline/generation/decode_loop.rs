@@ -44,7 +44,7 @@ pub fn generate(
         if width == 0 || logits.values.len() != count * width {
             let message =
                 format!("expected `logits` of {count} rows, but found {} values", logits.values.len());
-            return Err(Error::Inference { message, source: None });
+            return Err(Error::inference(message));
         }
         let (mut rest, mut first, mut parents) = (logits.values, 0, Vec::with_capacity(count));
         tokens.clear();

@@ -80,7 +80,7 @@ pub(super) fn best(scores: &[f32]) -> Result<usize> {
 }
 
 pub(super) fn not_a_number() -> Error {
-    Error::Inference { message: "the model's output `logits` is not a number".into(), source: None }
+    Error::inference("the model's output `logits` is not a number")
 }
 
 #[inline(always)]

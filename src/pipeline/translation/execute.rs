@@ -202,7 +202,7 @@ impl TranslationPipeline {
             Ok(())
         });
         sequences.decode(sources, deadline, work).await?;
-        let lost = || Error::Inference { message: "the decoder's work was lost".into(), source: None };
+        let lost = || Error::inference("the decoder's work was lost");
         let mut generated = receiver.await.map_err(|_| lost())?;
         if let Some(shortlist) = shortlist {
             let ids = generated.iter_mut().flatten().flat_map(|text| &mut text.ids);

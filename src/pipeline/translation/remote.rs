@@ -230,7 +230,7 @@ fn input(role: Role, spec: &TensorSpec, rows: &[&[i64]], pad: i64) -> Result<Ten
 
 fn wrong(found: &str) -> Error {
     let message = format!("expected token ids in `{TARGETS}` from the fleet, but found {found}");
-    Error::Inference { message, source: None }
+    Error::inference(message)
 }
 
 /// The targets in an answer for `sources` sources.

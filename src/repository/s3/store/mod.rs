@@ -96,7 +96,7 @@ fn wait<T: Send + 'static>(
         // Whoever asked may have gone.
         let _ = reply.send_async(work.await).await;
     });
-    let stopped = |_| Error::inference("the threads for S3 have stopped", "no answer came");
+    let stopped = |_| Error::inference_because("the threads for S3 have stopped", "no answer came");
     answer.recv().map_err(stopped)?
 }
 
