@@ -38,6 +38,7 @@ FLEET_TOOLS := .kivu/fleet/installed
 PAGE_TOOLS := .kivu/page/installed
 DOCUMENT_TOOLS := .kivu/document/installed
 PEER_TOOLS := .kivu/peers/installed
+FIGURE_TOOLS := .kivu/figures/installed
 
 # A clone compiles once, so that there is nothing to gain from remembering parts of it.
 ifdef CI
@@ -130,12 +131,23 @@ features: ## Check the program without optional features, and with each of them
 lint:
 	cargo clippy --all-targets -- --deny warnings
 
+LABORATORY = $(firstword $(shell ls -t target/release/deps/laboratory-* 2>/dev/null | grep -v '[.]d$$'))
+
 .PHONY: bench
 bench: $(PRECISIONS:%=.kivu/precisions/%/manifest.toml)
 bench: PROFILE := release
-bench: program $(BUNDLE)/manifest.toml $(BUNDLES)/zero-shot/manifest.toml $(BUNDLES)/translate-en-pt/manifest.toml ## Measure the service against the bare runtime, and draw it
-	$(KIVU) bench $(BUNDLE) --zero-shot $(BUNDLES)/zero-shot --translation $(BUNDLES)/translate-en-pt \
-	  --compare $(PRECISIONS:%=.kivu/precisions/%) --json .kivu/bench.json --pictures docs/pictures
+bench: program $(BUNDLE)/manifest.toml $(BUNDLES)/zero-shot/manifest.toml $(BUNDLES)/translate-en-pt/manifest.toml ## Measure Kivu against plain ONNX Runtime, and update docs/benchmarks.md
+	cargo build --release --bench laboratory
+	$(MAKE) --no-print-directory measure figures
+
+.PHONY: measure
+measure:
+	python3 benches/bench.py target/release/kivu $(LABORATORY) $(BUNDLES) \
+	  --compare $(PRECISIONS:%=.kivu/precisions/%) --json .kivu/bench.json
+
+.PHONY: figures
+figures: $(FIGURE_TOOLS) ## Draw the figures of the last make bench into docs
+	.kivu/figures/bin/python benches/figures.py .kivu/bench.json docs/pictures docs/benchmarks.md
 
 .kivu/precisions/%/manifest.toml: models/minilm.toml | program
 	$(KIVU) build $< --out $(@D) --precision $*
@@ -299,6 +311,7 @@ $(FLEET_TOOLS): tests/fleet/requirements.txt
 $(PAGE_TOOLS): tests/page/requirements.txt
 $(DOCUMENT_TOOLS): tests/document/requirements.txt
 $(PEER_TOOLS): tests/translation/requirements.txt
+$(FIGURE_TOOLS): benches/requirements.txt
 
 # Of these, requirements leave out what their packages name and nothing here uses.
 $(DEPLOY_TOOLS) $(CHECKOV_TOOLS) $(FLEET_TOOLS): INSTALL_OPTIONS := --no-deps

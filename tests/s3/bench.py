@@ -1,6 +1,6 @@
 """What loading from S3 costs, and whether the memory of a job grows with its file.
 
-    TEST_KIVU=target/release/kivu TEST_BATCH=target/release/batch TEST_ONNXRUNTIME=… TEST_TOKENIZER=…/tokenizer.json
+    TEST_KIVU=target/release/kivu TEST_BATCH=target/release/batch TEST_LABORATORY=… TEST_ONNXRUNTIME=… TEST_TOKENIZER=…/tokenizer.json
     TEST_BUNDLE=a small bundle  python tests/s3/bench.py [--rows 1000000]
 
 A bundle of 480 MB is made of weights that mean nothing, built and pushed to SeaweedFS; then it is fetched by
@@ -111,9 +111,10 @@ def loading(weed, folder, env):
         started = time.monotonic()
         weed.s3.download_file(BUCKET, key, str(folder / "downloaded"))
         theirs.append(time.monotonic() - started)
-        done = kivu(weed.endpoint, "bench", url, "--fetch", env=env).stdout.splitlines()
-        ours.append(float(done[0]))
-        peaks.append(int(done[1].split()[1]) * 1024 / 1e6)
+        fetch = [os.environ["TEST_LABORATORY"], "fetch", url]
+        done = json.loads(subprocess.run(fetch, env=os.environ | env | {"AWS_ENDPOINT_URL": weed.endpoint}, check=True, stdout=subprocess.PIPE).stdout)
+        ours.append(done["seconds"])
+        peaks.append(done["peak_mb"])
     middle = lambda values: sorted(values[1:])[len(values[1:]) // 2]
     print(f"boto3 download_file {middle(theirs):.3f} s, kivu {middle(ours):.3f} s: {middle(theirs) / middle(ours):.2f} times as fast")
     print(f"  all: boto3 {[round(value, 3) for value in theirs]}, kivu {[round(value, 3) for value in ours]}")

@@ -1,0 +1,189 @@
+"""Measures Kivu against plain ONNX Runtime and writes the figures to a JSON file, which figures.py draws.
+
+    python3 benches/bench.py KIVU LABORATORY BUNDLES --compare BUNDLE … --json .kivu/bench.json
+
+KIVU is the program, LABORATORY that of benches/laboratory.rs, BUNDLES a folder with minilm, zero-shot and
+translate-en-pt. Each figure is measured together with its baseline.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import statistics
+import subprocess
+import tempfile
+import time
+import tomllib
+import urllib.request
+
+SHORT = "What is deep learning?"
+LABELS = 10
+STARTS = 25
+TURNS = 3
+ROWS = 100_000
+PATTERN = re.compile(r"http://([\d.:]+)")
+SENTENCES = pathlib.Path(__file__).parent.parent / "src/build/sentences.txt"
+
+
+class Server:
+    """`kivu serve` on a free port."""
+
+    def __init__(self, kivu, *bundles):
+        command = [kivu, "serve", *bundles, "--listen", "127.0.0.1:0", "--until-stdin-closes"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.address = PATTERN.search(self.process.stdout.readline())[1]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()
+
+    def post(self, path, body):
+        request = urllib.request.Request(f"http://{self.address}{path}", json.dumps(body).encode(), {"content-type": "application/json"})
+        with urllib.request.urlopen(request) as response:
+            return json.load(response)
+
+    def resident_mb(self):
+        return memory_mb(self.process.pid, "VmRSS")
+
+
+def memory_mb(pid, name):
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(rf"{name}:\s+(\d+)", status)[1]) * 1024 / 1e6
+
+
+def request(path, body, header="content-type: application/json"):
+    head = f"POST {path} HTTP/1.1\r\nhost: kivu\r\n{header}\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def as_json(path, body):
+    return request(path, json.dumps(body).encode())
+
+
+def tensors(ids):
+    """A KServe v2 request for one row with binary tensors."""
+    tensor = lambda name: {"name": name, "shape": [1, len(ids)], "datatype": "INT64", "parameters": {"binary_data_size": 8 * len(ids)}}
+    head = {"inputs": [tensor("input_ids"), tensor("attention_mask")], "parameters": {"binary_data_output": True}}
+    head = json.dumps(head).encode()
+    data = b"".join(value.to_bytes(8, "little") for value in [*ids, *[1] * len(ids)])
+    return request("/v2/models/minilm/infer", head + data, f"inference-header-content-length: {len(head)}")
+
+
+def figure(name, value, baseline, unit, against):
+    return {"name": name, "value": value, "baseline": baseline, "unit": unit, "against": against}
+
+
+class Measurement:
+    def __init__(self, arguments, folder):
+        self.kivu, self.laboratory, self.bundles = arguments.kivu, arguments.laboratory, arguments.bundles
+        self.compare, self.folder = arguments.compare, folder
+        self.minilm = self.bundles / "minilm"
+
+    def lab(self, *arguments):
+        output = subprocess.run([self.laboratory, *map(str, arguments)], check=True, stdout=subprocess.PIPE)
+        return json.loads(output.stdout)
+
+    def bench(self, bundle):
+        path = self.folder / "figures.json"
+        subprocess.run([self.kivu, "bench", bundle, "--json", path], check=True)
+        return {entry["name"]: entry for entry in json.loads(path.read_text())}
+
+    def latency(self, name, server, requests, against, runs=1):
+        """The median latency of requests, in turns with that of the session."""
+        files = [self.folder / f"{number}" for number, _ in enumerate(requests)]
+        for file, content in zip(files, requests):
+            file.write_bytes(content)
+        pairs = [(self.lab("ask", server.address, *files), self.lab("single", self.minilm)) for _ in range(TURNS)]
+        http, session = map(statistics.median, zip(*pairs))
+        return figure(name, http, session * runs, "ms", against)
+
+    def cold_start(self):
+        times, parts = [], []
+        for _ in range(STARTS):
+            started = time.monotonic()
+            with Server(self.kivu, self.minilm) as server:
+                server.post("/embed", {"inputs": SHORT})
+                times.append((time.monotonic() - started) * 1000)
+            parts.append(self.lab("parts", self.minilm))
+        parts = {name: statistics.median(part[name] for part in parts) for name in parts[0]}
+        serial = {name: parts[name] for name in ("library", "session", "first run")}
+        start = figure("process start to first response", statistics.median(times), sum(serial.values()), "ms", "load the library, create a session, run it once")
+        return {**start, "parts": serial}
+
+    def precisions(self):
+        for bundle in [self.minilm, *self.compare]:
+            manifest = tomllib.loads((bundle / "manifest.toml").read_text())
+            quality = manifest["weights"].get("quality", {})
+            size = sum(file["size"] for file in manifest["files"]) / 1e6
+            yield {"name": manifest["weights"]["precision"], "mb": size, "cosine": quality.get("mean_cosine", 1.0)}
+
+    def batch(self, best):
+        source, target = self.folder / "rows.jsonl", self.folder / "output.jsonl"
+        texts = SENTENCES.read_text().splitlines()
+        with source.open("w") as file:
+            for number in range(ROWS):
+                file.write(json.dumps({"id": number, "text": texts[number % len(texts)]}) + "\n")
+        process = subprocess.Popen([self.kivu, "batch", source, target, "--model", self.minilm])
+        peak = 0
+        while process.poll() is None:
+            try:
+                peak = max(peak, memory_mb(process.pid, "VmHWM"))
+            except (OSError, TypeError):
+                pass
+            time.sleep(0.05)
+        assert process.returncode == 0
+        progress = json.loads(target.with_name(f"{target.name}.report.json").read_text())["progress"]
+        return [
+            figure(f"`kivu batch`, JSON Lines with {ROWS:,} rows", progress["rows"] / progress["seconds"], best, "texts/s", "plain ONNX Runtime, best schedule"),
+            figure("peak memory of `kivu batch`", peak, None, "MB", None),
+            figure("reading and writing a row", self.lab("rows"), None, "µs", None),
+        ]
+
+    def figures(self):
+        product = self.bench(self.minilm)
+        throughput, latency = product["throughput, 32 texts, 4 clients"], product["one short text, median"]
+        mean, worst = product["mean cosine to fp32"]["value"], product["worst cosine to fp32"]["value"]
+        best = throughput["baseline"]
+        yield figure("mean cosine similarity to fp32", mean, None, "", None)
+        yield figure("worst cosine similarity to fp32", worst, None, "", None)
+        yield figure("32 texts of mixed length per request, 4 clients, tokenization included", throughput["value"], best, "texts/s", "plain ONNX Runtime, best schedule")
+        yield figure("plain ONNX Runtime, best schedule", best, self.lab("unsorted", self.minilm, 8), "texts/s", "plain ONNX Runtime, batches of 32 texts in input order")
+        yield figure("one short text over HTTP, median", latency["value"], latency["baseline"], "ms", "plain ONNX Runtime")
+        with Server(self.kivu, self.minilm, self.bundles / "zero-shot") as server:
+            ids = [token["id"] for token in server.post("/tokenize", {"inputs": SHORT})[0]]
+            yield self.latency("the same over KServe v2 with binary tensors", server, [tensors(ids)], "plain ONNX Runtime")
+            words = sorted({word for word in re.findall(r"[^\W\d_]+", SENTENCES.read_text()) if len(word) > 3})
+            groups = [words[at : at + LABELS] for at in range(0, len(words) - LABELS, LABELS)]
+            zero_shot = [as_json("/models/zero-shot", {"inputs": SHORT, "parameters": {"candidate_labels": labels}}) for labels in groups]
+            against = f"{LABELS} runs of plain ONNX Runtime"
+            yield self.latency(f"zero-shot, {LABELS} labels, all in the cache", server, zero_shot[:1], against, LABELS)
+            # More labels than the cache holds.
+            yield self.latency(f"zero-shot, {LABELS} labels, none in the cache", server, zero_shot, against, LABELS)
+            memory = server.resident_mb()
+        yield self.cold_start()
+        yield from self.batch(best)
+        yield figure("resident memory, serving two models with the same weights", memory, None, "MB", None)
+        for decoded in self.lab("decode", self.bundles / "translate-en-pt"):
+            yield figure(f"decoding with {decoded['beams']} beams", decoded["loop"], decoded["session"], "tokens/s", "the decoder's session alone")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kivu", type=pathlib.Path)
+    parser.add_argument("laboratory", type=pathlib.Path)
+    parser.add_argument("bundles", type=pathlib.Path)
+    parser.add_argument("--compare", type=pathlib.Path, nargs="*", default=[])
+    parser.add_argument("--json", type=pathlib.Path, required=True)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        measurement = Measurement(arguments, pathlib.Path(folder))
+        found = {"figures": list(measurement.figures()), "precisions": list(measurement.precisions())}
+    arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
