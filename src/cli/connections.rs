@@ -1,5 +1,4 @@
-//! Connections of `kivu serve`: none holds its place for longer than a request may take without saying anything or
-//! without taking what it is told, and all are finished before the program ends.
+//! Connections of `kivu serve`, with timeouts for reading and writing, and a graceful shutdown.
 
 use std::{
     convert::Infallible,
@@ -30,32 +29,32 @@ use tokio::{
     },
     sync::watch,
     task::JoinSet,
-    time::{Sleep, sleep, timeout},
+    time::{self, Sleep, sleep},
 };
 
-/// How long nothing is accepted after there was no file descriptor for another connection: some will be closed.
-const BREATH: Duration = Duration::from_millis(100);
+/// The pause after a failed `accept`, which usually means that file descriptors have run out.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The share of a request's time after which it is asked whether a caller that has stopped sending still listens.
-const ASKED_AFTER: u32 = 60;
-/// The same where requests have very little time.
-const SOONEST: Duration = Duration::from_millis(10);
-/// What asks that: a client that waits for a response skips it, and the system of one that has gone refuses it.
-const STILL_THERE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+/// The fraction of the request timeout after which a client that has stopped sending is probed, and a minimum.
+const PROBE_FRACTION: u32 = 60;
+const MIN_PROBE_INTERVAL: Duration = Duration::from_millis(10);
+/// An interim response: a client that waits for the final one skips it, and the system of a client that has closed the
+/// connection answers with a reset.
+const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// Serves connections until `stop` is done, then finishes what was accepted. Gives what `stop` came to.
+/// Serves connections until `stop` is ready, then finishes the open ones and returns the output of `stop`.
 ///
-/// - A connection that has not said a whole head of a request within `patience`, be it its first or another, is
-///   closed: whoever dribbles bytes cannot keep a file descriptor, nor the program from ending.
-/// - So is one whose caller does not take within `patience` what it holds for him: that is an answer, or of a long one
-///   some hundreds of kilobytes.
-/// - A caller may stop sending after its request (`shutdown(SHUT_WR)`), and gets its response all the same. One that closes
-///   the connection looks the same at first: see [`while_wanted`].
-/// - Where file descriptors run out, connections that are open go on, and others wait until there is room.
+/// - A connection is closed if the head of a request, the first or a later one, takes longer than `timeout`. Slow
+///   clients cannot hold a file descriptor, nor delay the shutdown.
+/// - It is also closed if the client does not read a buffered response within `timeout`; of a long response, some
+///   hundreds of kilobytes are buffered.
+/// - A client may shut down its sending side after the request (`shutdown(SHUT_WR)`), and still gets the response. At
+///   first this is indistinguishable from a closed connection: see [`while_connected`].
+/// - Without free file descriptors, open connections are served and new ones wait.
 pub(super) async fn serve<T>(
     listener: TcpListener,
     router: Router,
-    patience: Duration,
+    timeout: Duration,
     stop: impl Future<Output = T>,
 ) -> T {
     let (stopping, is_stopping) = watch::channel(());
@@ -65,91 +64,90 @@ pub(super) async fn serve<T>(
         let accepted = tokio::select! {
             stopped = &mut stop => break stopped,
             accepted = listener.accept() => accepted,
-            // What is done is forgotten, so that it takes no room.
+            // Frees finished tasks.
             Some(_) = connections.join_next() => continue,
         };
         match accepted {
             Ok((stream, _)) => {
-                connections.spawn(connection(stream, router.clone(), patience, is_stopping.clone()));
+                connections.spawn(connection(stream, router.clone(), timeout, is_stopping.clone()));
             }
-            Err(error) if is_of_the_connection(&error) => {}
+            Err(error) if is_connection_error(&error) => {}
             Err(error) => {
                 tracing::error!(%error, "cannot accept a connection");
-                sleep(BREATH).await;
+                sleep(ACCEPT_PAUSE).await;
             }
         }
     };
-    // Whoever comes now is refused by the system, at once.
+    // The system refuses new connections from here on.
     drop(listener);
     drop(stopping);
     let finished = async { while connections.join_next().await.is_some() {} };
-    // Requests end within that time, and so does waiting for one; whoever then still reads his answer is cut off.
-    if timeout(patience + patience / 2, finished).await.is_err() {
-        tracing::warn!(connections = connections.len(), "connections are cut off");
+    // Requests end within the timeout, and idle connections too; what remains are clients that read slowly.
+    if time::timeout(timeout + timeout / 2, finished).await.is_err() {
+        tracing::warn!(connections = connections.len(), "closing connections whose clients read too slowly");
     }
     stopped
 }
 
-/// One connection, from request to request.
 async fn connection(
     stream: TcpStream,
     router: Router,
-    patience: Duration,
+    timeout: Duration,
     mut is_stopping: watch::Receiver<()>,
 ) {
-    // An answer is one write; waiting for more to send with it only costs time.
+    // A response is one write; delaying it has no benefit.
     let _ = stream.set_nodelay(true);
     let (reader, writer) = stream.into_split();
     let (reader, router) = (Arc::new(reader), TowerToHyperService::new(router));
-    let caller = Arc::clone(&reader);
-    let pause = (patience / ASKED_AFTER).max(SOONEST);
+    let client = Arc::clone(&reader);
+    let interval = (timeout / PROBE_FRACTION).max(MIN_PROBE_INTERVAL);
     let service = service_fn(move |request: Request<Incoming>| {
         let version = request.version();
-        while_wanted(Arc::clone(&caller), version, pause, router.call(request))
+        while_connected(Arc::clone(&client), version, interval, router.call(request))
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(patience)
+        .header_read_timeout(timeout)
         .half_close(true)
-        .serve_connection(TokioIo::new(Patient::new(reader, writer, patience)), service);
+        .serve_connection(TokioIo::new(TimedStream { reader, writer, timeout, deadline: None }), service);
     tokio::pin!(connection);
     tokio::select! {
-        // What goes wrong on a connection is its caller's affair.
+        // Errors of a connection are the client's.
         _ = &mut connection => return,
         _ = is_stopping.changed() => connection.as_mut().graceful_shutdown(),
     }
     let _ = connection.await;
 }
 
-/// Waits for a response as long as somebody wants it; fails when the caller has gone.
+/// Waits for a response; fails if the client closes the connection first.
 ///
-/// A caller that has stopped sending may still listen, or may have closed the connection, and only an attempt to send
-/// something tells. After `pause`, such a caller of HTTP/1.1 is sent an interim response; of older versions it is taken to
-/// listen.
-async fn while_wanted<T>(
-    caller: Arc<OwnedReadHalf>,
+/// A client that has stopped sending may have closed the connection or may wait for the response; only sending can
+/// distinguish the two. After `interval`, such a client gets an interim response, if it uses HTTP/1.1. Clients of older
+/// versions are assumed to wait.
+async fn while_connected<T>(
+    client: Arc<OwnedReadHalf>,
     version: Version,
-    pause: Duration,
+    interval: Duration,
     response: impl Future<Output = Result<T, Infallible>>,
 ) -> io::Result<T> {
     tokio::pin!(response);
-    let mut is_asked = version != Version::HTTP_11;
+    let mut is_probed = version != Version::HTTP_11;
     loop {
         tokio::select! {
             biased;
             Ok(response) = &mut response => return Ok(response),
-            () = sleep(pause) => {}
+            () = sleep(interval) => {}
         }
-        let stream: &TcpStream = caller.as_ref().as_ref();
+        let stream: &TcpStream = client.as_ref().as_ref();
         let state = stream.ready(Interest::READABLE | Interest::WRITABLE).now_or_never();
         let Some(state) = state.transpose()? else { continue };
         if state.is_write_closed() {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
-        if state.is_read_closed() && !is_asked {
-            // Nothing of the response was sent yet, since it is still being waited for.
-            match stream.try_write(STILL_THERE) {
-                Ok(sent) if sent == STILL_THERE.len() => is_asked = true,
+        if state.is_read_closed() && !is_probed {
+            // No part of the response has been sent yet.
+            match stream.try_write(PROBE) {
+                Ok(sent) if sent == PROBE.len() => is_probed = true,
                 Ok(_) => return Err(io::ErrorKind::WriteZero.into()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
@@ -158,35 +156,27 @@ async fn while_wanted<T>(
     }
 }
 
-/// A connection that fails when what is to be sent is not taken in time.
-struct Patient {
+/// A stream whose writes fail if the client does not read what is sent within a timeout.
+struct TimedStream {
     reader: Arc<OwnedReadHalf>,
     writer: OwnedWriteHalf,
-    patience: Duration,
-    /// When that will be, while something waits to be taken.
-    until: Option<Pin<Box<Sleep>>>,
+    timeout: Duration,
+    /// Exists while unsent bytes wait for the client.
+    deadline: Option<Pin<Box<Sleep>>>,
 }
 
-impl Patient {
-    fn new(reader: Arc<OwnedReadHalf>, writer: OwnedWriteHalf, patience: Duration) -> Self {
-        Self { reader, writer, patience, until: None }
-    }
-
-    /// What came of an attempt to send, or that it is too late for another.
-    fn or_too_late<T>(
-        &mut self,
-        context: &mut Context<'_>,
-        sent: Poll<io::Result<T>>,
-    ) -> Poll<io::Result<T>> {
+impl TimedStream {
+    /// The result of an attempt to write, or a timeout.
+    fn or_timeout<T>(&mut self, context: &mut Context<'_>, sent: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if sent.is_ready() {
             return sent;
         }
-        let until = self.until.get_or_insert_with(|| Box::pin(sleep(self.patience)));
-        until.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
+        let deadline = self.deadline.get_or_insert_with(|| Box::pin(sleep(self.timeout)));
+        deadline.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-impl AsyncRead for Patient {
+impl AsyncRead for TimedStream {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -203,14 +193,14 @@ impl AsyncRead for Patient {
     }
 }
 
-impl AsyncWrite for Patient {
+impl AsyncWrite for TimedStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let sent = Pin::new(&mut self.writer).poll_write(context, bytes);
-        self.or_too_late(context, sent)
+        self.or_timeout(context, sent)
     }
 
     fn poll_write_vectored(
@@ -219,16 +209,16 @@ impl AsyncWrite for Patient {
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let sent = Pin::new(&mut self.writer).poll_write_vectored(context, pieces);
-        self.or_too_late(context, sent)
+        self.or_timeout(context, sent)
     }
 
     fn is_write_vectored(&self) -> bool {
         self.writer.is_write_vectored()
     }
 
-    /// Asked for when all of it was written; a little that is written now and then does not count.
+    // Flushed once everything is written: single bytes that a slow client reads do not extend the deadline.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.until = None;
+        self.deadline = None;
         Pin::new(&mut self.writer).poll_flush(context)
     }
 
@@ -237,8 +227,8 @@ impl AsyncWrite for Patient {
     }
 }
 
-/// Whether a connection was gone before it was accepted, which says nothing of the next one.
-fn is_of_the_connection(error: &io::Error) -> bool {
+/// Whether `accept` failed because of the connection, not because of the listener.
+fn is_connection_error(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
@@ -255,57 +245,57 @@ mod tests {
 
     const REQUEST: &[u8] = b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n";
 
-    /// A server whose route `/slow` takes a while, and what it tells: whether a request was answered or given up.
-    async fn slow(time: Duration, patience: Duration) -> (TcpStream, mpsc::UnboundedReceiver<bool>) {
-        struct Told(mpsc::UnboundedSender<bool>, bool);
-        impl Drop for Told {
+    /// A client of a server whose route `/slow` takes `time`, and whether each request was completed or dropped.
+    async fn slow(time: Duration, timeout: Duration) -> (TcpStream, mpsc::UnboundedReceiver<bool>) {
+        struct Outcome(mpsc::UnboundedSender<bool>, bool);
+        impl Drop for Outcome {
             fn drop(&mut self) {
                 let _ = self.0.send(self.1);
             }
         }
-        let (tell, told) = mpsc::unbounded_channel();
+        let (sender, outcomes) = mpsc::unbounded_channel();
         let handler = move || async move {
-            let mut told = Told(tell, false);
+            let mut outcome = Outcome(sender, false);
             sleep(time).await;
-            told.1 = true;
+            outcome.1 = true;
             "done"
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let router = Router::new().route("/slow", get(handler));
-        tokio::spawn(serve(listener, router, patience, std::future::pending::<()>()));
-        (client, told)
+        tokio::spawn(serve(listener, router, timeout, std::future::pending::<()>()));
+        (client, outcomes)
     }
 
     #[tokio::test]
-    async fn a_caller_that_stops_sending_gets_its_response() {
-        // At once, and after it was asked whether it still listens.
-        for (time, is_asked) in [(0, false), (300, true)] {
-            let (mut client, mut told) = slow(Duration::from_millis(time), Duration::from_secs(6)).await;
+    async fn a_client_that_stops_sending_gets_its_response() {
+        // Without and with a probe.
+        for (time, is_probed) in [(0, false), (300, true)] {
+            let (mut client, mut outcomes) = slow(Duration::from_millis(time), Duration::from_secs(6)).await;
             client.write_all(REQUEST).await.unwrap();
             client.shutdown().await.unwrap();
             let mut response = String::new();
             client.read_to_string(&mut response).await.unwrap();
-            let interim = std::str::from_utf8(STILL_THERE).unwrap();
-            assert_eq!(response.starts_with(interim), is_asked, "{response}");
+            let interim = std::str::from_utf8(PROBE).unwrap();
+            assert_eq!(response.starts_with(interim), is_probed, "{response}");
             let response = response.trim_start_matches(interim);
             assert!(response.starts_with("HTTP/1.1 200 OK") && response.ends_with("done"), "{response}");
-            assert_eq!(told.recv().await, Some(true));
+            assert_eq!(outcomes.recv().await, Some(true));
         }
     }
 
     #[tokio::test]
-    async fn what_nobody_waits_for_is_given_up() {
+    async fn requests_of_closed_connections_are_dropped() {
         for is_reset in [false, true] {
-            let (mut client, mut told) = slow(Duration::from_secs(20), Duration::from_secs(6)).await;
+            let (mut client, mut outcomes) = slow(Duration::from_secs(20), Duration::from_secs(6)).await;
             client.write_all(REQUEST).await.unwrap();
             if is_reset {
                 client.set_zero_linger().unwrap();
             }
             sleep(Duration::from_millis(50)).await;
             drop(client);
-            let told = timeout(Duration::from_secs(5), told.recv()).await;
-            assert_eq!(told, Ok(Some(false)), "reset: {is_reset}");
+            let outcome = time::timeout(Duration::from_secs(5), outcomes.recv()).await;
+            assert_eq!(outcome, Ok(Some(false)), "reset: {is_reset}");
         }
     }
 }
