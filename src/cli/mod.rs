@@ -11,6 +11,7 @@ mod interrupt;
 mod key;
 mod pull;
 mod push;
+mod quality;
 mod serve;
 mod terminal;
 mod triton;

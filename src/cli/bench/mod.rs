@@ -2,6 +2,8 @@
 
 mod raw;
 mod server;
+mod timing;
+mod workload;
 
 use std::{
     fs,
@@ -12,23 +14,22 @@ use std::{
 
 use clap::Args;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use self::{
     raw::Raw,
     server::{Request, Server},
+    timing::{median, ms, percentile},
+    workload::{body, rows},
 };
-use super::{example, terminal::print};
+use super::{example, quality, terminal::print};
 use crate::{
     backend::onnx::{Runtime, library},
     build::quality::SENTENCES,
     config::Config,
     error::{Error, Result},
     pipeline::{Task, translation::Directions},
-    repository::{
-        Bundle,
-        manifest::{Manifest, Quality},
-    },
+    repository::{Bundle, Manifest},
 };
 
 /// The texts of one request of the throughput measurement, and the clients that send such requests concurrently.
@@ -36,9 +37,6 @@ const TEXTS: usize = 32;
 const CLIENTS: usize = 4;
 /// The text of the latency measurement.
 const SHORT: &str = "What is deep learning?";
-/// The query of ranking requests, and the labels of zero-shot requests.
-const QUERY: &str = "How do computers learn?";
-const LABELS: [&str; 5] = ["science", "sport", "cooking", "politics", "music"];
 /// Requests per latency measurement; the first tenth warms up.
 const TURNS: usize = 400;
 /// Process starts per cold start measurement.
@@ -93,13 +91,9 @@ impl Figure {
 pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     let path = config.find_bundle(arguments.bundle.clone());
     let bundle = Bundle::open(&path)?;
-    let mut figures = quality(bundle.manifest());
-    figures.push(Figure {
-        name: "start to first response, median",
-        unit: "ms",
-        value: cold_start(&path, bundle.manifest(), config)?,
-        baseline: None,
-    });
+    let value = cold_start(&path, bundle.manifest(), config)?;
+    let mut figures =
+        vec![Figure { name: "start to first response, median", unit: "ms", value, baseline: None }];
     let server = Server::start(&path, config)?;
     figures.extend(match bundle.manifest().task {
         Task::Translation => decoding(&server, bundle.manifest())?,
@@ -107,6 +101,7 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     });
     let memory = server.resident_mb()?;
     figures.push(Figure { name: "resident memory", unit: "MB", value: memory, baseline: None });
+    print(&format!("quality: {}", quality::text(bundle.manifest().weights.quality)))?;
     figures.iter().try_for_each(|figure| print(&figure.line()))?;
     if let Some(path) = &arguments.json {
         let json = serde_json::to_vec_pretty(&figures)
@@ -114,26 +109,6 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
         fs::write(path, json).map_err(Error::io(format!("cannot write `{}`", path.display())))?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// The quality that the build measured, if the bundle is quantized.
-fn quality(manifest: &Manifest) -> Vec<Figure> {
-    let figures = match manifest.weights.quality {
-        Some(Quality::Embedding { mean_cosine, worst_cosine, .. }) => {
-            [("mean cosine to fp32", "", mean_cosine), ("worst cosine to fp32", "", worst_cosine)]
-        }
-        Some(Quality::Classification { agreement, mean_difference, .. }) => [
-            ("same label as fp32", "%", agreement * 100.0),
-            ("mean difference of scores to fp32", "", mean_difference),
-        ],
-        Some(Quality::Translation { similarity, token_agreement, .. }) => {
-            [("similarity to fp32", "", similarity), ("same tokens as fp32", "%", token_agreement * 100.0)]
-        }
-        None => return Vec::new(),
-    };
-    let figure =
-        |(name, unit, value): (_, _, f32)| Figure { name, unit, value: value.into(), baseline: None };
-    figures.map(figure).into()
 }
 
 /// Milliseconds from the start of the process to the first complete response.
@@ -150,20 +125,21 @@ fn cold_start(bundle: &Path, manifest: &Manifest, config: &Config) -> Result<f64
 /// Throughput and latency, both against the same rows run by the bare session.
 fn speed(server: &Server, bundle: &Bundle, config: &Config, time: Duration) -> Result<Vec<Figure>> {
     let library = library::locate(config.onnxruntime.as_deref(), &config.home)?;
-    let raw = Raw::new(bundle, Runtime::load(&library)?, config.threads())?;
-    let manifest = bundle.manifest();
+    let (manifest, tokenizer) = (bundle.manifest(), bundle.tokenizer()?);
+    let graph = bundle.path(&manifest.graph);
+    let raw = Raw { runtime: Runtime::load(&library)?, graph, cpus: config.threads() };
     let request = |texts: &[&str]| Request::json(manifest, &body(manifest.task, texts).to_string());
     let texts: Vec<&str> = SENTENCES.lines().collect();
     let requests: Vec<Request> = texts.chunks(TEXTS).map(request).collect();
-    let rows = raw.rows(manifest, &texts)?;
-    let rows_per_request = rows.len() as f64 / requests.len() as f64;
+    let all_rows = rows(manifest, &tokenizer, &texts)?;
+    let rows_per_request = all_rows.len() as f64 / requests.len() as f64;
     // Alternated, so that other load on the machine affects both.
     let (mut served, mut bare) = (Vec::new(), Vec::new());
     for _ in 0..3 {
-        bare.push(raw.throughput(&rows, time / 3)?);
+        bare.push(raw.throughput(&all_rows, time / 3)?);
         served.push(server.throughput(&requests, CLIENTS, time / 3)? * rows_per_request);
     }
-    let (short, row) = (request(&[SHORT]), raw.rows(manifest, &[SHORT])?);
+    let (short, row) = (request(&[SHORT]), rows(manifest, &tokenizer, &[SHORT])?);
     let (mut run, mut connection) = (raw.runner(&row)?, server.connect()?);
     let (mut http, mut alone) = (Vec::new(), Vec::new());
     for turn in 0..TURNS {
@@ -184,17 +160,6 @@ fn speed(server: &Server, bundle: &Bundle, config: &Config, time: Duration) -> R
         ),
         figure("one short text, median", "ms", median(http), median(alone)),
     ])
-}
-
-/// The body of a request for several texts.
-fn body(task: Task, texts: &[&str]) -> Value {
-    match task {
-        Task::TextRanking => json!({ "inputs": { "query": QUERY, "texts": texts } }),
-        Task::ZeroShotClassification => {
-            json!({ "inputs": texts, "parameters": { "candidate_labels": LABELS } })
-        }
-        _ => json!({ "inputs": texts }),
-    }
 }
 
 /// Generated tokens per second, greedily and with five beams, one request at a time.
@@ -230,17 +195,4 @@ pub(super) fn serve_once(bundle: &Path, manifest: &Manifest, config: &Config) ->
         times.push(connection.send(&request)?);
     }
     Ok([server.resident_mb()?, median(times)])
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    percentile(&mut values, 50)
-}
-
-fn percentile(values: &mut [f64], percent: usize) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() * percent / 100).copied().unwrap_or(f64::NAN)
-}
-
-fn ms(time: Duration) -> f64 {
-    time.as_secs_f64() * 1000.0
 }

@@ -6,11 +6,10 @@ use std::{
     net::TcpStream,
     path::Path,
     process::{Child, Command, Stdio},
-    thread,
     time::{Duration, Instant},
 };
 
-use super::ms;
+use super::timing::{ms, throughput};
 use crate::{
     backend::onnx::library,
     config::Config,
@@ -122,10 +121,10 @@ impl Server {
     /// Requests per second of several clients, each of which sends one request after another.
     pub(super) fn throughput(&self, requests: &[Request], clients: usize, time: Duration) -> Result<f64> {
         let started = Instant::now();
-        let client = |number: usize| -> Result<usize> {
+        throughput(clients, |client| {
             let (mut connection, mut sent) = (self.connect()?, 0);
             // Each client begins elsewhere, so that requests of all lengths are in flight together.
-            for request in requests.iter().cycle().skip(number * requests.len() / clients) {
+            for request in requests.iter().cycle().skip(client * requests.len() / clients) {
                 if started.elapsed() >= time {
                     break;
                 }
@@ -133,13 +132,7 @@ impl Server {
                 sent += 1;
             }
             Ok(sent)
-        };
-        let panicked = |_| Err(Error::config("a client panicked"));
-        let sent = thread::scope(|scope| {
-            let threads: Vec<_> = (0..clients).map(|number| scope.spawn(move || client(number))).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).sum::<Result<usize>>()
-        })?;
-        Ok(sent as f64 / started.elapsed().as_secs_f64())
+        })
     }
 
     /// The resident memory of the server's process in MB, of a million bytes.
@@ -165,7 +158,7 @@ impl Drop for Server {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
+    use std::{net::TcpListener, thread};
 
     use super::*;
 

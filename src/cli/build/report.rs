@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{
     build::{Built, cost::Comparison},
-    cli::bench::serve_once,
+    cli::{bench::serve_once, quality},
     config::Config,
     pipeline::Task,
     repository::manifest::{Manifest, Precision, Quality},
@@ -72,7 +72,7 @@ impl<'a> Report<'a> {
             let share = after / before * 100.0;
             lines.push(format!("  size     weights {after:.1} MB, {share:.0} % of {before:.1} MB in fp32"));
         }
-        lines.push(format!("  quality  {}", quality(self.quality)));
+        lines.push(format!("  quality  {}", quality::text(self.quality)));
         if let Some(Comparison { fp32, built }) = self.comparison {
             let (before, after) = (fp32.texts_per_second, built.texts_per_second);
             let (ratio, before, after) = (after / before, rate(before), rate(after));
@@ -96,37 +96,6 @@ fn mb(bytes: u64) -> f64 {
 
 fn rate(rate: f64) -> String {
     if rate < 10.0 { format!("{rate:.1}") } else { format!("{rate:.0}") }
-}
-
-fn quality(quality: Option<Quality>) -> String {
-    match quality {
-        Some(Quality::Embedding { texts, mean_cosine, worst_cosine }) => {
-            format!("cosine to fp32 over {texts} texts: mean {mean_cosine:.4}, worst {worst_cosine:.4}")
-        }
-        Some(Quality::Classification { texts, agreement, mean_difference }) => format!(
-            "against fp32 over {texts} texts: same label for {:.1} %, mean difference of scores {mean_difference:.4}",
-            agreement * 100.0
-        ),
-        Some(Quality::Translation {
-            texts,
-            similarity,
-            identical,
-            similarity_without_shortlist,
-            token_agreement,
-            ..
-        }) => {
-            let without = similarity_without_shortlist
-                .map(|similarity| format!(" ({similarity:.4} without the shortlist)"))
-                .unwrap_or_default();
-            format!(
-                "against fp32 over {texts} texts: similarity {similarity:.4}{without}, {:.0} % identical, {:.1} % of \
-                 tokens",
-                identical * 100.0,
-                token_agreement * 100.0
-            )
-        }
-        None => "not measured: there is no other precision to compare with".to_owned(),
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,44 @@
+//! Texts as the body of a request, and as the rows that the model runs for it.
+
+use serde_json::{Value, json};
+
+use crate::{
+    error::Result,
+    pipeline::Task,
+    repository::Manifest,
+    tokenizer::{Encoding, PairTruncation, Side, Tokenizer, Truncation},
+};
+
+/// The query of ranking requests, and the labels of zero-shot requests.
+const QUERY: &str = "How do computers learn?";
+const LABELS: [&str; 5] = ["science", "sport", "cooking", "politics", "music"];
+
+/// The body of a request.
+pub(super) fn body(task: Task, texts: &[&str]) -> Value {
+    match task {
+        Task::TextRanking => json!({ "inputs": { "query": QUERY, "texts": texts } }),
+        Task::ZeroShotClassification => {
+            json!({ "inputs": texts, "parameters": { "candidate_labels": LABELS } })
+        }
+        _ => json!({ "inputs": texts }),
+    }
+}
+
+/// The rows of a request: one per text, and for models that read pairs, one per text and query or label.
+pub(super) fn rows(manifest: &Manifest, tokenizer: &Tokenizer, texts: &[&str]) -> Result<Vec<Encoding>> {
+    let limit = manifest.classification.as_ref().map(|settings| settings.max_tokens);
+    let limit =
+        manifest.embedding.as_ref().map(|settings| settings.max_tokens).or(limit).unwrap_or(usize::MAX);
+    let seconds: &[&str] = match manifest.task {
+        Task::TextRanking if manifest.embedding.is_none() => &[QUERY],
+        Task::ZeroShotClassification if manifest.embedding.is_none() => &LABELS,
+        _ => {
+            return texts
+                .iter()
+                .map(|text| tokenizer.encode(text, limit, Truncation::At(Side::Right)))
+                .collect();
+        }
+    };
+    let pairs = texts.iter().flat_map(|text| seconds.iter().map(|second| [*text, *second]));
+    pairs.map(|pair| tokenizer.encode_pair(pair, limit, PairTruncation::OnlyFirst)).collect()
+}

@@ -1,0 +1,35 @@
+//! The quality of a bundle as text.
+
+use crate::repository::manifest::Quality;
+
+/// One line, without the word "quality".
+pub(super) fn text(quality: Option<Quality>) -> String {
+    match quality {
+        Some(Quality::Embedding { texts, mean_cosine, worst_cosine }) => {
+            format!("cosine to fp32 over {texts} texts: mean {mean_cosine:.4}, worst {worst_cosine:.4}")
+        }
+        Some(Quality::Classification { texts, agreement, mean_difference }) => format!(
+            "against fp32 over {texts} texts: same label for {:.1} %, mean difference of scores {mean_difference:.4}",
+            agreement * 100.0
+        ),
+        Some(Quality::Translation {
+            texts,
+            similarity,
+            identical,
+            similarity_without_shortlist,
+            token_agreement,
+            ..
+        }) => {
+            let without = similarity_without_shortlist
+                .map(|similarity| format!(" ({similarity:.4} without the shortlist)"))
+                .unwrap_or_default();
+            format!(
+                "against fp32 over {texts} texts: similarity {similarity:.4}{without}, {:.0} % identical, {:.1} % of \
+                 tokens",
+                identical * 100.0,
+                token_agreement * 100.0
+            )
+        }
+        None => "not measured: there is no other precision to compare with".to_owned(),
+    }
+}
