@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use super::Format;
@@ -13,47 +14,60 @@ use crate::{
 /// What object metadata begin with that is meant for this program.
 const PREFIX: &str = "kivu-";
 
-/// What is asked for; whatever is left out is the model's own choice.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The parameters of a job, which are also options of `kivu batch`; what is not set is up to the model.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, Args)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
-    /// The name of the model.
+    /// The name of a model of kivu.toml, or a bundle [default: the first of kivu.toml]
+    #[arg(long, value_name = "NAME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// The format of the file; without it the content decides.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub format: Option<Format>,
-    /// The column of texts; without it one is looked for.
+    /// The column of texts [default: `text`, or another common name]
+    #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub column: Option<String>,
-    /// The labels of zero-shot classification.
+    /// The format of INPUT: json-lines, csv or parquet [default: detected from the content]
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub format: Option<Format>,
+    /// Labels of zero-shot classification, separated by commas
+    #[arg(long)]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub labels: Vec<String>,
-    /// The sentence that labels are put into.
+    /// The hypothesis of zero-shot classification, with {} for the label
+    #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
-    /// Whether each label is scored on its own.
+    /// Score each label independently of the others
+    #[arg(long, num_args = 0, default_missing_value = "true")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub multi_label: Option<bool>,
-    /// The query that texts are ranked for.
+    /// The query of a ranking
+    #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub query: Option<String>,
-    /// The language of the texts, where the model has several.
+    /// The language of the texts, if the model has several
+    #[arg(long, value_name = "LANGUAGE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_language: Option<String>,
-    /// The language that they are wanted in, where the model has several.
+    /// The language to translate to, if the model has several
+    #[arg(long, value_name = "LANGUAGE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_language: Option<String>,
-    /// Whether vectors are scaled to length 1.
+    /// Whether vectors are scaled to length 1
+    #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub normalize: Option<bool>,
-    /// Keep only that many values of each vector.
+    /// Truncate vectors to this many values
+    #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dimensions: Option<usize>,
-    /// The name of a prompt.
+    /// The name of a prompt of the model
+    #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt: Option<String>,
-    /// Whether texts of too many tokens are cut, which they are by default, or get an error.
+    /// Report texts of too many tokens as errors instead of truncating them
+    #[arg(long = "no-truncate", num_args = 0, default_missing_value = "false")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub truncate: Option<bool>,
 }

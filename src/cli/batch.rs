@@ -18,7 +18,7 @@ use super::{
     terminal::{Progress as Bar, print, print_aside},
 };
 use crate::{
-    batch::{Ended, Existing, Format, Job, Parameters, Progress, Report, Sink, Source, Status},
+    batch::{Ended, Existing, Job, Parameters, Progress, Report, Sink, Source, Status},
     config::Config,
     error::{Error, Result, quoted},
     model::Model,
@@ -53,42 +53,8 @@ pub(super) struct Arguments {
     input: PathBuf,
     /// The output file
     output: PathBuf,
-    /// The name of a model of kivu.toml, or a bundle [default: the first of kivu.toml]
-    #[arg(long, value_name = "NAME")]
-    model: Option<String>,
-    /// The column of texts [default: `text`, or another common name]
-    #[arg(long)]
-    column: Option<String>,
-    /// The format of INPUT: json-lines, csv or parquet [default: detected from the content]
-    #[arg(long)]
-    format: Option<Format>,
-    /// Labels of zero-shot classification, separated by commas
-    #[arg(long)]
-    labels: Vec<String>,
-    /// The hypothesis of zero-shot classification, with {} for the label
-    #[arg(long)]
-    template: Option<String>,
-    /// Score each label independently of the others
-    #[arg(long)]
-    multi_label: bool,
-    /// The query of a ranking
-    #[arg(long)]
-    query: Option<String>,
-    /// The language of the texts, if the model has several
-    #[arg(long, value_name = "LANGUAGE")]
-    source_language: Option<String>,
-    /// The language to translate to, if the model has several
-    #[arg(long, value_name = "LANGUAGE")]
-    target_language: Option<String>,
-    /// The name of a prompt of the model
-    #[arg(long)]
-    prompt: Option<String>,
-    /// Truncate vectors to this many values
-    #[arg(long)]
-    dimensions: Option<usize>,
-    /// Report texts of too many tokens as errors instead of truncating them
-    #[arg(long)]
-    no_truncate: bool,
+    #[command(flatten)]
+    parameters: Parameters,
     /// Replace OUTPUT even if Kivu did not write it, or it was changed since
     #[arg(long)]
     overwrite: bool,
@@ -105,22 +71,9 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
         None => Sink::File(arguments.output.clone()),
     };
     let is_stdout = sink.is_stdout();
-    let model = open(arguments.model.as_deref(), &mut config)?;
-    let parameters = Parameters {
-        model: None,
-        format: arguments.format,
-        column: arguments.column,
-        labels: arguments.labels.iter().flat_map(|labels| Labels::split(labels)).collect(),
-        template: arguments.template,
-        multi_label: arguments.multi_label.then_some(true),
-        query: arguments.query,
-        source_language: arguments.source_language,
-        target_language: arguments.target_language,
-        normalize: None,
-        dimensions: arguments.dimensions,
-        prompt: arguments.prompt,
-        truncate: arguments.no_truncate.then_some(false),
-    };
+    let mut parameters = arguments.parameters;
+    let model = open(parameters.model.take().as_deref(), &mut config)?;
+    parameters.labels = parameters.labels.iter().flat_map(|labels| Labels::split(labels)).collect();
     let watcher = Arc::new(Bar::default());
     let job = Job {
         source,
