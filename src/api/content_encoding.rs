@@ -1,4 +1,4 @@
-//! Compressed bodies.
+//! Compressed request bodies.
 
 use std::io::{self, Read};
 
@@ -7,7 +7,6 @@ use flate2::bufread::{MultiGzDecoder, ZlibDecoder};
 
 use crate::error::Error;
 
-/// How a body is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ContentEncoding {
     Identity,
@@ -16,7 +15,7 @@ pub(super) enum ContentEncoding {
 }
 
 impl ContentEncoding {
-    /// What `content-encoding` says; one of several encodings at once is refused.
+    /// Parses `content-encoding`, which may name a single encoding.
     pub(super) fn of(headers: &HeaderMap) -> Result<Self, Error> {
         let mut found = headers.get_all(CONTENT_ENCODING).iter();
         let Some(first) = found.next() else { return Ok(Self::Identity) };
@@ -28,11 +27,13 @@ impl ContentEncoding {
         };
         known.filter(|_| found.next().is_none()).ok_or_else(|| {
             let all: Vec<_> = headers.get_all(CONTENT_ENCODING).iter().collect();
-            Error::invalid(format!("expected a body in `gzip`, in `deflate` or as it is, but found {all:?}"))
+            Error::invalid(format!(
+                "expected the content encoding `gzip`, `deflate` or `identity`, but found {all:?}"
+            ))
         })
     }
 
-    /// What is in a body: all members of a gzip file, and nothing behind the end. At most `limit` bytes come out.
+    /// Decompresses a body to at most `limit` bytes. All members of a gzip body are read; data after its end is an error.
     pub(super) fn decode(self, body: Vec<u8>, limit: usize) -> Result<Vec<u8>, Error> {
         let mut rest = body.as_slice();
         let decoded = match self {
@@ -40,8 +41,9 @@ impl ContentEncoding {
             Self::Gzip => read(MultiGzDecoder::new(&mut rest), limit),
             Self::Deflate => read(ZlibDecoder::new(&mut rest), limit),
         };
-        let decoded =
-            decoded.map_err(|_| Error::malformed("the body is cut short, or not compressed as it says"))?;
+        let decoded = decoded.map_err(|_| {
+            Error::malformed("the body is incomplete or not compressed with its `content-encoding`")
+        })?;
         if decoded.len() > limit {
             return Err(too_long(limit));
         }
@@ -55,7 +57,7 @@ impl ContentEncoding {
     }
 }
 
-/// All that can be read, or one byte more than `limit`.
+/// Reads to the end, but at most one byte more than `limit`.
 fn read(decoder: impl Read, limit: usize) -> io::Result<Vec<u8>> {
     let mut decoded = Vec::new();
     decoder.take(limit as u64 + 1).read_to_end(&mut decoded)?;
@@ -88,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn an_encoding_is_known_by_all_its_names() {
+    fn encodings_have_several_names() {
         let of = |names: &[&'static str]| {
             let mut headers = HeaderMap::new();
             names.iter().for_each(|name| {
@@ -107,13 +109,13 @@ mod tests {
         ] {
             assert_eq!(of(&[name]), Ok(encoding), "{name}");
         }
-        insta::assert_snapshot!(of(&["br"]).unwrap_err(), @r#"expected a body in `gzip`, in `deflate` or as it is, but found ["br"]"#);
-        insta::assert_snapshot!(of(&["gzip", "gzip"]).unwrap_err(), @r#"expected a body in `gzip`, in `deflate` or as it is, but found ["gzip", "gzip"]"#);
+        insta::assert_snapshot!(of(&["br"]).unwrap_err(), @r#"expected the content encoding `gzip`, `deflate` or `identity`, but found ["br"]"#);
+        insta::assert_snapshot!(of(&["gzip", "gzip"]).unwrap_err(), @r#"expected the content encoding `gzip`, `deflate` or `identity`, but found ["gzip", "gzip"]"#);
         assert!(of(&["gzip, gzip"]).is_err());
     }
 
     #[test]
-    fn a_body_is_read_whole_or_refused() {
+    fn a_body_is_decompressed_completely_or_rejected() {
         let decode = |encoding: ContentEncoding, body: &[u8]| match encoding.decode(body.to_vec(), 16) {
             Ok(text) => format!("\"{}\"", String::from_utf8(text).unwrap()),
             Err(error) => error.to_string(),
@@ -137,15 +139,15 @@ mod tests {
         insta::assert_snapshot!(decoded.join("\n"), @r#"
         "a text"
         "one, two"
-        the body is cut short, or not compressed as it says
-        the body is cut short, or not compressed as it says
-        the body is cut short, or not compressed as it says
+        the body is incomplete or not compressed with its `content-encoding`
+        the body is incomplete or not compressed with its `content-encoding`
+        the body is incomplete or not compressed with its `content-encoding`
         "exactly 16 bytes"
         expected a body of at most 16 bytes, but found more
-        the body is cut short, or not compressed as it says
+        the body is incomplete or not compressed with its `content-encoding`
         "a text"
         expected the body to end where its compressed data ends, but found 7 bytes more
-        the body is cut short, or not compressed as it says
+        the body is incomplete or not compressed with its `content-encoding`
         "#);
     }
 }

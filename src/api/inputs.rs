@@ -21,7 +21,7 @@ pub(super) fn read(field: &str, value: Value, limit: usize) -> Result<Vec<Input>
         Value::Array(values) => {
             count(field, values.len(), limit)?;
             let items = values.into_iter().enumerate();
-            items.map(|(place, value)| item(&format!("{field}[{place}]"), value)).collect::<Result<_>>()?
+            items.map(|(index, value)| item(&format!("{field}[{index}]"), value)).collect::<Result<_>>()?
         }
         other => {
             return Err(Error::invalid(format!(
@@ -38,7 +38,7 @@ pub(super) fn texts(field: &str, value: Value, limit: usize) -> Result<Vec<Strin
     let Value::Array(values) = value else { return Ok(vec![text(field, value)?]) };
     count(field, values.len(), limit)?;
     let values = values.into_iter().enumerate();
-    values.map(|(place, value)| text(&format!("{field}[{place}]"), value)).collect()
+    values.map(|(index, value)| text(&format!("{field}[{index}]"), value)).collect()
 }
 
 /// One text, from the field called `field`.
@@ -62,10 +62,10 @@ pub(super) fn labels(field: &str, value: Value) -> Result<Vec<String>> {
             kind(&value)
         )));
     };
-    let labels = values.into_iter().enumerate().map(|(place, value)| match value {
+    let labels = values.into_iter().enumerate().map(|(index, value)| match value {
         Value::String(label) => Ok(label),
         other => Err(Error::invalid(format!(
-            "expected `{field}[{place}]` to be a string, but found {}",
+            "expected `{field}[{index}]` to be a string, but found {}",
             kind(&other)
         ))),
     });
@@ -115,10 +115,10 @@ fn ids(field: &str, values: Vec<Value>) -> Result<Vec<u32>> {
     values
         .into_iter()
         .enumerate()
-        .map(|(place, value)| {
+        .map(|(index, value)| {
             value.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| {
                 Error::invalid(format!(
-                    "expected `{field}[{place}]` to be a token id, but found {}",
+                    "expected `{field}[{index}]` to be a token id, but found {}",
                     kind(&value)
                 ))
             })
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_its_place() {
+    fn what_is_wrong_is_named_with_its_index() {
         insta::assert_snapshot!(error(json!("")), @"expected a text in `inputs`, but found an empty one");
         insta::assert_snapshot!(error(json!(["a", ""])), @"expected a text in `inputs[1]`, but found an empty one");
         insta::assert_snapshot!(error(json!([])), @"expected 1 to 3 `inputs`, but found 0");

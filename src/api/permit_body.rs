@@ -1,4 +1,4 @@
-//! Answers on their way to callers, who may take their time.
+//! Response bodies that count as requests until they are sent, since slow clients keep them in memory.
 
 use std::{
     pin::Pin,
@@ -12,20 +12,18 @@ use axum::{
 use http_body::{Frame, SizeHint};
 use tokio::sync::OwnedSemaphorePermit;
 
-/// What is handed on at once. A connection keeps a few of these for its caller, the rest stays here.
-const PIECE_BYTES: usize = 64 * 1024;
+/// The size of frames. A connection buffers a few of them; the rest stays here.
+const FRAME_BYTES: usize = 64 * 1024;
 
-/// Lets an answer keep the place of its request among those under way until all of it is on its way: one that nobody
-/// reads takes memory as a request does, and counts as one.
+/// Makes a response hold the permit of its request until its body has been sent.
 pub(super) fn hold(permit: OwnedSemaphorePermit, response: Response) -> Response {
-    response.map(|answer| Body::new(PermitBody { answer, ready: Bytes::new(), _permit: permit }))
+    response.map(|body| Body::new(PermitBody { body, buffered: Bytes::new(), _permit: permit }))
 }
 
-/// An answer that is handed on piece by piece.
 struct PermitBody {
-    answer: Body,
-    /// What came of it and was not handed on.
-    ready: Bytes,
+    body: Body,
+    /// The rest of the last frame of `body`.
+    buffered: Bytes,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -37,29 +35,29 @@ impl http_body::Body for PermitBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        if self.ready.is_empty() {
-            let frame = ready!(Pin::new(&mut self.answer).poll_frame(context));
+        if self.buffered.is_empty() {
+            let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
             match frame.map(|frame| frame.map(Frame::into_data)) {
-                Some(Ok(Ok(data))) => self.ready = data,
+                Some(Ok(Ok(data))) => self.buffered = data,
                 Some(Ok(Err(other))) => return Poll::Ready(Some(Ok(other))),
                 Some(Err(error)) => return Poll::Ready(Some(Err(error))),
                 None => return Poll::Ready(None),
             }
         }
-        let bytes = PIECE_BYTES.min(self.ready.len());
-        Poll::Ready(Some(Ok(Frame::data(self.ready.split_to(bytes)))))
+        let bytes = FRAME_BYTES.min(self.buffered.len());
+        Poll::Ready(Some(Ok(Frame::data(self.buffered.split_to(bytes)))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ready.is_empty() && self.answer.is_end_stream()
+        self.buffered.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        let (left, ready) = (self.answer.size_hint(), self.ready.len() as u64);
+        let (rest, buffered) = (self.body.size_hint(), self.buffered.len() as u64);
         let mut hint = SizeHint::new();
-        hint.set_lower(left.lower() + ready);
-        if let Some(upper) = left.upper() {
-            hint.set_upper(upper + ready);
+        hint.set_lower(rest.lower() + buffered);
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(upper + buffered);
         }
         hint
     }
@@ -77,19 +75,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_whole_and_keeps_its_place_to_its_end() {
-        let places = Arc::new(Semaphore::new(1));
-        let text: Vec<u8> = (0..3 * PIECE_BYTES + 7).map(|place| place as u8).collect();
-        let permit = Arc::clone(&places).try_acquire_owned().unwrap();
+    fn a_body_is_complete_and_holds_its_permit_to_the_end() {
+        let permits = Arc::new(Semaphore::new(1));
+        let text: Vec<u8> = (0..3 * FRAME_BYTES + 7).map(|index| index as u8).collect();
+        let permit = Arc::clone(&permits).try_acquire_owned().unwrap();
         let mut body = hold(permit, Response::new(Body::from(text.clone()))).into_body();
         let mut found = Vec::new();
         while !body.is_end_stream() {
-            assert_eq!(places.available_permits(), 0);
+            assert_eq!(permits.available_permits(), 0);
             assert_eq!(body.size_hint().exact(), Some((text.len() - found.len()) as u64));
             let frame = body.frame().now_or_never().unwrap().unwrap().unwrap();
             found.extend_from_slice(frame.data_ref().unwrap());
         }
         drop(body);
-        assert_eq!((found, places.available_permits()), (text, 1));
+        assert_eq!((found, permits.available_permits()), (text, 1));
     }
 }

@@ -1,37 +1,30 @@
-//! From errors to HTTP: the one place that knows which status an error has.
+//! Rejected requests, and the HTTP status of every error.
 
 use std::sync::Arc;
 
 use axum::{
-    Json,
-    http::{
-        HeaderValue, StatusCode,
-        header::{RETRY_AFTER, WWW_AUTHENTICATE},
-    },
+    http::StatusCode,
     response::{IntoResponse, Response},
 };
-use serde::Serialize;
 
 use crate::error::Error;
 
-/// An error on its way to a client; each dialect gives it its own shape.
+/// A status and a message for the client, with the cause for the log.
+///
+/// As a response it has no body yet: the router writes it in the dialect of the request's path.
 #[derive(Clone, Debug)]
-pub(crate) struct Rejection {
-    pub(crate) status: StatusCode,
-    /// What the client is told.
-    pub(crate) message: String,
+pub(super) struct Rejection {
+    pub(super) status: StatusCode,
+    pub(super) message: String,
     error: Option<Arc<Error>>,
 }
 
-/// Seconds after which a server that is overloaded, or waits for another, may be asked again.
-const RETRY_AFTER_SECONDS: &str = "1";
-
 impl Rejection {
-    pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
+    pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), error: None }
     }
 
-    /// One whose cause is for the log only.
+    /// A rejection whose message hides its cause from the client.
     pub(super) fn because(
         status: StatusCode,
         message: impl Into<String>,
@@ -40,32 +33,21 @@ impl Rejection {
         Self { status, message: message.into(), error: Some(error.into()) }
     }
 
-    /// The answer with the shape that a dialect gives it; the log finds the rejection in the answer's extensions.
-    pub(crate) fn respond<B: Serialize>(self, body: &B) -> Response {
-        let mut response = (self.status, Json(body)).into_response();
-        if matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
-            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECONDS));
-        }
-        if self.status == StatusCode::UNAUTHORIZED {
-            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        }
-        response.extensions_mut().insert(self);
-        response
-    }
-
-    /// Whether the fault is this server's, and so belongs into its log.
-    pub(crate) fn is_ours(&self) -> bool {
-        self.status.is_server_error()
-    }
-
-    /// Whether a model was asked for that is not there, rather than a route.
-    pub(crate) fn is_unknown_model(&self) -> bool {
+    pub(super) fn is_unknown_model(&self) -> bool {
         matches!(self.error.as_deref(), Some(Error::UnknownModel { .. }))
     }
 
     /// The whole chain of causes, for the log.
-    pub(crate) fn chain(&self) -> String {
+    pub(super) fn chain(&self) -> String {
         self.error.as_ref().map_or_else(|| self.message.clone(), |error| error.chain())
+    }
+}
+
+impl IntoResponse for Rejection {
+    fn into_response(self) -> Response {
+        let mut response = self.status.into_response();
+        response.extensions_mut().insert(self);
+        response
     }
 }
 
@@ -84,6 +66,6 @@ impl From<Error> for Rejection {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
         };
-        Self { status, message: error.to_string(), error: Some(Arc::new(error)) }
+        Self::because(status, error.to_string(), error)
     }
 }

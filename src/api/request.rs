@@ -1,16 +1,15 @@
-//! Reading a request: its body within the limit, as JSON, with errors that name the field.
+//! Reading requests: bodies within the limit, as JSON, with errors that name the field.
 
-use std::{fmt, marker::PhantomData};
+use std::{fmt, marker::PhantomData, sync::Arc, time::Instant};
 
 use axum::{
     body::Body,
-    extract::{FromRequestParts, Path, Request},
+    extract::{FromRequest, FromRequestParts, Path, Request},
     http::{
-        HeaderMap, StatusCode,
+        HeaderMap, HeaderName, HeaderValue, StatusCode,
         header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT},
         request::Parts,
     },
-    response::Response,
 };
 use http_body_util::BodyExt;
 use serde::{
@@ -19,29 +18,71 @@ use serde::{
 };
 
 use super::{
-    App,
+    app::App,
     content_encoding::{ContentEncoding, too_long},
-    dialect::Dialect,
     rejection::Rejection,
 };
 use crate::{backend::Deadline, error::Error, json};
 
-/// What a path names, refused in its dialect where it cannot be read.
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Longer ids are replaced, since ids are logged.
+const MAX_REQUEST_ID_CHARS: usize = 128;
+
+/// The id that the client gave, or a new one, which is added to the headers.
+pub(super) fn request_id(headers: &mut HeaderMap) -> HeaderValue {
+    let given = headers.get(REQUEST_ID).filter(|id| {
+        (1..=MAX_REQUEST_ID_CHARS).contains(&id.len())
+            && id.to_str().is_ok_and(|id| id.chars().all(|c| c.is_ascii_graphic()))
+    });
+    let id = given.cloned().or_else(|| HeaderValue::from_str(&uuid::Uuid::new_v4().to_string()).ok());
+    let id = id.unwrap_or_else(|| HeaderValue::from_static("unknown"));
+    headers.insert(REQUEST_ID, id.clone());
+    id
+}
+
+/// Path parameters.
 pub(super) struct InPath<T>(pub(super) T);
 
 impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for InPath<T> {
-    type Rejection = Response;
+    type Rejection = Rejection;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
-        let Path(named) = Path::<T>::from_request_parts(parts, state).await.map_err(|_| {
-            let error = Error::malformed("expected UTF-8 in the path, but found other bytes");
-            Dialect::of(parts.uri.path()).respond(error.into())
-        })?;
-        Ok(Self(named))
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Rejection> {
+        let Path(parameters) = Path::<T>::from_request_parts(parts, state)
+            .await
+            .map_err(|_| Error::malformed("expected UTF-8 in the path, but found other bytes"))?;
+        Ok(Self(parameters))
     }
 }
 
-/// An object, or nothing: by itself serde takes a list of an object's values for the object.
+/// A request with a JSON body, and the context in which it is answered.
+///
+/// The request is rejected if
+/// - its content type is not JSON (415),
+/// - its body is longer than the limit (413) or ends too early (400),
+/// - the body is not JSON (400), or JSON of another shape (422).
+pub(super) struct Call<T>(pub(super) Context, pub(super) T);
+
+/// What handlers need besides the body of a request.
+pub(super) struct Context {
+    pub(super) app: Arc<App>,
+    pub(super) deadline: Deadline,
+    /// When the headers of the request had been read.
+    pub(super) started: Instant,
+}
+
+impl<T: DeserializeOwned> FromRequest<Arc<App>> for Call<T> {
+    type Rejection = Rejection;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
+        let started = Instant::now();
+        require_json(request.headers())?;
+        let (_, bytes, deadline) = read_bytes(app, request).await?;
+        let body = parse(&bytes)?;
+        Ok(Self(Context { app: Arc::clone(app), deadline, started }, body))
+    }
+}
+
+/// Deserializes an optional object; derived implementations would also accept a list of its values.
 pub(super) fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Option<T>, D::Error> {
@@ -70,25 +111,10 @@ pub(super) fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer.deserialize_option(Object(PhantomData))
 }
 
-/// A request's body as `T`, and the moment by which it wants its answer.
-///
-/// The request is rejected if
-/// - its content type is not JSON (415),
-/// - its body is longer than the limit (413) or ends too early (400),
-/// - the body is not JSON (400), or JSON of another shape (422).
-pub(crate) async fn read<T: DeserializeOwned>(
-    app: &App,
-    request: Request,
-) -> Result<(T, Deadline), Rejection> {
-    require_json(request.headers())?;
-    let (_, bytes, deadline) = read_bytes(app, request).await?;
-    Ok((parse(&bytes)?, deadline))
-}
-
-/// A request's headers and body as they are, and the moment by which it wants its answer.
+/// The headers, decompressed body and deadline of a request.
 pub(super) async fn read_bytes(app: &App, request: Request) -> Result<(HeaderMap, Vec<u8>, Deadline), Error> {
     let deadline = Deadline::within(app.limits.timeout());
-    // A platform that ends the process at a moment of its own says so beforehand.
+    // A platform that ends the process at a fixed time, like Lambda, sets its own deadline.
     let deadline = match request.extensions().get::<Deadline>() {
         Some(platform) => deadline.or_earlier(*platform),
         None => deadline,
@@ -102,31 +128,32 @@ pub(super) async fn read_bytes(app: &App, request: Request) -> Result<(HeaderMap
         )));
     }
     let bytes = deadline.bound(collect(body, limit)).await?;
-    // The limit holds for a body as it is sent, and for what comes out of it.
+    // The limit applies to the compressed and to the decompressed body.
     Ok((parts.headers, encoding.decode(bytes, limit)?, deadline))
 }
 
-/// The length of a body that is only sent once the caller is told to go on, as curl does with those of a megabyte.
+/// The length of a body that the client sends after `100 Continue` only, as curl does above one megabyte.
 fn announced(headers: &HeaderMap) -> Option<u64> {
-    let waits = headers.get(EXPECT)?.as_bytes().eq_ignore_ascii_case(b"100-continue");
-    let length = headers.get(CONTENT_LENGTH).filter(|_| waits)?;
+    let is_pending = headers.get(EXPECT)?.as_bytes().eq_ignore_ascii_case(b"100-continue");
+    let length = headers.get(CONTENT_LENGTH).filter(|_| is_pending)?;
     length.to_str().ok()?.parse().ok()
 }
 
 /// The whole body.
 ///
-/// One that is too long is heard out for a while, though not kept: most clients listen only when they have
-/// said all, and would see a broken connection instead of the reason.
+/// A body beyond the limit is read on for a while and discarded: most clients read a response only after they have
+/// sent their request, and would see a broken connection instead.
 async fn collect(mut body: Body, limit: usize) -> Result<Vec<u8>, Error> {
-    const PATIENCE: usize = 4;
+    /// How much is read, as a multiple of the limit.
+    const MAX_DISCARDED: usize = 4;
     let (mut bytes, mut found) = (Vec::new(), 0_usize);
     while let Some(frame) = body.frame().await {
-        let cut_off = |_| Error::malformed("the body is cut short");
-        let Ok(data) = frame.map_err(cut_off)?.into_data() else { continue };
+        let truncated = |_| Error::malformed("the body is cut short");
+        let Ok(data) = frame.map_err(truncated)?.into_data() else { continue };
         found = found.saturating_add(data.len());
         if found <= limit {
             bytes.extend_from_slice(&data);
-        } else if found > limit.saturating_mul(PATIENCE) {
+        } else if found > limit.saturating_mul(MAX_DISCARDED) {
             break;
         }
     }
@@ -148,7 +175,7 @@ fn require_json(headers: &HeaderMap) -> Result<(), Rejection> {
     ))
 }
 
-/// JSON as `T`, with errors that name the field.
+/// Parses JSON; errors name the field.
 pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
     if !json::is_light(bytes) {
         return Err(Error::too_large(format!(
@@ -178,26 +205,31 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
 
 fn wrong_value(path: &str, cause: &serde_json::Error) -> Error {
     let field = if path == "." { "the body".into() } else { format!("`{path}`") };
-    Error::invalid(format!("wrong value in {field}: {}", without_what_was_said(&cause.to_string())))
+    Error::invalid(format!("wrong value in {field}: {}", redacted(&cause.to_string())))
 }
 
-/// The cause without " at line … column …", which means nothing where the JSON was written by a program, and
-/// without a string that was found, which may be a text.
-fn without_what_was_said(cause: &str) -> String {
+/// The cause without its line and column, which are useless where a program wrote the JSON, and without the string
+/// that was found, which may be a client's text.
+fn redacted(cause: &str) -> String {
     const FOUND: &str = "string \"";
-    let told = match (cause.find(FOUND), cause.rfind("\", expected ")) {
+    let redacted = match (cause.find(FOUND), cause.rfind("\", expected ")) {
         (Some(from), Some(to)) if from < to => format!("{}a string{}", &cause[..from], &cause[to + 1..]),
         _ => cause.to_owned(),
     };
-    told.split(" at line ").next().unwrap_or_default().to_owned()
+    redacted.split(" at line ").next().unwrap_or_default().to_owned()
 }
 
-/// JSON that is read already, as `T`; its errors name the field as those of [`read`] do.
-pub(crate) fn from_value<T: DeserializeOwned>(value: serde_json::Value) -> Result<T, Error> {
+/// Deserializes parsed JSON; errors name the field.
+pub(super) fn from_value<T: DeserializeOwned>(value: serde_json::Value) -> Result<T, Error> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let path = error.path().to_string();
         wrong_value(&path, error.inner())
     })
+}
+
+/// The model that a body names.
+pub(super) fn model_name(body: &serde_json::Value) -> Option<&str> {
+    body.get("model").and_then(serde_json::Value::as_str)
 }
 
 #[cfg(test)]
@@ -205,9 +237,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_does_not_repeat_what_was_said() {
-        let said = ["a text", "at line 5, \", expected or not", "string \"", ""];
-        for text in said {
+    fn errors_do_not_repeat_texts() {
+        let texts = ["a text", "at line 5, \", expected or not", "string \"", ""];
+        for text in texts {
             let error = from_value::<bool>(text.into()).unwrap_err().to_string();
             assert_eq!(
                 error, "wrong value in the body: invalid type: a string, expected a boolean",

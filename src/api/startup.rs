@@ -1,9 +1,9 @@
-//! A function that is called before its models are there: they are on their way, or what they come from does not
-//! answer.
+//! A router that is created while requests already arrive, as in a Lambda function whose models are still loading.
 
 use std::{
     fmt,
     future::Future,
+    panic::AssertUnwindSafe,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -21,26 +21,30 @@ use futures::{
 use tokio::time::timeout;
 use tower_service::Service;
 
-use super::{REQUEST_ID, in_dialect, rejection::Rejection, request_id};
+use super::{
+    dialect::Dialect,
+    rejection::Rejection,
+    request::{REQUEST_ID, request_id},
+};
 use crate::{
     backend::Deadline,
     error::{Error, Result},
     telemetry,
 };
 
-/// How long after one that failed the next attempt begins, at the soonest.
-const PAUSE: Duration = Duration::from_secs(1);
-/// How long a request waits that says nothing of how long it may.
-const PATIENCE: Duration = Duration::from_secs(28);
+/// The shortest interval between a failed attempt and the next one.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a request without a deadline of its own waits.
+const TIMEOUT: Duration = Duration::from_secs(28);
 
-/// One attempt to make the router, which everybody who waits shares.
+/// An attempt to create the router, shared by all waiting requests.
 type Attempt = Shared<BoxFuture<'static, Result<Router, Failed>>>;
 
-/// An attempt that failed, and when.
+/// The error of an attempt, and when it failed.
 #[derive(Clone, Debug)]
 struct Failed(Arc<Error>, Instant);
 
-/// A router that is being made, or is made again because that failed.
+/// A router that is created in the background, and again after a failure.
 pub struct LazyRouter {
     make: Box<dyn Fn() -> Attempt + Send + Sync>,
     attempt: Mutex<Attempt>,
@@ -54,70 +58,68 @@ impl fmt::Debug for LazyRouter {
 }
 
 impl LazyRouter {
-    /// Begins to make a router, whose routes begin with `prefix`; needs a runtime around it.
+    /// Starts to create a router whose routes begin with `prefix`; must be called within a Tokio runtime.
     ///
-    /// Each attempt that fails is in the log as `cannot start`.
+    /// Each failed attempt is logged as `cannot start`.
     pub fn new<F>(prefix: Option<&str>, make: impl Fn() -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = Result<Router>> + Send + 'static,
     {
         let make = Box::new(move || {
-            let made = tokio::spawn(make());
-            // A task as well: the log has its line whether or not anybody waits.
-            let told = tokio::spawn(async move {
-                made.await.unwrap_or_else(|_| Err(panicked())).map_err(|error| {
+            let attempt = AssertUnwindSafe(make()).catch_unwind();
+            // A task runs, and logs its outcome, even if no request waits for it.
+            let task = tokio::spawn(async move {
+                attempt.await.unwrap_or_else(|_| Err(panicked())).map_err(|error| {
                     tracing::error!(error = error.chain(), "cannot start");
                     Failed(Arc::new(error), Instant::now())
                 })
             });
-            let lost = |_| Err(Failed(Arc::new(panicked()), Instant::now()));
-            async move { told.await.unwrap_or_else(lost) }.boxed().shared()
+            let cancelled = |_| Err(Failed(Arc::new(panicked()), Instant::now()));
+            async move { task.await.unwrap_or_else(cancelled) }.boxed().shared()
         });
         Self { attempt: Mutex::new(make()), make, prefix: prefix.unwrap_or_default().to_owned() }
     }
 
-    /// Waits for the router, `patience` at most; an error if there is no use in waiting longer, since what is
-    /// wrong does not pass.
-    pub async fn prepare(&self, patience: Duration) -> Result<(), Arc<Error>> {
-        match timeout(patience, self.attempt()).await {
+    /// Waits up to `limit` for the router. An error means that further attempts are useless, as after a wrong
+    /// configuration; after a failure of I/O, requests try again.
+    pub async fn prepare(&self, limit: Duration) -> Result<(), Arc<Error>> {
+        match timeout(limit, self.attempt()).await {
             Ok(Err(Failed(error, _))) if !matches!(*error, Error::Io { .. }) => Err(error),
             _ => Ok(()),
         }
     }
 
-    /// The router's answer, or within the request's own deadline why there is no router.
-    pub async fn answer(&self, mut request: Request) -> Response {
+    /// The router's response, or 503 if there is no router within the deadline of the request.
+    pub async fn answer(&self, request: Request) -> Response {
         let started = Instant::now();
-        let patience = request.extensions().get::<Deadline>().map_or(PATIENCE, Deadline::remaining);
-        let rejection = match timeout(patience, self.attempt()).await {
+        let limit = request.extensions().get::<Deadline>().map_or(TIMEOUT, Deadline::remaining);
+        let unavailable = StatusCode::SERVICE_UNAVAILABLE;
+        let rejection = match timeout(limit, self.attempt()).await {
             // The error type has no values.
             Ok(Ok(mut router)) => return router.call(request).await.into_response(),
-            Ok(Err(Failed(error, _))) => Rejection::because(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "the models cannot be loaded at the moment; try again shortly",
-                error,
-            ),
-            Err(_) => Rejection::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "the models are still being loaded; try again shortly",
-            ),
+            Ok(Err(Failed(error, _))) => {
+                let message = "the models cannot be loaded at the moment; try again shortly";
+                Rejection::because(unavailable, message, error)
+            }
+            Err(_) => Rejection::new(unavailable, "the models are still being loaded; try again shortly"),
         };
-        telemetry::answered(rejection.status.as_u16(), started.elapsed());
-        let id = request_id(&mut request);
-        let path = request.uri().path();
-        let (status, cause) = (rejection.status.as_u16(), rejection.chain());
-        let id_text = id.to_str().unwrap_or_default();
-        tracing::error!(id = id_text, method = %request.method(), path, status, cause, "request failed");
-        let mut response = in_dialect(path.strip_prefix(&self.prefix).unwrap_or(path), rejection);
+        telemetry::answered(unavailable.as_u16(), started.elapsed());
+        let (mut parts, _) = request.into_parts();
+        let id = request_id(&mut parts.headers);
+        let (path, cause) = (parts.uri.path(), rejection.chain());
+        let (id_text, status) = (id.to_str().unwrap_or_default(), unavailable.as_u16());
+        tracing::error!(id = id_text, method = %parts.method, path, status, cause, "request failed");
+        let mut response = Response::default();
+        Dialect::of(path.strip_prefix(&self.prefix).unwrap_or(path)).complete(&rejection, &mut response);
         response.headers_mut().insert(REQUEST_ID, id);
         response
     }
 
-    /// The attempt that is under way, or has succeeded; a new one where the last failed a while ago.
+    /// The current attempt, or a new one if it failed a while ago.
     fn attempt(&self) -> Attempt {
         let mut attempt = self.attempt.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(Err(Failed(_, at))) = attempt.clone().now_or_never()
-            && at.elapsed() >= PAUSE
+            && at.elapsed() >= RETRY_INTERVAL
         {
             *attempt = (self.make)();
         }
@@ -143,57 +145,53 @@ mod tests {
         request
     }
 
-    fn passing() -> Error {
-        Error::io("cannot read `s3://secret/place`")(std::io::Error::other("nobody is there"))
+    fn transient() -> Error {
+        Error::io("cannot read `s3://secret/place`")(std::io::Error::other("connection refused"))
     }
 
-    async fn told(starting: &LazyRouter, path: &str) -> (u16, String) {
-        let response = starting.answer(request(path)).await;
+    async fn ask(router: &LazyRouter, path: &str) -> (u16, String) {
+        let response = router.answer(request(path)).await;
         let status = response.status().as_u16();
-        assert_eq!(
-            response.headers().contains_key(REQUEST_ID),
-            status == 503,
-            "whoever answers names the request"
-        );
+        assert_eq!(response.headers().contains_key(REQUEST_ID), status == 503, "request id");
         let body = axum::body::to_bytes(response.into_body(), 4096).await.unwrap();
         (status, String::from_utf8(body.to_vec()).unwrap())
     }
 
     #[tokio::test]
-    async fn what_passes_is_tried_again_and_told_meanwhile() {
+    async fn a_transient_failure_is_retried() {
         let tries = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&tries);
-        let starting = LazyRouter::new(Some("/large"), move || {
+        let router = LazyRouter::new(Some("/large"), move || {
             let nth = counted.fetch_add(1, Ordering::Relaxed);
-            async move { if nth == 0 { Err(passing()) } else { Ok(Router::new().route("/", get(|| async {}))) } }
+            async move { if nth == 0 { Err(transient()) } else { Ok(Router::new().route("/", get(|| async {}))) } }
         });
-        assert!(starting.prepare(PATIENCE).await.is_ok(), "it may be mended");
-        let (status, body) = told(&starting, "/large/v1/models").await;
+        assert!(router.prepare(TIMEOUT).await.is_ok(), "transient");
+        let (status, body) = ask(&router, "/large/v1/models").await;
         assert_eq!(status, 503);
         insta::assert_snapshot!(body, @r#"{"error":{"message":"the models cannot be loaded at the moment; try again shortly","type":"server_error","param":null,"code":null}}"#);
-        assert_eq!(tries.load(Ordering::Relaxed), 1, "not at once");
-        tokio::time::sleep(PAUSE).await;
-        assert_eq!(told(&starting, "/").await.0, 200);
+        assert_eq!(tries.load(Ordering::Relaxed), 1, "within the interval");
+        tokio::time::sleep(RETRY_INTERVAL).await;
+        assert_eq!(ask(&router, "/").await.0, 200);
         assert_eq!(tries.load(Ordering::Relaxed), 2);
     }
 
     #[tokio::test]
-    async fn what_takes_its_time_is_waited_for_as_long_as_the_request_may() {
-        let starting = LazyRouter::new(None, || async {
+    async fn a_request_waits_until_its_deadline() {
+        let router = LazyRouter::new(None, || async {
             tokio::time::sleep(Duration::from_millis(400)).await;
             Ok(Router::new().route("/", get(|| async {})))
         });
-        assert!(starting.prepare(Duration::ZERO).await.is_ok());
-        let (status, body) = told(&starting, "/v1/models").await;
+        assert!(router.prepare(Duration::ZERO).await.is_ok());
+        let (status, body) = ask(&router, "/v1/models").await;
         assert_eq!(status, 503);
         insta::assert_snapshot!(body, @r#"{"error":{"message":"the models are still being loaded; try again shortly","type":"server_error","param":null,"code":null}}"#);
         tokio::time::sleep(Duration::from_millis(300)).await;
-        assert_eq!(told(&starting, "/").await.0, 200);
+        assert_eq!(ask(&router, "/").await.0, 200);
     }
 
     #[tokio::test]
-    async fn what_does_not_pass_ends_the_start() {
-        let starting = LazyRouter::new(None, || async { Err(Error::config("expected sense")) });
-        assert_eq!(starting.prepare(PATIENCE).await.unwrap_err().to_string(), "expected sense");
+    async fn a_permanent_failure_is_returned() {
+        let router = LazyRouter::new(None, || async { Err(Error::config("wrong configuration")) });
+        assert_eq!(router.prepare(TIMEOUT).await.unwrap_err().to_string(), "wrong configuration");
     }
 }

@@ -18,13 +18,21 @@ pub struct AuthConfig {
     pub keys_secret: Option<String>,
     /// The interval at which the file or the secret is read again, in seconds.
     pub refresh_s: u64,
-    /// The secret that a trusted proxy sends in `x-kivu-front`; requests without it are refused.
-    pub front: Option<Secret>,
+    /// The secret that a trusted proxy sends in `x-kivu-front`; requests without it are rejected.
+    #[serde(alias = "front")]
+    pub proxy_secret: Option<Secret>,
 }
 
 impl Default for AuthConfig {
     fn default() -> Self {
-        Self { mode: None, keys: Vec::new(), keys_file: None, keys_secret: None, refresh_s: 300, front: None }
+        Self {
+            mode: None,
+            keys: Vec::new(),
+            keys_file: None,
+            keys_secret: None,
+            refresh_s: 300,
+            proxy_secret: None,
+        }
     }
 }
 

@@ -86,7 +86,7 @@ async fn each_dialect_refuses_in_its_own_shape() {
     /models/tiny: 401 {"error":"expected a key in the header `authorization` as `Bearer KEY`, or in `x-api-key`, but found none"}
     "#);
     let response = send(&router, post("/v1/embeddings", "{}"), &[("x-api-key", "kivu_0")]).await;
-    insta::assert_snapshot!(answer(response).await.1["error"]["message"], @r#""the key is not known""#);
+    insta::assert_snapshot!(answer(response).await.1["error"]["message"], @r#""unknown key""#);
 }
 
 #[tokio::test]
@@ -141,7 +141,7 @@ async fn keys_that_cannot_be_read_are_our_fault_not_the_callers() {
     assert_eq!(response.headers()["retry-after"], "1");
     let (status, body) = answer(response).await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
-    insta::assert_snapshot!(body["error"]["message"], @r#""who may ask cannot be looked up at the moment; try again shortly""#);
+    insta::assert_snapshot!(body["error"]["message"], @r#""cannot read the keys at the moment; try again shortly""#);
 }
 
 #[tokio::test]

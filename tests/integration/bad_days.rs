@@ -313,8 +313,8 @@ fn a_server_for_others_does_not_start_without_keys() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
     let refusal = open(command.arg("serve").arg(&bundle));
     insta::assert_snapshot!(refusal, @r#"
-    error: expected keys for a server that others can reach, but found none
-    hint: `kivu key NAME` makes one for `auth.keys`, and `auth.mode = "none"` lets everybody in
+    error: expected keys for a server that is reachable from other machines, but found none
+    hint: `kivu key NAME` creates one for `auth.keys`, and `auth.mode = "none"` allows open access
     "#);
     let nowhere = folder.path().join("nowhere");
     let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));

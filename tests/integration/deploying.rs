@@ -152,7 +152,7 @@ fn functions_accept_their_configuration() {
             }
             Guard::new(&config.auth, BindScope::ApiGateway).unwrap_or_else(|error| panic!("{name}: {error}"));
             assert_eq!(
-                config.auth.front.is_some(),
+                config.auth.proxy_secret.is_some(),
                 deployment.resources.contains_key("Distribution"),
                 "{name}"
             );

@@ -1,59 +1,61 @@
-//! Hashes of keys, and whether a key is one of those.
+//! Hashes of API keys, and the lookup of a key among them.
 
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    repository::bundle::hex,
+};
 
-/// What every key begins with, so that one that leaks is recognised for what it is.
-const MARK: &str = "kivu_";
-/// The random bytes of a key: nobody guesses them, so a plain hash of it is as good as a slow one.
+/// The prefix of every key, by which secret scanners recognise a leaked one.
+const PREFIX: &str = "kivu_";
+/// Random bytes of a key: enough that a plain hash is as safe as a slow one.
 const KEY_BYTES: usize = 32;
-const LONGEST_NAME: usize = 64;
+const MAX_NAME_CHARS: usize = 64;
 
 type Hash = [u8; 32];
 
-/// The keys that are good, as their hashes.
+/// Valid keys by name, as SHA-256 hashes.
 #[derive(Debug, Default)]
 pub(super) struct Keyring {
     keys: Vec<(String, Hash)>,
 }
 
 impl Keyring {
-    /// Reads `NAME:SHA256`, one a line; empty lines and those that begin with `#` say nothing.
+    /// Parses lines of `NAME:SHA256`; empty lines and lines that begin with `#` are ignored.
     ///
-    /// An error tells the line, never what is in it: it may be a key that somebody put there by mistake.
+    /// Errors name the line number but not its content, which may be a key pasted by mistake.
     pub(super) fn parse(text: &str) -> Result<Self> {
         let lines = text.lines().map(str::trim).enumerate();
         let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
-        let keys = lines.map(|(place, line)| {
-            entry(line).ok_or_else(|| {
+        let keys = lines.map(|(index, line)| {
+            parse_line(line).ok_or_else(|| {
                 Error::config(format!(
                     "expected `NAME:SHA256` of a key, but found something else in line {}; \
                      `kivu key NAME` prints such a line",
-                    place + 1
+                    index + 1
                 ))
             })
         });
         Ok(Self { keys: keys.collect::<Result<_>>()? })
     }
 
-    /// The name of the key, if it is good. How long it takes tells nothing about the keys there are.
+    /// The name of a valid key. The time taken does not depend on the keys in the ring.
     pub(super) fn find(&self, key: &str) -> Option<&str> {
-        let hash = hash(key);
-        let (mut found, mut place) = (Choice::from(0), 0_u32);
+        let hash = hash(key.as_bytes());
+        let (mut found, mut index) = (Choice::from(0), 0_u32);
         for (at, (_, known)) in (0_u32..).zip(&self.keys) {
             let same = known.ct_eq(&hash);
-            place.conditional_assign(&at, same);
+            index.conditional_assign(&at, same);
             found |= same;
         }
-        let (name, _) = self.keys.get(place as usize)?;
+        let (name, _) = self.keys.get(index as usize)?;
         bool::from(found).then_some(name)
     }
 }
 
-/// A line of a keyring.
-fn entry(line: &str) -> Option<(String, Hash)> {
+fn parse_line(line: &str) -> Option<(String, Hash)> {
     let (name, digits) = line.rsplit_once(':')?;
     let (name, digits) = (name.trim(), digits.trim());
     if !is_name(name) || digits.len() != 64 || !digits.is_ascii() {
@@ -66,34 +68,30 @@ fn entry(line: &str) -> Option<(String, Hash)> {
     Some((name.to_owned(), hash))
 }
 
-/// Whether a name can stand in a line and in the log.
+/// Whether a name is safe in a line of the keyring and in the log.
 fn is_name(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.@".contains(c);
-    (1..=LONGEST_NAME).contains(&name.len()) && name.chars().all(is_plain)
+    (1..=MAX_NAME_CHARS).contains(&name.len()) && name.chars().all(is_plain)
 }
 
-pub(super) fn hash(key: &str) -> Hash {
-    Sha256::digest(key.as_bytes()).into()
+pub(super) fn hash(key: &[u8]) -> Hash {
+    Sha256::digest(key).into()
 }
 
-/// A new key, and the line by which a keyring knows it.
+/// Creates a random key; returns it with its line for a keyring.
 pub fn make_key(name: &str) -> Result<(String, String)> {
     if !is_name(name) {
         return Err(Error::config(format!(
-            "expected a name of at most {LONGEST_NAME} letters, digits, `-`, `_`, `.` or `@`, but found `{}`",
+            "expected a name of 1 to {MAX_NAME_CHARS} letters, digits, `-`, `_`, `.` or `@`, but found `{}`",
             name.escape_default()
         )));
     }
     let mut bytes = [0; KEY_BYTES];
     getrandom::fill(&mut bytes)
-        .map_err(|error| Error::io("cannot make a random key")(std::io::Error::other(error.to_string())))?;
-    let key = format!("{MARK}{}", hex(&bytes));
-    let line = format!("{name}:{}", hex(&hash(&key)));
+        .map_err(|error| Error::io("cannot create a random key")(std::io::Error::other(error.to_string())))?;
+    let key = format!("{PREFIX}{}", hex(&bytes));
+    let line = format!("{name}:{}", hex(&hash(key.as_bytes())));
     Ok((key, line))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
@@ -101,21 +99,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_found_by_its_line_and_no_other_is() {
+    fn only_listed_keys_are_found() {
         let (alice, alices) = make_key("alice").unwrap();
         let (bob, bobs) = make_key("bob@example.org").unwrap();
-        let ring = Keyring::parse(&format!("# who may ask\n{alices}\n\n  {bobs}  \n")).unwrap();
+        let ring = Keyring::parse(&format!("# clients\n{alices}\n\n  {bobs}  \n")).unwrap();
         assert_eq!(ring.find(&alice), Some("alice"));
         assert_eq!(ring.find(&bob), Some("bob@example.org"));
         for wrong in ["", "kivu_", &alice[1..], &alice.to_uppercase(), &alices] {
             assert_eq!(ring.find(wrong), None, "{wrong}");
         }
-        assert_eq!(Keyring::default().find(&alice), None, "an empty ring opens nothing");
+        assert_eq!(Keyring::default().find(&alice), None, "empty keyring");
         assert_ne!(alice, make_key("alice").unwrap().0);
     }
 
     #[test]
-    fn a_line_that_is_no_hash_is_told_by_its_number_only() {
+    fn an_invalid_line_is_reported_by_number_only() {
         let (key, _) = make_key("alice").unwrap();
         for wrong in ["alice:12", "alice:", &format!("a b:{}", "0".repeat(64)), &"é".repeat(32)] {
             assert!(Keyring::parse(wrong).is_err(), "{wrong}");
@@ -125,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_can_stand_in_a_line() {
+    fn names_are_validated() {
         assert!(make_key("").is_err());
         assert!(make_key("a:b").is_err());
         assert!(make_key(&"a".repeat(65)).is_err());

@@ -1,5 +1,5 @@
-//! The keys that are good at this moment: those of the configuration, and those of a file or a secret, which is
-//! read again from time to time so that keys come and go without a deployment.
+//! The valid keys: those of the configuration, and those of a file or secret, which is reread at intervals so that
+//! keys can be added and revoked without a deployment.
 
 use std::{
     path::PathBuf,
@@ -16,40 +16,41 @@ use crate::{
     secrets::Secret,
 };
 
-/// A key that is not known may be a new one; asked for this often, the source is read again.
-const SOONEST: Duration = Duration::from_secs(5);
-/// The longest that a source is waited for while a request waits for it.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// The shortest interval between two reads of the source, however many unknown keys arrive.
+const MIN_INTERVAL: Duration = Duration::from_secs(5);
+/// The same until keys have been loaded.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a request waits for the source.
+const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Keys, and where more of them come from.
+/// Configured keys, and the source of more.
 #[derive(Debug)]
-pub(super) struct Keys {
+pub(in crate::api) struct Keys {
     fixed: Keyring,
-    source: Option<Source>,
+    source: Option<KeySource>,
     refresh: Duration,
-    read: RwLock<Option<Read>>,
-    /// Held by the one request that reads the source; others go on with what there is.
-    reading: Mutex<Option<Moment>>,
+    loaded: RwLock<Option<Loaded>>,
+    /// The last attempt to read the source; locked by the one request that reads it.
+    last_attempt: Mutex<Option<Timestamp>>,
 }
 
 #[derive(Debug)]
-enum Source {
+enum KeySource {
     File(PathBuf),
     Secret(Secret),
 }
 
-/// What a source said, and when.
 #[derive(Clone, Debug)]
-struct Read {
+struct Loaded {
     ring: Arc<Keyring>,
-    at: Moment,
+    at: Timestamp,
 }
 
-/// A moment by both clocks: one may stand still while a function is frozen, the other may be set.
+/// A time by two clocks: the monotonic one may stop while a function is frozen, the other may be set.
 #[derive(Clone, Copy, Debug)]
-struct Moment(Instant, SystemTime);
+struct Timestamp(Instant, SystemTime);
 
-impl Moment {
+impl Timestamp {
     fn now() -> Self {
         Self(Instant::now(), SystemTime::now())
     }
@@ -65,16 +66,16 @@ impl Keys {
             (Some(_), Some(_)) => {
                 return Err(Error::config("expected `auth.keys_file` or `auth.keys_secret`, but found both"));
             }
-            (Some(file), None) => Some(Source::File(file.clone())),
-            (None, Some(name)) => Some(Source::Secret(Secret::new(name)?)),
+            (Some(file), None) => Some(KeySource::File(file.clone())),
+            (None, Some(name)) => Some(KeySource::Secret(Secret::new(name)?)),
             (None, None) => None,
         };
         Ok(Self {
             fixed: Keyring::parse(&config.keys.join("\n"))?,
             source,
             refresh: Duration::from_secs(config.refresh_s),
-            read: RwLock::default(),
-            reading: Mutex::default(),
+            loaded: RwLock::default(),
+            last_attempt: Mutex::default(),
         })
     }
 
@@ -85,71 +86,70 @@ impl Keys {
         }
     }
 
-    /// The name of the first of the shown keys that is good.
+    /// The name of the first valid key among those shown.
     pub(super) async fn find(&self, shown: &[&str]) -> Result<Option<String>> {
         if let Some(name) = find_in(&self.fixed, shown) {
             return Ok(Some(name));
         }
         let Some(source) = &self.source else { return Ok(None) };
-        let known = self.known();
-        let age = known.as_ref().map(|read| read.at.age());
+        let age = self.loaded().map(|loaded| loaded.at.age());
         if age.is_none_or(|age| age >= self.refresh) {
-            let outcome = self.read_once(source).await;
-            // Better the keys of a while ago than nobody at all; the log says so each time.
-            if let (Err(error), None) = (outcome, &known) {
-                return Err(error);
+            let outcome = self.reread(source).await;
+            // Old keys stay valid while the source cannot be read; each failure is logged.
+            if age.is_none() {
+                outcome?;
             }
         }
-        let found = self.known().and_then(|read| find_in(&read.ring, shown));
-        if found.is_some() || age.is_none_or(|age| age < SOONEST) {
+        let found = self.find_loaded(shown);
+        if found.is_some() || age.is_none_or(|age| age < MIN_INTERVAL) {
             return Ok(found);
         }
-        // Reading it again for a stranger may fail; to him that makes no difference.
-        let _ = self.read_once(source).await;
-        Ok(self.known().and_then(|read| find_in(&read.ring, shown)))
+        // An unknown key may be a new one.
+        let _ = self.reread(source).await;
+        Ok(self.find_loaded(shown))
     }
 
-    fn known(&self) -> Option<Read> {
-        self.read.read().unwrap_or_else(PoisonError::into_inner).clone()
+    fn find_loaded(&self, shown: &[&str]) -> Option<String> {
+        self.loaded().and_then(|loaded| find_in(&loaded.ring, shown))
     }
 
-    /// Reads the source, unless another request does or has just tried.
-    async fn read_once(&self, source: &Source) -> Result<()> {
-        let Some(known) = self.known() else {
-            // Without any keys there is nothing to go on with: everybody waits for whoever reads.
-            let mut tried = self.reading.lock().await;
-            if self.known().is_some() {
-                return Ok(());
-            }
-            if tried.is_some_and(|tried| tried.age() < Duration::from_secs(1)) {
+    fn loaded(&self) -> Option<Loaded> {
+        self.loaded.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Reads the source, unless another request is reading it or has just tried.
+    async fn reread(&self, source: &KeySource) -> Result<()> {
+        let loaded = self.loaded();
+        let mut last_attempt = match &loaded {
+            Some(_) => match self.last_attempt.try_lock() {
+                Ok(last_attempt) => last_attempt,
+                Err(_) => return Ok(()),
+            },
+            // Without any keys, all requests wait for the first read.
+            None => self.last_attempt.lock().await,
+        };
+        let attempt_age = last_attempt.map(Timestamp::age);
+        let is_within = |interval| attempt_age.is_some_and(|age| age < interval);
+        match loaded {
+            Some(loaded) if is_within(MIN_INTERVAL.min(loaded.at.age())) => return Ok(()),
+            None if self.loaded().is_some() => return Ok(()),
+            None if is_within(RETRY_INTERVAL) => {
                 return Err(Error::config("expected keys, but their source could not be read a moment ago"));
             }
-            let outcome = self.read(source).await;
-            *tried = Some(Moment::now());
-            return outcome;
-        };
-        let Ok(mut tried) = self.reading.try_lock() else { return Ok(()) };
-        if tried.is_some_and(|tried| tried.age() < SOONEST.min(known.at.age())) {
-            return Ok(());
+            _ => {}
         }
         let outcome = self.read(source).await;
-        *tried = Some(Moment::now());
+        *last_attempt = Some(Timestamp::now());
         outcome
     }
 
-    async fn read(&self, source: &Source) -> Result<()> {
-        let outcome = source.read().await.and_then(|text| Keyring::parse(&text));
-        match outcome {
-            Ok(ring) => {
-                let read = Read { ring: Arc::new(ring), at: Moment::now() };
-                *self.read.write().unwrap_or_else(PoisonError::into_inner) = Some(read);
-                Ok(())
-            }
-            Err(error) => {
-                tracing::error!(error = error.chain(), "cannot read the keys");
-                Err(error)
-            }
-        }
+    async fn read(&self, source: &KeySource) -> Result<()> {
+        let ring = source.read().await.and_then(|text| Keyring::parse(&text));
+        let ring =
+            ring.inspect_err(|error| tracing::error!(error = error.chain(), "cannot read the keys"))?;
+        let loaded = Loaded { ring: Arc::new(ring), at: Timestamp::now() };
+        *self.loaded.write().unwrap_or_else(PoisonError::into_inner) = Some(loaded);
+        Ok(())
     }
 }
 
@@ -157,22 +157,20 @@ fn find_in(ring: &Keyring, shown: &[&str]) -> Option<String> {
     shown.iter().find_map(|key| ring.find(key)).map(str::to_owned)
 }
 
-impl Source {
-    /// Reads the text of the source. One that is empty is an error, as one that is missing: a file that is just being
-    /// written, or that was lost, takes no key away.
+impl KeySource {
+    /// Reads the source. An empty one is an error, like a missing one, so that a file that is being written, or was
+    /// lost, revokes no key.
     async fn read(&self) -> Result<String> {
-        let text = match self {
-            Self::File(path) => std::fs::read_to_string(path)
-                .map_err(Error::io(format!("cannot read the keys in `{}`", path.display()))),
-            Self::Secret(secret) => secret.read(PATIENCE).await,
-        }?;
+        let (field, text) = match self {
+            Self::File(path) => {
+                let action = format!("cannot read the keys in `{}`", path.display());
+                ("auth.keys_file", std::fs::read_to_string(path).map_err(Error::io(action))?)
+            }
+            Self::Secret(secret) => ("auth.keys_secret", secret.read(TIMEOUT).await?),
+        };
         if text.trim().is_empty() {
-            let source = match self {
-                Self::File(_) => "auth.keys_file",
-                Self::Secret(_) => "auth.keys_secret",
-            };
             return Err(Error::config(format!(
-                "expected keys in `{source}`, but found nothing; a comment (`# none`) takes all keys away"
+                "expected keys in `{field}`, but found nothing; to revoke all keys, leave a comment (`# none`)"
             )));
         }
         Ok(text)
@@ -182,7 +180,7 @@ impl Source {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::make_key;
+    use crate::api::auth::keyring::make_key;
 
     fn keys(file: &std::path::Path) -> Keys {
         let config =
@@ -190,15 +188,15 @@ mod tests {
         Keys::new(&config).unwrap()
     }
 
-    /// As if the source had been read a while ago.
+    /// Makes the keys older.
     fn age(keys: &Keys, by: Duration) {
-        let mut read = keys.read.write().unwrap();
-        let read = read.as_mut().unwrap();
-        read.at = Moment(read.at.0.checked_sub(by).unwrap(), read.at.1 - by);
+        let mut loaded = keys.loaded.write().unwrap();
+        let loaded = loaded.as_mut().unwrap();
+        loaded.at = Timestamp(loaded.at.0.checked_sub(by).unwrap(), loaded.at.1 - by);
     }
 
     #[tokio::test]
-    async fn keys_come_and_go_with_the_file() {
+    async fn keys_follow_changes_of_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("keys");
         let ((alice, alices), (bob, bobs)) = (make_key("alice").unwrap(), make_key("bob").unwrap());
@@ -208,22 +206,18 @@ mod tests {
         assert_eq!(keys.find(&[&alice]).await.unwrap().as_deref(), Some("alice"));
 
         std::fs::write(&file, &bobs).unwrap();
-        assert_eq!(keys.find(&[&bob]).await.unwrap(), None, "the file has only just been read");
-        age(&keys, SOONEST);
-        assert_eq!(
-            keys.find(&[&bob]).await.unwrap().as_deref(),
-            Some("bob"),
-            "a key that is not known may be new"
-        );
+        assert_eq!(keys.find(&[&bob]).await.unwrap(), None, "within the shortest interval");
+        age(&keys, MIN_INTERVAL);
+        assert_eq!(keys.find(&[&bob]).await.unwrap().as_deref(), Some("bob"), "an unknown key may be new");
         assert_eq!(keys.find(&[&alice]).await.unwrap(), None);
 
         std::fs::remove_file(&file).unwrap();
         age(&keys, Duration::from_secs(3600));
-        assert_eq!(keys.find(&[&bob]).await.unwrap().as_deref(), Some("bob"), "better old keys than none");
+        assert_eq!(keys.find(&[&bob]).await.unwrap().as_deref(), Some("bob"), "old keys stay valid");
     }
 
     #[tokio::test]
-    async fn an_emptied_file_keeps_the_keys_and_a_comment_takes_them_away() {
+    async fn an_empty_file_keeps_the_keys_and_a_comment_revokes_them() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("keys");
         let (alice, line) = make_key("alice").unwrap();
@@ -233,22 +227,22 @@ mod tests {
         let read_again = async |text| {
             std::fs::write(&file, text).unwrap();
             age(&keys, Duration::from_secs(3600));
-            // As if the last attempt to read it were long ago.
-            *keys.reading.lock().await = None;
+            // Forgets the last attempt.
+            *keys.last_attempt.lock().await = None;
             (keys.find(&[&alice]).await.unwrap(), keys.prepare().await)
         };
         for text in ["", " \n\n"] {
             let (found, read) = read_again(text).await;
             assert_eq!(found.as_deref(), Some("alice"), "{text:?}");
             insta::allow_duplicates! {
-                insta::assert_snapshot!(read.unwrap_err(), @"expected keys in `auth.keys_file`, but found nothing; a comment (`# none`) takes all keys away");
+                insta::assert_snapshot!(read.unwrap_err(), @"expected keys in `auth.keys_file`, but found nothing; to revoke all keys, leave a comment (`# none`)");
             }
         }
         assert!(matches!(read_again("# none").await, (None, Ok(()))));
     }
 
     #[tokio::test]
-    async fn a_clock_that_is_set_keeps_no_key_for_ever() {
+    async fn setting_a_clock_does_not_keep_keys() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("keys");
         let ((alice, alices), hour) = (make_key("alice").unwrap(), Duration::from_secs(3600));
@@ -257,14 +251,14 @@ mod tests {
             let keys = keys(&file);
             keys.prepare().await.unwrap();
             std::fs::write(&file, "# none").unwrap();
-            assert_eq!(keys.find(&[&alice]).await.unwrap().as_deref(), Some("alice"), "not yet read again");
+            assert_eq!(keys.find(&[&alice]).await.unwrap().as_deref(), Some("alice"), "not reread yet");
             {
-                let mut read = keys.read.write().unwrap();
-                let read = read.as_mut().unwrap();
-                read.at = match is_set_back {
-                    // What was read an hour ago by one clock will be read in an hour by the other.
-                    true => Moment(read.at.0.checked_sub(hour).unwrap(), read.at.1 + hour),
-                    false => Moment(read.at.0, read.at.1 - hour),
+                let mut loaded = keys.loaded.write().unwrap();
+                let loaded = loaded.as_mut().unwrap();
+                loaded.at = match is_set_back {
+                    // Read an hour ago by one clock, in an hour by the other.
+                    true => Timestamp(loaded.at.0.checked_sub(hour).unwrap(), loaded.at.1 + hour),
+                    false => Timestamp(loaded.at.0, loaded.at.1 - hour),
                 };
             }
             assert_eq!(keys.find(&[&alice]).await.unwrap(), None, "set back: {is_set_back}");
@@ -272,7 +266,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_source_that_was_never_read_is_an_error_and_heals() {
+    async fn an_unreadable_source_is_an_error_until_it_can_be_read() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("keys");
         let keys = keys(&file);
@@ -280,8 +274,8 @@ mod tests {
         assert!(keys.find(&["kivu_x"]).await.is_err());
         let (alice, line) = make_key("alice").unwrap();
         std::fs::write(&file, line).unwrap();
-        assert!(keys.find(&[&alice]).await.is_err(), "it is not tried again at once");
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(keys.find(&[&alice]).await.is_err(), "not retried at once");
+        tokio::time::sleep(RETRY_INTERVAL).await;
         assert_eq!(keys.find(&[&alice]).await.unwrap().as_deref(), Some("alice"));
     }
 }

@@ -1,11 +1,15 @@
-//! Who may ask: holders of a key, whoever API Gateway has let through, or anybody.
+//! Access control: API keys, callers that API Gateway has authenticated, or open access.
 
 mod keyring;
 mod keys;
 
 use std::net::SocketAddr;
 
-use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header::AUTHORIZATION};
+use axum::http::{
+    HeaderMap, HeaderName, Method, StatusCode,
+    header::{AUTHORIZATION, HeaderValue},
+    request::Parts,
+};
 use subtle::ConstantTimeEq;
 
 pub use self::keyring::make_key;
@@ -17,203 +21,183 @@ use crate::{
 };
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-const FRONT: HeaderName = HeaderName::from_static("x-kivu-front");
-/// Longer than any key: what is longer is not even hashed.
-const LONGEST_KEY: usize = 512;
-/// What may be asked without a key: how the server is, and the pages that say how to ask it, which are the same
-/// everywhere.
+const PROXY_SECRET: HeaderName = HeaderName::from_static("x-kivu-front");
+/// Longer header values are ignored without being hashed.
+const MAX_KEY_BYTES: usize = 512;
+/// Paths that need no key: health checks, and pages that are the same on every server.
 pub(super) const OPEN_PATHS: [&str; 7] =
     ["/", "/docs", "/health", "/openapi.json", "/ping", "/v2/health/live", "/v2/health/ready"];
 
-/// Where requests come from, which decides what is safe when nothing is configured.
+pub(super) const NO_KEY: &str =
+    "expected a key in the header `authorization` as `Bearer KEY`, or in `x-api-key`, but found none";
+pub(super) const NOT_PROXIED: &str =
+    "expected a request through the trusted proxy, but found a direct one; use the proxy's address";
+
+/// Where requests come from, which determines the default access mode.
 #[derive(Clone, Copy, Debug)]
 pub enum BindScope {
-    /// From whoever can connect to this address.
+    /// Any client that can connect to this listening address.
     Address(SocketAddr),
-    /// From API Gateway.
+    /// API Gateway.
     ApiGateway,
 }
 
-/// What callers have to show.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Asks {
-    Nothing,
-    Key,
-    /// What API Gateway checks.
-    Gateway,
+impl BindScope {
+    fn is_loopback(self) -> bool {
+        matches!(self, Self::Address(address) if address.ip().is_loopback())
+    }
 }
 
-/// Put into a request's extensions by the program that knows that API Gateway has checked the caller.
+/// A request extension that marks requests whose caller API Gateway has authenticated.
 #[derive(Clone, Copy, Debug)]
 pub struct GatewayVerified;
 
-/// Lets requests through or turns them away.
+/// Admits or rejects requests before their body is read.
 #[derive(Debug)]
 pub struct Guard {
-    way: Way,
-    front: Option<[u8; 32]>,
+    access: Access,
+    proxy_secret: Option<[u8; 32]>,
 }
 
+/// The credentials that a request needs.
 #[derive(Debug)]
-enum Way {
+pub(super) enum Access {
     Open,
-    Gateway,
+    GatewayVerified,
     Keys(Box<Keys>),
 }
 
 impl Default for Guard {
-    /// Lets everybody through.
+    /// Admits every request.
     fn default() -> Self {
-        Self { way: Way::Open, front: None }
+        Self { access: Access::Open, proxy_secret: None }
     }
 }
 
 impl Guard {
-    /// The guard that is configured.
+    /// The configured guard.
     ///
-    /// Where nothing is, only callers on this machine get in without a key: a server that others can reach is
-    /// refused, unless `auth.mode` says `none` in so many words.
-    pub fn new(config: &AuthConfig, reach: BindScope) -> Result<Self> {
+    /// Without configuration, a server on a loopback address is open and any other needs keys. Open access on a
+    /// reachable address requires `auth.mode = "none"`.
+    pub fn new(config: &AuthConfig, scope: BindScope) -> Result<Self> {
         let has_keys = !config.keys.is_empty() || config.keys_file.is_some() || config.keys_secret.is_some();
-        let way = match (config.mode, reach) {
-            (Some(AuthMode::None), _) => Way::Open,
-            (Some(AuthMode::Iam | AuthMode::Jwt), BindScope::ApiGateway) => Way::Gateway,
+        let access = match (config.mode, scope) {
+            (Some(AuthMode::None), _) => Access::Open,
+            (Some(AuthMode::Iam | AuthMode::Jwt), BindScope::ApiGateway) => Access::GatewayVerified,
             (Some(AuthMode::Iam | AuthMode::Jwt), BindScope::Address(_)) => {
                 return Err(Error::config(
                     "expected `auth.mode` to be `keys` or `none`, since only API Gateway checks signatures and \
                      tokens, but found `iam` or `jwt`",
                 ));
             }
-            (Some(AuthMode::Keys) | None, _) if has_keys => Way::Keys(Box::new(Keys::new(config)?)),
-            (None, BindScope::Address(address)) if address.ip().is_loopback() => Way::Open,
+            (Some(AuthMode::Keys) | None, _) if has_keys => Access::Keys(Box::new(Keys::new(config)?)),
+            (None, scope) if scope.is_loopback() => Access::Open,
             (Some(AuthMode::Keys) | None, _) => {
                 return Err(Error::config(
-                    "expected keys for a server that others can reach, but found none; `kivu key NAME` makes one \
-                     for `auth.keys`, and `auth.mode = \"none\"` lets everybody in",
+                    "expected keys for a server that is reachable from other machines, but found none; \
+                     `kivu key NAME` creates one for `auth.keys`, and `auth.mode = \"none\"` allows open access",
                 ));
             }
         };
-        let guard = Self { way, front: config.front.as_ref().map(|front| keyring::hash(&front.0)) };
-        if let (Way::Open, BindScope::ApiGateway) = (&guard.way, reach) {
-            tracing::warn!("everybody may ask: `auth.mode` is `none`");
-        } else if let (Way::Open, BindScope::Address(address)) = (&guard.way, reach)
-            && !address.ip().is_loopback()
-        {
-            tracing::warn!(%address, "everybody who can reach this address may ask: `auth.mode` is `none`");
+        if matches!(access, Access::Open) && !scope.is_loopback() {
+            tracing::warn!(?scope, "open access: `auth.mode` is `none`");
         }
-        Ok(guard)
+        let proxy_secret = config.proxy_secret.as_ref().map(|secret| keyring::hash(secret.0.as_bytes()));
+        Ok(Self { access, proxy_secret })
     }
 
-    /// Reads the keys for the first time, so that a file or a secret that cannot be read is told at the start.
+    /// Reads the keys for the first time, so that an unreadable file or secret is an error at startup.
     pub async fn prepare(&self) -> Result<()> {
-        match &self.way {
-            Way::Keys(keys) => keys.prepare().await,
-            Way::Open | Way::Gateway => Ok(()),
+        match &self.access {
+            Access::Keys(keys) => keys.prepare().await,
+            Access::Open | Access::GatewayVerified => Ok(()),
         }
     }
 
-    /// What has to be shown.
-    pub(super) fn asks(&self) -> Asks {
-        match self.way {
-            Way::Open => Asks::Nothing,
-            Way::Gateway => Asks::Gateway,
-            Way::Keys(_) => Asks::Key,
-        }
+    pub(super) fn access(&self) -> &Access {
+        &self.access
     }
 
-    /// The name of the key that a request shows, where keys are asked for; its refusal, if it may not go on.
-    pub(super) async fn admit(&self, request: Asking<'_>) -> Result<Option<String>, Refusal> {
-        // Texts come to `/` by POST; that no other route takes a method is told to everybody.
-        let brings_texts = request.path == "/" && *request.method == Method::POST;
-        if OPEN_PATHS.contains(&request.path) && !brings_texts {
+    /// Admits a request, with the name of its key where keys are required.
+    pub(super) async fn admit(&self, request: &Parts) -> Result<Option<String>, Refusal> {
+        let path = request.uri.path();
+        // `POST /` runs a model, unlike the other methods of open paths.
+        if OPEN_PATHS.contains(&path) && (path != "/" || request.method != Method::POST) {
             return Ok(None);
         }
-        if let Some(front) = &self.front {
-            let shown = request
-                .headers
-                .get(FRONT)
-                .map(|value| keyring::hash(&String::from_utf8_lossy(value.as_bytes())));
-            if !shown.is_some_and(|shown| bool::from(shown.ct_eq(front))) {
-                return Err(Refusal::passed_by());
+        if let Some(secret) = &self.proxy_secret {
+            let shown = request.headers.get(PROXY_SECRET).map(HeaderValue::as_bytes).map(keyring::hash);
+            if !shown.is_some_and(|shown| bool::from(shown.ct_eq(secret))) {
+                return Err(Refusal::new(
+                    "not through the trusted proxy",
+                    StatusCode::FORBIDDEN,
+                    NOT_PROXIED,
+                ));
             }
         }
-        match &self.way {
-            Way::Open => Ok(None),
-            Way::Gateway if request.is_vouched => Ok(None),
-            Way::Gateway => Err(Refusal::unauthorized(
-                "not vouched for",
-                "expected a request that API Gateway has checked",
-            )),
-            Way::Keys(keys) => {
-                let shown = shown_keys(request.headers);
+        let unauthorized = |reason, message| Err(Refusal::new(reason, StatusCode::UNAUTHORIZED, message));
+        match &self.access {
+            Access::Open => Ok(None),
+            Access::GatewayVerified if request.extensions.get::<GatewayVerified>().is_some() => Ok(None),
+            Access::GatewayVerified => unauthorized(
+                "not verified by API Gateway",
+                "expected a request that API Gateway has verified, but found a direct one",
+            ),
+            Access::Keys(keys) => {
+                let shown = shown_keys(&request.headers);
                 if shown.is_empty() {
-                    let why =
-                        if hints_at_key(request.headers) { "key in the wrong header" } else { "no key" };
-                    return Err(Refusal::unauthorized(why, WHERE_KEYS_GO));
+                    let is_misplaced = has_misplaced_key(&request.headers);
+                    return unauthorized(
+                        if is_misplaced { "key in the wrong header" } else { "no key" },
+                        NO_KEY,
+                    );
                 }
                 match keys.find(&shown).await {
                     Ok(Some(name)) => Ok(Some(name)),
-                    Ok(None) => Err(Refusal::unauthorized("unknown key", "the key is not known")),
-                    Err(error) => Err(Refusal::unreadable(error)),
+                    Ok(None) => unauthorized("unknown key", "unknown key"),
+                    Err(error) => Err(Refusal {
+                        reason: "keys cannot be read",
+                        rejection: Rejection::because(
+                            StatusCode::SERVICE_UNAVAILABLE,
+                            "cannot read the keys at the moment; try again shortly",
+                            error,
+                        ),
+                    }),
                 }
             }
         }
     }
 }
 
-pub(super) const WHERE_KEYS_GO: &str =
-    "expected a key in the header `authorization` as `Bearer KEY`, or in `x-api-key`, but found none";
-
-/// What of a request says who asks.
-#[derive(Clone, Copy)]
-pub(super) struct Asking<'a> {
-    pub(super) method: &'a Method,
-    pub(super) path: &'a str,
-    pub(super) headers: &'a HeaderMap,
-    pub(super) is_vouched: bool,
+/// A rejected request: the reason for the log, and the response.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    pub(super) reason: &'static str,
+    pub(super) rejection: Rejection,
 }
 
-/// The keys that a request shows, in either header.
+impl Refusal {
+    fn new(reason: &'static str, status: StatusCode, message: &str) -> Self {
+        Self { reason, rejection: Rejection::new(status, message) }
+    }
+}
+
+/// The keys of a request, from both headers.
 fn shown_keys(headers: &HeaderMap) -> Vec<&str> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
     let bearer = text(AUTHORIZATION).and_then(|value| {
         let (scheme, key) = value.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
     });
-    let plain = text(API_KEY);
-    let shown = [bearer, plain].into_iter().flatten();
-    shown.filter(|key| !key.is_empty() && key.len() <= LONGEST_KEY).collect()
+    let shown = [bearer, text(API_KEY)].into_iter().flatten();
+    shown.filter(|key| !key.is_empty() && key.len() <= MAX_KEY_BYTES).collect()
 }
 
-/// Whether somebody tried, though not where keys are looked for.
-fn hints_at_key(headers: &HeaderMap) -> bool {
+/// Whether there is a header that other services take keys in.
+fn has_misplaced_key(headers: &HeaderMap) -> bool {
     ["authorization", "api-key", "apikey", "x-api-token", "x-auth-token", "token"]
         .iter()
         .any(|name| headers.contains_key(*name))
-}
-
-/// Why a request may not go on: for its sender, and for the log.
-#[derive(Debug)]
-pub(super) struct Refusal {
-    pub(super) why: &'static str,
-    pub(super) rejection: Rejection,
-}
-
-impl Refusal {
-    fn unauthorized(why: &'static str, message: &str) -> Self {
-        Self { why, rejection: Rejection::new(StatusCode::UNAUTHORIZED, message) }
-    }
-
-    fn passed_by() -> Self {
-        let message = "expected a request that came through the front door; ask at its address";
-        Self { why: "not through the front", rejection: Rejection::new(StatusCode::FORBIDDEN, message) }
-    }
-
-    fn unreadable(error: Error) -> Self {
-        let message = "who may ask cannot be looked up at the moment; try again shortly";
-        let rejection = Rejection::because(StatusCode::SERVICE_UNAVAILABLE, message, error);
-        Self { why: "keys cannot be read", rejection }
-    }
 }
 
 #[cfg(test)]
@@ -226,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn only_this_machine_gets_in_where_nothing_is_configured() {
+    fn only_loopback_is_open_by_default() {
         let (_, line) = make_key("a").unwrap();
         let listening = |address: &str| BindScope::Address(address.parse().unwrap());
         struct Case(Option<AuthMode>, bool, BindScope, &'static str);
@@ -243,15 +227,15 @@ mod tests {
             Case(Some(AuthMode::Iam), false, BindScope::ApiGateway, "gateway"),
             Case(Some(AuthMode::Jwt), false, listening("127.0.0.1:80"), "refused"),
         ];
-        for Case(mode, has_keys, reach, expected) in cases {
+        for Case(mode, has_keys, scope, expected) in cases {
             let keys: &[&str] = if has_keys { &[&line] } else { &[] };
-            let found = match Guard::new(&config(mode, keys), reach).map(|guard| guard.way) {
-                Ok(Way::Open) => "open",
-                Ok(Way::Gateway) => "gateway",
-                Ok(Way::Keys(_)) => "keys",
+            let found = match Guard::new(&config(mode, keys), scope).map(|guard| guard.access) {
+                Ok(Access::Open) => "open",
+                Ok(Access::GatewayVerified) => "gateway",
+                Ok(Access::Keys(_)) => "keys",
                 Err(_) => "refused",
             };
-            assert_eq!(found, expected, "{mode:?}, keys: {has_keys}, {reach:?}");
+            assert_eq!(found, expected, "{mode:?}, keys: {has_keys}, {scope:?}");
         }
     }
 }

@@ -1,26 +1,30 @@
-//! The messages of KServe v2, as JSON alone or with the tensors' bytes behind it (the binary tensor extension).
+//! Messages of KServe v2: JSON, optionally followed by the bytes of tensors (the binary tensor extension).
 
 use axum::{
-    body::Body,
     http::{HeaderMap, HeaderName, HeaderValue, header::CONTENT_TYPE},
-    response::Response,
+    response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::{
-    api::request,
+    api::{
+        rejection::Rejection,
+        request,
+        response::{backend_header, with_backend},
+    },
+    backend::routing::Location,
     error::{Error, Result},
 };
 
-/// How many bytes of a message are JSON; the rest are the tensors', in the order in which JSON names them.
+/// The length of the JSON in bytes; the tensors follow in the order of the JSON.
 const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 const BINARY_SIZE: &str = "binary_data_size";
-/// Asks Triton for the names of the highest scores instead of the scores.
+/// Triton's parameter for the labels with the highest scores.
 const CLASSIFICATION: &str = "classification";
 
-/// A request for inference.
+/// A parsed request.
 #[derive(Debug)]
 pub(super) struct InferRequest {
     pub(super) id: Option<String>,
@@ -29,7 +33,6 @@ pub(super) struct InferRequest {
     outputs: Option<Vec<OutputRequest>>,
 }
 
-/// An input, its elements read.
 #[derive(Debug)]
 pub(super) struct InputTensor {
     pub(super) name: String,
@@ -37,31 +40,22 @@ pub(super) struct InputTensor {
     pub(super) elements: InputElements,
 }
 
-/// The elements that inputs of ours have.
 #[derive(Debug)]
 pub(super) enum InputElements {
-    /// `INT32` and `INT64`.
+    /// `INT32` or `INT64`.
     Integers(Vec<i64>),
-    /// `BYTES`, which have to be UTF-8.
+    /// `BYTES` in UTF-8.
     Texts(Vec<String>),
 }
 
-/// How an output is sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
-    Json,
-    Binary,
-}
-
-/// An output.
+/// The output of a model, and where the model ran.
 #[derive(Debug)]
 pub(super) struct Output {
-    pub(super) name: String,
     pub(super) shape: Vec<usize>,
     pub(super) elements: OutputElements,
+    pub(super) location: Location,
 }
 
-/// The elements that outputs of ours have.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 pub(super) enum OutputElements {
@@ -69,7 +63,7 @@ pub(super) enum OutputElements {
     Floats(Vec<f32>),
     /// `INT64`.
     Integers(Vec<i64>),
-    /// `BYTES`, in UTF-8.
+    /// `BYTES` in UTF-8.
     Texts(Vec<String>),
 }
 
@@ -82,7 +76,7 @@ impl OutputElements {
         }
     }
 
-    /// The elements as the binary tensor extension has them: texts with their lengths before them.
+    /// The elements as the binary tensor extension encodes them: each text after its length.
     fn to_bytes(&self) -> Vec<u8> {
         match self {
             Self::Floats(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
@@ -100,9 +94,9 @@ impl OutputElements {
 #[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `inputs`")]
 #[schema(as = InferRequest)]
-pub(super) struct WrittenRequest {
+pub(super) struct InferBody {
     id: Option<String>,
-    inputs: Vec<WrittenInput>,
+    inputs: Vec<InferInput>,
     outputs: Option<Vec<OutputRequest>>,
     #[serde(default)]
     #[schema(value_type = Object)]
@@ -111,8 +105,7 @@ pub(super) struct WrittenRequest {
 
 #[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `name`, `shape` and `datatype`")]
-#[schema(as = InferInput)]
-struct WrittenInput {
+struct InferInput {
     name: String,
     shape: Vec<usize>,
     /// `BYTES`, `INT32` or `INT64`.
@@ -120,7 +113,7 @@ struct WrittenInput {
     #[serde(default)]
     #[schema(value_type = Object)]
     parameters: Map<String, Value>,
-    /// The elements, in lists or in lists of lists, unless they follow as bytes.
+    /// The elements in nested lists, unless they follow as binary data.
     data: Option<Value>,
 }
 
@@ -135,8 +128,8 @@ struct OutputRequest {
 }
 
 impl InferRequest {
-    /// Reads a message; every length in it is checked against what is there.
-    pub(super) fn read(headers: &HeaderMap, body: &[u8]) -> Result<Self> {
+    /// Parses a message, and checks every length in it.
+    pub(super) fn parse(headers: &HeaderMap, body: &[u8]) -> Result<Self> {
         let length = match headers.get(JSON_LENGTH) {
             None => body.len(),
             Some(length) => length.to_str().ok().and_then(|length| length.parse().ok()).ok_or_else(|| {
@@ -151,8 +144,8 @@ impl InferRequest {
                 body.len()
             )));
         };
-        let written: WrittenRequest = request::parse(json)?;
-        let inputs = written.inputs.into_iter().map(|input| input.read(&mut bytes));
+        let parsed: InferBody = request::parse(json)?;
+        let inputs = parsed.inputs.into_iter().map(|input| input.parse(&mut bytes));
         let inputs = inputs.collect::<Result<Vec<InputTensor>>>()?;
         for (place, input) in inputs.iter().enumerate() {
             if inputs[..place].iter().any(|other| other.name == input.name) {
@@ -168,10 +161,9 @@ impl InferRequest {
                 bytes.len()
             )));
         }
-        Ok(Self { id: written.id, inputs, outputs: written.outputs, parameters: written.parameters })
+        Ok(Self { id: parsed.id, inputs, outputs: parsed.outputs, parameters: parsed.parameters })
     }
 
-    /// The parameter called `name` as `T`, if the request has it.
     pub(super) fn parameter<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
         let value = self.parameters.get(name).filter(|value| !value.is_null());
         value.cloned().map(request::from_value).transpose().map_err(|error| {
@@ -179,17 +171,15 @@ impl InferRequest {
         })
     }
 
-    /// The input called `name`.
     pub(super) fn input(&self, name: &str) -> Option<&InputTensor> {
         self.inputs.iter().find(|input| input.name == name)
     }
 
-    /// How the output called `name` is wanted; any other that is asked for is an error.
-    pub(super) fn wanted_form(&self, name: &str) -> Result<Form> {
-        let form = |is_binary| if is_binary { Form::Binary } else { Form::Json };
+    /// Whether the output is requested as binary data; any other requested output is an error.
+    pub(super) fn wants_binary(&self, name: &str) -> Result<bool> {
         let all_binary = self.parameter("binary_data_output")?.unwrap_or(false);
         let Some(outputs) = self.outputs.as_ref().filter(|outputs| !outputs.is_empty()) else {
-            return Ok(form(all_binary));
+            return Ok(all_binary);
         };
         if let Some(other) = outputs.iter().find(|output| output.name != name) {
             return Err(Error::invalid(format!(
@@ -209,14 +199,14 @@ impl InferRequest {
             )));
         }
         Ok(match output.parameters.get("binary_data") {
-            Some(Value::Bool(is_binary)) => form(*is_binary),
-            _ => form(all_binary),
+            Some(Value::Bool(is_binary)) => *is_binary,
+            _ => all_binary,
         })
     }
 }
 
-impl WrittenInput {
-    fn read(self, bytes: &mut &[u8]) -> Result<InputTensor> {
+impl InferInput {
+    fn parse(self, bytes: &mut &[u8]) -> Result<InputTensor> {
         let Self { name, shape, datatype, parameters, data } = self;
         let wrong = |found: String| Err(Error::invalid(format!("expected `{name}` {found}")));
         let count = shape.iter().try_fold(1_usize, |product, side| product.checked_mul(*side));
@@ -254,7 +244,7 @@ impl WrittenInput {
     }
 }
 
-/// Lists in lists count as one list.
+/// Appends the elements of nested lists.
 fn flatten(value: Value, flat: &mut Vec<Value>) {
     match value {
         Value::Array(values) => values.into_iter().for_each(|value| flatten(value, flat)),
@@ -355,37 +345,30 @@ struct BinaryParameters {
     binary_data_size: usize,
 }
 
-/// An answer: JSON, and the output's bytes behind it if they are wanted so.
+/// A response with an output in the JSON or, if `is_binary`, after it.
 pub(super) fn respond(
     model: &str,
     version: &str,
     id: Option<&str>,
-    form: Form,
+    is_binary: bool,
+    name: &str,
     output: &Output,
-) -> Result<Response> {
-    let bytes = (form == Form::Binary).then(|| output.elements.to_bytes());
+) -> Result<Response, Rejection> {
+    let bytes = is_binary.then(|| output.elements.to_bytes());
     let tensor = OutputTensor {
-        name: &output.name,
+        name,
         datatype: output.elements.datatype(),
         shape: &output.shape,
         parameters: bytes.as_ref().map(|bytes| BinaryParameters { binary_data_size: bytes.len() }),
         data: bytes.is_none().then_some(&output.elements),
     };
     let answer = Answer { id, model_name: model, model_version: version, outputs: [tensor] };
+    let Some(bytes) = bytes else { return Ok(with_backend(&answer, output.location)) };
     let mut body = serde_json::to_vec(&answer)
-        .map_err(|error| Error::inference_because("the answer cannot be written", error))?;
-    let json_length = body.len();
-    body.extend(bytes.unwrap_or_default());
-    let mut response = Response::new(Body::from(body));
-    let headers = response.headers_mut();
-    match form {
-        Form::Json => {
-            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        }
-        Form::Binary => {
-            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
-            headers.insert(JSON_LENGTH, HeaderValue::from(json_length));
-        }
-    }
-    Ok(response)
+        .map_err(|error| Error::inference_because("cannot write the response", error))?;
+    let json_length = HeaderValue::from(body.len());
+    body.extend(bytes);
+    let binary = HeaderValue::from_static("application/octet-stream");
+    let headers = [(CONTENT_TYPE, binary), (JSON_LENGTH, json_length)];
+    Ok((backend_header(output.location), headers, body).into_response())
 }

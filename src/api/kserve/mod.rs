@@ -1,4 +1,4 @@
-//! The dialect of KServe v2, which Triton's clients speak: metadata, readiness and inference by tensors.
+//! KServe v2, the API of Triton's clients: metadata, readiness and inference by tensors.
 
 mod message;
 mod tensors;
@@ -10,20 +10,17 @@ use axum::{
     Json,
     extract::{Request, State},
     http::StatusCode,
-    response::{IntoResponse, Response},
+    response::Response,
 };
-use serde::Serialize;
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use self::{
-    message::{InferRequest, Output},
-    tensors::Interface,
+    message::InferRequest,
+    tensors::{ConfiguredTensor, DeclaredTensor, Interface},
 };
 use super::{
-    App,
-    dialect::Dialect,
-    name_backend,
+    app::App,
     openapi::schemas,
     rejection::Rejection,
     request::{self, InPath},
@@ -33,37 +30,10 @@ use crate::{
     model::Model,
 };
 
-/// The only version of a model that there is: bundles are never changed.
+/// The only version of each model: bundles are immutable.
 const VERSION: &str = "1";
 
-/// An error in KServe's shape: `{"error": …}`. What a client can mend is 400, but for what is not there.
-#[derive(Debug)]
-pub(super) struct Failure(Rejection);
-
-impl<E: Into<Rejection>> From<E> for Failure {
-    fn from(error: E) -> Self {
-        let mut rejection: Rejection = error.into();
-        rejection.status = Dialect::KServe.status(rejection.status);
-        Self(rejection)
-    }
-}
-
-/// An error of KServe's routes.
-#[derive(Serialize, ToSchema)]
-#[schema(as = KServeFailure)]
-pub(super) struct FailureBody {
-    pub(super) error: String,
-}
-
-impl IntoResponse for Failure {
-    fn into_response(self) -> Response {
-        let body = FailureBody { error: self.0.message.clone() };
-        self.0.respond(&body)
-    }
-}
-
-/// The name of a model, and its version where the path has one.
-#[derive(Debug, serde::Deserialize)]
+#[derive(Deserialize)]
 pub(super) struct ModelPath {
     model: String,
     version: Option<String>,
@@ -83,7 +53,7 @@ impl ModelPath {
     }
 }
 
-/// What the server is, and what it can do beyond the protocol
+/// Describe the server
 #[utoipa::path(get, path = "/v2", tag = "KServe v2", responses((
     status = 200, description = "Name, version and extensions.", body = ServerMetadata,
     example = json!({
@@ -114,9 +84,9 @@ pub(super) struct IndexEntry {
     version: &'static str,
 }
 
-/// The models that are served
+/// List the models
 #[utoipa::path(post, path = "/v2/repository/index", tag = "KServe v2", responses((
-    status = 200, description = "All of them are ready.", body = Vec<IndexEntry>,
+    status = 200, description = "The served models, all of them ready.", body = Vec<IndexEntry>,
     example = json!([{ "name": "minilm", "state": "READY", "version": "1" }])
 )))]
 pub(super) async fn index(State(app): State<Arc<App>>) -> Json<Vec<IndexEntry>> {
@@ -124,26 +94,26 @@ pub(super) async fn index(State(app): State<Arc<App>>) -> Json<Vec<IndexEntry>> 
     Json(app.models.iter().map(entry).collect())
 }
 
-/// Whether a model can be asked
+/// Check that a model is ready
 #[utoipa::path(
     get, path = "/v2/models/{model}/ready", tag = "KServe v2",
-    params(("model" = String, Path, description = "The name of a model that is served.")),
-    responses((status = 200, description = "It can; no body."))
+    params(("model" = String, Path, description = "The name of a served model.")),
+    responses((status = 200, description = "Ready; no body."))
 )]
 pub(super) async fn model_ready(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
-) -> Result<StatusCode, Failure> {
+) -> Result<StatusCode, Rejection> {
     path.find(&app)?;
     Ok(StatusCode::OK)
 }
 
-/// The tensors that a model takes and gives
+/// Describe the tensors of a model
 #[utoipa::path(
     get, path = "/v2/models/{model}", tag = "KServe v2",
-    params(("model" = String, Path, description = "The name of a model that is served.")),
+    params(("model" = String, Path, description = "The name of a served model.")),
     responses((
-        status = 200, description = "Names, types and shapes; -1 is any length.", body = ModelMetadata,
+        status = 200, description = "Names, types and shapes; -1 stands for any length.", body = ModelMetadata,
         example = json!({
             "name": "minilm", "versions": ["1"], "platform": "kivu",
             "inputs": [{ "name": "TEXT", "datatype": "BYTES", "shape": [-1, 1] }],
@@ -154,27 +124,26 @@ pub(super) async fn model_ready(
 pub(super) async fn metadata(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
-) -> Result<Json<ModelMetadata>, Failure> {
+) -> Result<Json<ModelMetadata>, Rejection> {
     let model = path.find(&app)?;
     let interface = Interface::of(model);
     Ok(Json(ModelMetadata {
         name: model.name.clone(),
-        versions: vec![VERSION],
+        versions: [VERSION],
         platform: "kivu",
-        inputs: interface.inputs.iter().map(tensors::Spec::metadata).collect(),
-        outputs: interface.outputs.iter().map(tensors::Spec::metadata).collect(),
+        inputs: interface.inputs,
+        outputs: interface.outputs,
     }))
 }
 
 #[derive(Serialize, ToSchema)]
 pub(super) struct ModelMetadata {
     name: String,
-    versions: Vec<&'static str>,
+    #[schema(value_type = Vec<String>)]
+    versions: [&'static str; 1],
     platform: &'static str,
-    #[schema(value_type = Vec<Object>)]
-    inputs: Vec<Value>,
-    #[schema(value_type = Vec<Object>)]
-    outputs: Vec<Value>,
+    inputs: Vec<DeclaredTensor>,
+    outputs: Vec<DeclaredTensor>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -183,18 +152,16 @@ pub(super) struct ModelConfig {
     platform: &'static str,
     backend: &'static str,
     max_batch_size: usize,
-    #[schema(value_type = Vec<Object>)]
-    input: Vec<Value>,
-    #[schema(value_type = Vec<Object>)]
-    output: Vec<Value>,
+    input: Vec<ConfiguredTensor>,
+    output: Vec<ConfiguredTensor>,
 }
 
-/// The same in the words of Triton's configuration
+/// Describe a model as Triton's configuration
 #[utoipa::path(
     get, path = "/v2/models/{model}/config", tag = "KServe v2",
-    params(("model" = String, Path, description = "The name of a model that is served.")),
+    params(("model" = String, Path, description = "The name of a served model.")),
     responses((
-        status = 200, description = "Names, types and sizes; -1 is any length.", body = ModelConfig,
+        status = 200, description = "Names, types and dimensions; -1 stands for any length.", body = ModelConfig,
         example = json!({
             "name": "minilm", "platform": "kivu", "backend": "kivu", "max_batch_size": 0,
             "input": [{ "name": "TEXT", "data_type": "TYPE_STRING", "dims": [-1, 1] }],
@@ -205,7 +172,7 @@ pub(super) struct ModelConfig {
 pub(super) async fn config(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
-) -> Result<Json<ModelConfig>, Failure> {
+) -> Result<Json<ModelConfig>, Rejection> {
     let model = path.find(&app)?;
     let interface = Interface::of(model);
     Ok(Json(ModelConfig {
@@ -213,25 +180,26 @@ pub(super) async fn config(
         platform: "kivu",
         backend: "kivu",
         max_batch_size: 0,
-        input: interface.inputs.iter().map(tensors::Spec::config).collect(),
-        output: interface.outputs.iter().map(tensors::Spec::config).collect(),
+        input: interface.inputs.into_iter().map(ConfiguredTensor::from).collect(),
+        output: interface.outputs.into_iter().map(ConfiguredTensor::from).collect(),
     }))
 }
 
-/// Inference by tensors
+/// Run a model on tensors
 ///
-/// Tensors come as JSON or as bytes behind it, whose JSON is as long as `inference-header-content-length` says.
+/// Tensors are sent in the JSON, or as binary data after it; `inference-header-content-length` is then the length of the
+/// JSON in bytes.
 #[utoipa::path(
     post, path = "/v2/models/{model}/infer", tag = "KServe v2",
-    params(("model" = String, Path, description = "The name of a model that is served.")),
+    params(("model" = String, Path, description = "The name of a served model.")),
     request_body(content((
-        message::WrittenRequest = "application/json",
+        message::InferBody = "application/json",
         example = json!({
             "inputs": [{ "name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["What is deep learning?"] }]
         })
     ))),
     responses((
-        status = 200, description = "The output, as JSON or as bytes behind it.",
+        status = 200, description = "The output, in the JSON or as binary data after it.",
         content(
             (message::Answer<'static> = "application/json", example = json!({
                 "model_name": "minilm", "model_version": "1",
@@ -245,16 +213,13 @@ pub(super) async fn infer(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
     request: Request,
-) -> Result<Response, Failure> {
+) -> Result<Response, Rejection> {
     let model = path.find(&app)?;
     let (headers, body, deadline) = request::read_bytes(&app, request).await?;
-    let request = InferRequest::read(&headers, &body)?;
+    let request = InferRequest::parse(&headers, &body)?;
     let interface = Interface::of(model);
     let name = interface.output(&request).to_owned();
-    let form = request.wanted_form(&name)?;
-    let (shape, elements, place) = tensors::run(model, &interface, &request, &app.limits, deadline).await?;
-    let output = Output { name, shape, elements };
-    let mut response = message::respond(&model.name, VERSION, request.id.as_deref(), form, &output)?;
-    name_backend(&mut response, place);
-    Ok(response)
+    let is_binary = request.wants_binary(&name)?;
+    let output = tensors::run(&app, model, &interface, &request, deadline).await?;
+    message::respond(&model.name, VERSION, request.id.as_deref(), is_binary, &name, &output)
 }

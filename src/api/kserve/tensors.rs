@@ -1,85 +1,86 @@
-//! What each task takes and gives as tensors: token ids or raw text in, floats out, or ids and texts again.
+//! The tensors of each task: token ids or texts in; floats, ids or texts out.
 
-use serde_json::{Value, json};
+use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::{
-    message::{InferRequest, InputElements, InputTensor, OutputElements},
+    message::{InferRequest, InputElements, InputTensor, Output, OutputElements},
     translation,
 };
 use crate::{
-    api::inputs,
+    api::{app::App, classification::zero_shot_options, inputs},
     backend::{Deadline, routing::Location},
-    config::Limits,
     error::{Error, Result, quoted},
     model::{Model, Pipeline},
     pipeline::{
         classification::ClassificationInput,
         embedding::{EmbeddingOptions, Input},
         ranking::RankingOptions,
-        zero_shot::{Labels, TEMPLATE, Template, ZeroShotOptions},
     },
     repository::manifest::TensorNames,
-    tokenizer::{Side, Truncation},
 };
 
-/// One tensor of a model.
-#[derive(Clone, Debug)]
-pub(super) struct Spec {
-    pub(super) name: String,
+/// A tensor in a model's metadata.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(super) struct DeclaredTensor {
+    name: String,
     datatype: &'static str,
     shape: Vec<i64>,
 }
 
-impl Spec {
-    pub(super) fn metadata(&self) -> Value {
-        json!({ "name": self.name, "datatype": self.datatype, "shape": self.shape })
-    }
+/// A tensor in a model's configuration.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ConfiguredTensor {
+    name: String,
+    data_type: String,
+    dims: Vec<i64>,
+}
 
-    pub(super) fn config(&self) -> Value {
-        let data_type = match self.datatype {
+impl From<DeclaredTensor> for ConfiguredTensor {
+    fn from(tensor: DeclaredTensor) -> Self {
+        let data_type = match tensor.datatype {
             "BYTES" => "TYPE_STRING".to_owned(),
             other => format!("TYPE_{other}"),
         };
-        json!({ "name": self.name, "data_type": data_type, "dims": self.shape })
+        Self { name: tensor.name, data_type, dims: tensor.shape }
     }
 }
 
-/// The tensors of a model, by the names of its manifest.
+/// The tensors of a model, with the names of its manifest.
 #[derive(Clone, Debug)]
 pub(super) struct Interface {
-    /// All that can be given; not all at once.
-    pub(super) inputs: Vec<Spec>,
-    /// All that can be got; which one, the inputs decide.
-    pub(super) outputs: Vec<Spec>,
+    /// All possible inputs; some exclude each other.
+    pub(super) inputs: Vec<DeclaredTensor>,
+    /// All possible outputs; the inputs of a request determine which one it gets.
+    pub(super) outputs: Vec<DeclaredTensor>,
     names: TensorNames,
 }
 
 impl Interface {
     pub(super) fn of(model: &Model) -> Self {
         let names = model.manifest.tensors.clone();
-        let spec =
-            |name: &str, datatype, shape: &[i64]| Spec { name: name.into(), datatype, shape: shape.into() };
+        let spec = |name: &str, datatype, shape: &[i64]| DeclaredTensor {
+            name: name.into(),
+            datatype,
+            shape: shape.into(),
+        };
         let text = spec(&names.text, "BYTES", &[-1, 1]);
         let tokens = [spec(&names.ids, "INT64", &[-1, -1]), spec(&names.mask, "INT64", &[-1, -1])];
         let output_name = |default: &str| names.output.clone().unwrap_or_else(|| default.into());
-        let floats = |default: &str, shape: Vec<i64>| {
-            vec![Spec { name: output_name(default), datatype: "FP32", shape }]
-        };
+        let floats = |default: &str, shape: &[i64]| vec![spec(&output_name(default), "FP32", shape)];
         let (inputs, outputs) = match &model.pipeline {
             Pipeline::Embedding(pipeline) => (
                 [&tokens[..], &[text]].concat(),
-                floats("embedding", vec![-1, pipeline.settings().dimensions as i64]),
+                floats("embedding", &[-1, pipeline.settings().dimensions as i64]),
             ),
             Pipeline::Classification(pipeline) => {
                 let labels = pipeline.settings().labels.len() as i64;
-                ([&tokens[..], &[text]].concat(), floats("logits", vec![-1, labels]))
+                ([&tokens[..], &[text]].concat(), floats("logits", &[-1, labels]))
             }
             Pipeline::ZeroShot(_) => {
-                (vec![text, spec(&names.labels, "BYTES", &[-1])], floats("scores", vec![-1, -1]))
+                (vec![text, spec(&names.labels, "BYTES", &[-1])], floats("scores", &[-1, -1]))
             }
-            Pipeline::Ranking(_) => {
-                (vec![spec(&names.query, "BYTES", &[1]), text], floats("scores", vec![-1]))
-            }
+            Pipeline::Ranking(_) => (vec![spec(&names.query, "BYTES", &[1]), text], floats("scores", &[-1])),
             Pipeline::Translation(_) => {
                 let ids = spec(&output_name(translation::IDS), "INT64", &[-1, -1]);
                 let texts = spec(&output_name(translation::TEXTS), "BYTES", &[-1, -1]);
@@ -89,7 +90,7 @@ impl Interface {
         Self { inputs, outputs, names }
     }
 
-    /// The name of the output that a request's inputs lead to: of several, texts come last.
+    /// The name of the output of a request: the last one for texts, the first one for ids.
     pub(super) fn output(&self, request: &InferRequest) -> &str {
         let is_text = request.input(&self.names.text).is_some();
         let output = if is_text { self.outputs.last() } else { self.outputs.first() };
@@ -109,20 +110,19 @@ impl Interface {
     }
 }
 
-/// Runs a model on the inputs of a request: the shape and the values of its output, and where it ran.
+/// Runs a model on the inputs of a request.
 pub(super) async fn run(
+    app: &App,
     model: &Model,
     interface: &Interface,
     request: &InferRequest,
-    limits: &Limits,
     deadline: Deadline,
-) -> Result<(Vec<usize>, OutputElements, Location)> {
+) -> Result<Output> {
     interface.check_names(request)?;
-    let names = &interface.names;
-    let truncation = if limits.truncate { Truncation::At(Side::Right) } else { Truncation::Off };
+    let (names, limit, truncation) = (&interface.names, app.limits.texts, app.truncation(None, None));
     match &model.pipeline {
         Pipeline::Embedding(pipeline) => {
-            let inputs = match rows(names, request, limits)? {
+            let inputs = match rows(names, request, limit)? {
                 Rows::Tokens(rows) => rows.into_iter().map(Input::Ids).collect(),
                 Rows::Texts(texts) => texts.into_iter().map(Input::Text).collect(),
             };
@@ -131,13 +131,13 @@ pub(super) async fn run(
                 normalize: None,
                 prompt_name: None,
                 dimensions: None,
-                max_values: limits.values,
+                max_values: app.limits.values,
             };
             let embeddings = pipeline.embed(inputs, &options, deadline).await?;
             Ok(matrix(embeddings.vectors, embeddings.usage.location))
         }
         Pipeline::Classification(pipeline) => {
-            let inputs = match rows(names, request, limits)? {
+            let inputs = match rows(names, request, limit)? {
                 Rows::Tokens(rows) => rows.into_iter().map(ClassificationInput::Ids).collect(),
                 Rows::Texts(texts) => texts.into_iter().map(ClassificationInput::Text).collect(),
             };
@@ -145,27 +145,26 @@ pub(super) async fn run(
             Ok(matrix(logits.rows, logits.usage.location))
         }
         Pipeline::ZeroShot(pipeline) => {
-            let texts = texts(required(request, &names.text)?, limits.texts)?;
-            let labels = texts_of(required(request, &names.labels)?)?;
-            let labels = Labels::new(labels.to_vec(), (limits.texts / texts.len().max(1)).max(1))?;
+            let texts = texts(required(request, &names.text)?, limit)?;
+            let labels = strings(required(request, &names.labels)?)?.to_vec();
             let template = request.parameter("hypothesis_template")?;
-            let template = Template::new(template.unwrap_or_else(|| TEMPLATE.to_owned()))?;
-            let multi_label = request.parameter("multi_label")?.unwrap_or(false);
-            let options = ZeroShotOptions { labels, template, multi_label };
+            let multi_label = request.parameter("multi_label")?;
+            let options = zero_shot_options(labels, texts.len(), limit, template, multi_label)?;
             let (scores, usage) = pipeline.score(&texts, &options, deadline).await?;
             Ok(matrix(scores, usage.location))
         }
         Pipeline::Ranking(pipeline) => {
             let query = text(required(request, &names.query)?)?;
-            let texts = texts(required(request, &names.text)?, limits.texts)?;
+            let texts = texts(required(request, &names.text)?, limit)?;
             let raw_scores = request.parameter("raw_scores")?.unwrap_or(false);
             let options = RankingOptions { truncation, raw_scores };
             let (scores, usage) = pipeline.score(query, texts, options, deadline).await?;
-            Ok((vec![scores.len()], OutputElements::Floats(scores), usage.location))
+            let shape = vec![scores.len()];
+            Ok(Output { shape, elements: OutputElements::Floats(scores), location: usage.location })
         }
         Pipeline::Translation(pipeline) => {
-            let options = translation::options(request, limits)?;
-            match rows(names, request, limits)? {
+            let options = translation::options(request, &app.limits)?;
+            match rows(names, request, limit)? {
                 Rows::Tokens(rows) => translation::ids(pipeline, rows, &options, deadline).await,
                 Rows::Texts(texts) => translation::texts(pipeline, texts, &options, deadline).await,
             }
@@ -173,9 +172,9 @@ pub(super) async fn run(
     }
 }
 
-fn matrix(rows: Vec<Vec<f32>>, place: Location) -> (Vec<usize>, OutputElements, Location) {
+fn matrix(rows: Vec<Vec<f32>>, location: Location) -> Output {
     let shape = vec![rows.len(), rows.first().map_or(0, Vec::len)];
-    (shape, OutputElements::Floats(rows.into_iter().flatten().collect()), place)
+    Output { shape, elements: OutputElements::Floats(rows.into_iter().flatten().collect()), location }
 }
 
 enum Rows {
@@ -183,11 +182,11 @@ enum Rows {
     Texts(Vec<String>),
 }
 
-/// Texts, or token ids without what their mask leaves out.
-fn rows(names: &TensorNames, request: &InferRequest, limits: &Limits) -> Result<Rows> {
+/// Texts, or the token ids that the mask keeps.
+fn rows(names: &TensorNames, request: &InferRequest, limit: usize) -> Result<Rows> {
     match (request.input(&names.text), request.input(&names.ids)) {
-        (Some(text), None) => Ok(Rows::Texts(texts(text, limits.texts)?)),
-        (None, Some(ids)) => tokens(ids, request.input(&names.mask), limits.texts).map(Rows::Tokens),
+        (Some(text), None) => Ok(Rows::Texts(texts(text, limit)?)),
+        (None, Some(ids)) => tokens(ids, request.input(&names.mask), limit).map(Rows::Tokens),
         (Some(_), Some(_)) => {
             Err(Error::invalid(format!("expected `{}` or `{}`, but found both", names.text, names.ids)))
         }
@@ -201,7 +200,7 @@ fn required<'a>(request: &'a InferRequest, name: &str) -> Result<&'a InputTensor
     request.input(name).ok_or_else(|| Error::invalid(format!("expected the input `{name}`, but found none")))
 }
 
-fn texts_of(input: &InputTensor) -> Result<&[String]> {
+fn strings(input: &InputTensor) -> Result<&[String]> {
     match &input.elements {
         InputElements::Texts(texts) => Ok(texts),
         InputElements::Integers(_) => {
@@ -210,9 +209,9 @@ fn texts_of(input: &InputTensor) -> Result<&[String]> {
     }
 }
 
-/// The text of an input that has one only.
+/// The only text of an input.
 fn text(input: &InputTensor) -> Result<String> {
-    let found = texts_of(input)?;
+    let found = strings(input)?;
     match found {
         [text] if !text.is_empty() => Ok(text.clone()),
         [_] => Err(Error::invalid(format!("expected a text in `{}`, but found an empty one", input.name))),
@@ -221,7 +220,7 @@ fn text(input: &InputTensor) -> Result<String> {
 }
 
 fn texts(input: &InputTensor, limit: usize) -> Result<Vec<String>> {
-    let texts = texts_of(input)?;
+    let texts = strings(input)?;
     inputs::count(&input.name, texts.len(), limit)?;
     match texts.iter().position(String::is_empty) {
         Some(place) => Err(Error::invalid(format!(
@@ -285,7 +284,7 @@ mod tests {
     use crate::api::{dialect::Dialect, rejection::Rejection};
 
     #[test]
-    fn a_query_that_is_not_one_text_is_a_wrong_value_and_not_too_large() {
+    fn a_query_that_is_not_one_text_is_invalid() {
         let refusal = |texts: &[&str]| {
             let elements = InputElements::Texts(texts.iter().map(ToString::to_string).collect());
             let input = InputTensor { name: "QUERY".into(), shape: vec![texts.len()], elements };

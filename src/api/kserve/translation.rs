@@ -2,10 +2,10 @@
 
 use serde_json::{Map, Value};
 
-use super::message::{InferRequest, OutputElements};
+use super::message::{InferRequest, Output, OutputElements};
 use crate::{
     api::request,
-    backend::{Deadline, routing::Location},
+    backend::Deadline,
     config::Limits,
     error::Result,
     pipeline::{
@@ -14,12 +14,12 @@ use crate::{
     },
 };
 
-/// What the output is called by default where token ids were given, …
+/// The default name of the output for token ids.
 pub(super) const IDS: &str = "generated_indices";
-/// … and where texts were.
+/// The default name of the output for texts.
 pub(super) const TEXTS: &str = "translation";
 
-/// The parameters of a request that generation takes; others are for servers of other kinds.
+/// Parameters for generation; others are ignored, since clients send them for other servers.
 const GENERATION: [&str; 17] = [
     "do_sample",
     "early_stopping",
@@ -40,7 +40,7 @@ const GENERATION: [&str; 17] = [
     "top_p",
 ];
 
-/// What the `parameters` of a request want.
+/// The options in the `parameters` of a request.
 pub(super) fn options(request: &InferRequest, limits: &Limits) -> Result<TranslationOptions> {
     let generation: Map<String, Value> = request
         .parameters
@@ -60,15 +60,14 @@ pub(super) fn options(request: &InferRequest, limits: &Limits) -> Result<Transla
     })
 }
 
-/// Generates of token ids: a row a target, each as long as the longest.
+/// Generates from token ids: one row for each target, padded to the longest.
 pub(super) async fn ids(
     pipeline: &TranslationPipeline,
     rows: Vec<Vec<u32>>,
     options: &TranslationOptions,
     deadline: Deadline,
-) -> Result<(Vec<usize>, OutputElements, Location)> {
+) -> Result<Output> {
     let generated = pipeline.generate(rows, options, deadline).await?;
-    let place = generated.location;
     let rows: Vec<Vec<i64>> = generated.rows.into_iter().flatten().collect();
     let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
     let shape = vec![rows.len(), longest];
@@ -76,18 +75,23 @@ pub(super) async fn ids(
         row.resize(longest, generated.pad);
         row
     };
-    Ok((shape, OutputElements::Integers(rows.into_iter().flat_map(padded).collect()), place))
+    let elements = OutputElements::Integers(rows.into_iter().flat_map(padded).collect());
+    Ok(Output { shape, elements, location: generated.location })
 }
 
-/// Translates texts: a row a text, with as many translations as were asked for.
+/// Translates texts: one row for each text, with the requested number of translations.
 pub(super) async fn texts(
     pipeline: &TranslationPipeline,
     texts: Vec<String>,
     options: &TranslationOptions,
     deadline: Deadline,
-) -> Result<(Vec<usize>, OutputElements, Location)> {
+) -> Result<Output> {
     let translations = pipeline.translate(texts, options, deadline).await?;
     let shape = vec![translations.texts.len(), translations.texts.first().map_or(0, Vec::len)];
     let texts = translations.texts.into_iter().flatten().map(|translation| translation.text);
-    Ok((shape, OutputElements::Texts(texts.collect()), translations.usage.location))
+    Ok(Output {
+        shape,
+        elements: OutputElements::Texts(texts.collect()),
+        location: translations.usage.location,
+    })
 }

@@ -1,4 +1,4 @@
-//! What all routes have in common: how they refuse, who may ask, and the headers of their answers.
+//! What all operations have in common: errors, security schemes, and the headers of responses.
 
 use std::time::Duration;
 
@@ -16,218 +16,194 @@ use utoipa::{
 
 use crate::{
     api::{
-        auth::{Asks, Guard, OPEN_PATHS, WHERE_KEYS_GO},
-        dialect::Dialect,
-        kserve, openai,
+        auth::{Access, NO_KEY, NOT_PROXIED, OPEN_PATHS},
+        dialect::{CohereError, Dialect, ErrorBody, JinaError, KServeError, OpenAiError, TeiError},
         rejection::Rejection,
-        rerank, tei,
     },
     error::Error,
 };
 
-const BEARER: &str = "key";
-const HEADER: &str = "key-in-a-header";
-const GATEWAY: &str = "gateway";
-
-/// The document of routes with what holds for all of them behind a guard.
-pub(super) fn complete(mut document: OpenApi, guard: &Guard) -> OpenApi {
-    let asks = guard.asks();
-    let components = document.components.get_or_insert_with(Components::new);
-    components.schemas.extend(failures());
-    let schemes = schemes(asks).into_iter().map(|(name, scheme)| (name.to_owned(), RefOr::T(scheme)));
-    components.security_schemes.extend(schemes);
+/// Adds errors, headers and security schemes to the operations of a document.
+pub(super) fn complete(mut document: OpenApi, access: &Access) -> OpenApi {
+    let schemes = security_schemes(access);
+    let requirement = |(name, _): &(&str, _)| SecurityRequirement::new::<_, [&str; 0], &str>(*name, []);
+    let requirements: Vec<_> = schemes.iter().map(requirement).collect();
     for (path, item) in &mut document.paths.paths {
-        for (method, operation) in [(Method::Get, &mut item.get), (Method::Post, &mut item.post)] {
-            if let Some(operation) = operation {
-                finish(path, method, operation, asks);
+        for (is_post, operation) in [(false, &mut item.get), (true, &mut item.post)] {
+            let Some(operation) = operation else { continue };
+            let is_open = !is_post && OPEN_PATHS.contains(&path.as_str());
+            if !is_open && !requirements.is_empty() {
+                operation.security = Some(requirements.clone());
             }
+            add_errors(path, is_post, is_open, operation);
+            add_headers(path, is_post, operation);
         }
     }
+    let components = document.components.get_or_insert_with(Components::new);
+    components.schemas.extend(error_schemas());
+    let schemes = schemes.into_iter().map(|(name, scheme)| (name.to_owned(), RefOr::T(scheme)));
+    components.security_schemes.extend(schemes);
     document
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Method {
-    Get,
-    Post,
-}
-
-/// The shapes of errors, which no handler names.
-fn failures() -> Vec<(String, RefOr<Schema>)> {
-    fn add<T: ToSchema>(shapes: &mut Vec<(String, RefOr<Schema>)>) {
-        shapes.push((T::name().into_owned(), T::schema()));
-        T::schemas(shapes);
+fn error_schemas() -> Vec<(String, RefOr<Schema>)> {
+    fn add<T: ToSchema>(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        schemas.push((T::name().into_owned(), T::schema()));
+        T::schemas(schemas);
     }
-    let mut shapes = Vec::new();
-    add::<tei::FailureBody>(&mut shapes);
-    add::<openai::FailureBody>(&mut shapes);
-    add::<kserve::FailureBody>(&mut shapes);
-    add::<rerank::CohereFailureBody>(&mut shapes);
-    add::<rerank::JinaFailureBody>(&mut shapes);
-    shapes
+    let mut schemas = Vec::new();
+    add::<TeiError>(&mut schemas);
+    add::<OpenAiError>(&mut schemas);
+    add::<KServeError>(&mut schemas);
+    add::<CohereError>(&mut schemas);
+    add::<JinaError>(&mut schemas);
+    schemas
 }
 
-/// The ways to say who asks.
-fn schemes(asks: Asks) -> Vec<(&'static str, SecurityScheme)> {
+fn security_schemes(access: &Access) -> Vec<(&'static str, SecurityScheme)> {
     let header =
         |name, text| SecurityScheme::ApiKey(ApiKey::Header(ApiKeyValue::with_description(name, text)));
     let bearer = HttpBuilder::new()
         .scheme(HttpAuthScheme::Bearer)
-        .description(Some("A key that `kivu key` made, as `authorization: Bearer KEY`."));
-    match asks {
-        Asks::Nothing => Vec::new(),
-        Asks::Key => vec![
-            (BEARER, SecurityScheme::Http(bearer.build())),
-            (HEADER, header("x-api-key", "The same key by itself.")),
+        .description(Some("A key from `kivu key`, as `authorization: Bearer KEY`."));
+    match access {
+        Access::Open => Vec::new(),
+        Access::Keys(_) => vec![
+            ("key", SecurityScheme::Http(bearer.build())),
+            ("key-in-a-header", header("x-api-key", "The key alone.")),
         ],
-        Asks::Gateway => {
-            vec![(GATEWAY, header("authorization", "What API Gateway checks: a signature or a token."))]
+        Access::GatewayVerified => {
+            vec![("gateway", header("authorization", "A signature or token, which API Gateway checks."))]
         }
     }
 }
 
-fn finish(path: &str, method: Method, operation: &mut Operation, asks: Asks) {
-    let is_open = method == Method::Get && OPEN_PATHS.contains(&path);
-    if !is_open {
-        let requirement = |(name, _): (&str, _)| SecurityRequirement::new::<_, [&str; 0], &str>(name, []);
-        let requirements: Vec<_> = schemes(asks).into_iter().map(requirement).collect();
-        operation.security = Some(requirements).filter(|requirements| !requirements.is_empty());
-    }
-    for (status, why, rejection) in refusals(path, method, is_open) {
-        let responses = &mut operation.responses.responses;
-        // KServe tells of a wrong value by the same status as of bytes that cannot be read.
+fn add_errors(path: &str, is_post: bool, is_open: bool, operation: &mut Operation) {
+    let dialect = Dialect::of(path);
+    let responses = &mut operation.responses.responses;
+    for (meaning, rejection) in rejections(path, is_post, is_open) {
+        let status = dialect.status(rejection.status);
+        // KServe has one status for unreadable and for invalid bodies.
         match responses.get_mut(status.as_str()) {
-            Some(RefOr::T(known)) => known.description = format!("{} {why}", known.description),
+            Some(RefOr::T(known)) => known.description = format!("{} {meaning}", known.description),
             _ => {
-                let response = refusal(Dialect::of(path), why, &rejection);
+                let response = error_response(dialect, meaning, &rejection);
                 responses.insert(status.as_str().to_owned(), RefOr::T(response));
             }
         }
     }
-    for response in operation.responses.responses.values_mut() {
-        let RefOr::T(response) = response else { continue };
-        response
-            .headers
-            .insert("x-request-id".into(), RefOr::T(header("The request's own id, or a new one.")));
-    }
-    if let Some(RefOr::T(answer)) = operation.responses.responses.get_mut("200") {
-        for (name, text) in told(path, method) {
-            answer.headers.insert((*name).into(), RefOr::T(header(text)));
-        }
-    }
 }
 
-/// How a path may refuse: status, what it means, an example.
-fn refusals(path: &str, method: Method, is_open: bool) -> Vec<(StatusCode, &'static str, Rejection)> {
-    let made = |status, message: &str| Rejection::new(status, message);
-    let not_found = || Error::UnknownModel { name: "bert".into(), known: vec!["minilm".into()] }.into();
-    let mut refusals: Vec<(&'static str, Rejection)> = vec![(
-        "The fault is the server's; its log says more.",
-        made(StatusCode::INTERNAL_SERVER_ERROR, "the request failed"),
-    )];
+/// The possible rejections of an operation: their meaning and an example.
+fn rejections(path: &str, is_post: bool, is_open: bool) -> Vec<(&'static str, Rejection)> {
+    let new = |status, message: &str| Rejection::new(status, message);
+    let unknown_model = || {
+        let error = Error::UnknownModel { name: "bert".into(), known: vec!["minilm".into()] };
+        ("Unknown model.", error.into())
+    };
+    let mut rejections =
+        vec![("Internal error; see the log.", new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed"))];
     if !is_open {
-        refusals.extend([
-            ("No key that is known here.", made(StatusCode::UNAUTHORIZED, WHERE_KEYS_GO)),
+        rejections.extend([
+            ("Missing or unknown key.", new(StatusCode::UNAUTHORIZED, NO_KEY)),
+            ("Not through the trusted proxy, if one is configured.", new(StatusCode::FORBIDDEN, NOT_PROXIED)),
             (
-                "It did not come through the front door, where there is one.",
-                made(
-                    StatusCode::FORBIDDEN,
-                    "expected a request that came through the front door; ask at its address",
-                ),
-            ),
-            (
-                "A fleet, or who may ask, cannot be looked up at the moment.",
+                "The fleet or the source of keys is unavailable.",
                 Error::unavailable("the fleet of `minilm` cannot be reached").into(),
             ),
         ]);
     }
     if path.contains('{') {
-        refusals.push((
-            "A part of the path that cannot be used.",
-            Error::malformed("expected UTF-8 in the path, but found other bytes").into(),
-        ));
+        let error = Error::malformed("expected UTF-8 in the path, but found other bytes");
+        rejections.push(("Invalid path parameter.", error.into()));
     }
-    if method == Method::Post {
-        refusals.push(("More requests at once than the limit.", Error::Overloaded { limit: 512 }.into()));
+    if is_post {
+        rejections.push(("Too many concurrent requests.", Error::Overloaded { limit: 512 }.into()));
     }
-    if method == Method::Post && path != "/v2/repository/index" {
-        refusals.extend([
+    if is_post && path != "/v2/repository/index" {
+        rejections.extend([
             (
-                "The body is not JSON, or is cut short.",
+                "The body is incomplete or not JSON.",
                 Error::malformed("the body is not JSON: expected value at line 1 column 1").into(),
             ),
-            ("No model of that name is served.", not_found()),
+            unknown_model(),
             (
-                "More texts, tokens or bytes than a limit.",
+                "Too many texts, tokens or bytes.",
                 Error::too_large("expected 1 to 1024 `inputs`, but found 2000").into(),
             ),
             (
-                "A value that cannot be used.",
+                "Invalid value.",
                 Error::invalid("expected a text in `inputs[1]`, but found an empty one").into(),
             ),
             ("The model failed.", Error::inference("the model failed to run").into()),
-            ("No answer in time.", Error::DeadlineExceeded { after: Duration::from_secs(30) }.into()),
+            ("Timeout.", Error::DeadlineExceeded { after: Duration::from_secs(30) }.into()),
         ]);
         if Dialect::of(path) != Dialect::KServe {
-            refusals.push((
-                "The body is of another content type.",
-                made(
-                    StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                    "expected the content type `application/json`, but found `text/plain`",
-                ),
-            ));
+            let message = "expected the content type `application/json`, but found `text/plain`";
+            rejections.push(("Wrong content type.", new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message)));
         }
     } else if path.contains("{model}") {
-        refusals.push(("No model of that name is served.", not_found()));
+        rejections.push(unknown_model());
     }
     if matches!(path, "/metrics" | "/docs" | "/openapi.json") {
-        refusals.push(("This server has none.", made(StatusCode::NOT_FOUND, &format!("no route `{path}`"))));
+        let message = format!("no route `{path}`");
+        rejections.push(("Turned off on this server.", new(StatusCode::NOT_FOUND, &message)));
     }
-    let dialect = Dialect::of(path);
-    refusals.into_iter().map(|(why, rejection)| (dialect.status(rejection.status), why, rejection)).collect()
+    rejections
 }
 
-fn refusal(dialect: Dialect, why: &str, rejection: &Rejection) -> Response {
-    let response = ResponseBuilder::new().description(why);
-    let response = match dialect.body(rejection) {
-        None => response,
-        Some((shape, example)) => {
-            let content =
-                ContentBuilder::new().schema(Some(Ref::from_schema_name(shape))).example(Some(example));
-            response.content("application/json", content.build())
-        }
-    };
-    let response = match rejection.status {
+fn error_response(dialect: Dialect, meaning: &str, rejection: &Rejection) -> Response {
+    let mut response = ResponseBuilder::new().description(meaning);
+    if let Some(body) = dialect.body(rejection) {
+        let schema = match body {
+            ErrorBody::Tei(_) => TeiError::name(),
+            ErrorBody::OpenAi(_) => OpenAiError::name(),
+            ErrorBody::KServe(_) => KServeError::name(),
+            ErrorBody::Cohere(_) => CohereError::name(),
+            ErrorBody::Jina(_) => JinaError::name(),
+        };
+        let content = ContentBuilder::new()
+            .schema(Some(Ref::from_schema_name(schema)))
+            .example(serde_json::to_value(body).ok());
+        response = response.content("application/json", content.build());
+    }
+    match rejection.status {
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-            response.header("retry-after", header("Seconds after which to come again."))
+            response.header("retry-after", header("Seconds to wait before a retry.")).build()
         }
-        StatusCode::UNAUTHORIZED => response.header("www-authenticate", header("`Bearer`.")),
-        _ => response,
-    };
-    response.build()
+        StatusCode::UNAUTHORIZED => response.header("www-authenticate", header("`Bearer`.")).build(),
+        _ => response.build(),
+    }
 }
 
-/// The headers of an answer that say what was done.
-fn told(path: &str, method: Method) -> &'static [(&'static str, &'static str)] {
-    const RAN: (&str, &str) =
-        ("x-backend", "Where the model ran: `onnx` in the server, `triton` on a fleet.");
-    const ALL: [(&str, &str); 10] = [
-        RAN,
-        ("x-truncated", "The places of the texts that were cut, counted from 0; not there when none was."),
+fn add_headers(path: &str, is_post: bool, operation: &mut Operation) {
+    const USAGE: [(&str, &str); 10] = [
+        ("x-backend", "Where the model ran: `onnx` for this server, `triton` for a fleet."),
+        ("x-truncated", "The positions of truncated texts, from 0; absent if there are none."),
         ("x-compute-type", "`cpu`."),
-        ("x-compute-characters", "The characters of all texts."),
-        ("x-compute-tokens", "The tokens that went into the model."),
-        ("x-tokenization-time", "Milliseconds spent on tokenising."),
-        ("x-inference-time", "Milliseconds in the model, waiting for it included."),
-        ("x-compute-time", "The two together."),
-        ("x-total-time", "Milliseconds from the request's headers to its answer."),
-        ("server-timing", "The same times with parts of milliseconds."),
+        ("x-compute-characters", "Characters of all texts."),
+        ("x-compute-tokens", "Tokens read by the model."),
+        ("x-tokenization-time", "Milliseconds of tokenization."),
+        ("x-inference-time", "Milliseconds of inference, including the wait for it."),
+        ("x-compute-time", "Milliseconds of tokenization and inference."),
+        ("x-total-time", "Milliseconds from the request's headers to the response."),
+        ("server-timing", "The same durations with fractions of milliseconds."),
     ];
-    let runs = method == Method::Post && !matches!(path, "/tokenize" | "/decode" | "/v2/repository/index");
-    match Dialect::of(path) {
-        Dialect::Tei | Dialect::Hub if runs => &ALL,
-        _ if runs => &ALL[..1],
-        _ => &[],
+    let runs_model = is_post && !matches!(path, "/tokenize" | "/decode" | "/v2/repository/index");
+    let usage = match Dialect::of(path) {
+        _ if !runs_model => &[],
+        Dialect::Tei | Dialect::Hub => &USAGE[..],
+        _ => &USAGE[..1],
+    };
+    for (status, response) in &mut operation.responses.responses {
+        let RefOr::T(response) = response else { continue };
+        let mut add = |name: &str, text| response.headers.insert(name.into(), RefOr::T(header(text)));
+        add("x-request-id", "The id of the request: the client's own, or a new one.");
+        if status == "200" {
+            for (name, text) in usage {
+                add(name, text);
+            }
+        }
     }
 }
 

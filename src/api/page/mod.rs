@@ -1,5 +1,5 @@
-//! The page at `/`, models tried in a browser, and the one at `/docs`, which shows the API. Each is one document,
-//! in the program, that loads nothing from elsewhere.
+//! The pages at `/`, for trying models in a browser, and at `/docs`, which shows the API. Each is a single document that
+//! loads nothing else.
 
 use std::sync::{Arc, LazyLock};
 
@@ -17,19 +17,19 @@ use axum::{
 use base64::{Engine, prelude::BASE64_STANDARD};
 use sha2::{Digest, Sha256};
 
-use super::{App, openapi::no_page};
+use super::{app::App, rejection::Rejection};
 
 const STYLE: &str = include_str!("style.css");
 
-/// A document, and what it may do: run its own script in its own style, and ask the server that it came from.
+/// An HTML document, with a content security policy that allows its own style and script, and requests to its server.
 struct Page {
     html: String,
     policy: String,
 }
 
 impl Page {
-    fn new(frame: &str, style: &str, script: &str) -> Self {
-        let html = frame.replace("/*style*/", style).replace("/*script*/", script);
+    fn new(html: &str, style: &str, script: &str) -> Self {
+        let html = html.replace("/*style*/", style).replace("/*script*/", script);
         let hash = |text: &str| BASE64_STANDARD.encode(Sha256::digest(text));
         let (style, script) = (hash(style), hash(script));
         let policy = format!(
@@ -60,10 +60,10 @@ static DOCS: LazyLock<Page> = LazyLock::new(|| {
     Page::new(include_str!("docs.html"), &style, include_str!("docs.js"))
 });
 
-/// A page to try the models for browsers, and for everybody else that the server is well
+/// Check health, or open the page for trying models
 #[utoipa::path(get, path = "/", tag = "server", responses((
     status = 200,
-    description = "No body; for those who name `text/html` in `accept` a page, where this server has one."
+    description = "No body, or a page for clients that list `text/html` in `accept`, if pages are on."
 )))]
 pub(super) async fn page_or_health(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     if !app.has_page {
@@ -75,16 +75,17 @@ pub(super) async fn page_or_health(State(app): State<Arc<App>>, headers: HeaderM
     TRY.respond()
 }
 
-/// This document as a page
+/// Show the API documentation
 #[utoipa::path(get, path = "/docs", tag = "server", responses((
-    status = 200, description = "A page that shows `/openapi.json`.",
+    status = 200, description = "A page that renders `/openapi.json`.",
     body = String, content_type = "text/html; charset=utf-8"
 )))]
-pub(super) async fn docs(State(app): State<Arc<App>>) -> Response {
-    if app.has_page { DOCS.respond() } else { no_page("/docs") }
+pub(super) async fn docs(State(app): State<Arc<App>>) -> Result<Response, Rejection> {
+    app.require_page("/docs")?;
+    Ok(DOCS.respond())
 }
 
-/// Whether `text/html` is among what is accepted, by name: a health check that takes anything wants no page.
+/// Whether `accept` lists `text/html`: health checks send `*/*`.
 fn wants_html(headers: &HeaderMap) -> bool {
     let ranges = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
     ranges.flat_map(|ranges| ranges.split(',')).any(|range| {
@@ -99,24 +100,24 @@ fn wants_html(headers: &HeaderMap) -> bool {
 mod tests {
     use super::*;
 
-    /// What there is to load in all, for each of them.
-    const MOST_BYTES: usize = 60_000;
+    /// The maximum size of each page.
+    const MAX_BYTES: usize = 60_000;
 
     #[test]
     fn the_pages_are_small_and_complete() {
         for page in [&*TRY, &*DOCS] {
             let html = &page.html;
-            assert!(html.len() <= MOST_BYTES, "{} bytes", html.len());
+            assert!(html.len() <= MAX_BYTES, "{} bytes", html.len());
             assert!(html.contains(STYLE) && html.contains("\"use strict\""));
             assert!(!html.contains("/*style*/") && !html.contains("/*script*/"));
             for closing in ["</style", "</script"] {
-                assert_eq!(html.matches(closing).count(), 1, "{closing} may only stand in the frame");
+                assert_eq!(html.matches(closing).count(), 1, "{closing} may only occur in the HTML");
             }
         }
     }
 
     #[test]
-    fn only_who_names_html_gets_it() {
+    fn only_clients_that_accept_html_get_a_page() {
         struct Case(&'static str, bool);
         let cases = [
             Case("text/html,application/xhtml+xml;q=0.9,*/*;q=0.8", true),

@@ -2,18 +2,13 @@
 
 use std::sync::Arc;
 
-use axum::{
-    Json,
-    extract::{Request, State},
-    response::IntoResponse,
-};
+use axum::Json;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::Answer;
+use super::{inputs, openapi::schemas, rejection::Rejection, request::Call};
 use crate::{
-    api::{App, inputs, openapi::schemas, request},
     error::Error,
     model::Pipeline,
     pipeline::{
@@ -26,18 +21,18 @@ use crate::{
 
 #[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `inputs`")]
-struct TokenizeRequest {
+pub(super) struct TokenizeRequest {
     #[schema(schema_with = schemas::texts)]
     inputs: Value,
     model: Option<String>,
-    /// Whether the model's special tokens are added.
+    /// Whether the model's special tokens are added; true by default.
     #[serde(default = "yes")]
     add_special_tokens: bool,
-    /// The prompt that is put before each text.
+    /// The name of a prompt to put before each text.
     prompt_name: Option<String>,
-    /// The language of the texts, for a translator whose special tokens name it.
+    /// The language of the texts, for translation models with a special token for it.
     src_lang: Option<String>,
-    /// The language of their translation, likewise.
+    /// The language of the translations, for translation models with a special token for it.
     tgt_lang: Option<String>,
 }
 
@@ -47,40 +42,43 @@ fn yes() -> bool {
 
 #[derive(Serialize, ToSchema)]
 #[schema(as = Token)]
-struct SimpleToken {
+pub(super) struct SimpleToken {
     id: u32,
-    /// The part of the text that it stands for.
+    /// The part of the text that the token represents.
     text: String,
     special: bool,
-    /// The character that it begins with; none where the tokenizer added it.
+    /// The position of its first character; `null` for added special tokens.
     start: Option<usize>,
+    /// The position after its last character.
     stop: Option<usize>,
 }
 
-/// The tokens of texts
+/// Tokenize texts
 #[utoipa::path(
     post, path = "/tokenize", tag = "TEI",
     request_body(content = TokenizeRequest, example = json!({ "inputs": "Hello, wörld!" })),
     responses((
-        status = 200, description = "A list of tokens for each text; nothing is cut.", body = Vec<Vec<SimpleToken>>,
+        status = 200, description = "A list of tokens for each text, without truncation.", body = Vec<Vec<SimpleToken>>,
         example = json!([[
             { "id": 101, "text": "[CLS]", "special": true, "start": null, "stop": null },
             { "id": 7592, "text": "Hello", "special": false, "start": 0, "stop": 5 }
         ]])
     ))
 )]
-pub(in crate::api) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Answer {
-    /// The numbers in an answer that take as much room as one token does.
-    const VALUES_A_TOKEN: usize = 8;
-    let (body, deadline): (TokenizeRequest, _) = request::read(&app, request).await?;
-    let most_tokens = app.limits.values / VALUES_A_TOKEN;
+pub(super) async fn tokenize(
+    Call(context, body): Call<TokenizeRequest>,
+) -> Result<Json<Vec<Vec<SimpleToken>>>, Rejection> {
+    /// How many numbers of a response take as much memory as a token.
+    const VALUES_PER_TOKEN: usize = 8;
+    let app = &context.app;
+    let max_tokens = app.limits.values / VALUES_PER_TOKEN;
     let texts = inputs::texts("inputs", body.inputs, app.limits.texts)?;
     let model = app.model(body.model.as_deref())?;
     let prompt = match (&model.pipeline, body.prompt_name) {
         (Pipeline::Embedding(pipeline), name) => {
             pipeline.prompt(name.as_deref())?.unwrap_or_default().to_owned()
         }
-        // Tasks on top of an embedding put its default prompt before texts, and no other.
+        // Tasks that use an embedding model apply its default prompt only.
         (
             Pipeline::Ranking(RankingPipeline::Embedding(pipeline))
             | Pipeline::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _)),
@@ -100,16 +98,16 @@ pub(in crate::api) async fn tokenize(State(app): State<Arc<App>>, request: Reque
     let work = move || {
         let wanted =
             RequestedLanguages { source: body.src_lang.as_deref(), target: body.tgt_lang.as_deref() };
-        let (mut left, mut answer) = (most_tokens, Vec::with_capacity(texts.len()));
+        let (mut left, mut answer) = (max_tokens, Vec::with_capacity(texts.len()));
         let too_many = || {
             Error::too_large(format!(
-                "expected an answer of at most {most_tokens} tokens, but found more; \
+                "expected an answer of at most {max_tokens} tokens, but found more; \
                  send fewer or shorter texts at once"
             ))
         };
         for text in texts {
             let text = format!("{prompt}{text}");
-            // What is far too long is refused before its tokens take the memory that it would cost to count them.
+            // Far too long texts are rejected before their tokens take up memory.
             if tokenizer.exceeds(&text, left)? {
                 return Err(too_many());
             }
@@ -122,12 +120,12 @@ pub(in crate::api) async fn tokenize(State(app): State<Arc<App>>, request: Reque
         }
         Ok(answer)
     };
-    Ok(Json(deadline.off_thread(work).await?).into_response())
+    Ok(Json(context.deadline.off_thread(work).await?))
 }
 
-/// Tokens with the part of the text that each stands for.
+/// Tokens with their part of the text.
 fn simple_tokens(text: &str, tokens: Vec<Token>) -> Vec<SimpleToken> {
-    // Spans count characters; slicing wants bytes.
+    // Spans are in characters, slices in bytes.
     let starts: Vec<usize> = text.char_indices().map(|(byte, _)| byte).chain([text.len()]).collect();
     let slice =
         |(start, stop): (usize, usize)| Some(text.get(*starts.get(start)?..*starts.get(stop)?)?.to_owned());
@@ -145,30 +143,30 @@ fn simple_tokens(text: &str, tokens: Vec<Token>) -> Vec<SimpleToken> {
 
 #[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `ids`")]
-struct DecodeRequest {
+pub(super) struct DecodeRequest {
     #[schema(schema_with = schemas::id_lists)]
     ids: Value,
     model: Option<String>,
-    /// Whether special tokens are left out.
+    /// Whether special tokens are omitted; true by default.
     #[serde(default = "yes")]
     skip_special_tokens: bool,
 }
 
-/// The texts of token ids
+/// Decode token ids
 #[utoipa::path(
     post, path = "/decode", tag = "TEI",
     request_body(content = DecodeRequest, example = json!({ "ids": [101, 7592, 102] })),
     responses((
-        status = 200, description = "A text for each list.", body = Vec<String>, example = json!(["hello"])
+        status = 200, description = "A text for each list of ids.", body = Vec<String>, example = json!(["hello"])
     ))
 )]
-pub(in crate::api) async fn decode(State(app): State<Arc<App>>, request: Request) -> Answer {
-    let (body, deadline): (DecodeRequest, _) = request::read(&app, request).await?;
+pub(super) async fn decode(Call(context, body): Call<DecodeRequest>) -> Result<Json<Vec<String>>, Rejection> {
+    let app = &context.app;
     let lists = inputs::id_lists("ids", body.ids, app.limits.texts)?;
     let tokenizer = Arc::clone(app.model(body.model.as_deref())?.pipeline.tokenizer());
     let work = move || {
         let texts = lists.iter().map(|ids| tokenizer.decode(ids, body.skip_special_tokens));
         texts.collect::<Result<Vec<_>, Error>>()
     };
-    Ok(Json(deadline.off_thread(work).await?).into_response())
+    Ok(Json(context.deadline.off_thread(work).await?))
 }

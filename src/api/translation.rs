@@ -1,20 +1,19 @@
-//! Translation: our own route `/translate`, and the hub's body and answer.
+//! Translation: `POST /translate`, and the body of the model hub.
 
-use std::{sync::Arc, time::Instant};
-
-use axum::extract::{Request, State};
+use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use super::{
-    App, inputs,
+    app::App,
+    inputs,
     openapi::schemas,
-    request,
-    tei::{Answer, usage::with_usage},
+    rejection::Rejection,
+    request::{self, Call, Context},
+    response::{characters, with_usage},
 };
 use crate::{
-    backend::Deadline,
     error::{Error, Result, quoted},
     model::{Model, Pipeline},
     pipeline::{
@@ -28,13 +27,14 @@ use crate::{
 
 #[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `inputs`")]
-struct TranslateRequest {
+pub(super) struct TranslateRequest {
     #[schema(schema_with = schemas::texts)]
     inputs: Value,
-    /// The model's name; the first that translates between the languages if there is none.
+    /// The name of the model; by default the first that translates between the languages.
     model: Option<String>,
-    /// The language of the texts, by the model's names, a code or an English name.
+    /// The language of the texts: the model's own name, a code or an English name.
     src_lang: Option<String>,
+    /// The language of the translations.
     tgt_lang: Option<String>,
     split: Option<Split>,
     truncate: Option<bool>,
@@ -51,7 +51,7 @@ struct TranslateAnswer<'a> {
     usage: Value,
 }
 
-/// What became of a text: the best translation, and all of them where several were asked for.
+/// The best translation of a text, and all of them if several were requested.
 #[derive(Serialize, ToSchema)]
 #[schema(as = TranslatedText)]
 struct TextAnswer<'a> {
@@ -71,7 +71,7 @@ struct Alternative<'a> {
     score: Option<f32>,
 }
 
-/// Texts in another language
+/// Translate texts
 #[utoipa::path(
     post, path = "/translate", tag = "Kivu",
     request_body(content = TranslateRequest, example = json!({
@@ -86,13 +86,12 @@ struct Alternative<'a> {
         })
     ))
 )]
-pub(super) async fn translate(State(app): State<Arc<App>>, request: Request) -> Answer {
-    let started = Instant::now();
-    let (body, deadline): (TranslateRequest, _) = request::read(&app, request).await?;
+pub(super) async fn translate(Call(context, body): Call<TranslateRequest>) -> Result<Response, Rejection> {
+    let app = &context.app;
     let texts = inputs::texts("inputs", body.inputs, app.limits.texts)?;
-    let characters = characters(&texts);
+    let characters = characters(texts.iter().map(String::as_str));
     let wanted = RequestedLanguages { source: body.src_lang.as_deref(), target: body.tgt_lang.as_deref() };
-    let (model, pipeline) = choose(&app, body.model.as_deref(), wanted)?;
+    let (model, pipeline) = choose(app, body.model.as_deref(), wanted)?;
     let options = TranslationOptions {
         source: body.src_lang,
         target: body.tgt_lang,
@@ -102,8 +101,8 @@ pub(super) async fn translate(State(app): State<Arc<App>>, request: Request) -> 
         generation: body.generate_parameters.unwrap_or_default(),
         max_sentences: app.limits.texts,
     };
-    let translations = pipeline.translate(texts, &options, deadline).await?;
-    Ok(with_usage(&answer(model, &translations), &translations.usage, characters, started))
+    let translations = pipeline.translate(texts, &options, context.deadline).await?;
+    Ok(with_usage(&context, &answer(model, &translations), &translations.usage, characters))
 }
 
 fn answer<'a>(model: &'a Model, translations: &'a Translations) -> TranslateAnswer<'a> {
@@ -126,7 +125,7 @@ fn answer<'a>(model: &'a Model, translations: &'a Translations) -> TranslateAnsw
     }
 }
 
-/// The model called `name`, or the first that translates between the languages that are wanted.
+/// The model of this name, or the first that translates between the languages.
 fn choose<'a>(
     app: &'a App,
     name: Option<&str>,
@@ -139,16 +138,16 @@ fn choose<'a>(
     all.iter()
         .find(|(_, pipeline)| pipeline.directions().has(wanted))
         .copied()
-        .ok_or_else(|| none(&all, wanted))
+        .ok_or_else(|| unsupported_languages(&all, wanted))
 }
 
-/// The error of languages that no model translates between.
-fn none(all: &[(&Model, &TranslationPipeline)], wanted: RequestedLanguages<'_>) -> Error {
-    let has = |side: RequestedLanguages<'_>| all.iter().any(|(_, pipeline)| pipeline.directions().has(side));
+fn unsupported_languages(all: &[(&Model, &TranslationPipeline)], wanted: RequestedLanguages<'_>) -> Error {
+    let is_supported =
+        |side: RequestedLanguages<'_>| all.iter().any(|(_, pipeline)| pipeline.directions().has(side));
     let (source, target) =
         (RequestedLanguages { target: None, ..wanted }, RequestedLanguages { source: None, ..wanted });
-    // A name that none of them knows is most likely misspelt: the model with the most languages tells the nearest.
-    let unknown = [(source, target), (target, source)].into_iter().find(|(side, _)| !has(*side));
+    // A name unknown to all models is probably misspelt: the model with the most languages suggests the nearest.
+    let unknown = [(source, target), (target, source)].into_iter().find(|(side, _)| !is_supported(*side));
     if let Some((_, other)) = unknown {
         let directions = all.iter().map(|(_, pipeline)| pipeline.directions());
         let most =
@@ -177,15 +176,11 @@ fn pick(pipeline: &Pipeline) -> Option<&TranslationPipeline> {
     }
 }
 
-fn characters(texts: &[String]) -> usize {
-    texts.iter().map(|text| text.chars().count()).sum()
-}
-
-/// What the hub's clients send.
+/// The model hub's body.
 #[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `inputs`")]
 #[schema(as = TranslationRequest)]
-pub(super) struct HubRequest {
+pub(super) struct HubTranslationRequest {
     #[schema(schema_with = schemas::texts)]
     inputs: Value,
     #[serde(default, deserialize_with = "request::object")]
@@ -204,7 +199,7 @@ struct HubParameters {
     generate_parameters: Option<GenerationOptions>,
 }
 
-/// The ways of the hub to say whether a text is cut: those of a single text come down to two.
+/// The hub's truncation strategies; for a single text they amount to two.
 #[derive(Clone, Copy, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = Truncation)]
@@ -215,20 +210,18 @@ enum HubTruncation {
     OnlySecond,
 }
 
-/// One object a text, as the pipeline `translation` of `transformers` answers; a list of them a text where several
-/// translations of several texts are wanted.
-pub(super) async fn answer_hub(
-    app: &App,
-    name: Option<&str>,
-    body: HubRequest,
-    deadline: Deadline,
-    started: Instant,
-) -> Answer {
+/// Answers like the `translation` pipeline of `transformers`: an object for each text, or a list of objects for each
+/// of several texts with several translations.
+pub(super) async fn translate_with(
+    context: &Context,
+    pipeline: &TranslationPipeline,
+    body: HubTranslationRequest,
+) -> Result<Response, Rejection> {
+    let app = &context.app;
     let is_single = body.inputs.is_string();
     let texts = inputs::texts("inputs", body.inputs, app.limits.texts)?;
-    let characters = characters(&texts);
+    let characters = characters(texts.iter().map(String::as_str));
     let parameters = body.parameters.unwrap_or_default();
-    let (_, pipeline) = app.pipeline(name, Task::Translation, pick)?;
     let (split, truncate) = match parameters.truncation {
         Some(HubTruncation::LongestFirst | HubTruncation::OnlyFirst) => (Some(Split::Never), true),
         Some(HubTruncation::DoNotTruncate | HubTruncation::OnlySecond) => (None, false),
@@ -243,7 +236,7 @@ pub(super) async fn answer_hub(
         generation: parameters.generate_parameters.unwrap_or_default(),
         max_sentences: app.limits.texts,
     };
-    let translations = pipeline.translate(texts, &options, deadline).await?;
+    let translations = pipeline.translate(texts, &options, context.deadline).await?;
     let of_text = |texts: &Vec<Translation>| {
         texts.iter().map(|text| json!({ "translation_text": text.text })).collect::<Vec<_>>()
     };
@@ -254,5 +247,5 @@ pub(super) async fn answer_hub(
     } else {
         lists.into_iter().map(Value::from).collect()
     };
-    Ok(with_usage(&answer, &translations.usage, characters, started))
+    Ok(with_usage(context, &answer, &translations.usage, characters))
 }

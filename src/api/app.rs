@@ -1,0 +1,129 @@
+//! The state that handlers share: models, limits and access control.
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use tokio::sync::Semaphore;
+
+use super::{auth::Guard, rejection::Rejection};
+use crate::{
+    config::Limits,
+    error::{Error, Result},
+    model::{Model, Pipeline},
+    pipeline::{
+        Task, classification::ClassificationPipeline, embedding::EmbeddingPipeline, ranking::RankingPipeline,
+    },
+    telemetry::Prometheus,
+    tokenizer::{Side, Truncation},
+};
+
+/// The models of a server, and how it serves them.
+#[derive(Debug)]
+pub struct App {
+    pub(super) models: Vec<Model>,
+    pub(super) limits: Limits,
+    /// One permit for each concurrent request.
+    pub(super) permits: Arc<Semaphore>,
+    pub(super) guard: Guard,
+    pub(super) prometheus: Option<Prometheus>,
+    pub(super) has_page: bool,
+}
+
+impl App {
+    /// Serves `models` within `limits`, open to every client.
+    pub fn new(models: Vec<Model>, limits: Limits) -> Self {
+        let permits = Arc::new(Semaphore::new(limits.requests.min(Semaphore::MAX_PERMITS)));
+        Self { models, limits, permits, guard: Guard::default(), prometheus: None, has_page: true }
+    }
+
+    /// Admits only the requests that `guard` accepts.
+    #[must_use]
+    pub fn with_guard(self, guard: Guard) -> Self {
+        Self { guard, ..self }
+    }
+
+    /// Serves metrics at `/metrics`.
+    #[must_use]
+    pub fn with_metrics(self, prometheus: Prometheus) -> Self {
+        Self { prometheus: Some(prometheus), ..self }
+    }
+
+    /// Turns the pages for browsers and `/openapi.json` on or off; they are on by default.
+    #[must_use]
+    pub fn with_page(self, has_page: bool) -> Self {
+        Self { has_page, ..self }
+    }
+
+    /// The model of this name, or the first one.
+    pub(super) fn model(&self, name: Option<&str>) -> Result<&Model> {
+        match name {
+            None => self.models.first(),
+            Some(name) => self.models.iter().find(|model| model.name == name),
+        }
+        .ok_or_else(|| Error::UnknownModel {
+            name: name.unwrap_or_default().to_owned(),
+            known: self.models.iter().map(|model| model.name.clone()).collect(),
+        })
+    }
+
+    /// The model of this name, which must be for `task`, or the first model for it.
+    pub(super) fn pipeline<'a, P>(
+        &'a self,
+        name: Option<&str>,
+        task: Task,
+        pick: impl Fn(&'a Pipeline) -> Option<&'a P>,
+    ) -> Result<(&'a Model, &'a P)> {
+        if name.is_none() {
+            let mut models = self.models.iter();
+            let found = models.find_map(|model| Some((model, pick(&model.pipeline)?)));
+            return found
+                .ok_or_else(|| Error::invalid(format!("expected a model for `{task}`, but none is served")));
+        }
+        let model = self.model(name)?;
+        let pipeline = pick(&model.pipeline).ok_or_else(|| {
+            Error::invalid(format!(
+                "expected a model for `{task}`, but `{}` is for `{}`",
+                model.name, model.manifest.task
+            ))
+        })?;
+        Ok((model, pipeline))
+    }
+
+    pub(super) fn embedding(&self, name: Option<&str>) -> Result<(&Model, &EmbeddingPipeline)> {
+        self.pipeline(name, Task::FeatureExtraction, |pipeline| match pipeline {
+            Pipeline::Embedding(pipeline) => Some(pipeline),
+            _ => None,
+        })
+    }
+
+    pub(super) fn classification(&self, name: Option<&str>) -> Result<(&Model, &ClassificationPipeline)> {
+        self.pipeline(name, Task::TextClassification, |pipeline| match pipeline {
+            Pipeline::Classification(pipeline) => Some(pipeline),
+            _ => None,
+        })
+    }
+
+    pub(super) fn ranking(&self, name: Option<&str>) -> Result<(&Model, &RankingPipeline)> {
+        self.pipeline(name, Task::TextRanking, |pipeline| match pipeline {
+            Pipeline::Ranking(pipeline) => Some(pipeline),
+            _ => None,
+        })
+    }
+
+    /// The truncation of a request: its own choice, or that of the configuration.
+    pub(super) fn truncation(&self, truncate: Option<bool>, side: Option<Side>) -> Truncation {
+        if truncate.unwrap_or(self.limits.truncate) {
+            Truncation::At(side.unwrap_or_default())
+        } else {
+            Truncation::Off
+        }
+    }
+
+    /// Rejects `path` if pages are turned off.
+    pub(super) fn require_page(&self, path: &str) -> Result<(), Rejection> {
+        if self.has_page {
+            return Ok(());
+        }
+        Err(Rejection::new(StatusCode::NOT_FOUND, format!("no route `{path}`: `page` is off")))
+    }
+}

@@ -1,0 +1,275 @@
+//! Classification and zero-shot classification: TEI's `/predict`, and the bodies of the model hub.
+
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::{
+    inputs,
+    openapi::schemas,
+    rejection::Rejection,
+    request::{self, Call, Context},
+    response::{OneOrMany, characters, predictions, with_usage},
+};
+use crate::{
+    error::{Error, Result},
+    pipeline::{
+        classification::{ClassificationInput, ClassificationPipeline, ScoreFunction},
+        zero_shot::{Labels, TEMPLATE, Template, ZeroShotOptions, ZeroShotPipeline},
+    },
+    tokenizer::{Side, Truncation},
+};
+
+/// The inputs of a request, and how they are scored.
+struct Classification {
+    inputs: Vec<ClassificationInput>,
+    /// Whether the response holds one list of labels instead of one for each input.
+    is_single: bool,
+    truncation: Truncation,
+    /// The model's own by default.
+    function: Option<ScoreFunction>,
+    /// The number of labels to return; all by default.
+    top: Option<usize>,
+}
+
+async fn classify(
+    context: &Context,
+    pipeline: &ClassificationPipeline,
+    request: Classification,
+) -> Result<Response, Rejection> {
+    let Classification { inputs, is_single, truncation, function, top } = request;
+    let characters = characters(inputs.iter().flat_map(texts_of));
+    let logits = pipeline.logits(inputs, truncation.into(), context.deadline).await?;
+    let settings = pipeline.settings();
+    let function = function.unwrap_or(settings.function);
+    let rows = logits.rows.iter().map(|row| predictions(&settings.labels, &function.apply(row), top));
+    let answer = OneOrMany::new(rows.collect(), is_single);
+    Ok(with_usage(context, &answer, &logits.usage, characters))
+}
+
+fn texts_of(input: &ClassificationInput) -> Vec<&str> {
+    match input {
+        ClassificationInput::Text(text) => vec![text],
+        ClassificationInput::Pair(first, second) => vec![first, second],
+        ClassificationInput::Ids(_) => Vec::new(),
+    }
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(expecting = "an object with `inputs`")]
+pub(super) struct PredictRequest {
+    /// A text, a pair as a list of two texts, or a list of lists of one or two texts.
+    #[schema(schema_with = schemas::pairs)]
+    inputs: Value,
+    /// The name of the model; by default the first classification model.
+    model: Option<String>,
+    truncate: Option<bool>,
+    truncation_direction: Option<Side>,
+    /// Whether scores are logits.
+    raw_scores: Option<bool>,
+}
+
+/// Classify texts
+#[utoipa::path(
+    post, path = "/predict", tag = "TEI",
+    request_body(content = PredictRequest, examples(
+        ("one" = (summary = "One text", value = json!({ "inputs": "I like you" }))),
+        ("several" = (summary = "A text and a pair", value = json!({ "inputs": [["I like you"], ["a", "b"]] })))
+    )),
+    responses((
+        status = 200,
+        description = "All labels, the highest score first; for several inputs, a list for each.",
+        body = schemas::Predictions,
+        example = json!([{ "score": 0.968, "label": "positive" }, { "score": 0.032, "label": "negative" }])
+    ))
+)]
+pub(super) async fn predict(Call(context, body): Call<PredictRequest>) -> Result<Response, Rejection> {
+    let (_, pipeline) = context.app.classification(body.model.as_deref())?;
+    predict_with(&context, pipeline, body).await
+}
+
+pub(super) async fn predict_with(
+    context: &Context,
+    pipeline: &ClassificationPipeline,
+    body: PredictRequest,
+) -> Result<Response, Rejection> {
+    let (inputs, is_single) = predict_inputs(body.inputs, context.app.limits.texts)?;
+    let truncation = context.app.truncation(body.truncate, body.truncation_direction);
+    let function = body.raw_scores.unwrap_or(false).then_some(ScoreFunction::None);
+    classify(context, pipeline, Classification { inputs, is_single, truncation, function, top: None }).await
+}
+
+/// Inputs in TEI's format, and whether there is a single one outside a list.
+fn predict_inputs(value: Value, limit: usize) -> Result<(Vec<ClassificationInput>, bool)> {
+    match value {
+        Value::Array(values) if values.iter().any(Value::is_array) => {
+            inputs::count("inputs", values.len(), limit)?;
+            let lists = values.into_iter().enumerate();
+            let lists = lists.map(|(index, value)| one_or_two(&format!("inputs[{index}]"), value));
+            Ok((lists.collect::<Result<_>>()?, false))
+        }
+        value => Ok((vec![one_or_two("inputs", value)?], true)),
+    }
+}
+
+fn one_or_two(field: &str, value: Value) -> Result<ClassificationInput> {
+    let wrong =
+        |found| Error::invalid(format!("expected a text or a pair in `{field}`, but found {found} texts"));
+    if let Some(found) = value.as_array().map(Vec::len).filter(|found| !(1..=2).contains(found)) {
+        return Err(wrong(found));
+    }
+    let mut texts = inputs::texts(field, value, 2)?.into_iter();
+    match (texts.next(), texts.next()) {
+        (Some(text), None) => Ok(ClassificationInput::Text(text)),
+        (Some(first), Some(second)) => Ok(ClassificationInput::Pair(first.into(), second.into())),
+        (None, _) => Err(wrong(0)),
+    }
+}
+
+/// The model hub's body for a classification model.
+#[derive(Deserialize, ToSchema)]
+#[serde(expecting = "an object with `inputs`")]
+pub(super) struct ClassifyRequest {
+    #[schema(schema_with = schemas::classified)]
+    inputs: Value,
+    #[serde(default, deserialize_with = "request::object")]
+    parameters: Option<ClassifyParameters>,
+}
+
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+struct ClassifyParameters {
+    function_to_apply: Option<ScoreFunction>,
+    /// The number of labels to return; all by default.
+    #[schema(minimum = 1)]
+    top_k: Option<usize>,
+    truncate: Option<bool>,
+    truncation_direction: Option<Side>,
+}
+
+/// Answers a list for each input, even for a single one, as both official clients expect.
+pub(super) async fn classify_with(
+    context: &Context,
+    pipeline: &ClassificationPipeline,
+    body: ClassifyRequest,
+) -> Result<Response, Rejection> {
+    let inputs = classify_inputs(body.inputs, context.app.limits.texts)?;
+    let parameters = body.parameters.unwrap_or_default();
+    if parameters.top_k == Some(0) {
+        return Err(Error::invalid("expected `parameters.top_k` above 0, but found 0").into());
+    }
+    let truncation = context.app.truncation(parameters.truncate, parameters.truncation_direction);
+    let (function, top) = (parameters.function_to_apply, parameters.top_k);
+    classify(context, pipeline, Classification { inputs, is_single: false, truncation, function, top }).await
+}
+
+/// Inputs in the hub's format: a text, `{"text", "text_pair"}`, or a list of them.
+fn classify_inputs(value: Value, limit: usize) -> Result<Vec<ClassificationInput>> {
+    match value {
+        Value::Array(values) => {
+            inputs::count("inputs", values.len(), limit)?;
+            let values = values.into_iter().enumerate();
+            values.map(|(index, value)| classify_input(&format!("inputs[{index}]"), value)).collect()
+        }
+        value => Ok(vec![classify_input("inputs", value)?]),
+    }
+}
+
+fn classify_input(field: &str, mut value: Value) -> Result<ClassificationInput> {
+    if !value.is_object() {
+        return inputs::text(field, value).map(ClassificationInput::Text);
+    }
+    let text = inputs::text(&format!("{field}.text"), value["text"].take())?;
+    match value["text_pair"].take() {
+        // `transformers` ignores an empty second text.
+        Value::Null => Ok(ClassificationInput::Text(text)),
+        Value::String(pair) if pair.is_empty() => Ok(ClassificationInput::Text(text)),
+        pair => {
+            let pair = inputs::text(&format!("{field}.text_pair"), pair)?;
+            Ok(ClassificationInput::Pair(text.into(), pair.into()))
+        }
+    }
+}
+
+/// The model hub's body for a zero-shot classification model.
+#[derive(Deserialize, ToSchema)]
+#[serde(expecting = "an object with `inputs` and `parameters`")]
+pub(super) struct ZeroShotRequest {
+    #[schema(schema_with = schemas::texts)]
+    inputs: Value,
+    parameters: ZeroShotParameters,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(expecting = "an object with `candidate_labels`")]
+struct ZeroShotParameters {
+    /// A list, or a text with commas between the labels.
+    #[schema(schema_with = schemas::texts)]
+    candidate_labels: Value,
+    /// A sentence in which `{}` is replaced by each label.
+    hypothesis_template: Option<String>,
+    /// Whether each label is scored independently of the others.
+    multi_label: Option<bool>,
+}
+
+pub(super) async fn zero_shot_with(
+    context: &Context,
+    pipeline: &ZeroShotPipeline,
+    body: ZeroShotRequest,
+) -> Result<Response, Rejection> {
+    let limit = context.app.limits.texts;
+    let is_single = body.inputs.is_string();
+    let texts = inputs::texts("inputs", body.inputs, limit)?;
+    let parameters = body.parameters;
+    let labels = match parameters.candidate_labels {
+        Value::String(labels) => Labels::split(&labels),
+        labels => inputs::labels("parameters.candidate_labels", labels)?,
+    };
+    let options = zero_shot_options(
+        labels,
+        texts.len(),
+        limit,
+        parameters.hypothesis_template,
+        parameters.multi_label,
+    )?;
+    let (scores, usage) = pipeline.score(&texts, &options, context.deadline).await?;
+    let rows = scores.iter().map(|scores| predictions(options.labels.as_slice(), scores, None));
+    let answer = OneOrMany::new(rows.collect(), is_single);
+    Ok(with_usage(context, &answer, &usage, characters(texts.iter().map(String::as_str))))
+}
+
+/// Checks labels and template. Each text is scored with each label, so their product is limited.
+pub(super) fn zero_shot_options(
+    labels: Vec<String>,
+    texts: usize,
+    limit: usize,
+    template: Option<String>,
+    multi_label: Option<bool>,
+) -> Result<ZeroShotOptions> {
+    Ok(ZeroShotOptions {
+        labels: Labels::new(labels, (limit / texts.max(1)).max(1))?,
+        template: Template::new(template.unwrap_or_else(|| TEMPLATE.to_owned()))?,
+        multi_label: multi_label.unwrap_or(false),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_input_is_one_or_two_texts() {
+        let refusal = |inputs: Value| predict_inputs(inputs, 4).unwrap_err().to_string();
+        let refusals = [json!([]), json!([[]]), json!([["a"], ["a", "b", "c"]]), json!(["a", "b", "c"])];
+        insta::assert_snapshot!(refusals.map(refusal).join("\n"), @r"
+        expected a text or a pair in `inputs`, but found 0 texts
+        expected a text or a pair in `inputs[0]`, but found 0 texts
+        expected a text or a pair in `inputs[1]`, but found 3 texts
+        expected a text or a pair in `inputs`, but found 3 texts
+        ");
+        assert_eq!(predict_inputs(json!([["a"], ["a", "b"]]), 4).unwrap().0.len(), 2);
+    }
+}

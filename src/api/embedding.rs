@@ -1,0 +1,187 @@
+//! TEI's `/embed`, `/embed_all` and `/similarity`.
+
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::{
+    app::App,
+    inputs,
+    openapi::schemas,
+    rejection::Rejection,
+    request::{self, Call, Context, model_name},
+    response::{characters, with_usage},
+};
+use crate::{
+    error::{Error, Result},
+    pipeline::{
+        embedding::{EmbeddingOptions, EmbeddingPipeline, Input},
+        pooling::cosine,
+    },
+    tokenizer::Side,
+};
+
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+pub(super) struct EmbedOptions {
+    /// The name of the model; by default the first embedding model.
+    model: Option<String>,
+    /// Whether texts beyond the model's limit are truncated; otherwise they are rejected.
+    truncate: Option<bool>,
+    /// The end of the text that is removed.
+    truncation_direction: Option<Side>,
+    /// The name of a prompt to put before each text; token ids get none.
+    prompt_name: Option<String>,
+    /// Whether vectors are scaled to length 1; true by default.
+    normalize: Option<bool>,
+    /// The number of leading values to keep of each vector.
+    #[schema(minimum = 1)]
+    dimensions: Option<usize>,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "read in two steps, so that errors name the field; this is their schema")]
+pub(super) struct EmbedRequest {
+    /// A text, a list of texts, token ids, or a list of token id lists.
+    #[schema(schema_with = schemas::inputs)]
+    inputs: Value,
+    #[serde(flatten)]
+    options: EmbedOptions,
+}
+
+impl EmbedOptions {
+    /// TEI normalizes by default, whatever the model's own settings.
+    fn resolve(self, app: &App) -> EmbeddingOptions {
+        EmbeddingOptions {
+            truncation: app.truncation(self.truncate, self.truncation_direction),
+            normalize: Some(self.normalize.unwrap_or(true)),
+            prompt_name: self.prompt_name,
+            dimensions: self.dimensions,
+            max_values: app.limits.values,
+        }
+    }
+}
+
+/// The inputs of a body, their characters, and the options.
+fn parse(app: &App, mut body: Value) -> Result<(Vec<Input>, usize, EmbeddingOptions)> {
+    let inputs = body.as_object_mut().and_then(|body| body.remove("inputs"));
+    let inputs = inputs.ok_or_else(|| Error::invalid("expected an object with `inputs`, but found none"))?;
+    let options: EmbedOptions = request::from_value(body)?;
+    let inputs = inputs::read("inputs", inputs, app.limits.texts)?;
+    let texts = inputs.iter().filter_map(|input| match input {
+        Input::Text(text) => Some(text.as_str()),
+        Input::Ids(_) => None,
+    });
+    let characters = characters(texts);
+    Ok((inputs, characters, options.resolve(app)))
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(expecting = "an object with `inputs`")]
+pub(super) struct SimilarityRequest {
+    inputs: SimilarityInputs,
+    /// The name of the model; by default the first embedding model.
+    model: Option<String>,
+    #[serde(default, deserialize_with = "request::object")]
+    parameters: Option<EmbedOptions>,
+}
+
+impl SimilarityRequest {
+    pub(super) fn model(&self) -> Option<&str> {
+        let parameters = self.parameters.as_ref();
+        self.model.as_deref().or_else(|| parameters?.model.as_deref())
+    }
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(expecting = "an object with `source_sentence` and `sentences`")]
+struct SimilarityInputs {
+    /// The text that the others are compared with.
+    #[schema(schema_with = schemas::one_text)]
+    source_sentence: Value,
+    #[schema(schema_with = schemas::texts)]
+    sentences: Value,
+}
+
+/// Embed texts
+#[utoipa::path(
+    post, path = "/embed", tag = "TEI",
+    request_body(content = EmbedRequest, examples(
+        ("one" = (summary = "One text", value = json!({ "inputs": "What is deep learning?" }))),
+        ("several" = (
+            summary = "Several texts, with shortened vectors",
+            value = json!({ "inputs": ["What is deep learning?", "I like you"], "dimensions": 4 })
+        ))
+    )),
+    responses((
+        status = 200, description = "A list of vectors, even for a single text.", body = Vec<Vec<f32>>,
+        example = json!([[-0.865_332_7, -0.418_959, 0.275_070_07, 0.003_049_813_4]])
+    ))
+)]
+pub(super) async fn embed(Call(context, body): Call<Value>) -> Result<Response, Rejection> {
+    let (_, pipeline) = context.app.embedding(model_name(&body))?;
+    embed_with(&context, pipeline, body).await
+}
+
+pub(super) async fn embed_with(
+    context: &Context,
+    pipeline: &EmbeddingPipeline,
+    body: Value,
+) -> Result<Response, Rejection> {
+    let (inputs, characters, options) = parse(&context.app, body)?;
+    let embeddings = pipeline.embed(inputs, &options, context.deadline).await?;
+    Ok(with_usage(context, &embeddings.vectors, &embeddings.usage, characters))
+}
+
+/// Embed each token
+#[utoipa::path(
+    post, path = "/embed_all", tag = "TEI",
+    request_body(content = EmbedRequest, example = json!({ "inputs": "hello" })),
+    responses((
+        status = 200, description = "A list of token vectors for each text, neither normalized nor shortened.",
+        body = Vec<Vec<Vec<f32>>>, example = json!([[[0.119_353_04, 0.033_278_216]]])
+    ))
+)]
+pub(super) async fn embed_all(Call(context, body): Call<Value>) -> Result<Response, Rejection> {
+    let (_, pipeline) = context.app.embedding(model_name(&body))?;
+    let (inputs, characters, options) = parse(&context.app, body)?;
+    let embeddings = pipeline.embed_all(inputs, &options, context.deadline).await?;
+    Ok(with_usage(&context, &embeddings.vectors, &embeddings.usage, characters))
+}
+
+/// Compare sentences with a source sentence
+#[utoipa::path(
+    post, path = "/similarity", tag = "TEI",
+    request_body(content = SimilarityRequest, example = json!({ "inputs": {
+        "source_sentence": "What is Deep Learning?",
+        "sentences": ["What is Machine Learning?", "How do I bake bread?"]
+    } })),
+    responses((
+        status = 200, description = "The cosine similarity of each sentence to the source sentence.", body = Vec<f32>,
+        example = json!([0.688_939_5, 0.030_420_69])
+    ))
+)]
+pub(super) async fn similarity(Call(context, body): Call<SimilarityRequest>) -> Result<Response, Rejection> {
+    let (_, pipeline) = context.app.embedding(body.model())?;
+    similarity_with(&context, pipeline, body).await
+}
+
+pub(super) async fn similarity_with(
+    context: &Context,
+    pipeline: &EmbeddingPipeline,
+    body: SimilarityRequest,
+) -> Result<Response, Rejection> {
+    let app = &context.app;
+    // The source sentence is one of the texts of the request.
+    let limit = app.limits.texts.saturating_sub(1).max(1);
+    let mut texts = inputs::texts("inputs.source_sentence", body.inputs.source_sentence, 1)?;
+    texts.extend(inputs::texts("inputs.sentences", body.inputs.sentences, limit)?);
+    let characters = characters(texts.iter().map(String::as_str));
+    let inputs = texts.into_iter().map(Input::Text).collect();
+    let options = body.parameters.unwrap_or_default().resolve(app);
+    let embeddings = pipeline.embed(inputs, &options, context.deadline).await?;
+    let (source, sentences) = embeddings.vectors.split_at(1);
+    let similarities: Vec<f32> = sentences.iter().map(|sentence| cosine(&source[0], sentence)).collect();
+    Ok(with_usage(context, &similarities, &embeddings.usage, characters))
+}

@@ -1,0 +1,129 @@
+//! What responses of several dialects share: usage headers, predictions and ranks.
+
+use std::time::Duration;
+
+use axum::{
+    Json,
+    response::{IntoResponse, Response},
+};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::request::Context;
+use crate::{
+    backend::routing::Location,
+    pipeline::{Usage, classification::descending},
+};
+
+/// One item for a request with one input, or a list.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(super) enum OneOrMany<T> {
+    One(T),
+    Many(Vec<T>),
+}
+
+impl<T> OneOrMany<T> {
+    pub(super) fn new(mut items: Vec<T>, is_single: bool) -> Self {
+        match items.pop() {
+            Some(only) if is_single && items.is_empty() => Self::One(only),
+            last => {
+                items.extend(last);
+                Self::Many(items)
+            }
+        }
+    }
+}
+
+/// The score of a label.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Prediction<'a> {
+    score: f32,
+    label: &'a str,
+}
+
+/// The `top` labels with the highest scores, in descending order.
+pub(super) fn predictions<'a>(
+    labels: &'a [String],
+    scores: &[f32],
+    top: Option<usize>,
+) -> Vec<Prediction<'a>> {
+    let best = descending(scores).into_iter().take(top.unwrap_or(usize::MAX));
+    best.map(|label| Prediction { score: scores[label], label: &labels[label] }).collect()
+}
+
+/// The score of a ranked text.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Rank<'a> {
+    /// The position of the text in the request, from 0.
+    pub(super) index: usize,
+    pub(super) score: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) text: Option<&'a str>,
+}
+
+/// The number of characters of all texts.
+pub(super) fn characters<'a>(texts: impl IntoIterator<Item = &'a str>) -> usize {
+    texts.into_iter().map(|text| text.chars().count()).sum()
+}
+
+/// The header that says where the model ran.
+pub(super) fn backend_header(location: Location) -> [(&'static str, &'static str); 1] {
+    let backend = match location {
+        Location::Local => "onnx",
+        Location::Remote => "triton",
+    };
+    [("x-backend", backend)]
+}
+
+/// A JSON response with the backend header.
+pub(super) fn with_backend<B: Serialize>(body: &B, location: Location) -> Response {
+    (backend_header(location), Json(body)).into_response()
+}
+
+/// A JSON response with TEI's usage headers, `server-timing`, and `x-truncated` if texts were truncated.
+pub(super) fn with_usage<B: Serialize>(
+    context: &Context,
+    body: &B,
+    usage: &Usage,
+    characters: usize,
+) -> Response {
+    let total = context.started.elapsed();
+    let (tokenization, inference) = (usage.tokenization, usage.inference);
+    let headers = [
+        ("x-compute-type", "cpu".to_owned()),
+        ("x-compute-characters", characters.to_string()),
+        ("x-compute-tokens", usage.tokens.to_string()),
+        ("x-compute-time", (tokenization + inference).as_millis().to_string()),
+        ("x-total-time", total.as_millis().to_string()),
+        ("x-tokenization-time", tokenization.as_millis().to_string()),
+        ("x-inference-time", inference.as_millis().to_string()),
+        ("server-timing", server_timing(tokenization, inference, total)),
+    ];
+    let truncated = truncated_positions(&usage.truncated).map(|positions| [("x-truncated", positions)]);
+    (headers, truncated, with_backend(body, usage.location)).into_response()
+}
+
+/// The stages of a response in HTTP's own format, which browsers display.
+fn server_timing(tokenization: Duration, inference: Duration, total: Duration) -> String {
+    let ms = |duration: Duration| duration.as_secs_f64() * 1000.0;
+    format!(
+        "tokenization;dur={:.3}, inference;dur={:.3}, total;dur={:.3}",
+        ms(tokenization),
+        ms(inference),
+        ms(total)
+    )
+}
+
+/// The positions of truncated texts.
+fn truncated_positions(truncated: &[usize]) -> Option<String> {
+    /// API Gateway limits the size of headers: beyond this many positions, only their number is given.
+    const MAX_POSITIONS: usize = 256;
+    let listed: Vec<String> = truncated.iter().take(MAX_POSITIONS).map(usize::to_string).collect();
+    let listed = listed.join(",");
+    match truncated.len() {
+        0 => None,
+        1..=MAX_POSITIONS => Some(listed),
+        count => Some(format!("{listed}, {count} in all")),
+    }
+}
