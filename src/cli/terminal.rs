@@ -13,7 +13,7 @@ use crate::{
     repository::Meter,
 };
 
-/// Writes a line to standard output. A closed pipe, as `head` leaves it, is no error.
+/// Writes a line to standard output. A closed pipe, as `head` leaves it, is not an error.
 pub(super) fn print(line: &str) -> Result<()> {
     match writeln!(io::stdout(), "{line}") {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
@@ -42,11 +42,11 @@ pub(super) fn print_error(error: &Error) {
 /// The steps of the bar of a job, whose number of rows is not known.
 const STEPS: u64 = 10_000;
 
-/// A progress bar on standard error; one line per stage if that is no terminal.
+/// A progress bar on standard error; one line per stage if that is not a terminal.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     bar: Mutex<Option<ProgressBar>>,
-    /// Rows of earlier processes, which do not count for the rate of this one.
+    /// Rows of earlier processes, which the rate of this one ignores.
     rows_before: Mutex<u64>,
 }
 
