@@ -20,7 +20,7 @@ use kivu::{
     Error, Result,
     backend::{
         Deadline,
-        onnx::{Runtime, Session, Weights, library},
+        onnx::{ExternalWeights, Runtime, Session, library},
         seq2seq::{Decoder, Seq2SeqBackend},
     },
     batch::pass_through,
@@ -276,10 +276,11 @@ async fn decode_once(
 fn fetch(bundle: &Bundle) -> Result<Value> {
     let started = Instant::now();
     let graph = bundle.read(&bundle.manifest().graph)?;
-    let mut weights = Weights::of(&[graph], |name| bundle.manifest().file(name).map(|file| file.size))?;
+    let mut weights =
+        ExternalWeights::of(&[graph], |name| bundle.manifest().file(name).map(|file| file.size))?;
     for name in weights.files() {
         let mut file = weights.file(&name);
-        bundle.stream(&name, |piece| file.take(piece))?;
+        bundle.stream(&name, |piece| file.fill(piece))?;
     }
     bundle.read(TOKENIZER)?;
     let seconds = started.elapsed().as_secs_f64();

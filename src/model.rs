@@ -8,7 +8,7 @@ use crate::{
     backend::{
         Backend, Deadline,
         onnx::{
-            Graph, MappedFiles, OnnxBackend, Runtime, Weights, keeps_signed_weights, library,
+            ExternalWeights, Graph, MappedFiles, OnnxBackend, Runtime, keeps_signed_weights, library,
             require_known_files,
         },
         processor::Int8Instructions,
@@ -369,11 +369,11 @@ fn read_graphs<const COUNT: usize>(
         let graphs = names.map(|name| Graph::File { path: bundle.path(name), mapped: Arc::clone(files) });
         return Ok((graphs, arithmetic));
     }
-    let mut weights = Weights::of(&graphs, |name| manifest.file(name).map(|file| file.size))?;
+    let mut weights = ExternalWeights::of(&graphs, |name| manifest.file(name).map(|file| file.size))?;
     starting("weights", || {
         weights.files().iter().try_for_each(|name| {
             let mut file = weights.file(name);
-            bundle.stream(name, |piece| file.take(piece))
+            bundle.stream(name, |piece| file.fill(piece))
         })
     })?;
     let graphs = Graph::in_memory(graphs, weights)?;

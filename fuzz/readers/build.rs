@@ -63,7 +63,7 @@ pub(crate) fn weights(bytes: &[u8]) {
 
 /// An ONNX graph: alone, as an encoder and a decoder, and as one that is loaded from elsewhere.
 pub(crate) fn graph(bytes: &[u8]) {
-    drop(backend::onnx::Weights::of(&[bytes.to_vec()], |_| Some(bytes.len() as u64)));
+    drop(backend::onnx::ExternalWeights::of(&[bytes.to_vec()], |_| Some(bytes.len() as u64)));
     with_files(&[("encoder_model.onnx", bytes), ("decoder_model_merged.onnx", bytes)], |folder| {
         let Ok(mut model) = onnx::read(&folder.join("encoder_model.onnx")) else { return };
         drop(export::output(&model, true));

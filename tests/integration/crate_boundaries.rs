@@ -22,7 +22,7 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
             "src/build/onnx/",
             "src/onnx_proto.rs",
             "src/build/sentencepiece/",
-            "src/backend/onnx/weights.rs",
+            "src/backend/onnx/external_weights.rs",
             "src/backend/triton/messages.rs",
             "src/backend/triton/grpc.rs",
         ],

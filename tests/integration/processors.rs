@@ -5,7 +5,7 @@ use std::{fs, num::NonZeroUsize};
 
 use kivu::{
     backend::{
-        onnx::{Graph, Session, Weights, keeps_signed_weights},
+        onnx::{ExternalWeights, Graph, Session, keeps_signed_weights},
         processor::Int8Instructions,
     },
     build::onnx::{GraphBuilder, Value, WEIGHTS, proto::Dimension, write},
@@ -35,8 +35,9 @@ fn products_of_large_integers_do_not_saturate() {
 
     let path = folder.path().join("product.onnx");
     let read = |name: &str| fs::read(folder.path().join(name)).unwrap();
-    let mut weights = Weights::of(&[read("product.onnx")], |name| Some(read(name).len() as u64)).unwrap();
-    weights.file(WEIGHTS).take(&read(WEIGHTS));
+    let mut weights =
+        ExternalWeights::of(&[read("product.onnx")], |name| Some(read(name).len() as u64)).unwrap();
+    weights.file(WEIGHTS).fill(&read(WEIGHTS));
     let in_memory = Graph::in_memory(vec![read("product.onnx")], weights).unwrap().remove(0);
     let expected = (INPUTS * 255 * 127) as f32;
     for graph in [Graph::from(&path), in_memory] {

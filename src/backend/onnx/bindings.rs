@@ -1,4 +1,4 @@
-//! Which output of an encoder or decoder goes into which input of the next step, by their names.
+//! The connections between an encoder and a decoder: which output becomes which input, by name.
 
 use crate::{
     backend::{Signature, TensorSpec},
@@ -6,33 +6,32 @@ use crate::{
     tensor::ElementType,
 };
 
-/// The encoder's outputs of one row a source begin so.
-const BY_ROW: &str = "cross.";
-/// Those that all rows have in common begin so.
+/// Prefix of the encoder's outputs with a row per source.
+const CROSS: &str = "cross.";
+/// Prefix of the encoder's outputs without rows.
 const SHARED: &str = "shared.";
-/// What the decoder keeps begins so where it goes in …
+/// Prefix of the decoder's inputs for its KV cache …
 const PAST: &str = "past.";
-/// … and so where it comes out.
+/// … and of the outputs for the next step.
 const PRESENT: &str = "present.";
 const LOGITS: &str = "logits";
 
-/// What goes where between an encoder and a decoder.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct DecoderBindings {
     pub(super) encoder: Vec<EncoderInput>,
     pub(super) decoder: Vec<DecoderInput>,
-    /// What the decoder keeps, in the order of its inputs.
+    /// The KV cache, in the order of the decoder's inputs.
     pub(super) states: Vec<State>,
-    /// The encoder's outputs that have rows and go into the decoder.
-    pub(super) by_row: Vec<usize>,
-    /// The decoder's output of scores.
+    /// The indices of the encoder's outputs that have rows and are inputs of the decoder.
+    pub(super) encoded_rows: Vec<usize>,
+    /// The index of the decoder's output with the scores.
     pub(super) logits: usize,
-    /// The length of its last axis, where it is fixed.
+    /// The number of scores per row, if it is fixed.
     pub(super) vocabulary: Option<usize>,
     pub(super) takes_shortlist: bool,
 }
 
-/// What an input of the encoder takes.
+/// The value of an input of the encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EncoderInput {
     Ids,
@@ -40,58 +39,54 @@ pub(super) enum EncoderInput {
     Shortlist,
 }
 
-/// What an input of the decoder takes.
+/// The value of an input of the decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DecoderInput {
     Ids,
     Mask,
-    /// The number of tokens before this one.
+    /// The number of earlier steps.
     Position,
-    /// An output of the encoder.
+    /// An output of the encoder, by index.
     Encoded(usize),
     /// The next of the states.
     State,
 }
 
-/// A tensor that the decoder keeps from step to step.
+/// A tensor of the KV cache.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct State {
     pub(super) spec: TensorSpec,
-    /// The output that it comes back as.
+    /// The index of the output with its value for the next step.
     pub(super) output: usize,
 }
 
 impl DecoderBindings {
-    /// Refuses graphs that do not fit together, with both sides named.
+    /// Refuses graphs that do not fit together; the error lists the names of both.
     pub(super) fn new(encoder: &Signature, decoder: &Signature) -> Result<Self> {
-        let encoder_inputs: Option<Vec<_>> = encoder.inputs.iter().map(encoder_input).collect();
-        let decoder_inputs: Option<Vec<_>> =
-            decoder.inputs.iter().map(|input| decoder_input(input, encoder)).collect();
-        let states = decoder.inputs.iter().filter_map(|input| state(input, decoder));
-        let states: Option<Vec<_>> = states.collect();
-        let logits = decoder.output(LOGITS).filter(|output| {
-            let output = &decoder.outputs[*output];
-            output.element_type == ElementType::Fp32 && matches!(output.shape.len(), 2 | 3)
-        });
-        let (Some(encoder_inputs), Some(decoder_inputs), Some(states), Some(logits)) =
-            (encoder_inputs, decoder_inputs, states, logits)
-        else {
-            return Err(mismatch(encoder, decoder));
-        };
-        if !encoder_inputs.contains(&EncoderInput::Ids) || !decoder_inputs.contains(&DecoderInput::Ids) {
-            return Err(mismatch(encoder, decoder));
-        }
-        let by_row = decoder.inputs.iter().filter(|input| input.name.starts_with(BY_ROW));
-        let by_row = by_row.filter_map(|input| encoder.output(&input.name)).collect();
-        let vocabulary = decoder.outputs[logits].shape.last().copied().unwrap_or(-1);
-        Ok(Self {
+        Self::bind(encoder, decoder).ok_or_else(|| mismatch(encoder, decoder))
+    }
+
+    fn bind(encoder: &Signature, decoder: &Signature) -> Option<Self> {
+        let encoder_inputs: Vec<_> = encoder.inputs.iter().map(encoder_input).collect::<Option<_>>()?;
+        let decoder_inputs = decoder.inputs.iter().map(|input| decoder_input(input, encoder));
+        let decoder_inputs: Vec<_> = decoder_inputs.collect::<Option<_>>()?;
+        let states = decoder.inputs.iter().filter(|input| input.name.starts_with(PAST));
+        let states = states.map(|input| state(input, decoder)).collect::<Option<_>>()?;
+        let logits = decoder.output(LOGITS)?;
+        let scores = &decoder.outputs[logits];
+        let is_complete = scores.element_type == ElementType::Fp32
+            && matches!(scores.shape.len(), 2 | 3)
+            && encoder_inputs.contains(&EncoderInput::Ids)
+            && decoder_inputs.contains(&DecoderInput::Ids);
+        let with_rows = decoder.inputs.iter().filter(|input| input.name.starts_with(CROSS));
+        is_complete.then(|| Self {
             takes_shortlist: encoder_inputs.contains(&EncoderInput::Shortlist),
             encoder: encoder_inputs,
             decoder: decoder_inputs,
             states,
-            by_row,
+            encoded_rows: with_rows.filter_map(|input| encoder.output(&input.name)).collect(),
             logits,
-            vocabulary: usize::try_from(vocabulary).ok(),
+            vocabulary: scores.shape.last().and_then(|length| usize::try_from(*length).ok()),
         })
     }
 }
@@ -112,32 +107,32 @@ fn decoder_input(input: &TensorSpec, encoder: &Signature) -> Option<DecoderInput
         "attention_mask" => DecoderInput::Mask,
         "position" => DecoderInput::Position,
         name if name.starts_with(PAST) => return Some(DecoderInput::State),
-        name if name.starts_with(BY_ROW) || name.starts_with(SHARED) => {
+        name if name.starts_with(CROSS) || name.starts_with(SHARED) => {
             let output = encoder.output(name)?;
-            let is_alike = encoder.outputs[output].element_type == input.element_type;
-            return is_alike.then_some(DecoderInput::Encoded(output));
+            let has_same_type = encoder.outputs[output].element_type == input.element_type;
+            return has_same_type.then_some(DecoderInput::Encoded(output));
         }
         _ => return None,
     };
     (input.element_type == ElementType::Int64).then_some(kind)
 }
 
-/// The state that an input takes; nothing for other inputs, an inner nothing for a state that does not come back.
-fn state(input: &TensorSpec, decoder: &Signature) -> Option<Option<State>> {
+/// The state of an input, or `None` without an output for its next value.
+fn state(input: &TensorSpec, decoder: &Signature) -> Option<State> {
     let name = input.name.strip_prefix(PAST)?;
-    let output = decoder.output(&format!("{PRESENT}{name}"));
-    let output = output.filter(|output| decoder.outputs[*output].element_type == input.element_type);
-    Some(output.map(|output| State { spec: input.clone(), output }))
+    let output = decoder.output(&format!("{PRESENT}{name}"))?;
+    let has_same_type = decoder.outputs[output].element_type == input.element_type;
+    has_same_type.then(|| State { spec: input.clone(), output })
 }
 
 fn mismatch(encoder: &Signature, decoder: &Signature) -> Error {
     let names =
         |specs: &[TensorSpec]| quoted(&specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>());
     Error::model(format!(
-        "expected an encoder of `input_ids`, `attention_mask`, `shortlist` that gives `{BY_ROW}…` and `{SHARED}…`, \
-         and a decoder of `input_ids`, `attention_mask`, `position`, of what the encoder gives and of `{PAST}…` \
-         that gives `{LOGITS}` and as many `{PRESENT}…`, but found an encoder of {} that gives {}, and a decoder \
-         of {} that gives {}",
+        "expected an encoder with inputs among `input_ids`, `attention_mask`, `shortlist` and outputs `{CROSS}…` and \
+         `{SHARED}…`, and a decoder with inputs among `input_ids`, `attention_mask`, `position`, the outputs of the \
+         encoder and `{PAST}…`, and outputs `{LOGITS}` and a `{PRESENT}…` for each `{PAST}…`, but found an encoder \
+         with inputs {} and outputs {}, and a decoder with inputs {} and outputs {}",
         names(&encoder.inputs),
         names(&encoder.outputs),
         names(&decoder.inputs),
@@ -157,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn tensors_find_their_places_by_name() {
+    fn tensors_are_bound_by_name() {
         use ElementType::{Fp32, Int64};
         let encoder = signature(
             &[("attention_mask", Int64), ("input_ids", Int64)],
@@ -178,7 +173,7 @@ mod tests {
         use DecoderInput::{Encoded, Ids, State};
         assert_eq!(bindings.decoder, [State, Ids, State, Encoded(1), Encoded(0)]);
         assert_eq!(bindings.states.iter().map(|state| state.output).collect::<Vec<_>>(), [2, 0]);
-        assert_eq!((bindings.by_row, bindings.logits, bindings.vocabulary), (vec![1], 1, Some(7)));
+        assert_eq!((bindings.encoded_rows, bindings.logits, bindings.vocabulary), (vec![1], 1, Some(7)));
     }
 
     #[test]
@@ -188,8 +183,8 @@ mod tests {
         let lost = signature(&[("input_ids", Int64), ("past.a", Fp32)], &[("logits", Fp32)]);
         let message = DecoderBindings::new(&encoder, &lost).unwrap_err().to_string();
         assert!(message.ends_with(
-            "but found an encoder of `input_ids` that gives `cross.0`, and a decoder of `input_ids`, `past.a` \
-             that gives `logits`"
+            "but found an encoder with inputs `input_ids` and outputs `cross.0`, and a decoder with inputs \
+             `input_ids`, `past.a` and outputs `logits`"
         ));
         let missing = signature(&[("input_ids", Int64), ("cross.1", Fp32)], &[("logits", Fp32)]);
         assert!(DecoderBindings::new(&encoder, &missing).is_err());

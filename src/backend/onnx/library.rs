@@ -1,4 +1,4 @@
-//! Finding and loading ONNX Runtime's shared library.
+//! Locates and loads ONNX Runtime's shared library.
 
 use std::{
     path::{Path, PathBuf},
@@ -9,21 +9,19 @@ use ort::environment::Environment;
 
 use crate::error::{Error, Result};
 
-/// The version that this crate is built, measured and tested with.
-///
-/// 1.26.0 was the fastest of those measured; from 1.29 on the library reports home by default, which a
-/// server in somebody else's account must not do.
+/// The version that this crate is built, measured and tested with: the fastest of those measured that sends no
+/// telemetry by default.
 pub const VERSION: &str = "1.26.0";
 
-/// The folder of the library, under the home of what is fetched.
+/// The library's folder below the home folder.
 pub const FOLDER: &str = "onnxruntime";
 
-/// The first version whose library reports home.
+/// The first version that sends telemetry by default. A server in a customer's account must not.
 const FIRST_WITH_TELEMETRY: (u32, u32) = (1, 29);
 
 static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
 
-/// The file name of the library, as its makers name it.
+/// The file name of the library in its official archives.
 pub fn file_name() -> String {
     format!("libonnxruntime.so.{VERSION}")
 }
@@ -31,59 +29,51 @@ pub fn file_name() -> String {
 /// ONNX Runtime, loaded into this process.
 #[derive(Clone, Copy, Debug)]
 pub struct Runtime {
-    environment: &'static Environment,
+    pub(super) environment: &'static Environment,
 }
 
 impl Runtime {
-    /// Loads the library at `path`. Only the first load of a process counts; later ones return it.
+    /// Loads the library at `path`. A process loads it once; later calls return the loaded one, whatever their path.
     ///
-    /// The library is refused where it lies under the name of a version that reports home.
+    /// Refuses a library whose file name has a version that sends telemetry.
     pub fn load(path: &Path) -> Result<Self> {
         if let Some(environment) = ENVIRONMENT.get() {
             return Ok(Self { environment });
         }
         refuse_telemetry(path)?;
         let failed = |source: Box<dyn std::error::Error + Send + Sync>| {
-            Error::model_because(
-                format!("cannot load ONNX Runtime from `{}`; `kivu doctor --fix` fetches it", path.display()),
-                source,
-            )
+            let path = path.display();
+            let message =
+                format!("cannot load ONNX Runtime from `{path}`; run `kivu doctor --fix` to fetch it");
+            Error::model_because(message, source)
         };
-        let builder = ort::init_from(path).map_err(|error| failed(Box::new(error)))?;
-        let environment = builder.with_telemetry(false).build().map_err(|error| failed(Box::new(error)))?;
+        let builder = ort::init_from(path).map_err(|error| failed(error.into()))?;
+        let environment = builder.with_telemetry(false).build().map_err(|error| failed(error.into()))?;
         environment.set_log_level(ort::logging::LogLevel::Error);
         Ok(Self { environment: ENVIRONMENT.get_or_init(|| environment) })
     }
-
-    /// The environment that sessions are made in.
-    pub(super) fn environment(self) -> &'static Environment {
-        self.environment
-    }
 }
 
-/// The places where the library is looked for, best first: the configured path alone, or `lib/` beside the program
-/// (where a deployment archive has it), then `home`.
+/// The possible paths of the library, in order of preference: `configured` alone if it is set; otherwise the folder
+/// `lib` next to the executable, as in deployment archives, and then `home`.
 pub fn candidates(configured: Option<&Path>, home: &Path) -> Vec<PathBuf> {
     if let Some(path) = configured {
         return vec![path.to_owned()];
     }
-    let mut places = Vec::new();
-    if let Some(folder) = std::env::current_exe().ok().as_deref().and_then(Path::parent) {
-        places.push(folder.join("lib").join(file_name()));
-    }
-    places.push(home.join(FOLDER).join(file_name()));
-    places
+    let executable = std::env::current_exe().ok();
+    let folder = executable.as_deref().and_then(Path::parent).map(|folder| folder.join("lib"));
+    folder.into_iter().chain([home.join(FOLDER)]).map(|folder| folder.join(file_name())).collect()
 }
 
-/// The first of the [`candidates`] that is there.
+/// The first of the [`candidates`] that exists.
 pub fn locate(configured: Option<&Path>, home: &Path) -> Result<PathBuf> {
-    let places = candidates(configured, home);
-    places.iter().find(|place| place.is_file()).cloned().ok_or_else(|| {
+    let found = candidates(configured, home).into_iter().find(|path| path.is_file());
+    found.ok_or_else(|| {
         Error::model(match configured {
-            Some(path) => format!("expected ONNX Runtime at `{}`, but found nothing there", path.display()),
+            Some(path) => format!("expected ONNX Runtime at `{}`, but found no file", path.display()),
             None => format!(
-                "expected ONNX Runtime as `{}` or in `lib` beside this program, but found neither; \
-                 `kivu doctor --fix` fetches it",
+                "expected ONNX Runtime as `{}` or in the folder `lib` next to this program, but found neither; run \
+                 `kivu doctor --fix` to fetch it",
                 home.join(FOLDER).join(file_name()).display()
             ),
         })
@@ -91,14 +81,14 @@ pub fn locate(configured: Option<&Path>, home: &Path) -> Result<PathBuf> {
 }
 
 fn refuse_telemetry(path: &Path) -> Result<()> {
-    let name = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let name = name.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let mut numbers = name.rsplit(".so.").next().unwrap_or_default().split('.').map(str::parse::<u32>);
     if let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next())
         && (major, minor) >= FIRST_WITH_TELEMETRY
     {
         return Err(Error::model(format!(
-            "expected an ONNX Runtime older than {}.{}, which is the first that reports home, but found `{name}`",
+            "expected ONNX Runtime before {}.{}, the first version that sends telemetry, but found `{name}`",
             FIRST_WITH_TELEMETRY.0, FIRST_WITH_TELEMETRY.1
         )));
     }
@@ -110,9 +100,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_reports_home_is_refused_by_its_name() {
+    fn a_version_that_sends_telemetry_is_refused() {
         let error = Runtime::load(Path::new("/nowhere/libonnxruntime.so.1.31.1")).unwrap_err();
-        insta::assert_snapshot!(error, @"expected an ONNX Runtime older than 1.29, which is the first that reports home, but found `libonnxruntime.so.1.31.1`");
+        insta::assert_snapshot!(error, @"expected ONNX Runtime before 1.29, the first version that sends telemetry, but found `libonnxruntime.so.1.31.1`");
         assert!(refuse_telemetry(Path::new("/nowhere/libonnxruntime.so.1.28.0")).is_ok());
         assert!(refuse_telemetry(Path::new("/nowhere/libonnxruntime.so")).is_ok());
     }

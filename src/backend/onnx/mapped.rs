@@ -1,5 +1,5 @@
-//! Files that are mapped into memory: whatever is written to them changes a loaded model, and reading a part that was
-//! cut off ends the process (SIGBUS).
+//! Detects changes to memory-mapped files. Writing to a mapped file changes the loaded model, and reading a part that
+//! was truncated ends the process (SIGBUS).
 
 use std::{
     fs::{File, Metadata},
@@ -9,10 +9,9 @@ use std::{
 
 use crate::error::{Error, Result};
 
-/// Mapped files as they were when they were opened.
+/// Mapped files, and their state when they were opened.
 ///
-/// A file that another one replaced by its name, as `kivu build` does it, is still what it was: the mapping goes on with
-/// the old one.
+/// Replacing a file by renaming another, as `kivu build` does, is no change: the mapping keeps the old file.
 #[derive(Debug, Default)]
 pub struct MappedFiles {
     files: Vec<MappedFile>,
@@ -21,31 +20,33 @@ pub struct MappedFiles {
 #[derive(Debug)]
 struct MappedFile {
     path: PathBuf,
-    /// Open, so that the file is known whatever its name is.
+    /// Kept open, so that a rename does not matter.
     file: File,
     version: Version,
 }
 
-/// What tells one state of a file from another.
+/// The metadata that changes when a file is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Version {
-    file: (u64, u64),
+    device: u64,
+    inode: u64,
     size: u64,
     modified: (i64, i64),
 }
 
 impl From<Metadata> for Version {
-    fn from(found: Metadata) -> Self {
+    fn from(metadata: Metadata) -> Self {
         Self {
-            file: (found.dev(), found.ino()),
-            size: found.size(),
-            modified: (found.mtime(), found.mtime_nsec()),
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
         }
     }
 }
 
 impl MappedFiles {
-    /// Opens files that will be mapped. This comes before they are hashed, so that no change goes unnoticed.
+    /// Opens files that will be mapped. Call it before they are hashed, so that every change is noticed.
     pub fn open(paths: impl IntoIterator<Item = PathBuf>) -> Result<Self> {
         let open = |path: PathBuf| {
             let failed = || Error::io(format!("cannot read `{}`", path.display()));
@@ -56,29 +57,30 @@ impl MappedFiles {
         Ok(Self { files: paths.into_iter().map(open).collect::<Result<_>>()? })
     }
 
-    /// Fails unless what was hashed and mapped meanwhile, by its path, are the files that were opened.
+    /// Fails if a file was changed or replaced since [`MappedFiles::open`]. Call it after the files were hashed and
+    /// mapped by their paths.
     pub fn require_loaded(&self) -> Result<()> {
         let is_same = |file: &MappedFile| file.path.metadata().is_ok_and(|now| file.version == now.into());
         match self.files.iter().find(|file| file.has_changed() || !is_same(file)) {
             None => Ok(()),
             Some(file) => Err(Error::model(format!(
-                "expected `{}` to stay as it is while it is loaded, but it changed; start again",
+                "expected `{}` to stay the same while it is loaded, but it changed; start again",
                 file.path.display()
             ))),
         }
     }
 
-    /// The first file that was written to since it was opened. Takes a system call for each file.
+    /// The first file that was written to since it was opened. Takes a system call per file.
     pub fn changed(&self) -> Option<&Path> {
         self.files.iter().find(|file| file.has_changed()).map(|file| file.path.as_path())
     }
 
-    /// Fails if a file was written to. The error is for callers, and names no path.
+    /// Fails if a file was written to. The error is for clients, and contains no path.
     pub(super) fn require_unchanged(&self) -> Result<()> {
         match self.changed() {
             None => Ok(()),
             Some(_) => Err(Error::unavailable(
-                "the files of the model were changed after it was loaded; it can be used again after a restart",
+                "the files of the model have changed since it was loaded; restart the server to use it again",
             )),
         }
     }
@@ -86,7 +88,7 @@ impl MappedFiles {
 
 impl MappedFile {
     fn has_changed(&self) -> bool {
-        // A file that cannot be looked at any more, as on a network drive that is gone, cannot be read either.
+        // Files without metadata, for example on a network drive that is gone, cannot be read either.
         !self.file.metadata().is_ok_and(|now| self.version == now.into())
     }
 }
@@ -98,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_was_written_to_is_found_and_one_that_was_replaced_is_not() {
+    fn writes_are_detected_and_renames_are_not() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("weights.bin");
         let write_again = |bytes: &[u8]| fs::write(&path, bytes).unwrap();

@@ -1,51 +1,51 @@
-//! Rows of a tensor that change their places within it.
+//! Reordering of the rows of a tensor in place: those of the KV cache when beams move.
 
-/// The order in which rows are copied so that none is lost: for five beams of a large model they are megabytes at
-/// every step, of which each is copied once.
+/// The copies that reorder rows, in an order that overwrites no row before it is read. Each row is copied once:
+/// with five beams of a large model they are megabytes at every step.
 #[derive(Debug)]
-pub(super) struct RowPermutation(Vec<Move>);
+pub(super) struct RowPermutation(Vec<Copy>);
 
-/// One copy. A row that all others wait for goes aside first, and comes from there.
+/// A copy between two rows. `None` is a buffer beside the tensor, which breaks cycles.
 #[derive(Debug)]
-struct Move {
+struct Copy {
     from: Option<usize>,
     to: Option<usize>,
 }
 
 impl RowPermutation {
-    /// The moves after which row `i` is what row `rows[i]` was. Rows that stay are not touched.
+    /// The copies after which row `i` has the values of row `rows[i]`.
     pub(super) fn new(rows: &[usize]) -> Self {
         let moved = rows.iter().enumerate().filter(|(to, from)| to != *from);
         let mut left: Vec<(usize, Option<usize>)> = moved.map(|(to, from)| (to, Some(*from))).collect();
-        let mut moves = Vec::with_capacity(left.len() + 1);
+        let mut copies = Vec::with_capacity(left.len() + 1);
         while let Some((first, _)) = left.first().copied() {
-            let is_wanted = |row: usize| left.iter().any(|(_, from)| *from == Some(row));
-            match left.iter().position(|(to, _)| !is_wanted(*to)) {
+            let is_needed = |row: usize| left.iter().any(|(_, from)| *from == Some(row));
+            match left.iter().position(|(to, _)| !is_needed(*to)) {
                 Some(place) => {
                     let (to, from) = left.swap_remove(place);
-                    moves.push(Move { from, to: Some(to) });
+                    copies.push(Copy { from, to: Some(to) });
                 }
-                // Only rings are left, each of whose rows is wanted once.
+                // Only cycles are left. Buffering a row breaks one of them.
                 None => {
-                    moves.push(Move { from: Some(first), to: None });
+                    copies.push(Copy { from: Some(first), to: None });
                     left.iter_mut()
                         .filter(|(_, from)| *from == Some(first))
                         .for_each(|(_, from)| *from = None);
                 }
             }
         }
-        Self(moves)
+        Self(copies)
     }
 
-    /// RowPermutation rows of `size` values, all of which are there.
-    pub(super) fn apply(&self, values: &mut [f32], size: usize) {
-        let of = |row: usize| row * size..(row + 1) * size;
-        let mut aside = Vec::new();
-        for Move { from, to } in &self.0 {
+    /// Reorders rows of `width` values each. `values` has to contain all rows.
+    pub(super) fn apply(&self, values: &mut [f32], width: usize) {
+        let range = |row: usize| row * width..(row + 1) * width;
+        let mut buffer = Vec::new();
+        for Copy { from, to } in &self.0 {
             match (*from, *to) {
-                (Some(from), Some(to)) => values.copy_within(of(from), to * size),
-                (Some(from), None) => aside = values[of(from)].to_vec(),
-                (None, Some(to)) => values[of(to)].copy_from_slice(&aside),
+                (Some(from), Some(to)) => values.copy_within(range(from), to * width),
+                (Some(from), None) => buffer = values[range(from)].to_vec(),
+                (None, Some(to)) => values[range(to)].copy_from_slice(&buffer),
                 (None, None) => {}
             }
         }
@@ -60,7 +60,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_row_comes_from_where_it_should(rows in proptest::collection::vec(0..7_usize, 7)) {
+        fn every_row_gets_the_values_of_its_source(rows in proptest::collection::vec(0..7_usize, 7)) {
             let mut values: Vec<f32> = (0..14).map(|value| value as f32).collect();
             RowPermutation::new(&rows).apply(&mut values, 2);
             let expected: Vec<f32> = rows.iter().flat_map(|row| [2.0 * *row as f32, 2.0 * *row as f32 + 1.0]).collect();

@@ -1,9 +1,9 @@
-//! The one unsafe corner: running a session from several threads at once.
+//! Runs a session from several threads at once: the only unsafe code of the crate.
 //!
-//! `ort` lets a session run on one thread at a time, for the sake of execution providers (CUDA, DirectML, …)
-//! that cannot do otherwise. ONNX Runtime itself guarantees that `Run` may be called concurrently, its CPU
-//! kernels being stateless, and the CPU's is the only execution provider here. Sharing one session is what
-//! keeps a second CPU from costing a second copy of the weights: 30 MB of 110 for all-MiniLM-L6-v2.
+//! `ort` allows one thread at a time, for the sake of execution providers (CUDA, DirectML, …) that require it. ONNX
+//! Runtime itself allows concurrent calls of `Run`: its CPU kernels are stateless, and the CPU is the only execution
+//! provider here. A shared session saves the memory of a second copy of the weights: 30 MB of 110 for
+//! all-MiniLM-L6-v2.
 
 use std::{
     ffi::{CString, c_char},
@@ -21,7 +21,7 @@ use crate::{
     error::{Error, Result},
 };
 
-/// The names of a graph's inputs and outputs as C wants them.
+/// The names of a graph's inputs and outputs as C strings.
 #[derive(Debug)]
 pub(super) struct Names {
     inputs: Vec<CString>,
@@ -41,8 +41,8 @@ impl Names {
     }
 }
 
-/// Runs `session` on one value for each of its inputs; gives one value for each of its outputs.
-#[expect(unsafe_code, reason = "`ort` has no safe way to run one session on several threads")]
+/// Runs `session` on one value per input, and returns one value per output.
+#[expect(unsafe_code, reason = "`ort` has no safe way to run one session on several threads at once")]
 pub(super) fn run(
     session: &Session,
     names: &Names,
@@ -54,10 +54,9 @@ pub(super) fn run(
     let inputs: Vec<_> = inputs.iter().map(|value| value.ptr()).collect();
     let mut outputs = vec![ptr::null_mut(); output_names.len()];
     let inner = session.inner();
-    // SAFETY: names, inputs and outputs are arrays of the lengths given with them, and live until the call
-    // returns; the session lives as long as `session`. `Run` changes nothing of the session that it does not
-    // guard itself: ONNX Runtime promises so for concurrent calls, and no execution provider but the CPU's,
-    // which keeps that promise, is ever registered (`Session::open`).
+    // SAFETY: the arrays have the lengths passed with them and live until the call returns, as does the session.
+    // ONNX Runtime documents that `Run` may be called concurrently on one session. Execution providers may break
+    // that promise, but `Session::open` registers none besides the CPU's, which keeps it.
     unsafe {
         let status = (ort::api().Run)(
             inner.ptr().cast_mut(),
@@ -71,9 +70,8 @@ pub(super) fn run(
         );
         ort::Error::result_from_status(status)?;
     }
-    let no_value = || ort::Error::new("the runtime gave no value for an output");
-    // SAFETY: after a run without error every output is a new value, which nobody else owns, made by the
-    // session's own allocator.
+    let no_value = || ort::Error::new("ONNX Runtime returned no value for an output");
+    // SAFETY: after a successful run each output is a new value from the session's allocator, without another owner.
     let own = |value| unsafe { DynValue::from_ptr(value, Some(session.allocator())) };
     outputs.into_iter().map(|value| NonNull::new(value).map(own).ok_or_else(no_value)).collect()
 }

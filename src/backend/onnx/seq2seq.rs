@@ -1,25 +1,23 @@
-//! Runs encoder-decoder graphs: what the encoder gives and the decoder keeps stays with the runtime from step to
-//! step; only token ids go in, and only scores come out.
+//! A sequence-to-sequence backend of an encoder graph and a decoder graph.
+//!
+//! The encoder's outputs and the decoder's KV cache stay in ONNX Runtime's memory between steps; only token ids and
+//! scores cross the boundary.
 
-use std::{
-    num::NonZeroUsize,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-    thread,
-};
+use std::num::NonZeroUsize;
 
 use async_trait::async_trait;
 use ort::{
     session::SessionInputValue,
     value::{DynValue, TensorRef},
 };
-use tokio::sync::oneshot;
 
 use super::{
-    Graph, Runtime, Session,
     bindings::{DecoderBindings, DecoderInput, EncoderInput},
+    library::Runtime,
     row_permutation::RowPermutation,
-    values::{gather, gather_in_place, integers, zeros},
+    session::{Graph, Session},
+    values::{gather, permute, tensor, zeros},
+    workers::Workers,
 };
 use crate::{
     backend::{
@@ -27,33 +25,27 @@ use crate::{
         seq2seq::{DecodeFn, Decoder, Logits, Seq2SeqBackend, SourceBatch},
     },
     error::{Error, Result},
-    telemetry,
 };
 
-/// An encoder and a decoder, served by a row of threads that share their sessions.
-///
-/// - Works wait in one queue and go to the thread that is free first.
-/// - The queue forgets works whose caller has gone or whose deadline has passed.
-/// - Dropping this ends the threads once the queue is empty.
+/// Runs an encoder and a decoder on threads that share their sessions.
 #[derive(Debug)]
 pub struct OnnxSeq2Seq {
     concurrency: NonZeroUsize,
     vocabulary: Option<usize>,
-    encoder: Signature,
-    decoder: Signature,
-    jobs: flume::Sender<Job>,
+    signatures: [Signature; 2],
+    workers: Workers<Model>,
 }
 
-/// What threads are for.
+/// How the work is divided among threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parallelism {
-    /// All work on one step: for large models, whose weights are read at every step, however few rows there are.
+    /// All threads run the same step: for large models, whose weights are read at every step, for any number of
+    /// rows.
     WithinStep(NonZeroUsize),
-    /// Each works on a source of its own: for models that are small, or whose sources have no batch in common.
+    /// Each thread decodes sources of its own: for small models, and for sources that cannot share a batch.
     AcrossSources(NonZeroUsize),
 }
 
-/// The sessions, and what goes where.
 #[derive(Debug)]
 struct Model {
     encoder: Session,
@@ -61,44 +53,31 @@ struct Model {
     bindings: DecoderBindings,
 }
 
-struct Job {
-    sources: SourceBatch,
-    deadline: Deadline,
-    work: DecodeFn,
-    reply: oneshot::Sender<Result<()>>,
-}
-
 impl OnnxSeq2Seq {
-    /// Loads the graphs of an encoder and a decoder, which are refused where they do not fit together.
+    /// Loads an encoder and a decoder; fails if they do not fit together.
     pub fn open(
         runtime: Runtime,
         [encoder, decoder]: [impl Into<Graph>; 2],
-        parallel: Parallelism,
+        parallelism: Parallelism,
     ) -> Result<Self> {
-        let (concurrency, threads) = match parallel {
+        let (concurrency, threads) = match parallelism {
             Parallelism::WithinStep(threads) => (NonZeroUsize::MIN, threads),
-            Parallelism::AcrossSources(concurrency) => (concurrency, NonZeroUsize::MIN),
+            Parallelism::AcrossSources(threads) => (threads, NonZeroUsize::MIN),
         };
         let encoder = Session::open(runtime, encoder, threads)?;
         let decoder = Session::open(runtime, decoder, threads)?;
         let bindings = DecoderBindings::new(encoder.signature(), decoder.signature())?;
-        let signatures = (encoder.signature().clone(), decoder.signature().clone());
-        let vocabulary = bindings.vocabulary;
-        let model = Arc::new(Model { encoder, decoder, bindings });
-        let (jobs, queue) = flume::unbounded::<Job>();
-        for number in 0..concurrency.get() {
-            let (model, queue) = (Arc::clone(&model), queue.clone());
-            thread::Builder::new()
-                .name(format!("sequences-{number}"))
-                .spawn(move || queue.iter().for_each(|job| job.run(&model)))
-                .map_err(Error::io("cannot start a thread for an ONNX session"))?;
-        }
-        Ok(Self { concurrency, vocabulary, encoder: signatures.0, decoder: signatures.1, jobs })
+        Ok(Self {
+            concurrency,
+            vocabulary: bindings.vocabulary,
+            signatures: [encoder.signature().clone(), decoder.signature().clone()],
+            workers: Workers::start("seq2seq", concurrency, Model { encoder, decoder, bindings })?,
+        })
     }
 
-    /// The inputs and outputs of the encoder and of the decoder.
-    pub fn signatures(&self) -> [&Signature; 2] {
-        [&self.encoder, &self.decoder]
+    /// The signatures of the encoder and of the decoder.
+    pub fn signatures(&self) -> &[Signature; 2] {
+        &self.signatures
     }
 }
 
@@ -112,91 +91,70 @@ impl Seq2SeqBackend for OnnxSeq2Seq {
         self.vocabulary
     }
 
-    async fn decode(&self, sources: SourceBatch, deadline: Deadline, work: DecodeFn) -> Result<()> {
-        let stopped = || Error::inference("the threads of the ONNX session have stopped");
-        telemetry::ran("onnx");
-        let (reply, answer) = oneshot::channel();
-        self.jobs.send(Job { sources, deadline, work, reply }).map_err(|_| stopped())?;
-        deadline.bound(async { answer.await.unwrap_or_else(|_| Err(stopped())) }).await
-    }
-}
-
-impl Job {
-    fn run(self, model: &Model) {
-        let Self { sources, deadline, work, reply } = self;
-        if reply.is_closed() {
-            return;
-        }
-        let outcome = if deadline.has_passed() {
-            Err(deadline.exceeded())
-        } else {
-            let is_wanted = || !reply.is_closed();
-            let run = AssertUnwindSafe(|| work(&mut OnnxDecoder::new(model, sources, &is_wanted)?));
-            catch_unwind(run).unwrap_or_else(|_| Err(Error::inference("the model's run panicked")))
+    async fn decode(&self, sources: SourceBatch, deadline: Deadline, decode: DecodeFn) -> Result<()> {
+        let run = move |model: &Model, is_abandoned: &dyn Fn() -> bool| {
+            decode(&mut OnnxDecoder::new(model, sources, is_abandoned)?)
         };
-        // A caller that has gone wants no answer.
-        let _ = reply.send(outcome);
+        self.workers.run(deadline, run).await
     }
 }
 
-/// The decoder of sources that are encoded.
 struct OnnxDecoder<'a> {
     model: &'a Model,
     shortlist: Option<Vec<i64>>,
-    /// The encoder's mask, a row for each of the decoder's.
+    /// The encoder's attention mask, with the decoder's rows.
     mask: DynValue,
-    /// What the encoder gave, rows as the decoder's where it has rows.
+    /// The encoder's outputs. Those that have rows have the decoder's rows.
     encoded: Vec<DynValue>,
-    /// What the decoder keeps, in the order of its states.
+    /// The KV cache, in the order of the bindings.
     states: Vec<DynValue>,
     /// The scores of the last step.
     logits: Option<DynValue>,
-    /// The source of each row.
-    owners: Vec<usize>,
+    /// The source of each row, by index.
+    sources: Vec<usize>,
     steps: i64,
-    /// Whether somebody still waits for the targets.
-    is_wanted: &'a dyn Fn() -> bool,
+    is_abandoned: &'a dyn Fn() -> bool,
 }
 
 impl<'a> OnnxDecoder<'a> {
     /// Runs the encoder.
-    fn new(model: &'a Model, sources: SourceBatch, is_wanted: &'a dyn Fn() -> bool) -> Result<Self> {
+    fn new(model: &'a Model, sources: SourceBatch, is_abandoned: &'a dyn Fn() -> bool) -> Result<Self> {
         let SourceBatch { rows, pad, shortlist } = sources;
-        if shortlist.is_some() != model.bindings.takes_shortlist {
+        let Model { encoder, bindings, .. } = model;
+        if shortlist.is_some() != bindings.takes_shortlist {
             return Err(Error::inference(
-                "expected a shortlist where the encoder takes one, and none where not",
+                "expected a shortlist if and only if the encoder has an input for it",
             ));
         }
         let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
-        let shape = [rows.len(), longest];
         let padded = |fill: i64, value: fn(i64) -> i64| {
-            let row = |row: &Vec<i64>| {
+            let cells = rows.iter().flat_map(|row| {
                 let filler = std::iter::repeat_n(fill, longest - row.len());
-                row.iter().copied().map(value).chain(filler).collect::<Vec<_>>()
-            };
-            integers(&shape, rows.iter().flat_map(row).collect())
+                row.iter().copied().map(value).chain(filler)
+            });
+            tensor(vec![rows.len(), longest], cells.collect())
         };
         let (ids, mask) = (padded(pad, |id| id)?, padded(0, |_| 1)?);
-        let columns = shortlist.as_ref().map(|list| integers(&[list.len()], list.clone())).transpose()?;
-        let inputs = model.bindings.encoder.iter().filter_map(|input| match input {
+        let columns = shortlist.as_ref().map(|list| tensor(vec![list.len()], list.clone())).transpose()?;
+        let inputs = bindings.encoder.iter().filter_map(|input| match input {
             EncoderInput::Ids => Some(&ids),
             EncoderInput::Mask => Some(&mask),
             EncoderInput::Shortlist => columns.as_ref(),
         });
         let inputs: Vec<SessionInputValue<'_>> = inputs.map(SessionInputValue::from).collect();
-        let encoded = model.encoder.run_values(&inputs)?;
-        let states = model.bindings.states.iter().map(|state| zeros(&state.spec, rows.len()));
+        let encoded = encoder.run_values(&inputs)?;
+        let states = bindings.states.iter().map(|state| zeros(&state.spec, rows.len()));
         let states = states.collect::<Result<_>>()?;
-        let owners = (0..rows.len()).collect();
-        Ok(Self { model, shortlist, mask, encoded, states, logits: None, owners, steps: 0, is_wanted })
+        let sources = (0..rows.len()).collect();
+        Ok(Self { model, shortlist, mask, encoded, states, logits: None, sources, steps: 0, is_abandoned })
     }
 
-    /// Tokens as the graph knows them: what is chosen from a shortlist is a place in it.
+    /// The graph's token ids. With a shortlist, `tokens` are indices into it.
     fn ids(&self, tokens: &[i64]) -> Result<Vec<i64>> {
         let Some(shortlist) = &self.shortlist else { return Ok(tokens.to_vec()) };
         let id = |token: &i64| match usize::try_from(*token) {
-            Ok(place) => shortlist.get(place).copied(),
-            // The start of a model that begins with no token.
+            Ok(index) => shortlist.get(index).copied(),
+            // -1 starts a model that has no start token.
             Err(_) => Some(*token),
         };
         let ids = tokens.iter().map(id).collect::<Option<_>>();
@@ -206,15 +164,16 @@ impl<'a> OnnxDecoder<'a> {
 
 impl Decoder for OnnxDecoder<'_> {
     fn step(&mut self, tokens: &[i64]) -> Result<Logits<'_>> {
-        if !(self.is_wanted)() {
-            return Err(Error::inference("nobody waits for the text any more"));
+        if (self.is_abandoned)() {
+            return Err(Error::inference("the caller has gone"));
         }
-        let failed = |error| Error::inference_because("the decoder's scores cannot be read", error);
+        let Model { decoder, bindings, .. } = self.model;
+        let failed = |error| Error::inference_because("cannot read the decoder's scores", error);
         let (ids, position) = (self.ids(tokens)?, [self.steps]);
         let ids = TensorRef::from_array_view(([ids.len(), 1], ids.as_slice())).map_err(failed)?;
         let position = TensorRef::from_array_view(([1_usize], position.as_slice())).map_err(failed)?;
         let mut states = self.states.iter();
-        let inputs = self.model.bindings.decoder.iter().filter_map(|input| match input {
+        let inputs = bindings.decoder.iter().filter_map(|input| match input {
             DecoderInput::Ids => Some(SessionInputValue::from(ids.view())),
             DecoderInput::Mask => Some(SessionInputValue::from(&self.mask)),
             DecoderInput::Position => Some(SessionInputValue::from(position.view())),
@@ -222,18 +181,18 @@ impl Decoder for OnnxDecoder<'_> {
             DecoderInput::State => states.next().map(SessionInputValue::from),
         });
         let inputs: Vec<SessionInputValue<'_>> = inputs.collect();
-        let outputs = self.model.decoder.run_values(&inputs)?;
+        let outputs = decoder.run_values(&inputs)?;
         drop(inputs);
         let mut outputs: Vec<Option<DynValue>> = outputs.into_iter().map(Some).collect();
         let mut take = |output: usize| {
             outputs.get_mut(output).and_then(Option::take).ok_or_else(|| {
-                Error::inference(format!("expected an output {output} of the decoder, but found none"))
+                Error::inference(format!("expected output {output} of the decoder, but found none"))
             })
         };
-        for (state, wire) in self.states.iter_mut().zip(&self.model.bindings.states) {
-            *state = take(wire.output)?;
+        for (value, state) in self.states.iter_mut().zip(&bindings.states) {
+            *value = take(state.output)?;
         }
-        let logits = self.logits.insert(take(self.model.bindings.logits)?);
+        let logits = self.logits.insert(take(bindings.logits)?);
         self.steps += 1;
         let (shape, values) = logits.try_extract_tensor_mut::<f32>().map_err(failed)?;
         let width = shape.last().map_or(0, |side| *side as usize);
@@ -241,26 +200,25 @@ impl Decoder for OnnxDecoder<'_> {
     }
 
     fn reorder(&mut self, rows: &[usize]) -> Result<()> {
-        let moves = RowPermutation::new(rows);
+        let permutation = RowPermutation::new(rows);
         for state in &mut self.states {
-            if rows.len() == self.owners.len() {
-                gather_in_place(state, rows, &moves)?;
+            if rows.len() == self.sources.len() {
+                permute(state, rows, &permutation)?;
             } else {
                 *state = gather(state, rows)?;
             }
         }
-        let owner = |row: &usize| self.owners.get(*row).copied();
-        let owners: Option<Vec<usize>> = rows.iter().map(owner).collect();
-        let owners = owners.ok_or_else(|| {
-            Error::inference(format!("expected rows below {}, but found others", self.owners.len()))
+        let sources = rows.iter().map(|row| self.sources.get(*row).copied()).collect::<Option<Vec<_>>>();
+        let sources = sources.ok_or_else(|| {
+            Error::inference(format!("expected rows below {}, but found others", self.sources.len()))
         })?;
-        // What comes from the source is the same for all of its rows, whichever goes where.
-        if owners != self.owners {
+        // The encoder's outputs are the same for all rows of a source.
+        if sources != self.sources {
             self.mask = gather(&self.mask, rows)?;
-            for output in &self.model.bindings.by_row {
+            for output in &self.model.bindings.encoded_rows {
                 self.encoded[*output] = gather(&self.encoded[*output], rows)?;
             }
-            self.owners = owners;
+            self.sources = sources;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! One ONNX Runtime session: the only place that speaks to the `ort` crate about graphs.
+//! A session: a loaded graph.
 
 use std::{
     num::NonZeroUsize,
@@ -11,14 +11,14 @@ use ort::{
         Session as OrtSession, SessionInputValue,
         builder::{GraphOptimizationLevel, SessionBuilder},
     },
-    value::{DynValue, Outlet, TensorElementType, TensorRef, ValueType},
+    value::{DynValue, Outlet, PrimitiveTensorElementType, TensorElementType, TensorRef, ValueType},
 };
 
 use super::{
+    external_weights::{ExternalInitializers, ExternalWeights},
     library::Runtime,
     mapped::MappedFiles,
     run::{Names, run},
-    weights::{Constants, Weights},
 };
 use crate::{
     backend::{Signature, TensorSpec, processor::Int8Instructions},
@@ -26,38 +26,38 @@ use crate::{
     tensor::{ElementType, Elements, Tensor},
 };
 
-/// `kOrtSessionOptionsAvx2PrecisionMode`: has the runtime replace signed 8-bit weights w by unsigned ones, w + 128,
-/// and the zero points along with them, which must be constants of the graph.
+/// `kOrtSessionOptionsAvx2PrecisionMode`: ONNX Runtime replaces signed 8-bit weights w by unsigned ones, w + 128, and
+/// adjusts their zero points, which have to be constants of the graph.
 const UNSIGNED_WEIGHTS: &str = "session.x64quantprecision";
 
-/// `kOrtSessionOptionsMlasDisableKleidiAi`: leaves out the kernels of KleidiAI. Where an arm64 processor has SME, as
-/// QEMU's `max` does, those of ONNX Runtime 1.26 give wrong products of 8-bit integers.
+/// `kOrtSessionOptionsMlasDisableKleidiAi`: does not use KleidiAI. On arm64 processors with SME, such as QEMU's `max`,
+/// the kernels of ONNX Runtime 1.26 for products of 8-bit integers return wrong results.
 const NO_KLEIDIAI: &str = "mlas.disable_kleidiai";
 
-/// A graph that is not loaded yet.
+/// A graph to load.
 #[derive(Debug)]
 pub enum Graph {
-    /// In a file. Weights in a file of their own will be mapped, not read.
+    /// An ONNX file. Weights in other files are mapped.
     File {
         /// The ONNX file.
         path: PathBuf,
-        /// The files of its weights. A run fails where one of them was written to.
+        /// The files with the weights. Runs fail once one of them was written to.
         mapped: Arc<MappedFiles>,
     },
-    /// In memory, with its weights, which will be used where they are.
+    /// An ONNX file in memory. The weights are used in place.
     Memory {
         /// The ONNX file.
         bytes: Vec<u8>,
-        /// Its weights in other files.
-        constants: Constants,
+        /// The weights outside of it.
+        initializers: ExternalInitializers,
     },
 }
 
 impl Graph {
-    /// Graphs in memory, in whose weights all that their files hold is filled.
-    pub fn in_memory(graphs: Vec<Vec<u8>>, weights: Weights) -> Result<Vec<Self>> {
-        let graphs = graphs.into_iter().zip(weights.into_constants()?);
-        Ok(graphs.map(|(bytes, constants)| Self::Memory { bytes, constants }).collect())
+    /// Graphs in memory, with their weights, which have to be filled.
+    pub fn in_memory(graphs: Vec<Vec<u8>>, weights: ExternalWeights) -> Result<Vec<Self>> {
+        let graphs = graphs.into_iter().zip(weights.into_initializers()?);
+        Ok(graphs.map(|(bytes, initializers)| Self::Memory { bytes, initializers }).collect())
     }
 }
 
@@ -67,7 +67,7 @@ impl<P: AsRef<Path> + ?Sized> From<&P> for Graph {
     }
 }
 
-/// A loaded graph, which any number of threads can run at once.
+/// A loaded graph. Any number of threads can run it at the same time.
 #[derive(Debug)]
 pub struct Session {
     session: OrtSession,
@@ -77,21 +77,21 @@ pub struct Session {
 }
 
 impl Session {
-    /// Loads a graph, which is taken as it is: graphs are optimised when they are built. A run takes `threads`
+    /// Loads a graph without optimising it, since graphs are optimised when they are built. Each run uses `threads`
     /// threads.
     ///
-    /// Products of 8-bit integers are exact on every processor: where those of unsigned and signed integers
-    /// saturate, weights become unsigned while the graph is loaded.
+    /// Products of 8-bit integers are exact on every processor: if those of unsigned and signed integers saturate,
+    /// the weights are converted to unsigned ones.
     pub fn open(runtime: Runtime, graph: impl Into<Graph>, threads: NonZeroUsize) -> Result<Self> {
         let graph = graph.into();
         let plain = || builder(runtime, GraphOptimizationLevel::Disable, threads);
-        // The runtime makes weights unsigned at this level only.
+        // ONNX Runtime converts weights only from this level on.
         let exact = || {
             builder(runtime, GraphOptimizationLevel::Level2, threads)
                 .and_then(|builder| Ok(builder.with_config_entry(UNSIGNED_WEIGHTS, "1")?))
         };
         let session = match Int8Instructions::detected().saturate() {
-            // It fails where products share weights, of which `keeps_signed_weights` tells.
+            // Fails if products share weights, see `keeps_signed_weights`.
             true => load(exact, &graph).or_else(|_| load(plain, &graph)),
             false => load(plain, &graph),
         };
@@ -108,52 +108,53 @@ impl Session {
         Ok(Self { session, mapped, signature, names })
     }
 
-    /// Lets the runtime optimise the graph at `source` and writes what comes out to `target`, without
-    /// anything that depends on the machine it is run on.
+    /// Optimises the graph at `source` and writes the result to `target`. The result does not depend on this machine.
     pub fn optimise(runtime: Runtime, source: &Path, target: &Path) -> Result<()> {
         builder(runtime, GraphOptimizationLevel::Level2, NonZeroUsize::MIN)
             .and_then(|builder| Ok(builder.with_optimized_model_path(target)?))
             .and_then(|mut builder| builder.commit_from_file(source))
-            .map(|_| ())
+            .map(drop)
             .map_err(|error| {
                 Error::model_because(format!("cannot optimise the graph `{}`", source.display()), error)
             })
     }
 
-    /// The inputs that the graph takes and the outputs that it gives.
+    /// The inputs and outputs of the graph.
     pub fn signature(&self) -> &Signature {
         &self.signature
     }
 
-    /// Runs one batch: inputs and outputs in the order of the signature.
+    /// Runs one batch. Inputs and outputs are in the order of the signature.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         self.signature.check_inputs(inputs)?;
-        let failed = |error| Error::inference_because("the model failed to run", error);
         let values = inputs.iter().map(borrow).collect::<ort::Result<Vec<_>>>().map_err(failed)?;
         let outputs = self.run_values(&values)?;
         self.signature.outputs.iter().zip(&outputs).map(|(spec, value)| copy(spec, value)).collect()
     }
 
-    /// Runs one batch on the runtime's own values: nothing is copied on its way in or out. There has to be one
-    /// value for each input, in the order of the signature.
+    /// Runs one batch of ONNX Runtime's own values, without copies. `inputs` has one value per input, in the order of
+    /// the signature.
     ///
-    /// Mapped weights are looked at before and after: a run on weights that were written to gives no result. What is cut
-    /// off them during a run still ends the process, which nothing but a copy in memory could keep from happening.
+    /// Fails if mapped weights were written to before or during the run. Truncating them during a run still ends the
+    /// process; only a copy in memory could prevent that.
     pub(super) fn run_values(&self, inputs: &[SessionInputValue<'_>]) -> Result<Vec<DynValue>> {
         self.mapped.require_unchanged()?;
-        let outputs = run(&self.session, &self.names, inputs)
-            .map_err(|error| Error::inference_because("the model failed to run", error))?;
+        let outputs = run(&self.session, &self.names, inputs).map_err(failed)?;
         self.mapped.require_unchanged()?;
         Ok(outputs)
     }
+}
+
+fn failed(error: ort::Error) -> Error {
+    Error::inference_because("the model failed to run", error)
 }
 
 fn load(builder: impl FnOnce() -> ort::Result<SessionBuilder>, graph: &Graph) -> ort::Result<OrtSession> {
     let mut builder = builder()?;
     match graph {
         Graph::File { path, .. } => builder.commit_from_file(path),
-        Graph::Memory { bytes, constants } => {
-            for (name, value) in constants {
+        Graph::Memory { bytes, initializers } => {
+            for (name, value) in initializers {
                 builder = builder.with_external_initializer(name, Arc::clone(value))?;
             }
             builder.commit_from_memory(bytes)
@@ -166,7 +167,7 @@ fn builder(
     level: GraphOptimizationLevel,
     threads: NonZeroUsize,
 ) -> ort::Result<SessionBuilder> {
-    let builder = OrtSession::builder(runtime.environment())?;
+    let builder = OrtSession::builder(runtime.environment)?;
     let builder = match cfg!(target_arch = "aarch64") {
         true => builder.with_config_entry(NO_KLEIDIAI, "1")?,
         false => builder,
@@ -175,7 +176,7 @@ fn builder(
         .with_optimization_level(level)?
         .with_intra_threads(threads.get())?
         .with_inter_threads(1)?
-        // A memory pattern is kept for every shape ever seen, and texts come in every length.
+        // ONNX Runtime keeps a memory pattern for each shape, and texts have all lengths.
         .with_memory_pattern(false)?)
 }
 
@@ -203,31 +204,24 @@ fn borrow(tensor: &Tensor) -> ort::Result<SessionInputValue<'_>> {
         Elements::Fp32(values) => TensorRef::from_array_view((shape, values.as_slice()))?.into(),
         Elements::Int32(values) => TensorRef::from_array_view((shape, values.as_slice()))?.into(),
         Elements::Int64(values) => TensorRef::from_array_view((shape, values.as_slice()))?.into(),
-        Elements::Bytes(_) => return Err(ort::Error::new("graphs take no strings here")),
+        Elements::Bytes(_) => return Err(ort::Error::new("inputs of strings are not supported")),
     })
 }
 
 fn copy(spec: &TensorSpec, value: &DynValue) -> Result<Tensor> {
-    let wrong = |error| {
-        Error::inference_because(format!("the model's output `{}` is not what it declares", spec.name), error)
+    fn extract<T: PrimitiveTensorElementType + Copy>(value: &DynValue) -> ort::Result<(Vec<usize>, Vec<T>)> {
+        let (shape, values) = value.try_extract_tensor::<T>()?;
+        Ok((shape.iter().map(|side| *side as usize).collect(), values.to_vec()))
+    }
+    let extracted = match spec.element_type {
+        ElementType::Fp32 => extract(value).map(|(shape, values)| (shape, Elements::Fp32(values))),
+        ElementType::Int32 => extract(value).map(|(shape, values)| (shape, Elements::Int32(values))),
+        ElementType::Int64 => extract(value).map(|(shape, values)| (shape, Elements::Int64(values))),
+        ElementType::Bytes => Err(ort::Error::new("outputs of strings are not supported")),
     };
-    let (shape, elements) = match spec.element_type {
-        ElementType::Fp32 => {
-            let (shape, values) = value.try_extract_tensor::<f32>().map_err(wrong)?;
-            (shape, Elements::Fp32(values.to_vec()))
-        }
-        ElementType::Int32 => {
-            let (shape, values) = value.try_extract_tensor::<i32>().map_err(wrong)?;
-            (shape, Elements::Int32(values.to_vec()))
-        }
-        ElementType::Int64 => {
-            let (shape, values) = value.try_extract_tensor::<i64>().map_err(wrong)?;
-            (shape, Elements::Int64(values.to_vec()))
-        }
-        // A graph with such an output is refused when it loads.
-        ElementType::Bytes => {
-            return Err(Error::inference_because("graphs give no strings here", spec.name.clone()));
-        }
-    };
-    Tensor::new(shape.iter().map(|side| *side as usize).collect(), elements)
+    let (shape, elements) = extracted.map_err(|error| {
+        let message = format!("the model's output `{}` does not match its declaration", spec.name);
+        Error::inference_because(message, error)
+    })?;
+    Tensor::new(shape, elements)
 }

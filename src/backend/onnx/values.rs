@@ -1,4 +1,6 @@
-//! The runtime's own values: made, and their rows put in another order.
+//! ONNX Runtime's own values: constructors, and changes to the order of their rows.
+
+use std::fmt::Debug;
 
 use ort::value::{DynValue, PrimitiveTensorElementType, Tensor as OrtTensor};
 
@@ -10,79 +12,73 @@ use crate::{
 };
 
 fn failed(error: ort::Error) -> Error {
-    Error::inference_because("a tensor between two steps cannot be made", error)
+    Error::inference_because("cannot create a tensor for the next step", error)
 }
 
-/// Integers of the given shape.
-pub(super) fn integers(shape: &[usize], values: Vec<i64>) -> Result<DynValue> {
-    make(shape.to_vec(), values)
+pub(super) fn tensor<T>(shape: Vec<usize>, values: Vec<T>) -> Result<DynValue>
+where
+    T: PrimitiveTensorElementType + Clone + Debug + 'static,
+{
+    Ok(OrtTensor::from_array((shape, values)).map_err(failed)?.into_dyn())
 }
 
-/// What a state holds before the first step: nothing along a free axis, zeros along a fixed one.
+/// The initial value of a state: zeros, of length 0 along free axes.
 pub(super) fn zeros(spec: &TensorSpec, rows: usize) -> Result<DynValue> {
     let others = spec.shape.iter().skip(1).map(|side| usize::try_from(*side).unwrap_or(0));
     let shape: Vec<usize> = std::iter::once(rows).chain(others).collect();
     let size = shape.iter().product();
     match spec.element_type {
-        ElementType::Fp32 => make(shape, vec![0.0_f32; size]),
-        ElementType::Int32 => make(shape, vec![0_i32; size]),
-        ElementType::Int64 => make(shape, vec![0_i64; size]),
+        ElementType::Fp32 => tensor(shape, vec![0.0_f32; size]),
+        ElementType::Int32 => tensor(shape, vec![0_i32; size]),
+        ElementType::Int64 => tensor(shape, vec![0_i64; size]),
         ElementType::Bytes => {
-            Err(Error::model(format!("expected a state of numbers, but `{}` is of strings", spec.name)))
+            Err(Error::model(format!("expected a state of numbers, but found `{}` of strings", spec.name)))
         }
     }
 }
 
-/// A value whose row `i` is the row `rows[i]` of `value`.
+/// A copy of `value` whose row `i` is the row `rows[i]`.
 pub(super) fn gather(value: &DynValue, rows: &[usize]) -> Result<DynValue> {
     if value.try_extract_tensor::<f32>().is_ok() {
-        return gather_of::<f32>(value, rows);
+        gather_of::<f32>(value, rows)
+    } else if value.try_extract_tensor::<i64>().is_ok() {
+        gather_of::<i64>(value, rows)
+    } else {
+        gather_of::<i32>(value, rows)
     }
-    if value.try_extract_tensor::<i64>().is_ok() {
-        return gather_of::<i64>(value, rows);
-    }
-    gather_of::<i32>(value, rows)
 }
 
-/// The same in the value's own memory, where it has as many rows as before; `moves` are those of `rows`.
-pub(super) fn gather_in_place(value: &mut DynValue, rows: &[usize], moves: &RowPermutation) -> Result<()> {
+fn gather_of<T>(value: &DynValue, rows: &[usize]) -> Result<DynValue>
+where
+    T: PrimitiveTensorElementType + Copy + Debug + 'static,
+{
+    let (shape, values) = value.try_extract_tensor::<T>().map_err(failed)?;
+    let others = || shape.iter().skip(1).map(|side| *side as usize);
+    let width: usize = others().product();
+    let mut gathered = Vec::with_capacity(rows.len() * width);
+    for row in rows {
+        let values = values.get(row * width..(row + 1) * width);
+        gathered.extend_from_slice(values.ok_or_else(|| no_row(*row))?);
+    }
+    tensor(std::iter::once(rows.len()).chain(others()).collect(), gathered)
+}
+
+/// Reorders the rows of a value without changing their number, in place if it contains floats. `permutation` is
+/// that of `rows`.
+pub(super) fn permute(value: &mut DynValue, rows: &[usize], permutation: &RowPermutation) -> Result<()> {
     if value.try_extract_tensor::<f32>().is_err() {
         *value = gather(value, rows)?;
         return Ok(());
     }
     let (shape, values) = value.try_extract_tensor_mut::<f32>().map_err(failed)?;
-    let size: usize = shape.iter().skip(1).map(|side| *side as usize).product();
-    if let Some(beyond) = rows.iter().find(|row| (*row + 1) * size > values.len()) {
+    let width: usize = shape.iter().skip(1).map(|side| *side as usize).product();
+    if let Some(beyond) = rows.iter().find(|row| (*row + 1) * width > values.len()) {
         return Err(no_row(*beyond));
     }
-    moves.apply(values, size);
+    permutation.apply(values, width);
     Ok(())
 }
 
 fn no_row(row: usize) -> Error {
-    Error::inference(format!("expected a row {row} of a state, but found none"))
-}
-
-fn gather_of<T>(value: &DynValue, rows: &[usize]) -> Result<DynValue>
-where
-    T: PrimitiveTensorElementType + Copy + std::fmt::Debug + 'static,
-{
-    let (shape, values) = value.try_extract_tensor::<T>().map_err(failed)?;
-    let mut shape: Vec<usize> = shape.iter().map(|side| *side as usize).collect();
-    let size: usize = shape.iter().skip(1).product();
-    let mut gathered = Vec::with_capacity(rows.len() * size);
-    for row in rows {
-        gathered.extend_from_slice(values.get(row * size..(row + 1) * size).ok_or_else(|| no_row(*row))?);
-    }
-    if let Some(count) = shape.first_mut() {
-        *count = rows.len();
-    }
-    make(shape, gathered)
-}
-
-fn make<T>(shape: Vec<usize>, values: Vec<T>) -> Result<DynValue>
-where
-    T: PrimitiveTensorElementType + Clone + std::fmt::Debug + 'static,
-{
-    Ok(OrtTensor::from_array((shape, values)).map_err(failed)?.into_dyn())
+    Error::inference(format!("expected row {row} of a state, but found fewer rows"))
 }

@@ -1,0 +1,71 @@
+//! Threads that share one model and take their work from one queue.
+
+use std::{
+    num::NonZeroUsize,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    thread,
+};
+
+use tokio::sync::oneshot;
+
+use crate::{
+    backend::Deadline,
+    error::{Error, Result},
+    telemetry,
+};
+
+/// A group of threads that share `M`.
+///
+/// - The next task in the queue goes to the first thread that is idle.
+/// - Tasks whose caller has gone, or whose deadline has passed, do not start.
+/// - A task that panics fails, and its thread goes on.
+/// - The threads end once the value is dropped and the queue is empty.
+#[derive(Debug)]
+pub(super) struct Workers<M> {
+    queue: flume::Sender<Task<M>>,
+}
+
+type Task<M> = Box<dyn FnOnce(&M) + Send>;
+
+impl<M: Send + Sync + 'static> Workers<M> {
+    pub(super) fn start(name: &str, threads: NonZeroUsize, model: M) -> Result<Self> {
+        let (sender, queue) = flume::unbounded::<Task<M>>();
+        let model = Arc::new(model);
+        for number in 0..threads.get() {
+            let (model, queue) = (Arc::clone(&model), queue.clone());
+            thread::Builder::new()
+                .name(format!("{name}-{number}"))
+                .spawn(move || queue.iter().for_each(|task| task(&model)))
+                .map_err(Error::io("cannot start a thread for an ONNX session"))?;
+        }
+        Ok(Self { queue: sender })
+    }
+
+    /// Runs `work` on one of the threads. Its second argument returns whether the caller has gone.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        deadline: Deadline,
+        work: impl FnOnce(&M, &dyn Fn() -> bool) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        telemetry::ran("onnx");
+        let stopped = || Error::inference("the threads of the ONNX session have stopped");
+        let (sender, outcome) = oneshot::channel();
+        let task: Task<M> = Box::new(move |model| {
+            let is_abandoned = || sender.is_closed();
+            if is_abandoned() {
+                return;
+            }
+            let outcome = if deadline.has_passed() {
+                Err(deadline.exceeded())
+            } else {
+                catch_unwind(AssertUnwindSafe(|| work(model, &is_abandoned)))
+                    .unwrap_or_else(|_| Err(Error::inference("the model's run panicked")))
+            };
+            // Fails if the caller has gone.
+            let _ = sender.send(outcome);
+        });
+        self.queue.send(task).map_err(|_| stopped())?;
+        deadline.bound(async { outcome.await.unwrap_or_else(|_| Err(stopped())) }).await
+    }
+}
