@@ -227,7 +227,7 @@ fn decode(bundle: &Path) -> Result<Value> {
     Ok(figures.into())
 }
 
-/// What produces the tokens of a decoding.
+/// The engine that generates the tokens of a decoding.
 enum Steps {
     /// The decoding loop.
     Loop,
