@@ -1,9 +1,8 @@
-"""Feeds every reader for a while, and adds what was done to .kivu/reliability/fuzz.json.
+"""Fuzzes every reader and adds the statistics to .kivu/reliability/fuzz.json.
 
     python3 fuzz/run.py SECONDS [READER ...]
 
-The seconds are those of a processor, whatever else it does meanwhile. What is found that was not seen before lies in
-fuzz/found; what breaks a reader, in fuzz/artifacts.
+SECONDS is CPU time per reader. New inputs are stored in fuzz/found, inputs that break a reader in fuzz/artifacts.
 """
 
 import json
@@ -20,26 +19,26 @@ DONE = FUZZ.parent / ".kivu/reliability/fuzz.json"
 READERS = sorted(folder.name for folder in (FUZZ / "corpus").iterdir())
 
 
-# The least that is worth starting the program for.
-LEAST_S = 5
+# The minimum remaining time for which the program is started.
+MIN_S = 5
 NOTHING = {"cpu_s": 0, "inputs": 0, "edges": 0, "found": 0}
 
 
 def add(sums, now):
-    """Both together: counts add up, edges are those of whichever got further."""
+    """Adds counts; of the edges, takes the maximum."""
     return {name: max(sums[name], now[name]) if name == "edges" else round(sums[name] + now[name], 1) for name in sums}
 
 
 def feed(reader, seconds):
-    """Feeds a reader until so much of a processor's time was spent on it, or something broke it."""
+    """Fuzzes a reader for this CPU time, or until an input breaks it."""
     sums = NOTHING
-    while not sums["found"] and (left := int(seconds - sums["cpu_s"])) >= LEAST_S:
+    while not sums["found"] and (left := int(seconds - sums["cpu_s"])) >= MIN_S:
         sums = add(sums, run(reader, left))
     return sums
 
 
 def run(reader, seconds):
-    """Feeds a reader for so long by the clock."""
+    """Fuzzes a reader for this wall-clock time."""
     found, artifacts = FUZZ / "found" / reader, FUZZ / "artifacts" / reader
     for folder in (found, artifacts):
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +64,7 @@ def run(reader, seconds):
 def main():
     seconds, chosen = int(sys.argv[1]), sys.argv[2:] or READERS
     if PROGRAM is None:
-        sys.exit("expected the program that feeds readers, but found none; `make fuzz` builds it")
+        sys.exit("expected the fuzz program, but found none; `make fuzz` builds it")
     failed = []
     for reader in chosen:
         now = feed(reader, seconds)
@@ -75,7 +74,7 @@ def main():
         DONE.write_text(json.dumps(done, indent=1) + "\n")
         print(reader, json.dumps(now), flush=True)
         failed += [reader] * now["found"]
-    sys.exit(f"broken: {', '.join(failed)}; what broke them is in fuzz/artifacts" if failed else 0)
+    sys.exit(f"broken: {', '.join(failed)}; the inputs are in fuzz/artifacts" if failed else 0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes the first inputs of every target into fuzz/corpus, from the fixtures: python3 fuzz/seeds.py"""
+"""Writes the initial corpus of every reader into fuzz/corpus, from the fixtures: python3 fuzz/seeds.py"""
 
 import gzip
 import json
@@ -38,7 +38,7 @@ REQUESTS = [
 
 
 def tensors(inputs, **more):
-    """A message of KServe v2 with its tensors behind it."""
+    """A message of KServe v2 with binary tensors."""
     described = [
         {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(data)}}
         for name, datatype, shape, data in inputs
@@ -118,7 +118,7 @@ def graphs():
 
 
 def student():
-    """A model in Marian's form, with a shortlist."""
+    """A model in the format of Marian, with a shortlist."""
     options = b"\n".join(
         line.encode()
         for line in [
@@ -190,7 +190,7 @@ def numbered(contents):
 
 
 def tokenizer():
-    """One of words, with every kind of part that there is around a vocabulary."""
+    """A word-level tokenizer with a component of every kind."""
     pattern, behavior = {"Regex": "o+"}, "Isolated"
     token = {"id": 2, "content": "<s>", "single_word": False, "lstrip": True, "rstrip": False, "normalized": False, "special": True}
     sequence = lambda name, parts: {"type": "Sequence", name: [{"type": part} if isinstance(part, str) else part for part in parts]}

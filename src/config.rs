@@ -118,7 +118,6 @@ pub enum LogFormat {
 #[serde(deny_unknown_fields, default)]
 pub struct S3Config {
     /// Milliseconds for which a failed request is retried.
-    #[serde(alias = "patience_ms")]
     pub timeout_ms: u64,
 }
 

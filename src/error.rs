@@ -1,121 +1,123 @@
-//! The one error of the crate, named by what its receiver can do about it.
+//! The error type of the crate. Its variants correspond to what the caller can do.
 
 use std::time::Duration;
 
-/// The result of everything in this crate that can fail.
+/// The result of fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A cause from a foreign crate, kept for the log.
+/// The error of another crate, for the log.
 pub type Source = Box<dyn std::error::Error + Send + Sync>;
 
-/// What went wrong. `Display` gives this layer's sentence only; the causes hang on `source`.
+/// An error. `Display` prints its message without the causes, which are in `source`.
+///
+/// Messages read: expected X, but found Y; what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The request cannot be read at all: the caller has to send other bytes.
+    /// The request cannot be parsed.
     #[error("{message}")]
     Malformed {
         /// What was expected and what was found.
         message: String,
     },
 
-    /// The request can be read, but one of its values cannot be used.
+    /// The request is well-formed, but one of its values is invalid.
     #[error("{message}")]
     Invalid {
         /// What was expected and what was found.
         message: String,
     },
 
-    /// The request goes beyond a limit: the caller has to send less.
+    /// The request exceeds a limit.
     #[error("{message}")]
     TooLarge {
         /// The field, its limit and the value found.
         message: String,
     },
 
-    /// No model of that name is served.
+    /// No model with this name is served.
     #[error("unknown model `{name}`; known models: {}", quoted(known))]
     UnknownModel {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The names that would have worked.
+        /// The names of all models.
         known: Vec<String>,
     },
 
-    /// More requests are under way than the limit allows: the caller may come again shortly.
+    /// Too many requests are in progress; the caller may retry shortly.
     #[error("expected at most {limit} requests at once, but found more; try again in a moment")]
     Overloaded {
-        /// The number of requests served at once.
+        /// The maximum number of concurrent requests.
         limit: usize,
     },
 
-    /// The deadline passed before the answer was there.
+    /// The deadline passed before there was a result.
     #[error("no answer within {}ms", .after.as_millis())]
     DeadlineExceeded {
-        /// How long the caller had been ready to wait.
+        /// The timeout.
         after: Duration,
     },
 
-    /// The model ran and failed.
+    /// The model failed to run.
     #[error("{message}")]
     Inference {
-        /// What was being run.
+        /// The failed operation.
         message: String,
-        /// The runtime's own words.
+        /// The error of the runtime.
         #[source]
         source: Option<Source>,
     },
 
-    /// What runs the model cannot be had now: the caller may come again later.
+    /// The model cannot be reached at the moment; the caller may retry later.
     #[error("{message}")]
     Unavailable {
-        /// What was asked, and what became of it.
+        /// The operation and its outcome.
         message: String,
     },
 
-    /// A model, a bundle or a recipe cannot be used: it is damaged, unsupported or below its quality floor.
+    /// A model, a bundle or a recipe is damaged, unsupported or below its minimum quality.
     #[error("{message}")]
     Model {
         /// What was expected and what was found.
         message: String,
-        /// Why, where another crate knows more.
+        /// The error of another crate.
         #[source]
         source: Option<Source>,
     },
 
-    /// The configuration or the command line asks for something that cannot be.
+    /// The configuration or the command line is invalid.
     #[error("{message}")]
     Config {
         /// The key, what was expected and what was found.
         message: String,
-        /// Why, where another crate knows more.
+        /// The error of another crate.
         #[source]
         source: Option<Source>,
     },
 
-    /// The operating system refused.
+    /// An operation of the operating system failed.
     #[error("{action}")]
     Io {
-        /// What was being done, with the path.
+        /// The operation, with the path.
         action: String,
-        /// The system's own words.
+        /// The error of the system.
         #[source]
         source: std::io::Error,
     },
 }
 
 impl Error {
-    /// A request that cannot be read.
+    /// [`Error::Malformed`].
     pub fn malformed(message: impl Into<String>) -> Self {
         Self::Malformed { message: message.into() }
     }
 
-    /// A value that cannot be used.
+    /// [`Error::Invalid`].
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::Invalid { message: message.into() }
     }
 
-    /// A value beyond its limit.
+    /// [`Error::TooLarge`].
     pub fn too_large(message: impl Into<String>) -> Self {
         Self::TooLarge { message: message.into() }
     }
@@ -130,12 +132,12 @@ impl Error {
         Self::Inference { message: message.into(), source: Some(source.into()) }
     }
 
-    /// Something that cannot be had now.
+    /// [`Error::Unavailable`].
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::Unavailable { message: message.into() }
     }
 
-    /// A model, bundle or recipe that cannot be used.
+    /// [`Error::Model`] without a source.
     pub fn model(message: impl Into<String>) -> Self {
         Self::Model { message: message.into(), source: None }
     }
@@ -145,18 +147,18 @@ impl Error {
         Self::Model { message: message.into(), source: Some(source.into()) }
     }
 
-    /// A configuration that cannot be.
+    /// [`Error::Config`] without a source.
     pub fn config(message: impl Into<String>) -> Self {
         Self::Config { message: message.into(), source: None }
     }
 
-    /// A refusal of the operating system while doing `action`, for `map_err`.
+    /// A function for `map_err` that makes [`Error::Io`].
     pub fn io(action: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         let action = action.into();
         move |source| Self::Io { action, source }
     }
 
-    /// The whole chain on one line, for a terminal or a log.
+    /// The message and all causes, on one line.
     pub fn chain(&self) -> String {
         let mut line = self.to_string();
         let mut source = std::error::Error::source(self);
@@ -169,7 +171,7 @@ impl Error {
     }
 }
 
-/// Says which text an error is about, where there are several.
+/// Adds the index of the text to an error, if there are several texts.
 pub(crate) fn at_text(error: Error, place: usize, count: usize) -> Error {
     match error {
         Error::TooLarge { message } if count > 1 => Error::too_large(format!("text {place}: {message}")),
@@ -178,7 +180,7 @@ pub(crate) fn at_text(error: Error, place: usize, count: usize) -> Error {
     }
 }
 
-/// `a`, `b` and `c`, each in backticks, for messages.
+/// The names in backticks, separated by commas.
 pub(crate) fn quoted<T: AsRef<str>>(names: &[T]) -> String {
     names.iter().map(|name| format!("`{}`", name.as_ref())).collect::<Vec<_>>().join(", ")
 }
@@ -188,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_chain_names_every_cause_once() {
+    fn the_chain_has_each_cause_once() {
         let source = std::io::Error::other("disk is full");
         let error = Error::io("cannot write `model.onnx`")(source);
         insta::assert_snapshot!(error.chain(), @"cannot write `model.onnx`: disk is full");
@@ -196,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_model_names_the_known_ones() {
+    fn the_error_for_an_unknown_model_lists_the_known_ones() {
         let error = Error::UnknownModel { name: "bert".into(), known: vec!["a".into(), "b".into()] };
         insta::assert_snapshot!(error, @"unknown model `bert`; known models: `a`, `b`");
     }

@@ -1,20 +1,20 @@
-//! How much memory JSON takes once it is read, told before it is.
+//! An estimate of the memory that JSON takes once it is parsed.
 //!
-//! As a tree of values, an object of one field takes a hundred times its own text: a body within its limit could
-//! fill the memory of the machine.
+//! An object of one field takes a hundred times its own text as a tree of values, so that a body within the size limit
+//! could exhaust the memory of the machine.
 
-/// How many times its text JSON may take, and how much besides: more than any request that means something.
-const MOST_TIMES: usize = 6;
-const MOST_BYTES: usize = 18 * 1024 * 1024;
-/// What a value takes in a list that has grown, and what an object's first field takes besides. While a list moves
-/// to where it has room, it takes half as much again.
+/// The limit: a multiple of the size of the text, and a constant. Real requests are far below.
+const MAX_FACTOR: usize = 6;
+const MAX_EXTRA_BYTES: usize = 18 * 1024 * 1024;
+/// The size of a value in a list that has grown, and the additional size of an object with one field. While a list is
+/// reallocated, it takes half as much again.
 const VALUE_BYTES: usize = 64;
 const OBJECT_BYTES: usize = 640;
 
-/// Whether `text` takes no more memory than so many times its size and a constant, whatever is in it.
+/// Whether parsing `text` takes at most [`MAX_FACTOR`] times its size and [`MAX_EXTRA_BYTES`].
 ///
-/// Values and objects are counted by the characters that separate them, outside of strings; what is no JSON is left
-/// to whoever reads it.
+/// Values and objects are counted by the characters that separate them, outside of strings. Invalid JSON is left to the
+/// parser.
 pub(crate) fn is_light(text: &[u8]) -> bool {
     let (mut values, mut objects) = (1_usize, 0_usize);
     let mut rest = text.iter();
@@ -35,7 +35,7 @@ pub(crate) fn is_light(text: &[u8]) -> bool {
         }
     }
     let taken = values.saturating_mul(VALUE_BYTES).saturating_add(objects.saturating_mul(OBJECT_BYTES));
-    taken <= text.len().saturating_mul(MOST_TIMES).saturating_add(MOST_BYTES)
+    taken <= text.len().saturating_mul(MAX_FACTOR).saturating_add(MAX_EXTRA_BYTES)
 }
 
 #[cfg(test)]
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_light_takes_no_more_than_is_said() {
+    fn light_texts_stay_below_the_limit() {
         for item in
             ["{\"\":0}", "{\"a\":{\"b\":0}}", "[[]]", "7", "1234567", "\"a, b\"", "{\"text\":\"a cat\"}"]
         {
@@ -66,7 +66,7 @@ mod tests {
                 if is_light(text.as_bytes()) {
                     let read = || serde_json::from_str::<Value>(&text).map(drop).unwrap();
                     let taken = allocation_counter::measure(read).bytes_max as usize;
-                    let allowed = (MOST_TIMES * text.len() + MOST_BYTES) / 2 * 3;
+                    let allowed = (MAX_FACTOR * text.len() + MAX_EXTRA_BYTES) / 2 * 3;
                     assert!(taken <= allowed, "{item} × {count}: {taken} bytes");
                 }
             }

@@ -1,29 +1,6 @@
 //! Serves Hugging Face transformer models from AWS Lambda and from a laptop.
 //!
-//! # The floors
-//!
-//! A request goes down and its answer comes up again; a floor names only the floors below it.
-//!
-//! ```text
-//!   functions/*       src/main.rs            thin programs
-//!         │                │
-//!         │               cli                the command: serve, build, push, pull, batch, doctor, bench
-//!         ▼              ╱   ╲
-//!     api, batch ◀──────╯   build            dialects, files │ weights → graph → measured bundle
-//!         │                   │
-//!         ▼                   │
-//!        model                │              a bundle, opened as the pipeline of its task
-//!         │                   │
-//!         ▼                   ▼
-//!             repository                     bundles and their manifests, here and in S3
-//!                  │
-//!                  ▼
-//!              pipeline                      texts → answers
-//!              ╱      ╲
-//!         backend   tokenizer                tensors → tensors │ texts → ids
-//!              ╲      ╱
-//!       tensor, config, json, secrets, telemetry, error
-//! ```
+//! `docs/design.md` has the layers and their dependencies.
 
 pub mod api;
 pub mod backend;

@@ -1,10 +1,10 @@
-//! Feeds the reader that `READER` names.
+//! The fuzz target; the environment variable `READER` selects the reader.
 
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(
-    // libFuzzer's own hook ends the process at any panic, but what a reader catches is no fault. One that it does
-    // not catch ends the process after all, and the input, fed again by a test, tells the rest.
+    // The hook of libFuzzer ends the process at any panic, also at those that a reader catches. Others end it without
+    // the hook; a test with the same input shows their message.
     init: std::panic::set_hook(Box::new(|_| {})),
     |bytes: &[u8]| kivu_fuzz::feed(bytes)
 );

@@ -1,4 +1,4 @@
-//! Requests of any bytes, to every route, of a scripted model for every task.
+//! Readers of requests: every route, with a scripted model for every task.
 
 use std::sync::{Arc, OnceLock};
 
@@ -38,10 +38,9 @@ use crate::{
 };
 
 const TOKENIZER: &[u8] = include_bytes!("../../tests/fixtures/models/tiny-bert/tokenizer.json");
-/// The most tokens of a text.
 const MAX_TOKENS: usize = 16;
 
-/// The routes that read a body; a request's first byte chooses among them.
+/// The routes with a request body; the first byte of an input selects one.
 const ROUTES: [&str; 21] = [
     "/",
     "/embed",
@@ -66,7 +65,7 @@ const ROUTES: [&str; 21] = [
     "/v2/models/translation/versions/1/infer",
 ];
 
-/// A byte for the route, and a body.
+/// A byte that selects the route, and a body.
 pub(crate) fn request(bytes: &[u8]) {
     let Some((route, body)) = bytes.split_first() else { return };
     let path = ROUTES[usize::from(*route) % ROUTES.len()];
@@ -80,7 +79,7 @@ pub(crate) fn request(bytes: &[u8]) {
     }
 }
 
-/// A byte for the route, one that says how the body is packed, and a body.
+/// A byte that selects the route, one that selects the content encoding, and a body.
 pub(crate) fn packed_request(bytes: &[u8]) {
     let Some(([route, encoding], body)) = bytes.split_first_chunk() else { return };
     let path = ROUTES[usize::from(*route) % ROUTES.len()];
@@ -96,7 +95,7 @@ pub(crate) fn packed_request(bytes: &[u8]) {
     }
 }
 
-/// Two bytes for the length of the JSON, and a message with the tensors' bytes behind it.
+/// Two bytes of the length of the JSON, and a message with binary tensors.
 pub(crate) fn tensors(bytes: &[u8]) {
     let Some((length, body)) = bytes.split_first_chunk() else { return };
     let length = match u16::from_le_bytes(*length) {
@@ -115,10 +114,10 @@ pub(crate) fn tensors(bytes: &[u8]) {
     }
 }
 
-/// Keys as a file or a secret holds them, and headers.
+/// Keys as in a file or a secret, and headers.
 pub(crate) fn keys(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
-    // Whatever is said of keys, it is said by an error.
+    // An error is a valid outcome.
     let _ = Guard::new(
         &AuthConfig { keys: vec![text.to_string()], ..AuthConfig::default() },
         BindScope::ApiGateway,
@@ -130,7 +129,7 @@ pub(crate) fn keys(bytes: &[u8]) {
     }
 }
 
-/// Sends a request; the answer is of no interest, as long as it is none of a panic.
+/// Sends a request and checks that the response does not report a panic.
 fn send(request: Request<Body>) {
     static ROUTER: OnceLock<Option<Router>> = OnceLock::new();
     thread_local! {
@@ -143,12 +142,12 @@ fn send(request: Request<Body>) {
     RUNTIME.with(|runtime| {
         let answer = runtime.as_ref().map(|runtime| runtime.block_on(router.call(request)));
         if let Some(Ok(answer)) = answer {
-            assert_ne!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR, "a request made something fail");
+            assert_ne!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR, "the server failed");
         }
     });
 }
 
-/// A model for every task.
+/// A model of every task.
 fn models() -> Result<Vec<Model>> {
     let tokenizer = Arc::new(Tokenizer::from_json(TOKENIZER)?);
     let embedding = EmbeddingSettings {
@@ -202,7 +201,7 @@ fn signature(output: &[i64]) -> Signature {
     }
 }
 
-/// Ones in the shape that is free or said.
+/// A backend whose output is all ones.
 fn scripted(output: &[i64]) -> ScriptedBackend {
     let output = output.to_vec();
     ScriptedBackend::new(signature(&output), move |inputs| {
@@ -214,7 +213,7 @@ fn scripted(output: &[i64]) -> ScriptedBackend {
     })
 }
 
-/// Writes one token and ends.
+/// A translator that generates one token.
 fn translator(tokenizer: &Arc<Tokenizer>) -> Result<TranslationPipeline> {
     let vocabulary = tokenizer.vocabulary_size();
     let sequences = ScriptedSeq2Seq::new(vocabulary, move |_, target| {

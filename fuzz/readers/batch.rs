@@ -1,4 +1,4 @@
-//! Events, keys and rows of any bytes.
+//! Readers of events, keys and rows.
 
 use std::io::{Cursor, Read};
 
@@ -20,49 +20,48 @@ use crate::{
     repository::s3::{LONGEST_KEY, Url, fit_key},
 };
 
-/// What a function is called with.
+/// The event of a Lambda invocation.
 pub(crate) fn event(bytes: &[u8]) {
     let Ok(event) = serde_json::from_slice::<Value>(bytes) else { return };
-    // What is no event is told by an error.
+    // An error is a valid outcome, here and below.
     let _ = Join::of(&event);
     let _ = Batch::of(&event);
     for message in event::messages(&event) {
         for written in message.objects.into_iter().flatten() {
-            assert!(fit_key(&written.url.key).len() <= LONGEST_KEY, "a key that does not fit");
+            assert!(fit_key(&written.url.key).len() <= LONGEST_KEY, "a key that is too long");
         }
     }
 }
 
-/// A key as events have it, the URL of an object, and a checkpoint.
+/// A key as in events, the URL of an object, and a checkpoint.
 pub(crate) fn key(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes) {
         let key = event::decode(text).unwrap_or_default();
-        assert!(fit_key(&key).len() <= LONGEST_KEY, "a key that does not fit");
+        assert!(fit_key(&key).len() <= LONGEST_KEY, "a key that is too long");
         if let Ok(url) = text.parse::<Url>() {
-            assert_eq!(url.to_string().parse::<Url>().ok(), Some(url), "a URL that is read as another");
+            assert_eq!(url.to_string().parse::<Url>().ok(), Some(url), "the URL changed");
         }
     }
     let place = Url { bucket: "b".into(), key: "k".into() };
-    // What is no checkpoint is told by an error.
     let _ = checkpoint::parse(bytes, &place);
 }
 
-/// A file of JSON Lines, packed or not: every row comes out as an object on a line.
+/// A file of JSON Lines, possibly compressed: the output has one object per row.
 pub(crate) fn json_lines(bytes: &[u8]) {
     let Some(contents) = unpacked(bytes) else { return };
     let mut reader = Reader::JsonLines(JsonLinesReader::new(contents, None));
     let Some((rows, output)) = answered(&mut reader, Head::JsonLines) else { return };
     let output = String::from_utf8(output).unwrap_or_default();
-    assert_eq!(output.lines().count(), rows, "a row is missing, or is two");
+    assert_eq!(output.lines().count(), rows, "the number of rows changed");
     for line in output.lines() {
-        // Space before an object stays where it is.
+        // Leading whitespace is kept.
         let is_object = serde_json::from_str::<serde::de::IgnoredAny>(line).is_ok()
             && line.trim_ascii_start().starts_with('{');
-        assert!(is_object, "a row that is no object: {line}");
+        assert!(is_object, "a row that is not an object: {line}");
     }
 }
 
-/// A file of CSV, packed or not: it comes out with as many rows, of as many fields each.
+/// A CSV file, possibly compressed: the output has as many rows, with two more fields each.
 pub(crate) fn csv(bytes: &[u8]) {
     let Some(contents) = unpacked(bytes) else { return };
     let Ok(reader) = CsvReader::new(contents, None) else { return };
@@ -76,20 +75,20 @@ pub(crate) fn csv(bytes: &[u8]) {
         .from_reader(output.as_slice());
     let widths = written.byte_records().map(|record| record.map(|record| record.len()).unwrap_or_default());
     let widths: Vec<usize> = widths.collect();
-    assert_eq!(widths.len(), rows + 1, "a row of `{column}` is missing, or is two");
+    assert_eq!(widths.len(), rows + 1, "the number of rows of `{column}` changed");
     assert!(
         widths.iter().all(|width| *width == header.names.len() + 2),
-        "a row of another width: {widths:?}"
+        "the number of fields changed: {widths:?}"
     );
 }
 
 fn unpacked(bytes: &[u8]) -> Option<Box<dyn Read + Send>> {
     let contents = Compression::of(bytes).unpack(Cursor::new(bytes.to_vec())).ok()?;
-    // What unpacks to more is stopped elsewhere, by what it was unpacked from.
+    // Large outputs are limited elsewhere, in relation to the compressed size.
     Some(Box::new(contents.take(1024 * 1024)))
 }
 
-/// The rows with an answer each, where the file can be read to its end.
+/// The number of rows and the output with an answer for each, if the file is valid.
 fn answered(reader: &mut Reader, head: Head) -> Option<(usize, Vec<u8>)> {
     let shape = Shape { compression: Compression::None, kind: Kind::Score, head };
     let write = |reader: &mut Reader| -> Result<(usize, Vec<u8>)> {

@@ -1,4 +1,4 @@
-//! The files of models, of any bytes.
+//! Readers of model files.
 
 use std::{fs, path::Path};
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{backend, tokenizer::Tokenizer};
 
-/// Calls `read` with a folder that holds the given files, the same one again and again.
+/// Calls `read` with a folder that contains the given files. The folder is reused.
 fn with_files(files: &[(&str, &[u8])], read: impl FnOnce(&Path)) {
     thread_local! {
         static FOLDER: Option<tempfile::TempDir> = tempfile::tempdir().ok();
@@ -22,13 +22,13 @@ fn with_files(files: &[(&str, &[u8])], read: impl FnOnce(&Path)) {
             read(folder);
         }
         for (name, _) in files {
-            // What stays is written again.
+            // A file that remains is overwritten.
             let _ = fs::remove_file(folder.join(name));
         }
     });
 }
 
-/// Parts of an input: the length of each but the last stands before it in two bytes.
+/// The parts of an input: each but the last has its length in two bytes before it.
 fn parts<const COUNT: usize>(mut bytes: &[u8]) -> Option<[&[u8]; COUNT]> {
     let mut parts = [&b""[..]; COUNT];
     let (last, others) = parts.split_last_mut()?;
@@ -40,13 +40,12 @@ fn parts<const COUNT: usize>(mut bytes: &[u8]) -> Option<[&[u8]; COUNT]> {
     Some(parts)
 }
 
-/// A recipe.
 pub(crate) fn recipe(bytes: &[u8]) {
-    // Here as below: what cannot be read is told by an error, and that is all that is asked.
+    // An error is a valid outcome, here and below.
     with_files(&[("recipe.toml", bytes)], |folder| drop(Recipe::open(&folder.join("recipe.toml"))));
 }
 
-/// Weights, or the index of their shards, and the configuration of their model.
+/// Weights or the index of their shards, and the configuration of the model.
 pub(crate) fn weights(bytes: &[u8]) {
     let Some([config, weights]) = parts(bytes) else { return };
     with_files(&[("model.safetensors", weights)], |folder| drop(Weights::open(folder)));
@@ -61,7 +60,7 @@ pub(crate) fn weights(bytes: &[u8]) {
     });
 }
 
-/// An ONNX graph: alone, as an encoder and a decoder, and as one that is loaded from elsewhere.
+/// An ONNX graph: in memory, as an encoder and a decoder, and as an export.
 pub(crate) fn graph(bytes: &[u8]) {
     drop(backend::onnx::ExternalWeights::of(&[bytes.to_vec()], |_| Some(bytes.len() as u64)));
     with_files(&[("encoder_model.onnx", bytes), ("decoder_model_merged.onnx", bytes)], |folder| {
@@ -74,7 +73,7 @@ pub(crate) fn graph(bytes: &[u8]) {
     });
 }
 
-/// What a translation model says of its tokens: the settings, the ids, and the SentencePiece model.
+/// The tokenizer files of a translation model: settings, ids and the SentencePiece model.
 pub(crate) fn pieces_of_translation(bytes: &[u8]) {
     let Some([settings, ids, pieces]) = parts(bytes) else { return };
     let read = |tokenizers: crate::error::Result<vocabulary::Tokenizers>| {
@@ -88,7 +87,7 @@ pub(crate) fn pieces_of_translation(bytes: &[u8]) {
     with_files(&files, |folder| read(vocabulary::many_to_many(folder, 4)));
 }
 
-/// A translation model's configuration, whose weights are not looked at.
+/// The configuration of a translation model.
 pub(crate) fn translation_config(bytes: &[u8]) {
     let pieces = include_bytes!("../../tests/fixtures/models/tiny-marian/source.spm");
     let ids = include_bytes!("../../tests/fixtures/models/tiny-marian/vocab.json");
@@ -96,7 +95,7 @@ pub(crate) fn translation_config(bytes: &[u8]) {
     with_files(&files, |folder| drop(translation::open(folder)));
 }
 
-/// A student of Bergamot's: its weights, and its shortlist.
+/// A Bergamot student: shortlist and weights.
 pub(crate) fn student(bytes: &[u8]) {
     let Some([lexicon, model]) = parts(bytes) else { return };
     bergamot::read_any(lexicon, model);

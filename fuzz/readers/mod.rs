@@ -1,22 +1,25 @@
-//! Everything that reads bytes from outside, by name, for tools that feed it any bytes. No part of the interface.
+//! Parsers of external input, by name, for fuzzing. Not part of the API.
 //!
-//! A reader returns, whatever it is given: it neither panics nor fails an assertion, and it takes no more memory than
-//! [`MOST_TIMES`] the bytes it was given and [`MOST_BYTES`] besides. `fuzz/` looks for inputs that break this, and
-//! the test below keeps what it found.
+//! A reader returns for any input: it neither panics nor fails an assertion, and takes at most [`MAX_FACTOR`] times the
+//! memory of its input and [`MAX_EXTRA_BYTES`]. The fuzzer searches for inputs that violate this; the tests below
+//! replay those that it found.
+//!
+//! These files are modules of the library, since they call private functions: `src/` declares them with `#[path]`, for
+//! tests and for the feature `fuzzing`.
 
 use std::collections::BTreeMap;
 
 use crate::{api, backend::triton, batch, build, config::Config, repository::Manifest, tokenizer::Tokenizer};
 
-/// How many times its input's size a reader may take.
-pub const MOST_TIMES: u64 = 10;
-/// What it may take besides.
-pub const MOST_BYTES: u64 = 32 * 1024 * 1024;
+/// The maximum memory of a reader as a multiple of its input's size.
+pub const MAX_FACTOR: u64 = 10;
+/// The additional memory that a reader may take.
+pub const MAX_EXTRA_BYTES: u64 = 32 * 1024 * 1024;
 
-/// Reads bytes from outside.
+/// Parses external input.
 pub type Reader = fn(&[u8]);
 
-/// Every reader, with the name that its inputs lie under.
+/// All readers, with the names of their folders in `fuzz/corpus`.
 pub const READERS: [(&str, Reader); 20] = [
     ("config", config),
     ("csv", batch::fuzzing::csv),
@@ -40,12 +43,12 @@ pub const READERS: [(&str, Reader); 20] = [
     ("weights", build::fuzzing::weights),
 ];
 
-/// The reader called `name`.
+/// The reader with this name.
 pub fn reader(name: &str) -> Option<Reader> {
     READERS.iter().find(|(known, _)| *known == name).map(|(_, reader)| *reader)
 }
 
-/// `kivu.toml`, and an environment behind a line of dashes.
+/// `kivu.toml`, and after a line of dashes an environment.
 fn config(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let (file, environment) = text.split_once("\n---\n").unwrap_or((&text, ""));
@@ -55,45 +58,47 @@ fn config(bytes: &[u8]) {
     let Ok(folder) = tempfile::tempdir() else { return };
     let path = folder.path().join("kivu.toml");
     if std::fs::write(&path, file).is_ok() {
-        // What cannot be used is told by an error.
+        // An error is a valid outcome, here and below.
         let _ = Config::load(Some(&path), &variables);
     }
 }
 
-/// A bundle's manifest: what was read is written so that it is read again.
+/// A manifest: serializing the parsed manifest and parsing it again gives the same.
 fn manifest(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let Ok(manifest) = Manifest::parse(text) else { return };
     for name in manifest.files.iter().map(|file| &file.name).chain([&manifest.graph]) {
-        assert!(!name.starts_with('/') && !name.split('/').any(|part| part == ".."), "a way out: {name}");
+        assert!(
+            !name.starts_with('/') && !name.split('/').any(|part| part == ".."),
+            "a path out of the bundle: {name}"
+        );
     }
     let Ok(written) = manifest.to_text() else { return };
     let again = Manifest::parse(&written).and_then(|manifest| manifest.to_text());
-    assert_eq!(again.ok(), Some(written), "a manifest that is written as another");
+    assert_eq!(again.ok(), Some(written), "the manifest changed");
 }
 
-/// A `tokenizer.json`, as it is and in the form that is loaded quickly.
+/// A `tokenizer.json`, directly and converted to a trie.
 fn tokenizer(bytes: &[u8]) {
     if let Ok(tokenizer) = Tokenizer::from_json(bytes) {
-        tokenise(&tokenizer);
+        tokenize(&tokenizer);
     }
     if let Ok(Some(made)) = Tokenizer::compile(bytes) {
         pieces(&made);
     }
 }
 
-/// A tokenizer in the form that is loaded quickly.
+/// A tokenizer with a trie.
 fn pieces(bytes: &[u8]) {
     if let Ok(tokenizer) = Tokenizer::from_compiled(bytes.to_vec()) {
-        tokenise(&tokenizer);
+        tokenize(&tokenizer);
     }
 }
 
-fn tokenise(tokenizer: &Tokenizer) {
+fn tokenize(tokenizer: &Tokenizer) {
     for text in ["Hello, wörld!", "", "\u{0}\u{10ffff} 漢字 👩‍👩‍👧"] {
         if let Ok(tokens) = tokenizer.tokens(text, true) {
             let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
-            // What has no text is told by an error.
             let _ = tokenizer.decode(&ids, true);
         }
     }
@@ -112,22 +117,22 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_stays_mended() {
+    fn the_corpus_is_handled() {
         for (name, reader) in READERS {
             let inputs = corpus(name);
             assert!(!inputs.is_empty(), "{name} has no inputs");
             for (path, bytes) in inputs {
-                // The first time something is made that stays.
+                // The first call may initialize statics.
                 reader(&bytes);
                 let taken = allocation_counter::measure(|| reader(&bytes)).bytes_max;
-                let allowed = MOST_TIMES * bytes.len() as u64 + MOST_BYTES;
+                let allowed = MAX_FACTOR * bytes.len() as u64 + MAX_EXTRA_BYTES;
                 assert!(taken <= allowed, "{} takes {taken} bytes", path.display());
             }
         }
     }
 
-    /// What numbers, lengths and texts are damaged to.
-    const ODD: [&[u8]; 16] = [
+    /// Replacements for numbers, lengths and texts.
+    const EDGE_CASES: [&[u8]; 16] = [
         b"0",
         b"-1",
         b"4294967295",
@@ -146,8 +151,8 @@ mod tests {
         b"\xf0\x9f\x98\x80",
     ];
 
-    /// One of `inputs`, damaged a little or a lot.
-    fn damaged(inputs: &[Vec<u8>], random: &mut fastrand::Rng) -> Vec<u8> {
+    /// One of `inputs` with random mutations.
+    fn mutated(inputs: &[Vec<u8>], random: &mut fastrand::Rng) -> Vec<u8> {
         let mut bytes = inputs[random.usize(..inputs.len())].clone();
         for _ in 0..random.usize(1..8) {
             let place = random.usize(..=bytes.len());
@@ -155,7 +160,9 @@ mod tests {
             match random.u8(..7) {
                 0 if place < bytes.len() => bytes[place] ^= 1 << random.u8(..8),
                 1 if place < bytes.len() => bytes[place] = random.u8(..),
-                2 => drop(bytes.splice(place..end, ODD[random.usize(..ODD.len())].iter().copied())),
+                2 => drop(
+                    bytes.splice(place..end, EDGE_CASES[random.usize(..EDGE_CASES.len())].iter().copied()),
+                ),
                 3 => drop(bytes.drain(place..end)),
                 4 => {
                     let again = bytes[place..end].repeat(random.usize(1..64));
@@ -166,35 +173,36 @@ mod tests {
                     let start = random.usize(..=other.len());
                     drop(bytes.splice(place.., other[start..].iter().copied()));
                 }
-                // A number becomes another one.
+                // Replaces a number.
                 _ => {
                     let is_digit = |byte: &u8| byte.is_ascii_digit();
                     let Some(start) = bytes[place..].iter().position(is_digit).map(|at| place + at) else {
                         continue;
                     };
                     let length = bytes[start..].iter().take_while(|byte| is_digit(byte)).count();
-                    drop(bytes.splice(start..start + length, ODD[random.usize(..7)].iter().copied()));
+                    drop(bytes.splice(start..start + length, EDGE_CASES[random.usize(..7)].iter().copied()));
                 }
             }
         }
         bytes
     }
 
-    /// For a moment, or for the seconds that `FUZZ_SECONDS` says, each. `make fuzz` looks where it gets to, and gets further.
+    /// Each reader runs for a tenth of a second, or for `FUZZ_SECONDS`. `make fuzz` is guided by coverage and reaches more.
     #[test]
-    fn damaged_inputs_are_survived() {
+    fn mutated_inputs_are_handled() {
         let seconds =
             std::env::var("FUZZ_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(0.1);
         for (name, reader) in READERS {
             let inputs: Vec<Vec<u8>> = corpus(name).into_iter().map(|(_, bytes)| bytes).collect();
             let (started, mut count, mut random) = (Instant::now(), 0, fastrand::Rng::with_seed(9));
             while started.elapsed().as_secs_f64() < seconds {
-                let bytes = damaged(&inputs, &mut random);
+                let bytes = mutated(&inputs, &mut random);
                 let began = Instant::now();
                 let taken =
                     std::panic::catch_unwind(|| allocation_counter::measure(|| reader(&bytes)).bytes_max);
-                let is_fine =
-                    taken.as_ref().is_ok_and(|taken| *taken <= MOST_TIMES * bytes.len() as u64 + MOST_BYTES);
+                let is_fine = taken
+                    .as_ref()
+                    .is_ok_and(|taken| *taken <= MAX_FACTOR * bytes.len() as u64 + MAX_EXTRA_BYTES);
                 if !is_fine || began.elapsed().as_secs() > 10 {
                     let path = std::env::temp_dir().join(format!("{name}-{count}"));
                     fs::write(&path, &bytes).unwrap();

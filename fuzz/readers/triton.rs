@@ -49,7 +49,7 @@ pub(crate) fn http(bytes: &[u8]) {
     }
 }
 
-/// Any of the messages.
+/// A message of any type.
 pub(crate) fn grpc(bytes: &[u8]) {
     // Undecodable messages result in an error.
     let _ = (ReadyResponse::decode(bytes), ModelMetadata::decode(bytes), ConfigResponse::decode(bytes));

@@ -1,9 +1,11 @@
-//! What is done with every input: a reader is fed with it, and the memory looked at that it took.
+//! Calls a reader with an input and checks how much memory it takes.
 
 use std::sync::OnceLock;
 
-/// Gives `bytes` to the reader that the environment names as `READER`; panics where that takes too much memory, or
-/// panics itself.
+/// Calls the reader that the environment variable `READER` names.
+///
+/// # Panics
+/// If the reader panics or takes too much memory.
 pub fn feed(bytes: &[u8]) {
     static READER: OnceLock<(String, kivu::fuzzing::Reader)> = OnceLock::new();
     let (name, reader) = READER.get_or_init(|| {
@@ -12,6 +14,6 @@ pub fn feed(bytes: &[u8]) {
         (name, reader)
     });
     let taken = allocation_counter::measure(|| reader(bytes)).bytes_max;
-    let allowed = kivu::fuzzing::MOST_TIMES * bytes.len() as u64 + kivu::fuzzing::MOST_BYTES;
+    let allowed = kivu::fuzzing::MAX_FACTOR * bytes.len() as u64 + kivu::fuzzing::MAX_EXTRA_BYTES;
     assert!(taken <= allowed, "`{name}` takes {taken} bytes for {}", bytes.len());
 }

@@ -193,7 +193,7 @@ class BadDays(unittest.TestCase):
         [port] = free_ports(1)
         started = time.monotonic()
         command = [harness.KIVU, "serve", f"s3://{BUCKET}/models/{NAME}", "--listen", f"{HOST}:0"]
-        environment = os.environ | self.env(AWS_ENDPOINT_URL=f"http://{HOST}:{port}", KIVU_S3__PATIENCE_MS="1000")
+        environment = os.environ | self.env(AWS_ENDPOINT_URL=f"http://{HOST}:{port}", KIVU_S3__TIMEOUT_MS="1000")
         done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 1)
         self.assertLess(time.monotonic() - started, 10)
