@@ -187,11 +187,19 @@ CARGO_LAMBDA ?= $(abspath $(LAMBDA))
 SAM := SAM_CLI_TELEMETRY=0 $(DEPLOY)/sam
 OPERATE := $(DEPLOY)/python functions/operate.py $(STACK)
 
+SAM_BUILD = ARCHITECTURE=$(ARCHITECTURE) PACKED="$(PACKED)" CARGO_LAMBDA=$(CARGO_LAMBDA) \
+  $(SAM) build --parameter-overrides Architecture=$(ARCHITECTURE)
+
 .PHONY: deploy
 deploy: packed $(DEPLOY_TOOLS) ## Deploy to the AWS account of the credentials in the environment
-	ARCHITECTURE=$(ARCHITECTURE) PACKED="$(PACKED)" CARGO_LAMBDA=$(CARGO_LAMBDA) \
-	  $(SAM) build --parameter-overrides Architecture=$(ARCHITECTURE)
+	$(SAM_BUILD)
 	$(SAM) deploy --stack-name $(STACK) --parameter-overrides 'Architecture=$(ARCHITECTURE) $(PARAMETERS)'
+
+.PHONY: local
+local: ARCHITECTURE := $(subst aarch64,arm64,$(shell uname -m))
+local: packed $(DEPLOY_TOOLS) ## Serve the function on this machine with `sam local`, which needs Docker
+	$(SAM_BUILD)
+	$(SAM) local start-api --parameter-overrides 'AuthMode=none Architecture=$(ARCHITECTURE)'
 
 # Everything that functions/Makefile packs.
 .PHONY: packed

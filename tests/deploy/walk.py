@@ -104,6 +104,17 @@ class Walk:
         if zipped > MAX_ZIPPED and not self.compiled:
             raise Problem(f"expected at most {MAX_ZIPPED} bytes zipped, but found {zipped}")
 
+    def sam_local_serves_the_function(self):
+        import local
+
+        routes = local.routes()
+        for path in ("$default", "/health"):
+            found = [function for (_, route), function in routes.items() if route == path]
+            expect(f"the function of {path}", ["ApiFunction"], found)
+        response = local.respond()
+        if response.get("statusCode") != 200:
+            raise Problem(f"expected status 200 from `sam local invoke`, but found {response}")
+
     def requests_without_a_key_are_rejected(self):
         expect("/health", 200, self.send("GET", "/health")[0])
         status, headers, body = self.send("POST", "/embed", {"inputs": "hello"})
@@ -266,6 +277,7 @@ class Walk:
     def steps(self):
         return [
             self.the_smallest_deployment,
+            self.sam_local_serves_the_function,
             self.requests_without_a_key_are_rejected,
             self.a_new_key_is_accepted,
             self.binary_bodies_pass_unchanged,

@@ -63,11 +63,17 @@ class RuntimeApi(BaseHTTPRequestHandler):
         pass
 
 
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_):
+        """The function is killed while it waits for the next event."""
+
+
 def invoke(folder, variables, event):
     """Runs an unpacked function; returns its response, and the ms until it was ready and had responded."""
     RuntimeApi.event = event
-    server = ThreadingHTTPServer(("127.0.0.1", 0), RuntimeApi)
-    server.daemon_threads = True
+    server = Server(("127.0.0.1", 0), RuntimeApi)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     variables = {
         "PATH": os.environ["PATH"],
