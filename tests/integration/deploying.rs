@@ -354,3 +354,16 @@ fn access_logs_are_json_without_texts() {
         assert_eq!(fields["error"], message);
     }
 }
+
+/// CloudFormation writes `SecretString` again when its template changes, which would delete all keys that were added.
+#[test]
+fn the_initial_keys_never_change() {
+    let Some([deployment, ..]) = deployments() else { return };
+    let text = "# NAME:SHA256 of a key, one a line; `kivu key NAME` makes both\n";
+    assert_eq!(
+        deployment.of("ApiKeys")["SecretString"],
+        text,
+        "changing it deletes the keys of all deployments"
+    );
+    assert!(text.lines().all(|line| line.starts_with('#')), "it must contain no key");
+}
