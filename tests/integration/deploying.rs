@@ -248,6 +248,29 @@ fn granted(deployment: &Deployment, role: &str, action: &str) -> Vec<String> {
     resources.map(|resource| resource.as_str().unwrap().to_owned()).collect()
 }
 
+/// Permissions that the documentation of the services prescribes, and that emulators do not check.
+#[test]
+fn roles_have_the_prescribed_permissions() {
+    let Some([_, deployment, ..]) = deployments() else { return };
+    let output = ["arn:aws:s3:::databucket/out/*"].as_slice();
+    let traces = [
+        "xray:PutTraceSegments",
+        "xray:PutTelemetryRecords",
+        "xray:GetSamplingRules",
+        "xray:GetSamplingTargets",
+    ];
+    // https://docs.aws.amazon.com/step-functions/latest/dg/input-output-resultwriter.html
+    let result_writer = ["s3:PutObject", "s3:ListMultipartUploadParts", "s3:AbortMultipartUpload"];
+    let result_writer = result_writer.map(|action| ("LargeFilesRole", action, output));
+    // https://docs.aws.amazon.com/step-functions/latest/dg/xray-iam.html, and AWSXRayDaemonWriteAccess for functions
+    let traces = ["ApiRole", "BatchRole", "LargeFilesRole"]
+        .into_iter()
+        .flat_map(|role| traces.map(|action| (role, action, ["*"].as_slice())));
+    for (role, action, resources) in traces.chain(result_writer) {
+        assert_eq!(granted(&deployment, role, action), resources, "{role}: {action}");
+    }
+}
+
 /// A file goes either to the queue or to the state machine, whose roles may read it.
 #[test]
 fn each_file_is_processed_once() {
