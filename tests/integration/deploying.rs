@@ -271,6 +271,52 @@ fn roles_have_the_prescribed_permissions() {
     }
 }
 
+/// Whether a role may send a request for `resource` whose context has only these condition keys. Statements with other
+/// conditions do not apply, as in AWS's evaluation.
+fn is_allowed(deployment: &Deployment, role: &str, action: &str, resource: &str, keys: &[&str]) -> bool {
+    let matches = |pattern: &Value| {
+        let pattern = pattern.as_str().unwrap();
+        pattern.strip_suffix('*').map_or(pattern == resource, |prefix| resource.starts_with(prefix))
+    };
+    let has_keys = |statement: &Value| {
+        let operators = statement["Condition"].as_object().into_iter().flat_map(serde_json::Map::values);
+        operators
+            .flat_map(|operator| operator.as_object().unwrap().keys())
+            .all(|key| keys.contains(&key.as_str()))
+    };
+    deployment.policies[role].iter().flat_map(|document| list(&document["Statement"])).any(|statement| {
+        statement["Effect"] == "Allow"
+            && list(&statement["Action"]).contains(&json!(action))
+            && list(&statement["Resource"]).iter().any(matches)
+            && has_keys(&statement)
+    })
+}
+
+/// The S3 requests of each role. Only lists of objects carry `s3:prefix`; HeadBucket and reads of missing objects, which
+/// S3 answers with 404 only if the role has `s3:ListBucket`, do not.
+#[test]
+fn roles_may_send_their_s3_requests() {
+    let (models, data) = ("arn:aws:s3:::modelbucket", "arn:aws:s3:::databucket");
+    let object = |bucket: &str, key: &str| format!("{bucket}/{key}");
+    let Some([_, batch, _, _, fleet]) = deployments() else { return };
+    let cases: [(&Deployment, &str, &str, String, &[&str]); 9] = [
+        (&batch, "ApiRole", "s3:GetObject", object(models, "models/a/latest"), &[]),
+        (&batch, "ApiRole", "s3:ListBucket", models.to_owned(), &[]),
+        (&batch, "BatchRole", "s3:GetObjectVersion", object(data, "in/a.csv"), &[]),
+        (&batch, "BatchRole", "s3:ListBucket", data.to_owned(), &[]),
+        (&batch, "BatchRole", "s3:PutObject", object(data, "out/a.csv"), &[]),
+        (&batch, "BatchRole", "s3:DeleteObject", object(data, "out/a.csv"), &[]),
+        (&batch, "LargeFilesRole", "s3:ListBucket", data.to_owned(), &["s3:prefix"]),
+        (&fleet, "MachineRole", "s3:GetObject", object(models, "triton/a/config.pbtxt"), &[]),
+        (&fleet, "MachineRole", "s3:ListBucket", models.to_owned(), &[]),
+    ];
+    for (deployment, role, action, resource, keys) in cases {
+        assert!(is_allowed(deployment, role, action, &resource, keys), "{role}: {action} on {resource}");
+    }
+    assert!(!is_allowed(&batch, "BatchRole", "s3:DeleteObject", &object(data, "in/a.csv"), &[]));
+    assert!(!is_allowed(&batch, "BatchRole", "s3:PutObject", &object(data, "in/a.csv"), &[]));
+}
+
 /// A file goes either to the queue or to the state machine, whose roles may read it.
 #[test]
 fn each_file_is_processed_once() {
