@@ -147,6 +147,11 @@ fn functions_accept_their_configuration() {
                 (&function["Handler"], &function["Runtime"]),
                 (&json!("bootstrap"), &json!("provided.al2023"))
             );
+            let is_stored = config.cache.is_some();
+            assert!(
+                is_stored || function["EphemeralStorage"].is_null(),
+                "{name} pays for a /tmp that it does not use"
+            );
             if name == "BatchFunction" {
                 continue;
             }
