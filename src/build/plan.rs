@@ -1,63 +1,56 @@
-//! What is to be built, from the command line and the recipe together.
+//! The plan of a build, from the request and its recipe, if it has one.
 
 use std::path::{Path, PathBuf};
 
-use super::{LanguagePair, Progress, QualityFloor, Recipe, Request, Strategy};
+use super::{
+    progress::Progress,
+    recipe::{LanguagePair, QualityFloor, Recipe, Strategy},
+    request::Request,
+};
 use crate::{
     error::{Error, Result},
     pipeline::{Task, translation::Languages},
     repository::manifest::{Precision, TensorNames},
 };
 
-/// Where the model is and what is wanted of it.
+/// The source of a build and its settings.
+#[derive(Default)]
 pub(super) struct Plan {
     pub(super) name: String,
+    /// The package or folder of the source, for the manifest.
     pub(super) from: String,
     pub(super) folder: PathBuf,
-    /// The folder of an adapter to be merged.
+    /// The folder of an adapter that is merged into the weights.
     pub(super) adapter: Option<PathBuf>,
-    /// What is wanted of the model, if anything was said.
+    /// The requested task; the model's most likely one if none.
     pub(super) task: Option<Task>,
     pub(super) strategy: Strategy,
     pub(super) tensors: TensorNames,
-    pub(super) languages: Option<Languages>,
+    pub(super) languages: Option<LanguagePair>,
     pub(super) precision: Precision,
     pub(super) floor: QualityFloor,
 }
 
-/// Reads a request; fetches what its recipe names.
+impl Plan {
+    /// The languages of a model that translates: the recipe's, or those that the model's files name.
+    pub(super) fn languages(&self, of_files: Option<Languages>) -> Result<Languages> {
+        let pair = |LanguagePair { source, target }| Languages::Pair { source, target };
+        self.languages.clone().map(pair).or(of_files).ok_or_else(|| {
+            Error::model(format!(
+                "expected the languages of `{}` in its files, but found none; name them in a recipe: \
+                 `[languages]` with `source` and `target`",
+                self.name
+            ))
+        })
+    }
+}
+
+/// Plans a build; downloads the package that its recipe names.
 pub(super) fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
     let source = &request.source;
     let is_recipe = source.extension().is_some_and(|extension| extension == "toml") && source.is_file();
     if is_recipe {
-        let recipe = Recipe::open(source)?;
-        if let Some(task) = request.task.filter(|task| *task != recipe.task) {
-            return Err(Error::config(format!(
-                "expected the recipe's task `{}`, but found `--task {task}`",
-                recipe.task
-            )));
-        }
-        progress.stage("fetch the weights", 1);
-        let folder = recipe.folder(source, &request.cache)?;
-        progress.step();
-        let adapter = recipe.source.adapter.as_ref();
-        let adapter = adapter.map(|adapter| source.parent().unwrap_or(Path::new(".")).join(adapter));
-        let from =
-            recipe.source.package.clone().unwrap_or_else(|| recipe.source.folder.display().to_string());
-        return Ok(Plan {
-            name: request.name.clone().unwrap_or(recipe.name),
-            from,
-            folder,
-            adapter,
-            task: Some(recipe.task),
-            strategy: recipe.strategy,
-            tensors: recipe.tensors,
-            languages: recipe
-                .languages
-                .map(|LanguagePair { source, target }| Languages::Pair { source, target }),
-            precision: request.precision.unwrap_or(recipe.precision),
-            floor: recipe.quality,
-        });
+        return of_recipe(request, progress);
     }
     if !source.is_dir() {
         return Err(Error::config(format!(
@@ -66,19 +59,43 @@ pub(super) fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
             source.display()
         )));
     }
-    let folder_name = source.canonicalize().ok();
-    let folder_name = folder_name.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
-    let folder_name = folder_name.unwrap_or("model").to_owned();
+    let folder = source.canonicalize().ok();
+    let from = folder.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
+    let from = from.unwrap_or("model").to_owned();
     Ok(Plan {
-        name: request.name.clone().unwrap_or_else(|| folder_name.clone()),
-        from: folder_name,
+        name: request.name.clone().unwrap_or_else(|| from.clone()),
+        from,
         folder: source.clone(),
-        adapter: None,
         task: request.task,
-        strategy: Strategy::default(),
-        tensors: TensorNames::default(),
-        languages: None,
         precision: request.precision.unwrap_or_default(),
-        floor: QualityFloor::default(),
+        ..Plan::default()
+    })
+}
+
+fn of_recipe(request: &Request, progress: &dyn Progress) -> Result<Plan> {
+    let path = &request.source;
+    let recipe = Recipe::open(path)?;
+    if let Some(task) = request.task.filter(|task| *task != recipe.task) {
+        return Err(Error::config(format!(
+            "expected the recipe's task `{}`, but found `--task {task}`",
+            recipe.task
+        )));
+    }
+    progress.stage("fetch the weights", 1);
+    let folder = recipe.folder(path, &request.cache)?;
+    progress.step();
+    let parent = path.parent().unwrap_or(Path::new("."));
+    let source = recipe.source;
+    Ok(Plan {
+        name: request.name.clone().unwrap_or(recipe.name),
+        from: source.package.unwrap_or_else(|| source.folder.display().to_string()),
+        folder,
+        adapter: source.adapter.map(|adapter| parent.join(adapter)),
+        task: Some(recipe.task),
+        strategy: recipe.strategy,
+        tensors: recipe.tensors,
+        languages: recipe.languages,
+        precision: request.precision.unwrap_or(recipe.precision),
+        floor: recipe.quality,
     })
 }

@@ -1,32 +1,33 @@
-//! Symmetric 8-bit quantisation, one scale a row.
+//! Symmetric 8-bit quantisation with one scale per row.
 
 /// The largest magnitude of a symmetric 8-bit integer.
-const LARGEST: f32 = 127.0;
-/// By how much a quotient may miss a whole number for the rounding of its two sides.
+const MAX_INTEGER: f32 = 127.0;
+/// How far a quotient of two rounded values may be from a whole number.
 const TOLERANCE: f32 = 1e-3;
-/// The smallest of values that were quantised before is so many steps at most.
-const MOST_STEPS: u8 = 8;
+/// Of values that were quantised before, the smallest is assumed to be at most this many steps.
+const MAX_STEPS: u8 = 8;
 
-/// A matrix in int8: `value ≈ scale of its row × integer`.
+/// A matrix in int8: `value ≈ scale of the row × integer`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rows {
     /// The integers, row-major, in −127…127.
     pub values: Vec<i8>,
-    /// One scale a row.
+    /// One scale per row.
     pub scales: Vec<f32>,
 }
 
-/// Quantises each row of a row-major matrix of rows of `width` values on its own.
+/// Quantises each row, of `width` values, of a row-major matrix.
 ///
-/// What was quantised before, as a whole or by rows, keeps its integers: rounded again, it would lose as much again.
+/// A matrix that was quantised before, as a whole or by rows, keeps its integers: rounding it again would lose as much
+/// again.
 pub fn rows(values: &[f32], width: usize) -> Rows {
     let mut quantised = Rows { values: Vec::with_capacity(values.len()), scales: Vec::new() };
     let common = step(values);
     for row in values.chunks_exact(width.max(1)) {
         let scale = common.or_else(|| step(row)).unwrap_or_else(|| match largest(row) {
-            // A row of zeros needs some scale, and any will do.
+            // Any scale represents a row of zeros.
             0.0 => 1.0,
-            largest => largest / LARGEST,
+            largest => largest / MAX_INTEGER,
         });
         quantised.scales.push(scale);
         quantised.values.extend(row.iter().map(|value| (value / scale).round_ties_even() as i8));
@@ -34,7 +35,7 @@ pub fn rows(values: &[f32], width: usize) -> Rows {
     quantised
 }
 
-/// The step that all values are whole multiples of, no more than fit into 8 bits; nothing for most weights.
+/// The largest step of which all values are whole multiples that fit into 8 bits; none for most weights.
 fn step(values: &[f32]) -> Option<f32> {
     let largest = largest(values);
     let magnitudes = values.iter().map(|value| value.abs()).filter(|magnitude| *magnitude > 0.0);
@@ -43,9 +44,9 @@ fn step(values: &[f32]) -> Option<f32> {
         let steps = value / step;
         (steps - steps.round_ties_even()).abs() <= TOLERANCE
     };
-    (1..=MOST_STEPS)
+    (1..=MAX_STEPS)
         .map(|steps| smallest / f32::from(steps))
-        .filter(|step| step.is_normal() && largest <= (LARGEST + TOLERANCE) * step)
+        .filter(|step| step.is_normal() && largest <= (MAX_INTEGER + TOLERANCE) * step)
         .find(|step| values.iter().all(|value| is_whole(value, *step)))
 }
 
@@ -53,7 +54,7 @@ fn largest(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |largest, value| largest.max(value.abs()))
 }
 
-/// The transpose of a row-major matrix of rows of `width` values.
+/// The transpose of a row-major matrix with rows of `width` values.
 pub fn transpose<T: Copy>(values: &[T], width: usize) -> Vec<T> {
     let height = values.len() / width.max(1);
     (0..width).flat_map(|column| (0..height).map(move |row| values[row * width + column])).collect()
@@ -64,33 +65,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_value_comes_back_to_half_a_step_of_its_own_row() {
+    fn values_are_rounded_to_half_a_step_of_their_row() {
         let matrix = [0.5, -1.0, 0.2718, 100.0, -3.1, 7.3, 0.0, 0.0, 0.0];
         let quantised = rows(&matrix, 3);
         for (place, value) in matrix.iter().enumerate() {
             let scale = quantised.scales[place / 3];
-            let back = f32::from(quantised.values[place]) * scale;
-            assert!((back - value).abs() <= scale / 2.0 * 1.001, "{value} came back as {back}");
+            let restored = f32::from(quantised.values[place]) * scale;
+            assert!((restored - value).abs() <= scale / 2.0 * 1.001, "{value} became {restored}");
         }
-        assert_eq!(quantised.values[1], -127, "the largest of its row takes the whole range");
+        assert_eq!(quantised.values[1], -127, "the largest value of a row uses the whole range");
     }
 
     #[test]
-    fn what_was_quantised_before_keeps_its_integers() {
+    fn quantised_values_keep_their_integers() {
         let step = 0.037_f32;
         let integers = [3_i8, -90, 0, 6, 0, 0, 127, -9, 5, 60, 2, -2];
         let matrix = integers.map(|integer| f32::from(integer) * step);
         let whole = rows(&matrix, 3);
         assert_eq!((whole.values, whole.scales), (integers.to_vec(), vec![step; 4]));
-        // Rows with steps of their own, as of matrices that lie one below the other.
+        // Rows with different steps, as in matrices that were joined.
         let mixed: Vec<f32> =
             matrix.iter().zip(0..).map(|(value, place)| value * [1.0, 7.7][place / 6]).collect();
         let mixed = rows(&mixed, 6);
-        assert_eq!(
-            mixed.values,
-            [1, -30, 0, 2, 0, 0, 127, -9, 5, 60, 2, -2],
-            "the largest step that will do"
-        );
+        assert_eq!(mixed.values, [1, -30, 0, 2, 0, 0, 127, -9, 5, 60, 2, -2], "the largest possible step");
         assert!((mixed.scales[0] - 3.0 * step).abs() < 1e-6 && (mixed.scales[1] - 7.7 * step).abs() < 1e-6);
     }
 

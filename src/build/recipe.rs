@@ -1,4 +1,4 @@
-//! Recipes: what to build a model from, how, and how good it must be. One TOML file a model, in `models/`.
+//! Recipes: TOML files with the source of a model, the settings of its build and the floor of its quality.
 
 use std::{
     collections::BTreeMap,
@@ -7,6 +7,7 @@ use std::{
 
 use serde::Deserialize;
 
+use super::{fetch, files};
 use crate::{
     error::{Error, Result},
     pipeline::Task,
@@ -16,59 +17,57 @@ use crate::{
     },
 };
 
-use super::fetch;
-
-/// The Python that packages for one platform are asked for; theirs is never run.
+/// The Python version of packages for one platform. Only their files are used, so that any version would do.
 const PACKAGE_PYTHON: &str = "3.11";
 
-/// How to build one model.
+/// The recipe of one model.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
     /// The name under which the model is served.
     pub name: String,
-    /// What the model is for.
+    /// The task of the bundle.
     pub task: Task,
-    /// Where its files are.
+    /// The location of its files.
     pub source: RecipeSource,
-    /// How the task is done, where the source leaves a choice.
+    /// The way zero-shot classification and ranking are done.
     #[serde(default)]
     pub strategy: Strategy,
-    /// The numbers that weights are stored as.
+    /// The precision of the weights.
     #[serde(default)]
     pub precision: Precision,
-    /// What its tensors are called by clients that speak of tensors.
+    /// The names of its tensors for clients of KServe v2.
     #[serde(default)]
     pub tensors: TensorNames,
-    /// The languages of a model that translates, where its files do not say.
+    /// The languages of a model that translates, if its files do not name them.
     pub languages: Option<LanguagePair>,
-    /// How close to fp32 it must come.
+    /// The floor of its quality.
     #[serde(default)]
     pub quality: QualityFloor,
 }
 
-/// The languages of a model that knows one pair.
+/// The languages of a model that translates a single pair.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LanguagePair {
-    /// The language that it translates from.
+    /// The language of sources.
     pub source: String,
-    /// The language that it translates to.
+    /// The language of targets.
     pub target: String,
 }
 
-/// How zero-shot classification and ranking are done.
+/// The way zero-shot classification and ranking are done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Strategy {
-    /// By a model that was trained for it: one of natural-language inference, or a cross-encoder.
+    /// With a model that was trained for the task: natural-language inference, or a cross-encoder.
     #[default]
     Model,
-    /// By the angle between embeddings.
+    /// With the cosines of embeddings.
     Embedding,
 }
 
-/// Where the files of a model are: in a Python package that is fetched, or in a folder.
+/// The files of a model: in a Python package that is downloaded, or in a folder.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RecipeSource {
@@ -76,33 +75,33 @@ pub struct RecipeSource {
     pub package: Option<String>,
     /// The SHA-256 of the package.
     pub sha256: Option<String>,
-    /// The platform that the package is for, where it is not for any; its models are of use on all.
+    /// The platform of a package that is not for all platforms. Its models can be used on all.
     pub platform: Option<String>,
     /// The folder of the model, inside the package or relative to the recipe.
     pub folder: PathBuf,
-    /// The folder of a LoRA adapter that is merged into the weights, relative to the recipe. A `config.json` in
-    /// it says what the merged model is.
+    /// The folder of a LoRA adapter that is merged into the weights, relative to the recipe. A `config.json` in it
+    /// describes the merged model.
     pub adapter: Option<PathBuf>,
-    /// The SHA-256 of files that are checked one by one.
+    /// The SHA-256 of single files, by path.
     #[serde(default)]
     pub files: BTreeMap<String, String>,
 }
 
-/// How close to fp32 a quantised model must come, or it is not written.
+/// The floor of a quantised model's quality, compared with fp32. Below it, no bundle is written.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct QualityFloor {
-    /// The least mean cosine.
+    /// The minimum of the mean cosine.
     pub mean_cosine: f32,
-    /// The least cosine of any text.
+    /// The minimum cosine of any text.
     pub worst_cosine: f32,
-    /// The least share of texts for which the same label comes first.
+    /// The minimum share of texts with the same best label.
     pub agreement: f32,
-    /// The most that scores may differ by, on average.
+    /// The maximum mean difference of scores.
     pub mean_difference: f32,
-    /// The least similarity of translations.
+    /// The minimum of the mean similarity of translations.
     pub similarity: f32,
-    /// The least share of steps at which the same token is likeliest.
+    /// The minimum share of steps with the same likeliest token.
     pub token_agreement: f32,
 }
 
@@ -122,13 +121,12 @@ impl Default for QualityFloor {
 impl Recipe {
     /// Reads the recipe at `path`.
     pub fn open(path: &Path) -> Result<Self> {
-        let text =
-            std::fs::read_to_string(path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+        let text = String::from_utf8_lossy(&files::read(path)?).into_owned();
         toml::from_str(&text)
-            .map_err(|error| Error::model_because(format!("`{}` is no recipe", path.display()), error))
+            .map_err(|error| Error::model_because(format!("`{}` is not a recipe", path.display()), error))
     }
 
-    /// The folder of the model's files: fetched if need be, and checked.
+    /// The folder of the model's files, which are downloaded if necessary, and checked. `recipe` is the recipe's path.
     pub fn folder(&self, recipe: &Path, cache: &Path) -> Result<PathBuf> {
         let source = &self.source;
         let folder = match (&source.package, &source.sha256) {

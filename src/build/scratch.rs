@@ -1,5 +1,5 @@
-//! What a build has under way: a folder that it works in, and programs that it runs. Neither outlives the build, also
-//! where that is interrupted; the folder of a build that was killed is removed by the next one.
+//! The scratch folder of a build, and the programs that it runs. Both end with the build, even if it is interrupted. The
+//! folder of a build that was killed is removed by the next build.
 
 use std::{
     fs::{self, File},
@@ -14,23 +14,24 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+use super::files::create_folder;
 use crate::error::{Error, Result};
 
-/// How the names of scratch folders begin.
+/// The prefix of the names of scratch folders.
 const PREFIX: &str = ".kivu-build-";
 /// A file in a scratch folder that is locked while its build runs.
 const LOCK: &str = "kivu-build.lock";
 
-/// What all builds of this process have under way.
-static UNDER_WAY: Mutex<UnderWay> = Mutex::new(UnderWay { folders: Vec::new(), programs: Vec::new() });
+/// The resources of all builds in this process.
+static RESOURCES: Mutex<Resources> = Mutex::new(Resources { folders: Vec::new(), programs: Vec::new() });
 
-struct UnderWay {
+struct Resources {
     folders: Vec<PathBuf>,
     programs: Vec<u32>,
 }
 
-fn under_way() -> MutexGuard<'static, UnderWay> {
-    UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner)
+fn resources() -> MutexGuard<'static, Resources> {
+    RESOURCES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A folder that is removed with this value.
@@ -38,23 +39,23 @@ fn under_way() -> MutexGuard<'static, UnderWay> {
 pub(super) struct Scratch {
     folder: Option<TempDir>,
     path: PathBuf,
-    /// Unlocked when it is closed, at the latest by the end of the process.
+    /// Released when the file is closed, at the latest at the end of the process.
     _lock: Option<File>,
 }
 
 impl Scratch {
-    /// Makes a scratch folder in `parent`, and removes those that builds left there which were killed.
+    /// Creates a scratch folder in `parent`, and removes the folders of builds that were killed.
     pub(super) fn new_in(parent: &Path) -> Result<Self> {
-        fs::create_dir_all(parent).map_err(Error::io(format!("cannot create `{}`", parent.display())))?;
+        create_folder(parent)?;
         remove_stale(parent);
-        let mut under_way = under_way();
+        let mut resources = resources();
         let folder = tempfile::Builder::new()
             .prefix(PREFIX)
             .tempdir_in(parent)
             .map_err(Error::io(format!("cannot create a folder in `{}`", parent.display())))?;
         let path = folder.path().to_owned();
-        under_way.folders.push(path.clone());
-        // Where files cannot be locked, only the next build has less to tidy up.
+        resources.folders.push(path.clone());
+        // Without a lock, the folder is not removed if this build is killed.
         let lock = lock(&path).ok();
         Ok(Self { folder: Some(folder), path, _lock: lock })
     }
@@ -66,14 +67,14 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let mut under_way = under_way();
-        under_way.folders.retain(|folder| *folder != self.path);
-        // What cannot be removed now is left to the next build.
+        let mut resources = resources();
+        resources.folders.retain(|folder| *folder != self.path);
+        // The next build removes what cannot be removed now.
         let _ = self.folder.take().map(TempDir::close);
     }
 }
 
-/// A lock in `folder`, which has its name only once it is locked: no other build finds it unlocked before.
+/// Creates a lock in `folder`. It gets its name only once it is locked, so that no other build finds it unlocked.
 fn lock(folder: &Path) -> io::Result<File> {
     let (new, path) = (folder.join("new.lock"), folder.join(LOCK));
     let file = File::create(&new)?;
@@ -82,8 +83,7 @@ fn lock(folder: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Removes the scratch folders in `parent` whose locks nobody holds. A folder without a lock is left alone, whatever its
-/// name is.
+/// Removes the scratch folders in `parent` whose locks are not held. Folders without a lock are left alone.
 fn remove_stale(parent: &Path) {
     let entries = fs::read_dir(parent).into_iter().flatten().filter_map(io::Result::ok);
     for entry in entries {
@@ -100,32 +100,32 @@ fn remove_stale(parent: &Path) {
     }
 }
 
-/// Runs a program to its end. An interrupted build ends it: see [`abandon`].
+/// Runs a program to its end. [`abandon`] terminates it.
 pub(super) fn run(command: &mut Command) -> io::Result<ExitStatus> {
     let mut child = {
-        let mut under_way = under_way();
+        let mut resources = resources();
         let child = command.spawn()?;
-        under_way.programs.push(child.id());
+        resources.programs.push(child.id());
         child
     };
     let status = child.wait();
-    under_way().programs.retain(|program| *program != child.id());
+    resources().programs.retain(|program| *program != child.id());
     status
 }
 
-/// Ends the programs and removes the scratch folders of all builds of this process, which fail then: for a process that
-/// is about to end.
+/// Terminates the programs and removes the scratch folders of all builds in this process, which then fail. For a process
+/// that is about to exit.
 pub fn abandon() {
     const ATTEMPTS: usize = 100;
     const PAUSE: Duration = Duration::from_millis(10);
-    let mut under_way = under_way();
-    for program in under_way.programs.drain(..) {
+    let mut resources = resources();
+    for program in resources.programs.drain(..) {
         if let Some(program) = i32::try_from(program).ok().and_then(Pid::from_raw) {
-            // It may have ended by itself.
+            // The program may have ended already.
             let _ = kill_process(program, Signal::TERM);
         }
     }
-    for folder in under_way.folders.drain(..) {
+    for folder in resources.folders.drain(..) {
         // The build may still be writing to it.
         for _ in 0..ATTEMPTS {
             if fs::remove_dir_all(&folder).is_ok() || !folder.exists() {
@@ -141,10 +141,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scratch_folder_is_removed_by_the_next_build_unless_it_is_in_use_or_of_somebody_else() {
+    fn a_new_build_removes_only_unused_scratch_folders() {
         let parent = tempfile::tempdir().unwrap();
         let at = |name: &str| parent.path().join(name);
-        // As a build leaves it that is killed: the lock is there, and nobody holds it.
+        // After a build was killed, its lock exists and is not held.
         fs::create_dir(at(".kivu-build-killed")).unwrap();
         fs::write(at(".kivu-build-killed").join(LOCK), "").unwrap();
         fs::create_dir(at(".kivu-build-notes")).unwrap();

@@ -1,15 +1,19 @@
-//! What the files of sentence-transformers say of pooling, normalisation, prompts and length.
+//! The files of sentence-transformers: pooling, normalisation, prompts and length limits.
 //!
 //! Two generations of these files are in use: up to version 4, and from version 5 on.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, path::Path};
 
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::Deserialize;
+use serde_json::Value;
 
+use super::{config::ConfigFile, encoder::Facts, files::read_json_if_exists};
 use crate::{
     error::{Error, Result, quoted},
     pipeline::{embedding::EmbeddingSettings, pooling::Pooling},
 };
+
+const MODULES: &str = "modules.json";
 
 #[derive(Deserialize)]
 struct Module {
@@ -26,12 +30,12 @@ struct TransformerConfig {
 
 #[derive(Default, Deserialize)]
 struct TokenizerConfig {
-    // "No limit" is written as 1e30.
+    // A number, since "no limit" is written as 1e30.
     model_max_length: Option<f64>,
 }
 
 #[derive(Default, Deserialize)]
-struct ModelConfig {
+struct PromptConfig {
     #[serde(default)]
     prompts: BTreeMap<String, String>,
     default_prompt_name: Option<String>,
@@ -47,36 +51,38 @@ enum Modes {
 #[derive(Deserialize)]
 struct PoolingConfig {
     pooling_mode: Option<Modes>,
-    #[serde(default = "yes")]
-    include_prompt: bool,
+    include_prompt: Option<bool>,
     #[serde(flatten)]
-    others: BTreeMap<String, serde_json::Value>,
+    others: BTreeMap<String, Value>,
 }
 
-fn yes() -> bool {
-    true
+/// Whether the folder has settings for pooling.
+pub(super) fn has_pooling(folder: &Path) -> bool {
+    folder.join(MODULES).is_file()
 }
 
-/// What a model's own files say about a model of `hidden` values a token and room for `positions` tokens.
+/// The settings of a model whose graph has the output `output`.
 ///
-/// A folder without the files of sentence-transformers gets what that package makes of it: the mean of all
-/// tokens, not normalised.
-pub(super) fn settings(
-    folder: &Path,
-    output: &str,
-    hidden: usize,
-    positions: usize,
-) -> Result<EmbeddingSettings> {
+/// Without the files of sentence-transformers, that package uses the mean of all tokens, not normalised; so does this.
+pub(super) fn embedding_settings(folder: &Path, output: &str, facts: &Facts) -> Result<EmbeddingSettings> {
+    let prompts: PromptConfig =
+        read_json_if_exists(&folder.join("config_sentence_transformers.json"))?.unwrap_or_default();
+    if let Some(name) =
+        prompts.default_prompt_name.as_ref().filter(|name| !prompts.prompts.contains_key(*name))
+    {
+        return Err(Error::model(format!("expected the default prompt `{name}` among the prompts")));
+    }
     let mut settings = EmbeddingSettings {
         output: output.to_owned(),
         pooling: Pooling::Mean,
         normalize: false,
-        dimensions: hidden,
-        max_tokens: max_tokens(folder, positions)?,
-        default_prompt: None,
-        prompts: BTreeMap::new(),
+        dimensions: facts.hidden,
+        max_tokens: max_tokens(folder, facts.max_positions)?,
+        default_prompt: prompts.default_prompt_name,
+        prompts: prompts.prompts,
     };
-    for module in read::<Vec<Module>>(folder, "modules.json")?.unwrap_or_default() {
+    let modules: Option<Vec<Module>> = read_json_if_exists(&folder.join(MODULES))?;
+    for module in modules.unwrap_or_default() {
         match module.r#type.rsplit('.').next().unwrap_or_default() {
             "Transformer" => {}
             "Pooling" => settings.pooling = pooling(&folder.join(&module.path))?,
@@ -88,37 +94,31 @@ pub(super) fn settings(
             }
         }
     }
-    let config: ModelConfig = read(folder, "config_sentence_transformers.json")?.unwrap_or_default();
-    settings.prompts = config.prompts;
-    settings.default_prompt = config.default_prompt_name;
-    if let Some(name) = settings.default_prompt.as_ref().filter(|name| !settings.prompts.contains_key(*name))
-    {
-        return Err(Error::model(format!("expected the default prompt `{name}` among the prompts")));
-    }
     Ok(settings)
 }
 
-/// The most tokens that a model's own files allow, of the `positions` that it has room for.
+/// The limit of tokens that the files set, or `positions` if that is less.
 pub(super) fn max_tokens(folder: &Path, positions: usize) -> Result<usize> {
-    let transformer: TransformerConfig = read(folder, "sentence_bert_config.json")?.unwrap_or_default();
+    let transformer: TransformerConfig =
+        read_json_if_exists(&folder.join("sentence_bert_config.json"))?.unwrap_or_default();
     if transformer.do_lower_case {
         return Err(Error::model(
             "expected `do_lower_case` false in `sentence_bert_config.json`, but found true: \
              lower-casing before the tokenizer is not supported",
         ));
     }
-    let tokenizer: TokenizerConfig = read(folder, "tokenizer_config.json")?.unwrap_or_default();
-    // Beyond the position table a model cannot go, whatever its files say.
+    let tokenizer: TokenizerConfig =
+        read_json_if_exists(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
     let of_tokenizer = tokenizer.model_max_length.map_or(positions, |length| length as usize);
     Ok(transformer.max_seq_length.unwrap_or(of_tokenizer).min(positions))
 }
 
 fn pooling(folder: &Path) -> Result<Pooling> {
     const FLAG: &str = "pooling_mode_";
-    let config: PoolingConfig = read(folder, "config.json")?.ok_or_else(|| {
+    let config: PoolingConfig = read_json_if_exists(&folder.join(ConfigFile::NAME))?.ok_or_else(|| {
         Error::model(format!("expected `config.json` in `{}`, but found none", folder.display()))
     })?;
-    if !config.include_prompt {
+    if config.include_prompt == Some(false) {
         return Err(Error::model(
             "expected `include_prompt` true, but found false: pooling without the prompt is not supported",
         ));
@@ -127,7 +127,7 @@ fn pooling(folder: &Path) -> Result<Pooling> {
         Some(Modes::One(mode)) => vec![mode],
         Some(Modes::Several(modes)) => modes,
         None => {
-            let set = config.others.iter().filter(|(_, value)| **value == serde_json::Value::Bool(true));
+            let set = config.others.iter().filter(|(_, value)| **value == Value::Bool(true));
             set.filter_map(|(name, _)| name.strip_prefix(FLAG)).map(str::to_owned).collect()
         }
     };
@@ -139,17 +139,5 @@ fn pooling(folder: &Path) -> Result<Pooling> {
             "expected one pooling mode of `mean`, `cls`, `lasttoken`, but found {}",
             quoted(&modes)
         ))),
-    }
-}
-
-/// The contents of a JSON file, or nothing where there is no such file.
-fn read<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<Option<T>> {
-    let path = folder.join(name);
-    match fs::read(&path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(Error::Io { action: format!("cannot read `{}`", path.display()), source }),
-        Ok(bytes) => serde_json::from_slice(&bytes)
-            .map(Some)
-            .map_err(|error| Error::model_because(format!("cannot read `{}`", path.display()), error)),
     }
 }

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     path::{Path, PathBuf},
 };
 
@@ -10,6 +9,7 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
+use super::files;
 use crate::{
     error::{Error, Result},
     repository::bundle::hex,
@@ -26,27 +26,6 @@ pub struct Weights {
     sha256: String,
 }
 
-impl Weights {
-    /// The tensors of one safetensors file, without a prefix.
-    pub(super) fn of_file(path: &Path) -> Result<BTreeMap<String, Weight>> {
-        let (mut tensors, mut hash) = (BTreeMap::new(), Sha256::new());
-        read_file(path, &mut tensors, &mut hash)?;
-        Ok(tensors)
-    }
-
-    /// The tensor of the body or the head that another file calls `name`, with or without the prefix.
-    pub(super) fn find_mut(&mut self, name: &str, prefix: &str) -> Option<&mut Weight> {
-        let bare = name.strip_prefix(prefix).unwrap_or(name);
-        let own = [name, bare].into_iter().find(|own| self.tensors.contains_key(*own))?.to_owned();
-        self.tensors.get_mut(&own)
-    }
-
-    /// Adds a tensor that the model did not have.
-    pub(super) fn add(&mut self, name: &str, weight: Weight) {
-        self.tensors.insert(name.to_owned(), weight);
-    }
-}
-
 /// One tensor of weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Weight {
@@ -56,30 +35,49 @@ pub struct Weight {
     pub values: Vec<f32>,
 }
 
-/// The one field of interest in the index of a sharded model.
+/// The used field of a sharded model's index: the files by the names of their weights.
 #[derive(Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
 impl Weights {
-    /// Whether `folder` holds weights of the form that is read here.
+    /// Whether `folder` has weights that [`Weights::open`] can read.
     pub fn are_in(folder: &Path) -> bool {
         folder.join(WHOLE).is_file() || folder.join(INDEX).is_file()
     }
 
     /// Reads all weights in `folder`.
     pub fn open(folder: &Path) -> Result<Self> {
-        let (mut tensors, mut hash) = (BTreeMap::new(), Sha256::new());
-        for path in files(folder)? {
-            read_file(&path, &mut tensors, &mut hash)?;
-        }
-        Ok(Self { tensors, prefix: String::new(), sha256: hex(&hash.finalize()) })
+        Self::of_files(&shards(folder)?)
     }
 
-    /// Weights that were read from files of another form, whose SHA-256 is given.
+    /// Reads safetensors files.
+    pub(super) fn of_files(paths: &[PathBuf]) -> Result<Self> {
+        let (mut tensors, mut hash) = (BTreeMap::new(), Sha256::new());
+        for path in paths {
+            let bytes = files::read(path)?;
+            hash.update(&bytes);
+            let file = SafeTensors::deserialize(&bytes).map_err(|error| {
+                Error::model_because(format!("`{}` is not a safetensors file", path.display()), error)
+            })?;
+            for (name, view) in file.iter() {
+                if let Some(values) = to_fp32(&view) {
+                    tensors.insert(name.to_owned(), Weight { shape: view.shape().to_vec(), values });
+                }
+            }
+        }
+        Ok(Self::of_tensors(tensors, hex(&hash.finalize())))
+    }
+
+    /// Weights from files of another format, with the SHA-256 of these files.
     pub(super) fn of_tensors(tensors: BTreeMap<String, Weight>, sha256: String) -> Self {
         Self { tensors, prefix: String::new(), sha256 }
+    }
+
+    /// All weights by their whole names.
+    pub(super) fn tensors(&self) -> &BTreeMap<String, Weight> {
+        &self.tensors
     }
 
     /// Whether there is a weight whose whole name is `name`.
@@ -92,9 +90,9 @@ impl Weights {
         &self.sha256
     }
 
-    /// Looks names up under `prefix` if `landmark` is there; models with a head store their body so.
+    /// Looks names up under `prefix` if `landmark` exists there. Models with a head store their body under a prefix.
     pub fn with_prefix(mut self, prefix: &str, landmark: &str) -> Self {
-        if self.tensors.contains_key(&format!("{prefix}{landmark}")) {
+        if self.has(&format!("{prefix}{landmark}")) {
             self.prefix = prefix.to_owned();
         }
         self
@@ -123,47 +121,42 @@ impl Weights {
         }
         Ok(weight)
     }
-}
 
-fn read_file(path: &Path, tensors: &mut BTreeMap<String, Weight>, hash: &mut Sha256) -> Result<()> {
-    let bytes = fs::read(path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
-    hash.update(&bytes);
-    let damaged = |error| Error::model_because(format!("`{}` is no safetensors file", path.display()), error);
-    for (name, view) in SafeTensors::deserialize(&bytes).map_err(damaged)?.iter() {
-        if let Some(values) = to_fp32(&view) {
-            tensors.insert(name.to_owned(), Weight { shape: view.shape().to_vec(), values });
-        }
+    /// The weight that another file calls `name`, with or without `prefix`.
+    pub(super) fn find_mut(&mut self, name: &str, prefix: &str) -> Option<&mut Weight> {
+        let bare = name.strip_prefix(prefix).unwrap_or(name);
+        let found = if self.has(name) { name } else { bare };
+        self.tensors.get_mut(found)
     }
-    Ok(())
+
+    /// Adds a weight that the model did not have.
+    pub(super) fn add(&mut self, name: &str, weight: Weight) {
+        self.tensors.insert(name.to_owned(), weight);
+    }
 }
 
-fn files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let index = folder.join(INDEX);
-    if !index.is_file() {
+fn shards(folder: &Path) -> Result<Vec<PathBuf>> {
+    let Some(index) = files::read_json_if_exists::<Index>(&folder.join(INDEX))? else {
         return Ok(vec![folder.join(WHOLE)]);
-    }
-    let text = fs::read_to_string(&index).map_err(Error::io(format!("cannot read `{}`", index.display())))?;
-    let parsed: Index = serde_json::from_str(&text).map_err(|error| {
-        Error::model_because(format!("`{}` is no index of shards", index.display()), error)
-    })?;
-    let names: BTreeSet<String> = parsed.weight_map.into_values().collect();
+    };
+    let names: BTreeSet<String> = index.weight_map.into_values().collect();
     if let Some(name) = names.iter().find(|name| name.contains(['/', '\\']) || *name == "..") {
-        return Err(Error::model(format!("expected shards beside their index, but found `{name}`")));
+        return Err(Error::model(format!(
+            "expected shards in the folder of their index, but found `{name}`"
+        )));
     }
     Ok(names.into_iter().map(|name| folder.join(name)).collect())
 }
 
-/// The values as fp32; nothing for integers, which are buffers that the graph makes itself.
+/// The values as fp32; none for integers, which are buffers that graphs compute themselves.
 fn to_fp32(view: &TensorView<'_>) -> Option<Vec<f32>> {
-    let data = view.data();
+    let halves = |convert: fn([u8; 2]) -> f32| {
+        view.data().as_chunks().0.iter().map(|bytes| convert(*bytes)).collect::<Vec<f32>>()
+    };
     match view.dtype() {
-        Dtype::F32 => Some(data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()),
-        Dtype::F16 => Some(
-            data.as_chunks::<2>().0.iter().map(|bytes| half::f16::from_le_bytes(*bytes).to_f32()).collect(),
-        ),
-        Dtype::BF16 => Some(
-            data.as_chunks::<2>().0.iter().map(|bytes| half::bf16::from_le_bytes(*bytes).to_f32()).collect(),
-        ),
+        Dtype::F32 => Some(view.data().as_chunks().0.iter().map(|it| f32::from_le_bytes(*it)).collect()),
+        Dtype::F16 => Some(halves(|bytes| half::f16::from_le_bytes(bytes).to_f32())),
+        Dtype::BF16 => Some(halves(|bytes| half::bf16::from_le_bytes(bytes).to_f32())),
         _ => None,
     }
 }

@@ -1,8 +1,8 @@
-//! Marian's binary form of a model, as browsers load it: named matrices, mostly of 8-bit integers.
+//! Marian's binary format for models in browsers: named matrices, mostly of 8-bit integers.
 //!
-//! A file begins with its version and the number of its items. Then come, item after item, the lengths of name,
-//! shape and data with the type of the data; then all names, all shapes, and after some padding all data. The
-//! file is not trusted: every length is checked before anything is read.
+//! A file begins with its version and the number of items. For each item, the lengths of name, shape and data and the
+//! type of the data follow; then all names, all shapes, padding, and all data. Files are not trusted: each length is
+//! checked before data is read.
 
 use std::collections::BTreeMap;
 
@@ -11,32 +11,32 @@ use crate::{
     error::{Error, Result},
 };
 
-/// The only version that there is.
+/// The only version.
 const VERSION: u64 = 1;
-/// More items, longer names or more axes than this are in no model.
-const MOST_ITEMS: u64 = 1 << 16;
-const LONGEST_NAME: u64 = 1 << 10;
-const MOST_AXES: u64 = 8;
-/// The types of data that occur: text, floats, and integers in the layout of the intgemm library.
+/// Limits far above those of any model.
+const MAX_ITEMS: u64 = 1 << 16;
+const MAX_NAME_BYTES: u64 = 1 << 10;
+const MAX_AXES: u64 = 8;
+/// The types of data: text, floats, and integers in the layout of the intgemm library.
 const TEXT: u64 = 0x0101;
 const FLOAT: u64 = 0x0404;
 const INTGEMM8: u64 = 0x4101;
 
-/// The item that holds the model's options.
+/// The name of the item with the model's options.
 const OPTIONS: &str = "special:model.yml";
-/// The one matrix of integers that is stored row by row; all others are stored column by column.
+/// The only matrix of integers that is stored by rows; all others are stored by columns.
 pub(super) const WORDS: &str = "Wemb";
 
-/// What is in a file.
+/// The content of a file.
 #[derive(Debug)]
 pub(super) struct File {
-    /// The matrices. Those that were stored column by column come as they were stored: a row an output.
+    /// The matrices. Those that are stored by columns are transposed: they have a row per output.
     pub(super) matrices: BTreeMap<String, Weight>,
     /// The options that the model was trained with.
     pub(super) options: Options,
 }
 
-/// Marian's options, one a line; what is nested in others is not read.
+/// Marian's options, one per line. Nested options are ignored.
 #[derive(Debug)]
 pub(super) struct Options(BTreeMap<String, String>);
 
@@ -48,7 +48,7 @@ struct Header {
     data: usize,
 }
 
-/// What is left to be read.
+/// The bytes that were not read yet.
 struct Reader<'a>(&'a [u8]);
 
 impl File {
@@ -56,9 +56,9 @@ impl File {
     pub(super) fn parse(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader(bytes);
         let (version, count) = (reader.number()?, reader.number()?);
-        if version != VERSION || count > MOST_ITEMS {
+        if version != VERSION || count > MAX_ITEMS {
             return Err(Error::model(format!(
-                "expected version {VERSION} of Marian's binary form, with at most {MOST_ITEMS} items, but found \
+                "expected version {VERSION} of Marian's binary format, with at most {MAX_ITEMS} items, but found \
                  version {version} with {count}"
             )));
         }
@@ -85,7 +85,7 @@ impl File {
     }
 }
 
-/// One matrix as fp32; nothing for types of which no graph needs any.
+/// A matrix as fp32; none for text.
 fn matrix(name: &str, kind: u64, shape: Vec<usize>, data: &[u8]) -> Result<Option<Weight>> {
     let size = shape.iter().try_fold(1_usize, |size, side| size.checked_mul(*side));
     let damaged = || {
@@ -124,7 +124,7 @@ impl Reader<'_> {
     fn take(&mut self, length: usize) -> Result<&[u8]> {
         let (taken, rest) = self.0.split_at_checked(length).ok_or_else(|| {
             Error::model(format!(
-                "expected {length} more bytes in a file of Marian's binary form, but found {}",
+                "expected {length} more bytes in Marian's binary format, but found {}",
                 self.0.len()
             ))
         })?;
@@ -138,16 +138,16 @@ impl Reader<'_> {
     }
 
     fn length(&mut self) -> Result<usize> {
-        // What is beyond the machine is beyond the file as well, and is refused there.
+        // A length that `usize` cannot hold is also longer than the file.
         Ok(usize::try_from(self.number()?).unwrap_or(usize::MAX))
     }
 
     fn header(&mut self) -> Result<Header> {
         let (name, kind, axes) = (self.number()?, self.number()?, self.number()?);
-        if name > LONGEST_NAME || axes > MOST_AXES {
+        if name > MAX_NAME_BYTES || axes > MAX_AXES {
             return Err(Error::model(format!(
-                "expected names of at most {LONGEST_NAME} bytes and at most {MOST_AXES} axes in a file of Marian's \
-                 binary form, but found {name} and {axes}"
+                "expected names of at most {MAX_NAME_BYTES} bytes and at most {MAX_AXES} axes in Marian's binary \
+                 format, but found {name} and {axes}"
             )));
         }
         Ok(Header { name: name as usize, kind, axes: axes as usize, data: self.length()? })
@@ -160,7 +160,7 @@ impl Reader<'_> {
 
     fn shape(&mut self, axes: usize) -> Result<Vec<usize>> {
         let sides = self.take(axes * 4)?.as_chunks::<4>().0;
-        // A negative side is as impossible as one that is too long.
+        // A negative side is refused like one that is too long.
         Ok(sides
             .iter()
             .map(|side| usize::try_from(i32::from_le_bytes(*side)).unwrap_or(usize::MAX))
@@ -176,7 +176,7 @@ impl Options {
         Self(pairs.map(|(key, value)| (key.to_owned(), unquoted(value))).collect())
     }
 
-    /// The option called `name`; empty where it is not there.
+    /// The option called `name`; empty if it is missing.
     pub(super) fn text(&self, name: &str) -> &str {
         self.0.get(name).map_or("", String::as_str)
     }
@@ -193,11 +193,11 @@ impl Options {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
 
     /// A file of the given items: name, type, shape and data.
-    pub(in super::super) fn written(items: &[(&str, u64, &[i32], Vec<u8>)]) -> Vec<u8> {
+    fn written(items: &[(&str, u64, &[i32], Vec<u8>)]) -> Vec<u8> {
         let mut file = [VERSION, items.len() as u64].map(u64::to_le_bytes).concat();
         for (name, kind, shape, data) in items {
             let lengths = [name.len() as u64 + 1, *kind, shape.len() as u64, data.len() as u64];
@@ -226,7 +226,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn integers_are_divided_by_their_multiplier_and_lie_transposed_but_for_words() {
+    fn integers_are_divided_by_their_multiplier_and_transposed_except_words() {
         let file = File::parse(&small()).unwrap();
         assert_eq!(file.matrices["encoder_W"].shape, [3, 2]);
         assert_eq!(file.matrices[WORDS].shape, [2, 3]);
@@ -237,7 +237,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_refused_wherever_it_is_damaged() {
+    fn damaged_files_are_refused() {
         let whole = small();
         for length in 0..whole.len() {
             assert!(File::parse(&whole[..length]).is_err(), "cut to {length}");
@@ -246,11 +246,11 @@ pub(super) mod tests {
             for value in [0x00, 0x7f, 0xff] {
                 let mut damaged = whole.clone();
                 damaged[place] = value;
-                // Whatever it says: it ends, without a panic and without room for lengths that are not there.
+                // Must not panic, nor allocate memory for lengths beyond the file.
                 let _ = File::parse(&damaged);
             }
         }
-        insta::assert_snapshot!(File::parse(&whole[..5]).unwrap_err(), @"expected 8 more bytes in a file of Marian's binary form, but found 5");
-        insta::assert_snapshot!(File::parse(&[0xff; 64]).unwrap_err(), @"expected version 1 of Marian's binary form, with at most 65536 items, but found version 18446744073709551615 with 18446744073709551615");
+        insta::assert_snapshot!(File::parse(&whole[..5]).unwrap_err(), @"expected 8 more bytes in Marian's binary format, but found 5");
+        insta::assert_snapshot!(File::parse(&[0xff; 64]).unwrap_err(), @"expected version 1 of Marian's binary format, with at most 65536 items, but found version 18446744073709551615 with 18446744073709551615");
     }
 }

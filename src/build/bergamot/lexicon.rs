@@ -1,8 +1,8 @@
-//! The lexical shortlist that comes with a Bergamot student, as its own engine keeps it.
+//! The lexical shortlist of a Bergamot student, in the format of its own engine.
 //!
-//! A file begins with six numbers of 64 bits: a magic number, a checksum, how many of the first ids are always
-//! allowed, how many are listed for a token at most, and the lengths of the two parts that follow: where each
-//! source token's list begins (64 bits each, the last one's end included), and the lists (32 bits an id).
+//! A file begins with six 64-bit numbers: a magic number, a checksum, the number of first ids that are always allowed,
+//! the limit of ids per list, and the lengths of the two parts that follow: the offsets of each source token's list
+//! and of the end (64 bits each), and the lists (32 bits per id).
 
 use crate::{
     error::{Error, Result},
@@ -12,8 +12,7 @@ use crate::{
 const MAGIC: u64 = 0xF11A_48D5_0134_17F5;
 const HEADER: usize = 6;
 
-/// Reads the bytes of a file, which is not trusted. Only ids below `vocabulary` are accepted, and as many source
-/// tokens.
+/// Reads the bytes of a file, which is not trusted, for a model with `vocabulary` tokens.
 pub(super) fn shortlist(bytes: &[u8], vocabulary: usize) -> Result<Shortlist> {
     let damaged = |what: &str| {
         Error::model(format!(
@@ -64,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_read_for_each_token() {
+    fn each_token_has_its_list() {
         let shortlist = shortlist(&written(&[0, 0, 2, 3, 3], &[3, 2, 0]), 4).unwrap();
         assert_eq!(shortlist.allowed(&[1], 1), [0, 2, 3]);
         assert_eq!(shortlist.allowed(&[3], 1), [0, 3]);
@@ -79,7 +78,7 @@ mod tests {
         for place in 0..whole.len() {
             let mut damaged = whole.clone();
             damaged[place] = 0xff;
-            // It ends without a panic, whatever comes of it.
+            // Must not panic.
             let _ = shortlist(&damaged, 4);
         }
         let refusal = |bytes: &[u8], vocabulary| shortlist(bytes, vocabulary).unwrap_err().to_string();

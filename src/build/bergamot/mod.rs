@@ -1,84 +1,92 @@
-//! Bergamot students: small translation models, as browsers load them.
+//! Bergamot students: small translation models for browsers.
 
 mod file;
 mod lexicon;
 mod model;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
 use super::{
-    folder::read_tokenizer,
-    translation::{Opened, OpenedSettings, Origin},
+    config::ConfigFile,
+    files,
+    plan::Plan,
+    source::{SHORTLIST, Source, TaskSettings, unread_decoder},
+    translation::graphs,
 };
 use crate::{
     error::{Error, Result},
     pipeline::{
         generation::{GenerationOptions, GenerationSettings},
-        translation::Languages,
+        translation::{Languages, TranslationSettings},
     },
     repository::bundle::hex,
 };
 
-/// The most tokens of a text: the models were trained on sentences.
+/// The limit of tokens in a text: the models were trained on sentences.
 const MAX_TOKENS: usize = 512;
-/// How many tokens are written at most for each that is read, as the models' own options have it.
+/// The limit of generated tokens per source token, from the models' own options.
 const LENGTH_FACTOR: f32 = 2.5;
-/// The token that ends a text, and the one for what is in no vocabulary.
+/// The tokens for the end of a text and for unknown text, by id.
 const SPECIAL: [&str; 2] = ["</s>", "<unk>"];
-/// What no text has after its normalisation.
+/// A character that normalised texts do not contain.
 const NEVER: char = '\u{1}';
 
 /// Whether `folder` looks like that of a student.
 pub(super) fn is_in(folder: &Path) -> bool {
-    !folder.join("config.json").is_file() && matches!(find(folder, "model."), Ok(Some(_)))
+    !folder.join(ConfigFile::NAME).is_file() && matches!(find(folder, "model."), Ok(Some(_)))
 }
 
-/// Reads the student in `folder`.
-pub(super) fn open(folder: &Path) -> Result<Opened> {
+/// Reads the student in the plan's folder.
+pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
+    let folder = &plan.folder;
     let in_folder = |error| Error::model_because(format!("cannot build from `{}`", folder.display()), error);
     let path = require(folder, "model.")?;
-    let bytes = read(&path)?;
+    let bytes = files::read(&path)?;
     let sha256 = hex(&Sha256::digest(&bytes));
-    let (model, weights) =
-        file::File::parse(&bytes).and_then(|file| model::model(file, sha256)).map_err(in_folder)?;
-    let lexicon = read(&require(folder, "lex.")?)?;
+    let file = file::File::parse(&bytes).map_err(in_folder)?;
+    let (model, weights) = model::model(file, sha256.clone()).map_err(in_folder)?;
+    let lexicon = files::read(&require(folder, "lex.")?)?;
     let shortlist = lexicon::shortlist(&lexicon, model.tables.output.rows).map_err(in_folder)?;
-    let tokenizer = tokenizer(&read_tokenizer(folder)?).map_err(in_folder)?;
-    Ok(Opened {
-        settings: OpenedSettings {
-            max_tokens: MAX_TOKENS,
-            languages: languages(&path),
-            generation: GenerationSettings {
-                decoder_start_token_id: -1,
-                eos_token_ids: vec![0],
-                pad_token_id: 0,
-                length_factor: Some(LENGTH_FACTOR),
-                defaults: GenerationOptions { num_beams: Some(1), ..GenerationOptions::default() },
-            },
-            unknown_tokens: None,
-        },
-        origin: Origin::Weights { model: Box::new(model), weights },
-        tokenizer,
+    let tokenizer = tokenizer(&files::read_tokenizer(folder)?).map_err(in_folder)?;
+    let settings = TranslationSettings {
+        max_tokens: MAX_TOKENS,
+        max_positions: model.positions.length,
+        unknown_tokens: None,
         target_tokenizer: None,
-        shortlist: Some(shortlist.to_bytes()),
+        shortlist: Some(SHORTLIST.to_owned()),
+        decoder: unread_decoder(),
+        languages: plan.languages(languages(&path))?,
+        generation: GenerationSettings {
+            decoder_start_token_id: -1,
+            eos_token_ids: vec![0],
+            pad_token_id: 0,
+            length_factor: Some(LENGTH_FACTOR),
+            defaults: GenerationOptions { num_beams: Some(1), ..GenerationOptions::default() },
+        },
+    };
+    Ok(Source {
+        architecture: model.architecture.clone(),
+        sha256,
+        settings: TaskSettings::Translation(Box::new(settings)),
+        tokenizer,
+        files: vec![(SHORTLIST, shortlist.to_bytes())],
+        is_quantised: false,
+        graphs: graphs(model, weights),
     })
 }
 
 /// Reads a shortlist and a model of any bytes.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(super) fn read_any(lexicon: &[u8], model: &[u8]) {
-    // What cannot be read is told by an error.
+    // Invalid bytes are errors.
     let _ = lexicon::shortlist(lexicon, lexicon.len() / 24);
     let _ = tokenizer(model);
     let _ = file::File::parse(model).and_then(|file| model::model(file, String::new()));
 }
 
-/// The pair of languages that such files are named after: `model.enpt.intgemm.alphas.bin`.
+/// The languages in the name of a model's file: `model.enpt.intgemm.alphas.bin`.
 fn languages(model: &Path) -> Option<Languages> {
     let pair = model.file_name()?.to_str()?.split('.').nth(1)?;
     let is_pair = pair.len() == 4 && pair.bytes().all(|letter| letter.is_ascii_lowercase());
@@ -86,8 +94,7 @@ fn languages(model: &Path) -> Option<Languages> {
     Some(Languages::Pair { source: source.into(), target: target.into() })
 }
 
-/// The tokenizer with its special tokens spelt so that no text can spell them: a text that says `</s>` is not at
-/// its end.
+/// The tokenizer with special tokens that no text can contain, so that `</s>` in a text does not end it.
 fn tokenizer(json: &[u8]) -> Result<Vec<u8>> {
     let unreadable = |error| Error::model_because("cannot read the tokenizer", error);
     let mut tokenizer: serde_json::Value = serde_json::from_slice(json).map_err(unreadable)?;
@@ -116,23 +123,13 @@ fn require(folder: &Path, prefix: &str) -> Result<PathBuf> {
     })
 }
 
-fn read(path: &Path) -> Result<Vec<u8>> {
-    fs::read(path).map_err(Error::io(format!("cannot read `{}`", path.display())))
-}
-
-/// The file whose name begins with `prefix` and ends with `.bin`; the first one, should there be several.
+/// The first file whose name begins with `prefix` and ends with `.bin`.
 fn find(folder: &Path, prefix: &str) -> Result<Option<PathBuf>> {
-    let unreadable = || Error::io(format!("cannot read `{}`", folder.display()));
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder).map_err(unreadable())? {
-        let entry = entry.map_err(unreadable())?;
-        let name = entry.file_name();
-        if name.to_str().is_some_and(|name| name.starts_with(prefix) && name.ends_with(".bin")) {
-            found.push(entry.path());
-        }
-    }
-    found.sort();
-    Ok(found.into_iter().next())
+    let is_found = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| name.starts_with(prefix) && name.ends_with(".bin"))
+    };
+    Ok(files::list(folder)?.into_iter().map(|(path, _)| path).find(is_found))
 }
 
 #[cfg(test)]
@@ -140,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pair_of_languages_is_read_from_the_name() {
+    fn languages_are_read_from_the_file_name() {
         let pair = |name: &str| languages(Path::new(name));
         let en_pt = Languages::Pair { source: "en".into(), target: "pt".into() };
         assert_eq!(pair("/models/model.enpt.intgemm.alphas.bin"), Some(en_pt));
@@ -150,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn special_tokens_cannot_be_spelt() {
+    fn special_tokens_cannot_occur_in_texts() {
         let json = r#"{"model": {"type": "Unigram", "vocab": [["</s>", 0.0], ["<unk>", 0.0], [",", -3.113255262374878]]}}"#;
         let guarded = String::from_utf8(tokenizer(json.as_bytes()).unwrap()).unwrap();
         insta::assert_snapshot!(guarded, @r#"{"model":{"type":"Unigram","vocab":[["\u0001</s>",0.0],["\u0001<unk>",0.0],[",",-3.113255262374878]]}}"#);

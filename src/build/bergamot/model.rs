@@ -1,11 +1,11 @@
-//! A Bergamot student as a translation model: its matrices under the names of the other families.
+//! A Bergamot student as a translation model, its matrices renamed like those of other families.
 
 use std::collections::BTreeMap;
 
 use super::file::{File, Options, WORDS};
 use crate::{
     build::{
-        encoder::require_heads_fit,
+        config::check_heads,
         layers::Activation,
         translation::{Memory, Norms, Positions, Stack, Table, Tables, TranslationModel, Waves},
         weights::{Weight, Weights},
@@ -13,17 +13,17 @@ use crate::{
     error::{Error, Result},
 };
 
-/// The class, which these files do not name.
-pub(super) const ARCHITECTURE: &str = "BergamotStudent";
-/// The tokens that the decoder can be fed: [`LENGTH_FACTOR`](super::LENGTH_FACTOR) times the most that are read, and its first.
-pub(in crate::build) const MAX_POSITIONS: usize = 1281;
-/// Marian's own.
+/// The class, which the files do not name.
+const ARCHITECTURE: &str = "BergamotStudent";
+/// The limit of decoder steps: 2.5 times the limit of source tokens, and the first step.
+const MAX_POSITIONS: usize = 1281;
+/// Marian's epsilon of normalisations.
 const EPSILON: f32 = 1e-6;
 
 const SHARED: &str = "shared.weight";
 const BIAS: &str = "final_logits_bias";
 
-/// The options by which the one kind of model that is known is told from others.
+/// The options of the supported kind of model.
 const OPTIONS: [(&str, &str); 9] = [
     ("type", "transformer"),
     ("dec-cell", "ssru"),
@@ -36,11 +36,12 @@ const OPTIONS: [(&str, &str); 9] = [
     ("transformer-train-position-embeddings", "false"),
 ];
 
-/// The model that a file holds, and its weights; `sha256` is the file's.
+/// The model in a file, and its weights; `sha256` is that of the file.
 pub(super) fn model(file: File, sha256: String) -> Result<(TranslationModel, Weights)> {
     let File { matrices, options } = file;
+    let rows = matrices.get(WORDS).and_then(|matrix| matrix.shape.first().copied());
+    let model = describe(&options, rows.ok_or_else(|| missing(WORDS))?)?;
     let mut matrices = Matrices { file: matrices, renamed: BTreeMap::new() };
-    let model = describe(&options, matrices.rows(WORDS)?)?;
     matrices.rename(WORDS, SHARED)?;
     matrices.rename("decoder_ff_logit_out_b", BIAS)?;
     for layer in 0..model.encoder.layers {
@@ -58,17 +59,17 @@ pub(super) fn model(file: File, sha256: String) -> Result<(TranslationModel, Wei
 }
 
 fn describe(options: &Options, vocabulary: usize) -> Result<TranslationModel> {
-    for (name, wanted) in OPTIONS {
-        if options.text(name) != wanted {
+    for (name, expected) in OPTIONS {
+        if options.text(name) != expected {
             return Err(Error::model(format!(
-                "expected a Bergamot student, whose option `{name}` is `{wanted}`, but found `{}`",
+                "expected a Bergamot student, whose option `{name}` is `{expected}`, but found `{}`",
                 options.text(name)
             )));
         }
     }
     let hidden = options.number("dim-emb")?;
     let heads = options.number("transformer-heads")?;
-    require_heads_fit(hidden, heads)?;
+    check_heads(hidden, heads)?;
     let intermediate = options.number("transformer-dim-ffn")?;
     let stack = |layers| Stack { layers, heads, intermediate };
     let words = Table { name: SHARED.into(), rows: vocabulary };
@@ -89,35 +90,30 @@ fn describe(options: &Options, vocabulary: usize) -> Result<TranslationModel> {
         positions: Positions { length: MAX_POSITIONS, waves: Waves::ToTheEnd, padding: None },
         scale: (hidden as f32).sqrt(),
         memory: Memory::Recurrent,
-        trained_in_integers: true,
+        is_trained_in_int8: true,
         starts_empty: true,
         has_shortlist: true,
     })
 }
 
-/// The matrices of a file on their way to other names.
+fn missing(name: &str) -> Error {
+    Error::model(format!("expected the matrix `{name}` in the model, but found none of that name"))
+}
+
+/// The matrices of a file, and those that were renamed.
 struct Matrices {
     file: BTreeMap<String, Weight>,
     renamed: BTreeMap<String, Weight>,
 }
 
 impl Matrices {
-    fn rows(&self, name: &str) -> Result<usize> {
-        let rows = self.file.get(name).and_then(|matrix| matrix.shape.first().copied());
-        rows.ok_or_else(|| Self::lacks(name))
-    }
-
-    fn lacks(name: &str) -> Error {
-        Error::model(format!("expected the matrix `{name}` in the model, but found none of that name"))
-    }
-
     fn rename(&mut self, theirs: &str, ours: &str) -> Result<()> {
-        let matrix = self.file.remove(theirs).ok_or_else(|| Self::lacks(theirs))?;
+        let matrix = self.file.remove(theirs).ok_or_else(|| missing(theirs))?;
         self.renamed.insert(ours.to_owned(), matrix);
         Ok(())
     }
 
-    /// A matrix of a single row, as the list of its values.
+    /// Renames a matrix with a single row, which becomes a vector.
     fn rename_row(&mut self, theirs: &str, ours: &str) -> Result<()> {
         self.rename(theirs, ours)?;
         if let Some(row) = self.renamed.get_mut(ours) {
@@ -147,13 +143,13 @@ impl Matrices {
         self.norm(&format!("{theirs}_ffn_ffn"), &format!("{ours}.final_layer_norm"))
     }
 
-    /// The memory, whose candidate has no bias of its own.
+    /// The SSRU, whose candidate has no bias.
     fn memory(&mut self, theirs: &str, ours: &str, hidden: usize) -> Result<()> {
         self.rename(&format!("{theirs}_rnn_W"), &format!("{ours}.rnn.candidate.weight"))?;
         self.rename(&format!("{theirs}_rnn_Wf"), &format!("{ours}.rnn.forget.weight"))?;
         self.rename_row(&format!("{theirs}_rnn_bf"), &format!("{ours}.rnn.forget.bias"))?;
-        let nothing = Weight { shape: vec![hidden], values: vec![0.0; hidden] };
-        self.renamed.insert(format!("{ours}.rnn.candidate.bias"), nothing);
+        let zeros = Weight { shape: vec![hidden], values: vec![0.0; hidden] };
+        self.renamed.insert(format!("{ours}.rnn.candidate.bias"), zeros);
         self.norm(&format!("{theirs}_rnn_ffn"), &format!("{ours}.self_attn_layer_norm"))
     }
 }

@@ -1,140 +1,84 @@
-//! What `config.json` says of an encoder, under all the names that its fields go by.
+//! The shape of an encoder, from its `config.json`.
 
 use std::{collections::BTreeMap, path::Path};
 
-use serde::{Deserialize, de::DeserializeOwned};
-
+use super::distances::{Convolution, Distances};
 use crate::{
-    build::layers::Activation,
+    build::{
+        config::{ConfigFile, check_heads},
+        layers::Activation,
+    },
     error::{Error, Result, quoted},
     pipeline::classification::ScoreFunction,
 };
 
-/// How the class of a model with a head for labels ends.
+/// The `model_type`s that are supported.
+pub(in crate::build) const MODEL_TYPES: [&str; 5] =
+    ["bert", "distilbert", "roberta", "xlm-roberta", "deberta-v2"];
+
+/// The end of the class names of models with a head for labels.
 const CLASSIFIER: &str = "ForSequenceClassification";
 
-/// The `model_type`s that are supported; the last has a graph of its own, in `deberta.rs`.
-pub const MODEL_TYPES: [&str; 5] = ["bert", "distilbert", "roberta", "xlm-roberta", "deberta-v2"];
+/// The limit of `num_labels`, far above that of any text classifier.
+const MAX_LABELS: usize = 1 << 16;
 
-/// More labels than any classifier of texts has.
-const MOST_LABELS: usize = 1 << 16;
-
-/// The weight by which a body is known, with or without its prefix.
-pub(in crate::build) const WORDS: &str = "embeddings.word_embeddings.weight";
-
-/// The fields of `config.json` that matter, under all the names that they go by.
-#[derive(Debug, Deserialize)]
-pub(in crate::build) struct RawConfig {
-    pub(in crate::build) model_type: Option<String>,
-    #[serde(default)]
-    architectures: Vec<String>,
-    #[serde(alias = "dim")]
-    hidden_size: Option<usize>,
-    #[serde(alias = "n_layers")]
-    pub(in crate::build) num_hidden_layers: Option<usize>,
-    #[serde(alias = "n_heads")]
-    pub(in crate::build) num_attention_heads: Option<usize>,
-    #[serde(alias = "hidden_dim")]
-    pub(in crate::build) intermediate_size: Option<usize>,
-    #[serde(alias = "activation")]
-    pub(in crate::build) hidden_act: Option<String>,
-    max_position_embeddings: Option<usize>,
-    pub(in crate::build) layer_norm_eps: Option<f32>,
-    pub(in crate::build) vocab_size: Option<usize>,
-    pub(in crate::build) type_vocab_size: Option<usize>,
-    pad_token_id: Option<i64>,
-    position_embedding_type: Option<String>,
-    id2label: Option<BTreeMap<usize, String>>,
-    num_labels: Option<usize>,
-    problem_type: Option<String>,
+/// The properties of an encoder that pooling and truncation depend on, whether its weights are supported or not.
+#[derive(Clone, Debug)]
+pub(in crate::build) struct Facts {
+    /// The class that the weights were trained as, or the model type if no class is named.
+    pub(in crate::build) architecture: String,
+    /// The width of a token's vector.
+    pub(in crate::build) hidden: usize,
+    /// The number of tokens that the position table has room for.
+    pub(in crate::build) max_positions: usize,
 }
 
 /// The shape of an encoder.
 #[derive(Debug)]
-pub struct EncoderConfig {
-    /// What it has in common with any other.
-    pub facts: Facts,
+pub(in crate::build) struct EncoderConfig {
+    pub(in crate::build) facts: Facts,
     pub(super) vocabulary: usize,
     pub(super) layers: usize,
     pub(super) heads: usize,
     pub(super) intermediate: usize,
     pub(super) epsilon: f32,
     pub(super) activation: Activation,
-    pub(super) positions: Positions,
-    /// The rows of the table that tells a pair's texts apart; none where the model has no such table.
+    /// Whether positions are added to words.
+    pub(super) has_positions: bool,
+    /// The id after which the positions of other tokens count (RoBERTa, after fairseq); they count from 0 if none.
+    pub(super) padding: Option<i64>,
+    /// The rows of the token type table; 0 if the model has none.
     pub(super) types: usize,
     pub(super) names: &'static Names,
-    /// What the model makes of its tokens' vectors, if it has a head.
-    pub head: Option<Head>,
+    /// The head, in models that classify.
+    pub(in crate::build) head: Option<Head>,
+    /// The activation between the two layers of a head.
+    pub(super) head_activation: Activation,
+    /// The parts that only DeBERTa has.
+    pub(super) disentangled: Option<Disentangled>,
+}
+
+/// Attention to distances, and a convolution, in DeBERTa.
+#[derive(Debug)]
+pub(super) struct Disentangled {
+    /// The divisor of attention scores.
+    pub(super) scale: f32,
+    /// None in models that ignore distances.
+    pub(super) distances: Option<Distances>,
+    /// None in models without a convolution.
+    pub(super) convolution: Option<Convolution>,
 }
 
 /// The head of a model that classifies.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Head {
-    /// The labels, by their ids.
-    pub labels: Vec<String>,
-    /// What makes scores of the logits.
-    pub function: ScoreFunction,
+pub(in crate::build) struct Head {
+    /// The labels, by id.
+    pub(in crate::build) labels: Vec<String>,
+    /// The function that turns logits into scores.
+    pub(in crate::build) function: ScoreFunction,
 }
 
-impl Head {
-    /// A head that says no more of its labels than how many they are.
-    pub(in crate::build) fn unnamed(labels: usize) -> Self {
-        Self { labels: Self::names(labels), function: ScoreFunction::Softmax }
-    }
-
-    /// The head that a config describes, as `transformers` reads it; none where its class has none.
-    pub(in crate::build) fn of_class(raw: &RawConfig) -> Result<Option<Self>> {
-        raw.architecture().ends_with(CLASSIFIER).then(|| Self::from_raw(raw)).transpose()
-    }
-
-    fn from_raw(raw: &RawConfig) -> Result<Self> {
-        let labels: Vec<String> = match &raw.id2label {
-            Some(labels) if labels.keys().copied().eq(0..labels.len()) => labels.values().cloned().collect(),
-            Some(labels) => {
-                return Err(Error::model(format!(
-                    "expected `id2label` with ids from 0 on, but found {:?}",
-                    labels.keys().collect::<Vec<_>>()
-                )));
-            }
-            None => match raw.num_labels.unwrap_or(2) {
-                labels if labels <= MOST_LABELS => return Ok(Self::with_function(raw, Self::names(labels))),
-                labels => {
-                    return Err(Error::model(format!(
-                        "expected `num_labels` of at most {MOST_LABELS}, but found {labels}"
-                    )));
-                }
-            },
-        };
-        Ok(Self::with_function(raw, labels))
-    }
-
-    fn with_function(raw: &RawConfig, labels: Vec<String>) -> Self {
-        let function = match raw.problem_type.as_deref() {
-            Some("regression") => ScoreFunction::None,
-            Some("multi_label_classification") => ScoreFunction::Sigmoid,
-            _ if labels.len() == 1 => ScoreFunction::Sigmoid,
-            _ => ScoreFunction::Softmax,
-        };
-        Self { labels, function }
-    }
-
-    /// The names of labels that have none.
-    fn names(labels: usize) -> Vec<String> {
-        (0..labels).map(|id| format!("LABEL_{id}")).collect()
-    }
-}
-
-/// How a token's position is counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Positions {
-    /// From 0, whatever the token.
-    FromZero,
-    /// Tokens that are not padding count on from the padding's id (RoBERTa, after fairseq).
-    AfterPadding(i64),
-}
-
-/// What a family calls its weights.
+/// The names of a family's weights.
 #[derive(Debug)]
 pub(super) struct Names {
     pub(super) prefix: &'static str,
@@ -147,11 +91,13 @@ pub(super) struct Names {
     pub(super) up: &'static str,
     pub(super) down: &'static str,
     pub(super) output_norm: &'static str,
-    /// The dense layer between the first token's vector and the labels: its name, whether it is part of the
-    /// body, and what follows it.
-    pub(super) dense: (&'static str, bool, &'static str),
+    /// The head's layer between the first token's vector and the labels, and whether it is part of the body.
+    pub(super) dense: (&'static str, bool),
     pub(super) labels: &'static str,
 }
+
+/// The table of word embeddings, in every family.
+pub(super) const WORDS: &str = "embeddings.word_embeddings.weight";
 
 const BERT: Names = Names {
     prefix: "bert.",
@@ -164,15 +110,11 @@ const BERT: Names = Names {
     up: "intermediate.dense",
     down: "output.dense",
     output_norm: "output.LayerNorm",
-    dense: ("pooler.dense", true, "Tanh"),
+    dense: ("pooler.dense", true),
     labels: "classifier",
 };
-const ROBERTA: Names = Names {
-    prefix: "roberta.",
-    dense: ("classifier.dense", false, "Tanh"),
-    labels: "classifier.out_proj",
-    ..BERT
-};
+const ROBERTA: Names =
+    Names { prefix: "roberta.", dense: ("classifier.dense", false), labels: "classifier.out_proj", ..BERT };
 const DISTILBERT: Names = Names {
     prefix: "distilbert.",
     layer: "transformer.layer.",
@@ -184,163 +126,249 @@ const DISTILBERT: Names = Names {
     up: "ffn.lin1",
     down: "ffn.lin2",
     output_norm: "output_layer_norm",
-    dense: ("pre_classifier", false, "Relu"),
+    dense: ("pre_classifier", false),
     labels: "classifier",
 };
+const DEBERTA: Names = Names {
+    prefix: "deberta.",
+    query: "attention.self.query_proj",
+    key: "attention.self.key_proj",
+    value: "attention.self.value_proj",
+    dense: ("pooler.dense", false),
+    ..BERT
+};
 
-/// The facts that pooling and truncation need of any encoder, supported here or not.
-#[derive(Clone, Debug)]
-pub struct Facts {
-    /// The class that the weights were made with, or the model type where none is named.
-    pub architecture: String,
-    /// The width of a token's vector.
-    pub hidden: usize,
-    /// The most tokens that the position table has room for.
-    pub max_positions: usize,
-}
-
-/// What the `config.json` in `folder` says of the fields of `T`.
-pub(in crate::build) fn read_config<T: DeserializeOwned>(folder: &Path) -> Result<T> {
-    let path = folder.join("config.json");
-    let text = std::fs::read(&path).map_err(|source| match source.kind() {
-        std::io::ErrorKind::NotFound => {
-            Error::model(format!("expected a model in `{}`, but found no `config.json`", folder.display()))
-        }
-        _ => Error::Io { action: format!("cannot read `{}`", path.display()), source },
-    })?;
-    serde_json::from_slice(&text)
-        .map_err(|error| Error::model_because(format!("cannot read `{}`", path.display()), error))
-}
-
-impl RawConfig {
-    fn architecture(&self) -> String {
-        self.architectures.first().or(self.model_type.as_ref()).cloned().unwrap_or_default()
-    }
-
-    /// The position table's rows that no token ever gets: up to that of the padding, in models after RoBERTa.
-    fn unusable_positions(&self) -> usize {
-        match self.model_type.as_deref() {
-            Some(
-                "roberta"
-                | "xlm-roberta"
-                | "xlm-roberta-xl"
-                | "roberta-prelayernorm"
-                | "camembert"
-                | "mpnet"
-                | "longformer"
-                | "data2vec-text"
-                | "luke",
-            ) => usize::try_from(self.pad_token_id.unwrap_or(1)).unwrap_or(0).saturating_add(1),
+impl Facts {
+    pub(in crate::build) fn read(config: &ConfigFile) -> Result<Self> {
+        let rows: usize = config.require("max_position_embeddings")?;
+        // After RoBERTa, no token has the rows up to the padding's.
+        let unusable = match config.model_type() {
+            "roberta"
+            | "xlm-roberta"
+            | "xlm-roberta-xl"
+            | "roberta-prelayernorm"
+            | "camembert"
+            | "mpnet"
+            | "longformer"
+            | "data2vec-text"
+            | "luke" => rows_up_to(padding(config)?),
             _ => 0,
-        }
-    }
-
-    pub(in crate::build) fn facts(&self) -> Result<Facts> {
-        let table = required(self.max_position_embeddings, "max_position_embeddings")?;
-        Ok(Facts {
-            architecture: self.architecture(),
-            hidden: required(self.hidden_size, "hidden_size")?,
-            max_positions: table.saturating_sub(self.unusable_positions()),
+        };
+        Ok(Self {
+            architecture: config.architecture().to_owned(),
+            hidden: config.require_any(&["hidden_size", "dim"])?,
+            max_positions: rows.saturating_sub(unusable),
         })
     }
 }
 
-impl Facts {
-    /// Reads them from the `config.json` in `folder`.
-    pub fn open(folder: &Path) -> Result<Self> {
-        read_config::<RawConfig>(folder)?.facts()
-    }
+fn padding(config: &ConfigFile) -> Result<i64> {
+    Ok(config.get("pad_token_id")?.unwrap_or(1))
+}
+
+fn rows_up_to(id: i64) -> usize {
+    usize::try_from(id).unwrap_or(0).saturating_add(1)
 }
 
 impl EncoderConfig {
-    /// Reads the `config.json` in `folder`; architectures that are not supported are refused by name.
-    pub fn open(folder: &Path) -> Result<Self> {
-        Self::from_raw(read_config(folder)?)
+    /// Reads the `config.json` in `folder`; unsupported architectures are refused by name.
+    pub(in crate::build) fn open(folder: &Path) -> Result<Self> {
+        let config = ConfigFile::open(folder)?;
+        Self::read(&config)
             .map_err(|error| Error::model_because(format!("cannot build from `{}`", folder.display()), error))
     }
 
-    fn from_raw(raw: RawConfig) -> Result<Self> {
-        let facts = raw.facts();
-        let architecture = raw.architecture();
-        let head = Head::of_class(&raw);
-        let model_type = raw.model_type.unwrap_or_default();
-        if !MODEL_TYPES.contains(&model_type.as_str()) {
-            return Err(Error::model(format!(
-                "expected a `model_type` among {}, but found `{model_type}` ({architecture})",
-                quoted(&MODEL_TYPES)
-            )));
-        }
-        if let Some(kind) = raw.position_embedding_type.filter(|kind| kind != "absolute") {
-            return Err(Error::model(format!(
-                "expected `position_embedding_type` `absolute`, but found `{kind}`"
-            )));
-        }
-        let facts = facts?;
-        let (names, positions, types) = match model_type.as_str() {
-            "distilbert" => (&DISTILBERT, Positions::FromZero, 0),
-            "bert" => (&BERT, Positions::FromZero, raw.type_vocab_size.unwrap_or(2)),
-            "roberta" | "xlm-roberta" => {
-                let padding = raw.pad_token_id.unwrap_or(1);
-                (&ROBERTA, Positions::AfterPadding(padding), raw.type_vocab_size.unwrap_or(1))
-            }
-            other => {
+    fn read(config: &ConfigFile) -> Result<Self> {
+        let model_type = config.model_type();
+        let is_deberta = model_type == "deberta-v2";
+        let (names, default_types, head_activation) = match model_type {
+            "bert" => (&BERT, 2, Activation::Tanh),
+            "distilbert" => (&DISTILBERT, 0, Activation::Relu),
+            "roberta" | "xlm-roberta" => (&ROBERTA, 1, Activation::Tanh),
+            "deberta-v2" => (&DEBERTA, 0, activation(config, &["pooler_hidden_act"])?),
+            _ => {
                 return Err(Error::model(format!(
-                    "expected a model of the BERT family, but found `{other}`"
+                    "expected a `model_type` among {}, but found `{model_type}` ({})",
+                    quoted(&MODEL_TYPES),
+                    config.architecture()
                 )));
             }
         };
-        let config = Self {
-            facts,
-            vocabulary: required(raw.vocab_size, "vocab_size")?,
-            layers: required(raw.num_hidden_layers, "num_hidden_layers")?,
-            heads: required(raw.num_attention_heads, "num_attention_heads")?,
-            intermediate: required(raw.intermediate_size, "intermediate_size")?,
-            epsilon: raw.layer_norm_eps.unwrap_or(1e-12),
-            activation: Activation::of_name(raw.hidden_act.as_deref().unwrap_or("gelu"))?,
-            positions,
-            types,
+        let position_type: Option<String> = config.get("position_embedding_type")?;
+        if let Some(found) = position_type.filter(|found| !is_deberta && found != "absolute") {
+            return Err(Error::model(format!(
+                "expected `position_embedding_type` `absolute`, but found `{found}`"
+            )));
+        }
+        let facts = Facts::read(config)?;
+        let heads = config.require_any(&["num_attention_heads", "n_heads"])?;
+        check_heads(facts.hidden, heads)?;
+        Ok(Self {
+            vocabulary: config.require("vocab_size")?,
+            layers: config.require_any(&["num_hidden_layers", "n_layers"])?,
+            heads,
+            intermediate: config.require_any(&["intermediate_size", "hidden_dim"])?,
+            epsilon: config.get("layer_norm_eps")?.unwrap_or(if is_deberta { 1e-7 } else { 1e-12 }),
+            activation: activation(config, &["hidden_act", "activation"])?,
+            has_positions: !is_deberta || config.get("position_biased_input")?.unwrap_or(true),
+            padding: std::ptr::eq(names, &ROBERTA).then(|| padding(config)).transpose()?,
+            types: config.get("type_vocab_size")?.unwrap_or(default_types),
             names,
-            head: head?,
-        };
-        require_heads_fit(config.facts.hidden, config.heads)?;
-        Ok(config)
+            head: Head::read(config)?,
+            head_activation,
+            disentangled: is_deberta.then(|| Disentangled::read(config, &facts, heads)).transpose()?,
+            facts,
+        })
     }
 
-    /// The same body under a head for labels, which an adapter brings.
-    pub fn with_head(mut self, labels: usize) -> Self {
-        if self.head.is_none() {
-            self.head = Some(Head::unnamed(labels));
-        }
+    /// The same body under a head for `labels` labels, which an adapter has.
+    pub(in crate::build) fn with_head(mut self, labels: usize) -> Self {
+        self.head.get_or_insert_with(|| Head::unnamed(labels));
         self
     }
 
-    /// The prefix under which a model with a head stores its body, and a weight to tell by whether it does.
-    pub fn prefix(&self) -> (&'static str, &'static str) {
+    /// The prefix under which a model with a head stores its body, and a weight that exists there.
+    pub(in crate::build) fn prefix(&self) -> (&'static str, &'static str) {
         (self.names.prefix, WORDS)
     }
 
     pub(super) fn position_rows(&self) -> usize {
-        match self.positions {
-            Positions::FromZero => self.facts.max_positions,
-            Positions::AfterPadding(padding) => {
-                let unusable = usize::try_from(padding).unwrap_or(0).saturating_add(1);
-                self.facts.max_positions.saturating_add(unusable)
+        self.facts.max_positions.saturating_add(self.padding.map_or(0, rows_up_to))
+    }
+}
+
+fn activation(config: &ConfigFile, fields: &[&str]) -> Result<Activation> {
+    Activation::named(config.get_any::<String>(fields)?.as_deref().unwrap_or("gelu"))
+}
+
+impl Head {
+    /// A head whose labels have no names.
+    fn unnamed(labels: usize) -> Self {
+        let labels = (0..labels).map(|id| format!("LABEL_{id}")).collect();
+        Self { labels, function: ScoreFunction::Softmax }
+    }
+
+    /// The head that a config describes, as `transformers` reads it; none if its class has none.
+    fn read(config: &ConfigFile) -> Result<Option<Self>> {
+        if !config.architecture().ends_with(CLASSIFIER) {
+            return Ok(None);
+        }
+        let mut head = Self::unnamed(0);
+        if let Some(labels) = config.get::<BTreeMap<usize, String>>("id2label")? {
+            if !labels.keys().copied().eq(0..labels.len()) {
+                return Err(Error::model(format!(
+                    "expected `id2label` with ids from 0 on, but found {:?}",
+                    labels.keys().collect::<Vec<_>>()
+                )));
+            }
+            head.labels = labels.into_values().collect();
+        } else {
+            let labels = config.get("num_labels")?.unwrap_or(2);
+            if labels > MAX_LABELS {
+                return Err(Error::model(format!(
+                    "expected `num_labels` of at most {MAX_LABELS}, but found {labels}"
+                )));
+            }
+            head = Self::unnamed(labels);
+        }
+        head.function = match config.get::<String>("problem_type")?.as_deref() {
+            Some("regression") => ScoreFunction::None,
+            Some("multi_label_classification") => ScoreFunction::Sigmoid,
+            _ if head.labels.len() == 1 => ScoreFunction::Sigmoid,
+            _ => ScoreFunction::Softmax,
+        };
+        Ok(Some(head))
+    }
+}
+
+impl Disentangled {
+    fn read(config: &ConfigFile, facts: &Facts, heads: usize) -> Result<Self> {
+        let width = facts.hidden / heads;
+        let sizes = [
+            ("embedding_size", facts.hidden),
+            ("attention_head_size", width),
+            ("pooler_hidden_size", facts.hidden),
+        ];
+        for (name, expected) in sizes {
+            if let Some(found) = config.get(name)?.filter(|found: &usize| *found != expected) {
+                return Err(Error::model(format!("expected `{name}` {expected}, but found {found}")));
             }
         }
+        let (distances, terms) = Distances::read(config, facts.max_positions)?;
+        Ok(Self {
+            // The model has a term for content and one for each use of distances.
+            scale: ((width * (1 + terms)) as f32).sqrt(),
+            distances,
+            convolution: Convolution::read(config)?,
+        })
     }
 }
 
-/// Refuses heads that do not share a token's vector evenly.
-pub(in crate::build) fn require_heads_fit(hidden: usize, heads: usize) -> Result<()> {
-    if heads == 0 || hidden == 0 || !hidden.is_multiple_of(heads) {
-        return Err(Error::model(format!(
-            "expected `hidden_size` to be a multiple of `num_attention_heads`, but found {hidden} and {heads}"
-        )));
-    }
-    Ok(())
-}
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
 
-/// The value of a field that a model cannot do without.
-pub(in crate::build) fn required<T>(value: Option<T>, name: &str) -> Result<T> {
-    value.ok_or_else(|| Error::model(format!("expected `{name}` in `config.json`, but found none")))
+    use super::*;
+
+    /// A config like that of DeBERTa-v3, except for one field.
+    fn config(name: &str, value: serde_json::Value) -> Result<Disentangled> {
+        let mut config = json!({
+            "architectures": ["DebertaV2ForSequenceClassification"],
+            "model_type": "deberta-v2",
+            "vocab_size": 288,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+            "max_position_embeddings": 512,
+            "max_relative_positions": -1,
+            "norm_rel_ebd": "layer_norm",
+            "pos_att_type": ["p2c", "c2p"],
+            "position_biased_input": false,
+            "position_buckets": 256,
+            "relative_attention": true,
+            "share_att_key": true,
+        });
+        config[name] = value;
+        let config = EncoderConfig::read(&serde_json::from_value(config).unwrap())?;
+        Ok(config.disentangled.unwrap())
+    }
+
+    #[test]
+    fn terms_are_a_list_or_one_string() {
+        let listed = config("pos_att_type", json!(["p2c", "c2p"])).unwrap();
+        let expected = Distances {
+            has_keys: true,
+            has_queries: true,
+            buckets: Some(256),
+            max: 512,
+            is_normalised: true,
+            shares_projections: true,
+        };
+        assert_eq!(listed.distances, Some(expected));
+        assert_eq!(config("pos_att_type", json!("c2p|P2C")).unwrap().distances, listed.distances);
+        assert_eq!(config("pos_att_type", json!(null)).unwrap().distances, None);
+        // A model that ignores distances still divides by the number of terms.
+        let without = config("relative_attention", json!(false)).unwrap();
+        assert_eq!((without.distances, without.scale), (None, listed.scale));
+    }
+
+    #[test]
+    fn unsupported_fields_of_deberta_are_refused_by_name() {
+        let refusals = [
+            config("embedding_size", json!(128)),
+            config("attention_head_size", json!(64)),
+            config("conv_kernel_size", json!(4)),
+            config("position_buckets", json!(1)),
+            config("pooler_hidden_act", json!("mish")),
+        ];
+        let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
+        insta::assert_snapshot!(refusals, @r"
+        expected `embedding_size` 32, but found 128
+        expected `attention_head_size` 8, but found 64
+        expected an odd `conv_kernel_size` and `conv_groups` of at least 1, but found 4 and 1
+        expected distances that go beyond half of `position_buckets`, but found 512 distances and 1 buckets
+        expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `swish`, `tanh`, but found `mish`
+        ");
+    }
 }

@@ -1,14 +1,17 @@
-//! The graph of an encoder, in the form that measured fastest on ONNX Runtime's CPU kernels: queries, keys and
-//! values from one multiplication, attention as one fused operator, biases inside the quantised multiplications,
-//! residuals inside the layer normalisations.
+//! The graph of an encoder, in the form that measured fastest on ONNX Runtime's CPU kernels: queries, keys and values
+//! from one multiplication, attention as one fused operator, biases inside the quantised multiplications, residuals
+//! inside the layer normalisations.
 
-use super::config::{EncoderConfig, Facts, Head, Positions, WORDS};
+use super::{
+    config::{EncoderConfig, Head, WORDS},
+    disentangled::Text,
+};
 use crate::{
     build::{
-        layers::{BLOCK, Layers, MASKED},
+        layers::{BLOCK, Layers, attention},
         onnx::{
-            GraphBuilder, Value, float, integer,
-            proto::{Dimension, ModelProto, data_type},
+            GraphBuilder, Value, any, fixed, float,
+            proto::{ModelProto, data_type},
         },
         weights::Weights,
     },
@@ -16,150 +19,142 @@ use crate::{
     repository::manifest::Precision,
 };
 
-/// The output of an encoder's graph: one vector a token.
-pub const OUTPUT: &str = "last_hidden_state";
-/// The output of a classifier's graph: one value a label.
-pub const LOGITS: &str = "logits";
+/// The output of an encoder without a head: one vector per token.
+pub(super) const OUTPUT: &str = "last_hidden_state";
+/// The output of an encoder with a head: one value per label.
+pub(super) const LOGITS: &str = "logits";
 
-/// Writes the graph of an encoder, from token ids to [`OUTPUT`], or to [`LOGITS`] where it has a head.
+/// Writes the graph of an encoder, from token ids to [`OUTPUT`], or to [`LOGITS`] if it has a head.
 ///
-/// A head reads the first token only, and so does the last layer then: the others' vectors would be thrown away.
-pub fn graph(config: &EncoderConfig, weights: &Weights, precision: Precision) -> Result<ModelProto> {
-    let Facts { hidden, .. } = config.facts;
-    let graph = GraphBuilder::default();
-    let layers = Layers { graph, weights, precision, block: BLOCK, hidden, epsilon: config.epsilon };
-    let mut writer = Writer { config, layers };
+/// A head reads the first token only, and so does the last layer under a head: other tokens' vectors are not needed.
+pub(super) fn graph(config: &EncoderConfig, weights: &Weights, precision: Precision) -> Result<ModelProto> {
+    let (graph, width) = (GraphBuilder::default(), config.facts.hidden);
+    let layers = Layers { graph, weights, precision, block: BLOCK, hidden: width, epsilon: config.epsilon };
+    let mut writer = Writer { config, layers, text: None };
     let ids = writer.layers.graph.input("input_ids", &["batch", "sequence"]);
     let mask = writer.layers.graph.input("attention_mask", &["batch", "sequence"]);
+    if let Some(settings) = &config.disentangled {
+        writer.text = Some(Text::new(&mut writer.layers, config, settings, [&ids, &mask])?);
+    }
     let mask = writer.layers.cast(&mask, data_type::INT32);
     let mut hidden = writer.embeddings(&ids)?;
+    let embedded = hidden.clone();
     for layer in 0..config.layers {
-        let reads_first_only = config.head.is_some() && layer + 1 == config.layers;
-        let attending = if reads_first_only { writer.layers.first_token(&hidden) } else { hidden.clone() };
+        let settings = config.disentangled.as_ref().filter(|_| layer == 0);
+        let convolution = settings.and_then(|settings| settings.convolution.as_ref());
+        let is_first_only = config.head.is_some() && layer + 1 == config.layers && convolution.is_none();
+        let attending = if is_first_only { writer.layers.first_token(&hidden) } else { hidden.clone() };
         hidden = writer.layer(layer, &attending, &hidden, &mask)?;
+        if let (Some(text), Some(convolution)) = (&writer.text, convolution) {
+            hidden = text.convolve(&mut writer.layers, convolution, [&embedded, &hidden])?;
+        }
     }
     if let Some(head) = &config.head {
-        hidden = writer.head(head, &hidden)?;
+        let logits = writer.head(head, &hidden)?;
+        writer.layers.graph.output(&logits, LOGITS, [any("batch"), fixed(head.labels.len())]);
+    } else {
+        writer.layers.graph.output(&hidden, OUTPUT, [any("batch"), any("sequence"), fixed(width)]);
     }
-    Ok(finish(writer.layers.graph, &hidden, &config.facts, config.head.as_ref()))
-}
-
-/// The finished graph, which gives `output`: the logits of the head's labels, or a vector a token.
-pub(in crate::build) fn finish(
-    mut graph: GraphBuilder,
-    output: &Value,
-    facts: &Facts,
-    head: Option<&Head>,
-) -> ModelProto {
-    let axis = |name: &str| Dimension::DimParam(name.into());
-    let width = |width: usize| Dimension::DimValue(width as i64);
-    match head {
-        Some(head) => graph.output(output, LOGITS, [axis("batch"), width(head.labels.len())]),
-        None => graph.output(output, OUTPUT, [axis("batch"), axis("sequence"), width(facts.hidden)]),
-    }
-    graph.finish(&facts.architecture)
+    Ok(writer.layers.graph.finish(&config.facts.architecture))
 }
 
 struct Writer<'a> {
     config: &'a EncoderConfig,
     layers: Layers<'a>,
+    /// Shared values of DeBERTa's layers; none in other families.
+    text: Option<Text>,
 }
 
 impl Writer<'_> {
     fn embeddings(&mut self, ids: &Value) -> Result<Value> {
-        let hidden = self.config.facts.hidden;
-        let words = self.layers.weights.take(WORDS, &[self.config.vocabulary, hidden])?;
-        let mut sum = self.layers.look_up(WORDS, words, ids);
-        let types = match self.config.types {
+        let EncoderConfig { vocabulary, types, has_positions, padding, .. } = *self.config;
+        let (layers, hidden) = (&mut self.layers, self.config.facts.hidden);
+        let words = layers.weights.take(WORDS, &[vocabulary, hidden])?;
+        let mut sum = layers.look_up(WORDS, words, ids);
+        let type_table = match types {
             0 => None,
-            rows => {
-                Some(self.layers.weights.take("embeddings.token_type_embeddings.weight", &[rows, hidden])?)
-            }
+            _ => Some(layers.weights.take("embeddings.token_type_embeddings.weight", &[types, hidden])?),
         };
-        let name = "embeddings.position_embeddings.weight";
-        let mut positions = self.layers.weights.take(name, &[self.config.position_rows(), hidden])?.clone();
-        match types {
-            Some(table) if self.config.types > 1 => {
-                let table = self.layers.graph.floats("token_types", &table.shape, &table.values);
-                let type_ids = self.layers.graph.input("token_type_ids", &["batch", "sequence"]);
-                let types = self.layers.graph.node("Gather", &[&table, &type_ids], vec![]);
-                sum = self.layers.graph.node("Add", &[&sum, &types], vec![]);
-            }
-            // A single type is added to every token alike, and so to every position.
-            Some(table) => {
-                for row in positions.values.chunks_exact_mut(hidden) {
-                    row.iter_mut().zip(&table.values).for_each(|(position, shared)| *position += shared);
+        let mut shared_type = type_table.filter(|_| types == 1);
+        if let Some(table) = type_table.filter(|_| types > 1) {
+            let table = layers.graph.floats("token_types", &table.shape, &table.values);
+            let type_ids = layers.graph.input("token_type_ids", &["batch", "sequence"]);
+            let types = layers.graph.node("Gather", &[&table, &type_ids], vec![]);
+            sum = layers.graph.node("Add", &[&sum, &types], vec![]);
+        }
+        if has_positions {
+            let name = "embeddings.position_embeddings.weight";
+            let mut table = layers.weights.take(name, &[self.config.position_rows(), hidden])?.clone();
+            // A single type is added to all tokens, and therefore to all positions.
+            if let Some(shared) = shared_type.take() {
+                for row in table.values.chunks_exact_mut(hidden) {
+                    row.iter_mut().zip(&shared.values).for_each(|(position, shared)| *position += shared);
                 }
             }
-            None => {}
+            let table = layers.graph.floats("positions", &table.shape, &table.values);
+            let length = self.text.as_ref().map(|text| &text.length);
+            let positions = layers.positions(&table, ids, padding, length);
+            sum = layers.graph.node("Add", &[&sum, &positions], vec![]);
         }
-        let table = self.layers.graph.floats("positions", &positions.shape, &positions.values);
-        let positions = self.positions(ids, &table);
-        sum = self.layers.graph.node("Add", &[&sum, &positions], vec![]);
-        self.layers.normalise(&sum, "embeddings.LayerNorm")
+        if let Some(shared) = shared_type {
+            let row = layers.graph.floats("token_types", &shared.shape, &shared.values);
+            sum = layers.graph.node("Add", &[&sum, &row], vec![]);
+        }
+        sum = layers.normalise(&sum, "embeddings.LayerNorm")?;
+        Ok(match &self.text {
+            Some(text) => text.without_padding(layers, &sum),
+            None => sum,
+        })
     }
 
-    fn positions(&mut self, ids: &Value, table: &Value) -> Value {
-        match self.config.positions {
-            Positions::FromZero => {
-                let (zero, length) = (self.layers.graph.integers("zero", &[0]), self.layers.length(ids));
-                self.layers.graph.node("Slice", &[table, &zero, &length, &zero], vec![])
-            }
-            Positions::AfterPadding(padding) => {
-                let (padding, one) = (
-                    self.layers.graph.integers("padding", &[padding]),
-                    self.layers.graph.integers("one", &[1]),
-                );
-                let is_padding = self.layers.graph.node("Equal", &[ids, &padding], vec![]);
-                let counts = self.layers.graph.node("Not", &[&is_padding], vec![]);
-                let counts = self.layers.cast(&counts, data_type::INT64);
-                let sum = self.layers.graph.node("CumSum", &[&counts, &one], vec![]);
-                let sum = self.layers.graph.node("Mul", &[&sum, &counts], vec![]);
-                let positions = self.layers.graph.node("Add", &[&sum, &padding], vec![]);
-                self.layers.graph.node("Gather", &[table, &positions], vec![])
-            }
-        }
-    }
-
-    /// One layer: the tokens of `attending` attend to those of `input`, which are the same but for the last
-    /// layer under a head.
+    /// One layer: the tokens of `attending`, all of `input` or the first, attend to those of `input`.
     fn layer(&mut self, layer: usize, attending: &Value, input: &Value, mask: &Value) -> Result<Value> {
         let EncoderConfig { heads, intermediate, names, .. } = *self.config;
-        let hidden = self.config.facts.hidden;
+        let (layers, hidden) = (&mut self.layers, self.config.facts.hidden);
+        let square = [hidden, hidden];
         let at = |name: &str| format!("{}{layer}.{name}", names.layer);
-        let [query, key, value] = if attending == input {
-            let names = [at(names.query), at(names.key), at(names.value)];
-            let projected = self.layers.linear(&names, input, hidden, hidden)?;
-            self.layers.graph.split(&projected)
+        let is_first_only = attending != input;
+        let [query, key, value] = if is_first_only {
+            let projected = layers.linear(&[at(names.key), at(names.value)], input, square)?;
+            let [key, value] = layers.graph.split(&projected);
+            [layers.linear(&[at(names.query)], attending, square)?, key, value]
         } else {
-            let projected = self.layers.linear(&[at(names.key), at(names.value)], input, hidden, hidden)?;
-            let [key, value] = self.layers.graph.split(&projected);
-            [self.layers.linear(&[at(names.query)], attending, hidden, hidden)?, key, value]
+            let names = [at(names.query), at(names.key), at(names.value)];
+            let projected = layers.linear(&names, input, square)?;
+            layers.graph.split(&projected)
         };
-        let context = self.layers.graph.microsoft(
-            "MultiHeadAttention",
-            &[&query, &key, &value, &Value::none(), mask],
-            vec![integer("num_heads", heads as i64), float("mask_filter_value", MASKED)],
-        );
-        let attended = self.layers.linear(&[at(names.attention_output)], &context, hidden, hidden)?;
-        let attended = self.layers.add_and_norm(&attended, attending, &at(names.attention_norm))?;
-        let raised = self.layers.linear(&[at(names.up)], &attended, hidden, intermediate)?;
-        let raised = self.layers.activate(self.config.activation, &raised);
-        let lowered = self.layers.linear(&[at(names.down)], &raised, intermediate, hidden)?;
-        self.layers.add_and_norm(&lowered, &attended, &at(names.output_norm))
+        let none = Value::none();
+        let mut inputs = vec![&query, &key, &value, &none, mask];
+        let mut attributes = attention(heads);
+        let bias = match self.text.as_ref().and_then(|text| text.windows.as_ref()) {
+            Some(windows) => windows.bias(layers, &at("attention.self"), [&query, &key], is_first_only)?,
+            None => Value::none(),
+        };
+        if let Some(settings) = &self.config.disentangled {
+            inputs.push(&bias);
+            attributes.push(float("scale", 1.0 / settings.scale));
+        }
+        let context = layers.graph.microsoft("MultiHeadAttention", &inputs, attributes);
+        let attended = layers.linear(&[at(names.attention_output)], &context, square)?;
+        let attended = layers.add_and_norm(&attended, attending, &at(names.attention_norm))?;
+        let raised = layers.linear(&[at(names.up)], &attended, [hidden, intermediate])?;
+        let raised = layers.activate(self.config.activation, &raised);
+        let lowered = layers.linear(&[at(names.down)], &raised, [intermediate, hidden])?;
+        layers.add_and_norm(&lowered, &attended, &at(names.output_norm))
     }
 
-    /// The logits of labels from the first token's vector, in fp32 whatever the precision: a head is small, and
-    /// what is lost in it is lost to the answer.
-    fn head(&mut self, head: &Head, first_token: &Value) -> Result<Value> {
-        let hidden = self.config.facts.hidden;
-        let (dense, is_of_body, activation) = self.config.names.dense;
-        let one = self.layers.graph.integers("one", &[1]);
-        let first_token = self.layers.graph.node("Squeeze", &[first_token, &one], vec![]);
-        let dense =
-            if is_of_body { format!("{}{dense}", self.layers.weights.prefix()) } else { dense.to_owned() };
-        let pooled = self.layers.plain_linear(&dense, &first_token, hidden, hidden)?;
-        let pooled = self.layers.graph.node(activation, &[&pooled], vec![]);
-        self.layers.plain_linear(self.config.names.labels, &pooled, hidden, head.labels.len())
+    /// The logits of labels from the first token's vector. They are computed in fp32 at all precisions, since a head is
+    /// small and its errors go straight into the scores.
+    fn head(&mut self, head: &Head, tokens: &Value) -> Result<Value> {
+        let EncoderConfig { names, head_activation, .. } = *self.config;
+        let (layers, hidden) = (&mut self.layers, self.config.facts.hidden);
+        let first = if self.text.is_some() { layers.first_token(tokens) } else { tokens.clone() };
+        let one = layers.graph.integers("one", &[1]);
+        let first = layers.graph.node("Squeeze", &[&first, &one], vec![]);
+        let (dense, is_of_body) = names.dense;
+        let prefix = if is_of_body { layers.weights.prefix() } else { "" };
+        let pooled = layers.linear_in_fp32(&format!("{prefix}{dense}"), &first, [hidden, hidden])?;
+        let pooled = layers.activate(head_activation, &pooled);
+        layers.linear_in_fp32(names.labels, &pooled, [hidden, head.labels.len()])
     }
 }

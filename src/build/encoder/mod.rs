@@ -1,13 +1,12 @@
-//! Encoders of the BERT family, from `config.json` and weights to a graph.
+//! Encoders of the BERT family, with and without a head for labels: from `config.json` and weights to a graph.
 
 mod config;
+mod disentangled;
+mod distances;
 mod graph;
+mod source;
 
-pub use self::{
-    config::{EncoderConfig, Facts, Head, MODEL_TYPES},
-    graph::{LOGITS, OUTPUT, graph},
-};
 pub(super) use self::{
-    config::{RawConfig, WORDS, read_config, require_heads_fit, required},
-    graph::finish,
+    config::{Facts, MODEL_TYPES},
+    source::open,
 };

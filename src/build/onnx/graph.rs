@@ -2,17 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use bytes::Bytes;
-
 use crate::onnx_proto::{
     AttributeProto, Dimension, DimensionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
     TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto, attribute_type, data_type,
 };
 
 /// The domain of ONNX Runtime's own operators.
-const MICROSOFT: &str = "com.microsoft";
-/// The operator set that the graphs are written in, and the file format that goes with it.
+pub const MICROSOFT: &str = "com.microsoft";
 const OPSET: i64 = 21;
+/// The file format that belongs to [`OPSET`].
 const IR_VERSION: i64 = 10;
 
 /// The name of a tensor in the graph.
@@ -20,7 +18,7 @@ const IR_VERSION: i64 = 10;
 pub struct Value(String);
 
 impl Value {
-    /// An input that an operator allows to be left out.
+    /// An optional input or output that is left out.
     pub fn none() -> Self {
         Self(String::new())
     }
@@ -28,7 +26,8 @@ impl Value {
 
 /// A graph under construction.
 ///
-/// Values are named after where they come from; a constant of a name that is there already is that constant.
+/// The output of a node is named after its operator. A constant is added once: a second one of the same name refers to
+/// the first.
 #[derive(Debug, Default)]
 pub struct GraphBuilder {
     graph: GraphProto,
@@ -37,22 +36,27 @@ pub struct GraphBuilder {
 }
 
 impl GraphBuilder {
-    /// An integer input of the given axes; names stand for axes of any length.
+    /// Adds an INT64 input. Each axis has a name and may have any length.
     pub fn input(&mut self, name: &str, axes: &[&str]) -> Value {
-        let axes = axes.iter().map(|axis| Dimension::DimParam((*axis).to_owned()));
-        self.graph.input.push(value_info(name, data_type::INT64, axes));
+        self.graph.input.push(value_info(name, data_type::INT64, axes.iter().map(|axis| any(axis))));
         Value(name.to_owned())
     }
 
-    /// A float input of the given axes.
+    /// Adds a float input.
     pub fn float_input(&mut self, name: &str, axes: impl IntoIterator<Item = Dimension>) -> Value {
         self.graph.input.push(value_info(name, data_type::FLOAT, axes));
         Value(name.to_owned())
     }
 
-    /// Declares `value`, which a node has made, as the float output `name`, under which the node gives it from
-    /// now on: unlike [`GraphBuilder::output`], nothing is copied.
-    pub fn give_out(&mut self, value: &Value, name: &str, axes: impl IntoIterator<Item = Dimension>) {
+    /// Adds the float output `name` and an `Identity` that copies `value` to it.
+    pub fn output(&mut self, value: &Value, name: &str, axes: impl IntoIterator<Item = Dimension>) {
+        self.push("Identity", "", &[value], vec![name.to_owned()], Vec::new());
+        self.graph.output.push(value_info(name, data_type::FLOAT, axes));
+    }
+
+    /// Renames `value`, the output of a node, to `name` and makes it a float output. Unlike [`GraphBuilder::output`],
+    /// this copies nothing.
+    pub fn rename_to_output(&mut self, value: &Value, name: &str, axes: impl IntoIterator<Item = Dimension>) {
         for node in &mut self.graph.node {
             let names = node.input.iter_mut().chain(&mut node.output);
             names.filter(|used| **used == value.0).for_each(|used| name.clone_into(used));
@@ -60,89 +64,77 @@ impl GraphBuilder {
         self.graph.output.push(value_info(name, data_type::FLOAT, axes));
     }
 
-    /// Declares `value` as the float output `name`.
-    pub fn output(&mut self, value: &Value, name: &str, axes: impl IntoIterator<Item = Dimension>) {
-        self.push("Identity", "", &[value], vec![name.to_owned()], Vec::new());
-        self.graph.output.push(value_info(name, data_type::FLOAT, axes));
-    }
-
-    /// A float constant.
+    /// Adds a FLOAT constant.
     pub fn floats(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Value {
-        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>();
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes());
         self.constant(name, data_type::FLOAT, shape, bytes)
     }
 
-    /// A constant of small integers.
+    /// Adds an INT8 constant.
     pub fn bytes(&mut self, name: &str, shape: &[usize], values: &[i8]) -> Value {
-        let bytes = values.iter().map(|value| value.cast_unsigned()).collect::<Vec<_>>();
-        self.constant(name, data_type::INT8, shape, bytes)
+        self.constant(name, data_type::INT8, shape, values.iter().map(|value| value.cast_unsigned()))
     }
 
-    /// A constant of small integers that are stored with 128 added to each.
+    /// Adds a UINT8 constant that stores each value plus 128.
     pub fn shifted_bytes(&mut self, name: &str, shape: &[usize], values: &[i8]) -> Value {
-        let bytes = values.iter().map(|value| value.cast_unsigned() ^ 0x80).collect::<Vec<_>>();
-        self.constant(name, data_type::UINT8, shape, bytes)
+        self.constant(name, data_type::UINT8, shape, values.iter().map(|value| value.cast_unsigned() ^ 0x80))
     }
 
-    /// A constant of unsigned bytes.
-    pub fn unsigned_bytes(&mut self, name: &str, shape: &[usize], values: Vec<u8>) -> Value {
-        self.constant(name, data_type::UINT8, shape, values)
-    }
-
-    /// A single integer.
-    pub fn number(&mut self, name: &str, value: i64) -> Value {
-        self.constant(name, data_type::INT64, &[], value.to_le_bytes().into())
-    }
-
-    /// A list of integers: axes, sizes, bounds.
+    /// Adds a list of integers: axes, sizes, bounds.
     pub fn integers(&mut self, name: &str, values: &[i64]) -> Value {
-        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>();
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes());
         self.constant(name, data_type::INT64, &[values.len()], bytes)
     }
 
-    fn constant(&mut self, name: &str, data_type: i32, shape: &[usize], bytes: Vec<u8>) -> Value {
+    fn constant(
+        &mut self,
+        name: &str,
+        data_type: i32,
+        shape: &[usize],
+        bytes: impl Iterator<Item = u8>,
+    ) -> Value {
         if self.constants.insert(name.to_owned()) {
             self.graph.initializer.push(TensorProto {
                 name: name.to_owned(),
                 data_type,
                 dims: shape.iter().map(|side| *side as i64).collect(),
-                raw_data: Bytes::from(bytes),
+                raw_data: bytes.collect::<Vec<_>>().into(),
                 ..TensorProto::default()
             });
         }
         Value(name.to_owned())
     }
 
-    /// A node of a standard operator with one output.
+    /// Adds a node of a standard operator with one output.
     pub fn node(&mut self, operator: &str, inputs: &[&Value], attributes: Vec<AttributeProto>) -> Value {
         let output = self.fresh(operator);
         self.push(operator, "", inputs, vec![output.clone()], attributes);
         Value(output)
     }
 
-    /// A node of one of ONNX Runtime's own operators with one output.
+    /// Adds a node of one of ONNX Runtime's own operators with one output.
     pub fn microsoft(&mut self, operator: &str, inputs: &[&Value], attributes: Vec<AttributeProto>) -> Value {
         let output = self.fresh(operator);
         self.push(operator, MICROSOFT, inputs, vec![output.clone()], attributes);
         Value(output)
     }
 
-    /// A node of one of ONNX Runtime's own operators with several outputs, of which some may be left out.
+    /// Adds a node of one of ONNX Runtime's own operators with several outputs; those that `keep` marks `false` are
+    /// left out.
     pub fn several<const OUTPUTS: usize>(
         &mut self,
         operator: &str,
         inputs: &[&Value],
         attributes: Vec<AttributeProto>,
-        wanted: [bool; OUTPUTS],
+        keep: [bool; OUTPUTS],
     ) -> [Value; OUTPUTS] {
         let name = self.fresh(operator);
-        let outputs = std::array::from_fn(|output| match wanted[output] {
-            true => Value(format!("{name}.{output}")),
-            false => Value::none(),
+        let outputs: [String; OUTPUTS] = std::array::from_fn(|output| match keep[output] {
+            true => format!("{name}.{output}"),
+            false => String::new(),
         });
-        let names = outputs.iter().map(|output| output.0.clone()).collect();
-        self.push(operator, MICROSOFT, inputs, names, attributes);
-        outputs
+        self.push(operator, MICROSOFT, inputs, outputs.to_vec(), attributes);
+        outputs.map(Value)
     }
 
     /// Cuts `value` into equal parts along its last axis.
@@ -198,7 +190,7 @@ pub fn integer(name: &str, value: i64) -> AttributeProto {
     AttributeProto { name: name.into(), i: value, r#type: attribute_type::INT, ..AttributeProto::default() }
 }
 
-/// An attribute of several integers.
+/// An attribute with a list of integers.
 pub fn integers(name: &str, values: &[i64]) -> AttributeProto {
     let ints = values.to_vec();
     AttributeProto { name: name.into(), ints, r#type: attribute_type::INTS, ..AttributeProto::default() }
@@ -207,6 +199,16 @@ pub fn integers(name: &str, values: &[i64]) -> AttributeProto {
 /// A float attribute.
 pub fn float(name: &str, value: f32) -> AttributeProto {
     AttributeProto { name: name.into(), f: value, r#type: attribute_type::FLOAT, ..AttributeProto::default() }
+}
+
+/// An axis of any length.
+pub fn any(name: &str) -> Dimension {
+    Dimension::DimParam(name.into())
+}
+
+/// An axis of a fixed length.
+pub fn fixed(length: usize) -> Dimension {
+    Dimension::DimValue(length as i64)
 }
 
 fn value_info(name: &str, elem_type: i32, axes: impl IntoIterator<Item = Dimension>) -> ValueInfoProto {

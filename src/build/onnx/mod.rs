@@ -5,6 +5,6 @@ mod graph;
 
 pub use self::{
     file::{WEIGHTS, read, write, write_all},
-    graph::{GraphBuilder, Value, float, integer, integers},
+    graph::{GraphBuilder, MICROSOFT, Value, any, fixed, float, integer, integers},
 };
 pub use crate::onnx_proto as proto;

@@ -1,7 +1,7 @@
-//! Tokenizers of models that come with a SentencePiece model in place of a `tokenizer.json`.
+//! Converts SentencePiece models to `tokenizer.json`.
 //!
-//! Such a model knows pieces, but its ids are its own; those of the translation model stand in another file, or
-//! are shifted. What is made here gives the latter at once.
+//! The ids of a SentencePiece model are not those of its translation model, which are in another file or shifted. The
+//! converted tokenizer returns the latter.
 
 mod proto;
 
@@ -16,17 +16,18 @@ use serde_json::{Value, json};
 
 use self::proto::{BPE, ModelProto, NORMAL, SentencePiece, TrainerSpec, UNIGRAM, USER_DEFINED};
 use crate::{
+    build::files::read,
     error::{Error, Result},
     pipeline::translation::UnknownTokens,
 };
 
-/// No vocabulary has as many ids: the largest that are known have a million.
-pub(super) const MOST_IDS: usize = 1 << 21;
-/// Ids that have no name, and are no rows of the model's table either: some files leave a few out.
-const MOST_UNNAMED: usize = 4096;
-/// What stands for a space.
+/// The limit of ids, twice that of the largest known vocabularies.
+pub(super) const MAX_IDS: usize = 1 << 21;
+/// The limit of ids without a name beyond the model's table, since some files leave out a few.
+const MAX_UNNAMED: usize = 4096;
+/// The character for a space in pieces.
 const SPACE: &str = "▁";
-/// What no text has after its normalisation: a piece that begins with it is never found in a text.
+/// A character that normalised texts do not contain, so that a piece that begins with it is never found.
 const NEVER: char = '\u{1}';
 
 /// A SentencePiece model.
@@ -38,12 +39,11 @@ pub(super) struct SentencePieces(ModelProto);
 pub(super) struct Vocabulary {
     /// The id of each piece.
     pub(super) ids: BTreeMap<String, u32>,
-    /// The tokens that are never split, with what they stand for in a text spelt out: special ones, and those of
-    /// languages.
+    /// The tokens that are never split: special tokens, and those of languages.
     pub(super) tokens: BTreeMap<String, Token>,
-    /// What pieces are read as that are not in the vocabulary.
+    /// The token for pieces that are not in the vocabulary.
     pub(super) unknown: String,
-    /// The number of ids that the translation model has, at least.
+    /// The minimum number of ids of the translation model.
     pub(super) size: usize,
 }
 
@@ -51,27 +51,33 @@ pub(super) struct Vocabulary {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Token {
     pub(super) id: u32,
-    /// Whether it marks structure rather than text.
+    /// Whether it is left out of decoded texts.
     pub(super) is_special: bool,
-    /// Whether it takes the spaces before it along.
+    /// Whether it includes the spaces before it.
     pub(super) takes_left: bool,
-    /// Whether it takes the spaces after it along.
+    /// Whether it includes the spaces after it.
     pub(super) takes_right: bool,
 }
 
-/// A tokenizer that was made.
+impl Token {
+    pub(super) fn new(id: u32, is_special: bool) -> Self {
+        Self { id, is_special, takes_left: false, takes_right: false }
+    }
+}
+
+/// A converted tokenizer.
 #[derive(Debug)]
-pub(super) struct Made {
+pub(super) struct BuiltTokenizer {
     /// The `tokenizer.json`.
     pub(super) json: Vec<u8>,
-    /// The ids that it gives beyond those of the translation model.
+    /// Ids of the tokenizer that the translation model does not have.
     pub(super) unknown_tokens: Option<UnknownTokens>,
 }
 
 impl SentencePieces {
     /// Reads the model at `path`.
     pub(super) fn open(path: &Path) -> Result<Self> {
-        let bytes = std::fs::read(path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+        let bytes = read(path)?;
         let unusable = |what: &str| {
             Error::model(format!("expected a SentencePiece model in `{}`, but found {what}", path.display()))
         };
@@ -87,18 +93,18 @@ impl SentencePieces {
             || trainer.treat_whitespace_as_suffix
             || has_usual_spaces.contains(&Some(false))
         {
-            return Err(unusable("one with byte fallback or with spaces of its own kind"));
+            return Err(unusable("one with byte fallback or unusual treatment of spaces"));
         }
         Ok(Self(model))
     }
 
-    /// The pieces, by their own ids.
+    /// The pieces, ordered by their ids in the SentencePiece model.
     pub(super) fn pieces(&self) -> impl ExactSizeIterator<Item = &str> {
         self.0.pieces.iter().map(|piece| piece.piece.as_str())
     }
 
-    /// The tokenizer that gives the ids of `vocabulary`.
-    pub(super) fn tokenizer(&self, vocabulary: &Vocabulary) -> Result<Made> {
+    /// The tokenizer for the ids of `vocabulary`.
+    pub(super) fn tokenizer(&self, vocabulary: &Vocabulary) -> Result<BuiltTokenizer> {
         let unknown = vocabulary.tokens.get(&vocabulary.unknown).map(|token| token.id).ok_or_else(|| {
             Error::model(format!("expected `{}` in the vocabulary, but found none", vocabulary.unknown))
         })?;
@@ -113,11 +119,11 @@ impl SentencePieces {
             }
         };
         let json = to_json(&model, &self.normalizer(), &self.added_tokens(vocabulary))?;
-        Ok(Made { json, unknown_tokens })
+        Ok(BuiltTokenizer { json, unknown_tokens })
     }
 
-    /// A unigram model, whose ids are places in a list. Pieces that are in no text of the source stand there under
-    /// a name that is in no text at all; pieces that have no id come after all others.
+    /// A unigram model, whose ids are indices of a list. Ids without a piece get a name that no text contains; pieces
+    /// without an id are appended to the list.
     fn unigram(&self, vocabulary: &Vocabulary, unknown: u32) -> (Value, Option<UnknownTokens>) {
         let mut list: Vec<(String, f32)> =
             (0..vocabulary.length()).map(|id| (format!("{NEVER}{id}"), 0.0)).collect();
@@ -136,7 +142,7 @@ impl SentencePieces {
         (json!({"type": "Unigram", "unk_id": unknown, "vocab": list, "byte_fallback": false}), unknown_tokens)
     }
 
-    /// A model of byte pairs: pieces that have no id have that of the unknown token.
+    /// A BPE model, in which pieces without an id have that of the unknown token.
     fn byte_pairs(&self, vocabulary: &Vocabulary, unknown: u32) -> Value {
         let mut ids = vocabulary.all();
         for SentencePiece { piece, .. } in self.normal() {
@@ -148,7 +154,7 @@ impl SentencePieces {
         })
     }
 
-    /// The pairs that make pieces, the ones that are merged first before the others: a piece's score says when.
+    /// The pairs that are merged to pieces, ordered by the score of the piece.
     fn merges(&self) -> Vec<[&str; 2]> {
         let ranks: HashMap<&str, usize> =
             self.normal().enumerate().map(|(rank, piece)| (piece.piece.as_str(), rank)).collect();
@@ -165,7 +171,7 @@ impl SentencePieces {
         merges.into_iter().map(|(.., pair)| pair).collect()
     }
 
-    /// The pieces that are found in texts.
+    /// The pieces that occur in texts.
     fn normal(&self) -> impl Iterator<Item = &SentencePiece> {
         let is_normal = |piece: &&SentencePiece| {
             matches!(piece.r#type, None | Some(NORMAL | USER_DEFINED)) && !piece.piece.is_empty()
@@ -178,7 +184,7 @@ impl SentencePieces {
         let map = map
             .filter(|map| !map.is_empty())
             .map(|map| json!({"type": "Precompiled", "precompiled_charsmap": STANDARD.encode(map)}));
-        // Of all white space only the space itself goes, as the others may be pieces.
+        // Other white space may be part of pieces.
         let spaces = [
             json!({"type": "Replace", "pattern": {"Regex": " +\\z"}, "content": ""}),
             json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": SPACE}),
@@ -187,17 +193,16 @@ impl SentencePieces {
         json!({"type": "Sequence", "normalizers": steps})
     }
 
-    /// The tokens that are taken out of a text before it is split into pieces.
+    /// The tokens that are found in a text before it is split into pieces.
     fn added_tokens(&self, vocabulary: &Vocabulary) -> Vec<Value> {
         let defined = self.0.pieces.iter().filter(|piece| piece.r#type == Some(USER_DEFINED));
         let defined = defined.filter_map(|piece| {
             let id = *vocabulary.ids.get(&piece.piece)?;
-            Some((&piece.piece, Token { id, is_special: false, takes_left: false, takes_right: false }))
+            Some((&piece.piece, Token::new(id, false)))
         });
-        // An id without a name stands for nothing, and nothing is what comes of it.
+        // Ids without a name are decoded to nothing.
         let unnamed = vocabulary.all().into_iter().filter(|(name, _)| name.starts_with(NEVER));
-        let unnamed = unnamed
-            .map(|(name, id)| (name, Token { id, is_special: true, takes_left: false, takes_right: false }));
+        let unnamed = unnamed.map(|(name, id)| (name, Token::new(id, true)));
         let named = vocabulary.tokens.iter().map(|(content, token)| (content, *token)).chain(defined);
         let mut tokens: Vec<_> =
             named.map(|(content, token)| (content.clone(), token)).chain(unnamed).collect();
@@ -213,29 +218,24 @@ impl SentencePieces {
 }
 
 impl Vocabulary {
-    /// Refuses ids that no file of this size can mean: each takes its place in a list.
+    /// Refuses ids that are too large for the number of names, since the size of lists depends on the largest id.
     pub(super) fn checked(self) -> Result<Self> {
         let names = self.ids.len() + self.tokens.len();
-        let most = (2 * names + MOST_UNNAMED).max(self.size).min(MOST_IDS);
+        let limit = (2 * names + MAX_UNNAMED).max(self.size).min(MAX_IDS);
         match self.length() {
-            found if found > most => Err(Error::model(format!(
-                "expected ids below {most} for a vocabulary of {names} names, but found {}",
+            found if found > limit => Err(Error::model(format!(
+                "expected ids below {limit} for a vocabulary of {names} names, but found {}",
                 found - 1
             ))),
             _ => Ok(self),
         }
     }
 
-    /// Every id under some name: those that have none under one that is in no text.
+    /// All ids by name. Ids without a name get one that no text contains.
     fn all(&self) -> BTreeMap<String, u32> {
         let tokens = self.tokens.iter().map(|(content, token)| (content, token.id));
-        let named: BTreeMap<u32, &String> = self
-            .ids
-            .iter()
-            .map(|(piece, id)| (piece, *id))
-            .chain(tokens)
-            .map(|(name, id)| (id, name))
-            .collect();
+        let pieces = self.ids.iter().map(|(piece, id)| (piece, *id));
+        let named: BTreeMap<u32, &String> = pieces.chain(tokens).map(|(name, id)| (id, name)).collect();
         let name = |id| named.get(&id).map_or_else(|| format!("{NEVER}{id}"), |name| (*name).clone());
         (0..self.length() as u32).map(|id| (name(id), id)).collect()
     }
@@ -246,11 +246,11 @@ impl Vocabulary {
         ids.max().map_or(0, |id| id as usize + 1).max(self.size)
     }
 
-    /// A tokenizer that only puts texts together.
+    /// A tokenizer that only decodes.
     pub(super) fn decoder(&self) -> Result<Vec<u8>> {
         let model = json!({"type": "WordLevel", "vocab": self.all(), "unk_token": self.unknown});
-        let nothing_found = SentencePieces(ModelProto::default());
-        to_json(&model, &Value::Null, &nothing_found.added_tokens(self))
+        let no_pieces = SentencePieces(ModelProto::default());
+        to_json(&model, &Value::Null, &no_pieces.added_tokens(self))
     }
 }
 
@@ -262,6 +262,5 @@ fn to_json(model: &Value, normalizer: &Value, added_tokens: &[Value]) -> Result<
         "normalizer": normalizer, "pre_tokenizer": spaces, "post_processor": null, "decoder": spaces,
         "model": model,
     });
-    serde_json::to_vec(&tokenizer)
-        .map_err(|error| Error::model_because("the tokenizer cannot be written", error))
+    serde_json::to_vec(&tokenizer).map_err(|error| Error::model_because("cannot write the tokenizer", error))
 }

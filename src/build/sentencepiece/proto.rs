@@ -1,4 +1,4 @@
-//! The messages of `sentencepiece_model.proto`, as far as they are read here.
+//! Messages of [`sentencepiece_model.proto`](https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto), with the used fields.
 
 use bytes::Bytes;
 use prost::Message;

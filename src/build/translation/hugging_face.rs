@@ -1,32 +1,37 @@
-//! M2M100, NLLB and Marian, from the files that `transformers` saves.
+//! Opens M2M100, NLLB and Marian, as `transformers` saves them, as the source of a bundle.
 
 use std::path::Path;
 
 use serde::Deserialize;
-use serde_json::{Map, Value};
 
 use super::{
-    bundle::{Opened, OpenedSettings, Origin},
-    model::{Memory, Norms, Positions, Stack, Table, Tables, TranslationModel, Waves, first_of},
-    vocabulary::{Tokenizers, many_to_many, marian, read_json},
+    graphs::graphs,
+    model::{Memory, Norms, Positions, Stack, Table, Tables, TranslationModel, Waves},
+    tokenizers::{Tokenizers, many_to_many, marian},
 };
 use crate::{
+    backend::onnx::Runtime,
     build::{
-        encoder::{read_config, require_heads_fit, required},
-        exported,
+        config::{ConfigFile, check_heads},
+        export,
+        files::read_json_if_exists,
         layers::Activation,
+        plan::Plan,
+        source::{Source, TARGET_TOKENIZER, TaskSettings, unread_decoder},
         weights::Weights,
     },
     error::{Error, Result, quoted},
-    pipeline::generation::{GenerationOptions, GenerationSettings},
+    pipeline::{
+        generation::{GenerationOptions, GenerationSettings},
+        translation::TranslationSettings,
+    },
 };
 
 /// The `model_type`s that are supported.
-pub(in crate::build) const MODEL_TYPES: [&str; 2] = [M2M100, MARIAN];
-const M2M100: &str = "m2m_100";
+pub(in crate::build) const MODEL_TYPES: [&str; 2] = ["m2m_100", MARIAN];
 const MARIAN: &str = "marian";
 
-/// What both families say nothing of.
+/// The epsilon of both families, which their files do not name.
 const EPSILON: f32 = 1e-5;
 const PREFIX: (&str, &str) = ("model.", "encoder.layers.0.fc1.weight");
 const SHARED: &str = "model.shared.weight";
@@ -35,224 +40,169 @@ const TARGET: &str = "model.decoder.embed_tokens.weight";
 const OUTPUT: &str = "lm_head.weight";
 const BIAS: &str = "final_logits_bias";
 
-/// The fields of `config.json` that matter.
-#[derive(Debug, Deserialize)]
-struct Config {
-    model_type: Option<String>,
-    #[serde(default)]
-    architectures: Vec<String>,
-    d_model: Option<usize>,
-    encoder_layers: Option<usize>,
-    decoder_layers: Option<usize>,
-    encoder_attention_heads: Option<usize>,
-    decoder_attention_heads: Option<usize>,
-    encoder_ffn_dim: Option<usize>,
-    decoder_ffn_dim: Option<usize>,
-    activation_function: Option<String>,
-    max_position_embeddings: Option<usize>,
-    #[serde(default)]
-    scale_embedding: bool,
-    share_encoder_decoder_embeddings: Option<bool>,
-    tie_word_embeddings: Option<bool>,
-    vocab_size: Option<usize>,
-    decoder_vocab_size: Option<usize>,
-    pad_token_id: Option<i64>,
-}
+/// The limit of values in a table of positions, a hundred times that of the largest models.
+const MAX_POSITION_VALUES: usize = 1 << 28;
 
-/// The most values of a table of positions: that of the largest models is a hundredth of it.
-const MOST_POSITION_VALUES: usize = 1 << 28;
-
-/// The ids of `generation_config.json`, or of a `config.json` of old.
-#[derive(Debug, Deserialize)]
-struct SpecialIds {
-    decoder_start_token_id: Option<i64>,
-    eos_token_id: Option<OneOrMany>,
-    pad_token_id: Option<i64>,
-    bos_token_id: Option<i64>,
-}
-
+/// One id, or a list of them.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
-enum OneOrMany {
+enum Ids {
     One(i64),
     Many(Vec<i64>),
 }
 
-/// Whether the `config.json` in `folder` is that of a model that is read here.
+/// Whether `folder` has a supported model, or an encoder-decoder export of any model.
 pub(in crate::build) fn is_in(folder: &Path) -> bool {
-    let config: Option<Config> = read_config(folder).ok();
-    let model_type = config.and_then(|config| config.model_type).unwrap_or_default();
-    MODEL_TYPES.contains(&model_type.as_str()) && Weights::are_in(folder)
+    let is_supported = |config: ConfigFile| MODEL_TYPES.contains(&config.model_type());
+    export::is_seq2seq_in(folder)
+        || Weights::are_in(folder) && ConfigFile::open(folder).is_ok_and(is_supported)
 }
 
-/// Reads the model in `folder`.
-pub(in crate::build) fn open(folder: &Path) -> Result<Opened> {
-    let config: Config = read_config(folder)?;
-    let weights = Weights::open(folder)?.with_prefix(PREFIX.0, PREFIX.1);
-    let in_folder = |error| Error::model_because(format!("cannot build from `{}`", folder.display()), error);
-    let model = config.model(&weights).map_err(in_folder)?;
-    let sizes = [model.tables.source.rows, model.tables.output.rows];
-    let positions = model.positions.length;
-    config
-        .opened(folder, sizes, positions, Origin::Weights { model: Box::new(model), weights })
-        .map_err(in_folder)
+/// Reads the weights or the export in the plan's folder.
+pub(in crate::build) fn open<'a>(plan: &Plan, runtime: Runtime, scratch: &'a Path) -> Result<Source<'a>> {
+    let folder = &plan.folder;
+    let config = ConfigFile::open(folder)?;
+    read(plan, &config, runtime, scratch)
+        .map_err(|error| Error::model_because(format!("cannot build from `{}`", folder.display()), error))
 }
 
-/// Whether `folder` holds the graphs of a model that is read here, as `optimum-cli` exports them.
-pub(in crate::build) fn is_export_in(folder: &Path) -> bool {
-    exported::is_in(folder)
-}
-
-/// Reads the exported graphs in `folder`, and the files that say how the model is used.
-pub(in crate::build) fn open_export(folder: &Path) -> Result<Opened> {
-    let config: Config = read_config(folder)?;
-    let in_folder = |error| Error::model_because(format!("cannot build from `{}`", folder.display()), error);
-    let known = config.model_type.as_deref().is_some_and(|kind| MODEL_TYPES.contains(&kind));
-    if !known {
-        return Err(in_folder(Error::model(format!(
-            "expected a `model_type` of {}, but found `{}`",
-            quoted(&MODEL_TYPES),
-            config.model_type.as_deref().unwrap_or("none")
-        ))));
+fn read<'a>(plan: &Plan, config: &ConfigFile, runtime: Runtime, scratch: &'a Path) -> Result<Source<'a>> {
+    let (folder, model_type) = (&plan.folder, config.model_type());
+    if !MODEL_TYPES.contains(&model_type) {
+        return Err(Error::model(format!(
+            "expected a `model_type` of {}, but found `{model_type}`",
+            quoted(&MODEL_TYPES)
+        )));
     }
-    let rows = required(config.vocab_size, "vocab_size").map_err(in_folder)?;
-    let sizes = [rows, config.decoder_vocab_size.unwrap_or(rows)];
-    let positions = required(config.max_position_embeddings, "max_position_embeddings").map_err(in_folder)?;
-    let architecture =
-        config.architectures.first().or(config.model_type.as_ref()).cloned().unwrap_or_default();
-    let export = exported::Export::open(folder, architecture, positions)?;
-    config.opened(folder, sizes, positions, Origin::Export(Box::new(export))).map_err(in_folder)
-}
-
-impl Config {
-    /// Puts together what was read with what the other files in `folder` say.
-    fn opened(&self, folder: &Path, sizes: [usize; 2], positions: usize, origin: Origin) -> Result<Opened> {
-        let Tokenizers { source, target, unknown_tokens, languages, max_tokens } = match self.is_marian() {
-            true => marian(folder, sizes),
-            false => many_to_many(folder, sizes[0]),
-        }?;
-        let settings = OpenedSettings {
-            max_tokens: max_tokens.map_or(positions, |tokens| tokens.min(positions)),
-            languages,
-            generation: generation(folder)?,
-            unknown_tokens,
-        };
-        Ok(Opened { settings, origin, tokenizer: source, target_tokenizer: target, shortlist: None })
-    }
-
-    fn is_marian(&self) -> bool {
-        self.model_type.as_deref() == Some(MARIAN)
-    }
-
-    fn model(&self, weights: &Weights) -> Result<TranslationModel> {
-        let hidden = required(self.d_model, "d_model")?;
-        let stack = |layers, heads: (Option<usize>, &str), width, names: [&str; 2]| {
-            let heads = required(heads.0, heads.1)?;
-            require_heads_fit(hidden, heads)?;
-            Ok::<_, Error>(Stack {
-                layers: required(layers, names[0])?,
-                heads,
-                intermediate: required(width, names[1])?,
-            })
-        };
-        let length = required(self.max_position_embeddings, "max_position_embeddings")?;
-        let padding = required(self.pad_token_id, "pad_token_id")?;
-        // Positions are made here and not read, so that nothing else says how many there can be.
-        let values = length
-            .checked_add(usize::try_from(padding).unwrap_or(0))
-            .and_then(|rows| rows.checked_add(1)?.checked_mul(hidden));
-        if values.is_none_or(|values| values > MOST_POSITION_VALUES) {
-            return Err(Error::model(format!(
-                "expected `max_position_embeddings` times `d_model` of at most {MOST_POSITION_VALUES}, but found {length} \
-                 times {hidden}, with the padding at {padding}"
-            )));
-        }
-        let is_marian = self.is_marian();
-        let (norms, waves, padding, memory) = match is_marian {
-            true => (Norms::After, Waves::ShortOfTheEnd, None, Memory::Attention),
-            false => (Norms::Before, Waves::ToTheEnd, Some(padding), Memory::Attention),
-        };
-        Ok(TranslationModel {
-            architecture: self
-                .architectures
-                .first()
-                .or(self.model_type.as_ref())
-                .cloned()
-                .unwrap_or_default(),
-            hidden,
-            encoder: stack(
-                self.encoder_layers,
-                (self.encoder_attention_heads, "encoder_attention_heads"),
-                self.encoder_ffn_dim,
-                ["encoder_layers", "encoder_ffn_dim"],
-            )?,
-            decoder: stack(
-                self.decoder_layers,
-                (self.decoder_attention_heads, "decoder_attention_heads"),
-                self.decoder_ffn_dim,
-                ["decoder_layers", "decoder_ffn_dim"],
-            )?,
-            tables: self.tables(weights)?,
-            activation: Activation::of_name(self.activation_function.as_deref().unwrap_or("relu"))?,
-            norms,
-            epsilon: EPSILON,
-            positions: Positions { length, waves, padding },
-            scale: if self.scale_embedding { (hidden as f32).sqrt() } else { 1.0 },
-            memory,
-            trained_in_integers: false,
-            starts_empty: false,
-            has_shortlist: false,
-        })
-    }
-
-    /// Where the tables are: files of tied matrices keep one of them, under the name of any.
-    fn tables(&self, weights: &Weights) -> Result<Tables> {
-        let rows = required(self.vocab_size, "vocab_size")?;
-        let target_rows = self.decoder_vocab_size.unwrap_or(rows);
-        let is_shared = self.share_encoder_decoder_embeddings.unwrap_or(true);
-        let (sources, targets): (&[&str], &[&str]) = match is_shared {
-            true => (&[SHARED, SOURCE, TARGET, OUTPUT], &[SHARED, TARGET, SOURCE, OUTPUT]),
-            false => (&[SOURCE], &[TARGET, OUTPUT]),
-        };
-        let source = Table { name: first_of(weights, sources)?, rows };
-        let target = Table { name: first_of(weights, targets)?, rows: target_rows };
-        let has_own_output = self.tie_word_embeddings == Some(false) && weights.has(OUTPUT);
-        let output = if has_own_output {
-            Table { name: OUTPUT.to_owned(), rows: target_rows }
-        } else {
-            target.clone()
-        };
-        Ok(Tables { source, target, output, bias: weights.has(BIAS).then(|| BIAS.to_owned()) })
-    }
-}
-
-/// How the model in `folder` generates, by its `generation_config.json`, or by its `config.json` where there is no
-/// such file.
-fn generation(folder: &Path) -> Result<GenerationSettings> {
-    let config: Option<Map<String, Value>> = read_json(folder, "generation_config.json")?;
-    let config = match config {
-        Some(config) => config,
-        None => read_config(folder)?,
+    let rows = config.require("vocab_size")?;
+    let sizes = [rows, config.get("decoder_vocab_size")?.unwrap_or(rows)];
+    let positions = config.require("max_position_embeddings")?;
+    let (sha256, is_quantised, graphs) = if Weights::are_in(folder) {
+        let weights = Weights::open(folder)?.with_prefix(PREFIX.0, PREFIX.1);
+        let model = model(config, &weights, sizes, positions)?;
+        (weights.sha256().to_owned(), false, graphs(model, weights))
+    } else {
+        export::open_seq2seq(plan, runtime, scratch)?
     };
-    let unreadable = |error| Error::model_because("cannot read how the model generates", error);
-    let ids: SpecialIds = serde_json::from_value(Value::Object(config.clone())).map_err(unreadable)?;
-    let eos_token_ids = match required(ids.eos_token_id, "eos_token_id")? {
-        OneOrMany::One(id) => vec![id],
-        OneOrMany::Many(ids) => ids,
+    let tokenizers = match model_type {
+        MARIAN => marian(folder, sizes),
+        _ => many_to_many(folder, rows),
+    }?;
+    let Tokenizers { source, target, unknown_tokens, languages, max_tokens } = tokenizers;
+    let settings = TranslationSettings {
+        max_tokens: max_tokens.map_or(positions, |tokens| tokens.min(positions)),
+        max_positions: positions,
+        unknown_tokens,
+        target_tokenizer: target.as_ref().map(|_| TARGET_TOKENIZER.to_owned()),
+        shortlist: None,
+        decoder: unread_decoder(),
+        languages: plan.languages(languages)?,
+        generation: generation(folder, config)?,
+    };
+    Ok(Source {
+        architecture: config.architecture().to_owned(),
+        sha256,
+        settings: TaskSettings::Translation(Box::new(settings)),
+        tokenizer: source,
+        files: target.map(|target| (TARGET_TOKENIZER, target)).into_iter().collect(),
+        is_quantised,
+        graphs,
+    })
+}
+
+/// Reads a model of any `config.json`, without its weights.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(in crate::build) fn read_any(folder: &Path) {
+    let Ok(config) = ConfigFile::open(folder) else { return };
+    let weights = Weights::of_tensors(std::collections::BTreeMap::new(), String::new());
+    // Invalid files are errors.
+    let _ = model(&config, &weights, [4, 4], config.require("max_position_embeddings").unwrap_or(1));
+    let _ = generation(folder, &config);
+    let _ = marian(folder, [4, 4]);
+}
+
+fn model(
+    config: &ConfigFile,
+    weights: &Weights,
+    sizes: [usize; 2],
+    length: usize,
+) -> Result<TranslationModel> {
+    let hidden = config.require("d_model")?;
+    let stack = |half: &str| -> Result<Stack> {
+        let heads = config.require(&format!("{half}_attention_heads"))?;
+        check_heads(hidden, heads)?;
+        let layers = config.require(&format!("{half}_layers"))?;
+        Ok(Stack { layers, heads, intermediate: config.require(&format!("{half}_ffn_dim"))? })
+    };
+    let padding: i64 = config.require("pad_token_id")?;
+    // The table is computed, so that no weight confirms its size.
+    let values = length
+        .checked_add(usize::try_from(padding).unwrap_or(0))
+        .and_then(|rows| rows.checked_add(1)?.checked_mul(hidden));
+    if values.is_none_or(|values| values > MAX_POSITION_VALUES) {
+        return Err(Error::model(format!(
+            "expected `max_position_embeddings` times `d_model` of at most {MAX_POSITION_VALUES}, but found {length} \
+             times {hidden}, with the padding at {padding}"
+        )));
+    }
+    let (norms, waves, padding) = match config.model_type() {
+        MARIAN => (Norms::After, Waves::ShortOfTheEnd, None),
+        _ => (Norms::Before, Waves::ToTheEnd, Some(padding)),
+    };
+    let activation: Option<String> = config.get("activation_function")?;
+    let is_scaled = config.get("scale_embedding")?.unwrap_or(false);
+    Ok(TranslationModel {
+        architecture: config.architecture().to_owned(),
+        hidden,
+        encoder: stack("encoder")?,
+        decoder: stack("decoder")?,
+        tables: tables(config, weights, sizes)?,
+        activation: Activation::named(activation.as_deref().unwrap_or("relu"))?,
+        norms,
+        epsilon: EPSILON,
+        positions: Positions { length, waves, padding },
+        scale: if is_scaled { (hidden as f32).sqrt() } else { 1.0 },
+        memory: Memory::Attention,
+        is_trained_in_int8: false,
+        starts_empty: false,
+        has_shortlist: false,
+    })
+}
+
+/// The tables of tokens. Files of tied matrices have one of them, under any of their names.
+fn tables(config: &ConfigFile, weights: &Weights, [rows, target_rows]: [usize; 2]) -> Result<Tables> {
+    let table = |names: &[&str], rows| match names.iter().find(|name| weights.has(name)) {
+        Some(name) => Ok(Table { name: (*name).to_owned(), rows }),
+        None => Err(Error::model(format!("expected one of the weights {}, but found none", quoted(names)))),
+    };
+    let is_shared = config.get("share_encoder_decoder_embeddings")?.unwrap_or(true);
+    let (source, target) = if is_shared {
+        let source = table(&[SHARED, SOURCE, TARGET, OUTPUT], rows)?;
+        (source, table(&[SHARED, TARGET, SOURCE, OUTPUT], target_rows)?)
+    } else {
+        (table(&[SOURCE], rows)?, table(&[TARGET, OUTPUT], target_rows)?)
+    };
+    let has_own_output = config.get("tie_word_embeddings")? == Some(false) && weights.has(OUTPUT);
+    let output = if has_own_output { table(&[OUTPUT], target_rows)? } else { target.clone() };
+    Ok(Tables { source, target, output, bias: weights.has(BIAS).then(|| BIAS.to_owned()) })
+}
+
+/// The settings of generation in `generation_config.json`, or in `config.json` if that file does not exist.
+fn generation(folder: &Path, config: &ConfigFile) -> Result<GenerationSettings> {
+    let own: Option<ConfigFile> = read_json_if_exists(&folder.join("generation_config.json"))?;
+    let config = own.as_ref().unwrap_or(config);
+    let eos_token_ids = match config.require("eos_token_id")? {
+        Ids::One(id) => vec![id],
+        Ids::Many(ids) => ids,
     };
     let Some(last) = eos_token_ids.first().copied() else {
         return Err(Error::model("expected an `eos_token_id` at least, but found an empty list"));
     };
-    let known = config.into_iter().filter(|(name, _)| GenerationOptions::NAMES.contains(&name.as_str()));
-    let defaults = serde_json::from_value(Value::Object(known.collect())).map_err(unreadable)?;
     Ok(GenerationSettings {
-        decoder_start_token_id: required(
-            ids.decoder_start_token_id.or(ids.bos_token_id),
-            "decoder_start_token_id",
-        )?,
-        pad_token_id: ids.pad_token_id.unwrap_or(last),
+        decoder_start_token_id: config.require_any(&["decoder_start_token_id", "bos_token_id"])?,
+        pad_token_id: config.get("pad_token_id")?.unwrap_or(last),
         eos_token_ids,
         length_factor: None,
-        defaults,
+        defaults: config.select(&GenerationOptions::NAMES)?,
     })
 }

@@ -1,18 +1,17 @@
-//! Models that translate: an encoder that reads a text, and a decoder that writes another, a token a step.
+//! Models that translate: an encoder that reads a text, and a decoder that generates another, token by token.
 
-mod bundle;
 mod decoder;
 mod encoder;
+mod graphs;
 mod hugging_face;
 mod model;
-mod quality;
-pub(super) mod vocabulary;
-mod writer;
+mod parts;
+pub(super) mod tokenizers;
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) use self::hugging_face::read_any;
 pub(super) use self::{
-    bundle::{Opened, OpenedSettings, Origin, compile},
-    decoder::decoder,
-    encoder::encoder,
-    hugging_face::{MODEL_TYPES, is_export_in, is_in, open, open_export},
+    graphs::graphs,
+    hugging_face::{MODEL_TYPES, is_in, open},
     model::{Memory, Norms, Positions, Stack, Table, Tables, TranslationModel, Waves},
 };

@@ -1,38 +1,34 @@
-//! A translation model as its graphs need to know it, whatever family it is of.
+//! The shape of a translation model of any family.
 
-use crate::{
-    build::{layers::Activation, weights::Weights},
-    error::{Error, Result},
-};
+use crate::build::layers::Activation;
 
-/// An encoder, and a decoder that writes one token at a time.
+/// An encoder, and a decoder that generates one token at a time.
 #[derive(Debug)]
 pub(in crate::build) struct TranslationModel {
-    /// The class that the weights were made with.
+    /// The class that the weights were trained as.
     pub(in crate::build) architecture: String,
     /// The width of a token's vector.
     pub(in crate::build) hidden: usize,
     pub(in crate::build) encoder: Stack,
     pub(in crate::build) decoder: Stack,
-    /// The whole names of the matrices, a row a token, of what is read, what is written, and what is chosen from.
     pub(in crate::build) tables: Tables,
     pub(in crate::build) activation: Activation,
     pub(in crate::build) norms: Norms,
-    /// What keeps a normalisation from dividing by zero.
+    /// The epsilon of normalisations.
     pub(in crate::build) epsilon: f32,
     pub(in crate::build) positions: Positions,
-    /// What an embedding is multiplied by before its position is added.
+    /// The factor of embeddings before positions are added.
     pub(in crate::build) scale: f32,
     pub(in crate::build) memory: Memory,
-    /// Whether it was trained to run in 8-bit integers, with one scale for all tokens of a text.
-    pub(in crate::build) trained_in_integers: bool,
-    /// Whether the decoder's first step is given no token at all, but a vector of zeros.
+    /// Whether the model was trained to run in int8, with one scale for all tokens of a text.
+    pub(in crate::build) is_trained_in_int8: bool,
+    /// Whether the input of the decoder's first step is a vector of zeros in place of a token.
     pub(in crate::build) starts_empty: bool,
-    /// Whether the request says which tokens can be written at all.
+    /// Whether each text has a shortlist of tokens that can be generated.
     pub(in crate::build) has_shortlist: bool,
 }
 
-/// The layers of one half of a model.
+/// The layers of an encoder or a decoder.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::build) struct Stack {
     pub(in crate::build) layers: usize,
@@ -40,73 +36,71 @@ pub(in crate::build) struct Stack {
     pub(in crate::build) intermediate: usize,
 }
 
-/// A matrix of one row a token, by its whole name in the weights.
+/// A matrix with one row per token, by its whole name in the weights.
 #[derive(Clone, Debug)]
 pub(in crate::build) struct Table {
     pub(in crate::build) name: String,
     pub(in crate::build) rows: usize,
 }
 
-/// The matrices that stand between tokens and vectors; mostly they are one and the same.
+/// The embeddings of source and target, and the output matrix; in most models they are the same.
 #[derive(Clone, Debug)]
 pub(in crate::build) struct Tables {
     pub(in crate::build) source: Table,
     pub(in crate::build) target: Table,
     pub(in crate::build) output: Table,
-    /// The whole name of what is added to the logits, if anything is.
+    /// The whole name of the bias of the logits, if the model has one.
     pub(in crate::build) bias: Option<String>,
 }
 
-/// Where vectors are normalised.
+/// The place of normalisations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::build) enum Norms {
-    /// Before each part of a layer, and once more after the last layer.
+    /// Before each part of a layer, and after the last layer.
     Before,
     /// After each part of a layer.
     After,
 }
 
-/// How the decoder remembers what it has written.
+/// The decoder's memory of the tokens it has generated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::build) enum Memory {
-    /// By attending to the keys and values of all tokens so far.
+    /// The keys and values of all tokens.
     Attention,
-    /// By one vector a layer, which forgets (the SSRU of Marian's small models).
+    /// One vector per layer (the SSRU of Marian's small models).
     Recurrent,
 }
 
-/// What is added to embeddings: sines in the first half of a vector, cosines in the second.
+/// Sinusoidal positions: sines in the first half of a vector, cosines in the second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::build) struct Positions {
-    /// The tokens of a text that there are positions for.
+    /// The number of tokens that have positions.
     pub(in crate::build) length: usize,
     pub(in crate::build) waves: Waves,
-    /// The id that has no position and after which positions are counted (M2M100); else they count from 0,
-    /// whatever the token.
+    /// The id that has no position, and after which positions count (M2M100); they count from 0 if none.
     pub(in crate::build) padding: Option<i64>,
 }
 
-/// How the wave lengths of the sines are spread.
+/// The wave lengths of the sines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::build) enum Waves {
-    /// The longest is 10000 radians: the exponent is divided by one less than the number of waves.
+    /// The longest is 10000 radians: exponents are divided by one less than the number of waves.
     ToTheEnd,
-    /// The longest is one step short of that (the paper's own form).
+    /// The longest is one step short of that (the form in the paper).
     ShortOfTheEnd,
 }
 
 impl Positions {
-    /// The first row of the table that a token gets.
+    /// The row of a text's first token.
     pub(super) fn first(&self) -> i64 {
         self.padding.map_or(0, |padding| padding + 1)
     }
 
-    /// The rows of the table.
     pub(super) fn rows(&self) -> usize {
         self.length + usize::try_from(self.first()).unwrap_or(0)
     }
 
-    /// The table, of `width` values a row.
+    /// The table, with `width` values per row.
     pub(super) fn table(&self, width: usize) -> Vec<f32> {
         let half = width / 2;
         let mut table = vec![0.0; self.rows() * width];
@@ -123,7 +117,7 @@ impl Positions {
         table
     }
 
-    /// In the precision that `transformers` has it in: at a thousand tokens the difference would show.
+    /// An angle, with the rounding of `transformers`, which matters from about a thousand tokens on.
     fn angle(&self, position: usize, place: usize, half: usize) -> f64 {
         match self.waves {
             Waves::ToTheEnd => {
@@ -136,20 +130,12 @@ impl Positions {
     }
 }
 
-/// The first of `names` that is among the weights: files of tied matrices keep one of them.
-pub(in crate::build) fn first_of(weights: &Weights, names: &[&str]) -> Result<String> {
-    let found = names.iter().find(|name| weights.has(name));
-    found.map(|name| (*name).to_owned()).ok_or_else(|| {
-        Error::model(format!("expected one of the weights {}, but found none", crate::error::quoted(names)))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn positions_are_those_of_the_families() {
+    fn positions_equal_those_of_the_families() {
         let marian = Positions { length: 3, waves: Waves::ShortOfTheEnd, padding: None };
         let table = marian.table(4);
         assert_eq!(&table[..4], [0.0, 0.0, 1.0, 1.0]);

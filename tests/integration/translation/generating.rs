@@ -9,7 +9,7 @@ use kivu::{
         onnx::{OnnxSeq2Seq, Parallelism, Runtime},
         seq2seq::{Seq2SeqBackend, SourceBatch},
     },
-    build::{exported, onnx},
+    build::{export, onnx},
     pipeline::generation::{
         Bounds, Generated, GenerationConfig, GenerationOptions, GenerationSettings, SourceInfo, generate,
     },
@@ -125,7 +125,7 @@ fn threads(count: usize) -> NonZeroUsize {
 async fn an_export_generates_as_transformers(name: &str, parallel: Parallelism) {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let graphs = exported::read(&fixtures().join("exports").join(name)).unwrap();
+    let graphs = export::read(&fixtures().join("exports").join(name)).unwrap();
     let models = [("encoder.onnx", graphs.encoder), ("decoder.onnx", graphs.decoder)];
     onnx::write_all(models, folder.path()).unwrap();
     generates_as_transformers(name, &open(folder.path(), parallel, runtime)).await;

@@ -1,23 +1,24 @@
 //! PEFT's LoRA adapters, merged into the weights that they were trained on.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
-use super::weights::{Weight, Weights};
+use super::{
+    files::read_json,
+    weights::{Weight, Weights},
+};
 use crate::error::{Error, Result};
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
-/// What PEFT puts before the names of the model that it wraps.
+/// The prefix that PEFT gives the names of the model that it wraps.
 const WRAPPER: &str = "base_model.model.";
 
-/// The fields of `adapter_config.json` that matter.
+/// The used fields of `adapter_config.json`.
 #[derive(Debug, Deserialize)]
-struct Config {
+struct AdapterConfig {
     peft_type: String,
     r: usize,
     lora_alpha: f32,
@@ -28,25 +29,21 @@ struct Config {
     #[serde(default)]
     fan_in_fan_out: bool,
     #[serde(default)]
-    rank_pattern: serde_json::Map<String, serde_json::Value>,
+    rank_pattern: Map<String, Value>,
     #[serde(default)]
-    alpha_pattern: serde_json::Map<String, serde_json::Value>,
+    alpha_pattern: Map<String, Value>,
 }
 
-/// An adapter's folder.
 #[derive(Debug)]
 pub(super) struct Adapter {
-    folder: PathBuf,
+    weights: PathBuf,
     scale: f32,
 }
 
 impl Adapter {
-    /// Reads what kind of adapter is in `folder`; other kinds than LoRA are refused by name.
+    /// Reads the configuration in `folder`; kinds of adapter other than LoRA are refused by name.
     pub(super) fn open(folder: &Path) -> Result<Self> {
-        let path = folder.join(CONFIG);
-        let text = fs::read(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
-        let config: Config = serde_json::from_slice(&text)
-            .map_err(|error| Error::model_because(format!("cannot read `{}`", path.display()), error))?;
+        let config: AdapterConfig = read_json(&folder.join(CONFIG))?;
         if config.peft_type != "LORA" {
             return Err(Error::model(format!(
                 "expected an adapter of `peft_type` `LORA`, but found `{}`",
@@ -66,30 +63,29 @@ impl Adapter {
         }
         let rank = config.r.max(1) as f32;
         let scale = config.lora_alpha / if config.use_rslora { rank.sqrt() } else { rank };
-        Ok(Self { folder: folder.to_owned(), scale })
+        Ok(Self { weights: folder.join(WEIGHTS), scale })
     }
 
-    /// Adds each pair of low-rank matrices to its weight, and puts whole modules in the place of the model's;
-    /// `prefix` is what the adapter's names may have and the model's may lack.
+    /// Adds the product of each pair of low-rank matrices to its weight, and replaces whole modules.
     ///
-    /// Gives the number of labels of the head that the adapter brings, if it brings one.
+    /// `prefix` is the prefix of the body, which names of the adapter may have and names of the model may lack.
+    /// Returns the number of labels if the adapter has a head.
     pub(super) fn merge(&self, weights: &mut Weights, prefix: &str) -> Result<Option<usize>> {
-        let tensors = Weights::of_file(&self.folder.join(WEIGHTS))?;
+        let adapter = Weights::of_files(std::slice::from_ref(&self.weights))?;
         let mut labels = None;
-        for (name, tensor) in &tensors {
+        for (name, tensor) in adapter.tensors() {
             let inner = name.strip_prefix(WRAPPER).unwrap_or(name);
             if inner.ends_with(".lora_B.weight") {
                 continue;
             }
             if let Some(module) = inner.strip_suffix(".lora_A.weight") {
-                let up = tensors.get(&format!("{}.lora_B.weight", name.trim_end_matches(".lora_A.weight")));
-                let up = up.ok_or_else(|| {
-                    Error::model(format!("expected `lora_B` of `{module}`, but found none"))
-                })?;
-                let target = weights.find_mut(&format!("{module}.weight"), prefix).ok_or_else(|| {
-                    Error::model(format!("expected `{module}.weight` in the model, but found none"))
-                })?;
-                self.add(target, up, tensor, module)?;
+                let missing = |what: &str| {
+                    Error::model(format!("expected {what} for the adapter of `{module}`, but found none"))
+                };
+                let up = format!("{}.lora_B.weight", name.trim_end_matches(".lora_A.weight"));
+                let up = adapter.tensors().get(&up).ok_or_else(|| missing("`lora_B`"))?;
+                let target = weights.find_mut(&format!("{module}.weight"), prefix);
+                self.add(target.ok_or_else(|| missing("a weight in the model"))?, up, tensor, module)?;
             } else if inner.contains("lora_") {
                 return Err(Error::model(format!("expected LoRA of linear layers, but found `{inner}`")));
             } else {
@@ -107,11 +103,15 @@ impl Adapter {
 
     /// `target += scale × up · down`.
     fn add(&self, target: &mut Weight, up: &Weight, down: &Weight, module: &str) -> Result<()> {
-        let (&[outputs, rank], &[down_rank, inputs]) = (&up.shape[..], &down.shape[..]) else {
-            return Err(unfit(target, up, down, module));
+        let (outputs, rank, inputs) = match (&up.shape[..], &down.shape[..]) {
+            (&[outputs, rank], &[down_rank, inputs]) if rank == down_rank => (outputs, rank, inputs),
+            _ => (0, 0, 0),
         };
-        if rank != down_rank || rank == 0 || inputs == 0 || target.shape != [outputs, inputs] {
-            return Err(unfit(target, up, down, module));
+        if rank == 0 || inputs == 0 || target.shape != [outputs, inputs] {
+            return Err(Error::model(format!(
+                "expected matrices that fit `{module}` of shape {:?}, but found {:?} and {:?}",
+                target.shape, up.shape, down.shape
+            )));
         }
         for (row, up) in target.values.chunks_exact_mut(inputs).zip(up.values.chunks_exact(rank)) {
             for (up, down) in up.iter().zip(down.values.chunks_exact(inputs)) {
@@ -121,11 +121,4 @@ impl Adapter {
         }
         Ok(())
     }
-}
-
-fn unfit(target: &Weight, up: &Weight, down: &Weight, module: &str) -> Error {
-    Error::model(format!(
-        "expected matrices that fit `{module}` of shape {:?}, but found {:?} and {:?}",
-        target.shape, up.shape, down.shape
-    ))
 }

@@ -1,26 +1,22 @@
-//! ONNX exports, in the layout of `optimum-cli export onnx`, quantised on the way if they are not yet.
+//! Quantises and optimises the graphs of an export.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
-use bytes::Bytes;
-
-use super::{
-    onnx::proto::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, data_type},
-    quantise,
+use crate::{
+    backend::onnx::{Runtime, Session},
+    build::{
+        onnx::{self, MICROSOFT, integer},
+        quantise::{rows, transpose},
+    },
+    error::{Error, Result},
+    onnx_proto::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, data_type},
+    repository::manifest::Precision,
 };
-use crate::error::{Error, Result, quoted};
 
-/// Where exports have their graph, best first.
-const GRAPHS: [&str; 4] =
-    ["model.onnx", "model_quantized.onnx", "onnx/model.onnx", "onnx/model_quantized.onnx"];
-
-/// Outputs that are of use, best first: one vector a token, or one a text that is pooled already.
-const OUTPUTS: [&str; 3] = ["last_hidden_state", "token_embeddings", "sentence_embedding"];
-
-/// Operators that occur in quantised graphs only.
+/// Operators that only quantised graphs have.
 const QUANTISED: [&str; 6] = [
     "MatMulInteger",
     "DynamicQuantizeLinear",
@@ -30,43 +26,53 @@ const QUANTISED: [&str; 6] = [
     "MatMulNBits",
 ];
 
-/// Tables of fewer rows than this are not worth quantising.
-const SMALLEST_TABLE: i64 = 1024;
+/// The smallest table that is quantised, in rows.
+const MIN_TABLE_ROWS: i64 = 1024;
 
-const MICROSOFT: &str = "com.microsoft";
-
-/// The graph in `folder`, if it holds an export.
-pub(super) fn find(folder: &Path) -> Option<PathBuf> {
-    GRAPHS.iter().map(|name| folder.join(name)).find(|path| path.is_file())
+/// A graph with weights in `precision`, optimised by ONNX Runtime. The weights of a quantised graph are kept.
+pub(super) fn prepare(
+    mut model: ModelProto,
+    precision: Precision,
+    runtime: Runtime,
+    scratch: &Path,
+) -> Result<ModelProto> {
+    if precision == Precision::Int8 && !is_quantised(&model) {
+        quantise(&mut model);
+    }
+    let folder = tempfile::tempdir_in(scratch).map_err(Error::io("cannot create a folder for a graph"))?;
+    let (plain, optimised) = (folder.path().join("plain.onnx"), folder.path().join("optimised.onnx"));
+    onnx::write(model, folder.path(), "plain.onnx")?;
+    Session::optimise(runtime, &plain, &optimised)?;
+    onnx::read(&optimised)
 }
 
-/// Whether the graph's weights are quantised already.
-pub(super) fn is_quantised(model: &ModelProto) -> bool {
+/// Checks that a build of an export can have `precision`.
+pub(super) fn check_precision(precision: Precision, is_quantised: bool, folder: &Path) -> Result<()> {
+    match precision {
+        Precision::Int8Blocks => Err(Error::model(
+            "expected `int8` or `fp32` for an ONNX export, but found `int8-blocks`, which is for weights",
+        )),
+        Precision::Fp32 if is_quantised => Err(Error::model(format!(
+            "expected fp32 weights in `{}`, but found quantised ones; leave out `--precision` to keep them",
+            folder.display()
+        ))),
+        Precision::Fp32 | Precision::Int8 => Ok(()),
+    }
+}
+
+/// Whether the graph's weights are quantised.
+pub(in crate::build) fn is_quantised(model: &ModelProto) -> bool {
     let nodes = model.graph.iter().flat_map(|graph| &graph.node);
     nodes.into_iter().any(|node| QUANTISED.contains(&node.op_type.as_str()))
 }
 
-/// The output to be used. A graph that pools by itself is taken at its word unless the folder says how to pool.
-pub(super) fn output(model: &ModelProto, folder_says_how_to_pool: bool) -> Result<&'static str> {
-    let found: Vec<&str> =
-        model.graph.iter().flat_map(|graph| &graph.output).map(|output| output.name.as_str()).collect();
-    let mut wanted = OUTPUTS.to_vec();
-    if !folder_says_how_to_pool {
-        // Stable, so that the others keep their order.
-        wanted.sort_by_key(|name| *name != "sentence_embedding");
-    }
-    wanted.into_iter().find(|name| found.contains(name)).ok_or_else(|| {
-        Error::model(format!("expected an output among {}, but found {}", quoted(&OUTPUTS), quoted(&found)))
-    })
-}
-
-/// Quantises every multiplication with a constant matrix, one scale an output channel, and every large
-/// embedding table, one scale a row.
-pub(super) fn quantise(model: &mut ModelProto) {
+/// Quantises each multiplication by a constant matrix, with one scale per output channel, and each large embedding
+/// table, with one scale per row.
+pub(in crate::build) fn quantise(model: &mut ModelProto) {
     let Some(graph) = model.graph.as_mut() else { return };
     let mut constants: BTreeMap<String, TensorProto> =
         graph.initializer.drain(..).map(|tensor| (tensor.name.clone(), tensor)).collect();
-    // Old files list their constants among the inputs, to be overridden, which nobody does.
+    // Old files also list their constants as inputs that can be overridden.
     graph.input.retain(|input| !constants.contains_key(&input.name));
     let readers = readers(graph);
     let mut nodes = Vec::with_capacity(graph.node.len());
@@ -83,8 +89,10 @@ pub(super) fn quantise(model: &mut ModelProto) {
                 None => nodes.push(node),
             },
             "Gather" if node.input.len() == 2 && node.output.len() == 1 => {
-                match matrix(0).filter(|(shape, _)| shape[0] >= SMALLEST_TABLE) {
-                    Some((shape, values)) => nodes.extend(table(&node, shape, &values, &mut constants)),
+                match matrix(0).filter(|(shape, _)| shape[0] >= MIN_TABLE_ROWS) {
+                    Some((shape, values)) => {
+                        nodes.extend(table_lookup(&node, shape, &values, &mut constants))
+                    }
                     None => nodes.push(node),
                 }
             }
@@ -98,14 +106,14 @@ pub(super) fn quantise(model: &mut ModelProto) {
         .collect();
     graph.initializer = constants.into_values().filter(|tensor| used.contains(&tensor.name)).collect();
     graph.node = nodes;
-    // The shapes of values that are no longer there would contradict the graph.
+    // The declared shapes include values that were removed.
     graph.value_info.clear();
     if !model.opset_import.iter().any(|set| set.domain == MICROSOFT) {
         model.opset_import.push(OperatorSetIdProto { domain: MICROSOFT.into(), version: 1 });
     }
 }
 
-/// For every value, the places of the nodes that read it.
+/// The indices of the nodes that read each value; `usize::MAX` for an output of the graph.
 fn readers(graph: &GraphProto) -> BTreeMap<String, Vec<usize>> {
     let mut readers: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (place, node) in graph.node.iter().enumerate() {
@@ -119,8 +127,8 @@ fn readers(graph: &GraphProto) -> BTreeMap<String, Vec<usize>> {
     readers
 }
 
-/// The `Add` of a constant bias that alone reads the product, taken out of the graph: what its sum is called,
-/// and what the bias is.
+/// Removes the node that adds a constant bias to a product, if it is the only node that reads the product. Returns the
+/// names of its sum and of the bias.
 fn take_bias(
     product: &NodeProto,
     readers: &BTreeMap<String, Vec<usize>>,
@@ -147,14 +155,13 @@ fn multiplication(
     constants: &mut BTreeMap<String, TensorProto>,
 ) -> NodeProto {
     let [inputs, outputs] = shape;
-    let columns = quantise::transpose(values, outputs as usize);
-    let rows = quantise::rows(&columns, inputs as usize);
-    let integers = quantise::transpose(&rows.values, inputs as usize);
+    let columns = rows(&transpose(values, outputs as usize), inputs as usize);
+    let integers = transpose(&columns.values, inputs as usize);
     let name = format!("{}.columns.int8", node.input[1]);
     let scales = format!("{}.columns.scales", node.input[1]);
     constants.entry(name.clone()).or_insert_with(|| integer_constant(&name, &shape, &integers));
-    constants.entry(scales.clone()).or_insert_with(|| float_constant(&scales, &[outputs], &rows.scales));
-    // Without one of its own the runtime could not make the weights unsigned where signed ones would saturate.
+    constants.entry(scales.clone()).or_insert_with(|| float_constant(&scales, &[outputs], &columns.scales));
+    // The runtime needs a zero point to make the weights unsigned where signed ones would saturate.
     let zero = format!("{name}.zero_point");
     constants.entry(zero.clone()).or_insert_with(|| integer_constant(&zero, &[], &[0]));
     let mut input = vec![node.input[0].clone(), name, scales, zero];
@@ -175,16 +182,16 @@ fn multiplication(
     }
 }
 
-fn table(
+fn table_lookup(
     node: &NodeProto,
     shape: [i64; 2],
     values: &[f32],
     constants: &mut BTreeMap<String, TensorProto>,
 ) -> [NodeProto; 4] {
-    let rows = quantise::rows(values, shape[1] as usize);
+    let table = rows(values, shape[1] as usize);
     let (name, scales) = (format!("{}.rows.int8", node.input[0]), format!("{}.rows.scales", node.input[0]));
-    constants.entry(name.clone()).or_insert_with(|| integer_constant(&name, &shape, &rows.values));
-    constants.entry(scales.clone()).or_insert_with(|| float_constant(&scales, &[shape[0], 1], &rows.scales));
+    constants.entry(name.clone()).or_insert_with(|| integer_constant(&name, &shape, &table.values));
+    constants.entry(scales.clone()).or_insert_with(|| float_constant(&scales, &[shape[0], 1], &table.scales));
     let ids = &node.input[1];
     let part = |part: &str| format!("{}.{part}", node.output[0]);
     let simple = |operator: &str, input: &[&String], output: String| NodeProto {
@@ -195,7 +202,7 @@ fn table(
         ..NodeProto::default()
     };
     let mut cast = simple("Cast", &[&part("integers")], part("floats"));
-    cast.attribute.push(super::onnx::integer("to", i64::from(data_type::FLOAT)));
+    cast.attribute.push(integer("to", i64::from(data_type::FLOAT)));
     [
         simple("Gather", &[&name, ids], part("integers")),
         cast,
@@ -207,7 +214,7 @@ fn table(
 /// The values of a float matrix.
 fn floats(tensor: &TensorProto) -> Option<([i64; 2], Vec<f32>)> {
     let shape: [i64; 2] = tensor.dims.as_slice().try_into().ok()?;
-    // Two negative sides have a positive product, and an empty one any other side.
+    // The product of two negative sides is positive, and that of an empty one does not depend on the other.
     if tensor.data_type != data_type::FLOAT || shape.iter().any(|side| *side < 1) {
         return None;
     }
@@ -235,7 +242,7 @@ fn constant(name: &str, data_type: i32, shape: &[i64], bytes: Vec<u8>) -> Tensor
         name: name.into(),
         data_type,
         dims: shape.to_vec(),
-        raw_data: Bytes::from(bytes),
+        raw_data: bytes.into(),
         ..TensorProto::default()
     }
 }

@@ -1,44 +1,129 @@
-//! The keys and queries of distances: which row a distance has, and the tables that the graph holds.
+//! DeBERTa's distances between tokens: their settings, the rows of the table that embeds them, and the keys and queries
+//! that are computed from it.
 
-/// What attention makes of distances: how far behind another token the one is that attends to it.
+use serde::Deserialize;
+
+use crate::{
+    build::{config::ConfigFile, layers::Activation},
+    error::{Error, Result},
+};
+
+/// How attention uses the distance from a token to the token that attends to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Distances {
     /// Whether distances have keys, for the queries of tokens (content to position).
     pub(super) has_keys: bool,
     /// Whether distances have queries, for the keys of tokens (position to content).
     pub(super) has_queries: bool,
-    /// How many rows each direction has, where far distances share them; each has its own otherwise.
+    /// The rows for each direction if far distances share rows; each distance has its own otherwise.
     pub(super) buckets: Option<i64>,
-    /// From here on, distances are all the same.
-    pub(super) farthest: i64,
+    /// All distances from here on are treated alike.
+    pub(super) max: i64,
     /// Whether the embeddings of distances are normalised.
     pub(super) is_normalised: bool,
-    /// Whether their keys and queries are made by the projections of tokens.
+    /// Whether the keys and queries of distances are computed by the projections of tokens.
     pub(super) shares_projections: bool,
 }
 
-/// What is made of the embedding of a distance.
+/// A convolution over neighbouring tokens, parallel to the first layer.
+#[derive(Debug)]
+pub(super) struct Convolution {
+    pub(super) width: usize,
+    pub(super) groups: usize,
+    pub(super) activation: Activation,
+}
+
+/// A list of words, or words with bars between them: `["c2p", "p2c"]` or `"c2p|p2c"`.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Words {
+    Joined(String),
+    Listed(Vec<String>),
+}
+
+impl Words {
+    fn include(&self, word: &str) -> bool {
+        match self {
+            Self::Joined(words) => words.split('|').any(|other| other.trim().eq_ignore_ascii_case(word)),
+            Self::Listed(words) => words.iter().any(|other| other == word),
+        }
+    }
+}
+
+impl Convolution {
+    pub(super) fn read(config: &ConfigFile) -> Result<Option<Self>> {
+        let width: usize = config.get("conv_kernel_size")?.unwrap_or(0);
+        let groups = config.get("conv_groups")?.unwrap_or(1);
+        if width == 0 {
+            return Ok(None);
+        }
+        if width.is_multiple_of(2) || groups == 0 {
+            return Err(Error::model(format!(
+                "expected an odd `conv_kernel_size` and `conv_groups` of at least 1, but found {width} and \
+                 {groups}"
+            )));
+        }
+        let activation = config.get::<String>("conv_act")?;
+        let activation = Activation::named(activation.as_deref().unwrap_or("tanh"))?;
+        Ok(Some(Self { width, groups, activation }))
+    }
+}
+
+/// The two uses of the embedding of a distance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Keys,
     Queries,
 }
 
-/// Which way the rows of a table of distances go.
+/// The order of the rows in a table of distances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// From far ahead of the other token to far behind it, as [`Distances::row`] counts.
+    /// From far ahead of the other token to far behind it, as [`Distances::row`] numbers them.
     Rising,
     Falling,
 }
 
 impl Distances {
-    /// How many rows each direction has.
-    pub(super) fn span(&self) -> i64 {
-        self.buckets.unwrap_or(self.farthest)
+    /// The settings, none if the model ignores distances, and the number of terms that `config` lists for them.
+    /// `positions` is the number of tokens of the longest text.
+    pub(super) fn read(config: &ConfigFile, positions: usize) -> Result<(Option<Self>, usize)> {
+        let includes = |field: &str, word: &str| {
+            config.get::<Words>(field).map(|words| words.is_some_and(|words| words.include(word)))
+        };
+        let terms = [includes("pos_att_type", "c2p")?, includes("pos_att_type", "p2c")?];
+        let is_used = config.get("relative_attention")?.unwrap_or(false);
+        let max = config.get("max_relative_positions")?.filter(|max| *max >= 1);
+        let distances = Self {
+            has_keys: is_used && terms[0],
+            has_queries: is_used && terms[1],
+            buckets: config.get("position_buckets")?.filter(|buckets| *buckets > 0),
+            max: max.unwrap_or(positions as i64),
+            is_normalised: includes("norm_rel_ebd", "layer_norm")?,
+            shares_projections: config.get("share_att_key")?.unwrap_or(false),
+        };
+        let count = usize::from(terms[0]) + usize::from(terms[1]);
+        if !distances.has_keys && !distances.has_queries {
+            return Ok((None, count));
+        }
+        let Self { buckets, max, .. } = distances;
+        let near = buckets.map_or(1, |buckets| buckets / 2);
+        if near < 1 || max <= near + i64::from(buckets.is_some()) {
+            return Err(Error::model(format!(
+                "expected distances that go beyond half of `position_buckets`, but found {max} distances and {} \
+                 buckets",
+                buckets.unwrap_or(0)
+            )));
+        }
+        Ok((Some(distances), count))
     }
 
-    /// The bucket of a distance: near ones have one each, farther ones share them by their logarithm.
+    /// The rows for each direction.
+    pub(super) fn span(&self) -> i64 {
+        self.buckets.unwrap_or(self.max)
+    }
+
+    /// The bucket of a distance: near distances have one each, farther ones share buckets by their logarithm.
     fn bucket(&self, distance: i64) -> i64 {
         let Some(buckets) = self.buckets else { return distance };
         let middle = buckets / 2;
@@ -46,7 +131,7 @@ impl Distances {
             return distance;
         }
         let times = |distance: i64| (distance as f64 / middle as f64).ln();
-        let share = times(distance.abs()) / times(self.farthest - 1);
+        let share = times(distance.abs()) / times(self.max - 1);
         distance.signum() * ((share * (middle - 1) as f64).ceil() as i64 + middle)
     }
 
@@ -55,11 +140,11 @@ impl Distances {
         self.bucket(distance).clamp(-self.span(), self.span()) + self.span()
     }
 
-    /// Which rows of the model's table make up one of the given order. The model's has none for the farthest
-    /// bucket behind, for which it takes the one before.
+    /// The rows of the model's table in the given order. The model's table has no row for the farthest bucket behind,
+    /// which has the row before it.
     pub(super) fn order(&self, order: Order) -> Vec<usize> {
-        let most = 2 * self.span() as usize;
-        let rows = (0..=most).map(|row| row.min(most - 1));
+        let last = 2 * self.span() as usize;
+        let rows = (0..=last).map(|row| row.min(last - 1));
         match order {
             Order::Rising => rows.collect(),
             Order::Falling => rows.rev().collect(),
@@ -76,7 +161,7 @@ impl Distances {
     }
 }
 
-/// Brings each row to mean 0 and variance 1, then multiplies it with `gain` and adds `bias`.
+/// Normalises each row to mean 0 and variance 1, then multiplies it by `gain` and adds `bias`.
 pub(super) fn normalise(rows: &mut [f32], gain: &[f32], bias: &[f32], epsilon: f32) {
     let width = gain.len().max(1);
     for row in rows.chunks_exact_mut(width) {
@@ -90,7 +175,7 @@ pub(super) fn normalise(rows: &mut [f32], gain: &[f32], bias: &[f32], epsilon: f
     }
 }
 
-/// What a linear layer makes of each row; a row of its weight makes one value.
+/// Applies a linear layer to each row; a row of its weight produces one value.
 pub(super) fn project(rows: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> {
     let width = (weight.len() / bias.len().max(1)).max(1);
     let mut values = Vec::with_capacity(rows.len() / width * bias.len());
@@ -100,7 +185,7 @@ pub(super) fn project(rows: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> {
     values
 }
 
-/// Eight sums at once, which is several times as fast as one and more exact.
+/// The dot product, in eight sums, which is several times as fast as one sum and more exact.
 fn dot(left: &[f32], right: &[f32]) -> f32 {
     let ((left, left_rest), (right, right_rest)) = (left.as_chunks::<8>(), right.as_chunks::<8>());
     let mut sums = [0.0_f32; 8];
@@ -113,8 +198,7 @@ fn dot(left: &[f32], right: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + rest.sum::<f32>()
 }
 
-/// The given rows of a matrix whose rows have the given number of heads, each of the given width; one head
-/// after the other.
+/// The given rows of a matrix with `heads` times `width` values per row, one head after the other.
 pub(super) fn head_by_head(matrix: &[f32], rows: &[usize], [heads, width]: [usize; 2]) -> Vec<f32> {
     let mut values = Vec::with_capacity(rows.len() * heads * width);
     for head in 0..heads {
@@ -127,15 +211,15 @@ pub(super) fn head_by_head(matrix: &[f32], rows: &[usize], [heads, width]: [usiz
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
 
-    pub(in crate::build::deberta) fn distances(buckets: Option<i64>, farthest: i64) -> Distances {
+    fn distances(buckets: Option<i64>, max: i64) -> Distances {
         Distances {
             has_keys: true,
             has_queries: true,
             buckets,
-            farthest,
+            max,
             is_normalised: true,
             shares_projections: true,
         }

@@ -1,13 +1,13 @@
-//! The tokenizers of translation models, and what their files say of languages.
+//! The tokenizers of translation models, and the languages that their files name.
 
 use std::{collections::BTreeMap, path::Path};
 
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::Deserialize;
 
 use crate::{
     build::{
-        folder::read_tokenizer,
-        sentencepiece::{MOST_IDS, Made, SentencePieces, Token, Vocabulary},
+        files::{read, read_json, read_json_if_exists},
+        sentencepiece::{BuiltTokenizer, MAX_IDS, SentencePieces, Token, Vocabulary},
     },
     error::{Error, Result},
     pipeline::translation::{Languages, TokenSide, UnknownTokens},
@@ -17,24 +17,25 @@ use crate::{
 const CONFIG: &str = "tokenizer_config.json";
 const PIECES: &str = "sentencepiece.bpe.model";
 const VOCABULARY: &str = "vocab.json";
-/// By how much the ids of NLLB are above those of its SentencePiece model, which has no padding.
+/// The difference of NLLB's ids to those of its SentencePiece model, which has no padding.
 const SHIFT: u32 = 1;
 /// The first ids of NLLB.
 const NLLB_SPECIAL: [&str; 4] = ["<s>", "<pad>", "</s>", "<unk>"];
 
-/// How a model reads and writes.
+/// The tokenizers of a model.
 pub(in crate::build) struct Tokenizers {
-    /// The `tokenizer.json` of what is read.
+    /// The `tokenizer.json` of sources.
     pub(in crate::build) source: Vec<u8>,
-    /// That of what is written, where it is another.
+    /// The `tokenizer.json` of targets, if it differs.
     pub(super) target: Option<Vec<u8>>,
     pub(super) unknown_tokens: Option<UnknownTokens>,
+    /// None if the files do not name them.
     pub(super) languages: Option<Languages>,
-    /// The most tokens of a text, if the tokenizer's files say.
+    /// The limit of tokens in a text, if the files set one.
     pub(super) max_tokens: Option<usize>,
 }
 
-/// The fields of `tokenizer_config.json` that matter.
+/// The used fields of `tokenizer_config.json`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Config {
@@ -62,7 +63,7 @@ struct AddedToken {
     special: bool,
 }
 
-/// A token, spelt out or with its properties.
+/// A token as a string or with its properties.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Content {
@@ -80,13 +81,13 @@ impl Content {
 
 /// The tokenizer of M2M100 or NLLB in `folder`, for a model of `size` ids.
 pub(in crate::build) fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
-    let config: Config = read_json(folder, CONFIG)?.unwrap_or_default();
-    let ids: Option<BTreeMap<String, u32>> = read_json(folder, VOCABULARY)?;
+    let config: Config = read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default();
+    let ids: Option<BTreeMap<String, u32>> = read_json_if_exists(&folder.join(VOCABULARY))?;
     let is_m2m100 = ids.is_some();
-    // A `tokenizer.json` was made from the SentencePiece model, and treats some white space otherwise.
+    // A `tokenizer.json` was converted from the SentencePiece model, and treats some white space differently.
     let has_pieces = folder.join(PIECES).is_file();
     let (source, tokens, unknown_tokens) = if !has_pieces && folder.join(TOKENIZER).is_file() {
-        let json = read_tokenizer(folder)?;
+        let json = read(&folder.join(TOKENIZER))?;
         let tokens = added_tokens(&json)?;
         (json, tokens, None)
     } else {
@@ -95,7 +96,7 @@ pub(in crate::build) fn many_to_many(folder: &Path, size: usize) -> Result<Token
             Some(ids) => config.vocabulary(ids, size),
             None => config.shifted_vocabulary(&pieces, size),
         }?;
-        let Made { json, unknown_tokens } = pieces.tokenizer(&vocabulary)?;
+        let BuiltTokenizer { json, unknown_tokens } = pieces.tokenizer(&vocabulary)?;
         let tokens = vocabulary.tokens.iter().map(|(content, token)| (content.clone(), token.id)).collect();
         (json, tokens, unknown_tokens)
     };
@@ -117,16 +118,10 @@ pub(in crate::build) fn many_to_many(folder: &Path, size: usize) -> Result<Token
     Ok(Tokenizers { source, target: None, unknown_tokens, languages, max_tokens: config.max_tokens() })
 }
 
-/// The tokenizers of Marian in `folder`, for a model of so many ids of sources and targets.
+/// The tokenizers of Marian in `folder`, for a model with the given numbers of ids of sources and targets.
 pub(in crate::build) fn marian(folder: &Path, sizes: [usize; 2]) -> Result<Tokenizers> {
-    let config: Config = read_json(folder, CONFIG)?.unwrap_or_default();
-    let ids = |name: &str| {
-        let ids: Option<BTreeMap<String, u32>> = read_json(folder, name)?;
-        ids.ok_or_else(|| {
-            Error::model(format!("expected `{name}` in `{}`, but found none", folder.display()))
-        })
-    };
-    let source = ids(VOCABULARY)?;
+    let config: Config = read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default();
+    let source: BTreeMap<String, u32> = read_json(&folder.join(VOCABULARY))?;
     let targets: BTreeMap<String, i64> = source
         .iter()
         .filter_map(|(piece, id)| {
@@ -141,10 +136,13 @@ pub(in crate::build) fn marian(folder: &Path, sizes: [usize; 2]) -> Result<Token
         (Some(source), Some(target)) => Some(Languages::Pair { source, target }),
         _ => None,
     };
-    let target = if config.separate_vocabs { ids("target_vocab.json")? } else { source.clone() };
+    let target = match config.separate_vocabs {
+        true => read_json(&folder.join("target_vocab.json"))?,
+        false => source.clone(),
+    };
     let target = config.vocabulary(target, sizes[1])?.decoder()?;
     let source = config.vocabulary(source, sizes[0])?;
-    let Made { json, unknown_tokens } =
+    let BuiltTokenizer { json, unknown_tokens } =
         SentencePieces::open(&folder.join("source.spm"))?.tokenizer(&source)?;
     Ok(Tokenizers {
         source: json,
@@ -156,41 +154,40 @@ pub(in crate::build) fn marian(folder: &Path, sizes: [usize; 2]) -> Result<Token
 }
 
 impl Config {
-    /// The vocabulary of the given ids, and of the tokens of languages, which come after them.
+    /// The vocabulary of the given ids, followed by the tokens of languages.
     fn vocabulary(&self, ids: BTreeMap<String, u32>, size: usize) -> Result<Vocabulary> {
         let last = ids.values().max().copied();
-        // Checked before anything is counted on from it.
-        if let Some(last) = last.filter(|last| *last as usize >= MOST_IDS) {
-            return Err(Error::model(format!("expected ids below {MOST_IDS}, but found {last}")));
+        if let Some(last) = last.filter(|last| *last as usize >= MAX_IDS) {
+            return Err(Error::model(format!("expected ids below {MAX_IDS}, but found {last}")));
         }
         let next = last.map_or(0, |id| id + 1);
         let mut tokens = self.tokens(next);
         for content in self.special() {
             if let Some(id) = ids.get(content) {
-                tokens.insert(content.to_owned(), special(*id));
+                tokens.insert(content.to_owned(), Token::new(*id, true));
             }
         }
         Vocabulary { ids, tokens, unknown: self.unknown(), size }.checked()
     }
 
-    /// The vocabulary of NLLB, whose ids are those of its pieces, shifted.
+    /// The vocabulary of NLLB, whose ids are those of its pieces plus [`SHIFT`].
     fn shifted_vocabulary(&self, pieces: &SentencePieces, size: usize) -> Result<Vocabulary> {
         let shifted = pieces.pieces().zip(SHIFT..).map(|(piece, id)| (piece.to_owned(), id));
         let ids: BTreeMap<String, u32> =
             shifted.filter(|(_, id)| *id as usize >= NLLB_SPECIAL.len()).collect();
         let mut tokens = self.tokens(pieces.pieces().len() as u32 + SHIFT);
         for (content, id) in NLLB_SPECIAL.iter().zip(0..) {
-            tokens.insert((*content).to_owned(), special(id));
+            tokens.insert((*content).to_owned(), Token::new(id, true));
         }
         Vocabulary { ids, tokens, unknown: self.unknown(), size }.checked()
     }
 
-    /// The tokens that are never split: as they are listed with their ids, or else those of languages, from `next`
-    /// on.
+    /// The tokens that are never split: those that are listed with their ids, or else those of languages, with ids from
+    /// `next` on.
     fn tokens(&self, next: u32) -> BTreeMap<String, Token> {
         if self.added_tokens_decoder.is_empty() {
             let contents = self.additional_special_tokens.iter().map(|content| content.as_str().to_owned());
-            return contents.zip((next..).map(special)).collect();
+            return contents.zip((next..).map(|id| Token::new(id, true))).collect();
         }
         let token = |(id, token): (&u32, &AddedToken)| {
             let properties = Token {
@@ -204,7 +201,7 @@ impl Config {
         self.added_tokens_decoder.iter().map(token).collect()
     }
 
-    /// The contents of tokens that mark structure.
+    /// The special tokens.
     fn special(&self) -> impl Iterator<Item = &str> {
         let named = [&self.bos_token, &self.eos_token, &self.pad_token, &self.unk_token];
         named.into_iter().flatten().map(Content::as_str).chain(["</s>", "<unk>", "<pad>"])
@@ -214,14 +211,10 @@ impl Config {
         self.unk_token.as_ref().map_or("<unk>", Content::as_str).to_owned()
     }
 
-    /// The most tokens; a tokenizer that knows no limit says so by an enormous number.
+    /// The limit of tokens; "no limit" is written as an enormous number.
     fn max_tokens(&self) -> Option<usize> {
         self.model_max_length.filter(|length| (1.0..1e9).contains(length)).map(|length| length as usize)
     }
-}
-
-fn special(id: u32) -> Token {
-    Token { id, is_special: true, takes_left: false, takes_right: false }
 }
 
 /// The tokens that a `tokenizer.json` adds, with their ids.
@@ -238,16 +231,4 @@ fn added_tokens(json: &[u8]) -> Result<BTreeMap<String, u32>> {
     let file: File = serde_json::from_slice(json)
         .map_err(|error| Error::model_because("cannot read the tokenizer", error))?;
     Ok(file.added_tokens.into_iter().map(|token| (token.content, token.id)).collect())
-}
-
-/// The file called `name` in `folder`; nothing where there is none.
-pub(super) fn read_json<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<Option<T>> {
-    let path = folder.join(name);
-    if !path.is_file() {
-        return Ok(None);
-    }
-    let bytes = std::fs::read(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
-    serde_json::from_slice(&bytes)
-        .map(Some)
-        .map_err(|error| Error::model_because(format!("cannot read `{}`", path.display()), error))
 }

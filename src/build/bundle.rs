@@ -1,0 +1,220 @@
+//! Writes a source as a bundle and measures its quality.
+
+use std::{
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    bergamot,
+    config::ConfigFile,
+    cost::{self, Comparison},
+    encoder, export, files, onnx,
+    plan::Plan,
+    progress::Progress,
+    quality,
+    recipe::Strategy,
+    source::{DECODER, ENCODER, EncoderSettings, MODEL, Source, TaskSettings},
+    translation,
+    weights::Weights,
+};
+use crate::{
+    backend::{
+        Signature,
+        onnx::{Runtime, Session},
+    },
+    error::{Error, Result},
+    pipeline::Task,
+    repository::{
+        bundle::{MANIFEST, PIECES, TOKENIZER, describe},
+        manifest::{self, Manifest, Precision, Quality},
+    },
+    tokenizer::Tokenizer,
+};
+
+/// Writes the bundle of a plan to a folder inside `scratch`. Returns the folder, and the cost of both forms if the
+/// weights were quantised.
+pub(super) fn write(
+    plan: &Plan,
+    scratch: &Path,
+    runtime: Runtime,
+    progress: &dyn Progress,
+) -> Result<(PathBuf, Option<Comparison>)> {
+    progress.stage("read the weights", 1);
+    let mut source = open(plan, scratch, runtime)?;
+    let task = task(plan, &source.settings)?;
+    progress.step();
+
+    let is_compared = plan.precision != Precision::Fp32 && !source.is_quantised;
+    progress.stage("write the graphs", 1 + usize::from(is_compared));
+    let write = |precision, name: &str| {
+        let folder = files::create_folder(&scratch.join(name))?;
+        onnx::write_all((source.graphs)(precision)?, &folder)?;
+        progress.step();
+        Ok::<_, Error>(folder)
+    };
+    let reference = is_compared.then(|| write(Precision::Fp32, "fp32")).transpose()?;
+    let folder = write(plan.precision, "bundle")?;
+    let forms = match &reference {
+        Some(reference) => {
+            Some(([reference.as_path(), &folder], [cost::size(reference)?, cost::size(&folder)?]))
+        }
+        None => None,
+    };
+    files::write(&folder.join(TOKENIZER), &source.tokenizer)?;
+    if let Some(compiled) = Tokenizer::compile(&source.tokenizer)? {
+        files::write(&folder.join(PIECES), &compiled)?;
+    }
+    for (name, bytes) in &source.files {
+        files::write(&folder.join(name), bytes)?;
+    }
+
+    let signature = |graph| signature(&folder.join(graph), runtime);
+    let (graph, measured) = match &mut source.settings {
+        TaskSettings::Encoder(settings) => {
+            let tokenizer = Tokenizer::from_json(&source.tokenizer)?;
+            let measure = |forms| quality::encoder::measure(runtime, forms, &tokenizer, settings, progress);
+            let measured = forms.map(measure).transpose()?;
+            quality::encoder::check(runtime, &folder, &tokenizer, settings)?;
+            (MODEL, measured)
+        }
+        TaskSettings::Translation(settings) => {
+            settings.decoder.signature = signature(DECODER)?;
+            let measure = |forms| quality::translation::measure(runtime, forms, settings, progress);
+            (ENCODER, forms.map(measure).transpose()?)
+        }
+    };
+    let (quality, comparison) = measured.unzip();
+    if let Some(quality) = &quality {
+        quality::require(quality, &plan.floor)?;
+    }
+    let mut manifest = manifest(plan, task, source, (graph, signature(graph)?), quality);
+    manifest.files = files::list(&folder)?
+        .iter()
+        .map(|(path, _)| describe(path, path.file_name().unwrap_or_default().to_string_lossy().into_owned()))
+        .collect::<Result<_>>()?;
+    files::write(&folder.join(MANIFEST), manifest.to_text()?.as_bytes())?;
+    Ok((folder, comparison))
+}
+
+/// Opens the model in the plan's folder.
+fn open<'a>(plan: &Plan, scratch: &'a Path, runtime: Runtime) -> Result<Source<'a>> {
+    let folder = &plan.folder;
+    if bergamot::is_in(folder) {
+        bergamot::open(plan)
+    } else if !folder.join(ConfigFile::NAME).is_file() {
+        Err(Error::model(format!(
+            "expected a model in `{}` (`config.json`, `{TOKENIZER}`, and `model.safetensors` or `model.onnx`; or \
+             `model.….bin`, `lex.….bin` and `{TOKENIZER}` of a Bergamot student), but found neither `config.json` nor \
+             `model.….bin`",
+            folder.display()
+        )))
+    } else if translation::is_in(folder) {
+        translation::open(plan, runtime, scratch)
+    } else if Weights::are_in(folder) {
+        encoder::open(plan)
+    } else {
+        export::open(plan, runtime, scratch)
+    }
+}
+
+/// The task of the bundle: the plan's, which the model must be able to do, or the most likely one.
+fn task(plan: &Plan, settings: &TaskSettings) -> Result<Task> {
+    use EncoderSettings::{Classification, Embedding};
+    use TaskSettings::{Encoder, Translation};
+
+    let (likely, found) = match settings {
+        Translation(_) => (Task::Translation, "one that translates"),
+        Encoder(Embedding(_)) => {
+            (Task::FeatureExtraction, "one without a head for labels, which computes embeddings")
+        }
+        Encoder(Classification(head)) if head.labels.len() == 1 => {
+            (Task::TextRanking, "one with a head for labels")
+        }
+        Encoder(Classification(_)) => (Task::TextClassification, "one with a head for labels"),
+    };
+    let task = plan.task.unwrap_or(likely);
+    let can = match (settings, task) {
+        (Translation(_), task) => task == Task::Translation,
+        (Encoder(_), Task::Translation)
+        | (Encoder(Embedding(_)), Task::TextClassification)
+        | (Encoder(Classification(_)), Task::FeatureExtraction) => false,
+        (Encoder(Embedding(_)), Task::FeatureExtraction) => true,
+        (Encoder(Embedding(_)), _) => plan.strategy == Strategy::Embedding,
+        (Encoder(Classification(_)), _) => plan.strategy == Strategy::Model,
+    };
+    if !can {
+        return Err(Error::model(format!(
+            "expected a model for `{task}`, but found {found}; embeddings do zero-shot classification and ranking with \
+             `strategy = \"embedding\"` in a recipe"
+        )));
+    }
+    Ok(task)
+}
+
+fn signature(graph: &Path, runtime: Runtime) -> Result<Signature> {
+    Ok(Session::open(runtime, graph, NonZeroUsize::MIN)?.signature().clone())
+}
+
+/// The manifest of the bundle in `folder`.
+fn manifest(
+    plan: &Plan,
+    task: Task,
+    source: Source<'_>,
+    (graph, signature): (&str, Signature),
+    quality: Option<Quality>,
+) -> Manifest {
+    let is_translation = matches!(source.settings, TaskSettings::Translation(_));
+    let (mut embedding, mut classification, mut translation) = (None, None, None);
+    match source.settings {
+        TaskSettings::Encoder(EncoderSettings::Embedding(settings)) => embedding = Some(settings),
+        TaskSettings::Encoder(EncoderSettings::Classification(settings)) => classification = Some(settings),
+        TaskSettings::Translation(settings) => translation = Some(*settings),
+    }
+    let storage = match (plan.precision, source.is_quantised) {
+        (_, true) => "as the export has them",
+        (precision, false) => storage(precision, is_translation),
+    };
+    Manifest {
+        format: Manifest::FORMAT,
+        name: plan.name.clone(),
+        task,
+        graph: graph.to_owned(),
+        source: manifest::Source {
+            architecture: source.architecture,
+            from: plan.from.clone(),
+            sha256: source.sha256,
+        },
+        weights: manifest::Weights { precision: plan.precision, plan: storage.to_owned(), quality },
+        embedding,
+        classification,
+        translation,
+        tensors: plan.tensors.clone(),
+        signature,
+        files: Vec::new(),
+    }
+}
+
+/// The description of how weights are stored, for the manifest.
+fn storage(precision: Precision, is_translation: bool) -> &'static str {
+    match (precision, is_translation) {
+        (Precision::Fp32, _) => "none",
+        (Precision::Int8, false) => {
+            "matrices: int8, one scale an output channel, activations quantised as they come; \
+             word embeddings: int8, one scale a row; the rest: fp32"
+        }
+        (Precision::Int8Blocks, false) => {
+            "matrices: int8, one scale for every 32 weights, activations likewise; \
+             word embeddings: int8, one scale a row; the rest: fp32"
+        }
+        (Precision::Int8, true) => {
+            "encoder: int8, one scale an output channel and one a token, but queries, keys and values one for every \
+             32 weights; decoder and tables: int8, one scale for every 64 to 256 weights; activations likewise; the \
+             rest: fp32"
+        }
+        (Precision::Int8Blocks, true) => {
+            "matrices: int8, one scale for every 32 weights, activations likewise; tables: int8, one scale for \
+             every 64 to 256 weights; the rest: fp32"
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Opens the weights of an encoder, and an adapter's, as the source of a bundle.
+
+use super::{
+    config::EncoderConfig,
+    graph::{LOGITS, OUTPUT, graph},
+};
+use crate::{
+    build::{
+        config::ConfigFile,
+        files::read_tokenizer,
+        lora::Adapter,
+        plan::Plan,
+        sentence_transformers::{embedding_settings, max_tokens},
+        source::{EncoderSettings, MODEL, Source, TaskSettings},
+        weights::Weights,
+    },
+    error::Result,
+    pipeline::classification::ClassificationSettings,
+};
+
+/// Reads the encoder in the plan's folder and merges the plan's adapter, if any.
+pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
+    let tokenizer = read_tokenizer(&plan.folder)?;
+    // An adapter's own `config.json` describes the merged model.
+    let described = plan.adapter.as_ref().filter(|adapter| adapter.join(ConfigFile::NAME).is_file());
+    let mut config = EncoderConfig::open(described.unwrap_or(&plan.folder))?;
+    let (prefix, landmark) = config.prefix();
+    let mut weights = Weights::open(&plan.folder)?.with_prefix(prefix, landmark);
+    if let Some(folder) = &plan.adapter
+        && let Some(labels) = Adapter::open(folder)?.merge(&mut weights, prefix)?
+    {
+        config = config.with_head(labels);
+    }
+    let facts = &config.facts;
+    let settings = match &config.head {
+        Some(head) => EncoderSettings::Classification(ClassificationSettings {
+            output: LOGITS.to_owned(),
+            labels: head.labels.clone(),
+            function: head.function,
+            max_tokens: max_tokens(&plan.folder, facts.max_positions)?,
+        }),
+        None => EncoderSettings::Embedding(embedding_settings(&plan.folder, OUTPUT, facts)?),
+    };
+    Ok(Source {
+        architecture: facts.architecture.clone(),
+        sha256: weights.sha256().to_owned(),
+        settings: TaskSettings::Encoder(settings),
+        tokenizer,
+        files: Vec::new(),
+        is_quantised: false,
+        graphs: Box::new(move |precision| Ok(vec![(MODEL, graph(&config, &weights, precision)?)])),
+    })
+}

@@ -1,0 +1,73 @@
+//! Opens the export of an encoder as the source of a bundle. The architecture does not matter.
+
+use std::path::Path;
+
+use super::quantise::{check_precision, is_quantised, prepare};
+use crate::{
+    backend::onnx::Runtime,
+    build::{
+        config::ConfigFile,
+        encoder::{Facts, MODEL_TYPES},
+        files::read_tokenizer,
+        onnx,
+        plan::Plan,
+        sentence_transformers::{embedding_settings, has_pooling},
+        source::{EncoderSettings, MODEL, Source, TaskSettings},
+        translation,
+    },
+    error::{Error, Result, quoted},
+    onnx_proto::ModelProto,
+    repository::bundle::sha256_of,
+};
+
+/// Files that may hold the graph, in order of preference.
+const GRAPHS: [&str; 4] =
+    ["model.onnx", "model_quantized.onnx", "onnx/model.onnx", "onnx/model_quantized.onnx"];
+
+/// Supported outputs, in order of preference: a vector per token, or one per text that is already pooled.
+const OUTPUTS: [&str; 3] = ["last_hidden_state", "token_embeddings", "sentence_embedding"];
+
+/// Reads the export in the plan's folder.
+pub(in crate::build) fn open<'a>(plan: &Plan, runtime: Runtime, scratch: &'a Path) -> Result<Source<'a>> {
+    let path = GRAPHS.iter().map(|name| plan.folder.join(name)).find(|path| path.is_file());
+    let path = path.ok_or_else(|| {
+        Error::model(format!(
+            "expected `model.safetensors` of an encoder ({}) or of a model that translates ({}), or an ONNX export \
+             (`model.onnx`) in `{}`, but found none of these",
+            quoted(&MODEL_TYPES),
+            quoted(&translation::MODEL_TYPES),
+            plan.folder.display()
+        ))
+    })?;
+    let facts = Facts::read(&ConfigFile::open(&plan.folder)?)?;
+    let model = onnx::read(&path)?;
+    let is_quantised = is_quantised(&model);
+    check_precision(plan.precision, is_quantised, &path)?;
+    let output = output(&model, has_pooling(&plan.folder))?;
+    let settings = embedding_settings(&plan.folder, output, &facts)?;
+    Ok(Source {
+        settings: TaskSettings::Encoder(EncoderSettings::Embedding(settings)),
+        architecture: facts.architecture,
+        sha256: sha256_of(&path)?,
+        tokenizer: read_tokenizer(&plan.folder)?,
+        files: Vec::new(),
+        is_quantised,
+        graphs: Box::new(move |precision| {
+            Ok(vec![(MODEL, prepare(model.clone(), precision, runtime, scratch)?)])
+        }),
+    })
+}
+
+/// The output that embeddings are computed from. Unless the folder has settings for pooling, an output that is pooled
+/// by the graph is preferred.
+pub(in crate::build) fn output(model: &ModelProto, has_pooling: bool) -> Result<&'static str> {
+    let found: Vec<&str> =
+        model.graph.iter().flat_map(|graph| &graph.output).map(|output| output.name.as_str()).collect();
+    let mut outputs = OUTPUTS;
+    if !has_pooling {
+        outputs.rotate_right(1);
+    }
+    outputs.into_iter().find(|name| found.contains(name)).ok_or_else(|| {
+        Error::model(format!("expected an output among {}, but found {}", quoted(&OUTPUTS), quoted(&found)))
+    })
+}

@@ -1,0 +1,69 @@
+//! Reading and writing files, with errors that name the path.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde::de::DeserializeOwned;
+
+use crate::{
+    error::{Error, Result},
+    repository::bundle::TOKENIZER,
+};
+
+pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).map_err(Error::io(format!("cannot read `{}`", path.display())))
+}
+
+/// The `tokenizer.json` in `folder`.
+pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
+    read_if_exists(&folder.join(TOKENIZER))?.ok_or_else(|| {
+        Error::model(format!(
+            "expected `{TOKENIZER}` in `{}`, but found none; the fast tokenizers of `transformers` save it \
+             (`save_pretrained`)",
+            folder.display()
+        ))
+    })
+}
+
+fn read_if_exists(path: &Path) -> Result<Option<Vec<u8>>> {
+    match read(path) {
+        Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        read => read.map(Some),
+    }
+}
+
+pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    fs::write(path, bytes).map_err(Error::io(format!("cannot write `{}`", path.display())))
+}
+
+pub(super) fn create_folder(path: &Path) -> Result<PathBuf> {
+    fs::create_dir_all(path).map_err(Error::io(format!("cannot create `{}`", path.display())))?;
+    Ok(path.to_owned())
+}
+
+/// The entries of a folder with their metadata, ordered by path.
+pub(super) fn list(folder: &Path) -> Result<Vec<(PathBuf, fs::Metadata)>> {
+    let entries = || {
+        let entries = fs::read_dir(folder)?.map(|entry| entry.and_then(|it| Ok((it.path(), it.metadata()?))));
+        entries.collect::<io::Result<Vec<_>>>()
+    };
+    let mut entries = entries().map_err(Error::io(format!("cannot read `{}`", folder.display())))?;
+    entries.sort_by(|left, right| left.0.cmp(&right.0));
+    Ok(entries)
+}
+
+pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
+    parse(&read(path)?, path)
+}
+
+/// The content of a JSON file; none if the file does not exist.
+pub(super) fn read_json_if_exists<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+    read_if_exists(path)?.map(|bytes| parse(&bytes, path)).transpose()
+}
+
+fn parse<T: DeserializeOwned>(json: &[u8], path: &Path) -> Result<T> {
+    serde_json::from_slice(json)
+        .map_err(|error| Error::model_because(format!("cannot read `{}`", path.display()), error))
+}

@@ -1,0 +1,178 @@
+//! The quality of an encoder: the vectors or scores of both forms, compared text by text.
+
+use std::{
+    num::NonZeroUsize,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::samples::SENTENCES;
+use crate::{
+    backend::{
+        TensorSpec,
+        onnx::{Runtime, Session},
+    },
+    build::{
+        cost::Comparison,
+        progress::Progress,
+        source::{EncoderSettings, MODEL},
+    },
+    error::{Error, Result},
+    pipeline::{classification::descending, pooling::cosine},
+    repository::manifest::Quality,
+    tensor::Tensor,
+    tokenizer::{Encoding, Side, Tokenizer, Truncation},
+};
+
+/// The answers of both forms for one text, and their times.
+type Answers = [(Vec<f32>, Duration); 2];
+
+/// Runs all sample texts through the graphs in two folders, in fp32 and quantised, of the given sizes in bytes.
+pub(in crate::build) fn measure(
+    runtime: Runtime,
+    (folders, bytes): ([&Path; 2], [u64; 2]),
+    tokenizer: &Tokenizer,
+    settings: &EncoderSettings,
+    progress: &dyn Progress,
+) -> Result<(Quality, Comparison)> {
+    progress.stage("measure the quality", SENTENCES.lines().count());
+    let encodings =
+        SENTENCES.lines().map(|text| encode(text, tokenizer, settings)).collect::<Result<Vec<_>>>()?;
+    let open = |folder: &Path| Session::open(runtime, &folder.join(MODEL), NonZeroUsize::MIN);
+    let sessions = [open(folders[0])?, open(folders[1])?];
+    let workers = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let work = |worker: usize| -> Result<Vec<Answers>> {
+        let own = encodings.iter().skip(worker).step_by(workers);
+        own.map(|encoding| {
+            let timed = |session| {
+                let started = Instant::now();
+                Ok::<_, Error>((answer(settings, session, encoding)?, started.elapsed()))
+            };
+            let answers = [timed(&sessions[0])?, timed(&sessions[1])?];
+            progress.step();
+            Ok(answers)
+        })
+        .collect()
+    };
+    let work = &work;
+    let parts = thread::scope(|scope| {
+        let workers: Vec<_> = (0..workers).map(|worker| scope.spawn(move || work(worker))).collect();
+        let panicked = || Err(Error::model("measuring the quality panicked"));
+        let parts = workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| panicked()));
+        parts.collect::<Result<Vec<_>>>()
+    })?;
+    // In the order of the texts, since the order of a sum changes its rounding.
+    let answers: Vec<&Answers> =
+        (0..encodings.len()).filter_map(|text| parts[text % workers].get(text / workers)).collect();
+    let time = |form: usize| answers.iter().map(|answers| answers[form].1).sum();
+    let comparison = Comparison::new(bytes, [time(0), time(1)], answers.len() * workers);
+    Ok((compare(settings, &answers), comparison))
+}
+
+/// Runs one text through the graph in `folder`, which must return as many values as `settings` say.
+pub(in crate::build) fn check(
+    runtime: Runtime,
+    folder: &Path,
+    tokenizer: &Tokenizer,
+    settings: &EncoderSettings,
+) -> Result<()> {
+    let session = Session::open(runtime, &folder.join(MODEL), NonZeroUsize::MIN)?;
+    let text = SENTENCES.lines().next().unwrap_or_default();
+    let found = answer(settings, &session, &encode(text, tokenizer, settings)?)?.len();
+    let expected = match settings {
+        EncoderSettings::Embedding(settings) => settings.dimensions,
+        EncoderSettings::Classification(settings) => settings.labels.len(),
+    };
+    if found != expected {
+        return Err(Error::model(format!(
+            "expected {expected} values, as in `config.json`, but found {found}"
+        )));
+    }
+    Ok(())
+}
+
+fn encode(text: &str, tokenizer: &Tokenizer, settings: &EncoderSettings) -> Result<Encoding> {
+    let max_tokens = match settings {
+        EncoderSettings::Embedding(settings) => settings.max_tokens,
+        EncoderSettings::Classification(settings) => settings.max_tokens,
+    };
+    tokenizer.encode(text, max_tokens, Truncation::At(Side::Right))
+}
+
+/// The vector or the scores of one text.
+fn answer(settings: &EncoderSettings, session: &Session, encoding: &Encoding) -> Result<Vec<f32>> {
+    let name = match settings {
+        EncoderSettings::Embedding(settings) => &settings.output,
+        EncoderSettings::Classification(settings) => &settings.output,
+    };
+    let outputs = session.run(&inputs(session, encoding)?)?;
+    let output = session.signature().output(name).and_then(|place| outputs.get(place));
+    let found = output.and_then(|output| Some((output.as_fp32()?, *output.shape().last()?)));
+    let Some((values, width)) = found else {
+        return Err(Error::model(format!("expected the float output `{name}`, but found none")));
+    };
+    Ok(match settings {
+        EncoderSettings::Embedding(settings) => settings.pooling.pool(values, width),
+        EncoderSettings::Classification(settings) => settings.function.apply(values),
+    })
+}
+
+fn compare(settings: &EncoderSettings, answers: &[&Answers]) -> Quality {
+    let texts = answers.len();
+    let pairs = || answers.iter().map(|[left, right]| (&left.0[..], &right.0[..]));
+    let mean = |sum: f32| sum / texts.max(1) as f32;
+    match settings {
+        EncoderSettings::Embedding(_) => {
+            let cosines: Vec<f32> = pairs().map(|(left, right)| cosine(left, right)).collect();
+            Quality::Embedding {
+                texts,
+                mean_cosine: mean(cosines.iter().sum()),
+                worst_cosine: cosines.iter().copied().min_by(f32::total_cmp).unwrap_or(f32::NAN),
+            }
+        }
+        EncoderSettings::Classification(_) => {
+            let agree = |(left, right): &(&[f32], &[f32])| descending(left)[0] == descending(right)[0];
+            let difference = |(left, right): (&[f32], &[f32])| {
+                let differences = left.iter().zip(right).map(|(left, right)| (left - right).abs());
+                differences.sum::<f32>() / left.len().max(1) as f32
+            };
+            Quality::Classification {
+                texts,
+                agreement: mean(pairs().filter(agree).count() as f32),
+                mean_difference: mean(pairs().map(difference).sum()),
+            }
+        }
+    }
+}
+
+/// The inputs of the session's graph for one text.
+pub fn inputs(session: &Session, encoding: &Encoding) -> Result<Vec<Tensor>> {
+    let shape = [1, encoding.len()];
+    let tensor = |input: &TensorSpec| {
+        let values = match input.name.as_str() {
+            "input_ids" => encoding.ids.iter().map(|id| i64::from(*id)).collect(),
+            "token_type_ids" => encoding.type_ids.iter().map(|id| i64::from(*id)).collect(),
+            "attention_mask" => vec![1; encoding.len()],
+            other => {
+                return Err(Error::model(format!(
+                    "expected inputs among `input_ids`, `attention_mask`, `token_type_ids`, but found `{other}`"
+                )));
+            }
+        };
+        Tensor::integers(input.element_type, shape, values)
+    };
+    session.signature().inputs.iter().map(tensor).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sentences_are_many_and_of_mixed_length() {
+        let lengths: Vec<usize> = SENTENCES.lines().map(str::len).collect();
+        assert!(lengths.len() >= 200);
+        assert!(lengths.iter().any(|length| *length < 20) && lengths.iter().any(|length| *length > 800));
+    }
+}

@@ -1,0 +1,87 @@
+//! The comparison of a measured quality with the floor of a recipe.
+
+use crate::{
+    build::recipe::QualityFloor,
+    error::{Error, Result},
+    repository::manifest::Quality,
+};
+
+/// A measured value and its limit.
+struct Check {
+    name: &'static str,
+    bound: &'static str,
+    found: f32,
+    limit: f32,
+    /// The distance to the limit, above zero or NaN if the check fails.
+    off: f32,
+}
+
+fn at_least(limit: f32, name: &'static str, found: f32) -> Check {
+    Check { name, bound: "at least", found, limit, off: limit - found }
+}
+
+fn at_most(limit: f32, name: &'static str, found: f32) -> Check {
+    Check { name, bound: "at most", found, limit, off: found - limit }
+}
+
+/// Refuses a quality below the floor.
+pub fn require(quality: &Quality, floor: &QualityFloor) -> Result<()> {
+    let (texts, checks) = match *quality {
+        Quality::Embedding { texts, mean_cosine, worst_cosine } => (
+            texts,
+            [
+                at_least(floor.mean_cosine, "a mean cosine to fp32", mean_cosine),
+                at_least(floor.worst_cosine, "a worst cosine to fp32", worst_cosine),
+            ],
+        ),
+        Quality::Classification { texts, agreement, mean_difference } => (
+            texts,
+            [
+                at_least(floor.agreement, "a share of labels equal to those of fp32", agreement),
+                at_most(floor.mean_difference, "a mean difference to the scores of fp32", mean_difference),
+            ],
+        ),
+        Quality::Translation { texts, similarity, token_agreement, .. } => (
+            texts,
+            [
+                at_least(floor.similarity, "a similarity to the translations of fp32", similarity),
+                at_least(floor.token_agreement, "a share of tokens equal to those of fp32", token_agreement),
+            ],
+        ),
+    };
+    for Check { name, bound, found, limit, off } in checks {
+        if off > 0.0 || off.is_nan() {
+            return Err(Error::model(format!(
+                "expected {name} of {bound} {limit:.4} over {texts} texts, but found {found:.4}, which is off by \
+                 {off:.4}; build with `--precision fp32`, or change the recipe's floor"
+            )));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn quality(mean_cosine: f32, worst_cosine: f32) -> Quality {
+        Quality::Embedding { texts: 300, mean_cosine, worst_cosine }
+    }
+
+    #[test]
+    fn a_quality_below_the_floor_is_refused_with_the_difference() {
+        let floor = QualityFloor::default();
+        assert!(require(&quality(0.991, 0.975), &floor).is_ok());
+        insta::assert_snapshot!(
+            require(&quality(0.95, 0.9), &floor).unwrap_err(),
+            @"expected a mean cosine to fp32 of at least 0.9900 over 300 texts, but found 0.9500, which is off by 0.0400; build with `--precision fp32`, or change the recipe's floor"
+        );
+        assert!(require(&quality(0.995, 0.96), &floor).is_err());
+        assert!(require(&quality(f32::NAN, f32::NAN), &floor).is_err());
+        let scores =
+            |agreement, mean_difference| Quality::Classification { texts: 300, agreement, mean_difference };
+        assert!(require(&scores(0.995, 0.005), &floor).is_ok());
+        assert!(require(&scores(0.98, 0.005), &floor).is_err());
+        assert!(require(&scores(1.0, 0.02), &floor).is_err());
+    }
+}
