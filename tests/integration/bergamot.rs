@@ -88,7 +88,7 @@ async fn in_int8_texts_are_like_those_of_fp32_and_cannot_end_early() {
         let found = translate(&model, texts[..60].to_vec()).await;
         let same = found.iter().zip(&expected).filter(|(found, expected)| found == expected).count();
         assert!(same > 30, "only {same} of 60 are the same");
-        // The marks of the model's own tokens are no marks in a text.
+        // The strings of special tokens have no special meaning in texts.
         let odd = ["</s> Bom dia", "Bom </s> dia", "<unk>"].map(str::to_owned).to_vec();
         assert_eq!(translate(&model, odd).await.len(), 3);
     }

@@ -1,4 +1,4 @@
-//! What `kivu build` refuses, and what a served bundle must withstand.
+//! Sources that `kivu build` refuses, and damaged bundles.
 
 use std::{fs, path::Path};
 
@@ -21,8 +21,8 @@ fn copy(source: &Path, target: &Path) {
     }
 }
 
-/// Builds `tiny-bert` after `spoil` had its way with it, and tells the whole chain of the error. Paths of the
-/// scratch folder read `[folder]`.
+/// The error chain of building a copy of `tiny-bert` that `spoil` has changed. The temporary folder is replaced by
+/// `[folder]`.
 fn refusal(spoil: impl FnOnce(&Path)) -> Option<String> {
     let runtime = runtime()?;
     let folder = tempfile::tempdir().unwrap();
@@ -31,13 +31,13 @@ fn refusal(spoil: impl FnOnce(&Path)) -> Option<String> {
     spoil(&source);
     let out = folder.path().join("out");
     let error = build_request(&request(source, out.clone(), Some(Precision::Fp32)), runtime).unwrap_err();
-    assert!(!out.exists(), "nothing is written");
+    assert!(!out.exists(), "no bundle is written");
     let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left, ["model"], "nothing is left behind");
+    assert_eq!(left, ["model"], "no other file is left");
     Some(error.chain().replace(&folder.path().display().to_string(), "[folder]"))
 }
 
-/// Replaces `from` by `to` in a file, where it must occur.
+/// Replaces `from`, which must occur, by `to` in a file.
 fn edit(path: &Path, from: &str, to: &str) {
     let text = fs::read_to_string(path).unwrap();
     assert!(text.contains(from), "{text}");
@@ -45,7 +45,7 @@ fn edit(path: &Path, from: &str, to: &str) {
 }
 
 #[test]
-fn what_cannot_be_built_is_refused_by_name() {
+fn unsupported_sources_are_refused_by_name() {
     let refusals = [
         refusal(|model| {
             let gpt2 = r#"{"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 768}"#;
@@ -82,7 +82,7 @@ cannot build from `[folder]/model`: expected `hidden_size` to be a multiple of `
 cannot read `[folder]/model/config.json`: EOF while parsing an object at line 1 column 1
 expected a model in `[folder]/model` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`; or `model.….bin`, `lex.….bin` and `tokenizer.json` of a Bergamot student), but found neither `config.json` nor `model.….bin`
 expected `model.safetensors` of an encoder (`bert`, `distilbert`, `roberta`, `xlm-roberta`, `deberta-v2`) or of a model that translates (`m2m_100`, `marian`), or an ONNX export (`model.onnx`) in `[folder]/model`, but found none of these
-`[folder]/model/model.safetensors` is no safetensors file: header too large
+`[folder]/model/model.safetensors` is not a safetensors file: header too large
 expected `tokenizer.json` in `[folder]/model`, but found none; the fast tokenizers of `transformers` save it (`save_pretrained`)
 cannot read the tokenizer: missing field `model` at line 1 column 2
 expected modules among `Transformer`, `Pooling`, `Normalize`, but found `Dense`
@@ -90,7 +90,7 @@ expected one pooling mode of `mean`, `cls`, `lasttoken`, but found `max_tokens`,
 }
 
 #[test]
-fn a_source_that_is_none_is_refused() {
+fn missing_and_empty_sources_are_refused() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     let refusal = |source: &str, out: &str| {
@@ -100,14 +100,14 @@ fn a_source_that_is_none_is_refused() {
     };
     insta::assert_snapshot!(refusal("nowhere", "out"), @"expected a recipe (`….toml`) or a folder, but found nothing at `[folder]/nowhere`");
     fs::write(folder.path().join("recipe.toml"), "name = 1").unwrap();
-    insta::assert_snapshot!(refusal("recipe.toml", "out"), @"`[folder]/recipe.toml` is no recipe: TOML parse error at line 1, column 8
+    insta::assert_snapshot!(refusal("recipe.toml", "out"), @"`[folder]/recipe.toml` is not a recipe: TOML parse error at line 1, column 8
   |
 1 | name = 1
   |        ^
 invalid type: integer `1`, expected a string");
     fs::create_dir(folder.path().join("empty")).unwrap();
     insta::assert_snapshot!(refusal("empty", "out"), @"expected a model in `[folder]/empty` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`; or `model.….bin`, `lex.….bin` and `tokenizer.json` of a Bergamot student), but found neither `config.json` nor `model.….bin`");
-    // What is no bundle is not replaced.
+    // A folder that is not a bundle is not replaced.
     copy(&fixtures().join("models/tiny-bert"), &folder.path().join("model"));
     insta::assert_snapshot!(refusal("model", "model"), @"expected `[folder]/model` to be a bundle, an empty folder or nothing, but found `1_Pooling`, `config.json`, `config_sentence_transformers.json` and 7 more; choose another folder");
     assert!(folder.path().join("model/config.json").is_file());
@@ -159,7 +159,7 @@ fn a_damaged_bundle_is_not_served() {
         spoil(&bundle);
         let chain =
             serve(&bundle).unwrap_err().chain().replace(&folder.path().display().to_string(), "[folder]");
-        // Hashes are of no interest here.
+        // Hashes are left out.
         chain
             .split_whitespace()
             .map(|word| if word.trim_matches(';').len() >= 40 && !word.contains('/') { "…" } else { word })
@@ -213,7 +213,7 @@ fn the_same_source_gives_the_same_bundle() {
             let source = fixtures().join("models/tiny-roberta");
             let out = folder.path().join(name);
             build_request(&request(source, out.clone(), None), runtime).unwrap();
-            // Built once more in the same place, it replaces itself.
+            // A second build replaces the first.
             let source = fixtures().join("models/tiny-roberta");
             build_request(&request(source, out.clone(), None), runtime).unwrap();
             Bundle::open(&out).unwrap().digest().to_owned()

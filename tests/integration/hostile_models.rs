@@ -112,7 +112,7 @@ fn shards_and_weights_outside_of_the_folder_are_not_read() {
     set(&source.join("model.safetensors.index.json"), "/weight_map/x", json!("../outside.safetensors"));
     let refused = refusal(&source, folder.path());
     assert!(
-        refused.contains("expected shards beside their index, but found `../outside.safetensors`"),
+        refused.contains("expected shards in the folder of their index, but found `../outside.safetensors`"),
         "{refused}"
     );
 
@@ -129,7 +129,7 @@ fn shards_and_weights_outside_of_the_folder_are_not_read() {
         tensor.external_data = vec![entry("location", "../../../etc/passwd")];
     });
     let refused = refusal(&source, folder.path());
-    assert!(refused.contains("in a file beside the graph, but found `../../../etc/passwd`"), "{refused}");
+    assert!(refused.contains("in the folder of the graph, but found `../../../etc/passwd`"), "{refused}");
 }
 
 fn change_graph(path: &Path, change: impl FnOnce(&mut ModelProto)) {

@@ -1,5 +1,4 @@
-//! What `kivu build` makes of translation models: graphs that compute what `transformers` computes, and tokenizers
-//! that read as its own do.
+//! Built translation models: graphs that compute the same as `transformers`, and tokenizers that agree with its own.
 
 use std::{fs, num::NonZeroUsize, path::Path};
 
@@ -23,7 +22,7 @@ struct Golden {
     decoded: Vec<Decoded>,
 }
 
-/// Targets that were given, and the logits of each step.
+/// Given targets, and the logits of each step.
 #[derive(Deserialize)]
 struct TeacherForced {
     ids: Vec<i64>,
@@ -62,7 +61,7 @@ impl Graphs {
         Self { encoder: open(&manifest.graph), decoder: open(&settings(bundle).decoder.graph) }
     }
 
-    /// The logits of each step of each row, when each is given its targets.
+    /// The logits of each step of each row, with given targets.
     fn logits(&self, rows: &[&TeacherForced], padding: i64) -> Vec<Vec<Vec<f32>>> {
         let width = rows.iter().map(|row| row.ids.len()).max().unwrap();
         let shape = vec![rows.len(), width];
@@ -108,7 +107,7 @@ impl Graphs {
     }
 }
 
-/// The outputs of a session by name, its inputs picked from what is known.
+/// The outputs of a session by name, with inputs from `known`.
 fn run(session: &Session, known: &[(String, Tensor)]) -> Vec<(String, Tensor)> {
     let signature = session.signature();
     let pick = |name: &str| known.iter().find(|(known, _)| known == name).unwrap().1.clone();
@@ -126,7 +125,7 @@ fn build(source: &Path, out: &Path, precision: Precision, runtime: Runtime) -> B
 }
 
 #[test]
-fn the_logits_of_every_step_are_those_of_transformers() {
+fn the_logits_of_every_step_equal_those_of_transformers() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     for model in MODELS {
@@ -148,10 +147,10 @@ fn the_logits_of_every_step_are_those_of_transformers() {
 }
 
 #[test]
-fn texts_are_read_as_the_slow_tokenizers_of_transformers_read_them() {
+fn ids_equal_those_of_the_slow_tokenizers_of_transformers() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
-    // NLLB's folder has a `tokenizer.json` as well, which is read where there is no SentencePiece model.
+    // NLLB's folder also has a `tokenizer.json`, which is read if there is no SentencePiece model.
     let bare = folder.path().join("tiny-nllb-bare");
     fs::create_dir(&bare).unwrap();
     for entry in fs::read_dir(fixtures().join("models/tiny-nllb")).unwrap().map(Result::unwrap) {
@@ -167,11 +166,11 @@ fn texts_are_read_as_the_slow_tokenizers_of_transformers_read_them() {
         let specials = usize::from(model.contains("nllb") || model.contains("m2m100"));
         let mut wrong = Vec::new();
         for Tokenized { src_lang, text, ids } in golden(model).tokenized {
-            // The fast tokenizer takes for a space what is none to SentencePiece.
+            // The fast tokenizer treats more characters as spaces than SentencePiece.
             if source.ends_with("tiny-nllb-bare") && text.trim().is_empty() {
                 continue;
             }
-            // Language codes before a text are the pipeline's matter.
+            // The pipeline handles language codes before a text.
             if text.starts_with(">>") && text.contains("<<") && src_lang.is_none() {
                 continue;
             }
@@ -190,7 +189,7 @@ fn texts_are_read_as_the_slow_tokenizers_of_transformers_read_them() {
 }
 
 #[test]
-fn texts_are_put_together_as_transformers_does() {
+fn decoded_texts_equal_those_of_transformers() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     for model in MODELS {
