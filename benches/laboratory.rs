@@ -212,7 +212,7 @@ fn decode(bundle: &Path) -> Result<Value> {
             max_sentences: 1,
         };
         let decoding = pipeline.decoding_of(TEXT, &options)?;
-        let backend = pipeline.sequences().unwrap().as_ref();
+        let backend = pipeline.local().unwrap().as_ref();
         let run = |steps| waiting.block_on(decode_once(backend, &decoding, steps)).unwrap();
         let (mut looped, mut alone) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
@@ -242,15 +242,15 @@ async fn decode_once(
     steps: Steps,
 ) -> Result<(Duration, Vec<i64>)> {
     let (sender, receiver) = mpsc::channel();
-    let Decoding { sources, search } = decoding.clone();
+    let Decoding { sources, config } = decoding.clone();
     let source = SourceInfo { length: sources.rows[0].len(), number: 0 };
     let deadline = Deadline::within(Duration::from_secs(60));
     let work = Box::new(move |decoder: &mut dyn Decoder| {
         let started = Instant::now();
         let tokens = match steps {
             Steps::Loop => {
-                let generated = generate(decoder, &[source], &search, deadline)?.remove(0).remove(0);
-                std::iter::once(search.start()).chain(generated.ids).take(TOKENS).collect()
+                let generated = generate(decoder, &[source], &config, deadline)?.remove(0).remove(0);
+                std::iter::once(config.start()).chain(generated.ids).take(TOKENS).collect()
             }
             Steps::Session { tokens, rows } => {
                 // As in the loop, the beams begin as one row.

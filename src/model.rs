@@ -65,58 +65,38 @@ pub enum Pipeline {
 }
 
 impl Pipeline {
-    /// The tokenizer that the model reads with.
-    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+    /// The encoder, of all tasks but translation.
+    fn encoder(&self) -> Result<&Encoder, &TranslationPipeline> {
         match self {
             Self::Embedding(pipeline)
             | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _))
-            | Self::Ranking(RankingPipeline::Embedding(pipeline)) => pipeline.tokenizer(),
+            | Self::Ranking(RankingPipeline::Embedding(pipeline)) => Ok(pipeline.encoder()),
             Self::Classification(pipeline)
             | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
-            | Self::Ranking(RankingPipeline::CrossEncoder(pipeline)) => pipeline.tokenizer(),
-            Self::Translation(pipeline) => pipeline.tokenizer(),
+            | Self::Ranking(RankingPipeline::CrossEncoder(pipeline)) => Ok(pipeline.encoder()),
+            Self::Translation(pipeline) => Err(pipeline),
         }
     }
 
-    fn may_run_on_fleet(&self) -> bool {
-        match self {
-            Self::Translation(pipeline) => pipeline.may_run_on_fleet(),
-            _ => self.encoder().is_some_and(Encoder::may_read_text),
-        }
+    /// The tokenizer of the model's input.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        self.encoder().map_or_else(TranslationPipeline::tokenizer, Encoder::tokenizer)
+    }
+
+    /// The maximum number of tokens of an input.
+    pub fn max_tokens(&self) -> usize {
+        self.encoder().map_or_else(|pipeline| pipeline.settings().max_tokens, Encoder::max_tokens)
+    }
+
+    fn has_fleet(&self) -> bool {
+        self.encoder().map_or_else(TranslationPipeline::has_fleet, Encoder::has_fleet)
     }
 
     /// Refuses a model on a fleet that is not the one of the bundle.
     async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
-        match (self, self.encoder()) {
-            (Self::Translation(pipeline), _) => pipeline.check_fleet(deadline).await,
-            (_, Some(encoder)) => encoder.check_fleet(deadline).await,
-            (_, None) => Ok(()),
-        }
-    }
-
-    /// The step that runs the model, of tasks that have one step only.
-    fn encoder(&self) -> Option<&Encoder> {
-        match self {
-            Self::Embedding(pipeline)
-            | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _))
-            | Self::Ranking(RankingPipeline::Embedding(pipeline)) => Some(pipeline.encoder()),
-            Self::Classification(pipeline)
-            | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
-            | Self::Ranking(RankingPipeline::CrossEncoder(pipeline)) => Some(pipeline.encoder()),
-            Self::Translation(_) => None,
-        }
-    }
-
-    /// The most tokens that the model takes.
-    pub fn max_tokens(&self) -> usize {
-        match self {
-            Self::Embedding(pipeline)
-            | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _))
-            | Self::Ranking(RankingPipeline::Embedding(pipeline)) => pipeline.settings().max_tokens,
-            Self::Classification(pipeline)
-            | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
-            | Self::Ranking(RankingPipeline::CrossEncoder(pipeline)) => pipeline.settings().max_tokens,
-            Self::Translation(pipeline) => pipeline.settings().max_tokens,
+        match self.encoder() {
+            Ok(encoder) => encoder.check_fleet(deadline).await,
+            Err(pipeline) => pipeline.check_fleet(deadline).await,
         }
     }
 
@@ -316,7 +296,7 @@ fn mapped_files(bundle: &Bundle, config: &Config, read: &[&str]) -> Result<Arc<M
 
 /// Refuses a model on a fleet that is not the one of the bundle. A fleet that does not answer now is no error.
 fn check_fleet(name: &str, pipeline: &Pipeline) -> Result<()> {
-    if !pipeline.may_run_on_fleet() {
+    if !pipeline.has_fleet() {
         return Ok(());
     }
     // On a thread and a runtime of its own, since this may be called with or without one.

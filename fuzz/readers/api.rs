@@ -21,11 +21,12 @@ use crate::{
     model::{Model, Pipeline},
     pipeline::{
         Task,
-        classification::{ClassificationPipeline, ClassificationSettings, ScoreFunction},
+        classification::{ClassificationPipeline, ClassificationSettings},
         embedding::{EmbeddingPipeline, EmbeddingSettings},
         generation::{GenerationOptions, GenerationSettings},
         pooling::Pooling,
         ranking::RankingPipeline,
+        scores::ScoreFunction,
         translation::{Decoder, Languages, TranslationParts, TranslationPipeline, TranslationSettings},
         zero_shot::ZeroShotPipeline,
     },

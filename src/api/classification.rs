@@ -15,7 +15,9 @@ use super::{
 use crate::{
     error::{Error, Result},
     pipeline::{
-        classification::{ClassificationInput, ClassificationPipeline, ScoreFunction},
+        Input,
+        classification::ClassificationPipeline,
+        scores::ScoreFunction,
         zero_shot::{Labels, TEMPLATE, Template, ZeroShotOptions, ZeroShotPipeline},
     },
     tokenizer::{Side, Truncation},
@@ -23,7 +25,7 @@ use crate::{
 
 /// The inputs of a request, and how they are scored.
 struct Classification {
-    inputs: Vec<ClassificationInput>,
+    inputs: Vec<Input>,
     /// Whether the response holds one list of labels instead of one for each input.
     is_single: bool,
     truncation: Truncation,
@@ -39,21 +41,13 @@ async fn classify(
     request: Classification,
 ) -> Result<Response, Rejection> {
     let Classification { inputs, is_single, truncation, function, top } = request;
-    let characters = characters(inputs.iter().flat_map(texts_of));
-    let logits = pipeline.logits(inputs, truncation.into(), context.deadline).await?;
+    let characters = characters(inputs.iter().flat_map(Input::texts));
+    let logits = pipeline.logits(inputs, truncation, context.deadline).await?;
     let settings = pipeline.settings();
     let function = function.unwrap_or(settings.function);
     let rows = logits.rows.iter().map(|row| predictions(&settings.labels, &function.apply(row), top));
     let answer = OneOrMany::new(rows.collect(), is_single);
     Ok(with_usage(context, &answer, &logits.usage, characters))
-}
-
-fn texts_of(input: &ClassificationInput) -> Vec<&str> {
-    match input {
-        ClassificationInput::Text(text) => vec![text],
-        ClassificationInput::Pair(first, second) => vec![first, second],
-        ClassificationInput::Ids(_) => Vec::new(),
-    }
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -101,7 +95,7 @@ pub(super) async fn predict_with(
 }
 
 /// Inputs in TEI's format, and whether there is a single one outside a list.
-fn predict_inputs(value: Value, limit: usize) -> Result<(Vec<ClassificationInput>, bool)> {
+fn predict_inputs(value: Value, limit: usize) -> Result<(Vec<Input>, bool)> {
     match value {
         Value::Array(values) if values.iter().any(Value::is_array) => {
             inputs::count("inputs", values.len(), limit)?;
@@ -113,7 +107,7 @@ fn predict_inputs(value: Value, limit: usize) -> Result<(Vec<ClassificationInput
     }
 }
 
-fn one_or_two(field: &str, value: Value) -> Result<ClassificationInput> {
+fn one_or_two(field: &str, value: Value) -> Result<Input> {
     let wrong =
         |found| Error::invalid(format!("expected a text or a pair in `{field}`, but found {found} texts"));
     if let Some(found) = value.as_array().map(Vec::len).filter(|found| !(1..=2).contains(found)) {
@@ -121,8 +115,8 @@ fn one_or_two(field: &str, value: Value) -> Result<ClassificationInput> {
     }
     let mut texts = inputs::texts(field, value, 2)?.into_iter();
     match (texts.next(), texts.next()) {
-        (Some(text), None) => Ok(ClassificationInput::Text(text)),
-        (Some(first), Some(second)) => Ok(ClassificationInput::Pair(first.into(), second.into())),
+        (Some(text), None) => Ok(Input::Text(text)),
+        (Some(first), Some(second)) => Ok(Input::Pair(first.into(), second.into())),
         (None, _) => Err(wrong(0)),
     }
 }
@@ -165,7 +159,7 @@ pub(super) async fn classify_with(
 }
 
 /// Inputs in the hub's format: a text, `{"text", "text_pair"}`, or a list of them.
-fn classify_inputs(value: Value, limit: usize) -> Result<Vec<ClassificationInput>> {
+fn classify_inputs(value: Value, limit: usize) -> Result<Vec<Input>> {
     match value {
         Value::Array(values) => {
             inputs::count("inputs", values.len(), limit)?;
@@ -176,18 +170,18 @@ fn classify_inputs(value: Value, limit: usize) -> Result<Vec<ClassificationInput
     }
 }
 
-fn classify_input(field: &str, mut value: Value) -> Result<ClassificationInput> {
+fn classify_input(field: &str, mut value: Value) -> Result<Input> {
     if !value.is_object() {
-        return inputs::text(field, value).map(ClassificationInput::Text);
+        return inputs::text(field, value).map(Input::Text);
     }
     let text = inputs::text(&format!("{field}.text"), value["text"].take())?;
     match value["text_pair"].take() {
         // `transformers` ignores an empty second text.
-        Value::Null => Ok(ClassificationInput::Text(text)),
-        Value::String(pair) if pair.is_empty() => Ok(ClassificationInput::Text(text)),
+        Value::Null => Ok(Input::Text(text)),
+        Value::String(pair) if pair.is_empty() => Ok(Input::Text(text)),
         pair => {
             let pair = inputs::text(&format!("{field}.text_pair"), pair)?;
-            Ok(ClassificationInput::Pair(text.into(), pair.into()))
+            Ok(Input::Pair(text.into(), pair.into()))
         }
     }
 }

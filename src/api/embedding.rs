@@ -16,7 +16,8 @@ use super::{
 use crate::{
     error::{Error, Result},
     pipeline::{
-        embedding::{EmbeddingOptions, EmbeddingPipeline, Input},
+        Input,
+        embedding::{EmbeddingOptions, EmbeddingPipeline},
         pooling::cosine,
     },
     tokenizer::Side,
@@ -69,11 +70,7 @@ fn parse(app: &App, mut body: Value) -> Result<(Vec<Input>, usize, EmbeddingOpti
     let inputs = inputs.ok_or_else(|| Error::invalid("expected an object with `inputs`, but found none"))?;
     let options: EmbedOptions = request::from_value(body)?;
     let inputs = inputs::read("inputs", inputs, app.limits.texts)?;
-    let texts = inputs.iter().filter_map(|input| match input {
-        Input::Text(text) => Some(text.as_str()),
-        Input::Ids(_) => None,
-    });
-    let characters = characters(texts);
+    let characters = characters(inputs.iter().flat_map(Input::texts));
     Ok((inputs, characters, options.resolve(app)))
 }
 

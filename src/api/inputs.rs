@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::{
     error::{Error, Result},
-    pipeline::embedding::Input,
+    pipeline::Input,
 };
 
 /// A text, texts, token ids or lists of token ids, from the field called `field`.
@@ -78,7 +78,7 @@ pub(super) fn id_lists(field: &str, value: Value, limit: usize) -> Result<Vec<Ve
         .into_iter()
         .map(|input| match input {
             Input::Ids(ids) => Ok(ids),
-            Input::Text(_) => Err(Error::invalid(format!(
+            Input::Text(_) | Input::Pair(..) => Err(Error::invalid(format!(
                 "expected `{field}` to be lists of token ids, but found a string"
             ))),
         })

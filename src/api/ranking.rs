@@ -16,7 +16,7 @@ use crate::{
     error::{Error, Result},
     pipeline::{
         Usage,
-        classification::descending,
+        scores::descending,
         ranking::{RankingOptions, RankingPipeline},
     },
     tokenizer::Side,

@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 use super::request::Context;
 use crate::{
     backend::routing::Location,
-    pipeline::{Usage, classification::descending},
+    pipeline::{Usage, scores::descending},
 };
 
 /// One item for a request with one input, or a list.

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{Backend, Deadline, Signature, seq2seq::Seq2SeqBackend, speed::Speed, triton::Fleet};
-use crate::config::Policy;
+use crate::{config::Policy, error::Result};
 
 /// Where a request runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -93,6 +93,12 @@ impl<L> Route<L> {
         let load = |(base, slope)| Load { tokens: AtomicUsize::new(0), speed: Speed::assumed(base, slope) };
         let loads = Loads { local: load(assumed.local), remote: load(assumed.remote) };
         Self { local, fleet, signature, loads: Arc::new(loads) }
+    }
+
+    /// The same route with `map` applied to what runs locally; measurements stay shared.
+    pub fn try_map<M>(self, map: impl FnOnce(L) -> Result<M>) -> Result<Route<M>> {
+        let Self { local, fleet, signature, loads } = self;
+        Ok(Route { local: local.map(map).transpose()?, fleet, signature, loads })
     }
 
     /// The backend in this process.

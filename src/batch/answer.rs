@@ -11,11 +11,11 @@ use crate::{
     error::{Error, Result},
     model::{Model, Pipeline},
     pipeline::{
-        Usage,
-        classification::{ClassificationInput, descending},
-        embedding::{EmbeddingOptions, Input},
+        Input, Usage,
+        embedding::EmbeddingOptions,
         generation::GenerationOptions,
         ranking::RankingOptions,
+        scores::descending,
         translation::{RequestedLanguages, TranslationOptions},
         zero_shot::{Labels, TEMPLATE, Template, ZeroShotOptions},
     },
@@ -244,7 +244,7 @@ impl Answerer {
                 Ok((embeddings.vectors.into_iter().map(Answer::Embedding).collect(), embeddings.usage))
             }
             (Pipeline::Classification(pipeline), Task::Classification { truncation, labels }) => {
-                let inputs = texts.into_iter().map(ClassificationInput::Text).collect();
+                let inputs = texts.into_iter().map(Input::Text).collect();
                 let logits = pipeline.logits(inputs, (*truncation).into(), deadline).await?;
                 let function = pipeline.settings().function;
                 let best = |row: &Vec<f32>| {

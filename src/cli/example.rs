@@ -3,7 +3,7 @@
 use crate::{
     pipeline::{
         Task,
-        translation::{Directions, Pair, RequestedLanguages},
+        translation::{Directions, LanguagePair, RequestedLanguages},
     },
     repository::Manifest,
 };
@@ -28,7 +28,7 @@ fn translation(manifest: &Manifest) -> String {
     let directions = manifest.translation.as_ref().map(|settings| Directions::new(&settings.languages));
     match directions.filter(|directions| directions.find(RequestedLanguages::default()).is_err()) {
         Some(directions) => {
-            let Pair { source, target } = directions.example_pair();
+            let LanguagePair { source, target } = directions.example_pair();
             let parameters = format!(r#"{{"src_lang": "{source}", "tgt_lang": "{target}"}}"#);
             format!(r#"{{"inputs": "{inputs}", "parameters": {parameters}}}"#)
         }

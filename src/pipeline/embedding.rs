@@ -1,13 +1,13 @@
-//! Texts to vectors, as sentence-transformers makes them: prompt, tokens, model, pooling, length 1.
+//! Texts to vectors, with the results of sentence-transformers: prompt, tokenization, model, pooling, normalization.
 
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Encodings, Usage, encode_each,
-    encoder::{Encoder, Granularity, OutputSpec, Row, reads_types},
+    encoder::{Encoder, EncodingOptions, Encodings, Granularity, Input, Row},
     pooling::{Pooling, normalise},
+    usage::Usage,
 };
 use crate::{
     backend::{Deadline, routing::Route},
@@ -15,104 +15,90 @@ use crate::{
     tokenizer::{Tokenizer, Truncation},
 };
 
-/// How a model makes vectors: what its sentence-transformers files say.
+/// The settings of an embedding model, from its sentence-transformers files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EmbeddingSettings {
-    /// The output that is pooled: one vector a token, or one a text where the graph has pooled already.
+    /// The name of the output: a vector for each token, or for each text if the graph pools.
     pub output: String,
-    /// How a text's vectors become one.
+    /// How the vectors of tokens become the vector of their text.
     pub pooling: Pooling,
-    /// Whether vectors are scaled to length 1 unless a request says otherwise.
+    /// Whether vectors are scaled to length 1 by default.
     pub normalize: bool,
-    /// The number of values in a vector.
+    /// The number of values per vector.
     pub dimensions: usize,
-    /// The most tokens of a text, special tokens included.
+    /// The maximum number of tokens of a text, special tokens included.
     pub max_tokens: usize,
-    /// The prompt that is put before texts for which no other is asked.
+    /// The name of the default prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_prompt: Option<String>,
-    /// The prompts that a request can name.
+    /// Prompts by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub prompts: BTreeMap<String, String>,
 }
 
-/// What is to be embedded.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Input {
-    /// A text, not empty.
-    Text(String),
-    /// Token ids made elsewhere, taken as they are.
-    Ids(Vec<u32>),
-}
-
-/// What a request may choose.
+/// The options of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EmbeddingOptions {
-    /// What to do with texts that are too long.
+    /// Applied to texts of too many tokens.
     pub truncation: Truncation,
-    /// Whether vectors are scaled to length 1; the model's own setting if nothing is said.
+    /// Whether vectors are scaled to length 1; the model's setting by default.
     pub normalize: Option<bool>,
-    /// The name of a prompt.
+    /// The name of a prompt; the model's default prompt by default.
     pub prompt_name: Option<String>,
-    /// Keep only that many values of each vector.
+    /// The number of leading values to keep of each vector.
     pub dimensions: Option<usize>,
-    /// The most numbers in the answer.
+    /// The maximum number of values in the response.
     pub max_values: usize,
 }
 
-/// The vectors of a request's texts, with what was done to get them.
+impl EmbeddingOptions {
+    /// Options for vectors of length 1 that are compared, and not returned.
+    pub(super) fn for_comparison(truncation: Truncation) -> Self {
+        let (prompt_name, dimensions) = (None, None);
+        Self { truncation, normalize: Some(true), prompt_name, dimensions, max_values: usize::MAX }
+    }
+}
+
+/// The vectors of a request's texts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Embeddings<V> {
-    /// One a text, in the order of the texts.
+    /// In the order of the texts.
     pub vectors: Vec<V>,
-    /// What was done to the texts.
+    /// The tokens and the time that they took.
     pub usage: Usage,
 }
 
-/// A model that makes vectors.
+/// An embedding model.
 #[derive(Clone, Debug)]
 pub struct EmbeddingPipeline {
-    tokenizer: Arc<Tokenizer>,
     encoder: Encoder,
     settings: EmbeddingSettings,
 }
 
 impl EmbeddingPipeline {
-    /// Puts tokenizer and backend together; a backend of another signature is refused.
+    /// A pipeline of a tokenizer and a model. A model with another signature than in the settings is refused.
     pub fn new(
         tokenizer: Arc<Tokenizer>,
         route: impl Into<Route>,
         settings: EmbeddingSettings,
     ) -> Result<Self> {
-        let route = route.into();
-        let wanted = OutputSpec {
-            output: settings.output.clone(),
-            width: Some(settings.dimensions),
-            labels: None,
-            padding_id: tokenizer.padding_id(),
-            reads_types: reads_types(route.signature()),
-        };
-        let encoder = Encoder::new(route, wanted)?;
-        Ok(Self { tokenizer, encoder, settings })
+        let output = (settings.output.as_str(), settings.dimensions);
+        let encoder = Encoder::new(tokenizer, route.into(), output, None, settings.max_tokens)?;
+        Ok(Self { encoder, settings })
     }
 
-    /// How the model makes vectors.
+    /// The settings of the model.
     pub fn settings(&self) -> &EmbeddingSettings {
         &self.settings
     }
 
-    /// The step that runs the model.
+    /// The tokenizer and the model.
     pub fn encoder(&self) -> &Encoder {
         &self.encoder
     }
 
-    /// The tokenizer that the model reads with.
-    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
-        &self.tokenizer
-    }
-
-    /// One vector a text.
+    /// The vector of each text.
     pub async fn embed(
         &self,
         inputs: Vec<Input>,
@@ -120,37 +106,37 @@ impl EmbeddingPipeline {
         deadline: Deadline,
     ) -> Result<Embeddings<Vec<f32>>> {
         let dimensions = self.dimensions(options.dimensions)?;
-        within(options.max_values, inputs.len(), dimensions)?;
+        check_values(options.max_values, inputs.len(), dimensions)?;
         let normalize = options.normalize.unwrap_or(self.settings.normalize);
         let encodings = self.encode(inputs, options, deadline).await?;
-        self.run(&encodings, Granularity::Texts, deadline, |row| {
+        let vector = |row: Row<'_>| {
             let mut vector = self.settings.pooling.pool(row.values, row.width);
             vector.truncate(dimensions);
             if normalize {
                 normalise(&mut vector);
             }
             vector
-        })
-        .await
+        };
+        let (vectors, usage) = self.encoder.run(&encodings, Granularity::Texts, deadline, vector).await?;
+        Ok(Embeddings { vectors, usage })
     }
 
-    /// One vector a token of each text, as the model gives them: neither shortened nor scaled.
-    ///
-    /// A model whose graph pools by itself has none to give.
+    /// The vectors of the tokens of each text, without pooling or normalization. Refused if the graph pools.
     pub async fn embed_all(
         &self,
         inputs: Vec<Input>,
         options: &EmbeddingOptions,
         deadline: Deadline,
     ) -> Result<Embeddings<Vec<Vec<f32>>>> {
-        self.encoder.require_tokens(&self.settings.output, deadline).await?;
+        self.encoder.require_token_vectors(deadline).await?;
         let encodings = self.encode(inputs, options, deadline).await?;
-        within(options.max_values, encodings.tokens(), self.settings.dimensions)?;
+        check_values(options.max_values, encodings.tokens(), self.settings.dimensions)?;
         let vectors = |row: Row<'_>| row.values.chunks_exact(row.width).map(<[f32]>::to_vec).collect();
-        self.run(&encodings, Granularity::Tokens, deadline, vectors).await
+        let (vectors, usage) = self.encoder.run(&encodings, Granularity::Tokens, deadline, vectors).await?;
+        Ok(Embeddings { vectors, usage })
     }
 
-    /// The prompt that a request's texts get, if any.
+    /// The prompt with this name, or the default prompt.
     pub fn prompt(&self, name: Option<&str>) -> Result<Option<&str>> {
         let Some(name) = name.or(self.settings.default_prompt.as_deref()) else { return Ok(None) };
         self.settings.prompts.get(name).map(|prompt| Some(prompt.as_str())).ok_or_else(|| {
@@ -160,33 +146,17 @@ impl EmbeddingPipeline {
         })
     }
 
-    /// Refuses a number of dimensions that vectors cannot be cut to.
-    pub fn check_dimensions(&self, asked: Option<usize>) -> Result<()> {
-        self.dimensions(asked).map(drop)
+    /// Refuses a number of dimensions that the model does not have.
+    pub fn check_dimensions(&self, requested: Option<usize>) -> Result<()> {
+        self.dimensions(requested).map(drop)
     }
 
-    fn dimensions(&self, asked: Option<usize>) -> Result<usize> {
-        let most = self.settings.dimensions;
-        match asked {
-            None => Ok(most),
-            Some(dimensions) if (1..=most).contains(&dimensions) => Ok(dimensions),
-            Some(dimensions) => {
-                Err(Error::invalid(format!("expected `dimensions` from 1 to {most}, but found {dimensions}")))
-            }
+    fn dimensions(&self, requested: Option<usize>) -> Result<usize> {
+        let max = self.settings.dimensions;
+        match requested.unwrap_or(max) {
+            dimensions if (1..=max).contains(&dimensions) => Ok(dimensions),
+            found => Err(Error::invalid(format!("expected `dimensions` from 1 to {max}, but found {found}"))),
         }
-    }
-
-    async fn run<V: Send>(
-        &self,
-        encodings: &Encodings,
-        need: Granularity,
-        deadline: Deadline,
-        finish: impl Fn(Row<'_>) -> V + Send + Sync,
-    ) -> Result<Embeddings<V>> {
-        let started = Instant::now();
-        let (vectors, location) = self.encoder.run(encodings, need, deadline, finish).await?;
-        let usage = Usage::of(encodings, location, started.elapsed());
-        Ok(Embeddings { vectors, usage })
     }
 
     async fn encode(
@@ -195,46 +165,19 @@ impl EmbeddingPipeline {
         options: &EmbeddingOptions,
         deadline: Deadline,
     ) -> Result<Encodings> {
-        let prompt = self.prompt(options.prompt_name.as_deref())?.map(str::to_owned);
-        let limit = self.encoder.most_tokens(self.settings.max_tokens, deadline).await?;
-        let (keeps_text, truncation) = (self.encoder.may_read_text(), options.truncation);
-        let tokenizer = Arc::clone(&self.tokenizer);
-        let size: usize = inputs.iter().map(Input::size).sum();
-        let work = move || {
-            encode_each(inputs.into_iter(), deadline, |input| match input {
-                Input::Text(text) => {
-                    let text = match &prompt {
-                        None => text,
-                        Some(prompt) => format!("{prompt}{text}"),
-                    };
-                    let encoding = tokenizer.encode(&text, limit, truncation)?;
-                    let text = keeps_text.then(|| tokenizer.kept_part(text, &encoding, limit, truncation));
-                    Ok((encoding, text.transpose()?))
-                }
-                Input::Ids(ids) => Ok((tokenizer.accept(ids, limit, truncation)?, None)),
-            })
-        };
-        Encodings::make(size, deadline, work).await
+        let prompt = self.prompt(options.prompt_name.as_deref())?;
+        let options = EncodingOptions { prompt, truncation: options.truncation, max_bytes: usize::MAX };
+        self.encoder.encode(inputs, &options, deadline).await
     }
 }
 
-/// Refuses an answer of more numbers than allowed, before the work for it begins.
-fn within(limit: usize, vectors: usize, dimensions: usize) -> Result<()> {
-    let found = vectors.saturating_mul(dimensions);
-    if found > limit {
+/// Refuses a response of too many values before it is computed.
+fn check_values(max: usize, vectors: usize, dimensions: usize) -> Result<()> {
+    if vectors.saturating_mul(dimensions) > max {
         return Err(Error::too_large(format!(
-            "expected an answer of at most {limit} numbers, but found {vectors} vectors of {dimensions}; \
-             send fewer texts at once"
+            "expected a response of at most {max} numbers, but found {vectors} vectors of {dimensions}; send fewer \
+             texts at once"
         )));
     }
     Ok(())
-}
-
-impl Input {
-    fn size(&self) -> usize {
-        match self {
-            Self::Text(text) => text.len(),
-            Self::Ids(ids) => ids.len() * size_of::<u32>(),
-        }
-    }
 }

@@ -1,224 +1,299 @@
-//! The step that every task on an encoder shares: encodings to the model's outputs, one row a text, wherever the
-//! model runs.
+//! The steps that all tasks on an encoder share: texts to tokens, and tokens to the model's outputs, at whichever
+//! location the model runs.
 
 use std::{
     cmp::Reverse,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
-use futures::{StreamExt, TryStreamExt, stream};
+use async_trait::async_trait;
 
-pub use super::adapter::{OutputSpec, Row, Source, reads_types};
+pub(super) use super::adapter::Row;
 use super::{
-    Encodings,
-    adapter::{Adapter, Names},
+    adapter::{Adapter, OutputSpec},
+    executor::{Executor, Work, run_batches, tokenize},
+    model_inputs::{ModelInputs, Sequence},
+    scores::ScoreFunction,
+    usage::Usage,
 };
 use crate::{
-    backend::{
-        Backend, Deadline, Schedule,
-        routing::{Location, Route},
-        triton::{Fleet, TritonBackend},
-    },
-    error::{Error, Result},
+    backend::{Backend, Deadline, Schedule, routing::Route},
+    error::{Error, Result, at_text},
+    telemetry,
+    tokenizer::{self, Encoding, Tokenizer, Truncation},
 };
 
-/// A model that reads encodings, at the places where it runs.
-#[derive(Clone, Debug)]
-pub struct Encoder {
-    route: Route,
-    wanted: Arc<OutputSpec>,
-    here: Option<Adapter>,
-    /// Of the model as the fleet described it last.
-    there: Arc<Mutex<Option<(TritonBackend, Adapter)>>>,
+/// An input of an encoder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// A text.
+    Text(String),
+    /// A pair of texts that the model reads together. Shared, since a long text may be in many pairs.
+    Pair(Arc<str>, Arc<str>),
+    /// Token ids, special tokens included.
+    Ids(Vec<u32>),
 }
 
-/// What a request needs of the model.
+impl Input {
+    /// Its texts; none for token ids.
+    pub fn texts(&self) -> impl Iterator<Item = &str> {
+        let (first, second) = match self {
+            Self::Text(text) => (Some(text.as_str()), None),
+            Self::Pair(first, second) => (Some(&**first), Some(&**second)),
+            Self::Ids(_) => (None, None),
+        };
+        first.into_iter().chain(second)
+    }
+
+    /// Its bytes, at most `reach` of each text.
+    fn size(&self, reach: usize) -> usize {
+        match self {
+            Self::Text(text) => text.len().min(reach),
+            Self::Pair(first, second) => first.len().min(reach) + second.len().min(reach),
+            Self::Ids(ids) => size_of_val(ids.as_slice()),
+        }
+    }
+}
+
+/// How inputs become tokens.
+pub(super) struct EncodingOptions<'a> {
+    /// Put before each text.
+    pub(super) prompt: Option<&'a str>,
+    pub(super) truncation: Truncation,
+    /// The maximum size of all inputs, each counted as far as it can be read.
+    pub(super) max_bytes: usize,
+}
+
+/// The granularity of the outputs that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Granularity {
-    /// Whatever it gives for a text.
+pub(super) enum Granularity {
+    /// The output for each text, whatever its shape.
     Texts,
     /// A vector for each token.
     Tokens,
 }
 
-impl Encoder {
-    /// Takes what is wanted from a model whose inputs are those of an encoder.
-    ///
-    /// A signature of another kind is refused here, when the model loads, with both sides named; that of a fleet
-    /// when it is first known.
-    pub fn new(route: Route, wanted: OutputSpec) -> Result<Self> {
-        let wanted = Arc::new(wanted);
-        let here = route
-            .local()
-            .map(|backend| Adapter::new(Arc::clone(backend), Arc::clone(&wanted), Names::Bundle));
-        Ok(Self { here: here.transpose()?, route, wanted, there: Arc::default() })
-    }
+/// The tokens of a request's inputs.
+pub(super) struct Encodings {
+    list: Vec<Encoding>,
+    /// The text of each input that is a single text, for models with a tokenizer of their own.
+    texts: Vec<Option<String>>,
+    tokenization: Duration,
+}
 
-    /// Whether the model may read texts instead of their tokens.
-    pub fn may_read_text(&self) -> bool {
-        self.route.fleet().is_some()
-    }
-
-    /// Refuses a request for tokens that the model has no vectors for.
-    pub async fn require_tokens(&self, output: &str, deadline: Deadline) -> Result<()> {
-        let gives_tokens = match &self.here {
-            Some(adapter) => adapter.gives_tokens(),
-            None => self.adapter(Location::Remote, deadline).await?.gives_tokens(),
-        };
-        if gives_tokens {
-            return Ok(());
-        }
-        Err(Error::invalid(format!(
-            "expected a model with a vector for each token, but its output `{output}` has one for each text"
-        )))
-    }
-
-    /// The most tokens of a text: what the task allows, or what a fleet that is the only place takes.
-    pub async fn most_tokens(&self, most: usize, deadline: Deadline) -> Result<usize> {
-        if self.here.is_some() {
-            return Ok(most);
-        }
-        let there = self.adapter(Location::Remote, deadline).await?;
-        Ok(there.length().map_or(most, |length| length.min(most)))
-    }
-
-    /// Asks the fleet for its description, and refuses one of another kind; a fleet that does not answer is no
-    /// error. No connection is kept: this may run before the runtime that requests run on.
-    pub async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
-        let Some(fleet) = self.route.fleet() else { return Ok(()) };
-        fleet.check_at_start(self.fleet_adapter(fleet, deadline).await)
-    }
-
-    /// Runs all encodings and gives what `finish` makes of each one's row, in the same order, and where it ran.
-    ///
-    /// What fails on the fleet runs here, if the model is here.
-    pub(super) async fn run<T: Send>(
-        &self,
-        encodings: &Encodings,
-        need: Granularity,
-        deadline: Deadline,
-        finish: impl Fn(Row<'_>) -> T + Send + Sync,
-    ) -> Result<(Vec<T>, Location)> {
-        let tokens = encodings.tokens();
-        if self.route.choose(tokens) == Location::Remote && !self.is_known_to_be_unfit(encodings, need) {
-            let until = self.route.remote_deadline(tokens, deadline);
-            match self.run_at(Location::Remote, encodings, need, until, &finish).await {
-                Ok(rows) => return Ok((rows, Location::Remote)),
-                Err(error) if self.here.is_some() && !deadline.has_passed() => {
-                    tracing::warn!(error = error.chain(), "the fleet failed; the request runs here");
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok((self.run_at(Location::Local, encodings, need, deadline, &finish).await?, Location::Local))
-    }
-
-    /// Whether the model runs here, and cannot on the fleet as far as that is known.
-    fn is_known_to_be_unfit(&self, encodings: &Encodings, need: Granularity) -> bool {
-        let known = self.there.lock().unwrap_or_else(PoisonError::into_inner);
-        let adapter = known.as_ref().map(|(_, adapter)| adapter);
-        self.here.is_some()
-            && adapter.is_some_and(|adapter| {
-                self.check(adapter, Location::Remote, &encodings.sources(), need).is_err()
-            })
-    }
-
-    /// How the model is spoken to at a place.
-    async fn adapter(&self, place: Location, deadline: Deadline) -> Result<Adapter> {
-        let missing = || Error::model("expected a model to run, but there is none");
-        match (place, self.route.fleet()) {
-            (Location::Local, _) => self.here.clone().ok_or_else(missing),
-            (Location::Remote, Some(fleet)) => self.fleet_adapter(fleet, deadline).await,
-            (Location::Remote, None) => Err(missing()),
-        }
-    }
-
-    async fn fleet_adapter(&self, fleet: &Fleet, deadline: Deadline) -> Result<Adapter> {
-        let described = fleet.connect(deadline).await?;
-        let mut known = self.there.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((backend, adapter)) = known.as_ref()
-            && (backend.signature(), backend.schedule()) == (described.signature(), described.schedule())
-        {
-            return Ok(adapter.clone());
-        }
-        let all = Adapter::new(Arc::new(described.clone()), Arc::clone(&self.wanted), Names::Fleet)?;
-        // Outputs that nobody reads are not sent.
-        let narrowed = described.with_outputs(&all.outputs());
-        let adapter = Adapter::new(Arc::new(narrowed), Arc::clone(&self.wanted), Names::Fleet)?;
-        *known = Some((described, adapter.clone()));
-        Ok(adapter)
-    }
-
-    /// Runs all encodings at one place.
-    ///
-    /// Each row is finished as soon as it is there, so that the outputs of a large request, which are
-    /// hundreds of times its answer, never stand in memory together. Batches are made of neighbours in length,
-    /// longest first, so that little is padded and no long text is left for the end; only twice as many calls are
-    /// under way as the backend runs at once.
-    async fn run_at<T: Send>(
-        &self,
-        place: Location,
-        encodings: &Encodings,
-        need: Granularity,
-        deadline: Deadline,
-        finish: &(impl Fn(Row<'_>) -> T + Send + Sync),
-    ) -> Result<Vec<T>> {
-        let under_way = self.route.begin(place, encodings.tokens());
-        let adapter = &self.adapter(place, deadline).await?;
-        let sources = &encodings.sources();
-        self.check(adapter, place, sources, need)?;
-        let schedule = adapter.schedule();
-        let mut order: Vec<usize> = (0..sources.len()).collect();
-        order.sort_by_key(|text| Reverse(sources[*text].encoding.len()));
-        let calls = calls(&order, schedule, |text| sources[text].encoding.len());
-        let calls = calls.into_iter().map(|places| async move {
-            let texts =
-                |batch: &&[usize]| batch.iter().map(|text| sources[*text]).collect::<Vec<Source<'_>>>();
-            let batches: Vec<Vec<Source<'_>>> = places.iter().map(texts).collect();
-            let outputs = adapter.infer(&batches, deadline).await?;
-            let mut done = Vec::new();
-            for ((places, batch), output) in places.iter().zip(&batches).zip(&outputs) {
-                let rows = adapter.rows(output, batch.iter().map(|source| source.encoding.len()))?;
-                done.extend(places.iter().copied().zip(rows.into_iter().map(finish)));
-            }
-            Ok::<Vec<(usize, T)>, Error>(done)
-        });
-        // One more a lane than it runs, so that it finds the next call waiting when it is done with one.
-        let most_under_way = 2 * schedule.concurrency.get();
-        // Collected first: a borrowed iterator inside the stream would not be `Send` to the executor.
-        let calls: Vec<_> = calls.collect();
-        let done: Result<Vec<Vec<(usize, T)>>> =
-            stream::iter(calls).buffer_unordered(most_under_way).try_collect().await;
-        under_way.finish(done.is_ok());
-        let mut finished: Vec<(usize, T)> = done?.into_iter().flatten().collect();
-        finished.sort_by_key(|(text, _)| *text);
-        Ok(finished.into_iter().map(|(_, row)| row).collect())
-    }
-
-    /// Refuses what the model at a place cannot do. Where it can be done here it is no fault of the client's.
-    fn check(
-        &self,
-        adapter: &Adapter,
-        place: Location,
-        sources: &[Source<'_>],
-        need: Granularity,
-    ) -> Result<()> {
-        let lacks_tokens = (need == Granularity::Tokens && !adapter.gives_tokens()).then(|| {
-            Error::invalid("expected a model with a vector for each token, but found one for each text")
-        });
-        let refusal = lacks_tokens.or_else(|| sources.iter().find_map(|source| adapter.refusal(*source)));
-        match refusal {
-            None => Ok(()),
-            Some(error) if place == Location::Remote && self.here.is_some() => {
-                Err(Error::unavailable(error.to_string()))
-            }
-            Some(error) => Err(error),
-        }
+impl Encodings {
+    pub(super) fn tokens(&self) -> usize {
+        self.list.iter().map(Encoding::len).sum()
     }
 }
 
-/// Cuts texts into batches, and batches into calls: as few as keep every lane busy, of as many tokens as a call should
-/// have.
+/// A tokenizer and an encoder, at all locations where the encoder runs.
+#[derive(Clone, Debug)]
+pub struct Encoder {
+    tokenizer: Arc<Tokenizer>,
+    max_tokens: usize,
+    executor: Executor<Adapter, Adapter>,
+}
+
+impl Encoder {
+    /// An encoder whose `output` has `width` values per vector, one for each of `labels` if it classifies.
+    ///
+    /// A model with another signature is refused: a local one now, one on a fleet when its description is known.
+    pub(super) fn new(
+        tokenizer: Arc<Tokenizer>,
+        route: Route,
+        (output, width): (&str, usize),
+        labels: Option<(Vec<String>, ScoreFunction)>,
+        max_tokens: usize,
+    ) -> Result<Self> {
+        let spec = Arc::new(OutputSpec {
+            output: output.to_owned(),
+            width,
+            labels,
+            padding_id: tokenizer.padding_id(),
+            distinguishes_pairs: ModelInputs::distinguish_pairs(route.signature()),
+        });
+        let route = route.try_map(|backend: Arc<dyn Backend>| Adapter::local(backend, &spec))?;
+        Ok(Self { tokenizer, max_tokens, executor: Executor::new(route, spec) })
+    }
+
+    /// The tokenizer of the model.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// The maximum number of tokens of an input, special tokens included.
+    pub fn max_tokens(&self) -> usize {
+        self.max_tokens
+    }
+
+    /// Whether the model may run on a fleet.
+    pub fn has_fleet(&self) -> bool {
+        self.executor.has_fleet()
+    }
+
+    /// Refuses a model of another kind on the fleet; a fleet that does not respond is not an error.
+    pub async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
+        self.executor.check_fleet(deadline).await
+    }
+
+    /// Refuses a request for token vectors if the model has none.
+    pub(super) async fn require_token_vectors(&self, deadline: Deadline) -> Result<()> {
+        match self.executor.local() {
+            Some(adapter) => adapter.require_token_vectors(),
+            None => self.executor.remote(deadline).await?.require_token_vectors(),
+        }
+    }
+
+    /// Tokenizes inputs. Errors name the input.
+    pub(super) async fn encode(
+        &self,
+        inputs: Vec<Input>,
+        options: &EncodingOptions<'_>,
+        deadline: Deadline,
+    ) -> Result<Encodings> {
+        let fixed = match self.executor.local() {
+            Some(_) => None,
+            None => self.executor.remote(deadline).await?.fixed_length(),
+        };
+        let limit = fixed.unwrap_or(usize::MAX).min(self.max_tokens);
+        let reach = tokenizer::reach(limit);
+        let size: usize = inputs.iter().map(|input| input.size(reach)).sum();
+        if size > options.max_bytes {
+            return Err(Error::too_large(format!(
+                "expected at most {} bytes of text in all inputs, but found {size}; send fewer or shorter texts",
+                options.max_bytes
+            )));
+        }
+        let (tokenizer, keeps_text) = (Arc::clone(&self.tokenizer), self.has_fleet());
+        let (prompt, truncation) = (options.prompt.map(str::to_owned), options.truncation);
+        let encode = move |input| match input {
+            Input::Text(text) => {
+                let text = match &prompt {
+                    None => text,
+                    Some(prompt) => format!("{prompt}{text}"),
+                };
+                let encoding = tokenizer.encode(&text, limit, truncation)?;
+                let text = keeps_text.then(|| tokenizer.truncated_text(text, &encoding, limit, truncation));
+                Ok((encoding, text.transpose()?))
+            }
+            Input::Pair(first, second) => {
+                Ok((tokenizer.encode_pair([&first, &second], limit, truncation)?, None))
+            }
+            Input::Ids(ids) => Ok((tokenizer.accept(ids, limit, truncation)?, None)),
+        };
+        let work = move || {
+            let count = inputs.len();
+            let encode = |(index, input)| {
+                if deadline.has_passed() {
+                    return Err(deadline.exceeded());
+                }
+                encode(input).map_err(|error| at_text(error, index, count))
+            };
+            inputs.into_iter().enumerate().map(encode).collect::<Result<Vec<_>>>()
+        };
+        let started = Instant::now();
+        let (list, texts) = tokenize(size, deadline, work).await?.into_iter().unzip();
+        Ok(Encodings { list, texts, tokenization: started.elapsed() })
+    }
+
+    /// Runs the model, and returns the result of `finish` for the output of each input.
+    pub(super) async fn run<T: Send>(
+        &self,
+        encodings: &Encodings,
+        granularity: Granularity,
+        deadline: Deadline,
+        finish: impl Fn(Row<'_>) -> T + Send + Sync,
+    ) -> Result<(Vec<T>, Usage)> {
+        let started = Instant::now();
+        let texts = encodings.texts.iter().map(Option::as_deref);
+        let inputs = encodings.list.iter().zip(texts).map(|(encoding, text)| Sequence { encoding, text });
+        let work = EncoderWork { inputs: inputs.collect(), granularity, finish: &finish };
+        let (rows, location) = self.executor.run(&work, deadline).await?;
+        let (tokens, inference) = (encodings.tokens(), started.elapsed());
+        telemetry::encoded(tokens, encodings.tokenization, inference);
+        let is_truncated = |index: &usize| encodings.list[*index].truncated_from.is_some();
+        let usage = Usage {
+            tokens,
+            generated: 0,
+            truncated: (0..encodings.list.len()).filter(is_truncated).collect(),
+            tokenization: encodings.tokenization,
+            inference,
+            location,
+        };
+        Ok((rows, usage))
+    }
+}
+
+/// The work of a request on an encoder.
+struct EncoderWork<'a, T> {
+    inputs: Vec<Sequence<'a>>,
+    granularity: Granularity,
+    finish: &'a (dyn Fn(Row<'_>) -> T + Send + Sync),
+}
+
+#[async_trait]
+impl<T: Send> Work<Adapter, Adapter> for EncoderWork<'_, T> {
+    type Output = Vec<T>;
+
+    fn tokens(&self) -> usize {
+        self.inputs.iter().map(|input| input.encoding.len()).sum()
+    }
+
+    fn check_remote(&self, remote: &Adapter) -> Result<()> {
+        if self.granularity == Granularity::Tokens {
+            remote.require_token_vectors()?;
+        }
+        self.inputs.iter().try_for_each(|input| remote.check(*input))
+    }
+
+    async fn run_locally(&self, local: &Adapter, deadline: Deadline) -> Result<Vec<T>> {
+        self.run(local, deadline).await
+    }
+
+    async fn run_remotely(&self, remote: &Adapter, deadline: Deadline) -> Result<Vec<T>> {
+        self.run(remote, deadline).await
+    }
+}
+
+impl<T: Send> EncoderWork<'_, T> {
+    /// Finishes each row as soon as it arrives, since the outputs of a large request are hundreds of times larger
+    /// than its response. Batches contain texts of similar length, which keeps padding short, the longest first, so
+    /// that no long text is left for the end.
+    async fn run(&self, adapter: &Adapter, deadline: Deadline) -> Result<Vec<T>> {
+        let length = |index: usize| self.inputs[index].encoding.len();
+        let mut order: Vec<usize> = (0..self.inputs.len()).collect();
+        order.sort_by_key(|index| Reverse(length(*index)));
+        let schedule = adapter.schedule();
+        let call = |batches: Vec<&[usize]>| {
+            let batches: Vec<Vec<usize>> = batches.into_iter().map(<[usize]>::to_vec).collect();
+            self.run_call(adapter, batches, deadline)
+        };
+        let calls: Vec<_> = calls(&order, schedule, length).into_iter().map(call).collect();
+        run_batches(calls, schedule.concurrency).await
+    }
+
+    async fn run_call(
+        &self,
+        adapter: &Adapter,
+        batches: Vec<Vec<usize>>,
+        deadline: Deadline,
+    ) -> Result<Vec<(usize, T)>> {
+        let inputs = |batch: &Vec<usize>| batch.iter().map(|index| self.inputs[*index]).collect();
+        let inputs: Vec<Vec<Sequence<'_>>> = batches.iter().map(inputs).collect();
+        let outputs = adapter.infer(&inputs, deadline).await?;
+        let mut done = Vec::new();
+        for ((batch, inputs), output) in batches.iter().zip(&inputs).zip(&outputs) {
+            let rows = adapter.rows(output, inputs.iter().map(|input| input.encoding.len()))?;
+            done.extend(batch.iter().copied().zip(rows.into_iter().map(self.finish)));
+        }
+        Ok(done)
+    }
+}
+
+/// Groups texts into batches, and small batches into calls of at least `min_call_tokens`, as long as there are enough
+/// calls to keep the backend busy.
 fn calls(order: &[usize], schedule: Schedule, tokens: impl Fn(usize) -> usize) -> Vec<Vec<&[usize]>> {
     let all: usize = order.iter().map(|text| tokens(*text)).sum();
     let enough = schedule.min_call_tokens.min(all / (2 * schedule.concurrency.get()));
@@ -239,8 +314,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_texts_share_calls_and_long_ones_have_their_own() {
-        let told = |lengths: &[usize], tokens| {
+    fn short_texts_share_a_call() {
+        let grouped = |lengths: &[usize], tokens| {
             let [one, two] = [1, 2].map(|number| number.try_into().unwrap());
             let schedule = Schedule { max_batch_size: one, concurrency: two, min_call_tokens: tokens };
             let order: Vec<usize> = (0..lengths.len()).collect();
@@ -248,10 +323,10 @@ mod tests {
             calls.iter().map(|call| call.concat()).collect::<Vec<_>>()
         };
         // A text and ten labels, two at a time.
-        assert_eq!(told(&[8; 11], 32), [vec![0, 1, 2], vec![3, 4, 5], vec![6, 7, 8], vec![9, 10]]);
-        assert_eq!(told(&[8; 3], 32), [[0], [1], [2]]);
-        assert_eq!(told(&[200, 90, 20, 20], 32), [vec![0], vec![1], vec![2, 3]]);
-        assert_eq!(told(&[8; 5], 0), [[0], [1], [2], [3], [4]]);
-        assert!(told(&[], 32).is_empty());
+        assert_eq!(grouped(&[8; 11], 32), [vec![0, 1, 2], vec![3, 4, 5], vec![6, 7, 8], vec![9, 10]]);
+        assert_eq!(grouped(&[8; 3], 32), [[0], [1], [2]]);
+        assert_eq!(grouped(&[200, 90, 20, 20], 32), [vec![0], vec![1], vec![2, 3]]);
+        assert_eq!(grouped(&[8; 5], 0), [[0], [1], [2], [3], [4]]);
+        assert!(grouped(&[], 32).is_empty());
     }
 }

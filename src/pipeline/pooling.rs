@@ -1,4 +1,4 @@
-//! From one vector a token to one vector a text, as sentence-transformers does it.
+//! From a vector per token to a vector per text, with the results of sentence-transformers.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,9 +15,7 @@ pub enum Pooling {
 }
 
 impl Pooling {
-    /// Pools the vectors of one text: `tokens` vectors of `width` values, one after the other.
-    ///
-    /// The caller leaves padding out, so that there is no mask to be minded. No token at all gives zeros.
+    /// Pools the vectors of one text: `width` values per token, without padding. No tokens give zeros.
     pub fn pool(self, vectors: &[f32], width: usize) -> Vec<f32> {
         let mut tokens = vectors.chunks_exact(width);
         match self {
@@ -38,15 +36,15 @@ impl Pooling {
     }
 }
 
-/// Scales a vector to length 1; a vector of zeros stays as it is.
+/// Scales a vector to length 1; zeros are unchanged.
 pub fn normalise(vector: &mut [f32]) {
-    // torch.nn.functional.normalize divides by no less than this.
-    const SMALLEST_LENGTH: f32 = 1e-12;
-    let length = dot(vector, vector).sqrt().max(SMALLEST_LENGTH);
+    // The `eps` of torch.nn.functional.normalize.
+    const MIN_LENGTH: f32 = 1e-12;
+    let length = dot(vector, vector).sqrt().max(MIN_LENGTH);
     vector.iter_mut().for_each(|value| *value /= length);
 }
 
-/// The cosine of the angle between two vectors; 0 where one of them has no length.
+/// The cosine similarity of two vectors; 0 if one of them is zero.
 pub fn cosine(left: &[f32], right: &[f32]) -> f32 {
     let lengths = (dot(left, left) * dot(right, right)).sqrt();
     if lengths > 0.0 { dot(left, right) / lengths } else { 0.0 }

@@ -1,13 +1,15 @@
-//! A query and texts to how well each text answers the query: by a cross-encoder with one label, which reads
-//! both together, or by the angle between their embeddings.
+//! A query and texts to a relevance score for each text: by a cross-encoder, which reads query and text together, or
+//! by the cosine similarity of their embeddings.
 
 use std::sync::Arc;
 
 use super::{
-    Usage,
-    classification::{ClassificationInput, ClassificationPipeline, ScoreFunction},
-    embedding::{EmbeddingOptions, EmbeddingPipeline, Input},
+    classification::ClassificationPipeline,
+    embedding::{EmbeddingOptions, EmbeddingPipeline},
+    encoder::Input,
     pooling::cosine,
+    scores::ScoreFunction,
+    usage::Usage,
 };
 use crate::{
     backend::Deadline,
@@ -15,26 +17,26 @@ use crate::{
     tokenizer::Truncation,
 };
 
-/// How texts are ranked.
+/// A model that ranks texts.
 #[derive(Clone, Debug)]
 pub enum RankingPipeline {
-    /// By a model that reads query and text together.
+    /// A cross-encoder.
     CrossEncoder(ClassificationPipeline),
-    /// By an embedding model.
+    /// An embedding model.
     Embedding(EmbeddingPipeline),
 }
 
-/// What a request asks for.
+/// The options of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankingOptions {
-    /// What to do with pairs that are too long.
+    /// Applied to pairs of too many tokens.
     pub truncation: Truncation,
-    /// Whether scores are the model's own (logits, cosines) instead of numbers from 0 to 1.
+    /// Whether scores are the model's logits or cosines, instead of numbers from 0 to 1.
     pub raw_scores: bool,
 }
 
 impl RankingPipeline {
-    /// Checks that a model has the one label that ranking takes.
+    /// A cross-encoder; a model with other than one label is refused.
     pub fn cross_encoder(pipeline: ClassificationPipeline) -> Result<Self> {
         let found = pipeline.settings().labels.len();
         if found != 1 {
@@ -43,7 +45,7 @@ impl RankingPipeline {
         Ok(Self::CrossEncoder(pipeline))
     }
 
-    /// The score of each text, in the order of the texts.
+    /// The score of each text, in their order.
     pub async fn score(
         &self,
         query: String,
@@ -54,22 +56,14 @@ impl RankingPipeline {
         match self {
             Self::CrossEncoder(pipeline) => {
                 let query: Arc<str> = query.into();
-                let pair = |text: String| ClassificationInput::Pair(Arc::clone(&query), text.into());
-                let pairs = texts.into_iter().map(pair);
-                let logits = pipeline.logits(pairs.collect(), options.truncation.into(), deadline).await?;
-                let values: Vec<f32> = logits.rows.iter().flatten().copied().collect();
+                let pairs = texts.into_iter().map(|text| Input::Pair(Arc::clone(&query), text.into()));
+                let logits = pipeline.logits(pairs.collect(), options.truncation, deadline).await?;
                 let function = if options.raw_scores { ScoreFunction::None } else { ScoreFunction::Sigmoid };
-                Ok((function.apply(&values), logits.usage))
+                Ok((function.apply(&logits.rows.concat()), logits.usage))
             }
             Self::Embedding(pipeline) => {
                 let inputs = [query].into_iter().chain(texts).map(Input::Text).collect();
-                let embedding = EmbeddingOptions {
-                    truncation: options.truncation,
-                    normalize: Some(true),
-                    prompt_name: None,
-                    dimensions: None,
-                    max_values: usize::MAX,
-                };
+                let embedding = EmbeddingOptions::for_comparison(options.truncation);
                 let embeddings = pipeline.embed(inputs, &embedding, deadline).await?;
                 let (query, texts) = embeddings.vectors.split_at(1);
                 let scores = texts.iter().map(|text| cosine(&query[0], text));

@@ -1,8 +1,8 @@
 //! A text to scores for labels that the model was not trained on.
 //!
-//! Either by natural-language inference, as the `zero-shot-classification` pipeline of `transformers` does it:
-//! how far does the text entail "This example is LABEL."? Or, with an embedding model, by the angle between the
-//! text and that sentence.
+//! With a model for natural-language inference, by how far the text entails "This example is LABEL.", with the results
+//! of the `zero-shot-classification` pipeline of `transformers`. With an embedding model, by the cosine similarity of
+//! the text and that sentence.
 
 use std::{
     num::NonZeroUsize,
@@ -12,54 +12,55 @@ use std::{
 use lru::LruCache;
 
 use super::{
-    Usage,
-    classification::{ClassificationInput, ClassificationPipeline, softmax},
-    embedding::{EmbeddingOptions, EmbeddingPipeline, Input},
+    classification::ClassificationPipeline,
+    embedding::{EmbeddingOptions, EmbeddingPipeline},
+    encoder::Input,
     pooling::cosine,
+    scores::softmax,
+    usage::Usage,
 };
 use crate::{
     backend::Deadline,
     error::{Error, Result},
-    tokenizer::{PairTruncation, Side, Truncation},
+    tokenizer::{Side, Truncation},
 };
 
-/// The sentence that a label is put into where no other is asked for.
+/// The default template.
 pub const TEMPLATE: &str = "This example is {}.";
-/// Where a label goes in a template.
-const GAP: &str = "{}";
-/// What cosines are multiplied by before the softmax over labels: those of unrelated sentences differ by a few
-/// hundredths only. The scale that sentence-transformers trains its models with.
+/// The placeholder for the label in a template.
+const PLACEHOLDER: &str = "{}";
+/// The factor on cosines before the softmax over labels, since those of unrelated sentences differ by a few hundredths
+/// only. sentence-transformers trains its models with the same scale.
 const COSINE_SCALE: f32 = 20.0;
 
-/// How labels are scored.
+/// A model that scores the labels of a request.
 #[derive(Clone, Debug)]
 pub enum ZeroShotPipeline {
-    /// By a model of natural-language inference.
+    /// A model for natural-language inference.
     Entailment(ClassificationPipeline),
-    /// By an embedding model.
+    /// An embedding model.
     Embedding(EmbeddingPipeline, LabelVectors),
 }
 
-/// The vectors of labels that were asked for lately: most callers ask for the same ones again and again.
+/// A cache of the vectors of recent labels, since most clients send the same labels with every request.
 ///
-/// A text has the same vector in any company, so that an answer does not depend on what was kept.
+/// The vector of a text does not depend on the other texts of a request, so results do not depend on the cache.
 #[derive(Clone, Debug)]
 pub struct LabelVectors(Arc<Mutex<LruCache<String, Arc<[f32]>>>>);
 
 impl LabelVectors {
-    const MOST: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
-    /// A label with its template is a short sentence; what is longer would only fill the memory.
-    const LONGEST_BYTES: usize = 256;
+    const MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+    /// The maximum size of a cached sentence: a label with its template is a short one.
+    const MAX_BYTES: usize = 256;
 
-    /// The vector of each sentence, where it is known.
-    fn of(&self, sentences: &[String]) -> Vec<Option<Arc<[f32]>>> {
-        let mut kept = self.lock();
-        sentences.iter().map(|sentence| kept.get(sentence).cloned()).collect()
+    fn get(&self, sentences: &[String]) -> Vec<Option<Arc<[f32]>>> {
+        let mut cache = self.lock();
+        sentences.iter().map(|sentence| cache.get(sentence).cloned()).collect()
     }
 
-    fn keep(&self, sentence: String, vector: Vec<f32>) -> Arc<[f32]> {
+    fn put(&self, sentence: String, vector: Vec<f32>) -> Arc<[f32]> {
         let vector: Arc<[f32]> = vector.into();
-        if sentence.len() <= Self::LONGEST_BYTES {
+        if sentence.len() <= Self::MAX_BYTES {
             self.lock().put(sentence, Arc::clone(&vector));
         }
         vector
@@ -72,22 +73,22 @@ impl LabelVectors {
 
 impl Default for LabelVectors {
     fn default() -> Self {
-        Self(Arc::new(Mutex::new(LruCache::new(Self::MOST))))
+        Self(Arc::new(Mutex::new(LruCache::new(Self::MAX))))
     }
 }
 
-/// What a request asks for.
+/// The options of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZeroShotOptions {
-    /// The labels.
+    /// The labels to score.
     pub labels: Labels,
-    /// The sentence that labels are put into.
+    /// The sentence that contains each label.
     pub template: Template,
-    /// Whether each label is scored on its own; otherwise scores sum to 1.
+    /// Whether labels are scored independently; otherwise scores sum up to 1.
     pub multi_label: bool,
 }
 
-/// Labels to choose from: at least one, none empty, none twice, without spaces around them.
+/// At least one label, all non-empty, distinct and trimmed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Labels(Vec<String>);
 
@@ -95,86 +96,76 @@ impl Labels {
     /// The labels of a request; at most `limit`, since each costs a run of the model.
     pub fn new(labels: Vec<String>, limit: usize) -> Result<Self> {
         let labels: Vec<String> = labels.into_iter().map(|label| label.trim().to_owned()).collect();
-        let found = labels.len();
-        if found == 0 {
-            return Err(Error::invalid(format!("expected 1 to {limit} `candidate_labels`, but found 0")));
+        let wrong_count = || format!("expected 1 to {limit} `candidate_labels`, but found {}", labels.len());
+        if labels.is_empty() {
+            return Err(Error::invalid(wrong_count()));
         }
-        if found > limit {
-            return Err(Error::too_large(format!(
-                "expected 1 to {limit} `candidate_labels`, but found {found}"
-            )));
+        if labels.len() > limit {
+            return Err(Error::too_large(wrong_count()));
         }
-        for (place, label) in labels.iter().enumerate() {
+        for (index, label) in labels.iter().enumerate() {
             if label.is_empty() {
                 return Err(Error::invalid(format!(
-                    "expected a label in `candidate_labels[{place}]`, but found an empty one"
+                    "expected a label in `candidate_labels[{index}]`, but found an empty one"
                 )));
             }
-            if labels[..place].contains(label) {
+            if labels[..index].contains(label) {
                 return Err(Error::invalid(format!(
-                    "expected each label once, but found `candidate_labels[{place}]` twice"
+                    "expected each label once, but found `candidate_labels[{index}]` twice"
                 )));
             }
         }
         Ok(Self(labels))
     }
 
-    /// The labels of a string with commas between them; what is empty is dropped.
+    /// The labels of a comma-separated string, without empty ones.
     pub fn split(labels: &str) -> Vec<String> {
         labels.split(',').map(str::trim).filter(|label| !label.is_empty()).map(str::to_owned).collect()
     }
 
-    /// The labels in the order in which they were given.
+    /// The labels in the order of the request.
     pub fn as_slice(&self) -> &[String] {
         &self.0
     }
 }
 
-/// A sentence with a gap for a label.
+/// A sentence with a placeholder for a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template(String);
 
 impl Template {
-    /// A template; one without a gap would say the same of every label.
+    /// A template without a placeholder is refused, since all labels would score the same.
     pub fn new(template: String) -> Result<Self> {
-        if template.contains(GAP) {
-            Ok(Self(template))
-        } else {
-            Err(Error::invalid(
-                "expected `{}` in `hypothesis_template`, where the label goes, but found none",
-            ))
+        if template.contains(PLACEHOLDER) {
+            return Ok(Self(template));
         }
+        Err(Error::invalid("expected `{}` in `hypothesis_template`, where the label goes, but found none"))
     }
 
-    fn fill(&self, label: &str) -> String {
-        self.0.replace(GAP, label)
-    }
-
-    /// The sentence of each label. A long template, or one with many gaps, times many labels is more than memory holds,
-    /// and is refused.
-    fn fill_all(&self, labels: &[String]) -> Result<Vec<String>> {
-        const MOST_BYTES: usize = 16 * 1024 * 1024;
-        let gaps = self.0.matches(GAP).count();
-        let around = self.0.len() - gaps * GAP.len();
-        let bytes = labels.iter().map(|label| gaps.saturating_mul(label.len()).saturating_add(around));
+    /// The sentence of each label. Refuses templates and labels whose sentences would not fit into memory.
+    fn fill(&self, labels: &[String]) -> Result<Vec<String>> {
+        const MAX_BYTES: usize = 16 * 1024 * 1024;
+        let count = self.0.matches(PLACEHOLDER).count();
+        let around = self.0.len() - count * PLACEHOLDER.len();
+        let bytes = labels.iter().map(|label| count.saturating_mul(label.len()).saturating_add(around));
         let found = bytes.fold(0, usize::saturating_add);
-        if found > MOST_BYTES {
+        if found > MAX_BYTES {
             return Err(Error::too_large(format!(
-                "expected at most {MOST_BYTES} bytes of labels in their sentences, but found {found}; \
+                "expected at most {MAX_BYTES} bytes of labels in their sentences, but found {found}; \
                  shorten `hypothesis_template` or send fewer labels"
             )));
         }
-        Ok(labels.iter().map(|label| self.fill(label)).collect())
+        Ok(labels.iter().map(|label| self.0.replace(PLACEHOLDER, label)).collect())
     }
 }
 
 impl ZeroShotPipeline {
-    /// Scores by the angle between a text and its labels.
+    /// A pipeline of an embedding model.
     pub fn embedding(pipeline: EmbeddingPipeline) -> Self {
         Self::Embedding(pipeline, LabelVectors::default())
     }
 
-    /// Checks that a model's labels are those of inference.
+    /// A pipeline of a model for natural-language inference; a model with a single label is refused.
     pub fn entailment(pipeline: ClassificationPipeline) -> Result<Self> {
         if pipeline.settings().labels.len() < 2 {
             return Err(Error::model(
@@ -192,41 +183,33 @@ impl ZeroShotPipeline {
         deadline: Deadline,
     ) -> Result<(Vec<Vec<f32>>, Usage)> {
         let labels = options.labels.as_slice();
-        let hypotheses = options.template.fill_all(labels)?;
+        let hypotheses = options.template.fill(labels)?;
         match self {
             Self::Entailment(pipeline) => {
                 let hypotheses: Vec<Arc<str>> = hypotheses.into_iter().map(Into::into).collect();
                 let pairs = texts.iter().flat_map(|text| {
-                    // Shared: a long text times a thousand labels would not fit into memory.
                     let text: Arc<str> = text.as_str().into();
-                    let pair = move |hypothesis: &Arc<str>| {
-                        ClassificationInput::Pair(Arc::clone(&text), Arc::clone(hypothesis))
-                    };
-                    hypotheses.iter().map(pair)
+                    hypotheses
+                        .iter()
+                        .map(move |hypothesis| Input::Pair(Arc::clone(&text), Arc::clone(hypothesis)))
                 });
-                let logits = pipeline.logits(pairs.collect(), PairTruncation::OnlyFirst, deadline).await?;
+                let logits = pipeline.logits(pairs.collect(), Truncation::OnlyFirst, deadline).await?;
                 let ids = EntailmentIds::of(&pipeline.settings().labels);
                 let rows = logits.rows.chunks_exact(labels.len());
                 Ok((rows.map(|rows| ids.scores(rows, options.multi_label)).collect(), logits.usage))
             }
-            Self::Embedding(pipeline, known) => {
-                let mut vectors = known.of(&hypotheses);
-                let unknown = hypotheses.iter().zip(&vectors).filter(|(_, vector)| vector.is_none());
-                let unknown = unknown.map(|(hypothesis, _)| hypothesis);
-                let inputs = texts.iter().chain(unknown).cloned().map(Input::Text).collect();
-                let embedding = EmbeddingOptions {
-                    truncation: Truncation::At(Side::Right),
-                    normalize: Some(true),
-                    prompt_name: None,
-                    dimensions: None,
-                    max_values: usize::MAX,
-                };
+            Self::Embedding(pipeline, cache) => {
+                let mut vectors = cache.get(&hypotheses);
+                let missing = hypotheses.iter().zip(&vectors).filter(|(_, vector)| vector.is_none());
+                let missing = missing.map(|(hypothesis, _)| hypothesis);
+                let inputs = texts.iter().chain(missing).cloned().map(Input::Text).collect();
+                let embedding = EmbeddingOptions::for_comparison(Truncation::At(Side::Right));
                 let embeddings = pipeline.embed(inputs, &embedding, deadline).await?;
                 let mut embedded = embeddings.vectors;
                 let mut found = embedded.split_off(texts.len()).into_iter();
                 for (hypothesis, vector) in hypotheses.into_iter().zip(&mut vectors) {
                     if vector.is_none() {
-                        *vector = found.next().map(|found| known.keep(hypothesis, found));
+                        *vector = found.next().map(|found| cache.put(hypothesis, found));
                     }
                 }
                 let score = |text: &Vec<f32>| {
@@ -243,7 +226,7 @@ impl ZeroShotPipeline {
     }
 }
 
-/// Which of a model's labels mean entailment and contradiction.
+/// The ids of a model's labels for entailment and contradiction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct EntailmentIds {
     entailment: usize,
@@ -251,8 +234,8 @@ struct EntailmentIds {
 }
 
 impl EntailmentIds {
-    /// Entailment is found by its name, or is the last; contradiction is the first, or the last where that is
-    /// entailment (so `transformers` has it).
+    /// As in `transformers`, entailment is found by name, or is the last label; contradiction is the first label, or
+    /// the last if entailment is the first.
     fn of(labels: &[String]) -> Self {
         let last = labels.len() - 1;
         let entailment =
@@ -275,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entailment_is_found_by_its_name() {
+    fn entailment_is_found_by_name() {
         let ids = |labels: &[&str]| {
             let ids = EntailmentIds::of(&labels.iter().map(|label| (*label).to_owned()).collect::<Vec<_>>());
             (ids.entailment, ids.contradiction)
@@ -286,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_and_templates_that_cannot_be_are_refused() {
+    fn unusable_labels_and_templates_are_refused() {
         let labels = |labels: &[&str]| {
             Labels::new(labels.iter().map(|label| (*label).to_owned()).collect(), 3).unwrap_err().to_string()
         };
@@ -301,15 +284,15 @@ mod tests {
     }
 
     #[test]
-    fn a_template_that_fills_the_memory_is_refused() {
+    fn a_template_that_would_exhaust_memory_is_refused() {
         let labels: Vec<String> = (0..1000).map(|number| number.to_string()).collect();
         let long = Template::new(format!("{{}}{}", "y".repeat(2_000_000))).unwrap();
         let many = Template::new("{}".repeat(1_000_000)).unwrap();
         let taken = allocation_counter::measure(|| {
-            insta::assert_snapshot!(long.fill_all(&labels).unwrap_err(), @"expected at most 16777216 bytes of labels in their sentences, but found 2000002890; shorten `hypothesis_template` or send fewer labels");
-            assert!(many.fill_all(&["x".repeat(4_000_000)]).is_err());
+            insta::assert_snapshot!(long.fill(&labels).unwrap_err(), @"expected at most 16777216 bytes of labels in their sentences, but found 2000002890; shorten `hypothesis_template` or send fewer labels");
+            assert!(many.fill(&["x".repeat(4_000_000)]).is_err());
         });
         assert!(taken.bytes_max < 8 << 20, "{}", taken.bytes_max);
-        assert_eq!(Template::new("{}, {}".into()).unwrap().fill_all(&labels[..2]).unwrap(), ["0, 0", "1, 1"]);
+        assert_eq!(Template::new("{}, {}".into()).unwrap().fill(&labels[..2]).unwrap(), ["0, 0", "1, 1"]);
     }
 }

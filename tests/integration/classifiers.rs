@@ -10,12 +10,13 @@ use kivu::{
     config::Limits,
     model::{Model, Pipeline},
     pipeline::{
-        classification::{ClassificationInput, ClassificationPipeline},
+        Input,
+        classification::ClassificationPipeline,
         ranking::{RankingOptions, RankingPipeline},
         zero_shot::ZeroShotPipeline,
     },
     repository::manifest::Precision,
-    tokenizer::{PairTruncation, Side, Truncation},
+    tokenizer::{Side, Truncation},
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -42,10 +43,10 @@ struct Case {
 }
 
 impl Case {
-    fn input(&self) -> ClassificationInput {
+    fn input(&self) -> Input {
         match &self.pair {
-            None => ClassificationInput::Text(self.text.clone()),
-            Some(pair) => ClassificationInput::Pair(self.text.as_str().into(), pair.as_str().into()),
+            None => Input::Text(self.text.clone()),
+            Some(pair) => Input::Pair(self.text.as_str().into(), pair.as_str().into()),
         }
     }
 }
@@ -76,12 +77,12 @@ async fn compare(name: &str) {
     let (golden, pipeline): (Golden, _) = (read(name), classification(&model));
     assert_eq!(pipeline.settings().labels, golden.labels);
     assert_eq!(pipeline.settings().max_tokens, golden.max_length);
-    let truncation = PairTruncation::LongestFirst(Side::Right);
+    let truncation = Truncation::At(Side::Right);
     let mut failures = Vec::new();
     for case in &golden.cases {
         let encoding = match &case.pair {
-            None => pipeline.tokenizer().encode(&case.text, golden.max_length, truncation.alone()),
-            Some(pair) => pipeline.tokenizer().encode_pair([&case.text, pair], golden.max_length, truncation),
+            None => pipeline.encoder().tokenizer().encode(&case.text, golden.max_length, truncation),
+            Some(pair) => pipeline.encoder().tokenizer().encode_pair([&case.text, pair], golden.max_length, truncation),
         };
         let ids = encoding.unwrap().ids;
         if ids != case.ids {
@@ -280,7 +281,7 @@ async fn lora_is_merged() {
     let model = serve(&out).unwrap();
     let golden: Golden = read("lora");
     for case in &golden.cases {
-        let truncation = PairTruncation::LongestFirst(Side::Right);
+        let truncation = Truncation::At(Side::Right);
         let found = classification(&model).logits(vec![case.input()], truncation, deadline()).await.unwrap();
         for (found, expected) in found.rows[0].iter().zip(&case.logits) {
             assert!((found - expected).abs() <= TOLERANCE, "{:?}: {found}, expected {expected}", case.text);
@@ -320,8 +321,8 @@ async fn the_sentiment_model_is_the_one_that_was_trained() {
         let model = serve(&bundle).unwrap();
         let pipeline = classification(&model);
         for case in &golden.cases {
-            let input = vec![ClassificationInput::Text(case.text.clone())];
-            let truncation = PairTruncation::LongestFirst(Side::Right);
+            let input = vec![Input::Text(case.text.clone())];
+            let truncation = Truncation::At(Side::Right);
             let found = pipeline.logits(input, truncation, deadline()).await.unwrap();
             let scores = pipeline.settings().function.apply(&found.rows[0]);
             for (label, found) in pipeline.settings().labels.iter().zip(scores) {

@@ -15,7 +15,7 @@ use kivu::{
     backend::Deadline,
     config::{Config, ModelConfig},
     model::{Model, Pipeline},
-    pipeline::embedding::{EmbeddingOptions, Input},
+    pipeline::{Input, embedding::EmbeddingOptions},
     tokenizer::Truncation,
 };
 

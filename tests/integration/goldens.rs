@@ -6,7 +6,8 @@ use kivu::{
     backend::Deadline,
     model::{Model, Pipeline},
     pipeline::{
-        embedding::{EmbeddingOptions, EmbeddingPipeline, Input},
+        Input,
+        embedding::{EmbeddingOptions, EmbeddingPipeline},
         pooling::cosine,
     },
     repository::manifest::Precision,
@@ -99,7 +100,7 @@ async fn compare(name: &str, model: &Model, tolerance: f32) {
     let mut failures = Vec::new();
     for case in &golden.cases {
         let encoding =
-            pipeline.tokenizer().encode(&case.text, golden.max_length, Truncation::At(Side::Right)).unwrap();
+            pipeline.encoder().tokenizer().encode(&case.text, golden.max_length, Truncation::At(Side::Right)).unwrap();
         if encoding.ids != case.ids {
             failures.push(format!("{:?}: ids {:?}, expected {:?}", case.text, encoding.ids, case.ids));
         }
@@ -141,7 +142,7 @@ async fn compare(name: &str, model: &Model, tolerance: f32) {
     }
     for case in &golden.left {
         let encoding =
-            pipeline.tokenizer().encode(&case.text, golden.max_length, Truncation::At(Side::Left)).unwrap();
+            pipeline.encoder().tokenizer().encode(&case.text, golden.max_length, Truncation::At(Side::Left)).unwrap();
         if encoding.ids != case.ids {
             failures
                 .push(format!("{:?} cut left: ids {:?}, expected {:?}", case.text, encoding.ids, case.ids));

@@ -12,11 +12,12 @@ use kivu::{
     config::Limits,
     model::Pipeline,
     pipeline::{
-        embedding::{EmbeddingOptions, EmbeddingPipeline, EmbeddingSettings, Input},
+        Input,
+        embedding::{EmbeddingOptions, EmbeddingPipeline, EmbeddingSettings},
         pooling::Pooling,
     },
     tensor::{ElementType, Elements, Tensor},
-    tokenizer::{PairTruncation, Side, Tokenizer, Truncation},
+    tokenizer::{Side, Tokenizer, Truncation},
 };
 use proptest::{collection::vec, prelude::*, test_runner::Config};
 use serde_json::{Value, json};
@@ -130,7 +131,7 @@ proptest! {
                 prop_assert!(found.ids.len() <= limit, "{}: {} tokens of {}", name, found.ids.len(), limit);
                 prop_assert!(found.truncated_from.is_none_or(|whole| whole > limit));
             }
-            for truncation in [Truncation::At(Side::Left).into(), Truncation::At(Side::Right).into(), PairTruncation::OnlyFirst] {
+            for truncation in [Truncation::At(Side::Left), Truncation::At(Side::Right), Truncation::OnlyFirst] {
                 // Where the second text alone is too long for the last of these, there is nothing to cut.
                 if let Ok(found) = tokenizer.encode_pair([&first, &second], limit, truncation) {
                     prop_assert!(found.ids.len() <= limit, "{}: {} tokens of {}", name, found.ids.len(), limit);

@@ -13,8 +13,8 @@ use crate::{
     error::{Error, Result, quoted},
     model::{Model, Pipeline},
     pipeline::{
-        classification::ClassificationInput,
-        embedding::{EmbeddingOptions, Input},
+        Input,
+        embedding::EmbeddingOptions,
         ranking::RankingOptions,
     },
     repository::manifest::TensorNames,
@@ -138,8 +138,8 @@ pub(super) async fn run(
         }
         Pipeline::Classification(pipeline) => {
             let inputs = match rows(names, request, limit)? {
-                Rows::Tokens(rows) => rows.into_iter().map(ClassificationInput::Ids).collect(),
-                Rows::Texts(texts) => texts.into_iter().map(ClassificationInput::Text).collect(),
+                Rows::Tokens(rows) => rows.into_iter().map(Input::Ids).collect(),
+                Rows::Texts(texts) => texts.into_iter().map(Input::Text).collect(),
             };
             let logits = pipeline.logits(inputs, truncation.into(), deadline).await?;
             Ok(matrix(logits.rows, logits.usage.location))

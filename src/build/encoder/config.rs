@@ -9,7 +9,7 @@ use crate::{
         layers::Activation,
     },
     error::{Error, Result, quoted},
-    pipeline::classification::ScoreFunction,
+    pipeline::scores::ScoreFunction,
 };
 
 /// The `model_type`s that are supported.

@@ -19,7 +19,7 @@ use crate::{
         source::{EncoderSettings, MODEL},
     },
     error::{Error, Result},
-    pipeline::{classification::descending, pooling::cosine},
+    pipeline::{scores::descending, pooling::cosine},
     repository::manifest::Quality,
     tensor::Tensor,
     tokenizer::{Encoding, Side, Tokenizer, Truncation},

@@ -6,7 +6,7 @@ use crate::{
     error::Result,
     pipeline::Task,
     repository::Manifest,
-    tokenizer::{Encoding, PairTruncation, Side, Tokenizer, Truncation},
+    tokenizer::{Encoding, Side, Tokenizer, Truncation},
 };
 
 /// The query of ranking requests, and the labels of zero-shot requests.
@@ -40,5 +40,5 @@ pub(super) fn rows(manifest: &Manifest, tokenizer: &Tokenizer, texts: &[&str]) -
         }
     };
     let pairs = texts.iter().flat_map(|text| seconds.iter().map(|second| [*text, *second]));
-    pairs.map(|pair| tokenizer.encode_pair(pair, limit, PairTruncation::OnlyFirst)).collect()
+    pairs.map(|pair| tokenizer.encode_pair(pair, limit, Truncation::OnlyFirst)).collect()
 }

@@ -1,235 +1,206 @@
-//! The step from sources to targets, wherever the model runs.
+//! Source sentences to target tokens, at whichever location the model runs.
 
-use std::{cmp::Reverse, sync::Arc};
+use std::{cmp::Reverse, collections::BTreeMap, sync::Arc};
 
-use futures::{StreamExt, TryStreamExt, stream};
+use async_trait::async_trait;
+use serde_json::{Map, Value};
 use tokio::sync::oneshot;
 
 use super::{
-    pipeline::{Decoding, Job, TranslationOptions, TranslationPipeline},
-    remote::{Asked, RemoteGenerator},
+    remote::{RemoteGenerator, RemoteRequest},
+    shortlist::Shortlist,
 };
 use crate::{
     backend::{
         Deadline,
-        routing::Location,
-        seq2seq::{Decoder, Seq2SeqBackend},
-        triton::Fleet,
+        seq2seq::{Decoder, Seq2SeqBackend, SourceBatch},
     },
     error::{Error, Result},
-    pipeline::generation::{Generated, GenerationConfig, SourceInfo, generate},
+    pipeline::{
+        executor::{Work, run_batches},
+        generation::{Generated, GenerationConfig, GenerationSettings, SourceInfo, generate},
+    },
 };
 
-/// The most rows of a batch: beams, or texts that are drawn, each count.
-const MOST_ROWS: usize = 32;
-/// The most tokens that a batch keeps, of sources and targets together: 0.4 GB of a model as large as M2M100-418M.
-const MOST_TOKENS: usize = 4096;
+/// The maximum number of decoder rows of a batch: sentences times beams or samples.
+const MAX_ROWS: usize = 32;
+/// The maximum number of source and target tokens of a batch: 0.4 GB of cache for M2M100-418M.
+const MAX_TOKENS: usize = 4096;
+/// The unknown token of a Bergamot model, which is never generated.
+const UNKNOWN_ID: u32 = 1;
 
-/// The targets of some jobs, by their places.
-type Written = Vec<(usize, Vec<Generated>)>;
+/// A sentence to translate.
+#[derive(Debug)]
+pub(super) struct SourceSentence {
+    /// The input of the encoder.
+    pub(super) ids: Vec<i64>,
+    /// The first token of the target, if it selects the language.
+    pub(super) first_token: Option<i64>,
+}
 
-impl TranslationPipeline {
-    /// Whether a fleet may run the model.
-    pub fn may_run_on_fleet(&self) -> bool {
-        self.route.fleet().is_some()
+/// The input of an encoder, and the configuration of its decoder.
+#[derive(Clone, Debug)]
+pub struct Decoding {
+    /// The input of the encoder.
+    pub sources: SourceBatch,
+    /// With token ids as indexes into the shortlist, if there is one.
+    pub config: GenerationConfig,
+}
+
+impl Decoding {
+    pub(super) fn new(
+        rows: Vec<Vec<i64>>,
+        config: &GenerationConfig,
+        settings: &GenerationSettings,
+        shortlist: Option<&Shortlist>,
+    ) -> Self {
+        let shortlist = shortlist.map(|shortlist| {
+            let ids: Vec<u32> = rows.iter().flatten().filter_map(|id| u32::try_from(*id).ok()).collect();
+            let mut allowed = shortlist.allowed(&ids, UNKNOWN_ID);
+            allowed.extend(config.required_ids());
+            allowed.sort_unstable();
+            allowed.dedup();
+            allowed
+        });
+        let config = shortlist.as_ref().map_or_else(|| config.clone(), |shortlist| config.within(shortlist));
+        Self { sources: SourceBatch { rows, pad: settings.pad_token_id, shortlist }, config }
+    }
+}
+
+/// The work of a translation request.
+pub(super) struct TranslationWork<'a> {
+    pub(super) sentences: &'a [SourceSentence],
+    /// By the first token of the target.
+    pub(super) configs: BTreeMap<Option<i64>, GenerationConfig>,
+    /// The options that the model uses for a request without any.
+    pub(super) default_options: Map<String, Value>,
+    pub(super) settings: &'a GenerationSettings,
+    pub(super) shortlist: Option<&'a Shortlist>,
+}
+
+/// The model in this process.
+#[derive(Clone, Debug)]
+pub(super) struct LocalGenerator(pub(super) Arc<dyn Seq2SeqBackend>);
+
+#[async_trait]
+impl Work<LocalGenerator, RemoteGenerator> for TranslationWork<'_> {
+    type Output = Vec<Vec<Generated>>;
+
+    fn tokens(&self) -> usize {
+        self.sentences.iter().map(|sentence| sentence.ids.len()).sum()
     }
 
-    /// Asks the fleet for its description, and refuses one of another kind; a fleet that does not answer is no
-    /// error. No connection is kept: this may run before the runtime that requests run on.
-    pub async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
-        let Some(fleet) = self.route.fleet() else { return Ok(()) };
-        fleet.check_at_start(self.remote.connect(fleet, deadline).await)
+    fn check_remote(&self, remote: &RemoteGenerator) -> Result<()> {
+        self.configs
+            .iter()
+            .try_for_each(|(first_token, config)| remote.check(self.remote_request(config, *first_token)))?;
+        self.sentences.iter().try_for_each(|sentence| remote.check_length(sentence.ids.len()))
     }
 
-    /// Generates the targets of all jobs, in their order. What fails on the fleet runs here, if the model is here.
-    pub(super) async fn run(
+    async fn run_locally(
         &self,
-        jobs: &[Job],
-        options: &TranslationOptions,
-        deadline: Deadline,
-    ) -> Result<(Vec<Vec<Generated>>, Location)> {
-        let tokens = jobs.iter().map(|job| job.ids.len()).sum();
-        let Some(fleet) = self.route.fleet().filter(|_| self.route.choose(tokens) == Location::Remote) else {
-            return self.run_here(jobs, options, tokens, deadline).await;
-        };
-        if self.route.local().is_some() && self.refusal(jobs, options)?.is_some() {
-            return self.run_here(jobs, options, tokens, deadline).await;
-        }
-        let until = self.route.remote_deadline(tokens, deadline);
-        let under_way = self.route.begin(Location::Remote, tokens);
-        let done = self.run_there(fleet, jobs, options, until).await;
-        under_way.finish(done.is_ok());
-        match done {
-            Ok(written) => Ok((written, Location::Remote)),
-            Err(error) if self.can_run_here(deadline) => {
-                tracing::warn!(error = error.chain(), "the fleet failed; the request runs here");
-                self.run_here(jobs, options, tokens, deadline).await
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Whether a request that came to nothing on the fleet should run here: also one that the fleet cannot be asked
-    /// for, which is no fault of the client's where the model is here.
-    fn can_run_here(&self, deadline: Deadline) -> bool {
-        self.route.local().is_some() && !deadline.has_passed()
-    }
-
-    /// Why the model on the fleet cannot do this, as far as is known.
-    fn refusal(&self, jobs: &[Job], options: &TranslationOptions) -> Result<Option<Error>> {
-        let by_default = self.by_default()?;
-        let mut languages: Vec<Option<i64>> = jobs.iter().map(|job| job.first_token).collect();
-        languages.dedup();
-        for first_token in languages {
-            let search = self.search(options, first_token)?;
-            let asked = Asked { search: &search, by_default: &by_default, first_token };
-            if let Some(error) = self.remote.refusal(asked) {
-                return Ok(Some(error));
-            }
-        }
-        Ok(None)
-    }
-
-    /// What the model does when nothing else is asked for.
-    fn by_default(&self) -> Result<GenerationConfig> {
-        let options = TranslationOptions {
-            source: None,
-            target: None,
-            split: None,
-            truncate: false,
-            clean_up_spaces: false,
-            generation: crate::pipeline::generation::GenerationOptions::default(),
-            max_sentences: 0,
-        };
-        self.search(&options, None)
-    }
-
-    async fn run_here(
-        &self,
-        jobs: &[Job],
-        options: &TranslationOptions,
-        tokens: usize,
-        deadline: Deadline,
-    ) -> Result<(Vec<Vec<Generated>>, Location)> {
-        let missing = || Error::model("expected a model to run, but there is none");
-        let sequences = self.route.local().ok_or_else(missing)?;
-        let under_way = self.route.begin(Location::Local, tokens);
-        let order = in_order(jobs);
-        let mut batches = Vec::new();
-        let mut rest = order.as_slice();
-        while let Some(first) = rest.first() {
-            let search = self.search(options, jobs[*first].first_token)?;
-            let (batch, others) = rest.split_at(self.batch_size(&search, jobs, rest));
-            batches.push(self.run_batch(sequences, jobs, batch, search, deadline));
-            rest = others;
-        }
-        // One more a lane than it runs, so that it finds the next batch waiting when it is done with one.
-        let at_once = 2 * sequences.concurrency().get();
-        let done: Result<Vec<Written>> = stream::iter(batches).buffer_unordered(at_once).try_collect().await;
-        under_way.finish(done.is_ok());
-        Ok((sorted(done?), Location::Local))
-    }
-
-    async fn run_there(
-        &self,
-        fleet: &Fleet,
-        jobs: &[Job],
-        options: &TranslationOptions,
+        local: &LocalGenerator,
         deadline: Deadline,
     ) -> Result<Vec<Vec<Generated>>> {
-        let writer = &self.remote.connect(fleet, deadline).await?;
-        let by_default = &self.by_default()?;
-        let schedule = writer.schedule();
-        let order = in_order(jobs);
+        let batches = self.batches(|config, longest| {
+            let tokens = longest + config.max_length(longest);
+            match self.shortlist {
+                Some(_) => 1,
+                None => MAX_ROWS.min(MAX_TOKENS / tokens.max(1)) / config.rows(),
+            }
+        });
+        let batches = batches.into_iter().map(|batch| self.decode(&local.0, batch, deadline));
+        run_batches(batches.collect(), local.0.concurrency()).await
+    }
+
+    async fn run_remotely(
+        &self,
+        remote: &RemoteGenerator,
+        deadline: Deadline,
+    ) -> Result<Vec<Vec<Generated>>> {
+        let schedule = remote.schedule();
+        let batches = self.batches(|_, _| schedule.max_batch_size.get());
+        let batches = batches.into_iter().map(|batch| self.generate_remotely(remote, batch, deadline));
+        run_batches(batches.collect(), schedule.concurrency).await
+    }
+}
+
+/// Sentences with the same target language, by their indexes.
+struct Batch<'a> {
+    indexes: Vec<usize>,
+    first_token: Option<i64>,
+    config: &'a GenerationConfig,
+}
+
+impl TranslationWork<'_> {
+    /// Batches of sentences of similar length, the longest first. `size` gives the size of a batch by its
+    /// configuration and its longest sentence.
+    fn batches(&self, size: impl Fn(&GenerationConfig, usize) -> usize) -> Vec<Batch<'_>> {
         let mut batches = Vec::new();
-        let mut rest = order.as_slice();
-        while let Some(first) = rest.first() {
-            let search = self.search(options, jobs[*first].first_token)?;
-            let (batch, others) = rest.split_at(alike(jobs, rest).min(schedule.max_batch_size.get()));
-            batches.push(self.write_batch(writer, jobs, batch, [search, by_default.clone()], deadline));
-            rest = others;
+        for (first_token, config) in &self.configs {
+            let sentences = self.sentences.iter().enumerate();
+            let of_language = sentences.filter(|(_, sentence)| sentence.first_token == *first_token);
+            let mut rest: Vec<usize> = of_language.map(|(index, _)| index).collect();
+            rest.sort_by_key(|index| Reverse(self.sentences[*index].ids.len()));
+            while let Some(first) = rest.first() {
+                let size = size(config, self.sentences[*first].ids.len()).clamp(1, rest.len());
+                let others = rest.split_off(size);
+                batches.push(Batch { indexes: rest, first_token: *first_token, config });
+                rest = others;
+            }
         }
-        let at_once = 2 * schedule.concurrency.get();
-        let done: Vec<Written> = stream::iter(batches).buffer_unordered(at_once).try_collect().await?;
-        Ok(sorted(done))
+        batches
     }
 
-    async fn write_batch(
+    fn remote_request<'b>(
+        &'b self,
+        config: &'b GenerationConfig,
+        first_token: Option<i64>,
+    ) -> RemoteRequest<'b> {
+        RemoteRequest { config, default_options: &self.default_options, first_token }
+    }
+
+    async fn generate_remotely(
         &self,
-        writer: &RemoteGenerator,
-        jobs: &[Job],
-        batch: &[usize],
-        [search, by_default]: [GenerationConfig; 2],
+        remote: &RemoteGenerator,
+        batch: Batch<'_>,
         deadline: Deadline,
-    ) -> Result<Written> {
-        let rows: Vec<&[i64]> = batch.iter().map(|job| jobs[*job].ids.as_slice()).collect();
-        let first_token = jobs[batch[0]].first_token;
-        let asked = Asked { search: &search, by_default: &by_default, first_token };
-        let targets = writer.write(&rows, asked, &self.settings().generation, deadline).await?;
-        self.remote.check_language(asked, &targets)?;
-        Ok(batch.iter().copied().zip(targets).collect())
+    ) -> Result<Vec<(usize, Vec<Generated>)>> {
+        let rows: Vec<&[i64]> =
+            batch.indexes.iter().map(|index| self.sentences[*index].ids.as_slice()).collect();
+        let request = self.remote_request(batch.config, batch.first_token);
+        let targets = remote.generate(&rows, request, self.settings, deadline).await?;
+        Ok(batch.indexes.into_iter().zip(targets).collect())
     }
 
-    /// How many of the jobs of `rest`, the longest of which is the first, run together here.
-    fn batch_size(&self, search: &GenerationConfig, jobs: &[Job], rest: &[usize]) -> usize {
-        if self.shortlist.is_some() {
-            return 1;
-        }
-        let first = &jobs[rest[0]];
-        let tokens = first.ids.len() + search.max_length(first.ids.len());
-        let rows = MOST_ROWS.min(MOST_TOKENS / tokens.max(1));
-        (rows / search.rows()).clamp(1, alike(jobs, rest))
-    }
-
-    async fn run_batch(
+    async fn decode(
         &self,
-        sequences: &Arc<dyn Seq2SeqBackend>,
-        jobs: &[Job],
-        batch: &[usize],
-        search: GenerationConfig,
+        backend: &Arc<dyn Seq2SeqBackend>,
+        batch: Batch<'_>,
         deadline: Deadline,
-    ) -> Result<Written> {
-        let rows: Vec<Vec<i64>> = batch.iter().map(|job| jobs[*job].ids.clone()).collect();
-        let list: Vec<SourceInfo> =
-            batch.iter().map(|job| SourceInfo { length: jobs[*job].ids.len(), number: *job }).collect();
-        let Decoding { sources, search } = self.decoding(rows, search);
+    ) -> Result<Vec<(usize, Vec<Generated>)>> {
+        let rows: Vec<Vec<i64>> =
+            batch.indexes.iter().map(|index| self.sentences[*index].ids.clone()).collect();
+        let infos = batch.indexes.iter().zip(&rows);
+        let infos: Vec<SourceInfo> =
+            infos.map(|(number, row)| SourceInfo { length: row.len(), number: *number }).collect();
+        let Decoding { sources, config } = Decoding::new(rows, batch.config, self.settings, self.shortlist);
         let shortlist = sources.shortlist.clone();
         let (sender, receiver) = oneshot::channel();
         let work = Box::new(move |decoder: &mut dyn Decoder| {
-            let generated = generate(decoder, &list, &search, deadline)?;
-            // A caller that has gone wants no answer.
-            let _ = sender.send(generated);
+            // The receiver is gone if the client has disconnected.
+            let _ = sender.send(generate(decoder, &infos, &config, deadline)?);
             Ok(())
         });
-        sequences.decode(sources, deadline, work).await?;
-        let lost = || Error::inference("the decoder's work was lost");
-        let mut generated = receiver.await.map_err(|_| lost())?;
+        backend.decode(sources, deadline, work).await?;
+        let lost = |_| Error::inference("the decoder returned no result");
+        let mut targets = receiver.await.map_err(lost)?;
         if let Some(shortlist) = shortlist {
-            let ids = generated.iter_mut().flatten().flat_map(|text| &mut text.ids);
-            for id in ids {
-                *id =
-                    usize::try_from(*id).ok().and_then(|place| shortlist.get(place).copied()).unwrap_or(*id);
+            for id in targets.iter_mut().flatten().flat_map(|target| &mut target.ids) {
+                let full = usize::try_from(*id).ok().and_then(|index| shortlist.get(index));
+                *id = full.copied().unwrap_or(*id);
             }
         }
-        Ok(batch.iter().copied().zip(generated).collect())
+        Ok(batch.indexes.into_iter().zip(targets).collect())
     }
-}
-
-/// The jobs by the languages of their targets, of each the longest first.
-fn in_order(jobs: &[Job]) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..jobs.len()).collect();
-    order.sort_by_key(|job| (jobs[*job].first_token, Reverse(jobs[*job].ids.len())));
-    order
-}
-
-/// How many of the first of `rest` have the language of the first of them.
-fn alike(jobs: &[Job], rest: &[usize]) -> usize {
-    let first = jobs[rest[0]].first_token;
-    rest.iter().take_while(|job| jobs[**job].first_token == first).count()
-}
-
-fn sorted(done: Vec<Written>) -> Vec<Vec<Generated>> {
-    let mut done: Written = done.into_iter().flatten().collect();
-    done.sort_by_key(|(job, _)| *job);
-    done.into_iter().map(|(_, generated)| generated).collect()
 }

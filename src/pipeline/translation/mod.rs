@@ -7,14 +7,14 @@ pub mod remote;
 mod segmentation;
 mod settings;
 pub mod shortlist;
-mod sources;
+mod source_encoder;
 
 pub use self::{
-    languages::{Directions, LanguageNames, Pair, RequestedLanguages},
+    execute::Decoding,
+    languages::{Directions, LanguagePair, RequestedLanguages},
     pipeline::{
-        Decoding, GeneratedIds, Translation, TranslationOptions, TranslationParts, TranslationPipeline,
-        Translations,
+        GeneratedIds, Translation, TranslationOptions, TranslationParts, TranslationPipeline, Translations,
     },
     settings::{Decoder, Languages, TokenSide, TranslationSettings, UnknownTokens},
-    sources::{SpecialTokens, Split},
+    source_encoder::{SpecialTokens, Split},
 };

@@ -1,9 +1,9 @@
-//! A text in sentences, and a text again of their translations, with the spacing between them kept.
+//! Splits a text into sentences, and joins their translations with the original spacing.
 
 use unicode_segmentation::UnicodeSegmentation;
 
-/// After these a sentence goes on, whatever follows. In small letters, for many languages at once: to miss an end
-/// costs less than to cut a sentence in two.
+/// Abbreviations of several languages, in lower case, that do not end a sentence: a missed end costs less than a
+/// sentence cut in two.
 const ABBREVIATIONS: [&str; 60] = [
     "adj", "adm", "apt", "art", "ave", "bspw", "bzw", "ca", "cap", "capt", "cf", "cit", "co", "col", "dept",
     "dr", "dra", "ed", "eds", "eg", "e.g", "etc", "ex", "exa", "exmo", "fig", "gen", "gov", "hon", "ie",
@@ -13,53 +13,53 @@ const ABBREVIATIONS: [&str; 60] = [
 
 /// A part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part<'a> {
-    /// What is translated, without white space around it.
-    Sentence(&'a str),
-    /// White space, which stays as it is; nothing where two sentences touch.
-    Space(&'a str),
+pub(super) enum Segment<S> {
+    /// A sentence, without white space around it.
+    Sentence(S),
+    /// White space; empty between adjacent sentences.
+    Space(S),
 }
 
-/// The parts of a text: put one after the other they are the text again. Lines end sentences.
-pub(super) fn split(text: &str) -> Vec<Part<'_>> {
-    let mut parts = Vec::new();
+/// The segments of a text, which add up to it. Line breaks end sentences.
+pub(super) fn split(text: &str) -> Vec<Segment<&str>> {
+    let mut segments = Vec::new();
     for line in text.split_inclusive(['\n', '\r', '\u{2028}', '\u{2029}']) {
         for sentence in sentences(line) {
-            push(&mut parts, sentence);
+            push(&mut segments, sentence);
         }
     }
-    parts
+    segments
 }
 
 /// A text as one sentence, with the white space around it.
-pub(super) fn whole(text: &str) -> Vec<Part<'_>> {
-    let mut parts = Vec::new();
-    push(&mut parts, text);
-    parts
+pub(super) fn whole(text: &str) -> Vec<Segment<&str>> {
+    let mut segments = Vec::new();
+    push(&mut segments, text);
+    segments
 }
 
-fn push<'a>(parts: &mut Vec<Part<'a>>, piece: &'a str) {
+fn push<'a>(segments: &mut Vec<Segment<&'a str>>, piece: &'a str) {
     let core = piece.trim();
     let before = piece.len() - piece.trim_start().len();
-    let space = |space: &'a str| (!space.is_empty()).then_some(Part::Space(space));
+    let space = |space: &'a str| (!space.is_empty()).then_some(Segment::Space(space));
     if core.is_empty() {
-        parts.extend(space(piece));
+        segments.extend(space(piece));
         return;
     }
-    if let (Some(Part::Sentence(_)), 0) = (parts.last(), before) {
-        parts.push(Part::Space(""));
+    if let (Some(Segment::Sentence(_)), 0) = (segments.last(), before) {
+        segments.push(Segment::Space(""));
     }
-    parts.extend(space(&piece[..before]));
-    parts.push(Part::Sentence(core));
-    parts.extend(space(&piece[before + core.len()..]));
+    segments.extend(space(&piece[..before]));
+    segments.push(Segment::Sentence(core));
+    segments.extend(space(&piece[before + core.len()..]));
 }
 
 /// The sentences of a line, each with the white space after it.
 fn sentences(line: &str) -> Vec<&str> {
     let (mut sentences, mut begin) = (Vec::new(), 0);
-    for (place, piece) in line.split_sentence_bound_indices() {
-        let end = place + piece.len();
-        if end == line.len() || !goes_on(&line[begin..end], &line[end..]) {
+    for (index, piece) in line.split_sentence_bound_indices() {
+        let end = index + piece.len();
+        if end == line.len() || !continues(&line[begin..end], &line[end..]) {
             sentences.push(&line[begin..end]);
             begin = end;
         }
@@ -67,8 +67,8 @@ fn sentences(line: &str) -> Vec<&str> {
     sentences
 }
 
-/// Whether what looks like a sentence ends with an abbreviation, an initial or a number with a dot, or quotes one.
-fn goes_on(sentence: &str, next: &str) -> bool {
+/// Whether an apparent sentence ends with an abbreviation, an initial, a list number or a quotation, and continues.
+fn continues(sentence: &str, next: &str) -> bool {
     let sentence = sentence.trim_end();
     if sentence.ends_with(['"', '”', '’', '»', '\'']) && next.starts_with(char::is_lowercase) {
         return true;
@@ -82,28 +82,30 @@ fn goes_on(sentence: &str, next: &str) -> bool {
     is_initial || is_number || ABBREVIATIONS.contains(&word.to_lowercase().as_str())
 }
 
-/// The two halves of a sentence that is too long, cut at the white space nearest its middle; nothing for a single
-/// word.
+/// The halves of a sentence that is too long, cut at the white space nearest to its middle; `None` for a single word.
 pub(super) fn halves(sentence: &str) -> Option<(&str, &str)> {
     let middle = sentence.len() / 2;
-    let spaces = sentence.char_indices().filter(|(_, letter)| letter.is_whitespace()).map(|(place, _)| place);
-    let cut = spaces.min_by_key(|place| place.abs_diff(middle))?;
+    let spaces = sentence.char_indices().filter(|(_, letter)| letter.is_whitespace()).map(|(index, _)| index);
+    let cut = spaces.min_by_key(|index| index.abs_diff(middle))?;
     let (before, after) = sentence.split_at(cut);
     let (before, after) = (before.trim(), after.trim());
     (!before.is_empty() && !after.is_empty()).then_some((before, after))
 }
 
-/// Puts a text together of its parts, sentences replaced by `translations` in their order.
-///
-/// Where two sentences touch, a space is put between them if the target's words need one.
-pub(super) fn join(parts: &[Part<'_>], translations: &[String], needs_space: bool) -> String {
+/// Joins the segments of a text, with its sentences replaced by `translations` in their order, and with a space
+/// between adjacent sentences if the target language needs one.
+pub(super) fn join<S: AsRef<str>>(
+    segments: &[Segment<S>],
+    translations: &[String],
+    needs_space: bool,
+) -> String {
     let mut translations = translations.iter();
     let mut text = String::new();
-    for part in parts {
-        match part {
-            Part::Sentence(_) => text.push_str(translations.next().map_or("", |sentence| sentence.trim())),
-            Part::Space("") if needs_space => text.push(' '),
-            Part::Space(space) => text.push_str(space),
+    for segment in segments {
+        match segment {
+            Segment::Sentence(_) => text.push_str(translations.next().map_or("", |sentence| sentence.trim())),
+            Segment::Space(space) if space.as_ref().is_empty() && needs_space => text.push(' '),
+            Segment::Space(space) => text.push_str(space.as_ref()),
         }
     }
     text
@@ -113,24 +115,24 @@ pub(super) fn join(parts: &[Part<'_>], translations: &[String], needs_space: boo
 mod tests {
     use super::*;
 
-    /// Sentences in brackets.
+    /// The text with its sentences in brackets.
     fn shown(text: &str) -> String {
-        let parts = split(text);
-        let again: String = parts
+        let segments = split(text);
+        let again: String = segments
             .iter()
             .map(|part| match part {
-                Part::Sentence(text) | Part::Space(text) => *text,
+                Segment::Sentence(text) | Segment::Space(text) => *text,
             })
             .collect();
-        assert_eq!(again, text, "nothing is lost");
-        let sentences: Vec<String> = parts
+        assert_eq!(again, text, "segments add up to the text");
+        let sentences: Vec<String> = segments
             .iter()
             .filter_map(|part| match part {
-                Part::Sentence(sentence) => Some(format!("[{sentence}]")),
-                Part::Space(_) => None,
+                Segment::Sentence(sentence) => Some(format!("[{sentence}]")),
+                Segment::Space(_) => None,
             })
             .collect();
-        join(&parts, &sentences, false)
+        join(&segments, &sentences, false)
     }
 
     #[test]
@@ -154,23 +156,23 @@ mod tests {
     }
 
     #[test]
-    fn sentences_that_touch_are_parted_where_the_target_needs_it() {
-        let parts = split("今日は。元気");
+    fn adjacent_sentences_are_separated_if_the_target_needs_it() {
+        let segments = split("今日は。元気");
         let translations = ["Hello.".to_owned(), "Fine".to_owned()];
-        assert_eq!(join(&parts, &translations, true), "Hello. Fine");
-        assert_eq!(join(&parts, &translations, false), "Hello.Fine");
+        assert_eq!(join(&segments, &translations, true), "Hello. Fine");
+        assert_eq!(join(&segments, &translations, false), "Hello.Fine");
     }
 
     proptest::proptest! {
         #[test]
-        fn a_text_in_parts_is_the_text_again(text in proptest::prelude::any::<String>(), words in "([a-zA-Z]{1,3}[.!? \n。]{0,2}){0,40}") {
+        fn segments_add_up_to_the_text(text in proptest::prelude::any::<String>(), words in "([a-zA-Z]{1,3}[.!? \n。]{0,2}){0,40}") {
             for text in [text, words] {
                 shown(&text);
                 let sentences: Vec<String> = split(&text)
                     .iter()
                     .filter_map(|part| match part {
-                        Part::Sentence(sentence) => Some((*sentence).to_owned()),
-                        Part::Space(_) => None,
+                        Segment::Sentence(sentence) => Some((*sentence).to_owned()),
+                        Segment::Space(_) => None,
                     })
                     .collect();
                 assert_eq!(join(&split(&text), &sentences, false), text);
@@ -190,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_million_characters_take_no_time() {
+    fn a_million_characters_are_split_in_seconds() {
         let started = std::time::Instant::now();
         let text = "The cat sits on the mat. ".repeat(40_000);
         assert_eq!(split(&text).len(), 80_000);

@@ -1,4 +1,4 @@
-//! What a translation bundle's manifest says of its decoder, its languages and how it generates.
+//! The section `[translation]` of a manifest.
 
 use std::collections::BTreeMap;
 
@@ -6,95 +6,96 @@ use serde::{Deserialize, Serialize};
 
 use crate::{backend::Signature, pipeline::generation::GenerationSettings};
 
-/// How a model translates.
+/// The settings of a translation model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TranslationSettings {
-    /// The most tokens of a source, special tokens included.
+    /// The maximum number of tokens of a source, special tokens included.
     pub max_tokens: usize,
-    /// The most tokens that the decoder can be fed, its first included: those that there are positions for.
+    /// The number of the decoder's positions: the maximum number of tokens it is fed, the start token included.
     pub max_positions: usize,
-    /// Tokens that the tokenizer gives and the model does not know, if there are any.
+    /// The tokens of the tokenizer that the model does not have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unknown_tokens: Option<UnknownTokens>,
-    /// The file of the tokenizer that puts targets together, where it is not the source's.
+    /// The file of the target tokenizer, if it is not that of the source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_tokenizer: Option<String>,
-    /// The file that says which tokens may stand in the translation of which.
+    /// The file of the lexical shortlist.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shortlist: Option<String>,
-    /// The graph that is run token by token.
+    /// The graph that runs once per token.
     pub decoder: Decoder,
-    /// The languages, and how the model is told them.
+    /// The languages, and how they are selected.
     pub languages: Languages,
-    /// How the target is generated.
+    /// The generation settings.
     pub generation: GenerationSettings,
 }
 
-/// Tokens that a tokenizer gives and a model does not know.
+/// The tokens of a tokenizer that a model does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UnknownTokens {
-    /// The first of them; all that come after it are unknown as well.
+    /// The first of them; all following ids are unknown, too.
     pub from: u32,
-    /// What the model reads in their place.
+    /// The id that the model reads instead.
     pub read_as: u32,
 }
 
 impl UnknownTokens {
-    /// What the model reads for `id`.
+    /// The id that the model reads for `id`.
     pub fn read(&self, id: u32) -> u32 {
         if id < self.from { id } else { self.read_as }
     }
 }
 
-/// The graph that is run token by token.
+/// The graph that runs once per token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decoder {
-    /// Its file.
+    /// The file of the graph.
     pub graph: String,
-    /// Its inputs and outputs.
+    /// The inputs and outputs of the graph.
     pub signature: Signature,
 }
 
 impl Decoder {
-    /// The number of scores that it gives a row, where it is always the same.
+    /// The number of scores per row, if it is fixed.
     pub fn vocabulary(&self) -> Option<usize> {
         let logits = &self.signature.outputs[self.signature.output("logits")?];
         logits.shape.last().and_then(|side| usize::try_from(*side).ok())
     }
 }
 
-/// How a model is told its languages. A source ends with the first of
+/// How the languages of a model are selected. Sources end with the first of
 /// [`eos_token_ids`](GenerationSettings::eos_token_ids).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Languages {
-    /// Not at all: it knows one pair.
+    /// The model has one pair.
     Pair {
-        /// The language that it translates from.
+        /// The source language.
         source: String,
-        /// The language that it translates to.
+        /// The target language.
         target: String,
     },
-    /// The target's token stands before the text, as in `>>code<< text </s>` (Marian of several targets).
+    /// By a token for the target before the text, as in `>>code<< text </s>` (Marian with several targets).
     Prefix {
-        /// The language that it translates from.
+        /// The source language.
         source: String,
-        /// The tokens of the languages that it translates to.
+        /// The tokens of the target languages.
         targets: BTreeMap<String, i64>,
     },
-    /// The source's token stands beside the text, and the target's is the first that is generated (M2M100, NLLB).
+    /// By a token for the source next to the text, and a token for the target as the first that is generated
+    /// (M2M100, NLLB).
     Tokens {
         /// The tokens of all languages.
         codes: BTreeMap<String, i64>,
-        /// The side on which the source's token stands.
+        /// The position of the source's token.
         side: TokenSide,
     },
 }
 
-/// The side of a text on which its language's token stands.
+/// The position of a language token relative to its text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TokenSide {

@@ -1,21 +1,21 @@
-//! Lexical shortlists: which tokens a translation can be made of, given the tokens of the text.
+//! Lexical shortlists: the tokens that a translation may contain, given the tokens of its source.
 //!
-//! Choosing among some 700 tokens instead of 32000 spares a small model most of each step. The list holds what is
-//! always allowed, and for each token of the source what it tends to become.
+//! With some 700 candidates instead of 32,000 a small model skips most of the work of each step. A list has the ids that
+//! are always allowed, and for each source token its likely translations.
 
 use crate::error::{Error, Result};
 
-/// What a file begins with: the form, and its version.
+/// The format and its version.
 const MAGIC: [u8; 8] = *b"KIVUSHL1";
-/// The lengths of the file's parts come in so many bytes.
+/// The bytes of the magic number and of the lengths of the parts.
 const HEADER: usize = MAGIC.len() + 3 * 4;
 
-/// Which target tokens go with which source tokens.
+/// The allowed target tokens for each source token.
 ///
-/// # The file
-/// Little-endian, 32 bits a number: after the magic the first ids that are always allowed, the number of source
-/// tokens, and the number of entries; then for each source token where its entries begin, and where the last
-/// one's end; then the entries, ascending for each source token.
+/// # File format
+/// Little-endian 32-bit numbers: after the magic number, the number of always-allowed ids, the number of source tokens
+/// and the number of entries; for each source token the index of its first entry, and the end of the last one's
+/// entries; the entries, ascending for each source token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shortlist {
     always: u32,
@@ -24,7 +24,7 @@ pub struct Shortlist {
 }
 
 impl Shortlist {
-    /// A shortlist that always allows the ids below `always`, and for each source token those of `lists`.
+    /// Always allows the ids below `always`, and for each source token those in its element of `lists`.
     pub fn new(always: u32, lists: impl IntoIterator<Item = Vec<u32>>) -> Self {
         let (mut begins, mut entries) = (vec![0], Vec::new());
         for mut list in lists {
@@ -36,7 +36,7 @@ impl Shortlist {
         Self { always, begins, entries }
     }
 
-    /// Reads the bytes of a file.
+    /// Reads a file.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let damaged = || Error::model(format!("expected a shortlist, but found {} other bytes", bytes.len()));
         let (header, numbers) = bytes.split_at_checked(HEADER).ok_or_else(damaged)?;
@@ -49,29 +49,27 @@ impl Shortlist {
         let begins: Vec<u32> = begins.iter().map(read).collect();
         let list: Vec<u32> = numbers[begins.len()..].iter().map(read).collect();
         let is_whole = magic == MAGIC && rest.is_empty() && list.len() == entries as usize;
-        // More that is always allowed than there are tokens would only take room.
+        // More always-allowed ids than tokens would only waste memory.
         if !is_whole || always > sources || !begins.is_sorted() || begins.last() != Some(&entries) {
             return Err(damaged());
         }
         Ok(Self { always, begins, entries: list })
     }
 
-    /// The bytes of a file.
+    /// The contents of a file.
     pub fn to_bytes(&self) -> Vec<u8> {
         let counts = [self.always, self.begins.len() as u32 - 1, self.entries.len() as u32];
         let numbers = counts.iter().chain(&self.begins).chain(&self.entries);
         MAGIC.into_iter().chain(numbers.flat_map(|number| number.to_le_bytes())).collect()
     }
 
-    /// The largest id that is ever allowed.
+    /// The largest allowed id.
     pub fn largest(&self) -> u32 {
         self.entries.iter().copied().max().unwrap_or(0).max(self.always.saturating_sub(1))
     }
 
-    /// The ids that a translation of `source` can be made of, ascending, the ids of `source` among them.
-    ///
-    /// - `without` is never among them: a model's unknown token is no translation of anything.
-    /// - Ids beyond the list are taken for tokens that nothing is known of.
+    /// The ids that a translation of `source` may contain, ascending: with the ids of `source`, without the id
+    /// `without`. Ids beyond the list allow nothing.
     pub fn allowed(&self, source: &[u32], without: u32) -> Vec<i64> {
         let known = source.iter().filter(|id| (**id as usize) < self.begins.len() - 1);
         let lists = known.clone().flat_map(|id| self.list(*id));
@@ -96,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn the_allowed_ids_are_ascending_and_without_the_unknown() {
+    fn allowed_ids_are_ascending_and_without_the_unknown_token() {
         assert_eq!(small().allowed(&[], 1), [0, 2]);
         assert_eq!(small().allowed(&[1], 1), [0, 2, 5, 7]);
         assert_eq!(small().allowed(&[2, 1, 3, 2], 1), [0, 2, 3, 4, 5, 7, 9]);
@@ -105,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_read_as_it_was_written_and_refused_when_it_is_damaged() {
+    fn files_round_trip_and_damaged_ones_are_refused() {
         let bytes = small().to_bytes();
         assert_eq!(Shortlist::from_bytes(&bytes).unwrap(), small());
         for length in 0..bytes.len() {
@@ -114,7 +112,7 @@ mod tests {
         for place in 0..bytes.len() {
             let mut damaged = bytes.clone();
             damaged[place] ^= 0xff;
-            // What still reads well is used without a panic.
+            // A file that is still valid is used without a panic.
             if let Ok(shortlist) = Shortlist::from_bytes(&damaged) {
                 shortlist.allowed(&[0, 1, 2, 3, 4, u32::MAX], 1);
             }

@@ -89,7 +89,7 @@ async fn a_translator_answers_on_the_fleet_as_it_does_here() {
         assert_eq!(refused.status, 422);
         assert_eq!(
             refused.body["error"],
-            "expected `do_sample` to be unset, since the model on the fleet cannot be told otherwise, but found `true`"
+            "expected `do_sample` to be unset, since it cannot be set for the model on the fleet, but found `true`"
         );
 
         let [fleet, auto] =
@@ -111,7 +111,7 @@ async fn a_translator_answers_on_the_fleet_as_it_does_here() {
         let refused = post(&fleet, "/translate", &ask("de", json!({}))).await;
         assert_eq!(
             refused.body["error"],
-            "expected `tgt_lang` to be the language that the model on the fleet is set up for, but found another"
+            "expected `tgt_lang` to be the language of the model on the fleet, but found another"
         );
         for _ in 0..2 {
             let answered = post(&auto, "/translate", &ask("de", json!({}))).await;
@@ -120,7 +120,7 @@ async fn a_translator_answers_on_the_fleet_as_it_does_here() {
         let refused = post(&fleet, "/translate", &ask("fr", json!({ "num_beams": 2 }))).await;
         assert_eq!(
             refused.body["error"],
-            "expected `num_beams` to be `5`, since the model on the fleet cannot be told otherwise, but found `2`"
+            "expected `num_beams` to be `5`, since it cannot be set for the model on the fleet, but found `2`"
         );
     }
     check_log(&triton);

@@ -1,0 +1,161 @@
+//! Runs the work of a request locally or on a fleet. The rules are the same for all tasks:
+//!
+//! - The [route](Route) chooses the location by the tokens of the request.
+//! - Work that the fleet's model cannot do, as far as is known, runs locally if the model is local.
+//! - The fleet's deadline leaves time for a local run.
+//! - Work that fails on the fleet runs locally if the model is local and there is time left.
+
+use std::{
+    fmt,
+    future::Future,
+    num::NonZeroUsize,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use async_trait::async_trait;
+use futures::{StreamExt, TryStreamExt, stream};
+
+use crate::{
+    backend::{
+        Deadline,
+        routing::{Location, Route},
+        triton::TritonBackend,
+    },
+    error::{Error, Result},
+};
+
+/// The work of a request, for a local model `L` or the fleet's model `R`.
+#[async_trait]
+pub(super) trait Work<L, R>: Sync {
+    type Output: Send;
+
+    /// The tokens of the request.
+    fn tokens(&self) -> usize;
+
+    /// Refuses work that the fleet's model cannot do.
+    fn check_remote(&self, remote: &R) -> Result<()>;
+
+    async fn run_locally(&self, local: &L, deadline: Deadline) -> Result<Self::Output>;
+
+    /// Runs work that [`check_remote`](Self::check_remote) has accepted.
+    async fn run_remotely(&self, remote: &R, deadline: Deadline) -> Result<Self::Output>;
+}
+
+/// A model on a fleet, ready to be run.
+pub(super) trait RemoteModel: Clone + Send + Sync {
+    /// The requirements on the model.
+    type Spec: Clone + fmt::Debug + Send + Sync;
+
+    /// Opens the model as its servers describe it. Refuses one of another kind, with both sides.
+    fn open(described: TritonBackend, spec: &Self::Spec) -> Result<Self>;
+}
+
+/// A model at all locations where it runs.
+#[derive(Clone, Debug)]
+pub(super) struct Executor<L, R: RemoteModel> {
+    route: Route<L>,
+    spec: R::Spec,
+    /// The fleet's model, as its servers last described it.
+    remote: Arc<Mutex<Option<(TritonBackend, R)>>>,
+}
+
+impl<L: Sync, R: RemoteModel> Executor<L, R> {
+    pub(super) fn new(route: Route<L>, spec: R::Spec) -> Self {
+        Self { route, spec, remote: Arc::default() }
+    }
+
+    pub(super) fn local(&self) -> Option<&L> {
+        self.route.local()
+    }
+
+    pub(super) fn has_fleet(&self) -> bool {
+        self.route.fleet().is_some()
+    }
+
+    /// The fleet's model, opened again whenever its description changes.
+    pub(super) async fn remote(&self, deadline: Deadline) -> Result<R> {
+        let fleet = self.route.fleet().ok_or_else(not_loaded)?;
+        let described = fleet.connect(deadline).await?;
+        let mut known = self.remote.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((known, remote)) = known.as_ref()
+            && known.has_same_interface(&described)
+        {
+            return Ok(remote.clone());
+        }
+        let remote = R::open(described.clone(), &self.spec)?;
+        *known = Some((described, remote.clone()));
+        Ok(remote)
+    }
+
+    /// Refuses a model of another kind on the fleet. A fleet that does not respond is not an error, and no connection
+    /// is kept, since this may run on another runtime than requests.
+    pub(super) async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
+        match self.route.fleet() {
+            None => Ok(()),
+            Some(fleet) => fleet.check_at_start(self.remote(deadline).await),
+        }
+    }
+
+    /// Runs `work`, and returns its output with the location where it ran.
+    pub(super) async fn run<W: Work<L, R>>(
+        &self,
+        work: &W,
+        deadline: Deadline,
+    ) -> Result<(W::Output, Location)> {
+        let (tokens, local) = (work.tokens(), self.local());
+        if self.route.choose(tokens) == Location::Remote && !(local.is_some() && self.is_known_unfit(work)) {
+            let request = self.route.begin(Location::Remote, tokens);
+            let done = self.run_remotely(work, self.route.remote_deadline(tokens, deadline)).await;
+            request.finish(done.is_ok());
+            match done {
+                Err(error) if local.is_some() && !deadline.has_passed() => {
+                    tracing::warn!(error = error.chain(), "the fleet failed; the request runs locally");
+                }
+                done => return done.map(|output| (output, Location::Remote)),
+            }
+        }
+        let request = self.route.begin(Location::Local, tokens);
+        let done = work.run_locally(local.ok_or_else(not_loaded)?, deadline).await;
+        request.finish(done.is_ok());
+        done.map(|output| (output, Location::Local))
+    }
+
+    async fn run_remotely<W: Work<L, R>>(&self, work: &W, deadline: Deadline) -> Result<W::Output> {
+        let remote = self.remote(deadline).await?;
+        work.check_remote(&remote)?;
+        work.run_remotely(&remote, deadline).await
+    }
+
+    fn is_known_unfit<W: Work<L, R>>(&self, work: &W) -> bool {
+        let known = self.remote.lock().unwrap_or_else(PoisonError::into_inner);
+        known.as_ref().is_some_and(|(_, remote)| work.check_remote(remote).is_err())
+    }
+}
+
+fn not_loaded() -> Error {
+    Error::model("expected a model to run, but none is loaded")
+}
+
+/// Runs the batches of a request and returns the result of each input, by the indexes that come with them.
+///
+/// The backend has twice as many batches as it runs at once, so that it never waits for the next one, and no more, so
+/// that requests take turns.
+pub(super) async fn run_batches<T: Send>(
+    batches: Vec<impl Future<Output = Result<Vec<(usize, T)>>> + Send>,
+    concurrency: NonZeroUsize,
+) -> Result<Vec<T>> {
+    let done = stream::iter(batches).buffer_unordered(2 * concurrency.get()).try_concat();
+    let mut done: Vec<(usize, T)> = done.await?;
+    done.sort_by_key(|(index, _)| *index);
+    Ok(done.into_iter().map(|(_, result)| result).collect())
+}
+
+/// Runs a tokenization, of more than a few kB of text outside of the threads that serve connections.
+pub(super) async fn tokenize<T: Send + 'static>(
+    bytes: usize,
+    deadline: Deadline,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    const MAX_INLINE_BYTES: usize = 8 * 1024;
+    if bytes <= MAX_INLINE_BYTES { work() } else { deadline.off_thread(work).await }
+}

@@ -1,0 +1,140 @@
+//! The input tensors of a transformer: which input carries which data, and sequences padded to one length.
+
+use std::num::NonZeroUsize;
+
+use crate::{
+    backend::{Schedule, Signature, TensorSpec},
+    error::{Error, Result, quoted},
+    tensor::{ElementType, Elements, Tensor},
+    tokenizer::Encoding,
+};
+
+/// The names of inputs by the data that they carry, case-insensitive.
+const NAMES: [(&str, Role); 3] =
+    [("input_ids", Role::Ids), ("attention_mask", Role::Mask), ("token_type_ids", Role::Types)];
+
+/// The data that an input carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Ids,
+    Mask,
+    Types,
+    /// The text itself, for models with a tokenizer of their own.
+    Text,
+}
+
+/// An input sequence.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sequence<'a> {
+    pub(super) encoding: &'a Encoding,
+    /// Its text, for models with a tokenizer of their own; pairs and token ids have none.
+    pub(super) text: Option<&'a str>,
+}
+
+/// The inputs of a model.
+#[derive(Clone, Debug)]
+pub(super) struct ModelInputs(Vec<(Role, TensorSpec)>);
+
+impl ModelInputs {
+    /// Recognizes inputs by name, or by position where they are called `INPUT__0`, as those of TorchScript on Triton;
+    /// a single BYTES input takes texts. `None` for any other signature.
+    pub(super) fn recognize(signature: &Signature) -> Option<Self> {
+        if let [text] = &signature.inputs[..]
+            && text.element_type == ElementType::Bytes
+        {
+            return Some(Self(vec![(Role::Text, text.clone())]));
+        }
+        let role = |spec: &TensorSpec| {
+            let name = spec.name.to_ascii_lowercase();
+            let by_name = || NAMES.iter().find(|(known, _)| *known == name);
+            let position = name.strip_prefix("input__").and_then(|position| position.parse::<usize>().ok());
+            let (_, role) = position.and_then(|position| NAMES.get(position)).or_else(by_name)?;
+            Some((*role, spec.clone()))
+        };
+        let inputs = Self(signature.inputs.iter().map(role).collect::<Option<_>>()?);
+        inputs.spec(Role::Ids).is_some().then_some(inputs)
+    }
+
+    /// Whether a graph distinguishes the texts of a pair.
+    pub(super) fn distinguish_pairs(signature: &Signature) -> bool {
+        signature.inputs.iter().any(|input| input.name == NAMES[2].0)
+    }
+
+    /// The error of a signature that is not recognized, with both sides.
+    pub(super) fn mismatch(signature: &Signature, output: &str) -> Error {
+        let names =
+            |specs: &[TensorSpec]| quoted(&specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>());
+        Error::model(format!(
+            "expected a model with inputs among {} and the output `{output}`, but found inputs {} and outputs {}",
+            quoted(&NAMES.map(|(name, _)| name)),
+            names(&signature.inputs),
+            names(&signature.outputs)
+        ))
+    }
+
+    pub(super) fn spec(&self, role: Role) -> Option<&TensorSpec> {
+        self.0.iter().find(|(known, _)| *known == role).map(|(_, spec)| spec)
+    }
+
+    pub(super) fn has(&self, role: Role) -> bool {
+        self.spec(role).is_some()
+    }
+
+    /// The number of tokens of every sequence, if the model takes a fixed number.
+    pub(super) fn fixed_length(&self) -> Option<usize> {
+        fixed(self.spec(Role::Ids)?.shape.last())
+    }
+
+    /// Refuses a sequence that is longer than the fixed length.
+    pub(super) fn check_length(&self, found: usize) -> Result<()> {
+        match self.fixed_length() {
+            Some(max) if found > max => Err(Error::too_large(format!(
+                "expected at most {max} tokens, the length of the model on the fleet, but found {found}"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// The backend's schedule, without batches if the model has no mask and would read padding as words.
+    pub(super) fn schedule(&self, schedule: Schedule) -> Schedule {
+        if self.has(Role::Mask) || self.has(Role::Text) {
+            return schedule;
+        }
+        Schedule { max_batch_size: NonZeroUsize::MIN, ..schedule }
+    }
+
+    /// The tensors of a batch, in the model's order; short sequences are filled up with `padding_id`.
+    pub(super) fn tensors(&self, batch: &[Sequence<'_>], padding_id: u32) -> Result<Vec<Tensor>> {
+        self.0.iter().map(|(role, spec)| tensor(*role, spec, batch, padding_id)).collect()
+    }
+}
+
+fn tensor(role: Role, spec: &TensorSpec, batch: &[Sequence<'_>], padding_id: u32) -> Result<Tensor> {
+    let has_rows = spec.shape.len() > 1;
+    if role == Role::Text {
+        let texts = batch.iter().map(|sequence| sequence.text.unwrap_or_default().as_bytes().to_vec());
+        let shape = if has_rows { vec![batch.len(), 1] } else { vec![batch.len()] };
+        return Tensor::new(shape, Elements::Bytes(texts.collect()));
+    }
+    let longest = batch.iter().map(|sequence| sequence.encoding.len()).max().unwrap_or(0);
+    let columns = fixed(spec.shape.last()).unwrap_or(longest);
+    let rows = if has_rows { fixed(spec.shape.first()).unwrap_or(batch.len()) } else { 1 };
+    let padding = if role == Role::Ids { i64::from(padding_id) } else { 0 };
+    let mut values = Vec::with_capacity(rows * columns);
+    // A fixed number of rows is filled up by repeating the batch, since a model may fail on an empty row.
+    for (row, Sequence { encoding, .. }) in batch.iter().cycle().take(rows).enumerate() {
+        match role {
+            Role::Ids => values.extend(encoding.ids.iter().map(|id| i64::from(*id))),
+            Role::Types => values.extend(encoding.type_ids.iter().map(|id| i64::from(*id))),
+            Role::Mask | Role::Text => values.extend(std::iter::repeat_n(1, encoding.len())),
+        }
+        values.resize((row + 1) * columns, padding);
+    }
+    let shape = if has_rows { vec![rows, columns] } else { vec![columns] };
+    Tensor::integers(spec.element_type, shape, values)
+}
+
+/// The length of an axis, if it is fixed.
+fn fixed(side: Option<&i64>) -> Option<usize> {
+    side.and_then(|side| usize::try_from(*side).ok())
+}

@@ -1,0 +1,63 @@
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result, quoted};
+
+/// The task of a model, named as on the Hugging Face Hub.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Task {
+    /// A text to a vector.
+    FeatureExtraction,
+    /// A text, or a pair of texts, to scores for the model's own labels.
+    TextClassification,
+    /// A query and texts to a score for each text.
+    TextRanking,
+    /// A text to scores for the labels of the request.
+    ZeroShotClassification,
+    /// A text to a text in another language.
+    Translation,
+}
+
+impl Task {
+    /// In the order of the variants.
+    const NAMES: [(Self, &str); 5] = [
+        (Self::FeatureExtraction, "feature-extraction"),
+        (Self::TextClassification, "text-classification"),
+        (Self::TextRanking, "text-ranking"),
+        (Self::ZeroShotClassification, "zero-shot-classification"),
+        (Self::Translation, "translation"),
+    ];
+}
+
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(Self::NAMES[*self as usize].1)
+    }
+}
+
+impl FromStr for Task {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::NAMES.iter().find(|(_, known)| *known == name).map(|(task, _)| *task).ok_or_else(|| {
+            let known = quoted(&Self::NAMES.map(|(_, known)| known));
+            Error::config(format!("expected a task of {known}, but found `{name}`"))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_manifest() {
+        for (task, name) in Task::NAMES {
+            assert_eq!(serde_json::to_value(task).unwrap(), name);
+            assert_eq!(task.to_string(), name);
+            assert_eq!(name.parse::<Task>().unwrap(), task);
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Texts to the inputs of the encoder: sentences, with the special tokens of the model's family around them.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::{
+    languages::{Directions, LanguagePair, RequestedLanguages},
+    segmentation::{Segment, halves, split, whole},
+    settings::{Languages, TokenSide, TranslationSettings},
+};
+use crate::{
+    error::{Error, Result},
+    tokenizer::{Token, Tokenizer, reach},
+};
+
+/// When a text is split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Split {
+    /// Into its sentences.
+    Sentences,
+    /// Into its sentences if the model cannot read it as a whole.
+    WhenLong,
+    /// Never: it is truncated or refused.
+    Never,
+}
+
+/// Whether special tokens are among the tokens of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpecialTokens {
+    /// With the model's special tokens around the text.
+    Added,
+    /// The tokens of the text only.
+    LeftOut,
+}
+
+/// A text as inputs of the encoder.
+#[derive(Debug)]
+pub(super) struct PreparedText<'a> {
+    pub(super) pair: LanguagePair,
+    pub(super) layout: Vec<Segment<&'a str>>,
+    /// The token ids of each sentence.
+    pub(super) sentences: Vec<Vec<i64>>,
+    pub(super) is_truncated: bool,
+}
+
+/// The source tokenizer of a model, with its languages.
+#[derive(Debug)]
+pub(super) struct SourceEncoder {
+    pub(super) tokenizer: Arc<Tokenizer>,
+    pub(super) directions: Directions,
+    pub(super) settings: TranslationSettings,
+}
+
+/// How texts become inputs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SourceOptions<'a> {
+    pub(super) languages: RequestedLanguages<'a>,
+    pub(super) split: Split,
+    /// Whether sentences that are too long and cannot be split are truncated instead of refused.
+    pub(super) truncate: bool,
+    /// Tokenization stops when a text has more sentences; the caller refuses it.
+    pub(super) max_sentences: usize,
+}
+
+impl SourceEncoder {
+    /// Prepares a text.
+    pub(super) fn prepare<'a>(&self, text: &'a str, options: SourceOptions<'_>) -> Result<PreparedText<'a>> {
+        let (languages, text) = self.written_target(text, options.languages);
+        let pair = self.directions.find(languages)?;
+        let special = self.special_ids(&pair)?;
+        let limit = self.settings.max_tokens.saturating_sub(special.len());
+        let mut prepared =
+            PreparedText { pair, layout: Vec::new(), sentences: Vec::new(), is_truncated: false };
+        // A longer text is certainly split, so its tokens are not counted.
+        let may_be_whole = text.len() <= reach(limit);
+        let segments = match options.split {
+            Split::WhenLong if may_be_whole && self.ids(text.trim())?.len() <= limit => whole(text),
+            Split::Never => whole(text),
+            Split::Sentences | Split::WhenLong => split(text),
+        };
+        for segment in segments {
+            if prepared.sentences.len() > options.max_sentences {
+                break;
+            }
+            match segment {
+                Segment::Space(_) => prepared.layout.push(segment),
+                Segment::Sentence(sentence) => self.add(sentence, limit, options, &special, &mut prepared)?,
+            }
+        }
+        Ok(prepared)
+    }
+
+    /// Adds a sentence, split between words if it is too long.
+    fn add<'a>(
+        &self,
+        sentence: &'a str,
+        limit: usize,
+        options: SourceOptions<'_>,
+        special: &SpecialIds,
+        prepared: &mut PreparedText<'a>,
+    ) -> Result<()> {
+        let mut pending = vec![sentence];
+        while let Some(piece) = pending.pop() {
+            let is_within_reach = piece.len() <= reach(limit);
+            let mut ids = if is_within_reach { self.ids(piece)? } else { Vec::new() };
+            if !is_within_reach || ids.len() > limit {
+                if options.split != Split::Never
+                    && let Some((before, after)) = halves(piece)
+                {
+                    pending.extend([after, before]);
+                    continue;
+                }
+                if !options.truncate {
+                    let found = match ids.len() {
+                        0 => format!("{} bytes", piece.len()),
+                        found => format!("{} tokens", found + special.len()),
+                    };
+                    return Err(Error::too_large(format!(
+                        "the text has {found}, but the model takes at most {} tokens; set `split` or `truncate`",
+                        self.settings.max_tokens
+                    )));
+                }
+                if !is_within_reach {
+                    ids = self.ids(&piece[..piece.floor_char_boundary(reach(limit))])?;
+                }
+                ids.truncate(limit);
+                prepared.is_truncated = true;
+            }
+            if matches!(prepared.layout.last(), Some(Segment::Sentence(_))) {
+                prepared.layout.push(Segment::Space(" "));
+            }
+            prepared.layout.push(Segment::Sentence(piece));
+            let SpecialIds { before, after } = special;
+            prepared.sentences.push(before.iter().copied().chain(ids).chain(after.iter().copied()).collect());
+        }
+        Ok(())
+    }
+
+    /// The target language of a text like `>>code<< …`, for models whose own tokenizer reads it.
+    fn written_target<'a: 'b, 'b>(
+        &self,
+        text: &'a str,
+        requested: RequestedLanguages<'b>,
+    ) -> (RequestedLanguages<'b>, &'a str) {
+        let written = text.strip_prefix(">>").and_then(|rest| rest.split_once("<<"));
+        match (&self.settings.languages, requested.target, written) {
+            (Languages::Prefix { .. }, None, Some((code, rest))) => {
+                (RequestedLanguages { target: Some(code), ..requested }, rest)
+            }
+            _ => (requested, text),
+        }
+    }
+
+    /// The tokens of a text that is one sentence; spans count characters of the whole text.
+    ///
+    /// A language is required if its token is one of the requested special tokens.
+    pub(super) fn tokens(
+        &self,
+        text: &str,
+        special: SpecialTokens,
+        requested: RequestedLanguages<'_>,
+    ) -> Result<Vec<Token>> {
+        let (requested, rest) = self.written_target(text, requested);
+        let skipped = text.chars().count() - rest.chars().count();
+        let own = self.tokenizer.tokens(rest, false)?.into_iter().filter_map(|token| {
+            let span = token.span.map(|(start, stop)| (start + skipped, stop + skipped));
+            Some(Token { id: self.model_id(token.id)?, span, ..token })
+        });
+        if special == SpecialTokens::LeftOut {
+            return Ok(own.collect());
+        }
+        let added = |id: i64| {
+            let id = u32::try_from(id).ok()?;
+            Some(Token { id, text: self.tokenizer.token(id)?, special: true, span: None })
+        };
+        let SpecialIds { before, after } = self.special_ids(&self.special_languages(requested)?)?;
+        Ok(before
+            .into_iter()
+            .filter_map(added)
+            .chain(own)
+            .chain(after.into_iter().filter_map(added))
+            .collect())
+    }
+
+    /// The languages that have special tokens in a source; others may be empty.
+    fn special_languages(&self, requested: RequestedLanguages<'_>) -> Result<LanguagePair> {
+        let (source, target) = self.directions.named(requested)?;
+        let required = |field: &str, language: Option<&str>, is_required: bool| match language {
+            None if is_required => Err(Error::invalid(format!(
+                "expected `{field}`, since a special token depends on the language, but found none; set it, or set \
+                 `add_special_tokens` to false"
+            ))),
+            language => Ok(language.unwrap_or_default().to_owned()),
+        };
+        let languages = &self.settings.languages;
+        Ok(LanguagePair {
+            source: required("src_lang", source, matches!(languages, Languages::Tokens { .. }))?,
+            target: required("tgt_lang", target, matches!(languages, Languages::Prefix { .. }))?,
+        })
+    }
+
+    fn ids(&self, text: &str) -> Result<Vec<i64>> {
+        let ids = self.tokenizer.encode_without_special_tokens(text)?.into_iter();
+        Ok(ids.filter_map(|id| self.model_id(id)).map(i64::from).collect())
+    }
+
+    /// The model's id for a token of the tokenizer; `None` for a token that the model must not read.
+    fn model_id(&self, id: u32) -> Option<u32> {
+        let id = self.settings.unknown_tokens.map_or(id, |unknown| unknown.read(id));
+        // In a text, `</s>` is an ordinary string for Bergamot models, but its tokenizer returns the special token.
+        let eos_ids = &self.settings.generation.eos_token_ids;
+        let is_stray = self.settings.shortlist.is_some() && eos_ids.contains(&i64::from(id));
+        (!is_stray).then_some(id)
+    }
+
+    fn special_ids(&self, pair: &LanguagePair) -> Result<SpecialIds> {
+        let token = |codes: &BTreeMap<String, i64>, code: &str| {
+            let unknown =
+                || Error::model(format!("expected a token for the language `{code}`, but found none"));
+            codes.get(code).copied().ok_or_else(unknown)
+        };
+        let end = self.settings.generation.eos_token_ids.first().copied();
+        let mut special = SpecialIds { before: None, after: end.into_iter().collect() };
+        match &self.settings.languages {
+            Languages::Pair { .. } => {}
+            Languages::Prefix { targets, .. } => special.before = Some(token(targets, &pair.target)?),
+            Languages::Tokens { codes, side: TokenSide::Before } => {
+                special.before = Some(token(codes, &pair.source)?);
+            }
+            Languages::Tokens { codes, side: TokenSide::After } => {
+                special.after.push(token(codes, &pair.source)?)
+            }
+        }
+        Ok(special)
+    }
+
+    /// The first token of targets in a language, if it selects the language.
+    pub(super) fn first_token(&self, target: &str) -> Option<i64> {
+        match &self.settings.languages {
+            Languages::Tokens { codes, .. } => codes.get(target).copied(),
+            Languages::Pair { .. } | Languages::Prefix { .. } => None,
+        }
+    }
+
+    /// When texts are split by default: Bergamot models are trained on single sentences only.
+    pub(super) fn default_split(&self) -> Split {
+        match self.settings.generation.length_factor {
+            Some(_) => Split::Sentences,
+            None => Split::WhenLong,
+        }
+    }
+}
+
+/// The special tokens around a text.
+#[derive(Debug)]
+struct SpecialIds {
+    before: Option<i64>,
+    after: Vec<i64>,
+}
+
+impl SpecialIds {
+    fn len(&self) -> usize {
+        usize::from(self.before.is_some()) + self.after.len()
+    }
+}
