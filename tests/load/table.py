@@ -1,4 +1,4 @@
-"""Writes what the tools measured into the page: python3 tests/load/table.py FOLDER docs/reliability.md"""
+"""Writes measurements into the page: python3 tests/load/table.py FOLDER docs/reliability.md"""
 
 import json
 import pathlib
@@ -16,7 +16,7 @@ def row(*cells):
 
 
 def fuzzed(done):
-    lines = [row("what is read", "inputs tried", "CPU minutes", "edges", "broke it"), row(*["---"] * 5)]
+    lines = [row("reader", "inputs", "CPU minutes", "edges", "failures"), row(*["---"] * 5)]
     for target, sums in sorted(done.items()):
         lines.append(row(f"`{target}`", f"{sums['inputs']:,}", f"{sums['cpu_s'] / 60:.1f}", sums["edges"], sums["found"]))
     inputs, seconds = (sum(sums[name] for sums in done.values()) for name in ("inputs", "cpu_s"))
@@ -24,7 +24,7 @@ def fuzzed(done):
 
 
 def loaded(found):
-    lines = [row("traffic", "answered 200 a second", "p99 of those", "answered 429 a second", "p99 of those", "memory before, most, after", "open files, most, after"), row(*["---"] * 7)]
+    lines = [row("traffic", "200 per second", "p99", "429 per second", "p99", "memory before, peak, after", "open files, peak, after"), row(*["---"] * 7)]
     for name in ("steady", "ten times", "burst", "slow callers", "oversized"):
         told = found[name]
         sent = told.get("beside", told)
@@ -38,42 +38,42 @@ def loaded(found):
     slow, large, mixed = found["slow callers"], found["oversized"], found["mixed"]
     return [
         *lines, "",
-        f"Room for {found['room']} requests at once, {found['processors']} processors, which the callers share. "
-        f"Of {slow['connections']} callers who dribbled, {slow['closed_by_the_server']} were closed. "
-        f"{large['bodies']} bodies of {large['megabytes']} MB were answered {json.dumps(large['statuses'])}. "
+        f"Limit of {found['room']} concurrent requests, {found['processors']} processors shared with the clients. "
+        f"Of {slow['connections']} slow clients, {slow['closed_by_the_server']} were disconnected. "
+        f"{large['bodies']} bodies of {large['megabytes']} MB got {json.dumps(large['statuses'])}. "
         f"Mixed for {mixed['seconds']} s: {mixed['requests']:,} requests, {json.dumps(mixed['statuses'])}. "
-        f"{sum(told.get('beside', told).get('lost', 0) for told in found.values() if isinstance(told, dict)):,} requests had no answer. "
+        f"{sum(told.get('beside', told).get('lost', 0) for told in found.values() if isinstance(told, dict)):,} requests got no response. "
         + ended(found),
     ]
 
 
 def ended(found):
     failures = found["failures"]
-    held = f"Did not hold: {', '.join(failures)}." if failures else "All that was asked of it held."
-    return f"Asked to stop, it ended after {found['stopped_in_s']} s. {held}"
+    checks = f"Failed checks: {', '.join(failures)}." if failures else "All checks passed."
+    return f"Shutdown took {found['stopped_in_s']} s. {checks}"
 
 
 def soaked(found):
     soak = found["soak"]
     return [
         f"{soak['seconds']} s of mixed traffic: {soak['requests']:,} requests ({json.dumps(soak['statuses'])}), "
-        f"{soak['slow_callers']:,} callers who dribbled, {soak['large_bodies']:,} bodies that were too large. "
+        f"{soak['slow_callers']:,} slow clients, {soak['large_bodies']:,} oversized bodies. "
         f"From the second to the last quarter, memory grew by {soak['resident_mb_growth']} MB of "
         f"{soak['resident_mb_before']} and open files by {soak['open_files_growth']:.0f}; "
-        f"afterwards there were {soak['open_files_after']}. {soak['lost']:,} requests had no answer. " + ended(found),
+        f"afterwards there were {soak['open_files_after']}. {soak['lost']:,} requests got no response. " + ended(found),
     ]
 
 
 def processors(found):
-    lines = [row("processor", "model", "`arithmetic` of `/info`", "cosine to fp32: mean, worst", "cosine to the first processor's: mean, worst"), row(*["---"] * 5)]
+    lines = [row("processor", "model", "`arithmetic` of `/info`", "cosine to fp32: mean, worst", "cosine to the first processor: mean, worst"), row(*["---"] * 5)]
     for told in found["rows"]:
         arithmetic = told["arithmetic"] or ""
         if "to_fp32" in told:
             cells = [f"{cosine['mean']:.4f}, {cosine['worst']:.4f}" for cosine in (told["to_fp32"], told["to_reference"])]
         else:
-            cells = ["", f"{told['same']} of {told['of']} translations are the same"]
+            cells = ["", f"{told['same']} of {told['of']} translations identical"]
         lines.append(row(told["processor"], told["model"], arithmetic, *cells))
-    return [*lines, "", f"{found['texts']} texts of `src/build/sentences.txt`; fp32 of the first processor."]
+    return [*lines, "", f"{found['texts']} texts of `src/build/sentences.txt`; fp32 on the first processor."]
 
 
 def main():
