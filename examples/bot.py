@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A bot that translates what you say.
+"""A bot that translates each line of the input.
 
     python examples/bot.py
 
-Needs `pip install huggingface_hub` and a server: `make run`. KIVU_URL names another than that of this machine. Every
-line is translated; `/pt-en` and `/en-pt` turn the direction around, and the end of the input (Ctrl+D) ends it.
+Needs `pip install huggingface_hub` and a server: `make run`, or the URL of another one in KIVU_URL. `/pt-en` and
+`/en-pt` change the direction; the end of the input (Ctrl+D) exits.
 """
 
 import json
@@ -19,7 +19,7 @@ KEY = os.environ.get("KIVU_KEY")
 
 
 def translators():
-    """The models that translate one pair of languages, as `en-pt`, each with a client."""
+    """Clients of the models that translate a single pair of languages, by pair, such as `en-pt`."""
     request = urllib.request.Request(f"{URL}/models", headers={"authorization": f"Bearer {KEY}"} if KEY else {})
     with urllib.request.urlopen(request) as answer:
         models = json.load(answer)["models"]

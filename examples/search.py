@@ -3,9 +3,9 @@
 
     python examples/search.py examples/texts "I forgot my password"
 
-Needs `pip install openai` and a server: `make run`. KIVU_URL names another than that of this machine. Every paragraph
-of every `.txt` becomes a vector; those that are nearest to the question are shown. The vectors have length 1, so the
-cosine of two is the sum of their products.
+Needs `pip install openai` and a server: `make run`, or the URL of another one in KIVU_URL. Embeds every paragraph of
+every `.txt` file and prints those nearest to the question. The vectors have length 1, so the cosine of two is their
+dot product.
 """
 
 import os
@@ -16,7 +16,7 @@ from openai import OpenAI
 
 URL = os.environ.get("KIVU_URL", "http://127.0.0.1:8080")
 MODEL = "minilm"
-AT_ONCE = 256
+BATCH_SIZE = 256
 SHOWN = 3
 
 client = OpenAI(base_url=f"{URL}/v1", api_key=os.environ.get("KIVU_KEY", "none"))
@@ -24,14 +24,14 @@ client = OpenAI(base_url=f"{URL}/v1", api_key=os.environ.get("KIVU_KEY", "none")
 
 def embed(texts):
     vectors = []
-    for start in range(0, len(texts), AT_ONCE):
-        answer = client.embeddings.create(model=MODEL, input=texts[start : start + AT_ONCE])
+    for start in range(0, len(texts), BATCH_SIZE):
+        answer = client.embeddings.create(model=MODEL, input=texts[start : start + BATCH_SIZE])
         vectors += [item.embedding for item in answer.data]
     return vectors
 
 
 def paragraphs(folder):
-    """The paragraphs of the folder's texts, each with its file's name."""
+    """The paragraphs of all texts, with the names of their files."""
     for file in sorted(Path(folder).rglob("*.txt")):
         for paragraph in file.read_text(encoding="utf-8").split("\n\n"):
             if paragraph.strip():
@@ -44,9 +44,9 @@ def main():
     _, folder, question = sys.argv
     texts = list(paragraphs(folder))
     if not texts:
-        sys.exit(f"expected texts in {folder}, but found none; a text is a file that ends in .txt")
-    asked, *vectors = embed([question, *(text for _, text in texts)])
-    scores = [sum(a * b for a, b in zip(asked, vector)) for vector in vectors]
+        sys.exit(f"expected texts in {folder}, but found none; texts are .txt files")
+    query, *vectors = embed([question, *(text for _, text in texts)])
+    scores = [sum(a * b for a, b in zip(query, vector)) for vector in vectors]
     best = sorted(zip(scores, texts), reverse=True)[:SHOWN]
     for score, (name, text) in best:
         print(f"{score:.2f}  {name}: {text}")

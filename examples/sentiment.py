@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Adds the sentiment of a column to a CSV, and prints it.
+"""Adds the sentiment of a column to a CSV file and prints the result.
 
     python examples/sentiment.py examples/reviews.csv review > scored.csv
 
-Needs nothing but Python, and a server: `make run`. KIVU_URL names another than that of this machine. Rows are read,
-asked and written a few hundred at a time, so that a table may be larger than memory.
+Needs only Python and a server: `make run`, or the URL of another one in KIVU_URL. Rows are processed in batches, so the
+file may be larger than memory.
 """
 
 import csv
@@ -16,11 +16,11 @@ import urllib.request
 
 URL = os.environ.get("KIVU_URL", "http://127.0.0.1:8080")
 MODEL = "sentiment"
-AT_ONCE = 256
+BATCH_SIZE = 256
 
 
 def best_labels(texts):
-    """The best label of each text, and its score."""
+    """The best label of each text with its score."""
     body = json.dumps({"inputs": texts, "parameters": {"top_k": 1}}).encode()
     headers = {"content-type": "application/json"}
     if "KIVU_KEY" in os.environ:
@@ -40,11 +40,11 @@ def main():
             sys.exit(f"expected a column `{column}` in {path}, but found {rows.fieldnames}")
         table = csv.DictWriter(sys.stdout, [*rows.fieldnames, "sentiment", "score"], lineterminator="\n")
         table.writeheader()
-        while some := list(itertools.islice(rows, AT_ONCE)):
-            # An empty text has no sentiment, and the server takes none.
-            asked = [row for row in some if row[column].strip()]
-            labels = best_labels([row[column] for row in asked]) if asked else []
-            for row, (label, score) in zip(asked, labels):
+        while some := list(itertools.islice(rows, BATCH_SIZE)):
+            # The server does not accept empty texts.
+            filled = [row for row in some if row[column].strip()]
+            labels = best_labels([row[column] for row in filled]) if filled else []
+            for row, (label, score) in zip(filled, labels):
                 row.update(sentiment=label, score=f"{score:.3f}")
             table.writerows(some)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records how long the steps of a test run take.
+"""Records the duration of the steps of a test run.
 
     tests/timed.py FILE STEP -- COMMAND...   runs the command, and appends the step with its seconds to FILE
     tests/timed.py FILE                      prints the steps of FILE as a table
@@ -14,7 +14,7 @@ from pathlib import Path
 
 def run(file, step, command):
     started, clock = time.time(), time.monotonic()
-    # Commands of their own: the jobs of the `make` around them are none of theirs.
+    # The command must not take part in the jobs of the surrounding `make`.
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS")}
     status = subprocess.run(command, env=environment).returncode
     result = "passed" if status == 0 else f"failed ({status})"

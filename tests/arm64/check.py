@@ -3,16 +3,14 @@
 
     python tests/arm64/check.py PROGRAMS KIVU BUNDLE [EMULATOR...]
 
-PROGRAMS is the folder of the arm64 `kivu`, `api` and `batch` with ONNX Runtime in its `lib`, KIVU this machine's own
-program, BUNDLE a bundle of all-MiniLM-L6-v2, EMULATOR the command that runs an arm64 program, if there has to be one.
-It checks that
+PROGRAMS is a folder with `kivu`, `api` and `batch` for arm64 and ONNX Runtime in `lib`, KIVU the native program,
+BUNDLE a bundle of all-MiniLM-L6-v2, EMULATOR the command that runs arm64 programs, if needed. Checks that
 
-- bundles built by the arm64 program have the bytes of those built by this machine's, but for their measured quality;
-- `api` answers an event of API Gateway with the vector that this machine's program answers, and `batch` the event
-  that S3 tries it with;
-- `kivu serve` starts and answers where /sys has nothing, as on Lambda.
+- bundles built by both programs have the same bytes, except for the measured quality;
+- `api` responds to an event of API Gateway with the vector of the native program, and `batch` to the test event of S3;
+- `kivu serve` works without /sys, as on Lambda.
 
-It exits with 0 if all of that holds. Only Python's standard library is needed.
+The exit code is 0 if all checks pass. Needs only the standard library.
 """
 
 import argparse
@@ -32,16 +30,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 EVENT = ROOT / "tests/lambda/http_plain.json"
-# An encoder, and an encoder-decoder whose random weights bear no quantising.
+# An encoder, and an encoder-decoder whose random weights cannot be quantized.
 MODELS = (("tiny-bert", "int8"), ("tiny-m2m100", "fp32"))
 START_S = 120
-ANSWER_S = 60
+TIMEOUT_S = 60
 # Between processors, for all-MiniLM-L6-v2 in int8.
-LEAST_COSINE = 0.999
+MIN_COSINE = 0.999
 
 
 class Failure(Exception):
-    """What does not hold, in a sentence."""
+    """A failed check."""
 
 
 def main():
@@ -56,47 +54,47 @@ def main():
             f"{model} in {precision}, built by both": functools.partial(same_bundle, options, model, precision)
             for model, precision in MODELS
         },
-        "events of the functions": lambda: events(options, here(options, text)),
+        "events of the functions": lambda: events(options, native(options, text)),
         "a start without /sys": lambda: start_without_sys(options, text),
     }
     problems = 0
-    # What the programs log of requests that went well.
+    # Omits the log of successful requests.
     os.environ["RUST_LOG"] = "error"
     for name, check in checks.items():
         started = time.monotonic()
         try:
-            told = check()
+            result = check()
         except (Failure, OSError, subprocess.SubprocessError) as failure:
             problems += 1
             print(f"error: {name}: {failure}", file=sys.stderr, flush=True)
             continue
-        print(f"{name}: {told}, {time.monotonic() - started:.1f} s", flush=True)
+        print(f"{name}: {result}, {time.monotonic() - started:.1f} s", flush=True)
     return 1 if problems else 0
 
 
 
 def same_bundle(options, model, precision):
-    """The files of a bundle do not depend on the machine that builds it; only its measured quality may."""
+    """Checks that bundles do not depend on the architecture, except for the measured quality."""
     manifests, qualities = [], []
     with tempfile.TemporaryDirectory() as scratch:
-        for name, command in (("here", [options.kivu]), ("there", [*options.emulator, options.programs / "kivu"])):
+        for name, command in (("native", [options.kivu]), ("arm64", [*options.emulator, options.programs / "kivu"])):
             out = Path(scratch, name, model)
             build = [*command, "build", ROOT / "tests/fixtures/models" / model, "--precision", precision, "--out", out]
             subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
-            # It has the hashes of all other files.
+            # The manifest has the hashes of all other files.
             manifest = (out / "manifest.toml").read_text()
             qualities.append(" ".join(re.findall(r"^(?:mean|worst)_cosine = (.+)$", manifest, re.MULTILINE)))
             manifests.append(re.sub(r"^\[weights\.quality\]\n(?:.+\n)*", "", manifest, flags=re.MULTILINE))
     if manifests[0] != manifests[1]:
         lines = [f"{a!r} and {b!r}" for a, b in zip(*(text.splitlines() for text in manifests)) if a != b]
-        raise Failure(f"expected the same bundle, but found differences: {', '.join(lines)}")
+        raise Failure(f"expected identical bundles, but found differences: {', '.join(lines)}")
     if not qualities[0]:
-        return "the same files"
-    return f"the same files, cosine to fp32 {qualities[0]} here and {qualities[1]} there"
+        return "identical files"
+    return f"identical files, cosine to fp32 {qualities[0]} native and {qualities[1]} on arm64"
 
 
-def here(options, text):
-    """The vector of `text` by this machine's own program."""
+def native(options, text):
+    """The vector of `text` from the native program."""
     with Server([options.kivu], options.bundle) as server:
         return server.embed(text)
 
@@ -113,40 +111,40 @@ def events(options, expected):
         "KIVU_MODELS": str(options.bundle),
         "KIVU_AUTH__MODE": "none",
     }
-    told = []
+    results = []
     for function, event in (("api", json.loads(EVENT.read_bytes())), ("batch", {"Event": "s3:TestEvent"})):
         with RuntimeApi(event) as api:
             command = [*options.emulator, options.programs / function]
             answer = api.run(command, {**variables, "AWS_LAMBDA_RUNTIME_API": api.address})
         if function == "api":
             if answer.get("statusCode") != 200:
-                raise Failure(f"expected `api` to answer 200, but found {answer}")
-            told.append(f"`api` answered a vector of cosine {compare(expected, json.loads(answer['body'])[0]):.6f}")
+                raise Failure(f"expected status 200 from `api`, but found {answer}")
+            results.append(f"`api` returned a vector of cosine {compare(expected, json.loads(answer['body'])[0]):.6f}")
         else:
-            told.append(f"`batch` answered {json.dumps(answer)}")
-    return ", ".join(told)
+            results.append(f"`batch` returned {json.dumps(answer)}")
+    return ", ".join(results)
 
 
 def start_without_sys(options, text):
     hide = ["unshare", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs none /sys && exec "$@"', "sh"]
     if subprocess.run([*hide, "true"], capture_output=True, check=False).returncode != 0:
-        return "skipped, this machine lets nobody hide /sys"
+        return "skipped, hiding /sys is not permitted on this machine"
     command = [*hide, *options.emulator, options.programs / "kivu"]
     with Server(command, options.bundle) as server:
-        return f"answered a vector of cosine {compare(here(options, text), server.embed(text)):.6f}"
+        return f"returned a vector of cosine {compare(native(options, text), server.embed(text)):.6f}"
 
 
 def compare(expected, found):
     """The cosine of two vectors, if it is high enough."""
     cosine = sum(a * b for a, b in zip(expected, found, strict=True))
     cosine /= math.hypot(*expected) * math.hypot(*found)
-    if not cosine >= LEAST_COSINE:
-        raise Failure(f"expected a cosine of at least {LEAST_COSINE} to this machine's vector, but found {cosine}")
+    if not cosine >= MIN_COSINE:
+        raise Failure(f"expected a cosine of at least {MIN_COSINE} to the native vector, but found {cosine}")
     return cosine
 
 
 class Server:
-    """`kivu serve` for as long as the `with` block runs."""
+    """`kivu serve` during a `with` block."""
 
     def __init__(self, command, bundle):
         self.command = [*command, "serve", bundle, "--listen", "127.0.0.1:0"]
@@ -171,12 +169,12 @@ class Server:
     def embed(self, text):
         body = json.dumps({"inputs": text}).encode()
         request = urllib.request.Request(f"{self.url}/embed", body, {"content-type": "application/json"})
-        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             return json.load(answer)[0]
 
 
 class RuntimeApi(http.server.ThreadingHTTPServer):
-    """Lambda's side of a function: one event, and its answer."""
+    """The runtime API of Lambda, with one event."""
 
     daemon_threads = True
 
@@ -190,7 +188,7 @@ class RuntimeApi(http.server.ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def handle_error(self, request, client_address):
-        """Functions are killed while they wait for a second event."""
+        """Ignores the errors of functions that are killed while they wait for a second event."""
 
     def run(self, command, variables):
         process = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL)
@@ -198,15 +196,15 @@ class RuntimeApi(http.server.ThreadingHTTPServer):
             deadline = time.monotonic() + START_S
             while not self.answered.wait(0.2):
                 if process.poll() is not None:
-                    raise Failure(f"{command[-1]} ended with {process.returncode} before it answered")
+                    raise Failure(f"{command[-1]} exited with {process.returncode} before it responded")
                 if time.monotonic() > deadline:
-                    raise Failure(f"{command[-1]} did not answer within {START_S} s")
+                    raise Failure(f"{command[-1]} did not respond within {START_S} s")
         finally:
             process.kill()
             process.wait()
         path, body = self.answer
         if not path.endswith("/response"):
-            raise Failure(f"{command[-1]} answered {path}: {body.decode(errors='replace')}")
+            raise Failure(f"{command[-1]} sent {path}: {body.decode(errors='replace')}")
         return json.loads(body)
 
 
@@ -224,7 +222,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.server.is_sent = True
         self.send_response(200)
         self.send_header("Lambda-Runtime-Aws-Request-Id", "1")
-        self.send_header("Lambda-Runtime-Deadline-Ms", str(int((time.time() + ANSWER_S) * 1000)))
+        self.send_header("Lambda-Runtime-Deadline-Ms", str(int((time.time() + TIMEOUT_S) * 1000)))
         self.send_header("Lambda-Runtime-Invoked-Function-Arn", "arn:aws:lambda:eu-west-1:000000000000:function:kivu")
         self.send_header("Content-Length", str(len(self.server.event)))
         self.end_headers()

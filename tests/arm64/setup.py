@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Fetches what it takes to build for arm64 on an x86-64 machine and to run that under emulation.
+"""Downloads a compiler, a linker and emulators for arm64 on an x86-64 machine.
 
     python tests/arm64/setup.py FOLDER
 
-The Python that runs it has the package `ziglang`, whose C compiler links. FOLDER gets
+Needs the Python package `ziglang`, whose C compiler links. Writes to FOLDER
 
 - `cargo.toml`: a configuration for `cargo --config`, with the compiler, the linker and the emulator;
 - `host/`: the emulators, and Debian's Rust compiler with a standard library for arm64;
 - `root/`: the C and C++ libraries of an arm64 system.
 
-A compiler that has the target already (`rustup target add aarch64-unknown-linux-gnu`) is used instead of Debian's.
-On an arm64 machine nothing is fetched. The packages are pinned by version and SHA-256 and come from the archive
-that apt-get knows, with a state of its own below FOLDER: nothing is installed and no root is needed. It has to be
-Debian 12, or a machine with all of FOLDER/debian.
+A compiler with that target (`rustup target add aarch64-unknown-linux-gnu`) is used instead of Debian's. On an arm64
+machine nothing is downloaded. The packages are pinned by version and SHA-256 and come from the archive configured for
+apt-get, whose state is kept below FOLDER: nothing is installed, and no root is needed. Requires Debian 12, or a
+complete FOLDER/debian.
 """
 
 import hashlib
@@ -23,9 +23,9 @@ import sys
 from pathlib import Path
 
 TARGET = "aarch64-unknown-linux-gnu"
-# What Graviton2 is, the oldest arm64 processor of Lambda.
+# The core of Graviton2, the oldest arm64 processor of Lambda.
 PROCESSOR = "neoverse-n1"
-# The C library that Lambda's provided.al2023 has.
+# The version of the C library in Lambda's provided.al2023.
 GLIBC = "2.34"
 
 RUST = "1.96.0+dfsg1-1~deb12u2"
@@ -54,7 +54,7 @@ COMPILER = (
 )
 
 LINKER = """#!/bin/sh
-# cc-rs names a target that zig does not know.
+# zig does not support the target that cc-rs passes.
 for argument; do
   shift
   case $argument in --target=*) ;; *) set -- "$@" "$argument" ;; esac
@@ -76,10 +76,10 @@ def main():
         configure(folder, {"build": {"target": TARGET}})
         return 0
     if machine != "x86_64":
-        print(f"error: expected a machine of x86_64 or aarch64, but found {machine}", file=sys.stderr)
+        print(f"error: expected x86_64 or aarch64, but found {machine}", file=sys.stderr)
         return 1
     try:
-        has_target = knows_target()
+        has_target = supports_target()
         host = [*EMULATORS, *(() if has_target else COMPILER)]
         archive = Archive(folder)
         for into, packages in (("host", host), ("root", SYSTEM)):
@@ -92,15 +92,15 @@ def main():
     return 0
 
 
-def knows_target():
-    """Whether the compiler at hand has a standard library for arm64."""
+def supports_target():
+    """Whether the installed compiler has a standard library for arm64."""
     command = ["rustc", "--print", "target-libdir", "--target", TARGET]
-    asked = subprocess.run(command, capture_output=True, text=True, check=False)
-    return asked.returncode == 0 and any(Path(asked.stdout.strip()).glob("libstd-*"))
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.returncode == 0 and any(Path(result.stdout.strip()).glob("libstd-*"))
 
 
 class Archive:
-    """The archive that apt-get knows, by a state of our own."""
+    """The archive configured for apt-get, with separate state."""
 
     def __init__(self, folder):
         self.packages = folder / "debian"
@@ -110,7 +110,7 @@ class Archive:
             "-o=APT::Architecture=amd64",
             "-o=APT::Architectures::=amd64",
             "-o=APT::Architectures::=arm64",
-            # As root, apt-get would fetch as another user, who cannot write here.
+            # As root, apt-get would download as another user without permission to write here.
             "-o=APT::Sandbox::User=root",
             f"-o=Dir::State::Lists={state / 'lists'}",
             f"-o=Dir::Cache={state / 'cache'}",
@@ -121,9 +121,9 @@ class Archive:
         self.is_current = False
 
     def fetch(self, package):
-        """The path of a package that has the hash it is pinned to.
+        """The path of a package, verified by its hash.
 
-        An archive drops the versions that it replaces; then the newer one is taken, which Debian has signed.
+        Archives remove replaced versions; then the newer version, signed by Debian, is used.
         """
         name, architecture, version, expected = package
         path = self.packages / f"{name}_{version.replace(':', '%3a')}_{architecture}.deb"
@@ -136,7 +136,7 @@ class Archive:
             except ValueError:
                 self.run("download", f"{name}:{architecture}")
                 path = max(self.packages.glob(f"{name}_*_{architecture}.deb"), key=lambda found: found.stat().st_mtime)
-                print(f"expected {name} {version}, but found {path.name}: raise its pin in {__file__}", file=sys.stderr)
+                print(f"expected {name} {version}, but found {path.name}: update its pin in {__file__}", file=sys.stderr)
                 return path
         found = hashlib.sha256(path.read_bytes()).hexdigest()
         if found != expected:
@@ -149,7 +149,7 @@ class Archive:
         try:
             done = subprocess.run(command, cwd=self.packages, capture_output=True, text=True, check=False)
         except FileNotFoundError as error:
-            raise ValueError("expected apt-get, but found none: this needs Debian 12") from error
+            raise ValueError("expected apt-get, but found none; this requires Debian 12") from error
         if done.returncode != 0:
             raise ValueError(f"`apt-get {' '.join(arguments)}` failed: {done.stderr.strip()}")
 
@@ -160,7 +160,7 @@ def unpack(package, folder):
         return
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run(["dpkg-deb", "--extract", package, folder], check=True)
-    # Forty emulators of other processors: 300 MB.
+    # The emulators of forty other processors take 300 MB.
     for emulator in (folder / "usr/bin").glob("qemu-*"):
         if emulator.name not in ("qemu-aarch64-static", "qemu-x86_64-static"):
             emulator.unlink()
@@ -169,8 +169,8 @@ def unpack(package, folder):
 
 
 def cross(folder, has_target):
-    """Writes the wrappers of the tools, and the configuration that names them."""
-    import ziglang  # noqa: PLC0415, of the Python that runs this
+    """Writes wrappers for the tools, and the cargo configuration."""
+    import ziglang  # noqa: PLC0415, not needed on arm64
 
     tools = folder / "bin"
     tools.mkdir(exist_ok=True)

@@ -25,24 +25,24 @@ def fuzzed(done):
 
 def loaded(found):
     lines = [row("traffic", "200 per second", "p99", "429 per second", "p99", "memory before, peak, after", "open files, peak, after"), row(*["---"] * 7)]
-    for name in ("steady", "ten times", "burst", "slow callers", "oversized"):
-        told = found[name]
-        sent = told.get("beside", told)
+    for name in ("steady", "ten times", "burst", "slow clients", "oversized"):
+        result = found[name]
+        sent = result.get("others", result)
         cells = []
         for status in ("200", "429"):
-            answers = sent.get(status)
-            cells += [answers["a_second"], f"{answers['p99_ms']} ms"] if answers else ["", ""]
-        cells.append(f"{told['resident_mb_before']}, {told['resident_mb_most']}, {told['resident_mb_after']} MB")
-        cells.append(f"{told['open_files_most']}, {told['open_files_after']}")
+            responses = sent.get(status)
+            cells += [responses["per_second"], f"{responses['p99_ms']} ms"] if responses else ["", ""]
+        cells.append(f"{result['resident_mb_before']}, {result['resident_mb_peak']}, {result['resident_mb_after']} MB")
+        cells.append(f"{result['open_files_peak']}, {result['open_files_after']}")
         lines.append(row(name, *cells))
-    slow, large, mixed = found["slow callers"], found["oversized"], found["mixed"]
+    slow, large, mixed = found["slow clients"], found["oversized"], found["mixed"]
     return [
         *lines, "",
-        f"Limit of {found['room']} concurrent requests, {found['processors']} processors shared with the clients. "
+        f"Limit of {found['limit']} concurrent requests, {found['processors']} processors shared with the clients. "
         f"Of {slow['connections']} slow clients, {slow['closed_by_the_server']} were disconnected. "
         f"{large['bodies']} bodies of {large['megabytes']} MB got {json.dumps(large['statuses'])}. "
         f"Mixed for {mixed['seconds']} s: {mixed['requests']:,} requests, {json.dumps(mixed['statuses'])}. "
-        f"{sum(told.get('beside', told).get('lost', 0) for told in found.values() if isinstance(told, dict)):,} requests got no response. "
+        f"{sum(result.get('others', result).get('lost', 0) for result in found.values() if isinstance(result, dict)):,} requests got no response. "
         + ended(found),
     ]
 
@@ -50,14 +50,14 @@ def loaded(found):
 def ended(found):
     failures = found["failures"]
     checks = f"Failed checks: {', '.join(failures)}." if failures else "All checks passed."
-    return f"Shutdown took {found['stopped_in_s']} s. {checks}"
+    return f"Shutdown took {found['shutdown_s']} s. {checks}"
 
 
 def soaked(found):
     soak = found["soak"]
     return [
         f"{soak['seconds']} s of mixed traffic: {soak['requests']:,} requests ({json.dumps(soak['statuses'])}), "
-        f"{soak['slow_callers']:,} slow clients, {soak['large_bodies']:,} oversized bodies. "
+        f"{soak['slow_clients']:,} slow clients, {soak['large_bodies']:,} oversized bodies. "
         f"From the second to the last quarter, memory grew by {soak['resident_mb_growth']} MB of "
         f"{soak['resident_mb_before']} and open files by {soak['open_files_growth']:.0f}; "
         f"afterwards there were {soak['open_files_after']}. {soak['lost']:,} requests got no response. " + ended(found),
@@ -66,13 +66,13 @@ def soaked(found):
 
 def processors(found):
     lines = [row("processor", "model", "`arithmetic` of `/info`", "cosine to fp32: mean, worst", "cosine to the first processor: mean, worst"), row(*["---"] * 5)]
-    for told in found["rows"]:
-        arithmetic = told["arithmetic"] or ""
-        if "to_fp32" in told:
-            cells = [f"{cosine['mean']:.4f}, {cosine['worst']:.4f}" for cosine in (told["to_fp32"], told["to_reference"])]
+    for result in found["rows"]:
+        arithmetic = result["arithmetic"] or ""
+        if "to_fp32" in result:
+            cells = [f"{cosine['mean']:.4f}, {cosine['worst']:.4f}" for cosine in (result["to_fp32"], result["to_reference"])]
         else:
-            cells = ["", f"{told['same']} of {told['of']} translations identical"]
-        lines.append(row(told["processor"], told["model"], arithmetic, *cells))
+            cells = ["", f"{result['same']} of {result['of']} translations identical"]
+        lines.append(row(result["processor"], result["model"], arithmetic, *cells))
     return [*lines, "", f"{found['texts']} texts of `src/build/sentences.txt`; fp32 on the first processor."]
 
 

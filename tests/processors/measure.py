@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""Measures what a processor's arithmetic does to answers.
+"""Measures how results depend on the processor.
 
     python tests/processors/measure.py BUNDLES PRECISIONS PROCESSOR... [--texts 60] [--json FILE]
 
-A PROCESSOR is `NAME=COMMAND`: the command that runs `kivu` there, an emulator before it where that is needed. The
-first one is the reference, this machine's own. BUNDLES has minilm, translate-en-pt and translate-pt-en; PRECISIONS has
-minilm as `int8-blocks` and as `fp32`.
+A PROCESSOR is `NAME=COMMAND`, with the command that runs `kivu`, possibly with an emulator. The first one is the
+reference. BUNDLES has minilm, translate-en-pt and translate-pt-en; PRECISIONS has minilm as `int8-blocks` and `fp32`.
 
-For each processor and precision it embeds the same texts and tells their cosines to the reference's fp32 and to the
-reference in the same precision, fp32 on the first processor alone; for each translator, how many translations are the
-reference's word by word. The arithmetic
-that `/info` reports is printed as well. Only Python's standard library is needed.
+For each processor and precision, prints the cosines of the same texts to the fp32 vectors of the reference, and to
+those of the reference in the same precision; fp32 runs on the first processor only. For each translator, prints how
+many translations are identical to the reference. The arithmetic that `/info` reports is printed too. Needs only the
+standard library.
 """
 
 import argparse
@@ -26,8 +25,8 @@ import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ANSWER_S = 1800
-# Sentences of a translator.
+TIMEOUT_S = 1800
+# Sentences per translator.
 SENTENCES = 12
 
 
@@ -54,7 +53,7 @@ def main():
     for processor in options.processors:
         name, command = processor.split("=", 1)
         for precision, bundle in embedding.items():
-            # Of fp32 there is one way only.
+            # fp32 is the same everywhere.
             if precision == "fp32" and precision in reference:
                 continue
             arithmetic, vectors, seconds = ask(command, bundle, "/embed", texts)
@@ -65,11 +64,11 @@ def main():
             rows.append(row)
             print(json.dumps(row, ensure_ascii=False), flush=True)
         for model, sentences in translating.items():
-            arithmetic, answers, seconds = ask(command, options.bundles / model, "/translate", sentences)
-            reference.setdefault(model, answers)
-            same = sum(a == b for a, b in zip(reference[model], answers, strict=True))
+            arithmetic, translations, seconds = ask(command, options.bundles / model, "/translate", sentences)
+            reference.setdefault(model, translations)
+            same = sum(a == b for a, b in zip(reference[model], translations, strict=True))
             row = {"processor": name, "model": model, "arithmetic": arithmetic, "seconds": seconds}
-            row.update(same=same, of=len(answers))
+            row.update(same=same, of=len(translations))
             rows.append(row)
             print(json.dumps(row, ensure_ascii=False), flush=True)
     if options.json:
@@ -79,9 +78,9 @@ def main():
 
 
 def spread(lines, count):
-    """So many lines, from all of the file."""
+    """At most `count` lines, evenly spaced."""
     lines = [line for line in lines if line]
-    return [lines[place * len(lines) // count] for place in range(min(count, len(lines)))]
+    return [lines[index * len(lines) // count] for index in range(min(count, len(lines)))]
 
 
 def cosines(expected, found):
@@ -92,8 +91,8 @@ def cosines(expected, found):
 
 
 def ask(command, bundle, path, texts):
-    """What a server of `bundle` says of its arithmetic and answers to each text, and how long the answers took."""
-    variables = {**os.environ, "KIVU_LIMITS__TIMEOUT_MS": str(ANSWER_S * 1000)}
+    """The arithmetic of a server of `bundle`, its results for the texts, and the seconds of the request."""
+    variables = {**os.environ, "KIVU_LIMITS__TIMEOUT_MS": str(TIMEOUT_S * 1000)}
     command = [*shlex.split(command), "serve", str(bundle), "--listen", "127.0.0.1:0"]
     process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -101,7 +100,7 @@ def ask(command, bundle, path, texts):
         if "http://" not in line:
             raise SystemExit(f"error: {shlex.join(command)} did not start: {process.stderr.read()}")
         url = "http://" + line.split("http://")[1].strip()
-        # Requests are answered once the model is loaded.
+        # The response waits until the model is loaded.
         arithmetic = exchange(f"{url}/info").get("arithmetic")
         started = time.monotonic()
         answer = exchange(url + path, {"inputs": texts})
@@ -117,7 +116,7 @@ def ask(command, bundle, path, texts):
 def exchange(url, body=None):
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
         return json.load(answer)
 
 
