@@ -25,8 +25,8 @@ use crate::{
         Bundle, Manifest,
         bundle::{Home, MANIFEST, PIECES, TOKENIZER},
         manifest::{File, Precision},
-        s3::{self, Url},
-        staged,
+        remote,
+        s3::{Store, Url},
     },
     telemetry::starting,
     tokenizer::Tokenizer,
@@ -162,11 +162,11 @@ const FLEET_PATIENCE: Duration = Duration::from_secs(1);
 impl Model {
     /// Opens every model of the configuration, in its order. Models of the same files share what is loaded.
     pub fn open_all(config: &Config) -> Result<Vec<Self>> {
-        s3::set_patience(config.s3.timeout());
+        let store = Store::new(config.s3.timeout());
         let mut models: Vec<Self> = Vec::new();
         let mut shared: Vec<(Sharing, Loaded)> = Vec::new();
         for model in &config.models {
-            for bundle in bundles(model)? {
+            for bundle in bundles(model, &store)? {
                 let manifest = bundle.manifest().clone();
                 let name = model.name.clone().unwrap_or_else(|| manifest.name.clone());
                 if models.iter().any(|known| known.name == name) {
@@ -240,7 +240,7 @@ fn sharing(model: &ModelConfig, config: &Config, manifest: &Manifest, name: &str
 fn load(bundle: &Bundle, config: &Config, sharing: &Sharing) -> Result<Loaded> {
     let (_, policy, fleet, remote) = sharing;
     let cached = match (&config.cache, bundle.home()) {
-        (Some(cache), Home::S3(..)) => Some(staged::cached(bundle, cache)?),
+        (Some(cache), Home::S3(..)) => Some(remote::cached(bundle, cache)?),
         _ => None,
     };
     let bundle = cached.as_ref().unwrap_or(bundle);
@@ -389,8 +389,11 @@ fn panicked(name: &str) -> Error {
 }
 
 /// The bundle at a model's path, or the bundles in it.
-fn bundles(model: &ModelConfig) -> Result<Vec<Bundle>> {
-    if Url::of(&model.path).is_some() || model.path.join(MANIFEST).is_file() {
+fn bundles(model: &ModelConfig, store: &Store) -> Result<Vec<Bundle>> {
+    if let Some(url) = Url::of(&model.path) {
+        return Ok(vec![remote::open(store, &url?)?]);
+    }
+    if model.path.join(MANIFEST).is_file() {
         return Ok(vec![Bundle::open(&model.path)?]);
     }
     let mut folders = folders_with_manifest(&model.path)?;

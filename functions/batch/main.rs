@@ -6,7 +6,7 @@ use std::{
 };
 
 use kivu::{
-    batch::Function,
+    batch::Handler,
     config::{Config, LogFormat},
     model::Model,
     telemetry::start_log,
@@ -36,9 +36,9 @@ async fn main() -> Result<(), Error> {
     .await
 }
 
-fn load() -> kivu::Result<Function> {
+fn load() -> kivu::Result<Handler> {
     let config = Config::load(None, &Config::variables())?;
-    Function::new(Model::open_all(&config)?, &config)
+    Handler::new(Model::open_all(&config)?, &config)
 }
 
 /// The moment at which Lambda ends the function, if `ms` is plausible.

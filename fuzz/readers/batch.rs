@@ -1,23 +1,24 @@
 //! Readers of events, keys and rows.
 
-use std::io::{Cursor, Read};
+use std::{
+    io::{Cursor, Read},
+    sync::Arc,
+};
 
 use serde_json::Value;
 
 use super::{
-    Outcome,
-    answer::{Answer, Kind},
-    checkpoint,
+    answer::{Answer, Kind, RowError, RowResult},
     compression::Compression,
+    distributed_map::{Batch, Join},
     event,
-    large::{Batch, Join},
     output::Shape,
-    rows::{CsvReader, JsonLinesReader, Reader},
+    rows::{CsvReader, Head, JsonLinesReader, RowReader},
+    state,
 };
 use crate::{
-    batch::output::Head,
     error::Result,
-    repository::s3::{LONGEST_KEY, Url, fit_key},
+    repository::s3::{MAX_KEY_BYTES, Url, fit_key},
 };
 
 /// The event of a Lambda invocation.
@@ -28,7 +29,7 @@ pub(crate) fn event(bytes: &[u8]) {
     let _ = Batch::of(&event);
     for message in event::messages(&event) {
         for written in message.objects.into_iter().flatten() {
-            assert!(fit_key(&written.url.key).len() <= LONGEST_KEY, "a key that is too long");
+            assert!(fit_key(&written.url.key).len() <= MAX_KEY_BYTES, "a key that is too long");
         }
     }
 }
@@ -37,20 +38,20 @@ pub(crate) fn event(bytes: &[u8]) {
 pub(crate) fn key(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes) {
         let key = event::decode(text).unwrap_or_default();
-        assert!(fit_key(&key).len() <= LONGEST_KEY, "a key that is too long");
+        assert!(fit_key(&key).len() <= MAX_KEY_BYTES, "a key that is too long");
         if let Ok(url) = text.parse::<Url>() {
             assert_eq!(url.to_string().parse::<Url>().ok(), Some(url), "the URL changed");
         }
     }
     let place = Url { bucket: "b".into(), key: "k".into() };
-    let _ = checkpoint::parse(bytes, &place);
+    let _ = state::parse(bytes, &place);
 }
 
 /// A file of JSON Lines, possibly compressed: the output has one object per row.
 pub(crate) fn json_lines(bytes: &[u8]) {
     let Some(contents) = unpacked(bytes) else { return };
-    let mut reader = Reader::JsonLines(JsonLinesReader::new(contents, None));
-    let Some((rows, output)) = answered(&mut reader, Head::JsonLines) else { return };
+    let mut reader = JsonLinesReader::new(contents, None);
+    let Some((rows, output)) = answered(&mut reader) else { return };
     let output = String::from_utf8(output).unwrap_or_default();
     assert_eq!(output.lines().count(), rows, "the number of rows changed");
     for line in output.lines() {
@@ -64,10 +65,10 @@ pub(crate) fn json_lines(bytes: &[u8]) {
 /// A CSV file, possibly compressed: the output has as many rows, with two more fields each.
 pub(crate) fn csv(bytes: &[u8]) {
     let Some(contents) = unpacked(bytes) else { return };
-    let Ok(reader) = CsvReader::new(contents, None) else { return };
-    let (header, column) = (reader.header().clone(), reader.column().to_owned());
-    let mut reader = Reader::Csv(reader);
-    let Some((rows, output)) = answered(&mut reader, Head::Csv(header.clone())) else { return };
+    let Ok(mut reader) = CsvReader::new(contents, None) else { return };
+    let Head::Csv(header) = reader.head() else { return };
+    let column = reader.column().unwrap_or_default().to_owned();
+    let Some((rows, output)) = answered(&mut reader) else { return };
     let mut written = ::csv::ReaderBuilder::new()
         .delimiter(header.delimiter)
         .flexible(true)
@@ -83,21 +84,21 @@ pub(crate) fn csv(bytes: &[u8]) {
 }
 
 fn unpacked(bytes: &[u8]) -> Option<Box<dyn Read + Send>> {
-    let contents = Compression::of(bytes).unpack(Cursor::new(bytes.to_vec())).ok()?;
+    let contents = Compression::of(bytes).unpack(Cursor::new(bytes.to_vec()), &Arc::default()).ok()?;
     // Large outputs are limited elsewhere, in relation to the compressed size.
     Some(Box::new(contents.take(1024 * 1024)))
 }
 
 /// The number of rows and the output with an answer for each, if the file is valid.
-fn answered(reader: &mut Reader, head: Head) -> Option<(usize, Vec<u8>)> {
-    let shape = Shape { compression: Compression::None, kind: Kind::Score, head };
-    let write = |reader: &mut Reader| -> Result<(usize, Vec<u8>)> {
+fn answered(reader: &mut dyn RowReader) -> Option<(usize, Vec<u8>)> {
+    let shape = Shape::of(reader, Compression::None, Kind::Score);
+    let write = |reader: &mut dyn RowReader| -> Result<(usize, Vec<u8>)> {
         let (mut count, mut writer) = (0, shape.writer(true)?);
         while let Some(chunk) = reader.next()? {
             count += chunk.texts.len();
-            let outcome = |text: std::result::Result<String, _>| text.map(|_| Answer::Score(0.5));
-            let outcomes: Vec<Outcome> = chunk.texts.into_iter().map(outcome).collect();
-            writer.write(chunk.rows, &outcomes)?;
+            let result = |text: Result<String, RowError>| text.map(|_| Answer::Score(0.5));
+            let results: Vec<RowResult> = chunk.texts.into_iter().map(result).collect();
+            writer.write(chunk.rows, &results)?;
         }
         Ok((count, writer.finish()?.0))
     };

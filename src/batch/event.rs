@@ -1,4 +1,7 @@
-//! What a function is called with: in whatever wrapping, the objects that it is about.
+//! Events about objects: of S3 or EventBridge, directly or in messages of SQS and SNS.
+//!
+//! The types of `aws_lambda_events` are not used: they require fields that EventBridge and test events lack, and do not
+//! decode keys.
 
 use percent_encoding::percent_decode_str;
 use serde_json::Value;
@@ -8,26 +11,33 @@ use crate::{
     repository::s3::Url,
 };
 
-/// Wrappings inside wrappings: a queue's message holds a topic's, which holds an event. More is a mistake.
-const MOST_WRAPPINGS: usize = 4;
+/// The nesting of messages: a message of SQS may contain one of SNS, which contains an event.
+const MAX_DEPTH: usize = 4;
 
-/// An object that somebody wrote.
+/// An object that was created or replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Written {
+pub(super) struct ObjectEvent {
     pub(super) url: Url,
     pub(super) version: Option<String>,
-    /// The mark of its contents, without the quotes that it has elsewhere.
+    /// The ETag, without quotes.
     pub(super) etag: Option<String>,
 }
 
-/// A message, and what it says; one without an id stands for the whole call.
-#[derive(Debug)]
-pub(super) struct Message {
-    pub(super) id: Option<String>,
-    pub(super) objects: Result<Vec<Written>>,
+impl ObjectEvent {
+    pub(super) fn new(url: Url) -> Self {
+        Self { url, version: None, etag: None }
+    }
 }
 
-/// The messages of an event: S3's own, EventBridge's, or either in those of SQS or SNS.
+/// A message and its objects.
+#[derive(Debug)]
+pub(super) struct Message {
+    /// The id of a message of SQS.
+    pub(super) id: Option<String>,
+    pub(super) objects: Result<Vec<ObjectEvent>>,
+}
+
+/// The messages of an event; an event that is not from SQS is one message.
 pub(super) fn messages(event: &Value) -> Vec<Message> {
     let is_sqs = |record: &&Value| source(record) == Some("aws:sqs");
     let queued: Vec<&Value> = records(event).iter().filter(is_sqs).collect();
@@ -41,9 +51,9 @@ pub(super) fn messages(event: &Value) -> Vec<Message> {
     queued.into_iter().map(message).collect()
 }
 
-/// The objects that an event is about.
-fn objects(event: &Value, depth: usize) -> Result<Vec<Written>> {
-    // S3 sends this once, when notifications are set up.
+/// The objects of an event.
+fn objects(event: &Value, depth: usize) -> Result<Vec<ObjectEvent>> {
+    // S3 sends this event when notifications are configured.
     if event.get("Event").and_then(Value::as_str) == Some("s3:TestEvent") {
         return Ok(Vec::new());
     }
@@ -79,9 +89,11 @@ fn objects(event: &Value, depth: usize) -> Result<Vec<Written>> {
     Ok(found)
 }
 
-fn unwrap(body: &str, depth: usize) -> Result<Vec<Written>> {
-    if depth >= MOST_WRAPPINGS {
-        return Err(Error::malformed(format!("expected at most {MOST_WRAPPINGS} wrappings, but found more")));
+fn unwrap(body: &str, depth: usize) -> Result<Vec<ObjectEvent>> {
+    if depth >= MAX_DEPTH {
+        return Err(Error::malformed(format!(
+            "expected at most {MAX_DEPTH} nested messages, but found more"
+        )));
     }
     let event: Value = serde_json::from_str(body).map_err(|error| {
         Error::malformed(format!("expected an event as JSON in the message, but found: {error}"))
@@ -93,7 +105,7 @@ fn records(event: &Value) -> &[Value] {
     event.get("Records").and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
-/// SNS spells it with a capital.
+/// The key begins with a capital in events of SNS.
 fn source(record: &Value) -> Option<&str> {
     record.get("eventSource").or_else(|| record.get("EventSource")).and_then(Value::as_str)
 }
@@ -104,7 +116,7 @@ fn text<'a>(value: &'a Value, field: &str) -> Result<&'a str> {
     })
 }
 
-/// The fields of an object, for telling what was found instead of something else.
+/// Describes an unexpected value.
 fn kind(value: &Value) -> String {
     match value {
         Value::Object(fields) => {
@@ -116,8 +128,8 @@ fn kind(value: &Value) -> String {
     }
 }
 
-/// A record of S3; nothing where it is not about an object that was written.
-fn from_s3(record: &Value) -> Result<Option<Written>> {
+/// A record of S3; `None` unless an object was created.
+fn from_s3(record: &Value) -> Result<Option<ObjectEvent>> {
     let name = record.get("eventName").and_then(Value::as_str).unwrap_or_default();
     if !name.starts_with("ObjectCreated:") {
         return Ok(None);
@@ -126,15 +138,15 @@ fn from_s3(record: &Value) -> Result<Option<Written>> {
     let (Some(bucket), Some(key)) = (at("/s3/bucket/name"), at("/s3/object/key")) else {
         return Err(Error::malformed("expected a bucket and a key in the record of S3, but found none"));
     };
-    Ok(Some(Written {
+    Ok(Some(ObjectEvent {
         url: Url { bucket: bucket.to_owned(), key: decode(key)? },
         version: at("/s3/object/versionId").filter(|version| *version != "null").map(str::to_owned),
         etag: at("/s3/object/eTag").map(str::to_owned),
     }))
 }
 
-/// An event of EventBridge, whose keys are not encoded.
-fn from_event_bridge(event: &Value) -> Result<Option<Written>> {
+/// An event of EventBridge, whose keys are not encoded; `None` unless an object was created.
+fn from_event_bridge(event: &Value) -> Result<Option<ObjectEvent>> {
     if event.get("detail-type").and_then(Value::as_str) != Some("Object Created") {
         return Ok(None);
     }
@@ -144,14 +156,14 @@ fn from_event_bridge(event: &Value) -> Result<Option<Written>> {
             "expected a bucket and a key in the event of EventBridge, but found none",
         ));
     };
-    Ok(Some(Written {
+    Ok(Some(ObjectEvent {
         url: Url { bucket: bucket.to_owned(), key: key.to_owned() },
         version: at("/detail/object/version-id").filter(|version| *version != "null").map(str::to_owned),
         etag: at("/detail/object/etag").map(str::to_owned),
     }))
 }
 
-/// A key as S3 writes it in its events: like the fields of a form.
+/// Decodes a key in an event of S3, which is encoded like a form field.
 pub(super) fn decode(key: &str) -> Result<String> {
     let spaced = key.replace('+', " ");
     let decoded = percent_decode_str(&spaced).decode_utf8();
@@ -174,13 +186,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_event_is_refused() {
+    fn other_events_are_refused() {
         let refused = |event: Value| messages(&event).remove(0).objects.unwrap_err().to_string();
         insta::assert_snapshot!(refused(json!({"httpMethod": "GET"})), @"expected an event of S3, EventBridge, SQS, SNS or Step Functions, but found an object with `httpMethod`");
         insta::assert_snapshot!(refused(json!({"Records": [{"eventSource": "aws:dynamodb"}]})), @"expected records of `aws:s3`, `aws:sqs` or `aws:sns`, but found `aws:dynamodb`");
         insta::assert_snapshot!(refused(json!({"Records": [{"eventSource": "aws:sqs", "messageId": "1", "body": "hello"}]})), @"expected an event as JSON in the message, but found: expected value at line 1 column 1");
         let nested = (0..9)
             .fold("{}".to_owned(), |inner, _| json!({"Type": "Notification", "Message": inner}).to_string());
-        assert!(unwrap(&nested, 0).unwrap_err().to_string().contains("wrappings"));
+        assert!(unwrap(&nested, 0).unwrap_err().to_string().contains("nested messages"));
     }
 }

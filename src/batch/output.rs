@@ -1,20 +1,19 @@
-//! Where answers go: in pieces, each of which stands on its own, so that a job can stop after any of them.
+//! Output in pieces, each complete by itself, so that a job can stop and resume after any of them.
 
-use std::{collections::BTreeSet, fs::File, sync::Arc};
+use std::collections::BTreeSet;
 
 use super::{
-    answer::Kind,
-    checkpoint::Checkpoint,
+    answer::{Kind, RowResult},
     compression::Compression,
-    input::Format,
+    format::Format,
     rows::{
-        CsvHeader, CsvWriter, FileSchema, Footers, JsonLinesWriter, MAGIC, Outcome, ParquetWriter, Reader,
-        Rows, Writer, join_footers,
+        CsvWriter, Footers, Head, JsonLinesWriter, PARQUET_MAGIC, ParquetWriter, RowReader, RowWriter, Rows,
+        join_footers,
     },
 };
 use crate::error::{Error, Result};
 
-/// What an output looks like: like its input, with columns for answers.
+/// The form of an output: that of its input, with columns of answers.
 #[derive(Clone)]
 pub(super) struct Shape {
     pub(super) compression: Compression,
@@ -22,22 +21,9 @@ pub(super) struct Shape {
     pub(super) head: Head,
 }
 
-/// What the head of a file says of all its rows.
-#[derive(Clone)]
-pub(super) enum Head {
-    JsonLines,
-    Csv(CsvHeader),
-    Parquet(FileSchema),
-}
-
 impl Shape {
-    pub(super) fn of(reader: &Reader, compression: Compression, kind: Kind) -> Self {
-        let head = match reader {
-            Reader::JsonLines(_) => Head::JsonLines,
-            Reader::Csv(reader) => Head::Csv(reader.header().clone()),
-            Reader::Parquet(reader) => Head::Parquet(Arc::clone(reader.schema())),
-        };
-        Self { compression, kind, head }
+    pub(super) fn of(reader: &dyn RowReader, compression: Compression, kind: Kind) -> Self {
+        Self { compression, kind, head: reader.head() }
     }
 
     pub(super) fn format(&self) -> Format {
@@ -48,23 +34,22 @@ impl Shape {
         }
     }
 
-    pub(super) fn writer(&self, is_first: bool) -> Result<Writer> {
+    /// A writer for a piece; the first piece of a CSV file has the header.
+    pub(super) fn writer(&self, is_first: bool) -> Result<Box<dyn RowWriter>> {
         let packer = || self.compression.pack().map_err(Error::io("cannot write the output"));
         Ok(match &self.head {
-            Head::JsonLines => Writer::JsonLines(JsonLinesWriter::new(packer()?)),
-            Head::Csv(header) => {
-                Writer::Csv(Box::new(CsvWriter::new(packer()?, header, self.kind, is_first)?))
-            }
-            Head::Parquet(schema) => Writer::Parquet(ParquetWriter::new(schema, self.kind)?),
+            Head::JsonLines => Box::new(JsonLinesWriter::new(packer()?, self.kind)),
+            Head::Csv(header) => Box::new(CsvWriter::new(packer()?, header, self.kind, is_first)?),
+            Head::Parquet(schema) => Box::new(ParquetWriter::new(schema, self.kind)?),
         })
     }
 }
 
-/// Pieces of an output: what was made of rows and is not yet where it should be.
+/// The pieces that are not yet written to the target.
 pub(super) struct Pieces {
     shape: Shape,
-    writer: Option<Writer>,
-    /// Finished pieces that nobody has taken yet.
+    writer: Option<Box<dyn RowWriter>>,
+    /// Finished pieces.
     waiting: Vec<u8>,
     footers: Footers,
     is_begun: bool,
@@ -74,22 +59,22 @@ pub(super) struct Pieces {
 impl Pieces {
     /// The first pieces of an output.
     pub(super) fn new(shape: Shape) -> Self {
-        let waiting = if let Head::Parquet(_) = shape.head { MAGIC.to_vec() } else { Vec::new() };
-        Self { shape, writer: None, waiting, footers: Vec::new(), is_begun: false, columns: BTreeSet::new() }
+        let waiting = if let Head::Parquet(_) = shape.head { PARQUET_MAGIC.to_vec() } else { Vec::new() };
+        Self { is_begun: false, ..Self::resumed(shape, waiting, Footers::new()) }
     }
 
-    /// The pieces of an output that was begun: `waiting` had been left over.
+    /// The next pieces of an output that was begun.
     pub(super) fn resumed(shape: Shape, waiting: Vec<u8>, footers: Footers) -> Self {
         Self { shape, writer: None, waiting, footers, is_begun: true, columns: BTreeSet::new() }
     }
 
-    pub(super) fn write(&mut self, rows: Rows, outcomes: &[Outcome]) -> Result<()> {
+    pub(super) fn write(&mut self, rows: Rows, results: &[RowResult]) -> Result<()> {
         let writer = match &mut self.writer {
             Some(writer) => writer,
             None => self.writer.insert(self.shape.writer(!self.is_begun)?),
         };
         self.is_begun = true;
-        writer.write(rows, outcomes)?;
+        writer.write(rows, results)?;
         self.columns.extend(writer.columns().difference(&self.columns).cloned().collect::<Vec<_>>());
         Ok(())
     }
@@ -99,18 +84,18 @@ impl Pieces {
         &self.columns
     }
 
-    /// Whether pieces may be of any size, since nothing is packed.
+    /// Whether pieces may have any size, since the output is not compressed.
     pub(super) fn is_plain(&self) -> bool {
         self.shape.compression == Compression::None && self.shape.format() != Format::Parquet
     }
 
-    /// The bytes that wait, those in the making included.
-    pub(super) fn len(&self) -> usize {
-        self.waiting.len() + self.writer.as_ref().map_or(0, Writer::len)
+    /// The size of all pieces, in bytes.
+    pub(super) fn size(&self) -> usize {
+        self.waiting.len() + self.writer.as_ref().map_or(0, |writer| writer.size())
     }
 
-    /// Ends the piece in the making.
-    pub(super) fn seal(&mut self) -> Result<()> {
+    /// Finishes the current piece.
+    fn seal(&mut self) -> Result<()> {
         let Some(writer) = self.writer.take() else { return Ok(()) };
         let (bytes, footer) = writer.finish()?;
         self.footers.extend(footer.map(|footer| (bytes.len() as u64, footer)));
@@ -122,15 +107,15 @@ impl Pieces {
         Ok(())
     }
 
-    /// Seals and takes all that waits.
+    /// Finishes and takes all pieces.
     pub(super) fn take(&mut self) -> Result<Vec<u8>> {
         self.seal()?;
         Ok(std::mem::take(&mut self.waiting))
     }
 
-    /// Seals and takes all that waits, with what stands at the end of a file.
+    /// Finishes and takes all pieces, and the end of the file.
     pub(super) fn take_last(&mut self) -> Result<Vec<u8>> {
-        // A file without rows has a head all the same.
+        // A file without rows has a header.
         if !self.is_begun {
             self.writer = Some(self.shape.writer(true)?);
         }
@@ -141,19 +126,11 @@ impl Pieces {
         Ok(bytes)
     }
 
-    /// What waits, sealed, and the footers so far: what a checkpoint keeps.
+    /// The finished pieces and the footers so far, for a checkpoint.
     pub(super) fn state(&mut self) -> Result<(&[u8], &Footers)> {
         self.seal()?;
         Ok((&self.waiting, &self.footers))
     }
-}
-
-/// Where the pieces of an output go.
-pub(super) enum Target {
-    /// A pipe, a device or standard output, which keeps what it was given.
-    Stream(File),
-    /// An upload or a file, and how far it is.
-    Saved(Box<Checkpoint>),
 }
 
 #[cfg(test)]
@@ -162,28 +139,30 @@ mod tests {
         fs,
         io::{Cursor, Read, Write},
         path::Path,
+        sync::Arc,
     };
 
     use proptest::{collection::vec, prelude::*};
 
     use super::*;
     use crate::batch::{
-        Answer, Chunk, Place,
-        input::Gauge,
-        rows::{CHUNK_ROWS, samples},
+        answer::Answer,
+        input::{Gauge, OpenInput},
+        process::open_rows,
+        rows::{CHUNK_ROWS, Chunk, samples},
     };
 
-    /// Answers the file at `path` in one process after the other; each of them but the last ends after so many chunks,
-    /// having sent what it made, or having left it to the next one.
+    /// Processes the file at `path` in several processes. Each of `cuts` ends a process after some chunks; if it is
+    /// `true`, its output is sent, otherwise it waits for the next process.
     fn answered(path: &Path, cuts: &[(usize, bool)]) -> Vec<u8> {
-        let place = Place::local(path).unwrap();
-        let format = place.format(None).unwrap();
+        let input = OpenInput::file(path).unwrap();
+        let format = input.format(None).unwrap();
         let (mut output, mut done) = (Vec::new(), 0);
-        // What waits, and the footers, as a checkpoint has them.
+        // The waiting bytes and the footers, as in a checkpoint.
         let mut left: Option<(Vec<u8>, Vec<u8>)> = None;
         for (chunks, sends) in cuts.iter().copied().chain([(usize::MAX, true)]) {
-            let mut reader = place.open(format, None, &Gauge::default()).unwrap();
-            let shape = Shape::of(&reader, format.1, Kind::Label);
+            let mut reader = open_rows(&input, format, None, &Gauge::default()).unwrap();
+            let shape = Shape::of(reader.as_ref(), format.1, Kind::Label);
             let mut pieces = match left.take() {
                 Some((waiting, footers)) => {
                     Pieces::resumed(shape, waiting, serde_json::from_slice(&footers).unwrap())
@@ -198,24 +177,23 @@ mod tests {
                 };
                 done += texts.len() as u64;
                 let label = |text: String| Answer::Label { score: text.len() as f32, label: text.into() };
-                let outcomes: Vec<Outcome> = texts.into_iter().map(|text| text.map(label)).collect();
-                pieces.write(rows, &outcomes).unwrap();
+                let results: Vec<RowResult> = texts.into_iter().map(|text| text.map(label)).collect();
+                pieces.write(rows, &results).unwrap();
             }
             if sends && done > 0 {
                 output.extend(pieces.take().unwrap());
             }
             let (waiting, footers) = pieces.state().unwrap();
-            // A job without rows is begun anew.
+            // A job without rows starts again.
             left = (done > 0).then(|| (waiting.to_vec(), serde_json::to_vec(footers).unwrap()));
         }
-        unreachable!("the last one goes on to the end")
+        unreachable!("the last process reads to the end")
     }
 
-    /// What an output says, however it is packed.
-    fn told(output: Vec<u8>) -> Vec<u8> {
+    fn unpacked(output: Vec<u8>) -> Vec<u8> {
         let mut text = Vec::new();
         let compression = Compression::of(&output);
-        compression.unpack(Cursor::new(output)).unwrap().read_to_end(&mut text).unwrap();
+        compression.unpack(Cursor::new(output), &Arc::default()).unwrap().read_to_end(&mut text).unwrap();
         text
     }
 
@@ -223,7 +201,7 @@ mod tests {
         let mut writer = ::csv::WriterBuilder::new().flexible(true).from_writer(Vec::new());
         writer.write_record(["id", "text"]).unwrap();
         for (text, number) in texts.iter().zip(0_u32..) {
-            // Some rows have a field too many.
+            // Some rows have an additional field.
             let more = (text.len() % 5 == 4).then_some("more");
             writer.write_record([number.to_string().as_str(), text].into_iter().chain(more)).unwrap();
         }
@@ -232,12 +210,12 @@ mod tests {
 
     fn json_lines(texts: &[String]) -> Vec<u8> {
         let line = |text: &String| match text.len() % 7 {
-            // Some lines are no objects, and some are none.
+            // Some lines are not objects, and some are empty.
             5 => format!("{text}\n"),
             6 => "\n".to_owned(),
             _ => format!("{}\n", serde_json::json!({ "text": text })),
         };
-        // The first tells what the file is.
+        // The first line determines the format.
         let lines: String = texts.iter().map(line).collect();
         format!("{{\"text\": \"the first\"}}\n{lines}").into_bytes()
     }
@@ -252,7 +230,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn a_job_that_is_cut_anywhere_makes_the_output_of_an_uncut_one(
+        fn interrupted_jobs_write_the_same_output(
             texts in vec("\\PC{0,12}|[a-c\",\n]{0,8}", 1..6 * CHUNK_ROWS),
             cuts in vec((0..4_usize, any::<bool>()), 0..6),
         ) {
@@ -268,7 +246,7 @@ mod tests {
                 prop_assert_eq!(answered(&path, &cuts), uncut.clone(), "{}", name);
                 for (ending, compression) in [("gz", Compression::Gzip), ("zst", Compression::Zstd)] {
                     let path = file(&format!("{name}.{ending}"), packed(compression, &contents));
-                    prop_assert_eq!(told(answered(&path, &cuts)), uncut.clone(), "{}.{}", name, ending);
+                    prop_assert_eq!(unpacked(answered(&path, &cuts)), uncut.clone(), "{}.{}", name, ending);
                 }
             }
             // Some rows have no text.

@@ -1,85 +1,71 @@
-//! What is asked for of a file: by the configuration for its prefix, and by the metadata of the object itself.
+//! The parameters of a job: from the command line, the configuration or the metadata of an object.
 
 use std::collections::BTreeMap;
 
 use clap::Args;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use super::Format;
+use super::format::Format;
 use crate::{
     error::{Error, Result},
     pipeline::zero_shot::Labels,
 };
 
-/// What object metadata begin with that is meant for this program.
+/// The prefix of metadata keys for Kivu.
 const PREFIX: &str = "kivu-";
 
 /// The parameters of a job, which are also options of `kivu batch`; what is not set is up to the model.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, Args)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Args)]
 pub struct Parameters {
     /// The name of a model of kivu.toml, or a bundle [default: the first of kivu.toml]
     #[arg(long, value_name = "NAME")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
     /// The column of texts [default: `text`, or another common name]
     #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub column: Option<String>,
     /// The format of INPUT: json-lines, csv or parquet [default: detected from the content]
     #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub format: Option<Format>,
     /// Labels of zero-shot classification, separated by commas
     #[arg(long)]
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub labels: Vec<String>,
     /// The hypothesis of zero-shot classification, with {} for the label
     #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
     /// Score each label independently of the others
     #[arg(long, num_args = 0, default_missing_value = "true")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub multi_label: Option<bool>,
     /// The query of a ranking
     #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub query: Option<String>,
     /// The language of the texts, if the model has several
     #[arg(long, value_name = "LANGUAGE")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub source_language: Option<String>,
     /// The language to translate to, if the model has several
     #[arg(long, value_name = "LANGUAGE")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub target_language: Option<String>,
     /// Whether vectors are scaled to length 1
     #[arg(skip)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub normalize: Option<bool>,
     /// Truncate vectors to this many values
     #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub dimensions: Option<usize>,
     /// The name of a prompt of the model
     #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt: Option<String>,
     /// Report texts of too many tokens as errors instead of truncating them
     #[arg(long = "no-truncate", num_args = 0, default_missing_value = "false")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub truncate: Option<bool>,
 }
 
 impl Parameters {
-    /// What the configuration asks for: `model`, `column`, and so on.
-    pub fn of(asked: &BTreeMap<String, String>) -> Result<Self> {
-        let asked = asked.iter().map(|(name, value)| (format!("{PREFIX}{name}"), value.clone()));
-        Self::default().with_metadata(&asked.collect())
+    /// Parses the parameters of a rule: `model`, `column`, and so on.
+    pub fn of(options: &BTreeMap<String, String>) -> Result<Self> {
+        let metadata = options.iter().map(|(name, value)| (format!("{PREFIX}{name}"), value.clone()));
+        Self::default().with_metadata(&metadata.collect())
     }
 
-    /// The same with what an object's metadata say: `kivu-model`, `kivu-column`, and so on.
+    /// Overrides parameters by the metadata of an object: `kivu-model`, `kivu-column`, and so on.
     pub fn with_metadata(mut self, metadata: &BTreeMap<String, String>) -> Result<Self> {
         for (name, value) in metadata {
             let Some(name) = name.strip_prefix(PREFIX) else { continue };
@@ -105,7 +91,7 @@ impl Parameters {
                 "dimensions" => self.dimensions = Some(value.parse().map_err(|_| wrong("a number"))?),
                 "prompt" => self.prompt = Some(value.clone()),
                 "truncate" => self.truncate = flag()?,
-                // What this program writes of its own output.
+                // Kivu writes it to its outputs.
                 "job" => {}
                 _ => {
                     return Err(Error::invalid(format!(
@@ -127,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_win_over_the_configuration() {
+    fn metadata_override_the_configuration() {
         let configured =
             Parameters { model: Some("a".into()), truncate: Some(true), ..Parameters::default() };
         let metadata = metadata(&[("kivu-model", "b"), ("kivu-labels", "x, y"), ("owner", "me")]);
@@ -137,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_that_cannot_be_are_named() {
+    fn invalid_metadata_are_refused() {
         let refused = |pairs| Parameters::default().with_metadata(&metadata(pairs)).unwrap_err().to_string();
         insta::assert_snapshot!(refused(&[("kivu-truncate", "maybe")]), @"expected `true` or `false` in the metadata `kivu-truncate`, but found `maybe`");
         insta::assert_snapshot!(refused(&[("kivu-format", "xml")]), @"expected `json-lines`, `csv` or `parquet` in the metadata `kivu-format`, but found `xml`");

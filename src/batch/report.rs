@@ -1,56 +1,53 @@
-//! What a job tells of itself, in a file beside its output.
+//! The report of a job, in a file next to its output.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    answer::Answers,
-    rows::{Outcome, RowError},
-};
+use super::answer::{Answers, RowError};
 
-/// Errors that are told one by one; others are counted only.
-const MOST_SAMPLES: usize = 20;
+/// The errors that are listed; others are only counted.
+const MAX_SAMPLES: usize = 20;
 
-/// How far a job has come.
+/// The progress of a job.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// Rows that are done, those with errors included.
+    /// Finished rows, including those with errors.
     pub rows: u64,
-    /// Rows that have an error in place of an answer, by its kind.
+    /// The number of rows with an error, by kind.
     pub errors: BTreeMap<String, u64>,
-    /// The first of these errors.
+    /// The first errors.
     pub samples: Vec<Sample>,
-    /// Tokens that went into the model.
+    /// Tokens of the texts.
     pub tokens: u64,
-    /// Texts that were cut to the most tokens that the model takes.
+    /// Texts that were truncated to the maximum of the model.
     pub truncated: u64,
-    /// Seconds that it took, all attempts together.
+    /// The duration of all runs.
     pub seconds: f64,
-    /// The names of the columns of answers, up to twenty: `label`, or `kivu_label` where the input has a `label`.
+    /// The names of the columns of answers, at most twenty: `label`, or `kivu_label` if the input has a `label`.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub columns: BTreeSet<String>,
 }
 
-/// An error, and the row that it is about.
+/// The error of a row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
-    /// The row, counted from 1, without the header of CSV and without empty lines.
+    /// The number of the row, from 1, without the header and empty lines.
     pub row: u64,
     /// The kind of the error.
     pub kind: String,
-    /// What was expected and what was found; nothing of the text.
+    /// The message, without any part of the text.
     pub message: String,
 }
 
 impl Progress {
-    /// Counts rows that are done.
+    /// Adds finished rows.
     pub(super) fn add(&mut self, answers: &Answers) {
-        for outcome in &answers.outcomes {
+        for result in &answers.results {
             self.rows += 1;
-            if let Outcome::Err(RowError { kind, message }) = outcome {
+            if let Err(RowError { kind, message }) = result {
                 *self.errors.entry(kind.name().to_owned()).or_default() += 1;
-                if self.samples.len() < MOST_SAMPLES {
+                if self.samples.len() < MAX_SAMPLES {
                     let kind = kind.name().to_owned();
                     self.samples.push(Sample { row: self.rows, kind, message: message.clone() });
                 }
@@ -60,19 +57,19 @@ impl Progress {
         self.truncated += answers.truncated;
     }
 
-    /// Remembers the names of columns of answers.
+    /// Adds names of columns of answers.
     pub(super) fn name_columns(&mut self, columns: &BTreeSet<String>) {
         if !columns.is_subset(&self.columns) {
-            self.columns.extend(columns.iter().take(MOST_SAMPLES).cloned());
+            self.columns.extend(columns.iter().take(MAX_SAMPLES).cloned());
         }
     }
 
-    /// Adds what another job did of the rows behind these.
+    /// Adds the progress of a job with the next rows.
     pub(super) fn join(&mut self, other: &Self) {
         for (kind, count) in &other.errors {
             *self.errors.entry(kind.clone()).or_default() += count;
         }
-        let room = MOST_SAMPLES.saturating_sub(self.samples.len());
+        let room = MAX_SAMPLES.saturating_sub(self.samples.len());
         let samples = other.samples.iter().take(room);
         self.samples.extend(samples.map(|sample| Sample { row: sample.row + self.rows, ..sample.clone() }));
         self.rows += other.rows;
@@ -83,47 +80,47 @@ impl Progress {
     }
 }
 
-/// What came of a job.
+/// The final status of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// Every row is in the output.
+    /// The output has all rows.
     Finished,
-    /// The input cannot be read: there is no output, and another attempt would not help.
+    /// There is no output, and another attempt would fail too.
     Failed,
 }
 
 /// The report of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// What came of it.
+    /// The final status.
     pub status: Status,
-    /// Why it failed.
+    /// The error of a failed job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// The file that was read.
+    /// The path or URL of the input.
     pub input: String,
-    /// Its version, or the server's mark of its contents.
+    /// The version of an object, or its ETag.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// The file that was written.
+    /// The path or URL of the output.
     pub output: String,
-    /// The BLAKE3 hash of the output, if it is a file of this machine: by it Kivu knows what it may replace.
+    /// The BLAKE3 of a local output, which permits a later job to replace it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_digest: Option<String>,
-    /// What the reader of the report should know of how the input was read.
+    /// Decisions about the input that may be wrong.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
     /// The name of the model.
     pub model: String,
-    /// The identity of its bundle.
+    /// The digest of its bundle.
     pub model_digest: String,
-    /// What it does.
+    /// The task of the model.
     pub task: String,
-    /// Rows that nobody answered, as first and last, where parts of a large job failed.
+    /// Ranges of missing rows, first and last, if parts of a distributed map were lost.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<[u64; 2]>,
-    /// What was done.
+    /// The progress.
     #[serde(flatten)]
     pub progress: Progress,
 }

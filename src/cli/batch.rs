@@ -18,7 +18,7 @@ use super::{
     terminal::{Progress as Bar, print, print_aside},
 };
 use crate::{
-    batch::{Ended, Existing, Job, Parameters, Progress, Report, Sink, Source, Status},
+    batch::{Ended, Existing, Job, JobInput, JobOutput, Parameters, Progress, Report, Status},
     config::Config,
     error::{Error, Result, quoted},
     model::Model,
@@ -64,20 +64,21 @@ pub(super) struct Arguments {
 }
 
 pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
-    let source = source(&arguments.input)?;
-    let sink = match Url::of(&arguments.output) {
-        Some(url) => Sink::Object(url?),
-        None if arguments.output.as_os_str() == STANDARD => Sink::Stdout,
-        None => Sink::File(arguments.output.clone()),
+    let store = Store::new(config.s3.timeout());
+    let input = input(&store, &arguments.input)?;
+    let output = match Url::of(&arguments.output) {
+        Some(url) => JobOutput::Object(store, url?),
+        None if arguments.output.as_os_str() == STANDARD => JobOutput::Stdout,
+        None => JobOutput::File(arguments.output.clone()),
     };
-    let is_stdout = sink.is_stdout();
+    let is_stdout = output.is_stdout();
     let mut parameters = arguments.parameters;
     let model = open(parameters.model.take().as_deref(), &mut config)?;
     parameters.labels = parameters.labels.iter().flat_map(|labels| Labels::split(labels)).collect();
     let watcher = Arc::new(Bar::default());
     let job = Job {
-        source,
-        sink,
+        input,
+        output,
         model,
         parameters,
         watcher: Arc::clone(&watcher) as _,
@@ -129,15 +130,15 @@ fn summarize(summary: &str, is_stdout: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn source(input: &Path) -> Result<Source> {
+fn input(store: &Store, input: &Path) -> Result<JobInput> {
     if input.as_os_str() == STANDARD {
-        return Ok(Source::Stdin);
+        return Ok(JobInput::Stdin);
     }
-    let Some(url) = Url::of(input).transpose()? else { return Ok(Source::File(input.to_owned())) };
-    let object = Store::open()?.head(&url, None)?;
+    let Some(url) = Url::of(input).transpose()? else { return Ok(JobInput::File(input.to_owned())) };
+    let object = store.head(&url, None)?;
     let object =
         object.ok_or_else(|| Error::config(format!("expected a file at `{url}`, but found none")))?;
-    Ok(Source::Object(url, object))
+    Ok(JobInput::Object(store.clone(), url, object))
 }
 
 /// The model with this name in the configuration, or the bundle at this path.

@@ -78,7 +78,7 @@ fn execute(arguments: Arguments) -> Result<ExitCode> {
         Command::Completions(arguments) => completions::run(&arguments, &mut Arguments::command()),
         Command::Doctor(arguments) => doctor::run(&arguments, &config),
         Command::Key(arguments) => key::run(&arguments),
-        Command::Pull(arguments) => pull::run(&arguments),
+        Command::Pull(arguments) => pull::run(&arguments, &config),
         Command::Push(arguments) => push::run(&arguments, &config),
         Command::Serve(arguments) => serve::run(arguments, config),
         Command::Triton(arguments) => triton::run(&arguments),

@@ -6,8 +6,12 @@ use clap::Args;
 
 use super::terminal::{Progress, print};
 use crate::{
+    config::Config,
     error::Result,
-    repository::{Bundle, s3::Url, staged},
+    repository::{
+        remote,
+        s3::{Store, Url},
+    },
 };
 
 const EXAMPLES: &str = "\
@@ -28,10 +32,10 @@ pub(super) struct Arguments {
     out: PathBuf,
 }
 
-pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let bundle = Bundle::open(arguments.bundle.to_string().as_ref())?;
+pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+    let bundle = remote::open(&Store::new(config.s3.timeout()), &arguments.bundle)?;
     let (digest, out) = (&bundle.digest()[..12], arguments.out.display());
-    print(&match staged::pull(&bundle, &arguments.out, &Progress::default())? {
+    print(&match remote::pull(&bundle, &arguments.out, &Progress::default())? {
         true => format!("fetched {digest} into {out}"),
         false => format!("known   {digest} in {out}"),
     })?;

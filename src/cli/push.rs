@@ -10,9 +10,8 @@ use crate::{
     error::{Error, Result},
     repository::{
         Bundle,
-        bundle::Home,
+        remote::{self, Pushed},
         s3::{Store, Url},
-        staged::{self, Pushed},
     },
 };
 
@@ -38,15 +37,16 @@ pub(super) struct Arguments {
 }
 
 pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
-    let bundle = Bundle::open(&arguments.bundle)?;
-    if let Home::S3(..) = bundle.home() {
+    if Url::of(&arguments.bundle).is_some() {
         return Err(Error::config(format!(
             "expected a bundle in a folder, but found `{}`; `kivu pull` downloads it",
             arguments.bundle.display()
         )));
     }
+    let bundle = Bundle::open(&arguments.bundle)?;
     let (state, progress) = (config.home.join(STATE), Progress::default());
-    let outcome = match staged::push(&Store::open()?, &bundle, &arguments.prefix, &state, &progress)? {
+    let store = Store::new(config.s3.timeout());
+    let outcome = match remote::push(&store, &bundle, &arguments.prefix, &state, &progress)? {
         Pushed::Sent => "sent ",
         Pushed::Known => "known",
     };

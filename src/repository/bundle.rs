@@ -1,4 +1,5 @@
-//! Opening a bundle: nothing is used that does not match its manifest.
+//! Bundles: folders, or prefixes of S3, with a manifest and the files that it lists. Files are verified when they are
+//! read.
 
 use std::{
     fmt, fs,
@@ -10,24 +11,26 @@ use sha2::{Digest, Sha256};
 
 use super::{
     manifest::{File, Manifest},
-    s3::{Store, Url},
-    staged,
+    s3::{Object, Store, Url},
 };
 use crate::{
     error::{Error, Result},
     tokenizer::Tokenizer,
 };
 
-/// The name of the file that says what a bundle is.
+/// The file name of the manifest.
 pub const MANIFEST: &str = "manifest.toml";
 
-/// The name of the tokenizer's file.
+/// The file name of the tokenizer.
 pub const TOKENIZER: &str = "tokenizer.json";
 
-/// The name of the same tokenizer in a form that is loaded quickly, where there is one.
+/// The file name of the compiled tokenizer, which loads faster; not every bundle has one.
 pub const PIECES: &str = "tokenizer.pieces";
 
-/// A readable manifest, and the place of the files that it names.
+/// The most memory that is reserved for a file before it is read, since a manifest may state any size.
+const MAX_RESERVED_BYTES: u64 = 64 * 1024 * 1024;
+
+/// A bundle with a valid manifest. Its other files may be damaged or missing until they are read.
 #[derive(Clone, Debug)]
 pub struct Bundle {
     home: Home,
@@ -35,32 +38,18 @@ pub struct Bundle {
     digest: String,
 }
 
-/// Where a bundle's files lie.
+/// The location of a bundle's files.
 #[derive(Clone, Debug)]
 pub enum Home {
-    /// In a folder of this machine.
+    /// A local folder.
     Folder(PathBuf),
-    /// Under a URL of S3.
+    /// A prefix of S3.
     S3(Store, Url),
 }
 
 impl Bundle {
-    /// Reads the manifest in a folder, or under an `s3://` URL. The other files are verified when they are read.
-    pub fn open(path: &Path) -> Result<Self> {
-        match Url::of(path) {
-            Some(url) => staged::open(&Store::open()?, &url?),
-            None => Self::open_folder(path),
-        }
-    }
-
-    /// The bundle whose manifest is `text`, wherever its files are; `place` is for the message.
-    pub(super) fn parse(text: &str, home: Home, place: &dyn fmt::Display) -> Result<Self> {
-        let manifest = Manifest::parse(text)
-            .map_err(|error| Error::model_because(format!("`{place}` is no bundle"), error))?;
-        Ok(Self { home, manifest, digest: hex(&Sha256::digest(text)) })
-    }
-
-    fn open_folder(folder: &Path) -> Result<Self> {
+    /// Opens the bundle in a local folder.
+    pub fn open(folder: &Path) -> Result<Self> {
         let path = folder.join(MANIFEST);
         let text = fs::read_to_string(&path).map_err(|source| match source.kind() {
             std::io::ErrorKind::NotFound => Error::model(format!(
@@ -72,22 +61,29 @@ impl Bundle {
         Self::parse(&text, Home::Folder(folder.to_owned()), &folder.display())
     }
 
-    /// What is known of the bundle.
+    /// The bundle with the manifest `text`; errors name `place`.
+    pub(super) fn parse(text: &str, home: Home, place: &dyn fmt::Display) -> Result<Self> {
+        let manifest = Manifest::parse(text)
+            .map_err(|error| Error::model_because(format!("`{place}` is not a bundle"), error))?;
+        Ok(Self { home, manifest, digest: hex(&Sha256::digest(text)) })
+    }
+
+    /// The manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// The SHA-256 of the manifest: the bundle's identity.
+    /// The SHA-256 of the manifest, which identifies the bundle.
     pub fn digest(&self) -> &str {
         &self.digest
     }
 
-    /// Where its files lie.
+    /// The location of the files.
     pub fn home(&self) -> &Home {
         &self.home
     }
 
-    /// The path of one of its files; of a bundle in S3 it is good for messages only.
+    /// The path of a file; for a bundle in S3, its URL, for messages only.
     pub fn path(&self, name: &str) -> PathBuf {
         match &self.home {
             Home::Folder(folder) => folder.join(name),
@@ -95,14 +91,14 @@ impl Bundle {
         }
     }
 
-    /// Reads one of its files and checks what was read.
+    /// Reads and verifies a file.
     pub fn read(&self, name: &str) -> Result<Vec<u8>> {
-        let mut bytes = Vec::with_capacity(self.file(name)?.size.min(LARGEST_AT_ONCE) as usize);
+        let mut bytes = Vec::with_capacity(self.file(name)?.size.min(MAX_RESERVED_BYTES) as usize);
         self.stream(name, |piece| bytes.extend_from_slice(piece))?;
         Ok(bytes)
     }
 
-    /// Reads the tokenizer, from its [`PIECES`] if it has them.
+    /// Reads the tokenizer, from [`PIECES`] if it exists.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         match self.manifest.file(PIECES) {
             Some(_) => Tokenizer::from_compiled(self.read(PIECES)?),
@@ -110,17 +106,25 @@ impl Bundle {
         }
     }
 
-    /// Hands one of its files on piece by piece, in order; fails at the end where it is not what it should be.
+    /// Passes a file to `take` in pieces, in order. An error at the end means that the file is not the one that the
+    /// manifest lists.
     pub fn stream(&self, name: &str, mut take: impl FnMut(&[u8])) -> Result<()> {
         let file = self.file(name)?;
         let mut hash = blake3::Hasher::new();
-        let take = |piece: &[u8]| {
+        let mut take = |piece: &[u8]| {
             hash.update(piece);
             take(piece);
         };
         let size = match &self.home {
             Home::Folder(folder) => read_through(&folder.join(name), take)?,
-            Home::S3(store, url) => staged::read_through(store, &url.join(name), file.size, take)?,
+            Home::S3(store, url) => {
+                // Without an ETag: the hash of the contents is verified instead.
+                let object = Object { size: file.size, ..Object::default() };
+                for piece in store.pieces(&url.join(name), &object, 0..file.size)? {
+                    piece?.iter().for_each(|chunk| take(chunk));
+                }
+                file.size
+            }
         };
         check(file, &self.path(name), size, hash.finalize())
     }
@@ -131,37 +135,31 @@ impl Bundle {
         self.manifest.file(name).ok_or_else(unknown)
     }
 
-    /// Checks the size and the digest of each file but those in `except`.
+    /// Verifies the size and the digest of each file except those in `except`.
     pub fn verify(&self, except: &[&str]) -> Result<()> {
         let names = self.manifest.files.iter().map(|file| file.name.as_str());
         names.filter(|name| !except.contains(name)).try_for_each(|name| self.stream(name, |_| ()))
     }
 }
 
-/// A manifest may lie about a size: no more memory than this is taken on its word.
-const LARGEST_AT_ONCE: u64 = 64 * 1024 * 1024;
-
 fn check(file: &File, path: &Path, size: u64, digest: blake3::Hash) -> Result<()> {
-    if size != file.size {
-        return Err(Error::model(format!(
-            "expected `{}` to have {} bytes, but found {size}; the bundle is damaged: build or fetch it again",
-            path.display(),
-            file.size
-        )));
-    }
+    let damaged = |expected: String, found: String| {
+        Err(Error::model(format!(
+            "expected `{}` to have {expected}, but found {found}; the bundle is damaged: build or fetch it again",
+            path.display()
+        )))
+    };
     let digest = digest.to_hex();
-    if digest.as_str() != file.blake3 {
-        return Err(Error::model(format!(
-            "expected `{}` to have the BLAKE3 {}, but found {digest}; the bundle is damaged: \
-             build or fetch it again",
-            path.display(),
-            file.blake3
-        )));
+    if size != file.size {
+        damaged(format!("{} bytes", file.size), size.to_string())
+    } else if digest.as_str() != file.blake3 {
+        damaged(format!("the BLAKE3 {}", file.blake3), digest.to_string())
+    } else {
+        Ok(())
     }
-    Ok(())
 }
 
-/// The entry of the file at `path` in a manifest, under the name `name`.
+/// The manifest entry of the file at `path`.
 pub fn describe(path: &Path, name: String) -> Result<File> {
     let (mut sha256, mut blake3) = (Sha256::new(), blake3::Hasher::new());
     let size = read_through(path, |piece| {
@@ -171,14 +169,14 @@ pub fn describe(path: &Path, name: String) -> Result<File> {
     Ok(File { name, size, sha256: hex(&sha256.finalize()), blake3: blake3.finalize().to_hex().to_string() })
 }
 
-/// The SHA-256 of a file, in hexadecimal.
+/// The SHA-256 of a file, in lower-case hexadecimal.
 pub fn sha256_of(path: &Path) -> Result<String> {
     let mut hash = Sha256::new();
     read_through(path, |piece| hash.update(piece))?;
     Ok(hex(&hash.finalize()))
 }
 
-/// Reads a file piece by piece; gives its size.
+/// Passes a file to `take` in pieces and returns its size in bytes.
 fn read_through(path: &Path, mut take: impl FnMut(&[u8])) -> Result<u64> {
     let unreadable = || Error::io(format!("cannot read `{}`", path.display()));
     let mut file = fs::File::open(path).map_err(unreadable())?;
@@ -193,7 +191,7 @@ fn read_through(path: &Path, mut take: impl FnMut(&[u8])) -> Result<u64> {
     }
 }
 
-/// Bytes as lower-case hexadecimal digits.
+/// Lower-case hexadecimal digits.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

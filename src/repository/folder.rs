@@ -1,4 +1,4 @@
-//! The folder that a bundle is written to. Nothing that Kivu did not write is removed or replaced.
+//! The local folder that a bundle is written to. Files that Kivu did not write are neither removed nor replaced.
 
 use std::{
     collections::BTreeSet,
@@ -16,21 +16,21 @@ use crate::{
     repository::manifest::File,
 };
 
-/// A folder that a bundle may be written to: a missing one, an empty one, or one that holds a bundle and nothing else.
+/// A folder that a bundle may be written to: missing, empty, or with a bundle and nothing else.
 ///
-/// - A bundle is a `manifest.toml` that parses and regular files that it names; some of those may be missing.
-/// - A symbolic link is followed: the link stays, and the folder that it names is replaced. Links inside the folder
-///   are no part of a bundle.
+/// - A bundle is a valid `manifest.toml` and regular files that it lists, some of which may be missing.
+/// - A symbolic link is followed: the folder that it refers to is replaced. Links inside the folder do not belong to a
+///   bundle.
 #[derive(Debug)]
 pub struct Destination {
-    /// The path as the caller wrote it, for messages.
+    /// The path of the caller, for messages.
     name: PathBuf,
-    /// The same without links, if it exists.
+    /// The path without links, if it exists.
     path: PathBuf,
 }
 
 impl Destination {
-    /// Refuses a path where something would be lost; the error names what was found.
+    /// Checks that nothing would be lost at `out`; otherwise, the error names the files.
     pub fn new(out: &Path) -> Result<Self> {
         let path = match fs::symlink_metadata(out) {
             Ok(_) => fs::canonicalize(out)
@@ -44,17 +44,16 @@ impl Destination {
         Ok(destination)
     }
 
-    /// Refuses folders that can be emptied, but not replaced: one that a file system is mounted on, and one that this
-    /// process works in, which would go on in a folder that is gone.
+    /// Refuses folders that cannot be replaced: mount points, and the working folder of this process.
     fn require_movable(&self) -> Result<()> {
         let device = |path: &Path| path.metadata().map(|found| found.dev()).ok();
         let is_mounted =
             matches!((device(&self.path), device(self.parent())), (Some(own), Some(outer)) if own != outer);
-        let is_worked_in = env::current_dir().is_ok_and(|here| here.starts_with(&self.path));
-        let found = match (is_mounted, is_worked_in) {
+        let is_working_folder = env::current_dir().is_ok_and(|here| here.starts_with(&self.path));
+        let found = match (is_mounted, is_working_folder) {
             (false, false) => return Ok(()),
             (true, _) => "a file system is mounted there; choose a folder in it",
-            (false, true) => "it is, or holds, the working folder; choose another folder",
+            (false, true) => "it is, or contains, the working folder; choose another folder",
         };
         Err(Error::config(format!(
             "expected `{}` to be a folder that can be replaced, but {found}",
@@ -62,7 +61,7 @@ impl Destination {
         )))
     }
 
-    /// The folder that the bundle's folder is in: scratch folders in it are on the same file system.
+    /// The parent folder; scratch folders in it are on the same file system.
     pub fn parent(&self) -> &Path {
         match self.path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -70,25 +69,25 @@ impl Destination {
         }
     }
 
-    /// A path next to the folder, whose name is longer by `ending`.
+    /// The path with `.ENDING` appended to its name.
     pub fn beside(&self, ending: &str) -> PathBuf {
         beside(&self.path, ending)
     }
 
-    /// Moves the finished bundle in `new` here. `new` has to be on the same file system, and is gone afterwards.
+    /// Moves the finished bundle from `new`, which must be on the same file system.
     ///
-    /// An older bundle is exchanged for the new one in one step, checked again, and only then removed, file by file.
+    /// An older bundle is exchanged for the new one atomically, checked again, and then removed file by file.
     pub fn replace(&self, new: &Path) -> Result<()> {
         let failed = || Error::io(format!("cannot write `{}`", self.name.display()));
         match fs::rename(new, &self.path) {
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
-            // This replaces an empty folder at most.
+            // `rename` replaces only empty folders.
             renamed => return renamed.map_err(failed()),
         }
         exchange(new, &self.path).map_err(failed())?;
-        // Since the first check, another program may have written into the folder.
+        // Another program may have written into the folder since the first check.
         let manifest = self.contents(new).inspect_err(|_| {
-            // The error to report is the first one.
+            // Only the first error is reported.
             let _ = exchange(new, &self.path);
         })?;
         let removed = manifest.map_or(Ok(()), |manifest| remove(new, &manifest.files));
@@ -100,7 +99,7 @@ impl Destination {
         Ok(())
     }
 
-    /// The manifest of the bundle in `folder`; nothing if the folder is empty or missing.
+    /// The manifest of the bundle in `folder`; `None` if the folder is empty or missing.
     fn contents(&self, folder: &Path) -> Result<Option<Manifest>> {
         let refused = |found: String, source: Option<Error>| Error::Config {
             message: format!(
@@ -125,7 +124,7 @@ impl Destination {
     }
 }
 
-/// Refuses a folder that holds anything but parts of the bundle with these files, which would become parts of it.
+/// Refuses a folder that contains anything but these files of a bundle, since all of it would become the bundle.
 pub(super) fn require_partial(folder: &Path, files: &[File]) -> Result<()> {
     let found = match fs::symlink_metadata(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -138,13 +137,13 @@ pub(super) fn require_partial(folder: &Path, files: &[File]) -> Result<()> {
         return Ok(());
     }
     Err(Error::config(format!(
-        "expected `{}` to hold what an interrupted `kivu pull` fetched, but found {}; move it away",
+        "expected `{}` to contain only files of an interrupted `kivu pull`, but found {}; move it away",
         folder.display(),
         list(&found)
     )))
 }
 
-/// A path next to `path`, whose name is longer by `ending`.
+/// `path` with `.ENDING` appended to its name.
 pub(super) fn beside(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".");
@@ -152,7 +151,7 @@ pub(super) fn beside(path: &Path, ending: &str) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// The manifest in `folder`, if there is a regular file of that name.
+/// The manifest in `folder`, if it is a regular file.
 fn read_manifest(folder: &Path) -> Result<Option<Manifest>> {
     let path = folder.join(MANIFEST);
     if !fs::symlink_metadata(&path).is_ok_and(|found| found.is_file()) {
@@ -162,7 +161,7 @@ fn read_manifest(folder: &Path) -> Result<Option<Manifest>> {
     Manifest::parse(&text).map(Some)
 }
 
-/// What is in `folder` besides a manifest and its files, or besides nothing where there is no manifest; in order.
+/// The sorted paths in `folder` other than the manifest and `files`; all paths if `files` is `None`.
 fn foreign(folder: &Path, files: Option<&[File]>) -> io::Result<Vec<PathBuf>> {
     let files = files.map(|files| files.iter().map(|file| file.name.as_str()).chain([MANIFEST]));
     let known: BTreeSet<&Path> = files.into_iter().flatten().map(Path::new).collect();
@@ -183,7 +182,7 @@ fn foreign(folder: &Path, files: Option<&[File]>) -> io::Result<Vec<PathBuf>> {
     Ok(foreign)
 }
 
-/// The first names of a list, for a message.
+/// The first names, for a message.
 fn list(names: &[PathBuf]) -> String {
     const SHOWN: usize = 3;
     let shown: Vec<String> = names.iter().take(SHOWN).map(|name| format!("`{}`", name.display())).collect();
@@ -194,7 +193,7 @@ fn list(names: &[PathBuf]) -> String {
     }
 }
 
-/// Lets two folders change places, in one step where the file system can.
+/// Exchanges two folders, atomically if the file system supports it.
 fn exchange(left: &Path, right: &Path) -> io::Result<()> {
     if renameat_with(CWD, left, CWD, right, RenameFlags::EXCHANGE).is_ok() {
         return Ok(());
@@ -202,14 +201,13 @@ fn exchange(left: &Path, right: &Path) -> io::Result<()> {
     let aside = beside(right, &format!("replaced-{}", Uuid::new_v4()));
     fs::rename(right, &aside)?;
     fs::rename(left, right).inspect_err(|_| {
-        // The error to report is the first one.
+        // Only the first error is reported.
         let _ = fs::rename(&aside, right);
     })?;
     fs::rename(&aside, left)
 }
 
-/// Removes the files of a bundle and the folders that are empty then. A folder that holds anything else is an error,
-/// and stays.
+/// Removes the files of a bundle and its folders. A folder with other files is an error and remains.
 fn remove(folder: &Path, files: &[File]) -> io::Result<()> {
     let names = [MANIFEST].into_iter().chain(files.iter().map(|file| file.name.as_str())).map(Path::new);
     let mut folders = BTreeSet::new();
@@ -219,7 +217,7 @@ fn remove(folder: &Path, files: &[File]) -> io::Result<()> {
             _ => folders.extend(name.ancestors().skip(1)),
         }
     }
-    // Inner folders come last in order, and are removed first; the last one is the bundle's own.
+    // Inner folders sort after outer ones; the bundle's own folder is removed last.
     for name in folders.into_iter().rev() {
         match fs::remove_dir(folder.join(name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -437,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_fetched_before_holds_nothing_else() {
+    fn a_partial_fetch_contains_nothing_else() {
         let root = tempfile::tempdir().unwrap();
         let files = Manifest::parse(OURS).unwrap().files;
         let partial = root.path().join("out.partial");
@@ -446,6 +444,6 @@ mod tests {
         require_partial(&partial, &files).unwrap();
         symlink(root.path().join("precious"), partial.join("model.onnx")).unwrap();
         let error = require_partial(&partial, &files).unwrap_err().to_string();
-        insta::assert_snapshot!(error.replace(&root.path().display().to_string(), "[folder]"), @"expected `[folder]/out.partial` to hold what an interrupted `kivu pull` fetched, but found `model.onnx`; move it away");
+        insta::assert_snapshot!(error.replace(&root.path().display().to_string(), "[folder]"), @"expected `[folder]/out.partial` to contain only files of an interrupted `kivu pull`, but found `model.onnx`; move it away");
     }
 }

@@ -1,24 +1,24 @@
-//! Bundles: model folders that are never changed, the manifests that say what is in them, and their two homes,
-//! this machine and S3.
+//! Bundles, which never change, their manifests, and the places that store them: local folders, S3 and the model
+//! repositories of Triton.
 
 pub mod bundle;
 pub mod folder;
 pub mod manifest;
+pub mod remote;
 pub mod s3;
-pub mod staged;
 pub mod triton;
 
 pub use self::{bundle::Bundle, manifest::Manifest};
 
-/// Watches bytes go by.
+/// Observes a transfer.
 pub trait Meter: Sync {
-    /// Something of so many bytes begins.
+    /// A transfer of `bytes` bytes begins; `what` is `push` or `pull`.
     fn begin(&self, what: &str, bytes: u64);
-    /// So many more of them are done.
+    /// `bytes` more bytes are transferred.
     fn advance(&self, bytes: u64);
 }
 
-/// Nobody watches.
+/// Observes nothing.
 impl Meter for () {
     fn begin(&self, _: &str, _: u64) {}
     fn advance(&self, _: u64) {}

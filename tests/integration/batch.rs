@@ -16,7 +16,7 @@ use std::{
 };
 
 use kivu::{
-    batch::{Ended, Existing, Job, Parameters, Report, Sink, Source, Status, Watcher},
+    batch::{Ended, Existing, Job, JobInput, JobOutput, Parameters, Report, Status, Watcher},
     repository::manifest::Precision,
 };
 use proptest::{prelude::*, sample::select};
@@ -31,8 +31,8 @@ use crate::{
 /// A job from file to file, on a scripted model of two dimensions.
 fn job(input: &Path, output: &Path) -> Job {
     Job {
-        source: Source::File(input.to_owned()),
-        sink: Sink::File(output.to_owned()),
+        input: JobInput::File(input.to_owned()),
+        output: JobOutput::File(output.to_owned()),
         model: scripted_model(),
         parameters: Parameters::default(),
         watcher: Arc::new(()),

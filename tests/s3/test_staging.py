@@ -170,7 +170,7 @@ class Staging(unittest.TestCase):
             refused = self.push(prefix=f"s3://{BUCKET}/meddled", endpoint=faults.endpoint, check=False)
         finally:
             faults.stop()
-        self.assertIn("somebody else moved it", refused.stderr)
+        self.assertIn("another process changed it", refused.stderr)
         self.assertEqual(self.weed.get(f"meddled/{NAME}/latest"), b"1" * 64)
 
     def test_objects_that_no_push_wrote_are_left_alone(self):

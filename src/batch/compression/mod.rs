@@ -1,10 +1,10 @@
-//! Compressed input and output. What a file is compressed with is told by its first bytes: its name may lie.
+//! Compressed input and output.
 
 #[cfg_attr(not(feature = "zstd"), path = "no_zstd.rs")]
 mod zstd;
 
 use std::{
-    io::{self, BufRead, Read, Write},
+    io::{self, BufReader, Read, Write},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -13,11 +13,11 @@ use std::{
 
 use flate2::{bufread::MultiGzDecoder, write::GzEncoder};
 
-/// A file that unpacks to more than so many times its size, and to more than [`HARMLESS_BYTES`], is no text.
-const LARGEST_RATIO: u64 = 400;
-const HARMLESS_BYTES: u64 = 1024 * 1024 * 1024;
+/// The largest ratio of unpacked to packed size of a text; smaller outputs than [`MIN_CHECKED_BYTES`] are not checked.
+const MAX_RATIO: u64 = 400;
+const MIN_CHECKED_BYTES: u64 = 1024 * 1024 * 1024;
 
-/// How a file is compressed.
+/// The compression of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) enum Compression {
     #[default]
@@ -27,7 +27,7 @@ pub(super) enum Compression {
 }
 
 impl Compression {
-    /// What the first bytes of a file say.
+    /// Detected by the first bytes of a file, since its name may be wrong.
     pub(super) fn of(head: &[u8]) -> Self {
         match head {
             [0x1f, 0x8b, ..] => Self::Gzip,
@@ -36,19 +36,23 @@ impl Compression {
         }
     }
 
-    /// The contents of a file.
-    pub(super) fn unpack(self, file: impl BufRead + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
-        let packed = Arc::new(AtomicU64::new(0));
-        let file = Counted { file, count: Arc::clone(&packed) };
+    /// The unpacked contents of a file; `packed` counts the bytes that are read from it.
+    pub(super) fn unpack(
+        self,
+        file: impl Read + Send + 'static,
+        packed: &Arc<AtomicU64>,
+    ) -> io::Result<Box<dyn Read + Send>> {
+        let file = Counted { file, count: Arc::clone(packed) };
+        let file = BufReader::with_capacity(128 * 1024, file);
         let unpacked: Box<dyn Read + Send> = match self {
             Self::None => return Ok(Box::new(file)),
             Self::Gzip => Box::new(MultiGzDecoder::new(file)),
             Self::Zstd => zstd::decoder(file)?,
         };
-        Ok(Box::new(Guarded { unpacked, packed, count: 0 }))
+        Ok(Box::new(Limited { unpacked, packed: Arc::clone(packed), count: 0 }))
     }
 
-    /// What packs output like this.
+    /// An encoder of output.
     pub(super) fn pack(self) -> io::Result<Packer> {
         Ok(match self {
             Self::None => Packer::None(Vec::new()),
@@ -58,13 +62,13 @@ impl Compression {
     }
 }
 
-/// Counts the bytes that are taken.
-struct Counted<R> {
-    file: R,
-    count: Arc<AtomicU64>,
+/// Counts the bytes that are read.
+pub(super) struct Counted<R> {
+    pub(super) file: R,
+    pub(super) count: Arc<AtomicU64>,
 }
 
-impl<R: BufRead> Read for Counted<R> {
+impl<R: Read> Read for Counted<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.file.read(buffer)?;
         self.count.fetch_add(read as u64, Ordering::Relaxed);
@@ -72,32 +76,21 @@ impl<R: BufRead> Read for Counted<R> {
     }
 }
 
-impl<R: BufRead> BufRead for Counted<R> {
-    fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        self.file.fill_buf()
-    }
-
-    fn consume(&mut self, amount: usize) {
-        self.count.fetch_add(amount as u64, Ordering::Relaxed);
-        self.file.consume(amount);
-    }
-}
-
-/// Stops at what only pretends to be text: a few kilobytes can unpack to terabytes.
-struct Guarded {
+/// Refuses decompression bombs: a few kilobytes can unpack to terabytes.
+struct Limited {
     unpacked: Box<dyn Read + Send>,
     packed: Arc<AtomicU64>,
     count: u64,
 }
 
-impl Read for Guarded {
+impl Read for Limited {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.unpacked.read(buffer)?;
         self.count += read as u64;
         let packed = self.packed.load(Ordering::Relaxed).max(1);
-        if self.count > HARMLESS_BYTES && self.count / packed > LARGEST_RATIO {
+        if self.count > MIN_CHECKED_BYTES && self.count / packed > MAX_RATIO {
             return Err(io::Error::other(format!(
-                "expected a file that unpacks to at most {LARGEST_RATIO} times its size, but found {} bytes in {packed}",
+                "expected a file that unpacks to at most {MAX_RATIO} times its size, but found {} bytes in {packed}",
                 self.count
             )));
         }
@@ -105,7 +98,7 @@ impl Read for Guarded {
     }
 }
 
-/// Packs output in memory.
+/// An encoder with its output in memory.
 pub(super) enum Packer {
     None(Vec<u8>),
     Gzip(GzEncoder<Vec<u8>>),
@@ -113,7 +106,7 @@ pub(super) enum Packer {
 }
 
 impl Packer {
-    /// The bytes that have come out so far.
+    /// The size of the output so far, in bytes.
     pub(super) fn len(&self) -> usize {
         match self {
             Self::None(bytes) => bytes.len(),
@@ -122,7 +115,7 @@ impl Packer {
         }
     }
 
-    /// Everything packed: a whole on its own, which can stand behind another.
+    /// The output, which is complete by itself and can be appended to another one.
     pub(super) fn finish(self) -> io::Result<Vec<u8>> {
         match self {
             Self::None(bytes) => Ok(bytes),
@@ -151,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_packed_in_pieces_unpacks_as_one() {
+    fn pieces_that_are_packed_separately_unpack_as_one() {
         for compression in [Compression::None, Compression::Gzip, Compression::Zstd] {
             let mut file = Vec::new();
             for piece in ["first\n", "second\n"] {
@@ -161,17 +154,21 @@ mod tests {
             }
             assert_eq!(Compression::of(&file), compression);
             let mut text = String::new();
-            compression.unpack(io::Cursor::new(file)).unwrap().read_to_string(&mut text).unwrap();
+            compression
+                .unpack(io::Cursor::new(file), &Arc::default())
+                .unwrap()
+                .read_to_string(&mut text)
+                .unwrap();
             assert_eq!(text, "first\nsecond\n");
         }
     }
 
     #[test]
-    fn a_bomb_is_stopped() {
+    fn decompression_bombs_are_refused() {
         let mut packer = Compression::Zstd.pack().unwrap();
-        io::copy(&mut io::repeat(b'\n').take(3 * HARMLESS_BYTES / 2), &mut packer).unwrap();
+        io::copy(&mut io::repeat(b'\n').take(3 * MIN_CHECKED_BYTES / 2), &mut packer).unwrap();
         let file = packer.finish().unwrap();
-        let mut contents = Compression::Zstd.unpack(io::Cursor::new(file)).unwrap();
+        let mut contents = Compression::Zstd.unpack(io::Cursor::new(file), &Arc::default()).unwrap();
         let error = io::copy(&mut contents, &mut io::sink()).unwrap_err().to_string();
         assert!(error.starts_with("expected a file that unpacks to at most 400 times its size"), "{error}");
     }

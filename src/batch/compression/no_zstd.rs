@@ -1,4 +1,4 @@
-//! What stands in for zstd in a build without the feature `zstd`.
+//! zstd in a build without the feature `zstd`: every operation fails.
 
 use std::{
     convert::Infallible,
@@ -7,7 +7,6 @@ use std::{
 
 use crate::error::Error;
 
-/// No encoder.
 pub(in crate::batch) struct Encoder(Infallible);
 
 impl Encoder {
@@ -31,13 +30,13 @@ impl Write for Encoder {
 }
 
 pub(super) fn encoder() -> io::Result<Encoder> {
-    Err(disabled())
+    Err(unsupported())
 }
 
 pub(super) fn decoder(_: impl BufRead + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
-    Err(disabled())
+    Err(unsupported())
 }
 
-fn disabled() -> io::Error {
+fn unsupported() -> io::Error {
     io::Error::other(Error::config("this build has no support for zstd; compile with `--features zstd`"))
 }

@@ -1,8 +1,8 @@
-//! Compression with zstd, in a build with the feature `zstd`.
+//! Compression with zstd.
 
 use std::io::{self, BufRead, Read};
 
-/// zstd's own middle way between time and size.
+/// The default of zstd.
 const LEVEL: i32 = 3;
 
 pub(super) type Encoder = zstd::Encoder<'static, Vec<u8>>;

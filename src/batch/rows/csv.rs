@@ -1,8 +1,8 @@
-//! CSV with a header: records come out as they went in, with the answer in columns at their end.
+//! CSV with a header. The columns of answers follow those of the input.
 
 use std::{
     collections::BTreeSet,
-    io::{self, BufRead, BufReader, Read, Write},
+    io::{self, BufRead, BufReader, Read},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -12,39 +12,37 @@ use std::{
 use ::csv::{ByteRecord, ReaderBuilder, WriterBuilder};
 
 use super::{
-    CHUNK_BYTES, CHUNK_ROWS, Chunk, LONGEST_ROW, Outcome, RowError, Rows, find_column, free_name, is_known,
-    reading,
+    chunk::{
+        CHUNK_BYTES, CHUNK_ROWS, Chunk, CsvHeader, Head, MAX_ROW_BYTES, RowReader, RowWriter, Rows,
+        WrittenPiece, mismatched, reading,
+    },
+    column::{find_column, free_name, is_known},
 };
 use crate::{
-    batch::answer::{Answer, Kind},
+    batch::{
+        answer::{Cell, ErrorKind, Kind, RowError, RowResult},
+        compression::Packer,
+    },
     error::{Error, Result},
 };
 
-/// What may be between fields; the header is taken to have most of the right one.
+/// The one that occurs most often in the header is used.
 const DELIMITERS: [u8; 4] = *b",;\t|";
 const QUOTE: u8 = b'"';
 
-/// The longest header that is taken, in bytes, and the most columns: each of their names is kept several times.
-const LONGEST_HEADER: usize = 1024 * 1024;
-const MOST_COLUMNS: usize = 10_000;
+/// The names of the columns are stored several times.
+const MAX_HEADER_BYTES: usize = 1024 * 1024;
+const MAX_COLUMNS: usize = 10_000;
 
-/// The head of a file: what is between fields, and what they are called.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(in crate::batch) struct Header {
-    pub(in crate::batch) delimiter: u8,
-    pub(in crate::batch) names: Vec<String>,
-}
-
-/// The records of a file.
-pub(in crate::batch) struct CsvReader<R: Read> {
-    records: ::csv::Reader<Bounded<BufReader<R>>>,
+pub(in crate::batch) struct CsvReader {
+    records: ::csv::Reader<Bounded<BufReader<Box<dyn Read + Send>>>>,
     budget: Arc<AtomicUsize>,
-    header: Header,
+    header: CsvHeader,
     text: usize,
     notes: Vec<String>,
 }
 
-/// Gives no more than a budget: an unclosed quote would make one record of the rest of the file.
+/// Limits the bytes of a record, since an unclosed quote makes one record of the rest of the file.
 struct Bounded<R> {
     file: R,
     budget: Arc<AtomicUsize>,
@@ -55,7 +53,7 @@ impl<R: Read> Read for Bounded<R> {
         let left = self.budget.load(Ordering::Relaxed);
         if left == 0 {
             return Err(io::Error::other(format!(
-                "expected rows of at most {LONGEST_ROW} bytes, but found a longer one; is a quote never closed?"
+                "expected rows of at most {MAX_ROW_BYTES} bytes, but found a longer one; is a quote never closed?"
             )));
         }
         let length = buffer.len().min(left);
@@ -65,34 +63,35 @@ impl<R: Read> Read for Bounded<R> {
     }
 }
 
-impl<R: Read> CsvReader<R> {
-    /// The records of `file`, the texts of which are in `column`, or in the one that is found.
-    pub(in crate::batch) fn new(file: R, column: Option<&str>) -> Result<Self> {
+impl CsvReader {
+    /// Reads the header of `file`, which has its texts in `column`, by default in the best column.
+    pub(in crate::batch) fn new(file: impl Read + Send + 'static, column: Option<&str>) -> Result<Self> {
+        let file: Box<dyn Read + Send> = Box::new(file);
         let mut file = BufReader::with_capacity(256 * 1024, file);
         let head = file.fill_buf().map_err(reading)?;
         let mark = if head.starts_with("\u{feff}".as_bytes()) { 3 } else { 0 };
         let mut counts = count_delimiters(&head[mark..]);
-        // Of equal ones the first counts.
+        // Stable: the first of equal ones is used.
         counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
         let delimiter = counts.first().map_or(b',', |(delimiter, _)| *delimiter);
         let alternatives = counts.iter().skip(1).filter(|(_, count)| *count > 0);
-        let alternatives: Vec<_> = alternatives.map(|(delimiter, _)| shown(*delimiter)).collect();
+        let alternatives: Vec<_> = alternatives.map(|(delimiter, _)| quoted_delimiter(*delimiter)).collect();
         let mut notes = Vec::new();
         if !alternatives.is_empty() {
             notes.push(format!(
                 "the header is read with {} between its fields, though it has {} outside of quotes as well",
-                shown(delimiter),
+                quoted_delimiter(delimiter),
                 alternatives.join(" and ")
             ));
         }
         file.consume(mark);
-        let budget = Arc::new(AtomicUsize::new(LONGEST_HEADER));
+        let budget = Arc::new(AtomicUsize::new(MAX_HEADER_BYTES));
         let file = Bounded { file, budget: Arc::clone(&budget) };
         let mut records = ReaderBuilder::new().delimiter(delimiter).flexible(true).from_reader(file);
         let names = records.byte_headers().map_err(unreadable)?.clone();
-        if names.len() > MOST_COLUMNS {
+        if names.len() > MAX_COLUMNS {
             return Err(Error::invalid(format!(
-                "expected a header of at most {MOST_COLUMNS} columns, but found {}",
+                "expected a header of at most {MAX_COLUMNS} columns, but found {}",
                 names.len()
             )));
         }
@@ -112,29 +111,52 @@ impl<R: Read> CsvReader<R> {
             notes.push("the first line is taken for a header, and its only column for the texts".to_owned());
         }
         let text = names.iter().position(|name| *name == column).unwrap_or(0);
-        Ok(Self { records, budget, header: Header { delimiter, names }, text, notes })
+        Ok(Self { records, budget, header: CsvHeader { delimiter, names }, text, notes })
     }
 
-    pub(in crate::batch) fn header(&self) -> &Header {
-        &self.header
+    fn record(&mut self, record: &mut ByteRecord) -> Result<bool> {
+        self.budget.store(MAX_ROW_BYTES, Ordering::Relaxed);
+        self.records.read_byte_record(record).map_err(unreadable)
     }
 
-    /// The column of texts.
-    pub(in crate::batch) fn column(&self) -> &str {
-        &self.header.names[self.text]
+    fn text(&self, record: &ByteRecord) -> Result<String, RowError> {
+        let expected = self.header.names.len();
+        if record.len() != expected {
+            return Err(RowError::new(
+                ErrorKind::Row,
+                format!("expected {expected} fields, but found {}", record.len()),
+            ));
+        }
+        let text = record.get(self.text).unwrap_or_default();
+        std::str::from_utf8(text).map(str::to_owned).map_err(|error| {
+            let message = format!(
+                "expected UTF-8, but found the byte 0x{:02x} in `{}`; convert the file, such as with `iconv`",
+                text[error.valid_up_to()],
+                self.header.names[self.text]
+            );
+            RowError::new(ErrorKind::Text, message)
+        })
+    }
+}
+
+impl RowReader for CsvReader {
+    fn head(&self) -> Head {
+        Head::Csv(self.header.clone())
     }
 
-    /// What was decided about the file that its owner may see otherwise.
-    pub(in crate::batch) fn notes(&self) -> &[String] {
+    fn column(&self) -> Option<&str> {
+        self.header.names.get(self.text).map(String::as_str)
+    }
+
+    fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// The bytes of the records so far.
-    pub(super) fn position(&self) -> u64 {
+    fn position(&self) -> u64 {
         self.records.position().byte()
     }
 
-    pub(super) fn skip(&mut self, rows: u64) -> Result<()> {
+    fn skip(&mut self, rows: u64) -> Result<()> {
         let mut record = ByteRecord::new();
         for _ in 0..rows {
             if !self.record(&mut record)? {
@@ -144,52 +166,32 @@ impl<R: Read> CsvReader<R> {
         Ok(())
     }
 
-    pub(super) fn next(&mut self) -> Result<Option<Chunk>> {
+    fn next(&mut self) -> Result<Option<Chunk>> {
         let (mut texts, mut rows, mut bytes) = (Vec::new(), Vec::new(), 0);
         while texts.len() < CHUNK_ROWS && bytes < CHUNK_BYTES {
             let mut record = ByteRecord::new();
             if !self.record(&mut record)? {
                 break;
             }
-            // Where its fields end takes room as well: of a row of commas that is all there is.
+            // The ends of the fields use memory too, which is most of it in a row of commas.
             bytes += record.as_slice().len() + record.len() * size_of::<usize>();
             texts.push(self.text(&record));
             rows.push(record);
         }
         Ok((!texts.is_empty()).then_some(Chunk { texts, rows: Rows::Records(rows) }))
     }
-
-    fn record(&mut self, record: &mut ByteRecord) -> Result<bool> {
-        self.budget.store(LONGEST_ROW, Ordering::Relaxed);
-        self.records.read_byte_record(record).map_err(unreadable)
-    }
-
-    fn text(&self, record: &ByteRecord) -> std::result::Result<String, RowError> {
-        let expected = self.header.names.len();
-        if record.len() != expected {
-            return Err(RowError::row(format!("expected {expected} fields, but found {}", record.len())));
-        }
-        let text = record.get(self.text).unwrap_or_default();
-        std::str::from_utf8(text).map(str::to_owned).map_err(|error| {
-            RowError::text(format!(
-                "expected UTF-8, but found the byte 0x{:02x} in `{}`; convert the file, such as with `iconv`",
-                text[error.valid_up_to()],
-                self.header.names[self.text]
-            ))
-        })
-    }
 }
 
-/// How often each delimiter occurs in the first record outside of quotes, as the CSV reader sees them: a field is
+/// The number of occurrences of each delimiter in the first record, outside of quotes. As in the CSV reader, a field is
 /// quoted if a quote is its first character, and a doubled quote does not end it.
 fn count_delimiters(head: &[u8]) -> [(u8, usize); DELIMITERS.len()] {
     let mut counts = DELIMITERS.map(|delimiter| (delimiter, 0));
     let (mut is_quoted, mut starts_field) = (false, true);
-    // Empty lines before the header are no records.
+    // Empty lines before the header are skipped.
     let start = head.iter().position(|byte| !matches!(byte, b'\n' | b'\r')).unwrap_or(0);
     for byte in &head[start..] {
         match byte {
-            // The second quote of a doubled one opens what the first has closed.
+            // The second quote of a doubled one continues the field.
             &QUOTE if is_quoted => (is_quoted, starts_field) = (false, true),
             &QUOTE if starts_field => is_quoted = true,
             _ if is_quoted => {}
@@ -204,7 +206,7 @@ fn count_delimiters(head: &[u8]) -> [(u8, usize); DELIMITERS.len()] {
     counts
 }
 
-fn shown(delimiter: u8) -> String {
+fn quoted_delimiter(delimiter: u8) -> String {
     if delimiter == b'\t' { "tabs".to_owned() } else { format!("`{}`", char::from(delimiter)) }
 }
 
@@ -215,17 +217,21 @@ fn unreadable(error: ::csv::Error) -> Error {
     }
 }
 
-/// Writes records with their answers.
-pub(in crate::batch) struct CsvWriter<W: Write> {
-    records: ::csv::Writer<W>,
-    header: Header,
+pub(in crate::batch) struct CsvWriter {
+    records: ::csv::Writer<Packer>,
+    header: CsvHeader,
     kind: Kind,
     columns: BTreeSet<String>,
 }
 
-impl<W: Write> CsvWriter<W> {
-    /// Writes answers of that kind behind fields of that header, which is written first where that is asked for.
-    pub(in crate::batch) fn new(target: W, header: &Header, kind: Kind, with_header: bool) -> Result<Self> {
+impl CsvWriter {
+    /// Writes the header too if `with_header` is set.
+    pub(in crate::batch) fn new(
+        target: Packer,
+        header: &CsvHeader,
+        kind: Kind,
+        with_header: bool,
+    ) -> Result<Self> {
         let mut records = WriterBuilder::new().delimiter(header.delimiter).flexible(true).from_writer(target);
         if with_header {
             let names = header.names.iter().cloned().chain(header.answers(kind));
@@ -234,49 +240,54 @@ impl<W: Write> CsvWriter<W> {
         let columns = header.answers(kind).collect();
         Ok(Self { records, header: header.clone(), kind, columns })
     }
+}
 
-    pub(super) fn columns(&self) -> &BTreeSet<String> {
+impl RowWriter for CsvWriter {
+    fn columns(&self) -> &BTreeSet<String> {
         &self.columns
     }
 
-    pub(super) fn get_ref(&self) -> &W {
-        self.records.get_ref()
+    fn size(&self) -> usize {
+        self.records.get_ref().len()
     }
 
-    pub(super) fn into_inner(self) -> Result<W> {
-        self.records.into_inner().map_err(|error| Error::Io {
-            action: "cannot write the output".into(),
-            source: error.into_error(),
-        })
-    }
-
-    pub(super) fn write(&mut self, records: Vec<ByteRecord>, outcomes: &[Outcome]) -> Result<()> {
-        let columns = self.kind.columns().len();
-        for (record, outcome) in records.into_iter().zip(outcomes) {
+    fn write(&mut self, rows: Rows, results: &[RowResult]) -> Result<()> {
+        let Rows::Records(records) = rows else { return mismatched() };
+        for (record, result) in records.into_iter().zip(results) {
             let mut record = fit(&record, &self.header);
-            let mut cells = match outcome {
-                Ok(answer) => cells(answer),
-                Err(_) => vec![String::new(); columns],
-            };
-            cells.push(outcome.as_ref().err().map(|error| error.message.clone()).unwrap_or_default());
-            cells.iter().for_each(|cell| record.push_field(cell.as_bytes()));
+            match result {
+                Ok(answer) => {
+                    answer.cells().iter().for_each(|cell| record.push_field(field(cell).as_bytes()));
+                    record.push_field(b"");
+                }
+                Err(error) => {
+                    self.kind.columns().iter().for_each(|_| record.push_field(b""));
+                    record.push_field(error.message.as_bytes());
+                }
+            }
             self.records.write_byte_record(&record).map_err(unwritable)?;
         }
-        // What is in the target counts when it is asked for its size.
+        // `size` excludes the buffer of the CSV writer.
         self.records.flush().map_err(Error::io("cannot write the output"))
     }
-}
 
-impl Header {
-    /// The names of the columns that are added.
-    fn answers(&self, kind: Kind) -> impl Iterator<Item = String> + '_ {
-        let is_taken = |name: &str| self.names.iter().any(|taken| taken == name);
-        kind.columns().iter().chain([&"error"]).map(move |name| free_name(name, is_taken))
+    fn finish(self: Box<Self>) -> Result<WrittenPiece> {
+        let failed = || Error::io("cannot write the output");
+        let packer = self.records.into_inner().map_err(|error| failed()(error.into_error()))?;
+        Ok((packer.finish().map_err(failed())?, None))
     }
 }
 
-/// A record with as many fields as the header has: what is too much goes into the last one, and nothing is lost.
-fn fit(record: &ByteRecord, header: &Header) -> ByteRecord {
+impl CsvHeader {
+    /// The names of the columns that are added, none of which the file uses.
+    fn answers(&self, kind: Kind) -> impl Iterator<Item = String> + '_ {
+        let is_taken = |name: &str| self.names.iter().any(|taken| taken == name);
+        kind.names().map(move |name| free_name(name, is_taken))
+    }
+}
+
+/// Pads a record to the fields of the header; additional fields are joined with the last one.
+fn fit(record: &ByteRecord, header: &CsvHeader) -> ByteRecord {
     let width = header.names.len();
     if record.len() <= width {
         let missing = std::iter::repeat_n(&b""[..], width - record.len());
@@ -288,17 +299,12 @@ fn fit(record: &ByteRecord, header: &Header) -> ByteRecord {
     kept.iter().copied().chain([rest.as_slice()]).collect()
 }
 
-/// An answer as it stands in columns; lists as JSON.
-fn cells(answer: &Answer) -> Vec<String> {
-    let list = |values: &[f32]| serde_json::to_string(values).unwrap_or_default();
-    match answer {
-        Answer::Embedding(vector) => vec![list(vector)],
-        Answer::Label { label, score } => vec![label.to_string(), score.to_string()],
-        Answer::Labels { labels, scores } => {
-            vec![serde_json::to_string(labels).unwrap_or_default(), list(scores)]
-        }
-        Answer::Score(score) => vec![score.to_string()],
-        Answer::Translation(text) => vec![text.clone()],
+/// A cell as a field; lists as JSON.
+fn field(cell: &Cell<'_>) -> String {
+    match cell {
+        Cell::Text(text) => (*text).to_owned(),
+        Cell::Number(number) => number.to_string(),
+        list => serde_json::to_string(list).unwrap_or_default(),
     }
 }
 
@@ -313,7 +319,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_of_commas_count_for_what_they_take() {
+    fn chunks_of_rows_with_many_fields_are_small() {
         let row = ",".repeat(200_000);
         let file = format!("text,b\n{}", vec![row; 64].join("\n"));
         let mut reader = CsvReader::new(Cursor::new(file), None).unwrap();
@@ -322,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_without_end_is_refused() {
+    fn long_headers_are_refused() {
         let refused = |header: String| CsvReader::new(Cursor::new(header), None).err().unwrap().to_string();
         insta::assert_snapshot!(refused(",".repeat(20_000)), @"expected a header of at most 10000 columns, but found 20001");
         let taken = allocation_counter::measure(|| drop(refused(",".repeat(8 * 1024 * 1024)))).bytes_max;
@@ -330,16 +336,16 @@ mod tests {
     }
 
     #[test]
-    fn delimiters_inside_quoted_names_do_not_count() {
+    fn delimiters_in_quoted_names_are_ignored() {
         let read = |file: &'static str| {
             let reader = CsvReader::new(Cursor::new(file), None).unwrap();
-            (reader.header().names.clone(), reader.column().to_owned(), reader.notes().to_vec())
+            (reader.header.names.clone(), reader.column().unwrap().to_owned(), reader.notes().to_vec())
         };
         let (names, column, note) = read("\"id; the; key\",text\n1;2;3,hello\n");
         assert_eq!((names.len(), column.as_str(), note), (2, "text", Vec::new()));
         let (names, column, _) = read("\"a \"\"b\"\"; c;;\r\n d;\",\"text\"\nx,y\n");
         assert_eq!((names[0].as_str(), column.as_str()), ("a \"b\"; c;;\r\n d;", "text"));
-        // A quote inside a field that does not begin with one is a character like any other.
+        // A quote inside an unquoted field is a normal character.
         let (names, ..) = read("5\" disk;text;\"x,y,z\"\n");
         assert_eq!(names, ["5\" disk", "text", "x,y,z"]);
         let (_, column, _) = read("\n\ntext;id\n");
@@ -347,23 +353,23 @@ mod tests {
     }
 
     #[test]
-    fn a_header_with_two_delimiters_is_told_of() {
+    fn a_header_with_two_delimiters_is_noted() {
         let reader = CsvReader::new(Cursor::new("id;text;price, net\n1;a;2\n"), None).unwrap();
-        assert_eq!(reader.column(), "text");
+        assert_eq!(reader.column(), Some("text"));
         insta::assert_snapshot!(reader.notes()[0], @"the header is read with `;` between its fields, though it has `,` outside of quotes as well");
     }
 
     #[test]
-    fn a_column_of_texts_that_is_there_twice_is_refused() {
+    fn duplicate_text_columns_are_refused() {
         let refused = CsvReader::new(Cursor::new("text,id,text\na,1,b\n"), None).err().unwrap().to_string();
         insta::assert_snapshot!(refused, @"expected one column of texts, but found `text` 2 times");
     }
 
     #[test]
-    fn names_of_answers_stay_unique_however_often_a_file_is_annotated() {
+    fn names_of_answers_are_unique_in_annotated_outputs() {
         let names = |header: &str| {
             let names = header.split(',').map(str::to_owned).collect();
-            Header { delimiter: b',', names }.answers(Kind::Label).collect::<Vec<_>>()
+            CsvHeader { delimiter: b',', names }.answers(Kind::Label).collect::<Vec<_>>()
         };
         assert_eq!(names("text"), ["label", "score", "error"]);
         assert_eq!(names("text,label,score,error"), ["kivu_label", "kivu_score", "kivu_error"]);

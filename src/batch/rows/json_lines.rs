@@ -1,4 +1,4 @@
-//! JSON Lines: an object a line, which comes out as it went in, with the answer at its end.
+//! JSON Lines: one object per line. The fields of the answer follow those of the input, which are not changed.
 
 use std::{
     borrow::Cow,
@@ -16,86 +16,61 @@ use serde::{
 use serde_json::Value;
 
 use super::{
-    CHUNK_BYTES, CHUNK_ROWS, Chunk, LONGEST_ROW, Outcome, RowError, Rows, find_column, free_name, reading,
+    chunk::{
+        CHUNK_BYTES, CHUNK_ROWS, Chunk, Head, MAX_ROW_BYTES, RowReader, RowWriter, Rows, WrittenPiece,
+        mismatched, reading,
+    },
+    column::{find_column, free_name},
 };
 use crate::{
-    batch::answer::Answer,
+    batch::{
+        answer::{Cell, ERROR_COLUMN, ErrorKind, Kind, RowError, RowResult},
+        compression::Packer,
+    },
     error::{Error, Result},
 };
 
-/// The mark that some programs put at the beginning of UTF-8.
+/// Some programs write it at the beginning of UTF-8.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
-/// Lines of a file; empty ones are passed over.
-pub(in crate::batch) struct JsonLinesReader<R> {
-    lines: BufReader<R>,
+/// Reads the lines of a file, except empty ones.
+pub(in crate::batch) struct JsonLinesReader {
+    lines: BufReader<Box<dyn Read + Send>>,
     column: Option<String>,
+    /// Whether `column` is final.
     is_found: bool,
     is_begun: bool,
     position: u64,
 }
 
-impl<R: Read> JsonLinesReader<R> {
-    /// The lines of `file`, the texts of which are in `column`, or in the one that is found.
-    pub(in crate::batch) fn new(file: R, column: Option<String>) -> Self {
-        let is_found = column.is_some();
-        let lines = BufReader::with_capacity(256 * 1024, file);
-        Self { lines, column, is_found, is_begun: false, position: 0 }
-    }
-
-    /// The column of texts, by the first row where it is not known.
-    pub(in crate::batch) fn find_first(&mut self) -> Result<Option<String>> {
-        self.skip(1)?;
-        Ok(self.column.clone())
-    }
-
-    /// The bytes of the lines so far.
-    pub(super) fn position(&self) -> u64 {
-        self.position
-    }
-
-    pub(super) fn skip(&mut self, rows: u64) -> Result<()> {
-        let mut line = Vec::new();
-        for _ in 0..rows {
-            if !self.line(&mut line)? {
-                break;
-            }
-            // The column is that of the first row, also where that was done before.
-            if !self.is_found {
-                self.find(&line);
-            }
+impl JsonLinesReader {
+    /// Reads `file`, which has its texts in `column`, by default in the best field of the first row with a text.
+    pub(in crate::batch) fn new(file: impl Read + Send + 'static, column: Option<&str>) -> Self {
+        let file: Box<dyn Read + Send> = Box::new(file);
+        Self {
+            lines: BufReader::with_capacity(256 * 1024, file),
+            column: column.map(str::to_owned),
+            is_found: column.is_some(),
+            is_begun: false,
+            position: 0,
         }
-        Ok(())
-    }
-
-    pub(super) fn next(&mut self) -> Result<Option<Chunk>> {
-        let (mut texts, mut rows, mut bytes) = (Vec::new(), Vec::new(), 0);
-        while texts.len() < CHUNK_ROWS && bytes < CHUNK_BYTES {
-            let mut line = Vec::new();
-            if !self.line(&mut line)? {
-                break;
-            }
-            bytes += line.len();
-            texts.push(self.text(&line));
-            rows.push(line);
-        }
-        Ok((!texts.is_empty()).then_some(Chunk { texts, rows: Rows::Lines(rows) }))
     }
 
     /// Reads a line that is not empty, without its end; `false` at the end of the file.
     ///
-    /// What is longer than a row may be is read and left out: the row is then an error.
+    /// A line longer than [`MAX_ROW_BYTES`] is cut to one byte more, and becomes an error.
     fn line(&mut self, line: &mut Vec<u8>) -> Result<bool> {
         loop {
+            self.skip_empty()?;
             line.clear();
-            let limit = LONGEST_ROW as u64 + 1;
+            let limit = MAX_ROW_BYTES as u64 + 1;
             let read = (&mut self.lines).take(limit).read_until(b'\n', line).map_err(reading)?;
             if read == 0 {
                 return Ok(false);
             }
             self.position += read as u64;
-            if line.len() > LONGEST_ROW && line.last() != Some(&b'\n') {
-                line.truncate(LONGEST_ROW + 1);
+            if line.len() > MAX_ROW_BYTES && line.last() != Some(&b'\n') {
+                line.truncate(MAX_ROW_BYTES + 1);
                 self.lines.skip_until(b'\n').map_err(reading)?;
             }
             if !self.is_begun {
@@ -112,13 +87,39 @@ impl<R: Read> JsonLinesReader<R> {
         }
     }
 
-    fn text(&mut self, line: &[u8]) -> std::result::Result<String, RowError> {
-        if line.len() > LONGEST_ROW {
-            return Err(RowError::row(format!(
-                "expected a row of at most {LONGEST_ROW} bytes, but found more"
-            )));
+    /// Skips empty lines without copying them, since a compressed file may have billions.
+    fn skip_empty(&mut self) -> Result<()> {
+        loop {
+            let buffer = self.lines.fill_buf().map_err(reading)?;
+            let mut empty = 0;
+            while let [b'\n', ..] | [b'\r', b'\n', ..] = buffer[empty..] {
+                empty += 1;
+            }
+            if empty == 0 {
+                return Ok(());
+            }
+            self.is_begun = true;
+            self.position += empty as u64;
+            self.lines.consume(empty);
         }
-        let json = std::str::from_utf8(line).map_err(|error| not_utf8(line, error.valid_up_to()))?;
+    }
+
+    fn text(&mut self, line: &[u8]) -> Result<String, RowError> {
+        let malformed = |message: String| Err(RowError::new(ErrorKind::Row, message));
+        if line.len() > MAX_ROW_BYTES {
+            return malformed(format!("expected a row of at most {MAX_ROW_BYTES} bytes, but found more"));
+        }
+        let json = match std::str::from_utf8(line) {
+            Ok(json) => json,
+            Err(error) => {
+                let place = error.valid_up_to();
+                return malformed(format!(
+                    "expected UTF-8, but found the byte 0x{:02x} at column {}; convert the file, such as with `iconv`",
+                    line.get(place).copied().unwrap_or_default(),
+                    place + 1
+                ));
+            }
+        };
         if !self.is_found {
             self.find(line);
         }
@@ -126,17 +127,18 @@ impl<R: Read> JsonLinesReader<R> {
         let mut parser = serde_json::Deserializer::from_str(json);
         let found = Row { column }.deserialize(&mut parser).and_then(|found| parser.end().map(|()| found));
         match found {
-            Err(error) => Err(RowError::row(format!("expected a JSON object, but found {}", words(&error)))),
+            Err(error) => malformed(format!("expected a JSON object, but found {}", message(&error))),
             Ok(Found::Text(text)) => Ok(text),
-            Ok(Found::Other(found)) => Err(RowError::text(format!(
-                "expected text in `{}`, but found {found}",
-                column.unwrap_or("text")
-            ))),
+            Ok(Found::Other(found)) => {
+                let column = column.unwrap_or("text");
+                let message = format!("expected text in `{column}`, but found {found}");
+                Err(RowError::new(ErrorKind::Text, message))
+            }
         }
     }
 
-    /// Looks for the column of texts in a line; one that is no object says nothing. A field of a known name without a
-    /// text is read until a line has a text, so that its errors are about it.
+    /// Determines the column of texts by a row. If no field of the row is a text, a field with a known name is used
+    /// for messages until a later row has a text.
     fn find(&mut self, line: &[u8]) {
         let Ok(Value::Object(fields)) = serde_json::from_slice(line) else { return };
         let names: Vec<String> = fields.keys().cloned().collect();
@@ -151,22 +153,56 @@ impl<R: Read> JsonLinesReader<R> {
     }
 }
 
-fn not_utf8(bytes: &[u8], place: usize) -> RowError {
-    RowError::row(format!(
-        "expected UTF-8, but found the byte 0x{:02x} at column {}; convert the file, such as with `iconv`",
-        bytes.get(place).copied().unwrap_or_default(),
-        place + 1
-    ))
+impl RowReader for JsonLinesReader {
+    fn head(&self) -> Head {
+        Head::JsonLines
+    }
+
+    fn column(&self) -> Option<&str> {
+        self.column.as_deref()
+    }
+
+    fn position(&self) -> u64 {
+        self.position
+    }
+
+    fn skip(&mut self, rows: u64) -> Result<()> {
+        let mut line = Vec::new();
+        for _ in 0..rows {
+            if !self.line(&mut line)? {
+                break;
+            }
+            // Skipped rows determine the column too, as they did in an earlier process.
+            if !self.is_found {
+                self.find(&line);
+            }
+        }
+        Ok(())
+    }
+
+    fn next(&mut self) -> Result<Option<Chunk>> {
+        let (mut texts, mut rows, mut bytes) = (Vec::new(), Vec::new(), 0);
+        while texts.len() < CHUNK_ROWS && bytes < CHUNK_BYTES {
+            let mut line = Vec::new();
+            if !self.line(&mut line)? {
+                break;
+            }
+            bytes += line.len();
+            texts.push(self.text(&line));
+            rows.push(line);
+        }
+        Ok((!texts.is_empty()).then_some(Chunk { texts, rows: Rows::Lines(rows) }))
+    }
 }
 
-/// What the parser says, without the line, which is always the first.
-fn words(error: &serde_json::Error) -> String {
+/// The message of the parser without the number of the line, which is always 1.
+fn message(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let text = text.split(" at line ").next().unwrap_or_default();
     format!("`{text}` at column {}", error.column())
 }
 
-/// A line, of which only the text is of interest.
+/// Extracts the text of a row.
 struct Row<'a> {
     column: Option<&'a str>,
 }
@@ -204,7 +240,7 @@ impl<'de> Visitor<'de> for Row<'_> {
     }
 }
 
-/// A key, copied only where it has escapes.
+/// A key, copied only if it has escapes.
 #[derive(Deserialize)]
 struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 
@@ -260,75 +296,83 @@ impl<'de> Visitor<'de> for Text {
     }
 }
 
-/// Writes each line with its answer.
-pub(in crate::batch) struct JsonLinesWriter<W> {
-    target: W,
+pub(in crate::batch) struct JsonLinesWriter {
+    target: Packer,
+    kind: Kind,
     line: Vec<u8>,
     columns: BTreeSet<String>,
 }
 
-/// Names of columns that are kept for the report: lines can make up any number of them.
+/// The columns of answers that are reported; each line may need other names.
 const MAX_COLUMNS: usize = 20;
 
-impl<W: Write> JsonLinesWriter<W> {
-    pub(in crate::batch) fn new(target: W) -> Self {
-        Self { target, line: Vec::new(), columns: BTreeSet::new() }
+impl JsonLinesWriter {
+    pub(in crate::batch) fn new(target: Packer, kind: Kind) -> Self {
+        Self { target, kind, line: Vec::new(), columns: BTreeSet::new() }
     }
 
-    pub(super) fn columns(&self) -> &BTreeSet<String> {
-        &self.columns
-    }
-
-    pub(super) fn get_ref(&self) -> &W {
-        &self.target
-    }
-
-    pub(super) fn into_inner(self) -> W {
-        self.target
-    }
-
-    pub(super) fn write(&mut self, lines: &[Vec<u8>], outcomes: &[Outcome]) -> Result<()> {
-        for (line, outcome) in lines.iter().zip(outcomes) {
-            self.line.clear();
-            match outcome {
-                // Only what was read as an object has a text, or lacks one.
-                Err(error) if error.kind == super::ErrorKind::Row => unreadable(&mut self.line, line),
-                _ => {
-                    let open = line.strip_suffix(b"}").unwrap_or(line).trim_ascii_end();
-                    self.line.extend_from_slice(open);
-                    if !open.ends_with(b"{") {
-                        self.line.push(b',');
-                    }
-                }
+    fn write_line(&mut self, line: &[u8], result: &RowResult) -> Result<()> {
+        self.line.clear();
+        // The fields that the names of answers must not repeat.
+        let fields = match result {
+            Err(error) if error.kind == ErrorKind::Row => {
+                open_malformed(&mut self.line, line);
+                &b""[..]
             }
-            // A line that is put into a field of its own has no others.
-            let own = match outcome {
-                Err(error) if error.kind == super::ErrorKind::Row => &b""[..],
-                _ => line,
-            };
-            let names = OnceCell::new();
-            // Only an escape can hide a name from a look at the bytes, and most lines need no closer look.
-            let is_taken = |name: &str| {
-                (holds(own, format!("\"{name}\"").as_bytes()) || holds(own, b"\\u"))
-                    && names.get_or_init(|| field_names(own)).contains(name)
-            };
-            let mut field = |name: &str| {
-                let name = free_name(name, is_taken);
-                if self.columns.len() < MAX_COLUMNS && !self.columns.contains(&name) {
-                    self.columns.insert(name.clone());
+            _ => {
+                let open = line.strip_suffix(b"}").unwrap_or(line).trim_ascii_end();
+                self.line.extend_from_slice(open);
+                if !open.ends_with(b"{") {
+                    self.line.push(b',');
                 }
-                name
-            };
-            add(&mut self.line, outcome, &mut field)
+                line
+            }
+        };
+        let names = OnceCell::new();
+        // Parses the line only if its bytes may contain the name: literally, or with escapes.
+        let is_taken = |name: &str| {
+            (contains(fields, format!("\"{name}\"").as_bytes()) || contains(fields, b"\\u"))
+                && names.get_or_init(|| field_names(fields)).contains(name)
+        };
+        let cells: Vec<(&str, Cell<'_>)> = match result {
+            Ok(answer) => self.kind.names().zip(answer.cells()).collect(),
+            Err(error) => vec![(ERROR_COLUMN, Cell::Text(&error.message))],
+        };
+        for (place, (name, cell)) in cells.into_iter().enumerate() {
+            let name = free_name(name, is_taken);
+            let comma = if place > 0 { "," } else { "" };
+            self.line.extend_from_slice(format!("{comma}\"{name}\":").as_bytes());
+            serde_json::to_writer(&mut self.line, &cell)
                 .map_err(|error| Error::inference_because("the answer cannot be written", error))?;
-            self.line.extend_from_slice(b"}\n");
-            self.target.write_all(&self.line).map_err(Error::io("cannot write the output"))?;
+            if self.columns.len() < MAX_COLUMNS {
+                self.columns.insert(name);
+            }
         }
-        Ok(())
+        self.line.extend_from_slice(b"}\n");
+        self.target.write_all(&self.line).map_err(Error::io("cannot write the output"))
     }
 }
 
-fn holds(line: &[u8], part: &[u8]) -> bool {
+impl RowWriter for JsonLinesWriter {
+    fn write(&mut self, rows: Rows, results: &[RowResult]) -> Result<()> {
+        let Rows::Lines(lines) = rows else { return mismatched() };
+        lines.iter().zip(results).try_for_each(|(line, result)| self.write_line(line, result))
+    }
+
+    fn columns(&self) -> &BTreeSet<String> {
+        &self.columns
+    }
+
+    fn size(&self) -> usize {
+        self.target.len()
+    }
+
+    fn finish(self: Box<Self>) -> Result<WrittenPiece> {
+        Ok((self.target.finish().map_err(Error::io("cannot write the output"))?, None))
+    }
+}
+
+fn contains(line: &[u8], part: &[u8]) -> bool {
     line.windows(part.len()).any(|found| found == part)
 }
 
@@ -339,9 +383,9 @@ fn field_names(line: &[u8]) -> BTreeSet<String> {
         .unwrap_or_default()
 }
 
-/// The beginning of an object that holds a line which is none.
-fn unreadable(target: &mut Vec<u8>, line: &[u8]) {
-    let kept = &line[..line.len().min(LONGEST_ROW)];
+/// Begins an object that contains a malformed line.
+fn open_malformed(target: &mut Vec<u8>, line: &[u8]) {
+    let kept = &line[..line.len().min(MAX_ROW_BYTES)];
     let (name, text) = match std::str::from_utf8(kept) {
         Ok(text) => ("input", Cow::Borrowed(text)),
         Err(_) => ("input_base64", Cow::Owned(STANDARD.encode(kept))),
@@ -349,62 +393,21 @@ fn unreadable(target: &mut Vec<u8>, line: &[u8]) {
     target.extend_from_slice(format!("{{\"{name}\":{},", Value::from(text)).as_bytes());
 }
 
-/// Adds the fields of an answer, or the error in its place.
-fn add(
-    target: &mut Vec<u8>,
-    outcome: &Outcome,
-    free: &mut impl FnMut(&str) -> String,
-) -> std::result::Result<(), serde_json::Error> {
-    let mut field = |name: &str, is_first: bool, value: &dyn erased::Json| {
-        if !is_first {
-            target.push(b',');
-        }
-        target.extend_from_slice(format!("\"{}\":", free(name)).as_bytes());
-        value.write(target)
-    };
-    match outcome {
-        Err(error) => field("error", true, &error.message),
-        Ok(Answer::Embedding(vector)) => field("embedding", true, vector),
-        Ok(Answer::Label { label, score }) => {
-            field("label", true, label)?;
-            field("score", false, score)
-        }
-        Ok(Answer::Labels { labels, scores }) => {
-            field("labels", true, labels)?;
-            field("scores", false, scores)
-        }
-        Ok(Answer::Score(score)) => field("score", true, score),
-        Ok(Answer::Translation(text)) => field("translation", true, text),
-    }
-}
-
-mod erased {
-    /// Whatever can be written as JSON, behind a pointer.
-    pub(super) trait Json {
-        fn write(&self, target: &mut Vec<u8>) -> Result<(), serde_json::Error>;
-    }
-
-    impl<T: serde::Serialize> Json for T {
-        fn write(&self, target: &mut Vec<u8>) -> Result<(), serde_json::Error> {
-            serde_json::to_writer(target, self)
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::batch::answer::Answer;
 
     fn written(text: &str) -> String {
-        let contents: Box<dyn Read + Send> = Box::new(std::io::Cursor::new(text.as_bytes().to_vec()));
+        let contents = std::io::Cursor::new(text.as_bytes().to_vec());
         let mut reader = JsonLinesReader::new(contents, None);
-        let mut writer = JsonLinesWriter::new(Vec::new());
-        while let Some(Chunk { texts, rows: Rows::Lines(lines) }) = reader.next().unwrap() {
-            let outcomes: Vec<Outcome> =
+        let mut writer = JsonLinesWriter::new(Packer::None(Vec::new()), Kind::Score);
+        while let Some(Chunk { texts, rows }) = reader.next().unwrap() {
+            let results: Vec<RowResult> =
                 texts.into_iter().map(|text| text.map(|_| Answer::Score(0.5))).collect();
-            writer.write(&lines, &outcomes).unwrap();
+            writer.write(rows, &results).unwrap();
         }
-        String::from_utf8(writer.into_inner()).unwrap()
+        String::from_utf8(Box::new(writer).finish().unwrap().0).unwrap()
     }
 
     #[test]

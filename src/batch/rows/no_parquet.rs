@@ -1,80 +1,76 @@
-//! What stands in for Parquet in a build without the feature `parquet`: no reader can be made, and so nothing else.
+//! Parquet in a build without the feature `parquet`: no reader can be created.
 
-use std::{collections::BTreeSet, convert::Infallible, sync::Arc};
+use std::{collections::BTreeSet, convert::Infallible};
 
-use serde::{Deserialize, Serialize};
-
-use super::{Chunk, Outcome, Position};
+use super::chunk::{Chunk, FileSchema, Footer, Head, RowReader, RowWriter, Rows, WrittenPiece};
 use crate::{
-    batch::{answer::Kind, input::Place},
+    batch::{
+        answer::{Kind, RowResult},
+        input::OpenInput,
+    },
     error::{Error, Result},
 };
 
-pub(in crate::batch) type FileSchema = Arc<Infallible>;
-pub(in crate::batch) type Columns = Infallible;
-
-/// No rows.
 pub(in crate::batch) struct ParquetReader(Infallible);
 
+fn unsupported<T>() -> Result<T> {
+    Err(Error::config("this build has no support for Parquet; compile with `--features parquet`"))
+}
+
 impl ParquetReader {
-    /// The error that says what this build lacks.
-    pub(in crate::batch) fn new(_: Place, _: Option<&str>) -> Result<Self> {
-        Err(Error::config("this build has no support for Parquet; compile with `--features parquet`"))
+    pub(in crate::batch) fn new(_: OpenInput, _: Option<&str>) -> Result<Self> {
+        unsupported()
     }
+}
 
-    pub(in crate::batch) fn schema(&self) -> &FileSchema {
+impl RowReader for ParquetReader {
+    fn head(&self) -> Head {
         match self.0 {}
     }
 
-    pub(in crate::batch) fn column(&self) -> String {
+    fn column(&self) -> Option<&str> {
         match self.0 {}
     }
 
-    pub(super) fn position(&self) -> Position {
+    fn next(&mut self) -> Result<Option<Chunk>> {
         match self.0 {}
     }
 
-    pub(super) fn skip(&mut self, _: u64) -> Result<()> {
+    fn skip(&mut self, _: u64) -> Result<()> {
         match self.0 {}
     }
 
-    pub(super) fn next(&mut self) -> Result<Option<Chunk>> {
+    fn position(&self) -> u64 {
         match self.0 {}
     }
 }
 
-/// No output.
 pub(in crate::batch) struct ParquetWriter(Infallible);
 
 impl ParquetWriter {
     pub(in crate::batch) fn new(rows: &FileSchema, _: Kind) -> Result<Self> {
-        match **rows {}
+        match *rows {}
     }
+}
 
-    pub(super) fn columns(&self) -> &BTreeSet<String> {
+impl RowWriter for ParquetWriter {
+    fn write(&mut self, _: Rows, _: &[RowResult]) -> Result<()> {
         match self.0 {}
     }
 
-    pub(super) fn len(&self) -> usize {
+    fn columns(&self) -> &BTreeSet<String> {
         match self.0 {}
     }
 
-    pub(super) fn write(&mut self, _: &Columns, _: &[Outcome]) -> Result<()> {
+    fn size(&self) -> usize {
         match self.0 {}
     }
 
-    pub(super) fn finish(self) -> Result<(Vec<u8>, Footer)> {
+    fn finish(self: Box<Self>) -> Result<WrittenPiece> {
         match self.0 {}
     }
 }
 
-/// The footer of no piece.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(in crate::batch) enum Footer {}
-
-pub(in crate::batch) fn join_footers(pieces: &[(u64, Footer)]) -> Result<Vec<u8>> {
-    match pieces {
-        [] => Ok(Vec::new()),
-        [(_, footer), ..] => match *footer {},
-    }
+pub(in crate::batch) fn join_footers(_: &[(u64, Footer)]) -> Result<Vec<u8>> {
+    unsupported()
 }

@@ -1,8 +1,7 @@
-//! Parquet: rows come out in the columns that they went in, with the answer in columns at their end.
+//! Parquet. The columns of answers follow those of the input.
 //!
-//! Output is made in pieces that are whole files in memory. Their row groups stand one behind the other in the
-//! output, and one footer at its end tells where: so a job can stop after any piece and go on later, and the
-//! output of many jobs can be joined.
+//! The pieces of an output are complete files in memory. The output contains their row groups, one after the other, and
+//! a footer with their offsets at its end. Therefore a job can stop and resume after any piece.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -11,7 +10,7 @@ use arrow_array::{
     builder::{Float32Builder, ListBuilder, StringBuilder},
     cast::AsArray,
 };
-use arrow_schema::{DataType, Field, Schema};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use parquet::{
@@ -29,39 +28,38 @@ use parquet::{
         reader::{ChunkReader, Length},
     },
 };
-use serde::{Deserialize, Serialize};
 
-use super::{CHUNK_ROWS, Chunk, MAGIC, Outcome, Position, RowError, Rows, find_column, free_name};
+use super::{
+    chunk::{
+        CHUNK_ROWS, Chunk, FileSchema, Footer, Head, PARQUET_MAGIC, RowReader, RowWriter, Rows, WrittenPiece,
+        mismatched,
+    },
+    column::{find_column, free_name},
+};
 use crate::{
     batch::{
-        answer::{Answer, Kind},
-        input::Place,
+        answer::{Answer, Cell, CellType, ERROR_COLUMN, ErrorKind, Kind, RowError, RowResult},
+        input::OpenInput,
     },
     error::{Error, Result},
 };
 
-/// The columns of a file, which those of answers join.
-pub(in crate::batch) type FileSchema = Arc<Schema>;
-/// Rows of a file, column by column.
-pub(in crate::batch) type Columns = RecordBatch;
-
-/// The length of a footer's length, and the magic behind it.
+/// The size of the footer's length and of the magic bytes, in bytes.
 const FOOTER_END: usize = 8;
 
-/// The rows of a file.
 pub(in crate::batch) struct ParquetReader {
-    place: Place,
+    input: OpenInput,
     batches: ParquetRecordBatchReader,
-    schema: FileSchema,
+    schema: SchemaRef,
     text: usize,
     done: u64,
     rows: u64,
 }
 
 impl ParquetReader {
-    /// The rows of the file at `place`, the texts of which are in `column`, or in the one that is found.
-    pub(in crate::batch) fn new(place: Place, column: Option<&str>) -> Result<Self> {
-        let builder = builder(&place)?;
+    /// Reads `input`, which has its texts in `column`, by default in the best column.
+    pub(in crate::batch) fn new(input: OpenInput, column: Option<&str>) -> Result<Self> {
+        let builder = builder(&input)?;
         check_codecs(builder.metadata())?;
         let rows = builder.metadata().file_metadata().num_rows().max(0) as u64;
         let schema = Arc::clone(builder.schema());
@@ -78,46 +76,52 @@ impl ParquetReader {
             )));
         }
         let batches = builder.with_batch_size(CHUNK_ROWS).build().map_err(unreadable)?;
-        Ok(Self { place, batches, schema, text, done: 0, rows })
+        Ok(Self { input, batches, schema, text, done: 0, rows })
+    }
+}
+
+impl RowReader for ParquetReader {
+    fn head(&self) -> Head {
+        Head::Parquet(Arc::clone(&self.schema))
     }
 
-    pub(in crate::batch) fn schema(&self) -> &FileSchema {
-        &self.schema
+    fn column(&self) -> Option<&str> {
+        Some(self.schema.field(self.text).name())
     }
 
-    /// The column of texts.
-    pub(in crate::batch) fn column(&self) -> String {
-        self.schema.field(self.text).name().clone()
+    fn position(&self) -> u64 {
+        0
     }
 
-    pub(super) fn position(&self) -> Position {
-        Position::Row { done: self.done, all: self.rows }
+    fn share(&self) -> Option<f64> {
+        Some((self.done as f64 / self.rows.max(1) as f64).clamp(0.0, 1.0))
     }
 
-    pub(super) fn skip(&mut self, rows: u64) -> Result<()> {
+    fn skip(&mut self, rows: u64) -> Result<()> {
         self.done = rows;
-        let builder = builder(&self.place)?.with_batch_size(CHUNK_ROWS).with_offset(rows as usize);
+        let builder = builder(&self.input)?.with_batch_size(CHUNK_ROWS).with_offset(rows as usize);
         self.batches = builder.build().map_err(unreadable)?;
         Ok(())
     }
 
-    pub(super) fn next(&mut self) -> Result<Option<Chunk>> {
+    fn next(&mut self) -> Result<Option<Chunk>> {
         let Some(batch) = self.batches.next() else { return Ok(None) };
         let batch = batch.map_err(|error| unreadable(error.into()))?;
         self.done += batch.num_rows() as u64;
         let texts = texts(batch.column(self.text)).map(|text| {
-            text.map(str::to_owned).ok_or_else(|| RowError::text("expected text, but found nothing"))
+            let text = text.map(str::to_owned);
+            text.ok_or_else(|| RowError::new(ErrorKind::Text, "expected text, but found nothing"))
         });
         Ok(Some(Chunk { texts: texts.collect(), rows: Rows::Columns(batch.clone()) }))
     }
 }
 
-fn builder(place: &Place) -> Result<ParquetRecordBatchReaderBuilder<Place>> {
+fn builder(input: &OpenInput) -> Result<ParquetRecordBatchReaderBuilder<OpenInput>> {
     let options = ArrowReaderOptions::new();
-    ParquetRecordBatchReaderBuilder::try_new_with_options(place.clone(), options).map_err(unreadable)
+    ParquetRecordBatchReaderBuilder::try_new_with_options(input.clone(), options).map_err(unreadable)
 }
 
-/// Refuses pages that no decoder is built in for, before rows are answered.
+/// Refuses codecs without a decoder before the first row.
 fn check_codecs(metadata: &ParquetMetaData) -> Result<()> {
     let columns = metadata.row_groups().iter().flat_map(RowGroupMetaData::columns);
     let mut codecs = columns.map(|column| column.compression());
@@ -150,7 +154,7 @@ fn holds_text(found: &DataType) -> bool {
     }
 }
 
-/// The texts of a column that holds some; nothing where a row has none.
+/// The texts of a column; `None` for a row without one.
 fn texts(column: &dyn Array) -> Box<dyn Iterator<Item = Option<&str>> + '_> {
     if let Some(texts) = column.as_string_opt::<i32>() {
         return Box::new(texts.iter());
@@ -170,7 +174,7 @@ fn texts(column: &dyn Array) -> Box<dyn Iterator<Item = Option<&str>> + '_> {
 
 fn unreadable(error: ParquetError) -> Error {
     match error {
-        // What S3 or the system said is not the file's fault.
+        // Errors of S3 or the operating system, not of the file.
         ParquetError::External(source) => match source.downcast::<Error>() {
             Ok(error) => *error,
             Err(source) => {
@@ -183,13 +187,13 @@ fn unreadable(error: ParquetError) -> Error {
     }
 }
 
-impl Length for Place {
+impl Length for OpenInput {
     fn len(&self) -> u64 {
         self.size().unwrap_or_default()
     }
 }
 
-impl ChunkReader for Place {
+impl ChunkReader for OpenInput {
     type T = Box<dyn std::io::Read + Send>;
 
     fn get_read(&self, start: u64) -> parquet::errors::Result<Self::T> {
@@ -201,180 +205,138 @@ impl ChunkReader for Place {
     }
 }
 
-/// Writes rows with their answers: a piece of the output.
+/// Writes a piece of the output.
 pub(in crate::batch) struct ParquetWriter {
     writer: ArrowWriter<Vec<u8>>,
-    schema: FileSchema,
+    schema: SchemaRef,
     kind: Kind,
     columns: BTreeSet<String>,
 }
 
 impl ParquetWriter {
-    /// Writes answers of that kind behind columns of that schema.
+    /// Writes the columns of `rows` and those of the answers.
     pub(in crate::batch) fn new(rows: &FileSchema, kind: Kind) -> Result<Self> {
         let is_taken = |name: &str| rows.column_with_name(name).is_some();
-        let added = kind
-            .columns()
-            .iter()
-            .chain([&"error"])
-            .map(|name| Arc::new(Field::new(free_name(name, is_taken), column_type(name), true)));
+        let columns = kind.columns().iter().copied().chain([(ERROR_COLUMN, CellType::Text)]);
+        let added = columns.map(|(name, cell)| {
+            let list = |item| DataType::List(Arc::new(Field::new_list_field(item, true)));
+            let column_type = match cell {
+                CellType::Text => DataType::Utf8,
+                CellType::Number => DataType::Float32,
+                CellType::Texts => list(DataType::Utf8),
+                CellType::Numbers => list(DataType::Float32),
+            };
+            Arc::new(Field::new(free_name(name, is_taken), column_type, true))
+        });
         let added: Vec<_> = added.collect();
         let columns = added.iter().map(|field| field.name().clone()).collect();
         let fields: Vec<_> = rows.fields().iter().cloned().chain(added).collect();
         let schema = Arc::new(Schema::new_with_metadata(fields, rows.metadata().clone()));
         let properties = WriterProperties::builder()
             .set_compression(Compression::ZSTD(ZstdLevel::default()))
-            // Those of pages would stand between the row groups of one piece and the next.
+            // Statistics of pages would be between the row groups of two pieces.
             .set_statistics_enabled(EnabledStatistics::Chunk)
             .set_offset_index_disabled(true)
             .build();
         let writer = ArrowWriter::try_new(Vec::new(), Arc::clone(&schema), Some(properties));
         Ok(Self { writer: writer.map_err(unwritable)?, schema, kind, columns })
     }
+}
 
-    pub(super) fn columns(&self) -> &BTreeSet<String> {
+impl RowWriter for ParquetWriter {
+    fn columns(&self) -> &BTreeSet<String> {
         &self.columns
     }
 
-    pub(super) fn len(&self) -> usize {
+    fn size(&self) -> usize {
         self.writer.bytes_written() + self.writer.in_progress_size()
     }
 
-    pub(super) fn write(&mut self, batch: &Columns, outcomes: &[Outcome]) -> Result<()> {
+    fn write(&mut self, rows: Rows, results: &[RowResult]) -> Result<()> {
+        let Rows::Columns(batch) = rows else { return mismatched() };
         let mut columns = batch.columns().to_vec();
-        columns.extend(answers(self.kind, outcomes));
-        let errors: StringArray = outcomes
-            .iter()
-            .map(|outcome| outcome.as_ref().err().map(|error| error.message.as_str()))
-            .collect();
+        let cells: Vec<Vec<Cell<'_>>> =
+            results.iter().map(|result| result.as_ref().map(Answer::cells).unwrap_or_default()).collect();
+        for (place, (_, cell_type)) in self.kind.columns().iter().enumerate() {
+            columns.push(column(*cell_type, cells.iter().map(|cells| cells.get(place).copied())));
+        }
+        let errors: StringArray =
+            results.iter().map(|result| result.as_ref().err().map(|error| error.message.as_str())).collect();
         columns.push(Arc::new(errors));
         let batch = RecordBatch::try_new(Arc::clone(&self.schema), columns)
             .map_err(|error| unwritable(error.into()))?;
         self.writer.write(&batch).map_err(unwritable)
     }
 
-    /// The row groups alone, and the footer that tells of them.
-    pub(super) fn finish(mut self) -> Result<(Vec<u8>, Footer)> {
+    /// The row groups without magic and footer.
+    fn finish(mut self: Box<Self>) -> Result<WrittenPiece> {
         let metadata = self.writer.finish().map_err(unwritable)?;
         let file = std::mem::take(self.writer.inner_mut());
         let end = footer_start(&file).unwrap_or(file.len());
-        let bytes = file[MAGIC.len()..end].to_vec();
-        Ok((bytes, Footer::new(&metadata)?))
+        let bytes = file[PARQUET_MAGIC.len()..end].to_vec();
+        let mut footer = Vec::new();
+        ParquetMetaDataWriter::new(&mut footer, &metadata).finish().map_err(unwritable)?;
+        Ok((bytes, Some(Footer(STANDARD.encode(footer)))))
     }
 }
 
-/// Where the footer of a file begins.
+/// A column of answers; rows with an error are null.
+fn column<'a>(cell_type: CellType, cells: impl Iterator<Item = Option<Cell<'a>>>) -> ArrayRef {
+    match cell_type {
+        CellType::Text => Arc::new(StringArray::from_iter(cells.map(|cell| match cell {
+            Some(Cell::Text(text)) => Some(text),
+            _ => None,
+        }))),
+        CellType::Number => Arc::new(Float32Array::from_iter(cells.map(|cell| match cell {
+            Some(Cell::Number(number)) => Some(number),
+            _ => None,
+        }))),
+        CellType::Texts => {
+            let mut lists = ListBuilder::new(StringBuilder::new());
+            for cell in cells {
+                if let Some(Cell::Texts(texts)) = cell {
+                    texts.iter().for_each(|text| lists.values().append_value(text));
+                }
+                lists.append(cell.is_some());
+            }
+            Arc::new(lists.finish())
+        }
+        CellType::Numbers => {
+            let mut lists = ListBuilder::new(Float32Builder::new());
+            for cell in cells {
+                if let Some(Cell::Numbers(numbers)) = cell {
+                    lists.values().append_slice(numbers);
+                }
+                lists.append(cell.is_some());
+            }
+            Arc::new(lists.finish())
+        }
+    }
+}
+
+/// The offset of the footer.
 fn footer_start(file: &[u8]) -> Option<usize> {
     let length = file.get(file.len().checked_sub(FOOTER_END)?..)?.first_chunk::<4>()?;
     file.len().checked_sub(FOOTER_END + u32::from_le_bytes(*length) as usize)
-}
-
-fn column_type(name: &str) -> DataType {
-    let list = |item| DataType::List(Arc::new(Field::new_list_field(item, true)));
-    match name {
-        "embedding" | "scores" => list(DataType::Float32),
-        "labels" => list(DataType::Utf8),
-        "score" => DataType::Float32,
-        _ => DataType::Utf8,
-    }
-}
-
-/// The columns of answers; rows with an error have nothing there.
-fn answers(kind: Kind, outcomes: &[Outcome]) -> Vec<ArrayRef> {
-    let answers = || outcomes.iter().map(|outcome| outcome.as_ref().ok());
-    match kind {
-        Kind::Embedding => vec![floats(answers().map(|answer| match answer {
-            Some(Answer::Embedding(vector)) => Some(vector.as_slice()),
-            _ => None,
-        }))],
-        Kind::Label => {
-            let labels: StringArray = answers()
-                .map(|answer| match answer {
-                    Some(Answer::Label { label, .. }) => Some(label.as_ref()),
-                    _ => None,
-                })
-                .collect();
-            let scores: Float32Array = answers()
-                .map(|answer| match answer {
-                    Some(Answer::Label { score, .. }) => Some(*score),
-                    _ => None,
-                })
-                .collect();
-            vec![Arc::new(labels), Arc::new(scores)]
-        }
-        Kind::Labels => {
-            let mut labels = ListBuilder::new(StringBuilder::new());
-            for answer in answers() {
-                if let Some(Answer::Labels { labels: names, .. }) = answer {
-                    names.iter().for_each(|name| labels.values().append_value(name));
-                }
-                labels.append(matches!(answer, Some(Answer::Labels { .. })));
-            }
-            let scores = floats(answers().map(|answer| match answer {
-                Some(Answer::Labels { scores, .. }) => Some(scores.as_slice()),
-                _ => None,
-            }));
-            vec![Arc::new(labels.finish()), scores]
-        }
-        Kind::Score => {
-            let scores: Float32Array = answers()
-                .map(|answer| match answer {
-                    Some(Answer::Score(score)) => Some(*score),
-                    _ => None,
-                })
-                .collect();
-            vec![Arc::new(scores)]
-        }
-        Kind::Translation => {
-            let texts: StringArray = answers()
-                .map(|answer| match answer {
-                    Some(Answer::Translation(text)) => Some(text.as_str()),
-                    _ => None,
-                })
-                .collect();
-            vec![Arc::new(texts)]
-        }
-    }
-}
-
-fn floats<'a>(lists: impl Iterator<Item = Option<&'a [f32]>>) -> ArrayRef {
-    let mut builder = ListBuilder::new(Float32Builder::new());
-    for list in lists {
-        builder.values().append_slice(list.unwrap_or_default());
-        builder.append(list.is_some());
-    }
-    Arc::new(builder.finish())
 }
 
 fn unwritable(error: ParquetError) -> Error {
     Error::Io { action: "cannot write the output".into(), source: std::io::Error::other(error) }
 }
 
-/// The footer of a piece, as it is kept until the last one is there.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::batch) struct Footer(String);
-
-impl Footer {
-    fn new(metadata: &ParquetMetaData) -> Result<Self> {
-        let mut bytes = Vec::new();
-        ParquetMetaDataWriter::new(&mut bytes, metadata).finish().map_err(unwritable)?;
-        Ok(Self(STANDARD.encode(bytes)))
-    }
-
-    fn metadata(&self) -> Result<ParquetMetaData> {
-        let bytes = STANDARD.decode(&self.0).unwrap_or_default();
-        let start = footer_start(&bytes).unwrap_or(0);
-        let end = bytes.len().saturating_sub(FOOTER_END).max(start);
-        ParquetMetaDataReader::decode_metadata(&bytes[start..end]).map_err(unreadable)
-    }
+fn metadata(footer: &Footer) -> Result<ParquetMetaData> {
+    let bytes = STANDARD.decode(&footer.0).unwrap_or_default();
+    let start = footer_start(&bytes).unwrap_or(0);
+    let end = bytes.len().saturating_sub(FOOTER_END).max(start);
+    ParquetMetaDataReader::decode_metadata(&bytes[start..end]).map_err(unreadable)
 }
 
-/// The one footer of pieces that stand behind each other, each with its length.
+/// The footer of a file that consists of pieces.
 pub(in crate::batch) fn join_footers(pieces: &[(u64, Footer)]) -> Result<Vec<u8>> {
     let (mut groups, mut file): (Vec<RowGroupMetaData>, Option<FileMetaData>) = (Vec::new(), None);
     let (mut position, mut rows) = (0, 0);
     for (length, footer) in pieces {
-        let metadata = footer.metadata()?;
+        let metadata = metadata(footer)?;
         for group in metadata.row_groups() {
             rows += group.num_rows();
             groups.push(moved(group, position, groups.len())?);
@@ -397,7 +359,7 @@ pub(in crate::batch) fn join_footers(pieces: &[(u64, Footer)]) -> Result<Vec<u8>
     Ok(bytes)
 }
 
-/// A row group as it is found when its piece stands `by` bytes later in the file.
+/// A row group after `by` more bytes are inserted before its piece.
 fn moved(group: &RowGroupMetaData, by: i64, place: usize) -> Result<RowGroupMetaData> {
     let columns = group.columns().iter().map(|column| {
         let dictionary = column.dictionary_page_offset().map(|offset| offset + by);
@@ -413,7 +375,7 @@ fn moved(group: &RowGroupMetaData, by: i64, place: usize) -> Result<RowGroupMeta
     builder.set_ordinal(place as i32).build().map_err(unwritable)
 }
 
-/// Files for tests.
+/// Test files.
 #[cfg(test)]
 pub(in crate::batch) mod samples {
     use super::*;
@@ -427,7 +389,7 @@ pub(in crate::batch) mod samples {
         writer.into_inner().unwrap()
     }
 
-    /// The rows of a file, one by one, in whatever groups they are.
+    /// The rows of a file, one by one.
     pub(in crate::batch) fn rows(file: Vec<u8>) -> Vec<RecordBatch> {
         let builder = ParquetRecordBatchReaderBuilder::try_new(Bytes::from(file)).unwrap();
         builder.with_batch_size(1).build().unwrap().map(Result::unwrap).collect()
@@ -441,7 +403,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_read_however_they_are_stored() {
+    fn texts_of_all_types_are_read() {
         let rows = [Some("a"), None, Some("b"), Some("a")];
         let none = [None, None];
         let columns: [ArrayRef; 4] = [
@@ -459,19 +421,18 @@ mod tests {
     }
 
     #[test]
-    fn pieces_behind_each_other_are_one_file() {
+    fn pieces_make_one_file() {
         let schema = Arc::new(Schema::new(vec![Field::new("score", DataType::Utf8, false)]));
-        let (mut file, mut pieces) = (MAGIC.to_vec(), Vec::new());
+        let (mut file, mut pieces) = (PARQUET_MAGIC.to_vec(), Vec::new());
         for texts in [vec!["a", "b"], vec!["c"], vec!["d", "e", "f"]] {
             let mut writer = ParquetWriter::new(&schema, Kind::Score).unwrap();
-            let outcomes: Vec<Outcome> =
+            let results: Vec<RowResult> =
                 (0..texts.len()).map(|place| Ok(Answer::Score(place as f32))).collect();
             let column: ArrayRef = Arc::new(StringArray::from(texts));
-            writer
-                .write(&RecordBatch::try_new(Arc::clone(&schema), vec![column]).unwrap(), &outcomes)
-                .unwrap();
-            let (bytes, footer) = writer.finish().unwrap();
-            pieces.push((bytes.len() as u64, footer));
+            let rows = RecordBatch::try_new(Arc::clone(&schema), vec![column]).unwrap();
+            writer.write(Rows::Columns(rows), &results).unwrap();
+            let (bytes, footer) = Box::new(writer).finish().unwrap();
+            pieces.push((bytes.len() as u64, footer.unwrap()));
             file.extend(bytes);
         }
         file.extend(join_footers(&pieces).unwrap());
@@ -482,6 +443,6 @@ mod tests {
         assert_eq!(texts.collect::<String>(), "abcdef");
         let schema = batches[0].schema();
         let names: Vec<_> = schema.fields().iter().map(|field| field.name().as_str()).collect();
-        assert_eq!(names, ["score", "kivu_score", "error"], "a name that is taken stays whose it is");
+        assert_eq!(names, ["score", "kivu_score", "error"], "the names of the input do not change");
     }
 }

@@ -1,4 +1,4 @@
-//! What stands in for the store in a build without the feature `s3`: it cannot be opened.
+//! The store in a build without the feature `s3`: every operation fails.
 
 #![expect(missing_docs, reason = "documented where the feature is enabled")]
 
@@ -12,36 +12,38 @@ use std::{
 
 use bytes::Bytes;
 
-use super::{Condition, Multipart, Object, Part, Url};
+use super::{
+    object::{Condition, Multipart, Object, Part},
+    url::Url,
+};
 use crate::error::{Error, Result};
 
-/// Nothing is tried in this build.
-pub fn set_patience(_: Duration) {}
-
-/// No store.
 #[derive(Clone, Debug)]
-pub struct Store(Infallible);
+pub struct Store(());
+
+fn unsupported<T>() -> Result<T> {
+    Err(Error::config("this build has no support for S3; compile with `--features s3`"))
+}
 
 impl Store {
-    /// The error that says what this build lacks.
-    pub fn open() -> Result<Self> {
-        Err(Error::config("this build has no support for S3; compile with `--features s3`"))
+    pub fn new(_: Duration) -> Self {
+        Self(())
     }
 
     pub fn head(&self, _: &Url, _: Option<&str>) -> Result<Option<Object>> {
-        match self.0 {}
+        unsupported()
     }
 
     pub fn read(&self, _: &Url) -> Result<Option<(Bytes, Object)>> {
-        match self.0 {}
+        unsupported()
     }
 
     pub fn list(&self, _: &Url) -> Result<Vec<String>> {
-        match self.0 {}
+        unsupported()
     }
 
-    pub fn pieces(&self, _: &Url, _: &Object, _: Range<u64>) -> Pieces {
-        match self.0 {}
+    pub fn pieces(&self, _: &Url, _: &Object, _: Range<u64>) -> Result<Pieces> {
+        unsupported()
     }
 
     pub fn put(
@@ -51,35 +53,34 @@ impl Store {
         _: &Condition,
         _: &BTreeMap<String, String>,
     ) -> Result<Option<String>> {
-        match self.0 {}
+        unsupported()
     }
 
     pub fn delete(&self, _: &Url) -> Result<()> {
-        match self.0 {}
+        unsupported()
     }
 
     pub fn begin(&self, _: &Url, _: &BTreeMap<String, String>) -> Result<Multipart> {
-        match self.0 {}
+        unsupported()
     }
 
     pub fn upload(&self, _: &Multipart, _: i32, _: impl Into<Bytes>) -> Result<Option<Part>> {
-        match self.0 {}
+        unsupported()
     }
 
     pub fn complete(&self, _: &Multipart, _: &[Part], _: &Condition) -> Result<bool> {
-        match self.0 {}
+        unsupported()
     }
 
-    pub fn knows(&self, _: &Multipart) -> Result<bool> {
-        match self.0 {}
+    pub fn has_upload(&self, _: &Multipart) -> Result<bool> {
+        unsupported()
     }
 
     pub fn abort(&self, _: &Multipart) -> Result<()> {
-        match self.0 {}
+        unsupported()
     }
 }
 
-/// The parts of no object.
 #[derive(Debug)]
 pub struct Pieces(Infallible);
 
@@ -97,7 +98,6 @@ impl Iterator for Pieces {
     }
 }
 
-/// The bytes of no object.
 #[derive(Debug)]
 pub struct Reader(Infallible);
 

@@ -1,64 +1,55 @@
-//! Objects, and what is done to them, as data.
+//! Objects, uploads and conditions of writes.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// An object as it was when somebody asked.
+/// The smallest part of an upload that S3 accepts, except for the last.
+pub const MIN_PART_BYTES: usize = 5 * 1024 * 1024;
+
+/// The properties of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Object {
-    /// Its size in bytes.
+    /// In bytes.
     pub size: u64,
-    /// The server's mark of its contents; empty where any will do.
+    /// The ETag; when reading, an empty one matches any contents.
     pub etag: String,
-    /// Its version, in buckets that keep versions.
+    /// The version, in buckets with versioning.
     pub version: Option<String>,
-    /// What whoever wrote it said of it.
+    /// User-defined metadata, without the prefix `x-amz-meta-`.
     pub metadata: BTreeMap<String, String>,
 }
 
-/// What must be true of an object for it to be written.
+/// A condition of a write.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Condition {
-    /// Nothing.
+    /// The object is written in any case.
     #[default]
     None,
-    /// It is not there.
+    /// The object does not exist (`If-None-Match: *`).
     IsAbsent,
-    /// It is there with that mark.
+    /// The object has this ETag (`If-Match`).
     IsStill(String),
 }
 
-impl Condition {
-    /// The values of `If-None-Match` and `If-Match`.
-    #[cfg(feature = "s3")]
-    pub(super) fn headers(&self) -> [Option<String>; 2] {
-        match self {
-            Self::None => [None, None],
-            Self::IsAbsent => [Some("*".into()), None],
-            Self::IsStill(etag) => [None, Some(etag.clone())],
-        }
-    }
-}
-
-/// An upload in parts, under way.
+/// A multipart upload that is not complete yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Multipart {
-    /// The bucket of the object to be.
+    /// The bucket of the object.
     pub bucket: String,
-    /// Its key.
+    /// The key of the object.
     pub key: String,
-    /// The server's name for the upload.
+    /// The id that the server gave the upload.
     pub id: String,
 }
 
-/// A part that the server has.
+/// An uploaded part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
-    /// Its number; the object is made of parts in the order of their numbers, which may have gaps.
+    /// From 1. The object consists of the parts in the order of their numbers, which may have gaps.
     pub number: i32,
-    /// The server's mark of its contents.
+    /// The ETag of the part.
     pub etag: String,
-    /// Its size in bytes.
+    /// In bytes.
     pub size: u64,
 }

@@ -1,7 +1,10 @@
-//! The store of a build with the feature `s3`.
+//! The connection to a store.
+//!
+//! Requests run on threads of the store, so that every function can be called from any thread, inside or outside of an
+//! async runtime. The threads start with the first request.
 
-mod failure;
 mod read;
+mod retry;
 mod write;
 
 use std::{
@@ -20,46 +23,47 @@ use aws_smithy_http_client::{
     Builder as HttpClient,
     tls::{Provider, rustls_provider::CryptoMode},
 };
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 
-pub use self::{
-    failure::set_patience,
-    read::{Pieces, Reader},
-};
+pub use self::read::{Pieces, Reader};
+use self::retry::{RequestError, retry};
 use crate::error::{Error, Result};
 
-/// What S3-compatible servers take where no region is configured.
-const REGION: &str = "us-east-1";
-/// The longest that a connection is waited for, and then the beginning of an answer: a server that says nothing is
-/// as good as none.
-const CONNECT: Duration = Duration::from_secs(3);
-const ANSWER: Duration = Duration::from_secs(15);
-/// The same where the request has something to carry first: a part takes its time on a slow line. One that stalls
-/// altogether is noticed sooner.
-const CARRY: Duration = Duration::from_mins(5);
-/// The store that the environment names: AWS, or what `AWS_ENDPOINT_URL` names, with the usual variables,
-/// profiles and roles for credentials.
+/// S3-compatible servers accept any region; AWS needs a configured one.
+const DEFAULT_REGION: &str = "us-east-1";
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// The time until the first byte of a response.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
+/// The same for requests with a body, which takes long on a slow line. The SDK detects stalled uploads earlier.
+const UPLOAD_TIMEOUT: Duration = Duration::from_mins(5);
+
+/// AWS, or the server in `AWS_ENDPOINT_URL`. Region and credentials come from the usual variables, profiles and roles.
+///
+/// Clones share their connections.
 #[derive(Clone, Debug)]
 pub struct Store {
-    shared: Arc<Shared>,
+    retry_timeout: Duration,
+    connection: Arc<OnceLock<Connection>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct Connection {
     client: Client,
-    /// The same for requests that carry something.
-    writer: Client,
-    runtime: Runtime,
+    upload_client: Client,
+    retry_timeout: Duration,
+    threads: Handle,
+    runtime: Option<Runtime>,
 }
 
-/// One for the process: connections are kept, and a runtime may not end inside another.
-static STORE: OnceLock<Store> = OnceLock::new();
-
 impl Store {
-    /// The store, connected to when it is first used.
-    pub fn open() -> Result<Self> {
-        if let Some(store) = STORE.get() {
-            return Ok(store.clone());
+    /// A store that retries each failed request for `retry_timeout`. It connects with the first request.
+    pub fn new(retry_timeout: Duration) -> Self {
+        Self { retry_timeout, connection: Arc::default() }
+    }
+
+    fn connection(&self) -> Result<&Connection> {
+        if let Some(connection) = self.connection.get() {
+            return Ok(connection);
         }
         let runtime = Builder::new_multi_thread()
             .worker_threads(2)
@@ -67,58 +71,66 @@ impl Store {
             .enable_all()
             .build()
             .map_err(Error::io("cannot start the threads for S3"))?;
-        let [client, writer] = wait(&runtime, connect())?;
-        let store = Self { shared: Arc::new(Shared { client, writer, runtime }) };
-        Ok(STORE.get_or_init(|| store).clone())
-    }
-
-    fn client(&self) -> Client {
-        self.shared.client.clone()
-    }
-
-    fn writer(&self) -> Client {
-        self.shared.writer.clone()
-    }
-
-    /// Runs a request on the threads for S3 while this thread waits.
-    fn wait<T: Send + 'static>(&self, work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
-        wait(&self.shared.runtime, async { Ok(work.await) })?
+        let threads = runtime.handle().clone();
+        let [client, upload_client] = wait(&threads, connect())
+            .ok_or_else(|| Error::inference_because("cannot connect to S3", "its threads have stopped"))?;
+        Ok(self.connection.get_or_init(|| Connection {
+            client,
+            upload_client,
+            retry_timeout: self.retry_timeout,
+            threads,
+            runtime: Some(runtime),
+        }))
     }
 }
 
-/// Waits for `work` on a thread that may belong to another runtime, which is why it is not `block_on`.
-fn wait<T: Send + 'static>(
-    runtime: &Runtime,
-    work: impl Future<Output = Result<T>> + Send + 'static,
-) -> Result<T> {
-    let (reply, answer) = flume::bounded(1);
-    runtime.spawn(async move {
-        // Whoever asked may have gone.
-        let _ = reply.send_async(work.await).await;
+impl Connection {
+    /// Sends a request on the store's threads until it succeeds, fails permanently or times out.
+    fn send<T, F>(&self, request: impl Fn() -> F + Send + 'static) -> Result<T, RequestError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, RequestError>> + Send + 'static,
+    {
+        wait(&self.threads, retry(self.retry_timeout, request))
+            .unwrap_or_else(|| Err(RequestError::permanent("the threads for S3 have stopped")))
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // A runtime must not block on its end inside another one.
+        self.runtime.take().into_iter().for_each(Runtime::shutdown_background);
+    }
+}
+
+/// Waits for `work` without `block_on`, which panics on threads of another runtime; `None` if `work` panics.
+fn wait<T: Send + 'static>(threads: &Handle, work: impl Future<Output = T> + Send + 'static) -> Option<T> {
+    let (sender, receiver) = flume::bounded(1);
+    threads.spawn(async move {
+        let _ = sender.send_async(work.await).await;
     });
-    let stopped = |_| Error::inference_because("the threads for S3 have stopped", "no answer came");
-    answer.recv().map_err(stopped)?
+    receiver.recv().ok()
 }
 
-/// A client for requests that carry nothing, and one for those that do.
-async fn connect() -> Result<[Client; 2]> {
+/// A client for requests without a body, and one for uploads.
+async fn connect() -> [Client; 2] {
     let http = HttpClient::new().tls_provider(Provider::Rustls(CryptoMode::Ring)).build_https();
     let region = RegionProviderChain::first_try(EnvironmentVariableRegionProvider::new())
         .or_else(ProfileFileRegionProvider::new())
-        .or_else(Region::new(REGION));
+        .or_else(Region::new(DEFAULT_REGION));
     let shared = aws_config::defaults(BehaviorVersion::latest())
         .http_client(http)
         .region(region)
-        // Tries are counted in one place, `patiently`, which knows how long somebody is ready to wait.
+        // `retry` does it, with a timeout instead of a number of attempts.
         .retry_config(RetryConfig::disabled())
         .load()
         .await;
-    // A server of one's own has no name for each bucket.
-    let own_server = shared.endpoint_url().is_some() || std::env::var_os("AWS_ENDPOINT_URL_S3").is_some();
-    let client = |answer| {
-        let times = TimeoutConfig::builder().connect_timeout(CONNECT).read_timeout(answer).build();
-        let config = aws_sdk_s3::config::Builder::from(&shared).force_path_style(own_server);
-        Client::from_conf(config.timeout_config(times).build())
-    };
-    Ok([client(ANSWER), client(CARRY)])
+    // Other servers than AWS usually have no host name for each bucket.
+    let has_endpoint = shared.endpoint_url().is_some() || std::env::var_os("AWS_ENDPOINT_URL_S3").is_some();
+    [RESPONSE_TIMEOUT, UPLOAD_TIMEOUT].map(|timeout| {
+        let timeouts =
+            TimeoutConfig::builder().connect_timeout(CONNECT_TIMEOUT).read_timeout(timeout).build();
+        let config = aws_sdk_s3::config::Builder::from(&shared).force_path_style(has_endpoint);
+        Client::from_conf(config.timeout_config(timeouts).build())
+    })
 }

@@ -1,9 +1,10 @@
-//! Reading objects: parts side by side, handed on in order.
+//! Reading objects, large ones in parallel ranges.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     io::{self, Read},
     ops::Range,
+    time::Duration,
 };
 
 use aws_sdk_s3::Client;
@@ -12,102 +13,89 @@ use futures::{StreamExt, stream};
 
 use super::{
     Store,
-    failure::{Failure, patiently},
+    retry::{RequestError, found, retry},
 };
 use crate::{
     error::{Error, Result},
-    repository::s3::{Object, Url},
+    repository::s3::{object::Object, url::Url},
 };
 
-/// What one request reads: smaller parts cost a server more than they carry.
-const PART_BYTES: u64 = 6 * 1024 * 1024;
-/// Requests under way at once: with what is being taken, 38 MB at most.
+/// The size of a range: smaller ones cost more per byte.
+const RANGE_BYTES: u64 = 6 * 1024 * 1024;
+/// Ranges that are read at once; with the one in use, 38 MB at most.
 const PARALLEL: usize = 4;
 
 impl Store {
-    /// What is known of an object (of that version), or nothing where there is none.
+    /// The properties of an object, or of one of its versions; `None` if it does not exist.
     pub fn head(&self, url: &Url, version: Option<&str>) -> Result<Option<Object>> {
-        let (client, url, version) = (self.client(), url.clone(), version.map(str::to_owned));
-        self.wait(async move {
-            let ask = || async {
-                let request = client.head_object().bucket(&url.bucket).key(&url.key);
-                Ok(request.set_version_id(version.clone()).send().await?)
-            };
-            match patiently(ask).await {
-                Ok(head) => Ok(Some(Object {
-                    size: head.content_length().and_then(|size| size.try_into().ok()).unwrap_or(0),
-                    etag: head.e_tag().unwrap_or_default().to_owned(),
-                    version: version.clone(),
-                    metadata: head.metadata().cloned().unwrap_or_default().into_iter().collect(),
-                })),
-                Err(failure) if failure.is_not_found() => Ok(None),
-                Err(failure) => Err(failure.during(format!("cannot read `{url}`"))),
-            }
-        })
+        let connection = self.connection()?;
+        let version = version.map(str::to_owned);
+        let request = connection.client.head_object().bucket(&url.bucket).key(&url.key);
+        let request = request.set_version_id(version.clone());
+        let head = connection.send(move || {
+            let request = request.clone();
+            async move { Ok(request.send().await?) }
+        });
+        let head = found(head, || format!("cannot read `{url}`"))?;
+        Ok(head.map(|head| Object {
+            size: head.content_length().and_then(|size| size.try_into().ok()).unwrap_or(0),
+            ..object(head.e_tag(), version, head.metadata())
+        }))
     }
 
-    /// A small object as a whole, with what is known of it; nothing where there is none.
+    /// A small object; `None` if it does not exist.
     pub fn read(&self, url: &Url) -> Result<Option<(Bytes, Object)>> {
-        let (client, url) = (self.client(), url.clone());
-        self.wait(async move {
-            let ask = || async {
-                let answer = client.get_object().bucket(&url.bucket).key(&url.key).send().await?;
-                let object = Object {
-                    size: 0,
-                    etag: answer.e_tag().unwrap_or_default().to_owned(),
-                    version: answer.version_id().map(str::to_owned),
-                    metadata: answer.metadata().cloned().unwrap_or_default().into_iter().collect(),
-                };
-                let bytes = answer.body.collect().await.map_err(Failure::passing)?.into_bytes();
-                Ok((bytes, object))
-            };
-            match patiently(ask).await {
-                Ok((bytes, object)) => {
-                    let size = bytes.len() as u64;
-                    Ok(Some((bytes, Object { size, ..object })))
-                }
-                Err(failure) if failure.is_not_found() => Ok(None),
-                Err(failure) => Err(failure.during(format!("cannot read `{url}`"))),
+        let connection = self.connection()?;
+        let request = connection.client.get_object().bucket(&url.bucket).key(&url.key);
+        let read = connection.send(move || {
+            let request = request.clone();
+            async move {
+                let response = request.send().await?;
+                let version = response.version_id().map(str::to_owned);
+                let object = object(response.e_tag(), version, response.metadata());
+                let bytes = response.body.collect().await.map_err(RequestError::temporary)?.into_bytes();
+                Ok((bytes.clone(), Object { size: bytes.len() as u64, ..object }))
             }
-        })
+        });
+        found(read, || format!("cannot read `{url}`"))
     }
 
-    /// The keys of all objects whose keys begin with that of `prefix`, in their order.
+    /// The sorted keys that begin with the key of `prefix`.
     pub fn list(&self, prefix: &Url) -> Result<Vec<String>> {
-        let (client, prefix) = (self.client(), prefix.clone());
-        self.wait(async move {
-            let (mut keys, mut next) = (Vec::new(), None::<String>);
-            loop {
-                let ask = || async {
-                    let request = client.list_objects_v2().bucket(&prefix.bucket).prefix(&prefix.key);
-                    Ok(request.set_continuation_token(next.clone()).send().await?)
-                };
-                let page = patiently(ask)
-                    .await
-                    .map_err(|failure| failure.during(format!("cannot list `{prefix}`")))?;
-                keys.extend(page.contents().iter().filter_map(|object| object.key().map(str::to_owned)));
-                next = page.next_continuation_token().map(str::to_owned);
-                if next.is_none() {
-                    keys.sort();
-                    return Ok(keys);
-                }
+        let connection = self.connection()?;
+        let (mut keys, mut next) = (Vec::new(), None::<String>);
+        loop {
+            let request = connection.client.list_objects_v2().bucket(&prefix.bucket).prefix(&prefix.key);
+            let request = request.set_continuation_token(next);
+            let page = connection.send(move || {
+                let request = request.clone();
+                async move { Ok(request.send().await?) }
+            });
+            let page = page.map_err(|error| error.during(format!("cannot list `{prefix}`")))?;
+            keys.extend(page.contents().iter().filter_map(|object| object.key().map(str::to_owned)));
+            next = page.next_continuation_token().map(str::to_owned);
+            if next.is_none() {
+                keys.sort();
+                return Ok(keys);
             }
-        })
+        }
     }
 
-    /// The bytes of an object within `range`, in order, read in parts side by side while they are taken.
+    /// The bytes of an object in `range`, in order. Ranges are read ahead in parallel.
     ///
-    /// An object that is replaced meanwhile is an error.
-    pub fn pieces(&self, url: &Url, object: &Object, range: Range<u64>) -> Pieces {
+    /// If the object is replaced meanwhile, the iterator ends with an error.
+    pub fn pieces(&self, url: &Url, object: &Object, range: Range<u64>) -> Result<Pieces> {
+        let connection = self.connection()?;
         let (sender, pieces) = flume::bounded(0);
-        let (client, url, object) = (self.client(), url.clone(), object.clone());
+        let (client, url, object) = (connection.client.clone(), url.clone(), object.clone());
         let end = range.end.min(object.size);
-        self.shared.runtime.spawn(async move {
-            let starts = (range.start..end).step_by(PART_BYTES as usize);
+        let timeout = connection.retry_timeout;
+        connection.threads.spawn(async move {
+            let starts = (range.start..end).step_by(RANGE_BYTES as usize);
             let parts = starts.map(|start| {
-                let range = start..end.min(start + PART_BYTES);
+                let range = start..end.min(start + RANGE_BYTES);
                 let (client, url, object) = (&client, &url, &object);
-                async move { read_range(client, url, object, range).await }
+                async move { read_range(client, url, object, range, timeout).await }
             });
             let mut parts = stream::iter(parts).buffered(PARALLEL);
             while let Some(part) = parts.next().await {
@@ -117,53 +105,61 @@ impl Store {
                 }
             }
         });
-        Pieces { pieces, is_over: false }
+        Ok(Pieces { pieces, is_over: false })
     }
 }
 
-async fn read_range(client: &Client, url: &Url, object: &Object, range: Range<u64>) -> Result<Vec<Bytes>> {
-    let ask = || async {
-        let mut answer = client
-            .get_object()
-            .bucket(&url.bucket)
-            .key(&url.key)
-            .set_version_id(object.version.clone())
-            .set_if_match(Some(object.etag.clone()).filter(|etag| !etag.is_empty()))
-            .range(format!("bytes={}-{}", range.start, range.end - 1))
-            .send()
-            .await?;
-        let found = answer.content_range().and_then(|range| range.rsplit('/').next()?.parse::<u64>().ok());
-        if found.is_some_and(|found| found != object.size) {
-            return Err(Failure::refused());
+fn object(etag: Option<&str>, version: Option<String>, metadata: Option<&HashMap<String, String>>) -> Object {
+    Object {
+        size: 0,
+        etag: etag.unwrap_or_default().to_owned(),
+        version,
+        metadata: metadata.cloned().unwrap_or_default().into_iter().collect(),
+    }
+}
+
+async fn read_range(
+    client: &Client,
+    url: &Url,
+    object: &Object,
+    range: Range<u64>,
+    timeout: Duration,
+) -> Result<Vec<Bytes>> {
+    let request = client
+        .get_object()
+        .bucket(&url.bucket)
+        .key(&url.key)
+        .set_version_id(object.version.clone())
+        .set_if_match(Some(object.etag.clone()).filter(|etag| !etag.is_empty()))
+        .range(format!("bytes={}-{}", range.start, range.end - 1));
+    let read = || async {
+        let mut response = request.clone().send().await?;
+        let total = response.content_range().and_then(|range| range.rsplit('/').next()?.parse::<u64>().ok());
+        if total.is_some_and(|total| total != object.size) {
+            return Err(RequestError::refused());
         }
         let (mut chunks, mut size) = (Vec::new(), 0);
-        while let Some(chunk) = answer.body.next().await {
-            let chunk = chunk.map_err(Failure::passing)?;
+        while let Some(chunk) = response.body.next().await {
+            let chunk = chunk.map_err(RequestError::temporary)?;
             size += chunk.len() as u64;
             chunks.push(chunk);
         }
         if size != range.end - range.start {
-            return Err(Failure::passing(format!(
-                "{} bytes were asked for, {size} came",
-                range.end - range.start
-            )));
+            let expected = range.end - range.start;
+            return Err(RequestError::temporary(format!("expected {expected} bytes, but found {size}")));
         }
         Ok(chunks)
     };
-    patiently(ask).await.map_err(|failure| {
-        if failure.is_refused {
-            return replaced(url);
+    retry(timeout, read).await.map_err(|error| {
+        if !error.is_refused {
+            return error.during(format!("cannot read `{url}`"));
         }
-        failure.during(format!("cannot read `{url}`"))
+        let source = io::Error::new(io::ErrorKind::StaleNetworkFileHandle, "the object was replaced");
+        Error::Io { action: format!("expected `{url}` to stay as it was while it is read"), source }
     })
 }
 
-fn replaced(url: &Url) -> Error {
-    let source = io::Error::new(io::ErrorKind::StaleNetworkFileHandle, "the object was replaced");
-    Error::Io { action: format!("expected `{url}` to stay as it was while it is read"), source }
-}
-
-/// The parts of an object, in order.
+/// The ranges of an object, in order, each in chunks.
 #[derive(Debug)]
 pub struct Pieces {
     pieces: flume::Receiver<Result<Vec<Bytes>>>,
@@ -171,7 +167,7 @@ pub struct Pieces {
 }
 
 impl Pieces {
-    /// The same as a reader.
+    /// The bytes as a reader.
     pub fn into_reader(self) -> Reader {
         Reader { pieces: self, chunks: VecDeque::new() }
     }
@@ -190,7 +186,7 @@ impl Iterator for Pieces {
     }
 }
 
-/// The bytes of an object, in order.
+/// The bytes of an object.
 #[derive(Debug)]
 pub struct Reader {
     pieces: Pieces,

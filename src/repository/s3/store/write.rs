@@ -1,5 +1,4 @@
-//! Writing objects: as a whole, or in parts that survive the writer; on conditions, so that two writers end in
-//! one result.
+//! Writing objects: in one request, or in the parts of an upload that survives the process.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +8,30 @@ use aws_sdk_s3::{
 };
 use bytes::Bytes;
 
-use super::{Store, failure::patiently};
+use super::{Store, retry::found};
 use crate::{
     error::Result,
-    repository::s3::{Condition, Multipart, Part, Url},
+    repository::s3::{
+        object::{Condition, Multipart, Part},
+        url::Url,
+    },
 };
 
+/// The values of `If-None-Match` and `If-Match`.
+fn headers(condition: &Condition) -> [Option<String>; 2] {
+    match condition {
+        Condition::None => [None, None],
+        Condition::IsAbsent => [Some("*".into()), None],
+        Condition::IsStill(etag) => [None, Some(etag.clone())],
+    }
+}
+
+fn writing(upload: &Multipart) -> String {
+    format!("cannot write `s3://{}/{}`", upload.bucket, upload.key)
+}
+
 impl Store {
-    /// Writes an object as a whole; gives the server's mark of it, or nothing where the condition does not hold.
+    /// Writes an object in one request and returns its ETag; `None` if the condition is false.
     pub fn put(
         &self,
         url: &Url,
@@ -24,132 +39,110 @@ impl Store {
         condition: &Condition,
         metadata: &BTreeMap<String, String>,
     ) -> Result<Option<String>> {
-        let (client, url, bytes, metadata) = (self.writer(), url.clone(), bytes.into(), metadata.clone());
-        let [if_absent, if_match] = condition.headers();
-        self.wait(async move {
-            let ask = || async {
-                let request = client.put_object().bucket(&url.bucket).key(&url.key);
-                let request = request.set_if_none_match(if_absent.clone()).set_if_match(if_match.clone());
-                let request = request.set_metadata(Some(metadata.clone().into_iter().collect()));
-                Ok(request.body(ByteStream::from(bytes.clone())).send().await?)
-            };
-            match patiently(ask).await {
-                Ok(answer) => Ok(Some(answer.e_tag().unwrap_or_default().to_owned())),
-                // An object that was to be replaced and is gone is no longer as it was.
-                Err(failure) if failure.is_refused || if_match.is_some() && failure.is_not_found() => {
-                    Ok(None)
-                }
-                Err(failure) => Err(failure.during(format!("cannot write `{url}`"))),
-            }
-        })
+        let connection = self.connection()?;
+        let [if_absent, if_match] = headers(condition);
+        let is_replacement = if_match.is_some();
+        let (client, place, bytes) = (connection.upload_client.clone(), url.clone(), bytes.into());
+        let metadata: std::collections::HashMap<_, _> = metadata.clone().into_iter().collect();
+        let sent = connection.send(move || {
+            let request = client.put_object().bucket(&place.bucket).key(&place.key);
+            let request = request.set_if_none_match(if_absent.clone()).set_if_match(if_match.clone());
+            let request = request.set_metadata(Some(metadata.clone())).body(ByteStream::from(bytes.clone()));
+            async move { Ok(request.send().await?) }
+        });
+        match sent {
+            Ok(response) => Ok(Some(response.e_tag().unwrap_or_default().to_owned())),
+            // An object that was deleted is not the one with that ETag either.
+            Err(error) if error.is_refused || is_replacement && error.is_not_found() => Ok(None),
+            Err(error) => Err(error.during(format!("cannot write `{url}`"))),
+        }
     }
 
-    /// Removes an object; one that is not there is no error.
+    /// Deletes an object, if it exists.
     pub fn delete(&self, url: &Url) -> Result<()> {
-        let (client, url) = (self.client(), url.clone());
-        self.wait(async move {
-            let ask = || async { Ok(client.delete_object().bucket(&url.bucket).key(&url.key).send().await?) };
-            match patiently(ask).await {
-                Err(failure) if !failure.is_not_found() => {
-                    Err(failure.during(format!("cannot remove `{url}`")))
-                }
-                _ => Ok(()),
-            }
-        })
+        let connection = self.connection()?;
+        let request = connection.client.delete_object().bucket(&url.bucket).key(&url.key);
+        let sent = connection.send(move || {
+            let request = request.clone();
+            async move { Ok(request.send().await?) }
+        });
+        found(sent, || format!("cannot remove `{url}`")).map(drop)
     }
 
     /// Begins an upload in parts.
     pub fn begin(&self, url: &Url, metadata: &BTreeMap<String, String>) -> Result<Multipart> {
-        let (client, url, metadata) = (self.client(), url.clone(), metadata.clone());
-        self.wait(async move {
-            let ask = || async {
-                let request = client.create_multipart_upload().bucket(&url.bucket).key(&url.key);
-                Ok(request.set_metadata(Some(metadata.clone().into_iter().collect())).send().await?)
-            };
-            let answer =
-                patiently(ask).await.map_err(|failure| failure.during(format!("cannot write `{url}`")))?;
-            let id = answer.upload_id().unwrap_or_default().to_owned();
-            Ok(Multipart { bucket: url.bucket, key: url.key, id })
-        })
+        let connection = self.connection()?;
+        let request = connection.client.create_multipart_upload().bucket(&url.bucket).key(&url.key);
+        let request = request.set_metadata(Some(metadata.clone().into_iter().collect()));
+        let sent = connection.send(move || {
+            let request = request.clone();
+            async move { Ok(request.send().await?) }
+        });
+        let response = sent.map_err(|error| error.during(format!("cannot write `{url}`")))?;
+        let id = response.upload_id().unwrap_or_default().to_owned();
+        Ok(Multipart { bucket: url.bucket.clone(), key: url.key.clone(), id })
     }
 
-    /// Uploads one part; nothing where the upload is no longer known.
+    /// Uploads one part; `None` if the upload does not exist any more.
     pub fn upload(&self, upload: &Multipart, number: i32, bytes: impl Into<Bytes>) -> Result<Option<Part>> {
-        let (client, upload, bytes) = (self.writer(), upload.clone(), bytes.into());
-        self.wait(async move {
-            let ask = || async {
-                let request = client.upload_part().bucket(&upload.bucket).key(&upload.key);
-                let request = request.upload_id(&upload.id).part_number(number);
-                Ok(request.body(ByteStream::from(bytes.clone())).send().await?)
-            };
-            match patiently(ask).await {
-                Ok(answer) => {
-                    let etag = answer.e_tag().unwrap_or_default().to_owned();
-                    Ok(Some(Part { number, etag, size: bytes.len() as u64 }))
-                }
-                Err(failure) if failure.is_not_found() => Ok(None),
-                Err(failure) => Err(failure.during(action(&upload))),
-            }
-        })
+        let connection = self.connection()?;
+        let (client, place, bytes) = (connection.upload_client.clone(), upload.clone(), bytes.into());
+        let size = bytes.len() as u64;
+        let sent = connection.send(move || {
+            let request = client.upload_part().bucket(&place.bucket).key(&place.key).upload_id(&place.id);
+            let request = request.part_number(number).body(ByteStream::from(bytes.clone()));
+            async move { Ok(request.send().await?) }
+        });
+        let response = found(sent, || writing(upload))?;
+        Ok(response.map(|response| {
+            let etag = response.e_tag().unwrap_or_default().to_owned();
+            Part { number, etag, size }
+        }))
     }
 
-    /// Makes the object of its parts; `false` where the condition does not hold or the upload is not known,
-    /// which is so after somebody else completed it.
+    /// Creates the object from its parts; `false` if the condition is false or the upload does not exist any more, for
+    /// example because another process completed it.
     pub fn complete(&self, upload: &Multipart, parts: &[Part], condition: &Condition) -> Result<bool> {
-        let (client, upload) = (self.writer(), upload.clone());
-        let [if_absent, if_match] = condition.headers();
+        let connection = self.connection()?;
+        let [if_absent, if_match] = headers(condition);
         let parts = parts
             .iter()
             .map(|part| CompletedPart::builder().part_number(part.number).e_tag(&part.etag).build());
         let parts = CompletedMultipartUpload::builder().set_parts(Some(parts.collect())).build();
-        self.wait(async move {
-            let ask = || async {
-                let request = client.complete_multipart_upload().bucket(&upload.bucket).key(&upload.key);
-                let request = request.upload_id(&upload.id).multipart_upload(parts.clone());
-                let request = request.set_if_none_match(if_absent.clone()).set_if_match(if_match.clone());
-                Ok(request.send().await?)
-            };
-            match patiently(ask).await {
-                Ok(_) => Ok(true),
-                Err(failure) if failure.is_refused || failure.is_not_found() => Ok(false),
-                Err(failure) => Err(failure.during(action(&upload))),
-            }
-        })
+        let request = connection.upload_client.complete_multipart_upload();
+        let request = request.bucket(&upload.bucket).key(&upload.key).upload_id(&upload.id);
+        let request = request.multipart_upload(parts).set_if_none_match(if_absent).set_if_match(if_match);
+        let sent = connection.send(move || {
+            let request = request.clone();
+            async move { Ok(request.send().await?) }
+        });
+        match sent {
+            Err(error) if error.is_refused => Ok(false),
+            sent => Ok(found(sent, || writing(upload))?.is_some()),
+        }
     }
 
-    /// Whether the server still knows of an upload.
-    pub fn knows(&self, upload: &Multipart) -> Result<bool> {
-        let (client, upload) = (self.client(), upload.clone());
-        self.wait(async move {
-            let ask = || async {
-                let request = client.list_parts().bucket(&upload.bucket).key(&upload.key);
-                Ok(request.upload_id(&upload.id).max_parts(1).send().await?)
-            };
-            match patiently(ask).await {
-                Ok(_) => Ok(true),
-                Err(failure) if failure.is_not_found() => Ok(false),
-                Err(failure) => Err(failure.during(action(&upload))),
-            }
-        })
+    /// Whether an upload still exists.
+    pub fn has_upload(&self, upload: &Multipart) -> Result<bool> {
+        let connection = self.connection()?;
+        let request = connection.client.list_parts().bucket(&upload.bucket).key(&upload.key);
+        let request = request.upload_id(&upload.id).max_parts(1);
+        let sent = connection.send(move || {
+            let request = request.clone();
+            async move { Ok(request.send().await?) }
+        });
+        Ok(found(sent, || writing(upload))?.is_some())
     }
 
-    /// Gives an upload up, and what was uploaded for it.
+    /// Deletes an upload and its parts.
     pub fn abort(&self, upload: &Multipart) -> Result<()> {
-        let (client, upload) = (self.client(), upload.clone());
-        self.wait(async move {
-            let ask = || async {
-                let request = client.abort_multipart_upload().bucket(&upload.bucket).key(&upload.key);
-                Ok(request.upload_id(&upload.id).send().await?)
-            };
-            match patiently(ask).await {
-                Err(failure) if !failure.is_not_found() => Err(failure.during(action(&upload))),
-                _ => Ok(()),
-            }
-        })
+        let connection = self.connection()?;
+        let request = connection.client.abort_multipart_upload().bucket(&upload.bucket).key(&upload.key);
+        let request = request.upload_id(&upload.id);
+        let sent = connection.send(move || {
+            let request = request.clone();
+            async move { Ok(request.send().await?) }
+        });
+        found(sent, || writing(upload)).map(drop)
     }
-}
-
-/// What a request for an upload does, for its error.
-fn action(upload: &Multipart) -> String {
-    format!("cannot write `s3://{}/{}`", upload.bucket, upload.key)
 }

@@ -1,5 +1,5 @@
-//! Bundles in S3: `<prefix>/<name>/<digest>/` with the manifest written last, and `<prefix>/<name>/latest`, which
-//! names a digest.
+//! Bundles in S3: `PREFIX/NAME/DIGEST/` with the files and the manifest, which is written last, and
+//! `PREFIX/NAME/latest`, which contains a digest.
 
 mod pull;
 mod push;
@@ -8,7 +8,7 @@ use std::str;
 
 use super::{
     bundle::{Bundle, Home, MANIFEST},
-    s3::{Object, Store, Url},
+    s3::{Store, Url},
 };
 use crate::error::{Error, Result};
 
@@ -17,22 +17,21 @@ pub use self::{
     push::{Pushed, push},
 };
 
-/// The name of the object that names a digest.
+/// The name of the object with the digest of the newest bundle.
 const LATEST: &str = "latest";
-/// What an object's metadata calls the BLAKE3 of its contents.
+/// The metadata key for the BLAKE3 of an object's contents.
 const BLAKE3: &str = "blake3";
 
-/// Opens the bundle at `url`, which is `…/NAME`, whose `latest` is taken, or `…/NAME/DIGEST`.
-pub(super) fn open(store: &Store, url: &Url) -> Result<Bundle> {
+/// Opens the bundle at `url`, which is `…/NAME` for the latest one, or `…/NAME/DIGEST`.
+pub fn open(store: &Store, url: &Url) -> Result<Bundle> {
     let home = if is_digest(url.name()) { url.clone() } else { url.join(&latest(store, url)?) };
-    let manifest = home.join(MANIFEST);
-    let (bytes, _) = store.read(&manifest)?.ok_or_else(|| {
+    let (bytes, _) = store.read(&home.join(MANIFEST))?.ok_or_else(|| {
         Error::model(format!(
             "expected a bundle at `{home}`, but found no `{MANIFEST}`; `kivu push` writes it last"
         ))
     })?;
     let text = str::from_utf8(&bytes)
-        .map_err(|error| Error::model_because(format!("`{home}` is no bundle"), error))?;
+        .map_err(|error| Error::model_because(format!("`{home}` is not a bundle"), error))?;
     let bundle = Bundle::parse(text, Home::S3(store.clone(), home.clone()), &home)?;
     if bundle.digest() != home.name() {
         return Err(Error::model(format!(
@@ -43,7 +42,7 @@ pub(super) fn open(store: &Store, url: &Url) -> Result<Bundle> {
     Ok(bundle)
 }
 
-/// The digest that `latest` names.
+/// The digest in the object [`LATEST`] of the bundle `name`.
 fn latest(store: &Store, name: &Url) -> Result<String> {
     let place = name.join(LATEST);
     let (bytes, _) = store.read(&place)?.ok_or_else(|| {
@@ -54,7 +53,7 @@ fn latest(store: &Store, name: &Url) -> Result<String> {
     digest_in(&bytes, &place)
 }
 
-/// The digest that an object called [`LATEST`] holds.
+/// Parses the contents of an object [`LATEST`].
 fn digest_in(bytes: &[u8], place: &Url) -> Result<String> {
     let digest = String::from_utf8_lossy(bytes).trim().to_owned();
     if is_digest(&digest) {
@@ -68,13 +67,4 @@ fn digest_in(bytes: &[u8], place: &Url) -> Result<String> {
 
 fn is_digest(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-}
-
-/// Reads a file of a bundle piece by piece; gives its size. No version is asked for: its hash decides.
-pub(super) fn read_through(store: &Store, url: &Url, size: u64, mut take: impl FnMut(&[u8])) -> Result<u64> {
-    let object = Object { size, ..Object::default() };
-    for piece in store.pieces(url, &object, 0..size) {
-        piece?.iter().for_each(|chunk| take(chunk));
-    }
-    Ok(size)
 }

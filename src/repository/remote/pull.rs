@@ -1,8 +1,8 @@
-//! Fetching a bundle from S3 into a folder: whole or not at all, going on where an earlier attempt stopped.
+//! Fetching a bundle from S3 into a folder, atomically; an interrupted fetch is resumed.
 
 use std::{
-    fs::{self, File, OpenOptions},
-    io::{Read, Seek, SeekFrom, Write},
+    fs::{self, OpenOptions},
+    io::{Seek, SeekFrom, Write},
     path::Path,
 };
 
@@ -19,10 +19,10 @@ use crate::{
     },
 };
 
-/// Fetches `bundle` into the folder `out`; `false` where it was there already.
+/// Fetches `bundle` into the folder `out`; `false` if the folder already contains it.
 ///
-/// A bundle that is there is replaced, any other folder is refused. What an interrupted attempt fetched is next to it,
-/// and is used.
+/// Another bundle is replaced, any other folder is refused. Until it is complete, the bundle is in a folder next to
+/// `out`, from which the next attempt resumes.
 pub fn pull(bundle: &Bundle, out: &Path, meter: &dyn Meter) -> Result<bool> {
     if let Ok(known) = Bundle::open(out)
         && known.digest() == bundle.digest()
@@ -38,13 +38,13 @@ pub fn pull(bundle: &Bundle, out: &Path, meter: &dyn Meter) -> Result<bool> {
     Ok(true)
 }
 
-/// The bundle as a folder of `cache`, fetched if it is not there. Several processes may do so at once.
+/// The bundle in the folder `cache`, fetched if necessary. Several processes may do this at the same time.
 pub fn cached(bundle: &Bundle, cache: &Path) -> Result<Bundle> {
     let folder = cache.join(bundle.digest());
     if !folder.join(MANIFEST).is_file() {
         let partial = beside(&folder, &Uuid::new_v4().to_string());
         fetch(bundle, &partial, &())?;
-        // Whoever was first has put the same there.
+        // Another process may have fetched the same bundle first.
         if fs::rename(&partial, &folder).is_err() {
             let _ = fs::remove_dir_all(&partial);
         }
@@ -52,7 +52,7 @@ pub fn cached(bundle: &Bundle, cache: &Path) -> Result<Bundle> {
     Bundle::open(&folder)
 }
 
-/// Fetches every file into `folder`, the manifest last.
+/// Fetches all files into `folder`, the manifest last.
 fn fetch(bundle: &Bundle, folder: &Path, meter: &dyn Meter) -> Result<()> {
     let Home::S3(store, url) = bundle.home() else {
         return Err(Error::config(format!(
@@ -81,16 +81,17 @@ fn fetch(bundle: &Bundle, folder: &Path, meter: &dyn Meter) -> Result<()> {
 
 fn fetch_file(store: &Store, url: &Url, file: &manifest::File, path: &Path, meter: &dyn Meter) -> Result<()> {
     let failed = || Error::io(format!("cannot write `{}`", path.display()));
-    let mut target =
-        OpenOptions::new().create(true).read(true).write(true).truncate(false).open(path).map_err(failed())?;
-    let (mut hash, mut known) = hash_of(&mut target).map_err(failed())?;
+    let target = OpenOptions::new().create(true).read(true).write(true).truncate(false).open(path);
+    let mut target = target.map_err(failed())?;
+    let mut hash = blake3::Hasher::new();
+    let mut known = hash.update_reader(&mut target).map_err(failed())?.count();
     if known > file.size || known == file.size && hash.finalize().to_hex().as_str() != file.blake3 {
         target.set_len(0).and_then(|()| target.seek(SeekFrom::Start(0))).map_err(failed())?;
         (hash, known) = (blake3::Hasher::new(), 0);
     }
     meter.advance(known);
     let object = Object { size: file.size, ..Object::default() };
-    for piece in store.pieces(url, &object, known..file.size) {
+    for piece in store.pieces(url, &object, known..file.size)? {
         for chunk in piece? {
             target.write_all(&chunk).map_err(failed())?;
             hash.update(&chunk);
@@ -101,24 +102,11 @@ fn fetch_file(store: &Store, url: &Url, file: &manifest::File, path: &Path, mete
     if digest.as_str() == file.blake3 {
         return Ok(());
     }
-    // Begun afresh the next time.
+    // The next attempt starts from the beginning.
     let _ = fs::remove_file(path);
     Err(Error::model(format!(
         "expected `{url}` to have the BLAKE3 {}, but found {digest}; fetch it again, and push it again if that \
          does not help",
         file.blake3
     )))
-}
-
-/// The hash and the length of what is in a file, which is left at its end.
-fn hash_of(file: &mut File) -> std::io::Result<(blake3::Hasher, u64)> {
-    let (mut hash, mut size, mut piece) = (blake3::Hasher::new(), 0, vec![0; 64 * 1024]);
-    loop {
-        let read = file.read(&mut piece)?;
-        if read == 0 {
-            return Ok((hash, size));
-        }
-        size += read as u64;
-        hash.update(&piece[..read]);
-    }
 }

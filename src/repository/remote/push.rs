@@ -1,4 +1,4 @@
-//! Sending a bundle to S3: in parts side by side, going on where an earlier attempt stopped.
+//! Uploading a bundle to S3, in parallel parts; an interrupted upload is resumed.
 
 use std::{
     collections::BTreeMap,
@@ -26,27 +26,29 @@ use crate::{
     },
 };
 
-/// What one request sends. S3 takes 10,000 parts: files of up to 80 GB.
+/// The size of a part. S3 accepts 10,000 parts, which is 80 GB per file.
 const PART_BYTES: u64 = 8 * 1024 * 1024;
-/// Requests under way at once.
+/// Parts that are uploaded at once.
 const PARALLEL: usize = 4;
 
-/// What came of a push.
+/// The outcome of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pushed {
-    /// The bundle was sent.
+    /// Files were uploaded.
     Sent,
-    /// It was there already.
+    /// The prefix already contained the bundle.
     Known,
 }
 
-/// Sends `bundle`, a folder of this machine, to `<prefix>/<name>/<digest>/` and lets `latest` name it.
+/// Uploads a local bundle to `PREFIX/NAME/DIGEST/` and points `latest` to it.
 ///
-/// - What is written is readable only once the manifest is there, which comes last.
-/// - Objects that no push wrote are an error: a `latest` that holds no digest, another file in place of the manifest.
-/// - Of a bundle that is there, files that are missing are sent again.
-/// - Where `latest` was moved by somebody else meanwhile, it stays as they left it, and that is an error.
-/// - `notes` is a folder for remembering what was sent, should this be interrupted.
+/// - The manifest is written last; a bundle without one cannot be opened.
+/// - Existing files are skipped, missing ones of an existing bundle are uploaded.
+/// - `notes` is a local folder for the state of the upload, for resuming it.
+///
+/// # Errors
+/// - An object that `push` did not write: a `latest` without a digest, or another file instead of the manifest.
+/// - Another process changed `latest` during the push; it is not overwritten.
 pub fn push(store: &Store, bundle: &Bundle, prefix: &Url, notes: &Path, meter: &dyn Meter) -> Result<Pushed> {
     let name = prefix.join(&bundle.manifest().name);
     let (place, latest) = (name.join(bundle.digest()), name.join(LATEST));
@@ -55,7 +57,7 @@ pub fn push(store: &Store, bundle: &Bundle, prefix: &Url, notes: &Path, meter: &
         digest_in(bytes, &latest)?;
     }
     let manifest = place.join(MANIFEST);
-    let is_there = match store.read(&manifest)? {
+    let has_manifest = match store.read(&manifest)? {
         None => false,
         Some((bytes, _)) if hex(&Sha256::digest(&bytes)) == bundle.digest() => true,
         Some(_) => {
@@ -65,10 +67,10 @@ pub fn push(store: &Store, bundle: &Bundle, prefix: &Url, notes: &Path, meter: &
         }
     };
     let mut pushed = send_files(store, bundle, &place, notes, meter)?;
-    if !is_there {
+    if !has_manifest {
         let path = bundle.path(MANIFEST);
         let text = fs::read(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
-        // Somebody else may have written the same; it is the same, since its digest is in its name.
+        // If another process wrote it first, it is the same manifest, since its digest is in its URL.
         store.put(&manifest, text, &Condition::IsAbsent, &BTreeMap::new())?;
         pushed = Pushed::Sent;
     }
@@ -81,15 +83,15 @@ pub fn push(store: &Store, bundle: &Bundle, prefix: &Url, notes: &Path, meter: &
         let now = store.read(&latest)?;
         if now.is_none_or(|(digest, _)| digest != bundle.digest()) {
             return Err(Error::config(format!(
-                "expected `{latest}` to stay as it was during the push, but somebody else moved it; \
-                 the bundle is at `{place}`: push it again to move `latest` to it"
+                "expected `{latest}` to stay as it was during the push, but another process changed it; \
+                 the bundle is at `{place}`: push it again to point `latest` to it"
             )));
         }
     }
     Ok(pushed)
 }
 
-/// A file on its way, and what the server has of it.
+/// A file that is being uploaded.
 struct Sending<'a> {
     file: &'a manifest::File,
     source: File,
@@ -97,7 +99,7 @@ struct Sending<'a> {
     note: Note,
 }
 
-/// Sends the files that the server lacks.
+/// Uploads the files that the store lacks.
 fn send_files(
     store: &Store,
     bundle: &Bundle,
@@ -108,7 +110,7 @@ fn send_files(
     let mut missing = Vec::new();
     for file in &bundle.manifest().files {
         let target = place.join(&file.name);
-        if !is_there(store, file, &target)? {
+        if !is_stored(store, file, &target)? {
             missing.push((file, target));
         }
     }
@@ -122,7 +124,7 @@ fn send_files(
         let path = bundle.path(&file.name);
         let source = File::open(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
         let note = Note::take_up(store, notes, &target, file)?;
-        meter.advance(note.known());
+        meter.advance(note.uploaded_bytes());
         sending.push(Sending { file, source, target, note });
     }
     let mut parts: Vec<(usize, i32)> = Vec::new();
@@ -133,7 +135,7 @@ fn send_files(
     let work = || {
         while let Some((place, number)) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
             sending[*place].send_part(store, *number, meter).inspect_err(|_| {
-                // The others need not begin anything more.
+                // Stops the other workers.
                 next.store(parts.len(), Ordering::Relaxed);
             })?;
         }
@@ -141,15 +143,15 @@ fn send_files(
     };
     thread::scope(|scope| {
         let workers: Vec<_> = (0..PARALLEL).map(|_| scope.spawn(work)).collect();
-        let panicked = |_| Err(Error::model("sending the bundle panicked"));
+        let panicked = |_| Err(Error::model("uploading the bundle panicked"));
         workers.into_iter().try_for_each(|worker| worker.join().unwrap_or_else(panicked))
     })?;
     sending.into_iter().try_for_each(|sending| sending.finish(store))?;
     Ok(Pushed::Sent)
 }
 
-/// Whether the server has the file, whole.
-fn is_there(store: &Store, file: &manifest::File, target: &Url) -> Result<bool> {
+/// Whether the store has the complete file.
+fn is_stored(store: &Store, file: &manifest::File, target: &Url) -> Result<bool> {
     let object = store.head(target, None)?;
     Ok(object
         .is_some_and(|object| object.size == file.size && object.metadata.get(BLAKE3) == Some(&file.blake3)))
@@ -163,7 +165,7 @@ impl Sending<'_> {
             .read_exact_at(&mut bytes, start)
             .map_err(Error::io(format!("cannot read `{}`", self.file.name)))?;
         let size = bytes.len() as u64;
-        let part = store.upload(&self.note.upload, number, bytes)?.ok_or_else(|| self.forgotten())?;
+        let part = store.upload(&self.note.upload, number, bytes)?.ok_or_else(|| self.lost())?;
         self.note.add(part)?;
         meter.advance(size);
         Ok(())
@@ -171,22 +173,22 @@ impl Sending<'_> {
 
     fn finish(self, store: &Store) -> Result<()> {
         let parts = self.note.parts();
-        // Whoever else sends this bundle sends the same bytes: what is there may be replaced by it.
+        // Another process that pushes this bundle writes the same bytes, so that an existing object may be replaced.
         let is_done = store.complete(&self.note.upload, &parts, &Condition::None)?;
         self.note.forget();
-        if is_done || is_there(store, self.file, &self.target)? { Ok(()) } else { Err(self.forgotten()) }
+        if is_done || is_stored(store, self.file, &self.target)? { Ok(()) } else { Err(self.lost()) }
     }
 
-    fn forgotten(&self) -> Error {
+    fn lost(&self) -> Error {
         self.note.forget();
         Error::model(format!(
-            "the server no longer knows of the upload of `{}`; push the bundle again",
+            "expected the upload of `{}` to exist, but the server does not have it any more; push the bundle again",
             self.target
         ))
     }
 }
 
-/// What is remembered on this machine of a file that is being sent.
+/// The state of an upload, in a local file.
 struct Note {
     path: PathBuf,
     upload: Multipart,
@@ -201,12 +203,12 @@ struct Written {
 }
 
 impl Note {
-    /// What an earlier attempt left, or the beginning of a new one.
+    /// Resumes the upload of an earlier attempt, or begins one.
     fn take_up(store: &Store, notes: &Path, target: &Url, file: &manifest::File) -> Result<Self> {
         let path = notes.join(format!("{}.json", blake3::hash(target.to_string().as_bytes()).to_hex()));
         let written = fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Written>(&text).ok());
         if let Some(Written { upload, part_bytes: PART_BYTES, parts }) = written
-            && store.knows(&upload)?
+            && store.has_upload(&upload)?
         {
             return Ok(Self { path, upload, parts: Mutex::new(parts) });
         }
@@ -220,12 +222,12 @@ impl Note {
         parts
     }
 
-    /// The bytes that the server has.
-    fn known(&self) -> u64 {
+    /// The uploaded bytes.
+    fn uploaded_bytes(&self) -> u64 {
         self.parts().iter().map(|part| part.size).sum()
     }
 
-    /// The numbers of the parts that it lacks; an empty file is one empty part.
+    /// The numbers of the parts that are not uploaded; an empty file has one empty part.
     fn missing(&self, file: &manifest::File) -> impl Iterator<Item = i32> + use<> {
         let known: Vec<i32> = self.parts().iter().map(|part| part.number).collect();
         (1..=file.size.div_ceil(PART_BYTES).max(1) as i32).filter(move |number| !known.contains(number))
@@ -236,7 +238,7 @@ impl Note {
         parts.push(part);
         let written = Written { upload: self.upload.clone(), part_bytes: PART_BYTES, parts: parts.clone() };
         let text = serde_json::to_vec(&written)
-            .map_err(|error| Error::model_because("what was sent cannot be noted", error))?;
+            .map_err(|error| Error::model_because("the state of the upload cannot be written", error))?;
         let failed = || Error::io(format!("cannot write `{}`", self.path.display()));
         let folder = self.path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder).map_err(failed())?;
@@ -245,7 +247,7 @@ impl Note {
     }
 
     fn forget(&self) {
-        // A note of an upload that is over is found out when it is taken up.
+        // A leftover note is ignored, since its upload does not exist.
         let _ = fs::remove_file(&self.path);
     }
 }

@@ -1,0 +1,202 @@
+//! The Lambda function for batch jobs.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use super::{
+    distributed_map::{self, Batch, Join},
+    event::{self, Message, ObjectEvent},
+    job::{Ended, Job},
+    location::{Existing, JobInput, JobOutput},
+    rules::Rules,
+};
+use crate::{
+    config::Config,
+    error::{Error, Result},
+    model::Model,
+    repository::s3::{Store, Url},
+};
+
+/// Handles events about objects in S3.
+#[derive(Debug)]
+pub struct Handler {
+    rules: Rules,
+    store: Store,
+    interval: Duration,
+    margin: Duration,
+}
+
+/// The result for an object.
+#[derive(Debug)]
+enum Outcome {
+    Ended(Box<Ended>),
+    /// There was nothing to do, for this reason.
+    Skipped(&'static str),
+}
+
+impl Outcome {
+    fn is_unfinished(&self) -> bool {
+        matches!(self, Self::Ended(ended) if matches!(**ended, Ended::Unfinished(_)))
+    }
+
+    fn log(&self, url: &Url) {
+        match self {
+            Self::Skipped(reason) => tracing::info!(%url, reason, "skipped"),
+            Self::Ended(ended) => match &**ended {
+                Ended::Known => tracing::info!(%url, "the output exists"),
+                Ended::Unfinished(progress) => tracing::info!(%url, rows = progress.rows, "unfinished"),
+                Ended::Done(report) => {
+                    let (progress, error) = (&report.progress, &report.error);
+                    tracing::info!(%url, rows = progress.rows, seconds = progress.seconds, error, "done");
+                }
+            },
+        }
+    }
+
+    /// The result for a state machine.
+    fn json(&self) -> Value {
+        match self {
+            Self::Skipped(reason) => json!({ "status": "skipped", "reason": reason }),
+            Self::Ended(ended) => match &**ended {
+                Ended::Known => json!({ "status": "known" }),
+                Ended::Unfinished(progress) => json!({ "status": "unfinished", "rows": progress.rows }),
+                Ended::Done(report) => json!(report),
+            },
+        }
+    }
+}
+
+impl Handler {
+    /// A handler for the rules in `config`.
+    pub fn new(models: Vec<Model>, config: &Config) -> Result<Self> {
+        Ok(Self {
+            rules: Rules::new(models, &config.batch)?,
+            store: Store::new(config.s3.timeout()),
+            interval: Duration::from_millis(config.batch.save_ms),
+            margin: Duration::from_millis(config.batch.margin_ms),
+        })
+    }
+
+    /// Handles an event until shortly before `deadline`.
+    ///
+    /// - For an event of a queue, the result lists the messages that failed or whose job is unfinished, so that the
+    ///   queue repeats them.
+    /// - For a task of a state machine, the result is the status of the job.
+    /// - Other events that have to be repeated are errors.
+    pub async fn handle(&self, event: Value, deadline: Option<Instant>) -> Result<Value> {
+        let until = deadline.map(|deadline| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // At least half of the time is for rows; otherwise, the job would never end.
+            deadline.checked_sub(self.margin.min(left / 2)).unwrap_or(deadline)
+        });
+        if let Some(join) = Join::of(&event)? {
+            return distributed_map::join(&self.rules, &self.store, &join).await;
+        }
+        if let Some(batch) = Batch::of(&event)? {
+            return match batch.listed() {
+                Some(urls) => self.listed(urls, until).await,
+                None => distributed_map::process_batch(&self.rules, &self.store, &batch).await,
+            };
+        }
+        if let Some(url) = event.get("input").and_then(Value::as_str) {
+            return Ok(self.object(&ObjectEvent::new(url.parse()?), until).await?.json());
+        }
+        let messages = event::messages(&event);
+        let is_queue = messages.iter().any(|message| message.id.is_some());
+        let mut failures = Vec::new();
+        for message in messages {
+            let id = message.id.clone();
+            if let Err(error) = self.message(message, until).await {
+                if !is_queue {
+                    return Err(error);
+                }
+                tracing::error!(message = id, error = error.chain(), "the queue will repeat the message");
+                failures.push(json!({ "itemIdentifier": id }));
+            }
+        }
+        Ok(if is_queue { json!({ "batchItemFailures": failures }) } else { json!({ "status": "done" }) })
+    }
+
+    /// Handles a message; an error if it has to be repeated.
+    async fn message(&self, message: Message, until: Option<Instant>) -> Result<()> {
+        for object in message.objects? {
+            if until.is_some_and(|until| Instant::now() >= until)
+                || self.object(&object, until).await?.is_unfinished()
+            {
+                return Err(unfinished(&object.url));
+            }
+        }
+        Ok(())
+    }
+
+    /// Handles the objects of a listing.
+    async fn listed(&self, urls: Vec<Url>, until: Option<Instant>) -> Result<Value> {
+        let mut outcomes = Vec::new();
+        for url in urls {
+            let outcome = self.object(&ObjectEvent::new(url.clone()), until).await?;
+            if outcome.is_unfinished() {
+                return Err(unfinished(&url));
+            }
+            outcomes.push(outcome.json());
+        }
+        Ok(Value::from(outcomes))
+    }
+
+    async fn object(&self, object: &ObjectEvent, until: Option<Instant>) -> Result<Outcome> {
+        let outcome = self.run(object, until).await?;
+        outcome.log(&object.url);
+        Ok(outcome)
+    }
+
+    async fn run(&self, event: &ObjectEvent, until: Option<Instant>) -> Result<Outcome> {
+        let url = &event.url;
+        if url.key.ends_with('/') {
+            return Ok(Outcome::Skipped("its key is that of a folder"));
+        }
+        if !self.rules.is_input(url) {
+            return Ok(Outcome::Skipped("it has no input prefix"));
+        }
+        let output = self.rules.output(url)?;
+        let Some(object) = self.store.head(url, event.version.as_deref())? else {
+            return Ok(Outcome::Skipped("it was deleted"));
+        };
+        let etag = object.etag.trim_matches('"');
+        if event.version.is_none() && event.etag.as_ref().is_some_and(|expected| expected != etag) {
+            return Ok(Outcome::Skipped("it was replaced, which is another event"));
+        }
+        let (model, parameters, error) = match self.rules.model(url, &object) {
+            Ok((model, parameters)) => (model, parameters, None),
+            Err(error) => match self.rules.fallback(url)? {
+                (Some(model), parameters) => (model.clone(), parameters, Some(error)),
+                (None, _) => return Err(error),
+            },
+        };
+        let job = Job {
+            input: JobInput::Object(self.store.clone(), url.clone(), object),
+            output: JobOutput::Object(self.store.clone(), output),
+            model,
+            parameters,
+            watcher: Arc::new(()),
+            until,
+            interval: self.interval,
+            existing: Existing::default(),
+        };
+        let ended = match error {
+            None => job.run().await?,
+            Some(error) => job.fail(error)?,
+        };
+        Ok(Outcome::Ended(Box::new(ended)))
+    }
+}
+
+/// The error that makes the sender repeat an event.
+fn unfinished(url: &Url) -> Error {
+    Error::Io {
+        action: format!("expected `{url}` to be done in time, but it is not; the next run resumes it"),
+        source: std::io::Error::new(std::io::ErrorKind::TimedOut, "time is up"),
+    }
+}

@@ -1,0 +1,207 @@
+//! Local outputs. The checkpoint is replaced by renaming, and a lock limits a job to one process.
+
+use std::{
+    fs::{self, File, OpenOptions, TryLockError},
+    io,
+    os::unix::fs::{FileExt, MetadataExt},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use uuid::Uuid;
+
+use super::{
+    checkpoint::{Checkpoint, Storage},
+    files::{digest, lookup, remove, rename_new},
+    output_file::OutputFile,
+    report_file,
+    state::{State, encode},
+};
+use crate::error::{Error, Result};
+
+/// Attempts to claim a job while another process finishes or starts a job for the same output.
+const TRIES: usize = 20;
+/// The size of a part.
+pub(super) const PART_BYTES: usize = 4 * 1024 * 1024;
+
+struct LocalStorage {
+    output: OutputFile,
+    /// The output so far, locked; `None` after it got its name.
+    file: Option<File>,
+}
+
+/// The unfinished output of a job.
+enum Partial {
+    Open(File),
+    /// The output is complete and has its name.
+    Named,
+    /// There is nothing to resume: the output was moved or changed, or is not to be resumed.
+    Missing,
+}
+
+/// Claims the job that writes `output`, and resumes or starts it.
+///
+/// # Errors
+/// Another process has the job, or the unfinished job for this output is another one.
+pub(super) fn claim(
+    output: OutputFile,
+    job: &str,
+    is_resumable: bool,
+    interval: Duration,
+) -> Result<Box<Checkpoint>> {
+    let holder = Uuid::new_v4().to_string();
+    let folder = output.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(folder) = folder {
+        fs::create_dir_all(folder).map_err(Error::io(format!("cannot create `{}`", folder.display())))?;
+    }
+    let begin = |replaces| State { is_resumable, replaces, ..State::new(job, &holder) };
+    let mut replaces = report_file::known_digest(&output.path);
+    for _ in 0..TRIES {
+        let Some((state, bytes)) = output.read_checkpoint()? else {
+            output.refuse_leftovers()?;
+            match output.create(&output.checkpoint, &encode(&begin(replaces.clone()), &[])?) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+                created => created.map_err(output.failed())?,
+            };
+            continue;
+        };
+        let file = match open_partial(&output, &state)? {
+            Partial::Open(file) => Some(file),
+            Partial::Named => None,
+            Partial::Missing => {
+                remove(&output.checkpoint)?;
+                continue;
+            }
+        };
+        if let Some(file) = &file {
+            match file.try_lock() {
+                Err(TryLockError::WouldBlock) => return Err(output.busy()),
+                // Some file systems do not support locks.
+                Ok(()) | Err(TryLockError::Error(_)) => {}
+            }
+            let now = lookup(&output.partial)?.map(|found| found.ino());
+            let mine = file.metadata().map_err(output.failed())?.ino();
+            let is_current = output.read_checkpoint()?.is_some_and(|(_, now)| now == bytes);
+            if now != Some(mine) || !is_current {
+                continue;
+            }
+        }
+        let starts_over = output.existing.restart || !state.is_resumable || state.bytes == 0;
+        let mut state = match (state.job == job, starts_over, &file) {
+            (_, true, Some(_)) => begin(state.replaces),
+            (true, ..) => state,
+            (false, _, None) => {
+                // The other job is complete except for its report.
+                replaces = state.digest;
+                remove(&output.checkpoint)?;
+                continue;
+            }
+            (false, false, Some(_)) => return Err(output.other_job()),
+        };
+        state.holder.clone_from(&holder);
+        state.sequence += 1;
+        if let Some(file) = &file {
+            let length = file.metadata().map_err(output.failed())?.len();
+            if length < state.bytes {
+                return Err(output.damaged(&format!("{} bytes", state.bytes), &format!("{length}")));
+            }
+            file.set_len(state.bytes).map_err(output.failed())?;
+        }
+        let mut storage = LocalStorage { output, file };
+        storage.write(&state, encode(&state, &[])?)?;
+        return Ok(Checkpoint::new(Box::new(storage), state, Vec::new(), interval));
+    }
+    Err(output.busy())
+}
+
+fn open_partial(output: &OutputFile, state: &State) -> Result<Partial> {
+    match lookup(&output.partial)? {
+        Some(found) if !found.is_file() => Err(output.unexpected(&output.partial)),
+        Some(_) => {
+            let file = OpenOptions::new().read(true).write(true).open(&output.partial);
+            file.map(Partial::Open).map_err(output.failed())
+        }
+        None if state.bytes == 0 => match output.create(&output.partial, &[]) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(output.busy()),
+            created => created.map(Partial::Open).map_err(output.failed()),
+        },
+        None if state.is_whole => {
+            let is_there = lookup(&output.path)?.is_some_and(|found| found.is_file())
+                && Some(digest(&output.path)?) == state.digest;
+            Ok(if is_there { Partial::Named } else { Partial::Missing })
+        }
+        None if output.existing.restart || !state.is_resumable => Ok(Partial::Missing),
+        None => Err(output.damaged("the output so far", "none")),
+    }
+}
+
+impl Storage for LocalStorage {
+    fn begin(&self, _: &mut State) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn part_bytes(&self, _: &State) -> usize {
+        PART_BYTES
+    }
+
+    fn accepts_small_parts(&self) -> bool {
+        true
+    }
+
+    fn append(&self, state: &mut State, bytes: Vec<u8>) -> Result<()> {
+        if let Some(file) = &self.file {
+            // A checkpoint must not be more durable than the output.
+            let written = file.write_all_at(&bytes, state.bytes).and_then(|()| file.sync_data());
+            written.map_err(self.output.failed())?;
+        }
+        state.bytes += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn write(&mut self, _: &State, checkpoint: Bytes) -> Result<()> {
+        let OutputFile { checkpoint: path, next, .. } = &self.output;
+        let written = self.output.create(next, &checkpoint).or_else(|error| match error.kind() {
+            // A process was killed before it renamed the file.
+            io::ErrorKind::AlreadyExists => {
+                fs::remove_file(next).and_then(|()| self.output.create(next, &checkpoint))
+            }
+            _ => Err(error),
+        });
+        written.and_then(|_| fs::rename(next, path)).map_err(self.output.failed())
+    }
+
+    fn digest(&self) -> Result<Option<String>> {
+        digest(if self.file.is_some() { &self.output.partial } else { &self.output.path }).map(Some)
+    }
+
+    fn complete(&self, _: &State) -> Result<()> {
+        let OutputFile { path, partial, .. } = &self.output;
+        if self.file.is_none() || lookup(partial)?.is_none() {
+            return Ok(());
+        }
+        self.output.check_replaceable()?;
+        let named = match lookup(path)? {
+            Some(_) => fs::rename(partial, path).or_else(|error| match error.kind() {
+                // A mounted file, as in a container, cannot be replaced.
+                io::ErrorKind::ResourceBusy | io::ErrorKind::CrossesDevices => {
+                    fs::copy(partial, path).and_then(|_| fs::remove_file(partial))
+                }
+                _ => Err(error),
+            }),
+            None => rename_new(partial, path),
+        };
+        named.map_err(self.output.failed())
+    }
+
+    fn forget(&self) -> Result<()> {
+        remove(&self.output.next)?;
+        remove(&self.output.checkpoint)
+    }
+
+    fn abandon(&self, _: &State) -> Result<()> {
+        if self.file.is_some() {
+            remove(&self.output.partial)?;
+        }
+        self.forget()
+    }
+}

@@ -1,0 +1,250 @@
+//! Running a model on texts. A text that fails does not affect the others.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    answer::{Answer, Answers, ErrorKind, Kind, RowError},
+    parameters::Parameters,
+};
+use crate::{
+    backend::Deadline,
+    error::{Error, Result},
+    model::{Model, Pipeline},
+    pipeline::{
+        Input, Usage,
+        embedding::EmbeddingOptions,
+        generation::GenerationOptions,
+        ranking::RankingOptions,
+        scores::descending,
+        translation::{RequestedLanguages, TranslationOptions},
+        zero_shot::{Labels, TEMPLATE, Template, ZeroShotOptions},
+    },
+    tokenizer::{Side, Truncation},
+};
+
+/// For the rows of one chunk; the job as a whole has no timeout.
+const TIMEOUT: Duration = Duration::from_secs(600);
+/// Of zero-shot classification, which runs the model once per row and label.
+const MAX_LABELS: usize = 100;
+
+/// A model with the options of a job.
+#[derive(Clone, Debug)]
+pub(super) struct Predictor {
+    model: Model,
+    task: Task,
+}
+
+#[derive(Clone, Debug)]
+enum Task {
+    Embedding(EmbeddingOptions),
+    Classification { truncation: Truncation, labels: Vec<Arc<str>> },
+    ZeroShot { options: ZeroShotOptions, labels: Vec<Arc<str>> },
+    Ranking { query: String, options: RankingOptions },
+    Translation(Box<TranslationOptions>),
+}
+
+impl Predictor {
+    /// Checks that the model supports the parameters.
+    pub(super) fn new(model: Model, parameters: &Parameters) -> Result<Self> {
+        let truncation = match parameters.truncate {
+            Some(false) => Truncation::Off,
+            _ => Truncation::At(Side::Right),
+        };
+        let shared = |labels: &[String]| labels.iter().map(|label| label.as_str().into()).collect();
+        let task = match &model.pipeline {
+            Pipeline::Embedding(pipeline) => {
+                pipeline.prompt(parameters.prompt.as_deref())?;
+                pipeline.check_dimensions(parameters.dimensions)?;
+                Task::Embedding(EmbeddingOptions {
+                    truncation,
+                    normalize: parameters.normalize,
+                    prompt_name: parameters.prompt.clone(),
+                    dimensions: parameters.dimensions,
+                    max_values: usize::MAX,
+                })
+            }
+            Pipeline::Classification(pipeline) => {
+                Task::Classification { truncation, labels: shared(&pipeline.settings().labels) }
+            }
+            Pipeline::ZeroShot(_) => {
+                if parameters.labels.is_empty() {
+                    return Err(Error::invalid(format!(
+                        "expected `labels` for `{}`, which is for `{}`, but found none",
+                        model.name, model.manifest.task
+                    )));
+                }
+                let template = parameters.template.clone().unwrap_or_else(|| TEMPLATE.to_owned());
+                let labels = Labels::new(parameters.labels.clone(), MAX_LABELS)?;
+                let names = shared(labels.as_slice());
+                let multi_label = parameters.multi_label.unwrap_or(false);
+                let options = ZeroShotOptions { labels, template: Template::new(template)?, multi_label };
+                Task::ZeroShot { options, labels: names }
+            }
+            Pipeline::Ranking(_) => {
+                let query = parameters.query.clone().filter(|query| !query.trim().is_empty());
+                let query = query.ok_or_else(|| {
+                    Error::invalid(format!(
+                        "expected a `query` for `{}`, which is for `{}`, but found none",
+                        model.name, model.manifest.task
+                    ))
+                })?;
+                Task::Ranking { query, options: RankingOptions { truncation, raw_scores: false } }
+            }
+            Pipeline::Translation(pipeline) => {
+                let (source, target) = (&parameters.source_language, &parameters.target_language);
+                let wanted = RequestedLanguages { source: source.as_deref(), target: target.as_deref() };
+                pipeline.check_languages(wanted).map_err(|error| {
+                    Error::invalid(format!("{error}; see `source-language` and `target-language`"))
+                })?;
+                Task::Translation(Box::new(TranslationOptions {
+                    source: source.clone(),
+                    target: target.clone(),
+                    split: None,
+                    truncate: parameters.truncate.unwrap_or(true),
+                    clean_up_spaces: false,
+                    generation: GenerationOptions::default(),
+                    max_sentences: usize::MAX,
+                }))
+            }
+        };
+        Ok(Self { model, task })
+    }
+
+    /// The kind of the answers.
+    pub(super) fn kind(&self) -> Kind {
+        match self.task {
+            Task::Embedding(_) => Kind::Embedding,
+            Task::Classification { .. } => Kind::Label,
+            Task::ZeroShot { .. } => Kind::Labels,
+            Task::Ranking { .. } => Kind::Score,
+            Task::Translation(_) => Kind::Translation,
+        }
+    }
+
+    /// Runs the model on the texts.
+    ///
+    /// If the model fails for each of several texts, the cause is not the texts, and the result is an error.
+    pub(super) async fn predict(&self, texts: Vec<Result<String, RowError>>) -> Result<Answers> {
+        let mut answers = Answers::default();
+        let (mut valid, mut places) = (Vec::new(), Vec::new());
+        for (place, text) in texts.into_iter().enumerate() {
+            answers.results.push(match text {
+                // A text of spaces is valid, as it is over HTTP.
+                Ok(text) if text.is_empty() => {
+                    Err(RowError::new(ErrorKind::Text, "expected a text, but found an empty one"))
+                }
+                Ok(text) => {
+                    valid.push(text);
+                    places.push(place);
+                    // Replaced below.
+                    Ok(Answer::Score(0.0))
+                }
+                Err(error) => Err(error),
+            });
+        }
+        if valid.is_empty() {
+            return Ok(answers);
+        }
+        // Boxed, since the futures of the tasks are large.
+        match Box::pin(self.run(valid.clone())).await {
+            Ok((found, usage)) => {
+                count(&mut answers, &usage);
+                for (place, answer) in places.into_iter().zip(found) {
+                    answers.results[place] = Ok(answer);
+                }
+            }
+            Err(error) if valid.len() == 1 && !is_internal(&error) => {
+                answers.results[places[0]] = Err(RowError::new(ErrorKind::Input, error.to_string()));
+            }
+            Err(_) => self.predict_singly(valid, &places, &mut answers).await?,
+        }
+        Ok(answers)
+    }
+
+    async fn predict_singly(
+        &self,
+        texts: Vec<String>,
+        places: &[usize],
+        answers: &mut Answers,
+    ) -> Result<()> {
+        let mut failed = 0;
+        for (text, place) in texts.into_iter().zip(places) {
+            answers.results[*place] = match Box::pin(self.run(vec![text])).await {
+                Ok((mut found, usage)) => {
+                    count(answers, &usage);
+                    found.pop().ok_or_else(|| {
+                        RowError::new(ErrorKind::Model, "expected an answer, but the model returned none")
+                    })
+                }
+                Err(error) if is_internal(&error) => {
+                    failed += 1;
+                    if failed == places.len() {
+                        return Err(error);
+                    }
+                    Err(RowError::new(ErrorKind::Model, error.to_string()))
+                }
+                Err(error) => Err(RowError::new(ErrorKind::Input, error.to_string())),
+            };
+        }
+        Ok(())
+    }
+
+    async fn run(&self, texts: Vec<String>) -> Result<(Vec<Answer>, Usage)> {
+        let deadline = Deadline::within(TIMEOUT);
+        match (&self.model.pipeline, &self.task) {
+            (Pipeline::Embedding(pipeline), Task::Embedding(options)) => {
+                let inputs = texts.into_iter().map(Input::Text).collect();
+                let embeddings = pipeline.embed(inputs, options, deadline).await?;
+                Ok((embeddings.vectors.into_iter().map(Answer::Embedding).collect(), embeddings.usage))
+            }
+            (Pipeline::Classification(pipeline), Task::Classification { truncation, labels }) => {
+                let inputs = texts.into_iter().map(Input::Text).collect();
+                let logits = pipeline.logits(inputs, (*truncation).into(), deadline).await?;
+                let function = pipeline.settings().function;
+                let best = |row: &Vec<f32>| {
+                    let scores = function.apply(row);
+                    let best = descending(&scores)[0];
+                    Answer::Label { label: Arc::clone(&labels[best]), score: scores[best] }
+                };
+                Ok((logits.rows.iter().map(best).collect(), logits.usage))
+            }
+            (Pipeline::ZeroShot(pipeline), Task::ZeroShot { options, labels }) => {
+                let (rows, usage) = pipeline.score(&texts, options, deadline).await?;
+                let sorted = |scores: Vec<f32>| {
+                    let order = descending(&scores);
+                    let names = order.iter().map(|label| Arc::clone(&labels[*label])).collect();
+                    Answer::Labels {
+                        labels: names,
+                        scores: order.iter().map(|label| scores[*label]).collect(),
+                    }
+                };
+                Ok((rows.into_iter().map(sorted).collect(), usage))
+            }
+            (Pipeline::Ranking(pipeline), Task::Ranking { query, options }) => {
+                let (scores, usage) = pipeline.score(query.clone(), texts, *options, deadline).await?;
+                Ok((scores.into_iter().map(Answer::Score).collect(), usage))
+            }
+            (Pipeline::Translation(pipeline), Task::Translation(options)) => {
+                let translations = pipeline.translate(texts, options, deadline).await?;
+                let best = translations.texts.into_iter().map(|best_first| best_first.into_iter().next());
+                let answer =
+                    best.map(|best| Answer::Translation(best.map_or_else(String::new, |best| best.text)));
+                Ok((answer.collect(), translations.usage))
+            }
+            _ => Err(Error::inference_because(
+                "the task is not that of the model",
+                "it was another one when the job began",
+            )),
+        }
+    }
+}
+
+fn count(answers: &mut Answers, usage: &Usage) {
+    answers.tokens += usage.tokens as u64;
+    answers.truncated += usage.truncated.len() as u64;
+}
+
+/// Whether the text did not cause the error.
+fn is_internal(error: &Error) -> bool {
+    !matches!(error, Error::Malformed { .. } | Error::Invalid { .. } | Error::TooLarge { .. })
+}

@@ -1,0 +1,209 @@
+//! Reading, predicting and writing rows in parallel. A thread reads and a thread writes; a few chunks at a time are
+//! predicted in between, and stay in order.
+
+use std::{
+    future::Future,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Instant,
+};
+
+use futures::StreamExt;
+
+use super::{
+    answer::{Answers, RowError},
+    compression::Compression,
+    format::Format,
+    input::{Gauge, OpenInput},
+    rows::{Chunk, CsvReader, JsonLinesReader, ParquetReader, RowReader, Rows},
+    target::{Target, Writer},
+    watcher::Watcher,
+};
+use crate::error::{Error, Result};
+
+/// Chunks that are predicted at once, so that the threads of the model are busy at the end of a chunk.
+const CHUNKS_AT_ONCE: usize = 3;
+
+/// The rows of an input.
+pub(super) struct RowInput {
+    pub(super) reader: Box<dyn RowReader>,
+    pub(super) gauge: Gauge,
+    /// The size of the input in bytes, if it is known.
+    pub(super) size: Option<u64>,
+}
+
+impl RowInput {
+    /// The share of the input that was read, from 0 to 1.
+    pub(super) fn share(&self) -> Option<f64> {
+        self.reader.share().or_else(|| self.gauge.share(self.reader.position(), self.size))
+    }
+}
+
+/// The reader for an input of a format.
+pub(super) fn open_rows(
+    input: &OpenInput,
+    (format, compression): (Format, Compression),
+    column: Option<&str>,
+    gauge: &Gauge,
+) -> Result<Box<dyn RowReader>> {
+    Ok(match format {
+        Format::Parquet => Box::new(ParquetReader::new(input.clone(), column)?),
+        Format::Csv => Box::new(CsvReader::new(input.unpacked(compression, gauge)?, column)?),
+        Format::JsonLines => Box::new(JsonLinesReader::new(input.unpacked(compression, gauge)?, column)),
+    })
+}
+
+/// The reason why [`process`] ended.
+pub(super) enum End {
+    /// All rows are written.
+    Input,
+    /// The time is up, or the job was stopped.
+    Stopped,
+    /// Rows could not be read or predicted.
+    Rows(Error),
+    /// Rows could not be written.
+    Output(Error),
+}
+
+/// Processes all rows, until the time `until` or the future `stop`. Returns the writer, except if a stream is stopped,
+/// which may block forever; then, the result is the number of rows that were sent to it.
+pub(super) async fn process(
+    input: RowInput,
+    predict: impl AsyncFn(Vec<Result<String, RowError>>) -> Result<Answers>,
+    mut writer: Writer,
+    watcher: Arc<dyn Watcher>,
+    until: Option<Instant>,
+    mut stop: Pin<&mut impl Future<Output = ()>>,
+) -> Result<Result<(Writer, End), u64>> {
+    let started = Instant::now();
+    let before = writer.progress.seconds;
+    let is_stream = matches!(writer.target, Target::Stream(_));
+    let mut sent_rows = writer.progress.rows;
+    let is_over = Arc::new(AtomicBool::new(false));
+    let chunks = read(input, until, Arc::clone(&is_over));
+    let (predicted, to_write) = flume::bounded::<(Rows, Answers, Option<f64>)>(1);
+    let writing = thread::Builder::new().name("batch-writer".into()).spawn(move || {
+        let written = to_write.iter().try_for_each(|(rows, answers, share)| {
+            writer.progress.seconds = before + started.elapsed().as_secs_f64();
+            writer.write(rows, &answers)?;
+            watcher.advance(writer.progress.rows, share);
+            Ok(())
+        });
+        writer.progress.seconds = before + started.elapsed().as_secs_f64();
+        (writer, written)
+    });
+    let writing = writing.map_err(Error::io("cannot start a thread for the output"))?;
+    let predict = |chunk: Result<(Chunk, Option<f64>)>| async {
+        let (Chunk { texts, rows }, share) = chunk?;
+        Ok::<_, Error>((rows, predict(texts).await?, share))
+    };
+    let mut answers = chunks.into_stream().map(predict).buffered(CHUNKS_AT_ONCE);
+    let mut end = End::Input;
+    loop {
+        let next = async {
+            let Some(answer) = answers.next().await else { return Ok(None) };
+            let answer = answer?;
+            let rows = answer.1.results.len() as u64;
+            // If the writer has stopped, its error is returned below.
+            Ok::<_, Error>(predicted.send_async(answer).await.ok().map(|()| rows))
+        };
+        let next = tokio::select! {
+            biased;
+            () = &mut stop => {
+                end = End::Stopped;
+                break;
+            }
+            next = next => next,
+        };
+        match next {
+            Ok(Some(rows)) => sent_rows += rows,
+            Ok(None) => break,
+            Err(error) => {
+                end = End::Rows(error);
+                break;
+            }
+        }
+    }
+    drop((answers, predicted));
+    if is_stream && matches!(end, End::Stopped) {
+        return Ok(Err(sent_rows));
+    }
+    let joined = tokio::task::spawn_blocking(move || writing.join()).await;
+    let (writer, written) = joined.map_err(|_| panicked())?.map_err(|_| panicked())?;
+    let end = match (written, end) {
+        (Err(error), _) => End::Output(error),
+        (Ok(()), End::Input) if is_over.load(Ordering::Relaxed) => End::Stopped,
+        (Ok(()), end) => end,
+    };
+    Ok(Ok((writer, end)))
+}
+
+/// Reads on a thread until the end of the input or the time `until`, which sets `is_over`. Each chunk comes with the
+/// share of the input at its end.
+fn read(
+    mut input: RowInput,
+    until: Option<Instant>,
+    is_over: Arc<AtomicBool>,
+) -> flume::Receiver<Result<(Chunk, Option<f64>)>> {
+    let (chunks, read) = flume::bounded(1);
+    thread::spawn(move || {
+        loop {
+            if until.is_some_and(|until| Instant::now() >= until) {
+                is_over.store(true, Ordering::Relaxed);
+                return;
+            }
+            let Some(chunk) = catch_panic(|| input.reader.next()).transpose() else { return };
+            let chunk = chunk.map(|chunk| (chunk, input.share()));
+            let is_last = chunk.is_err();
+            if chunks.send(chunk).is_err() || is_last {
+                return;
+            }
+        }
+    });
+    read
+}
+
+pub(super) fn panicked() -> Error {
+    Error::inference_because("the job panicked", "the cause is in the log")
+}
+
+/// Converts a panic of a reader into an error. Parquet may panic on damaged files, and the rows before a panic must not
+/// be taken for the whole file.
+pub(super) fn catch_panic<T>(read: impl FnOnce() -> Result<T>) -> Result<T> {
+    let panicked = |_| {
+        Err(Error::invalid("expected a file that can be read, but found one that its reader breaks off at"))
+    };
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(panicked)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Cursor, Read, Result as Reading};
+
+    use super::*;
+    use crate::batch::rows::CHUNK_ROWS;
+
+    struct Panics;
+
+    impl Read for Panics {
+        fn read(&mut self, _: &mut [u8]) -> Reading<usize> {
+            panic!("made by the test")
+        }
+    }
+
+    #[test]
+    fn a_panic_of_a_reader_is_an_error() {
+        let lines = "{\"text\": \"a\"}\n".repeat(3 * CHUNK_ROWS);
+        let reader = Box::new(JsonLinesReader::new(Cursor::new(lines).chain(Panics), None));
+        let input = RowInput { reader, gauge: Gauge::default(), size: None };
+        let chunks: Vec<_> = read(input, None, Arc::default()).into_iter().collect();
+        let (last, before) = chunks.split_last().unwrap();
+        assert!(before.iter().all(Result::is_ok));
+        assert!(matches!(last, Err(Error::Invalid { .. })));
+    }
+}

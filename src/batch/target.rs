@@ -1,0 +1,94 @@
+//! The destination of rows with their answers.
+
+use std::{fs::File, io::Write};
+
+use super::{
+    answer::Answers, checkpoint::Checkpoint, local_storage::PART_BYTES, output::Pieces, report::Progress,
+    rows::Rows,
+};
+use crate::error::{Error, Result};
+
+/// The destination of the pieces of an output.
+pub(super) enum Target {
+    /// A pipe, a device or standard output.
+    Stream(File),
+    /// A file or an object, with a checkpoint.
+    Checkpoint(Box<Checkpoint>),
+    /// The pieces are kept until they are taken.
+    Memory,
+}
+
+/// Writes rows to a target.
+pub(super) struct Writer {
+    pub(super) target: Target,
+    pub(super) pieces: Pieces,
+    pub(super) progress: Progress,
+    /// Notes for the report.
+    pub(super) notes: Vec<String>,
+    /// Whether the input can be read again.
+    pub(super) is_resumable: bool,
+}
+
+impl Writer {
+    /// Writes rows, and saves the job if it is time.
+    pub(super) fn write(&mut self, rows: Rows, answers: &Answers) -> Result<()> {
+        self.pieces.write(rows, &answers.results)?;
+        self.progress.add(answers);
+        self.progress.name_columns(self.pieces.columns());
+        match &mut self.target {
+            Target::Stream(file) if self.pieces.is_plain() || self.pieces.size() >= PART_BYTES => {
+                append(file, &self.pieces.take()?)
+            }
+            Target::Stream(_) | Target::Memory => Ok(()),
+            Target::Checkpoint(checkpoint) => {
+                checkpoint.begin()?;
+                if self.pieces.size() >= checkpoint.part_bytes() {
+                    let bytes = self.pieces.take()?;
+                    checkpoint.send(bytes, &mut self.pieces, &self.progress)
+                } else if checkpoint.is_due() {
+                    checkpoint.save(&mut self.pieces, &self.progress)
+                } else {
+                    Ok(())
+                }
+            }
+        }
+    }
+
+    /// Saves a job that is stopped; one that cannot resume is abandoned.
+    pub(super) fn pause(mut self) -> Result<Progress> {
+        match &mut self.target {
+            Target::Checkpoint(checkpoint) if self.is_resumable => {
+                checkpoint.begin()?;
+                checkpoint.save(&mut self.pieces, &self.progress)?;
+            }
+            _ => self.abandon_unresumable()?,
+        }
+        Ok(self.progress)
+    }
+
+    /// Abandons a job that cannot resume.
+    pub(super) fn abandon_unresumable(&self) -> Result<()> {
+        match &self.target {
+            Target::Checkpoint(checkpoint) if !self.is_resumable => checkpoint.abandon(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes the end of the output and completes it.
+    pub(super) fn finish(&mut self) -> Result<()> {
+        let bytes = self.pieces.take_last()?;
+        self.progress.name_columns(self.pieces.columns());
+        match &mut self.target {
+            Target::Stream(file) => append(file, &bytes),
+            Target::Checkpoint(checkpoint) => {
+                checkpoint.begin()?;
+                checkpoint.finish(bytes, &mut self.pieces, &self.progress)
+            }
+            Target::Memory => Ok(()),
+        }
+    }
+}
+
+fn append(file: &mut File, bytes: &[u8]) -> Result<()> {
+    file.write_all(bytes).map_err(Error::io("cannot write the output"))
+}

@@ -1,0 +1,138 @@
+//! Errors of requests, and retries.
+
+use std::{error::Error as StdError, future::Future, io, time::Duration};
+
+use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
+use tokio::time::{Instant, sleep};
+
+use crate::error::Error;
+
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
+
+/// A failed request.
+#[derive(Debug)]
+pub(super) struct RequestError {
+    error: io::Error,
+    /// Whether the same request may succeed later.
+    is_temporary: bool,
+    /// Whether a condition of the request was false.
+    pub(super) is_refused: bool,
+}
+
+impl RequestError {
+    pub(super) fn temporary(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self { error: io::Error::other(source), is_temporary: true, is_refused: false }
+    }
+
+    pub(super) fn permanent(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self { is_temporary: false, ..Self::temporary(source) }
+    }
+
+    /// The object is not the one that was expected.
+    pub(super) fn refused() -> Self {
+        Self { is_refused: true, ..Self::permanent("the object is another one") }
+    }
+
+    /// Whether the object, the bucket or the upload does not exist.
+    pub(super) fn is_not_found(&self) -> bool {
+        self.error.kind() == io::ErrorKind::NotFound
+    }
+
+    pub(super) fn during(self, action: String) -> Error {
+        Error::Io { action, source: self.error }
+    }
+}
+
+/// `None` for an object or an upload that does not exist.
+pub(super) fn found<T>(
+    result: Result<T, RequestError>,
+    action: impl FnOnce() -> String,
+) -> Result<Option<T>, Error> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error.during(action())),
+    }
+}
+
+impl<E> From<SdkError<E>> for RequestError
+where
+    E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
+{
+    fn from(error: SdkError<E>) -> Self {
+        let status = error.raw_response().map_or(0, |response| response.status().as_u16());
+        let code = error.code().unwrap_or_default().to_owned();
+        let kind = match (status, code.as_str()) {
+            (404, _) | (_, "NoSuchKey" | "NoSuchBucket" | "NoSuchUpload") => io::ErrorKind::NotFound,
+            (401 | 403, _) => io::ErrorKind::PermissionDenied,
+            _ => io::ErrorKind::Other,
+        };
+        let has_temporary_code =
+            matches!(code.as_str(), "SlowDown" | "RequestTimeout" | "ConditionalRequestConflict");
+        let is_temporary = match &error {
+            SdkError::ConstructionFailure(_) => false,
+            SdkError::TimeoutError(_) | SdkError::DispatchFailure(_) | SdkError::ResponseError(_) => true,
+            _ => has_temporary_code || status >= 500 || status == 429,
+        };
+        // The SDK reports missing credentials as a failure of the connection, which would be temporary.
+        let lacks_credentials =
+            status == 0 && causes(&error).iter().any(|cause| cause.contains("credentials"));
+        let (message, is_temporary) = if lacks_credentials {
+            let hint = "no credentials were found; set `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, or a profile";
+            (hint.to_owned(), false)
+        } else {
+            (message(&error, status, &code), is_temporary)
+        };
+        Self {
+            error: io::Error::new(kind, message),
+            is_temporary,
+            is_refused: status == 412 || status == 304,
+        }
+    }
+}
+
+/// The message of the server, or the cause of a missing response.
+fn message<E>(error: &SdkError<E>, status: u16, code: &str) -> String
+where
+    E: ProvideErrorMetadata + StdError + 'static,
+{
+    match (status, code, error.message().unwrap_or_default()) {
+        (0, ..) => {
+            // The outer causes say only that something failed.
+            let mut causes = causes(error);
+            let mut inner = causes.split_off(causes.len().saturating_sub(2));
+            inner.dedup();
+            if inner.is_empty() { error.to_string() } else { inner.join(": ") }
+        }
+        (_, "RequestTimeTooSkewed", _) => format!("{code}: the clock of this machine is wrong; set it"),
+        (_, "", "") => format!("the server answered {status}"),
+        (_, "", message) => message.to_owned(),
+        (_, code, "") => code.to_owned(),
+        (_, code, message) => format!("{code}: {message}"),
+    }
+}
+
+fn causes(error: &dyn StdError) -> Vec<String> {
+    std::iter::successors(error.source(), |cause| (*cause).source()).map(ToString::to_string).collect()
+}
+
+/// Sends `request` until it succeeds, fails permanently or `timeout` is over. Pauses grow, with random jitter, so that
+/// clients do not overload a server that restarts.
+pub(super) async fn retry<T, F>(timeout: Duration, request: impl Fn() -> F) -> Result<T, RequestError>
+where
+    F: Future<Output = Result<T, RequestError>>,
+{
+    let started = Instant::now();
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match request().await {
+            Err(failed) if failed.is_temporary && started.elapsed() + pause < timeout => {
+                tracing::warn!(error = %failed.error, "a request to S3 failed; retrying");
+                sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+                pause = (pause * 2).min(MAX_PAUSE);
+            }
+            result => return result,
+        }
+    }
+}
