@@ -54,7 +54,6 @@ pub(in crate::batch) type Footers = Vec<(u64, Footer)>;
 pub(in crate::batch) enum Rows {
     Lines(Vec<Vec<u8>>),
     Records(Vec<::csv::ByteRecord>),
-    #[cfg_attr(not(feature = "parquet"), expect(dead_code, reason = "only Parquet has columns"))]
     Columns(Columns),
 }
 

@@ -25,7 +25,7 @@ impl ParquetReader {
 
 impl RowReader for ParquetReader {
     fn head(&self) -> Head {
-        match self.0 {}
+        Head::Parquet(self.0)
     }
 
     fn column(&self) -> Option<&str> {
@@ -33,7 +33,7 @@ impl RowReader for ParquetReader {
     }
 
     fn next(&mut self) -> Result<Option<Chunk>> {
-        match self.0 {}
+        Ok(Some(Chunk { texts: Vec::new(), rows: Rows::Columns(self.0) }))
     }
 
     fn skip(&mut self, _: u64) -> Result<()> {
