@@ -79,7 +79,11 @@ impl Tensor {
 
     /// A matrix of token ids, or of anything else that is counted: `rows` × `columns`, in the integer width
     /// that the model takes.
-    pub fn integers(element_type: ElementType, shape: impl Into<Vec<usize>>, values: Vec<i64>) -> Result<Self> {
+    pub fn integers(
+        element_type: ElementType,
+        shape: impl Into<Vec<usize>>,
+        values: Vec<i64>,
+    ) -> Result<Self> {
         let elements = match element_type {
             ElementType::Int64 => Elements::Int64(values),
             // Token ids, masks and types are all below 2³¹, so the narrow form loses nothing.

@@ -66,16 +66,10 @@ pub(super) struct PredictRequest {
 
 /// Classify texts
 #[utoipa::path(
-    post, path = "/predict", tag = "TEI",
-    request_body(content = PredictRequest, examples(
-        ("one" = (summary = "One text", value = json!({ "inputs": "I like you" }))),
-        ("several" = (summary = "A text and a pair", value = json!({ "inputs": [["I like you"], ["a", "b"]] })))
-    )),
+    post, path = "/predict", tag = "TEI", request_body = PredictRequest,
     responses((
-        status = 200,
-        description = "All labels, the highest score first; for several inputs, a list for each.",
-        body = schemas::Predictions,
-        example = json!([{ "score": 0.968, "label": "positive" }, { "score": 0.032, "label": "negative" }])
+        status = 200, description = "All labels, the highest score first; for several inputs, a list for each.",
+        body = schemas::Predictions
     ))
 )]
 pub(super) async fn predict(Call(context, body): Call<PredictRequest>) -> Result<Response, Rejection> {
@@ -98,10 +92,7 @@ pub(super) async fn predict_with(
 fn predict_inputs(value: Value, limit: usize) -> Result<(Vec<Input>, bool)> {
     match value {
         Value::Array(values) if values.iter().any(Value::is_array) => {
-            inputs::count("inputs", values.len(), limit)?;
-            let lists = values.into_iter().enumerate();
-            let lists = lists.map(|(index, value)| one_or_two(&format!("inputs[{index}]"), value));
-            Ok((lists.collect::<Result<_>>()?, false))
+            Ok((inputs::list("inputs", values, limit, one_or_two)?, false))
         }
         value => Ok((vec![one_or_two("inputs", value)?], true)),
     }
@@ -161,11 +152,7 @@ pub(super) async fn classify_with(
 /// Inputs in the hub's format: a text, `{"text", "text_pair"}`, or a list of them.
 fn classify_inputs(value: Value, limit: usize) -> Result<Vec<Input>> {
     match value {
-        Value::Array(values) => {
-            inputs::count("inputs", values.len(), limit)?;
-            let values = values.into_iter().enumerate();
-            values.map(|(index, value)| classify_input(&format!("inputs[{index}]"), value)).collect()
-        }
+        Value::Array(values) => inputs::list("inputs", values, limit, classify_input),
         value => Ok(vec![classify_input("inputs", value)?]),
     }
 }

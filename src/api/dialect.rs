@@ -91,7 +91,7 @@ impl Dialect {
 }
 
 /// The error body of a dialect.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 pub(super) enum ErrorBody {
     Tei(TeiError),

@@ -1,4 +1,4 @@
-//! The many forms in which clients send texts.
+//! Parsing of fields that clients send in several forms. Errors name the field and the position.
 
 use serde_json::Value;
 
@@ -7,85 +7,77 @@ use crate::{
     pipeline::Input,
 };
 
-/// A text, texts, token ids or lists of token ids, from the field called `field`.
-///
-/// - One to `limit` of them.
-/// - No text is empty, and no list of ids.
+/// A text, texts, token ids or token id lists: 1 to `limit` inputs, none of them empty.
 pub(super) fn read(field: &str, value: Value, limit: usize) -> Result<Vec<Input>> {
-    let inputs = match value {
-        Value::String(_) => vec![item(field, value)?],
+    match value {
+        Value::String(_) => Ok(vec![input(field, value)?]),
         Value::Array(values) if values.first().is_some_and(Value::is_number) => {
             count(field, 1, limit)?;
-            vec![Input::Ids(ids(field, values)?)]
+            Ok(vec![Input::Ids(ids(field, values)?)])
         }
-        Value::Array(values) => {
-            count(field, values.len(), limit)?;
-            let items = values.into_iter().enumerate();
-            items.map(|(index, value)| item(&format!("{field}[{index}]"), value)).collect::<Result<_>>()?
-        }
-        other => {
-            return Err(Error::invalid(format!(
-                "expected `{field}` to be a string, a list of strings or lists of token ids, but found {}",
-                kind(&other)
-            )));
-        }
-    };
-    Ok(inputs)
-}
-
-/// Texts only, from the field called `field`.
-pub(super) fn texts(field: &str, value: Value, limit: usize) -> Result<Vec<String>> {
-    let Value::Array(values) = value else { return Ok(vec![text(field, value)?]) };
-    count(field, values.len(), limit)?;
-    let values = values.into_iter().enumerate();
-    values.map(|(index, value)| text(&format!("{field}[{index}]"), value)).collect()
-}
-
-/// One text, from the field called `field`.
-pub(super) fn text(field: &str, value: Value) -> Result<String> {
-    match value {
-        Value::String(text) if !text.is_empty() => Ok(text),
-        Value::String(_) => {
-            Err(Error::invalid(format!("expected a text in `{field}`, but found an empty one")))
-        }
-        other => {
-            Err(Error::invalid(format!("expected `{field}` to be a string, but found {}", kind(&other))))
-        }
+        Value::Array(values) => list(field, values, limit, input),
+        other => Err(unexpected(field, "a string, a list of strings or lists of token ids", &other)),
     }
 }
 
-/// Labels, which are judged by those who know how many there may be, from the field called `field`.
+/// A text or a list of 1 to `limit` texts.
+pub(super) fn texts(field: &str, value: Value, limit: usize) -> Result<Vec<String>> {
+    match value {
+        Value::Array(values) => list(field, values, limit, text),
+        value => Ok(vec![text(field, value)?]),
+    }
+}
+
+/// A list of 1 to `limit` items, each parsed with its position in the name of the field.
+pub(super) fn list<T>(
+    field: &str,
+    values: Vec<Value>,
+    limit: usize,
+    parse: impl Fn(&str, Value) -> Result<T>,
+) -> Result<Vec<T>> {
+    count(field, values.len(), limit)?;
+    items(field, values, parse)
+}
+
+fn items<T>(field: &str, values: Vec<Value>, parse: impl Fn(&str, Value) -> Result<T>) -> Result<Vec<T>> {
+    let values = values.into_iter().enumerate();
+    values.map(|(index, value)| parse(&format!("{field}[{index}]"), value)).collect()
+}
+
+/// A text that is not empty.
+pub(super) fn text(field: &str, value: Value) -> Result<String> {
+    match value {
+        Value::String(text) if text.is_empty() => {
+            Err(Error::invalid(format!("expected a text in `{field}`, but found an empty one")))
+        }
+        Value::String(text) => Ok(text),
+        other => Err(unexpected(field, "a string", &other)),
+    }
+}
+
+/// A list of labels of any number and length, which the pipeline checks.
 pub(super) fn labels(field: &str, value: Value) -> Result<Vec<String>> {
     let Value::Array(values) = value else {
-        return Err(Error::invalid(format!(
-            "expected `{field}` to be a list of strings, or a string with commas, but found {}",
-            kind(&value)
-        )));
+        return Err(unexpected(field, "a list of strings, or a string with commas", &value));
     };
-    let labels = values.into_iter().enumerate().map(|(index, value)| match value {
+    items(field, values, |field, value| match value {
         Value::String(label) => Ok(label),
-        other => Err(Error::invalid(format!(
-            "expected `{field}[{index}]` to be a string, but found {}",
-            kind(&other)
-        ))),
-    });
-    labels.collect()
+        other => Err(unexpected(field, "a string", &other)),
+    })
 }
 
-/// Lists of token ids, one or several, from the field called `field`.
+/// Token ids or token id lists: 1 to `limit` lists, none of them empty.
 pub(super) fn id_lists(field: &str, value: Value, limit: usize) -> Result<Vec<Vec<u32>>> {
-    read(field, value, limit)?
-        .into_iter()
-        .map(|input| match input {
-            Input::Ids(ids) => Ok(ids),
-            Input::Text(_) | Input::Pair(..) => Err(Error::invalid(format!(
-                "expected `{field}` to be lists of token ids, but found a string"
-            ))),
-        })
-        .collect()
+    let inputs = read(field, value, limit)?.into_iter().map(|input| match input {
+        Input::Ids(ids) => Ok(ids),
+        Input::Text(_) | Input::Pair(..) => {
+            Err(Error::invalid(format!("expected `{field}` to be lists of token ids, but found a string")))
+        }
+    });
+    inputs.collect()
 }
 
-/// Refuses a number of texts outside 1 to `limit`.
+/// Checks that a number of texts is between 1 and `limit`.
 pub(super) fn count(field: &str, found: usize, limit: usize) -> Result<()> {
     let message = || format!("expected 1 to {limit} `{field}`, but found {found}");
     match found {
@@ -95,35 +87,25 @@ pub(super) fn count(field: &str, found: usize, limit: usize) -> Result<()> {
     }
 }
 
-fn item(field: &str, value: Value) -> Result<Input> {
+fn input(field: &str, value: Value) -> Result<Input> {
     match value {
-        Value::String(text) if text.is_empty() => {
-            Err(Error::invalid(format!("expected a text in `{field}`, but found an empty one")))
-        }
-        Value::String(text) => Ok(Input::Text(text)),
         Value::Array(values) if values.is_empty() => {
             Err(Error::invalid(format!("expected token ids in `{field}`, but found an empty list")))
         }
         Value::Array(values) => Ok(Input::Ids(ids(field, values)?)),
-        other => {
-            Err(Error::invalid(format!("expected `{field}` to be a string, but found {}", kind(&other))))
-        }
+        value => Ok(Input::Text(text(field, value)?)),
     }
 }
 
 fn ids(field: &str, values: Vec<Value>) -> Result<Vec<u32>> {
-    values
-        .into_iter()
-        .enumerate()
-        .map(|(index, value)| {
-            value.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| {
-                Error::invalid(format!(
-                    "expected `{field}[{index}]` to be a token id, but found {}",
-                    kind(&value)
-                ))
-            })
-        })
-        .collect()
+    items(field, values, |field, value| {
+        let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+        id.ok_or_else(|| unexpected(field, "a token id", &value))
+    })
+}
+
+fn unexpected(field: &str, expected: &str, found: &Value) -> Error {
+    Error::invalid(format!("expected `{field}` to be {expected}, but found {}", kind(found)))
 }
 
 fn kind(value: &Value) -> &'static str {
@@ -149,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn every_form_is_understood() {
+    fn all_forms_are_parsed() {
         let text = |text: &str| Input::Text(text.into());
         assert_eq!(read("inputs", json!("a"), 3).unwrap(), [text("a")]);
         assert_eq!(read("inputs", json!(["a", "b"]), 3).unwrap(), [text("a"), text("b")]);
@@ -159,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_its_index() {
+    fn errors_name_the_field_and_position() {
         insta::assert_snapshot!(error(json!("")), @"expected a text in `inputs`, but found an empty one");
         insta::assert_snapshot!(error(json!(["a", ""])), @"expected a text in `inputs[1]`, but found an empty one");
         insta::assert_snapshot!(error(json!([])), @"expected 1 to 3 `inputs`, but found 0");

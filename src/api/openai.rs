@@ -16,7 +16,7 @@ use super::{
     request::{Call, InPath},
     response::with_backend,
 };
-use crate::{error::Error, model::Model, pipeline::embedding::EmbeddingOptions};
+use crate::{model::Model, pipeline::embedding::EmbeddingOptions};
 
 #[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object with `input`")]
@@ -29,27 +29,16 @@ pub(super) struct EmbeddingsRequest {
     /// The number of leading values to keep of each vector, which is normalized again.
     #[schema(minimum = 1)]
     dimensions: Option<usize>,
-    /// `float`, or `base64` for little-endian 32-bit floats.
-    #[schema(schema_with = schemas::encoding_format)]
-    encoding_format: Option<Value>,
+    /// `float` by default.
+    encoding_format: Option<EncodingFormat>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
 enum EncodingFormat {
     Float,
+    /// Little-endian 32-bit floats.
     Base64,
-}
-
-impl EncodingFormat {
-    fn parse(value: Option<&Value>) -> Result<Self, Error> {
-        match value.map(|value| (value, value.as_str())) {
-            None | Some((Value::Null, _) | (_, Some("float"))) => Ok(Self::Float),
-            Some((_, Some("base64"))) => Ok(Self::Base64),
-            Some(_) => Err(Error::invalid(
-                "expected `encoding_format` to be `float` or `base64`, but found something else",
-            )),
-        }
-    }
 }
 
 #[derive(Serialize, ToSchema)]
@@ -86,24 +75,14 @@ struct EmbeddingsUsage {
 
 /// Embed texts
 #[utoipa::path(
-    post, path = "/v1/embeddings", tag = "OpenAI",
-    request_body(
-        content = EmbeddingsRequest,
-        example = json!({ "model": "minilm", "input": "What is deep learning?", "dimensions": 4 })
-    ),
+    post, path = "/v1/embeddings", tag = "OpenAI", request_body = EmbeddingsRequest,
     responses((
-        status = 200, description = "Vectors of length 1, in the order of the texts.", body = EmbeddingsResponse<'static>,
-        example = json!({
-            "object": "list",
-            "data": [{ "object": "embedding", "index": 0, "embedding": [-0.865, -0.419, 0.275, 0.003] }],
-            "model": "minilm",
-            "usage": { "prompt_tokens": 7, "total_tokens": 7 }
-        })
+        status = 200, description = "Vectors of length 1, in the order of the texts.",
+        body = EmbeddingsResponse<'static>
     ))
 )]
 pub(super) async fn embeddings(Call(context, body): Call<EmbeddingsRequest>) -> Result<Response, Rejection> {
     let app = &context.app;
-    let format = EncodingFormat::parse(body.encoding_format.as_ref())?;
     let inputs = inputs::read("input", body.input, app.limits.texts)?;
     let (model, pipeline) = app.embedding(body.model.as_deref())?;
     let options = EmbeddingOptions {
@@ -118,9 +97,9 @@ pub(super) async fn embeddings(Call(context, body): Call<EmbeddingsRequest>) -> 
     let data = embeddings.vectors.into_iter().enumerate().map(|(index, vector)| Embedding {
         object: "embedding",
         index,
-        embedding: match format {
-            EncodingFormat::Float => Vector::Float(vector),
-            EncodingFormat::Base64 => Vector::Base64(base64(&vector)),
+        embedding: match body.encoding_format {
+            Some(EncodingFormat::Base64) => Vector::Base64(base64(&vector)),
+            Some(EncodingFormat::Float) | None => Vector::Float(vector),
         },
     });
     let tokens = embeddings.usage.tokens;
@@ -154,10 +133,10 @@ pub(super) struct ModelEntry {
 }
 
 /// List the models
-#[utoipa::path(get, path = "/v1/models", tag = "OpenAI", responses((
-    status = 200, description = "The served models.", body = ModelList,
-    example = json!({ "data": [{ "created": 0, "id": "minilm", "object": "model", "owned_by": "kivu" }], "object": "list" })
-)))]
+#[utoipa::path(
+    get, path = "/v1/models", tag = "OpenAI",
+    responses((status = 200, description = "The served models.", body = ModelList))
+)]
 pub(super) async fn models(State(app): State<Arc<App>>) -> Json<ModelList> {
     Json(ModelList { data: app.models.iter().map(describe).collect(), object: "list" })
 }
@@ -165,11 +144,7 @@ pub(super) async fn models(State(app): State<Arc<App>>) -> Json<ModelList> {
 /// Describe a model
 #[utoipa::path(
     get, path = "/v1/models/{model}", tag = "OpenAI",
-    params(("model" = String, Path, description = "The name of a served model.")),
-    responses((
-        status = 200, description = "The model is served.", body = ModelEntry,
-        example = json!({ "created": 0, "id": "minilm", "object": "model", "owned_by": "kivu" })
-    ))
+    responses((status = 200, description = "The model is served.", body = ModelEntry))
 )]
 pub(super) async fn model(
     State(app): State<Arc<App>>,

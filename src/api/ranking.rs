@@ -16,8 +16,8 @@ use crate::{
     error::{Error, Result},
     pipeline::{
         Usage,
-        scores::descending,
         ranking::{RankingOptions, RankingPipeline},
+        scores::descending,
     },
     tokenizer::Side,
 };
@@ -60,12 +60,10 @@ pub(super) struct RerankRequest {
 
 /// Rank texts by a query
 #[utoipa::path(
-    post, path = "/rerank", tag = "TEI",
-    request_body(content = RerankRequest, example = json!({ "query": "egg", "texts": ["hen", "car"] })),
+    post, path = "/rerank", tag = "TEI", request_body = RerankRequest,
     responses((
         status = 200, description = "The texts' positions and scores, the highest score first.",
-        body = Vec<Rank<'static>>,
-        example = json!([{ "index": 0, "score": 0.72 }, { "index": 1, "score": 0.61 }])
+        body = Vec<Rank<'static>>
     ))
 )]
 pub(super) async fn rerank(Call(context, body): Call<RerankRequest>) -> Result<Response, Rejection> {
@@ -156,12 +154,9 @@ fn parse_documents(value: Value, limit: usize) -> Result<Vec<String>> {
     let Value::Array(values) = value else {
         return Err(Error::invalid("expected `documents` to be a list of texts, but found no list"));
     };
-    inputs::count("documents", values.len(), limit)?;
-    let texts = values.into_iter().enumerate().map(|(index, mut value)| {
-        let value = if value.is_object() { value["text"].take() } else { value };
-        inputs::text(&format!("documents[{index}]"), value)
-    });
-    texts.collect()
+    inputs::list("documents", values, limit, |field, mut value| {
+        inputs::text(field, if value.is_object() { value["text"].take() } else { value })
+    })
 }
 
 #[derive(Serialize, ToSchema)]
@@ -174,23 +169,10 @@ struct CohereAnswer<'a> {
 
 /// Rank documents by a query
 #[utoipa::path(
-    post, path = "/v2/rerank", tag = "Cohere",
-    request_body(
-        content = DocumentsRequest,
-        example = json!({ "model": "rank", "query": "egg", "documents": ["hen", "car"], "top_n": 1 })
-    ),
+    post, path = "/v2/rerank", tag = "Cohere", request_body = DocumentsRequest,
     responses((
         status = 200, description = "The documents' positions and scores, the highest score first.",
-        body = CohereAnswer<'static>,
-        example = json!({
-            "id": "3a1f…",
-            "results": [{ "index": 0, "relevance_score": 0.72 }],
-            "meta": {
-                "api_version": { "version": "2" },
-                "billed_units": { "search_units": 1 },
-                "tokens": { "input_tokens": 12 }
-            }
-        })
+        body = CohereAnswer<'static>
     ))
 )]
 pub(super) async fn cohere(Call(context, body): Call<DocumentsRequest>) -> Result<Response, Rejection> {
@@ -216,20 +198,10 @@ struct JinaAnswer<'a> {
 
 /// Rank documents by a query
 #[utoipa::path(
-    post, path = "/v1/rerank", tag = "Jina",
-    request_body(
-        content = DocumentsRequest,
-        example = json!({ "model": "rank", "query": "egg", "documents": ["hen", "car"], "top_n": 1 })
-    ),
+    post, path = "/v1/rerank", tag = "Jina", request_body = DocumentsRequest,
     responses((
         status = 200, description = "The documents and their scores, the highest score first.",
-        body = JinaAnswer<'static>,
-        example = json!({
-            "model": "rank",
-            "object": "list",
-            "results": [{ "index": 0, "relevance_score": 0.72, "document": { "text": "hen" } }],
-            "usage": { "prompt_tokens": 12, "total_tokens": 12 }
-        })
+        body = JinaAnswer<'static>
     ))
 )]
 pub(super) async fn jina(Call(context, body): Call<DocumentsRequest>) -> Result<Response, Rejection> {

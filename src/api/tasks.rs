@@ -40,11 +40,9 @@ impl ToSchema for DefaultRequest {}
 /// Takes and answers the body of `/embed`, `/predict`, `/rerank` or a translation, depending on the task of the first
 /// model, or that of `/similarity` if `inputs` has a `source_sentence`.
 #[utoipa::path(
-    post, path = "/", tag = "TEI",
-    request_body(content = DefaultRequest, example = json!({ "inputs": "hello", "dimensions": 2 })),
+    post, path = "/", tag = "TEI", request_body = DefaultRequest,
     responses((
-        status = 200, description = "The response of the task's own route.", body = schemas::TaskAnswer,
-        example = json!([[-0.804_534_4, 0.593_906_05]])
+        status = 200, description = "The response of the task's own route.", body = schemas::TaskAnswer
     ))
 )]
 pub(super) async fn default_task(Call(context, body): Call<Value>) -> Result<Response, Rejection> {
@@ -88,27 +86,10 @@ impl ToSchema for HubRequest {}
 
 /// Run a model
 #[utoipa::path(
-    post, path = "/models/{model}", operation_id = "task", tag = "model hub",
-    params(("model" = String, Path, description = "The name of a served model.")),
-    request_body(content = HubRequest, examples(
-        ("feature-extraction" = (value = json!({ "inputs": "What is deep learning?" }))),
-        ("text-classification" = (value = json!({ "inputs": ["I like it", "It broke"], "parameters": { "top_k": 1 } }))),
-        ("zero-shot-classification" = (value = json!({
-            "inputs": "The striker scored twice", "parameters": { "candidate_labels": ["sport", "cooking"] }
-        }))),
-        ("text-ranking" = (value = json!({ "inputs": { "query": "egg", "texts": ["hen", "car"] } }))),
-        ("translation" = (value = json!({ "inputs": "Good morning!" })))
-    )),
+    post, path = "/models/{model}", operation_id = "task", tag = "model hub", request_body = HubRequest,
     responses((
         status = 200, description = "Depending on the task: vectors, labels with scores, ranks or translations.",
-        body = schemas::TaskAnswer,
-        examples(
-            ("text-classification" = (value = json!([[{ "score": 0.968, "label": "positive" }]]))),
-            ("zero-shot-classification" = (value = json!([
-                { "score": 0.981, "label": "sport" }, { "score": 0.019, "label": "cooking" }
-            ]))),
-            ("translation" = (value = json!([{ "translation_text": "Bom dia!" }])))
-        )
+        body = schemas::TaskAnswer
     ))
 )]
 pub(super) async fn infer(

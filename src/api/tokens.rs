@@ -55,14 +55,10 @@ pub(super) struct SimpleToken {
 
 /// Tokenize texts
 #[utoipa::path(
-    post, path = "/tokenize", tag = "TEI",
-    request_body(content = TokenizeRequest, example = json!({ "inputs": "Hello, wörld!" })),
+    post, path = "/tokenize", tag = "TEI", request_body = TokenizeRequest,
     responses((
-        status = 200, description = "A list of tokens for each text, without truncation.", body = Vec<Vec<SimpleToken>>,
-        example = json!([[
-            { "id": 101, "text": "[CLS]", "special": true, "start": null, "stop": null },
-            { "id": 7592, "text": "Hello", "special": false, "start": 0, "stop": 5 }
-        ]])
+        status = 200, description = "A list of tokens for each text, without truncation.",
+        body = Vec<Vec<SimpleToken>>
     ))
 )]
 pub(super) async fn tokenize(
@@ -154,11 +150,8 @@ pub(super) struct DecodeRequest {
 
 /// Decode token ids
 #[utoipa::path(
-    post, path = "/decode", tag = "TEI",
-    request_body(content = DecodeRequest, example = json!({ "ids": [101, 7592, 102] })),
-    responses((
-        status = 200, description = "A text for each list of ids.", body = Vec<String>, example = json!(["hello"])
-    ))
+    post, path = "/decode", tag = "TEI", request_body = DecodeRequest,
+    responses((status = 200, description = "A text for each list of ids.", body = Vec<String>))
 )]
 pub(super) async fn decode(Call(context, body): Call<DecodeRequest>) -> Result<Json<Vec<String>>, Rejection> {
     let app = &context.app;

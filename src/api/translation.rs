@@ -73,17 +73,9 @@ struct Alternative<'a> {
 
 /// Translate texts
 #[utoipa::path(
-    post, path = "/translate", tag = "Kivu",
-    request_body(content = TranslateRequest, example = json!({
-        "model": "translate-en-pt", "inputs": ["Good morning!"], "src_lang": "en", "tgt_lang": "pt"
-    })),
+    post, path = "/translate", tag = "Kivu", request_body = TranslateRequest,
     responses((
-        status = 200, description = "The best translation of each text.", body = TranslateAnswer<'static>,
-        example = json!({
-            "model": "translate-en-pt",
-            "translations": [{ "text": "Bom dia!", "src_lang": "en", "tgt_lang": "pt", "truncated": false }],
-            "usage": { "input_tokens": 4, "output_tokens": 4 }
-        })
+        status = 200, description = "The best translation of each text.", body = TranslateAnswer<'static>
     ))
 )]
 pub(super) async fn translate(Call(context, body): Call<TranslateRequest>) -> Result<Response, Rejection> {

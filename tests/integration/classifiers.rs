@@ -82,7 +82,9 @@ async fn compare(name: &str) {
     for case in &golden.cases {
         let encoding = match &case.pair {
             None => pipeline.encoder().tokenizer().encode(&case.text, golden.max_length, truncation),
-            Some(pair) => pipeline.encoder().tokenizer().encode_pair([&case.text, pair], golden.max_length, truncation),
+            Some(pair) => {
+                pipeline.encoder().tokenizer().encode_pair([&case.text, pair], golden.max_length, truncation)
+            }
         };
         let ids = encoding.unwrap().ids;
         if ids != case.ids {

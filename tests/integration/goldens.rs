@@ -99,8 +99,11 @@ async fn compare(name: &str, model: &Model, tolerance: f32) {
     assert_eq!(pipeline.settings().dimensions, golden.dimensions, "{name}");
     let mut failures = Vec::new();
     for case in &golden.cases {
-        let encoding =
-            pipeline.encoder().tokenizer().encode(&case.text, golden.max_length, Truncation::At(Side::Right)).unwrap();
+        let encoding = pipeline
+            .encoder()
+            .tokenizer()
+            .encode(&case.text, golden.max_length, Truncation::At(Side::Right))
+            .unwrap();
         if encoding.ids != case.ids {
             failures.push(format!("{:?}: ids {:?}, expected {:?}", case.text, encoding.ids, case.ids));
         }
@@ -141,8 +144,11 @@ async fn compare(name: &str, model: &Model, tolerance: f32) {
         }
     }
     for case in &golden.left {
-        let encoding =
-            pipeline.encoder().tokenizer().encode(&case.text, golden.max_length, Truncation::At(Side::Left)).unwrap();
+        let encoding = pipeline
+            .encoder()
+            .tokenizer()
+            .encode(&case.text, golden.max_length, Truncation::At(Side::Left))
+            .unwrap();
         if encoding.ids != case.ids {
             failures
                 .push(format!("{:?} cut left: ids {:?}, expected {:?}", case.text, encoding.ids, case.ids));

@@ -24,28 +24,18 @@ const BINARY_SIZE: &str = "binary_data_size";
 /// Triton's parameter for the labels with the highest scores.
 const CLASSIFICATION: &str = "classification";
 
-/// A parsed request.
-#[derive(Debug)]
-pub(super) struct InferRequest {
-    pub(super) id: Option<String>,
-    pub(super) inputs: Vec<InputTensor>,
-    pub(super) parameters: Map<String, Value>,
-    outputs: Option<Vec<OutputRequest>>,
-}
-
-#[derive(Debug)]
-pub(super) struct InputTensor {
-    pub(super) name: String,
-    pub(super) shape: Vec<usize>,
-    pub(super) elements: InputElements,
-}
-
 #[derive(Debug)]
 pub(super) enum InputElements {
     /// `INT32` or `INT64`.
     Integers(Vec<i64>),
     /// `BYTES` in UTF-8.
     Texts(Vec<String>),
+}
+
+impl Default for InputElements {
+    fn default() -> Self {
+        Self::Integers(Vec::new())
+    }
 }
 
 /// The output of a model, and where the model ran.
@@ -91,23 +81,23 @@ impl OutputElements {
     }
 }
 
-#[derive(Deserialize, ToSchema)]
+/// A request; [`InferRequest::parse`] reads the elements of its inputs.
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(expecting = "an object with `inputs`")]
-#[schema(as = InferRequest)]
-pub(super) struct InferBody {
-    id: Option<String>,
-    inputs: Vec<InferInput>,
+pub(super) struct InferRequest {
+    pub(super) id: Option<String>,
+    pub(super) inputs: Vec<InferInput>,
     outputs: Option<Vec<OutputRequest>>,
     #[serde(default)]
     #[schema(value_type = Object)]
-    parameters: Map<String, Value>,
+    pub(super) parameters: Map<String, Value>,
 }
 
-#[derive(Deserialize, ToSchema)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(expecting = "an object with `name`, `shape` and `datatype`")]
-struct InferInput {
-    name: String,
-    shape: Vec<usize>,
+pub(super) struct InferInput {
+    pub(super) name: String,
+    pub(super) shape: Vec<usize>,
     /// `BYTES`, `INT32` or `INT64`.
     datatype: String,
     #[serde(default)]
@@ -115,6 +105,9 @@ struct InferInput {
     parameters: Map<String, Value>,
     /// The elements in nested lists, unless they follow as binary data.
     data: Option<Value>,
+    #[serde(skip)]
+    #[schema(ignore)]
+    pub(super) elements: InputElements,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -144,11 +137,12 @@ impl InferRequest {
                 body.len()
             )));
         };
-        let parsed: InferBody = request::parse(json)?;
-        let inputs = parsed.inputs.into_iter().map(|input| input.parse(&mut bytes));
-        let inputs = inputs.collect::<Result<Vec<InputTensor>>>()?;
-        for (place, input) in inputs.iter().enumerate() {
-            if inputs[..place].iter().any(|other| other.name == input.name) {
+        let mut request: Self = request::parse(json)?;
+        for input in &mut request.inputs {
+            input.elements = input.parse(&mut bytes)?;
+        }
+        for (index, input) in request.inputs.iter().enumerate() {
+            if request.inputs[..index].iter().any(|other| other.name == input.name) {
                 return Err(Error::invalid(format!(
                     "expected each input once, but found `{}` twice",
                     input.name
@@ -161,7 +155,7 @@ impl InferRequest {
                 bytes.len()
             )));
         }
-        Ok(Self { id: parsed.id, inputs, outputs: parsed.outputs, parameters: parsed.parameters })
+        Ok(request)
     }
 
     pub(super) fn parameter<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
@@ -171,7 +165,7 @@ impl InferRequest {
         })
     }
 
-    pub(super) fn input(&self, name: &str) -> Option<&InputTensor> {
+    pub(super) fn input(&self, name: &str) -> Option<&InferInput> {
         self.inputs.iter().find(|input| input.name == name)
     }
 
@@ -206,14 +200,14 @@ impl InferRequest {
 }
 
 impl InferInput {
-    fn parse(self, bytes: &mut &[u8]) -> Result<InputTensor> {
-        let Self { name, shape, datatype, parameters, data } = self;
+    fn parse(&mut self, bytes: &mut &[u8]) -> Result<InputElements> {
+        let Self { name, shape, datatype, parameters, data, .. } = self;
         let wrong = |found: String| Err(Error::invalid(format!("expected `{name}` {found}")));
         let count = shape.iter().try_fold(1_usize, |product, side| product.checked_mul(*side));
         let Some(count) = count else {
             return wrong(format!("of a size that exists, but found shape {shape:?}"));
         };
-        let elements = match (parameters.get(BINARY_SIZE), data) {
+        let elements = match (parameters.get(BINARY_SIZE), data.take()) {
             (Some(size), None) => {
                 let number = size.as_u64().and_then(|size| usize::try_from(size).ok());
                 let Some((own, rest)) = number.and_then(|number| bytes.split_at_checked(number)) else {
@@ -223,12 +217,12 @@ impl InferInput {
                     ));
                 };
                 *bytes = rest;
-                from_bytes(&name, &datatype, own)?
+                from_bytes(name, datatype, own)?
             }
             (None, Some(data)) => {
                 let mut flat = Vec::new();
                 flatten(data, &mut flat);
-                from_json(&name, &datatype, flat)?
+                from_json(name, datatype, flat)?
             }
             (Some(_), Some(_)) => return wrong("with `data` or with bytes, but found both".into()),
             (None, None) => return wrong("with `data` or with bytes, but found neither".into()),
@@ -240,7 +234,7 @@ impl InferInput {
         if found != count {
             return wrong(format!("of shape {shape:?} with {count} elements, but found {found}"));
         }
-        Ok(InputTensor { name, shape, elements })
+        Ok(elements)
     }
 }
 
@@ -253,62 +247,53 @@ fn flatten(value: Value, flat: &mut Vec<Value>) {
 }
 
 fn from_json(name: &str, datatype: &str, values: Vec<Value>) -> Result<InputElements> {
-    let wrong = |what: &str| {
-        Error::invalid(format!("expected `{name}` with elements of {datatype}, but found {what}"))
+    let values = Value::Array(values);
+    let elements = match datatype {
+        "INT32" | "INT64" => serde_json::from_value(values).map(InputElements::Integers),
+        "BYTES" => serde_json::from_value(values).map(InputElements::Texts),
+        other => return Err(unsupported(name, other)),
     };
-    match datatype {
-        "INT32" | "INT64" => {
-            let integers = values.iter().map(|value| value.as_i64().ok_or_else(|| wrong("something else")));
-            Ok(InputElements::Integers(integers.collect::<Result<_>>()?))
-        }
-        "BYTES" => {
-            let texts = values.into_iter().map(|value| match value {
-                Value::String(text) => Ok(text),
-                _ => Err(wrong("something else")),
-            });
-            Ok(InputElements::Texts(texts.collect::<Result<_>>()?))
-        }
-        other => Err(unsupported(name, other)),
-    }
+    elements.map_err(|_| {
+        Error::invalid(format!("expected `{name}` with elements of {datatype}, but found something else"))
+    })
 }
 
-fn from_bytes(name: &str, datatype: &str, mut bytes: &[u8]) -> Result<InputElements> {
-    let torn = || {
+fn from_bytes(name: &str, datatype: &str, bytes: &[u8]) -> Result<InputElements> {
+    let elements = match datatype {
+        "INT32" => integers(bytes, |value| i32::from_le_bytes(value).into()),
+        "INT64" => integers(bytes, i64::from_le_bytes),
+        "BYTES" => texts(name, bytes)?,
+        other => return Err(unsupported(name, other)),
+    };
+    elements.ok_or_else(|| {
         Error::invalid(format!(
             "expected `{name}` with whole elements of {datatype}, but found a part of one"
         ))
-    };
-    match datatype {
-        "INT32" => match bytes.as_chunks::<4>() {
-            (values, []) => Ok(InputElements::Integers(
-                values.iter().map(|value| i64::from(i32::from_le_bytes(*value))).collect(),
-            )),
-            _ => Err(torn()),
-        },
-        "INT64" => match bytes.as_chunks::<8>() {
-            (values, []) => {
-                Ok(InputElements::Integers(values.iter().map(|value| i64::from_le_bytes(*value)).collect()))
-            }
-            _ => Err(torn()),
-        },
-        "BYTES" => {
-            let mut texts = Vec::new();
-            while let Some((length, rest)) = bytes.split_first_chunk::<4>() {
-                let (text, rest) =
-                    rest.split_at_checked(u32::from_le_bytes(*length) as usize).ok_or_else(torn)?;
-                let text = std::str::from_utf8(text).map_err(|_| {
-                    Error::invalid(format!(
-                        "expected `{name}` in UTF-8, but found other bytes in element {}",
-                        texts.len()
-                    ))
-                })?;
-                texts.push(text.to_owned());
-                bytes = rest;
-            }
-            if bytes.is_empty() { Ok(InputElements::Texts(texts)) } else { Err(torn()) }
-        }
-        other => Err(unsupported(name, other)),
+    })
+}
+
+fn integers<const SIZE: usize>(bytes: &[u8], read: impl Fn([u8; SIZE]) -> i64) -> Option<InputElements> {
+    let (values, rest) = bytes.as_chunks::<SIZE>();
+    rest.is_empty().then(|| InputElements::Integers(values.iter().copied().map(read).collect()))
+}
+
+/// Texts, each after its length; nothing if the last one is incomplete.
+fn texts(name: &str, mut bytes: &[u8]) -> Result<Option<InputElements>> {
+    let mut texts = Vec::new();
+    while let Some((length, rest)) = bytes.split_first_chunk::<4>() {
+        let Some((text, rest)) = rest.split_at_checked(u32::from_le_bytes(*length) as usize) else {
+            return Ok(None);
+        };
+        let text = std::str::from_utf8(text).map_err(|_| {
+            Error::invalid(format!(
+                "expected `{name}` in UTF-8, but found other bytes in element {}",
+                texts.len()
+            ))
+        })?;
+        texts.push(text.to_owned());
+        bytes = rest;
     }
+    Ok(bytes.is_empty().then_some(InputElements::Texts(texts)))
 }
 
 fn unsupported(name: &str, datatype: &str) -> Error {

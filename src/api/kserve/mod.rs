@@ -54,13 +54,10 @@ impl ModelPath {
 }
 
 /// Describe the server
-#[utoipa::path(get, path = "/v2", tag = "KServe v2", responses((
-    status = 200, description = "Name, version and extensions.", body = ServerMetadata,
-    example = json!({
-        "name": "kivu", "version": "0.1.0",
-        "extensions": ["binary_tensor_data", "model_configuration", "model_repository"]
-    })
-)))]
+#[utoipa::path(
+    get, path = "/v2", tag = "KServe v2",
+    responses((status = 200, description = "Name, version and extensions.", body = ServerMetadata))
+)]
 pub(super) async fn server() -> Json<ServerMetadata> {
     Json(ServerMetadata {
         name: "kivu",
@@ -85,10 +82,10 @@ pub(super) struct IndexEntry {
 }
 
 /// List the models
-#[utoipa::path(post, path = "/v2/repository/index", tag = "KServe v2", responses((
-    status = 200, description = "The served models, all of them ready.", body = Vec<IndexEntry>,
-    example = json!([{ "name": "minilm", "state": "READY", "version": "1" }])
-)))]
+#[utoipa::path(
+    post, path = "/v2/repository/index", tag = "KServe v2",
+    responses((status = 200, description = "The served models, all of them ready.", body = Vec<IndexEntry>))
+)]
 pub(super) async fn index(State(app): State<Arc<App>>) -> Json<Vec<IndexEntry>> {
     let entry = |model: &Model| IndexEntry { name: model.name.clone(), state: "READY", version: VERSION };
     Json(app.models.iter().map(entry).collect())
@@ -97,7 +94,6 @@ pub(super) async fn index(State(app): State<Arc<App>>) -> Json<Vec<IndexEntry>> 
 /// Check that a model is ready
 #[utoipa::path(
     get, path = "/v2/models/{model}/ready", tag = "KServe v2",
-    params(("model" = String, Path, description = "The name of a served model.")),
     responses((status = 200, description = "Ready; no body."))
 )]
 pub(super) async fn model_ready(
@@ -111,14 +107,8 @@ pub(super) async fn model_ready(
 /// Describe the tensors of a model
 #[utoipa::path(
     get, path = "/v2/models/{model}", tag = "KServe v2",
-    params(("model" = String, Path, description = "The name of a served model.")),
     responses((
-        status = 200, description = "Names, types and shapes; -1 stands for any length.", body = ModelMetadata,
-        example = json!({
-            "name": "minilm", "versions": ["1"], "platform": "kivu",
-            "inputs": [{ "name": "TEXT", "datatype": "BYTES", "shape": [-1, 1] }],
-            "outputs": [{ "name": "embedding", "datatype": "FP32", "shape": [-1, 384] }]
-        })
+        status = 200, description = "Names, types and shapes; -1 stands for any length.", body = ModelMetadata
     ))
 )]
 pub(super) async fn metadata(
@@ -159,14 +149,9 @@ pub(super) struct ModelConfig {
 /// Describe a model as Triton's configuration
 #[utoipa::path(
     get, path = "/v2/models/{model}/config", tag = "KServe v2",
-    params(("model" = String, Path, description = "The name of a served model.")),
     responses((
-        status = 200, description = "Names, types and dimensions; -1 stands for any length.", body = ModelConfig,
-        example = json!({
-            "name": "minilm", "platform": "kivu", "backend": "kivu", "max_batch_size": 0,
-            "input": [{ "name": "TEXT", "data_type": "TYPE_STRING", "dims": [-1, 1] }],
-            "output": [{ "name": "embedding", "data_type": "TYPE_FP32", "dims": [-1, 384] }]
-        })
+        status = 200, description = "Names, types and dimensions; -1 stands for any length.",
+        body = ModelConfig
     ))
 )]
 pub(super) async fn config(
@@ -191,22 +176,10 @@ pub(super) async fn config(
 /// JSON in bytes.
 #[utoipa::path(
     post, path = "/v2/models/{model}/infer", tag = "KServe v2",
-    params(("model" = String, Path, description = "The name of a served model.")),
-    request_body(content((
-        message::InferBody = "application/json",
-        example = json!({
-            "inputs": [{ "name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["What is deep learning?"] }]
-        })
-    ))),
+    request_body = InferRequest,
     responses((
         status = 200, description = "The output, in the JSON or as binary data after it.",
-        content(
-            (message::Answer<'static> = "application/json", example = json!({
-                "model_name": "minilm", "model_version": "1",
-                "outputs": [{ "name": "embedding", "datatype": "FP32", "shape": [1, 2], "data": [0.6, 0.8] }]
-            })),
-            (schemas::Bytes = "application/octet-stream")
-        )
+        content((message::Answer<'static> = "application/json"), (schemas::Bytes = "application/octet-stream"))
     ))
 )]
 pub(super) async fn infer(

@@ -4,7 +4,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::{
-    message::{InferRequest, InputElements, InputTensor, Output, OutputElements},
+    message::{InferInput, InferRequest, InputElements, Output, OutputElements},
     translation,
 };
 use crate::{
@@ -12,11 +12,7 @@ use crate::{
     backend::{Deadline, routing::Location},
     error::{Error, Result, quoted},
     model::{Model, Pipeline},
-    pipeline::{
-        Input,
-        embedding::EmbeddingOptions,
-        ranking::RankingOptions,
-    },
+    pipeline::{Input, embedding::EmbeddingOptions, ranking::RankingOptions},
     repository::manifest::TensorNames,
 };
 
@@ -122,10 +118,7 @@ pub(super) async fn run(
     let (names, limit, truncation) = (&interface.names, app.limits.texts, app.truncation(None, None));
     match &model.pipeline {
         Pipeline::Embedding(pipeline) => {
-            let inputs = match rows(names, request, limit)? {
-                Rows::Tokens(rows) => rows.into_iter().map(Input::Ids).collect(),
-                Rows::Texts(texts) => texts.into_iter().map(Input::Text).collect(),
-            };
+            let inputs = rows(names, request, limit)?.into_inputs();
             let options = EmbeddingOptions {
                 truncation,
                 normalize: None,
@@ -137,10 +130,7 @@ pub(super) async fn run(
             Ok(matrix(embeddings.vectors, embeddings.usage.location))
         }
         Pipeline::Classification(pipeline) => {
-            let inputs = match rows(names, request, limit)? {
-                Rows::Tokens(rows) => rows.into_iter().map(Input::Ids).collect(),
-                Rows::Texts(texts) => texts.into_iter().map(Input::Text).collect(),
-            };
+            let inputs = rows(names, request, limit)?.into_inputs();
             let logits = pipeline.logits(inputs, truncation.into(), deadline).await?;
             Ok(matrix(logits.rows, logits.usage.location))
         }
@@ -182,6 +172,15 @@ enum Rows {
     Texts(Vec<String>),
 }
 
+impl Rows {
+    fn into_inputs(self) -> Vec<Input> {
+        match self {
+            Self::Tokens(rows) => rows.into_iter().map(Input::Ids).collect(),
+            Self::Texts(texts) => texts.into_iter().map(Input::Text).collect(),
+        }
+    }
+}
+
 /// Texts, or the token ids that the mask keeps.
 fn rows(names: &TensorNames, request: &InferRequest, limit: usize) -> Result<Rows> {
     match (request.input(&names.text), request.input(&names.ids)) {
@@ -196,11 +195,11 @@ fn rows(names: &TensorNames, request: &InferRequest, limit: usize) -> Result<Row
     }
 }
 
-fn required<'a>(request: &'a InferRequest, name: &str) -> Result<&'a InputTensor> {
+fn required<'a>(request: &'a InferRequest, name: &str) -> Result<&'a InferInput> {
     request.input(name).ok_or_else(|| Error::invalid(format!("expected the input `{name}`, but found none")))
 }
 
-fn strings(input: &InputTensor) -> Result<&[String]> {
+fn strings(input: &InferInput) -> Result<&[String]> {
     match &input.elements {
         InputElements::Texts(texts) => Ok(texts),
         InputElements::Integers(_) => {
@@ -210,7 +209,7 @@ fn strings(input: &InputTensor) -> Result<&[String]> {
 }
 
 /// The only text of an input.
-fn text(input: &InputTensor) -> Result<String> {
+fn text(input: &InferInput) -> Result<String> {
     let found = strings(input)?;
     match found {
         [text] if !text.is_empty() => Ok(text.clone()),
@@ -219,7 +218,7 @@ fn text(input: &InputTensor) -> Result<String> {
     }
 }
 
-fn texts(input: &InputTensor, limit: usize) -> Result<Vec<String>> {
+fn texts(input: &InferInput, limit: usize) -> Result<Vec<String>> {
     let texts = strings(input)?;
     inputs::count(&input.name, texts.len(), limit)?;
     match texts.iter().position(String::is_empty) {
@@ -231,8 +230,8 @@ fn texts(input: &InputTensor, limit: usize) -> Result<Vec<String>> {
     }
 }
 
-fn tokens(ids: &InputTensor, mask: Option<&InputTensor>, limit: usize) -> Result<Vec<Vec<u32>>> {
-    let integers = |input: &InputTensor| match &input.elements {
+fn tokens(ids: &InferInput, mask: Option<&InferInput>, limit: usize) -> Result<Vec<Vec<u32>>> {
+    let integers = |input: &InferInput| match &input.elements {
         InputElements::Integers(values) => Ok(values.clone()),
         InputElements::Texts(_) => {
             Err(Error::invalid(format!("expected `{}` as INT32 or INT64, but found BYTES", input.name)))
@@ -287,7 +286,8 @@ mod tests {
     fn a_query_that_is_not_one_text_is_invalid() {
         let refusal = |texts: &[&str]| {
             let elements = InputElements::Texts(texts.iter().map(ToString::to_string).collect());
-            let input = InputTensor { name: "QUERY".into(), shape: vec![texts.len()], elements };
+            let mut input = InferInput::default();
+            (input.name, input.elements) = ("QUERY".into(), elements);
             let rejection = Rejection::from(text(&input).unwrap_err());
             format!("{} {}", Dialect::KServe.status(rejection.status).as_u16(), rejection.message)
         };

@@ -1,6 +1,6 @@
 //! Translation by tensors: token ids to token ids, or texts to texts.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::message::{InferRequest, Output, OutputElements};
 use crate::{
@@ -19,35 +19,12 @@ pub(super) const IDS: &str = "generated_indices";
 /// The default name of the output for texts.
 pub(super) const TEXTS: &str = "translation";
 
-/// Parameters for generation; others are ignored, since clients send them for other servers.
-const GENERATION: [&str; 17] = [
-    "do_sample",
-    "early_stopping",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "length_penalty",
-    "max_length",
-    "max_new_tokens",
-    "min_length",
-    "min_new_tokens",
-    "no_repeat_ngram_size",
-    "num_beams",
-    "num_return_sequences",
-    "repetition_penalty",
-    "seed",
-    "temperature",
-    "top_k",
-    "top_p",
-];
-
 /// The options in the `parameters` of a request.
 pub(super) fn options(request: &InferRequest, limits: &Limits) -> Result<TranslationOptions> {
-    let generation: Map<String, Value> = request
-        .parameters
-        .iter()
-        .filter(|(name, _)| GENERATION.contains(&name.as_str()))
-        .map(|(name, value)| (name.clone(), value.clone()))
-        .collect();
+    // Clients send parameters for other servers as well: those that are no options of generation are ignored.
+    let known = serde_json::to_value(GenerationOptions::default()).unwrap_or_default();
+    let mut generation = request.parameters.clone();
+    generation.retain(|name, _| known.get(name).is_some());
     let generation: GenerationOptions = request::from_value(Value::Object(generation))?;
     Ok(TranslationOptions {
         source: request.parameter("src_lang")?,

@@ -1,7 +1,9 @@
 //! The OpenAPI document at `/openapi.json`.
 //!
-//! Each handler declares what it reads and answers; [`responses`] adds errors, headers and security schemes.
+//! Each handler declares its request and response; [`examples`] adds examples, and [`responses`] errors, headers,
+//! path parameters and security schemes.
 
+mod examples;
 mod responses;
 pub(super) mod schemas;
 
@@ -16,12 +18,7 @@ use axum::{
     http::header::{CACHE_CONTROL, CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
-use utoipa::openapi::{
-    InfoBuilder, License, OpenApi, OpenApiBuilder, RefOr, Required, Server,
-    path::{Operation, ParameterBuilder, ParameterIn},
-    schema::{ObjectBuilder, Type},
-    tag::TagBuilder,
-};
+use utoipa::openapi::{InfoBuilder, License, OpenApi, OpenApiBuilder, Server, tag::TagBuilder};
 use utoipa_axum::router::UtoipaMethodRouter;
 
 use super::{app::App, rejection::Rejection};
@@ -63,51 +60,40 @@ pub(super) fn info() -> OpenApi {
         .build()
 }
 
-/// The same handler at another path, which may add the parameter `version`.
+/// The same handler at another path, with its own operation id.
 pub(super) fn at(
     path: &str,
     (schemas, mut paths, router): UtoipaMethodRouter<Arc<App>>,
 ) -> UtoipaMethodRouter<Arc<App>> {
-    paths.paths = mem::take(&mut paths.paths)
-        .into_values()
-        .map(|mut item| {
-            for operation in item.get.iter_mut().chain(item.post.iter_mut()) {
-                rename(path, operation);
-            }
-            (path.to_owned(), item)
-        })
-        .collect();
-    (schemas, paths, router)
-}
-
-/// Gives an operation a unique id, and the parameter `version` if its path has one.
-fn rename(path: &str, operation: &mut Operation) {
     let words = path.split('/').map(|word| word.trim_matches(['{', '}'])).filter(|word| !word.is_empty());
-    operation.operation_id = Some(words.collect::<Vec<_>>().join("_"));
-    if path.contains("{version}") {
-        let version = ParameterBuilder::new()
-            .name("version")
-            .parameter_in(ParameterIn::Path)
-            .required(Required::True)
-            .description(Some("Always `1`."))
-            .schema(Some(ObjectBuilder::new().schema_type(Type::String)))
-            .build();
-        operation.parameters.get_or_insert_default().push(RefOr::T(version));
-    }
+    let id = words.collect::<Vec<_>>().join("_");
+    let items = mem::take(&mut paths.paths).into_values().map(|mut item| {
+        for operation in item.get.iter_mut().chain(item.post.iter_mut()) {
+            operation.operation_id = Some(id.clone());
+        }
+        (path.to_owned(), item)
+    });
+    paths.paths = items.collect();
+    (schemas, paths, router)
 }
 
 /// The OpenAPI document
 ///
 /// Describes the requests, responses and errors of each route, with examples.
-#[utoipa::path(get, path = "/openapi.json", tag = "server", responses((
-    status = 200, description = "This document.", body = Object
-)))]
+#[utoipa::path(
+    get, path = "/openapi.json", tag = "server",
+    responses((status = 200, description = "This document.", body = Object))
+)]
 pub(super) async fn openapi(
     State(app): State<Arc<App>>,
     Extension(document): Extension<Arc<Document>>,
 ) -> Result<Response, Rejection> {
     app.require_page("/openapi.json")?;
-    let write = || responses::complete((document.routes)(), app.guard.access()).to_json().unwrap_or_default();
+    let write = || {
+        let mut document = (document.routes)();
+        examples::add(&mut document.paths);
+        responses::complete(document, app.guard.access()).to_json().unwrap_or_default()
+    };
     let headers = [(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-cache")];
     Ok((headers, document.json.get_or_init(write).clone()).into_response())
 }

@@ -1,4 +1,4 @@
-//! What all operations have in common: errors, security schemes, and the headers of responses.
+//! What all operations have in common: path parameters, errors, security schemes and response headers.
 
 use std::time::Duration;
 
@@ -6,9 +6,9 @@ use axum::http::StatusCode;
 use utoipa::{
     ToSchema,
     openapi::{
-        Components, ContentBuilder, Header, HeaderBuilder, OpenApi, Ref, RefOr, Response, ResponseBuilder,
-        Schema,
-        path::Operation,
+        Components, ContentBuilder, Header, HeaderBuilder, OpenApi, Ref, RefOr, Required, Response,
+        ResponseBuilder, Schema,
+        path::{Operation, ParameterBuilder, ParameterIn},
         schema::{ObjectBuilder, Type},
         security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme},
     },
@@ -35,6 +35,7 @@ pub(super) fn complete(mut document: OpenApi, access: &Access) -> OpenApi {
             if !is_open && !requirements.is_empty() {
                 operation.security = Some(requirements.clone());
             }
+            add_parameters(path, operation);
             add_errors(path, is_post, is_open, operation);
             add_headers(path, is_post, operation);
         }
@@ -47,17 +48,23 @@ pub(super) fn complete(mut document: OpenApi, access: &Access) -> OpenApi {
 }
 
 fn error_schemas() -> Vec<(String, RefOr<Schema>)> {
-    fn add<T: ToSchema>(schemas: &mut Vec<(String, RefOr<Schema>)>) {
-        schemas.push((T::name().into_owned(), T::schema()));
-        T::schemas(schemas);
-    }
     let mut schemas = Vec::new();
-    add::<TeiError>(&mut schemas);
-    add::<OpenAiError>(&mut schemas);
-    add::<KServeError>(&mut schemas);
-    add::<CohereError>(&mut schemas);
-    add::<JinaError>(&mut schemas);
+    ErrorBody::schemas(&mut schemas);
     schemas
+}
+
+fn add_parameters(path: &str, operation: &mut Operation) {
+    for (name, description) in [("model", "The name of a served model."), ("version", "Always `1`.")] {
+        if path.contains(&format!("{{{name}}}")) {
+            let parameter = ParameterBuilder::new()
+                .name(name)
+                .parameter_in(ParameterIn::Path)
+                .required(Required::True)
+                .description(Some(description))
+                .schema(Some(ObjectBuilder::new().schema_type(Type::String)));
+            operation.parameters.get_or_insert_default().push(RefOr::T(parameter.build()));
+        }
+    }
 }
 
 fn security_schemes(access: &Access) -> Vec<(&'static str, SecurityScheme)> {
@@ -97,59 +104,45 @@ fn add_errors(path: &str, is_post: bool, is_open: bool, operation: &mut Operatio
 /// The possible rejections of an operation: their meaning and an example.
 fn rejections(path: &str, is_post: bool, is_open: bool) -> Vec<(&'static str, Rejection)> {
     let new = |status, message: &str| Rejection::new(status, message);
-    let unknown_model = || {
-        let error = Error::UnknownModel { name: "bert".into(), known: vec!["minilm".into()] };
-        ("Unknown model.", error.into())
-    };
-    let mut rejections =
-        vec![("Internal error; see the log.", new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed"))];
-    if !is_open {
-        rejections.extend([
-            ("Missing or unknown key.", new(StatusCode::UNAUTHORIZED, NO_KEY)),
-            ("Not through the trusted proxy, if one is configured.", new(StatusCode::FORBIDDEN, NOT_PROXIED)),
-            (
-                "The fleet or the source of keys is unavailable.",
-                Error::unavailable("the fleet of `minilm` cannot be reached").into(),
-            ),
-        ]);
-    }
-    if path.contains('{') {
-        let error = Error::malformed("expected UTF-8 in the path, but found other bytes");
-        rejections.push(("Invalid path parameter.", error.into()));
-    }
-    if is_post {
-        rejections.push(("Too many concurrent requests.", Error::Overloaded { limit: 512 }.into()));
-    }
-    if is_post && path != "/v2/repository/index" {
-        rejections.extend([
-            (
-                "The body is incomplete or not JSON.",
-                Error::malformed("the body is not JSON: expected value at line 1 column 1").into(),
-            ),
-            unknown_model(),
-            (
-                "Too many texts, tokens or bytes.",
-                Error::too_large("expected 1 to 1024 `inputs`, but found 2000").into(),
-            ),
-            (
-                "Invalid value.",
-                Error::invalid("expected a text in `inputs[1]`, but found an empty one").into(),
-            ),
-            ("The model failed.", Error::inference("the model failed to run").into()),
-            ("Timeout.", Error::DeadlineExceeded { after: Duration::from_secs(30) }.into()),
-        ]);
-        if Dialect::of(path) != Dialect::KServe {
-            let message = "expected the content type `application/json`, but found `text/plain`";
-            rejections.push(("Wrong content type.", new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message)));
-        }
-    } else if path.contains("{model}") {
-        rejections.push(unknown_model());
-    }
-    if matches!(path, "/metrics" | "/docs" | "/openapi.json") {
-        let message = format!("no route `{path}`");
-        rejections.push(("Turned off on this server.", new(StatusCode::NOT_FOUND, &message)));
-    }
-    rejections
+    let has_body = is_post && path != "/v2/repository/index";
+    let has_content_type = has_body && Dialect::of(path) != Dialect::KServe;
+    let is_optional = matches!(path, "/metrics" | "/docs" | "/openapi.json");
+    let path_error = Error::malformed("expected UTF-8 in the path, but found other bytes");
+    let fleet_error = Error::unavailable("the fleet of `minilm` cannot be reached");
+    let json_error = Error::malformed("the body is not JSON: expected value at line 1 column 1");
+    let unknown_model = Error::UnknownModel { name: "bert".into(), known: vec!["minilm".into()] };
+    let too_large = Error::too_large("expected 1 to 1024 `inputs`, but found 2000");
+    let invalid = Error::invalid("expected a text in `inputs[1]`, but found an empty one");
+    let failed = Error::inference("the model failed to run");
+    let timeout = Error::DeadlineExceeded { after: Duration::from_secs(30) };
+    let wrong_type = "expected the content type `application/json`, but found `text/plain`";
+    [
+        (true, "Internal error; see the log.", new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed")),
+        (!is_open, "Missing or unknown key.", new(StatusCode::UNAUTHORIZED, NO_KEY)),
+        (
+            !is_open,
+            "Not through the trusted proxy, if one is configured.",
+            new(StatusCode::FORBIDDEN, NOT_PROXIED),
+        ),
+        (!is_open, "The fleet or the source of keys is unavailable.", fleet_error.into()),
+        (path.contains('{'), "Invalid path parameter.", path_error.into()),
+        (is_post, "Too many concurrent requests.", Error::Overloaded { limit: 512 }.into()),
+        (has_body, "The body is incomplete or not JSON.", json_error.into()),
+        (has_body || path.contains("{model}"), "Unknown model.", unknown_model.into()),
+        (has_body, "Too many texts, tokens or bytes.", too_large.into()),
+        (has_body, "Invalid value.", invalid.into()),
+        (has_body, "The model failed.", failed.into()),
+        (has_body, "Timeout.", timeout.into()),
+        (has_content_type, "Wrong content type.", new(StatusCode::UNSUPPORTED_MEDIA_TYPE, wrong_type)),
+        (
+            is_optional,
+            "Turned off on this server.",
+            new(StatusCode::NOT_FOUND, &format!("no route `{path}`")),
+        ),
+    ]
+    .into_iter()
+    .filter_map(|(applies, meaning, rejection)| applies.then_some((meaning, rejection)))
+    .collect()
 }
 
 fn error_response(dialect: Dialect, meaning: &str, rejection: &Rejection) -> Response {

@@ -4,7 +4,7 @@ use utoipa::{
     PartialSchema, ToSchema,
     openapi::{
         KnownFormat, RefOr, SchemaFormat,
-        schema::{AnyOfBuilder, ArrayBuilder, ObjectBuilder, OneOfBuilder, Schema, SchemaType, Type},
+        schema::{AnyOfBuilder, ArrayBuilder, ObjectBuilder, OneOfBuilder, Schema, Type},
     },
 };
 
@@ -66,12 +66,6 @@ pub(in crate::api) fn ranking_inputs() -> FieldSchema {
         .property("inputs", inputs.required("query").required("texts"))
         .required("inputs")
         .into()
-}
-
-pub(in crate::api) fn encoding_format() -> FieldSchema {
-    let nullable = SchemaType::Array(vec![Type::String, Type::Null]);
-    let values = [Some("float"), Some("base64"), None];
-    ObjectBuilder::new().schema_type(nullable).enum_values(Some(values)).into()
 }
 
 /// Binary data.

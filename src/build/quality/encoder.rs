@@ -19,7 +19,7 @@ use crate::{
         source::{EncoderSettings, MODEL},
     },
     error::{Error, Result},
-    pipeline::{scores::descending, pooling::cosine},
+    pipeline::{pooling::cosine, scores::descending},
     repository::manifest::Quality,
     tensor::Tensor,
     tokenizer::{Encoding, Side, Tokenizer, Truncation},

@@ -97,11 +97,7 @@ impl Work<LocalGenerator, RemoteGenerator> for TranslationWork<'_> {
         self.sentences.iter().try_for_each(|sentence| remote.check_length(sentence.ids.len()))
     }
 
-    async fn run_locally(
-        &self,
-        local: &LocalGenerator,
-        deadline: Deadline,
-    ) -> Result<Vec<Vec<Generated>>> {
+    async fn run_locally(&self, local: &LocalGenerator, deadline: Deadline) -> Result<Vec<Vec<Generated>>> {
         let batches = self.batches(|config, longest| {
             let tokens = longest + config.max_length(longest);
             match self.shortlist {

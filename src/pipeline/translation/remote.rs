@@ -147,7 +147,10 @@ impl RemoteGenerator {
         let outputs = if options.is_empty() {
             self.backend.infer(inputs, deadline).await?
         } else {
-            self.backend.with_parameter(OPTIONS, Value::Object(options).to_string()).infer(inputs, deadline).await?
+            self.backend
+                .with_parameter(OPTIONS, Value::Object(options).to_string())
+                .infer(inputs, deadline)
+                .await?
         };
         let mut outputs = outputs.into_iter();
         let targets = outputs.next().ok_or_else(|| unexpected("nothing"))?;
