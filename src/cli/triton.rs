@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use super::terminal::print;
 use crate::{
@@ -29,7 +29,7 @@ pub(super) struct Arguments {
     ///
     /// The default is onnxruntime, and python for translation, which needs a program on the server.
     #[arg(long, value_enum)]
-    backend: Option<Backend>,
+    backend: Option<Runner>,
     /// The maximum number of texts in a batch
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     max_batch_size: u32,
@@ -44,20 +44,13 @@ pub(super) struct Arguments {
     text: bool,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Backend {
-    Onnxruntime,
-    Python,
-}
-
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let bundle = Bundle::open(&arguments.bundle)?;
     let options = Options {
-        runner: match arguments.backend {
-            Some(Backend::Python) => Runner::Python,
-            None if bundle.manifest().task == Task::Translation => Runner::Python,
+        runner: arguments.backend.unwrap_or(match bundle.manifest().task {
+            Task::Translation => Runner::Python,
             _ => Runner::Onnx,
-        },
+        }),
         max_batch_size: arguments.max_batch_size,
         instances: arguments.instances,
         tensorrt: arguments.tensorrt,

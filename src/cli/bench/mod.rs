@@ -79,6 +79,10 @@ struct Figure {
 }
 
 impl Figure {
+    fn new(name: &'static str, unit: &'static str, value: f64, baseline: Option<f64>) -> Self {
+        Self { name, unit, value, baseline }
+    }
+
     fn line(&self) -> String {
         let Self { name, unit, value, baseline } = self;
         let baseline = baseline.map(|baseline| {
@@ -91,16 +95,14 @@ impl Figure {
 pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     let path = config.find_bundle(arguments.bundle.clone());
     let bundle = Bundle::open(&path)?;
-    let value = cold_start(&path, bundle.manifest(), config)?;
-    let mut figures =
-        vec![Figure { name: "start to first response, median", unit: "ms", value, baseline: None }];
+    let start_ms = cold_start(&path, bundle.manifest(), config)?;
+    let mut figures = vec![Figure::new("start to first response, median", "ms", start_ms, None)];
     let server = Server::start(&path, config)?;
     figures.extend(match bundle.manifest().task {
         Task::Translation => decoding(&server, bundle.manifest())?,
         _ => speed(&server, &bundle, config, Duration::from_secs(arguments.seconds))?,
     });
-    let memory = server.resident_mb()?;
-    figures.push(Figure { name: "resident memory", unit: "MB", value: memory, baseline: None });
+    figures.push(Figure::new("resident memory", "MB", server.resident_mb()?, None));
     print(&format!("quality: {}", quality::text(bundle.manifest().weights.quality)))?;
     figures.iter().try_for_each(|figure| print(&figure.line()))?;
     if let Some(path) = &arguments.json {
@@ -149,16 +151,11 @@ fn speed(server: &Server, bundle: &Bundle, config: &Config, time: Duration) -> R
             alone.push(times.1);
         }
     }
-    let figure = |name, unit, value, baseline| Figure { name, unit, value, baseline: Some(baseline) };
+    let [p99, p99_alone] = [&mut http, &mut alone].map(|times| percentile(times, 99));
     Ok(vec![
-        figure("throughput, 32 texts, 4 clients", "rows/s", median(served), median(bare)),
-        figure(
-            "one short text, 99th percentile",
-            "ms",
-            percentile(&mut http, 99),
-            percentile(&mut alone, 99),
-        ),
-        figure("one short text, median", "ms", median(http), median(alone)),
+        Figure::new("throughput, 32 texts, 4 clients", "rows/s", median(served), Some(median(bare))),
+        Figure::new("one short text, median", "ms", median(http), Some(median(alone))),
+        Figure::new("one short text, 99th percentile", "ms", p99, Some(p99_alone)),
     ])
 }
 
@@ -176,8 +173,7 @@ fn decoding(server: &Server, manifest: &Manifest) -> Result<Vec<Figure>> {
         let body = json!({ "inputs": SHORT, "parameters": parameters });
         let request = Request::json(manifest, &body.to_string());
         let times = (0..TRANSLATIONS).map(|_| connection.send(&request)).collect::<Result<_>>()?;
-        let value = TOKENS as f64 * 1000.0 / median(times);
-        Ok(Figure { name, unit: "tokens/s", value, baseline: None })
+        Ok(Figure::new(name, "tokens/s", TOKENS as f64 * 1000.0 / median(times), None))
     };
     Ok(vec![speed("decoding, greedy", 1)?, speed("decoding, 5 beams", 5)?])
 }

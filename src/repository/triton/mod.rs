@@ -45,12 +45,13 @@ pub struct Options {
     pub text: bool,
 }
 
-/// What runs a graph on a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The Triton backend that runs a graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Runner {
-    /// Triton's backend for ONNX.
+    /// The backend for ONNX
+    #[value(name = "onnxruntime")]
     Onnx,
-    /// Triton's backend for Python, with the package `onnxruntime`.
+    /// The backend for Python, with the package `onnxruntime`
     Python,
 }
 
