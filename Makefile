@@ -193,6 +193,7 @@ SAM_BUILD = ARCHITECTURE=$(ARCHITECTURE) PACKED="$(PACKED)" CARGO_LAMBDA=$(CARGO
 .PHONY: deploy
 deploy: packed $(DEPLOY_TOOLS) ## Deploy to the AWS account of the credentials in the environment
 	$(SAM_BUILD)
+	$(OPERATE) quotas '$(PARAMETERS)'
 	$(SAM) deploy --stack-name $(STACK) --parameter-overrides 'Architecture=$(ARCHITECTURE) $(PARAMETERS)'
 
 .PHONY: local

@@ -1,28 +1,39 @@
-"""Operates a deployment: keys, status, logs, removal.
+"""Operates a deployment: quotas, keys, status, logs, removal.
 
+    python functions/operate.py STACK quotas [PARAMETERS]
     python functions/operate.py STACK key NAME --kivu KIVU
     python functions/operate.py STACK status
     python functions/operate.py STACK logs
     python functions/operate.py STACK undeploy
 
-`make key`, `make status`, `make logs` and `make undeploy` run it, with the credentials and the region of the
+`make deploy`, `make key`, `make status`, `make logs` and `make undeploy` run it, with the credentials and the region of the
 environment.
 """
 
 import argparse
+import shlex
 import subprocess
 import sys
 import time
 from datetime import datetime, timezone
+from pathlib import Path
 
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
+
+TEMPLATE = Path(__file__).resolve().parents[1] / "template.yaml"
+# Lambda keeps this much concurrency out of reservations.
+MIN_UNRESERVED = 100
+CONCURRENCY = ("lambda", "L-B99A9384")
+ON_DEMAND_GPUS, SPOT_GPUS = ("ec2", "L-DB2E81BA"), ("ec2", "L-3819A6DF")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("stack")
     commands = parser.add_subparsers(dest="command", required=True)
+    quotas_parser = commands.add_parser("quotas", help="compare the account's quotas with what the deployment needs")
+    quotas_parser.add_argument("parameters", nargs="?", default="", help="parameters of the template: 'NAME=VALUE ...'")
     key_parser = commands.add_parser("key", help="create an API key")
     key_parser.add_argument("name")
     key_parser.add_argument("--kivu", required=True, help="the `kivu` command")
@@ -31,7 +42,7 @@ def main():
     commands.add_parser("undeploy", help="delete the deployment")
     options = parser.parse_args()
     try:
-        {"key": key, "status": status, "logs": logs, "undeploy": undeploy}[options.command](options)
+        {"quotas": quotas, "key": key, "status": status, "logs": logs, "undeploy": undeploy}[options.command](options)
     except (BotoCoreError, ClientError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
@@ -42,6 +53,53 @@ def outputs(stack):
     """The outputs of a stack."""
     found = boto3.client("cloudformation").describe_stacks(StackName=stack)["Stacks"][0]
     return {output["OutputKey"]: output["OutputValue"] for output in found.get("Outputs", [])}
+
+
+def quotas(options):
+    """Warns of quotas below what the deployment needs. A new account has 10 concurrent executions and no GPUs."""
+    parameters = parameters_of(options.stack) | dict(pair.partition("=")[::2] for pair in shlex.split(options.parameters))
+    for (service, code), needed in required_quotas(parameters).items():
+        try:
+            quota = boto3.client("service-quotas").get_service_quota(ServiceCode=service, QuotaCode=code)["Quota"]
+        except (BotoCoreError, ClientError) as error:
+            print(f"skipped: cannot read the quota {code} of {service}: {error}", file=sys.stderr)
+            continue
+        if quota["Value"] < needed:
+            print(
+                f"warning: expected a quota of at least {needed} for `{quota['QuotaName']}`, but found "
+                f"{quota['Value']:.0f}; request it with `aws service-quotas request-service-quota-increase "
+                f"--service-code {service} --quota-code {code} --desired-value {needed}`",
+                file=sys.stderr,
+            )
+
+
+def parameters_of(stack):
+    """The parameters of a stack, or the template's defaults if it does not exist."""
+    from samcli.yamlhelper import yaml_parse
+
+    defaults = yaml_parse(TEMPLATE.read_text())["Parameters"]
+    parameters = {name: str(parameter["Default"]) for name, parameter in defaults.items()}
+    try:
+        found = boto3.client("cloudformation").describe_stacks(StackName=stack)["Stacks"][0]
+    except ClientError:
+        return parameters
+    return parameters | {each["ParameterKey"]: each["ParameterValue"] for each in found.get("Parameters", [])}
+
+
+def required_quotas(parameters):
+    """The quotas that a deployment with these parameters needs."""
+    number = lambda name: int(parameters[name])
+    reserved = max(number("ReservedConcurrency"), number("ProvisionedConcurrency"))
+    # One execution for each function beyond those of batch jobs.
+    concurrency = 1 + (number("BatchConcurrency") if parameters["Batch"] == "yes" else 0)
+    required = {CONCURRENCY: max(concurrency, reserved + MIN_UNRESERVED if reserved else 0)}
+    if parameters["Fleet"] == "yes":
+        types = parameters["FleetTypes"].split(",")
+        found = boto3.client("ec2").describe_instance_types(InstanceTypes=types)["InstanceTypes"]
+        cpus = max(each["VCpuInfo"]["DefaultVCpus"] for each in found)
+        on_demand = min(number("FleetOnDemand"), number("FleetMost"))
+        required |= {ON_DEMAND_GPUS: on_demand * cpus, SPOT_GPUS: (number("FleetMost") - on_demand) * cpus}
+    return {quota: needed for quota, needed in required.items() if needed}
 
 
 def key(options):

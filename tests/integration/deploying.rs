@@ -43,6 +43,28 @@ fn the_official_checkers_find_nothing() {
 }
 
 #[test]
+fn quotas_below_the_requirements_are_reported() {
+    let Some(mut quotas) = script("quotas") else { return };
+    succeed(&mut quotas);
+}
+
+/// New accounts allow 3008 MB for a function and 10 concurrent executions.
+#[test]
+fn defaults_fit_a_new_account() {
+    let Some([deployment]) =
+        Deployment::resolve([json!({ "Batch": "yes", "LargeModels": "s3://b/models/m" })])
+    else {
+        return;
+    };
+    for (name, function) in deployment.all("AWS::Lambda::Function") {
+        assert!(number(&function["MemorySize"]) <= 3008, "{name}");
+        assert!(function["ReservedConcurrentExecutions"].is_null(), "{name}");
+    }
+    let mapping = deployment.of("BatchFunctionUploads");
+    assert!(number(&mapping["ScalingConfig"]["MaximumConcurrency"]) < 10, "the API needs some, too");
+}
+
+#[test]
 fn archives_are_reproducible() {
     let mut command = Command::new("python3");
     succeed(command.current_dir(root()).args(["-B", "tests/lambda/packing.py"]));
@@ -133,7 +155,7 @@ fn configuration(function: &Value) -> Config {
     Config::load(Some(&file), &variables).unwrap_or_else(|error| panic!("{}", error.chain()))
 }
 
-fn seconds(value: &Value) -> u64 {
+fn number(value: &Value) -> u64 {
     value.as_u64().or_else(|| value.as_str()?.parse().ok()).unwrap_or_else(|| panic!("no number: {value}"))
 }
 
@@ -163,7 +185,7 @@ fn functions_accept_their_configuration() {
             );
             assert!(config.limits.body_bytes <= PAYLOAD_BYTES);
             assert!(config.limits.values * NUMBER_BYTES <= PAYLOAD_BYTES, "the largest response must fit");
-            let memory = seconds(&function["MemorySize"]);
+            let memory = number(&function["MemorySize"]);
             assert_eq!(config.threads().get() as u64, memory.div_ceil(1769), "one thread per CPU");
         }
     }
@@ -217,18 +239,18 @@ fn timeouts_are_consistent() {
     for (deployment, function, integration) in
         [(&smallest, "ApiFunction", "ApiIntegration"), (&large, "LargeFunction", "LargeIntegration")]
     {
-        let gateway = Duration::from_millis(seconds(&deployment.of(integration)["TimeoutInMillis"]));
+        let gateway = Duration::from_millis(number(&deployment.of(integration)["TimeoutInMillis"]));
         let limits = configuration(deployment.of(function)).limits;
-        let function = Duration::from_secs(seconds(&deployment.of(function)["Timeout"]));
+        let function = Duration::from_secs(number(&deployment.of(function)["Timeout"]));
         assert!(
             function < gateway && gateway <= Duration::from_secs(30),
             "the function must answer before API Gateway does"
         );
         assert!(limits.timeout() < function, "a request must end before its function");
     }
-    let timeout = seconds(&batch.of("BatchFunction")["Timeout"]);
+    let timeout = number(&batch.of("BatchFunction")["Timeout"]);
     let queue = batch.of("Uploads");
-    assert!(seconds(&queue["VisibilityTimeout"]) >= 6 * timeout);
+    assert!(number(&queue["VisibilityTimeout"]) >= 6 * timeout);
     assert_eq!(
         queue["RedrivePolicy"]["deadLetterTargetArn"],
         "arn:aws:sqs:eu-west-1:000000000000:DeadLetters"
@@ -236,8 +258,8 @@ fn timeouts_are_consistent() {
     let mapping = batch.of("BatchFunctionUploads");
     assert_eq!(mapping["FunctionResponseTypes"], json!(["ReportBatchItemFailures"]));
     // Messages must outlive all their tries.
-    let tries = seconds(&queue["RedrivePolicy"]["maxReceiveCount"]);
-    assert!(seconds(&queue["MessageRetentionPeriod"]) > tries * seconds(&queue["VisibilityTimeout"]));
+    let tries = number(&queue["RedrivePolicy"]["maxReceiveCount"]);
+    assert!(number(&queue["MessageRetentionPeriod"]) > tries * number(&queue["VisibilityTimeout"]));
 }
 
 fn list(value: &Value) -> Vec<Value> {
