@@ -56,6 +56,10 @@ def source(file=FILE):
     return yaml_parse(file.read_text())
 
 
+class Refused(Exception):
+    """Parameters that CloudFormation would refuse, with the message of the template."""
+
+
 class Template:
     """A template with values for its parameters. `resources` and `policies` include those of nested stacks."""
 
@@ -66,6 +70,7 @@ class Template:
         unknown = given.keys() - written["Parameters"].keys()
         assert not unknown, f"{file} has no parameters {unknown}"
         self.parameters = {name: self._parameter(name, what, given) for name, what in written["Parameters"].items()}
+        self._check_rules(written.pop("Rules", {}))
         translated = self._translate(written) if "Transform" in written else written
         self.conditions = translated.get("Conditions", {})
         self._translated = translated["Resources"]
@@ -135,8 +140,21 @@ class Template:
     @staticmethod
     def _parameter(name, what, given):
         value = given[name] if name in given else what["Default"]
-        assert "AllowedValues" not in what or str(value) in map(str, what["AllowedValues"]), f"{name}: {value}"
+        is_valid = (
+            ("AllowedValues" not in what or str(value) in map(str, what["AllowedValues"]))
+            and re.fullmatch(what.get("AllowedPattern", ".*"), str(value))
+            and (what["Type"] != "Number" or float(value) >= what.get("MinValue", 0))
+            and (what["Type"] != "Number" or float(value) <= what.get("MaxValue", float("inf")))
+        )
+        if not is_valid:
+            raise Refused(what.get("ConstraintDescription", f"{name}={value}"))
         return str(value).split(",") if what["Type"] == "CommaDelimitedList" else value
+
+    def _check_rules(self, rules):
+        for rule in rules.values():
+            for assertion in rule["Assertions"]:
+                if not self._test(assertion["Assert"]):
+                    raise Refused(assertion["AssertDescription"])
 
     def holds(self, condition):
         return condition is None or self._test(self.conditions[condition])
@@ -147,6 +165,8 @@ class Template:
             return str(self.value(of[0])) == str(self.value(of[1]))
         if kind == "Condition":
             return self.holds(of)
+        if kind == "Fn::EachMemberEquals":
+            return all(str(value) == str(of[1]) for value in self.value(of[0]))
         tests = [self._test(one) for one in of]
         return {"Fn::Not": lambda: not tests[0], "Fn::And": lambda: all(tests), "Fn::Or": lambda: any(tests)}[kind]()
 

@@ -21,7 +21,7 @@ from template import FILES, ROOT, Template, source
 
 BIN = Path(sys.executable).parent
 STATE_MACHINES = sorted((ROOT / "functions").glob("*/*.asl.json"))
-IMAGE = "000000000000.dkr.ecr.eu-west-1.amazonaws.com/triton@sha256:0"
+IMAGE = "000000000000.dkr.ecr.eu-west-1.amazonaws.com/triton@sha256:" + "0" * 64
 # Together these deploy every resource, and every variant of each policy.
 DEPLOYMENTS = (
     {},
@@ -29,7 +29,7 @@ DEPLOYMENTS = (
     {"AuthMode": "iam", "LargeModels": "s3://b/models/m", "Batch": "yes", "Fleet": "yes", "TritonImage": IMAGE},
     {"LargeModels": "s3://b/models/m", "LargeRunsOn": "instances", "WebAclArn": "arn", "AlarmEmail": "a@b.c"},
     {"AuthMode": "jwt", "JwtIssuer": "https://a.b", "JwtAudience": "c", "CorsOrigins": "https://a.b"},
-    {"DomainName": "a.b", "CertificateArn": "arn", "HostedZoneId": "Z1", "FleetStart": "0 6 * * *", "FleetStop": "0 20 * * *",
+    {"DomainName": "a.b", "CertificateArn": "arn:aws:acm:eu-west-1:000000000000:certificate/a", "HostedZoneId": "Z1", "FleetStart": "0 6 * * *", "FleetStop": "0 20 * * *",
      "Fleet": "yes", "TritonImage": IMAGE},
 )
 # Actions without resource-level permissions in AWS; the templates say so at each statement.

@@ -24,6 +24,7 @@ use crate::{
     live::{root, succeed, tool},
 };
 
+const CERTIFICATE: &str = "arn:aws:acm:us-east-1:000000000000:certificate/a";
 /// Lambda's limit for a request and for a response.
 const PAYLOAD_BYTES: usize = 6 * 1024 * 1024;
 /// The longest number in JSON, with its comma.
@@ -62,6 +63,12 @@ fn defaults_fit_a_new_account() {
     }
     let mapping = deployment.of("BatchFunctionUploads");
     assert!(number(&mapping["ScalingConfig"]["MaximumConcurrency"]) < 10, "the API needs some, too");
+}
+
+#[test]
+fn impossible_combinations_are_refused() {
+    let Some(mut rules) = script("rules") else { return };
+    succeed(&mut rules);
 }
 
 #[test]
@@ -134,13 +141,13 @@ impl Deployment {
 
 /// Deployments whose functions are configured differently.
 fn deployments() -> Option<[Deployment; 5]> {
-    let image = "000000000000.dkr.ecr.eu-west-1.amazonaws.com/triton@sha256:0";
+    let image = format!("000000000000.dkr.ecr.eu-west-1.amazonaws.com/triton@sha256:{:064}", 0);
     Deployment::resolve([
         json!({}),
         json!({ "AuthMode": "iam", "Batch": "yes", "Memory": 512 }),
-        json!({ "AuthMode": "jwt", "JwtIssuer": "https://a", "LargeModels": "s3://b/models/m", "Architecture": "x86_64" }),
+        json!({ "AuthMode": "jwt", "JwtIssuer": "https://a", "JwtAudience": "b", "LargeModels": "s3://b/models/m", "Architecture": "x86_64" }),
         json!({ "AuthMode": "none", "LargeModels": "s3://b/models/m", "LargeRunsOn": "instances" }),
-        json!({ "Fleet": "yes", "TritonImage": image, "Batch": "yes", "WebAclArn": "arn", "DomainName": "a.b", "CertificateArn": "arn" }),
+        json!({ "Fleet": "yes", "TritonImage": image, "Batch": "yes", "WebAclArn": "arn", "DomainName": "a.b", "CertificateArn": CERTIFICATE }),
     ])
 }
 
