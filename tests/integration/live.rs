@@ -1,5 +1,5 @@
-//! The clients that users have, from their own packages, and the Lambda emulator. `make test` names both by
-//! environment variables; without these the tests say that they skip.
+//! Clients from their own packages, and the Lambda emulator. `make test` sets the variables that name them; without
+//! them these tests are skipped.
 
 use std::{
     env,
@@ -12,7 +12,7 @@ use crate::{
     serving::{Server, alone, kivu},
 };
 
-/// The program that an environment variable names.
+/// The path in an environment variable. Prints a note if it is not set.
 pub(crate) fn tool(variable: &str) -> Option<PathBuf> {
     let tool = env::var_os(variable).map(PathBuf::from);
     if tool.is_none() {
@@ -34,11 +34,11 @@ pub(crate) fn succeed(command: &mut Command) {
 
 const MINILM: &str = ".kivu/bundles/minilm";
 
-/// The scripts that drive the clients.
+/// Scripts that use the clients.
 const CLIENTS: [&str; 2] = ["tests/clients/test_clients.py", "tests/clients/test_tasks.py"];
 
 #[test]
-fn the_clients_that_people_have_work_unchanged() {
+fn published_clients_work_unchanged() {
     let Some(python) = tool("TEST_PYTHON") else { return };
     runtime().expect("`make test` installs ONNX Runtime");
     let server = Server::wait(kivu(&root().join(".kivu/bundles")).stderr(Stdio::null()).spawn().unwrap());
@@ -65,8 +65,8 @@ fn clients_of_a_fleet_find_their_tensor_names() {
     succeed(tests.env("TEST_URL", format!("http://{}", server.address)));
 }
 
-/// A script that starts the Lambda emulator on a port of its own, with the function serving `models`, run by the
-/// Python that `variable` names.
+/// A script that starts the Lambda emulator on a free port with a function that serves `models`, in the Python
+/// environment of `variable`.
 fn emulated(variable: &str, script: &str, models: &str) -> Option<Command> {
     let (python, cargo_lambda) = (tool(variable)?, tool("TEST_CARGO_LAMBDA")?);
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -82,19 +82,19 @@ fn emulated(variable: &str, script: &str, models: &str) -> Option<Command> {
 }
 
 #[test]
-fn the_function_answers_every_form_of_event() {
+fn the_api_function_accepts_all_event_formats() {
     let Some(mut invoke) = emulated("TEST_PYTHON", "tests/lambda/invoke.py", MINILM) else { return };
     succeed(invoke.arg("tests/lambda"));
 }
 
 #[test]
-fn the_function_for_files_takes_every_form_of_event() {
+fn the_batch_function_accepts_all_event_formats() {
     let Some(mut invoke) = emulated("TEST_S3_PYTHON", "tests/lambda/invoke_batch.py", MINILM) else { return };
     succeed(&mut invoke);
 }
 
 #[test]
-fn the_same_clients_work_against_the_function() {
+fn published_clients_work_with_the_function() {
     let Some(mut gateway) = emulated("TEST_PYTHON", "tests/lambda/gateway.py", ".kivu/bundles") else {
         return;
     };
