@@ -1,4 +1,4 @@
-//! The seam between pipelines and whatever runs a model: this process, a fleet, or a script in a test.
+//! The interface between pipelines and the runtimes of models: ONNX Runtime in this process, or a fleet of servers.
 
 pub mod onnx;
 pub mod processor;
@@ -23,26 +23,26 @@ use crate::{
     tensor::{ElementType, Tensor},
 };
 
-/// Runs a model: named tensors in, named tensors out.
+/// Runs a model on named tensors.
 ///
 /// # Contract
-/// - `inputs` come in the order of [`Signature::inputs`], all with the same number of rows.
-/// - Outputs come in the order of [`Signature::outputs`], their rows in the order of the inputs' rows.
-/// - A batch that is not done by its deadline fails with [`Error::DeadlineExceeded`]; work that nobody waits
-///   for any more is not begun.
-/// - One batch's failure leaves the next batch unharmed.
+/// - `inputs` are in the order of [`Signature::inputs`] and have the same number of rows.
+/// - Outputs are in the order of [`Signature::outputs`], with their rows in the order of the inputs' rows.
+/// - A batch that misses its deadline fails with [`Error::DeadlineExceeded`]. Work whose caller has gone does not
+///   start.
+/// - A batch that fails does not affect other batches.
 #[async_trait]
 pub trait Backend: Debug + Send + Sync {
-    /// The inputs that the model takes and the outputs that it gives.
+    /// The model's inputs and outputs.
     fn signature(&self) -> &Signature;
 
-    /// How this backend likes its work cut.
+    /// The preferred batching.
     fn schedule(&self) -> Schedule;
 
-    /// Runs one batch before the deadline.
+    /// Runs one batch.
     async fn infer(&self, inputs: Vec<Tensor>, deadline: Deadline) -> Result<Vec<Tensor>>;
 
-    /// Runs batches one after the other, as one call; gives the outputs of each.
+    /// Runs several batches one after the other, as a single call, and returns the outputs of each.
     async fn infer_each(&self, batches: Vec<Vec<Tensor>>, deadline: Deadline) -> Result<Vec<Vec<Tensor>>> {
         let mut outputs = Vec::with_capacity(batches.len());
         for inputs in batches {
@@ -52,24 +52,23 @@ pub trait Backend: Debug + Send + Sync {
     }
 }
 
-/// How a backend likes its work cut.
+/// The batching that a backend prefers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// Rows that run best together.
+    /// Rows per batch.
     pub max_batch_size: NonZeroUsize,
-    /// Calls that run side by side; one caller keeps no more than twice these under way, so that callers take
-    /// turns.
+    /// Calls that run in parallel. A caller has at most twice as many under way, so that callers take turns.
     pub concurrency: NonZeroUsize,
-    /// Batches of fewer tokens than this go together as one call, which spares each its own way to a thread and back.
+    /// Batches of fewer tokens are combined into one call, which saves thread switches.
     pub min_call_tokens: usize,
 }
 
-/// The inputs that a model takes and the outputs that it gives.
+/// A model's inputs and outputs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Signature {
-    /// The inputs, in the model's order.
+    /// In the model's order.
     pub inputs: Vec<TensorSpec>,
-    /// The outputs, in the model's order.
+    /// In the model's order.
     pub outputs: Vec<TensorSpec>,
 }
 
@@ -78,19 +77,19 @@ pub struct Signature {
 pub struct TensorSpec {
     /// The name in the graph.
     pub name: String,
-    /// The type of its elements.
+    /// The type of the elements.
     pub element_type: ElementType,
-    /// The length of each axis; -1 where any length goes.
+    /// The length of each axis; -1 for any length.
     pub shape: Vec<i64>,
 }
 
 impl TensorSpec {
-    /// A tensor of the given name, type and shape (-1: any length).
+    /// A tensor with this name, type and shape.
     pub fn new(name: impl Into<String>, element_type: ElementType, shape: impl Into<Vec<i64>>) -> Self {
         Self { name: name.into(), element_type, shape: shape.into() }
     }
 
-    fn takes(&self, tensor: &Tensor) -> bool {
+    fn accepts(&self, tensor: &Tensor) -> bool {
         self.element_type == tensor.element_type()
             && self.shape.len() == tensor.shape().len()
             && self
@@ -115,12 +114,12 @@ impl fmt::Display for Signature {
 }
 
 impl Signature {
-    /// The place of the output called `name`.
+    /// The index of the output called `name`.
     pub fn output(&self, name: &str) -> Option<usize> {
         self.outputs.iter().position(|output| output.name == name)
     }
 
-    /// Refuses inputs that the model would not take, naming both sides.
+    /// Refuses inputs that do not match the signature, with both in the message.
     pub fn check_inputs(&self, inputs: &[Tensor]) -> Result<()> {
         if inputs.len() != self.inputs.len() {
             return Err(Error::invalid(format!(
@@ -130,7 +129,7 @@ impl Signature {
             )));
         }
         for (spec, tensor) in self.inputs.iter().zip(inputs) {
-            if !spec.takes(tensor) {
+            if !spec.accepts(tensor) {
                 return Err(Error::invalid(format!(
                     "expected `{}` as {} of shape {:?}, but found {} of shape {:?}",
                     spec.name,
@@ -145,10 +144,11 @@ impl Signature {
     }
 }
 
-/// The moment by which an answer is of use, with the time that was granted for it.
+/// The time by which a result is needed.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
     at: Instant,
+    /// The time that was granted, for the error message.
     granted: Duration,
 }
 
@@ -158,38 +158,37 @@ impl Deadline {
         Self { at: Instant::now() + time, granted: time }
     }
 
-    /// The earlier of the two.
+    /// The earlier of two deadlines.
     pub fn or_earlier(self, other: Self) -> Self {
         if other.at < self.at { other } else { self }
     }
 
-    /// The time left, zero once it has passed.
+    /// The time left; zero once the deadline has passed.
     pub fn remaining(&self) -> Duration {
         self.at.saturating_duration_since(Instant::now())
     }
 
-    /// Whether it has passed.
+    /// Whether no time is left.
     pub fn has_passed(&self) -> bool {
         self.remaining().is_zero()
     }
 
-    /// The error of work that was not done in time.
+    /// The error of work that missed the deadline.
     pub fn exceeded(&self) -> Error {
         Error::DeadlineExceeded { after: self.granted }
     }
 
-    /// Runs work that takes its time off the threads that serve connections, and waits for it no longer than
-    /// this deadline.
+    /// Runs blocking `work` on another thread, and waits for its result until the deadline.
     pub async fn off_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let done = tokio::task::spawn_blocking(work);
-        let cut_short = |error| Err(Error::inference_because("the work was cut short", error));
-        self.bound(async { done.await.unwrap_or_else(cut_short) }).await
+        let task = tokio::task::spawn_blocking(work);
+        let failed = |error| Err(Error::inference_because("the work panicked or was cancelled", error));
+        self.bound(async { task.await.unwrap_or_else(failed) }).await
     }
 
-    /// Waits for `work`, but no longer than this deadline.
+    /// Waits for `work` until the deadline.
     pub async fn bound<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         tokio::time::timeout_at(self.at.into(), work).await.unwrap_or_else(|_| Err(self.exceeded()))
     }

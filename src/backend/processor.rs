@@ -1,25 +1,25 @@
-//! The 8-bit integer arithmetic of this processor, as ONNX Runtime uses it.
+//! The instructions of this processor for products of 8-bit integers, as ONNX Runtime selects them.
 
 use std::{fmt, sync::LazyLock};
 
-/// The instructions that multiply 8-bit integers.
+/// The instructions for products of 8-bit integers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Int8Instructions {
-    /// x86-64 with AMX tiles of 8-bit integers.
+    /// x86-64, AMX tiles of 8-bit integers.
     Amx,
-    /// x86-64 with AVX-512 and its VNNI extension.
+    /// x86-64, AVX-512 with VNNI.
     Avx512Vnni,
-    /// x86-64 with VNNI for 256 bits.
+    /// x86-64, VNNI with 256 bits.
     AvxVnni,
-    /// x86-64 with AVX-512 and no VNNI.
+    /// x86-64, AVX-512 without VNNI.
     Avx512,
-    /// x86-64 with AVX2 and no VNNI.
+    /// x86-64, AVX2 without VNNI.
     Avx2,
     /// x86-64 without AVX2.
     Sse,
-    /// arm64 with products of 8-bit matrices.
+    /// arm64, products of 8-bit matrices.
     NeonI8mm,
-    /// arm64 with 8-bit dot products.
+    /// arm64, 8-bit dot products.
     NeonDotProduct,
     /// arm64 without either.
     Neon,
@@ -30,13 +30,13 @@ pub enum Int8Instructions {
 static DETECTED: LazyLock<Int8Instructions> = LazyLock::new(detect);
 
 impl Int8Instructions {
-    /// The best that this processor has.
+    /// The best instructions of this processor.
     pub fn detected() -> Self {
         *DETECTED
     }
 
-    /// Whether sums of products of unsigned and signed integers saturate at 16 bits, as they do on x86-64 without
-    /// VNNI. Products of unsigned integers are exact everywhere.
+    /// Whether sums of products of unsigned and signed integers saturate at 16 bits. Products of unsigned integers
+    /// are exact on all processors.
     pub fn saturate(self) -> bool {
         matches!(self, Self::Avx512 | Self::Avx2 | Self::Sse)
     }
@@ -61,25 +61,22 @@ impl fmt::Display for Int8Instructions {
 
 #[cfg(target_arch = "x86_64")]
 fn detect() -> Int8Instructions {
-    // ONNX Runtime wants these four before it uses anything of AVX-512.
+    // ONNX Runtime requires all four to use AVX-512.
     let avx512 = is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vl");
-    if avx512 && is_x86_feature_detected!("avx512vnni") {
-        return if has_amx() { Int8Instructions::Amx } else { Int8Instructions::Avx512Vnni };
-    }
-    if is_x86_feature_detected!("avxvnni") {
-        return Int8Instructions::AvxVnni;
-    }
-    match (avx512, is_x86_feature_detected!("avx2")) {
-        (true, _) => Int8Instructions::Avx512,
-        (false, true) => Int8Instructions::Avx2,
-        (false, false) => Int8Instructions::Sse,
+    match avx512 {
+        true if is_x86_feature_detected!("avx512vnni") && has_amx() => Int8Instructions::Amx,
+        true if is_x86_feature_detected!("avx512vnni") => Int8Instructions::Avx512Vnni,
+        _ if is_x86_feature_detected!("avxvnni") => Int8Instructions::AvxVnni,
+        true => Int8Instructions::Avx512,
+        false if is_x86_feature_detected!("avx2") => Int8Instructions::Avx2,
+        false => Int8Instructions::Sse,
     }
 }
 
-/// Whether the kernel lists AMX: the standard library cannot detect it yet.
+/// Whether the kernel reports AMX: the standard library does not detect it yet.
 #[cfg(target_arch = "x86_64")]
 fn has_amx() -> bool {
     let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

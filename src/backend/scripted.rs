@@ -1,4 +1,4 @@
-//! A backend that answers from a function: for tests of everything above the seam.
+//! Test doubles: backends whose outputs come from a function.
 
 use std::{fmt, num::NonZeroUsize, sync::Mutex};
 
@@ -12,7 +12,7 @@ use crate::{error::Result, tensor::Tensor};
 
 type Script = dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync;
 
-/// Answers every batch with what its function makes of it, and remembers the shapes that it was given.
+/// Computes the outputs of a batch with a function, and records the shapes of its inputs.
 pub struct ScriptedBackend {
     signature: Signature,
     schedule: Schedule,
@@ -21,7 +21,7 @@ pub struct ScriptedBackend {
 }
 
 impl ScriptedBackend {
-    /// A backend of that signature, one row a batch and one batch at a time, that answers with `script`.
+    /// A backend that runs `script`, with one row per batch and one batch at a time.
     pub fn new(
         signature: Signature,
         script: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
@@ -38,13 +38,13 @@ impl ScriptedBackend {
         }
     }
 
-    /// The same backend with another schedule.
+    /// Sets the schedule.
     pub fn with_schedule(mut self, schedule: Schedule) -> Self {
         self.schedule = schedule;
         self
     }
 
-    /// The shape of the first input of every batch so far, in the order they came.
+    /// The shape of the first input of each batch so far.
     pub fn shapes(&self) -> Vec<Vec<usize>> {
         self.shapes.lock().map(|shapes| shapes.clone()).unwrap_or_default()
     }
@@ -80,8 +80,8 @@ impl Backend for ScriptedBackend {
 
 type Continuation = dyn Fn(&[i64], &[i64]) -> Vec<f32> + Send + Sync;
 
-/// An encoder-decoder whose scores come from a function of a source and of its target so far, the decoder's first
-/// token included; it remembers how many rows each step had.
+/// A sequence-to-sequence backend whose scores are a function of a source and of its target so far, which begins
+/// with the decoder's start token. Records the number of rows of each step.
 pub struct ScriptedSeq2Seq {
     vocabulary: usize,
     continuation: Box<Continuation>,
@@ -89,7 +89,7 @@ pub struct ScriptedSeq2Seq {
 }
 
 impl ScriptedSeq2Seq {
-    /// An encoder-decoder of so many tokens, that scores them with `continuation`.
+    /// A backend with a vocabulary of this size, scored by `continuation`.
     pub fn new(
         vocabulary: usize,
         continuation: impl Fn(&[i64], &[i64]) -> Vec<f32> + Send + Sync + 'static,
@@ -97,7 +97,7 @@ impl ScriptedSeq2Seq {
         Self { vocabulary, continuation: Box::new(continuation), steps: Mutex::default() }
     }
 
-    /// The rows of every step so far.
+    /// The number of rows of each step so far.
     pub fn steps(&self) -> Vec<usize> {
         self.steps.lock().map(|steps| steps.clone()).unwrap_or_default()
     }
@@ -130,7 +130,7 @@ impl Seq2SeqBackend for ScriptedSeq2Seq {
 
 struct ScriptedDecoder<'a> {
     sequences: &'a ScriptedSeq2Seq,
-    /// The source of each row, and its target so far.
+    /// The source and the target so far of each row.
     rows: Vec<(Vec<i64>, Vec<i64>)>,
     logits: Vec<f32>,
 }

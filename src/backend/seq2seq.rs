@@ -1,5 +1,4 @@
-//! The other seam: what turns a sequence into a sequence, by an encoder that runs once and a decoder that runs
-//! token by token.
+//! The interface to sequence-to-sequence models: an encoder that runs once, and a decoder that runs once per token.
 
 use std::{fmt::Debug, num::NonZeroUsize};
 
@@ -8,52 +7,52 @@ use async_trait::async_trait;
 use super::Deadline;
 use crate::error::Result;
 
-/// Runs an encoder and lends out its decoder.
+/// Runs an encoder, and lends its decoder to a function.
 ///
 /// # Contract
-/// - DecodeFn whose deadline has passed, or whose caller has gone, is not begun.
-/// - One work's failure leaves the next unharmed.
+/// - A call whose deadline has passed, or whose caller has gone, does not start.
+/// - A call that fails does not affect other calls.
 #[async_trait]
 pub trait Seq2SeqBackend: Debug + Send + Sync {
-    /// How many works run side by side.
+    /// The number of calls that run in parallel.
     fn concurrency(&self) -> NonZeroUsize;
 
-    /// The number of scores that a decoder gives a row, where it is always the same.
+    /// The number of scores per row, or `None` if it depends on the call.
     fn vocabulary(&self) -> Option<usize>;
 
-    /// Encodes `sources` and lets `work` run the decoder, on a thread that may take its time.
-    async fn decode(&self, sources: SourceBatch, deadline: Deadline, work: DecodeFn) -> Result<()>;
+    /// Encodes `sources` and calls `decode` with their decoder, on a thread that it may block.
+    async fn decode(&self, sources: SourceBatch, deadline: Deadline, decode: DecodeFn) -> Result<()>;
 }
 
-/// What is done with a decoder once its sources are encoded.
+/// A function that runs a decoder.
 pub type DecodeFn = Box<dyn FnOnce(&mut dyn Decoder) -> Result<()> + Send>;
 
-/// Token ids that are encoded together, a row each, one at least.
+/// Sources that are encoded together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceBatch {
-    /// The token ids of each row, special tokens included.
+    /// The token ids of at least one source, a row each, with special tokens.
     pub rows: Vec<Vec<i64>>,
-    /// What fills the rows that are shorter than others; no model looks at it.
+    /// The id that pads shorter rows. Models ignore padding.
     pub pad: i64,
-    /// The tokens that are scored, in ascending order, where not all are. What a decoder is given and gives are
-    /// then places in this list.
+    /// The ids of the tokens that are scored, in ascending order, if not all are. The decoder's tokens and scores
+    /// are then indices into this list.
     pub shortlist: Option<Vec<i64>>,
 }
 
-/// Writes targets, one token a row and step. It begins with a row for each source.
+/// Generates targets, one token per row and step. Its first rows are those of the sources.
 pub trait Decoder {
-    /// Feeds each row its next token, and scores what may follow it.
+    /// Appends one token to each row, and scores the possible next tokens.
     fn step(&mut self, tokens: &[i64]) -> Result<Logits<'_>>;
 
-    /// Goes on with a row for each of `rows`, from where that row was: rows can be dropped, repeated and moved.
+    /// Replaces the rows: row `i` continues what row `rows[i]` was. Rows can be dropped, repeated and moved.
     fn reorder(&mut self, rows: &[usize]) -> Result<()>;
 }
 
-/// The scores of a step, row-major; they may be overwritten.
+/// The scores of a step, which the caller may overwrite.
 #[derive(Debug)]
 pub struct Logits<'a> {
-    /// As many as rows times `width`.
+    /// Row-major, rows × `width`.
     pub values: &'a mut [f32],
-    /// The scores of a row.
+    /// The number of scores per row.
     pub width: usize,
 }

@@ -25,24 +25,11 @@ struct MappedFile {
     version: Version,
 }
 
-/// The metadata that changes when a file is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Version {
-    device: u64,
-    inode: u64,
-    size: u64,
-    modified: (i64, i64),
-}
+/// The metadata that changes when a file is replaced or written: device, inode, size, and time of modification.
+type Version = (u64, u64, u64, i64, i64);
 
-impl From<Metadata> for Version {
-    fn from(metadata: Metadata) -> Self {
-        Self {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            size: metadata.size(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-        }
-    }
+fn version(metadata: &Metadata) -> Version {
+    (metadata.dev(), metadata.ino(), metadata.size(), metadata.mtime(), metadata.mtime_nsec())
 }
 
 impl MappedFiles {
@@ -51,7 +38,7 @@ impl MappedFiles {
         let open = |path: PathBuf| {
             let failed = || Error::io(format!("cannot read `{}`", path.display()));
             let file = File::open(&path).map_err(failed())?;
-            let version = file.metadata().map_err(failed())?.into();
+            let version = version(&file.metadata().map_err(failed())?);
             Ok(MappedFile { path, file, version })
         };
         Ok(Self { files: paths.into_iter().map(open).collect::<Result<_>>()? })
@@ -60,7 +47,7 @@ impl MappedFiles {
     /// Fails if a file was changed or replaced since [`MappedFiles::open`]. Call it after the files were hashed and
     /// mapped by their paths.
     pub fn require_loaded(&self) -> Result<()> {
-        let is_same = |file: &MappedFile| file.path.metadata().is_ok_and(|now| file.version == now.into());
+        let is_same = |file: &MappedFile| file.path.metadata().is_ok_and(|now| file.version == version(&now));
         match self.files.iter().find(|file| file.has_changed() || !is_same(file)) {
             None => Ok(()),
             Some(file) => Err(Error::model(format!(
@@ -89,7 +76,7 @@ impl MappedFiles {
 impl MappedFile {
     fn has_changed(&self) -> bool {
         // Files without metadata, for example on a network drive that is gone, cannot be read either.
-        !self.file.metadata().is_ok_and(|now| self.version == now.into())
+        !self.file.metadata().is_ok_and(|now| self.version == version(&now))
     }
 }
 

@@ -13,9 +13,9 @@ use futures::future::BoxFuture;
 use tokio::time::{sleep, timeout};
 
 use super::{
-    failure::{AttemptFailure, FailureKind},
+    failure::{Attempt, AttemptFailure, FailureKind},
     pool::Pool,
-    protocol::{Call, Description, KserveClient, RemoteModel},
+    protocol::{Call, Description, KserveClient},
     retry::{MAX_ATTEMPTS, RetryBudget, pause},
 };
 use crate::{
@@ -34,7 +34,7 @@ const TIMEOUT_FACTOR: u32 = 10;
 const MIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) struct FleetClient {
-    pub(super) model: RemoteModel,
+    pub(super) model: String,
     pub(super) pool: Arc<Pool>,
     budget: RetryBudget,
     speed: Speed,
@@ -42,7 +42,7 @@ pub(super) struct FleetClient {
 }
 
 impl FleetClient {
-    pub(super) fn new(model: RemoteModel, pool: Arc<Pool>) -> Self {
+    pub(super) fn new(model: String, pool: Arc<Pool>) -> Self {
         Self {
             model,
             pool,
@@ -60,7 +60,7 @@ impl FleetClient {
 
     pub(super) async fn describe(&self, deadline: Deadline) -> Result<Description> {
         let describe = |client: Arc<dyn KserveClient>, _| -> BoxFuture<'_, _> {
-            Box::pin(async move { client.describe(&self.model).await })
+            Box::pin(async move { client.describe().await })
         };
         self.retry(deadline, 1, describe).await
     }
@@ -69,7 +69,7 @@ impl FleetClient {
     pub(super) async fn infer(&self, call: &Call, tokens: usize, deadline: Deadline) -> Result<Vec<Tensor>> {
         let started = Instant::now();
         let infer = |client: Arc<dyn KserveClient>, timeout| -> BoxFuture<'_, _> {
-            Box::pin(async move { client.infer(&self.model, call, timeout).await })
+            Box::pin(async move { client.infer(call, timeout).await })
         };
         let tensors = self.retry(deadline, tokens, infer).await?;
         self.speed.learn(tokens, started.elapsed());
@@ -80,7 +80,7 @@ impl FleetClient {
         &'a self,
         deadline: Deadline,
         tokens: usize,
-        request: impl Fn(Arc<dyn KserveClient>, Duration) -> BoxFuture<'a, Result<T, AttemptFailure>> + Sync,
+        request: impl Fn(Arc<dyn KserveClient>, Duration) -> BoxFuture<'a, Attempt<T>> + Sync,
     ) -> Result<T> {
         self.budget.earn();
         let mut tried: Vec<SocketAddr> = Vec::new();
@@ -100,7 +100,7 @@ impl FleetClient {
                 Some(previous) if failure.kind == FailureKind::Unreachable => previous,
                 _ => failure,
             };
-            tracing::debug!(model = self.model.name, %failure, attempts, "an attempt at the fleet failed");
+            tracing::debug!(model = self.model, %failure, attempts, "an attempt at the fleet failed");
             if failure.kind.suggests_stale_signature() {
                 self.is_signature_stale.store(true, Ordering::Release);
             }
@@ -110,8 +110,8 @@ impl FleetClient {
                 Some(pause) => sleep(pause).await,
                 None if left.is_zero() => break,
                 None => {
-                    tracing::warn!(model = self.model.name, %failure, attempts, "a request to the fleet failed");
-                    return Err(failure.into_error(&self.model.name, attempts));
+                    tracing::warn!(model = self.model, %failure, attempts, "a request to the fleet failed");
+                    return Err(failure.into_error(&self.model, attempts));
                 }
             }
             previous = Some(failure);
@@ -148,10 +148,10 @@ impl FleetClient {
         &'a self,
         tried: &mut Vec<SocketAddr>,
         time: Duration,
-        request: &(impl Fn(Arc<dyn KserveClient>, Duration) -> BoxFuture<'a, Result<T, AttemptFailure>> + Sync),
-    ) -> Result<T, AttemptFailure> {
+        request: &(impl Fn(Arc<dyn KserveClient>, Duration) -> BoxFuture<'a, Attempt<T>> + Sync),
+    ) -> Attempt<T> {
         let until = Instant::now() + time;
-        let attempt = timeout(time, self.pool.choose(&self.model, tried)).await;
+        let attempt = timeout(time, self.pool.choose(tried)).await;
         let attempt = attempt.map_err(|_| FailureKind::Timeout)??;
         tried.push(attempt.socket());
         let time = until.saturating_duration_since(Instant::now());

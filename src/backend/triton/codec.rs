@@ -6,7 +6,10 @@ use bytes::Bytes;
 use half::{bf16, f16};
 use serde_json::Value;
 
-use super::{failure::AttemptFailure, messages::TensorMetadata};
+use super::{
+    failure::{Attempt, AttemptFailure},
+    messages::TensorMetadata,
+};
 use crate::{
     backend::TensorSpec,
     tensor::{ElementType, Elements, Tensor},
@@ -52,7 +55,7 @@ pub(super) enum Contents<'a> {
 pub(super) fn decode_outputs(
     outputs: &[(impl Borrow<TensorMetadata>, Contents<'_>)],
     wanted: &[TensorSpec],
-) -> Result<Vec<Tensor>, AttemptFailure> {
+) -> Attempt<Vec<Tensor>> {
     let decode_output = |spec: &TensorSpec| {
         let found = outputs.iter().find(|(output, _)| output.borrow().name == spec.name);
         let (output, contents) = found.ok_or_else(|| {
@@ -64,11 +67,7 @@ pub(super) fn decode_outputs(
     wanted.iter().map(decode_output).collect()
 }
 
-fn decode(
-    spec: &TensorSpec,
-    output: &TensorMetadata,
-    contents: &Contents<'_>,
-) -> Result<Tensor, AttemptFailure> {
+fn decode(spec: &TensorSpec, output: &TensorMetadata, contents: &Contents<'_>) -> Attempt<Tensor> {
     let elements = match contents {
         Contents::Raw(bytes) => decode_bytes(spec, &output.datatype, bytes)?,
         Contents::Json(data) => decode_json(spec, data)?,
@@ -87,7 +86,7 @@ fn decode(
     Ok(tensor)
 }
 
-fn decode_bytes(spec: &TensorSpec, datatype: &str, bytes: &[u8]) -> Result<Elements, AttemptFailure> {
+fn decode_bytes(spec: &TensorSpec, datatype: &str, bytes: &[u8]) -> Attempt<Elements> {
     Ok(match datatype {
         "FP32" => Elements::Fp32(numbers(bytes, f32::from_le_bytes)?),
         "FP16" => Elements::Fp32(numbers(bytes, |bytes| f16::from_le_bytes(bytes).to_f32())?),
@@ -105,7 +104,7 @@ fn decode_bytes(spec: &TensorSpec, datatype: &str, bytes: &[u8]) -> Result<Eleme
     })
 }
 
-fn decode_json(spec: &TensorSpec, data: &Value) -> Result<Elements, AttemptFailure> {
+fn decode_json(spec: &TensorSpec, data: &Value) -> Attempt<Elements> {
     fn read<'a, T>(data: &'a Value, element: fn(&'a Value) -> Option<T>, into: &mut Vec<T>) -> Option<()> {
         match data {
             Value::Array(list) => list.iter().try_for_each(|data| read(data, element, into)),
@@ -129,7 +128,7 @@ fn decode_json(spec: &TensorSpec, data: &Value) -> Result<Elements, AttemptFailu
 const MAX_EXACT_INTEGER: u64 = 1 << 24;
 
 /// Converts integers to FP32: Triton passes on the integers of a Python model that is configured for FP32.
-fn exact_floats(spec: &TensorSpec, values: Vec<impl Copy + Into<i64>>) -> Result<Elements, AttemptFailure> {
+fn exact_floats(spec: &TensorSpec, values: Vec<impl Copy + Into<i64>>) -> Attempt<Elements> {
     let is_exact = |value: i64| value.unsigned_abs() <= MAX_EXACT_INTEGER;
     let values = values.into_iter().map(Into::into).map(|value| is_exact(value).then_some(value as f32));
     let values: Option<Vec<f32>> = values.collect();
@@ -141,10 +140,7 @@ fn invalid(spec: &TensorSpec, expected: impl Display, found: impl Display) -> At
     AttemptFailure::invalid_response(details)
 }
 
-fn numbers<const SIZE: usize, T>(
-    bytes: &[u8],
-    decode: impl Fn([u8; SIZE]) -> T,
-) -> Result<Vec<T>, AttemptFailure> {
+fn numbers<const SIZE: usize, T>(bytes: &[u8], decode: impl Fn([u8; SIZE]) -> T) -> Attempt<Vec<T>> {
     let (numbers, rest) = bytes.as_chunks::<SIZE>();
     if rest.is_empty() {
         Ok(numbers.iter().copied().map(decode).collect())
@@ -153,7 +149,7 @@ fn numbers<const SIZE: usize, T>(
     }
 }
 
-fn strings(mut bytes: &[u8]) -> Result<Vec<Vec<u8>>, AttemptFailure> {
+fn strings(mut bytes: &[u8]) -> Attempt<Vec<Vec<u8>>> {
     let mut strings = Vec::new();
     while !bytes.is_empty() {
         let truncated = || AttemptFailure::invalid_response("a tensor ends inside a string");
@@ -175,7 +171,7 @@ mod tests {
         datatype: &str,
         shape: &[i64],
         contents: Contents<'_>,
-    ) -> Result<Tensor, AttemptFailure> {
+    ) -> Attempt<Tensor> {
         let output = TensorMetadata { name: "t".into(), datatype: datatype.into(), shape: shape.into() };
         let spec = TensorSpec::new("t", element_type, [-1]);
         Ok(decode_outputs(&[(output, contents)], &[spec])?.remove(0))

@@ -1,16 +1,15 @@
 //! Connections to one address: TCP, TLS, and the pool of connections that stay open between requests.
 
 use std::{
-    future::Future,
     io,
     net::SocketAddr,
     path::Path,
-    pin::Pin,
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
+use futures::future::BoxFuture;
 use http::Uri;
 use http_body::Body;
 pub(super) use hyper_util::client::legacy::{Client, Error as ClientError};
@@ -48,11 +47,15 @@ const CONNECTION_WINDOW: u32 = 32 * 1024 * 1024;
 
 /// The settings that all servers of a fleet share.
 #[derive(Clone, Default)]
-pub(super) struct Credentials {
+pub(super) struct FleetSettings {
+    /// The name of the model on the servers.
+    pub(super) model: String,
+    /// The version of the model; the servers' default if unset.
+    pub(super) version: Option<String>,
     /// Trusted root certificates; required for URLs with TLS.
     pub(super) roots: Option<Arc<RootCertStore>>,
     /// The `authorization` header of every request.
-    pub(super) authorization: Option<Arc<str>>,
+    pub(super) authorization: Option<String>,
 }
 
 /// Reads trusted root certificates from a PEM file, or from the system's store if there is no `path`.
@@ -78,18 +81,20 @@ pub(super) fn load_roots(path: Option<&Path>) -> Result<Arc<RootCertStore>> {
     Ok(Arc::new(roots))
 }
 
-/// A client with a pool of connections to the server of `url` at `socket`, whichever host a request names. It
-/// connects with the first request.
+type Tls = (TlsConnector, ServerName<'static>);
+
+/// A client with a pool of connections to the server of `url` at `socket`. It connects with the first
+/// request.
 pub(super) fn client<B>(
     url: &ServerUrl,
     socket: SocketAddr,
-    credentials: &Credentials,
+    settings: &FleetSettings,
 ) -> Result<Client<Connector, B>>
 where
     B: Body + Send,
     B::Data: Send,
 {
-    let roots = credentials.roots.as_ref().filter(|_| url.tls);
+    let roots = settings.roots.as_ref().filter(|_| url.tls);
     let tls = roots.map(|roots| tls(url, Arc::clone(roots))).transpose()?;
     Ok(Client::builder(TokioExecutor::new())
         .pool_idle_timeout(MAX_IDLE)
@@ -100,7 +105,7 @@ where
         .build(Connector { socket, tls }))
 }
 
-fn tls(url: &ServerUrl, roots: Arc<RootCertStore>) -> Result<(TlsConnector, ServerName<'static>)> {
+fn tls(url: &ServerUrl, roots: Arc<RootCertStore>) -> Result<Tls> {
     let name = ServerName::try_from(url.host.clone())
         .map_err(|_| Error::config("expected a host that a certificate can name in `fleet.urls`"))?;
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -128,11 +133,11 @@ impl Connection for Box<dyn Stream> {
     }
 }
 
-/// Opens connections to one address.
+/// Opens connections to one address, whichever host a request names.
 #[derive(Clone)]
 pub(super) struct Connector {
     socket: SocketAddr,
-    tls: Option<(TlsConnector, ServerName<'static>)>,
+    tls: Option<Tls>,
 }
 
 impl Connector {
@@ -150,18 +155,14 @@ impl Connector {
 impl Service<Uri> for Connector {
     type Response = TokioIo<Box<dyn Stream>>;
     type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
+    type Future = BoxFuture<'static, io::Result<Self::Response>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, _: Uri) -> Self::Future {
-        let connector = self.clone();
-        Box::pin(async {
-            timeout(CONNECT_TIMEOUT, connector.connect())
-                .await
-                .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut)))
-        })
+        let connection = timeout(CONNECT_TIMEOUT, self.clone().connect());
+        Box::pin(async { connection.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) })
     }
 }

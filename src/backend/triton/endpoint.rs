@@ -11,8 +11,8 @@ use std::{
 
 use super::{
     breaker::{Admission, Breaker},
-    connect::Credentials,
-    failure::{AttemptFailure, FailureKind},
+    connect::FleetSettings,
+    failure::{Attempt, FailureKind},
     grpc::GrpcClient,
     http::HttpClient,
     protocol::KserveClient,
@@ -31,7 +31,7 @@ pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) struct Endpoint {
     pub(super) url: ServerUrl,
     pub(super) socket: SocketAddr,
-    credentials: Credentials,
+    settings: Arc<FleetSettings>,
     /// The index of its URL in the configuration, for metrics.
     server: usize,
     in_flight: AtomicUsize,
@@ -49,12 +49,12 @@ impl Endpoint {
         server: usize,
         url: ServerUrl,
         socket: SocketAddr,
-        credentials: Credentials,
+        settings: Arc<FleetSettings>,
     ) -> Result<Self> {
-        let client = client(&url, socket, &credentials)?;
+        let client = client(&url, socket, &settings)?;
         let state = State { breaker: Breaker::default(), client, responded_at: Instant::now() };
         let (in_flight, state) = (AtomicUsize::default(), Mutex::new(state));
-        Ok(Self { url, socket, credentials, server, in_flight, state })
+        Ok(Self { url, socket, settings, server, in_flight, state })
     }
 
     pub(super) fn admission(&self) -> Admission {
@@ -70,7 +70,7 @@ impl Endpoint {
         locked(&self.state).breaker.probe(Instant::now());
     }
 
-    fn record<T>(&self, outcome: &Result<T, AttemptFailure>) {
+    fn record<T>(&self, outcome: &Attempt<T>) {
         let now = Instant::now();
         let failure = outcome.as_ref().err().map(|failure| failure.kind);
         let mut state = locked(&self.state);
@@ -89,7 +89,7 @@ impl Endpoint {
         let silence = now.saturating_duration_since(state.responded_at);
         if failure == Some(FailureKind::Timeout)
             && silence > MAX_SILENCE
-            && let Ok(client) = client(&self.url, self.socket, &self.credentials)
+            && let Ok(client) = client(&self.url, self.socket, &self.settings)
         {
             state.client = client;
         }
@@ -104,10 +104,10 @@ impl Drop for Endpoint {
     }
 }
 
-fn client(url: &ServerUrl, socket: SocketAddr, credentials: &Credentials) -> Result<Arc<dyn KserveClient>> {
+fn client(url: &ServerUrl, socket: SocketAddr, settings: &FleetSettings) -> Result<Arc<dyn KserveClient>> {
     Ok(match url.protocol {
-        Protocol::Http => Arc::new(HttpClient::new(url, socket, credentials)?),
-        Protocol::Grpc => Arc::new(GrpcClient::new(url, socket, credentials)?),
+        Protocol::Http => Arc::new(HttpClient::new(url, socket, settings)?),
+        Protocol::Grpc => Arc::new(GrpcClient::new(url, socket, settings)?),
     })
 }
 
@@ -133,7 +133,7 @@ impl InFlight {
         self.endpoint.socket
     }
 
-    pub(super) fn ended<T>(&self, outcome: &Result<T, AttemptFailure>) {
+    pub(super) fn ended<T>(&self, outcome: &Attempt<T>) {
         *locked(&self.outcome) = outcome.as_ref().map_or_else(|failure| failure.kind.label(), |_| "ok");
         self.endpoint.record(outcome);
     }

@@ -81,6 +81,8 @@ const REFUSALS: [&str; 7] = [
     "byte size",
 ];
 
+pub(super) type Attempt<T> = Result<T, AttemptFailure>;
+
 /// A failed attempt.
 #[derive(Clone, Debug)]
 pub(super) struct AttemptFailure {

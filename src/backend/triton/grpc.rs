@@ -15,13 +15,13 @@ use tonic_prost::ProstCodec;
 
 use super::{
     codec::{Contents, decode_outputs},
-    connect::{Client, ClientError, Connector, Credentials, client},
-    failure::{AttemptFailure, FailureKind},
+    connect::{Client, ClientError, Connector, FleetSettings, client},
+    failure::{Attempt, AttemptFailure, FailureKind},
     messages::{
         ConfigResponse, InferRequest, InferResponse, ModelConfig, ModelMetadata, ModelRequest, Parameter,
         ParameterValue, ReadyResponse, RequestedOutput,
     },
-    protocol::{Call, KserveClient, MAX_RESPONSE_BYTES, RemoteModel, microseconds},
+    protocol::{Call, KserveClient, MAX_RESPONSE_BYTES, microseconds},
     server_url::ServerUrl,
 };
 use crate::{
@@ -41,6 +41,7 @@ const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 const CONNECTIONS: usize = 8;
 
 pub(super) struct GrpcClient {
+    model: ModelRequest,
     origin: Uri,
     /// One connection each. Requests under way hold a reference.
     connections: Vec<Arc<Client<Connector, Body>>>,
@@ -48,25 +49,24 @@ pub(super) struct GrpcClient {
 }
 
 impl GrpcClient {
-    pub(super) fn new(url: &ServerUrl, socket: SocketAddr, credentials: &Credentials) -> Result<Self> {
+    pub(super) fn new(url: &ServerUrl, socket: SocketAddr, settings: &FleetSettings) -> Result<Self> {
         let unusable = |error: Box<dyn std::error::Error + Send + Sync>| Error::Config {
             message: "expected a host and a token that gRPC can send, but found others".into(),
             source: Some(error),
         };
         let origin =
             url.to_string().parse().map_err(|error: http::uri::InvalidUri| unusable(error.into()))?;
-        let connections = (0..CONNECTIONS).map(|_| Ok(Arc::new(client(url, socket, credentials)?)));
-        let authorization = credentials.authorization.as_ref().map(|token| token.parse()).transpose();
+        let connections = (0..CONNECTIONS).map(|_| Ok(Arc::new(client(url, socket, settings)?)));
+        let authorization = settings.authorization.as_ref().map(|token| token.parse()).transpose();
         let authorization = authorization.map_err(|_| unusable("the token".into()))?;
-        Ok(Self { origin, connections: connections.collect::<Result<_>>()?, authorization })
+        let model = ModelRequest {
+            name: settings.model.clone(),
+            version: settings.version.clone().unwrap_or_default(),
+        };
+        Ok(Self { model, origin, connections: connections.collect::<Result<_>>()?, authorization })
     }
 
-    async fn call<Q, A>(
-        &self,
-        method: &'static str,
-        message: Q,
-        timeout: Option<Duration>,
-    ) -> Result<A, AttemptFailure>
+    async fn call<Q, A>(&self, method: &'static str, message: Q, timeout: Option<Duration>) -> Attempt<A>
     where
         Q: Message + Send + Sync + 'static,
         A: Message + Default + Send + Sync + 'static,
@@ -97,27 +97,21 @@ impl GrpcClient {
 
 #[async_trait]
 impl KserveClient for GrpcClient {
-    async fn metadata(&self, model: &RemoteModel) -> Result<ModelMetadata, AttemptFailure> {
-        self.call(METADATA, model_request(model), None).await
+    async fn metadata(&self) -> Attempt<ModelMetadata> {
+        self.call(METADATA, self.model.clone(), None).await
     }
 
-    async fn config(&self, model: &RemoteModel) -> Result<ModelConfig, AttemptFailure> {
-        let response: ConfigResponse = self.call(CONFIG, model_request(model), None).await?;
+    async fn config(&self) -> Attempt<ModelConfig> {
+        let response: ConfigResponse = self.call(CONFIG, self.model.clone(), None).await?;
         Ok(response.config.unwrap_or_default())
     }
 
-    async fn check_ready(&self, model: &RemoteModel) -> Result<(), AttemptFailure> {
-        let response: ReadyResponse = self.call(READY, model_request(model), None).await?;
+    async fn check_ready(&self) -> Attempt<()> {
+        let response: ReadyResponse = self.call(READY, self.model.clone(), None).await?;
         if response.ready { Ok(()) } else { Err(FailureKind::NotReady.into()) }
     }
 
-    async fn infer(
-        &self,
-        model: &RemoteModel,
-        call: &Call,
-        timeout: Duration,
-    ) -> Result<Vec<Tensor>, AttemptFailure> {
-        let ModelRequest { name, version } = model_request(model);
+    async fn infer(&self, call: &Call, timeout: Duration) -> Attempt<Vec<Tensor>> {
         let parameter = |value| Parameter { value: Some(value) };
         let texts = call.parameters.iter();
         let texts = texts.map(|(name, text)| (name.clone(), parameter(ParameterValue::Text(text.clone()))));
@@ -126,8 +120,8 @@ impl KserveClient for GrpcClient {
         let outputs = call.outputs.iter().map(|output| RequestedOutput { name: output.name.clone() });
         let (inputs, raw_input_contents) = call.inputs.iter().cloned().unzip();
         let request = InferRequest {
-            model_name: name,
-            model_version: version,
+            model_name: self.model.name.clone(),
+            model_version: self.model.version.clone(),
             parameters,
             inputs,
             outputs: outputs.collect(),
@@ -136,10 +130,6 @@ impl KserveClient for GrpcClient {
         let response: InferResponse = self.call(INFER, request, Some(timeout)).await?;
         read_response(&response, &call.outputs)
     }
-}
-
-fn model_request(model: &RemoteModel) -> ModelRequest {
-    ModelRequest { name: model.name.clone(), version: model.version.clone().unwrap_or_default() }
 }
 
 /// Classifies a status. One with a source was made by this process, from an error of the connection.
@@ -167,10 +157,7 @@ fn failure(status: &Status) -> AttemptFailure {
 }
 
 /// The `wanted` outputs of a response.
-pub(super) fn read_response(
-    response: &InferResponse,
-    wanted: &[TensorSpec],
-) -> Result<Vec<Tensor>, AttemptFailure> {
+pub(super) fn read_response(response: &InferResponse, wanted: &[TensorSpec]) -> Attempt<Vec<Tensor>> {
     let outputs = response.outputs.iter().zip(&response.raw_output_contents);
     let outputs = outputs.map(|(output, bytes)| (output, Contents::Raw(bytes)));
     decode_outputs(&outputs.collect::<Vec<_>>(), wanted)

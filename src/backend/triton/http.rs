@@ -1,6 +1,6 @@
 //! KServe v2 over HTTP, with tensors as bytes after the JSON (the binary tensor data extension).
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -15,10 +15,10 @@ use serde_json::{Map, Value, json};
 
 use super::{
     codec::{Contents, decode_outputs},
-    connect::{Client, Connector, Credentials, client},
-    failure::{AttemptFailure, FailureKind},
+    connect::{Client, Connector, FleetSettings, client},
+    failure::{Attempt, AttemptFailure, FailureKind},
     messages::{ModelConfig, ModelMetadata, TensorMetadata},
-    protocol::{Call, KserveClient, MAX_RESPONSE_BYTES, RemoteModel, microseconds},
+    protocol::{Call, KserveClient, MAX_RESPONSE_BYTES, microseconds},
     server_url::ServerUrl,
 };
 use crate::{
@@ -37,8 +37,9 @@ const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b
 
 pub(super) struct HttpClient {
     client: Client<Connector, Full<Bytes>>,
-    base: String,
-    authorization: Option<Arc<str>>,
+    /// The URL of the model's routes.
+    model_url: String,
+    authorization: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -63,64 +64,59 @@ struct OutputParameters {
 }
 
 impl HttpClient {
-    pub(super) fn new(url: &ServerUrl, socket: SocketAddr, credentials: &Credentials) -> Result<Self> {
-        let client = client(url, socket, credentials)?;
-        Ok(Self { client, base: url.to_string(), authorization: credentials.authorization.clone() })
-    }
-
-    async fn get(&self, model: &RemoteModel, route: &str) -> Result<Bytes, AttemptFailure> {
-        let request = self.request(Method::GET, model, route);
-        Ok(self.send(request, Full::default()).await?.into_body())
-    }
-
-    /// A request to a route below the model's path.
-    fn request(&self, method: Method, model: &RemoteModel, route: &str) -> http::request::Builder {
+    pub(super) fn new(url: &ServerUrl, socket: SocketAddr, settings: &FleetSettings) -> Result<Self> {
         let encoded = |segment| utf8_percent_encode(segment, RESERVED);
-        let version = model.version.as_deref();
-        let version = version.map(|version| format!("/versions/{}", encoded(version))).unwrap_or_default();
-        let uri = format!("{}/v2/models/{}{version}{route}", self.base, encoded(&model.name));
-        let mut request = Request::builder().method(method).uri(uri);
+        let mut model_url = format!("{url}/v2/models/{}", encoded(&settings.model));
+        if let Some(version) = &settings.version {
+            model_url += &format!("/versions/{}", encoded(version));
+        }
+        let client = client(url, socket, settings)?;
+        Ok(Self { client, model_url, authorization: settings.authorization.clone() })
+    }
+
+    async fn get(&self, route: &str) -> Attempt<Bytes> {
+        Ok(self.send(self.request(Method::GET, route), Full::default()).await?.into_body())
+    }
+
+    fn request(&self, method: Method, route: &str) -> http::request::Builder {
+        let mut request = Request::builder().method(method).uri(format!("{}{route}", self.model_url));
         if let Some(trace) = Trace::current() {
             request = request.header(TRACEPARENT, trace.traceparent());
         }
         match &self.authorization {
-            Some(authorization) => request.header(AUTHORIZATION, &**authorization),
+            Some(authorization) => request.header(AUTHORIZATION, authorization),
             None => request,
         }
     }
 
-    async fn send(
-        &self,
-        request: http::request::Builder,
-        body: Full<Bytes>,
-    ) -> Result<Response<Bytes>, AttemptFailure> {
+    async fn send(&self, request: http::request::Builder, body: Full<Bytes>) -> Attempt<Response<Bytes>> {
         let request = request.body(body).map_err(|_| FailureKind::Refused)?;
-        let response = self.client.request(request).await.map_err(|error| {
-            if error.is_connect() { FailureKind::Unreachable } else { FailureKind::ConnectionLost }
+        let response = self.client.request(request).await.map_err(|error| match error.is_connect() {
+            true => FailureKind::Unreachable,
+            false => FailureKind::ConnectionLost,
         })?;
         let (parts, body) = response.into_parts();
         let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
         let body = body.map_err(|_| FailureKind::ConnectionLost)?.to_bytes();
-        if parts.status == StatusCode::OK {
-            Ok(Response::from_parts(parts, body))
-        } else {
-            Err(failure(parts.status, &body))
+        match parts.status {
+            StatusCode::OK => Ok(Response::from_parts(parts, body)),
+            status => Err(failure(status, &body)),
         }
     }
 }
 
 #[async_trait]
 impl KserveClient for HttpClient {
-    async fn metadata(&self, model: &RemoteModel) -> Result<ModelMetadata, AttemptFailure> {
-        parse(&self.get(model, "").await?)
+    async fn metadata(&self) -> Attempt<ModelMetadata> {
+        parse(&self.get("").await?)
     }
 
-    async fn config(&self, model: &RemoteModel) -> Result<ModelConfig, AttemptFailure> {
-        parse(&self.get(model, "/config").await?)
+    async fn config(&self) -> Attempt<ModelConfig> {
+        parse(&self.get("/config").await?)
     }
 
-    async fn check_ready(&self, model: &RemoteModel) -> Result<(), AttemptFailure> {
-        match self.get(model, "/ready").await {
+    async fn check_ready(&self) -> Attempt<()> {
+        match self.get("/ready").await {
             // Triton does not distinguish a model that is not ready from one that does not exist.
             Err(failure) if matches!(failure.kind, FailureKind::Refused | FailureKind::Missing) => {
                 Err(FailureKind::NotReady.into())
@@ -129,12 +125,7 @@ impl KserveClient for HttpClient {
         }
     }
 
-    async fn infer(
-        &self,
-        model: &RemoteModel,
-        call: &Call,
-        timeout: Duration,
-    ) -> Result<Vec<Tensor>, AttemptFailure> {
+    async fn infer(&self, call: &Call, timeout: Duration) -> Attempt<Vec<Tensor>> {
         let inputs = call.inputs.iter().map(|(TensorMetadata { name, datatype, shape }, bytes)| {
             let parameters = json!({ "binary_data_size": bytes.len() });
             json!({ "name": name, "datatype": datatype, "shape": shape, "parameters": parameters })
@@ -151,7 +142,7 @@ impl KserveClient for HttpClient {
         });
         let mut body = json.to_string().into_bytes();
         let request = self
-            .request(Method::POST, model, "/infer")
+            .request(Method::POST, "/infer")
             .header(JSON_LENGTH, body.len())
             .header(CONTENT_TYPE, "application/octet-stream");
         call.inputs.iter().for_each(|(_, bytes)| body.extend_from_slice(bytes));
@@ -160,7 +151,7 @@ impl KserveClient for HttpClient {
     }
 }
 
-pub(super) fn parse<T: for<'de> Deserialize<'de>>(body: &[u8]) -> Result<T, AttemptFailure> {
+pub(super) fn parse<T: for<'de> Deserialize<'de>>(body: &[u8]) -> Attempt<T> {
     if !json::is_light(body) {
         return Err(AttemptFailure::invalid_response(
             "expected KServe's JSON, but found too many values for its size",
@@ -194,10 +185,7 @@ pub(super) fn failure(status: StatusCode, body: &[u8]) -> AttemptFailure {
 }
 
 /// The `wanted` outputs of a response. All lengths in it are checked.
-pub(super) fn read_response(
-    response: &Response<Bytes>,
-    wanted: &[TensorSpec],
-) -> Result<Vec<Tensor>, AttemptFailure> {
+pub(super) fn read_response(response: &Response<Bytes>, wanted: &[TensorSpec]) -> Attempt<Vec<Tensor>> {
     let invalid = AttemptFailure::invalid_response;
     let body = response.body();
     let length = match response.headers().get(JSON_LENGTH) {

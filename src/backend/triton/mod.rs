@@ -28,11 +28,11 @@ use async_trait::async_trait;
 
 use self::{
     client::FleetClient,
-    connect::{Credentials, load_roots},
+    connect::{FleetSettings, load_roots},
     endpoint::locked,
     interface::Interface,
     pool::{Pool, SystemResolver},
-    protocol::{Call, Parameters, RemoteModel},
+    protocol::{Call, Parameters},
     server_url::ServerUrl,
 };
 use super::{Backend, Deadline, Schedule, Signature};
@@ -135,24 +135,25 @@ impl Fleet {
     pub fn new(config: &FleetConfig, model: &str) -> Result<Self> {
         let urls: Vec<ServerUrl> = config.urls.iter().map(|url| url.parse()).collect::<Result<_>>()?;
         let uses_tls = urls.iter().any(|url| url.tls);
-        let credentials = Credentials {
+        let settings = FleetSettings {
+            model: model.to_owned(),
+            version: config.version.clone(),
             roots: uses_tls.then(|| load_roots(config.ca.as_deref())).transpose()?,
-            authorization: config.token.as_ref().map(|token| format!("Bearer {token}").into()),
+            authorization: config.token.as_ref().map(|token| format!("Bearer {token}")),
         };
-        let model = RemoteModel { name: model.to_owned(), version: config.version.clone() };
-        let pool = Arc::new(Pool::new(urls, credentials, Arc::new(SystemResolver)));
-        let client = Arc::new(FleetClient::new(model, pool));
+        let pool = Arc::new(Pool::new(urls, settings, Arc::new(SystemResolver)));
+        let client = Arc::new(FleetClient::new(model.to_owned(), pool));
         Ok(Self { client, timeout: config.timeout(), backend: Mutex::default() })
     }
 
     /// The name of the model on the fleet.
     pub fn model(&self) -> &str {
-        &self.client.model.name
+        &self.client.model
     }
 
     /// Whether a request can be sent now, as far as is known.
     pub fn is_available(&self) -> bool {
-        self.client.pool.is_available(&self.client.model)
+        self.client.pool.is_available()
     }
 
     /// The earlier of the request's deadline and the fleet's timeout.

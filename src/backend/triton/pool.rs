@@ -15,10 +15,9 @@ use tokio::time::timeout;
 
 use super::{
     breaker::Admission,
-    connect::Credentials,
+    connect::FleetSettings,
     endpoint::{Endpoint, InFlight, locked},
-    failure::{AttemptFailure, FailureKind},
-    protocol::RemoteModel,
+    failure::{Attempt, FailureKind},
     server_url::ServerUrl,
 };
 
@@ -45,7 +44,7 @@ impl Resolve for SystemResolver {
 
 pub(super) struct Pool {
     urls: Vec<ServerUrl>,
-    credentials: Credentials,
+    settings: Arc<FleetSettings>,
     resolver: Arc<dyn Resolve>,
     resolved: Mutex<Resolved>,
     is_resolving: AtomicBool,
@@ -60,10 +59,10 @@ struct Resolved {
 }
 
 impl Pool {
-    pub(super) fn new(urls: Vec<ServerUrl>, credentials: Credentials, resolver: Arc<dyn Resolve>) -> Self {
+    pub(super) fn new(urls: Vec<ServerUrl>, settings: FleetSettings, resolver: Arc<dyn Resolve>) -> Self {
         Self {
             urls,
-            credentials,
+            settings: Arc::new(settings),
             resolver,
             resolved: Mutex::default(),
             is_resolving: AtomicBool::new(false),
@@ -72,9 +71,9 @@ impl Pool {
     }
 
     /// Whether a request may be sent to an endpoint now, as far as is known. Probes those that are due.
-    pub(super) fn is_available(&self, model: &RemoteModel) -> bool {
+    pub(super) fn is_available(&self) -> bool {
         let endpoints = self.endpoints();
-        probe_in_background(&endpoints, model);
+        probe_in_background(&endpoints);
         endpoints.is_empty() || endpoints.iter().any(is_healthy)
     }
 
@@ -92,22 +91,18 @@ impl Pool {
     /// Chooses the endpoint with the fewest requests under way, preferably not one of `tried`.
     ///
     /// If none is healthy, one that is due for a probe is probed, and chosen if it responds.
-    pub(super) async fn choose(
-        self: &Arc<Self>,
-        model: &RemoteModel,
-        tried: &[SocketAddr],
-    ) -> Result<InFlight, AttemptFailure> {
+    pub(super) async fn choose(self: &Arc<Self>, tried: &[SocketAddr]) -> Attempt<InFlight> {
         self.refresh().await;
         let endpoints = self.endpoints();
         if let Some(endpoint) = self.least_busy(&endpoints, tried) {
-            probe_in_background(&endpoints, model);
+            probe_in_background(&endpoints);
             return Ok(InFlight::new(endpoint));
         }
         let due = endpoints.iter().find(|endpoint| endpoint.admission() == Admission::Probe);
         let endpoint = due.ok_or(FailureKind::Unreachable)?;
         endpoint.probe();
         let attempt = InFlight::new(endpoint);
-        probe(&attempt, model).await.map(|()| attempt)
+        probe(&attempt).await.map(|()| attempt)
     }
 
     fn endpoints(&self) -> Vec<Arc<Endpoint>> {
@@ -167,7 +162,7 @@ impl Pool {
             if resolved.endpoints.iter().any(|endpoint| is_same(endpoint, url, socket)) {
                 continue;
             }
-            match Endpoint::new(server, url.clone(), socket, self.credentials.clone()) {
+            match Endpoint::new(server, url.clone(), socket, Arc::clone(&self.settings)) {
                 Ok(endpoint) => resolved.endpoints.push(Arc::new(endpoint)),
                 Err(error) => tracing::error!(error = error.chain(), "cannot use a server of the fleet"),
             }
@@ -180,17 +175,17 @@ fn is_healthy(endpoint: &Arc<Endpoint>) -> bool {
     endpoint.admission() == Admission::Yes
 }
 
-fn probe_in_background(endpoints: &[Arc<Endpoint>], model: &RemoteModel) {
+fn probe_in_background(endpoints: &[Arc<Endpoint>]) {
     for endpoint in endpoints.iter().filter(|endpoint| endpoint.admission() == Admission::Probe) {
         endpoint.probe();
-        let (attempt, model) = (InFlight::new(endpoint), model.clone());
-        tokio::spawn(async move { probe(&attempt, &model).await });
+        let attempt = InFlight::new(endpoint);
+        tokio::spawn(async move { probe(&attempt).await });
     }
 }
 
 /// Checks whether the model is ready on an endpoint, and records the outcome.
-async fn probe(attempt: &InFlight, model: &RemoteModel) -> Result<(), AttemptFailure> {
-    let ready = timeout(PROBE_TIMEOUT, attempt.client.check_ready(model)).await;
+async fn probe(attempt: &InFlight) -> Attempt<()> {
+    let ready = timeout(PROBE_TIMEOUT, attempt.client.check_ready()).await;
     let outcome = ready.unwrap_or_else(|_| Err(FailureKind::Timeout.into()));
     // A server that responds without being ready must not close the breaker.
     let outcome = outcome.map_err(|failure| match failure.kind.is_unhealthy() {
@@ -224,25 +219,21 @@ mod tests {
         let names = Arc::new(Names(Mutex::new(sockets.to_vec())));
         let resolver: Arc<dyn Resolve> = Arc::clone(&names) as _;
         let url = "http://fleet:1".parse().unwrap();
-        (Arc::new(Pool::new(vec![url], Credentials::default(), resolver)), names)
-    }
-
-    fn model() -> RemoteModel {
-        RemoteModel { name: "m".into(), version: None }
+        (Arc::new(Pool::new(vec![url], FleetSettings::default(), resolver)), names)
     }
 
     #[tokio::test]
     async fn the_least_busy_endpoint_is_chosen_and_equals_take_turns() {
         let (pool, _) = pool(&[socket(1), socket(2)]);
-        let first = pool.choose(&model(), &[]).await.unwrap();
-        let second = pool.choose(&model(), &[]).await.unwrap();
+        let first = pool.choose(&[]).await.unwrap();
+        let second = pool.choose(&[]).await.unwrap();
         assert_ne!(first.socket(), second.socket());
         let busy = first.socket();
         drop(second);
         for _ in 0..4 {
-            assert_ne!(pool.choose(&model(), &[]).await.unwrap().socket(), busy);
+            assert_ne!(pool.choose(&[]).await.unwrap().socket(), busy);
         }
-        let other = pool.choose(&model(), &[busy]).await.unwrap();
+        let other = pool.choose(&[busy]).await.unwrap();
         assert_ne!(other.socket(), busy, "one that was tried is the last choice");
         assert!(pool.has_other(&[busy]) && !pool.has_other(&[socket(1), socket(2)]));
     }
@@ -250,30 +241,30 @@ mod tests {
     #[tokio::test]
     async fn endpoints_follow_the_resolved_names() {
         let (pool, names) = pool(&[socket(1)]);
-        assert_eq!(pool.choose(&model(), &[]).await.unwrap().socket(), socket(1));
+        assert_eq!(pool.choose(&[]).await.unwrap().socket(), socket(1));
         *locked(&names.0) = vec![socket(2), socket(3)];
         pool.resolve().await;
         for _ in 0..4 {
-            assert_ne!(pool.choose(&model(), &[]).await.unwrap().socket(), socket(1));
+            assert_ne!(pool.choose(&[]).await.unwrap().socket(), socket(1));
         }
         locked(&names.0).clear();
         pool.resolve().await;
-        assert!(pool.choose(&model(), &[]).await.is_ok(), "a failed resolution removes nothing");
+        assert!(pool.choose(&[]).await.is_ok(), "a failed resolution removes nothing");
     }
 
     #[tokio::test]
     async fn requests_avoid_an_endpoint_that_fails() {
         let (pool, _) = pool(&[socket(1), socket(2)]);
-        let failed: Result<(), AttemptFailure> = Err(FailureKind::Unreachable.into());
-        let unhealthy = pool.choose(&model(), &[socket(2)]).await.unwrap();
+        let failed: Attempt<()> = Err(FailureKind::Unreachable.into());
+        let unhealthy = pool.choose(&[socket(2)]).await.unwrap();
         (0..3).for_each(|_| unhealthy.ended(&failed));
         for _ in 0..4 {
-            assert_eq!(pool.choose(&model(), &[]).await.unwrap().socket(), socket(2));
+            assert_eq!(pool.choose(&[]).await.unwrap().socket(), socket(2));
         }
-        assert!(pool.is_available(&model()));
-        let other = pool.choose(&model(), &[]).await.unwrap();
+        assert!(pool.is_available());
+        let other = pool.choose(&[]).await.unwrap();
         (0..3).for_each(|_| other.ended(&failed));
-        assert!(!pool.is_available(&model()));
-        assert_eq!(pool.choose(&model(), &[]).await.err().unwrap().kind, FailureKind::Unreachable, "at once");
+        assert!(!pool.is_available());
+        assert_eq!(pool.choose(&[]).await.err().unwrap().kind, FailureKind::Unreachable, "at once");
     }
 }

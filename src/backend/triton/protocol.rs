@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::{
     codec,
-    failure::{AttemptFailure, FailureKind},
+    failure::{Attempt, FailureKind},
     messages::{ModelConfig, ModelMetadata, TensorMetadata},
 };
 use crate::{
@@ -17,14 +17,6 @@ use crate::{
 
 /// Larger responses are refused, so that a corrupted length cannot exhaust memory.
 pub(super) const MAX_RESPONSE_BYTES: usize = 512 * 1024 * 1024;
-
-/// A model on a server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct RemoteModel {
-    pub(super) name: String,
-    /// The server's default version if unset.
-    pub(super) version: Option<String>,
-}
 
 /// A server's description of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,27 +49,22 @@ impl Call {
     }
 }
 
-/// A client of one server.
+/// A client of one model on one server.
 #[async_trait]
 pub(super) trait KserveClient: Send + Sync {
-    async fn metadata(&self, model: &RemoteModel) -> Result<ModelMetadata, AttemptFailure>;
+    async fn metadata(&self) -> Attempt<ModelMetadata>;
 
-    async fn config(&self, model: &RemoteModel) -> Result<ModelConfig, AttemptFailure>;
+    async fn config(&self) -> Attempt<ModelConfig>;
 
     /// Fails unless the server can run the model now.
-    async fn check_ready(&self, model: &RemoteModel) -> Result<(), AttemptFailure>;
+    async fn check_ready(&self) -> Attempt<()>;
 
     /// Runs the model. The server may drop the request after `timeout`; the caller enforces it.
-    async fn infer(
-        &self,
-        model: &RemoteModel,
-        call: &Call,
-        timeout: Duration,
-    ) -> Result<Vec<Tensor>, AttemptFailure>;
+    async fn infer(&self, call: &Call, timeout: Duration) -> Attempt<Vec<Tensor>>;
 
-    async fn describe(&self, model: &RemoteModel) -> Result<Description, AttemptFailure> {
-        let metadata = self.metadata(model).await?;
-        let config = match self.config(model).await {
+    async fn describe(&self) -> Attempt<Description> {
+        let metadata = self.metadata().await?;
+        let config = match self.config().await {
             Err(failure) if matches!(failure.kind, FailureKind::Missing | FailureKind::Refused) => {
                 ModelConfig::default()
             }
