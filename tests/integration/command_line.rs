@@ -1,4 +1,4 @@
-//! The command as scripts and shells see it: help, completions, JSON, exit codes.
+//! The command line: help, completions, JSON, exit codes.
 
 use std::{
     path::Path,
@@ -23,19 +23,19 @@ fn stdout(output: &Output) -> String {
 }
 
 #[test]
-fn every_command_teaches_by_example() {
+fn the_help_of_every_command_has_examples() {
     let commands = ["", "batch", "bench", "build", "completions", "doctor", "key", "pull", "push", "serve"];
     for command in commands {
         let arguments: Vec<&str> = [command, "--help"].into_iter().filter(|word| !word.is_empty()).collect();
         let help = stdout(&kivu(&arguments));
         let (_, examples) = help.split_once("Examples:").expect("examples");
         assert!(examples.contains(format!("  kivu {command}").trim_end()), "{command}: {help}");
-        assert!(!help.contains('\u{1b}'), "no colours where there is no terminal");
+        assert!(!help.contains('\u{1b}'), "no colours without a terminal");
     }
 }
 
 #[test]
-fn every_shell_gets_a_script_that_knows_the_commands() {
+fn completion_scripts_contain_the_commands() {
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         let output = kivu(&["completions", shell]);
         assert!(output.status.success());
@@ -48,25 +48,25 @@ fn every_shell_gets_a_script_that_knows_the_commands() {
     let script = stdout(&kivu(&["completions", "bash"]));
     let ask = "COMP_WORDS=(kivu do); COMP_CWORD=1; _kivu kivu do kivu; echo ${COMPREPLY[@]}";
     let Ok(output) = bash.args(["-c", &format!("{script}\n{ask}")]).output() else {
-        eprintln!("skipped: there is no bash");
+        eprintln!("skipped: bash is not installed");
         return;
     };
     assert_eq!(stdout(&output).trim(), "doctor");
 }
 
 #[test]
-fn doctor_tells_a_script_what_it_tells_people() {
+fn doctor_has_the_same_findings_as_json_and_as_text() {
     let output = kivu(&["doctor", "--json"]);
-    let told: Value = serde_json::from_str(&stdout(&output)).unwrap();
-    assert_eq!(told["ready"].as_bool(), Some(output.status.success()));
-    let findings = told["findings"].as_array().unwrap();
+    let report: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(report["ready"].as_bool(), Some(output.status.success()));
+    let findings = report["findings"].as_array().unwrap();
     assert_eq!(findings.len(), stdout(&kivu(&["doctor"])).lines().count());
     let missing = findings.iter().any(|finding| finding["state"] == "missing");
     assert_eq!(missing, !output.status.success());
 }
 
 #[test]
-fn a_build_says_what_it_came_to() {
+fn a_build_prints_a_report() {
     if runtime().is_none() {
         return;
     }
@@ -76,7 +76,7 @@ fn a_build_says_what_it_came_to() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
         command.arg("build").arg(fixtures().join("models/tiny-roberta")).arg("--out").arg(&out);
         command.args(["--json", "--precision", precision]).env("KIVU_ONNXRUNTIME", library_path().unwrap());
-        // What would keep a server of one's own from answering has no say.
+        // The measured server ignores the environment.
         let output = command.env("KIVU_PREFIX", "/elsewhere").stdin(Stdio::null()).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         serde_json::from_slice(&output.stdout).unwrap()
@@ -98,7 +98,7 @@ fn a_build_says_what_it_came_to() {
 }
 
 #[test]
-fn exit_codes_are_those_of_the_help() {
+fn exit_codes_are_as_documented() {
     struct Case<'a>(&'a [&'a str], i32);
     let cases = [
         Case(&["--version"], 0),
@@ -113,7 +113,7 @@ fn exit_codes_are_those_of_the_help() {
 }
 
 #[test]
-fn outside_a_checkout_bundles_are_in_the_users_cache_and_served_by_name() {
+fn outside_a_checkout_bundles_are_built_into_the_users_cache() {
     let Ok(library) = library_path() else { return };
     let folder = tempfile::tempdir().unwrap();
     let cache = folder.path().join("cache");

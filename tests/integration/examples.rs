@@ -1,4 +1,4 @@
-//! The programs in `examples/`, run as their first lines say, against a real server.
+//! The programs in `examples/`, run as documented in them, with a real server.
 
 use std::{
     fs,
@@ -13,14 +13,13 @@ use crate::{
     serving::{Server, kivu},
 };
 
-/// The most lines of an example.
-const MOST_LINES: usize = 60;
+const MAX_LINES: usize = 60;
 
 fn examples() -> PathBuf {
     root().join("examples")
 }
 
-/// A server of the models of `models/`, and a Python, if `make test` made both.
+/// A server of the models of `models/`, and Python, if `make test` installed both.
 fn server() -> Option<(Server, PathBuf)> {
     let python = tool("TEST_PYTHON")?;
     runtime().expect("`make test` installs ONNX Runtime");
@@ -28,7 +27,7 @@ fn server() -> Option<(Server, PathBuf)> {
     Some((Server::wait(server), python))
 }
 
-/// What an example prints, given some input.
+/// The output of an example for an input.
 fn run(server: &Server, python: &PathBuf, example: &str, arguments: &[&str], input: &str) -> String {
     let mut command = Command::new(python);
     command.arg(examples().join(example)).args(arguments).current_dir(root());
@@ -47,7 +46,7 @@ fn examples_are_short() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "py") {
             let lines = fs::read_to_string(&path).unwrap().lines().count();
-            assert!(lines < MOST_LINES, "{}: {lines} lines", path.display());
+            assert!(lines < MAX_LINES, "{}: {lines} lines", path.display());
         }
     }
 }
