@@ -47,7 +47,7 @@ endif
 
 .PHONY: help
 help: ## List the targets
-	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+	@grep -h -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
 .PHONY: run
 run: program $(MODELS:%=$(BUNDLES)/%/manifest.toml) ## Serve the models of models/ on http://127.0.0.1:8080

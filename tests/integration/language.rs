@@ -95,8 +95,6 @@ const PREFIXES: &[(&str, &str)] = &[("MOST_", "MAX_"), ("LONGEST_", "MAX_")];
 
 /// Lines that contain a phrase and are right, with the reason.
 const EXCEPTIONS: &[(&str, &str)] = &[
-    ("- `s3.patience_ms` is now `s3.timeout_ms`; the old name is still accepted.", "the old name"),
-    ("#[serde(alias = \"patience_ms\")]", "the old name"),
     (
         "SEED, MAX_LENGTH, BATCH, EPOCHS, PATIENCE, RANK, RATE = 17, 128, 32, 5, 2, 8, 1e-3",
         "patience is the standard term for early stopping",
@@ -106,15 +104,11 @@ const EXCEPTIONS: &[(&str, &str)] = &[
 
 /// Files that are not rewritten yet.
 const UNFINISHED: &[&str] = &[
-    "Makefile",
     "docs/",
-    "fuzz/",
     "src/api/",
     "src/backend/",
     "src/batch/",
     "src/build/",
-    "src/error.rs",
-    "src/json.rs",
     "src/model",
     "src/pipeline/",
     "src/repository/",
