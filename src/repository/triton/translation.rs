@@ -1,11 +1,11 @@
-//! A bundle that translates as a model of Triton's: a program that generates there, since a call a token over the
-//! network would be hopeless.
+//! Translation models of Triton. A program on the server generates whole translations, since a request per token would
+//! be too slow.
 
 use std::{fmt::Write, path::Path};
 
 use serde_json::json;
 
-use super::{Options, Runner, begin, copy, instances, put, tensors};
+use super::config::{Options, Runner, batching, begin, copy, instances, put, tensors};
 use crate::{
     backend::TensorSpec,
     error::{Error, Result},
@@ -20,12 +20,13 @@ use crate::{
     tensor::ElementType,
 };
 
-/// What Triton calls.
+/// The interface to Triton.
 const MODEL_PROGRAM: &str = include_str!("translation.py");
-/// What generates.
+/// The generation of tokens.
 const GENERATION_PROGRAM: &str = include_str!("generation.py");
 const SETTINGS: &str = "generation.json";
-/// Writes the graphs, the program and what the program is told.
+
+/// Writes the graphs, the programs and their settings.
 pub(super) fn write(
     bundle: &Bundle,
     settings: &TranslationSettings,
@@ -38,9 +39,9 @@ pub(super) fn write(
     bundle.verify(&[])?;
     let version = begin(repository, &manifest.name, &config(&manifest.name, options)?)?;
     for file in &manifest.files {
-        let is_of_words = file.name.starts_with(TOKENIZER.trim_end_matches(".json"))
+        let is_tokenizer = file.name.starts_with(TOKENIZER.trim_end_matches(".json"))
             || Some(&file.name) == settings.target_tokenizer.as_ref();
-        if !is_of_words {
+        if !is_tokenizer {
             copy(&bundle.path(&file.name), &version.join(&file.name))?;
         }
     }
@@ -50,22 +51,21 @@ pub(super) fn write(
     Ok(vec![manifest.name.clone()])
 }
 
-/// Refuses what the program cannot do.
+/// Refuses unsupported models and options.
 fn check(name: &str, settings: &TranslationSettings, options: &Options) -> Result<()> {
     let expected = if options.runner != Runner::Python || options.tensorrt {
-        "the backend `python` and no TensorRT, since its graphs take a program"
+        "the backend `python` without TensorRT, since a program runs its graphs"
     } else if options.text {
-        "no `--text`, since its texts go with languages, which Kivu reads"
+        "no `--text`, since only Kivu supports languages"
     } else if settings.shortlist.is_some() {
-        "no shortlist, which only Kivu reads; such a model is small enough to run without a fleet"
+        "no shortlist, which only Kivu supports; such a model is small enough to run without a fleet"
     } else {
         return Ok(());
     };
-    Err(Error::config(format!("expected for `{name}`, which translates, {expected}")))
+    Err(Error::config(format!("expected for the translation model `{name}` {expected}")))
 }
 
-/// What the program is told of the model: the tokens that targets begin and end with, how many there may be, and
-/// every option that a request may say otherwise.
+/// The settings of the program: special tokens, the maximum length, and the defaults of the options of requests.
 fn generation(bundle: &Bundle, settings: &TranslationSettings) -> Result<String> {
     let generation = &settings.generation;
     let bounds = Bounds {
@@ -75,12 +75,12 @@ fn generation(bundle: &Bundle, settings: &TranslationSettings) -> Result<String>
     let config = GenerationConfig::new(generation, &GenerationOptions::default(), bounds)?;
     if config.samples() || generation.length_factor.is_some() {
         return Err(Error::model(format!(
-            "expected `{}` to write the likeliest tokens, up to a fixed number, but found a model that draws them, \
-             or whose number follows the text",
+            "expected `{}` to generate without sampling and with a fixed maximum length, but found sampling, or a \
+             maximum that depends on the text",
             bundle.manifest().name
         )));
     }
-    let told = json!({
+    let settings = json!({
         "decoder_start_token_id": generation.decoder_start_token_id,
         "eos_token_ids": generation.eos_token_ids,
         "pad_token_id": generation.pad_token_id,
@@ -89,7 +89,7 @@ fn generation(bundle: &Bundle, settings: &TranslationSettings) -> Result<String>
         "decoder": settings.decoder.graph,
         "defaults": config.options(),
     });
-    Ok(format!("{told:#}\n"))
+    Ok(format!("{settings:#}\n"))
 }
 
 fn config(name: &str, options: &Options) -> Result<String> {
@@ -97,18 +97,18 @@ fn config(name: &str, options: &Options) -> Result<String> {
         format!("name: \"{name}\"\nbackend: \"python\"\nmax_batch_size: {}\n", options.max_batch_size);
     let integers = |name: &str| TensorSpec::new(name, ElementType::Int64, [-1, -1]);
     for input in ["input_ids", "attention_mask"] {
-        // Sources of any length are encoded together; the program fills them up.
+        // Sources of different lengths form a batch; the program pads them.
         let tensor = tensors("input", [&integers(input)])?;
         text += &tensor.replace(" } ]", " allow_ragged_batch: true } ]");
     }
     text += &tensors("output", [&integers(TARGETS), &TensorSpec::new(SCORES, ElementType::Fp32, [-1, 1])])?;
-    text += "dynamic_batching { max_queue_delay_microseconds: 500 }\n";
+    text += &batching();
     text += &instances(options, true);
-    // The program draws nothing.
+    // The program does not sample.
     let mut known = GenerationOptions::NAMES.to_vec();
     known.retain(|name| !GenerationOptions::SAMPLING.contains(name));
     let known = known.join(",");
-    // Writing to a string cannot fail.
+    // Writing to a string does not fail.
     let _ = writeln!(text, "parameters {{ key: \"{OPTIONS}\" value {{ string_value: \"{known}\" }} }}");
     Ok(text)
 }

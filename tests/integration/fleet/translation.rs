@@ -267,6 +267,6 @@ fn a_translator_becomes_a_program_with_its_settings() {
         ["decoder.onnx", "encoder.onnx", "generation.json", "generation.py", "model.py", "weights.bin"]
     );
     let refused = |options: Options| write(&bundle, &repository, &options).unwrap_err().to_string();
-    insta::assert_snapshot!(refused(Options { runner: Runner::Onnx, ..options() }), @"expected for `translation`, which translates, the backend `python` and no TensorRT, since its graphs take a program");
-    insta::assert_snapshot!(refused(Options { text: true, ..options() }), @"expected for `translation`, which translates, no `--text`, since its texts go with languages, which Kivu reads");
+    insta::assert_snapshot!(refused(Options { runner: Runner::Onnx, ..options() }), @"expected for the translation model `translation` the backend `python` without TensorRT, since a program runs its graphs");
+    insta::assert_snapshot!(refused(Options { text: true, ..options() }), @"expected for the translation model `translation` no `--text`, since only Kivu supports languages");
 }
