@@ -92,7 +92,7 @@ pub struct TranslationParts {
     /// The tokenizer of targets.
     pub target: Arc<Tokenizer>,
     /// Restricts the vocabulary by the source, if the model has one.
-    pub shortlist: Option<Shortlist>,
+    pub shortlist: Option<Arc<Shortlist>>,
     /// Where the model runs.
     pub route: Route<Arc<dyn Seq2SeqBackend>>,
 }
@@ -118,7 +118,7 @@ impl TranslationPipeline {
         Ok(Self {
             sources: Arc::new(SourceEncoder { tokenizer, directions, settings }),
             target,
-            shortlist: shortlist.map(Arc::new),
+            shortlist,
             executor: Executor::new(route.try_map(|backend| Ok(LocalGenerator(backend)))?, ()),
         })
     }

@@ -466,7 +466,7 @@ async fn a_bundle_without_its_graph_runs_on_the_fleet() {
     let answer = embed(&app, &large()).await;
     assert!(answer.status == 200 && agree(&answer.body, &expected), "{}", answer.body);
     let error = refusal(&stage.bundle, Policy::Fleet, FleetConfig::default());
-    insta::assert_snapshot!(error, @"expected servers for `feature-extraction`, whose policy wants a fleet, but found none; set `fleet.urls`");
+    insta::assert_snapshot!(error, @"expected servers for `feature-extraction`, whose policy needs a fleet, but found none; set `fleet.urls`");
 }
 
 fn refusal(bundle: &Path, policy: Policy, fleet: FleetConfig) -> String {

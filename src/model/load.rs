@@ -1,0 +1,237 @@
+//! Loads the files of a bundle: tokenizers and graphs in parallel.
+
+use std::{iter, sync::Arc, thread};
+
+use crate::{
+    backend::{
+        Backend, Signature,
+        onnx::{
+            ExternalWeights, Graph, MappedFiles, OnnxBackend, OnnxSeq2Seq, Parallelism, Runtime,
+            keeps_signed_weights, library, require_known_files,
+        },
+        processor::Int8Instructions,
+        routing::Route,
+        seq2seq::Seq2SeqBackend,
+        triton::Fleet,
+    },
+    config::{Config, FleetConfig, Policy},
+    error::{Error, Result},
+    pipeline::translation::{TranslationSettings, shortlist::Shortlist},
+    repository::{
+        Bundle, Manifest,
+        bundle::{Home, PIECES, TOKENIZER},
+        manifest::{File, Precision},
+        remote,
+    },
+    telemetry::starting,
+    tokenizer::Tokenizer,
+};
+
+/// Where a model runs. Models with equal placements share what is loaded.
+#[derive(Debug, PartialEq)]
+pub(super) struct Placement {
+    pub(super) files: Vec<File>,
+    pub(super) policy: Policy,
+    pub(super) fleet: FleetConfig,
+    /// The name of the model on the fleet.
+    pub(super) remote_name: String,
+}
+
+/// A loaded bundle, to be shared.
+#[derive(Clone, Debug)]
+pub(super) struct Loaded {
+    pub(super) tokenizers: Tokenizers,
+    pub(super) route: LoadedRoute,
+    pub(super) arithmetic: Option<String>,
+    pub(super) files: Arc<MappedFiles>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum LoadedRoute {
+    Encoder(Route),
+    Seq2Seq(Route<Arc<dyn Seq2SeqBackend>>),
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Tokenizers {
+    pub(super) source: Arc<Tokenizer>,
+    /// The same as `source`, unless the bundle has a target tokenizer.
+    pub(super) target: Arc<Tokenizer>,
+    pub(super) shortlist: Option<Arc<Shortlist>>,
+}
+
+/// The graphs of a bundle in ONNX Runtime.
+enum Local {
+    Encoder(Arc<dyn Backend>),
+    Seq2Seq(Arc<dyn Seq2SeqBackend>),
+}
+
+/// Loads a bundle. One in S3 is read into memory, unless there is a cache on disk.
+///
+/// One thread reads the tokenizers and hashes the weights while another creates the session; every hash is verified
+/// before this returns. A model that runs only on a fleet needs neither graphs nor weights.
+pub(super) fn load(bundle: &Bundle, config: &Config, placement: &Placement) -> Result<Loaded> {
+    let cached = match (&config.cache, bundle.home()) {
+        (Some(cache), Home::S3(..)) => Some(remote::cached(bundle, cache)?),
+        _ => None,
+    };
+    let bundle = cached.as_ref().unwrap_or(bundle);
+    let Placement { policy, fleet, remote_name, .. } = placement;
+    let fleet =
+        (*policy != Policy::Local).then(|| Fleet::new(fleet, remote_name).map(Arc::new)).transpose()?;
+    let manifest = bundle.manifest();
+    let settings = manifest.translation.as_ref();
+    if *policy == Policy::Fleet {
+        let tokenizers = read_tokenizers(bundle, settings)?;
+        return Ok(Loaded {
+            tokenizers,
+            route: match settings {
+                None => LoadedRoute::Encoder(Route::encoder(None, fleet, manifest.signature.clone())),
+                Some(_) => LoadedRoute::Seq2Seq(Route::seq2seq(None, fleet)),
+            },
+            arithmetic: None,
+            files: Arc::default(),
+        });
+    }
+    // Files that are read, and verified then; all others are mapped.
+    let graphs = iter::once(&manifest.graph).chain(settings.map(|settings| &settings.decoder.graph));
+    let of_translation =
+        settings.into_iter().flat_map(|settings| [&settings.target_tokenizer, &settings.shortlist]);
+    let read: Vec<&str> = [TOKENIZER, PIECES]
+        .into_iter()
+        .chain(graphs.map(String::as_str))
+        .chain(of_translation.flatten().map(String::as_str))
+        .collect();
+    let is_mapped = config.map_weights && matches!(bundle.home(), Home::Folder(_));
+    let mapped = manifest.files.iter().map(|file| file.name.as_str());
+    let mapped = mapped.filter(|name| is_mapped && !read.contains(name)).map(|name| bundle.path(name));
+    let files = Arc::new(MappedFiles::open(mapped)?);
+    thread::scope(|scope| {
+        // Two threads, since most functions have two CPUs.
+        let tokenizers = scope.spawn(|| {
+            let tokenizers = read_tokenizers(bundle, settings)?;
+            // Files that are read into memory are hashed while they are read.
+            if is_mapped {
+                starting("verify", || bundle.verify(&read))?;
+            }
+            Ok(tokenizers)
+        });
+        let opened = open_graphs(bundle, config, is_mapped.then_some(&files));
+        let panicked = |_| Err(Error::model(format!("loading `{}` panicked", manifest.name)));
+        let tokenizers = tokenizers.join().unwrap_or_else(panicked)?;
+        let (local, arithmetic) = opened?;
+        files.require_loaded()?;
+        let route = match local {
+            Local::Encoder(backend) => {
+                LoadedRoute::Encoder(Route::encoder(Some(backend), fleet, manifest.signature.clone()))
+            }
+            Local::Seq2Seq(backend) => LoadedRoute::Seq2Seq(Route::seq2seq(Some(backend), fleet)),
+        };
+        Ok(Loaded { tokenizers, route, arithmetic: Some(arithmetic), files: Arc::clone(&files) })
+    })
+}
+
+fn read_tokenizers(bundle: &Bundle, settings: Option<&TranslationSettings>) -> Result<Tokenizers> {
+    let source = Arc::new(starting("tokenizer", || bundle.tokenizer())?);
+    let target = match settings.and_then(|settings| settings.target_tokenizer.as_ref()) {
+        Some(name) => Arc::new(Tokenizer::from_json(&bundle.read(name)?)?),
+        None => Arc::clone(&source),
+    };
+    let shortlist = settings.and_then(|settings| settings.shortlist.as_ref());
+    let shortlist =
+        shortlist.map(|name| Shortlist::from_bytes(&bundle.read(name)?).map(Arc::new)).transpose()?;
+    Ok(Tokenizers { source, target, shortlist })
+}
+
+/// Creates the sessions of a bundle's graphs, with weights in `mapped` files or in memory, and names the arithmetic of
+/// their matrix products.
+fn open_graphs(
+    bundle: &Bundle,
+    config: &Config,
+    mapped: Option<&Arc<MappedFiles>>,
+) -> Result<(Local, String)> {
+    let library = library::locate(config.onnxruntime.as_deref(), &config.home)?;
+    let runtime = starting("library", || Runtime::load(&library))?;
+    let manifest = bundle.manifest();
+    let threads = config.threads();
+    let Some(settings) = &manifest.translation else {
+        let ([graph], arithmetic) = read_graphs(bundle, [&manifest.graph], mapped)?;
+        let backend = starting("session", || OnnxBackend::open(runtime, graph, threads))?;
+        check_signature(manifest, &manifest.signature, backend.signature())?;
+        return Ok((Local::Encoder(Arc::new(backend)), arithmetic));
+    };
+    let (graphs, arithmetic) = read_graphs(bundle, [&manifest.graph, &settings.decoder.graph], mapped)?;
+    // Sources with different shortlists cannot share a batch.
+    let parallelism = match settings.shortlist {
+        Some(_) => Parallelism::AcrossSources(threads),
+        None => Parallelism::WithinStep(threads),
+    };
+    let backend = starting("session", || OnnxSeq2Seq::open(runtime, graphs, parallelism))?;
+    let [encoder, decoder] = backend.signatures();
+    check_signature(manifest, &manifest.signature, encoder)?;
+    check_signature(manifest, &settings.decoder.signature, decoder)?;
+    Ok((Local::Seq2Seq(Arc::new(backend)), arithmetic))
+}
+
+fn check_signature(manifest: &Manifest, expected: &Signature, found: &Signature) -> Result<()> {
+    if expected == found {
+        return Ok(());
+    }
+    Err(Error::model(format!(
+        "expected `{}` to be {expected}, as its manifest says, but its graph is {found}",
+        manifest.name
+    )))
+}
+
+/// The graphs with these names, and the arithmetic of their matrix products. Weights that are not mapped are read into
+/// memory once for all graphs.
+fn read_graphs<const COUNT: usize>(
+    bundle: &Bundle,
+    names: [&str; COUNT],
+    mapped: Option<&Arc<MappedFiles>>,
+) -> Result<([Graph; COUNT], String)> {
+    let manifest = bundle.manifest();
+    // Verified while they are read, since they are parsed.
+    let graphs = names.iter().map(|name| bundle.read(name)).collect::<Result<Vec<_>>>()?;
+    let arithmetic = arithmetic(manifest, &graphs)?;
+    if let Some(mapped) = mapped {
+        for graph in &graphs {
+            require_known_files(graph, |name| manifest.file(name).is_some())?;
+        }
+        let graphs = names.map(|name| Graph::File { path: bundle.path(name), mapped: Arc::clone(mapped) });
+        return Ok((graphs, arithmetic));
+    }
+    let mut weights = ExternalWeights::of(&graphs, |name| manifest.file(name).map(|file| file.size))?;
+    starting("weights", || {
+        weights.files().iter().try_for_each(|name| {
+            let mut file = weights.file(name);
+            bundle.stream(name, |piece| file.fill(piece))
+        })
+    })?;
+    let graphs = Graph::in_memory(graphs, weights)?;
+    let graphs = graphs.try_into().map_err(|_| Error::model("expected as many graphs as names"))?;
+    Ok((graphs, arithmetic))
+}
+
+/// The arithmetic of the graphs' matrix products on this processor.
+fn arithmetic(manifest: &Manifest, graphs: &[Vec<u8>]) -> Result<String> {
+    let instructions = Int8Instructions::detected();
+    Ok(match manifest.weights.precision {
+        Precision::Fp32 => "fp32".into(),
+        Precision::Int8Blocks => format!("int8-blocks ({instructions})"),
+        Precision::Int8 if !instructions.saturate() => format!("int8 (u8·s8, {instructions})"),
+        Precision::Int8 => {
+            for graph in graphs {
+                if keeps_signed_weights(graph)? {
+                    tracing::warn!(
+                        model = manifest.name,
+                        "int8 products of this bundle saturate on this processor ({instructions}), which costs \
+                         quality; build it again"
+                    );
+                    return Ok(format!("int8 (u8·s8, {instructions}, saturating)"));
+                }
+            }
+            format!("int8 (u8·u8, {instructions})")
+        }
+    })
+}

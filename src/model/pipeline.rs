@@ -1,0 +1,118 @@
+use std::sync::Arc;
+
+use super::load::{Loaded, LoadedRoute, Tokenizers};
+use crate::{
+    backend::Deadline,
+    error::{Error, Result},
+    pipeline::{
+        Task,
+        classification::ClassificationPipeline,
+        embedding::EmbeddingPipeline,
+        encoder::Encoder,
+        ranking::RankingPipeline,
+        translation::{TranslationParts, TranslationPipeline},
+        zero_shot::ZeroShotPipeline,
+    },
+    repository::Manifest,
+    tokenizer::Tokenizer,
+};
+
+/// The pipeline of a model's task.
+#[derive(Clone, Debug)]
+pub enum Pipeline {
+    /// `feature-extraction`
+    Embedding(EmbeddingPipeline),
+    /// `text-classification`
+    Classification(ClassificationPipeline),
+    /// `zero-shot-classification`
+    ZeroShot(ZeroShotPipeline),
+    /// `text-ranking`
+    Ranking(RankingPipeline),
+    /// `translation`
+    Translation(TranslationPipeline),
+}
+
+impl Pipeline {
+    /// The encoder, of all tasks but translation.
+    fn encoder(&self) -> Result<&Encoder, &TranslationPipeline> {
+        match self {
+            Self::Embedding(pipeline)
+            | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _))
+            | Self::Ranking(RankingPipeline::Embedding(pipeline)) => Ok(pipeline.encoder()),
+            Self::Classification(pipeline)
+            | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
+            | Self::Ranking(RankingPipeline::CrossEncoder(pipeline)) => Ok(pipeline.encoder()),
+            Self::Translation(pipeline) => Err(pipeline),
+        }
+    }
+
+    /// The tokenizer of the model's input.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        self.encoder().map_or_else(TranslationPipeline::tokenizer, Encoder::tokenizer)
+    }
+
+    /// The maximum number of tokens of an input, special tokens included.
+    pub fn max_tokens(&self) -> usize {
+        self.encoder().map_or_else(|pipeline| pipeline.settings().max_tokens, Encoder::max_tokens)
+    }
+
+    pub(super) fn has_fleet(&self) -> bool {
+        self.encoder().map_or_else(TranslationPipeline::has_fleet, Encoder::has_fleet)
+    }
+
+    pub(super) async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
+        match self.encoder() {
+            Ok(encoder) => encoder.check_fleet(deadline).await,
+            Err(pipeline) => pipeline.check_fleet(deadline).await,
+        }
+    }
+
+    /// The pipeline of a manifest's task, for inputs of at most `limit` tokens if the model takes more.
+    pub(super) fn new(manifest: &Manifest, loaded: Loaded, limit: Option<usize>) -> Result<Self> {
+        let Tokenizers { source: tokenizer, target, shortlist } = loaded.tokenizers;
+        let limit = limit.unwrap_or(usize::MAX);
+        let route = match loaded.route {
+            LoadedRoute::Encoder(route) => route,
+            LoadedRoute::Seq2Seq(route) => {
+                let settings = manifest.translation.clone();
+                let mut settings = settings.ok_or_else(|| lacks(manifest, "translation"))?;
+                settings.max_tokens = settings.max_tokens.min(limit);
+                let parts = TranslationParts { tokenizer, target, shortlist, route };
+                return TranslationPipeline::new(parts, settings).map(Self::Translation);
+            }
+        };
+        let is_embedding = manifest.classification.is_none() && manifest.embedding.is_some();
+        let embedding = || {
+            let settings = manifest.embedding.clone();
+            let mut settings = settings.ok_or_else(|| lacks(manifest, "embedding"))?;
+            settings.max_tokens = settings.max_tokens.min(limit);
+            EmbeddingPipeline::new(Arc::clone(&tokenizer), route.clone(), settings)
+        };
+        let classification = || {
+            let settings = manifest.classification.clone();
+            let mut settings = settings.ok_or_else(|| lacks(manifest, "classification"))?;
+            settings.max_tokens = settings.max_tokens.min(limit);
+            ClassificationPipeline::new(Arc::clone(&tokenizer), route.clone(), settings)
+        };
+        match manifest.task {
+            Task::FeatureExtraction => embedding().map(Self::Embedding),
+            Task::TextClassification => classification().map(Self::Classification),
+            Task::TextRanking if is_embedding => Ok(Self::Ranking(RankingPipeline::Embedding(embedding()?))),
+            Task::TextRanking => RankingPipeline::cross_encoder(classification()?).map(Self::Ranking),
+            Task::ZeroShotClassification if is_embedding => {
+                Ok(Self::ZeroShot(ZeroShotPipeline::embedding(embedding()?)))
+            }
+            Task::ZeroShotClassification => {
+                ZeroShotPipeline::entailment(classification()?).map(Self::ZeroShot)
+            }
+            Task::Translation => Err(lacks(manifest, "translation")),
+        }
+    }
+}
+
+fn lacks(manifest: &Manifest, settings: &str) -> Error {
+    Error::model(format!(
+        "expected `{settings}` in the manifest of `{}`, whose task is `{}`",
+        manifest.name, manifest.task
+    ))
+}
