@@ -124,7 +124,7 @@ pub(super) async fn read_bytes(app: &App, request: Request) -> Result<(HeaderMap
     let limit = app.limits.body_bytes;
     if let Some(announced) = announced(&parts.headers).filter(|bytes| *bytes > limit as u64) {
         return Err(Error::too_large(format!(
-            "expected a body of at most {limit} bytes, but found one of {announced} announced"
+            "expected a body of at most {limit} bytes, but found a `content-length` of {announced}"
         )));
     }
     let bytes = deadline.bound(collect(body, limit)).await?;
@@ -148,7 +148,7 @@ async fn collect(mut body: Body, limit: usize) -> Result<Vec<u8>, Error> {
     const MAX_DISCARDED: usize = 4;
     let (mut bytes, mut found) = (Vec::new(), 0_usize);
     while let Some(frame) = body.frame().await {
-        let truncated = |_| Error::malformed("the body is cut short");
+        let truncated = |_| Error::malformed("the body is incomplete");
         let Ok(data) = frame.map_err(truncated)?.into_data() else { continue };
         found = found.saturating_add(data.len());
         if found <= limit {

@@ -1,4 +1,4 @@
-//! Who gets in, and what those hear who do not, each in their own dialect.
+//! Access control, and its errors in each dialect.
 
 use axum::{
     Router,
@@ -18,7 +18,7 @@ fn guarded(config: &AuthConfig) -> Router {
     router(scripted(Limits::default()).with_guard(Guard::new(config, BindScope::ApiGateway).unwrap()))
 }
 
-/// A router that asks for keys, and a key that it knows.
+/// A router that requires a key, and a valid key.
 fn with_keys() -> (Router, String) {
     let (key, line) = make_key("alice").unwrap();
     let (_, other) = make_key("bob").unwrap();
@@ -41,16 +41,16 @@ fn cat() -> Request<Body> {
 }
 
 #[tokio::test]
-async fn a_key_opens_in_either_header_and_nothing_else_does() {
+async fn only_valid_keys_in_either_header_are_admitted() {
     let (router, key) = with_keys();
     let bearer = format!("Bearer {key}");
     let (lower, long) = (format!("bearer  {key} "), "x".repeat(4096));
     struct Case<'a>(&'a str, &'a [(&'static str, &'a str)], u16);
     let cases = [
         Case("as a bearer", &[("authorization", &bearer)], 200),
-        Case("as a bearer, spelt otherwise", &[("authorization", &lower)], 200),
-        Case("by itself", &[("x-api-key", &key)], 200),
-        Case("beside another's token", &[("authorization", "Bearer hf_123"), ("x-api-key", &key)], 200),
+        Case("as a bearer, other case", &[("authorization", &lower)], 200),
+        Case("without a scheme", &[("x-api-key", &key)], 200),
+        Case("next to a foreign token", &[("authorization", "Bearer hf_123"), ("x-api-key", &key)], 200),
         Case("none", &[], 401),
         Case("empty", &[("x-api-key", "")], 401),
         Case("wrong", &[("x-api-key", "kivu_0")], 401),
@@ -66,7 +66,7 @@ async fn a_key_opens_in_either_header_and_nothing_else_does() {
 }
 
 #[tokio::test]
-async fn each_dialect_refuses_in_its_own_shape() {
+async fn each_dialect_has_its_own_401() {
     let (router, _) = with_keys();
     let mut answers = Vec::new();
     let paths =
@@ -90,7 +90,7 @@ async fn each_dialect_refuses_in_its_own_shape() {
 }
 
 #[tokio::test]
-async fn whether_it_is_up_may_be_asked_by_anybody() {
+async fn health_checks_need_no_key() {
     let (router, _) = with_keys();
     let get = |path| Request::get(path).body(Body::empty()).unwrap();
     for path in ["/health", "/ping", "/v2/health/live", "/v2/health/ready"] {
@@ -101,33 +101,32 @@ async fn whether_it_is_up_may_be_asked_by_anybody() {
     }
     let mut head = cat();
     *head.method_mut() = Method::OPTIONS;
-    assert_eq!(send(&router, head, &[]).await.status(), StatusCode::UNAUTHORIZED, "whatever the method");
+    assert_eq!(send(&router, head, &[]).await.status(), StatusCode::UNAUTHORIZED, "any method");
 }
 
-/// A body that never comes does not keep a refusal waiting.
 #[tokio::test]
-async fn a_stranger_is_refused_before_the_body_is_read() {
+async fn requests_are_rejected_before_their_body_is_read() {
     let (router, _) = with_keys();
     let never = Body::from_stream(futures::stream::pending::<Result<Vec<u8>, std::io::Error>>());
     assert_eq!(send(&router, post("/embed", never), &[]).await.status(), StatusCode::UNAUTHORIZED);
 }
 
 #[tokio::test]
-async fn behind_the_gateway_only_what_it_checked_gets_in() {
+async fn behind_the_gateway_only_verified_requests_are_admitted() {
     let router = guarded(&AuthConfig { mode: Some(AuthMode::Iam), ..AuthConfig::default() });
     assert_eq!(send(&router, cat(), &[]).await.status(), StatusCode::UNAUTHORIZED);
-    let mut vouched = cat();
-    vouched.extensions_mut().insert(GatewayVerified);
-    assert_eq!(send(&router, vouched, &[]).await.status(), StatusCode::OK);
+    let mut verified = cat();
+    verified.extensions_mut().insert(GatewayVerified);
+    assert_eq!(send(&router, verified, &[]).await.status(), StatusCode::OK);
 }
 
 #[tokio::test]
-async fn with_a_proxy_in_front_nobody_passes_beside_it() {
+async fn with_a_trusted_proxy_direct_requests_are_rejected() {
     let (key, line) = make_key("alice").unwrap();
-    let config: AuthConfig = serde_json::from_value(json!({ "keys": [line], "front": "sesame" })).unwrap();
+    let config: AuthConfig = serde_json::from_value(json!({ "keys": [line], "proxy_secret": "sesame" })).unwrap();
     let router = guarded(&config);
-    let beside = send(&router, cat(), &[("x-api-key", &key)]).await;
-    assert_eq!(beside.status(), StatusCode::FORBIDDEN);
+    let direct = send(&router, cat(), &[("x-api-key", &key)]).await;
+    assert_eq!(direct.status(), StatusCode::FORBIDDEN);
     let wrong = send(&router, cat(), &[("x-api-key", &key), ("x-kivu-front", "open")]).await;
     assert_eq!(wrong.status(), StatusCode::FORBIDDEN);
     let through = send(&router, cat(), &[("x-api-key", &key), ("x-kivu-front", "sesame")]).await;
@@ -135,7 +134,7 @@ async fn with_a_proxy_in_front_nobody_passes_beside_it() {
 }
 
 #[tokio::test]
-async fn keys_that_cannot_be_read_are_our_fault_not_the_callers() {
+async fn unreadable_keys_are_a_server_error() {
     let config = AuthConfig { keys_file: Some("/nowhere/keys".into()), ..AuthConfig::default() };
     let response = send(&guarded(&config), post("/v1/embeddings", "{}"), &[("x-api-key", "kivu_0")]).await;
     assert_eq!(response.headers()["retry-after"], "1");
@@ -145,7 +144,7 @@ async fn keys_that_cannot_be_read_are_our_fault_not_the_callers() {
 }
 
 #[tokio::test]
-async fn everything_can_be_served_below_a_prefix() {
+async fn all_routes_can_have_a_prefix() {
     let (key, line) = make_key("alice").unwrap();
     let config = AuthConfig { keys: vec![line], ..AuthConfig::default() };
     let router = below(Some("/large"), guarded(&config));
@@ -154,7 +153,7 @@ async fn everything_can_be_served_below_a_prefix() {
     assert_eq!(send(&router, cat(), &[("x-api-key", &key)]).await.status(), StatusCode::NOT_FOUND);
     let health = Request::get("/large/health").body(Body::empty()).unwrap();
     assert_eq!(send(&router, health, &[]).await.status(), StatusCode::OK);
-    // The dialect is that of the path below the prefix.
+    // The dialect is that of the path after the prefix.
     let (status, body) = answer(send(&router, post("/large/v1/embeddings", "{}"), &[]).await).await;
     assert_eq!((status, &body["error"]["code"]), (StatusCode::UNAUTHORIZED, &json!("invalid_api_key")));
 }

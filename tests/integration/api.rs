@@ -1,4 +1,4 @@
-//! What clients see: every route, and every way of asking wrongly, on a scripted model.
+//! Every route on a scripted model: responses, and the errors of invalid requests.
 
 use std::{io::Write, sync::Arc, time::Duration};
 
@@ -33,16 +33,16 @@ use tower::ServiceExt;
 
 use crate::models::fixtures;
 
-/// The words whose ids make the scripted model misbehave.
+/// Words on whose ids the scripted model fails or panics.
 const FAILS: &str = "fish";
 const PANICS: &str = "banana";
 
-/// A model of two dimensions: every token's vector is (its id, 1).
+/// A model of two dimensions: the vector of a token is (its id, 1).
 fn model(fails_on: u32, panics_on: u32) -> Model {
     model_of(Task::FeatureExtraction, None, [fails_on, panics_on])
 }
 
-/// The same for a task, with the prompt that it puts before texts by default.
+/// The same model for a task and with a default prompt.
 fn model_of(task: Task, default_prompt: Option<String>, [fails_on, panics_on]: [u32; 2]) -> Model {
     let signature = Signature {
         inputs: ["input_ids", "attention_mask", "token_type_ids"]
@@ -112,12 +112,10 @@ fn app_with(limits: Limits) -> Router {
     router(scripted(limits))
 }
 
-/// The scripted model.
 pub(crate) fn scripted_model() -> Model {
     model(last_id(FAILS), last_id(PANICS))
 }
 
-/// What serves the scripted model.
 pub(crate) fn scripted(limits: Limits) -> App {
     App::new(vec![scripted_model()], limits)
 }
@@ -141,7 +139,7 @@ async fn ask(path: &str, body: &Value) -> (StatusCode, Value) {
     answer(app().oneshot(post(path, body.to_string())).await.unwrap()).await
 }
 
-/// Status and message of a request that is refused.
+/// Status and message of a rejected request.
 async fn refusal(path: &str, body: impl Into<Body>) -> String {
     let (status, body) = answer(app().oneshot(post(path, body)).await.unwrap()).await;
     let message = body["error"]["message"].as_str().or(body["error"].as_str()).unwrap_or("no message");
@@ -149,12 +147,12 @@ async fn refusal(path: &str, body: impl Into<Body>) -> String {
 }
 
 #[tokio::test]
-async fn embed_gives_a_matrix_for_one_text_as_for_several() {
+async fn embed_returns_a_list_of_vectors_even_for_one_text() {
     let (status, one) = ask("/embed", &json!({ "inputs": "cat" })).await;
     assert_eq!(status, StatusCode::OK);
     let (_, two) = ask("/embed", &json!({ "inputs": ["cat", "dog and cat"] })).await;
     assert_eq!((one.as_array().unwrap().len(), two.as_array().unwrap().len()), (1, 2));
-    assert_eq!(one[0], two[0], "company changes nothing");
+    assert_eq!(one[0], two[0], "independent of the other texts");
     let (_, raw) = ask("/embed", &json!({ "inputs": "cat", "normalize": false })).await;
     assert_eq!(raw[0][1], 1.0);
     let (_, prompted) = ask("/embed", &json!({ "inputs": "cat", "prompt_name": "query" })).await;
@@ -165,7 +163,7 @@ async fn embed_gives_a_matrix_for_one_text_as_for_several() {
 }
 
 #[tokio::test]
-async fn ids_from_tokenize_embed_as_their_text_and_decode_to_it() {
+async fn ids_from_tokenize_embed_like_their_text_and_decode_to_it() {
     let (_, tokens) = ask("/tokenize", &json!({ "inputs": "cat dog" })).await;
     let ids: Vec<u64> =
         tokens[0].as_array().unwrap().iter().map(|token| token["id"].as_u64().unwrap()).collect();
@@ -194,18 +192,18 @@ async fn similarity_is_the_cosine_in_the_order_of_the_sentences() {
     assert!((similarities[0].as_f64().unwrap() - 1.0).abs() < 1e-6);
     assert!(similarities[1].as_f64().unwrap() < 1.0);
     let (_, at_root) = ask("/", &body).await;
-    assert_eq!(at_root, similarities, "the default task understands it as well");
+    assert_eq!(at_root, similarities, "at the default route");
 }
 
 #[tokio::test]
-async fn embed_all_gives_a_vector_a_token() {
+async fn embed_all_returns_a_vector_per_token() {
     let (_, vectors) = ask("/embed_all", &json!({ "inputs": ["cat"] })).await;
     let (_, tokens) = ask("/tokenize", &json!({ "inputs": "cat" })).await;
     assert_eq!(vectors[0].as_array().unwrap().len(), tokens[0].as_array().unwrap().len());
 }
 
 #[tokio::test]
-async fn an_answer_says_what_was_done_to_the_text() {
+async fn responses_report_usage_and_truncation() {
     let long = "cat ".repeat(20);
     let body = json!({ "inputs": ["cat", long] }).to_string();
     let response = app().oneshot(post("/embed", body)).await.unwrap();
@@ -220,7 +218,7 @@ async fn an_answer_says_what_was_done_to_the_text() {
 }
 
 #[tokio::test]
-async fn either_end_of_a_text_can_give_way() {
+async fn texts_are_truncated_at_either_end() {
     let text = format!("dog {}bird", "cat ".repeat(20));
     let embed = |side: Value| {
         let body = json!({ "inputs": text, "truncation_direction": side, "normalize": false });
@@ -228,7 +226,7 @@ async fn either_end_of_a_text_can_give_way() {
     };
     let (left, right) = (embed(json!("left")).await, embed(json!("Right")).await);
     assert_ne!(left, right);
-    assert_eq!(embed(Value::Null).await, right, "the end, if nothing is said");
+    assert_eq!(embed(Value::Null).await, right, "the end by default");
 }
 
 #[tokio::test]
@@ -260,7 +258,7 @@ async fn openai_embeddings_come_as_floats_or_base64() {
 }
 
 #[tokio::test]
-async fn models_and_facts_can_be_asked_for() {
+async fn models_and_server_are_described() {
     let get = |path: &'static str| async move {
         answer(app().oneshot(Request::get(path).body(Body::empty()).unwrap()).await.unwrap()).await
     };
@@ -297,7 +295,7 @@ async fn wrong_values_are_named() {
 }
 
 #[tokio::test]
-async fn what_is_too_large_is_refused_with_its_limit() {
+async fn oversized_requests_are_rejected_with_the_limit() {
     insta::assert_snapshot!(refusal("/embed", r#"{"inputs": ["a", "b", "c", "d", "e"]}"#).await, @"413: expected 1 to 4 `inputs`, but found 5");
     let long = json!({ "inputs": "cat ".repeat(20), "truncate": false }).to_string();
     insta::assert_snapshot!(refusal("/embed", long).await, @"413: the text has 22 tokens, but the model takes at most 12; set `truncate` to shorten it");
@@ -318,7 +316,7 @@ async fn what_is_too_large_is_refused_with_its_limit() {
 }
 
 #[tokio::test]
-async fn what_is_no_json_is_refused_with_the_place() {
+async fn invalid_json_is_rejected_with_its_position() {
     insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a""#).await, @"400: expected JSON, but the body ends too early (line 1, column 14)");
     insta::assert_snapshot!(refusal("/embed", "").await, @"400: expected JSON, but the body ends too early (line 1, column 0)");
     insta::assert_snapshot!(refusal("/embed", "hello").await, @"400: the body is not JSON: expected value at line 1 column 1");
@@ -332,9 +330,9 @@ async fn what_is_no_json_is_refused_with_the_place() {
     insta::assert_snapshot!(body, @r#"{"error":"expected the content type `application/json`, but found `none`","error_type":"Validation"}"#);
 }
 
-/// `/tokenize` shows what the model reads, also where its task is built on an embedding with a default prompt.
+/// `/tokenize` returns the tokens that the model reads, also for tasks that use an embedding model with a default prompt.
 #[tokio::test]
-async fn tokens_begin_with_the_default_prompt_of_every_task() {
+async fn tokens_include_the_default_prompt_of_every_task() {
     for task in [Task::FeatureExtraction, Task::TextRanking] {
         let model = model_of(task, Some("query".into()), [last_id(FAILS), last_id(PANICS)]);
         let app = router(App::new(vec![model], Limits::default()));
@@ -346,7 +344,7 @@ async fn tokens_begin_with_the_default_prompt_of_every_task() {
 }
 
 #[tokio::test]
-async fn a_compressed_body_is_read_whole_under_all_names_of_its_encoding() {
+async fn compressed_bodies_are_read_completely() {
     let member = |text: &str| {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
         encoder.write_all(text.as_bytes()).unwrap();
@@ -369,7 +367,7 @@ async fn a_compressed_body_is_read_whole_under_all_names_of_its_encoding() {
 }
 
 #[tokio::test]
-async fn unknown_fields_mean_nothing() {
+async fn unknown_fields_are_ignored() {
     let body = json!({ "inputs": "cat", "user": "me", "parameters": { "x": 1 }, "stream": false });
     assert_eq!(ask("/embed", &body).await, ask("/embed", &json!({ "inputs": "cat" })).await);
 }
@@ -398,9 +396,9 @@ async fn a_failing_model_fails_its_own_request_only() {
 }
 
 #[tokio::test]
-async fn more_requests_than_allowed_are_sent_away_at_once() {
+async fn requests_beyond_the_limit_are_rejected_at_once() {
     let app = app_with(Limits { requests: 1, ..Limits::default() });
-    // A body that never ends keeps its request under way.
+    // A body that never ends keeps its request running.
     let endless = Body::from_stream(futures::stream::pending::<Result<Vec<u8>, std::io::Error>>());
     let first = tokio::spawn(app.clone().oneshot(post("/embed", endless)));
     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -416,13 +414,13 @@ async fn more_requests_than_allowed_are_sent_away_at_once() {
 }
 
 #[tokio::test]
-async fn a_request_that_takes_too_long_is_ended() {
+async fn slow_requests_time_out() {
     let app = app_with(Limits { timeout_ms: 50, ..Limits::default() });
     let endless = Body::from_stream(futures::stream::pending::<Result<Vec<u8>, std::io::Error>>());
     let (status, body) = answer(app.clone().oneshot(post("/embed", endless)).await.unwrap()).await;
     assert_eq!(status, StatusCode::GATEWAY_TIMEOUT);
     insta::assert_snapshot!(body, @r#"{"error":"no answer within 50ms","error_type":"Backend"}"#);
-    // The platform's own deadline counts where it comes sooner.
+    // The platform's deadline applies if it is earlier.
     let mut request = post("/embed", r#"{"inputs": "cat"}"#);
     request.extensions_mut().insert(Deadline::within(Duration::ZERO));
     assert_eq!(app.oneshot(request).await.unwrap().status(), StatusCode::GATEWAY_TIMEOUT);
@@ -444,7 +442,7 @@ async fn requests_have_ids() {
     assert_eq!(send(Some("with space")).await.len(), 36, "what would confuse a log is replaced");
 }
 
-/// A message with `json` and the tensors' bytes behind it, and the header that says where JSON ends.
+/// A message of `json` followed by the bytes of tensors, with the header for the length of the JSON.
 fn binary(path: &str, json: &Value, bytes: &[u8], announced: Option<usize>) -> Request<Body> {
     let json = json.to_string();
     let length = announced.unwrap_or(json.len());
@@ -453,7 +451,7 @@ fn binary(path: &str, json: &Value, bytes: &[u8], announced: Option<usize>) -> R
 }
 
 #[tokio::test]
-async fn kserve_takes_tokens_or_text_and_answers_in_json_or_bytes() {
+async fn kserve_reads_tokens_or_texts_and_responds_in_json_or_bytes() {
     let (_, embedded) = ask("/embed", &json!({ "inputs": ["cat", "dog and bird"] })).await;
     let expected: Vec<f32> =
         serde_json::from_value::<Vec<Vec<f32>>>(embedded).unwrap().into_iter().flatten().collect();
@@ -466,7 +464,7 @@ async fn kserve_takes_tokens_or_text_and_answers_in_json_or_bytes() {
     let found: Vec<f32> = serde_json::from_value(answer_json["outputs"][0]["data"].clone()).unwrap();
     assert_eq!(found, expected);
 
-    // The same as bytes, both ways.
+    // The same as binary data, in the request and in the response.
     let elements = |text: &str| [&(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
     let bytes = [elements("cat"), elements("dog and bird")].concat();
     let message = json!({
@@ -507,7 +505,7 @@ async fn kserve_takes_tokens_or_text_and_answers_in_json_or_bytes() {
 }
 
 #[tokio::test]
-async fn kserve_tells_what_it_serves() {
+async fn kserve_describes_models() {
     let get = |path: &'static str| async move {
         answer(app().oneshot(Request::get(path).body(Body::empty()).unwrap()).await.unwrap()).await
     };
@@ -521,7 +519,7 @@ async fn kserve_tells_what_it_serves() {
 }
 
 #[tokio::test]
-async fn kserve_refuses_tensors_that_lie() {
+async fn kserve_rejects_inconsistent_tensors() {
     let refusal = |input: Value, bytes: &'static [u8], announced: Option<usize>| async move {
         let message = json!({ "inputs": [input] });
         let request = binary("/v2/models/tiny/infer", &message, bytes, announced);
@@ -535,13 +533,13 @@ async fn kserve_refuses_tensors_that_lie() {
     };
     let size = |size: u64| json!({ "parameters": { "binary_data_size": size } });
     insta::assert_snapshot!(refusal(ids(json!([1, 3]), json!({ "data": [1, 2] })), b"", None).await, @"400: expected `input_ids` of shape [1, 3] with 3 elements, but found 2");
-    insta::assert_snapshot!(refusal(ids(json!([1, 2]), size(16)), b"1234567", None).await, @"400: expected `input_ids` with `binary_data_size` of at most the 7 bytes that are there, but found 16");
+    insta::assert_snapshot!(refusal(ids(json!([1, 2]), size(16)), b"1234567", None).await, @"400: expected `input_ids` with `binary_data_size` of at most the 7 remaining bytes, but found 16");
     insta::assert_snapshot!(refusal(ids(json!([1, 2]), size(15)), b"123456789012345", None).await, @"400: expected `input_ids` with whole elements of INT64, but found a part of one");
-    insta::assert_snapshot!(refusal(ids(json!([1, 1]), size(8)), b"\x02\0\0\0\0\0\0\0!", None).await, @"400: expected all bytes to belong to an input, but found 1 more");
-    insta::assert_snapshot!(refusal(ids(json!([1, 1]), json!({ "data": [5] })), b"", Some(9999)).await, @"400: expected 9999 bytes of JSON, as `inference-header-content-length` says, but the body has 77");
+    insta::assert_snapshot!(refusal(ids(json!([1, 1]), size(8)), b"\x02\0\0\0\0\0\0\0!", None).await, @"400: expected no bytes after the last input, but found 1 more");
+    insta::assert_snapshot!(refusal(ids(json!([1, 1]), json!({ "data": [5] })), b"", Some(9999)).await, @"400: expected 9999 bytes of JSON, as given by `inference-header-content-length`, but the body has 77");
     insta::assert_snapshot!(refusal(ids(json!([1, 1]), json!({})), b"", None).await, @"400: expected `input_ids` with `data` or with bytes, but found neither");
-    insta::assert_snapshot!(refusal(ids(json!([u64::MAX, 2]), json!({ "data": [5] })), b"", None).await, @"400: expected `input_ids` of a size that exists, but found shape [18446744073709551615, 2]");
-    insta::assert_snapshot!(refusal(ids(json!([1, 1]), json!({ "data": [-5] })), b"", None).await, @"400: expected token ids in `input_ids`, but found others");
+    insta::assert_snapshot!(refusal(ids(json!([u64::MAX, 2]), json!({ "data": [5] })), b"", None).await, @"400: expected `input_ids` of a representable size, but found shape [18446744073709551615, 2]");
+    insta::assert_snapshot!(refusal(ids(json!([1, 1]), json!({ "data": [-5] })), b"", None).await, @"400: expected token ids in `input_ids`, but found other integers");
     insta::assert_snapshot!(refusal(ids(json!([1, 1]), json!({ "data": [0.5] })), b"", None).await, @"400: expected `input_ids` with elements of INT64, but found something else");
     insta::assert_snapshot!(refusal(ids(json!([1, 1, 1]), json!({ "data": [5] })), b"", None).await, @"400: expected `input_ids` of shape [texts, tokens], but found [1, 1, 1]");
     let named = |name: &str, datatype: &str, data: Value| json!({ "name": name, "shape": [1], "datatype": datatype, "data": data });

@@ -1,4 +1,4 @@
-//! The description of the API: complete, the same as the router, and true of every answer.
+//! The OpenAPI document: its routes are those of the router, and every response conforms to it.
 
 use std::{
     collections::BTreeSet,
@@ -40,7 +40,7 @@ async fn document() -> Value {
     document_of(scripted(Limits::default())).await
 }
 
-/// Method and path of every operation, with what the document says of it.
+/// Method, path and declaration of every operation.
 fn operations(document: &Value) -> Vec<(&str, &str, &Value)> {
     let paths = document["paths"].as_object().unwrap().iter();
     let operations = paths.flat_map(|(path, item)| {
@@ -53,13 +53,13 @@ fn operations(document: &Value) -> Vec<(&str, &str, &Value)> {
 }
 
 #[tokio::test]
-async fn every_route_of_the_document_is_one_of_the_router() {
+async fn every_declared_route_exists() {
     let document = document().await;
     let operations = operations(&document);
     assert!(operations.len() >= 35, "{} operations", operations.len());
     for (method, path, _) in operations {
-        let there = path.replace("{model}", "tiny").replace("{version}", "1");
-        let request = Request::builder().method(method.to_uppercase().as_str()).uri(&there);
+        let uri = path.replace("{model}", "tiny").replace("{version}", "1");
+        let request = Request::builder().method(method.to_uppercase().as_str()).uri(&uri);
         let request = request.header("content-type", "application/json").body(Body::from("{}")).unwrap();
         let response = router(scripted(Limits::default())).oneshot(request).await.unwrap();
         assert_ne!(response.status(), StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
@@ -68,9 +68,9 @@ async fn every_route_of_the_document_is_one_of_the_router() {
     }
 }
 
-/// Routes are made with their descriptions in one place; there is no other that makes any.
+/// All routes are created together with their declarations.
 #[test]
-fn every_route_of_the_router_is_one_of_the_document() {
+fn every_route_is_declared() {
     let source = fs::read_to_string(root().join("src/api/mod.rs")).unwrap();
     assert!(source.contains("Router::from(routes())"), "the router is made of the described routes");
     for way in [".route(", ".nest_service(", ".route_service(", ".merge("] {
@@ -79,7 +79,7 @@ fn every_route_of_the_router_is_one_of_the_document() {
 }
 
 #[tokio::test]
-async fn the_table_of_the_documentation_names_the_same_routes() {
+async fn docs_list_every_route() {
     let document = document().await;
     let paths: BTreeSet<&str> = operations(&document).into_iter().map(|(_, path, _)| path).collect();
     let text = fs::read_to_string(root().join("docs/api.md")).unwrap();
@@ -89,23 +89,23 @@ async fn the_table_of_the_documentation_names_the_same_routes() {
 }
 
 #[tokio::test]
-async fn each_operation_says_what_it_does_by_words_and_example() {
+async fn each_operation_has_a_summary_and_examples() {
     let document = document().await;
     let mut ids = BTreeSet::new();
     for (method, path, operation) in operations(&document) {
         let place = format!("{method} {path}");
         assert!(operation["summary"].is_string() && operation["tags"].is_array(), "{place}");
-        assert!(ids.insert(operation["operationId"].as_str().unwrap()), "{place} has another's name");
+        assert!(ids.insert(operation["operationId"].as_str().unwrap()), "{place} has the id of another operation");
         let content = &operation["requestBody"]["content"]["application/json"];
         let has_example = |content: &Value| content.get("example").or(content.get("examples")).is_some();
-        assert!(operation.get("requestBody").is_none() || has_example(content), "{place} shows no request");
+        assert!(operation.get("requestBody").is_none() || has_example(content), "{place} has no example request");
         let responses = operation["responses"].as_object().unwrap();
         for (status, response) in responses {
             let json = &response["content"]["application/json"];
-            let is_told = json.is_null() || has_example(json) || path == "/openapi.json";
-            assert!(is_told, "{place} shows no answer {status}");
+            let has_one = json.is_null() || has_example(json) || path == "/openapi.json";
+            assert!(has_one, "{place} has no example for {status}");
         }
-        assert!(responses.contains_key("500"), "{place} says nothing of failures");
+        assert!(responses.contains_key("500"), "{place} lacks 500");
     }
 }
 
@@ -127,7 +127,7 @@ async fn each_dialect_has_its_own_errors() {
 }
 
 #[tokio::test]
-async fn what_asks_for_a_key_says_so() {
+async fn operations_declare_whether_they_need_a_key() {
     let (_, line) = make_key("alice").unwrap();
     let config = AuthConfig { keys: vec![line], ..AuthConfig::default() };
     let guard = Guard::new(&config, BindScope::ApiGateway).unwrap();
@@ -147,7 +147,7 @@ async fn what_asks_for_a_key_says_so() {
 }
 
 #[tokio::test]
-async fn the_documents_go_with_the_page_and_lie_behind_a_prefix() {
+async fn the_documents_follow_the_page_setting_and_the_prefix() {
     for path in ["/docs", "/openapi.json"] {
         let without = router(scripted(Limits::default()).with_page(false));
         let (status, body) = get(without, path).await;
@@ -156,17 +156,17 @@ async fn the_documents_go_with_the_page_and_lie_behind_a_prefix() {
         let below = below(Some("/prod"), router(scripted(Limits::default())));
         assert_eq!(get(below, &format!("/prod{path}")).await.0, StatusCode::OK);
     }
-    assert_eq!(document().await["servers"][0]["url"], "./", "relative to itself");
+    assert_eq!(document().await["servers"][0]["url"], "./", "relative to the document");
 }
 
-/// Requests made of the document, good and bad, against the real server: no answer that it does not describe, and
-/// none that is the server's fault.
+/// Valid and invalid requests that schemathesis generates from the document: every response is declared, and none is a
+/// server error.
 #[test]
-fn the_document_is_true_of_every_answer() {
+fn every_response_conforms_to_the_document() {
     let Some(python) = tool("TEST_DOCUMENT") else { return };
     let has_tester = Command::new(&python).args(["-c", "import schemathesis"]).stderr(Stdio::null()).status();
     if !has_tester.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: the tester of APIs needs Python 3.11");
+        eprintln!("skipped: schemathesis needs Python 3.11");
         return;
     }
     runtime().expect("`make test` installs ONNX Runtime");

@@ -1,4 +1,4 @@
-//! The page at `/`: who gets it, what it may do, and what people do with it in a browser.
+//! The page at `/`: which clients get it, its content security policy, and its use in a browser.
 
 use std::{
     env,
@@ -37,7 +37,7 @@ async fn text(response: Response<Body>) -> String {
 }
 
 #[tokio::test]
-async fn browsers_get_the_page_and_everybody_else_what_they_got_before() {
+async fn only_browsers_get_the_page() {
     let app = || router(scripted(Limits::default()));
     let page = get(app(), "/", BROWSER).await;
     assert_eq!(page.status(), StatusCode::OK);
@@ -47,7 +47,7 @@ async fn browsers_get_the_page_and_everybody_else_what_they_got_before() {
     assert!(!policy.contains("unsafe") && !policy.contains('*'), "{policy}");
     let html = text(page).await;
     assert!(html.starts_with("<!doctype html>"));
-    // Whatever lies elsewhere would have to be named by its address; the one that is names a dialect of XML.
+    // External resources would need a URL; the only URL is an XML namespace.
     let addresses: Vec<_> = html.match_indices("://").map(|(at, _)| &html[at..]).collect();
     assert!(addresses.iter().all(|rest| rest.starts_with("://www.w3.org/2000/svg")), "{addresses:?}");
 
@@ -58,14 +58,14 @@ async fn browsers_get_the_page_and_everybody_else_what_they_got_before() {
 }
 
 #[tokio::test]
-async fn without_the_page_a_browser_hears_only_that_the_server_is_well() {
+async fn without_the_page_browsers_get_an_empty_response() {
     let response = get(router(scripted(Limits::default()).with_page(false)), "/", BROWSER).await;
     assert_eq!(response.status(), StatusCode::OK);
     assert_eq!(text(response).await, "");
 }
 
 #[tokio::test]
-async fn the_models_are_listed_with_what_one_has_to_know() {
+async fn models_are_listed_with_their_properties() {
     let response = get(router(scripted(Limits::default())), "/models", "*/*").await;
     let body: Value = serde_json::from_str(&text(response).await).unwrap();
     insta::assert_snapshot!(body["models"], @r#"[{"architecture":"BertModel","dimensions":2,"max_tokens":12,"name":"tiny","precision":"fp32","task":"feature-extraction"}]"#);
@@ -73,16 +73,16 @@ async fn the_models_are_listed_with_what_one_has_to_know() {
 }
 
 #[test]
-fn people_use_the_page() {
+fn the_page_works_in_a_browser() {
     let Some(python) = tool("TEST_PAGE") else { return };
     let Some(chromium) = tool("TEST_CHROMIUM").filter(|path| !path.as_os_str().is_empty()) else {
-        eprintln!("skipped: there is no Chromium");
+        eprintln!("skipped: no Chromium");
         return;
     };
     runtime().expect("`make test` installs ONNX Runtime");
     let bundles = root().join(".kivu/bundles");
     let start = |command: &mut Command| Server::wait(command.stderr(Stdio::null()).spawn().unwrap());
-    let (key, line) = make_key("somebody").unwrap();
+    let (key, line) = make_key("alice").unwrap();
     let open = start(&mut kivu(&bundles));
     let locked = start(kivu(&bundles).env("KIVU_AUTH__KEYS", line));
     let mut browse = Command::new(python);

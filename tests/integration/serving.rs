@@ -1,4 +1,4 @@
-//! `kivu serve` as a process: how it starts, what it refuses, what it leaves alone, how it ends.
+//! `kivu serve` as a process: startup errors, robustness, side effects and shutdown.
 
 use std::{
     collections::BTreeSet,
@@ -17,7 +17,7 @@ use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
 use crate::models::{build_request, fixtures, library_path, request, runtime};
 
-/// A server that ends with this value.
+/// A server that is killed when this value is dropped.
 pub(crate) struct Server {
     process: Child,
     /// Host and port.
@@ -25,7 +25,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Waits until a started server says where it listens.
+    /// Waits until a started server prints its address.
     pub(crate) fn wait(mut process: Child) -> Self {
         let mut line = String::new();
         let output = process.stdout.take().expect("standard output is piped");
@@ -38,18 +38,18 @@ impl Server {
         Self { process, address }
     }
 
-    /// Sends bytes as they are and reads until the server closes the connection or answers in full.
+    /// Sends bytes unchanged, and reads until the server closes the connection or the response is complete.
     pub(crate) fn exchange(&self, request: &[u8]) -> String {
         let mut connection = TcpStream::connect(&self.address).unwrap();
         connection.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        // The server may have heard enough before it has heard all.
+        // The server may close the connection before it has read everything.
         let _ = connection.write_all(request);
         let mut answer = Vec::new();
         let _ = connection.read_to_end(&mut answer);
         String::from_utf8_lossy(&answer).into_owned()
     }
 
-    /// Posts JSON; the whole answer, status line and headers included.
+    /// Posts JSON; returns the response with its status line and headers.
     pub(crate) fn post(&self, path: &str, body: &str) -> String {
         let length = body.len();
         let head = format!(
@@ -59,19 +59,19 @@ impl Server {
         self.exchange(format!("{head}{body}").as_bytes())
     }
 
-    /// The process.
+    /// The process id.
     pub(crate) fn id(&self) -> u32 {
         self.process.id()
     }
 
-    /// Asks it to stop and waits; the status that it ended with.
+    /// Sends SIGTERM and waits; returns the exit code.
     pub(crate) fn stop(&mut self) -> Option<i32> {
         let asked = Command::new("kill").arg(self.process.id().to_string()).status().unwrap();
         assert!(asked.success());
         self.process.wait().unwrap().code()
     }
 
-    /// Ends it as a fault of its own would; how it ended.
+    /// Sends SIGABRT, like a crash, and waits.
     pub(crate) fn crash(&mut self) -> ExitStatus {
         let asked =
             Command::new("kill").args(["-s", "ABRT", &self.process.id().to_string()]).status().unwrap();
@@ -79,14 +79,14 @@ impl Server {
         self.process.wait().unwrap()
     }
 
-    /// Waits until it ends by itself; its exit code, and what it logged.
+    /// Waits until it exits; returns the exit code and the log.
     pub(crate) fn ended(&mut self) -> (Option<i32>, String) {
         let mut log = String::new();
         self.process.stderr.take().expect("standard error is piped").read_to_string(&mut log).unwrap();
         (self.process.wait().unwrap().code(), log)
     }
 
-    /// Ends it; what it logged.
+    /// Kills it; returns the log.
     pub(crate) fn end(&mut self) -> String {
         self.process.kill().unwrap();
         let mut log = String::new();
@@ -102,13 +102,13 @@ impl Drop for Server {
     }
 }
 
-/// What a test holds that starts servers of its own: two at once on two CPUs would wait for each other's.
+/// The lock of tests that start servers: two at once would slow each other down on two CPUs.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The program, as cargo built it for these tests, on a free port.
+/// The program that cargo built for these tests, on a free port.
 pub(crate) fn kivu(bundle: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
     command
@@ -122,7 +122,7 @@ pub(crate) fn kivu(bundle: &Path) -> Command {
     command
 }
 
-/// A bundle of `tiny-bert` in a folder that vanishes with the value.
+/// A bundle of `tiny-bert` in a temporary folder.
 pub(crate) fn bundle() -> Option<(tempfile::TempDir, PathBuf)> {
     let runtime = runtime()?;
     let folder = tempfile::tempdir().unwrap();
@@ -133,12 +133,12 @@ pub(crate) fn bundle() -> Option<(tempfile::TempDir, PathBuf)> {
 
 fn refusal(command: &mut Command) -> String {
     let Output { status, stderr, .. } = command.output().unwrap();
-    assert_eq!(status.code(), Some(1), "an error is no crash");
+    assert_eq!(status.code(), Some(1), "an error, not a crash");
     String::from_utf8(stderr).unwrap()
 }
 
 #[test]
-fn a_server_that_cannot_start_says_why() {
+fn startup_errors_are_printed() {
     let Some((folder, bundle)) = bundle() else { return };
     let occupied = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = occupied.local_addr().unwrap().to_string();
@@ -172,9 +172,9 @@ fn a_server_that_cannot_start_says_why() {
     assert!(misspelt.contains("txets"), "{misspelt}");
 }
 
-/// Nothing that a client sends ends the server or keeps it from the next request.
+/// No request ends the server or blocks the next one.
 #[test]
-fn bad_requests_leave_the_server_standing() {
+fn bad_requests_do_not_end_the_server() {
     let Some((_folder, bundle)) = bundle() else { return };
     let server = Server::wait(kivu(&bundle).stderr(Stdio::null()).spawn().unwrap());
     let head = "POST /embed HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n";
@@ -194,7 +194,7 @@ fn bad_requests_leave_the_server_standing() {
         ("invalid UTF-8", post(head, b"{\"inputs\": \"\xc3\x28\"}"), "400"),
         ("an unpaired surrogate", post(head, br#"{"inputs": "\ud83d"}"#), "400"),
         ("a body beyond the limit", post(head, &vec![b' '; 7 * 1024 * 1024]), "413"),
-        // It is cut off at some point, with or without the client hearing why.
+        // The connection is closed at some point, with or without a response.
         ("a body far beyond the limit", post(head, &vec![b' '; 40 * 1024 * 1024]), ""),
         ("a body beyond the limit that is announced", asks.into_bytes(), "413"),
         ("no HTTP", b"hello\r\n\r\n".to_vec(), "400"),
@@ -209,7 +209,7 @@ fn bad_requests_leave_the_server_standing() {
         assert!(line.contains(status), "{what}: expected {status}, but found {line}");
         assert_eq!(body(good()), expected, "after {what}");
     }
-    // A body that ends too early: the connection goes, the server stays.
+    // A body that ends too early.
     let mut connection = TcpStream::connect(&server.address).unwrap();
     connection.write_all(format!("{head}content-length: 1000\r\n\r\n{{\"inputs\"").as_bytes()).unwrap();
     drop(connection);
@@ -223,7 +223,7 @@ fn post(head: &str, body: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn asked_to_stop_it_finishes_what_it_accepted() {
+fn sigterm_lets_accepted_requests_finish() {
     let Some((_folder, bundle)) = bundle() else { return };
     let mut server = Server::wait(kivu(&bundle).stderr(Stdio::null()).spawn().unwrap());
     let mut connection = TcpStream::connect(&server.address).unwrap();
@@ -242,9 +242,8 @@ fn asked_to_stop_it_finishes_what_it_accepted() {
     assert_eq!((status.code(), status.signal()), (Some(0), None));
 }
 
-/// The log says what was done, never what was said.
 #[test]
-fn no_text_of_a_user_is_in_the_log() {
+fn texts_are_not_logged() {
     let Some((_folder, bundle)) = bundle() else { return };
     let mut server =
         Server::wait(kivu(&bundle).env("RUST_LOG", "trace").env("KIVU_LOG", "json").spawn().unwrap());
@@ -263,7 +262,7 @@ fn no_text_of_a_user_is_in_the_log() {
     assert!(!log.contains(secret), "{log}");
 }
 
-/// Runs `start` on a thread whose children die when they ask for a connection to anywhere.
+/// Runs `start` on a thread whose child processes are killed when they open a connection.
 fn without_connections<T: Send>(start: impl FnOnce() -> T + Send) -> T {
     let connect = [(libc_connect(), Vec::new())];
     let architecture = std::env::consts::ARCH.try_into().unwrap();
@@ -292,7 +291,7 @@ fn files_under(folder: &Path) -> BTreeSet<PathBuf> {
 }
 
 #[test]
-fn nothing_is_written_at_home_and_nobody_is_called() {
+fn serving_writes_no_files_and_opens_no_connections() {
     let Some((folder, bundle)) = bundle() else { return };
     let home = folder.path().join("home");
     fs::create_dir(&home).unwrap();
@@ -306,12 +305,12 @@ fn nothing_is_written_at_home_and_nobody_is_called() {
         let answer = server.post("/embed", r#"{"inputs": ["a text", "another one"]}"#);
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
-    // Time for whatever would happen in the background.
+    // Time for background work.
     thread::sleep(Duration::from_secs(1));
     assert!(server.process.try_wait().unwrap().is_none(), "it asked for a connection and was killed");
     assert_eq!(files_under(folder.path()), before);
 
-    // The trap works: a program that does ask for a connection dies.
+    // The filter works: a program that opens a connection is killed.
     let address = &server.address;
     let caller = without_connections(|| {
         let mut caller = Command::new("python3");
@@ -323,7 +322,7 @@ fn nothing_is_written_at_home_and_nobody_is_called() {
 }
 
 #[test]
-fn a_full_disk_is_told() {
+fn a_full_disk_is_reported() {
     if runtime().is_none() {
         return;
     }

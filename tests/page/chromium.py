@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Prints the path of a Chromium for tests: the system's, or one that it fetches and keeps in FOLDER.
+"""Prints the path of Chromium for tests: the system's, or one that is downloaded to FOLDER.
 
     python tests/page/chromium.py FOLDER
 
-The one that is fetched is a Chromium without a window, as npm's package `@sparticuz/chromium` has it for Linux on
-x86_64: it brings the libraries that it needs beside glibc. It is pinned by version and SHA-256. Where there is
-neither, nothing is printed, and why goes to standard error.
+The download is the headless Chromium of the npm package `@sparticuz/chromium` for Linux on x86_64, with all libraries
+except glibc. It is pinned by version and SHA-256. If neither is available, the reason is written to standard error.
 """
 
 import hashlib
@@ -24,7 +23,7 @@ PACKAGE = "@sparticuz/chromium@153.0.0"
 ARCHIVE = "sparticuz-chromium-153.0.0.tgz"
 SHA256 = "20e5656fcdcf4118ede85edfb9d6bb9cc1bbb7ffb8b75622fffbcf36a835c3c0"
 INSTALLED = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome", "google-chrome-stable")
-# The browser looks for libraries and fonts where this program tells it to.
+# Paths of libraries and fonts for the browser.
 STARTER = """#!/bin/sh
 here={folder}
 LD_LIBRARY_PATH="$here/lib" FONTCONFIG_FILE="$here/fonts.conf" exec "$here/browser" "$@"
@@ -36,7 +35,7 @@ FONTS = """<?xml version="1.0"?>
 
 
 def fetch(folder):
-    """The path of the browser in `folder`, which is fetched first if it is not there."""
+    """The path of the browser in `folder`; downloads it first if necessary."""
     starter = folder / "chromium"
     if starter.exists():
         return starter
@@ -58,7 +57,7 @@ def fetch(folder):
     (folder / "browser").chmod(0o755)
     archive.unlink()
     (folder / "fonts.conf").write_text(FONTS.format(folder=folder))
-    # Written last: whoever finds it finds all.
+    # Written last: its presence means that the download is complete.
     starter.write_text(STARTER.format(folder=f"'{folder}'"))
     starter.chmod(0o755)
     return starter

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The page at `/`, used as a person uses it, in a real browser without a window.
+"""Tests of the page at `/` in a headless browser.
 
     TEST_URL=http://127.0.0.1:8080 TEST_CHROMIUM=/usr/bin/chromium python tests/page/test_page.py
 
-TEST_URL is a server of the models of models/, TEST_CHROMIUM a Chromium; TEST_LOCKED_URL is a server that asks for the
-key TEST_KEY. With TEST_SCREENSHOTS, pictures of every
-task are put into that folder. With TEST_PYTHON, a Python that has the clients, the code that the page shows is run.
+TEST_URL is a server of the models in models/, TEST_CHROMIUM the path of Chromium. TEST_LOCKED_URL is a server that
+requires the key TEST_KEY. With TEST_SCREENSHOTS, screenshots of each task are written to that folder. With TEST_PYTHON,
+a Python with the clients, the code on the page is executed.
 """
 
 import http.client
@@ -30,10 +30,10 @@ LOCKED_URL = os.environ.get("TEST_LOCKED_URL")
 KEY = os.environ.get("TEST_KEY")
 SCREENSHOTS = os.environ.get("TEST_SCREENSHOTS")
 TIMEOUT_MS = 20_000
-MOST_BYTES = 60_000
+MAX_BYTES = 60_000
 DESKTOP = {"viewport": {"width": 1280, "height": 900}}
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}
-# What a reader or a finger can act on; each needs a name.
+# Roles of controls; each control needs an accessible name.
 CONTROLS = {
     "button", "checkbox", "combobox", "DisclosureTriangle", "link", "listbox", "option", "radio", "searchbox", "slider",
     "switch", "tab", "textbox",
@@ -58,7 +58,7 @@ def post(path, body):
 
 
 def of_task(task):
-    """A model for a task, or a skip."""
+    """The name of a model for a task; skips the test if there is none."""
     for name, model in MODELS.items():
         if model["task"] == task:
             return name
@@ -66,7 +66,7 @@ def of_task(task):
 
 
 class Gateway(ThreadingHTTPServer):
-    """A gateway before the server, which serves it below a stage."""
+    """A proxy that serves the server below a stage, like API Gateway."""
 
     daemon_threads = True
 
@@ -115,7 +115,7 @@ class GatewayHandler(BaseHTTPRequestHandler):
 
 
 class PageTest(unittest.TestCase):
-    """A browser; each test gets a fresh page, which may not complain nor ask anybody else."""
+    """A browser. Each test gets a new page, which may not log errors or send requests to other hosts."""
 
     screen = DESKTOP
     name = "desktop"
@@ -155,7 +155,7 @@ class PageTest(unittest.TestCase):
         self.page.get_by_role("button", name="Run", exact=True).click()
 
     def settle(self):
-        """Waits until answer, time and tokens are there; then nothing may be amiss."""
+        """Waits for result, durations and tokens, then checks the page."""
         page = self.page
         expect(page.get_by_role("status").first).to_contain_text("answered in")
         expect(page.locator("#token-count")).to_contain_text("tokens")
@@ -168,14 +168,14 @@ class PageTest(unittest.TestCase):
         self.assertEqual(unexpected, [])
         self.assertLessEqual(self.hosts, {urlsplit(page.url).netloc, ""})
         wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        self.assertLessEqual(wide, 0, "nothing may stick out to the side")
+        self.assertLessEqual(wide, 0, "the page must not scroll horizontally")
         nodes = self.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
         roles = [
             (node["role"]["value"], node.get("name", {}).get("value", "").strip())
             for node in nodes
             if not node["ignored"] and "role" in node
         ]
-        self.assertEqual([role for role, name in roles if role in CONTROLS and not name], [], "nameless controls")
+        self.assertEqual([role for role, name in roles if role in CONTROLS and not name], [], "controls without a name")
         self.assertGreater(sum(role in CONTROLS for role, _ in roles), 4)
 
     def picture(self, what):
@@ -185,18 +185,18 @@ class PageTest(unittest.TestCase):
 
 
 class OnADesktop(PageTest):
-    def test_the_models_are_offered(self):
+    def test_models_are_listed(self):
         self.open()
         for name in MODELS:
             expect(self.page.get_by_role("radio", name=name, exact=False).first).to_be_attached()
         self.assert_sound()
         self.picture("start")
 
-    def test_similar_texts_are_hot(self):
+    def test_similar_texts_are_highlighted(self):
         model = of_task("feature-extraction")
         self.open(model)
         texts = ["a cat sleeps", "a kitten is asleep", "the stock market fell"]
-        box = self.page.get_by_role("textbox", name="Texts, one a line")
+        box = self.page.get_by_role("textbox", name="Texts, one per line")
         box.fill("\n".join(texts))
         box.press("Control+Enter")
         self.settle()
@@ -222,20 +222,20 @@ class OnADesktop(PageTest):
         self.page.get_by_text(model, exact=False).first.click()
         self.press_run()
         self.settle()
-        texts = self.page.get_by_role("textbox", name="Texts, one a line").input_value().split("\n")
+        texts = self.page.get_by_role("textbox", name="Texts, one per line").input_value().split("\n")
         answers = post(f"models/{model}", {"inputs": texts})
         shown = self.page.locator(".scored")
         expect(shown).to_have_count(len(texts))
-        for place, answer in enumerate(answers):
-            best = shown.nth(place).get_by_role("listitem").first
+        for index, answer in enumerate(answers):
+            best = shown.nth(index).get_by_role("listitem").first
             expect(best).to_contain_text(answer[0]["label"])
             expect(best).to_contain_text(f"{answer[0]['score'] * 100:.1f} %")
         self.picture("sentiment")
 
-    def test_labels_are_edited_and_scored_anew(self):
+    def test_edited_labels_are_scored_again(self):
         self.open(of_task("zero-shot-classification"))
         page = self.page
-        page.get_by_role("textbox", name="Texts, one a line").fill("The telescope saw a new galaxy.")
+        page.get_by_role("textbox", name="Texts, one per line").fill("The telescope saw a new galaxy.")
         self.press_run()
         self.settle()
         bars = page.locator(".scored").first.get_by_role("listitem")
@@ -248,7 +248,7 @@ class OnADesktop(PageTest):
         expect(bars).to_have_count(3)
         self.assertEqual(page.evaluate("document.activeElement.getAttribute('aria-label')"), "Remove label politics")
         before = bars.first.inner_text()
-        page.get_by_role("checkbox", name="Several labels may fit").check()
+        page.get_by_role("checkbox", name="Several labels may apply").check()
         expect(bars.first).not_to_have_text(before, use_inner_text=True)
         self.settle()
         self.picture("zero-shot")
@@ -259,10 +259,10 @@ class OnADesktop(PageTest):
         page = self.page
         page.get_by_role("textbox", name="Query").press("Enter")
         self.settle()
-        texts = page.get_by_role("textbox", name="Texts, one a line").input_value().split("\n")
+        texts = page.get_by_role("textbox", name="Texts, one per line").input_value().split("\n")
         query = page.get_by_role("textbox", name="Query").input_value()
         answer = post(f"models/{model}", {"inputs": {"query": query, "texts": texts}})
-        shown = page.get_by_role("list", name="Texts, the best first").locator("p").all_inner_texts()
+        shown = page.get_by_role("list", name="Texts, highest score first").locator("p").all_inner_texts()
         self.assertEqual(shown, [texts[rank["index"]] for rank in answer])
         self.picture("ranking")
 
@@ -271,7 +271,7 @@ class OnADesktop(PageTest):
         self.open(model)
         self.press_run()
         self.settle()
-        texts = self.page.get_by_role("textbox", name="Texts, one a line").input_value().split("\n")
+        texts = self.page.get_by_role("textbox", name="Texts, one per line").input_value().split("\n")
         expected = [answer["translation_text"] for answer in post(f"models/{model}", {"inputs": texts})]
         rows = self.page.locator("table.sides tbody tr")
         self.assertEqual([row.locator("td").all_inner_texts() for row in rows.all()], [list(p) for p in zip(texts, expected)])
@@ -280,53 +280,53 @@ class OnADesktop(PageTest):
     def test_tokens_are_those_of_the_tokenizer(self):
         model = of_task("feature-extraction")
         self.open(model)
-        self.page.get_by_role("textbox", name="Texts, one a line").fill("unbelievable wörlds 🙂")
+        self.page.get_by_role("textbox", name="Texts, one per line").fill("unbelievable wörlds 🙂")
         self.press_run()
         self.settle()
         tokens = post("tokenize", {"model": model, "inputs": "unbelievable wörlds 🙂"})[0]
         shown = self.page.locator("#tokens li").all_inner_texts()
         self.assertEqual(shown, [token["text"] for token in tokens])
 
-    def test_what_goes_wrong_is_told(self):
+    def test_errors_are_shown(self):
         self.open(of_task("feature-extraction"))
         page = self.page
-        page.get_by_role("textbox", name="Texts, one a line").fill("  \n ")
+        page.get_by_role("textbox", name="Texts, one per line").fill("  \n ")
         self.press_run()
-        expect(page.get_by_role("alert")).to_have_text("Write a text first.")
+        expect(page.get_by_role("alert")).to_have_text("Enter a text.")
         self.assertEqual(page.evaluate("document.activeElement.id"), "texts")
         self.expected = ["413"]
-        page.get_by_role("textbox", name="Texts, one a line").fill("a\n" * 1100)
+        page.get_by_role("textbox", name="Texts, one per line").fill("a\n" * 1100)
         self.press_run()
         expect(page.get_by_role("alert")).to_contain_text("1024")
-        page.get_by_role("textbox", name="Texts, one a line").fill("a\nb")
+        page.get_by_role("textbox", name="Texts, one per line").fill("a\nb")
         self.press_run()
         expect(page.get_by_role("alert")).to_be_hidden()
         self.settle()
 
-    def test_markup_in_a_text_stays_text(self):
+    def test_markup_in_texts_is_escaped(self):
         self.open(of_task("text-classification"))
         text = "<img src=x onerror=alert(1)> & 'quotes' $(ls) `a`"
-        self.page.get_by_role("textbox", name="Texts, one a line").fill(text)
+        self.page.get_by_role("textbox", name="Texts, one per line").fill(text)
         self.press_run()
         self.settle()
         expect(self.page.locator(".scored .text")).to_have_text(text)
         self.assertEqual(self.page.locator("img").count(), 0)
 
-    def test_the_code_that_is_shown_runs(self):
+    def test_the_shown_code_runs(self):
         tools = {"curl": [shutil.which("sh"), "-c"], "JavaScript": [shutil.which("node"), "--input-type=module", "-e"]}
         python = os.environ.get("TEST_PYTHON")
         for name, model in MODELS.items():
             self.open(name)
             if model["task"] != "zero-shot-classification":
                 expect(self.page.locator("#labels-field")).to_be_hidden()
-            texts = self.page.get_by_role("textbox", name="Texts, one a line")
+            texts = self.page.get_by_role("textbox", name="Texts, one per line")
             texts.fill(texts.input_value() + "\nIt's “odd”: $HOME \\n `a` 'b'")
             for tab in self.page.get_by_role("tab").all():
                 tab.click()
                 words = tab.inner_text()
                 tool = tools.get(words) or [python, "-c"]
                 if tool[0] is None:
-                    print(f"skipped: nothing here runs {words}", file=sys.stderr)
+                    print(f"skipped: no interpreter for {words}", file=sys.stderr)
                     continue
                 code = self.page.get_by_role("tabpanel").inner_text()
                 with self.subTest(model=name, code=words):
@@ -381,7 +381,7 @@ class OnADesktop(PageTest):
         gateway = Gateway(stage="/prod")
         self.addCleanup(gateway.stop)
         for start in (URL, gateway.url):
-            # Each is to ask nobody but itself.
+            # Requests go to the page's own host only.
             self.hosts.clear()
             self.page.goto(f"{start}/")
             self.page.get_by_role("link", name="API").click()
@@ -390,8 +390,8 @@ class OnADesktop(PageTest):
         route = self.page.locator("#embed")
         route.locator("summary").first.press("Enter")
         expect(route.get_by_role("heading", name="Request")).to_be_visible()
-        expect(route.get_by_role("table", name="What the body holds")).to_contain_text("truncation_direction")
-        expect(route.get_by_role("table", name="How it is refused")).to_contain_text("error_type")
+        expect(route.get_by_role("table", name="Request fields")).to_contain_text("truncation_direction")
+        expect(route.get_by_role("table", name="Errors")).to_contain_text("error_type")
         expect(route.locator("pre").first).to_contain_text(f"curl {gateway.url}/embed -H")
         self.assert_sound()
         self.picture("docs")
@@ -399,15 +399,15 @@ class OnADesktop(PageTest):
         expect(self.page.get_by_role("status")).to_have_text("3 routes.")
         self.hosts.clear()
         self.page.goto(f"{URL}/docs#embeddings")
-        expect(self.page.locator("#embeddings").get_by_role("heading", name="Answer")).to_be_visible()
+        expect(self.page.locator("#embeddings").get_by_role("heading", name="Response")).to_be_visible()
         for route in self.page.locator(".route").all():
             route.evaluate("details => { details.open = true; }")
-        expect(self.page.get_by_role("table", name="How it is refused")).to_have_count(35)
+        expect(self.page.get_by_role("table", name="Errors")).to_have_count(35)
         self.assert_sound()
 
-    def test_a_key_is_asked_for_and_not_kept(self):
+    def test_a_key_is_required_and_not_stored(self):
         if not LOCKED_URL:
-            self.skipTest("skipped: TEST_LOCKED_URL names no server")
+            self.skipTest("skipped: TEST_LOCKED_URL is not set")
         self.expected = ["401"]
         self.open(url=LOCKED_URL + "/")
         field = self.page.get_by_label("API key")
@@ -415,7 +415,7 @@ class OnADesktop(PageTest):
         self.picture("key")
         field.fill("wrong")
         field.press("Enter")
-        expect(self.page.get_by_role("alert")).to_contain_text("asks for a key")
+        expect(self.page.get_by_role("alert")).to_contain_text("requires a valid key")
         field.fill(KEY)
         field.press("Enter")
         expect(self.page.locator("#ask")).to_be_visible()
@@ -430,31 +430,31 @@ class OnADesktop(PageTest):
 
     def test_the_page_is_small_and_strict(self):
         answer = self.page.goto(URL + "/")
-        self.assertLessEqual(len(answer.body()), MOST_BYTES)
+        self.assertLessEqual(len(answer.body()), MAX_BYTES)
         policy = answer.headers["content-security-policy"]
         self.assertIn("default-src 'none'", policy)
         self.assertNotIn("unsafe", policy)
         expect(self.page.locator("#ask")).to_be_visible()
         loaded = self.page.evaluate("performance.getEntriesByType('resource').map(entry => entry.name)")
         self.assertEqual(loaded, [f"{URL}/models"])
-        # It is listed a moment after it has happened.
+        # The entry appears shortly after the paint.
         painted = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
         paint = self.page.wait_for_function(painted).json_value()
         print(f"page: {len(answer.body())} bytes, first paint after {paint:.0f} ms", file=sys.stderr)
 
-    def test_an_answer_comes_as_fast_as_from_the_api(self):
+    def test_the_page_adds_little_latency(self):
         self.open(of_task("feature-extraction"))
-        self.page.get_by_role("textbox", name="Texts, one a line").fill("What is deep learning?")
+        self.page.get_by_role("textbox", name="Texts, one per line").fill("What is deep learning?")
         self.press_run()
         self.settle()
         shown = [self.page.evaluate(KEY_TO_ANSWER) for _ in range(15)]
         alone = [self.page.evaluate(CALL_ALONE) for _ in range(15)]
         shown, alone = statistics.median(shown), statistics.median(alone)
-        print(f"one text: {shown:.1f} ms from the key to the painted answer, {alone:.1f} ms by the API", file=sys.stderr)
-        self.assertLess(shown, alone + 2000, "something waits for something")
+        print(f"one text: {shown:.1f} ms from key press to painted result, {alone:.1f} ms for the request alone", file=sys.stderr)
+        self.assertLess(shown, alone + 2000, "the page delays the result")
 
 
-# From the key to the frame after the one that shows the answer.
+# From the key press to the frame after the one that shows the result.
 KEY_TO_ANSWER = """() => new Promise((resolve) => {
   const started = performance.now();
   const result = document.getElementById("result");

@@ -133,7 +133,7 @@ impl InferRequest {
         };
         let Some((json, mut bytes)) = body.split_at_checked(length) else {
             return Err(Error::malformed(format!(
-                "expected {length} bytes of JSON, as `{JSON_LENGTH}` says, but the body has {}",
+                "expected {length} bytes of JSON, as given by `{JSON_LENGTH}`, but the body has {}",
                 body.len()
             )));
         };
@@ -151,7 +151,7 @@ impl InferRequest {
         }
         if !bytes.is_empty() {
             return Err(Error::invalid(format!(
-                "expected all bytes to belong to an input, but found {} more",
+                "expected no bytes after the last input, but found {} more",
                 bytes.len()
             )));
         }
@@ -161,7 +161,7 @@ impl InferRequest {
     pub(super) fn parameter<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
         let value = self.parameters.get(name).filter(|value| !value.is_null());
         value.cloned().map(request::from_value).transpose().map_err(|error| {
-            Error::invalid(format!("expected another value in the parameter `{name}`: {error}"))
+            Error::invalid(format!("invalid parameter `{name}`: {error}"))
         })
     }
 
@@ -170,7 +170,7 @@ impl InferRequest {
     }
 
     /// Whether the output is requested as binary data; any other requested output is an error.
-    pub(super) fn wants_binary(&self, name: &str) -> Result<bool> {
+    pub(super) fn is_binary_requested(&self, name: &str) -> Result<bool> {
         let all_binary = self.parameter("binary_data_output")?.unwrap_or(false);
         let Some(outputs) = self.outputs.as_ref().filter(|outputs| !outputs.is_empty()) else {
             return Ok(all_binary);
@@ -183,13 +183,13 @@ impl InferRequest {
         }
         let [output] = outputs.as_slice() else {
             return Err(Error::invalid(format!(
-                "expected the output `{name}` once, but found it more often"
+                "expected the output `{name}` once, but found it several times"
             )));
         };
         if output.parameters.contains_key(CLASSIFICATION) {
             return Err(Error::invalid(format!(
                 "expected no parameter `{CLASSIFICATION}` of `{name}`, but found it; \
-                 `/predict` and `POST /models/MODEL` answer labels"
+                 `/predict` and `POST /models/MODEL` return labels"
             )));
         }
         Ok(match output.parameters.get("binary_data") {
@@ -205,14 +205,14 @@ impl InferInput {
         let wrong = |found: String| Err(Error::invalid(format!("expected `{name}` {found}")));
         let count = shape.iter().try_fold(1_usize, |product, side| product.checked_mul(*side));
         let Some(count) = count else {
-            return wrong(format!("of a size that exists, but found shape {shape:?}"));
+            return wrong(format!("of a representable size, but found shape {shape:?}"));
         };
         let elements = match (parameters.get(BINARY_SIZE), data.take()) {
             (Some(size), None) => {
                 let number = size.as_u64().and_then(|size| usize::try_from(size).ok());
                 let Some((own, rest)) = number.and_then(|number| bytes.split_at_checked(number)) else {
                     return wrong(format!(
-                        "with `{BINARY_SIZE}` of at most the {} bytes that are there, but found {size}",
+                        "with `{BINARY_SIZE}` of at most the {} remaining bytes, but found {size}",
                         bytes.len()
                     ));
                 };

@@ -108,7 +108,7 @@ pub(super) async fn model_ready(
 #[utoipa::path(
     get, path = "/v2/models/{model}", tag = "KServe v2",
     responses((
-        status = 200, description = "Names, types and shapes; -1 stands for any length.", body = ModelMetadata
+        status = 200, description = "Names, types and shapes; -1 is any length.", body = ModelMetadata
     ))
 )]
 pub(super) async fn metadata(
@@ -150,7 +150,7 @@ pub(super) struct ModelConfig {
 #[utoipa::path(
     get, path = "/v2/models/{model}/config", tag = "KServe v2",
     responses((
-        status = 200, description = "Names, types and dimensions; -1 stands for any length.",
+        status = 200, description = "Names, types and dimensions; -1 is any length.",
         body = ModelConfig
     ))
 )]
@@ -192,7 +192,7 @@ pub(super) async fn infer(
     let request = InferRequest::parse(&headers, &body)?;
     let interface = Interface::of(model);
     let name = interface.output(&request).to_owned();
-    let is_binary = request.wants_binary(&name)?;
+    let is_binary = request.is_binary_requested(&name)?;
     let output = tensors::run(&app, model, &interface, &request, deadline).await?;
     message::respond(&model.name, VERSION, request.id.as_deref(), is_binary, &name, &output)
 }

@@ -253,7 +253,7 @@ fn tokens(ids: &InferInput, mask: Option<&InferInput>, limit: usize) -> Result<V
     }
     if let Some(mask) = mask.filter(|mask| mask.shape != ids.shape) {
         return Err(Error::invalid(format!(
-            "expected `{}` of shape {:?}, as that of `{}`, but found {:?}",
+            "expected `{}` of shape {:?}, like `{}`, but found {:?}",
             mask.name, ids.shape, ids.name, mask.shape
         )));
     }
@@ -265,7 +265,7 @@ fn tokens(ids: &InferInput, mask: Option<&InferInput>, limit: usize) -> Result<V
         let row: Vec<u32> = row
             .map(|(id, _)| u32::try_from(*id))
             .collect::<Result<_, _>>()
-            .map_err(|_| Error::invalid(format!("expected token ids in `{}`, but found others", ids.name)))?;
+            .map_err(|_| Error::invalid(format!("expected token ids in `{}`, but found other integers", ids.name)))?;
         if row.is_empty() {
             return Err(Error::invalid(format!(
                 "expected tokens in row {place} of `{}`, but found none",

@@ -21,7 +21,7 @@ pub(super) const TEXTS: &str = "translation";
 
 /// The options in the `parameters` of a request.
 pub(super) fn options(request: &InferRequest, limits: &Limits) -> Result<TranslationOptions> {
-    // Clients send parameters for other servers as well: those that are no options of generation are ignored.
+    // Clients send parameters for other servers as well: those other than generation options are ignored.
     let known = serde_json::to_value(GenerationOptions::default()).unwrap_or_default();
     let mut generation = request.parameters.clone();
     generation.retain(|name, _| known.get(name).is_some());

@@ -1,7 +1,7 @@
 "use strict";
 
-// Beside this page, wherever a stage of an API Gateway or a prefix puts it.
-const place = new URL("openapi.json", location.href);
+// Relative to the page, so that a stage of API Gateway or a prefix is kept.
+const documentUrl = new URL("openapi.json", location.href);
 const base = new URL("./", location.href).href;
 const $ = (id) => document.getElementById(id);
 
@@ -15,25 +15,25 @@ function el(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** A sentence in which what stands in backticks is code. */
+/** Text with code in backticks. */
 function prose(text = "") {
-  return text.split("`").map((part, place) => (place % 2 ? el("code", {}, part) : part));
+  return text.split("`").map((part, index) => (index % 2 ? el("code", {}, part) : part));
 }
 
-// ---- Shapes in words.
+// ---- Schemas as text.
 
-let shapes = {};
+let schemas = {};
 
-/** The shape that another names. */
-function resolve(shape = {}) {
-  return shape.$ref ? resolve(shapes[shape.$ref.split("/").pop()]) : shape;
+/** The schema behind a reference. */
+function resolve(schema = {}) {
+  return schema.$ref ? resolve(schemas[schema.$ref.split("/").pop()]) : schema;
 }
 
-const isNull = (shape) => resolve(shape).type === "null";
+const isNull = (schema) => resolve(schema).type === "null";
 
-/** What a value of a shape is, in few words. */
-function words(shape, depth = 0) {
-  const { type, oneOf, anyOf, allOf, items, minItems, maxItems, format, enum: values, pattern } = resolve(shape);
+/** A short description of the values of a schema. */
+function words(schema, depth = 0) {
+  const { type, oneOf, anyOf, allOf, items, minItems, maxItems, format, enum: values, pattern } = resolve(schema);
   if (oneOf || anyOf) {
     const parts = (oneOf ?? anyOf).filter((part) => !isNull(part)).map((part) => words(part, depth));
     return [...new Set(parts)].join(" or ");
@@ -52,21 +52,21 @@ function words(shape, depth = 0) {
 
 const nested = (text) => (text.includes(" or ") ? `(${text})` : text);
 
-/** The fields of an object, those of objects in it behind a dot; each once. */
-function fields(shape, before = "", depth = 0, found = new Map()) {
-  const { properties, required = [], allOf, oneOf, anyOf, items } = resolve(shape);
-  for (const part of [...(allOf ?? []), ...(oneOf ?? []), ...(anyOf ?? [])]) fields(part, before, depth, found);
-  if (items && depth < 4) fields(items, `${before}[]`, depth + 1, found);
+/** The fields of a schema with their paths, such as `inputs.sentences`. */
+function fields(schema, prefix = "", depth = 0, found = new Map()) {
+  const { properties, required = [], allOf, oneOf, anyOf, items } = resolve(schema);
+  for (const part of [...(allOf ?? []), ...(oneOf ?? []), ...(anyOf ?? [])]) fields(part, prefix, depth, found);
+  if (items && depth < 4) fields(items, `${prefix}[]`, depth + 1, found);
   for (const [name, field] of Object.entries(properties ?? {})) {
-    const path = (before ? `${before}.` : "") + name;
+    const path = (prefix ? `${prefix}.` : "") + name;
     const kind = words(field);
     const known = found.get(path);
     if (known) {
       if (!known.kinds.includes(kind)) known.kinds.push(kind);
-      known.needed &&= required.includes(name);
+      known.isRequired &&= required.includes(name);
     } else {
       const text = field.description ?? resolve(field).description ?? "";
-      found.set(path, { kinds: [kind], needed: required.includes(name), text });
+      found.set(path, { kinds: [kind], isRequired: required.includes(name), text });
     }
     if (depth < 4) fields(field, path, depth + 1, found);
   }
@@ -80,20 +80,20 @@ function table(head, rows, label) {
   return el("div", { class: "scroll" }, el("table", { class: "fields", "aria-label": label }, content));
 }
 
-function fieldTable(shape, label) {
-  const found = [...fields(shape)];
-  if (!found.length) return el("p", { class: "note" }, `${words(shape)}.`);
-  const rows = found.map(([name, { kinds, needed, text }]) => [
+function fieldTable(schema, label) {
+  const found = [...fields(schema)];
+  if (!found.length) return el("p", { class: "note" }, `${words(schema)}.`);
+  const rows = found.map(([name, { kinds, isRequired, text }]) => [
     el("code", {}, name),
     kinds.join(" or "),
-    [needed ? el("b", {}, "needed. ") : "", ...prose(text)],
+    [isRequired ? el("b", {}, "required. ") : "", ...prose(text)],
   ]);
-  return table(["Field", "Holds", "Meaning"], rows, label);
+  return table(["Field", "Type", "Description"], rows, label);
 }
 
 // ---- Routes.
 
-/** The examples of a content, by their names. */
+/** The examples of a media type, as pairs of name and value. */
 function examples(content = {}) {
   const named = Object.entries(content.examples ?? {}).map(([name, { summary, value }]) => [summary ?? name, value]);
   return content.example !== undefined ? [["", content.example], ...named] : named;
@@ -106,14 +106,14 @@ function curl(method, path, body) {
   return `curl ${url} -H 'content-type: application/json'${quoted}`;
 }
 
-function asked(method, path, operation) {
+function requestSection(method, path, operation) {
   const content = operation.requestBody?.content?.["application/json"];
   const given = examples(content);
   const parts = [el("h3", {}, "Request")];
   for (const parameter of operation.parameters ?? []) {
     parts.push(el("p", {}, el("code", {}, `{${parameter.name}}`), " ", ...prose(parameter.description)));
   }
-  if (content) parts.push(fieldTable(content.schema, "What the body holds"));
+  if (content) parts.push(fieldTable(content.schema, "Request fields"));
   for (const [name, value] of given.length ? given : [["", undefined]]) {
     if (name) parts.push(el("p", { class: "note" }, name));
     parts.push(el("pre", { tabindex: "0" }, curl(method, path, value)));
@@ -121,51 +121,51 @@ function asked(method, path, operation) {
   return parts;
 }
 
-function answered(operation) {
+function responseSection(operation) {
   const { description, content = {}, headers = {} } = operation.responses["200"];
-  const parts = [el("h3", {}, "Answer"), el("p", {}, ...prose(description))];
+  const parts = [el("h3", {}, "Response"), el("p", {}, ...prose(description))];
   for (const [kind, media] of Object.entries(content)) {
     parts.push(el("p", { class: "note" }, kind));
-    if (kind === "application/json") parts.push(fieldTable(media.schema, "What the answer holds"));
+    if (kind === "application/json") parts.push(fieldTable(media.schema, "Response fields"));
     for (const [name, value] of examples(media)) {
       if (name) parts.push(el("p", { class: "note" }, name));
       parts.push(el("pre", { tabindex: "0" }, typeof value === "string" ? value : JSON.stringify(value)));
     }
   }
   const rows = Object.entries(headers).map(([name, header]) => [el("code", {}, name), prose(header.description)]);
-  const told = el("details", {}, el("summary", {}, "Headers"), table(["Header", "Meaning"], rows, "Headers of the answer"));
-  return [...parts, told];
+  const headerTable = el("details", {}, el("summary", {}, "Headers"), table(["Header", "Description"], rows, "Response headers"));
+  return [...parts, headerTable];
 }
 
-function refused(operation) {
+function errorSection(operation) {
   const others = Object.entries(operation.responses).filter(([status]) => status !== "200");
   const rows = others.map(([status, { description, content }]) => {
     const [[, value] = []] = examples(content?.["application/json"]);
     const example = value === undefined ? el("span", { class: "note" }, "no body") : el("code", {}, JSON.stringify(value));
     return [status, description, example];
   });
-  return [el("h3", {}, "When it is refused"), table(["Status", "Why", "For example"], rows, "How it is refused")];
+  return [el("h3", {}, "Errors"), table(["Status", "Meaning", "Example"], rows, "Errors")];
 }
 
 function route(path, method, operation) {
-  const locked = operation.security ? el("span", { class: "locked" }, "asks for a key") : "";
+  const locked = operation.security ? el("span", { class: "locked" }, "requires a key") : "";
   const name = el("summary", {},
     el("span", { class: "method" }, method.toUpperCase()), el("code", {}, path),
     el("span", { class: "what" }, operation.summary ?? ""), locked);
   const details = el("details", { class: "route panel", id: operation.operationId }, name);
   details.dataset.words = `${method} ${path} ${operation.summary ?? ""} ${operation.tags.join(" ")}`.toLowerCase();
-  // Made when it is first opened: the page is there at once.
+  // Created when it is first opened, so that the page loads quickly.
   const fill = () => {
     const note = operation.description ? [el("p", {}, ...prose(operation.description))] : [];
-    details.append(el("div", { class: "inside" }, note, asked(method, path, operation), answered(operation), refused(operation)));
+    details.append(el("div", { class: "inside" }, note, requestSection(method, path, operation), responseSection(operation), errorSection(operation)));
   };
   details.addEventListener("toggle", fill, { once: true });
   return details;
 }
 
 function show(api) {
-  shapes = api.components?.schemas ?? {};
-  $("about").textContent = `the API of this server, version ${api.info.version}`;
+  schemas = api.components?.schemas ?? {};
+  $("about").textContent = `API of this server, version ${api.info.version}`;
   $("intro").replaceChildren(...prose(api.info.description));
   const all = Object.entries(api.paths).flatMap(([path, item]) =>
     Object.entries(item).map(([method, operation]) => ({ path, method, operation })),
@@ -181,7 +181,7 @@ function show(api) {
   openNamed();
 }
 
-/** Opens the route that the address names behind its `#`. */
+/** Opens the route in the fragment of the URL. */
 function openNamed() {
   const named = location.hash && $(decodeURIComponent(location.hash.slice(1)));
   if (!named) return;
@@ -204,7 +204,7 @@ function filter() {
 
 $("filter").addEventListener("input", filter);
 addEventListener("hashchange", openNamed);
-fetch(place)
+fetch(documentUrl)
   .then((response) => (response.ok ? response.json() : Promise.reject(new Error(`status ${response.status}`))))
   .then(show)
-  .catch((error) => ($("status").textContent = `The description cannot be read: ${error.message}.`));
+  .catch((error) => ($("status").textContent = `Cannot load openapi.json: ${error.message}.`));

@@ -71,7 +71,7 @@ pub(super) async fn page_or_health(State(app): State<Arc<App>>, headers: HeaderM
     if !app.has_page {
         return StatusCode::OK.into_response();
     }
-    if !wants_html(&headers) {
+    if !accepts_html(&headers) {
         return [(VARY, "accept")].into_response();
     }
     TRY.respond()
@@ -91,7 +91,7 @@ pub(super) async fn docs(State(app): State<Arc<App>>) -> Result<Response, Reject
 }
 
 /// Whether `accept` lists `text/html`: health checks send `*/*`.
-fn wants_html(headers: &HeaderMap) -> bool {
+fn accepts_html(headers: &HeaderMap) -> bool {
     let ranges = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
     ranges.flat_map(|ranges| ranges.split(',')).any(|range| {
         let mut parts = range.split(';').map(str::trim);
@@ -134,8 +134,8 @@ mod tests {
         ];
         for Case(accept, expected) in cases {
             let headers = HeaderMap::from_iter([(ACCEPT, accept.parse().unwrap())]);
-            assert_eq!(wants_html(&headers), expected, "{accept}");
+            assert_eq!(accepts_html(&headers), expected, "{accept}");
         }
-        assert!(!wants_html(&HeaderMap::new()));
+        assert!(!accepts_html(&HeaderMap::new()));
     }
 }

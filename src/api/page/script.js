@@ -1,6 +1,6 @@
 "use strict";
 
-// Relative to where the page lies, so that the stage of an API Gateway or a prefix stays in every address.
+// Relative to the page, so that a stage of API Gateway or a prefix is kept.
 const base = location.origin + location.pathname.replace(/\/*$/, "/");
 const address = (path) => new URL(path, base).href;
 const $ = (id) => document.getElementById(id);
@@ -19,7 +19,7 @@ function el(tag, attributes = {}, ...children) {
 
 const state = { models: [], model: null, drafts: {}, labels: {}, shown: null, running: null, tab: 0, version: "" };
 
-// ---- What is known of each task: what it asks for, what an example is, how its answer looks.
+// ---- Tasks: form, example, request and result of each.
 
 const EXAMPLES = {
   en: "The lake is calm this morning.\nWhere is the nearest station?\nWe would like to book a table for two, please.",
@@ -28,8 +28,8 @@ const EXAMPLES = {
 
 const TASKS = {
   "feature-extraction": {
-    title: "How near are texts in meaning?",
-    note: "Each text becomes a vector; the map shows the cosine of every two.",
+    title: "Compare texts by meaning",
+    note: "Each text is embedded as a vector; the table shows the cosine similarity of each pair.",
     example: "How do I reset my password?\nI cannot log in to my account\nThe invoice shows the wrong amount\nI was charged twice this month\nWhat is the weather like at the lake?",
     path: () => "embed",
     body: ({ texts }) => ({ model: state.model.name, inputs: texts }),
@@ -37,16 +37,16 @@ const TASKS = {
     clients: embeddingClients,
   },
   "text-classification": {
-    title: "Which label fits?",
-    note: (model) => `The model knows ${list(model.labels ?? [])}.`,
+    title: "Classify texts",
+    note: (model) => `The labels of the model: ${list(model.labels ?? [])}.`,
     example: "I love how quickly this works!\nThe parcel arrived on Tuesday.\nThe worst service I have ever had.",
     body: ({ texts }) => ({ inputs: texts }),
     show: (answer, { texts }) => answer.map((scores, place) => scored(texts[place], scores)),
     clients: ({ texts }) => hub(texts, "text_classification(text)"),
   },
   "zero-shot-classification": {
-    title: "Which of your labels fits?",
-    note: "Nobody trained the model for these labels: change them, and the texts are scored anew.",
+    title: "Classify texts by your own labels",
+    note: "The model was not trained for these labels. Change them to score the texts again.",
     example: "The striker scored twice in the final.\nFold the egg whites into the batter.\nParliament votes on the budget today.",
     labels: ["sport", "cooking", "politics"],
     body: ({ texts, labels, several }) => ({
@@ -58,8 +58,8 @@ const TASKS = {
       hub(texts, `zero_shot_classification(text, ${python(labels)}${several ? ", multi_label=True" : ""})`),
   },
   "text-ranking": {
-    title: "Which texts answer the query best?",
-    note: "The texts come back in order, the best first.",
+    title: "Rank texts by a query",
+    note: "The texts are ordered by their score, highest first.",
     query: "How can I keep bread fresh?",
     example: "Store a loaf in a paper bag at room temperature.\nThe bakery opens at six.\nFreeze what you do not eat within two days.\nTrains to the lake leave every hour.",
     body: ({ query, texts }) => ({ inputs: { query, texts } }),
@@ -68,7 +68,7 @@ const TASKS = {
   },
   translation: {
     title: "Translate",
-    note: "Each line is translated by itself.",
+    note: "Each line is translated separately.",
     example: (model) => EXAMPLES[code(model.languages?.from[0])] ?? EXAMPLES.en,
     body: ({ texts, source, target }) => ({
       inputs: texts,
@@ -80,18 +80,18 @@ const TASKS = {
   },
 };
 
-const OTHER = { title: "Ask the model", note: "", example: "", body: ({ texts }) => ({ inputs: texts }), show: showJson, clients: () => [] };
+const OTHER = { title: "Run the model", note: "", example: "", body: ({ texts }) => ({ inputs: texts }), show: showJson, clients: () => [] };
 
 const task = () => TASKS[state.model.task] ?? OTHER;
 const path = () => task().path?.() ?? `models/${encodeURIComponent(state.model.name)}`;
-const told = (value) => (typeof value === "function" ? value(state.model) : value);
+const resolve = (value) => (typeof value === "function" ? value(state.model) : value);
 const hasChoice = () => {
   const { from = [], to = [] } = state.model.languages ?? {};
   return from.length > 1 || to.length > 1;
 };
 
-/** What is in the form. */
-function asked() {
+/** The values of the form. */
+function readForm() {
   const lines = $("texts").value.split("\n").map((line) => line.trim());
   return {
     texts: lines.filter(Boolean),
@@ -103,17 +103,17 @@ function asked() {
   };
 }
 
-/** What is missing before the model can be asked. */
+/** The first empty required field, and a message. */
 function missing({ texts, query, labels }) {
-  if (!$("query-field").hidden && !query) return ["query", "Write a query first."];
-  if (!texts.length) return ["texts", "Write a text first."];
+  if (!$("query-field").hidden && !query) return ["query", "Enter a query."];
+  if (!texts.length) return ["texts", "Enter a text."];
   if (!$("labels-field").hidden && !labels.length) return ["label", "Add a label first."];
   return null;
 }
 
-// ---- Asking.
+// ---- Requests.
 
-/** The server's answer to a request, or an error that says what the server said. */
+/** Sends a request; throws an error with the server's message. */
 async function request(way, body, signal) {
   const headers = { accept: "application/json" };
   if ($("key").value) headers.authorization = `Bearer ${$("key").value}`;
@@ -130,22 +130,22 @@ async function request(way, body, signal) {
   } catch {
     answer = null;
   }
-  if (!response.ok) throw new Error(complaint(response.status, answer));
+  if (!response.ok) throw new Error(errorMessage(response.status, answer));
   return { answer, took, headers: response.headers };
 }
 
-function complaint(status, answer) {
-  const said = [answer?.error?.message, answer?.error, answer?.message, answer?.detail];
-  const words = said.find((text) => typeof text === "string");
+function errorMessage(status, answer) {
+  const candidates = [answer?.error?.message, answer?.error, answer?.message, answer?.detail];
+  const words = candidates.find((text) => typeof text === "string");
   if (words) return words;
-  return status === 401 ? "The server asks for a key." : `The server answered with status ${status}.`;
+  return status === 401 ? "The server requires a valid key." : `The server responded with status ${status}.`;
 }
 
 async function run() {
-  const input = asked();
+  const input = readForm();
   const gap = missing(input);
   if (gap) {
-    complain(gap[1]);
+    showError(gap[1]);
     $(gap[0]).focus();
     return;
   }
@@ -157,12 +157,12 @@ async function run() {
   try {
     const { answer, took, headers } = await request(path(), task().body(input), running.signal);
     if (running.signal.aborted || model !== state.model) return;
-    complain("");
+    showError("");
     $("result").replaceChildren(...[task().show(answer, input)].flat());
     const count = input.texts.length;
-    say(`${count} ${count === 1 ? "text" : "texts"} answered in ${milliseconds(took)}.${cutTexts(headers)}`);
+    showStatus(`${count} ${count === 1 ? "text" : "texts"} answered in ${milliseconds(took)}.${truncationNote(headers)}`);
     state.shown = model.name;
-    // On a phone the answer is below what was asked.
+    // On a phone the result is below the form.
     if ($("answer").getBoundingClientRect().top > innerHeight * 0.8) $("answer").scrollIntoView({ block: "start" });
     showTime(headers, took);
     $("details").hidden = false;
@@ -171,8 +171,8 @@ async function run() {
     if (running.signal.aborted) return;
     $("result").replaceChildren();
     $("details").hidden = true;
-    say("");
-    complain(error instanceof TypeError ? "The server cannot be reached." : error.message);
+    showStatus("");
+    showError(error instanceof TypeError ? "The server cannot be reached." : error.message);
   } finally {
     if (state.running === running) {
       $("run").removeAttribute("aria-busy");
@@ -181,21 +181,21 @@ async function run() {
   }
 }
 
-const say = (text) => ($("status").textContent = text);
+const showStatus = (text) => ($("status").textContent = text);
 
-function complain(text) {
+function showError(text) {
   $("problem").hidden = !text;
   $("problem").textContent = text;
 }
 
-function cutTexts(headers) {
+function truncationNote(headers) {
   const cut = headers.get("x-truncated");
   if (!cut) return "";
   const places = cut.split(",").map((place) => (isNaN(place) ? place : Number(place) + 1));
-  return ` Too long, so cut: text ${places.join(", ")}.`;
+  return ` Truncated: text ${places.join(", ")}.`;
 }
 
-// ---- Answers as a person wants them.
+// ---- Results.
 
 function scored(text, scores) {
   const bars = scores.map(({ label, score }, place) =>
@@ -212,13 +212,13 @@ function track(part) {
 function showRanks(answer, { texts }) {
   const item = ({ index, score }) =>
     el("li", {}, el("p", {}, texts[index]), el("span", { class: "number" }, score.toFixed(3)), track(score));
-  return el("ol", { class: "ranks", "aria-label": "Texts, the best first" }, ...answer.map(item));
+  return el("ol", { class: "ranks", "aria-label": "Texts, highest score first" }, ...answer.map(item));
 }
 
 function showVectors(vectors, { texts }) {
   if (vectors.length === 1) return showVector(vectors[0]);
-  const most = 40;
-  const shown = vectors.slice(0, most);
+  const max = 40;
+  const shown = vectors.slice(0, max);
   const head = el("tr", {}, el("td"), ...shown.map((_, place) => el("th", { scope: "col" }, `${place + 1}`)));
   const rows = shown.map((vector, row) => {
     const cells = shown.map((other, column) => {
@@ -230,18 +230,18 @@ function showVectors(vectors, { texts }) {
     const name = el("th", { scope: "row", title: texts[row] }, el("b", {}, `${row + 1}`), texts[row]);
     return el("tr", {}, name, ...cells);
   });
-  const rest = vectors.length > most ? ` The first ${most} texts of ${vectors.length}.` : "";
-  const caption = el("caption", {}, `Cosine of every two texts: 1 says the same, 0 has nothing to do with it.${rest}`);
+  const rest = vectors.length > max ? ` The first ${max} of ${vectors.length} texts.` : "";
+  const caption = el("caption", {}, `Cosine similarity of each pair of texts: 1 is the same meaning, 0 is unrelated.${rest}`);
   return el("table", { class: "heat" }, caption, el("thead", {}, head), el("tbody", {}, ...rows));
 }
 
 function showVector(vector) {
-  const most = Math.max(...vector.map(Math.abs));
+  const largest = Math.max(...vector.map(Math.abs));
   const bar = (value) =>
-    el("i", { "--part": `${(Math.abs(value) / most) * 100}%`, "--tone": value < 0 ? "var(--stage-2)" : "var(--heat)" });
+    el("i", { "--part": `${(Math.abs(value) / largest) * 100}%`, "--tone": value < 0 ? "var(--stage-2)" : "var(--heat)" });
   const first = vector.slice(0, 6).map((value) => value.toFixed(3)).join(", ");
   const strip = el("div", { class: "strip", role: "img", "aria-label": `a vector of ${vector.length} values` }, ...vector.map(bar));
-  return [strip, el("p", { class: "note" }, `${vector.length} values: ${first}, … Add a second text to compare.`)];
+  return [strip, el("p", { class: "note" }, `${vector.length} values: ${first}, … Add a second text to compare them.`)];
 }
 
 function showTranslation(answer, { texts, source, target }) {
@@ -263,10 +263,10 @@ function showTime(headers, took) {
   const total = ms.total ?? Number(headers.get("x-total-time") ?? 0);
   const [tokenization, inference] = [ms.tokenization ?? 0, ms.inference ?? 0];
   const stages = [
-    ["Tokens from text", tokenization],
-    ["Model, waiting for it included", inference],
-    ["Rest of the server", Math.max(0, total - tokenization - inference)],
-    ["Way there and back", Math.max(0, took - total)],
+    ["Tokenization", tokenization],
+    ["Inference, with the wait for it", inference],
+    ["Other work of the server", Math.max(0, total - tokenization - inference)],
+    ["Network", Math.max(0, took - total)],
   ];
   const bar = el("div", { class: "bar", "aria-hidden": "true" });
   const rows = stages.map(([name, duration], place) => {
@@ -277,21 +277,21 @@ function showTime(headers, took) {
     bar.append(part);
     return el("tr", { "--tone": tone }, el("th", { scope: "row" }, name), el("td", {}, milliseconds(duration)));
   });
-  rows.push(el("tr", {}, el("th", { scope: "row" }, "In all"), el("td", {}, milliseconds(took))));
+  rows.push(el("tr", {}, el("th", { scope: "row" }, "Total"), el("td", {}, milliseconds(took))));
   const kind = headers.get("x-compute-type");
-  const where = `Ran on ${kind ? `the ${kind === "cpu" ? "CPU" : kind} behind ` : ""}${location.host}, Kivu ${state.version}; `;
-  const how = `${state.model.name} is a ${state.model.architecture} in ${state.model.precision}.`;
+  const where = `Served by ${location.host}${kind ? ` on its ${kind === "cpu" ? "CPU" : kind}` : ""}, Kivu ${state.version}. `;
+  const how = `Model: ${state.model.name}, ${state.model.architecture} in ${state.model.precision}.`;
   const tokens = headers.get("x-compute-tokens");
-  const speed = tokens ? ` ${tokens} tokens went through the model.` : "";
+  const speed = tokens ? ` ${tokens} tokens.` : "";
   $("stages").replaceChildren(
     bar,
-    el("table", { class: "stages", "aria-label": "Milliseconds by stage" }, el("tbody", {}, ...rows)),
+    el("table", { class: "stages", "aria-label": "Durations by stage" }, el("tbody", {}, ...rows)),
     el("p", { class: "note where" }, where + how + speed),
   );
 }
 
 async function showTokens({ texts, query, source, target }, signal) {
-  const most = 800;
+  const max = 800;
   const inputs = $("query-field").hidden ? texts : [query, ...texts];
   try {
     const { answer } = await request(
@@ -301,17 +301,17 @@ async function showTokens({ texts, query, source, target }, signal) {
     );
     if (signal.aborted) return;
     const count = answer.reduce((sum, tokens) => sum + tokens.length, 0);
-    let left = most;
+    let left = max;
     const rows = answer.map((tokens) => {
       const shown = tokens.slice(0, left);
       left -= shown.length;
       const name = `${shown.length} tokens`;
       return el("ul", { class: "cut", "aria-label": name }, ...shown.map(token));
     });
-    const rest = count > most ? `; the first ${most} are shown` : "";
+    const rest = count > max ? `; the first ${max} are shown` : "";
     $("token-count").textContent =
-      `How the tokenizer cut ${inputs.length === 1 ? "the text" : `the ${inputs.length} texts`}: ${count} tokens` +
-      `${rest}. The model takes up to ${state.model.max_tokens} a text.`;
+      `${inputs.length === 1 ? "The text has" : `The ${inputs.length} texts have`} ${count} tokens` +
+      `${rest}. The model reads up to ${state.model.max_tokens} tokens per text.`;
     $("tokens").replaceChildren(...rows.filter((row) => row.children.length));
   } catch (error) {
     if (signal.aborted) return;
@@ -324,7 +324,7 @@ function token({ id, text, special }) {
   return el("li", { class: special ? "special" : undefined, title: `token ${id}` }, text || "∅");
 }
 
-// ---- The same request in other words.
+// ---- The request as code.
 
 const python = (value) => {
   if (Array.isArray(value)) return `[${value.map(python).join(", ")}]`;
@@ -372,7 +372,7 @@ function rankingClients({ query, texts }) {
 }
 
 function snippets() {
-  const input = asked();
+  const input = readForm();
   const body = task().body(input);
   const url = address(path());
   const quoted = JSON.stringify(body).replaceAll("'", "'\\''");
@@ -422,7 +422,7 @@ $("copy").addEventListener("click", async () => {
     await navigator.clipboard.writeText($("snippet").textContent);
     $("copied").textContent = "Copied.";
   } catch {
-    // Browsers give the clipboard to pages of this machine and of https only.
+    // Browsers allow access to the clipboard on localhost and https only.
     getSelection().selectAllChildren($("snippet"));
     $("copied").textContent = "Selected; press Ctrl+C to copy.";
   }
@@ -460,10 +460,10 @@ function removeLabel(name) {
   (buttons[Math.min(place, buttons.length - 1)] ?? $("label")).focus();
 }
 
-/** What is asked has changed: the code follows, and an answer that is shown is made anew. */
+/** Updates the code, and runs the request again if its result is shown. */
 function edited() {
   showCode();
-  if (state.shown === state.model.name && !missing(asked())) run();
+  if (state.shown === state.model.name && !missing(readForm())) run();
 }
 
 // ---- Choosing a model.
@@ -479,10 +479,10 @@ function chooseModel(model) {
   state.model = model;
   state.shown = null;
   const { title, note, example, query, labels } = task();
-  const draft = state.drafts[model.name] ?? { texts: told(example), query: query ?? "" };
+  const draft = state.drafts[model.name] ?? { texts: resolve(example), query: query ?? "" };
   state.labels[model.name] ??= labels ?? [];
   $("task-title").textContent = title;
-  $("task-note").textContent = told(note);
+  $("task-note").textContent = resolve(note);
   $("texts").value = draft.texts;
   $("query").value = draft.query;
   $("query-field").hidden = query === undefined;
@@ -495,8 +495,8 @@ function chooseModel(model) {
   $("run").removeAttribute("aria-busy");
   $("result").replaceChildren();
   $("result").classList.remove("old");
-  complain("");
-  say("Nothing asked yet. The example is ready to run.");
+  showError("");
+  showStatus("Press Run to try the example.");
   showCode();
   history.replaceState(null, "", `#${encodeURIComponent(model.name)}`);
 }
@@ -512,7 +512,7 @@ function showLanguages(languages) {
   $("target").value = to.find((name) => name !== $("source").value) ?? to[0] ?? "";
 }
 
-/** `eng_Latn`, `en` and `en_XX` as browsers write languages. */
+/** The language code of `eng_Latn`, `en` or `en_XX`. */
 function code(name = "") {
   try {
     return new Intl.Locale(name.replaceAll("_", "-").replace(/-XX$/, "")).language;
@@ -539,7 +539,7 @@ function showModels() {
   chooseNamed();
 }
 
-/** Chooses the model that the address names behind its `#`, or the first. */
+/** Chooses the model in the fragment of the URL, or the first one. */
 function chooseNamed() {
   const place = Math.max(0, state.models.findIndex((model) => `#${encodeURIComponent(model.name)}` === location.hash));
   $(`model-${place}`).checked = true;
@@ -551,18 +551,18 @@ async function start() {
     const { answer } = await request("models");
     state.models = answer.models;
     state.version = answer.version;
-    complain("");
-    $("about").textContent = `${state.models.length} ${state.models.length === 1 ? "model" : "models"} to try, on this server`;
+    showError("");
+    $("about").textContent = `Try the ${state.models.length === 1 ? "model" : `${state.models.length} models`} of this server`;
     showModels();
   } catch (error) {
     const isFirst = !$("unlock").hidden && !$("key").value;
-    say(isFirst ? "Models are shown to those who have a key." : "");
-    complain(isFirst ? "" : error instanceof TypeError ? "The server cannot be reached." : error.message);
+    showStatus(isFirst ? "Enter a key to see the models." : "");
+    showError(isFirst ? "" : error instanceof TypeError ? "The server cannot be reached." : error.message);
     if (!$("unlock").hidden) $("key").focus();
   }
 }
 
-// ---- Words.
+// ---- Formatting.
 
 const list = (names) => names.map((name) => `“${name}”`).join(", ");
 const percent = (part) => `${(part * 100).toFixed(1)} %`;
