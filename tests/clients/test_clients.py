@@ -9,12 +9,12 @@ numbers, texts of at most 256 tokens.
 Environment:
 
 - TEST_URL: where the server listens. Needed.
-- TEST_GOLDENS: a file of what sentence-transformers answers in fp32
-  ({"cases": [{"text", "ids", "embedding"}]}). Without it the tests that compare
-  with it are skipped, and say so.
+- TEST_GOLDENS: a file of embeddings by sentence-transformers in fp32
+  ({"cases": [{"text", "ids", "embedding"}]}). Without it, the tests that compare
+  with it are skipped.
 
-Nothing leaves this machine: the clients talk to TEST_URL alone, past any proxy,
-and send no token that lies in somebody's home folder.
+The clients send requests to TEST_URL only, without a proxy and without tokens
+from the home folder.
 """
 
 import json
@@ -30,7 +30,7 @@ import urllib.request
 URL = os.environ.get("TEST_URL", "").rstrip("/")
 GOLDENS = os.environ.get("TEST_GOLDENS", "")
 
-# Read by the clients when they are imported, so set before that.
+# Set before the import, since the clients read them then.
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["HF_HUB_DISABLE_IMPLICIT_TOKEN"] = "1"
 os.environ["HF_TOKEN_PATH"] = os.devnull
@@ -50,12 +50,12 @@ WIDTH = 384
 MAX_TOKENS = 256
 TIMEOUT_S = 30
 
-# int8 quantises activations by the range of the whole batch, so a text may move
-# with its company (down to 0.967, seen with a server that pads four short texts
-# to one run); the same text alone must not move at all.
+# int8 quantizes activations by the range of the whole batch, so a vector may depend
+# on the rest of the batch (cosine down to 0.967 on a server that pads four short
+# texts into one batch); the vector of a text alone must not change.
 SAME_TEXT_OTHER_BATCH = 0.95
 SAME_TEXT_SAME_BATCH = 0.9999
-# How near int8 must stay to fp32: for every ordinary text, and on average.
+# The minimum cosine of int8 to fp32, for each ordinary text and on average.
 GOLDEN_WORST = 0.97
 GOLDEN_MEAN = 0.985
 ORDINARY_WORDS = 3
@@ -68,12 +68,12 @@ TEXTS = [
     "The ferry to the island leaves every morning at seven.",
     "Der Zug nach Hamburg hat zwanzig Minuten Verspätung.",
 ]
-# Every word of it is one token, so its length in tokens is known.
+# Each word is one token, which determines the number of tokens.
 LONG = "the river carried the boat past the old mill and the quiet town " * 40
 
 
 def setUpModule():
-    """Waits until the server answers, so that a slow start is not a failure."""
+    """Waits until the server responds, so that a slow start is not a failure."""
     if not URL:
         raise SystemExit("expected the server's address in TEST_URL, but found none")
     deadline = time.monotonic() + TIMEOUT_S
@@ -93,7 +93,7 @@ def setUpModule():
 
 
 def ask(method, path, body=None):
-    """One plain HTTP request, as curl would make it: the status and the raw body."""
+    """Sends a plain HTTP request, like curl; returns the status and the raw body."""
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(URL + path, data=data, method=method)
     request.add_header("Content-Type", "application/json")
@@ -116,18 +116,18 @@ def cosine(left, right):
 
 
 class ServerTest(unittest.TestCase):
-    """What all the tests below say about an answer."""
+    """Assertions on responses."""
 
     longMessage = True
 
     def post(self, path, body):
-        """The JSON answer to a request that must succeed."""
+        """Sends a request that must succeed; returns the JSON response."""
         status, answer = ask("POST", path, body)
         self.assertEqual(status, 200, f"POST {path} answered: {answer[:500]!r}")
         return json.loads(answer)
 
     def refusal(self, path, body, statuses):
-        """The raw answer to a request that must be refused with one of `statuses`."""
+        """Sends a request that must be rejected with one of `statuses`; returns the raw response."""
         status, answer = ask("POST", path, body)
         self.assertIn(status, statuses, f"POST {path} answered: {answer[:500]!r}")
         return answer.decode()
@@ -174,7 +174,7 @@ class OpenAiTest(ServerTest):
         return self.client.embeddings.create(model=MODEL, input=text, **options)
 
     def test_base64_and_float_are_equal_bit_for_bit(self):
-        # With no encoding_format the package asks for base64 and decodes it.
+        # Without encoding_format, the package requests base64 and decodes it.
         base64 = vector(self.create(QUESTION).data[0].embedding)
         floats = vector(self.create(QUESTION, encoding_format="float").data[0].embedding)
         self.assert_unit(base64)
@@ -184,7 +184,7 @@ class OpenAiTest(ServerTest):
     def test_base64_is_little_endian_float32_on_the_wire(self):
         body = {"model": MODEL, "input": QUESTION, "encoding_format": "base64"}
         embedding = self.post("/v1/embeddings", body)["data"][0]["embedding"]
-        self.assertIsInstance(embedding, str, "base64 was asked for")
+        self.assertIsInstance(embedding, str, "base64 was requested")
         # Three bytes make four characters: 384 numbers are 1536 bytes.
         self.assertEqual(len(embedding), WIDTH * 4 // 3 * 4, "the base64 has the wrong length")
 
@@ -200,7 +200,7 @@ class OpenAiTest(ServerTest):
             self.assert_unit(entry.embedding)
             self.assert_near(entry.embedding, self.embed(text), SAME_TEXT_OTHER_BATCH, text)
 
-    def test_list_of_one_answers_one(self):
+    def test_list_of_one_returns_one(self):
         self.assertEqual(len(self.create([QUESTION]).data), 1)
 
     def test_dimensions_are_a_renormalised_prefix(self):
@@ -211,13 +211,13 @@ class OpenAiTest(ServerTest):
         distance = float(numpy.abs(short - expected).max())
         self.assertLess(distance, 1e-5, "greatest distance to the renormalised prefix")
 
-    def test_dimensions_beyond_the_model_are_refused(self):
+    def test_dimensions_beyond_the_model_are_rejected(self):
         with self.assertRaises((openai.BadRequestError, openai.UnprocessableEntityError)) as caught:
             self.create(QUESTION, dimensions=WIDTH + 1)
         self.assertIn("dimensions", str(caught.exception), "the message must name the field")
 
-    def test_token_ids_stand_for_their_text(self):
-        # As in TEI, the ids are taken as they are, special tokens and all.
+    def test_token_ids_equal_their_text(self):
+        # As in TEI, ids are used unchanged, including special tokens.
         ids = self.token_ids(QUESTION)
         one = self.create(ids).data
         self.assertEqual(len(one), 1, "one array of ids is one input")
@@ -227,7 +227,7 @@ class OpenAiTest(ServerTest):
         for text, entry in zip(TEXTS, many):
             self.assert_near(entry.embedding, self.embed(text), SAME_TEXT_OTHER_BATCH, text)
 
-    def test_answer_names_model_and_usage(self):
+    def test_response_has_model_and_usage(self):
         answer = self.create(QUESTION)
         self.assertEqual(answer.object, "list")
         self.assertEqual(answer.model, MODEL)
@@ -246,7 +246,7 @@ class OpenAiTest(ServerTest):
         self.assertIn(MODEL, [model.id for model in models])
         self.assertEqual({model.object for model in models}, {"model"})
 
-    def test_no_model_named_gets_the_first_one(self):
+    def test_default_model_is_the_first(self):
         answer = self.post("/v1/embeddings", {"input": QUESTION})
         self.assertEqual(answer["model"], MODEL)
 
@@ -255,17 +255,17 @@ class OpenAiTest(ServerTest):
             self.client.embeddings.create(model="no-such-model", input=QUESTION)
         self.assert_openai_error(caught.exception, "no-such-model")
 
-    def test_empty_list_is_refused(self):
+    def test_empty_list_is_rejected(self):
         with self.assertRaises((openai.BadRequestError, openai.UnprocessableEntityError)) as caught:
             self.create([])
         self.assert_openai_error(caught.exception, "input")
 
-    def test_empty_text_is_refused(self):
+    def test_empty_text_is_rejected(self):
         with self.assertRaises((openai.BadRequestError, openai.UnprocessableEntityError)) as caught:
             self.create("")
         self.assert_openai_error(caught.exception, "input")
 
-    def test_wrong_type_is_refused_in_the_openai_shape(self):
+    def test_wrong_type_has_an_error_of_openai(self):
         with self.assertRaises((openai.BadRequestError, openai.UnprocessableEntityError)) as caught:
             self.create({"text": QUESTION})
         self.assert_openai_error(caught.exception, "input")
@@ -282,11 +282,11 @@ class OpenAiTest(ServerTest):
 class HuggingFaceTest(ServerTest):
     """`huggingface_hub.InferenceClient` with the server's address as its model.
 
-    It posts to that address as it stands, without a path of its own, so every
-    task arrives at POST / and only the body tells them apart:
+    It posts to that URL without a path, so every task is sent to POST / and only
+    the bodies differ:
 
     - feature_extraction: {"inputs": str or [str], and normalize, prompt_name,
-      truncate, truncation_direction, dimensions as fields beside it, if given}
+      truncate, truncation_direction, dimensions as further fields}
     - sentence_similarity: {"inputs": {"source_sentence", "sentences"},
       "parameters": {}}
     """
@@ -324,7 +324,7 @@ class HuggingFaceTest(ServerTest):
         self.assert_near(short[0], whole[:64], SAME_TEXT_SAME_BATCH, "dimensions=64")
 
     def test_truncate_cuts_the_end(self):
-        other_end = LONG + "and nobody ever saw the captain again"
+        other_end = LONG + "and the captain was never seen again"
         rows = [
             self.client.feature_extraction(text, truncate=True)[0] for text in (LONG, other_end)
         ]
@@ -343,16 +343,16 @@ class HuggingFaceTest(ServerTest):
             "`right` must keep the beginning of the text",
         )
 
-    def test_too_long_is_refused_when_not_truncated(self):
+    def test_too_long_texts_are_rejected_without_truncation(self):
         with self.assertRaises(HfHubHTTPError) as caught:
             self.client.feature_extraction(LONG, truncate=False)
         self.assert_refused(caught.exception, [413, 422], str(MAX_TOKENS))
 
-    def test_no_prompt_name_is_no_prompt(self):
+    def test_default_prompt_is_empty(self):
         rows = self.client.feature_extraction(QUESTION, prompt_name=None)
         self.assert_near(rows[0], self.embed(QUESTION), SAME_TEXT_SAME_BATCH, "prompt_name=None")
 
-    def test_unknown_prompt_name_is_refused(self):
+    def test_unknown_prompt_name_is_rejected(self):
         with self.assertRaises(HfHubHTTPError) as caught:
             self.client.feature_extraction(QUESTION, prompt_name="no-such-prompt")
         self.assert_refused(caught.exception, [400, 422], "no-such-prompt")
@@ -376,19 +376,19 @@ class HuggingFaceTest(ServerTest):
         scores = self.client.sentence_similarity(QUESTION, other_sentences=[QUESTION])
         self.assertAlmostEqual(scores[0], 1.0, places=3)
 
-    def test_sentence_similarity_of_nothing_is_refused(self):
+    def test_sentence_similarity_without_sentences_is_rejected(self):
         with self.assertRaises(HfHubHTTPError) as caught:
             self.client.sentence_similarity(QUESTION, other_sentences=[])
         self.assert_refused(caught.exception, [400, 422], "sentences")
 
-    def test_empty_text_is_refused(self):
+    def test_empty_text_is_rejected(self):
         with self.assertRaises(HfHubHTTPError) as caught:
             self.client.feature_extraction("")
         self.assert_refused(caught.exception, [400, 422], "inputs")
 
 
 class TeiTest(ServerTest):
-    """The examples that TEI documents, as curl would send them."""
+    """The examples of TEI's documentation, sent like curl."""
 
     def test_embed_one_text_is_two_dimensional(self):
         rows = self.post("/embed", {"inputs": "What is Deep Learning?"})
@@ -410,17 +410,17 @@ class TeiTest(ServerTest):
         rows = self.post("/embed", {"inputs": [self.token_ids(QUESTION)]})
         self.assert_near(rows[0], self.embed(QUESTION), SAME_TEXT_SAME_BATCH, "ids and text")
 
-    def test_embed_takes_nulls_for_defaults(self):
+    def test_embed_treats_null_as_default(self):
         body = {"inputs": QUESTION, "truncate": None, "prompt_name": None, "dimensions": None}
         rows = self.post("/embed", body)
         self.assert_near(rows[0], self.embed(QUESTION), SAME_TEXT_SAME_BATCH, "nulls")
 
-    def test_embed_all_is_one_vector_a_token(self):
+    def test_embed_all_returns_a_vector_per_token(self):
         texts = self.post("/embed_all", {"inputs": "What is Deep Learning?"})
         self.assertEqual(len(texts), 1, "one text must answer a list of one list of vectors")
         tokens = vector(texts[0])
         self.assertEqual(tokens.shape, (len(self.token_ids("What is Deep Learning?")), WIDTH))
-        # The model pools by the mean, so their mean points where /embed points.
+        # The model uses mean pooling: their mean has the direction of /embed.
         self.assert_near(
             tokens.mean(axis=0),
             self.embed("What is Deep Learning?"),
@@ -459,14 +459,14 @@ class TeiTest(ServerTest):
         found = [[token["id"] for token in tokens] for tokens in lists]
         self.assertEqual(found, [self.token_ids(text) for text in TEXTS])
 
-    def test_decode_undoes_tokenize(self):
-        # The model knows lower case only.
+    def test_decode_inverts_tokenize(self):
+        # The model is lower case.
         texts = ["what is deep learning?", "the ferry leaves at seven."]
         ids = [self.token_ids(text) for text in texts]
         self.assertEqual(self.post("/decode", {"ids": ids}), texts)
         self.assertEqual(self.post("/decode", {"ids": ids[0]}), texts[:1])
 
-    def test_decode_keeps_special_tokens_if_asked(self):
+    def test_decode_can_keep_special_tokens(self):
         body = {"ids": self.token_ids("hello"), "skip_special_tokens": False}
         self.assertEqual(self.post("/decode", body), ["[CLS] hello [SEP]"])
 
@@ -490,7 +490,7 @@ class TeiTest(ServerTest):
     def test_health(self):
         self.assertEqual(ask("GET", "/health")[0], 200)
 
-    def test_errors_have_the_shape_of_tei(self):
+    def test_errors_are_those_of_tei(self):
         too_long = {"inputs": LONG, "truncate": False}
         for body, statuses, named in (
             (too_long, [413, 422], str(MAX_TOKENS)),
@@ -510,14 +510,14 @@ class TeiTest(ServerTest):
     def test_unknown_path_is_404(self):
         self.assertEqual(ask("GET", "/no/such/path")[0], 404)
 
-    def test_one_bad_text_refuses_its_request_and_harms_no_other(self):
+    def test_one_invalid_text_fails_its_own_request_only(self):
         self.refusal("/embed", {"inputs": [QUESTION, LONG], "truncate": False}, [413, 422])
         self.assert_unit(self.embed(QUESTION))
 
 
 @unittest.skipUnless(GOLDENS, "skipped: TEST_GOLDENS names no file")
 class GoldenTest(ServerTest):
-    """How far int8 strays from what sentence-transformers answers in fp32."""
+    """The deviation of int8 from sentence-transformers in fp32."""
 
     @classmethod
     def setUpClass(cls):
@@ -526,7 +526,7 @@ class GoldenTest(ServerTest):
 
     def test_token_ids(self):
         for case in self.cases:
-            # The reference cuts at the model's limit, /tokenize does not.
+            # The reference truncates at the model's limit, /tokenize does not.
             if len(case["ids"]) < MAX_TOKENS:
                 with self.subTest(text=case["text"][:60]):
                     self.assertEqual(self.token_ids(case["text"]), case["ids"])
@@ -545,7 +545,7 @@ class GoldenTest(ServerTest):
                 f"cosine to fp32, {len(some)} {name} texts: mean {mean:.4f},"
                 f" worst {worst:.4f} ({text[:40]!a})"
             )
-        # Of the ordinary ones, which came last.
+        # The lowest of the ordinary texts.
         self.assertGreaterEqual(worst, GOLDEN_WORST, f"the worst text: {text[:60]!a}")
         self.assertGreaterEqual(mean, GOLDEN_MEAN, "the mean over the ordinary texts")
 

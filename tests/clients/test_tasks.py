@@ -1,4 +1,4 @@
-"""Runs the real clients, unmodified, against the tasks besides embeddings, and KServe's routes.
+"""Runs the real clients, unmodified, for tasks other than embeddings and for KServe v2.
 
     pip install --require-hashes -r tests/clients/requirements.txt
     TEST_URL=http://127.0.0.1:8080 python tests/clients/test_tasks.py
@@ -9,10 +9,10 @@ One server serves all of these models (`kivu serve` on a folder of bundles):
 - `zero-shot`: zero-shot-classification, by embeddings
 - `rank`: text-ranking, by embeddings
 - `sentiment`: text-classification with the labels negative, neutral and positive;
-  where it is not served its tests are skipped, and say so
-- `translate-en-pt`, `translate-pt-en`: translation; where they are not served their tests are skipped, and say so
+  its tests are skipped if it is not served
+- `translate-en-pt`, `translate-pt-en`: translation; their tests are skipped if they are not served
 
-TEST_URL is what it is in test_clients.py, from which this takes how a server is asked.
+TEST_URL is that of test_clients.py.
 """
 
 import json
@@ -63,7 +63,7 @@ DOCUMENTS = [
 
 
 def served():
-    """The names of the models that the server serves."""
+    """The names of the served models."""
     status, answer = ask("GET", "/v1/models")
     if status != 200:
         raise SystemExit(f"expected /v1/models to answer 200, but found {status}: {answer[:200]!r}")
@@ -80,13 +80,13 @@ def hub(model):
 
 
 class TaskTest(ServerTest):
-    """What the tests below say about answers of any dialect."""
+    """Assertions on responses of any dialect."""
 
     def assert_descending(self, scores):
         self.assertEqual(sorted(scores, reverse=True), list(scores), "expected the best first")
 
     def assert_message(self, shape, answer, *named):
-        """The message, in the shape of its dialect, says each of `named`."""
+        """The error message of a dialect contains each of `named`."""
         body = json.loads(answer)
         if shape == "openai":
             self.assertIsInstance(body.get("error"), dict, f"not in OpenAI's shape: {body}")
@@ -183,14 +183,14 @@ class HubZeroShotTest(TaskTest):
         self.assertEqual(max(found, key=found.get), "sport")
         for score in found.values():
             self.assertTrue(0.0 <= score <= 1.0, found)
-        # What a label scores does not depend on what else there is to choose.
+        # The score of a label does not depend on the other labels.
         alone = self.classify(labels=["sport"], multi_label=True)[0].score
         self.assertAlmostEqual(alone, found["sport"], delta=0.05)
 
     def test_one_label_is_scored_on_its_own(self):
         right = self.classify(labels=["sport"])[0].score
         wrong = self.classify(labels=["politics"])[0].score
-        self.assertLess(right, 1.0, "a softmax over one label says nothing")
+        self.assertLess(right, 1.0, "a softmax over one label would be 1")
         self.assertGreater(right, wrong)
 
     def test_hypothesis_template(self):
@@ -213,19 +213,19 @@ class HubZeroShotTest(TaskTest):
         self.assertEqual([labels[0]["label"] for labels in found], ["sport", "cooking"])
         self.assertEqual(len(self.post(self.PATH, {**body, "inputs": [FOOTBALL]})[0]), len(TOPICS))
 
-    def test_what_the_client_can_get_wrong(self):
+    def test_errors_of_client_requests(self):
         for labels, options, named in (
             ([], {}, "candidate_labels"),
             (["sport", "cooking", "sport"], {}, "candidate_labels[2]"),
             (["sport", " "], {}, "candidate_labels[1]"),
-            (["sport"], {"hypothesis_template": "This is no template."}, "hypothesis_template"),
+            (["sport"], {"hypothesis_template": "This lacks a gap."}, "hypothesis_template"),
         ):
             with self.subTest(labels=labels, **options):
                 with self.assertRaises(HfHubHTTPError) as caught:
                     self.client.zero_shot_classification(FOOTBALL, labels, **options)
                 self.assert_refused(caught.exception, [422], named)
 
-    def test_what_only_plain_http_can_get_wrong(self):
+    def test_errors_of_plain_requests(self):
         labels = {"candidate_labels": TOPICS}
         for body, named in (
             ({"inputs": FOOTBALL}, "parameters"),
@@ -442,7 +442,7 @@ class CohereTest(TaskTest):
         options = {"model": "rank", "query": ASKED, "documents": DOCUMENTS, **options}
         return self.client.rerank(**options)
 
-    def test_the_answering_text_comes_first(self):
+    def test_the_relevant_text_comes_first(self):
         answer = self.rerank()
         self.assertTrue(answer.id)
         self.assertEqual(answer.results[0].index, ANSWERING)
@@ -463,7 +463,7 @@ class CohereTest(TaskTest):
             self.rerank(model=NO_MODEL)
         self.assert_cohere_error(caught.exception, NO_MODEL)
 
-    def test_what_can_be_wrong(self):
+    def test_invalid_requests(self):
         for options, named in (
             ({"documents": []}, "documents"),
             ({"documents": ["a", ""]}, "documents[1]"),
@@ -482,7 +482,7 @@ class CohereTest(TaskTest):
 
 
 class JinaTest(TaskTest):
-    """POST /v1/rerank in Jina's shape, for which there is no client on PyPI."""
+    """POST /v1/rerank of Jina, which has no client on PyPI."""
 
     BODY = {"model": "rank", "query": ASKED, "documents": DOCUMENTS}
 
@@ -499,13 +499,13 @@ class JinaTest(TaskTest):
             self.assertEqual(result["document"], {"text": DOCUMENTS[result["index"]]})
         self.assert_descending([result["relevance_score"] for result in answer["results"]])
         usage = answer["usage"]
-        # By embeddings: the query once, and every document.
+        # With an embedding model: the query once, and each document.
         texts = [ASKED, *DOCUMENTS]
         tokenized = self.post("/tokenize", {"inputs": texts, "model": "rank"})
         self.assertEqual(usage["total_tokens"], sum(len(tokens) for tokens in tokenized))
         self.assertEqual(usage["prompt_tokens"], usage["total_tokens"])
 
-    def test_documents_are_not_given_back_if_not_wanted(self):
+    def test_documents_can_be_omitted(self):
         answer = self.post("/v1/rerank", {**self.BODY, "return_documents": False, "top_n": 2})
         self.assertEqual([set(r) for r in answer["results"]], [{"index", "relevance_score"}] * 2)
 
@@ -517,11 +517,11 @@ class JinaTest(TaskTest):
             found = self.post("/v1/rerank", {**self.BODY, "documents": documents})["results"]
             self.assertEqual(found, expected)
 
-    def test_no_model_named_gets_the_one_that_ranks(self):
+    def test_default_model_is_the_ranking_model(self):
         body = {"query": ASKED, "documents": DOCUMENTS}
         self.assertEqual(self.post("/v1/rerank", body)["model"], "rank")
 
-    def test_what_can_be_wrong(self):
+    def test_invalid_requests(self):
         for change, statuses, named in (
             ({"model": NO_MODEL}, [404], NO_MODEL),
             ({"documents": []}, [422], "documents"),
@@ -538,7 +538,7 @@ class JinaTest(TaskTest):
                 answer = self.refusal("/v1/rerank", {**self.BODY, **change}, statuses)
                 self.assert_message("jina", answer, named)
 
-    def test_broken_json_and_wrong_method_keep_the_shape(self):
+    def test_broken_json_and_wrong_method_have_errors_of_jina(self):
         self.assert_message("jina", self.refusal("/v1/rerank", b'{"query": ', [400]), "JSON")
         status, answer = ask("GET", "/v1/rerank")
         self.assertEqual(status, 405)
@@ -546,7 +546,7 @@ class JinaTest(TaskTest):
 
 
 class TeiRerankTest(TaskTest):
-    """POST /rerank as TEI documents it, and the same by the hub's route."""
+    """POST /rerank of TEI, and the same at the hub's route."""
 
     BODY = {"model": "rank", "query": ASKED, "texts": DOCUMENTS}
 
@@ -576,7 +576,7 @@ class TeiRerankTest(TaskTest):
             self.assertAlmostEqual(raw[index], cosine, delta=0.02, msg=DOCUMENTS[index])
             self.assertAlmostEqual(scores[index], min(max(raw[index], 0.0), 1.0), places=5)
 
-    def test_the_three_dialects_score_alike(self):
+    def test_all_dialects_have_equal_scores(self):
         tei = [(r["index"], r["score"]) for r in self.post("/rerank", self.BODY)]
         nested = {"inputs": {"query": ASKED, "texts": DOCUMENTS}}
         by_hub = [(r["index"], r["score"]) for r in self.post("/models/rank", nested)]
@@ -591,7 +591,7 @@ class TeiRerankTest(TaskTest):
                 for (_, left), (_, right) in zip(found, tei):
                     self.assertAlmostEqual(left, right, places=5)
 
-    def test_what_can_be_wrong(self):
+    def test_invalid_requests(self):
         for change, statuses, named in (
             ({"model": NO_MODEL}, [404], NO_MODEL),
             ({"texts": []}, [400, 422], "texts"),
@@ -606,7 +606,7 @@ class TeiRerankTest(TaskTest):
 
 
 class WrongTaskTest(TaskTest):
-    """A model that is there but cannot do what the route does: 422 that names both tasks."""
+    """A model for another task: 422 with both tasks in the message."""
 
     SIMILARITY = {"inputs": {"source_sentence": "a", "sentences": ["b"]}}
     ROUTES = (
@@ -678,7 +678,7 @@ class KServeTest(TaskTest):
         return [tensor]
 
     def token_inputs(self, texts=TEXTS, binary=True, names=("input_ids", "attention_mask")):
-        """Ids as /tokenize tells them, padded to the longest, and their mask."""
+        """Ids from /tokenize, padded to the longest, and their mask."""
         lists = [self.token_ids(text) for text in texts]
         width = max(len(ids) for ids in lists)
         ids = numpy.zeros((len(lists), width), dtype=numpy.int64)
@@ -768,7 +768,7 @@ class KServeTest(TaskTest):
         for other in answers[1:]:
             self.assertLess(float(numpy.abs(other - answers[0]).max()), 1e-5)
 
-    def test_the_answer_names_model_version_and_request(self):
+    def test_response_has_model_version_and_request_id(self):
         answer = self.client.infer(MODEL, self.text_input(), request_id="request-7").get_response()
         self.assertEqual(answer["id"], "request-7")
         self.assertEqual(answer["model_name"], MODEL)
@@ -780,19 +780,19 @@ class KServeTest(TaskTest):
         self.assert_same_as_embed(answer)
         self.assert_infer_fails(self.text_input(), "version", model_version="2")
 
-    def test_only_what_is_asked_for_is_answered(self):
+    def test_only_requested_outputs_are_returned(self):
         answer = self.client.infer(MODEL, self.text_input(), outputs=self.wanted(True))
         self.assertEqual([o["name"] for o in answer.get_response()["outputs"]], [self.output])
         self.assert_infer_fails(
             self.text_input(), "no-such-output", outputs=self.wanted(True, "no-such-output")
         )
 
-    def test_requests_at_once(self):
+    def test_concurrent_requests(self):
         pending = [self.client.async_infer(MODEL, self.text_input()) for _ in range(4)]
         for request in pending:
             self.assert_same_as_embed(request.get_result(timeout=TIMEOUT_S))
 
-    def test_compressed_answers_may_be_asked_for(self):
+    def test_compressed_responses_can_be_requested(self):
         answer = self.client.infer(
             MODEL, self.text_input(), response_compression_algorithm="gzip"
         )
@@ -829,7 +829,7 @@ class KServeTest(TaskTest):
         self.assert_infer_fails(inputs, "hypothesis_template", model="zero-shot", parameters={"hypothesis_template": 7})
         self.assert_infer_fails(inputs, "{}", model="zero-shot", parameters={"hypothesis_template": "no gap"})
 
-    def test_zero_shot_answers_the_same_again(self):
+    def test_zero_shot_is_deterministic(self):
         need("zero-shot")
         labels = {"candidate_labels": ["astronomy", *TOPICS]}
         asked = [{"inputs": text, "parameters": labels} for text in (FOOTBALL, KITCHEN, FOOTBALL)]
@@ -900,7 +900,7 @@ class KServeTest(TaskTest):
             self.client.get_model_metadata(NO_MODEL)
         self.assertIn(NO_MODEL, caught.exception.message())
 
-    def test_unknown_route_keeps_the_shape(self):
+    def test_unknown_route_has_an_error_of_kserve(self):
         status, answer = ask("GET", "/v2/no/such/path")
         self.assertEqual(status, 404)
         self.assertEqual(set(json.loads(answer)), {"error"})
