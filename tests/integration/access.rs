@@ -123,7 +123,8 @@ async fn behind_the_gateway_only_verified_requests_are_admitted() {
 #[tokio::test]
 async fn with_a_trusted_proxy_direct_requests_are_rejected() {
     let (key, line) = make_key("alice").unwrap();
-    let config: AuthConfig = serde_json::from_value(json!({ "keys": [line], "proxy_secret": "sesame" })).unwrap();
+    let config: AuthConfig =
+        serde_json::from_value(json!({ "keys": [line], "proxy_secret": "sesame" })).unwrap();
     let router = guarded(&config);
     let direct = send(&router, cat(), &[("x-api-key", &key)]).await;
     assert_eq!(direct.status(), StatusCode::FORBIDDEN);

@@ -95,10 +95,16 @@ async fn each_operation_has_a_summary_and_examples() {
     for (method, path, operation) in operations(&document) {
         let place = format!("{method} {path}");
         assert!(operation["summary"].is_string() && operation["tags"].is_array(), "{place}");
-        assert!(ids.insert(operation["operationId"].as_str().unwrap()), "{place} has the id of another operation");
+        assert!(
+            ids.insert(operation["operationId"].as_str().unwrap()),
+            "{place} has the id of another operation"
+        );
         let content = &operation["requestBody"]["content"]["application/json"];
         let has_example = |content: &Value| content.get("example").or(content.get("examples")).is_some();
-        assert!(operation.get("requestBody").is_none() || has_example(content), "{place} has no example request");
+        assert!(
+            operation.get("requestBody").is_none() || has_example(content),
+            "{place} has no example request"
+        );
         let responses = operation["responses"].as_object().unwrap();
         for (status, response) in responses {
             let json = &response["content"]["application/json"];

@@ -160,9 +160,11 @@ impl InferRequest {
 
     pub(super) fn parameter<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
         let value = self.parameters.get(name).filter(|value| !value.is_null());
-        value.cloned().map(request::from_value).transpose().map_err(|error| {
-            Error::invalid(format!("invalid parameter `{name}`: {error}"))
-        })
+        value
+            .cloned()
+            .map(request::from_value)
+            .transpose()
+            .map_err(|error| Error::invalid(format!("invalid parameter `{name}`: {error}")))
     }
 
     pub(super) fn input(&self, name: &str) -> Option<&InferInput> {

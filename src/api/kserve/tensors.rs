@@ -262,10 +262,10 @@ fn tokens(ids: &InferInput, mask: Option<&InferInput>, limit: usize) -> Result<V
     let rows = values.chunks(length).zip(kept.chunks(length)).enumerate();
     rows.map(|(place, (row, kept))| {
         let row = row.iter().zip(kept).filter(|(_, kept)| **kept != 0);
-        let row: Vec<u32> = row
-            .map(|(id, _)| u32::try_from(*id))
-            .collect::<Result<_, _>>()
-            .map_err(|_| Error::invalid(format!("expected token ids in `{}`, but found other integers", ids.name)))?;
+        let row: Vec<u32> =
+            row.map(|(id, _)| u32::try_from(*id)).collect::<Result<_, _>>().map_err(|_| {
+                Error::invalid(format!("expected token ids in `{}`, but found other integers", ids.name))
+            })?;
         if row.is_empty() {
             return Err(Error::invalid(format!(
                 "expected tokens in row {place} of `{}`, but found none",
