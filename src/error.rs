@@ -17,14 +17,14 @@ pub enum Error {
     /// The request cannot be parsed.
     #[error("{message}")]
     Malformed {
-        /// What was expected and what was found.
+        /// The expected and the found value.
         message: String,
     },
 
     /// The request is well-formed, but one of its values is invalid.
     #[error("{message}")]
     Invalid {
-        /// What was expected and what was found.
+        /// The expected and the found value.
         message: String,
     },
 
@@ -78,7 +78,7 @@ pub enum Error {
     /// A model, a bundle or a recipe is damaged, unsupported or below its minimum quality.
     #[error("{message}")]
     Model {
-        /// What was expected and what was found.
+        /// The expected and the found value.
         message: String,
         /// The error of another crate.
         #[source]

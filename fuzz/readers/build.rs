@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use super::{
     Recipe, bergamot, encoder, export, onnx,
     plan::Plan,
-    translation::{self, tokenizers},
+    translation::{self, tokenizer_files},
     weights::Weights,
 };
 use crate::{backend, repository::manifest::Precision, tokenizer::Tokenizer};
@@ -74,15 +74,15 @@ pub(crate) fn graph(bytes: &[u8]) {
 /// The tokenizer files of a translation model: settings, ids and the SentencePiece model.
 pub(crate) fn pieces_of_translation(bytes: &[u8]) {
     let Some([settings, ids, pieces]) = parts(bytes) else { return };
-    let read = |tokenizers: crate::error::Result<tokenizers::Tokenizers>| {
+    let read = |tokenizers: crate::error::Result<tokenizer_files::Tokenizers>| {
         if let Ok(tokenizers) = tokenizers {
             drop(Tokenizer::compile(&tokenizers.source));
         }
     };
     let files = [("tokenizer_config.json", settings), ("vocab.json", ids), ("source.spm", pieces)];
-    with_files(&files, |folder| read(tokenizers::marian(folder, [4, 4])));
+    with_files(&files, |folder| read(tokenizer_files::marian(folder, [4, 4])));
     let files = [("tokenizer_config.json", settings), ("sentencepiece.bpe.model", pieces)];
-    with_files(&files, |folder| read(tokenizers::many_to_many(folder, 4)));
+    with_files(&files, |folder| read(tokenizer_files::many_to_many(folder, 4)));
 }
 
 /// The configuration of a translation model.

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::{
     graphs::graphs,
     model::{Memory, Norms, Positions, Stack, Table, Tables, TranslationModel, Waves},
-    tokenizers::{Tokenizers, many_to_many, marian},
+    tokenizer_files::{Tokenizers, many_to_many, marian},
 };
 use crate::{
     backend::onnx::Runtime,

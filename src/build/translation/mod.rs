@@ -6,7 +6,7 @@ mod graphs;
 mod hugging_face;
 mod model;
 mod parts;
-pub(super) mod tokenizers;
+pub(super) mod tokenizer_files;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(super) use self::hugging_face::read_any;
