@@ -2,6 +2,8 @@
 
 import sys
 
+from samcli.cli.types import CfnParameterOverridesType
+
 from template import Refused, Template
 
 IMAGE = "000000000000.dkr.ecr.eu-west-1.amazonaws.com/triton"
@@ -21,6 +23,7 @@ REFUSED = (
     ({"HostedZoneId": "Z1"}, "needs DomainName"),
     ({"Fleet": "yes"}, "needs TritonImage"),
     (FLEET | {"TritonImage": IMAGE + ":latest"}, "by its digest"),
+    (FLEET | {"FleetStart": "0"}, "five fields"),
     (FLEET | START, "need each other"),
     (FLEET | STOP, "need each other"),
     ({"LargeRunsOn": "instances"}, "needs LargeModels"),
@@ -44,6 +47,11 @@ def main():
             sys.exit(f"expected {parameters} to be refused")
     for parameters in ACCEPTED:
         Template(parameters)
+    # The form of PARAMETERS in the Makefile, read by SAM.
+    given = """Architecture=arm64 FleetStart="0 6 * * 1-5" FleetStop="0 20 * * 1-5" """
+    found = CfnParameterOverridesType().convert((given,), None, None)
+    if found != {"Architecture": "arm64"} | START | STOP:
+        sys.exit(f"expected both schedules in SAM's parameters, but found {found}")
 
 
 if __name__ == "__main__":

@@ -72,6 +72,12 @@ fn impossible_combinations_are_refused() {
 }
 
 #[test]
+fn instances_of_the_fleet_report_their_start() {
+    let Some(mut fleet) = script("fleet") else { return };
+    succeed(&mut fleet);
+}
+
+#[test]
 fn archives_are_reproducible() {
     let mut command = Command::new("python3");
     succeed(command.current_dir(root()).args(["-B", "tests/lambda/packing.py"]));
