@@ -170,8 +170,8 @@ invoke: $(CLIENT_TOOLS) $(LAMBDA_TOOLS) $(S3_TOOLS) $(BUNDLE)/manifest.toml ## S
 	$(S3_PYTHON) tests/lambda/invoke_batch.py $(LAMBDA)/cargo-lambda --release $(INVOKED)
 
 .PHONY: package
-package: $(LAMBDA_TOOLS) $(CHECKOV_TOOLS) $(BUNDLE)/manifest.toml ## Make the archive to deploy: function, ONNX Runtime, model and bill of materials
-	$(dir $(CHECKOV))python -W ignore functions/parts.py target/kivu.cdx.json
+package: $(LAMBDA_TOOLS) $(BUNDLE)/manifest.toml ## Make the archive to deploy: function, ONNX Runtime, model and bill of materials
+	python3 functions/parts.py target/kivu.cdx.json
 	PATH=$(abspath $(LAMBDA)):$$PATH cargo lambda build --release --bin api
 	python3 functions/package.py $(PACKAGE) --binary api --bundle $(BUNDLE)
 	python3 tests/lambda/archive.py $(PACKAGE) tests/lambda/rest_plain.json

@@ -56,9 +56,7 @@ def main():
 
     bootstrap = BUILT / arguments.binary / "bootstrap"
     config = ROOT / "functions" / arguments.binary / "kivu.toml"
-    files = {"bootstrap": bootstrap, "kivu.toml": config, **library_files(arguments.library, bootstrap)}
-    if PARTS.is_file():
-        files[PARTS.name] = PARTS
+    files = {"bootstrap": bootstrap, "kivu.toml": config, PARTS.name: PARTS, **library_files(arguments.library, bootstrap)}
     for bundle in arguments.bundle:
         for file in sorted(bundle.iterdir()):
             files[f"models/{bundle.name}/{file.name}"] = file

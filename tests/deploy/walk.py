@@ -101,6 +101,9 @@ class Walk:
         self.deploy()
         zipped = archive_size(ROOT / ".aws-sam/build/ApiFunction")
         print(f"  the function with its model is {zipped / 1e6:.1f} MB zipped")
+        for function in ("ApiFunction", "BatchStack/BatchFunction", "LargeStack/LargeFunction"):
+            parts = ROOT / ".aws-sam/build" / function / "kivu.cdx.json"
+            expect(f"the list of crates in {function}", True, parts.is_file())
         if zipped > MAX_ZIPPED and not self.compiled:
             raise Problem(f"expected at most {MAX_ZIPPED} bytes zipped, but found {zipped}")
 
