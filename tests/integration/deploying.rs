@@ -451,6 +451,53 @@ fn metrics_of_alarms_and_dashboard_exist() {
     assert!(unknown.is_empty(), "{unknown:?} are not among {known:?}");
 }
 
+/// Every function has alarms for errors, and its time is part of the cost; those behind the API have alarms for throttles.
+#[test]
+fn alarms_cover_all_functions() {
+    let large = json!({ "LargeModels": "s3://b/models/m", "Batch": "yes" });
+    let instances = json!({ "LargeModels": "s3://b/models/m", "LargeRunsOn": "instances" });
+    let Some(deployments) = Deployment::resolve([json!({}), large, instances]) else { return };
+    for deployment in &deployments {
+        let alarms: Vec<_> = deployment.all("AWS::CloudWatch::Alarm").collect();
+        let has_alarm = |metric: &str, function: &Value| {
+            let dimensions = json!([{ "Name": "FunctionName", "Value": function }]);
+            alarms.iter().any(|(_, alarm)| alarm["MetricName"] == metric && alarm["Dimensions"] == dimensions)
+        };
+        let cost = deployment.of("Cost");
+        let expression = cost["Metrics"][0]["Expression"].as_str().unwrap();
+        for (name, function) in deployment.all("AWS::Lambda::Function") {
+            let physical = &function["FunctionName"];
+            assert!(has_alarm("Errors", physical), "{name}");
+            assert!(name == "BatchFunction" || has_alarm("Throttles", physical), "{name}");
+            let is_billed_by_time = function["CapacityProviderConfig"].is_null();
+            let metrics = cost["Metrics"].as_array().unwrap().iter();
+            let durations = metrics.filter(|metric| {
+                let metric_of = &metric["MetricStat"]["Metric"];
+                metric_of["MetricName"] == "Duration" && metric_of["Dimensions"][0]["Value"] == *physical
+            });
+            let ids: Vec<&str> = durations.map(|metric| metric["Id"].as_str().unwrap()).collect();
+            assert_eq!(ids.len(), usize::from(is_billed_by_time), "{name}");
+            assert!(
+                ids.iter().all(|id| expression.contains(&format!("FILL({id}, 0)"))),
+                "{name}: {expression}"
+            );
+        }
+        assert!(expression.contains("starts"), "cold starts are billed");
+    }
+}
+
+#[test]
+fn an_empty_fleet_raises_an_alarm() {
+    let image = format!("000000000000.dkr.ecr.eu-west-1.amazonaws.com/triton@sha256:{:064}", 0);
+    let always = json!({ "Fleet": "yes", "TritonImage": image });
+    let scheduled = json!({
+        "Fleet": "yes", "TritonImage": image, "FleetStart": "0 6 * * *", "FleetStop": "0 20 * * *",
+    });
+    let Some([always, scheduled]) = Deployment::resolve([always, scheduled]) else { return };
+    assert_eq!(always.of("FleetEmpty")["MetricName"], "HealthyHostCount");
+    assert!(!scheduled.resources.contains_key("FleetEmpty"));
+}
+
 #[test]
 fn access_logs_are_json_without_texts() {
     let Some([deployment, ..]) = deployments() else { return };
