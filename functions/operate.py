@@ -58,7 +58,11 @@ def outputs(stack):
 def quotas(options):
     """Warns of quotas below what the deployment needs. A new account has 10 concurrent executions and no GPUs."""
     parameters = parameters_of(options.stack) | dict(pair.partition("=")[::2] for pair in shlex.split(options.parameters))
-    for (service, code), needed in required_quotas(parameters).items():
+    try:
+        required = required_quotas(parameters)
+    except (BotoCoreError, ClientError) as error:
+        return print(f"skipped: cannot read the instance types of the fleet: {error}", file=sys.stderr)
+    for (service, code), needed in required.items():
         try:
             quota = boto3.client("service-quotas").get_service_quota(ServiceCode=service, QuotaCode=code)["Quota"]
         except (BotoCoreError, ClientError) as error:
