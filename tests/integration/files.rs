@@ -92,7 +92,9 @@ fn an_interrupted_build_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
     fs::create_dir(&model).unwrap();
-    fs::copy(fixtures().join("models/tiny-bert/config.json"), model.join("config.json")).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(fixtures().join("models/tiny-bert").join(name), model.join(name)).unwrap();
+    }
     // A pipe that nobody writes to: the build waits for its tokenizer until it is interrupted.
     let pipe = Command::new("mkfifo").arg(model.join("tokenizer.json")).status().unwrap();
     assert!(pipe.success());
@@ -216,7 +218,8 @@ fn a_server_ends_when_the_weights_that_it_serves_are_written_to() {
     );
     let (code, log) = server.ended();
     assert_eq!(code, Some(1), "{log}");
-    let error = log.lines().last().unwrap_or_default().replace(&bundle.display().to_string(), "[bundle]");
+    let start = log.rfind("error: ").unwrap_or_default();
+    let error = log[start..].replace(&bundle.display().to_string(), "[bundle]");
     insta::assert_snapshot!(error, @"
     error: expected `[bundle]/weights.bin` to be unchanged since it was loaded, but it was written to
     hint: replace bundles as a whole (`kivu build`, `kivu pull`, or a new folder and a rename), and start the server again

@@ -155,7 +155,7 @@ fn startup_errors_are_printed() {
     hint: `kivu build` makes bundles
     ");
     let no_library = refusal(kivu(&bundle).env("KIVU_ONNXRUNTIME", "/nowhere/libonnxruntime.so"));
-    insta::assert_snapshot!(no_library, @"error: expected ONNX Runtime at `/nowhere/libonnxruntime.so`, but found nothing there");
+    insta::assert_snapshot!(no_library, @"error: expected ONNX Runtime at `/nowhere/libonnxruntime.so`, but found no file");
     let twice = refusal(kivu(&bundle).arg(&bundle));
     insta::assert_snapshot!(twice, @"
     error: expected a name of its own for each model, but found `tiny-bert` twice

@@ -296,7 +296,7 @@ async fn contradictions_and_nonsense_are_refused_before_work_starts() {
         refusal("/models/two", cat(&parameters)).await
     };
     insta::assert_snapshot!(generate(json!({ "num_beams": 2, "num_return_sequences": 3 })).await, @"422: expected `num_return_sequences` of at most `num_beams`, which is 2, but found 3");
-    insta::assert_snapshot!(generate(json!({ "min_new_tokens": 9, "max_new_tokens": 8 })).await, @"422: expected a text of at most 8 tokens, as `max_new_tokens` says, but found at least 9 asked for");
+    insta::assert_snapshot!(generate(json!({ "min_new_tokens": 9, "max_new_tokens": 8 })).await, @"422: expected a minimum length of at most `max_new_tokens`, which is 8, but found 9");
     insta::assert_snapshot!(generate(json!({ "max_new_tokens": 1_000_000 })).await, @"422: expected `max_new_tokens` of 1 to 64, but found 1000000");
     insta::assert_snapshot!(generate(json!({ "num_beams": 1_000_000 })).await, @"422: expected `num_beams` of 1 to 64, but found 1000000");
     insta::assert_snapshot!(generate(json!({ "num_beams": -1 })).await, @"422: wrong value in `parameters.generate_parameters.num_beams`: invalid value: integer `-1`, expected usize");

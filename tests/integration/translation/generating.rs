@@ -168,6 +168,6 @@ async fn bundles_of_exports_generate_as_transformers() {
         generates_as_transformers(name, &open(&out, Parallelism::WithinStep(threads(1)), runtime)).await;
         let blocks = request(source, folder.path().join("blocks"), Some(Precision::Int8Blocks));
         let error = build_request(&blocks, runtime).unwrap_err();
-        assert!(error.to_string().contains("but found `int8-blocks`"), "{error}");
+        assert!(error.chain().contains("but found `int8-blocks`"), "{}", error.chain());
     }
 }
