@@ -50,9 +50,8 @@ pub(super) struct Arguments {
 
 /// A build of ONNX Runtime, which is published as part of a Python wheel.
 struct Library {
-    /// Names of the processor architecture: Rust's, and Lambda's.
+    /// Rust's name of the processor architecture, and that of Lambda.
     architectures: [&'static str; 2],
-    platform: &'static str,
     wheel_sha256: &'static str,
     sha256: &'static str,
 }
@@ -60,13 +59,11 @@ struct Library {
 const LIBRARIES: [Library; 2] = [
     Library {
         architectures: ["x86_64", "x86_64"],
-        platform: "manylinux_2_28_x86_64",
         wheel_sha256: "11a8df4dcfe9ad5ff0bd71a7571dbed019fabc7594676c89fe8b86ea029c246f",
         sha256: "50775d390eb55e7abd9f6d734da103a04f0e5342ef0a76b1c6ec795544439295",
     },
     Library {
         architectures: ["aarch64", "arm64"],
-        platform: "manylinux_2_28_aarch64",
         wheel_sha256: "35c7c7b0ac2e02001d28fab6c9fc24e9abc5e6faa35e6e19c63cecf1406ba89f",
         sha256: "8cac3d595f13c6c87c7d9b0590083f299bdd654def63960a58c8407b8b112328",
     },
@@ -187,7 +184,7 @@ impl Library {
         let package = Package {
             requirement: &format!("onnxruntime=={VERSION}"),
             sha256: self.wheel_sha256,
-            platform: Some((self.platform, PYTHON)),
+            platform: Some((&format!("manylinux_2_28_{}", self.architectures[0]), PYTHON)),
         };
         let unpacked = fetch::package(&package, home)?.join("onnxruntime");
         let (source, folder) = (unpacked.join("capi").join(file_name()), home.join(FOLDER));

@@ -5,7 +5,6 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
     io::{self, Write},
     sync::{Arc, atomic::Ordering},
     time::{SystemTime, UNIX_EPOCH},
@@ -28,12 +27,6 @@ const MAX_VALUES: usize = 100;
 pub struct Embedded {
     registry: Arc<Registry<Key, AtomicStorage>>,
     function: Arc<str>,
-}
-
-impl fmt::Debug for Embedded {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Embedded").field("function", &self.function).finish_non_exhaustive()
-    }
 }
 
 impl Embedded {

@@ -29,15 +29,22 @@ impl Raw {
         let mut rows: Vec<_> = rows.iter().collect();
         rows.sort_by_key(|row| Reverse(row.len()));
         let session = self.session()?;
-        let (next, started) = (AtomicUsize::new(0), Instant::now());
+        let (next, end) = (AtomicUsize::new(0), AtomicUsize::new(usize::MAX));
+        let started = Instant::now();
         throughput(self.cpus.get(), |_| {
             let mut done = 0;
-            while started.elapsed() < time {
-                let row = rows[next.fetch_add(1, Ordering::Relaxed) % rows.len()];
-                session.run(&quality::inputs(&session, row)?)?;
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                // Whole passes only, since the first rows of a pass are longer than the last ones.
+                if index % rows.len() == 0 && started.elapsed() >= time {
+                    end.fetch_min(index, Ordering::Relaxed);
+                }
+                if index >= end.load(Ordering::Relaxed) {
+                    return Ok(done);
+                }
+                session.run(&quality::inputs(&session, rows[index % rows.len()])?)?;
                 done += 1;
             }
-            Ok(done)
         })
     }
 
