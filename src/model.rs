@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// The time limit for a description from the fleet at startup. Without one, the fleet is asked again when it is needed.
+/// The time limit for a description from the fleet at startup. Without one, the first request fetches it.
 const FLEET_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A model that serves requests.

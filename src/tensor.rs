@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shape_that_lies_is_refused() {
+    fn a_shape_that_does_not_match_the_elements_is_refused() {
         let error = Tensor::new(vec![2, 3], Elements::Fp32(vec![0.0; 5])).unwrap_err();
         insta::assert_snapshot!(error, @"expected the elements of shape [2, 3], but found 5 elements");
         assert!(Tensor::new(vec![usize::MAX, 2], Elements::Fp32(vec![])).is_err(), "the product overflows");

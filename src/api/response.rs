@@ -1,4 +1,4 @@
-//! What responses of several dialects share: usage headers, predictions and ranks.
+//! Parts shared by responses of several dialects: usage headers, predictions and ranks.
 
 use std::time::Duration;
 

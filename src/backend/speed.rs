@@ -38,7 +38,7 @@ struct Sums([f64; 5]);
 const FADING: f64 = 0.95;
 /// The age at which a measurement has half its weight.
 const HALF_LIFE: Duration = Duration::from_secs(10);
-/// The tokens of the two points that stand for the assumed line, and their small weight.
+/// The tokens of the two points that represent the assumed line, and their small weight.
 const ASSUMED_POINTS: [f64; 2] = [16.0, 2048.0];
 const ASSUMED_WEIGHT: f64 = 0.02;
 

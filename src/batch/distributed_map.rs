@@ -51,7 +51,7 @@ pub(super) struct Batch {
     items: Vec<Item>,
 }
 
-/// What all batches of a map have in common.
+/// The input that all batches of a map share.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 enum BatchInput {

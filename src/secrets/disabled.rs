@@ -1,4 +1,4 @@
-//! What stands in for secrets in a build without the feature `s3`.
+//! Replaces secrets in a build without the feature `s3`.
 
 #![expect(missing_docs, reason = "documented where the feature is enabled")]
 
@@ -6,12 +6,12 @@ use std::{convert::Infallible, time::Duration};
 
 use crate::error::{Error, Result};
 
-/// No secret.
+/// Cannot be created.
 #[derive(Debug)]
 pub struct Secret(Infallible);
 
 impl Secret {
-    /// The error that says what this build lacks.
+    /// An error that names the missing feature.
     pub fn new(_: &str) -> Result<Self> {
         Err(Error::config("this build has no support for AWS Secrets Manager; compile with `--features s3`"))
     }

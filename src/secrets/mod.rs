@@ -1,4 +1,4 @@
-//! AWS Secrets Manager: the only place that speaks to it.
+//! Secrets in AWS Secrets Manager.
 
 #[cfg_attr(not(feature = "s3"), path = "disabled.rs")]
 mod store;

@@ -1,4 +1,4 @@
-//! The secrets of a build with the feature `s3`.
+//! Secrets in a build with the feature `s3`.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tokio::{sync::OnceCell, time::timeout};
 
 use crate::error::{Error, Result};
 
-/// A secret by its name or ARN. The connection is made when it is first read, and kept.
+/// A secret, by its name or ARN. The client is created at the first read.
 #[derive(Debug)]
 pub struct Secret {
     name: String,
@@ -25,25 +25,25 @@ impl Secret {
         Ok(Self { name: name.to_owned(), client: OnceCell::new() })
     }
 
-    /// What it holds at this moment; an error if that is not there within `patience`.
-    pub async fn read(&self, patience: Duration) -> Result<String> {
-        timeout(patience, self.ask()).await.unwrap_or_else(|_| {
+    /// The current value of the secret.
+    pub async fn read(&self, time_limit: Duration) -> Result<String> {
+        timeout(time_limit, self.fetch()).await.unwrap_or_else(|_| {
             Err(Error::config(format!(
-                "the secret `{}` was not there within {}ms",
+                "reading the secret `{}` took longer than {}ms",
                 self.name,
-                patience.as_millis()
+                time_limit.as_millis()
             )))
         })
     }
 
-    async fn ask(&self) -> Result<String> {
+    async fn fetch(&self) -> Result<String> {
         let client = self.client.get_or_init(connect).await;
-        let answer = client.get_secret_value().secret_id(&self.name).send().await;
-        let answer = answer.map_err(|error| Error::Config {
+        let response = client.get_secret_value().secret_id(&self.name).send().await;
+        let response = response.map_err(|error| Error::Config {
             message: format!("cannot read the secret `{}`", self.name),
             source: Some(Box::new(error)),
         })?;
-        answer.secret_string.ok_or_else(|| {
+        response.secret_string.ok_or_else(|| {
             Error::config(format!("expected text in the secret `{}`, but found something else", self.name))
         })
     }

@@ -94,7 +94,7 @@ impl Tree {
         None
     }
 
-    /// What each module depends on.
+    /// The modules that each module depends on.
     fn dependencies(&self) -> Vec<BTreeSet<usize>> {
         let resolved = |(at, module): (usize, &Module)| {
             module

@@ -69,7 +69,7 @@ def norm(name):
 
 
 def make_bundle(kivu, folder, noise):
-    """The model as the hub has it, and the bundle of it; its answers are nonsense, so that no quality is asked."""
+    """A model with random weights and its bundle. Its output is meaningless, so quality is not checked."""
     source = folder / "source"
     source.mkdir(parents=True)
     save_file(dict(weights(noise)), source / "model.safetensors", {"format": "pt"})
@@ -144,7 +144,7 @@ def make_ct2(folder, noise):
 
 
 class Served:
-    """A server of one bundle; knows how long it took from its start to the first answer."""
+    """A server of one bundle, with the time from its start to the first response."""
 
     def __init__(self, kivu, bundle, threads, first=None):
         started = time.perf_counter()
@@ -166,7 +166,7 @@ class Served:
         return json.loads(answer)
 
     def memory(self):
-        """What is in RAM now, in MB: all of it, and what is the process's own rather than a file's."""
+        """Resident memory in MB: in total, and without mapped files."""
         status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
         return [int(re.search(rf"{name}:\s+(\d+)", status).group(1)) * 1024 / 1e6 for name in ("VmRSS", "RssAnon")]
 

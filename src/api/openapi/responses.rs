@@ -1,4 +1,4 @@
-//! What all operations have in common: path parameters, errors, security schemes and response headers.
+//! Parts shared by all operations: path parameters, errors, security schemes and response headers.
 
 use std::time::Duration;
 

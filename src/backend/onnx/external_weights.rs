@@ -202,7 +202,7 @@ pub fn keeps_signed_weights(graph: &[u8]) -> Result<bool> {
 }
 
 fn decode(graph: &[u8]) -> Result<ModelProto> {
-    ModelProto::decode(graph).map_err(|error| Error::model_because("the graph is no ONNX file", error))
+    ModelProto::decode(graph).map_err(|error| Error::model_because("the graph is not an ONNX file", error))
 }
 
 /// Visits all tensors of a graph, including those of nested graphs.

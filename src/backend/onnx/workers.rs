@@ -19,7 +19,7 @@ use crate::{
 ///
 /// - The next task in the queue goes to the first thread that is idle.
 /// - Tasks whose caller has gone, or whose deadline has passed, do not start.
-/// - A task that panics fails, and its thread goes on.
+/// - A task that panics fails, and its thread continues.
 /// - The threads end once the value is dropped and the queue is empty.
 #[derive(Debug)]
 pub(super) struct Workers<M> {

@@ -1,4 +1,4 @@
-//! What readers and writers have in common.
+//! Types and limits shared by readers and writers.
 
 use std::{collections::BTreeSet, io};
 

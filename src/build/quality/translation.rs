@@ -110,7 +110,7 @@ struct Totals {
     times: [Duration; 2],
 }
 
-/// What both forms generate for a text.
+/// The output of both models for a text.
 struct Translations {
     /// The tokens from fp32: with a shortlist, their indices in it.
     reference: Vec<i64>,
