@@ -241,14 +241,14 @@ mod tests {
             line.to_string()
         };
         let happened = line(&|| {
-            telemetry::fleet::tried(0, "ok", Duration::from_millis(3));
-            telemetry::fleet::tried(1, "not_ready", Duration::from_millis(2));
+            telemetry::fleet::attempted(0, "ok", Duration::from_millis(3));
+            telemetry::fleet::attempted(1, "not_ready", Duration::from_millis(2));
             telemetry::fleet::retried();
-            telemetry::fleet::left_alone(1);
+            telemetry::fleet::breaker_opened(1);
         });
         insta::assert_snapshot!(happened, @r#"{"FleetOpenBreakers1":1.0,"FleetRequest0Ms":3.0,"FleetRequest1Ms":2.0,"FleetRequests0Ok":1.0,"FleetRequests1NotReady":1.0,"FleetRetries":1.0,"Function":"kivu-api"}"#);
         insta::assert_snapshot!(line(&|| ()), @r#"{"FleetOpenBreakers1":1.0,"Function":"kivu-api"}"#);
-        insta::assert_snapshot!(line(&|| telemetry::fleet::taken_back(1)), @"null");
+        insta::assert_snapshot!(line(&|| telemetry::fleet::breaker_closed(1)), @"null");
     }
 
     #[test]
