@@ -21,6 +21,8 @@ pub struct AuthConfig {
     /// The secret that a trusted proxy sends in `x-kivu-front`; requests without it are rejected.
     #[serde(alias = "front")]
     pub proxy_secret: Option<Secret>,
+    /// The name or ARN of a secret in AWS Secrets Manager with this secret.
+    pub proxy_secret_id: Option<String>,
 }
 
 impl Default for AuthConfig {
@@ -32,6 +34,7 @@ impl Default for AuthConfig {
             keys_secret: None,
             refresh_s: 300,
             proxy_secret: None,
+            proxy_secret_id: None,
         }
     }
 }

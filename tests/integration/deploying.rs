@@ -198,10 +198,18 @@ fn functions_accept_their_configuration() {
             }
             Guard::new(&config.auth, BindScope::ApiGateway).unwrap_or_else(|error| panic!("{name}: {error}"));
             assert_eq!(
-                config.auth.proxy_secret.is_some(),
+                config.auth.proxy_secret_id.is_some(),
                 deployment.resources.contains_key("Distribution"),
                 "{name}"
             );
+            // CloudFormation would put a resolved secret into the variables, which are readable in the console.
+            let variables = function["Environment"].to_string();
+            assert!(!variables.contains("{{resolve"), "{name}: {variables}");
+            let role = function["Role"].as_str().unwrap().rsplit('/').next().unwrap();
+            if let Some(secret) = &config.auth.proxy_secret_id {
+                let granted = granted(deployment, role, "secretsmanager:GetSecretValue");
+                assert!(granted.contains(secret), "{role}: {granted:?}");
+            }
             assert!(config.limits.body_bytes <= PAYLOAD_BYTES);
             assert!(config.limits.values * NUMBER_BYTES <= PAYLOAD_BYTES, "the largest response must fit");
             let memory = number(&function["MemorySize"]);

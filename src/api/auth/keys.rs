@@ -28,6 +28,7 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 pub(in crate::api) struct Keys {
     fixed: Keyring,
     source: Option<KeySource>,
+    parse: fn(&str) -> Result<Keyring>,
     refresh: Duration,
     loaded: RwLock<Option<Loaded>>,
     /// The last attempt to read the source; locked by the one request that reads it.
@@ -37,7 +38,8 @@ pub(in crate::api) struct Keys {
 #[derive(Debug)]
 enum KeySource {
     File(PathBuf),
-    Secret(Secret),
+    /// The setting that names it, and the secret.
+    Secret(&'static str, Secret),
 }
 
 #[derive(Clone, Debug)]
@@ -67,16 +69,44 @@ impl Keys {
                 return Err(Error::config("expected `auth.keys_file` or `auth.keys_secret`, but found both"));
             }
             (Some(file), None) => Some(KeySource::File(file.clone())),
-            (None, Some(name)) => Some(KeySource::Secret(Secret::new(name)?)),
+            (None, Some(name)) => Some(KeySource::Secret("auth.keys_secret", Secret::new(name)?)),
             (None, None) => None,
         };
-        Ok(Self {
-            fixed: Keyring::parse(&config.keys.join("\n"))?,
+        Ok(Self::from_parts(Keyring::parse(&config.keys.join("\n"))?, source, Keyring::parse, config))
+    }
+
+    /// The secret of the trusted proxy, if there is one, as the only key.
+    pub(super) fn of_proxy(config: &AuthConfig) -> Result<Option<Self>> {
+        let parse = |secret: &str| Ok(Keyring::of("proxy", secret.trim()));
+        let (fixed, source) = match (&config.proxy_secret, &config.proxy_secret_id) {
+            (Some(_), Some(_)) => {
+                return Err(Error::config(
+                    "expected `auth.proxy_secret` or `auth.proxy_secret_id`, but found both",
+                ));
+            }
+            (Some(secret), None) => (parse(&secret.0)?, None),
+            (None, Some(name)) => {
+                (Keyring::default(), Some(KeySource::Secret("auth.proxy_secret_id", Secret::new(name)?)))
+            }
+            (None, None) => return Ok(None),
+        };
+        Ok(Some(Self::from_parts(fixed, source, parse, config)))
+    }
+
+    fn from_parts(
+        fixed: Keyring,
+        source: Option<KeySource>,
+        parse: fn(&str) -> Result<Keyring>,
+        config: &AuthConfig,
+    ) -> Self {
+        Self {
+            fixed,
             source,
+            parse,
             refresh: Duration::from_secs(config.refresh_s),
             loaded: RwLock::default(),
             last_attempt: Mutex::default(),
-        })
+        }
     }
 
     pub(super) async fn prepare(&self) -> Result<()> {
@@ -144,7 +174,7 @@ impl Keys {
     }
 
     async fn read(&self, source: &KeySource) -> Result<()> {
-        let ring = source.read().await.and_then(|text| Keyring::parse(&text));
+        let ring = source.read().await.and_then(|text| (self.parse)(&text));
         let ring =
             ring.inspect_err(|error| tracing::error!(error = error.chain(), "cannot read the keys"))?;
         let loaded = Loaded { ring: Arc::new(ring), at: Timestamp::now() };
@@ -166,7 +196,7 @@ impl KeySource {
                 let action = format!("cannot read the keys in `{}`", path.display());
                 ("auth.keys_file", std::fs::read_to_string(path).map_err(Error::io(action))?)
             }
-            Self::Secret(secret) => ("auth.keys_secret", secret.read(TIMEOUT).await?),
+            Self::Secret(field, secret) => (*field, secret.read(TIMEOUT).await?),
         };
         if text.trim().is_empty() {
             return Err(Error::config(format!(

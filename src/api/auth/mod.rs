@@ -5,13 +5,6 @@ mod keys;
 
 use std::net::SocketAddr;
 
-use axum::http::{
-    HeaderMap, HeaderName, Method, StatusCode,
-    header::{AUTHORIZATION, HeaderValue},
-    request::Parts,
-};
-use subtle::ConstantTimeEq;
-
 pub use self::keyring::make_key;
 use self::keys::Keys;
 use super::rejection::Rejection;
@@ -19,6 +12,7 @@ use crate::{
     config::{AuthConfig, AuthMode},
     error::{Error, Result},
 };
+use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header::AUTHORIZATION, request::Parts};
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const PROXY_SECRET: HeaderName = HeaderName::from_static("x-kivu-front");
@@ -56,7 +50,8 @@ pub struct GatewayVerified;
 #[derive(Debug)]
 pub struct Guard {
     access: Access,
-    proxy_secret: Option<[u8; 32]>,
+    /// The secret of the trusted proxy.
+    proxy: Option<Keys>,
 }
 
 /// The credentials that a request needs.
@@ -70,7 +65,7 @@ pub(super) enum Access {
 impl Default for Guard {
     /// Admits every request.
     fn default() -> Self {
-        Self { access: Access::Open, proxy_secret: None }
+        Self { access: Access::Open, proxy: None }
     }
 }
 
@@ -102,16 +97,24 @@ impl Guard {
         if matches!(access, Access::Open) && !scope.is_loopback() {
             tracing::warn!(?scope, "open access: `auth.mode` is `none`");
         }
-        let proxy_secret = config.proxy_secret.as_ref().map(|secret| keyring::hash(secret.0.as_bytes()));
-        Ok(Self { access, proxy_secret })
+        Ok(Self { access, proxy: Keys::of_proxy(config)? })
     }
 
-    /// Reads the keys for the first time, so that an unreadable file or secret is an error at startup.
+    /// Reads the keys and the proxy's secret for the first time, so that unreadable ones are an error at startup.
     pub async fn prepare(&self) -> Result<()> {
-        match &self.access {
-            Access::Keys(keys) => keys.prepare().await,
-            Access::Open | Access::GatewayVerified => Ok(()),
-        }
+        let keys = async {
+            match &self.access {
+                Access::Keys(keys) => keys.prepare().await,
+                Access::Open | Access::GatewayVerified => Ok(()),
+            }
+        };
+        let proxy = async {
+            match &self.proxy {
+                Some(proxy) => proxy.prepare().await,
+                None => Ok(()),
+            }
+        };
+        tokio::try_join!(keys, proxy).map(|_| ())
     }
 
     pub(super) fn access(&self) -> &Access {
@@ -125,9 +128,13 @@ impl Guard {
         if OPEN_PATHS.contains(&path) && (path != "/" || request.method != Method::POST) {
             return Ok(None);
         }
-        if let Some(secret) = &self.proxy_secret {
-            let shown = request.headers.get(PROXY_SECRET).map(HeaderValue::as_bytes).map(keyring::hash);
-            if !shown.is_some_and(|shown| bool::from(shown.ct_eq(secret))) {
+        if let Some(proxy) = &self.proxy {
+            let shown = request.headers.get(PROXY_SECRET).and_then(|value| value.to_str().ok());
+            let found = match shown.filter(|shown| shown.len() <= MAX_KEY_BYTES) {
+                Some(shown) => proxy.find(&[shown]).await.map_err(Refusal::unreadable)?,
+                None => None,
+            };
+            if found.is_none() {
                 return Err(Refusal::new(
                     "not through the trusted proxy",
                     StatusCode::FORBIDDEN,
@@ -155,14 +162,7 @@ impl Guard {
                 match keys.find(&shown).await {
                     Ok(Some(name)) => Ok(Some(name)),
                     Ok(None) => unauthorized("unknown key", "unknown key"),
-                    Err(error) => Err(Refusal {
-                        reason: "keys cannot be read",
-                        rejection: Rejection::because(
-                            StatusCode::SERVICE_UNAVAILABLE,
-                            "cannot read the keys at the moment; try again shortly",
-                            error,
-                        ),
-                    }),
+                    Err(error) => Err(Refusal::unreadable(error)),
                 }
             }
         }
@@ -179,6 +179,17 @@ pub(super) struct Refusal {
 impl Refusal {
     fn new(reason: &'static str, status: StatusCode, message: &str) -> Self {
         Self { reason, rejection: Rejection::new(status, message) }
+    }
+
+    fn unreadable(error: Error) -> Self {
+        Self {
+            reason: "keys cannot be read",
+            rejection: Rejection::because(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "cannot read the keys at the moment; try again shortly",
+                error,
+            ),
+        }
     }
 }
 
