@@ -101,18 +101,11 @@ class Measurement:
         http, session = map(statistics.median, zip(*pairs))
         return figure(name, http, session * runs, "ms", against)
 
-    def cold_start(self):
-        times, parts = [], []
-        for _ in range(STARTS):
-            started = time.monotonic()
-            with Server(self.kivu, self.minilm) as server:
-                server.post("/embed", {"inputs": SHORT})
-                times.append((time.monotonic() - started) * 1000)
-            parts.append(self.lab("parts", self.minilm))
-        parts = {name: statistics.median(part[name] for part in parts) for name in parts[0]}
-        serial = {name: parts[name] for name in ("library", "session", "first run")}
-        start = figure("process start to first response", statistics.median(times), sum(serial.values()), "ms", "load the library, create a session, run it once")
-        return {**start, "parts": serial}
+    def cold_start(self, first_response_ms):
+        parts = [self.lab("parts", self.minilm) for _ in range(STARTS)]
+        serial = {name: statistics.median(part[name] for part in parts) for name in ("library", "session", "first run")}
+        against = "load the library, create a session, run it once"
+        return {**figure("process start to first response", first_response_ms, sum(serial.values()), "ms", against), "parts": serial}
 
     def precisions(self):
         for bundle in [self.minilm, *self.compare]:
@@ -136,9 +129,9 @@ class Measurement:
                 pass
             time.sleep(0.05)
         assert process.returncode == 0
-        progress = json.loads(target.with_name(f"{target.name}.report.json").read_text())["progress"]
+        report = json.loads(target.with_name(f"{target.name}.report.json").read_text())
         return [
-            figure(f"`kivu batch`, JSON Lines with {ROWS:,} rows", progress["rows"] / progress["seconds"], best, "texts/s", "plain ONNX Runtime, best schedule"),
+            figure(f"`kivu batch`, JSON Lines with {ROWS:,} rows", report["rows"] / report["seconds"], best, "texts/s", "plain ONNX Runtime, best schedule"),
             figure("peak memory of `kivu batch`", peak, None, "MB", None),
             figure("reading and writing a row", self.lab("rows"), None, "µs", None),
         ]
@@ -164,11 +157,12 @@ class Measurement:
             # More labels than the cache holds.
             yield self.latency(f"zero-shot, {LABELS} labels, none in the cache", server, zero_shot, against, LABELS)
             memory = server.resident_mb()
-        yield self.cold_start()
+        yield self.cold_start(product["start to first response, median"]["value"])
         yield from self.batch(best)
         yield figure("resident memory, serving two models with the same weights", memory, None, "MB", None)
         for decoded in self.lab("decode", self.bundles / "translate-en-pt"):
-            yield figure(f"decoding with {decoded['beams']} beams", decoded["loop"], decoded["session"], "tokens/s", "the decoder's session alone")
+            beams = "greedily" if decoded["beams"] == 1 else f"with {decoded['beams']} beams"
+            yield figure(f"decoding {beams}", decoded["loop"], decoded["session"], "tokens/s", "the decoder's session alone")
 
 
 def main():
