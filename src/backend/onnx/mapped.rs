@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 
 /// Mapped files, and their state when they were opened.
 ///
-/// Replacing a file by renaming another, as `kivu build` does, does not count as a change: the mapping keeps the old file.
+/// Replacing a file by renaming another, as `kivu build` does, does not count: the mapping keeps the old file.
 #[derive(Debug, Default)]
 pub struct MappedFiles {
     files: Vec<MappedFile>,

@@ -5,7 +5,7 @@
 #[derive(Debug)]
 pub(super) struct RowPermutation(Vec<Copy>);
 
-/// A copy between two rows. `None` is a buffer outside of the tensor, which breaks cycles.
+/// A copy between two rows. `None` is a buffer outside the tensor, which breaks cycles.
 #[derive(Debug)]
 struct Copy {
     from: Option<usize>,

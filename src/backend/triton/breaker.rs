@@ -13,7 +13,7 @@ const PROBE_EXPIRY: Duration = Duration::from_secs(10);
 /// The health of a server. All methods take the current time, so that tests control it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Breaker {
-    /// Requests are sent; `failures` counts those that failed in a row.
+    /// Requests are sent. `failures` counts the consecutive ones.
     Closed { failures: u32 },
     /// No requests are sent before `until`.
     Open { until: Instant, pause: Duration },

@@ -38,7 +38,7 @@ use crate::error::{Error, Result};
 /// Servers in the same cloud accept connections within milliseconds.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Idle connections are closed after this time: load balancers drop theirs silently after 350 s. Keep-alive pings
-/// are not an alternative: a frozen function cannot send any, and Triton closes idle connections that send them.
+/// do not help: a frozen function cannot send any, and Triton closes idle connections that send them.
 const MAX_IDLE: Duration = Duration::from_secs(240);
 /// Flow control for HTTP/2: bytes in flight for one response, more than most responses have, …
 const STREAM_WINDOW: u32 = 8 * 1024 * 1024;

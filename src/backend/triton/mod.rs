@@ -181,7 +181,7 @@ impl Fleet {
         }
     }
 
-    /// The model as the servers describe it; the description is fetched only if necessary.
+    /// The model as the servers describe it. Sends a request only if necessary.
     pub async fn connect(&self, deadline: Deadline) -> Result<TritonBackend> {
         let known = {
             let mut backend = locked(&self.backend);
