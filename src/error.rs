@@ -152,6 +152,11 @@ impl Error {
         Self::Config { message: message.into(), source: None }
     }
 
+    /// The same, with the cause that another crate gave.
+    pub fn config_because(message: impl Into<String>, source: impl Into<Source>) -> Self {
+        Self::Config { message: message.into(), source: Some(source.into()) }
+    }
+
     /// A function for `map_err` that makes [`Error::Io`].
     pub fn io(action: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         let action = action.into();

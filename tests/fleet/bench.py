@@ -1,8 +1,8 @@
-"""What forwarding to Triton costs: `kivu serve` before a real server, against clients that ask the server itself.
+"""The cost of forwarding to Triton: `kivu serve` in front of a real server, compared with clients of the server.
 
     make fleet
 
-which calls it with the program and with a bundle of an embedding model. Every figure stands beside its own measure of the same run.
+runs it with the program and a bundle of an embedding model. Every figure has a baseline from the same run.
 """
 
 import http.client
@@ -37,7 +37,7 @@ def free_port():
 
 
 class Connection:
-    """The thinnest client there is: bytes out, bytes in, on a connection that is kept."""
+    """A minimal HTTP client that reuses its connection."""
 
     def __init__(self, port):
         self.socket = socket.create_connection(("127.0.0.1", port))
@@ -95,7 +95,7 @@ def direct(model, inputs, tail, names):
 
 
 def latencies(sides, turns=400):
-    """Milliseconds of each side, taken in turns."""
+    """The latencies of each side in milliseconds, measured alternately."""
     took = [[] for _ in sides]
     for turn in range(turns):
         for side, ask in enumerate(sides):
@@ -109,7 +109,7 @@ def latencies(sides, turns=400):
 
 
 def throughput(asks, seconds):
-    """Requests a second of as many callers as there are `asks`, the failures, and every latency."""
+    """Requests per second with one concurrent client per element of `asks`, the failures, and all latencies."""
     until, counts, failures, took = time.perf_counter() + seconds, [0] * len(asks), [], []
 
     def call(place):
@@ -163,7 +163,7 @@ class Triton:
         except ProcessLookupError:
             pass
         self.process.wait()
-        # What its models share with it outlives both.
+        # The shared memory of the models remains after both have ended.
         for left in pathlib.Path("/dev/shm").glob(f"{self.shared}*"):
             left.unlink(missing_ok=True)
 
@@ -208,7 +208,7 @@ def measure(program, bundle, folder):
     first, second = Triton(repository), Triton(repository)
     servers = []
     try:
-        # One short text: what Kivu adds to a bare call on a kept connection.
+        # The latency that Kivu adds to a plain call, for one short text.
         by_http = Kivu(program, bundle, "fleet", [f"http://127.0.0.1:{first.http}"])
         by_grpc = Kivu(program, bundle, "fleet", [f"grpc://127.0.0.1:{first.grpc}"])
         servers += [by_http, by_grpc]
@@ -236,7 +236,7 @@ def measure(program, bundle, folder):
         line("POST /embed over gRPC, p50 | tritonclient.grpc", over_grpc, bare_grpc, "ms", f"+ {over_grpc - bare_grpc:.3f}")
         line("POST /embed over gRPC, p50 | bare HTTP call", over_grpc, bare, "ms", f"+ {over_grpc - bare:.3f}")
 
-        # 32 callers at once: through Kivu, and with Triton's own client.
+        # 32 concurrent clients: through Kivu, and with Triton's client library.
         straight = [lambda client=client: bool(client.infer(name, tensors)) for client in clients]
 
         def through(server, body):
@@ -252,7 +252,7 @@ def measure(program, bundle, folder):
         line("32 callers through Kivu, HTTP | tritonclient", over_http, straight, "requests/s", f"{over_http / straight:.3f} x")
         line("32 callers through Kivu, gRPC | tritonclient", over_grpc, straight, "requests/s", f"{over_grpc / straight:.3f} x")
 
-        # A fleet of two, one of which is killed under load.
+        # A fleet of two servers, one of which is killed under load.
         urls = [f"grpc://127.0.0.1:{server.grpc}" for server in (first, second)]
         both = Kivu(program, bundle, "fleet", urls)
         either = Kivu(program, bundle, "auto", urls)
@@ -269,7 +269,7 @@ def measure(program, bundle, folder):
         what = f"fleet of two, one killed: {len(failures)} of {len(took)} failed; p99 during | before"
         line(what, percentile(during, 0.99), percentile(before, 0.99), "ms", f"{ratio:.2f} x")
 
-        # The whole fleet killed, `auto`.
+        # The whole fleet is killed under load, with `auto`.
         asks = through(either, embed(TEXTS))[:4]
         throughput(asks, 1)
         killer = threading.Timer(2, first.kill)

@@ -1,7 +1,7 @@
-"""A model of a Triton repository that runs the graph beside it, whatever its tensors are called.
+"""A model of a Triton repository that runs the graph in its folder, whatever the names of its tensors.
 
-The first input is taken for token ids, the second for their mask. With the parameter `pooling` the vectors of a
-text's tokens become their mean, as in the ensemble of an embedding model.
+The first input is the token ids, the second the mask. With the parameter `pooling` it returns the mean of a text's
+token vectors, as an embedding model does.
 """
 
 import json
@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-# Triton's Python looks at no environment variables by itself.
+# Triton's Python ignores the environment variable.
 sys.path[:0] = os.environ["PYTHONPATH"].split(":")
 
 import numpy

@@ -1,10 +1,10 @@
-"""A model of a Triton repository that makes labels and their scores of logits, the best first."""
+"""A model of a Triton repository that converts logits to labels and scores, best first."""
 
 import json
 import os
 import sys
 
-# Triton's Python looks at no environment variables by itself.
+# Triton's Python ignores the environment variable.
 sys.path[:0] = os.environ["PYTHONPATH"].split(":")
 
 import numpy

@@ -1,10 +1,10 @@
-"""A model of a Triton repository that makes tokens of texts, with the `tokenizer.json` beside it."""
+"""A model of a Triton repository that tokenises texts with the `tokenizer.json` in its folder."""
 
 import json
 import os
 import sys
 
-# Triton's Python looks at no environment variables by itself.
+# Triton's Python ignores the environment variable.
 sys.path[:0] = os.environ["PYTHONPATH"].split(":")
 
 import numpy
@@ -21,7 +21,7 @@ class TritonPythonModel:
         folder = os.path.join(args["model_repository"], args["model_version"])
         self.tokenizer = tokenizers.Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
         self.tokenizer.enable_truncation(int(parameters["max_tokens"]))
-        # Some fleets fill every text up to the longest that there may be.
+        # Some fleets pad every text to the maximum length.
         fixed = int(parameters["max_tokens"]) if parameters.get("padding") == "max_length" else None
         self.tokenizer.enable_padding(length=fixed, pad_id=int(parameters["padding_id"]))
 

@@ -1,10 +1,10 @@
-"""A model of a Triton repository that translates into one language, whatever is asked for: it generates as it is set up, and answers with integers though it declares floats."""
+"""A model of a Triton repository that translates into a single language, and returns integers although it declares floats."""
 
 import json
 import os
 import sys
 
-# Triton's Python looks at no environment variables by itself.
+# Triton's Python ignores the environment variable.
 sys.path[:0] = os.environ["PYTHONPATH"].split(":")
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 

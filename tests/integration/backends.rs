@@ -1,4 +1,4 @@
-//! One suite that every backend passes.
+//! The contract of `Backend`, tested on every implementation.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn deadline() -> Deadline {
     Deadline::within(Duration::from_secs(30))
 }
 
-/// Inputs of the given rows and columns for whatever integer inputs the backend declares.
+/// Inputs of `rows` × `columns` for a backend whose inputs are integers.
 fn inputs(backend: &dyn Backend, rows: usize, columns: usize) -> Vec<Tensor> {
     let inputs = backend.signature().inputs.iter();
     inputs
@@ -26,9 +26,9 @@ fn inputs(backend: &dyn Backend, rows: usize, columns: usize) -> Vec<Tensor> {
         .collect()
 }
 
-/// What [`Backend`] promises.
+/// Tests the contract of [`Backend`].
 pub(crate) async fn keeps_its_contract(backend: &dyn Backend) {
-    // Outputs come in signature order, with the rows of the inputs.
+    // Outputs are in the order of the signature and have the rows of the inputs.
     let outputs = backend.infer(inputs(backend, 2, 3), deadline()).await.unwrap();
     assert_eq!(outputs.len(), backend.signature().outputs.len());
     for (output, spec) in outputs.iter().zip(&backend.signature().outputs) {
@@ -37,7 +37,7 @@ pub(crate) async fn keeps_its_contract(backend: &dyn Backend) {
         assert_eq!(output.shape().len(), spec.shape.len());
     }
 
-    // Wrong inputs are refused, naming what was expected.
+    // Wrong inputs are refused, with the expected ones in the message.
     let error = backend.infer(Vec::new(), deadline()).await.unwrap_err();
     assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
     let floats = Tensor::new(vec![1, 1], Elements::Fp32(vec![0.0])).unwrap();
@@ -45,11 +45,11 @@ pub(crate) async fn keeps_its_contract(backend: &dyn Backend) {
     let error = backend.infer(wrong, deadline()).await.unwrap_err();
     assert!(error.to_string().contains("but found FP32"), "{error}");
 
-    // A deadline that has passed is one that is missed.
+    // A deadline that has passed is exceeded.
     let late = backend.infer(inputs(backend, 1, 1), Deadline::within(Duration::ZERO)).await.unwrap_err();
     assert!(matches!(late, Error::DeadlineExceeded { .. }), "{late:?}");
 
-    // Neither harmed the next batch; many at once each get their own answer.
+    // Failures do not affect later batches, and concurrent batches get their own outputs.
     let many = (1..20).map(|columns| async move {
         let outputs = backend.infer(inputs(backend, 1, columns), deadline()).await.unwrap();
         assert_eq!(outputs[0].shape()[1], columns);
@@ -94,7 +94,7 @@ async fn the_onnx_backend() {
     }
 }
 
-/// One session runs on many threads: whatever else runs beside it, a text gets the very same bits.
+/// Concurrent runs of one session give the same bits as a single run.
 #[tokio::test(flavor = "multi_thread")]
 async fn concurrent_runs_give_the_same_bits() {
     let Some(runtime) = runtime() else { return };

@@ -1,5 +1,4 @@
-//! The files of a model as somebody with bad intentions writes them: refused in words, without a panic, and with
-//! nothing read outside of their folder.
+//! Malicious model files are refused with an error, without a panic, and without reading files outside their folder.
 
 use std::{
     fs,
@@ -20,7 +19,7 @@ use crate::{
     serving::bundle,
 };
 
-/// A copy of a fixture that can be changed.
+/// A modifiable copy of a fixture.
 fn copied(name: &str, folder: &Path) -> PathBuf {
     let to = folder.join("source");
     copy(&fixtures().join(name), &to);
@@ -46,16 +45,16 @@ fn set(file: &Path, pointer: &str, value: Value) {
     fs::write(file, json.to_string()).unwrap();
 }
 
-/// Why a source cannot be built, without the names of folders.
+/// The error of building a source, without the names of folders.
 fn refusal(source: &Path, folder: &Path) -> String {
     let runtime = runtime().unwrap();
     let error = build_request(&request(source.to_owned(), folder.join("out"), None), runtime).unwrap_err();
-    assert!(!folder.join("out").exists(), "a bundle that was refused is not there");
+    assert!(!folder.join("out").exists(), "a refused bundle is not written");
     error.chain().replace(&folder.display().to_string(), "[folder]")
 }
 
 #[test]
-fn numbers_that_would_fill_the_memory_are_refused() {
+fn sizes_beyond_memory_are_refused() {
     if runtime().is_none() {
         return;
     }
@@ -139,7 +138,7 @@ fn change_graph(path: &Path, change: impl FnOnce(&mut ModelProto)) {
 }
 
 #[test]
-fn operators_of_nobody_and_graphs_that_go_in_circles_are_refused() {
+fn unknown_operators_and_cyclic_graphs_are_refused() {
     if runtime().is_none() {
         return;
     }
@@ -155,15 +154,15 @@ fn operators_of_nobody_and_graphs_that_go_in_circles_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let source = copied("exports/tiny-bert", folder.path());
         change_graph(&source.join("model.onnx"), change);
-        // In the runtime's words, which differ from version to version.
+        // The message is ONNX Runtime's, and depends on its version.
         assert!(!refusal(&source, folder.path()).is_empty());
     }
 }
 
-/// Either was once taken at its word, while the graph was quantised: the sides of a matrix, whose product is right where
-/// both are negative, and that a node has an output.
+/// Quantisation once relied on both: on the shape of a matrix, whose size is right if both sides are negative, and on the
+/// output of a node.
 #[test]
-fn matrices_of_negative_sides_and_nodes_without_outputs_are_refused() {
+fn negative_shapes_and_nodes_without_outputs_are_refused() {
     if runtime().is_none() {
         return;
     }
@@ -184,12 +183,12 @@ fn matrices_of_negative_sides_and_nodes_without_outputs_are_refused() {
             });
             change(model, place.unwrap());
         });
-        // In the runtime's words.
+        // The message is ONNX Runtime's.
         assert!(!refusal(&source, folder.path()).is_empty());
     }
 }
 
-/// Makes both sides of the matrix that a node reads negative.
+/// Negates both sides of the matrix that is an input of a node.
 fn negative(model: &mut ModelProto, place: usize) {
     let graph = model.graph.as_mut().unwrap();
     let inputs = &graph.node[place].input;
@@ -197,9 +196,9 @@ fn negative(model: &mut ModelProto, place: usize) {
     matrix.unwrap().dims.iter_mut().for_each(|side| *side = -*side);
 }
 
-/// A bundle's graph that reads a file which its manifest does not name, changed with all hashes right.
+/// The graph of a bundle refers to a file outside the manifest, and all hashes are right.
 #[test]
-fn a_bundle_reads_no_file_that_its_manifest_does_not_name() {
+fn files_outside_the_manifest_are_not_read() {
     let Some((folder, bundle)) = bundle() else { return };
     let secret = folder.path().join("secret");
     fs::write(&secret, [1; 1 << 20]).unwrap();
@@ -224,9 +223,9 @@ fn a_bundle_reads_no_file_that_its_manifest_does_not_name() {
     }
 }
 
-/// A disk that is full while a bundle or an output is written: told, and nothing half-written under the name.
+/// Builds and batch jobs report a full disk, and leave no partial file under the final name.
 #[test]
-fn a_disk_that_fills_up_leaves_nothing_half_written() {
+fn a_full_disk_leaves_no_partial_files() {
     let Some((folder, bundle)) = bundle() else { return };
     let disk = folder.path().join("disk");
     let rows = folder.path().join("rows.csv");
@@ -245,7 +244,7 @@ fn a_disk_that_fills_up_leaves_nothing_half_written() {
             .env("KIVU_ONNXRUNTIME", crate::models::library_path().unwrap())
             .output();
         let Some(output) = output.ok().filter(|output| output.status.success()) else {
-            eprintln!("skipped: no disk of one's own can be made here (`unshare --user --mount`)");
+            eprintln!("skipped: cannot mount a file system here (`unshare --user --mount`)");
             return;
         };
         let said = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,5 +1,5 @@
-//! Products of 8-bit integers are the same on every processor. `make arm64` and `make avx2` run these tests on
-//! emulated ones as well.
+//! Products of 8-bit integers are the same on all processors. `make arm64` and `make avx2` run these tests on emulated
+//! processors.
 
 use std::{fs, num::NonZeroUsize};
 
@@ -18,7 +18,7 @@ use crate::models::{build_request, fixtures, request, runtime};
 const INPUTS: usize = 64;
 const OUTPUTS: usize = 32;
 
-/// The largest weights times the largest inputs: their sums exceed 16 bits from the second on.
+/// The largest weights times the largest inputs: the sum of two products exceeds 16 bits.
 #[test]
 fn products_of_large_integers_do_not_saturate() {
     let Some(runtime) = runtime() else { return };
@@ -42,7 +42,7 @@ fn products_of_large_integers_do_not_saturate() {
     let expected = (INPUTS * 255 * 127) as f32;
     for graph in [Graph::from(&path), in_memory] {
         let session = Session::open(runtime, graph, NonZeroUsize::MIN).unwrap();
-        // A single row has a kernel of its own.
+        // ONNX Runtime has a separate kernel for a single row.
         for rows in [1, 8] {
             let input = Tensor::new(vec![rows, INPUTS], Elements::Fp32(vec![255.0; rows * INPUTS])).unwrap();
             let output = session.run(&[input]).unwrap();
@@ -53,7 +53,7 @@ fn products_of_large_integers_do_not_saturate() {
     }
 }
 
-/// The runtime makes weights unsigned only where the graph has their zero points.
+/// ONNX Runtime converts weights to unsigned ones only if the graph has their zero points.
 #[test]
 fn weights_of_built_bundles_can_become_unsigned() {
     let Some(runtime) = runtime() else { return };

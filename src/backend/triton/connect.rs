@@ -66,9 +66,9 @@ pub(super) fn load_roots(path: Option<&Path>) -> Result<Arc<RootCertStore>> {
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         }
         Some(path) => {
-            let unreadable = |error| Error::Config {
-                message: format!("expected certificates in `fleet.ca`, `{}`", path.display()),
-                source: Some(Box::new(error)),
+            let unreadable = |error| {
+                let message = format!("expected certificates in `fleet.ca`, `{}`", path.display());
+                Error::config_because(message, error)
             };
             for certificate in CertificateDer::pem_file_iter(path).map_err(unreadable)? {
                 roots.add_parsable_certificates([certificate.map_err(unreadable)?]);
@@ -110,10 +110,7 @@ fn tls(url: &ServerUrl, roots: Arc<RootCertStore>) -> Result<Tls> {
         .map_err(|_| Error::config("expected a host that a certificate can name in `fleet.urls`"))?;
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
-        .map_err(|error| Error::Config {
-            message: "cannot set up TLS".into(),
-            source: Some(Box::new(error)),
-        })?;
+        .map_err(|error| Error::config_because("cannot set up TLS", error))?;
     let mut config = config.with_root_certificates(roots).with_no_client_auth();
     config.alpn_protocols = match url.protocol {
         Protocol::Http => vec![b"http/1.1".to_vec()],

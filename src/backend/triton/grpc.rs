@@ -3,13 +3,16 @@
 use std::{collections::HashMap, iter::once, net::SocketAddr, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use http::{Uri, uri::PathAndQuery};
+use http::{
+    Uri,
+    uri::{InvalidUri, PathAndQuery},
+};
 use prost::Message;
 use tonic::{
     Code, Request, Status,
     body::Body,
     client::Grpc,
-    metadata::{Ascii, MetadataValue},
+    metadata::{Ascii, MetadataValue, errors::InvalidMetadataValue},
 };
 use tonic_prost::ProstCodec;
 
@@ -50,15 +53,14 @@ pub(super) struct GrpcClient {
 
 impl GrpcClient {
     pub(super) fn new(url: &ServerUrl, socket: SocketAddr, settings: &FleetSettings) -> Result<Self> {
-        let unusable = |error: Box<dyn std::error::Error + Send + Sync>| Error::Config {
-            message: "expected a host and a token that gRPC can send, but found others".into(),
-            source: Some(error),
-        };
-        let origin =
-            url.to_string().parse().map_err(|error: http::uri::InvalidUri| unusable(error.into()))?;
+        let origin = url.to_string().parse().map_err(|error: InvalidUri| {
+            Error::config_because("expected a host that gRPC accepts in `fleet.urls`", error)
+        })?;
         let connections = (0..CONNECTIONS).map(|_| Ok(Arc::new(client(url, socket, settings)?)));
         let authorization = settings.authorization.as_ref().map(|token| token.parse()).transpose();
-        let authorization = authorization.map_err(|_| unusable("the token".into()))?;
+        let authorization = authorization.map_err(|error: InvalidMetadataValue| {
+            Error::config_because("expected a `fleet.token` that gRPC can send", error)
+        })?;
         let model = ModelRequest {
             name: settings.model.clone(),
             version: settings.version.clone().unwrap_or_default(),

@@ -1,6 +1,5 @@
-//! What becomes of requests when servers fail: the real server is stopped, killed, frozen, moved, made to answer
-//! errors, and put behind a proxy that spoils what it says. Nothing hangs, nothing is answered wrongly, and no
-//! message tells more than it should.
+//! Requests while servers fail: a real server is stopped, killed, frozen, moved, made to return errors, and put behind
+//! a faulty proxy. No request hangs, no response is wrong, and no message contains secrets.
 
 use std::{
     fs,
@@ -25,10 +24,10 @@ use super::{
 };
 use crate::models::runtime;
 
-/// The model of these tests: an embedding model as 004 has it, without the tokenizer before it.
+/// An embedding model like that of article 004, without its tokenizer.
 pub(crate) const REMOTE: &str = "embedding_model";
 
-/// A repository with that model, and the bundle that it was made of.
+/// A repository with that model, and its bundle.
 pub(crate) struct Stage {
     _folder: TempDir,
     pub(crate) packages: PathBuf,
@@ -37,7 +36,7 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// Nothing where there is no Triton or no ONNX Runtime.
+    /// `None` without Triton or ONNX Runtime.
     pub(crate) fn set(options: &[(&str, &str)], more: &str) -> Option<Self> {
         let (packages, runtime) = (packages()?, runtime()?);
         let folder = tempfile::tempdir().unwrap();
@@ -58,7 +57,7 @@ impl Stage {
         app_of(ModelConfig::from(self.bundle.clone()))
     }
 
-    /// The model on the servers at `urls`, each request with so much time.
+    /// The model on the servers at `urls`, with a time limit per request.
     pub(super) fn app(&self, policy: Policy, urls: &[String], time: Duration) -> Router {
         let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
         let limits = Limits { timeout_ms: time.as_millis() as u64, ..Limits::default() };
@@ -66,7 +65,7 @@ impl Stage {
     }
 }
 
-pub(super) const PATIENT: Duration = Duration::from_secs(20);
+pub(super) const LONG: Duration = Duration::from_secs(20);
 
 /// Enough texts that `auto` sends them to the fleet.
 fn large() -> Value {
@@ -83,8 +82,8 @@ async fn embed(app: &Router, body: &Value) -> Answer {
     post(app, "/embed", body).await
 }
 
-/// A message must not tell where servers are or how they are made.
-fn is_fit_to_be_told(answer: &Answer) -> bool {
+/// Whether a message contains no addresses and no internals of a server.
+fn may_be_shown(answer: &Answer) -> bool {
     let text = answer.body.to_string();
     ["127.0.0.1", "://", "/tmp", "Traceback", ".py"].iter().all(|part| !text.contains(part))
 }
@@ -94,7 +93,7 @@ async fn timed<T>(work: impl Future<Output = T>) -> (T, Duration) {
     (work.await, started.elapsed())
 }
 
-/// Asks `app` from `callers` sides for `time`; every answer with the time that it took.
+/// Sends requests from `callers` tasks for `time`. Returns all responses with their durations.
 async fn load(app: &Router, body: &Value, callers: usize, time: Duration) -> Vec<(Answer, Duration)> {
     let until = Instant::now() + time;
     let caller = || async move {
@@ -112,7 +111,7 @@ fn failed(answers: &[(Answer, Duration)]) -> Vec<String> {
     failed.map(|(answer, took)| format!("{} {} after {took:?}", answer.status, answer.body)).collect()
 }
 
-/// Two servers under load; one is killed, frozen and killed for good: nobody notices.
+/// One of two servers is frozen and killed under load, and all requests succeed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_of_two_servers_fails_under_load() {
     let Some(stage) = Stage::set(&[], "") else { return };
@@ -120,7 +119,7 @@ async fn one_of_two_servers_fails_under_load() {
     let expected = embed(&stage.here(), &small()).await.body;
     for protocol in [0, 1] {
         let urls = [first.urls()[protocol].clone(), second.urls()[protocol].clone()];
-        let app = stage.app(Policy::Fleet, &urls, PATIENT);
+        let app = stage.app(Policy::Fleet, &urls, LONG);
         let asked = small();
         let (answers, ()) = tokio::join!(load(&app, &asked, 8, Duration::from_secs(4)), async {
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -140,14 +139,14 @@ async fn one_of_two_servers_fails_under_load() {
     }
 }
 
-/// The whole fleet goes under load: whoever has the model here answers here, and returns to the fleet later.
+/// The whole fleet is killed under load: with `auto` requests run in this process, and later on the fleet again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_whole_fleet_fails_under_load() {
     let Some(stage) = Stage::set(&[], "") else { return };
     let mut triton = stage.triton();
     let here = embed(&stage.here(), &large()).await.body;
-    let auto = stage.app(Policy::Auto, &[triton.urls()[1].clone()], PATIENT);
-    let fleet = stage.app(Policy::Fleet, &triton.urls()[..1], PATIENT);
+    let auto = stage.app(Policy::Auto, &[triton.urls()[1].clone()], LONG);
+    let fleet = stage.app(Policy::Fleet, &triton.urls()[..1], LONG);
     let asked = large();
     let before = embed(&auto, &asked).await;
     assert_eq!((before.status, before.backend()), (200, "triton"), "{}", before.body);
@@ -158,21 +157,21 @@ async fn the_whole_fleet_fails_under_load() {
     assert!(failed(&answers).is_empty(), "{:#?}", failed(&answers));
     assert!(answers.iter().all(|(answer, _)| agree(&answer.body, &here)));
     assert_eq!(answers.last().unwrap().0.backend(), "onnx");
-    // Where it is not here, the answer says so, at once and no more than that.
+    // Without a local model the response is an error, immediately and without details.
     let (answer, took) = timed(embed(&fleet, &small())).await;
     assert_eq!(answer.status, 503, "{}", answer.body);
-    assert!(answer.headers.contains_key("retry-after") && is_fit_to_be_told(&answer), "{}", answer.body);
+    assert!(answer.headers.contains_key("retry-after") && may_be_shown(&answer), "{}", answer.body);
     assert!(took < Duration::from_secs(2), "{took:?}");
-    // Back again, it is found again.
+    // The server is used again once it is back.
     let _triton = Triton::start_at(&stage.packages, &stage.repository, [triton.http, triton.grpc], &[]);
     let started = Instant::now();
     while embed(&fleet, &small()).await.status != 200 {
-        assert!(started.elapsed() < PATIENT, "the server that came back is not asked");
+        assert!(started.elapsed() < LONG, "the server that came back is not asked");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
-/// Frozen: every request is answered, or told that its time is over, when it is.
+/// With a frozen server every request succeeds, or fails at its deadline.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_server_costs_no_more_than_the_deadline() {
     let Some(stage) = Stage::set(&[], "") else { return };
@@ -190,24 +189,24 @@ async fn a_frozen_server_costs_no_more_than_the_deadline() {
         let (answer, took) = timed(embed(app, &small())).await;
         assert!(matches!(answer.status, 503 | 504), "{}", answer.body);
         assert!(took < time + Duration::from_millis(50), "{took:?}");
-        assert!(is_fit_to_be_told(&answer), "{}", answer.body);
+        assert!(may_be_shown(&answer), "{}", answer.body);
     }
     let (answer, took) = timed(embed(&auto, &large())).await;
     assert_eq!((answer.status, answer.backend()), (200, "onnx"), "{} after {took:?}", answer.body);
     triton.signal("CONT");
-    // Asked to stop it finishes; then it is elsewhere, at the second of its two places.
+    // The server shuts down gracefully, and starts again at the second of its two addresses.
     triton.signal("TERM");
     let moved = Triton::start_at(&stage.packages, &stage.repository, [http, grpc], &[]);
-    let both = stage.app(Policy::Fleet, &[urls[0].clone(), moved.urls()[0].clone()], PATIENT);
+    let both = stage.app(Policy::Fleet, &[urls[0].clone(), moved.urls()[0].clone()], LONG);
     for _ in 0..4 {
         let answer = embed(&both, &small()).await;
         assert_eq!((answer.status, answer.backend()), (200, "triton"), "{}", answer.body);
     }
 }
 
-/// A server that takes connections and never answers.
+/// A server that accepts connections and never responds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_never_answers_costs_no_more_than_the_deadline() {
+async fn a_server_that_never_responds_costs_no_more_than_the_deadline() {
     let Some(stage) = Stage::set(&[], "") else { return };
     let silent = Proxy::start(free_ports::<1>()[0], Mischief::Silence).await;
     let nothing_there = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -226,25 +225,21 @@ async fn a_server_that_never_answers_costs_no_more_than_the_deadline() {
     drop(silent);
 }
 
-/// The server's own errors: a model that is not there, a version that is not there, shapes that do not fit.
+/// Errors of the server: a missing model, a missing version, wrong shapes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn errors_of_the_server_are_told_without_its_secrets() {
+async fn server_errors_are_returned_without_secrets() {
     let Some(stage) = Stage::set(&[], "") else { return };
     let options = ["--model-control-mode=explicit", "--load-model=embedding_model"];
     let triton = Triton::start_at(&stage.packages, &stage.repository, free_ports(), &options);
     for url in triton.urls() {
-        let app = stage.app(Policy::Fleet, std::slice::from_ref(&url), PATIENT);
+        let app = stage.app(Policy::Fleet, std::slice::from_ref(&url), LONG);
         let expected = embed(&app, &small()).await;
         assert_eq!(expected.status, 200);
 
-        let unknown = app_of(model(&stage.bundle, Policy::Fleet, "nobody", &[&url]));
+        let unknown = app_of(model(&stage.bundle, Policy::Fleet, "unknown", &[&url]));
         let answer = embed(&unknown, &small()).await;
         assert_eq!(answer.status, 503);
-        assert!(
-            is_fit_to_be_told(&answer) && answer.body.to_string().contains("`nobody`"),
-            "{}",
-            answer.body
-        );
+        assert!(may_be_shown(&answer) && answer.body.to_string().contains("`unknown`"), "{}", answer.body);
 
         let mut wrong_version = model(&stage.bundle, Policy::Fleet, REMOTE, &[&url]);
         wrong_version.version = Some("7".into());
@@ -253,7 +248,7 @@ async fn errors_of_the_server_are_told_without_its_secrets() {
 
         let unload = format!("/v2/repository/models/{REMOTE}/unload");
         assert!(triton.ask("POST", &unload).unwrap().contains("200"));
-        let unloaded = |answer: &Answer| answer.status == 503 && is_fit_to_be_told(answer);
+        let unloaded = |answer: &Answer| answer.status == 503 && may_be_shown(answer);
         tokio::time::sleep(Duration::from_millis(300)).await;
         let answer = embed(&app, &small()).await;
         assert!(unloaded(&answer), "{} {}", answer.status, answer.body);
@@ -264,13 +259,13 @@ async fn errors_of_the_server_are_told_without_its_secrets() {
     }
 }
 
-/// Another model behind the same name: the new signature is read, or refused, but nothing is answered wrongly.
+/// After the model is replaced, its new signature is read, or refused, but no response is wrong.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_model_that_changes_is_noticed() {
+async fn a_replaced_model_is_detected() {
     let Some(stage) = Stage::set(&[], "") else { return };
     let options = ["--model-control-mode=explicit", "--load-model=embedding_model"];
     let triton = Triton::start_at(&stage.packages, &stage.repository, free_ports(), &options);
-    let app = stage.app(Policy::Fleet, &triton.urls()[..1], PATIENT);
+    let app = stage.app(Policy::Fleet, &triton.urls()[..1], LONG);
     let expected = embed(&app, &small()).await;
     assert_eq!(expected.status, 200);
     let config = stage.repository.join(REMOTE).join("config.pbtxt");
@@ -282,39 +277,39 @@ async fn a_model_that_changes_is_noticed() {
     let answers = [embed(&app, &small()).await, embed(&app, &small()).await];
     assert_eq!(answers[1].status, 200, "the signature is read again: {}", answers[1].body);
     assert!(agree(&answers[1].body, &expected.body));
-    assert!(matches!(answers[0].status, 200 | 502) && is_fit_to_be_told(&answers[0]), "{}", answers[0].body);
+    assert!(matches!(answers[0].status, 200 | 502) && may_be_shown(&answers[0]), "{}", answers[0].body);
 }
 
-/// More requests than the server's queue holds: those that it refuses come again, or go elsewhere.
+/// Requests that do not fit into the server's queue are retried, or run in this process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_queue_is_waited_for() {
+async fn a_full_queue_is_retried() {
     let queue = "dynamic_batching { default_queue_policy { max_queue_size: 2 timeout_action: REJECT } }\n";
     let Some(stage) = Stage::set(&[("delay", "0.1")], "") else { return };
     let config = stage.repository.join(REMOTE).join("config.pbtxt");
     let text = fs::read_to_string(&config).unwrap();
-    // Queues are those of models that batch.
+    // Only models with batching have a queue.
     let text = text.replace("max_batch_size: 0", "max_batch_size: 1").replace("[ -1, -1 ]", "[ -1 ]");
     fs::write(&config, text.replace("[ -1, 32 ]", "[ 32 ]") + queue).unwrap();
     let triton = stage.triton();
     let url = &triton.urls()[1..];
-    let fleet = stage.app(Policy::Fleet, url, PATIENT);
+    let fleet = stage.app(Policy::Fleet, url, LONG);
     let asked = small();
     let answers = join_all((0..12).map(|_| embed(&fleet, &asked))).await;
     let refused: Vec<&Answer> = answers.iter().filter(|answer| answer.status != 200).collect();
-    assert!(refused.iter().all(|answer| answer.status == 503 && is_fit_to_be_told(answer)));
+    assert!(refused.iter().all(|answer| answer.status == 503 && may_be_shown(answer)));
     assert!(refused.len() < answers.len());
     for answer in &refused {
         assert!(answer.body.to_string().contains("queue"), "{}", answer.body);
     }
-    let auto = stage.app(Policy::Auto, url, PATIENT);
+    let auto = stage.app(Policy::Auto, url, LONG);
     let asked = large();
     let answers = join_all((0..6).map(|_| embed(&auto, &asked))).await;
-    assert!(answers.iter().all(|answer| answer.status == 200), "the rest runs here");
+    assert!(answers.iter().all(|answer| answer.status == 200), "the others run in this process");
 }
 
-/// What lies between spoils what the server says.
+/// Behind a faulty proxy, responses are right or errors.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_line_that_spoils_answers_makes_none_wrong() {
+async fn corrupted_connections_never_give_wrong_results() {
     let Some(stage) = Stage::set(&[], "") else { return };
     let triton = stage.triton();
     let here = embed(&stage.here(), &large()).await.body;
@@ -338,28 +333,27 @@ async fn a_line_that_spoils_answers_makes_none_wrong() {
             let (answer, took) = timed(embed(&fleet, &large())).await;
             let is_right = answer.status == 200 && agree(&answer.body, &here);
             assert!(is_right || matches!(answer.status, 502..=504), "{mischief:?}: {}", answer.status);
-            assert!(is_fit_to_be_told(&answer), "{mischief:?}: {}", answer.body);
+            assert!(may_be_shown(&answer), "{mischief:?}: {}", answer.body);
             assert!(took < time + Duration::from_millis(50), "{mischief:?}: {took:?}");
             if matches!(mischief, Mischief::Delay(_) | Mischief::Drip) {
-                assert!(is_right, "{mischief:?} only takes longer: {}", answer.body);
+                assert!(is_right, "{mischief:?} only delays: {}", answer.body);
             }
             let answer = embed(&auto, &large()).await;
             assert!(answer.status == 200 && agree(&answer.body, &here), "{mischief:?}: {}", answer.body);
         }
-        // Once the line is good again, so are the answers.
+        // Without faults, requests succeed again.
         proxy.turn(Mischief::None);
         let started = Instant::now();
         while embed(&fleet, &small()).await.status != 200 {
-            assert!(started.elapsed() < PATIENT, "{scheme}: the line is good, but nobody uses it");
+            assert!(started.elapsed() < LONG, "{scheme}: requests fail without a fault");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 }
 
-/// Over TLS a damaged answer is never taken for a right one, wherever it is damaged; and nobody is trusted that
-/// the configuration does not name.
+/// Over TLS corruption is detected wherever it occurs, and servers without a trusted certificate are refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tls_keeps_answers_whole() {
+async fn tls_detects_corruption() {
     let Some(stage) = Stage::set(&[], "") else { return };
     let (certificate, key) = (tls("server.pem"), tls("server.key"));
     let options = [
@@ -387,7 +381,11 @@ async fn tls_keeps_answers_whole() {
         let trusting = app(&config(Some(tls("authority.pem"))));
         let answer = embed(&trusting, &large()).await;
         assert!(answer.status == 200 && agree(&answer.body, &here), "{scheme}: {}", answer.body);
-        assert_eq!(embed(&app(&config(None)), &small()).await.status, 503, "{scheme}: nobody vouches for it");
+        assert_eq!(
+            embed(&app(&config(None)), &small()).await.status,
+            503,
+            "{scheme}: the certificate is not trusted"
+        );
         for place in [0, 7, 100, 800, 2_000] {
             proxy.turn(Mischief::Corrupt(place));
             let answer = embed(&trusting, &large()).await;
@@ -397,53 +395,57 @@ async fn tls_keeps_answers_whole() {
     }
 }
 
-/// Connections are kept from request to request, and one that was lost meanwhile costs nobody an answer.
+/// Connections are reused, and a connection that was lost between requests causes no errors.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_are_kept_and_made_again() {
+async fn connections_are_reused_and_replaced() {
     let Some(stage) = Stage::set(&[], "") else { return };
     let triton = stage.triton();
     for (scheme, port) in [("http", triton.http), ("grpc", triton.grpc)] {
         let proxy = Proxy::start(port, Mischief::None).await;
         let url = [format!("{scheme}://127.0.0.1:{}", proxy.port)];
-        let app = stage.app(Policy::Fleet, &url, PATIENT);
+        let app = stage.app(Policy::Fleet, &url, LONG);
         let at_start = proxy.connections();
         for _ in 0..10 {
             assert_eq!(embed(&app, &small()).await.status, 200);
-            // The connection goes back into its pool shortly after the answer is there.
+            // The connection returns to the pool shortly after the response.
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         assert_eq!(proxy.connections(), at_start + 1, "{scheme}");
-        // As after a freeze: the other side is gone, and nobody was awake to hear of it.
+        // As after a freeze of the function: the connection was closed without notice.
         proxy.turn(Mischief::CutAfter(0));
         let _ = embed(&app, &small()).await;
         proxy.turn(Mischief::None);
         let started = Instant::now();
         while embed(&app, &small()).await.status != 200 {
-            assert!(started.elapsed() < PATIENT);
+            assert!(started.elapsed() < LONG);
         }
     }
 }
 
-/// Small work runs here, large work there, and each answer says so.
+/// Small requests run in this process, large ones on the fleet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn auto_chooses_by_the_work() {
     let Some(stage) = Stage::set(&[], "") else { return };
     let triton = stage.triton();
-    let app = stage.app(Policy::Auto, &triton.urls()[..1], PATIENT);
+    let app = stage.app(Policy::Auto, &triton.urls()[..1], LONG);
     let answer = embed(&app, &small()).await;
     assert_eq!((answer.status, answer.backend()), (200, "onnx"));
     let answer = embed(&app, &large()).await;
     assert_eq!((answer.status, answer.backend()), (200, "triton"));
     let by_token = post(&app, "/embed_all", &large()).await;
-    assert_eq!((by_token.status, by_token.backend()), (200, "onnx"), "the fleet gives one vector a text");
+    assert_eq!(
+        (by_token.status, by_token.backend()),
+        (200, "onnx"),
+        "the model on the fleet returns one vector per text"
+    );
 }
 
-/// What was measured counts for more than what was assumed: large work leaves a fleet that turns out slow.
+/// Measured speed outweighs assumed speed: large requests no longer run on a fleet that is slow.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn auto_leaves_a_slow_fleet() {
     let Some(stage) = Stage::set(&[("delay", "0.5")], "") else { return };
     let triton = stage.triton();
-    let app = stage.app(Policy::Auto, &triton.urls()[1..], PATIENT);
+    let app = stage.app(Policy::Auto, &triton.urls()[1..], LONG);
     let mut backends = Vec::new();
     for _ in 0..5 {
         let answer = embed(&app, &large()).await;
@@ -453,7 +455,7 @@ async fn auto_leaves_a_slow_fleet() {
     assert_eq!(backends, ["triton", "onnx", "onnx", "onnx", "onnx"]);
 }
 
-/// A model that is on the fleet only needs no graph; without a fleet it cannot be served.
+/// A model that runs only on the fleet needs no graph. Without a fleet it cannot be served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bundle_without_its_graph_runs_on_the_fleet() {
     let Some(stage) = Stage::set(&[], "") else { return };
@@ -462,7 +464,7 @@ async fn a_bundle_without_its_graph_runs_on_the_fleet() {
     for name in ["model.onnx", "weights.bin"] {
         let _ = fs::remove_file(stage.bundle.join(name));
     }
-    let app = stage.app(Policy::Fleet, &triton.urls()[1..], PATIENT);
+    let app = stage.app(Policy::Fleet, &triton.urls()[1..], LONG);
     let answer = embed(&app, &large()).await;
     assert!(answer.status == 200 && agree(&answer.body, &expected), "{}", answer.body);
     let error = refusal(&stage.bundle, Policy::Fleet, FleetConfig::default());
@@ -474,8 +476,8 @@ fn refusal(bundle: &Path, policy: Policy, fleet: FleetConfig) -> String {
     kivu::model::Model::open_all(&Config { models, fleet, ..Config::default() }).unwrap_err().to_string()
 }
 
-/// The fleet comes and goes, and half of the callers leave before they are answered: the others get their answers, all
-/// of them right, and those who left take no place with them.
+/// The fleet fails and recovers repeatedly, and half of the clients disconnect early: the others get right responses,
+/// and those that disconnected do not occupy the request limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_fleet_flaps_while_callers_leave() {
     let Some(stage) = Stage::set(&[], "") else { return };
@@ -485,7 +487,7 @@ async fn the_fleet_flaps_while_callers_leave() {
     let urls = [format!("http://127.0.0.1:{}", proxy.port)];
     let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
     const ROOM: usize = 8;
-    let limits = Limits { requests: ROOM, timeout_ms: PATIENT.as_millis() as u64, ..Limits::default() };
+    let limits = Limits { requests: ROOM, timeout_ms: LONG.as_millis() as u64, ..Limits::default() };
     let models = vec![model(&stage.bundle, Policy::Auto, REMOTE, &urls)];
     let app = app(&Config { models, limits, ..Config::default() });
     let asked = large();
@@ -509,19 +511,19 @@ async fn the_fleet_flaps_while_callers_leave() {
     assert!(first > 20 && second > 20, "{first} and {second} left");
     assert!(!answers.is_empty() && failed(&answers).is_empty(), "{:#?}", failed(&answers));
     assert!(answers.iter().all(|(answer, _)| agree(&answer.body, &expected)));
-    // Every place is free again.
+    // All of the request limit is available again.
     let again = join_all((0..ROOM).map(|_| embed(&app, &asked))).await;
     assert!(again.iter().all(|answer| answer.status == 200));
 }
 
-/// Asks and leaves before the answer is whole, sooner or later; how often.
+/// Sends requests and disconnects before the response is complete. Returns the number of requests.
 async fn leave(app: &Router, asked: &Value, soonest: u64) -> u64 {
     let until = Instant::now() + Duration::from_secs(4);
     let mut left = 0;
     while Instant::now() < until {
-        let patience = Duration::from_millis(soonest + 3 * (left % 11));
-        // Whether there was an answer already is all the same.
-        let _ = tokio::time::timeout(patience, embed(app, asked)).await;
+        let timeout = Duration::from_millis(soonest + 3 * (left % 11));
+        // The response may be complete already.
+        let _ = tokio::time::timeout(timeout, embed(app, asked)).await;
         left += 1;
     }
     left

@@ -1,12 +1,11 @@
-//! Models on a real Triton server: the five fleets of the documents that this began with, and what becomes of
-//! requests when servers fail.
+//! Models on a real Triton server: the fleets of five published articles, and failures of servers.
 
 pub(crate) mod faults;
 pub(crate) mod proxy;
 mod repositories;
 mod seeds;
 mod server;
-mod telling;
+mod telemetry;
 mod translation;
 
 use std::path::Path;
@@ -25,7 +24,7 @@ use kivu::{
 use serde_json::Value;
 use tower::ServiceExt;
 
-/// A model here, or on servers at `urls` under the name `remote`.
+/// A model in this process, or on servers at `urls` as `remote`.
 fn model(bundle: &Path, policy: Policy, remote: &str, urls: &[&str]) -> ModelConfig {
     ModelConfig {
         policy: Some(policy),
@@ -35,12 +34,10 @@ fn model(bundle: &Path, policy: Policy, remote: &str, urls: &[&str]) -> ModelCon
     }
 }
 
-/// The router of the models of a configuration.
 fn app(config: &Config) -> Router {
     router(App::new(Model::open_all(config).unwrap(), config.limits.clone()))
 }
 
-/// The router of one model.
 fn app_of(model: ModelConfig) -> Router {
     app(&Config { models: vec![model], ..Config::default() })
 }
@@ -52,7 +49,7 @@ struct Answer {
 }
 
 impl Answer {
-    /// Where the model ran.
+    /// Where the model ran, from the header `x-backend`.
     fn backend(&self) -> &str {
         self.headers.get("x-backend").map_or("none", |value| value.to_str().unwrap())
     }
@@ -67,7 +64,7 @@ async fn post(app: &Router, path: &str, body: &Value) -> Answer {
     Answer { status: parts.status.as_u16(), headers: parts.headers, body }
 }
 
-/// Whether two answers say the same: numbers may differ in their last digits.
+/// Whether two responses are equal, with a tolerance for numbers.
 pub(crate) fn agree(left: &Value, right: &Value) -> bool {
     const TOLERANCE: f64 = 1e-5;
     match (left, right) {

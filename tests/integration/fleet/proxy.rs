@@ -1,4 +1,4 @@
-//! What lies between Kivu and a server, at its worst: it delays, drips, cuts, corrupts, or says nothing.
+//! A faulty proxy between Kivu and a server.
 
 use std::{
     path::PathBuf,
@@ -26,26 +26,25 @@ use tokio_rustls::{
 
 use crate::models::fixtures;
 
-/// What happens to what the server sends.
+/// The fault that affects the bytes from the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mischief {
-    /// Nothing.
     None,
-    /// Everything comes later.
+    /// Delays each piece.
     Delay(Duration),
-    /// A few bytes at a time.
+    /// Sends a few bytes at a time.
     Drip,
-    /// The connection ends after so many bytes.
+    /// Closes the connection after this number of bytes.
     CutAfter(usize),
-    /// The byte at this place of each piece is another one.
+    /// Changes the byte at this index of each piece.
     Corrupt(usize),
-    /// Connections are taken, and nothing is ever sent.
+    /// Accepts connections and sends nothing.
     Silence,
-    /// Connections are ended as soon as they are there.
+    /// Closes connections immediately.
     Refuse,
 }
 
-/// A proxy that ends with this value.
+/// A proxy, which stops when it is dropped.
 pub(crate) struct Proxy {
     pub(crate) port: u16,
     mischief: Arc<Mutex<Mischief>>,
@@ -54,7 +53,7 @@ pub(crate) struct Proxy {
     accepting: JoinHandle<()>,
 }
 
-/// What clients sent.
+/// The bytes from clients.
 type Heard = Arc<Mutex<Vec<u8>>>;
 
 impl Proxy {
@@ -74,17 +73,17 @@ impl Proxy {
         Self { port, mischief, connections, heard, accepting }
     }
 
-    /// What clients sent since this was last asked.
+    /// The bytes from clients since the last call.
     pub(crate) fn take_heard(&self) -> String {
         String::from_utf8_lossy(&std::mem::take(&mut *self.heard.lock().unwrap())).into_owned()
     }
 
-    /// Does something else from now on, also to connections that are there.
+    /// Sets the fault, also for existing connections.
     pub(crate) fn turn(&self, mischief: Mischief) {
         *self.mischief.lock().unwrap() = mischief;
     }
 
-    /// Connections that were ever made.
+    /// The number of connections so far.
     pub(crate) fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }
@@ -147,7 +146,7 @@ async fn serve(mut client: TcpStream, target: u16, mischief: Arc<Mutex<Mischief>
             }
         }
     };
-    // Whichever side ends first ends the connection.
+    // The connection ends with either side.
     tokio::select! { () = up => {}, () = down => {} }
 }
 
@@ -161,7 +160,7 @@ async fn drip(to: &mut (impl AsyncWriteExt + Unpin), piece: &[u8]) -> bool {
     true
 }
 
-/// Takes TLS off what clients send to a server without it; ends with the value.
+/// Terminates TLS in front of a server without it, until it is dropped.
 pub(crate) struct TlsEnd {
     pub(crate) port: u16,
     accepting: JoinHandle<()>,
@@ -201,7 +200,7 @@ impl Drop for TlsEnd {
     }
 }
 
-/// A file of the authority that tests trust, or of the certificate of their servers.
+/// A file of the test authority or of the server certificate.
 pub(crate) fn tls(file: &str) -> PathBuf {
     fixtures().join("../fleet/tls").join(file)
 }

@@ -1,4 +1,4 @@
-//! What `kivu triton` writes is what Triton serves.
+//! Triton serves the repositories that `kivu triton` writes.
 
 use std::{fs, time::Duration};
 
@@ -24,7 +24,7 @@ fn options() -> Options {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bundle_becomes_models_that_triton_serves() {
+async fn triton_serves_exported_bundles() {
     let (Some(packages), Some(runtime)) = (packages(), runtime()) else { return };
     let folder = tempfile::tempdir().unwrap();
     let repository = folder.path().join("repository");
@@ -66,7 +66,7 @@ async fn a_bundle_becomes_models_that_triton_serves() {
 }
 
 #[test]
-fn configurations_say_what_was_asked_for() {
+fn configurations_follow_the_options() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     let bundle = bundle(Task::FeatureExtraction, "tiny-roberta", folder.path(), runtime);

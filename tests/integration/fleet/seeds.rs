@@ -1,5 +1,5 @@
-//! The fleets of five published articles about transformers on Triton, with tiny weights: each answers through
-//! the ordinary routes as the same weights do here.
+//! The fleets of five published articles about transformers on Triton, with tiny weights. The responses of all routes
+//! equal those of the same weights in this process.
 
 use std::{fs, path::Path};
 
@@ -28,7 +28,7 @@ const TEXTS: [&str; 6] = [
      and on and on and on and on and on and on and on and on and on and on and on and on and on and on and on",
 ];
 
-/// One fleet and how it is asked.
+/// A fleet and the requests to it.
 struct Case {
     what: &'static str,
     remote: &'static str,
@@ -36,7 +36,7 @@ struct Case {
     requests: Vec<(&'static str, Value)>,
 }
 
-/// Writes the models of all fleets.
+/// Writes the models of all fleets into a repository.
 fn write(repository: &Path, [sentiment, inference, embedding]: [&Path; 3]) {
     let of_texts = [("max_tokens", "64"), ("padding_id", "0")];
     let fixed = [&of_texts[..], &[("padding", "max_length")]].concat();
@@ -56,7 +56,7 @@ fn write(repository: &Path, [sentiment, inference, embedding]: [&Path; 3]) {
     }
 }
 
-/// Of 001: texts of one language into another, which the server forces.
+/// Article 001: translation into one language, which the server forces.
 fn translation_case(folder: &Path, repository: &Path, runtime: Runtime) -> Case {
     let translation = bundle(Task::Translation, "tiny-m2m100", folder, runtime);
     write_translator(repository, &translation, "fr");
@@ -140,7 +140,7 @@ fn cases(folder: &Path, repository: &Path, runtime: Runtime) -> Vec<Case> {
             ],
         },
         Case {
-            what: "004: its model, without the tokens made there",
+            what: "004: its model, without its tokenizer",
             remote: "embedding_model",
             bundle: embedding,
             requests: vec![
@@ -156,7 +156,7 @@ fn cases(folder: &Path, repository: &Path, runtime: Runtime) -> Vec<Case> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_fleet_answers_as_its_weights_do_here() {
+async fn each_fleet_responds_like_a_local_model() {
     let (Some(packages), Some(runtime)) = (packages(), runtime()) else { return };
     let folder = tempfile::tempdir().unwrap();
     let repository = folder.path().join("repository");
@@ -189,7 +189,7 @@ async fn each_fleet_answers_as_its_weights_do_here() {
     assert!(failures.is_empty(), "{}\n{}", failures.join("\n"), triton.log());
 }
 
-/// The weights tell the texts of a pair apart, but nobody tells the model on this fleet: it must not be asked.
+/// The weights distinguish the texts of a pair, but the model on this fleet has no token types: pairs are refused.
 async fn refuses_pairs(bundle: &Path, triton: &Triton) {
     let [url, _] = triton.urls();
     let pair = json!({ "inputs": ["a text", "and another one"] });

@@ -1,5 +1,4 @@
-//! Triton itself, as its makers package it for Python. `make test` installs it and names its folder in
-//! `TEST_TRITON`.
+//! Triton, from its Python package. `make test` installs it and sets `TEST_TRITON` to its folder.
 
 use std::{
     env, fs,
@@ -20,10 +19,9 @@ use kivu::{
 
 use crate::models::{build_request, fixtures, request};
 
-/// The longest that a server may take until it is ready.
-const PATIENCE: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The packages of the environment that `TEST_TRITON` names.
+/// The packages in the Python environment at `TEST_TRITON`.
 pub(crate) fn packages() -> Option<PathBuf> {
     let Some(folder) = env::var_os("TEST_TRITON").map(PathBuf::from) else {
         eprintln!("skipped: TEST_TRITON is not set; `make test` sets it");
@@ -34,13 +32,13 @@ pub(crate) fn packages() -> Option<PathBuf> {
     Some(packages.into_iter().find(|packages| packages.is_dir()).expect("the environment has packages"))
 }
 
-/// Ports on which nothing listens.
+/// Unused ports.
 pub(crate) fn free_ports<const COUNT: usize>() -> [u16; COUNT] {
     let listeners = [(); COUNT].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
     listeners.map(|listener| listener.local_addr().unwrap().port())
 }
 
-/// A server that ends with this value.
+/// A server, which is killed when it is dropped.
 pub(crate) struct Triton {
     process: Child,
     prefix: String,
@@ -50,7 +48,7 @@ pub(crate) struct Triton {
 }
 
 impl Triton {
-    /// Starts a server of all models in `repository` on free ports and waits until it is ready.
+    /// Starts a server of all models in `repository` on unused ports, and waits until it is ready.
     pub(crate) fn start(packages: &Path, repository: &Path) -> Self {
         Self::start_at(packages, repository, free_ports(), &[])
     }
@@ -61,7 +59,7 @@ impl Triton {
         server
     }
 
-    /// Starts a server without waiting for it.
+    /// Starts a server without waiting until it is ready.
     pub(crate) fn launch(packages: &Path, repository: &Path, ports: [u16; 2], options: &[&str]) -> Self {
         let [http, grpc] = ports;
         let triton = packages.join("pytriton/tritonserver");
@@ -83,7 +81,7 @@ impl Triton {
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log)
-            // Its models are processes of their own, which end with it.
+            // Kills the processes of the models too.
             .process_group(0)
             .spawn()
             .expect("TEST_TRITON has Triton in it");
@@ -93,14 +91,13 @@ impl Triton {
     pub(crate) fn wait_until_ready(&self) {
         let started = Instant::now();
         while !self.is_ready() {
-            if started.elapsed() > PATIENCE {
+            if started.elapsed() > START_TIMEOUT {
                 panic!("Triton did not become ready:\n{}", self.log());
             }
             thread::sleep(Duration::from_millis(50));
         }
     }
 
-    /// What it wrote about itself.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log_path).unwrap()
     }
@@ -109,7 +106,7 @@ impl Triton {
         self.ask("GET", "/v2/health/ready").is_some_and(|answer| answer.starts_with("HTTP/1.1 200"))
     }
 
-    /// Sends a request without a body to the server's HTTP port; its answer, if there is any.
+    /// Sends a request without a body over HTTP. Returns the response, if there is one.
     pub(crate) fn ask(&self, method: &str, path: &str) -> Option<String> {
         let mut connection = TcpStream::connect(("127.0.0.1", self.http)).ok()?;
         connection.set_read_timeout(Some(Duration::from_secs(20))).ok()?;
@@ -118,7 +115,7 @@ impl Triton {
         );
         connection.write_all(head.as_bytes()).ok()?;
         let (mut answer, mut piece) = (Vec::new(), [0; 4096]);
-        // Triton may leave the connection open all the same.
+        // Triton may keep the connection open in spite of the header.
         while !is_whole(&answer) {
             match connection.read(&mut piece) {
                 Ok(read) if read > 0 => answer.extend_from_slice(&piece[..read]),
@@ -128,18 +125,18 @@ impl Triton {
         Some(String::from_utf8_lossy(&answer).into_owned())
     }
 
-    /// The URLs by which it is reached, HTTP and gRPC.
+    /// The URLs for HTTP and gRPC.
     pub(crate) fn urls(&self) -> [String; 2] {
         [format!("http://127.0.0.1:{}", self.http), format!("grpc://127.0.0.1:{}", self.grpc)]
     }
 
-    /// Sends a signal to the server and its models.
+    /// Sends a signal to the server and to the processes of its models.
     pub(crate) fn signal(&self, signal: &str) {
         let group = format!("-{}", self.process.id());
         let _ = Command::new("kill").args(["-s", signal, "--", &group]).stderr(Stdio::null()).status();
     }
 
-    /// Ends the server at once, without a chance to say so.
+    /// Kills the server without a graceful shutdown.
     pub(crate) fn kill(&mut self) {
         self.signal("KILL");
         let _ = self.process.wait();
@@ -149,7 +146,7 @@ impl Triton {
 impl Drop for Triton {
     fn drop(&mut self) {
         self.kill();
-        // What the models share with the server outlives both.
+        // The shared memory of the models remains after both have ended.
         for entry in fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with(&self.prefix) {
                 let _ = fs::remove_file(entry.path());
@@ -158,7 +155,7 @@ impl Drop for Triton {
     }
 }
 
-/// Whether an answer has all the bytes that its head promises.
+/// Whether a response is as long as its `content-length`.
 fn is_whole(answer: &[u8]) -> bool {
     let text = String::from_utf8_lossy(answer).to_ascii_lowercase();
     let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
@@ -166,22 +163,21 @@ fn is_whole(answer: &[u8]) -> bool {
     length.and_then(|length| length.parse::<usize>().ok()).is_some_and(|length| body.len() >= length)
 }
 
-/// The folder of the fleets' models.
 fn sources() -> PathBuf {
     fixtures().join("../fleet")
 }
 
-/// A model of a repository: its name, the program that runs it, and the bundle that it runs.
+/// A model of a repository: its name, its program, and its bundle.
 pub(crate) struct Served<'a> {
     pub(crate) name: &'a str,
     pub(crate) program: Option<&'a str>,
     pub(crate) bundle: Option<&'a Path>,
-    /// Put at the end of its configuration.
+    /// Appended to its configuration.
     pub(crate) more: &'a str,
 }
 
 impl Served<'_> {
-    /// Writes the model into `repository`, as version 1.
+    /// Writes the model into `repository` as version 1.
     pub(crate) fn write(&self, repository: &Path) {
         let folder = repository.join(self.name);
         let version = folder.join("1");
@@ -204,7 +200,7 @@ impl Served<'_> {
     }
 }
 
-/// Parameters of a model's configuration.
+/// The lines of a configuration for `parameters`.
 pub(crate) fn parameters(parameters: &[(&str, &str)]) -> String {
     let lines = parameters.iter().map(|(name, value)| {
         format!("parameters {{ key: \"{name}\" value {{ string_value: \"{value}\" }} }}\n")
@@ -212,7 +208,7 @@ pub(crate) fn parameters(parameters: &[(&str, &str)]) -> String {
     lines.collect()
 }
 
-/// A bundle in fp32 of a fixture, for a task.
+/// Builds a fixture as a bundle in fp32.
 pub(crate) fn bundle(task: Task, fixture: &str, folder: &Path, runtime: Runtime) -> PathBuf {
     let out = folder.join(format!("{task}-{fixture}"));
     let mut request = request(fixtures().join("models").join(fixture), out.clone(), Some(Precision::Fp32));

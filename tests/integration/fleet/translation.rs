@@ -1,5 +1,5 @@
-//! Translation on a fleet: as a published article sets it up, for one language, and as `kivu triton` writes it, for
-//! all that `generate` can do.
+//! Translation on a fleet: a published article's model for one language, and the models that `kivu triton` writes, with
+//! all options of `generate`.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -25,14 +25,14 @@ use super::{
 };
 use crate::models::{fixtures, runtime};
 
-/// The model of 001.
+/// The model of article 001.
 pub(super) const TRANSLATOR: &str = "m2m100_translation_model";
 
 fn options() -> Options {
     Options { runner: Runner::Python, max_batch_size: 8, instances: 1, tensorrt: false, text: false }
 }
 
-/// Writes the model of 001, which translates into one language, and under its own name the one that can be told.
+/// Writes the model of article 001, which translates into one language, and one that accepts options.
 pub(super) fn write_translator(repository: &Path, bundle: &Path, language: &str) {
     let opened = Bundle::open(bundle).unwrap();
     let names = write(&opened, repository, &options()).unwrap();
@@ -49,7 +49,7 @@ pub(super) fn write_translator(repository: &Path, bundle: &Path, language: &str)
     }
 }
 
-/// `body` without scores, which a model that was not made for us does not give.
+/// `body` without scores, which the model of the article does not return.
 fn without_scores(mut body: Value) -> Value {
     for translation in body["translations"].as_array_mut().into_iter().flatten() {
         translation.as_object_mut().unwrap().remove("score");
@@ -58,7 +58,7 @@ fn without_scores(mut body: Value) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_translator_answers_on_the_fleet_as_it_does_here() {
+async fn a_translator_on_the_fleet_matches_the_local_one() {
     let (Some(packages), Some(runtime)) = (packages(), runtime()) else { return };
     let folder = tempfile::tempdir().unwrap();
     let repository = folder.path().join("repository");
@@ -69,21 +69,21 @@ async fn a_translator_answers_on_the_fleet_as_it_does_here() {
     let ask = |target: &str, generation: Value| json!({ "inputs": texts, "src_lang": "en", "tgt_lang": target, "generate_parameters": generation });
     let here = app_of(ModelConfig::from(bundle.clone()));
     let plain = ask("fr", json!({}));
-    let told = [
+    let with_options = [
         ask("de", json!({ "num_beams": 1 })),
         ask("el", json!({ "num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 9 })),
         ask("fr", json!({ "no_repeat_ngram_size": 2, "suppress_tokens": [5], "early_stopping": "never" })),
     ];
     for url in triton.urls() {
         let own = app_of(model(&bundle, Policy::Fleet, "translation", &[&url]));
-        for body in told.iter().chain([&plain]) {
+        for body in with_options.iter().chain([&plain]) {
             let (expected, found) =
                 (post(&here, "/translate", body).await, post(&own, "/translate", body).await);
             assert_eq!((expected.status, expected.backend()), (200, "onnx"), "{}", expected.body);
             assert_eq!((found.status, found.backend()), (200, "triton"), "{body}: {}", found.body);
             assert!(agree(&found.body, &expected.body), "{}, expected {}", found.body, expected.body);
         }
-        // The program draws nothing.
+        // The program does not sample.
         let drawn = ask("fr", json!({ "num_beams": 1, "do_sample": true, "seed": 7 }));
         let refused = post(&own, "/translate", &drawn).await;
         assert_eq!(refused.status, 422);
@@ -100,8 +100,8 @@ async fn a_translator_answers_on_the_fleet_as_it_does_here() {
             assert_eq!((found.status, found.backend()), (200, "triton"), "{}", found.body);
             assert!(agree(&found.body, &expected), "{}, expected {expected}", found.body);
         }
-        // It was never told a language or an option: what it would answer wrongly is refused, or runs here.
-        for body in &told {
+        // The model accepts no options: requests that need them are refused, or run in this process.
+        for body in &with_options {
             let refused = post(&fleet, "/translate", body).await;
             assert_eq!(refused.status, 422, "{}", refused.body);
             let answered = post(&auto, "/translate", body).await;
@@ -126,13 +126,13 @@ async fn a_translator_answers_on_the_fleet_as_it_does_here() {
     check_log(&triton);
 }
 
-/// Nothing that a program prints or Triton complains of.
+/// Fails if a program printed anything, or Triton reported a problem.
 fn check_log(triton: &Triton) {
     let log = triton.log();
     assert!(!log.contains("Traceback") && !log.to_lowercase().contains("warning:"), "{log}");
 }
 
-/// The pipeline of a bundle whose model runs on a fleet only.
+/// The pipeline of a bundle whose model runs only on a fleet.
 fn there(bundle: &Path, url: &str) -> TranslationPipeline {
     let models = vec![model(bundle, Policy::Fleet, "translation", &[url])];
     let mut models = Model::open_all(&Config { models, ..Config::default() }).unwrap();
@@ -142,9 +142,9 @@ fn there(bundle: &Path, url: &str) -> TranslationPipeline {
     }
 }
 
-/// Every option of `generate`, by what `transformers` generates.
+/// Compares every option of `generate` with the output of `transformers`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_kivu_writes_for_triton_generates_as_transformers() {
+async fn exported_translators_generate_like_transformers() {
     let (Some(packages), Some(runtime)) = (packages(), runtime()) else { return };
     for name in ["tiny-m2m100", "tiny-marian"] {
         let folder = tempfile::tempdir().unwrap();
@@ -152,7 +152,7 @@ async fn what_kivu_writes_for_triton_generates_as_transformers() {
         let bundle = bundle(Task::Translation, name, folder.path(), runtime);
         write(&Bundle::open(&bundle).unwrap(), &repository, &options()).unwrap();
         let triton = Triton::start(&packages, &repository);
-        // Neither is needed where the model is on the fleet.
+        // Models on a fleet need neither.
         for graph in ["encoder.onnx", "decoder.onnx", "weights.bin"] {
             fs::remove_file(bundle.join(graph)).unwrap();
         }
@@ -197,9 +197,9 @@ fn goldens_start(bundle: &Path) -> i64 {
     bundle.manifest().translation.as_ref().unwrap().generation.decoder_start_token_id
 }
 
-/// Requests that come together are generated together, and a bad one among them spoils no other.
+/// Concurrent requests form one batch, and an invalid one does not affect the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_that_come_together_are_answered_each_for_itself() {
+async fn concurrent_requests_do_not_affect_each_other() {
     let (Some(packages), Some(runtime)) = (packages(), runtime()) else { return };
     let folder = tempfile::tempdir().unwrap();
     let repository = folder.path().join("repository");
@@ -230,7 +230,7 @@ async fn requests_that_come_together_are_answered_each_for_itself() {
 }
 
 #[test]
-fn a_translator_becomes_a_program_with_its_settings() {
+fn exported_translators_contain_their_settings() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     let bundle = bundle(Task::Translation, "tiny-marian", folder.path(), runtime);
@@ -250,13 +250,16 @@ fn a_translator_becomes_a_program_with_its_settings() {
     instance_group [ { count: 1 kind: KIND_CPU } ]
     parameters { key: "generate_parameters" value { string_value: "max_length,max_new_tokens,min_length,min_new_tokens,num_beams,num_return_sequences,length_penalty,early_stopping,no_repeat_ngram_size,repetition_penalty,bad_words_ids,suppress_tokens,begin_suppress_tokens,forced_bos_token_id,forced_eos_token_id,renormalize_logits" } }
     "#);
-    let told: Value = serde_json::from_str(&read("1/generation.json")).unwrap();
+    let generation: Value = serde_json::from_str(&read("1/generation.json")).unwrap();
     let settings = bundle.manifest().translation.as_ref().unwrap();
-    assert_eq!(told["decoder_start_token_id"], json!(settings.generation.decoder_start_token_id));
-    assert_eq!(told["longest"], json!(settings.max_positions + 1));
+    assert_eq!(generation["decoder_start_token_id"], json!(settings.generation.decoder_start_token_id));
+    assert_eq!(generation["longest"], json!(settings.max_positions + 1));
     let defaults = &settings.generation.defaults;
-    assert_eq!(told["defaults"]["num_beams"], json!(defaults.num_beams.unwrap_or(1)));
-    assert_eq!(told["defaults"]["bad_words_ids"], json!(defaults.bad_words_ids.clone().unwrap_or_default()));
+    assert_eq!(generation["defaults"]["num_beams"], json!(defaults.num_beams.unwrap_or(1)));
+    assert_eq!(
+        generation["defaults"]["bad_words_ids"],
+        json!(defaults.bad_words_ids.clone().unwrap_or_default())
+    );
     let mut files: Vec<_> = fs::read_dir(repository.join("translation/1"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())

@@ -1,4 +1,4 @@
-//! What servers are told of a request beside its tensors, and what is counted of them.
+//! Traces and metrics of requests to a fleet.
 
 use std::{
     sync::{Arc, Mutex},
@@ -18,7 +18,7 @@ use tokio::{
 use tower::ServiceExt;
 
 use super::{
-    faults::{PATIENT, Stage},
+    faults::{LONG, Stage},
     post,
     proxy::{Mischief, Proxy},
     server::free_ports,
@@ -26,7 +26,7 @@ use super::{
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 
-/// Hands requests of gRPC on to a server and remembers their paths and traces; ends with the value.
+/// Forwards gRPC requests to a server and records their paths and traces, until it is dropped.
 struct Relay {
     port: u16,
     heard: Heard,
@@ -105,7 +105,7 @@ async fn embed_in_trace(app: &Router, header: (&str, &str)) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_trace_goes_on_to_the_server() {
+async fn the_trace_is_passed_to_the_server() {
     let Some(stage) = Stage::set(&[], "") else { return };
     let triton = stage.triton();
     let traceparent = format!("00-{TRACE}-00f067aa0ba902b7-01");
@@ -113,37 +113,37 @@ async fn the_trace_goes_on_to_the_server() {
     let headers = [("traceparent", traceparent.as_str()), ("x-amzn-trace-id", &x_ray)];
 
     let proxy = Proxy::start(triton.http, Mischief::None).await;
-    let app = stage.app(Policy::Fleet, &[format!("http://127.0.0.1:{}", proxy.port)], PATIENT);
-    assert!(!proxy.take_heard().contains("traceparent"), "nobody asked yet");
+    let app = stage.app(Policy::Fleet, &[format!("http://127.0.0.1:{}", proxy.port)], LONG);
+    assert!(!proxy.take_heard().contains("traceparent"), "no request has a trace yet");
     for header in headers {
         embed_in_trace(&app, header).await;
         let heard = proxy.take_heard();
-        let told = heard.lines().filter(|line| *line == format!("traceparent: {traceparent}")).count();
-        assert_eq!((told, heard.matches("/infer HTTP/1.1").count()), (1, 1), "{heard}");
+        let traces = heard.lines().filter(|line| *line == format!("traceparent: {traceparent}")).count();
+        assert_eq!((traces, heard.matches("/infer HTTP/1.1").count()), (1, 1), "{heard}");
     }
     post(&app, "/embed", &json!({ "inputs": "another text" })).await;
-    assert!(!proxy.take_heard().contains("traceparent"), "no trace is made up");
+    assert!(!proxy.take_heard().contains("traceparent"), "a request without a trace gets none");
 
     let relay = Relay::start(triton.grpc).await;
-    let app = stage.app(Policy::Fleet, &[format!("grpc://127.0.0.1:{}", relay.port)], PATIENT);
+    let app = stage.app(Policy::Fleet, &[format!("grpc://127.0.0.1:{}", relay.port)], LONG);
     relay.heard.lock().unwrap().clear();
     for header in headers {
         embed_in_trace(&app, header).await;
     }
     post(&app, "/embed", &json!({ "inputs": "another text" })).await;
     let infer = "/inference.GRPCInferenceService/ModelInfer".to_owned();
-    let told = (infer.clone(), Some(traceparent));
-    assert_eq!(*relay.heard.lock().unwrap(), [told.clone(), told, (infer, None)]);
+    let traced = (infer.clone(), Some(traceparent));
+    assert_eq!(*relay.heard.lock().unwrap(), [traced.clone(), traced, (infer, None)]);
 }
 
-/// On one thread, since what is counted goes to the recorder of the thread.
+/// On one thread, because the metrics recorder belongs to the thread.
 #[tokio::test]
-async fn what_happens_on_a_fleet_is_counted_without_its_addresses() {
+async fn fleet_metrics_contain_no_addresses() {
     let Some(stage) = Stage::set(&[], "") else { return };
     let triton = stage.triton();
-    let [nobody] = free_ports();
-    let urls = [format!("http://127.0.0.1:{nobody}"), triton.urls()[0].clone()];
-    let app = stage.app(Policy::Fleet, &urls, PATIENT);
+    let [unused] = free_ports();
+    let urls = [format!("http://127.0.0.1:{unused}"), triton.urls()[0].clone()];
+    let app = stage.app(Policy::Fleet, &urls, LONG);
     let embedded = Embedded::new("kivu-test");
     let _recorder = metrics::set_default_local_recorder(&embedded);
     for _ in 0..12 {
@@ -151,20 +151,20 @@ async fn what_happens_on_a_fleet_is_counted_without_its_addresses() {
     }
     let line = embedded.lines(SystemTime::now()).remove(0);
     let count = |name: &str| line[name].as_f64().unwrap_or_default();
-    // It is tried until the breaker opens, each time in vain and then at the other.
+    // Attempts at the first server fail until its breaker opens; each is retried on the other.
     assert!(count("FleetRequests0Unreachable") >= 3.0 && count("FleetOpenBreakers0") == 1.0, "{line:#}");
     assert_eq!((count("FleetRetries"), count("FleetRequests0Ok")), (3.0, 0.0), "{line:#}");
     assert!(count("FleetRequests1Ok") >= 12.0 && line["FleetRequest1Ms"].is_array(), "{line:#}");
     assert!(
-        !line.to_string().contains("127.0.0.1") && !line.to_string().contains(&nobody.to_string()),
+        !line.to_string().contains("127.0.0.1") && !line.to_string().contains(&unused.to_string()),
         "{line:#}"
     );
 
-    // A server that comes back is counted as such.
+    // The breaker closes when the server is back.
     let _first = super::server::Triton::start_at(
         &stage.packages,
         &stage.repository,
-        [nobody, free_ports::<1>()[0]],
+        [unused, free_ports::<1>()[0]],
         &[],
     );
     tokio::time::sleep(Duration::from_millis(1200)).await;
