@@ -23,7 +23,7 @@ const TEXTS: [&str; 6] = [
     "Ok, let's see tomorrow.",
     "Jupiter’s Biggest Moons Started as Tiny Grains of Hail 🪐",
     "x",
-    "a long text that goes on and on and on, far beyond what the model reads of it, so that most of it is cut \
+    "a long text that runs on and on and on, far beyond what the model reads of it, so that most of it is cut \
      away, here and on the fleet alike, at the very same word, whatever comes after it: and on and on and on \
      and on and on and on and on and on and on and on and on and on and on and on and on and on and on and on",
 ];
