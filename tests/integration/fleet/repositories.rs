@@ -90,7 +90,7 @@ fn configurations_follow_the_options() {
     "#);
     assert!(repository.join("feature-extraction/1/model.onnx").is_file());
     let again = write(&bundle, &repository, &options()).unwrap_err().to_string();
-    insta::assert_snapshot!(again.replace(&folder.path().display().to_string(), "[folder]"), @"expected no `[folder]/repository/feature-extraction` yet, but found it; remove it, or choose another folder");
+    insta::assert_snapshot!(again.replace(&folder.path().display().to_string(), "[folder]"), @"expected no `[folder]/repository/feature-extraction`, but found it; remove it, or choose another folder");
     let error = write(&bundle, &repository, &Options { runner: Runner::Python, ..options() }).unwrap_err();
     insta::assert_snapshot!(error, @"expected TensorRT with the backend `onnxruntime`, but found `python`");
 }
