@@ -1,4 +1,4 @@
-//! Named and typed arrays: what goes into a model and what comes out.
+//! Tensors: the inputs and outputs of models.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// The type of a tensor's elements, spelt as KServe v2 spells it.
+/// The type of a tensor's elements, by its name in KServe v2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum ElementType {
@@ -16,7 +16,7 @@ pub enum ElementType {
     Int32,
     /// 64-bit signed integer.
     Int64,
-    /// Strings of bytes: texts and labels.
+    /// Byte strings: texts and labels.
     Bytes,
 }
 
@@ -40,7 +40,7 @@ pub enum Elements {
     Int32(Vec<i32>),
     /// 64-bit signed integers.
     Int64(Vec<i64>),
-    /// Strings of bytes.
+    /// Byte strings.
     Bytes(Vec<Vec<u8>>),
 }
 
@@ -65,7 +65,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// A tensor of the given shape, or an error where the elements do not fill it exactly.
+    /// A tensor of `shape`; an error if it has another number of elements.
     pub fn new(shape: Vec<usize>, elements: Elements) -> Result<Self> {
         let expected = shape.iter().try_fold(1_usize, |product, side| product.checked_mul(*side));
         if expected != Some(elements.len()) {
@@ -77,8 +77,7 @@ impl Tensor {
         Ok(Self { shape, elements })
     }
 
-    /// A matrix of token ids, or of anything else that is counted: `rows` × `columns`, in the integer width
-    /// that the model takes.
+    /// A tensor of integers, such as token ids, with elements of the type that the model takes.
     pub fn integers(
         element_type: ElementType,
         shape: impl Into<Vec<usize>>,
@@ -86,7 +85,7 @@ impl Tensor {
     ) -> Result<Self> {
         let elements = match element_type {
             ElementType::Int64 => Elements::Int64(values),
-            // Token ids, masks and types are all below 2³¹, so the narrow form loses nothing.
+            // Token ids, masks and types are below 2³¹.
             ElementType::Int32 => Elements::Int32(values.into_iter().map(|value| value as i32).collect()),
             ElementType::Fp32 => Elements::Fp32(values.into_iter().map(|value| value as f32).collect()),
             ElementType::Bytes => {
@@ -116,7 +115,7 @@ impl Tensor {
         }
     }
 
-    /// The elements as floats, or nothing where they are of another type.
+    /// The elements, if they are FP32.
     pub fn as_fp32(&self) -> Option<&[f32]> {
         match &self.elements {
             Elements::Fp32(values) => Some(values),
@@ -124,7 +123,7 @@ impl Tensor {
         }
     }
 
-    /// The elements as strings of bytes, or nothing where they are of another type.
+    /// The elements, if they are BYTES.
     pub fn as_bytes(&self) -> Option<&[Vec<u8>]> {
         match &self.elements {
             Elements::Bytes(values) => Some(values),

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{Backend, Deadline, Signature, seq2seq::Seq2SeqBackend, speed::Speed, triton::Fleet};
-use crate::{config::Policy, error::Result};
+use crate::error::Result;
 
 /// Where a request runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -109,15 +109,6 @@ impl<L> Route<L> {
     /// The fleet that runs the model.
     pub fn fleet(&self) -> Option<&Arc<Fleet>> {
         self.fleet.as_ref()
-    }
-
-    /// The policy that this route implements.
-    pub fn policy(&self) -> Policy {
-        match (&self.local, &self.fleet) {
-            (_, None) => Policy::Local,
-            (None, Some(_)) => Policy::Fleet,
-            (Some(_), Some(_)) => Policy::Auto,
-        }
     }
 
     /// The location at which a request of `tokens` runs first.

@@ -1,4 +1,4 @@
-//! Vocabularies of SentencePiece's byte-pair encoding: pieces that are merged in the order of their ranks.
+//! Byte-pair encoding (BPE) as in SentencePiece: pairs of pieces are merged in the order of their ranks.
 
 use std::{
     cmp::Reverse,
@@ -11,36 +11,36 @@ use tokenizers::Token;
 
 use super::trie::{PieceTrie, number, take};
 
-/// Such a vocabulary in the form that it is searched in. The crate makes hash maps of 128,000 pieces and their merges,
-/// which take 40 MB; this takes what its file does. Ids are those of the crate.
+/// A BPE model on top of a [`PieceTrie`]. The crate's hash maps of 128,000 pieces and their merges take 40 MB; this takes
+/// only the bytes of its file. The ids are those of the crate.
 pub(super) struct BytePairs {
     pieces: PieceTrie,
-    /// How many pieces there are, of which several may have one id.
+    /// The number of pieces; several may have the same id.
     size: usize,
     unknown: u32,
-    /// Whether unknown characters side by side are one.
+    /// Whether consecutive unknown characters are one token.
     fuses_unknown: bool,
-    /// By the ids of a pair, in order, as little-endian 32-bit integers: both, the pair's rank, what it becomes.
+    /// Sorted by the ids of the pair. Each has four little-endian 32-bit integers: both ids, the rank, the merged id.
     merges: Bytes,
 }
 
-/// A part of a word, in a list of those that are left.
+/// A part of a word, in a linked list.
 struct Symbol {
     id: u32,
-    /// Its bytes; none once it has been merged into the one before.
+    /// Its bytes; 0 once it has been merged into the previous symbol.
     length: usize,
     before: Option<usize>,
     after: Option<usize>,
 }
 
-/// What a file of them begins with; the last byte counts its forms.
+/// The magic number of a file; the last byte is the version.
 pub(super) const MAGIC: [u8; 8] = *b"bpairs\0\x01";
 /// The bytes of a merge.
 const MERGE: usize = 16;
 
 impl BytePairs {
-    /// The file of the model in a `tokenizer.json`, or nothing where it is of another kin: with parts for bytes, with
-    /// marks on the pieces inside of words, or without a piece for what is unknown.
+    /// The file of the model in a `tokenizer.json`; `None` for other kinds of BPE: with byte fallback, with prefixes or
+    /// suffixes of pieces within words, with dropout, or without an unknown piece.
     pub(super) fn file_of(model: &Value) -> Option<Vec<u8>> {
         let is_unset = |key: &str| match model.get(key) {
             None | Some(Value::Null | Value::Bool(false)) => true,
@@ -55,7 +55,7 @@ impl BytePairs {
         }
         let vocabulary = model.get("vocab")?.as_object()?;
         let id = |id: &Value| u32::try_from(id.as_u64()?).ok();
-        // Sorted by bytes, as tries want it.
+        // Sorted by bytes, as the trie requires.
         let ids: BTreeMap<&str, u32> = vocabulary
             .iter()
             .map(|(piece, number)| Some((piece.as_str(), id(number)?)))
@@ -65,7 +65,7 @@ impl BytePairs {
         let merges = merges(model.get("merges")?, &ids)?;
 
         let count = *ids.values().max()? as usize + 1;
-        // Ids far apart would take room for all between them.
+        // Each unused id takes memory, too.
         if count > 2 * ids.len() {
             return None;
         }
@@ -91,7 +91,7 @@ impl BytePairs {
         Some(file)
     }
 
-    /// Reads what [`BytePairs::file_of`] has written after [`MAGIC`]; nothing where it is something else.
+    /// Reads the output of [`file_of`](Self::file_of) after [`MAGIC`]; `None` if it is invalid.
     pub(super) fn read(mut file: Bytes) -> Option<Self> {
         let mut next = || number(&mut file);
         let [count, text_bytes, size, merges] = [next()?, next()?, next()?, next()?];
@@ -114,7 +114,7 @@ impl BytePairs {
         self.size
     }
 
-    /// The pieces that are left of a word when nothing in it can be merged any more.
+    /// The pieces of a word after all merges.
     pub(super) fn tokenize(&self, word: &str) -> Vec<Token> {
         let mut start = 0;
         let token = |Symbol { id, length, .. }: Symbol| {
@@ -147,9 +147,9 @@ impl BytePairs {
         symbols
     }
 
-    /// Merges the pair of the least rank, of equals the first, until there is none.
+    /// Merges the pair with the lowest rank, the first of equals, until no pair can be merged.
     fn merged(&self, mut symbols: Vec<Symbol>) -> Vec<Symbol> {
-        // What becomes of the pair at a place, with its rank first.
+        // The merge of the symbol at `place` and the next, ordered by rank.
         let merge = |symbols: &[Symbol], place: usize| {
             let left = symbols.get(place)?;
             let [rank, id] = self.merge(left.id, symbols.get(left.after?)?.id)?;
@@ -159,7 +159,7 @@ impl BytePairs {
             (0..symbols.len()).filter_map(|place| merge(&symbols, place)).collect();
         while let Some(Reverse((_, place, id))) = queue.pop() {
             let Some(after) = symbols[place].after.filter(|_| symbols[place].length > 0) else { continue };
-            // One of the pair may have become another since.
+            // A symbol of the pair may have changed since.
             if self.merge(symbols[place].id, symbols[after].id).is_none_or(|[_, now]| now != id) {
                 continue;
             }
@@ -176,7 +176,7 @@ impl BytePairs {
         symbols
     }
 
-    /// The rank of a pair, and what it becomes.
+    /// The rank of a pair, and the merged id.
     fn merge(&self, left: u32, right: u32) -> Option<[u32; 2]> {
         let (merges, _) = self.merges.as_chunks::<MERGE>();
         let field = |merge: &[u8; MERGE], field: usize| {
@@ -188,8 +188,7 @@ impl BytePairs {
     }
 }
 
-/// The pairs of a list, by their ids, with their places in it and what they become; of a pair that is listed twice the
-/// last, as in the crate.
+/// The ranks and the merged ids of pairs, by their ids. The last of equal pairs counts, as in the crate.
 fn merges(list: &Value, ids: &BTreeMap<&str, u32>) -> Option<BTreeMap<[u32; 2], [u32; 2]>> {
     let merge = |(rank, pair): (u32, &Value)| {
         let (left, right) = match pair {
@@ -209,7 +208,7 @@ mod tests {
 
     use crate::tokenizer::{Tokenizer, byte_pairs::BytePairs};
 
-    /// A `tokenizer.json` with the pieces that come of merging those of these places, one after the other.
+    /// A `tokenizer.json` with merges of the pieces at these indexes.
     fn file(pairs: &[(usize, usize)], fuse_unk: bool, shares_unknown: bool) -> Vec<u8> {
         let mut pieces: Vec<String> = ["<unk>", "a", "b", "c"].map(str::to_owned).into();
         let mut merges = Vec::new();
@@ -240,7 +239,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn words_are_merged_as_the_crate_merges_them(
+        fn words_are_merged_as_by_the_crate(
             pairs in proptest::collection::vec((0..40_usize, 0..40_usize), 0..14),
             word in "[abcdé]{0,24}",
             fuse_unk: bool,
@@ -259,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn models_of_another_kin_have_no_such_form() {
+    fn other_kinds_of_models_are_not_compiled() {
         let model = |more: (&str, serde_json::Value)| {
             let mut model =
                 json!({ "type": "BPE", "unk_token": "u", "vocab": { "u": 0, "a": 1 }, "merges": [] });

@@ -1,7 +1,5 @@
-//! Reading a `tokenizer.json`, in one pass over its text.
-//!
-//! The `tokenizers` crate reads the model in it through three generic forms, one after the other, which takes
-//! twice as long.
+//! Reads a `tokenizer.json` in one pass. The `tokenizers` crate takes twice as long, since it buffers the model in three
+//! generic forms.
 
 use std::{
     fmt,
@@ -23,11 +21,11 @@ use tokenizers::{
 use super::vocabulary::Vocabulary;
 use crate::error::{Error, Result};
 
-/// The tokenizer of the crate, over a vocabulary of ours or its own.
+/// The tokenizer of the crate, with one of our models or its own.
 pub(super) type RawTokenizer =
     TokenizerImpl<Vocabulary, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
-/// A `tokenizer.json`. Its padding and truncation are left out: both are a matter of the request.
+/// A `tokenizer.json`, without its padding and truncation, which depend on the request.
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "M: Deserialize<'de>"))]
 struct File<M> {
@@ -42,7 +40,7 @@ struct File<M> {
     model: M,
 }
 
-/// The form of file that there is.
+/// The supported version of the file format.
 const VERSION: &str = "1.0";
 
 #[derive(Deserialize)]
@@ -51,20 +49,20 @@ struct NumberedToken {
     token: AddedToken,
 }
 
-/// A normalizer whose maps of characters are as long as they say: the crate takes that much memory before it looks.
+/// A normalizer with complete character maps: the crate allocates their claimed size before it checks it.
 fn normalizer<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> std::result::Result<Option<NormalizerWrapper>, D::Error> {
     let Some(settings) = Option::<Value>::deserialize(deserializer)? else { return Ok(None) };
-    if !has_whole_maps(&settings) {
-        return Err(D::Error::custom("expected a map of characters, but found one that is not whole"));
+    if !has_complete_maps(&settings) {
+        return Err(D::Error::custom("expected a character map, but found a truncated one"));
     }
     NormalizerWrapper::deserialize(settings).map(Some).map_err(D::Error::custom)
 }
 
-/// Whether the maps among `settings` hold the trie whose length in bytes they begin with, as SentencePiece writes
-/// them; what is no map at all is left to the crate.
-fn has_whole_maps(settings: &Value) -> bool {
+/// Whether the character maps in `settings` contain the trie whose length in bytes they begin with, as in SentencePiece.
+/// Anything else is left to the crate.
+fn has_complete_maps(settings: &Value) -> bool {
     match settings {
         Value::Object(members) => members.iter().all(|(name, value)| match value {
             Value::String(map) if name == "precompiled_charsmap" => {
@@ -72,26 +70,26 @@ fn has_whole_maps(settings: &Value) -> bool {
                 let length = length.as_deref().and_then(|start| start.first_chunk().copied());
                 length.is_none_or(|length| u32::from_le_bytes(length) as usize <= map.len() / 4 * 3)
             }
-            value => has_whole_maps(value),
+            value => has_complete_maps(value),
         }),
-        Value::Array(elements) => elements.iter().all(has_whole_maps),
+        Value::Array(elements) => elements.iter().all(has_complete_maps),
         _ => true,
     }
 }
 
-/// Reads a file with the vocabulary that is in it.
+/// Reads a `tokenizer.json`.
 pub(super) fn read(json: &[u8]) -> Result<RawTokenizer> {
     match parse::<TypedModel>(json) {
         Ok(file) => file.assemble(|model| Vocabulary::Standard(model.0)),
-        // Files of older versions do not begin with the type, or do not say it.
+        // In files of older versions of the crate the type is not first, or missing.
         Err(_) => parse::<ModelWrapper>(json)?.assemble(Vocabulary::Standard),
     }
 }
 
-/// Reads what [`compile`] has written.
+/// Reads the output of [`compile`].
 pub(super) fn read_compiled(mut file: Bytes) -> Result<RawTokenizer> {
     let damaged =
-        || Error::model("expected a tokenizer's pieces, but found something else; build the bundle again");
+        || Error::model("expected a compiled tokenizer, but found something else; build the bundle again");
     let length = file.try_get_u64_le().map_err(|_| damaged())?;
     let length = usize::try_from(length).ok().filter(|length| *length <= file.len()).ok_or_else(damaged)?;
     let json = file.split_to(length);
@@ -99,8 +97,8 @@ pub(super) fn read_compiled(mut file: Bytes) -> Result<RawTokenizer> {
     parse::<IgnoredAny>(&json)?.assemble(|_| vocabulary)
 }
 
-/// A file with its vocabulary in the form that it is searched in, or nothing where its model is of a kind that has
-/// none: the length of the rest of the JSON, that rest, the vocabulary.
+/// Compiles a `tokenizer.json`: the length of the JSON without the model, that JSON, the model. `None` for unsupported
+/// models.
 pub(super) fn compile(json: &[u8]) -> Result<Option<Vec<u8>>> {
     let model = parse::<ModelWrapper>(json)?.model;
     let mut file: Value = serde_json::from_slice(json).map_err(unreadable)?;
@@ -120,9 +118,9 @@ fn parse<'a, M: Deserialize<'a>>(json: &'a [u8]) -> Result<File<M>> {
     Ok(file)
 }
 
-/// Does something with the crate, which panics where parts of a tokenizer do not fit together.
+/// Calls the crate, which panics if the parts of a tokenizer do not match.
 fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(unreadable("its parts do not fit together")))
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(unreadable("its parts do not match")))
 }
 
 fn unreadable(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
@@ -145,7 +143,7 @@ impl<M> File<M> {
     }
 }
 
-/// A model that says its type first, as those do that the crate writes.
+/// A model with its type first, as the crate writes it.
 struct TypedModel(ModelWrapper);
 
 impl<'de> Deserialize<'de> for TypedModel {

@@ -386,7 +386,7 @@ mod tests {
     fn a_decoder_that_is_not_json_is_an_error_and_not_a_panic() {
         let damaged = include_bytes!("../../fuzz/corpus/pieces/a-decoder-that-is-no-json");
         let refusal = Tokenizer::from_compiled(damaged.to_vec()).err().unwrap();
-        insta::assert_snapshot!(refusal.chain(), @"cannot read the tokenizer: its parts do not fit together");
+        insta::assert_snapshot!(refusal.chain(), @"cannot read the tokenizer: its parts do not match");
     }
 
     #[test]
@@ -431,14 +431,14 @@ mod tests {
     fn a_character_map_of_claimed_gigabytes_is_refused_before_they_are_allocated() {
         let damaged = include_bytes!("../../fuzz/corpus/pieces/a-map-that-says-it-takes-gigabytes");
         let refusal = Tokenizer::from_compiled(damaged.to_vec()).unwrap_err();
-        insta::assert_snapshot!(refusal.chain(), @"cannot read the tokenizer: expected a map of characters, but found one that is not whole at line 1 column 29463");
+        insta::assert_snapshot!(refusal.chain(), @"cannot read the tokenizer: expected a character map, but found a truncated one at line 1 column 29463");
     }
 
     #[test]
     fn an_added_token_that_the_character_map_breaks_is_an_error_and_not_a_panic() {
         let damaged = include_bytes!("../../fuzz/corpus/tokenizer/a-map-that-breaks-an-added-token");
         let refusal = Tokenizer::from_json(damaged).unwrap_err();
-        insta::assert_snapshot!(refusal.chain(), @"cannot read the tokenizer: its parts do not fit together");
+        insta::assert_snapshot!(refusal.chain(), @"cannot read the tokenizer: its parts do not match");
     }
 
     #[test]

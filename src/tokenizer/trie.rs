@@ -1,4 +1,4 @@
-//! The pieces of a vocabulary, in the form that they are searched in.
+//! The tokens of a vocabulary as a trie that is searched in its file's bytes.
 
 use bytes::{Buf, Bytes};
 use yada::{DoubleArray, builder::DoubleArrayBuilder};
@@ -7,20 +7,20 @@ use yada::{DoubleArray, builder::DoubleArrayBuilder};
 /// it takes. What the file holds stays where it is.
 pub(super) struct PieceTrie {
     count: usize,
-    /// Where each piece ends in `text`, as little-endian 32-bit integers.
+    /// The end of each piece in `text`, as little-endian 32-bit integers.
     ends: Bytes,
-    /// All pieces, one after the other.
+    /// All pieces, concatenated.
     text: Bytes,
-    /// From the bytes of a piece to its id.
+    /// The id of a piece by its bytes.
     trie: DoubleArray<Bytes>,
 }
 
-/// The bit of a trie's unit by which it is a leaf.
+/// The bit that marks a unit of the trie as a leaf.
 const IS_LEAF: u32 = 1 << 31;
 
 impl PieceTrie {
-    /// Adds pieces to a file: `by_id`, and `keys`, which are sorted, with the id of each. Nothing where they cannot be
-    /// written so: a trie has no empty pieces and none with a zero byte.
+    /// Appends pieces to a file: `by_id`, and sorted `keys` with their ids. `None` for pieces that a trie cannot have:
+    /// empty ones, and those with a zero byte.
     pub(super) fn write(by_id: &[&str], keys: &[(&[u8], u32)], file: &mut Vec<u8>) -> Option<()> {
         let trie = DoubleArrayBuilder::build(keys).ok()?;
         let mut end = 0_u32;
@@ -33,31 +33,30 @@ impl PieceTrie {
         Some(())
     }
 
-    /// Reads what [`PieceTrie::write`] has added, of so many pieces and bytes of text; nothing where it is something else.
+    /// Reads the output of [`write`](Self::write), with `count` pieces and `text_bytes` of text; `None` if it is
+    /// invalid.
     pub(super) fn read(count: u64, text_bytes: u64, mut file: Bytes) -> Option<Self> {
         let (ends, text) = (take(&mut file, count, 4)?, take(&mut file, text_bytes, 1)?);
-        // The crate looks no further than the array for all but its leaves, which it never goes on from unless it
-        // begins with one.
-        let begins_with_leaf =
-            file.first_chunk().is_some_and(|unit| u32::from_le_bytes(*unit) & IS_LEAF != 0);
-        if begins_with_leaf {
+        // The crate checks bounds, except when it continues from a leaf, which it only does if the root is one.
+        let root_is_leaf = file.first_chunk().is_some_and(|unit| u32::from_le_bytes(*unit) & IS_LEAF != 0);
+        if root_is_leaf {
             return None;
         }
         Some(Self { count: usize::try_from(count).ok()?, ends, text, trie: DoubleArray::new(file).ok()? })
     }
 
-    /// How many ids there are.
+    /// The number of ids.
     pub(super) fn count(&self) -> usize {
         self.count
     }
 
-    /// The pieces that `text` begins with: their ids and lengths in bytes, the shortest first.
-    pub(super) fn beginning<'a>(&'a self, text: &'a str) -> impl Iterator<Item = (u32, usize)> + 'a {
+    /// The pieces that are prefixes of `text`, the shortest first: their ids and their lengths in bytes.
+    pub(super) fn prefixes<'a>(&'a self, text: &'a str) -> impl Iterator<Item = (u32, usize)> + 'a {
         self.trie.common_prefix_search(text).filter(|(id, _)| (*id as usize) < self.count)
     }
 
     pub(super) fn id_of(&self, piece: &str) -> Option<u32> {
-        self.beginning(piece).find(|(_, length)| *length == piece.len()).map(|(id, _)| id)
+        self.prefixes(piece).find(|(_, length)| *length == piece.len()).map(|(id, _)| id)
     }
 
     pub(super) fn piece(&self, id: u32) -> Option<&str> {
@@ -68,13 +67,13 @@ impl PieceTrie {
     }
 }
 
-/// The next `count` values of `size` bytes of a file, if it has them.
+/// Takes the next `count` values of `size` bytes from a file, if it has as many.
 pub(super) fn take(file: &mut Bytes, count: u64, size: usize) -> Option<Bytes> {
     let length = usize::try_from(count).ok()?.checked_mul(size)?;
     (length <= file.len()).then(|| file.split_to(length))
 }
 
-/// The next number of a file.
+/// Takes the next number from a file.
 pub(super) fn number(file: &mut Bytes) -> Option<u64> {
     file.try_get_u64_le().ok()
 }

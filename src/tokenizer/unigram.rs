@@ -1,29 +1,29 @@
-//! Unigram vocabularies: the likeliest pieces of a word.
+//! Unigram models: a word becomes its most likely sequence of pieces.
 
 use bytes::Bytes;
 use tokenizers::{Result as RawResult, Token, models::unigram::Unigram as RawUnigram};
 
 use super::trie::{PieceTrie, number, take};
 
-/// A Unigram vocabulary in the form that it is searched in.
+/// A Unigram model on top of a [`PieceTrie`].
 ///
-/// The crate makes a tree of hash maps from a list of pieces: for 250,000 of them that takes a third of a second
-/// and some 200 MB. Ids are those of the crate, ties and unknown characters included.
+/// The crate builds a tree of hash maps, which takes a third of a second and some 200 MB for 250,000 pieces. The ids are
+/// those of the crate, ties and unknown characters included.
 pub(super) struct Unigram {
     pieces: PieceTrie,
-    /// The piece that stands for unknown characters, and what one of them scores.
+    /// The piece for unknown characters, and the score of each.
     unknown: Option<u32>,
     unknown_score: f64,
     byte_fallback: bool,
-    /// The logarithm of each piece's probability, as little-endian 64-bit floats.
+    /// The log-probability of each piece, as little-endian 64-bit floats.
     scores: Bytes,
 }
 
-/// The best way that is known to spell a word up to some byte.
+/// The best known spelling of a word's prefix.
 #[derive(Clone, Copy, Default)]
 struct Spelling {
     score: f64,
-    /// Where its last piece begins; nothing at the word's beginning.
+    /// The start of its last piece; `None` for the empty prefix.
     start: Option<usize>,
     is_unknown: bool,
 }
@@ -36,25 +36,24 @@ impl Spelling {
     }
 }
 
-/// What an unknown character costs beyond the least likely piece, as in SentencePiece.
+/// The penalty of an unknown character relative to the least likely piece, as in SentencePiece.
 const UNKNOWN_PENALTY: f64 = 10.0;
-/// What a file of them begins with; the last byte counts its forms.
+/// The magic number of a file; the last byte is the version.
 pub(super) const MAGIC: [u8; 8] = *b"pieces\0\x01";
-/// In place of the id of the unknown piece where there is none.
+/// The id of the unknown piece if there is none.
 const NO_ID: u64 = u64::MAX;
 const NO_UNKNOWN: &str = "the tokenizer has no piece for unknown characters";
 
 impl Unigram {
-    /// The file of a model's pieces, or nothing where they cannot be written so: a trie has no empty pieces and
-    /// none with a zero byte.
+    /// The file of a model; `None` if it has a piece that a trie cannot have.
     pub(super) fn file_of(model: &RawUnigram) -> Option<Vec<u8>> {
-        // The model gives its pieces with their scores, but not which of them stands for the unknown.
+        // The crate has no accessor for the id of the unknown piece.
         let settings = serde_json::to_value(model).ok()?;
         let unknown = settings.get("unk_id").and_then(serde_json::Value::as_u64).unwrap_or(NO_ID);
         let byte_fallback = u64::from(model.byte_fallback());
         let pieces: Vec<&(String, f64)> = model.iter().collect();
 
-        // Of a piece that is listed twice, the crate takes the last.
+        // The last of equal pieces counts, as in the crate.
         let mut keys: Vec<(&[u8], u32)> =
             pieces.iter().zip(0..).map(|((piece, _), id)| (piece.as_bytes(), id)).collect();
         keys.sort_by(|left, right| left.0.cmp(right.0).then(right.1.cmp(&left.1)));
@@ -73,7 +72,7 @@ impl Unigram {
         Some(file)
     }
 
-    /// Reads what [`Unigram::file_of`] has written after [`MAGIC`]; nothing where it is something else.
+    /// Reads the output of [`file_of`](Self::file_of) after [`MAGIC`]; `None` if it is invalid.
     pub(super) fn read(mut file: Bytes) -> Option<Self> {
         let mut next = || number(&mut file);
         let [count, text_bytes, unknown, byte_fallback] = [next()?, next()?, next()?, next()?];
@@ -115,13 +114,13 @@ impl Unigram {
         scores.get(id as usize).map_or(f64::NEG_INFINITY, |score| f64::from_le_bytes(*score))
     }
 
-    /// Splits a word into its most likely pieces (Viterbi); runs of unknown characters stay together.
+    /// Splits a word into its most likely pieces (Viterbi); consecutive unknown characters are one piece.
     fn split<'a>(&self, word: &'a str) -> RawResult<Vec<&'a str>> {
         let mut spellings = vec![Spelling::default(); word.len() + 1];
         for (start, character) in word.char_indices() {
             let score = spellings[start].score;
             let mut has_character = false;
-            for (id, length) in self.pieces.beginning(&word[start..]) {
+            for (id, length) in self.pieces.prefixes(&word[start..]) {
                 let score = score + self.score(id);
                 spellings[start + length].improve(score, start, Some(id) == self.unknown);
                 has_character |= length == character.len_utf8();
@@ -146,7 +145,7 @@ impl Unigram {
         Ok(pieces)
     }
 
-    /// The pieces that stand for the bytes of a text that has no piece, if there are all of them.
+    /// The byte pieces of a text that is not a piece, if the model has all of them.
     fn bytes_of(&self, text: &str) -> Option<Vec<u32>> {
         let byte = |byte: u8| self.pieces.id_of(&format!("<0x{byte:02X}>"));
         if self.byte_fallback { text.bytes().map(byte).collect() } else { None }

@@ -1,4 +1,4 @@
-//! The vocabulary of a tokenizer, and the forms that large ones are loaded from.
+//! The models of tokenizers: those of the crate, and two that load quickly if their vocabulary is large.
 
 use std::{
     collections::HashMap,
@@ -18,15 +18,16 @@ use super::{
     unigram::{self, Unigram},
 };
 
-/// What turns words into pieces: the crate's own models, or forms of two of them that are searched where they lie.
+/// The model of a tokenizer, which splits words into pieces.
 pub(super) enum Vocabulary {
+    /// A model of the crate, in hash maps.
     Standard(ModelWrapper),
     Unigram(Unigram),
     BytePairs(BytePairs),
 }
 
 impl Vocabulary {
-    /// The file of a model that there is such a form for; `json` is the model in its file.
+    /// The file of a compiled model; `None` for kinds that are not supported. `json` is the model in `tokenizer.json`.
     pub(super) fn file_of(model: &ModelWrapper, json: &Value) -> Option<Vec<u8>> {
         match model {
             ModelWrapper::Unigram(model) => Unigram::file_of(model),
@@ -35,7 +36,7 @@ impl Vocabulary {
         }
     }
 
-    /// Reads what [`Vocabulary::file_of`] has written; nothing where a file is something else.
+    /// Reads the output of [`file_of`](Self::file_of); `None` if it is invalid.
     pub(super) fn read(mut file: Bytes) -> Option<Self> {
         let magic = take(&mut file, 1, unigram::MAGIC.len())?;
         if magic == unigram::MAGIC[..] {
@@ -44,7 +45,7 @@ impl Vocabulary {
         if magic == byte_pairs::MAGIC[..] { BytePairs::read(file).map(Self::BytePairs) } else { None }
     }
 
-    /// The pieces, or the crate's model that has its own.
+    /// The pieces of a compiled model, or the model of the crate.
     fn pieces(&self) -> Result<&PieceTrie, &ModelWrapper> {
         match self {
             Self::Standard(model) => Err(model),
@@ -96,7 +97,7 @@ impl Model for Vocabulary {
     }
 
     fn save(&self, folder: &Path, prefix: Option<&str>) -> RawResult<Vec<PathBuf>> {
-        let refusal = || Err("pieces are read, and written by the build of a bundle only".into());
+        let refusal = || Err("a compiled tokenizer cannot be saved".into());
         self.pieces().map_or_else(|own| own.save(folder, prefix), |_| refusal())
     }
 

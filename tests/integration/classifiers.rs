@@ -24,7 +24,7 @@ use tower::ServiceExt;
 
 use crate::models::{build_request, fixtures, open, open_for, request, runtime, serve};
 
-/// What a logit may differ by from that of `transformers` in fp32.
+/// The tolerance of a logit relative to `transformers` in fp32.
 const TOLERANCE: f32 = 3e-5;
 
 #[derive(Deserialize)]
@@ -68,7 +68,7 @@ fn classification(model: &Model) -> &ClassificationPipeline {
     }
 }
 
-/// Compares ids and logits of every text and pair; all failures are told.
+/// Compares ids and logits of every text and pair; all failures are reported.
 async fn compare(name: &str) {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
@@ -155,7 +155,7 @@ struct RankCase {
 }
 
 #[tokio::test]
-async fn ranking_scores_are_those_of_a_cross_encoder() {
+async fn ranking_scores_match_a_cross_encoder() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     let source = fixtures().join("models/tiny-bert-rank");
@@ -181,7 +181,7 @@ struct Pipelines {
     entries: Vec<Entry>,
 }
 
-/// What a pipeline of `transformers` made of a call.
+/// A call of a pipeline of `transformers`, and its result.
 #[derive(Debug, Deserialize)]
 struct Entry {
     task: String,
@@ -213,7 +213,7 @@ fn by_input(entry: &Entry) -> Vec<Vec<(String, f64)>> {
 
 /// The hub's route gives the labels and scores of the pipelines of `transformers`.
 #[tokio::test]
-async fn the_hub_route_answers_as_the_pipelines() {
+async fn the_hub_route_matches_the_pipelines_of_transformers() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     let Pipelines { entries } = read("pipelines");
@@ -221,7 +221,7 @@ async fn the_hub_route_answers_as_the_pipelines() {
     let mut compared = 0;
     // Unsorted lists are what no client of the hub asks for; texts that are empty, labels given twice and labels
     // for which a model has no room are refused here.
-    let is_asked = |entry: &&Entry| {
+    let is_of_kind = |entry: &&Entry| {
         let labels = entry.parameters["candidate_labels"].as_array();
         let is_twice = labels.is_some_and(|labels| {
             labels.iter().any(|label| labels.iter().filter(|other| *other == label).count() > 1)
@@ -232,7 +232,7 @@ async fn the_hub_route_answers_as_the_pipelines() {
         let is_empty = entry.inputs == "" || entry.inputs["text"] == "";
         !is_empty && !is_long && entry.parameters.get("return_all_scores").is_none() && !is_twice
     };
-    for entry in entries.iter().filter(is_asked) {
+    for entry in entries.iter().filter(is_of_kind) {
         let name = format!("{}-{}", entry.task, entry.model);
         if !models.iter().any(|model| model.name == name) {
             models.push(open_for(entry.task.parse().unwrap(), &entry.model, folder.path(), runtime).unwrap());

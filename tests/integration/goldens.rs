@@ -17,7 +17,7 @@ use serde::Deserialize;
 
 use crate::models::{fixtures, open, runtime, serve};
 
-/// What a vector may differ by from sentence-transformers' in fp32: another order of the same sums.
+/// The tolerance of a vector relative to sentence-transformers in fp32: the same sums in another order.
 const TOLERANCE: f32 = 2e-5;
 
 #[derive(Deserialize)]
@@ -92,7 +92,7 @@ fn difference(left: &[f32], right: &[f32]) -> f32 {
     left.iter().zip(right).map(|(left, right)| (left - right).abs()).fold(0.0, f32::max)
 }
 
-/// Compares everything that the golden of `name` holds with what `model` answers; all failures are told.
+/// Compares all results in the golden file of `name` with those of `model`; all failures are reported.
 async fn compare(name: &str, model: &Model, tolerance: f32) {
     let (golden, pipeline) = (golden(name), pipeline(model));
     assert_eq!(pipeline.settings().max_tokens, golden.max_length, "{name}");
@@ -122,7 +122,7 @@ async fn compare(name: &str, model: &Model, tolerance: f32) {
     for (case, found) in golden.cases.iter().zip(&together.vectors) {
         let difference = difference(found, &case.embedding);
         if difference > tolerance {
-            failures.push(format!("{:?}: vector in company off by {difference}", case.text));
+            failures.push(format!("{:?}: vector in a batch off by {difference}", case.text));
         }
     }
     for case in &golden.token_embeddings {
@@ -197,7 +197,7 @@ async fn bert_in_shards_of_bfloat16_with_relu() {
 
 /// Exports answer as the folders that they were made from.
 #[tokio::test]
-async fn exports_answer_as_their_originals() {
+async fn exports_match_their_originals() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     let golden = golden("tiny-bert");

@@ -32,7 +32,7 @@ pub(crate) fn runtime() -> Option<Runtime> {
     }
 }
 
-/// Nobody looks.
+/// Ignores progress.
 struct Silent;
 
 impl Progress for Silent {
@@ -40,7 +40,7 @@ impl Progress for Silent {
     fn step(&self) {}
 }
 
-/// What to build, with everything else as it comes.
+/// A request for a build, with defaults for everything else.
 pub(crate) fn request(source: PathBuf, out: PathBuf, precision: Option<Precision>) -> Request {
     Request { source, out, name: None, task: None, precision, cache: "/nonexistent".into() }
 }

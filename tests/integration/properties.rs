@@ -1,5 +1,4 @@
-//! What holds for any texts: each gets its own answer, whatever company it comes in, and no more of it is read than is
-//! said.
+//! Properties of all texts: results do not depend on the other texts of a request, and limits are kept.
 
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
@@ -62,7 +61,7 @@ const OPTIONS: EmbeddingOptions = EmbeddingOptions {
     max_values: usize::MAX,
 };
 
-/// A model that tells the sum of a text's ids, and how many there are, whatever it is padded with.
+/// A model that returns the sum and the number of a text's ids, without padding.
 fn summing([rows, concurrency, tokens]: [usize; 3]) -> EmbeddingPipeline {
     let signature = Signature {
         inputs: ["input_ids", "attention_mask"]
@@ -110,7 +109,7 @@ proptest! {
     #![proptest_config(Config { cases: 64, failure_persistence: None, ..Config::default() })]
 
     #[test]
-    fn every_text_gets_its_own_answer_in_whatever_batches(
+    fn results_do_not_depend_on_batches(
         texts in vec(text(), 1..40), schedule in (1_usize..9, 1_usize..4, 0_usize..60),
     ) {
         let together = embed(&summing(schedule.into()), &texts);
@@ -123,7 +122,7 @@ proptest! {
     }
 
     #[test]
-    fn no_more_tokens_are_read_than_there_may_be(first in text(), second in text(), limit in 4_usize..40) {
+    fn the_token_limit_is_kept(first in text(), second in text(), limit in 4_usize..40) {
         for name in TOKENIZERS {
             let tokenizer = tokenizer(name);
             for side in [Side::Left, Side::Right] {
@@ -168,12 +167,12 @@ proptest! {
     }
 }
 
-/// `docs/design.md` says it: one row a run, so that company makes no difference at all.
+/// One row per run, as in `docs/design.md`, so that other texts make no difference at all.
 #[test]
-fn a_text_has_the_same_vector_alone_and_in_company() {
+fn a_text_has_the_same_vector_alone_and_in_a_batch() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
-    // As it is quantised by default, whose scales are those of the whole batch.
+    // Quantised by default, with scales of the whole batch.
     let model = open(fixtures().join("models/tiny-bert"), folder.path(), None, runtime).unwrap();
     let Pipeline::Embedding(pipeline) = &model.pipeline else { panic!("it embeds") };
     let config = Config { cases: 16, failure_persistence: None, ..Config::default() };

@@ -1,5 +1,4 @@
-//! What clients see of translation: every route, and every way of asking wrongly, on a scripted model that says its
-//! source again.
+//! All routes of translation, with valid and invalid requests, on a scripted model that repeats its source.
 
 use std::{sync::Arc, time::Duration};
 
@@ -36,7 +35,7 @@ use crate::models::fixtures;
 const START: i64 = 2;
 const END: i64 = 2;
 const VOCABULARY: usize = 646;
-/// A source that begins with this token never ends.
+/// The target of a source that begins with this token never ends.
 const ENDLESS: &str = "deu_Latn";
 
 fn tokenizer() -> Arc<Tokenizer> {
@@ -160,7 +159,7 @@ fn cat(parameters: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn the_hub_gets_an_object_a_text() {
+async fn the_hub_route_returns_an_object_per_text() {
     let languages = json!({ "src_lang": "eng_Latn", "tgt_lang": "French" });
     let (status, one) = ask("/models/all", &cat(&languages)).await;
     assert_eq!((status, one), (StatusCode::OK, json!([{ "translation_text": "The cat sits." }])));
@@ -179,7 +178,7 @@ async fn the_hub_gets_an_object_a_text() {
 }
 
 #[tokio::test]
-async fn our_own_route_keeps_spacing_and_tells_what_was_done() {
+async fn the_translate_route_keeps_spacing_and_reports_usage() {
     let text = "The cat sits. The dog sleeps!\n\n  She sold 1,250 shares at $37.50 on 12/31.\n";
     let (status, answer) =
         ask("/translate", &json!({ "inputs": text, "src_lang": "English", "tgt_lang": "fr" })).await;
@@ -203,7 +202,7 @@ async fn our_own_route_keeps_spacing_and_tells_what_was_done() {
     "#);
     let (_, of_two) =
         ask("/translate", &json!({ "inputs": ["The cat.", " "], "src_lang": "en", "tgt_lang": "pt" })).await;
-    assert_eq!(of_two["model"], "all", "the first model that knows both languages");
+    assert_eq!(of_two["model"], "all", "the first model with both languages");
     assert_eq!(of_two["translations"][1]["text"], " ");
     assert_eq!(of_two["translations"][0]["tgt_lang"], "por_Latn");
     let beams = json!({ "num_beams": 2, "num_return_sequences": 2 });
@@ -244,7 +243,7 @@ async fn a_sentence_that_is_too_long_is_cut_between_words_or_reported() {
 }
 
 #[tokio::test]
-async fn languages_are_needed_and_named() {
+async fn languages_are_required() {
     let hub = async |parameters: Value| refusal("/models/all", cat(&parameters)).await;
     insta::assert_snapshot!(hub(json!({})).await, @"422: expected the languages of the translation in `src_lang` and `tgt_lang`, but found neither");
     insta::assert_snapshot!(hub(json!({ "src_lang": "en" })).await, @"422: expected `tgt_lang` in addition to `src_lang`, but found none");
@@ -290,7 +289,7 @@ async fn tokens_are_those_that_the_encoder_reads() {
 }
 
 #[tokio::test]
-async fn contradictions_and_nonsense_are_refused_before_work_starts() {
+async fn contradictory_and_invalid_options_are_refused_before_work_starts() {
     let generate = async |parameters: Value| {
         let parameters = json!({ "src_lang": "en", "tgt_lang": "fr", "generate_parameters": parameters });
         refusal("/models/two", cat(&parameters)).await

@@ -24,7 +24,7 @@ struct Goldens {
     generated: Vec<Case>,
 }
 
-/// What `generate` made of a batch.
+/// A batch, and its result from `generate`.
 #[derive(Deserialize)]
 struct Case {
     options: GenerationOptions,
@@ -39,7 +39,7 @@ fn goldens(name: &str) -> Vec<Case> {
     goldens.generated
 }
 
-/// What a model's `generation_config.json` says.
+/// The settings in a model's `generation_config.json`.
 fn settings(name: &str) -> GenerationSettings {
     let path = fixtures().join("models").join(name).join("generation_config.json");
     let Value::Object(mut said) = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap() else {
@@ -112,7 +112,7 @@ async fn generates_as_transformers(name: &str, backend: &OnnxSeq2Seq) {
         let search = GenerationConfig::new(&settings, &case.options, bounds).unwrap();
         let found = run(backend, &case.sources, &search, settings.pad_token_id).await;
         compare(case, &found, "batch");
-        // A source gets the same target in whatever company it comes.
+        // The target of a source does not depend on the rest of the batch.
         let alone = run(backend, &case.sources[..1], &search, settings.pad_token_id).await;
         compare(case, &alone, "alone");
     }

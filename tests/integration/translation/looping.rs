@@ -54,12 +54,12 @@ fn soon() -> Deadline {
     Deadline::within(Duration::from_secs(30))
 }
 
-/// Says 3 as often as the source says, then ends.
+/// Generates the token 3 as often as the source requires, then ends.
 fn counting() -> ScriptedSeq2Seq {
     ScriptedSeq2Seq::new(6, |source, target| {
-        let goes_on = (target.len() as i64) <= source[0];
+        let continues = (target.len() as i64) <= source[0];
         let mut scores = vec![0.0, 0.0, 1.0, 2.0, 1.5, 0.0];
-        scores[if goes_on { 3 } else { 0 }] = 9.0;
+        scores[if continues { 3 } else { 0 }] = 9.0;
         scores
     })
 }
@@ -86,7 +86,7 @@ async fn beams_share_the_first_step_and_leave_together() {
     assert!(steps.iter().skip(1).all(|rows| rows % 3 == 0), "{steps:?}");
 }
 
-/// Never ends of its own.
+/// Never generates an end of sequence.
 fn endless() -> ScriptedSeq2Seq {
     ScriptedSeq2Seq::new(6, |_, _| vec![-9.0, 0.0, 1.0, 3.0, 2.0, 0.0])
 }
@@ -117,7 +117,7 @@ async fn the_deadline_is_checked_at_every_step() {
 }
 
 #[tokio::test]
-async fn nonsense_is_an_error() {
+async fn invalid_logits_are_an_error() {
     for beams in [1, 2] {
         let decoder = ScriptedSeq2Seq::new(6, |_, _| vec![f32::NAN; 6]);
         let error = run(&decoder, &[vec![1]], search(json!({"num_beams": beams})), soon()).await.unwrap_err();
@@ -129,7 +129,7 @@ async fn nonsense_is_an_error() {
 }
 
 #[tokio::test]
-async fn drawing_follows_the_seed_and_the_probabilities() {
+async fn sampling_follows_the_seed_and_the_probabilities() {
     let decoder = ScriptedSeq2Seq::new(6, |_, _| vec![-50.0, -50.0, 0.0, 1.0, -50.0, -50.0]);
     let draw = async |seed: u64, beams: usize, tokens: usize| {
         let options = json!({

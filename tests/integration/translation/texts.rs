@@ -101,7 +101,7 @@ fn student(direction: &str, folder: &Path, runtime: Runtime) -> Option<Model> {
 }
 
 #[tokio::test]
-async fn students_of_bergamot_translate_as_the_reference_engine() {
+async fn bergamot_models_translate_as_the_reference_engine() {
     let Some(runtime) = runtime() else { return };
     let goldens = std::fs::read(fixtures().join("goldens/bergamot.json")).unwrap();
     let goldens: Value = serde_json::from_slice(&goldens).unwrap();
