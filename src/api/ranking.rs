@@ -160,7 +160,7 @@ fn parse_documents(value: Value, limit: usize) -> Result<Vec<String>> {
 }
 
 #[derive(Serialize, ToSchema)]
-struct CohereAnswer<'a> {
+struct CohereResponse<'a> {
     id: String,
     results: Vec<RankedDocument<'a>>,
     #[schema(value_type = Object)]
@@ -172,7 +172,7 @@ struct CohereAnswer<'a> {
     post, path = "/v2/rerank", tag = "Cohere", request_body = DocumentsRequest,
     responses((
         status = 200, description = "The documents' positions and scores, the highest score first.",
-        body = CohereAnswer<'static>
+        body = CohereResponse<'static>
     ))
 )]
 pub(super) async fn cohere(Call(context, body): Call<DocumentsRequest>) -> Result<Response, Rejection> {
@@ -183,12 +183,12 @@ pub(super) async fn cohere(Call(context, body): Call<DocumentsRequest>) -> Resul
         "tokens": { "input_tokens": ranked.usage.tokens },
     });
     let id = uuid::Uuid::new_v4().to_string();
-    let answer = CohereAnswer { id, results: ranked.documents(false), meta };
+    let answer = CohereResponse { id, results: ranked.documents(false), meta };
     Ok(with_backend(&answer, ranked.usage.location))
 }
 
 #[derive(Serialize, ToSchema)]
-struct JinaAnswer<'a> {
+struct JinaResponse<'a> {
     model: &'a str,
     object: &'static str,
     results: Vec<RankedDocument<'a>>,
@@ -201,7 +201,7 @@ struct JinaAnswer<'a> {
     post, path = "/v1/rerank", tag = "Jina", request_body = DocumentsRequest,
     responses((
         status = 200, description = "The documents and their scores, the highest score first.",
-        body = JinaAnswer<'static>
+        body = JinaResponse<'static>
     ))
 )]
 pub(super) async fn jina(Call(context, body): Call<DocumentsRequest>) -> Result<Response, Rejection> {
@@ -209,6 +209,6 @@ pub(super) async fn jina(Call(context, body): Call<DocumentsRequest>) -> Result<
     let (model, ranked) = rank_documents(&context, body).await?;
     let tokens = ranked.usage.tokens;
     let usage = json!({ "prompt_tokens": tokens, "total_tokens": tokens });
-    let answer = JinaAnswer { model, object: "list", results: ranked.documents(with_text), usage };
+    let answer = JinaResponse { model, object: "list", results: ranked.documents(with_text), usage };
     Ok(with_backend(&answer, ranked.usage.location))
 }

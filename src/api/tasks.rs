@@ -42,7 +42,7 @@ impl ToSchema for DefaultRequest {}
 #[utoipa::path(
     post, path = "/", tag = "TEI", request_body = DefaultRequest,
     responses((
-        status = 200, description = "The response of the task's own route.", body = schemas::TaskAnswer
+        status = 200, description = "The response of the task's own route.", body = schemas::TaskResponse
     ))
 )]
 pub(super) async fn default_task(Call(context, body): Call<Value>) -> Result<Response, Rejection> {
@@ -89,7 +89,7 @@ impl ToSchema for HubRequest {}
     post, path = "/models/{model}", operation_id = "task", tag = "model hub", request_body = HubRequest,
     responses((
         status = 200, description = "Depending on the task: vectors, labels with scores, ranks or translations.",
-        body = schemas::TaskAnswer
+        body = schemas::TaskResponse
     ))
 )]
 pub(super) async fn infer(

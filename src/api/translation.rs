@@ -36,7 +36,9 @@ pub(super) struct TranslateRequest {
     src_lang: Option<String>,
     /// The language of the translations.
     tgt_lang: Option<String>,
+    /// `sentences` by default.
     split: Option<Split>,
+    /// Whether sentences beyond the model's maximum are truncated; otherwise they are rejected.
     truncate: Option<bool>,
     clean_up_tokenization_spaces: Option<bool>,
     #[serde(default, deserialize_with = "request::object")]
@@ -44,17 +46,16 @@ pub(super) struct TranslateRequest {
 }
 
 #[derive(Serialize, ToSchema)]
-struct TranslateAnswer<'a> {
+struct TranslateResponse<'a> {
     model: &'a str,
-    translations: Vec<TextAnswer<'a>>,
+    translations: Vec<TranslatedText<'a>>,
     #[schema(value_type = Object)]
     usage: Value,
 }
 
 /// The best translation of a text, and all of them if several were requested.
 #[derive(Serialize, ToSchema)]
-#[schema(as = TranslatedText)]
-struct TextAnswer<'a> {
+struct TranslatedText<'a> {
     text: &'a str,
     src_lang: &'a str,
     tgt_lang: &'a str,
@@ -75,7 +76,7 @@ struct Alternative<'a> {
 #[utoipa::path(
     post, path = "/translate", tag = "Kivu", request_body = TranslateRequest,
     responses((
-        status = 200, description = "The best translation of each text.", body = TranslateAnswer<'static>
+        status = 200, description = "The best translation of each text.", body = TranslateResponse<'static>
     ))
 )]
 pub(super) async fn translate(Call(context, body): Call<TranslateRequest>) -> Result<Response, Rejection> {
@@ -94,23 +95,23 @@ pub(super) async fn translate(Call(context, body): Call<TranslateRequest>) -> Re
         max_sentences: app.limits.texts,
     };
     let translations = pipeline.translate(texts, &options, context.deadline).await?;
-    Ok(with_usage(&context, &answer(model, &translations), &translations.usage, characters))
+    Ok(with_usage(&context, &response(model, &translations), &translations.usage, characters))
 }
 
-fn answer<'a>(model: &'a Model, translations: &'a Translations) -> TranslateAnswer<'a> {
+fn response<'a>(model: &'a Model, translations: &'a Translations) -> TranslateResponse<'a> {
     let Translations { texts, pairs, usage } = translations;
-    let texts = texts.iter().zip(pairs).enumerate().map(|(place, (texts, pair))| {
+    let texts = texts.iter().zip(pairs).enumerate().map(|(index, (texts, pair))| {
         let alternative = |other: &'a Translation| Alternative { text: &other.text, score: other.score };
-        TextAnswer {
+        TranslatedText {
             text: texts.first().map_or("", |best| &best.text),
             src_lang: &pair.source,
             tgt_lang: &pair.target,
             score: texts.first().and_then(|best| best.score),
-            truncated: usage.truncated.contains(&place),
+            truncated: usage.truncated.contains(&index),
             alternatives: if texts.len() > 1 { texts.iter().map(alternative).collect() } else { Vec::new() },
         }
     });
-    TranslateAnswer {
+    TranslateResponse {
         model: &model.name,
         translations: texts.collect(),
         usage: json!({ "input_tokens": usage.tokens, "output_tokens": usage.generated }),

@@ -306,8 +306,7 @@ fn unsupported(name: &str, datatype: &str) -> Error {
 }
 
 #[derive(Serialize, ToSchema)]
-#[schema(as = InferAnswer)]
-pub(super) struct Answer<'a> {
+pub(super) struct InferResponse<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<&'a str>,
     model_name: &'a str,
@@ -349,7 +348,7 @@ pub(super) fn respond(
         parameters: bytes.as_ref().map(|bytes| BinaryParameters { binary_data_size: bytes.len() }),
         data: bytes.is_none().then_some(&output.elements),
     };
-    let answer = Answer { id, model_name: model, model_version: version, outputs: [tensor] };
+    let answer = InferResponse { id, model_name: model, model_version: version, outputs: [tensor] };
     let Some(bytes) = bytes else { return Ok(with_backend(&answer, output.location)) };
     let mut body = serde_json::to_vec(&answer)
         .map_err(|error| Error::inference_because("cannot write the response", error))?;

@@ -179,7 +179,7 @@ pub(super) async fn config(
     request_body = InferRequest,
     responses((
         status = 200, description = "The output, in the JSON or as binary data after it.",
-        content((message::Answer<'static> = "application/json"), (schemas::Bytes = "application/octet-stream"))
+        content((message::InferResponse<'static> = "application/json"), (schemas::Bytes = "application/octet-stream"))
     ))
 )]
 pub(super) async fn infer(

@@ -222,8 +222,8 @@ fn texts(input: &InferInput, limit: usize) -> Result<Vec<String>> {
     let texts = strings(input)?;
     inputs::count(&input.name, texts.len(), limit)?;
     match texts.iter().position(String::is_empty) {
-        Some(place) => Err(Error::invalid(format!(
-            "expected a text in `{}[{place}]`, but found an empty one",
+        Some(index) => Err(Error::invalid(format!(
+            "expected a text in `{}[{index}]`, but found an empty one",
             input.name
         ))),
         None => Ok(texts.to_vec()),
@@ -260,7 +260,7 @@ fn tokens(ids: &InferInput, mask: Option<&InferInput>, limit: usize) -> Result<V
     let values = integers(ids)?;
     let kept = mask.map(integers).transpose()?.unwrap_or_else(|| vec![1; values.len()]);
     let rows = values.chunks(length).zip(kept.chunks(length)).enumerate();
-    rows.map(|(place, (row, kept))| {
+    rows.map(|(index, (row, kept))| {
         let row = row.iter().zip(kept).filter(|(_, kept)| **kept != 0);
         let row: Vec<u32> =
             row.map(|(id, _)| u32::try_from(*id)).collect::<Result<_, _>>().map_err(|_| {
@@ -268,7 +268,7 @@ fn tokens(ids: &InferInput, mask: Option<&InferInput>, limit: usize) -> Result<V
             })?;
         if row.is_empty() {
             return Err(Error::invalid(format!(
-                "expected tokens in row {place} of `{}`, but found none",
+                "expected tokens in row {index} of `{}`, but found none",
                 ids.name
             )));
         }

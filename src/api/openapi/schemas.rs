@@ -92,9 +92,9 @@ impl PartialSchema for Predictions {
 impl ToSchema for Predictions {}
 
 /// The response of a route that runs any task.
-pub(in crate::api) struct TaskAnswer;
+pub(in crate::api) struct TaskResponse;
 
-impl PartialSchema for TaskAnswer {
+impl PartialSchema for TaskResponse {
     fn schema() -> FieldSchema {
         let text = || ObjectBuilder::new().schema_type(Type::String);
         let translation = || ObjectBuilder::new().property("translation_text", text());
@@ -110,7 +110,7 @@ impl PartialSchema for TaskAnswer {
     }
 }
 
-impl ToSchema for TaskAnswer {}
+impl ToSchema for TaskResponse {}
 
 pub(in crate::api) fn of<T: PartialSchema>() -> FieldSchema {
     T::schema()
