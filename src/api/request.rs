@@ -62,7 +62,7 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for InPath<
 /// - the body is not JSON (400), or JSON of another shape (422).
 pub(super) struct Call<T>(pub(super) Context, pub(super) T);
 
-/// The context of a handler, in addition to the body of the request.
+/// The state, deadline and start time of a request.
 pub(super) struct Context {
     pub(super) app: Arc<App>,
     pub(super) deadline: Deadline,

@@ -1,4 +1,4 @@
-//! Parts shared by responses of several dialects: usage headers, predictions and ranks.
+//! Parts that responses of several dialects share: usage headers, predictions and ranks.
 
 use std::time::Duration;
 

@@ -505,7 +505,7 @@ class TeiTest(ServerTest):
                 self.assertIn(named, answer["error"])
 
     def test_broken_json_is_400(self):
-        self.refusal("/embed", b'{"inputs": "What is', [400])
+        self.refusal("/embed", b'{"inputs": "hello', [400])
 
     def test_unknown_path_is_404(self):
         self.assertEqual(ask("GET", "/no/such/path")[0], 404)

@@ -1,4 +1,4 @@
-//! Parts shared by all operations: path parameters, errors, security schemes and response headers.
+//! Parts that all operations share: path parameters, errors, security schemes and response headers.
 
 use std::time::Duration;
 
