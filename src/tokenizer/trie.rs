@@ -3,8 +3,8 @@
 use bytes::{Buf, Bytes};
 use yada::{DoubleArray, builder::DoubleArrayBuilder};
 
-/// PieceTrie by id, and ids by piece: a double-array trie that was made when the bundle was built, and takes what reading
-/// it takes. What the file holds stays where it is.
+/// Pieces by id, and ids by piece: a double-array trie that is built with the bundle, so that loading it takes no more
+/// than reading its bytes.
 pub(super) struct PieceTrie {
     count: usize,
     /// The end of each piece in `text`, as little-endian 32-bit integers.
