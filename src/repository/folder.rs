@@ -70,8 +70,8 @@ impl Destination {
     }
 
     /// The path with `.ENDING` appended to its name.
-    pub fn beside(&self, ending: &str) -> PathBuf {
-        beside(&self.path, ending)
+    pub fn sibling(&self, ending: &str) -> PathBuf {
+        sibling(&self.path, ending)
     }
 
     /// Moves the finished bundle from `new`, which must be on the same file system.
@@ -92,7 +92,7 @@ impl Destination {
         })?;
         let removed = manifest.map_or(Ok(()), |manifest| remove(new, &manifest.files));
         if removed.is_err() {
-            let kept = self.beside(&format!("replaced-{}", Uuid::new_v4()));
+            let kept = self.sibling(&format!("replaced-{}", Uuid::new_v4()));
             let _ = fs::rename(new, &kept);
             tracing::warn!(folder = %kept.display(), "cannot remove the bundle that was replaced");
         }
@@ -144,7 +144,7 @@ pub(super) fn require_partial(folder: &Path, files: &[File]) -> Result<()> {
 }
 
 /// `path` with `.ENDING` appended to its name.
-pub(super) fn beside(path: &Path, ending: &str) -> PathBuf {
+pub(super) fn sibling(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".");
     name.push(ending);
@@ -198,7 +198,7 @@ fn exchange(left: &Path, right: &Path) -> io::Result<()> {
     if renameat_with(CWD, left, CWD, right, RenameFlags::EXCHANGE).is_ok() {
         return Ok(());
     }
-    let aside = beside(right, &format!("replaced-{}", Uuid::new_v4()));
+    let aside = sibling(right, &format!("replaced-{}", Uuid::new_v4()));
     fs::rename(right, &aside)?;
     fs::rename(left, right).inspect_err(|_| {
         // Only the first error is reported.
@@ -264,7 +264,7 @@ mod tests {
         Link(&'static str),
     }
 
-    /// What is at the path that a bundle is to be written to.
+    /// The entry at the path of the new bundle.
     #[derive(Clone, Debug)]
     enum Place {
         Nothing,
@@ -389,7 +389,7 @@ mod tests {
                 prop_assert_eq!(read(root.path()), before);
                 return Ok(());
             };
-            // What another program writes into the folder meanwhile stays as well.
+            // Files that another program writes into the folder in the meantime stay.
             if let Some(name) = late && !matches!(place, Place::Nothing) {
                 write(&at(target), &vec![(name, Entry::File("late"))]);
             }

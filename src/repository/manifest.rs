@@ -1,4 +1,4 @@
-//! What `manifest.toml` says of a bundle.
+//! The manifest of a bundle, `manifest.toml`.
 
 use std::{
     fmt,
@@ -17,55 +17,55 @@ use crate::{
     },
 };
 
-/// The only form of manifest that there is so far.
+/// The only version of the manifest's format.
 const FORMAT: u32 = 1;
 
-/// Everything that is known of a bundle.
+/// The contents of a manifest.
 ///
-/// - The digest of its text is the bundle's identity.
+/// - The SHA-256 of the file identifies the bundle.
 /// - File names stay inside the bundle: [`Manifest::parse`] refuses others.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// The form of this file.
+    /// The version of the format.
     pub format: u32,
-    /// The name under which the model is served unless another is chosen.
+    /// The name under which the model is served, unless the configuration sets another.
     pub name: String,
-    /// What the model is for.
+    /// The task of the model.
     pub task: Task,
     /// The graph's file.
     pub graph: String,
-    /// Where the model came from.
+    /// The origin of the model.
     pub source: Source,
-    /// How its weights are stored, and what that cost.
+    /// The precision and the quality of the weights.
     pub weights: Weights,
-    /// How it makes vectors, for models of that task.
+    /// Settings of models that produce embeddings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding: Option<EmbeddingSettings>,
-    /// How it scores labels, for models that do.
+    /// Settings of models that score labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub classification: Option<ClassificationSettings>,
-    /// How it translates, for models that do.
+    /// Settings of models that translate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub translation: Option<TranslationSettings>,
-    /// What its tensors are called by clients that speak of tensors.
+    /// The names of tensors in KServe v2 requests.
     #[serde(default, skip_serializing_if = "TensorNames::is_default")]
     pub tensors: TensorNames,
     /// Inputs and outputs of the graph.
     pub signature: Signature,
-    /// Every other file of the bundle.
+    /// All other files of the bundle.
     pub files: Vec<File>,
 }
 
-/// Where a model came from.
+/// The origin of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Source {
-    /// The model's architecture, as its `config.json` calls it.
+    /// The model's architecture, by its name in `config.json`.
     pub architecture: String,
     /// The package or folder that it was built from.
     pub from: String,
-    /// The SHA-256 of the weights that it was built from.
+    /// The SHA-256 of the original weights.
     pub sha256: String,
 }
 
@@ -73,24 +73,24 @@ pub struct Source {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Weights {
-    /// The numbers that weights are stored as.
+    /// The number format of the weights.
     pub precision: Precision,
-    /// What was quantised, and how.
+    /// A description of the quantization.
     pub plan: String,
-    /// How close it comes to fp32, measured when it was built; nothing for fp32 itself, and for weights that
-    /// somebody else quantised, whose original is not at hand.
+    /// The quality compared with fp32, measured by the build; `None` for fp32, and for weights that were quantized
+    /// before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quality: Option<Quality>,
 }
 
-/// The numbers that weights are stored as.
+/// The number format of weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Precision {
-    /// 8-bit integers, one scale an output channel: the fastest.
+    /// 8-bit integers, one scale per output channel: the fastest.
     #[default]
     Int8,
-    /// 8-bit integers, one scale for every 32 weights, and activations likewise: nearly fp32 at half the speed.
+    /// 8-bit integers, one scale per 32 weights or activations: nearly the quality of fp32, at half the speed of `int8`.
     Int8Blocks,
     /// 32-bit floating point.
     Fp32,
@@ -121,47 +121,47 @@ impl FromStr for Precision {
     }
 }
 
-/// How close a quantised model comes to its fp32 form, over real texts.
+/// The quality of a quantized model compared with fp32, on sample texts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Quality {
-    /// Of vectors.
+    /// Of embeddings.
     Embedding {
-        /// The number of texts that it was measured on.
+        /// The number of sample texts.
         texts: usize,
-        /// The mean cosine between the vectors of both.
+        /// The mean cosine similarity.
         mean_cosine: f32,
-        /// The cosine of the text that came out worst.
+        /// The lowest cosine similarity.
         worst_cosine: f32,
     },
     /// Of scores for labels.
     Classification {
-        /// The number of texts that it was measured on.
+        /// The number of sample texts.
         texts: usize,
-        /// The share of texts for which both put the same label first.
+        /// The share of texts with the same best label.
         agreement: f32,
-        /// The mean difference between the scores of both, over all labels.
+        /// The mean difference of scores, over all labels.
         mean_difference: f32,
     },
     /// Of translations.
     Translation {
-        /// The number of texts that it was measured on.
+        /// The number of sample texts.
         texts: usize,
-        /// How similar the translations of both are: twice the words in common, in order, over the words of both.
+        /// The similarity of translations: twice the number of common words, in order, divided by the words of both.
         similarity: f32,
-        /// The share of texts of which both make the same translation.
+        /// The share of texts with identical translations.
         identical: f32,
-        /// The similarity where all tokens can be written, for models that have a shortlist.
+        /// The similarity without the shortlist, for models that have one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         similarity_without_shortlist: Option<f32>,
-        /// The share of steps at which both find the same token likeliest, on the way to what fp32 writes.
+        /// The share of steps with the same most likely token, along the translation of fp32.
         token_agreement: f32,
-        /// The mean difference between the logarithms of the probabilities of the tokens on that way.
+        /// The mean difference of log probabilities of the tokens along that translation.
         token_difference: f32,
     },
 }
 
-/// What a model's tensors are called by clients of KServe v2: a recipe can name them as a fleet's clients do.
+/// The names of a model's tensors in KServe v2 requests; a recipe can set those that existing clients use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TensorNames {
@@ -169,7 +169,7 @@ pub struct TensorNames {
     pub text: String,
     /// Token ids.
     pub ids: String,
-    /// Which of the token ids count.
+    /// The attention mask.
     pub mask: String,
     /// The labels of zero-shot classification.
     pub labels: String,

@@ -371,8 +371,8 @@ fn parquet_is_read_in_every_codec_but_brotli() {
     }
     let output = folder.path().join("brotli");
     let report = run(job(&fixtures().join("parquet/brotli.parquet"), &output)).unwrap();
-    let expected = "expected Parquet packed with Snappy, gzip, LZ4 or zstd, or not at all, but found BROTLI; \
-                    write the file anew with one of these";
+    let expected = "expected Parquet that is uncompressed or uses Snappy, gzip, LZ4 or zstd, but found BROTLI; \
+                    write the file again with one of these";
     assert_eq!(report.error.as_deref(), Some(expected));
     assert!(!output.exists());
 }

@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_no_object_is_kept_beside_its_error() {
+    fn lines_that_are_not_objects_are_kept_with_their_error() {
         insta::assert_snapshot!(written("{\"text\": \"a\"}\n{\"text\": \n[\"a\"]\n{}\n{\"text\": [1]}"), @r#"
         {"text": "a","score":0.5}
         {"input":"{\"text\":","error":"expected a JSON object, but found `EOF while parsing a value` at column 8"}
@@ -434,7 +434,7 @@ mod tests {
         let once = written("{\"text\": \"a\"}");
         let third = written(&written(&once));
         assert_eq!(third, "{\"text\": \"a\",\"score\":0.5,\"kivu_score\":0.5,\"kivu_score_2\":0.5}\n");
-        // A name with escapes is the same name; one in a text or in an inner object is no field.
+        // A name with escapes is the same name; one in a text or in an inner object is not a field.
         assert!(written(r#"{"text": "a", "\u0073core": 1}"#).ends_with("\"kivu_score\":0.5}\n"));
         assert!(written(r#"{"text": "\"score\"", "b": {"score": 1}}"#).ends_with(",\"score\":0.5}\n"));
     }

@@ -139,8 +139,8 @@ fn check_codecs(metadata: &ParquetMetaData) -> Result<()> {
     unknown.map_or(Ok(()), |codec| {
         let name = codec.to_string();
         Err(Error::invalid(format!(
-            "expected Parquet packed with Snappy, gzip, LZ4 or zstd, or not at all, but found {}; write the file anew \
-             with one of these",
+            "expected Parquet that is uncompressed or uses Snappy, gzip, LZ4 or zstd, but found {}; write the file \
+             again with one of these",
             name.split('(').next().unwrap_or_default()
         )))
     })

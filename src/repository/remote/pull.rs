@@ -13,7 +13,7 @@ use crate::{
     repository::{
         Bundle, Meter,
         bundle::{Home, MANIFEST},
-        folder::{self, Destination, beside},
+        folder::{self, Destination, sibling},
         manifest,
         s3::{Object, Store, Url},
     },
@@ -31,7 +31,7 @@ pub fn pull(bundle: &Bundle, out: &Path, meter: &dyn Meter) -> Result<bool> {
         return Ok(false);
     }
     let destination = Destination::new(out)?;
-    let partial = destination.beside(&format!("partial-{}", &bundle.digest()[..12]));
+    let partial = destination.sibling(&format!("partial-{}", &bundle.digest()[..12]));
     folder::require_partial(&partial, &bundle.manifest().files)?;
     fetch(bundle, &partial, meter)?;
     destination.replace(&partial)?;
@@ -42,7 +42,7 @@ pub fn pull(bundle: &Bundle, out: &Path, meter: &dyn Meter) -> Result<bool> {
 pub fn cached(bundle: &Bundle, cache: &Path) -> Result<Bundle> {
     let folder = cache.join(bundle.digest());
     if !folder.join(MANIFEST).is_file() {
-        let partial = beside(&folder, &Uuid::new_v4().to_string());
+        let partial = sibling(&folder, &Uuid::new_v4().to_string());
         fetch(bundle, &partial, &())?;
         // Another process may have fetched the same bundle first.
         if fs::rename(&partial, &folder).is_err() {

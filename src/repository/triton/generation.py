@@ -1,16 +1,16 @@
-"""Writes texts token by token with the two graphs of a bundle, as `generate` of `transformers` does: the likeliest token at each step, or several texts side by side."""
+"""Generates with the two graphs of a bundle as `generate` of `transformers` does: greedy search and beam search."""
 
 import numpy
 import onnxruntime
 
 NEVER = -numpy.inf
-# What is set aside keeps an order, since this is added.
+# Added to the scores of discarded hypotheses, which keeps their order.
 ASIDE = -1e9
 TYPES = {"tensor(float)": numpy.float32, "tensor(int64)": numpy.int64, "tensor(int32)": numpy.int32}
 
 
 class Decoder:
-    """The decoder of sources that are encoded, a row for each at first."""
+    """The decoder of a batch of sources, with one row per source at first."""
 
     def __init__(self, encoder, decoder, ids, mask):
         self.decoder, self.mask, self.owners = decoder, mask, list(range(len(ids)))
@@ -29,7 +29,7 @@ class Decoder:
         self.steps = 0
 
     def step(self, tokens):
-        """Feeds each row its next token; the scores of what may follow, a row each."""
+        """Feeds each row its next token, and returns the logits of each row."""
         given = {
             "input_ids": numpy.array(tokens, dtype=numpy.int64)[:, None],
             "attention_mask": self.mask,
@@ -43,10 +43,10 @@ class Decoder:
         return logits.reshape(len(tokens), logits.shape[-1]).copy()
 
     def reorder(self, rows):
-        """Goes on with a row for each of `rows`, from where that row was."""
+        """Continues with copies of `rows`."""
         self.states = {name: value[rows] for name, value in self.states.items()}
         owners = [self.owners[row] for row in rows]
-        # What comes from the source is the same for all of its rows.
+        # Values of the encoder are the same for all rows of a source.
         if owners != self.owners:
             self.mask, self.owners = self.mask[rows], owners
             for name, value in self.encoded.items():
@@ -68,15 +68,15 @@ def log_softmax(scores):
 
 
 def top(scores, count):
-    """The places of the best scores, the best first; of equals the one that comes first."""
+    """The indexes of the best scores, best first; of equal scores, the lower index first."""
     count = min(count, scores.size)
     least = numpy.partition(scores, scores.size - count)[scores.size - count]
     places = numpy.flatnonzero(scores >= least)
     return places[numpy.argsort(-scores[places], kind="stable")][:count]
 
 
-class Search:
-    """What is looked for: options by the names of `generate`, and the tokens that a model begins and ends with."""
+class Config:
+    """Options of `generate`, and the model's start and end tokens."""
 
     def __init__(self, options, settings):
         self.start, self.ends = settings["decoder_start_token_id"], settings["eos_token_ids"]
@@ -95,10 +95,10 @@ class Search:
         self.suppressed = options.get("suppress_tokens", [])
         self.suppressed_first = options.get("begin_suppress_tokens", [])
         self.first, self.last = options.get("forced_bos_token_id"), options.get("forced_eos_token_id")
-        self.renormalise = options.get("renormalize_logits", False)
+        self.renormalize = options.get("renormalize_logits", False)
 
     def process(self, text, scores):
-        """Changes the scores of what may follow `text`, which begins with the decoder's first token."""
+        """Applies the logits processors to the scores of the token after `text`, which begins with the start token."""
         if self.repetition != 1.0:
             seen = [token for token in set(text) if 0 <= token < len(scores)]
             worse = scores[seen]
@@ -108,7 +108,7 @@ class Search:
             runs = (text[place : place + self.ngram] for place in range(len(text) - self.ngram + 1))
             scores[[run[-1] for run in runs if run[:-1] == before]] = NEVER
         for word in self.bad_words:
-            # As in `transformers`, a word does not count before the text is as long as the whole of it.
+            # As in `transformers`, a word is ignored until the text is as long as the word.
             if len(word) == 1 or (len(word) <= len(text) and text[1 - len(word) :] == word[:-1]):
                 scores[word[-1]] = NEVER
         if len(text) < self.fewest:
@@ -120,11 +120,11 @@ class Search:
         scores[self.suppressed] = NEVER
         if len(text) == 1 + (self.first is not None):
             scores[self.suppressed_first] = NEVER
-        return log_softmax(scores) if self.renormalise and self.beams > 1 else scores
+        return log_softmax(scores) if self.renormalize and self.beams > 1 else scores
 
 
 class Greedy:
-    """The text of one source, the likeliest token at each step."""
+    """Greedy search for one source."""
 
     def __init__(self, search):
         self.search, self.text = search, [search.start]
@@ -135,19 +135,19 @@ class Greedy:
         if not numpy.isfinite(scores[token]):
             raise ValueError("the model's scores are not numbers")
         self.text.append(token)
-        goes_on = token not in self.search.ends and len(self.text) < self.search.most
-        return [(0, token)] if goes_on else []
+        continues = token not in self.search.ends and len(self.text) < self.search.most
+        return [(0, token)] if continues else []
 
     def finish(self):
         return [(self.text, 0.0)]
 
 
 class Beams:
-    """The texts of one source that are followed side by side, with the rules of `transformers` since 4.50."""
+    """Beam search for one source, with the rules of `transformers` since 4.50."""
 
     def __init__(self, search):
         self.search, self.can_improve = search, True
-        # All begin alike, so that only the first counts at first.
+        # All beams are equal at first, so only the first one is expanded.
         self.running = [([search.start], 0.0 if beam == 0 else ASIDE) for beam in range(search.beams)]
         self.finished = [([search.start], ASIDE, False)] * search.beams
 
@@ -155,7 +155,7 @@ class Beams:
         search, width = self.search, logits.shape[-1]
         scores = log_softmax(logits)
         rows = [search.process(text, scores[row]) for row, (text, _) in enumerate(self.running[: len(scores)])]
-        # Rows are fewer than beams at the first step only.
+        # Only the first step has fewer rows than beams.
         bases = numpy.array([score for _, score in self.running], dtype=numpy.float32)
         table = numpy.stack([rows[min(beam, len(rows) - 1)] for beam in range(search.beams)]) + bases[:, None]
         flat = table.reshape(-1)
@@ -176,7 +176,7 @@ class Beams:
     def collect(self, texts, ends, length):
         aside = ASIDE * (self.is_full() and self.search.early is True) + ASIDE * (not self.can_improve)
         for place, ((text, score), has_ended) in enumerate(zip(texts, ends)):
-            # Those beyond the number of beams are only there to go on.
+            # Candidates beyond the number of beams may only continue.
             has_ended = has_ended and place < self.search.beams
             score = score / self.divisor(length) + aside + (0.0 if has_ended else ASIDE)
             self.finished.append((text, score, has_ended))
@@ -199,7 +199,7 @@ class Beams:
 
 
 class Generator:
-    """The graphs of a bundle, in one folder with each other."""
+    """The encoder and the decoder of a bundle."""
 
     def __init__(self, encoder, decoder, settings, threads=1):
         options = onnxruntime.SessionOptions()
@@ -208,14 +208,14 @@ class Generator:
         self.settings = settings
 
     def generate(self, ids, mask, options, is_wanted=lambda: True):
-        """The targets of the rows of `ids`, each with the decoder's first token, and their scores: of each row as many as are asked for, the best first."""
-        search = Search({**self.settings["defaults"], **options}, self.settings)
+        """The requested number of targets for each row of `ids`, best first, with the start token, and their scores."""
+        search = Config({**self.settings["defaults"], **options}, self.settings)
         decoder = Decoder(self.encoder, self.decoder, ids.astype(numpy.int64), mask.astype(numpy.int64))
         groups = [Beams(search) if search.beams > 1 else Greedy(search) for _ in ids]
         rows, tokens = [1] * len(groups), [search.start] * len(groups)
         while tokens:
             if not is_wanted():
-                raise ValueError("nobody waits for the text any more")
+                raise ValueError("all clients have disconnected")
             logits, first, parents, following = decoder.step(tokens), 0, [], []
             for place, group in enumerate(groups):
                 if rows[place]:

@@ -1,10 +1,10 @@
-"""Runs the graph beside it, for servers of Triton without a backend for graphs."""
+"""Runs the graph in this folder, for Triton servers without a backend for ONNX."""
 
 import json
 import os
 import sys
 
-# Triton's Python looks at no environment variables by itself.
+# Triton's Python ignores PYTHONPATH.
 sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(":") if folder]
 
 import onnxruntime

@@ -1,10 +1,10 @@
-"""Makes tokens of texts, with the `tokenizer.json` beside it and the package `tokenizers`."""
+"""Tokenizes texts, with the `tokenizer.json` in this folder and the package `tokenizers`."""
 
 import json
 import os
 import sys
 
-# Triton's Python looks at no environment variables by itself.
+# Triton's Python ignores PYTHONPATH.
 sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(":") if folder]
 
 import numpy

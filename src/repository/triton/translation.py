@@ -1,10 +1,10 @@
-"""Generates with the graphs beside it: token ids of texts in, token ids of their translations out."""
+"""Translates with the graphs in this folder: from token ids of texts to token ids of translations."""
 
 import json
 import os
 import sys
 
-# Triton's Python looks at no environment variables by itself.
+# Triton's Python ignores PYTHONPATH.
 sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(":") if folder]
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
@@ -25,7 +25,7 @@ class TritonPythonModel:
         graphs = [os.path.join(folder, settings[graph]) for graph in ("encoder", "decoder")]
         self.generator = generation.Generator(*graphs, settings)
         self.pad = settings["pad_token_id"]
-        # The first run of a graph is slow; better before the server says that it is ready.
+        # The first run of a graph is slow, so it happens before the server is ready.
         ids = numpy.full([1, 16], settings["eos_token_ids"][0])
         self.generator.generate(ids, numpy.ones_like(ids), {"max_length": 4, "min_length": 0, "num_beams": 2})
 
