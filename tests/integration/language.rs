@@ -120,7 +120,6 @@ const UNFINISHED: &[&str] = &[
     "docs/troubleshooting.md",
     "tests/integration/bad_days.rs",
     "tests/integration/batch.rs",
-    "tests/integration/building.rs",
     "tests/integration/files.rs",
     "tests/integration/s3/bundles.rs",
     "tests/integration/s3/storage.rs",
