@@ -336,7 +336,7 @@ fn too_long(input: &str, found: usize, limit: usize) -> Error {
 
 /// Without the crate's message, which may quote the text: it must not be in a response or a log.
 fn cannot_tokenize(_: tokenizers::Error) -> Error {
-    Error::inference("the text cannot be tokenised")
+    Error::inference("the text cannot be tokenized")
 }
 
 #[cfg(test)]
@@ -424,7 +424,7 @@ mod tests {
         let damaged = include_bytes!("../../fuzz/corpus/pieces/a-map-that-leads-beyond-its-end");
         let tokenizer = Tokenizer::from_compiled(damaged.to_vec()).unwrap();
         let refusal = tokenizer.tokens("Hello, wörld!", true).unwrap_err();
-        insta::assert_snapshot!(refusal.chain(), @"the text cannot be tokenised");
+        insta::assert_snapshot!(refusal.chain(), @"the text cannot be tokenized");
     }
 
     #[test]

@@ -142,7 +142,7 @@ class ServerTest(unittest.TestCase):
     def assert_unit(self, numbers, width=WIDTH):
         self.assertEqual(len(numbers), width, "the vector has the wrong width")
         norm = float(numpy.linalg.norm(numpy.asarray(numbers, dtype=numpy.float64)))
-        self.assertAlmostEqual(norm, 1.0, places=4, msg="the vector is not normalised")
+        self.assertAlmostEqual(norm, 1.0, places=4, msg="the vector is not normalized")
 
     def assert_near(self, found, expected, least, what):
         similarity = cosine(found, expected)
@@ -203,13 +203,13 @@ class OpenAiTest(ServerTest):
     def test_list_of_one_returns_one(self):
         self.assertEqual(len(self.create([QUESTION]).data), 1)
 
-    def test_dimensions_are_a_renormalised_prefix(self):
+    def test_dimensions_are_a_renormalized_prefix(self):
         whole = vector(self.create(QUESTION).data[0].embedding)
         short = vector(self.create(QUESTION, dimensions=64).data[0].embedding)
         self.assert_unit(short, width=64)
         expected = whole[:64] / numpy.linalg.norm(whole[:64])
         distance = float(numpy.abs(short - expected).max())
-        self.assertLess(distance, 1e-5, "greatest distance to the renormalised prefix")
+        self.assertLess(distance, 1e-5, "greatest distance to the renormalized prefix")
 
     def test_dimensions_beyond_the_model_are_rejected(self):
         with self.assertRaises((openai.BadRequestError, openai.UnprocessableEntityError)) as caught:
@@ -314,7 +314,7 @@ class HuggingFaceTest(ServerTest):
         self.assert_unit(normal)
         self.assert_near(raw, normal, SAME_TEXT_SAME_BATCH, "normalize=False")
         norm = float(numpy.linalg.norm(raw))
-        self.assertGreater(abs(norm - 1.0), 0.01, "normalize=False was normalised all the same")
+        self.assertGreater(abs(norm - 1.0), 0.01, "normalize=False was normalized all the same")
 
     def test_dimensions(self):
         whole = self.client.feature_extraction(QUESTION)[0]

@@ -124,7 +124,7 @@ class HubEmbeddingTest(TaskTest):
         self.assertEqual(short.shape, (1, 64))
         raw = self.client.feature_extraction(QUESTION, normalize=False)[0]
         norm = float(numpy.linalg.norm(raw))
-        self.assertGreater(abs(norm - 1.0), 0.01, "normalize=False was normalised all the same")
+        self.assertGreater(abs(norm - 1.0), 0.01, "normalize=False was normalized all the same")
 
     def test_sentence_similarity(self):
         near, far = self.client.sentence_similarity(

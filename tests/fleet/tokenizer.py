@@ -1,4 +1,4 @@
-"""A model of a Triton repository that tokenises texts with the `tokenizer.json` in its folder."""
+"""A model of a Triton repository that tokenizes texts with the `tokenizer.json` in its folder."""
 
 import json
 import os

@@ -95,7 +95,7 @@ def option_parser(description):
     parser.add_argument(
         "--env", action="append", default=[], metavar="KEY=VALUE", help="environment variable of the function; may be repeated"
     )
-    parser.add_argument("--release", action="store_true", help="build with optimisations")
+    parser.add_argument("--release", action="store_true", help="build with optimizations")
     parser.add_argument("--features", help="Cargo features of the function")
     return parser
 

@@ -8,7 +8,7 @@ use crate::{
     repository::bundle::hex,
 };
 
-/// The prefix of every key, by which secret scanners recognise a leaked one.
+/// The prefix of every key, by which secret scanners recognize a leaked one.
 const PREFIX: &str = "kivu_";
 /// Random bytes of a key: enough that a plain hash is as safe as a slow one.
 const KEY_BYTES: usize = 32;

@@ -77,7 +77,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Loads a graph without optimising it, since graphs are optimised when they are built. Each run uses `threads`
+    /// Loads a graph without optimizing it, since graphs are optimized when they are built. Each run uses `threads`
     /// threads.
     ///
     /// Products of 8-bit integers are exact on every processor: if those of unsigned and signed integers saturate,
@@ -108,14 +108,14 @@ impl Session {
         Ok(Self { session, mapped, signature, names })
     }
 
-    /// Optimises the graph at `source` and writes the result to `target`. The result does not depend on this machine.
+    /// Optimizes the graph at `source` and writes the result to `target`. The result does not depend on this machine.
     pub fn optimise(runtime: Runtime, source: &Path, target: &Path) -> Result<()> {
         builder(runtime, GraphOptimizationLevel::Level2, NonZeroUsize::MIN)
             .and_then(|builder| Ok(builder.with_optimized_model_path(target)?))
             .and_then(|mut builder| builder.commit_from_file(source))
             .map(drop)
             .map_err(|error| {
-                Error::model_because(format!("cannot optimise the graph `{}`", source.display()), error)
+                Error::model_because(format!("cannot optimize the graph `{}`", source.display()), error)
             })
     }
 

@@ -32,7 +32,7 @@ impl OnnxBackend {
     pub fn open(runtime: Runtime, graph: impl Into<Graph>, threads: NonZeroUsize) -> Result<Self> {
         let session = Session::open(runtime, graph, NonZeroUsize::MIN)?;
         let signature = session.signature().clone();
-        // With one row per batch nothing is padded, and dynamic quantisation, whose scale is that of the whole
+        // With one row per batch nothing is padded, and dynamic quantization, whose scale is that of the whole
         // batch, gives a text the same result whatever else is in the request.
         let schedule = Schedule {
             max_batch_size: NonZeroUsize::MIN,
