@@ -10,8 +10,7 @@ use super::{
     config::ConfigFile,
     cost::{self, Comparison},
     encoder, export, files, onnx,
-    plan::Plan,
-    progress::Progress,
+    plan::{Build, Plan},
     quality,
     recipe::Strategy,
     source::{DECODER, ENCODER, EncoderSettings, MODEL, Source, TaskSettings},
@@ -34,14 +33,10 @@ use crate::{
 
 /// Writes the bundle of a plan to a folder inside `scratch`. Returns the folder, and the cost of both forms if the
 /// weights were quantised.
-pub(super) fn write(
-    plan: &Plan,
-    scratch: &Path,
-    runtime: Runtime,
-    progress: &dyn Progress,
-) -> Result<(PathBuf, Option<Comparison>)> {
+pub(super) fn write(build: Build<'_>) -> Result<(PathBuf, Option<Comparison>)> {
+    let Build { plan, scratch, runtime, progress } = build;
     progress.stage("read the weights", 1);
-    let mut source = open(plan, scratch, runtime)?;
+    let mut source = open(build)?;
     let task = task(plan, &source.settings)?;
     progress.step();
 
@@ -98,10 +93,10 @@ pub(super) fn write(
 }
 
 /// Opens the model in the plan's folder.
-fn open<'a>(plan: &Plan, scratch: &'a Path, runtime: Runtime) -> Result<Source<'a>> {
-    let folder = &plan.folder;
+fn open(build: Build<'_>) -> Result<Source<'_>> {
+    let folder = &build.plan.folder;
     if bergamot::is_in(folder) {
-        bergamot::open(plan)
+        bergamot::open(build.plan)
     } else if !folder.join(ConfigFile::NAME).is_file() {
         Err(Error::model(format!(
             "expected a model in `{}` (`config.json`, `{TOKENIZER}`, and `model.safetensors` or `model.onnx`; or \
@@ -110,11 +105,11 @@ fn open<'a>(plan: &Plan, scratch: &'a Path, runtime: Runtime) -> Result<Source<'
             folder.display()
         )))
     } else if translation::is_in(folder) {
-        translation::open(plan, runtime, scratch)
+        translation::open(build)
     } else if Weights::are_in(folder) {
-        encoder::open(plan)
+        encoder::open(build.plan)
     } else {
-        export::open(plan, runtime, scratch)
+        export::open(build)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The fields of a model's `config.json`.
+//! The fields of a model's `config.json` and of similar files.
 
 use std::path::Path;
 
@@ -8,63 +8,95 @@ use serde_json::{Map, Value};
 use super::files::read_json_if_exists;
 use crate::error::{Error, Result};
 
-/// A `config.json`, or another JSON object with a model's settings. A field that is `null` counts as missing.
+/// A JSON object with settings of a model. A field that is `null` counts as missing.
+#[derive(Clone, Debug)]
+pub(super) struct ConfigFile {
+    name: &'static str,
+    fields: Map<String, Value>,
+}
+
+/// A value or a list of values.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(transparent)]
-pub(super) struct ConfigFile(Map<String, Value>);
+#[serde(untagged)]
+pub(super) enum OneOrMany<T> {
+    One(T),
+    Many(Vec<T>),
+}
+
+impl<T> OneOrMany<T> {
+    pub(super) fn into_vec(self) -> Vec<T> {
+        match self {
+            Self::One(value) => vec![value],
+            Self::Many(values) => values,
+        }
+    }
+}
 
 impl ConfigFile {
-    /// The file name.
+    /// The name of the main file.
     pub(super) const NAME: &str = "config.json";
+
+    pub(super) fn new(name: &'static str, fields: Map<String, Value>) -> Self {
+        Self { name, fields }
+    }
 
     /// Reads the `config.json` in `folder`.
     pub(super) fn open(folder: &Path) -> Result<Self> {
-        read_json_if_exists(&folder.join(Self::NAME))?.ok_or_else(|| {
+        Self::open_if_exists(folder, Self::NAME)?.ok_or_else(|| {
             Error::model(format!("expected a model in `{}`, but found no `config.json`", folder.display()))
         })
     }
 
-    pub(super) fn get<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
-        self.get_any(&[name])
+    /// Reads the file called `name` in `folder`; none if it does not exist.
+    pub(super) fn open_if_exists(folder: &Path, name: &'static str) -> Result<Option<Self>> {
+        Ok(read_json_if_exists(&folder.join(name))?.map(|fields| Self::new(name, fields)))
+    }
+
+    /// Reads the file called `name` in `folder`, which has no fields if it does not exist.
+    pub(super) fn open_or_empty(folder: &Path, name: &'static str) -> Result<Self> {
+        Ok(Self::open_if_exists(folder, name)?.unwrap_or_else(|| Self::new(name, Map::new())))
+    }
+
+    pub(super) fn fields(&self) -> &Map<String, Value> {
+        &self.fields
+    }
+
+    pub(super) fn get<T: DeserializeOwned>(&self, field: &str) -> Result<Option<T>> {
+        self.get_any(&[field])
     }
 
     /// The value of a field that families of models call differently.
-    pub(super) fn get_any<T: DeserializeOwned>(&self, names: &[&str]) -> Result<Option<T>> {
-        let found = names.iter().filter_map(|name| Some((name, self.0.get(*name)?)));
-        let Some((name, value)) = found.into_iter().find(|(_, value)| !value.is_null()) else {
-            return Ok(None);
-        };
-        T::deserialize(value)
-            .map(Some)
-            .map_err(|error| Error::model_because(format!("cannot read `{name}` in `config.json`"), error))
+    pub(super) fn get_any<T: DeserializeOwned>(&self, fields: &[&str]) -> Result<Option<T>> {
+        let mut found = fields.iter().filter_map(|field| Some((field, self.fields.get(*field)?)));
+        let Some((field, value)) = found.find(|(_, value)| !value.is_null()) else { return Ok(None) };
+        let unreadable =
+            |error| Error::model_because(format!("cannot read `{field}` in `{}`", self.name), error);
+        T::deserialize(value).map(Some).map_err(unreadable)
+    }
+
+    /// Whether a field is `true`.
+    pub(super) fn is_set(&self, field: &str) -> Result<bool> {
+        Ok(self.get(field)?.unwrap_or(false))
     }
 
     /// The value of a field that the model cannot do without.
-    pub(super) fn require<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
-        self.require_any(&[name])
+    pub(super) fn require<T: DeserializeOwned>(&self, field: &str) -> Result<T> {
+        self.require_any(&[field])
     }
 
-    pub(super) fn require_any<T: DeserializeOwned>(&self, names: &[&str]) -> Result<T> {
-        let missing = || Error::model(format!("expected `{}` in `config.json`, but found none", names[0]));
-        self.get_any(names)?.ok_or_else(missing)
+    pub(super) fn require_any<T: DeserializeOwned>(&self, fields: &[&str]) -> Result<T> {
+        let missing = || Error::model(format!("expected `{}` in `{}`, but found none", fields[0], self.name));
+        self.get_any(fields)?.ok_or_else(missing)
     }
 
     /// The `model_type`; empty if there is none.
     pub(super) fn model_type(&self) -> &str {
-        self.0.get("model_type").and_then(Value::as_str).unwrap_or_default()
+        self.fields.get("model_type").and_then(Value::as_str).unwrap_or_default()
     }
 
     /// The class that the weights were trained as, or the model type if no class is named.
     pub(super) fn architecture(&self) -> &str {
-        self.0.get("architectures").and_then(|names| names[0].as_str()).unwrap_or(self.model_type())
-    }
-
-    /// The fields called `names`, as an object.
-    pub(super) fn select<T: DeserializeOwned>(&self, names: &[&str]) -> Result<T> {
-        let fields = self.0.iter().filter(|(name, _)| names.contains(&name.as_str()));
-        let fields = fields.map(|(name, value)| (name.clone(), value.clone())).collect();
-        serde_json::from_value(Value::Object(fields))
-            .map_err(|error| Error::model_because("cannot read the settings of the model", error))
+        self.fields.get("architectures").and_then(|names| names[0].as_str()).unwrap_or(self.model_type())
     }
 }
 

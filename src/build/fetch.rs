@@ -28,13 +28,6 @@ pub struct Package<'a> {
     pub platform: Option<(&'a str, &'a str)>,
 }
 
-impl<'a> Package<'a> {
-    /// A wheel for any platform.
-    pub fn any(requirement: &'a str, sha256: &'a str) -> Self {
-        Self { requirement, sha256, platform: None }
-    }
-}
-
 /// The folder of the unpacked package, which is downloaded if necessary.
 pub fn package(package: &Package<'_>, cache: &Path) -> Result<PathBuf> {
     let folder = cache.join("packages").join(package.sha256);

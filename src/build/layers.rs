@@ -1,10 +1,7 @@
 //! Layers of transformers, written into a graph in the form that measured fastest.
 
 use super::{
-    onnx::{
-        GraphBuilder, Value, float, integer,
-        proto::{AttributeProto, data_type},
-    },
+    onnx::{AttributeProto, GraphBuilder, Value, data_type, float, integer},
     quantise,
     weights::{Weight, Weights},
 };
@@ -58,6 +55,10 @@ pub(super) struct Layers<'a> {
     pub(super) hidden: usize,
     /// The epsilon of normalisations.
     pub(super) epsilon: f32,
+    /// Whether the model was trained to run in int8, with one scale for all tokens of a text.
+    pub(super) is_trained_in_int8: bool,
+    /// The number of tokens of the texts, as a list of one, if the graph has it already.
+    length: Option<Value>,
 }
 
 /// The weights and biases of linear layers, joined along their outputs.
@@ -69,7 +70,22 @@ struct Linear {
     outputs: usize,
 }
 
-impl Layers<'_> {
+impl<'a> Layers<'a> {
+    /// An empty graph, for texts with `hidden` values per token.
+    pub(super) fn new(weights: &'a Weights, precision: Precision, hidden: usize, epsilon: f32) -> Self {
+        let graph = GraphBuilder::default();
+        Self {
+            graph,
+            weights,
+            precision,
+            block: BLOCK,
+            hidden,
+            epsilon,
+            is_trained_in_int8: false,
+            length: None,
+        }
+    }
+
     /// The rows of an embedding table: in int8 with one scale per row where weights are quantised.
     pub(super) fn look_up(&mut self, name: &str, table: &Weight, ids: &Value) -> Value {
         if self.precision == Precision::Fp32 {
@@ -85,27 +101,25 @@ impl Layers<'_> {
         self.graph.node("Mul", &[&values, &scales], vec![])
     }
 
-    /// The number of tokens of the texts, as a list of one.
+    /// The number of tokens of the texts with the given `ids`, as a list of one.
     pub(super) fn length(&mut self, ids: &Value) -> Value {
+        if let Some(length) = &self.length {
+            return length.clone();
+        }
         let (one, two) = (self.graph.integers("one", &[1]), self.graph.integers("two", &[2]));
         let shape = self.graph.node("Shape", &[ids], vec![]);
-        self.graph.node("Slice", &[&shape, &one, &two], vec![])
+        let length = self.graph.node("Slice", &[&shape, &one, &two], vec![]);
+        self.length.insert(length).clone()
     }
 
     /// The rows of the position table `table` for each of `ids`.
     ///
     /// Positions count from 0, or, if the model has a `padding` id, from the one after it, skipping padding (as in
-    /// fairseq). `length` is the number of tokens, if the graph has it already.
-    pub(super) fn positions(
-        &mut self,
-        table: &Value,
-        ids: &Value,
-        padding: Option<i64>,
-        length: Option<&Value>,
-    ) -> Value {
+    /// fairseq).
+    pub(super) fn positions(&mut self, table: &Value, ids: &Value, padding: Option<i64>) -> Value {
         let Some(padding) = padding else {
             let zero = self.graph.integers("zero", &[0]);
-            let length = length.cloned().unwrap_or_else(|| self.length(ids));
+            let length = self.length(ids);
             return self.graph.node("Slice", &[table, &zero, &length, &zero], vec![]);
         };
         let (padding, one) = (self.graph.integers("padding", &[padding]), self.graph.integers("one", &[1]));
@@ -152,9 +166,10 @@ impl Layers<'_> {
     }
 
     /// A linear layer that, in int8, scales the values of each token separately. With one scale for all tokens, as in
-    /// [`Layers::linear`], the token with the largest value costs the others their precision.
+    /// [`Layers::linear`], the token with the largest value costs the others their precision. Models that were trained
+    /// in int8 do without these scales, which are a third of the operators of an encoder.
     pub(super) fn linear_by_token(&mut self, name: &str, input: &Value, shape: [usize; 2]) -> Result<Value> {
-        if self.precision != Precision::Int8 {
+        if self.precision != Precision::Int8 || self.is_trained_in_int8 {
             return self.linear(&[name.to_owned()], input, shape);
         }
         let layer = self.join(&[name.to_owned()], shape)?;

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::{
+    config::ConfigFile,
     files::read_json,
     weights::{Weight, Weights},
 };
@@ -16,24 +16,6 @@ const WEIGHTS: &str = "adapter_model.safetensors";
 /// The prefix that PEFT gives the names of the model that it wraps.
 const WRAPPER: &str = "base_model.model.";
 
-/// The used fields of `adapter_config.json`.
-#[derive(Debug, Deserialize)]
-struct AdapterConfig {
-    peft_type: String,
-    r: usize,
-    lora_alpha: f32,
-    #[serde(default)]
-    use_rslora: bool,
-    #[serde(default)]
-    use_dora: bool,
-    #[serde(default)]
-    fan_in_fan_out: bool,
-    #[serde(default)]
-    rank_pattern: Map<String, Value>,
-    #[serde(default)]
-    alpha_pattern: Map<String, Value>,
-}
-
 #[derive(Debug)]
 pub(super) struct Adapter {
     weights: PathBuf,
@@ -43,26 +25,25 @@ pub(super) struct Adapter {
 impl Adapter {
     /// Reads the configuration in `folder`; kinds of adapter other than LoRA are refused by name.
     pub(super) fn open(folder: &Path) -> Result<Self> {
-        let config: AdapterConfig = read_json(&folder.join(CONFIG))?;
-        if config.peft_type != "LORA" {
+        let config = ConfigFile::new(CONFIG, read_json(&folder.join(CONFIG))?);
+        let kind: String = config.require("peft_type")?;
+        if kind != "LORA" {
             return Err(Error::model(format!(
-                "expected an adapter of `peft_type` `LORA`, but found `{}`",
-                config.peft_type
+                "expected an adapter of `peft_type` `LORA`, but found `{kind}`"
             )));
         }
-        let unsupported = [
-            ("use_dora", config.use_dora),
-            ("fan_in_fan_out", config.fan_in_fan_out),
-            ("rank_pattern", !config.rank_pattern.is_empty()),
-            ("alpha_pattern", !config.alpha_pattern.is_empty()),
-        ];
-        if let Some((option, _)) = unsupported.iter().find(|(_, is_set)| *is_set) {
-            return Err(Error::model(format!(
-                "expected an adapter without `{option}`, but found one with it"
-            )));
+        for field in ["use_dora", "fan_in_fan_out", "rank_pattern", "alpha_pattern"] {
+            let value = config.fields().get(field).unwrap_or(&Value::Null);
+            let is_unset = matches!(value, Value::Null | Value::Bool(false));
+            if !is_unset && value.as_object().is_none_or(|patterns| !patterns.is_empty()) {
+                return Err(Error::model(format!(
+                    "expected an adapter without `{field}`, but found one with it"
+                )));
+            }
         }
-        let rank = config.r.max(1) as f32;
-        let scale = config.lora_alpha / if config.use_rslora { rank.sqrt() } else { rank };
+        let (rank, alpha): (usize, f32) = (config.require("r")?, config.require("lora_alpha")?);
+        let rank = rank.max(1) as f32;
+        let scale = alpha / if config.is_set("use_rslora")? { rank.sqrt() } else { rank };
         Ok(Self { weights: folder.join(WEIGHTS), scale })
     }
 
@@ -73,7 +54,7 @@ impl Adapter {
     pub(super) fn merge(&self, weights: &mut Weights, prefix: &str) -> Result<Option<usize>> {
         let adapter = Weights::of_files(std::slice::from_ref(&self.weights))?;
         let mut labels = None;
-        for (name, tensor) in adapter.tensors() {
+        for (name, tensor) in &adapter.tensors {
             let inner = name.strip_prefix(WRAPPER).unwrap_or(name);
             if inner.ends_with(".lora_B.weight") {
                 continue;
@@ -83,7 +64,7 @@ impl Adapter {
                     Error::model(format!("expected {what} for the adapter of `{module}`, but found none"))
                 };
                 let up = format!("{}.lora_B.weight", name.trim_end_matches(".lora_A.weight"));
-                let up = adapter.tensors().get(&up).ok_or_else(|| missing("`lora_B`"))?;
+                let up = adapter.tensors.get(&up).ok_or_else(|| missing("`lora_B`"))?;
                 let target = weights.find_mut(&format!("{module}.weight"), prefix);
                 self.add(target.ok_or_else(|| missing("a weight in the model"))?, up, tensor, module)?;
             } else if inner.contains("lora_") {
@@ -94,7 +75,7 @@ impl Adapter {
                 }
                 match weights.find_mut(inner, prefix) {
                     Some(target) => *target = tensor.clone(),
-                    None => weights.add(inner, tensor.clone()),
+                    None => drop(weights.tensors.insert(inner.to_owned(), tensor.clone())),
                 }
             }
         }

@@ -17,7 +17,7 @@ pub mod onnx;
 mod plan;
 mod progress;
 pub mod quality;
-pub mod quantise;
+mod quantise;
 mod recipe;
 mod request;
 mod scratch;
@@ -25,9 +25,9 @@ mod sentence_transformers;
 mod sentencepiece;
 mod source;
 mod translation;
-pub mod weights;
+mod weights;
 
-use self::{cost::Comparison, scratch::Scratch};
+use self::{cost::Comparison, plan::Build, scratch::Scratch};
 pub use self::{
     progress::Progress,
     recipe::{LanguagePair, QualityFloor, Recipe, Strategy},
@@ -58,7 +58,8 @@ pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Re
     let destination = Destination::new(&request.out)?;
     let plan = plan::plan(request, progress)?;
     let scratch = Scratch::new_in(destination.parent())?;
-    let (folder, comparison) = bundle::write(&plan, scratch.path(), runtime, progress)?;
+    let build = Build { plan: &plan, scratch: scratch.path(), runtime, progress };
+    let (folder, comparison) = bundle::write(build)?;
     destination.replace(&folder)?;
     Ok(Built { bundle: Bundle::open(&request.out)?, comparison })
 }

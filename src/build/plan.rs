@@ -8,6 +8,7 @@ use super::{
     request::Request,
 };
 use crate::{
+    backend::onnx::Runtime,
     error::{Error, Result},
     pipeline::{Task, translation::Languages},
     repository::manifest::{Precision, TensorNames},
@@ -43,6 +44,15 @@ impl Plan {
             ))
         })
     }
+}
+
+/// A plan and the resources of its build.
+#[derive(Clone, Copy)]
+pub(super) struct Build<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) scratch: &'a Path,
+    pub(super) runtime: Runtime,
+    pub(super) progress: &'a dyn Progress,
 }
 
 /// Plans a build; downloads the package that its recipe names.

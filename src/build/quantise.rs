@@ -9,18 +9,18 @@ const MAX_STEPS: u8 = 8;
 
 /// A matrix in int8: `value ≈ scale of the row × integer`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Rows {
+pub(super) struct Rows {
     /// The integers, row-major, in −127…127.
-    pub values: Vec<i8>,
+    pub(super) values: Vec<i8>,
     /// One scale per row.
-    pub scales: Vec<f32>,
+    pub(super) scales: Vec<f32>,
 }
 
 /// Quantises each row, of `width` values, of a row-major matrix.
 ///
 /// A matrix that was quantised before, as a whole or by rows, keeps its integers: rounding it again would lose as much
 /// again.
-pub fn rows(values: &[f32], width: usize) -> Rows {
+pub(super) fn rows(values: &[f32], width: usize) -> Rows {
     let mut quantised = Rows { values: Vec::with_capacity(values.len()), scales: Vec::new() };
     let common = step(values);
     for row in values.chunks_exact(width.max(1)) {
@@ -55,7 +55,7 @@ fn largest(values: &[f32]) -> f32 {
 }
 
 /// The transpose of a row-major matrix with rows of `width` values.
-pub fn transpose<T: Copy>(values: &[T], width: usize) -> Vec<T> {
+pub(super) fn transpose<T: Copy>(values: &[T], width: usize) -> Vec<T> {
     let height = values.len() / width.max(1);
     (0..width).flat_map(|column| (0..height).map(move |row| values[row * width + column])).collect()
 }

@@ -6,10 +6,9 @@ use std::{
 };
 
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
-use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-use super::files;
+use super::{config::ConfigFile, files};
 use crate::{
     error::{Error, Result},
     repository::bundle::hex,
@@ -20,35 +19,32 @@ const INDEX: &str = "model.safetensors.index.json";
 
 /// A model's weights by name, as fp32.
 #[derive(Debug)]
-pub struct Weights {
-    tensors: BTreeMap<String, Weight>,
-    prefix: String,
-    sha256: String,
+pub(super) struct Weights {
+    /// All weights by their whole names.
+    pub(super) tensors: BTreeMap<String, Weight>,
+    /// The prefix of the body's names.
+    pub(super) prefix: String,
+    /// The SHA-256 of the files that the weights came from, one after the other.
+    pub(super) sha256: String,
 }
 
 /// One tensor of weights.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Weight {
+pub(super) struct Weight {
     /// The length of each axis.
-    pub shape: Vec<usize>,
+    pub(super) shape: Vec<usize>,
     /// The values, row-major.
-    pub values: Vec<f32>,
-}
-
-/// The used field of a sharded model's index: the files by the names of their weights.
-#[derive(Deserialize)]
-struct Index {
-    weight_map: BTreeMap<String, String>,
+    pub(super) values: Vec<f32>,
 }
 
 impl Weights {
     /// Whether `folder` has weights that [`Weights::open`] can read.
-    pub fn are_in(folder: &Path) -> bool {
+    pub(super) fn are_in(folder: &Path) -> bool {
         folder.join(WHOLE).is_file() || folder.join(INDEX).is_file()
     }
 
     /// Reads all weights in `folder`.
-    pub fn open(folder: &Path) -> Result<Self> {
+    pub(super) fn open(folder: &Path) -> Result<Self> {
         Self::of_files(&shards(folder)?)
     }
 
@@ -75,41 +71,26 @@ impl Weights {
         Self { tensors, prefix: String::new(), sha256 }
     }
 
-    /// All weights by their whole names.
-    pub(super) fn tensors(&self) -> &BTreeMap<String, Weight> {
-        &self.tensors
-    }
-
     /// Whether there is a weight whose whole name is `name`.
     pub(super) fn has(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
 
-    /// The SHA-256 of the files that the weights came from, one after the other.
-    pub fn sha256(&self) -> &str {
-        &self.sha256
-    }
-
     /// Looks names up under `prefix` if `landmark` exists there. Models with a head store their body under a prefix.
-    pub fn with_prefix(mut self, prefix: &str, landmark: &str) -> Self {
+    pub(super) fn with_prefix(mut self, prefix: &str, landmark: &str) -> Self {
         if self.has(&format!("{prefix}{landmark}")) {
             self.prefix = prefix.to_owned();
         }
         self
     }
 
-    /// The prefix of the body's names.
-    pub fn prefix(&self) -> &str {
-        &self.prefix
-    }
-
     /// The body's weight called `name`, which must have the given shape.
-    pub fn take(&self, name: &str, shape: &[usize]) -> Result<&Weight> {
+    pub(super) fn take(&self, name: &str, shape: &[usize]) -> Result<&Weight> {
         self.take_whole(&format!("{}{name}", self.prefix), shape)
     }
 
     /// The weight whose whole name is `name`, which must have the given shape.
-    pub fn take_whole(&self, name: &str, shape: &[usize]) -> Result<&Weight> {
+    pub(super) fn take_whole(&self, name: &str, shape: &[usize]) -> Result<&Weight> {
         let weight = self.tensors.get(name).ok_or_else(|| {
             Error::model(format!("expected the weight `{name}`, but found none of that name"))
         })?;
@@ -128,18 +109,14 @@ impl Weights {
         let found = if self.has(name) { name } else { bare };
         self.tensors.get_mut(found)
     }
-
-    /// Adds a weight that the model did not have.
-    pub(super) fn add(&mut self, name: &str, weight: Weight) {
-        self.tensors.insert(name.to_owned(), weight);
-    }
 }
 
 fn shards(folder: &Path) -> Result<Vec<PathBuf>> {
-    let Some(index) = files::read_json_if_exists::<Index>(&folder.join(INDEX))? else {
+    let Some(index) = ConfigFile::open_if_exists(folder, INDEX)? else {
         return Ok(vec![folder.join(WHOLE)]);
     };
-    let names: BTreeSet<String> = index.weight_map.into_values().collect();
+    let files: BTreeMap<String, String> = index.require("weight_map")?;
+    let names: BTreeSet<String> = files.into_values().collect();
     if let Some(name) = names.iter().find(|name| name.contains(['/', '\\']) || *name == "..") {
         return Err(Error::model(format!(
             "expected shards in the folder of their index, but found `{name}`"

@@ -29,50 +29,50 @@ pub(super) const WORDS: &str = "Wemb";
 
 /// The content of a file.
 #[derive(Debug)]
-pub(super) struct File {
+pub(in crate::build) struct File {
     /// The matrices. Those that are stored by columns are transposed: they have a row per output.
-    pub(super) matrices: BTreeMap<String, Weight>,
+    pub(in crate::build) matrices: BTreeMap<String, Weight>,
     /// The options that the model was trained with.
-    pub(super) options: Options,
+    pub(in crate::build) options: Options,
 }
 
 /// Marian's options, one per line. Nested options are ignored.
 #[derive(Debug)]
-pub(super) struct Options(BTreeMap<String, String>);
-
-#[derive(Clone, Copy)]
-struct Header {
-    name: usize,
-    kind: u64,
-    axes: usize,
-    data: usize,
-}
+pub(in crate::build) struct Options(BTreeMap<String, String>);
 
 /// The bytes that were not read yet.
 struct Reader<'a>(&'a [u8]);
 
 impl File {
     /// Reads the bytes of a file.
-    pub(super) fn parse(bytes: &[u8]) -> Result<Self> {
+    pub(in crate::build) fn parse(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader(bytes);
-        let (version, count) = (reader.number()?, reader.number()?);
+        let [version, count] = reader.numbers()?;
         if version != VERSION || count > MAX_ITEMS {
             return Err(Error::model(format!(
                 "expected version {VERSION} of Marian's binary format, with at most {MAX_ITEMS} items, but found \
                  version {version} with {count}"
             )));
         }
-        let headers = (0..count).map(|_| reader.header()).collect::<Result<Vec<_>>>()?;
-        let names = headers.iter().map(|header| reader.name(header.name)).collect::<Result<Vec<_>>>()?;
-        let shapes = headers.iter().map(|header| reader.shape(header.axes)).collect::<Result<Vec<_>>>()?;
-        let padding = reader.length()?;
+        let headers = (0..count).map(|_| reader.numbers()).collect::<Result<Vec<[u64; 4]>>>()?;
+        if let Some([name, _, axes, _]) =
+            headers.iter().find(|[name, _, axes, _]| *name > MAX_NAME_BYTES || *axes > MAX_AXES)
+        {
+            return Err(Error::model(format!(
+                "expected names of at most {MAX_NAME_BYTES} bytes and at most {MAX_AXES} axes in Marian's binary \
+                 format, but found {name} and {axes}"
+            )));
+        }
+        let names = headers.iter().map(|[name, ..]| reader.name(*name)).collect::<Result<Vec<_>>>()?;
+        let shapes = headers.iter().map(|[_, _, axes, _]| reader.shape(*axes)).collect::<Result<Vec<_>>>()?;
+        let [padding] = reader.numbers()?;
         reader.take(padding)?;
         let (mut matrices, mut options) = (BTreeMap::new(), None);
-        for ((header, name), shape) in headers.iter().zip(names).zip(shapes) {
-            let data = reader.take(header.data)?;
+        for (([_, kind, _, length], name), shape) in headers.into_iter().zip(names).zip(shapes) {
+            let data = reader.take(length)?;
             if name == OPTIONS {
                 options = Some(Options::parse(data));
-            } else if let Some(matrix) = matrix(&name, header.kind, shape, data)? {
+            } else if let Some(matrix) = matrix(&name, kind, shape, data)? {
                 matrices.insert(name, matrix);
             }
         }
@@ -121,7 +121,9 @@ fn matrix(name: &str, kind: u64, shape: Vec<usize>, data: &[u8]) -> Result<Optio
 }
 
 impl Reader<'_> {
-    fn take(&mut self, length: usize) -> Result<&[u8]> {
+    fn take(&mut self, length: u64) -> Result<&[u8]> {
+        // A length that `usize` cannot hold is also longer than the file.
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
         let (taken, rest) = self.0.split_at_checked(length).ok_or_else(|| {
             Error::model(format!(
                 "expected {length} more bytes in Marian's binary format, but found {}",
@@ -132,39 +134,20 @@ impl Reader<'_> {
         Ok(taken)
     }
 
-    fn number(&mut self) -> Result<u64> {
-        let bytes = self.take(8)?;
-        Ok(bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)))
+    fn numbers<const COUNT: usize>(&mut self) -> Result<[u64; COUNT]> {
+        let bytes = self.take(COUNT as u64 * 8)?.as_chunks().0;
+        Ok(std::array::from_fn(|place| u64::from_le_bytes(bytes[place])))
     }
 
-    fn length(&mut self) -> Result<usize> {
-        // A length that `usize` cannot hold is also longer than the file.
-        Ok(usize::try_from(self.number()?).unwrap_or(usize::MAX))
-    }
-
-    fn header(&mut self) -> Result<Header> {
-        let (name, kind, axes) = (self.number()?, self.number()?, self.number()?);
-        if name > MAX_NAME_BYTES || axes > MAX_AXES {
-            return Err(Error::model(format!(
-                "expected names of at most {MAX_NAME_BYTES} bytes and at most {MAX_AXES} axes in Marian's binary \
-                 format, but found {name} and {axes}"
-            )));
-        }
-        Ok(Header { name: name as usize, kind, axes: axes as usize, data: self.length()? })
-    }
-
-    fn name(&mut self, length: usize) -> Result<String> {
+    fn name(&mut self, length: u64) -> Result<String> {
         let name = String::from_utf8_lossy(self.take(length)?);
         Ok(name.trim_end_matches('\0').to_owned())
     }
 
-    fn shape(&mut self, axes: usize) -> Result<Vec<usize>> {
-        let sides = self.take(axes * 4)?.as_chunks::<4>().0;
+    fn shape(&mut self, axes: u64) -> Result<Vec<usize>> {
+        let sides = self.take(axes * 4)?.as_chunks::<4>().0.iter();
         // A negative side is refused like one that is too long.
-        Ok(sides
-            .iter()
-            .map(|side| usize::try_from(i32::from_le_bytes(*side)).unwrap_or(usize::MAX))
-            .collect())
+        Ok(sides.map(|side| usize::try_from(i32::from_le_bytes(*side)).unwrap_or(usize::MAX)).collect())
     }
 }
 
@@ -177,12 +160,12 @@ impl Options {
     }
 
     /// The option called `name`; empty if it is missing.
-    pub(super) fn text(&self, name: &str) -> &str {
+    pub(in crate::build) fn text(&self, name: &str) -> &str {
         self.0.get(name).map_or("", String::as_str)
     }
 
     /// The option called `name`, which must be a number.
-    pub(super) fn number(&self, name: &str) -> Result<usize> {
+    pub(in crate::build) fn number(&self, name: &str) -> Result<usize> {
         self.text(name).parse().map_err(|_| {
             Error::model(format!(
                 "expected a number as the model's option `{name}`, but found `{}`",
@@ -250,7 +233,7 @@ mod tests {
                 let _ = File::parse(&damaged);
             }
         }
-        insta::assert_snapshot!(File::parse(&whole[..5]).unwrap_err(), @"expected 8 more bytes in Marian's binary format, but found 5");
+        insta::assert_snapshot!(File::parse(&whole[..5]).unwrap_err(), @"expected 16 more bytes in Marian's binary format, but found 5");
         insta::assert_snapshot!(File::parse(&[0xff; 64]).unwrap_err(), @"expected version 1 of Marian's binary format, with at most 65536 items, but found version 18446744073709551615 with 18446744073709551615");
     }
 }

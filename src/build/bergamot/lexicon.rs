@@ -13,7 +13,7 @@ const MAGIC: u64 = 0xF11A_48D5_0134_17F5;
 const HEADER: usize = 6;
 
 /// Reads the bytes of a file, which is not trusted, for a model with `vocabulary` tokens.
-pub(super) fn shortlist(bytes: &[u8], vocabulary: usize) -> Result<Shortlist> {
+pub(in crate::build) fn shortlist(bytes: &[u8], vocabulary: usize) -> Result<Shortlist> {
     let damaged = |what: &str| {
         Error::model(format!(
             "expected a lexical shortlist for {vocabulary} tokens, but found {what}; take the `lex` file that \
@@ -21,11 +21,9 @@ pub(super) fn shortlist(bytes: &[u8], vocabulary: usize) -> Result<Shortlist> {
         ))
     };
     let (header, rest) = bytes.split_at_checked(HEADER * 8).ok_or_else(|| damaged("too few bytes"))?;
-    let numbers: Vec<u64> =
-        header.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
-    let [magic, _checksum, always, _most, offsets, items] = numbers[..] else {
-        return Err(damaged("too few bytes"));
-    };
+    let header = header.as_chunks().0;
+    let [magic, _checksum, always, _limit, offsets, items] =
+        std::array::from_fn::<_, HEADER, _>(|place| u64::from_le_bytes(header[place]));
     if magic != MAGIC {
         return Err(damaged("a file of another kind"));
     }

@@ -1,8 +1,8 @@
 //! Bergamot students: small translation models for browsers.
 
-mod file;
-mod lexicon;
-mod model;
+pub(super) mod file;
+pub(super) mod lexicon;
+pub(super) mod model;
 
 use std::path::{Path, PathBuf};
 
@@ -77,15 +77,6 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
     })
 }
 
-/// Reads a shortlist and a model of any bytes.
-#[cfg(any(test, feature = "fuzzing"))]
-pub(super) fn read_any(lexicon: &[u8], model: &[u8]) {
-    // Invalid bytes are errors.
-    let _ = lexicon::shortlist(lexicon, lexicon.len() / 24);
-    let _ = tokenizer(model);
-    let _ = file::File::parse(model).and_then(|file| model::model(file, String::new()));
-}
-
 /// The languages in the name of a model's file: `model.enpt.intgemm.alphas.bin`.
 fn languages(model: &Path) -> Option<Languages> {
     let pair = model.file_name()?.to_str()?.split('.').nth(1)?;
@@ -95,7 +86,7 @@ fn languages(model: &Path) -> Option<Languages> {
 }
 
 /// The tokenizer with special tokens that no text can contain, so that `</s>` in a text does not end it.
-fn tokenizer(json: &[u8]) -> Result<Vec<u8>> {
+pub(super) fn tokenizer(json: &[u8]) -> Result<Vec<u8>> {
     let unreadable = |error| Error::model_because("cannot read the tokenizer", error);
     let mut tokenizer: serde_json::Value = serde_json::from_slice(json).map_err(unreadable)?;
     for (id, expected) in SPECIAL.iter().enumerate() {

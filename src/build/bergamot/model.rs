@@ -37,7 +37,7 @@ const OPTIONS: [(&str, &str); 9] = [
 ];
 
 /// The model in a file, and its weights; `sha256` is that of the file.
-pub(super) fn model(file: File, sha256: String) -> Result<(TranslationModel, Weights)> {
+pub(in crate::build) fn model(file: File, sha256: String) -> Result<(TranslationModel, Weights)> {
     let File { matrices, options } = file;
     let rows = matrices.get(WORDS).and_then(|matrix| matrix.shape.first().copied());
     let model = describe(&options, rows.ok_or_else(|| missing(WORDS))?)?;
@@ -108,29 +108,24 @@ struct Matrices {
 
 impl Matrices {
     fn rename(&mut self, theirs: &str, ours: &str) -> Result<()> {
-        let matrix = self.file.remove(theirs).ok_or_else(|| missing(theirs))?;
+        let mut matrix = self.file.remove(theirs).ok_or_else(|| missing(theirs))?;
+        // Vectors are stored as matrices with one row.
+        if ours.ends_with(".bias") || ours.ends_with("_norm.weight") {
+            matrix.shape = vec![matrix.values.len()];
+        }
         self.renamed.insert(ours.to_owned(), matrix);
         Ok(())
     }
 
-    /// Renames a matrix with a single row, which becomes a vector.
-    fn rename_row(&mut self, theirs: &str, ours: &str) -> Result<()> {
-        self.rename(theirs, ours)?;
-        if let Some(row) = self.renamed.get_mut(ours) {
-            row.shape = vec![row.values.len()];
-        }
-        Ok(())
-    }
-
     fn norm(&mut self, theirs: &str, ours: &str) -> Result<()> {
-        self.rename_row(&format!("{theirs}_ln_scale"), &format!("{ours}.weight"))?;
-        self.rename_row(&format!("{theirs}_ln_bias"), &format!("{ours}.bias"))
+        self.rename(&format!("{theirs}_ln_scale"), &format!("{ours}.weight"))?;
+        self.rename(&format!("{theirs}_ln_bias"), &format!("{ours}.bias"))
     }
 
     fn attention(&mut self, theirs: &str, ours: &str) -> Result<()> {
         for (letter, part) in [("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj"), ("o", "out_proj")] {
             self.rename(&format!("{theirs}_W{letter}"), &format!("{ours}.{part}.weight"))?;
-            self.rename_row(&format!("{theirs}_b{letter}"), &format!("{ours}.{part}.bias"))?;
+            self.rename(&format!("{theirs}_b{letter}"), &format!("{ours}.{part}.bias"))?;
         }
         self.norm(&format!("{theirs}_Wo"), &format!("{ours}_layer_norm"))
     }
@@ -138,7 +133,7 @@ impl Matrices {
     fn feed_forward(&mut self, theirs: &str, ours: &str) -> Result<()> {
         for number in [1, 2] {
             self.rename(&format!("{theirs}_ffn_W{number}"), &format!("{ours}.fc{number}.weight"))?;
-            self.rename_row(&format!("{theirs}_ffn_b{number}"), &format!("{ours}.fc{number}.bias"))?;
+            self.rename(&format!("{theirs}_ffn_b{number}"), &format!("{ours}.fc{number}.bias"))?;
         }
         self.norm(&format!("{theirs}_ffn_ffn"), &format!("{ours}.final_layer_norm"))
     }
@@ -147,7 +142,7 @@ impl Matrices {
     fn memory(&mut self, theirs: &str, ours: &str, hidden: usize) -> Result<()> {
         self.rename(&format!("{theirs}_rnn_W"), &format!("{ours}.rnn.candidate.weight"))?;
         self.rename(&format!("{theirs}_rnn_Wf"), &format!("{ours}.rnn.forget.weight"))?;
-        self.rename_row(&format!("{theirs}_rnn_bf"), &format!("{ours}.rnn.forget.bias"))?;
+        self.rename(&format!("{theirs}_rnn_bf"), &format!("{ours}.rnn.forget.bias"))?;
         let zeros = Weight { shape: vec![hidden], values: vec![0.0; hidden] };
         self.renamed.insert(format!("{ours}.rnn.candidate.bias"), zeros);
         self.norm(&format!("{theirs}_rnn_ffn"), &format!("{ours}.self_attn_layer_norm"))

@@ -221,17 +221,6 @@ impl EncoderConfig {
         })
     }
 
-    /// The same body under a head for `labels` labels, which an adapter has.
-    pub(in crate::build) fn with_head(mut self, labels: usize) -> Self {
-        self.head.get_or_insert_with(|| Head::unnamed(labels));
-        self
-    }
-
-    /// The prefix under which a model with a head stores its body, and a weight that exists there.
-    pub(in crate::build) fn prefix(&self) -> (&'static str, &'static str) {
-        (self.names.prefix, WORDS)
-    }
-
     pub(super) fn position_rows(&self) -> usize {
         self.facts.max_positions.saturating_add(self.padding.map_or(0, rows_up_to))
     }
@@ -243,7 +232,7 @@ fn activation(config: &ConfigFile, fields: &[&str]) -> Result<Activation> {
 
 impl Head {
     /// A head whose labels have no names.
-    fn unnamed(labels: usize) -> Self {
+    pub(super) fn unnamed(labels: usize) -> Self {
         let labels = (0..labels).map(|id| format!("LABEL_{id}")).collect();
         Self { labels, function: ScoreFunction::Softmax }
     }
@@ -330,7 +319,8 @@ mod tests {
             "share_att_key": true,
         });
         config[name] = value;
-        let config = EncoderConfig::read(&serde_json::from_value(config).unwrap())?;
+        let fields = config.as_object().cloned().unwrap();
+        let config = EncoderConfig::read(&ConfigFile::new("config.json", fields))?;
         Ok(config.disentangled.unwrap())
     }
 

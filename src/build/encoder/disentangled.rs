@@ -12,7 +12,7 @@ use super::{
 use crate::{
     build::{
         layers::Layers,
-        onnx::{Value, integer, integers, proto::data_type},
+        onnx::{Value, data_type, integer, integers},
     },
     error::Result,
 };
@@ -25,8 +25,6 @@ const BLOCK: usize = 64;
 
 /// Values that depend only on a text's length and padding, which all layers share.
 pub(super) struct Text {
-    /// The number of tokens, as a list of one.
-    pub(super) length: Value,
     /// 1 for tokens and 0 for padding, as a column.
     present: Value,
     /// None in models that ignore distances.
@@ -77,7 +75,7 @@ impl Text {
             Some(distances) => Some(Windows::new(layers, config, (distances, settings.scale), &length)?),
             None => None,
         };
-        Ok(Self { length, present, windows })
+        Ok(Self { present, windows })
     }
 
     /// Sets the vectors of padding to zero.

@@ -1,10 +1,11 @@
 //! DeBERTa's distances between tokens: their settings, the rows of the table that embeds them, and the keys and queries
 //! that are computed from it.
 
-use serde::Deserialize;
-
 use crate::{
-    build::{config::ConfigFile, layers::Activation},
+    build::{
+        config::{ConfigFile, OneOrMany},
+        layers::Activation,
+    },
     error::{Error, Result},
 };
 
@@ -31,23 +32,6 @@ pub(super) struct Convolution {
     pub(super) width: usize,
     pub(super) groups: usize,
     pub(super) activation: Activation,
-}
-
-/// A list of words, or words with bars between them: `["c2p", "p2c"]` or `"c2p|p2c"`.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Words {
-    Joined(String),
-    Listed(Vec<String>),
-}
-
-impl Words {
-    fn include(&self, word: &str) -> bool {
-        match self {
-            Self::Joined(words) => words.split('|').any(|other| other.trim().eq_ignore_ascii_case(word)),
-            Self::Listed(words) => words.iter().any(|other| other == word),
-        }
-    }
 }
 
 impl Convolution {
@@ -88,11 +72,18 @@ impl Distances {
     /// The settings, none if the model ignores distances, and the number of terms that `config` lists for them.
     /// `positions` is the number of tokens of the longest text.
     pub(super) fn read(config: &ConfigFile, positions: usize) -> Result<(Option<Self>, usize)> {
+        // A list, or a string like `c2p|p2c`.
         let includes = |field: &str, word: &str| {
-            config.get::<Words>(field).map(|words| words.is_some_and(|words| words.include(word)))
+            Ok::<_, Error>(match config.get::<OneOrMany<String>>(field)? {
+                Some(OneOrMany::One(words)) => {
+                    words.split('|').any(|other| other.trim().eq_ignore_ascii_case(word))
+                }
+                Some(OneOrMany::Many(words)) => words.iter().any(|other| other == word),
+                None => false,
+            })
         };
         let terms = [includes("pos_att_type", "c2p")?, includes("pos_att_type", "p2c")?];
-        let is_used = config.get("relative_attention")?.unwrap_or(false);
+        let is_used = config.is_set("relative_attention")?;
         let max = config.get("max_relative_positions")?.filter(|max| *max >= 1);
         let distances = Self {
             has_keys: is_used && terms[0],
@@ -100,7 +91,7 @@ impl Distances {
             buckets: config.get("position_buckets")?.filter(|buckets| *buckets > 0),
             max: max.unwrap_or(positions as i64),
             is_normalised: includes("norm_rel_ebd", "layer_norm")?,
-            shares_projections: config.get("share_att_key")?.unwrap_or(false),
+            shares_projections: config.is_set("share_att_key")?,
         };
         let count = usize::from(terms[0]) + usize::from(terms[1]);
         if !distances.has_keys && !distances.has_queries {
@@ -151,13 +142,9 @@ impl Distances {
         }
     }
 
-    pub(super) fn projection(&self, side: Side) -> &'static str {
-        match (side, self.shares_projections) {
-            (Side::Keys, true) => "key_proj",
-            (Side::Keys, false) => "pos_key_proj",
-            (Side::Queries, true) => "query_proj",
-            (Side::Queries, false) => "pos_query_proj",
-        }
+    pub(super) fn projection(&self, side: Side) -> String {
+        let name = if side == Side::Keys { "key_proj" } else { "query_proj" };
+        if self.shares_projections { name.to_owned() } else { format!("pos_{name}") }
     }
 }
 

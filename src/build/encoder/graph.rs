@@ -8,11 +8,8 @@ use super::{
 };
 use crate::{
     build::{
-        layers::{BLOCK, Layers, attention},
-        onnx::{
-            GraphBuilder, Value, any, fixed, float,
-            proto::{ModelProto, data_type},
-        },
+        layers::{Layers, attention},
+        onnx::{ModelProto, Value, any, data_type, fixed, float},
         weights::Weights,
     },
     error::Result,
@@ -28,8 +25,8 @@ pub(super) const LOGITS: &str = "logits";
 ///
 /// A head reads the first token only, and so does the last layer under a head: other tokens' vectors are not needed.
 pub(super) fn graph(config: &EncoderConfig, weights: &Weights, precision: Precision) -> Result<ModelProto> {
-    let (graph, width) = (GraphBuilder::default(), config.facts.hidden);
-    let layers = Layers { graph, weights, precision, block: BLOCK, hidden: width, epsilon: config.epsilon };
+    let width = config.facts.hidden;
+    let layers = Layers::new(weights, precision, width, config.epsilon);
     let mut writer = Writer { config, layers, text: None };
     let ids = writer.layers.graph.input("input_ids", &["batch", "sequence"]);
     let mask = writer.layers.graph.input("attention_mask", &["batch", "sequence"]);
@@ -75,8 +72,8 @@ impl Writer<'_> {
             0 => None,
             _ => Some(layers.weights.take("embeddings.token_type_embeddings.weight", &[types, hidden])?),
         };
-        let mut shared_type = type_table.filter(|_| types == 1);
-        if let Some(table) = type_table.filter(|_| types > 1) {
+        let is_shared = types == 1 && has_positions;
+        if let Some(table) = type_table.filter(|_| !is_shared) {
             let table = layers.graph.floats("token_types", &table.shape, &table.values);
             let type_ids = layers.graph.input("token_type_ids", &["batch", "sequence"]);
             let types = layers.graph.node("Gather", &[&table, &type_ids], vec![]);
@@ -86,19 +83,14 @@ impl Writer<'_> {
             let name = "embeddings.position_embeddings.weight";
             let mut table = layers.weights.take(name, &[self.config.position_rows(), hidden])?.clone();
             // A single type is added to all tokens, and therefore to all positions.
-            if let Some(shared) = shared_type.take() {
+            if let Some(shared) = type_table.filter(|_| is_shared) {
                 for row in table.values.chunks_exact_mut(hidden) {
                     row.iter_mut().zip(&shared.values).for_each(|(position, shared)| *position += shared);
                 }
             }
             let table = layers.graph.floats("positions", &table.shape, &table.values);
-            let length = self.text.as_ref().map(|text| &text.length);
-            let positions = layers.positions(&table, ids, padding, length);
+            let positions = layers.positions(&table, ids, padding);
             sum = layers.graph.node("Add", &[&sum, &positions], vec![]);
-        }
-        if let Some(shared) = shared_type {
-            let row = layers.graph.floats("token_types", &shared.shape, &shared.values);
-            sum = layers.graph.node("Add", &[&sum, &row], vec![]);
         }
         sum = layers.normalise(&sum, "embeddings.LayerNorm")?;
         Ok(match &self.text {
@@ -152,7 +144,7 @@ impl Writer<'_> {
         let one = layers.graph.integers("one", &[1]);
         let first = layers.graph.node("Squeeze", &[&first, &one], vec![]);
         let (dense, is_of_body) = names.dense;
-        let prefix = if is_of_body { layers.weights.prefix() } else { "" };
+        let prefix = if is_of_body { layers.weights.prefix.as_str() } else { "" };
         let pooled = layers.linear_in_fp32(&format!("{prefix}{dense}"), &first, [hidden, hidden])?;
         let pooled = layers.activate(head_activation, &pooled);
         layers.linear_in_fp32(names.labels, &pooled, [hidden, head.labels.len()])

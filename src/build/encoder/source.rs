@@ -1,7 +1,7 @@
 //! Opens the weights of an encoder, and an adapter's, as the source of a bundle.
 
 use super::{
-    config::EncoderConfig,
+    config::{EncoderConfig, Head, WORDS},
     graph::{LOGITS, OUTPUT, graph},
 };
 use crate::{
@@ -24,12 +24,13 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
     // An adapter's own `config.json` describes the merged model.
     let described = plan.adapter.as_ref().filter(|adapter| adapter.join(ConfigFile::NAME).is_file());
     let mut config = EncoderConfig::open(described.unwrap_or(&plan.folder))?;
-    let (prefix, landmark) = config.prefix();
-    let mut weights = Weights::open(&plan.folder)?.with_prefix(prefix, landmark);
+    // Models with a head store their body under a prefix.
+    let prefix = config.names.prefix;
+    let mut weights = Weights::open(&plan.folder)?.with_prefix(prefix, WORDS);
     if let Some(folder) = &plan.adapter
         && let Some(labels) = Adapter::open(folder)?.merge(&mut weights, prefix)?
     {
-        config = config.with_head(labels);
+        config.head.get_or_insert_with(|| Head::unnamed(labels));
     }
     let facts = &config.facts;
     let settings = match &config.head {
@@ -43,7 +44,7 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
     };
     Ok(Source {
         architecture: facts.architecture.clone(),
-        sha256: weights.sha256().to_owned(),
+        sha256: weights.sha256.clone(),
         settings: TaskSettings::Encoder(settings),
         tokenizer,
         files: Vec::new(),

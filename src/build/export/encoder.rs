@@ -1,16 +1,13 @@
 //! Opens the export of an encoder as the source of a bundle. The architecture does not matter.
 
-use std::path::Path;
-
 use super::quantise::{check_precision, is_quantised, prepare};
 use crate::{
-    backend::onnx::Runtime,
     build::{
         config::ConfigFile,
         encoder::{Facts, MODEL_TYPES},
         files::read_tokenizer,
         onnx,
-        plan::Plan,
+        plan::Build,
         sentence_transformers::{embedding_settings, has_pooling},
         source::{EncoderSettings, MODEL, Source, TaskSettings},
         translation,
@@ -28,7 +25,8 @@ const GRAPHS: [&str; 4] =
 const OUTPUTS: [&str; 3] = ["last_hidden_state", "token_embeddings", "sentence_embedding"];
 
 /// Reads the export in the plan's folder.
-pub(in crate::build) fn open<'a>(plan: &Plan, runtime: Runtime, scratch: &'a Path) -> Result<Source<'a>> {
+pub(in crate::build) fn open(build: Build<'_>) -> Result<Source<'_>> {
+    let plan = build.plan;
     let path = GRAPHS.iter().map(|name| plan.folder.join(name)).find(|path| path.is_file());
     let path = path.ok_or_else(|| {
         Error::model(format!(
@@ -52,9 +50,7 @@ pub(in crate::build) fn open<'a>(plan: &Plan, runtime: Runtime, scratch: &'a Pat
         tokenizer: read_tokenizer(&plan.folder)?,
         files: Vec::new(),
         is_quantised,
-        graphs: Box::new(move |precision| {
-            Ok(vec![(MODEL, prepare(model.clone(), precision, runtime, scratch)?)])
-        }),
+        graphs: Box::new(move |precision| Ok(vec![(MODEL, prepare(&model, precision, build)?)])),
     })
 }
 

@@ -1,17 +1,12 @@
 //! ONNX exports in the layout of `optimum-cli export onnx`.
 
-mod encoder;
+pub(super) mod encoder;
 mod part;
-mod quantise;
+pub(super) mod quantise;
 mod seq2seq;
 
 pub use self::seq2seq::{Seq2Seq, read};
 pub(super) use self::{
     encoder::open,
     seq2seq::{is_in as is_seq2seq_in, open as open_seq2seq},
-};
-#[cfg(any(test, feature = "fuzzing"))]
-pub(super) use self::{
-    encoder::output,
-    quantise::{is_quantised, quantise},
 };

@@ -6,9 +6,10 @@ use std::{
 };
 
 use crate::{
-    backend::onnx::{Runtime, Session},
+    backend::onnx::Session,
     build::{
-        onnx::{self, MICROSOFT, integer},
+        onnx::{self, MICROSOFT, float_tensor, int8_tensor, integer},
+        plan::Build,
         quantise::{rows, transpose},
     },
     error::{Error, Result},
@@ -16,33 +17,23 @@ use crate::{
     repository::manifest::Precision,
 };
 
-/// Operators that only quantised graphs have.
-const QUANTISED: [&str; 6] = [
-    "MatMulInteger",
-    "DynamicQuantizeLinear",
-    "DequantizeLinear",
-    "DynamicQuantizeMatMul",
-    "QAttention",
-    "MatMulNBits",
-];
+/// The constants of a graph by name.
+type Constants = BTreeMap<String, TensorProto>;
 
 /// The smallest table that is quantised, in rows.
-const MIN_TABLE_ROWS: i64 = 1024;
+const MIN_TABLE_ROWS: usize = 1024;
 
 /// A graph with weights in `precision`, optimised by ONNX Runtime. The weights of a quantised graph are kept.
-pub(super) fn prepare(
-    mut model: ModelProto,
-    precision: Precision,
-    runtime: Runtime,
-    scratch: &Path,
-) -> Result<ModelProto> {
+pub(super) fn prepare(model: &ModelProto, precision: Precision, build: Build<'_>) -> Result<ModelProto> {
+    let mut model = model.clone();
     if precision == Precision::Int8 && !is_quantised(&model) {
         quantise(&mut model);
     }
-    let folder = tempfile::tempdir_in(scratch).map_err(Error::io("cannot create a folder for a graph"))?;
+    let folder =
+        tempfile::tempdir_in(build.scratch).map_err(Error::io("cannot create a folder for a graph"))?;
     let (plain, optimised) = (folder.path().join("plain.onnx"), folder.path().join("optimised.onnx"));
     onnx::write(model, folder.path(), "plain.onnx")?;
-    Session::optimise(runtime, &plain, &optimised)?;
+    Session::optimise(build.runtime, &plain, &optimised)?;
     onnx::read(&optimised)
 }
 
@@ -63,14 +54,25 @@ pub(super) fn check_precision(precision: Precision, is_quantised: bool, folder: 
 /// Whether the graph's weights are quantised.
 pub(in crate::build) fn is_quantised(model: &ModelProto) -> bool {
     let nodes = model.graph.iter().flat_map(|graph| &graph.node);
-    nodes.into_iter().any(|node| QUANTISED.contains(&node.op_type.as_str()))
+    // Operators that only quantised graphs have.
+    nodes.into_iter().any(|node| {
+        matches!(
+            node.op_type.as_str(),
+            "MatMulInteger"
+                | "DynamicQuantizeLinear"
+                | "DequantizeLinear"
+                | "DynamicQuantizeMatMul"
+                | "QAttention"
+                | "MatMulNBits"
+        )
+    })
 }
 
 /// Quantises each multiplication by a constant matrix, with one scale per output channel, and each large embedding
 /// table, with one scale per row.
 pub(in crate::build) fn quantise(model: &mut ModelProto) {
     let Some(graph) = model.graph.as_mut() else { return };
-    let mut constants: BTreeMap<String, TensorProto> =
+    let mut constants: Constants =
         graph.initializer.drain(..).map(|tensor| (tensor.name.clone(), tensor)).collect();
     // Old files also list their constants as inputs that can be overridden.
     graph.input.retain(|input| !constants.contains_key(&input.name));
@@ -79,24 +81,20 @@ pub(in crate::build) fn quantise(model: &mut ModelProto) {
     let mut pending = std::mem::take(&mut graph.node).into_iter().map(Some).collect::<Vec<_>>();
     for place in 0..pending.len() {
         let Some(node) = pending[place].take() else { continue };
-        let matrix = |name: usize| node.input.get(name).and_then(|name| constants.get(name)).and_then(floats);
-        match node.op_type.as_str() {
-            "MatMul" => match matrix(1) {
-                Some((shape, values)) => {
-                    let bias = take_bias(&node, &readers, &mut pending, &constants, shape[1]);
-                    nodes.push(multiplication(&node, shape, &values, bias, &mut constants));
-                }
-                None => nodes.push(node),
-            },
-            "Gather" if node.input.len() == 2 && node.output.len() == 1 => {
-                match matrix(0).filter(|(shape, _)| shape[0] >= MIN_TABLE_ROWS) {
-                    Some((shape, values)) => {
-                        nodes.extend(table_lookup(&node, shape, &values, &mut constants))
-                    }
-                    None => nodes.push(node),
-                }
-            }
-            _ => nodes.push(node),
+        let matrix =
+            |input: usize| node.input.get(input).and_then(|name| constants.get(name)).and_then(floats);
+        if node.op_type == "MatMul"
+            && let Some((shape, values)) = matrix(1)
+        {
+            let bias = take_bias(&node, &readers, &mut pending, &constants, shape[1]);
+            nodes.push(multiplication(node, (shape, &values), bias, &mut constants));
+        } else if node.op_type == "Gather"
+            && (node.input.len(), node.output.len()) == (2, 1)
+            && let Some((shape, values)) = matrix(0).filter(|(shape, _)| shape[0] >= MIN_TABLE_ROWS)
+        {
+            nodes.extend(table_lookup(&node, (shape, &values), &mut constants));
+        } else {
+            nodes.push(node);
         }
     }
     let used: BTreeSet<&String> = nodes
@@ -133,65 +131,57 @@ fn take_bias(
     product: &NodeProto,
     readers: &BTreeMap<String, Vec<usize>>,
     pending: &mut [Option<NodeProto>],
-    constants: &BTreeMap<String, TensorProto>,
-    channels: i64,
+    constants: &Constants,
+    channels: usize,
 ) -> Option<(String, String)> {
     let name = product.output.first()?;
     let [reader] = readers.get(name)?[..] else { return None };
     let sum = pending.get(reader)?.as_ref().filter(|node| node.op_type == "Add")?;
     let bias = sum.input.iter().find(|input| *input != name)?.clone();
-    if constants.get(&bias)?.dims != [channels] {
+    if constants.get(&bias)?.dims != [channels as i64] {
         return None;
     }
     let sum = pending.get_mut(reader)?.take()?;
     Some((sum.output.into_iter().next()?, bias))
 }
 
+/// A quantised multiplication in place of `node`, with the bias and the name of the sum that follow it, if any.
 fn multiplication(
-    node: &NodeProto,
-    shape: [i64; 2],
-    values: &[f32],
+    node: NodeProto,
+    (shape, values): ([usize; 2], &[f32]),
     bias: Option<(String, String)>,
-    constants: &mut BTreeMap<String, TensorProto>,
+    constants: &mut Constants,
 ) -> NodeProto {
     let [inputs, outputs] = shape;
-    let columns = rows(&transpose(values, outputs as usize), inputs as usize);
-    let integers = transpose(&columns.values, inputs as usize);
-    let name = format!("{}.columns.int8", node.input[1]);
-    let scales = format!("{}.columns.scales", node.input[1]);
-    constants.entry(name.clone()).or_insert_with(|| integer_constant(&name, &shape, &integers));
-    constants.entry(scales.clone()).or_insert_with(|| float_constant(&scales, &[outputs], &columns.scales));
+    let columns = rows(&transpose(values, outputs), inputs);
+    let integers = transpose(&columns.values, inputs);
+    let name = format!("{}.columns", node.input[1]);
+    let scales = add(constants, float_tensor(&format!("{name}.scales"), &[outputs], &columns.scales));
     // The runtime needs a zero point to make the weights unsigned where signed ones would saturate.
-    let zero = format!("{name}.zero_point");
-    constants.entry(zero.clone()).or_insert_with(|| integer_constant(&zero, &[], &[0]));
-    let mut input = vec![node.input[0].clone(), name, scales, zero];
-    let output = match bias {
-        Some((sum, bias)) => {
-            input.push(bias);
-            vec![sum]
-        }
-        None => node.output.clone(),
-    };
+    let zero = add(constants, int8_tensor(&format!("{name}.int8.zero_point"), &[], &[0]));
+    let integers = add(constants, int8_tensor(&format!("{name}.int8"), &shape, &integers));
+    let (sum, bias) = bias.unzip();
     NodeProto {
         op_type: "DynamicQuantizeMatMul".into(),
         domain: MICROSOFT.into(),
-        name: node.name.clone(),
-        input,
-        output,
+        input: [node.input[0].clone(), integers, scales, zero].into_iter().chain(bias).collect(),
+        output: sum.map_or(node.output, |sum| vec![sum]),
         attribute: Vec::new(),
+        ..node
     }
 }
 
+/// The nodes that look up rows of a quantised table in place of `node`.
 fn table_lookup(
     node: &NodeProto,
-    shape: [i64; 2],
-    values: &[f32],
-    constants: &mut BTreeMap<String, TensorProto>,
+    (shape, values): ([usize; 2], &[f32]),
+    constants: &mut Constants,
 ) -> [NodeProto; 4] {
-    let table = rows(values, shape[1] as usize);
-    let (name, scales) = (format!("{}.rows.int8", node.input[0]), format!("{}.rows.scales", node.input[0]));
-    constants.entry(name.clone()).or_insert_with(|| integer_constant(&name, &shape, &table.values));
-    constants.entry(scales.clone()).or_insert_with(|| float_constant(&scales, &[shape[0], 1], &table.scales));
+    let table = rows(values, shape[1]);
+    let name = format!("{}.rows", node.input[0]);
+    let integers = add(constants, int8_tensor(&format!("{name}.int8"), &shape, &table.values));
+    let scales = float_tensor(&format!("{name}.scales"), &[shape[0], 1], &table.scales);
+    let scales = add(constants, scales);
     let ids = &node.input[1];
     let part = |part: &str| format!("{}.{part}", node.output[0]);
     let simple = |operator: &str, input: &[&String], output: String| NodeProto {
@@ -204,18 +194,25 @@ fn table_lookup(
     let mut cast = simple("Cast", &[&part("integers")], part("floats"));
     cast.attribute.push(integer("to", i64::from(data_type::FLOAT)));
     [
-        simple("Gather", &[&name, ids], part("integers")),
+        simple("Gather", &[&integers, ids], part("integers")),
         cast,
         simple("Gather", &[&scales, ids], part("scales")),
         simple("Mul", &[&part("floats"), &part("scales")], node.output[0].clone()),
     ]
 }
 
-/// The values of a float matrix.
-fn floats(tensor: &TensorProto) -> Option<([i64; 2], Vec<f32>)> {
-    let shape: [i64; 2] = tensor.dims.as_slice().try_into().ok()?;
-    // The product of two negative sides is positive, and that of an empty one does not depend on the other.
-    if tensor.data_type != data_type::FLOAT || shape.iter().any(|side| *side < 1) {
+/// Adds a constant, unless there is one of its name, and returns the name.
+fn add(constants: &mut Constants, tensor: TensorProto) -> String {
+    let name = tensor.name.clone();
+    constants.entry(name.clone()).or_insert(tensor);
+    name
+}
+
+/// The shape and the values of a float matrix.
+fn floats(tensor: &TensorProto) -> Option<([usize; 2], Vec<f32>)> {
+    let &[height, width] = &tensor.dims[..] else { return None };
+    let shape = [usize::try_from(height).ok()?, usize::try_from(width).ok()?];
+    if tensor.data_type != data_type::FLOAT || shape.contains(&0) {
         return None;
     }
     let values = if tensor.raw_data.is_empty() {
@@ -223,26 +220,5 @@ fn floats(tensor: &TensorProto) -> Option<([i64; 2], Vec<f32>)> {
     } else {
         tensor.raw_data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
     };
-    let size = shape[0].checked_mul(shape[1]).and_then(|size| usize::try_from(size).ok());
-    (size == Some(values.len())).then_some((shape, values))
-}
-
-fn integer_constant(name: &str, shape: &[i64], values: &[i8]) -> TensorProto {
-    let bytes: Vec<u8> = values.iter().map(|value| value.cast_unsigned()).collect();
-    constant(name, data_type::INT8, shape, bytes)
-}
-
-fn float_constant(name: &str, shape: &[i64], values: &[f32]) -> TensorProto {
-    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    constant(name, data_type::FLOAT, shape, bytes)
-}
-
-fn constant(name: &str, data_type: i32, shape: &[i64], bytes: Vec<u8>) -> TensorProto {
-    TensorProto {
-        name: name.into(),
-        data_type,
-        dims: shape.to_vec(),
-        raw_data: bytes.into(),
-        ..TensorProto::default()
-    }
+    (shape[0].checked_mul(shape[1]) == Some(values.len())).then_some((shape, values))
 }

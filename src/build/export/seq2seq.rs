@@ -10,10 +10,9 @@ use super::{
     quantise::{check_precision, is_quantised, prepare},
 };
 use crate::{
-    backend::onnx::Runtime,
     build::{
         onnx,
-        plan::Plan,
+        plan::Build,
         source::{self, WriteGraphs},
     },
     error::{Error, Result, quoted},
@@ -51,11 +50,8 @@ pub(in crate::build) fn is_in(folder: &Path) -> bool {
 
 /// Reads the export in the plan's folder: the SHA-256 of the SHA-256s of its files, whether its weights are quantised,
 /// and its graphs.
-pub(in crate::build) fn open<'a>(
-    plan: &Plan,
-    runtime: Runtime,
-    scratch: &'a Path,
-) -> Result<(String, bool, WriteGraphs<'a>)> {
+pub(in crate::build) fn open(build: Build<'_>) -> Result<(String, bool, WriteGraphs<'_>)> {
+    let plan = build.plan;
     let inner = inner(&plan.folder);
     let paths = [ENCODER, MERGED, FIRST, LATER].map(|name| inner.join(name));
     let hashes = paths.iter().filter(|path| path.is_file()).map(|path| sha256_of(path));
@@ -64,8 +60,8 @@ pub(in crate::build) fn open<'a>(
     let is_quantised = is_quantised(&encoder) && is_quantised(&decoder);
     check_precision(plan.precision, is_quantised, &inner)?;
     let graphs = move |precision| {
-        let graph = |model: &ModelProto| prepare(model.clone(), precision, runtime, scratch);
-        Ok(vec![(source::ENCODER, graph(&encoder)?), (source::DECODER, graph(&decoder)?)])
+        let encoder = prepare(&encoder, precision, build)?;
+        Ok(vec![(source::ENCODER, encoder), (source::DECODER, prepare(&decoder, precision, build)?)])
     };
     Ok((sha256, is_quantised, Box::new(graphs)))
 }

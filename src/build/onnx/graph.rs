@@ -13,6 +13,8 @@ const OPSET: i64 = 21;
 /// The file format that belongs to [`OPSET`].
 const IR_VERSION: i64 = 10;
 
+type Attributes = Vec<AttributeProto>;
+
 /// The name of a tensor in the graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Value(String);
@@ -50,13 +52,13 @@ impl GraphBuilder {
 
     /// Adds the float output `name` and an `Identity` that copies `value` to it.
     pub fn output(&mut self, value: &Value, name: &str, axes: impl IntoIterator<Item = Dimension>) {
-        self.push("Identity", "", &[value], vec![name.to_owned()], Vec::new());
+        self.push(["", "Identity"], &[value], vec![name.to_owned()], Vec::new());
         self.graph.output.push(value_info(name, data_type::FLOAT, axes));
     }
 
     /// Renames `value`, the output of a node, to `name` and makes it a float output. Unlike [`GraphBuilder::output`],
     /// this copies nothing.
-    pub fn rename_to_output(&mut self, value: &Value, name: &str, axes: impl IntoIterator<Item = Dimension>) {
+    pub fn expose(&mut self, value: &Value, name: &str, axes: impl IntoIterator<Item = Dimension>) {
         for node in &mut self.graph.node {
             let names = node.input.iter_mut().chain(&mut node.output);
             names.filter(|used| **used == value.0).for_each(|used| name.clone_into(used));
@@ -66,56 +68,45 @@ impl GraphBuilder {
 
     /// Adds a FLOAT constant.
     pub fn floats(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Value {
-        let bytes = values.iter().flat_map(|value| value.to_le_bytes());
-        self.constant(name, data_type::FLOAT, shape, bytes)
+        self.constant(float_tensor(name, shape, values))
     }
 
     /// Adds an INT8 constant.
     pub fn bytes(&mut self, name: &str, shape: &[usize], values: &[i8]) -> Value {
-        self.constant(name, data_type::INT8, shape, values.iter().map(|value| value.cast_unsigned()))
+        self.constant(int8_tensor(name, shape, values))
     }
 
     /// Adds a UINT8 constant that stores each value plus 128.
     pub fn shifted_bytes(&mut self, name: &str, shape: &[usize], values: &[i8]) -> Value {
-        self.constant(name, data_type::UINT8, shape, values.iter().map(|value| value.cast_unsigned() ^ 0x80))
+        let bytes = values.iter().map(|value| value.cast_unsigned() ^ 0x80).collect();
+        self.constant(tensor(name, data_type::UINT8, shape, bytes))
     }
 
     /// Adds a list of integers: axes, sizes, bounds.
     pub fn integers(&mut self, name: &str, values: &[i64]) -> Value {
-        let bytes = values.iter().flat_map(|value| value.to_le_bytes());
-        self.constant(name, data_type::INT64, &[values.len()], bytes)
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.constant(tensor(name, data_type::INT64, &[values.len()], bytes))
     }
 
-    fn constant(
-        &mut self,
-        name: &str,
-        data_type: i32,
-        shape: &[usize],
-        bytes: impl Iterator<Item = u8>,
-    ) -> Value {
-        if self.constants.insert(name.to_owned()) {
-            self.graph.initializer.push(TensorProto {
-                name: name.to_owned(),
-                data_type,
-                dims: shape.iter().map(|side| *side as i64).collect(),
-                raw_data: bytes.collect::<Vec<_>>().into(),
-                ..TensorProto::default()
-            });
+    fn constant(&mut self, tensor: TensorProto) -> Value {
+        let name = tensor.name.clone();
+        if self.constants.insert(name.clone()) {
+            self.graph.initializer.push(tensor);
         }
-        Value(name.to_owned())
+        Value(name)
     }
 
     /// Adds a node of a standard operator with one output.
-    pub fn node(&mut self, operator: &str, inputs: &[&Value], attributes: Vec<AttributeProto>) -> Value {
+    pub fn node(&mut self, operator: &str, inputs: &[&Value], attributes: Attributes) -> Value {
         let output = self.fresh(operator);
-        self.push(operator, "", inputs, vec![output.clone()], attributes);
+        self.push(["", operator], inputs, vec![output.clone()], attributes);
         Value(output)
     }
 
     /// Adds a node of one of ONNX Runtime's own operators with one output.
-    pub fn microsoft(&mut self, operator: &str, inputs: &[&Value], attributes: Vec<AttributeProto>) -> Value {
+    pub fn microsoft(&mut self, operator: &str, inputs: &[&Value], attributes: Attributes) -> Value {
         let output = self.fresh(operator);
-        self.push(operator, MICROSOFT, inputs, vec![output.clone()], attributes);
+        self.push([MICROSOFT, operator], inputs, vec![output.clone()], attributes);
         Value(output)
     }
 
@@ -125,25 +116,25 @@ impl GraphBuilder {
         &mut self,
         operator: &str,
         inputs: &[&Value],
-        attributes: Vec<AttributeProto>,
+        attributes: Attributes,
         keep: [bool; OUTPUTS],
     ) -> [Value; OUTPUTS] {
-        let name = self.fresh(operator);
-        let outputs: [String; OUTPUTS] = std::array::from_fn(|output| match keep[output] {
-            true => format!("{name}.{output}"),
-            false => String::new(),
-        });
-        self.push(operator, MICROSOFT, inputs, outputs.to_vec(), attributes);
+        let outputs = self.outputs(operator, keep);
+        self.push([MICROSOFT, operator], inputs, outputs.to_vec(), attributes);
         outputs.map(Value)
     }
 
     /// Cuts `value` into equal parts along its last axis.
     pub fn split<const PARTS: usize>(&mut self, value: &Value) -> [Value; PARTS] {
-        let name = self.fresh("Split");
-        let parts: [String; PARTS] = std::array::from_fn(|part| format!("{name}.{part}"));
+        let parts = self.outputs("Split", [true; PARTS]);
         let attributes = vec![integer("axis", -1), integer("num_outputs", PARTS as i64)];
-        self.push("Split", "", &[value], parts.to_vec(), attributes);
+        self.push(["", "Split"], &[value], parts.to_vec(), attributes);
         parts.map(Value)
+    }
+
+    fn outputs<const COUNT: usize>(&mut self, operator: &str, keep: [bool; COUNT]) -> [String; COUNT] {
+        let name = self.fresh(operator);
+        std::array::from_fn(|output| if keep[output] { format!("{name}.{output}") } else { String::new() })
     }
 
     fn fresh(&mut self, operator: &str) -> String {
@@ -151,22 +142,11 @@ impl GraphBuilder {
         format!("{operator}_{}", self.nodes)
     }
 
-    fn push(
-        &mut self,
-        operator: &str,
-        domain: &str,
-        inputs: &[&Value],
-        outputs: Vec<String>,
-        attribute: Vec<AttributeProto>,
-    ) {
-        self.graph.node.push(NodeProto {
-            name: outputs.first().cloned().unwrap_or_default(),
-            op_type: operator.to_owned(),
-            domain: domain.to_owned(),
-            input: inputs.iter().map(|input| input.0.clone()).collect(),
-            output: outputs,
-            attribute,
-        });
+    fn push(&mut self, operator: [&str; 2], inputs: &[&Value], output: Vec<String>, attribute: Attributes) {
+        let [domain, op_type] = operator.map(str::to_owned);
+        let input = inputs.iter().map(|input| input.0.clone()).collect();
+        let name = output.first().cloned().unwrap_or_default();
+        self.graph.node.push(NodeProto { name, op_type, domain, input, output, attribute });
     }
 
     /// The finished model.
@@ -182,6 +162,28 @@ impl GraphBuilder {
             graph: Some(self.graph),
             functions: Vec::new(),
         }
+    }
+}
+
+/// A FLOAT constant.
+pub(in crate::build) fn float_tensor(name: &str, shape: &[usize], values: &[f32]) -> TensorProto {
+    let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    tensor(name, data_type::FLOAT, shape, bytes)
+}
+
+/// An INT8 constant.
+pub(in crate::build) fn int8_tensor(name: &str, shape: &[usize], values: &[i8]) -> TensorProto {
+    let bytes = values.iter().map(|value| value.cast_unsigned()).collect();
+    tensor(name, data_type::INT8, shape, bytes)
+}
+
+fn tensor(name: &str, data_type: i32, shape: &[usize], bytes: Vec<u8>) -> TensorProto {
+    TensorProto {
+        name: name.into(),
+        data_type,
+        dims: shape.iter().map(|side| *side as i64).collect(),
+        raw_data: bytes.into(),
+        ..TensorProto::default()
     }
 }
 

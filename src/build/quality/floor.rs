@@ -6,54 +6,41 @@ use crate::{
     repository::manifest::Quality,
 };
 
-/// A measured value and its limit.
-struct Check {
-    name: &'static str,
-    bound: &'static str,
-    found: f32,
-    limit: f32,
-    /// The distance to the limit, above zero or NaN if the check fails.
-    off: f32,
-}
-
-fn at_least(limit: f32, name: &'static str, found: f32) -> Check {
-    Check { name, bound: "at least", found, limit, off: limit - found }
-}
-
-fn at_most(limit: f32, name: &'static str, found: f32) -> Check {
-    Check { name, bound: "at most", found, limit, off: found - limit }
-}
-
 /// Refuses a quality below the floor.
 pub fn require(quality: &Quality, floor: &QualityFloor) -> Result<()> {
+    // The requirement, the measured value and its distance to the limit: above zero or NaN is a failure.
+    let at_least =
+        |name: &str, found: f32, limit: f32| (format!("{name} of at least {limit:.4}"), found, limit - found);
+    let at_most =
+        |name: &str, found: f32, limit: f32| (format!("{name} of at most {limit:.4}"), found, found - limit);
     let (texts, checks) = match *quality {
         Quality::Embedding { texts, mean_cosine, worst_cosine } => (
             texts,
             [
-                at_least(floor.mean_cosine, "a mean cosine to fp32", mean_cosine),
-                at_least(floor.worst_cosine, "a worst cosine to fp32", worst_cosine),
+                at_least("a mean cosine to fp32", mean_cosine, floor.mean_cosine),
+                at_least("a worst cosine to fp32", worst_cosine, floor.worst_cosine),
             ],
         ),
         Quality::Classification { texts, agreement, mean_difference } => (
             texts,
             [
-                at_least(floor.agreement, "a share of labels equal to those of fp32", agreement),
-                at_most(floor.mean_difference, "a mean difference to the scores of fp32", mean_difference),
+                at_least("a share of labels equal to those of fp32", agreement, floor.agreement),
+                at_most("a mean difference to the scores of fp32", mean_difference, floor.mean_difference),
             ],
         ),
-        Quality::Translation { texts, similarity, token_agreement, .. } => (
+        Quality::Translation { texts, similarity, token_agreement: tokens, .. } => (
             texts,
             [
-                at_least(floor.similarity, "a similarity to the translations of fp32", similarity),
-                at_least(floor.token_agreement, "a share of tokens equal to those of fp32", token_agreement),
+                at_least("a similarity to the translations of fp32", similarity, floor.similarity),
+                at_least("a share of tokens equal to those of fp32", tokens, floor.token_agreement),
             ],
         ),
     };
-    for Check { name, bound, found, limit, off } in checks {
+    for (requirement, found, off) in checks {
         if off > 0.0 || off.is_nan() {
             return Err(Error::model(format!(
-                "expected {name} of {bound} {limit:.4} over {texts} texts, but found {found:.4}, which is off by \
-                 {off:.4}; build with `--precision fp32`, or change the recipe's floor"
+                "expected {requirement} over {texts} texts, but found {found:.4}, which is off by {off:.4}; build with \
+                 `--precision fp32`, or change the recipe's floor"
             )));
         }
     }

@@ -24,7 +24,7 @@ use crate::{
     },
     error::{Error, Result},
     pipeline::{
-        generation::{Bounds, GenerationConfig, GenerationOptions, SourceInfo, generate},
+        generation::{Bounds, Generated, GenerationConfig, GenerationOptions, SourceInfo, generate},
         translation::{Languages, TokenSide, TranslationSettings, shortlist::Shortlist},
     },
     repository::{bundle::TOKENIZER, manifest::Quality},
@@ -89,8 +89,8 @@ struct Pair<'a> {
     tokenizer: Tokenizer,
     target: Tokenizer,
     shortlist: Option<Shortlist>,
-    reference: OnnxSeq2Seq,
-    quantised: OnnxSeq2Seq,
+    /// The form in fp32 and the quantised one.
+    forms: [OnnxSeq2Seq; 2],
     /// The tokens before and after each text.
     around: [Vec<i64>; 2],
     options: GenerationOptions,
@@ -110,13 +110,12 @@ struct Totals {
     times: [Duration; 2],
 }
 
-/// The output of both models for a text.
-struct Translations {
-    /// The tokens from fp32: with a shortlist, their indices in it.
-    reference: Vec<i64>,
-    similarity: f64,
-    is_identical: bool,
-    times: [Duration; 2],
+/// A translation by one form.
+struct Translation {
+    /// The tokens: with a shortlist, their indices in it.
+    ids: Vec<i64>,
+    text: String,
+    time: Duration,
 }
 
 /// A model's prediction of one step.
@@ -144,8 +143,7 @@ impl<'a> Pair<'a> {
             tokenizer: Tokenizer::from_json(&read(TOKENIZER)?)?,
             target: Tokenizer::from_json(&read(target)?)?,
             shortlist: shortlist.map(|name| Shortlist::from_bytes(&read(name)?)).transpose()?,
-            reference: open(folders[0])?,
-            quantised: open(folders[1])?,
+            forms: [open(folders[0])?, open(folders[1])?],
             around: [before, after],
             options: GenerationOptions {
                 num_beams: Some(1),
@@ -164,19 +162,22 @@ impl<'a> Pair<'a> {
             let source: Vec<u32> = source.iter().filter_map(|id| u32::try_from(*id).ok()).collect();
             shortlist.allowed(&source, UNKNOWN)
         });
-        let found = self.translate(&source, shortlist.clone()).await?;
-        totals.similarity += found.similarity;
-        totals.identical += usize::from(found.is_identical);
-        totals.times.iter_mut().zip(found.times).for_each(|(total, time)| *total += time);
-        for (reference, quantised) in self.steps(&source, shortlist, &found.reference).await? {
+        let shortlist = shortlist.as_deref();
+        let [reference, quantised] = self.translate(&source, shortlist).await?;
+        totals.similarity += similarity(&reference.text, &quantised.text);
+        totals.identical += usize::from(reference.text == quantised.text);
+        totals.times[0] += reference.time;
+        totals.times[1] += quantised.time;
+        let [reference, quantised] = self.steps(&source, shortlist, &reference.ids).await?;
+        for (reference, quantised) in reference.into_iter().zip(quantised) {
             totals.steps += 1;
             totals.agreeing += usize::from(reference.likeliest == quantised.likeliest);
             totals.difference += (reference.probability - quantised.probability).abs();
         }
         if let Some(shortlist) = &self.shortlist {
-            let all = (0..=i64::from(shortlist.largest())).filter(|id| *id != i64::from(UNKNOWN)).collect();
-            let unrestricted = self.translate(&source, Some(all)).await?;
-            *totals.unrestricted.get_or_insert_default() += unrestricted.similarity;
+            let all = (0..=i64::from(shortlist.largest())).filter(|id| *id != i64::from(UNKNOWN));
+            let [reference, quantised] = self.translate(&source, Some(&all.collect::<Vec<_>>())).await?;
+            *totals.unrestricted.get_or_insert_default() += similarity(&reference.text, &quantised.text);
         }
         Ok(())
     }
@@ -191,93 +192,77 @@ impl<'a> Pair<'a> {
         Ok(before.iter().copied().chain(text).chain(after.iter().copied()).collect())
     }
 
-    /// Translates a text with both forms at the same time.
-    async fn translate(&self, source: &[i64], shortlist: Option<Vec<i64>>) -> Result<Translations> {
-        let ((reference, slow), (quantised, fast)) = futures::try_join!(
-            self.greedy(&self.reference, source, shortlist.clone()),
-            self.greedy(&self.quantised, source, shortlist.clone()),
-        )?;
-        let text = |ids: &[i64]| {
-            let ids = ids.iter().map(|id| match &shortlist {
-                Some(shortlist) => shortlist.get(*id as usize).map_or(0, |id| *id as u32),
-                None => *id as u32,
-            });
-            let ids: Vec<u32> = ids.filter(|id| (*id as usize) < self.target.vocabulary_size()).collect();
-            self.target.decode(&ids, true)
-        };
-        let (left, right) = (text(&reference)?, text(&quantised)?);
-        Ok(Translations {
-            reference,
-            similarity: similarity(&left, &right),
-            is_identical: left == right,
-            times: [slow, fast],
-        })
-    }
-
-    async fn greedy(
-        &self,
-        model: &OnnxSeq2Seq,
-        source: &[i64],
-        shortlist: Option<Vec<i64>>,
-    ) -> Result<(Vec<i64>, Duration)> {
-        let started = Instant::now();
+    /// Translates a text greedily with both forms.
+    async fn translate(&self, source: &[i64], shortlist: Option<&[i64]>) -> Result<[Translation; 2]> {
         let vocabulary = self.shortlist.as_ref().map(|list| list.largest() as usize + 1);
-        let vocabulary = model.vocabulary().or(vocabulary).unwrap_or_default();
+        let vocabulary = self.forms[0].vocabulary().or(vocabulary).unwrap_or_default();
         let bounds = Bounds { vocabulary, max_length: self.settings.max_positions };
         let mut config = GenerationConfig::new(&self.settings.generation, &self.options, bounds)?;
-        if let Some(shortlist) = &shortlist {
+        if let Some(shortlist) = shortlist {
             config = config.within(shortlist);
         }
         let sources = [SourceInfo { length: source.len(), number: 0 }];
-        let deadline = Deadline::within(TIMEOUT);
-        let work = move |decoder: &mut dyn Decoder| generate(decoder, &sources, &config, deadline);
-        let generated = self.run(model, source, shortlist, work).await?;
-        let ids = generated.into_iter().flatten().next().map(|text| text.ids).unwrap_or_default();
-        Ok((ids, started.elapsed()))
+        let work =
+            move |decoder: &mut dyn Decoder| generate(decoder, &sources, &config, Deadline::within(TIMEOUT));
+        let translation = |(generated, time): (Vec<Vec<Generated>>, Duration)| {
+            let ids = generated.into_iter().flatten().next().map(|text| text.ids).unwrap_or_default();
+            let known = ids.iter().map(|id| match shortlist {
+                Some(shortlist) => shortlist.get(*id as usize).map_or(0, |id| *id as u32),
+                None => *id as u32,
+            });
+            let known: Vec<u32> = known.filter(|id| (*id as usize) < self.target.vocabulary_size()).collect();
+            Ok::<_, Error>(Translation { text: self.target.decode(&known, true)?, ids, time })
+        };
+        let [reference, quantised] = self.run(source, shortlist, work).await?;
+        Ok([translation(reference)?, translation(quantised)?])
     }
 
     /// The predictions of both forms for each step towards `target`.
     async fn steps(
         &self,
         source: &[i64],
-        shortlist: Option<Vec<i64>>,
+        shortlist: Option<&[i64]>,
         target: &[i64],
-    ) -> Result<Vec<(Step, Step)>> {
+    ) -> Result<[Vec<Step>; 2]> {
         let start = self.settings.generation.decoder_start_token_id;
         let target: Arc<[i64]> = std::iter::once(start).chain(target.iter().copied()).collect();
-        let work = |target: Arc<[i64]>| {
-            move |decoder: &mut dyn Decoder| {
-                let step = |pair: &[i64]| {
-                    let logits = decoder.step(&pair[..1])?;
-                    Ok(Step::new(logits.values, pair[1] as usize))
-                };
-                target.windows(2).map(step).collect::<Result<Vec<Step>>>()
-            }
+        let work = move |decoder: &mut dyn Decoder| {
+            let step = |pair: &[i64]| {
+                let logits = decoder.step(&pair[..1])?;
+                Ok(Step::new(logits.values, pair[1] as usize))
+            };
+            target.windows(2).map(step).collect::<Result<Vec<Step>>>()
         };
-        let (reference, quantised) = futures::try_join!(
-            self.run(&self.reference, source, shortlist.clone(), work(Arc::clone(&target))),
-            self.run(&self.quantised, source, shortlist, work(target)),
-        )?;
-        Ok(reference.into_iter().zip(quantised).collect())
+        Ok(self.run(source, shortlist, work).await?.map(|(steps, _)| steps))
     }
 
+    /// Runs `work` with the decoders of both forms at the same time. Returns the results and times.
     async fn run<T: Send + 'static>(
         &self,
-        model: &OnnxSeq2Seq,
         source: &[i64],
-        shortlist: Option<Vec<i64>>,
-        work: impl FnOnce(&mut dyn Decoder) -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        let (sender, receiver) = mpsc::channel();
-        let work = Box::new(move |decoder: &mut dyn Decoder| {
-            // Fails if the receiver has given up.
-            let _ = sender.send(work(decoder)?);
-            Ok(())
-        });
-        let pad = self.settings.generation.pad_token_id;
-        let sources = SourceBatch { rows: vec![source.to_vec()], pad, shortlist };
-        model.decode(sources, Deadline::within(TIMEOUT), work).await?;
-        receiver.recv().map_err(|error| Error::model_because("the graphs returned nothing", error))
+        shortlist: Option<&[i64]>,
+        work: impl FnOnce(&mut dyn Decoder) -> Result<T> + Clone + Send + 'static,
+    ) -> Result<[(T, Duration); 2]> {
+        let run = async |model: &OnnxSeq2Seq| {
+            let (started, work) = (Instant::now(), work.clone());
+            let (sender, receiver) = mpsc::channel();
+            let work = Box::new(move |decoder: &mut dyn Decoder| {
+                // Fails if the receiver has given up.
+                let _ = sender.send(work(decoder)?);
+                Ok(())
+            });
+            let pad = self.settings.generation.pad_token_id;
+            let shortlist = shortlist.map(<[i64]>::to_vec);
+            let sources = SourceBatch { rows: vec![source.to_vec()], pad, shortlist };
+            model.decode(sources, Deadline::within(TIMEOUT), work).await?;
+            let result = receiver
+                .recv()
+                .map_err(|error| Error::model_because("the graphs returned nothing", error))?;
+            Ok::<_, Error>((result, started.elapsed()))
+        };
+        let [reference, quantised] = &self.forms;
+        let (reference, quantised) = futures::try_join!(run(reference), run(quantised))?;
+        Ok([reference, quantised])
     }
 }
 

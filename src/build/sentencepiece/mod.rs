@@ -196,16 +196,14 @@ impl SentencePieces {
     /// The tokens that are found in a text before it is split into pieces.
     fn added_tokens(&self, vocabulary: &Vocabulary) -> Vec<Value> {
         let defined = self.0.pieces.iter().filter(|piece| piece.r#type == Some(USER_DEFINED));
-        let defined = defined.filter_map(|piece| {
-            let id = *vocabulary.ids.get(&piece.piece)?;
-            Some((&piece.piece, Token::new(id, false)))
+        let defined = defined.filter_map(|SentencePiece { piece, .. }| {
+            Some((piece.clone(), Token::new(*vocabulary.ids.get(piece)?, false)))
         });
         // Ids without a name are decoded to nothing.
         let unnamed = vocabulary.all().into_iter().filter(|(name, _)| name.starts_with(NEVER));
         let unnamed = unnamed.map(|(name, id)| (name, Token::new(id, true)));
-        let named = vocabulary.tokens.iter().map(|(content, token)| (content, *token)).chain(defined);
         let mut tokens: Vec<_> =
-            named.map(|(content, token)| (content.clone(), token)).chain(unnamed).collect();
+            vocabulary.tokens.clone().into_iter().chain(defined).chain(unnamed).collect();
         tokens.sort_by_key(|(_, token)| token.id);
         let added = tokens.into_iter().map(|(content, token)| {
             json!({

@@ -7,10 +7,7 @@ use super::{
 use crate::{
     build::{
         layers::attention,
-        onnx::{
-            Value, any, fixed, integer,
-            proto::{Dimension, ModelProto, data_type},
-        },
+        onnx::{Dimension, ModelProto, Value, any, data_type, fixed, integer},
         weights::Weights,
     },
     error::Result,
@@ -21,16 +18,13 @@ use crate::{
 ///
 /// A step reads all weights for one row or a few, so that reading them dominates its time. Quantisation in blocks, whose
 /// kernels are made for this case, measured fastest and is the most exact.
-pub(super) fn decoder(
-    model: &TranslationModel,
-    weights: &Weights,
-    precision: Precision,
-) -> Result<ModelProto> {
+pub(super) fn write(model: &TranslationModel, weights: &Weights, precision: Precision) -> Result<ModelProto> {
     let of_layers = match precision {
         Precision::Fp32 => Precision::Fp32,
         Precision::Int8 | Precision::Int8Blocks => Precision::Int8Blocks,
     };
-    let mut writer = Writer::new(model, weights, of_layers, decoder_block(precision, model.hidden));
+    let mut writer = Writer::new(model, weights, of_layers);
+    writer.layers.block = decoder_block(precision, model.hidden);
     let ids = writer.layers.graph.input("input_ids", &["rows", "step"]);
     let mask = writer.layers.graph.input("attention_mask", &["rows", "source"]);
     let mask = writer.layers.cast(&mask, data_type::INT32);
@@ -41,9 +35,9 @@ pub(super) fn decoder(
     let hidden = writer.decoder_layers(embedded, &mask, &mut states)?;
     let logits = writer.logits(&hidden)?;
     let columns = if model.has_shortlist { any("columns") } else { fixed(model.tables.output.rows) };
-    writer.layers.graph.rename_to_output(&logits, "logits", [any("rows"), columns]);
+    writer.layers.graph.expose(&logits, "logits", [any("rows"), columns]);
     for State { name, value, axes } in states {
-        writer.layers.graph.rename_to_output(&value, &format!("present.{name}"), axes);
+        writer.layers.graph.expose(&value, &format!("present.{name}"), axes);
     }
     Ok(writer.layers.graph.finish(&model.architecture))
 }

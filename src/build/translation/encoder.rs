@@ -7,11 +7,7 @@ use super::{
 };
 use crate::{
     build::{
-        layers::BLOCK,
-        onnx::{
-            Value, any, fixed, integers,
-            proto::{ModelProto, data_type},
-        },
+        onnx::{ModelProto, Value, any, data_type, fixed, integers},
         weights::Weights,
     },
     error::Result,
@@ -19,17 +15,13 @@ use crate::{
 };
 
 /// Writes the encoder of `model`.
-pub(super) fn encoder(
-    model: &TranslationModel,
-    weights: &Weights,
-    precision: Precision,
-) -> Result<ModelProto> {
-    let mut writer = Writer::new(model, weights, precision, BLOCK);
+pub(super) fn write(model: &TranslationModel, weights: &Weights, precision: Precision) -> Result<ModelProto> {
+    let mut writer = Writer::new(model, weights, precision);
     let ids = writer.layers.graph.input("input_ids", &["rows", "source"]);
     let mask = writer.layers.graph.input("attention_mask", &["rows", "source"]);
     let mask = writer.layers.cast(&mask, data_type::INT32);
     let table = writer.positions_table();
-    let positions = writer.layers.positions(&table, &ids, model.positions.padding, None);
+    let positions = writer.layers.positions(&table, &ids, model.positions.padding);
     let embedded = writer.embed(&model.tables.source, &ids, &positions)?;
     let hidden = writer.encoder_layers(embedded, &mask)?;
     for layer in 0..model.decoder.layers {
@@ -56,7 +48,7 @@ impl Writer<'_> {
             let [query, key, value] = self.layers.graph.split(&projected);
             let context = self.attend([&query, &key, &value], mask, encoder.heads);
             let attended =
-                self.linear_by_token(&at(layer, "self_attn.out_proj"), &context, [hidden, hidden])?;
+                self.layers.linear_by_token(&at(layer, "self_attn.out_proj"), &context, [hidden, hidden])?;
             stream = self.end_part(&stream, &attended)?;
             stream = self.feed_forward(&format!("encoder.layers.{layer}"), &stream, encoder.intermediate)?;
         }
@@ -76,7 +68,7 @@ impl Writer<'_> {
             let by_head = graph.node("Reshape", &[part, &shape], vec![]);
             let by_head = graph.node("Transpose", &[&by_head], vec![integers("perm", &[0, 2, 1, 3])]);
             let axes = [any("rows"), fixed(decoder.heads), any("source"), fixed(head)];
-            graph.rename_to_output(&by_head, &format!("cross.{layer}.{name}"), axes);
+            graph.expose(&by_head, &format!("cross.{layer}.{name}"), axes);
         }
         Ok(())
     }
@@ -89,8 +81,8 @@ impl Writer<'_> {
         let bias = self.output_bias()?;
         let graph = &mut self.layers.graph;
         let bias = graph.node("Gather", &[&bias, &shortlist], vec![]);
-        graph.rename_to_output(&matrix, "shared.output.weight", [any("columns"), fixed(model.hidden)]);
-        graph.rename_to_output(&bias, "shared.output.bias", [any("columns")]);
+        graph.expose(&matrix, "shared.output.weight", [any("columns"), fixed(model.hidden)]);
+        graph.expose(&bias, "shared.output.bias", [any("columns")]);
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use serde::Deserialize;
+use serde_json::Value;
 
 use super::{
     graphs::graphs,
@@ -10,13 +10,11 @@ use super::{
     tokenizer_files::{Tokenizers, many_to_many, marian},
 };
 use crate::{
-    backend::onnx::Runtime,
     build::{
-        config::{ConfigFile, check_heads},
+        config::{ConfigFile, OneOrMany, check_heads},
         export,
-        files::read_json_if_exists,
         layers::Activation,
-        plan::Plan,
+        plan::Build,
         source::{Source, TARGET_TOKENIZER, TaskSettings, unread_decoder},
         weights::Weights,
     },
@@ -43,14 +41,6 @@ const BIAS: &str = "final_logits_bias";
 /// The limit of values in a table of positions, a hundred times that of the largest models.
 const MAX_POSITION_VALUES: usize = 1 << 28;
 
-/// One id, or a list of them.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Ids {
-    One(i64),
-    Many(Vec<i64>),
-}
-
 /// Whether `folder` has a supported model, or an encoder-decoder export of any model.
 pub(in crate::build) fn is_in(folder: &Path) -> bool {
     let is_supported = |config: ConfigFile| MODEL_TYPES.contains(&config.model_type());
@@ -59,14 +49,15 @@ pub(in crate::build) fn is_in(folder: &Path) -> bool {
 }
 
 /// Reads the weights or the export in the plan's folder.
-pub(in crate::build) fn open<'a>(plan: &Plan, runtime: Runtime, scratch: &'a Path) -> Result<Source<'a>> {
-    let folder = &plan.folder;
+pub(in crate::build) fn open(build: Build<'_>) -> Result<Source<'_>> {
+    let folder = &build.plan.folder;
     let config = ConfigFile::open(folder)?;
-    read(plan, &config, runtime, scratch)
+    read(build, &config)
         .map_err(|error| Error::model_because(format!("cannot build from `{}`", folder.display()), error))
 }
 
-fn read<'a>(plan: &Plan, config: &ConfigFile, runtime: Runtime, scratch: &'a Path) -> Result<Source<'a>> {
+fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
+    let plan = build.plan;
     let (folder, model_type) = (&plan.folder, config.model_type());
     if !MODEL_TYPES.contains(&model_type) {
         return Err(Error::model(format!(
@@ -79,16 +70,15 @@ fn read<'a>(plan: &Plan, config: &ConfigFile, runtime: Runtime, scratch: &'a Pat
     let positions = config.require("max_position_embeddings")?;
     let (sha256, is_quantised, graphs) = if Weights::are_in(folder) {
         let weights = Weights::open(folder)?.with_prefix(PREFIX.0, PREFIX.1);
-        let model = model(config, &weights, sizes, positions)?;
-        (weights.sha256().to_owned(), false, graphs(model, weights))
+        let model = model(config, &weights, sizes)?;
+        (weights.sha256.clone(), false, graphs(model, weights))
     } else {
-        export::open_seq2seq(plan, runtime, scratch)?
+        export::open_seq2seq(build)?
     };
-    let tokenizers = match model_type {
+    let Tokenizers { source, target, unknown_tokens, languages, max_tokens } = match model_type {
         MARIAN => marian(folder, sizes),
         _ => many_to_many(folder, rows),
     }?;
-    let Tokenizers { source, target, unknown_tokens, languages, max_tokens } = tokenizers;
     let settings = TranslationSettings {
         max_tokens: max_tokens.map_or(positions, |tokens| tokens.min(positions)),
         max_positions: positions,
@@ -110,24 +100,14 @@ fn read<'a>(plan: &Plan, config: &ConfigFile, runtime: Runtime, scratch: &'a Pat
     })
 }
 
-/// Reads a model of any `config.json`, without its weights.
-#[cfg(any(test, feature = "fuzzing"))]
-pub(in crate::build) fn read_any(folder: &Path) {
-    let Ok(config) = ConfigFile::open(folder) else { return };
-    let weights = Weights::of_tensors(std::collections::BTreeMap::new(), String::new());
-    // Invalid files are errors.
-    let _ = model(&config, &weights, [4, 4], config.require("max_position_embeddings").unwrap_or(1));
-    let _ = generation(folder, &config);
-    let _ = marian(folder, [4, 4]);
-}
-
-fn model(
+/// The shape of a model with the given weights and numbers of source and target ids.
+pub(in crate::build) fn model(
     config: &ConfigFile,
     weights: &Weights,
     sizes: [usize; 2],
-    length: usize,
 ) -> Result<TranslationModel> {
-    let hidden = config.require("d_model")?;
+    let (hidden, length): (usize, usize) =
+        (config.require("d_model")?, config.require("max_position_embeddings")?);
     let stack = |half: &str| -> Result<Stack> {
         let heads = config.require(&format!("{half}_attention_heads"))?;
         check_heads(hidden, heads)?;
@@ -150,7 +130,6 @@ fn model(
         _ => (Norms::Before, Waves::ToTheEnd, Some(padding)),
     };
     let activation: Option<String> = config.get("activation_function")?;
-    let is_scaled = config.get("scale_embedding")?.unwrap_or(false);
     Ok(TranslationModel {
         architecture: config.architecture().to_owned(),
         hidden,
@@ -161,7 +140,7 @@ fn model(
         norms,
         epsilon: EPSILON,
         positions: Positions { length, waves, padding },
-        scale: if is_scaled { (hidden as f32).sqrt() } else { 1.0 },
+        scale: if config.is_set("scale_embedding")? { (hidden as f32).sqrt() } else { 1.0 },
         memory: Memory::Attention,
         is_trained_in_int8: false,
         starts_empty: false,
@@ -176,33 +155,33 @@ fn tables(config: &ConfigFile, weights: &Weights, [rows, target_rows]: [usize; 2
         None => Err(Error::model(format!("expected one of the weights {}, but found none", quoted(names)))),
     };
     let is_shared = config.get("share_encoder_decoder_embeddings")?.unwrap_or(true);
-    let (source, target) = if is_shared {
-        let source = table(&[SHARED, SOURCE, TARGET, OUTPUT], rows)?;
-        (source, table(&[SHARED, TARGET, SOURCE, OUTPUT], target_rows)?)
-    } else {
-        (table(&[SOURCE], rows)?, table(&[TARGET, OUTPUT], target_rows)?)
+    let (sources, targets): (&[&str], &[&str]) = match is_shared {
+        true => (&[SHARED, SOURCE, TARGET, OUTPUT], &[SHARED, TARGET, SOURCE, OUTPUT]),
+        false => (&[SOURCE], &[TARGET, OUTPUT]),
     };
+    let (source, target) = (table(sources, rows)?, table(targets, target_rows)?);
     let has_own_output = config.get("tie_word_embeddings")? == Some(false) && weights.has(OUTPUT);
     let output = if has_own_output { table(&[OUTPUT], target_rows)? } else { target.clone() };
     Ok(Tables { source, target, output, bias: weights.has(BIAS).then(|| BIAS.to_owned()) })
 }
 
 /// The settings of generation in `generation_config.json`, or in `config.json` if that file does not exist.
-fn generation(folder: &Path, config: &ConfigFile) -> Result<GenerationSettings> {
-    let own: Option<ConfigFile> = read_json_if_exists(&folder.join("generation_config.json"))?;
+pub(in crate::build) fn generation(folder: &Path, config: &ConfigFile) -> Result<GenerationSettings> {
+    let own = ConfigFile::open_if_exists(folder, "generation_config.json")?;
     let config = own.as_ref().unwrap_or(config);
-    let eos_token_ids = match config.require("eos_token_id")? {
-        Ids::One(id) => vec![id],
-        Ids::Many(ids) => ids,
-    };
+    let eos_token_ids = config.require::<OneOrMany<i64>>("eos_token_id")?.into_vec();
     let Some(last) = eos_token_ids.first().copied() else {
         return Err(Error::model("expected an `eos_token_id` at least, but found an empty list"));
     };
+    let fields = config.fields().iter().filter(|(name, _)| GenerationOptions::NAMES.contains(&name.as_str()));
+    let fields = fields.map(|(name, value)| (name.clone(), value.clone())).collect();
+    let defaults = serde_json::from_value(Value::Object(fields))
+        .map_err(|error| Error::model_because("cannot read the options of generation", error))?;
     Ok(GenerationSettings {
         decoder_start_token_id: config.require_any(&["decoder_start_token_id", "bos_token_id"])?,
         pad_token_id: config.get("pad_token_id")?.unwrap_or(last),
         eos_token_ids,
         length_factor: None,
-        defaults: config.select(&GenerationOptions::NAMES)?,
+        defaults,
     })
 }

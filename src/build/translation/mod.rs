@@ -3,13 +3,11 @@
 mod decoder;
 mod encoder;
 mod graphs;
-mod hugging_face;
+pub(super) mod hugging_face;
 mod model;
 mod parts;
 pub(super) mod tokenizer_files;
 
-#[cfg(any(test, feature = "fuzzing"))]
-pub(super) use self::hugging_face::read_any;
 pub(super) use self::{
     graphs::graphs,
     hugging_face::{MODEL_TYPES, is_in, open},

@@ -46,16 +46,10 @@ enum Rows {
 }
 
 impl<'a> Writer<'a> {
-    /// A writer of linear layers in `precision`, in blocks of `block` weights if they are quantised in blocks.
-    pub(super) fn new(
-        model: &'a TranslationModel,
-        weights: &'a Weights,
-        precision: Precision,
-        block: usize,
-    ) -> Self {
-        let TranslationModel { hidden, epsilon, .. } = *model;
-        let graph = GraphBuilder::default();
-        let layers = Layers { graph, weights, precision, block, hidden, epsilon };
+    /// An empty graph whose linear layers are quantised to `precision`.
+    pub(super) fn new(model: &'a TranslationModel, weights: &'a Weights, precision: Precision) -> Self {
+        let mut layers = Layers::new(weights, precision, model.hidden, model.epsilon);
+        layers.is_trained_in_int8 = model.is_trained_in_int8;
         Self { model, layers, norms: Vec::new().into_iter() }
     }
 
@@ -96,19 +90,10 @@ impl<'a> Writer<'a> {
     /// The feed-forward part of a layer.
     pub(super) fn feed_forward(&mut self, layer: &str, stream: &Stream, width: usize) -> Result<Stream> {
         let hidden = self.model.hidden;
-        let raised = self.linear_by_token(&format!("{layer}.fc1"), &stream.input, [hidden, width])?;
+        let raised = self.layers.linear_by_token(&format!("{layer}.fc1"), &stream.input, [hidden, width])?;
         let raised = self.layers.activate(self.model.activation, &raised);
-        let lowered = self.linear_by_token(&format!("{layer}.fc2"), &raised, [width, hidden])?;
+        let lowered = self.layers.linear_by_token(&format!("{layer}.fc2"), &raised, [width, hidden])?;
         self.end_part(stream, &lowered)
-    }
-
-    /// A linear layer with a scale for each token. Models that were trained in int8 do without these scales, which are
-    /// a third of the operators of an encoder.
-    pub(super) fn linear_by_token(&mut self, name: &str, input: &Value, shape: [usize; 2]) -> Result<Value> {
-        if self.model.is_trained_in_int8 {
-            return self.layers.linear(&[name.to_owned()], input, shape);
-        }
-        self.layers.linear_by_token(name, input, shape)
     }
 
     /// The projections that attention compares, which are quantised in blocks even if other layers have one scale per

@@ -52,14 +52,14 @@ struct Config {
     target_lang: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
 struct AddedToken {
+    /// Only in a `tokenizer.json`.
+    id: u32,
     content: String,
-    #[serde(default)]
     lstrip: bool,
-    #[serde(default)]
     rstrip: bool,
-    #[serde(default)]
     special: bool,
 }
 
@@ -190,13 +190,8 @@ impl Config {
             return contents.zip((next..).map(|id| Token::new(id, true))).collect();
         }
         let token = |(id, token): (&u32, &AddedToken)| {
-            let properties = Token {
-                id: *id,
-                is_special: token.special,
-                takes_left: token.lstrip,
-                takes_right: token.rstrip,
-            };
-            (token.content.clone(), properties)
+            let AddedToken { lstrip: takes_left, rstrip: takes_right, special: is_special, .. } = *token;
+            (token.content.clone(), Token { id: *id, is_special, takes_left, takes_right })
         };
         self.added_tokens_decoder.iter().map(token).collect()
     }
@@ -221,12 +216,7 @@ impl Config {
 fn added_tokens(json: &[u8]) -> Result<BTreeMap<String, u32>> {
     #[derive(Deserialize)]
     struct File {
-        added_tokens: Vec<Added>,
-    }
-    #[derive(Deserialize)]
-    struct Added {
-        id: u32,
-        content: String,
+        added_tokens: Vec<AddedToken>,
     }
     let file: File = serde_json::from_slice(json)
         .map_err(|error| Error::model_because("cannot read the tokenizer", error))?;
