@@ -72,7 +72,7 @@ fn the_working_folder_is_not_replaced() {
     command.env("KIVU_ONNXRUNTIME", library_path().unwrap()).current_dir(folder.path());
     let output = command.stdin(Stdio::null()).output().unwrap();
     insta::assert_snapshot!(String::from_utf8(output.stderr).unwrap(), @"
-    error: expected `.` to be a folder that can be replaced, but it is, or holds, the working folder
+    error: expected `.` to be a folder that can be replaced, but it is, or contains, the working folder
     hint: choose another folder
     ");
     assert_eq!((output.status.code(), fs::read_dir(folder.path()).unwrap().count()), (Some(1), 0));
