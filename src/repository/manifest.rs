@@ -17,41 +17,35 @@ use crate::{
     },
 };
 
-/// The only version of the manifest's format.
-const FORMAT: u32 = 1;
-
-/// The contents of a manifest.
-///
-/// - The SHA-256 of the file identifies the bundle.
-/// - File names stay inside the bundle: [`Manifest::parse`] refuses others.
+/// The contents of a manifest. The SHA-256 of its text identifies the bundle.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// The version of the format.
+    /// The version of this format, [`Manifest::FORMAT`].
     pub format: u32,
-    /// The name under which the model is served, unless the configuration sets another.
+    /// The default name of the model.
     pub name: String,
     /// The task of the model.
     pub task: Task,
-    /// The graph's file.
+    /// The file name of the graph.
     pub graph: String,
     /// The origin of the model.
     pub source: Source,
-    /// The precision and the quality of the weights.
+    /// The precision of the weights, and the loss of quality.
     pub weights: Weights,
-    /// Settings of models that produce embeddings.
+    /// The settings of embedding models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding: Option<EmbeddingSettings>,
-    /// Settings of models that score labels.
+    /// The settings of classifiers and rankers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub classification: Option<ClassificationSettings>,
-    /// Settings of models that translate.
+    /// The settings of translation models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub translation: Option<TranslationSettings>,
-    /// The names of tensors in KServe v2 requests.
+    /// The names of tensors in the KServe API.
     #[serde(default, skip_serializing_if = "TensorNames::is_default")]
     pub tensors: TensorNames,
-    /// Inputs and outputs of the graph.
+    /// The inputs and outputs of the graph.
     pub signature: Signature,
     /// All other files of the bundle.
     pub files: Vec<File>,
@@ -61,36 +55,36 @@ pub struct Manifest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Source {
-    /// The model's architecture, by its name in `config.json`.
+    /// The architecture according to its `config.json`.
     pub architecture: String,
-    /// The package or folder that it was built from.
+    /// The package or folder.
     pub from: String,
     /// The SHA-256 of the original weights.
     pub sha256: String,
 }
 
-/// How a model's weights are stored.
+/// The precision of a model's weights.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Weights {
-    /// The number format of the weights.
+    /// The numbers that weights are stored as.
     pub precision: Precision,
     /// A description of the quantization.
     pub plan: String,
     /// The quality compared with fp32, measured by the build; `None` for fp32, and for weights that were quantized
-    /// before.
+    /// before the build.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quality: Option<Quality>,
 }
 
-/// The number format of weights.
+/// The numbers that weights are stored as.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Precision {
-    /// 8-bit integers, one scale per output channel: the fastest.
+    /// 8-bit integers with one scale per output channel: the fastest.
     #[default]
     Int8,
-    /// 8-bit integers, one scale per 32 weights or activations: nearly the quality of fp32, at half the speed of `int8`.
+    /// 8-bit integers with one scale per 32 weights and 32 activations: nearly fp32, at half the speed.
     Int8Blocks,
     /// 32-bit floating point.
     Fp32,
@@ -121,61 +115,61 @@ impl FromStr for Precision {
     }
 }
 
-/// The quality of a quantized model compared with fp32, on sample texts.
+/// The quality of a quantized model compared with fp32, over real texts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Quality {
     /// Of embeddings.
     Embedding {
-        /// The number of sample texts.
+        /// The number of texts.
         texts: usize,
-        /// The mean cosine similarity.
+        /// The mean cosine between embeddings of both.
         mean_cosine: f32,
-        /// The lowest cosine similarity.
+        /// The lowest cosine.
         worst_cosine: f32,
     },
     /// Of scores for labels.
     Classification {
-        /// The number of sample texts.
+        /// The number of texts.
         texts: usize,
         /// The share of texts with the same best label.
         agreement: f32,
-        /// The mean difference of scores, over all labels.
+        /// The mean absolute difference of scores, over all labels.
         mean_difference: f32,
     },
     /// Of translations.
     Translation {
-        /// The number of sample texts.
+        /// The number of texts.
         texts: usize,
-        /// The similarity of translations: twice the number of common words, in order, divided by the words of both.
+        /// The similarity of the translations: twice the common words, in order, divided by the words of both.
         similarity: f32,
-        /// The share of texts with identical translations.
+        /// The share of identical translations.
         identical: f32,
         /// The similarity without the shortlist, for models that have one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         similarity_without_shortlist: Option<f32>,
-        /// The share of steps with the same most likely token, along the translation of fp32.
+        /// The share of tokens of the fp32 translation for which both have the same most likely token.
         token_agreement: f32,
-        /// The mean difference of log probabilities of the tokens along that translation.
+        /// The mean absolute difference of the log-probabilities of these tokens.
         token_difference: f32,
     },
 }
 
-/// The names of a model's tensors in KServe v2 requests; a recipe can set those that existing clients use.
+/// The names of a model's tensors in the KServe API, which a recipe can adapt to existing clients.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TensorNames {
-    /// Raw text.
+    /// Texts.
     pub text: String,
     /// Token ids.
     pub ids: String,
     /// The attention mask.
     pub mask: String,
-    /// The labels of zero-shot classification.
+    /// Labels of zero-shot classification.
     pub labels: String,
     /// The query of ranking.
     pub query: String,
-    /// The output; by default it is called after what it holds.
+    /// The output, by default named after its contents.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<String>,
 }
@@ -199,36 +193,37 @@ impl TensorNames {
     }
 }
 
-/// One file of a bundle.
+/// A file of a bundle.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct File {
-    /// Its name, relative to the bundle.
+    /// The path in the bundle.
     pub name: String,
-    /// Its size in bytes.
+    /// In bytes.
     pub size: u64,
-    /// Its SHA-256, in hexadecimal: what the rest of the world checks files by.
+    /// In hexadecimal, for other tools.
     pub sha256: String,
-    /// Its BLAKE3, in hexadecimal: what is checked whenever the bundle is loaded, in a third of the time.
+    /// In hexadecimal. It is verified when the bundle is loaded, in a third of the time of SHA-256.
     pub blake3: String,
 }
 
 impl Manifest {
-    /// The form that this version writes.
-    pub const FORMAT: u32 = FORMAT;
+    /// The supported version of the format.
+    pub const FORMAT: u32 = 1;
 
-    /// Reads the text of a manifest.
+    /// Parses a manifest. File names outside of the bundle are refused.
     pub fn parse(text: &str) -> Result<Self> {
         let manifest: Self = toml::from_str(text)
             .map_err(|error| Error::model_because("the manifest cannot be read", error))?;
-        if manifest.format != FORMAT {
+        if manifest.format != Self::FORMAT {
             return Err(Error::model(format!(
-                "expected a manifest of format {FORMAT}, but found {}; build the bundle again",
+                "expected a manifest of format {}, but found {}; build the bundle again",
+                Self::FORMAT,
                 manifest.format
             )));
         }
         for name in manifest.files.iter().map(|file| &file.name).chain([&manifest.graph]) {
-            if !stays_inside(name) {
+            if !is_inside(name) {
                 return Err(Error::model(format!(
                     "expected file names inside the bundle, but found `{name}`"
                 )));
@@ -237,18 +232,18 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The text of the manifest.
+    /// The text of the file.
     pub fn to_text(&self) -> Result<String> {
         toml::to_string(self).map_err(|error| Error::model_because("the manifest cannot be written", error))
     }
 
-    /// The entry of the file called `name`.
+    /// The entry of a file.
     pub fn file(&self, name: &str) -> Option<&File> {
         self.files.iter().find(|file| file.name == name)
     }
 }
 
-fn stays_inside(name: &str) -> bool {
+fn is_inside(name: &str) -> bool {
     let mut components = Path::new(name).components().peekable();
     components.peek().is_some() && components.all(|component| matches!(component, Component::Normal(_)))
 }
@@ -258,11 +253,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_leave_the_bundle_are_seen() {
-        assert!(stays_inside("model.onnx"));
-        assert!(stays_inside("1/model.onnx"));
+    fn paths_outside_of_the_bundle_are_detected() {
+        assert!(is_inside("model.onnx"));
+        assert!(is_inside("1/model.onnx"));
         for name in ["", "../model.onnx", "/etc/passwd", "a/../../b", "."] {
-            assert!(!stays_inside(name), "{name}");
+            assert!(!is_inside(name), "{name}");
         }
     }
 }

@@ -31,9 +31,9 @@ fn resident_kb(process: u32) -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Slow senders take places only for so long; who finds none is told when to come again.
+/// Slow requests end with their timeout; meanwhile, other requests are refused with `retry-after`.
 #[test]
-fn slow_callers_are_given_up_and_the_rest_hear_429() {
+fn slow_requests_time_out_and_others_get_429() {
     let Some((_folder, bundle)) = bundle() else { return };
     let mut command = kivu(&bundle);
     command.env("KIVU_LIMITS__REQUESTS", "2").env("KIVU_LIMITS__TIMEOUT_MS", "1500").stderr(Stdio::null());
@@ -59,16 +59,16 @@ fn slow_callers_are_given_up_and_the_rest_hear_429() {
     assert_eq!(status(&server.post("/embed", r#"{"inputs": "a text"}"#)), "200");
 }
 
-/// Whether the server closes a connection by itself within `time`.
+/// Whether the server closes a connection within `time`.
 fn is_closed_within(connection: &mut TcpStream, time: Duration) -> bool {
     connection.set_read_timeout(Some(time)).unwrap();
     let read = connection.read_to_end(&mut Vec::new());
     !read.is_err_and(|error| matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut))
 }
 
-/// Whoever connects and says nothing, or never says all, loses the connection, not the server a file descriptor.
+/// The server closes connections without a complete request.
 #[test]
-fn a_connection_that_never_says_what_it_wants_is_closed() {
+fn connections_without_a_complete_request_are_closed() {
     let Some((_folder, bundle)) = bundle() else { return };
     let mut command = kivu(&bundle);
     command.env("KIVU_LIMITS__TIMEOUT_MS", "1000").stderr(Stdio::null());
@@ -78,17 +78,17 @@ fn a_connection_that_never_says_what_it_wants_is_closed() {
         connection.write_all(said.as_bytes()).unwrap();
         assert!(is_closed_within(&mut connection, Duration::from_secs(4)), "{said:?}");
     }
-    // One that goes on byte by byte gains no time by it.
+    // A request that arrives byte by byte has no more time.
     let mut connection = TcpStream::connect(&server.address).unwrap();
     let started = Instant::now();
     while connection.write_all(b"x").is_ok() {
-        assert!(started.elapsed() < Duration::from_secs(5), "it is still listened to");
+        assert!(started.elapsed() < Duration::from_secs(5), "the connection is still open");
         thread::sleep(Duration::from_millis(50));
     }
     assert_eq!(status(&server.post("/embed", r#"{"inputs": "a text"}"#)), "200");
 }
 
-/// A connection for which the system keeps little of what was not read yet.
+/// A connection with a small receive buffer.
 fn connect_narrowly(address: &str) -> TcpStream {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
     let connection = runtime.block_on(async {
@@ -100,9 +100,9 @@ fn connect_narrowly(address: &str) -> TcpStream {
     connection
 }
 
-/// Answers that nobody reads count as requests under way, and are given up after the time of a request.
+/// Responses that are not read count as requests, and are aborted at the timeout of the request.
 #[test]
-fn an_answer_that_nobody_reads_takes_a_place_and_is_given_up() {
+fn unread_responses_hold_a_permit_until_the_timeout() {
     let Some((_folder, bundle)) = bundle() else { return };
     let mut command = kivu(&bundle);
     command.env("KIVU_LIMITS__REQUESTS", "2").env("KIVU_LIMITS__TIMEOUT_MS", "5000").stderr(Stdio::null());
@@ -121,17 +121,17 @@ fn an_answer_that_nobody_reads_takes_a_place_and_is_given_up() {
         connection
     });
     let ask = || status(&server.post("/embed", r#"{"inputs": "a text"}"#)).to_owned();
-    assert_eq!(ask(), "429", "both places are taken");
+    assert_eq!(ask(), "429", "both permits are in use");
     let started = Instant::now();
     while ask() == "429" {
-        assert!(started.elapsed() < Duration::from_secs(15), "the places are not given up");
+        assert!(started.elapsed() < Duration::from_secs(15), "the permits are not released");
         thread::sleep(Duration::from_millis(100));
     }
     let [mut first, _] = unread;
     let mut rest = Vec::new();
     let _ = first.read_to_end(&mut rest);
     assert!(!rest.ends_with(b"]]"), "it was cut off");
-    // Who takes his time, but takes it all in time, has all of it.
+    // A slow client that reads everything before the timeout gets the whole response.
     let mut connection = TcpStream::connect(&server.address).unwrap();
     connection.write_all(request.replace("host: x", "host: x\r\nconnection: close").as_bytes()).unwrap();
     thread::sleep(Duration::from_secs(1));
@@ -140,9 +140,9 @@ fn an_answer_that_nobody_reads_takes_a_place_and_is_given_up() {
     assert!(whole.ends_with(b"]]") && whole.len() > 10_000_000, "{} bytes", whole.len());
 }
 
-/// Asked to stop, the server waits for nobody who says nothing.
+/// A server that is stopped does not wait for idle connections.
 #[test]
-fn a_caller_who_dribbles_does_not_keep_the_server_from_ending() {
+fn slow_clients_do_not_delay_the_end_of_the_server() {
     let Some((_folder, bundle)) = bundle() else { return };
     let mut command = kivu(&bundle);
     command.env("KIVU_LIMITS__TIMEOUT_MS", "1000").stderr(Stdio::null());
@@ -157,7 +157,7 @@ fn a_caller_who_dribbles_does_not_keep_the_server_from_ending() {
     drop((connection, idle));
 }
 
-/// The server as a shell starts it that was told `ulimit …`.
+/// The server, started by a shell after `ulimit`.
 fn limited(limit: &str, bundle: &Path) -> Command {
     let program = kivu(bundle);
     let mut command = Command::new("sh");
@@ -170,7 +170,7 @@ fn limited(limit: &str, bundle: &Path) -> Command {
     command
 }
 
-/// Without file descriptors for more connections, those that are open are answered, and others wait for their turn.
+/// Without file descriptors for more connections, open ones work, and new ones wait.
 #[test]
 fn running_out_of_file_descriptors_ends_nothing() {
     let Some((_folder, bundle)) = bundle() else { return };
@@ -186,13 +186,13 @@ fn running_out_of_file_descriptors_ends_nothing() {
     open.write_all(request.as_bytes()).unwrap();
     let mut rest = [0; 12];
     open.read_exact(&mut rest).unwrap();
-    // It waits until some of the crowd have said nothing for too long.
+    // It waits until idle connections time out.
     assert_eq!(status(&server.post("/embed", r#"{"inputs": "a text"}"#)), "200");
     drop(crowd);
     assert_eq!(status(&server.post("/embed", r#"{"inputs": "a text"}"#)), "200");
 }
 
-/// Whatever comes at once, what is beyond the limit is refused and nothing is kept of it.
+/// Requests beyond the limit are refused without using memory.
 #[test]
 fn a_flood_is_refused_and_memory_stays_flat() {
     let Some((_folder, bundle)) = bundle() else { return };
@@ -216,15 +216,15 @@ fn a_flood_is_refused_and_memory_stays_flat() {
     let answers = flood();
     let refused = answers.iter().filter(|answer| status(answer) == "429").count();
     let answered = answers.iter().filter(|answer| status(answer) == "200").count();
-    assert_eq!(refused + answered, answers.len(), "nobody is left without an answer");
+    assert_eq!(refused + answered, answers.len(), "every request has a response");
     assert!(refused > 0 && answered > 0, "{refused} refused, {answered} answered");
     let grown = resident_kb(server.id()).saturating_sub(before);
     assert!(grown < 16 * 1024, "{grown} KB more after the second flood");
 }
 
-/// The log says of each refusal why it was; it has the name of a key, never a key.
+/// The log has the reason of each refusal, and names of keys, but no keys.
 #[test]
-fn the_log_tells_who_was_refused_and_why() {
+fn the_log_has_the_reasons_of_refusals() {
     let Some((folder, bundle)) = bundle() else { return };
     let (key, line) = make_key("alice").unwrap();
     let file = folder.path().join("keys");
@@ -250,18 +250,18 @@ fn the_log_tells_who_was_refused_and_why() {
         );
     }
     let log = server.end();
-    for told in [
+    for expected in [
         r#""refused":"no key""#,
         r#""refused":"unknown key""#,
         r#""refused":"key in the wrong header""#,
         r#""caller":"alice","trace":"4bf92f3577b34da6a3ce929d0e0e4736""#,
     ] {
-        assert!(log.contains(told), "{told} is not in {log}");
+        assert!(log.contains(expected), "{expected} is not in {log}");
     }
     assert!(!log.contains(&key) && !log.contains("kivu_wrong"), "{log}");
 }
 
-/// A process that ends with its memory full of texts leaves none of them in a file, whatever its shell allows.
+/// A process that crashes writes no texts to a core dump, even if the shell permits core dumps.
 #[test]
 fn a_crash_leaves_no_core_dump_behind() {
     let Some((_folder, bundle)) = bundle() else { return };

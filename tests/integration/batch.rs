@@ -1,4 +1,4 @@
-//! Jobs on files of this machine: what they may write, what they leave alone, and how they are stopped and continued.
+//! Jobs on local files: outputs, existing files, stopping and resuming.
 
 use std::{
     collections::BTreeMap,
@@ -64,7 +64,7 @@ fn refused(job: Job) -> String {
     run(job).unwrap_err().chain()
 }
 
-/// Stops a job when rows are written that no earlier run wrote.
+/// Stops a job when the first new rows are written.
 #[derive(Default)]
 struct Stopper {
     before: AtomicU64,
@@ -116,7 +116,7 @@ fn special_files_are_written_through_and_stay() {
     let folder = tempfile::tempdir().unwrap();
     let [input, fifo, null] = ["in.jsonl", "fifo", "null"].map(|name| folder.path().join(name));
     fs::write(&input, rows(200)).unwrap();
-    // By a link, since a mistake should not cost this machine its device.
+    // Through a link, so that a fault cannot remove the device.
     symlink("/dev/null", &null).unwrap();
     assert_eq!(finished(job(&input, &null)).progress.rows, 200);
     assert!(fs::symlink_metadata(&null).unwrap().is_symlink());
@@ -145,7 +145,7 @@ fn a_pipe_is_read_to_its_end() {
     let writing = write(rows(500).into_bytes());
     assert_eq!(finished(job(&fifo, &output)).progress.rows, 500);
     writing.join().unwrap().unwrap();
-    // A second pipe is another job, whatever the first one was.
+    // Each pipe is a new job.
     let writing = write(rows(3).into_bytes());
     assert_eq!(finished(job(&fifo, &output)).progress.rows, 3);
     writing.join().unwrap().unwrap();
@@ -209,7 +209,7 @@ fn an_output_is_replaced_as_long_as_it_is_what_kivu_wrote() {
     fs::write(&input, rows(5)).unwrap();
     finished(job(&input, &output));
     assert_eq!(text(&output).lines().count(), 5);
-    // A job that fails changes nothing about that.
+    // Also after a job that failed.
     assert_eq!(run(job(&broken, &output)).unwrap().status, Status::Failed);
     finished(job(&input, &output));
     fs::write(&output, "changed by hand").unwrap();
@@ -233,10 +233,10 @@ fn modes_are_kept_and_otherwise_follow_the_umask() {
     finished(job(&input, &output));
     assert_eq!((mode(&output), text(&output).lines().count()), (0o600, 2));
     finished(job(&input, &new));
-    // Whatever the umask of the tests is.
+    // With any umask of the tests.
     assert_eq!(mode(&new), mode(&usual));
     assert_eq!(mode(&folder.path().join("new.report.json")), mode(&usual));
-    // What is kept of a private output until it is whole is private as well.
+    // The partial output of a private file is private.
     fs::set_permissions(&output, Permissions::from_mode(0o640)).unwrap();
     fs::write(&input, rows(2000)).unwrap();
     stopped(job(&input, &output)).unwrap();
@@ -257,7 +257,7 @@ fn a_stopped_job_continues_without_repeating_or_losing_rows() {
     };
     assert!((1..3000).contains(&progress.rows), "{}", progress.rows);
     assert!(!output.exists());
-    // As a process leaves it that is killed between writing output and saving how far it is.
+    // The state after a kill between writing and saving.
     let partial = folder.path().join(".out.jsonl.kivu-partial");
     File::options().append(true).open(&partial).unwrap().write_all(b"{\"half\": ").unwrap();
     fs::write(folder.path().join(".out.jsonl.kivu-checkpoint.new"), "{").unwrap();
@@ -277,7 +277,7 @@ fn a_job_whose_process_ended_before_its_report_is_completed() {
     let [input, output] = ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name));
     let report = folder.path().join("out.jsonl.report.json");
     fs::write(&input, rows(300)).unwrap();
-    // Nothing can be written where the report belongs: the output gets its name, and the checkpoint stays.
+    // If the report cannot be written, the output gets its name, and the checkpoint remains.
     struct Blocker(PathBuf);
     impl Watcher for Blocker {
         fn begin(&self, _: &str, _: u64) {
@@ -400,7 +400,7 @@ fn the_report_names_the_columns_of_answers_and_an_ambiguous_delimiter() {
     assert!(text(&output).starts_with("id;text;embedding;kivu_embedding;a,b;kivu_embedding_2;error\n"));
 }
 
-/// What is at a path.
+/// The entry at a path.
 #[derive(Clone, Debug)]
 enum Entry {
     File(Vec<u8>),
@@ -410,7 +410,7 @@ enum Entry {
     Folder,
 }
 
-/// Names that matter to a job from `in.jsonl` to `out.jsonl`, and others.
+/// Names that a job from `in.jsonl` to `out.jsonl` uses, and others.
 const NAMES: [&str; 9] = [
     "in.jsonl",
     "out.jsonl",
@@ -434,7 +434,7 @@ fn entry() -> impl Strategy<Value = Entry> {
     ]
 }
 
-/// Every path below a folder, with what it holds or points to.
+/// All paths in a folder, with their contents or targets.
 fn snapshot(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -469,7 +469,7 @@ proptest! {
             fs::write(at("in.jsonl"), rows(200)).unwrap();
         }
         for (name, entry) in &entries {
-            // What cannot be made beside the others is left out.
+            // Entries that conflict with others are skipped.
             let _ = match entry {
                 Entry::File(contents) if !at(name).exists() => fs::write(at(name), contents),
                 Entry::File(_) => Ok(()),
@@ -479,14 +479,14 @@ proptest! {
             };
         }
         let mut before = snapshot(folder.path());
-        // Nothing is lost with a file that holds nothing.
+        // Empty files may be replaced.
         before.retain(|_, contents| !contents.is_empty());
         for (place, (input, output, is_stopped, restart)) in runs.iter().enumerate() {
             // The usual names first.
             let (input, output) = if place == 0 && has_input { (&"in.jsonl", &"out.jsonl") } else { (input, output) };
             let mut job = job(&at(input), &at(output));
             job.existing.restart = *restart;
-            // Whether it is refused, fails or ends well does not matter here.
+            // Any result is valid here.
             let _ = if *is_stopped { stopped(job) } else { wait(job.run()) };
             let after = snapshot(folder.path());
             for (path, contents) in &before {
@@ -496,7 +496,7 @@ proptest! {
     }
 }
 
-/// The program, with a bundle of a tiny model, where ONNX Runtime is installed.
+/// A bundle of a tiny model, if ONNX Runtime is installed.
 fn program() -> Option<(tempfile::TempDir, PathBuf)> {
     let runtime = runtime()?;
     let folder = tempfile::tempdir().unwrap();
@@ -540,7 +540,7 @@ fn a_killed_process_is_continued_and_signals_end_it_with_their_codes() {
     }
     let done = kivu(&arguments).output().unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    assert!(String::from_utf8_lossy(&done.stderr).contains("continued after"), "it began anew");
+    assert!(String::from_utf8_lossy(&done.stderr).contains("continued after"), "it started from the first row");
     assert!(text(&output) == text(&uncut), "the output is not that of an uncut job");
     let left: Vec<_> = names(folder.path()).into_iter().filter(|name| name.starts_with('.')).collect();
     assert!(left.is_empty(), "{left:?}");

@@ -1,4 +1,4 @@
-//! Files of this machine: what `kivu build` leaves alone and tidies up, and what may happen to a served bundle.
+//! Local files: the folders of `kivu build`, and changes to served bundles.
 
 use std::{
     fs::{self, File},
@@ -48,7 +48,7 @@ fn a_build_leaves_the_folder_of_another_program_alone() {
     };
     insta::assert_snapshot!(build(&out).unwrap_err(), @"expected `[folder]/project` to be a bundle, an empty folder or nothing, but found `manifest.toml`, `src`; choose another folder");
     assert_eq!(fs::read_to_string(out.join("src/main.rs")).unwrap(), "fn main() {}");
-    // A link is followed: it stays, and the folder that it names is replaced.
+    // A link is followed: the folder that it refers to is replaced.
     let (link, linked) = (folder.path().join("link"), folder.path().join("linked"));
     fs::create_dir(&linked).unwrap();
     std::os::unix::fs::symlink("linked", &link).unwrap();
@@ -95,7 +95,7 @@ fn an_interrupted_build_leaves_nothing_behind() {
     for name in ["config.json", "model.safetensors"] {
         fs::copy(fixtures().join("models/tiny-bert").join(name), model.join(name)).unwrap();
     }
-    // A pipe that nobody writes to: the build waits for its tokenizer until it is interrupted.
+    // A pipe without a writer: the build waits for its tokenizer until it is interrupted.
     let pipe = Command::new("mkfifo").arg(model.join("tokenizer.json")).status().unwrap();
     assert!(pipe.success());
     for (signal, code) in [("INT", 130), ("TERM", 143)] {
@@ -144,7 +144,7 @@ fn hidden_folders_are_not_served() {
     assert_eq!(names, ["tiny-bert"]);
 }
 
-/// Writes other weights over those of a bundle, in place, or cuts them off.
+/// Overwrites the weights of a bundle in place, or truncates them.
 fn overwrite(bundle: &Path, is_cut: bool) {
     let path = bundle.join("weights.bin");
     let length = fs::metadata(&path).unwrap().len();
@@ -195,7 +195,7 @@ fn weights_that_were_written_to_give_no_vectors() {
     }
 }
 
-/// A bundle that is replaced as a whole is served as it was; one that is written to ends the server with an error.
+/// A server continues with the old files of a bundle that is replaced, and ends with an error if its files are modified.
 #[test]
 fn a_server_ends_when_the_weights_that_it_serves_are_written_to() {
     let (Some((_folder, bundle)), Some(runtime)) = (bundle(), runtime()) else { return };
@@ -211,7 +211,7 @@ fn a_server_ends_when_the_weights_that_it_serves_are_written_to() {
     server = Server::wait(kivu(&bundle).spawn().unwrap());
     overwrite(&bundle, false);
     let refused = ask(&server);
-    // It may be about to end already.
+    // The server may already end.
     assert!(
         refused.is_empty() || refused.starts_with("HTTP/1.1 503") && refused.contains("retry-after"),
         "{refused}"

@@ -1,10 +1,10 @@
-"""What loading from S3 costs, and whether the memory of a job grows with its file.
+"""Measures loading from S3, and the memory of jobs with large files.
 
     TEST_KIVU=target/release/kivu TEST_BATCH=target/release/batch TEST_LABORATORY=… TEST_ONNXRUNTIME=… TEST_TOKENIZER=…/tokenizer.json
     TEST_BUNDLE=a small bundle  python tests/s3/bench.py [--rows 1000000]
 
-A bundle of 480 MB is made of weights that mean nothing, built and pushed to SeaweedFS; then it is fetched by
-`boto3`'s `download_file` and by Kivu, in turns.
+A bundle of 480 MB with random weights is pushed to SeaweedFS, and then fetched by `download_file` of `boto3` and by Kivu,
+alternately.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def tensors():
 
 
 def make(folder):
-    """A model of the BERT family as the hub has them."""
+    """A Hugging Face model of the BERT family."""
     folder.mkdir()
     shutil.copy(os.environ["TEST_TOKENIZER"], folder / "tokenizer.json")
     (folder / "config.json").write_text(json.dumps({
@@ -81,7 +81,7 @@ def make(folder):
 
 
 def peak_mb(process):
-    """The most memory that a process had until its end."""
+    """The peak memory of a process."""
     peak = 0
     while process.poll() is None:
         try:

@@ -1,4 +1,4 @@
-"""What the tests of S3 share: a real server of S3, the Lambda runtime API, and the programs under test.
+"""Shared parts of the S3 tests: a real S3 server, the Lambda runtime API, and the programs under test.
 
 Every server listens on a free port of 127.0.0.1 and is ended by its own process id.
 """
@@ -30,7 +30,7 @@ FUNCTION = os.environ.get("TEST_BATCH", "")
 TRIES = 6
 WEED = str(Path(sys.executable).parent / "weed")
 
-# Nobody is asked for credentials, and no proxy comes in between.
+# Without credentials of the environment, and without a proxy.
 for name in list(os.environ):
     if name.lower().endswith("_proxy") or name.startswith("AWS_"):
         del os.environ[name]
@@ -104,7 +104,7 @@ class Weed:
         self.wait_for("an object", lambda: self.put("ready", b"ready") and self.get("ready") == b"ready", 30)
         self.s3.delete_object(Bucket=BUCKET, Key="ready")
 
-    def start(self, patience=120):
+    def start(self, timeout=120):
         s3, master, volume, filer = self.ports
         self.process = subprocess.Popen(
             [
@@ -115,7 +115,7 @@ class Weed:
             ],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=open(self.log_path(), "ab"),
         )
-        self.wait_for("weed", self.is_listening, patience)
+        self.wait_for("weed", self.is_listening, timeout)
 
     def is_listening(self):
         with socket.create_connection((HOST, self.ports[0]), 1):
@@ -161,12 +161,12 @@ class Weed:
         return [item["Key"] for page in pages for item in page.get("Contents", [])]
 
 
-# Answers of a server of S3 that is there, and gives nothing.
+# Error responses of an S3 server.
 REFUSALS = {"slow down": (503, "SlowDown"), "denied": (403, "AccessDenied"), "skewed": (403, "RequestTimeTooSkewed")}
 
 
 class Faults:
-    """A server between a client and another one, which answers some requests with `fault`."""
+    """A proxy that answers some requests with `fault`."""
 
     def __init__(self, endpoint, port=0):
         self.upstream = endpoint.removeprefix("http://").split(":")
@@ -243,7 +243,7 @@ def kivu(endpoint, *arguments, check=True, env=(), timeout=120):
 
 
 class Function:
-    """The function `batch`, or another, called through the Lambda runtime API, which this class serves."""
+    """The function `batch`, or another one, with the Lambda runtime API."""
 
     def __init__(self, endpoint, bundles, env=(), program=FUNCTION, folder=None, box=None):
         self.program, self.folder, self.box = program, folder, box
@@ -321,14 +321,14 @@ class Function:
         return self.answers[number]
 
     def call(self, event, seconds=600):
-        """The answer to an event; an error is raised."""
+        """The response to an event; raises errors."""
         kind, answer = self.wait(self.send(event, seconds))
         if kind != "response":
             raise RuntimeError(json.dumps(answer))
         return answer
 
     def private_mb(self):
-        """The memory that it has for itself, in MB."""
+        """The private memory in MB."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(next(line for line in status.splitlines() if line.startswith("RssAnon")).split()[1]) / 1024
 
@@ -350,7 +350,7 @@ class Function:
 
 
 def s3_event(key, etag=None, version=None, name="ObjectCreated:Put"):
-    """An event as S3 sends it: its keys are encoded like the fields of a form."""
+    """An event of S3, in which keys are encoded like form fields."""
     import urllib.parse
 
     thing = {"key": urllib.parse.quote_plus(key, safe="/"), "size": 1, "sequencer": "0055AED6DCD90281E5"}
@@ -375,7 +375,7 @@ def s3_event(key, etag=None, version=None, name="ObjectCreated:Put"):
 
 
 def event_bridge(key, etag="0"):
-    """The same from EventBridge, which does not encode keys."""
+    """An event of EventBridge, in which keys are not encoded."""
     return {
         "version": "0", "id": "17793124-05d4-b198-2fde-7ededc63b103", "detail-type": "Object Created",
         "source": "aws.s3", "account": "111122223333", "time": "2026-01-02T03:04:05Z", "region": "us-east-1",
@@ -405,7 +405,7 @@ def sqs(*bodies):
 
 
 def sns(message):
-    """A topic's call of a function."""
+    """An event of a topic."""
     return {
         "Records": [{
             "EventSource": "aws:sns", "EventVersion": "1.0", "EventSubscriptionArn": "arn:aws:sns:us-east-1:1:t:1",
@@ -416,6 +416,6 @@ def sns(message):
 
 
 def sns_in_queue(message):
-    """A topic's message in a queue."""
+    """A message of a topic in a queue."""
     return {"Type": "Notification", "MessageId": "1", "TopicArn": "arn:aws:sns:us-east-1:1:t",
             "Message": json.dumps(message)}

@@ -1,9 +1,9 @@
-"""The function behind API Gateway on days on which others fail it: its bucket, its secret, its clock, its callers.
+"""The function `api` when its bucket, its secret, its clock or its clients fail.
 
     TEST_API=… TEST_KIVU=… TEST_BUNDLE=… python tests/s3/test_bad_days.py
 
-Whatever happens, the log has a line that says what, the caller has an answer within the time of the request, and
-the answer has nothing of the inside.
+In all cases, the log has a line with the cause, the client gets a response before the timeout of the request, and the
+response contains no internals.
 """
 
 import base64
@@ -25,17 +25,17 @@ from harness import BUCKET, HOST, Faults, Function, Weed, free_ports, kivu, wait
 API = os.environ["TEST_API"]
 BUNDLE = Path(os.environ["TEST_BUNDLE"])
 NAME = BUNDLE.name
-# Where `functions/api/kivu.toml` lies, as in the archive.
+# The working folder with `kivu.toml`, as in the package.
 FOLDER = Path(__file__).resolve().parents[2] / "functions/api"
-# The smallest function that the documentation speaks of.
+# The smallest documented function.
 SMALLEST_MB = 512
 SECRET_TEXT = "correcthorsebatterystaple"
-# What no answer may have: addresses, places, names of the inside.
+# Internals that no response may contain.
 INSIDE = ("s3://", "http://", HOST, "/tmp", "arn:", "secret", "functions", SECRET_TEXT, "kivu_", BUCKET)
 
 
 def event(path="/v1/embeddings", body=None, **headers):
-    """A request as an HTTP API hands it on."""
+    """A request of an HTTP API."""
     body = json.dumps({"input": SECRET_TEXT}) if body is None else body
     is_bytes = isinstance(body, bytes)
     headers = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -54,7 +54,7 @@ def event(path="/v1/embeddings", body=None, **headers):
 
 
 class Secrets:
-    """What stands for Secrets Manager: it answers with a status and a body, or not at all."""
+    """A fake Secrets Manager, which answers with a status and a body, or not at all."""
 
     def __init__(self):
         self.answer = None
@@ -116,18 +116,18 @@ class BadDays(unittest.TestCase):
         return function
 
     def ask(self, function, what, seconds=20):
-        """Status, headers and body of an answer, which must come in time and keep the inside to itself."""
+        """Status, headers and body of a response, which must be in time and contain no internals."""
         started = time.monotonic()
         answer = function.wait(function.send(what, seconds))[1]
         self.assertLess(time.monotonic() - started, seconds + 2, "in time")
         body = answer.get("body") or ""
-        for told in INSIDE:
-            self.assertNotIn(told, body)
+        for internal in INSIDE:
+            self.assertNotIn(internal, body)
         return answer["statusCode"], answer["headers"], body
 
-    def logged(self, function, *told):
+    def logged(self, function, *expected):
         log = function.text()
-        for line in told:
+        for line in expected:
             self.assertIn(line, log)
         self.assertNotIn(SECRET_TEXT, log)
         for line in log.splitlines():
@@ -146,7 +146,7 @@ class BadDays(unittest.TestCase):
         unavailable = self.ask(function, event())
         self.assert_unavailable(unavailable, "the models cannot be loaded at the moment; try again shortly")
         self.logged(function, '"cannot start"', f"cannot read `s3://{BUCKET}/models/{NAME}/latest`", "Connection refused")
-        self.assertEqual(self.ask(function, event("/health"))[0], 503, "who is asked whether it is up says no")
+        self.assertEqual(self.ask(function, event("/health"))[0], 503, "health")
         faults = Faults(self.weed.endpoint, port)
         try:
             time.sleep(1)
@@ -154,7 +154,7 @@ class BadDays(unittest.TestCase):
         finally:
             faults.stop()
 
-    def test_a_bucket_that_says_nothing(self):
+    def test_a_bucket_that_does_not_respond(self):
         with socket.create_server((HOST, 0)) as silent:
             function = self.function(f"http://{HOST}:{silent.getsockname()[1]}")
             started = time.monotonic()
@@ -166,7 +166,7 @@ class BadDays(unittest.TestCase):
             wait_for("the log", lambda: '"cannot start"' in function.text(), 30)
 
     def test_a_bucket_that_refuses(self):
-        for fault, told in (
+        for fault, expected in (
             ("denied", "AccessDenied"),
             ("skewed", "RequestTimeTooSkewed: the clock of this machine is wrong; set it"),
             ("slow down", "SlowDown"),
@@ -178,7 +178,7 @@ class BadDays(unittest.TestCase):
                     function = self.function(faults.endpoint)
                     unavailable = self.ask(function, event())
                     self.assert_unavailable(unavailable, "the models cannot be loaded at the moment; try again shortly")
-                    self.logged(function, '"cannot start"', told)
+                    self.logged(function, '"cannot start"', expected)
                 finally:
                     faults.stop()
 
@@ -207,13 +207,13 @@ class BadDays(unittest.TestCase):
         self.addCleanup(secrets.stop)
         made = kivu(self.weed.endpoint, "key", "alice").stdout
         key, line = (line.split(": ", 1)[1].strip() for line in made.splitlines()[:2])
-        for what, told in (
+        for what, expected in (
             (("ResourceNotFoundException", "Secrets Manager can't find it"), "ResourceNotFoundException"),
             (("AccessDeniedException",), "AccessDeniedException"),
             (("RequestTimeTooSkewed",), "RequestTimeTooSkewed"),
             (None, "took longer than 3000ms"),
         ):
-            with self.subTest(told):
+            with self.subTest(expected):
                 secrets.answer = None
                 if what:
                     secrets.refuses(*what)
@@ -223,13 +223,13 @@ class BadDays(unittest.TestCase):
                 )
                 unavailable = self.ask(function, event(x_api_key=key))
                 self.assert_unavailable(unavailable, "cannot read the keys at the moment; try again shortly")
-                self.assertEqual(self.ask(function, event("/health"))[0], 200, "it is up all the same")
-                self.logged(function, "cannot read the keys", told)
+                self.assertEqual(self.ask(function, event("/health"))[0], 200, "health")
+                self.logged(function, "cannot read the keys", expected)
                 self.assertNotIn(key, function.text())
         secrets.holds(line)
         time.sleep(1.1)
-        self.assertEqual(self.ask(function, event(x_api_key=key))[0], 200, "it heals by itself")
-        # The keys of before hold while the secret is away.
+        self.assertEqual(self.ask(function, event(x_api_key=key))[0], 200, "the secret is read again")
+        # The previous keys are valid while the secret is not available.
         secrets.refuses("InternalServiceError")
         self.assertEqual(self.ask(function, event(x_api_key=key))[0], 200)
 
@@ -258,12 +258,12 @@ class BadDays(unittest.TestCase):
             with self.subTest(what):
                 self.assertEqual(self.ask(function, asked)[0], status)
                 self.assertEqual(good(), 200, "the next one is answered")
-        # Work that takes longer than the function may is cut off before the function is.
+        # A request that takes too long ends before the function does.
         many = json.dumps({"input": [f"{SECRET_TEXT} {number} " + "word " * 400 for number in range(1000)]})
         status, _, body = self.ask(function, event(body=many, x_api_key=key), seconds=0.4)
         self.assertEqual(status, 504)
         self.assertRegex(json.loads(body)["error"]["message"], "^no answer within [0-9]+ms$")
-        # By a clock that is wrong, all time is over, or there is plenty.
+        # With a wrong clock, the deadline is in the past or far in the future.
         for seconds in (-3600, 3600):
             function.number += 1
             function.events.put((function.number, event(x_api_key=key), time.time() + seconds))
@@ -275,7 +275,7 @@ class BadDays(unittest.TestCase):
 
     def box(self, megabytes):
         if not box.is_possible():
-            self.skipTest("this machine lets nobody bound the memory of a process")
+            self.skipTest("this machine cannot limit the memory of a process")
         made = box.Box(megabytes)
         self.addCleanup(made.remove)
         return made
@@ -304,10 +304,10 @@ class BadDays(unittest.TestCase):
             with self.subTest(what):
                 body = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
                 self.assertEqual(self.ask(function, event(path, body), seconds=120)[0], status)
-                self.assertEqual(function.process.pid, process, "it is the one that was started")
+                self.assertEqual(function.process.pid, process, "the same process")
 
     def test_memory_that_runs_out(self):
-        """The system ends the process, as on Lambda, which then says so to the caller; the next one is answered."""
+        """The system kills the process, as on Lambda; the next request succeeds."""
         small = self.box(SMALLEST_MB)
         function = self.function(self.weed.endpoint, box=small)
         self.assertEqual(self.ask(function, event())[0], 200)

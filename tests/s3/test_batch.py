@@ -1,4 +1,4 @@
-"""The batch job and its function, against a real server of S3.
+"""Batch jobs and their function, with a real S3 server.
 
     TEST_KIVU=… TEST_BATCH=… TEST_BUNDLE=… TEST_CLASSIFIER=… python tests/s3/test_batch.py
 """
@@ -62,7 +62,7 @@ class Base(unittest.TestCase):
         return json.loads(self.weed.get(f"{key}.report.json"))
 
     def local(self, name, contents, *arguments, check=True, model=CLASSIFIER):
-        """Runs the job on files of this machine; the output, the report, and what was said."""
+        """Runs a job on local files and returns the output, the report and the process."""
         source, target = self.folder / name, self.folder / f"out-{name}"
         source.write_bytes(contents)
         target.unlink(missing_ok=True)
@@ -73,7 +73,7 @@ class Base(unittest.TestCase):
 
 
 class Files(Base):
-    """Forms of files, good and bad."""
+    """Valid and invalid files."""
 
     def test_json_lines_keep_what_they_hold(self):
         source = '{"text": "ä \\u00e9", "n": 1.50, "deep": {"a": [1, 2]}}\n{ "n":2,"text":"two" }\n'.encode()
@@ -156,7 +156,7 @@ class Files(Base):
             "empty.jsonl": (b"", "expected rows, but found an empty file"),
             "no-text.csv": (b"a,b\n1,2\n", "expected a column called `text` or another that is known, but found `a`, `b`"),
             "list.json": (b'[{"text": "a"}]', "expected an object a line, but found a list"),
-            "lies.parquet": (b"text\nhello\n", "expected a Parquet file, as its name says"),
+            "not.parquet": (b"text\nhello\n", "expected a Parquet file, as its name says"),
             "cut.jsonl.gz": (gzip.compress(lines(rows(5000)))[:-200], "expected an input that can be read"),
             "torn.parquet": (b"PAR1 and nothing else PAR1", "expected a Parquet file, but found one that cannot be read"),
         }
@@ -172,7 +172,7 @@ class Files(Base):
                 self.assertEqual(report["status"], "failed")
                 self.assertIn(message, report["error"])
 
-    def test_a_name_that_lies_about_its_packing(self):
+    def test_names_with_a_wrong_compression(self):
         output = self.local("plain.jsonl.gz", lines(rows(3)))[0]
         self.assertEqual(len(parsed(output)), 3)
         output = self.local("packed.jsonl", gzip.compress(lines(rows(3))))[0]
@@ -195,7 +195,7 @@ class Files(Base):
         done = self.local("quote.csv", source, check=False)[2]
         self.assertIn("is a quote never closed?", done.stderr)
 
-    def test_what_is_asked_of_a_model_that_cannot(self):
+    def test_invalid_options(self):
         output = self.local("x.jsonl", lines(rows(1)), "--column", "nothing")[0]
         self.assertEqual(parsed(output)[0]["error"], "expected text in `nothing`, but found nothing")
         done = self.local("x.csv", b"text\na\n", "--column", "nothing", check=False)[2]
@@ -203,7 +203,7 @@ class Files(Base):
 
 
 class Events(Base):
-    """The function, by every kind of event."""
+    """The function with all kinds of events."""
 
     def put(self, key, contents=None, **more):
         return self.weed.put(key, lines(rows(5)) if contents is None else contents, **more)["ETag"]
@@ -251,10 +251,10 @@ class Events(Base):
         self.assertEqual(about()["LastModified"], first["LastModified"])
         self.assertEqual(self.weed.get("out/repeat.jsonl.report.json"), report)
         self.assertEqual([key for key in self.weed.keys("out/") if "checkpoint" in key], [])
-        # Other contents are another job, whose output takes the place.
+        # Other contents are another job, which replaces the output.
         etag = self.put("in/repeat.jsonl", lines(rows(3)))
         self.function.call(event)
-        self.assertEqual(len(parsed(self.weed.get("out/repeat.jsonl"))), 5, "the event was of what is no longer there")
+        self.assertEqual(len(parsed(self.weed.get("out/repeat.jsonl"))), 5, "the event was about a replaced object")
         self.function.call(s3_event("in/repeat.jsonl", etag))
         self.assertEqual(len(parsed(self.weed.get("out/repeat.jsonl"))), 3)
 
@@ -279,7 +279,7 @@ class Events(Base):
         self.assertEqual([row["id"] for row in parsed(self.weed.get("out/twice.jsonl"))], list(range(3000)))
         self.assertEqual([key for key in self.weed.keys("out/twice") if "checkpoint" in key], [])
 
-    def test_what_is_nothing_to_do(self):
+    def test_events_that_are_skipped(self):
         self.weed.put("in/folder/", b"")
         self.weed.put("out/x.jsonl", b"{}")
         quiet = [
@@ -293,7 +293,7 @@ class Events(Base):
             self.assertEqual(self.function.call(sqs(event)), {"batchItemFailures": []})
         self.assertEqual(self.weed.keys("out/"), before)
 
-    def test_a_queue_is_told_which_messages_failed(self):
+    def test_failed_messages_are_returned_to_the_queue(self):
         good = s3_event("in/good.jsonl", self.put("in/good.jsonl"))
         answer = self.function.call(sqs("no json", good, {"Records": [{"eventSource": "aws:other"}]}))
         self.assertEqual([item["itemIdentifier"] for item in answer["batchItemFailures"]], ["message-0", "message-2"])
@@ -301,13 +301,13 @@ class Events(Base):
         with self.assertRaisesRegex(RuntimeError, "Kivu.Failed"):
             self.function.call({"hello": 1})
 
-    def test_a_file_that_cannot_be_read_has_a_report_and_does_not_come_again(self):
+    def test_an_unusable_file_has_a_report_and_is_not_repeated(self):
         etag = self.put("in/nothing.csv", b"a,b\n1,2\n")
         self.assertEqual(self.function.call(sqs(s3_event("in/nothing.csv", etag))), {"batchItemFailures": []})
         self.assertEqual(self.report("out/nothing.csv")["status"], "failed")
         self.assertFalse(self.weed.exists("out/nothing.csv"))
 
-    def test_what_is_asked_comes_from_prefix_and_metadata(self):
+    def test_options_come_from_prefix_and_metadata(self):
         for key, more in [(f"in/{CLASSIFIER.name}/a.jsonl", {}), ("in/b.jsonl", {"Metadata": {"kivu-model": CLASSIFIER.name}})]:
             self.function.call(s3_event(key, self.put(key, **more)))
             self.assertIn("label", parsed(self.weed.get(key.replace("in/", "out/", 1)))[0])
@@ -320,7 +320,7 @@ class Events(Base):
             self.function.call(s3_event("in/d.jsonl"))
             self.assertEqual(self.report("out/d.jsonl")["status"], "failed")
 
-    def test_answers_never_land_where_files_are_taken_from(self):
+    def test_outputs_cannot_become_inputs(self):
         function = Function(self.weed.endpoint, [BUNDLE], self.env | {"KIVU_BATCH__OUTPUT": "in/done/"})
         try:
             function.start()
@@ -337,7 +337,7 @@ class Events(Base):
 
 
 class Survival(Base):
-    """Time that runs out, functions that are killed, servers that go away."""
+    """Timeouts, killed functions and servers that restart."""
 
     def test_time_that_runs_out(self):
         count = 40_000
@@ -410,9 +410,9 @@ class Survival(Base):
         self.assertEqual(found, list(range(count)), key)
         self.assertEqual(self.report(f"out/{key}")["rows"], count)
 
-    @unittest.skipUnless(box.is_possible(), "this machine lets nobody bound the memory of a process")
+    @unittest.skipUnless(box.is_possible(), "this machine cannot limit the memory of a process")
     def test_memory_that_runs_out(self):
-        """A row needs more than the function has: the system ends it each time, until it is given more."""
+        """A row needs more memory than the function has, and kills it until the limit is raised."""
         large = [{"id": 3000, "text": "word " * 8_000_000}]
         contents = lines(rows(3000) + large + rows(3000, start=3001))
         event = lambda key: s3_event(key, self.weed.put(key, contents)["ETag"])
@@ -448,7 +448,7 @@ class Survival(Base):
             faults.stop()
         self.assertEqual([row["id"] for row in parsed(self.weed.get("out/faulty.jsonl"))], list(range(20_000)))
 
-    def test_no_permission_is_told_at_once(self):
+    def test_missing_permissions_are_reported_at_once(self):
         etag = self.weed.put("in/secret.jsonl", lines(rows(10)))["ETag"]
         faults = Faults(self.weed.endpoint)
         function = Function(faults.endpoint, [BUNDLE], self.env)
@@ -469,7 +469,7 @@ class Survival(Base):
         self.assertEqual(len(parsed(self.weed.get("out/secret.jsonl"))), 10)
 
     def test_an_object_that_is_replaced_while_it_is_read(self):
-        # More than is fetched ahead.
+        # Larger than the ranges that are read ahead.
         big = lines([{"id": number, "text": "x " * 4000} for number in range(12000)])
         etag = self.weed.put("in/moving.jsonl", big)["ETag"]
         number = self.function.send(sqs(s3_event("in/moving.jsonl", etag)))

@@ -1,10 +1,9 @@
-"""The function among the services around it: queues, notifications and state machines, on an emulator.
+"""The function with queues, notifications and state machines, in an emulator.
 
     TEST_BATCH=… TEST_BUNDLE=… python tests/s3/test_stack.py
 
-Two things that the emulator lacks are added by a file beside the repository, ../shared/tools/ms_patched.py, where it
-is there: batches of items and the writing of results, without which a Distributed Map is not one. Without it the
-tests of the state machine say that they are skipped.
+A file outside of the repository, ../shared/tools/ms_patched.py, adds two features of a Distributed Map that the emulator
+lacks: batches of items and the writing of results. Without it, the tests of the state machine are skipped.
 """
 
 import io
@@ -47,7 +46,7 @@ class Stack(unittest.TestCase):
         cls.endpoint = f"http://{HOST}:{port}"
         cls.log = tempfile.NamedTemporaryFile(prefix="kivu-ministack-", suffix=".log")
         command = [sys.executable, str(PATCHED)] if PATCHED else [str(Path(sys.executable).parent / "ministack")]
-        # Its functions are programs of this machine, so they come to this address as well.
+        # Its functions are local programs, which use this address too.
         environment = os.environ | {"GATEWAY_PORT": str(port), "MINISTACK_HOST": "localhost", "EDGE_PORT": str(port)}
         cls.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=cls.log,
                                        stderr=subprocess.STDOUT, start_new_session=True)
@@ -99,7 +98,7 @@ class Stack(unittest.TestCase):
             self.s3.put_object(Bucket=BUCKET, Key=f"in/{name}", Body=lines(rows))
             found = self.wait_for_rows(f"out/{name}", 20)
             self.assertIn("embedding", found[0])
-        # A message that can never be done goes where such messages go, and holds no other up.
+        # A message that always fails goes to the dead-letter queue, and does not delay others.
         self.sqs.send_message(QueueUrl=queue, MessageBody="no event")
         self.s3.put_object(Bucket=BUCKET, Key="in/after.jsonl", Body=lines(rows))
         self.wait_for_rows("out/after.jsonl", 20)
@@ -148,7 +147,7 @@ class Stack(unittest.TestCase):
     def test_batches_that_fail_leave_rows_with_errors_as_far_as_that_is_tolerated(self):
         rows = [{"id": number, "text": f"text {number}"} for number in range(100)]
         self.s3.put_object(Bucket=BUCKET, Key="in/partly.jsonl", Body=lines(rows))
-        # The batch with row 40 goes to a function that is not there.
+        # The function for the batch with row 40 does not exist.
         def fail(text):
             definition = json.loads(text)
             answer = definition["States"]["JsonLines"]["ItemProcessor"]["States"]

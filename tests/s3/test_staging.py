@@ -1,4 +1,4 @@
-"""Bundles on their way to S3 and back, against a real server, with what can go wrong on the way.
+"""Pushing, pulling and serving bundles with a real S3 server, including failures.
 
     TEST_KIVU=… TEST_BATCH=… TEST_BUNDLE=… TEST_TRANSLATOR=… python tests/s3/test_staging.py
 """
@@ -89,7 +89,7 @@ class Staging(unittest.TestCase):
         for file in BUNDLE.iterdir():
             self.assertEqual((folder / file.name).read_bytes(), file.read_bytes(), file.name)
 
-    def test_what_was_pushed_is_laid_out_and_known(self):
+    def test_the_layout_of_a_pushed_bundle(self):
         files = sorted(file.name for file in BUNDLE.iterdir())
         place = f"models/{NAME}/"
         self.assertEqual(self.weed.keys(place), [f"{place}{self.digest}/{file}" for file in files] + [f"{place}latest"])
@@ -137,7 +137,7 @@ class Staging(unittest.TestCase):
         self.assertEqual([folder.name for folder in cache.iterdir()], [self.digest])
         self.assert_same(cache / self.digest)
 
-    def test_what_is_not_there_is_told(self):
+    def test_missing_objects_are_reported(self):
         missing = self.pull(f"{PREFIX}/nothing", self.folder / "x", check=False)
         self.assertIn(f"expected a bundle at `{PREFIX}/nothing`, but found no `latest`", missing.stderr)
         digest = "0" * 64
@@ -146,8 +146,8 @@ class Staging(unittest.TestCase):
         self.weed.put("models/odd/latest", b"hello")
         self.assertIn("expected a digest in", self.pull(f"{PREFIX}/odd", self.folder / "x", check=False).stderr)
         self.weed.put(f"models/odd/{digest}/manifest.toml", (BUNDLE / "manifest.toml").read_bytes())
-        lies = self.pull(f"{PREFIX}/odd/{digest}", self.folder / "x", check=False)
-        self.assertIn("to have the SHA-256 in its URL", lies.stderr)
+        wrong = self.pull(f"{PREFIX}/odd/{digest}", self.folder / "x", check=False)
+        self.assertIn("to have the SHA-256 in its URL", wrong.stderr)
 
     def test_two_pushers_end_in_one_bundle(self):
         prefix = f"s3://{BUCKET}/race"
@@ -160,7 +160,7 @@ class Staging(unittest.TestCase):
         out = self.folder / "race"
         self.pull(f"{prefix}/{NAME}", out)
         self.assert_same(out)
-        # Whoever comes between does not lose what they wrote.
+        # A change of `latest` by another process is not overwritten.
         faults = Faults(self.weed.endpoint)
         try:
             def move(request, _):
@@ -185,7 +185,7 @@ class Staging(unittest.TestCase):
             self.assertIn(message, refusal.stderr)
             self.assertEqual(self.weed.get(key), b"mine")
             self.assertEqual(self.weed.keys(f"{key.split('/')[0]}/"), [key])
-        # A file that is gone is sent again; the rest is known.
+        # Only a missing file is uploaded again.
         prefix, place = f"s3://{BUCKET}/gone", f"gone/{NAME}/{self.digest}/weights.bin"
         self.push(prefix=prefix)
         self.weed.s3.delete_object(Bucket=BUCKET, Key=place)
@@ -193,7 +193,7 @@ class Staging(unittest.TestCase):
         self.assertIn(place, self.weed.keys("gone/"))
         self.assertIn("known", self.push(prefix=prefix).stdout)
 
-    def test_a_push_goes_on_where_it_stopped(self):
+    def test_an_interrupted_push_resumes(self):
         faults = Faults(self.weed.endpoint)
         prefix = f"s3://{BUCKET}/resumed"
         parts = []
@@ -222,7 +222,7 @@ class Staging(unittest.TestCase):
         self.pull(f"{prefix}/{NAME}", self.folder / "resumed")
         self.assert_same(self.folder / "resumed")
 
-    def test_a_connection_that_breaks_and_a_server_that_is_busy_are_borne(self):
+    def test_broken_connections_and_throttling_are_retried(self):
         for fault in ("cut", "slow down"):
             faults = Faults(self.weed.endpoint)
             try:
@@ -235,7 +235,7 @@ class Staging(unittest.TestCase):
             finally:
                 faults.stop()
 
-    def test_a_wrong_byte_is_found(self):
+    def test_a_wrong_byte_is_detected(self):
         faults = Faults(self.weed.endpoint)
         try:
             faults.fault = lambda request, _: "flip" if request.command == "GET" and "weights.bin" in request.path else None
@@ -248,7 +248,7 @@ class Staging(unittest.TestCase):
         finally:
             faults.stop()
 
-    def test_an_object_that_was_replaced_is_found(self):
+    def test_a_replaced_object_is_detected(self):
         place = f"models/replaced-{NAME}/{self.digest}"
         for file in BUNDLE.iterdir():
             self.weed.put(f"{place}/{file.name}", file.read_bytes())

@@ -1,4 +1,4 @@
-//! What is pushed is what is pulled.
+//! Pushing and pulling any bundle.
 
 use std::{
     collections::BTreeMap,
@@ -20,10 +20,10 @@ use proptest::{
 use super::storage::{Mood, Storage, done};
 use crate::serving;
 
-/// The names of files and what is in them.
+/// File names and contents.
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// Files of any bytes, in folders or not; some are empty, and some longer than what one request sends.
+/// Files with any bytes, some in folders, some empty, some larger than a part.
 fn files() -> impl Strategy<Value = Files> {
     let name = "[a-zA-Z0-9 +%&=~é_.-]{0,8}[a-z]";
     let name = prop_oneof![
@@ -35,7 +35,7 @@ fn files() -> impl Strategy<Value = Files> {
     btree_map(name, contents.prop_map(|(bytes, size)| bytes.into_iter().cycle().take(size).collect()), 0..5)
 }
 
-/// A bundle that differs from `model` in having these files instead of its own.
+/// The bundle `model` with other files.
 fn write(model: &Bundle, files: &Files, folder: &Path) -> Bundle {
     for (name, bytes) in files {
         let path = folder.join(name);
@@ -48,7 +48,7 @@ fn write(model: &Bundle, files: &Files, folder: &Path) -> Bundle {
     Bundle::open(folder).unwrap()
 }
 
-/// Everything in a folder.
+/// All files of a folder.
 fn read(folder: &Path) -> Files {
     let mut files = Files::new();
     let mut folders: Vec<PathBuf> = vec![folder.to_owned()];
@@ -68,7 +68,7 @@ fn read(folder: &Path) -> Files {
 /// Also where the server is too busy most of the time, where a fetch is begun by another that got only so far, and
 /// where another bundle of the name was there before.
 #[test]
-fn what_is_pushed_is_what_is_pulled() {
+fn pulled_bundles_are_identical_to_pushed_ones() {
     let (Some(storage), Some((folder, model))) = (Storage::start(), serving::bundle()) else { return };
     let model = Bundle::open(&model).unwrap();
     let prefix = storage.url("models");

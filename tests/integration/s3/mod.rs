@@ -1,5 +1,5 @@
-//! Bundles and jobs in S3, against a real server of S3 and an emulator of the queues and state machines around it.
-//! `make test` names the Python that has them by an environment variable; without it the tests say that they skip.
+//! Bundles and jobs in S3, with a real S3 server and an emulator of queues and state machines. `make test` sets the
+//! environment variable with the Python environment of these; without it, the tests are skipped.
 
 mod bundles;
 mod storage;
@@ -18,7 +18,7 @@ use crate::{
     serving::alone,
 };
 
-/// Runs a script of `tests/s3` on the programs that cargo built, with bundles of small models.
+/// Runs a script of `tests/s3` with the programs that cargo built and bundles of small models.
 fn run(script: &str) {
     let Some(python) = env::var_os("TEST_S3_PYTHON") else {
         eprintln!("skipped: TEST_S3_PYTHON is not set; `make test` sets it");
@@ -34,7 +34,7 @@ fn run(script: &str) {
     };
     let model = |name: &str| fixtures().join("models").join(name);
     let build = |name| build_at(model(name), Precision::Fp32);
-    // In int8, where an encoder and a decoder share a table; weights at random are worse off in it.
+    // In int8, in which encoder and decoder share an embedding table; random weights lose more quality.
     let recipe = folder.path().join("translator.toml");
     let source = model("tiny-m2m100");
     let text = format!(
@@ -68,16 +68,16 @@ fn bundles_go_to_s3_and_are_served_from_it() {
 }
 
 #[test]
-fn files_become_answers_whatever_happens() {
+fn jobs_survive_failures() {
     run("test_batch.py");
 }
 
 #[test]
-fn the_function_bears_bad_days() {
+fn the_function_survives_failures_of_other_services() {
     run("test_bad_days.py");
 }
 
 #[test]
-fn the_function_works_among_queues_and_state_machines() {
+fn the_function_works_with_queues_and_state_machines() {
     run("test_stack.py");
 }

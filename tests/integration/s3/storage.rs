@@ -1,4 +1,4 @@
-//! The server of S3 that `tests/s3` starts, for tests that are written here.
+//! The S3 server of `tests/s3`, for tests in Rust.
 
 use std::{
     collections::BTreeMap,
@@ -12,14 +12,14 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 use crate::models::library_path;
 
-/// A server that ends with this value.
+/// A server that ends when this value is dropped.
 pub(super) struct Storage {
     process: Child,
     output: BufReader<ChildStdout>,
     place: Place,
 }
 
-/// Where the script's servers are.
+/// The addresses of the servers.
 #[derive(Deserialize)]
 struct Place {
     bucket: String,
@@ -27,17 +27,17 @@ struct Place {
     busy: String,
 }
 
-/// How a server of S3 is disposed.
+/// The behaviour of the server.
 #[derive(Clone, Copy)]
 pub(super) enum Mood {
-    /// It does what it is asked.
+    /// All requests succeed.
     Calm,
-    /// Two of three times it says that it is too busy.
+    /// Two of three requests fail with `SlowDown`.
     Busy,
 }
 
 impl Storage {
-    /// Nothing where there is no server of S3.
+    /// `None` without an S3 server.
     pub(super) fn start() -> Option<Self> {
         let Some(python) = env::var_os("TEST_S3_PYTHON") else {
             eprintln!("skipped: TEST_S3_PYTHON is not set; `make test` sets it");
@@ -52,7 +52,7 @@ impl Storage {
             .spawn()
             .unwrap();
         let mut output = BufReader::new(process.stdout.take().unwrap());
-        let place = said(&mut output);
+        let place = next_line(&mut output);
         Some(Self { process, output, place })
     }
 
@@ -61,7 +61,7 @@ impl Storage {
         format!("s3://{}/{key}", self.place.bucket)
     }
 
-    /// The program, with this server for its S3.
+    /// The program with this server.
     pub(super) fn kivu(&self, mood: Mood) -> Command {
         let endpoint = match mood {
             Mood::Calm => &self.place.calm,
@@ -79,29 +79,29 @@ impl Storage {
         command
     }
 
-    /// The objects under a prefix, which are texts.
+    /// The text objects with a prefix.
     pub(super) fn read(&mut self, prefix: &str) -> BTreeMap<String, String> {
         writeln!(self.process.stdin.as_mut().unwrap(), "{prefix}").unwrap();
-        said(&mut self.output)
+        next_line(&mut self.output)
     }
 }
 
-/// What the script says next.
-fn said<T: DeserializeOwned>(output: &mut BufReader<ChildStdout>) -> T {
+/// The next line of the script.
+fn next_line<T: DeserializeOwned>(output: &mut BufReader<ChildStdout>) -> T {
     let mut line = String::new();
     output.read_line(&mut line).unwrap();
-    serde_json::from_str(&line).expect("the script says what it is asked")
+    serde_json::from_str(&line).expect("a line of JSON")
 }
 
 impl Drop for Storage {
     fn drop(&mut self) {
-        // The end of its input ends it, and what it started.
+        // The script and its servers end with its standard input.
         drop(self.process.stdin.take());
         let _ = self.process.wait();
     }
 }
 
-/// Runs a command that must succeed; what it said.
+/// Runs a command that must succeed, and returns its output.
 pub(super) fn done(command: &mut Command) -> String {
     let Output { status, stdout, stderr } = command.output().unwrap();
     assert!(status.success(), "{command:?}: {}", String::from_utf8_lossy(&stderr));

@@ -1,4 +1,4 @@
-//! Everything around fails at once: S3 is too busy, servers of the fleet come and go, callers leave.
+//! Several failures at once: S3 throttles, servers of the fleet restart, clients disconnect.
 
 use std::{
     fs,
@@ -24,22 +24,22 @@ use crate::{
     serving::{Server, alone},
 };
 
-/// How long callers come, and how much longer one of them waits for the fleet to have come and gone.
+/// The duration of the requests, and the additional time for the fleet to restart.
 const TIME: Duration = Duration::from_secs(6);
 const LONGEST: Duration = Duration::from_secs(60);
-/// Requests under way that the server takes.
+/// The limit of concurrent requests.
 const ROOM: usize = 8;
-/// How often a job is started again, as Lambda does.
+/// The retries of a job, as on Lambda.
 const STARTS: usize = 5;
 const ROWS: usize = 2_000;
-/// The texts of a request: enough that `auto` sends them to the fleet.
+/// The number of texts in a request, which is large enough for `auto` to use the fleet.
 const TEXTS: usize = 40;
 
 fn text(number: usize) -> String {
     format!("text {number} about a long way to go {}", "and on ".repeat(number % 9))
 }
 
-/// A model that runs wherever it is done sooner, and one that runs on the fleet alone.
+/// The models with the policies `auto` and `fleet`.
 const ANYWHERE: &str = "anywhere";
 const THERE: &str = "there";
 
@@ -53,7 +53,7 @@ fn rows(lines: &[u8]) -> Vec<Value> {
     lines.map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Does one thing after the other to the fleet, and in between lets it be for long enough that a busy machine answers.
+/// Breaks the fleet in several ways, with pauses in which it works.
 async fn flap(proxy: Arc<Proxy>) {
     for mood in [Mischief::Refuse, Mischief::CutAfter(200), Mischief::Silence].into_iter().cycle() {
         proxy.turn(Mischief::None);
@@ -63,7 +63,7 @@ async fn flap(proxy: Arc<Proxy>) {
     }
 }
 
-/// Asks and leaves, sooner or later, until time is up; how often.
+/// Sends requests and disconnects before the response; returns their number.
 fn leave(server: &Server, until: Instant) -> usize {
     let body = request(ANYWHERE);
     let asked = format!(
@@ -74,7 +74,7 @@ fn leave(server: &Server, until: Instant) -> usize {
     while Instant::now() < until {
         let mut connection = TcpStream::connect(&server.address).unwrap();
         let part = if left % 3 == 0 { asked.len() / 2 } else { asked.len() };
-        // It is free to hang up first.
+        // The server may close the connection first.
         let _ = connection.write_all(&asked.as_bytes()[..part]);
         thread::sleep(Duration::from_millis(left as u64 % 23));
         let _ = connection.shutdown(Shutdown::Both);
@@ -83,15 +83,15 @@ fn leave(server: &Server, until: Instant) -> usize {
     left
 }
 
-/// How often a model answered, and how often it said that its server did not.
+/// The number of responses, and of errors of the fleet.
 #[derive(Default)]
 struct Answers {
     right: usize,
     refused: usize,
 }
 
-/// Asks for `model` and waits, until there is enough of it: whatever is answered is right, and what is refused is
-/// refused for want of a server.
+/// Sends requests for `model` until `is_enough`: all results are correct, and all errors are those of an unavailable
+/// server.
 fn stay(server: &Server, model: &str, expected: &[Value], is_enough: impl Fn(&Answers) -> bool) -> Answers {
     let mut answers = Answers::default();
     while !is_enough(&answers) {
@@ -107,7 +107,7 @@ fn stay(server: &Server, model: &str, expected: &[Value], is_enough: impl Fn(&An
             assert!(vectors.len() == TEXTS && right, "{body}");
             answers.right += 1;
         } else if head.starts_with("HTTP/1.1 429") {
-            // On a slow machine, those who leave take all the room for a moment.
+            // On a slow machine, requests of disconnected clients may use all permits for a moment.
             thread::sleep(Duration::from_millis(50));
         } else {
             assert!(
@@ -121,7 +121,7 @@ fn stay(server: &Server, model: &str, expected: &[Value], is_enough: impl Fn(&An
     answers
 }
 
-/// Runs a job, and again while it does not come to its end.
+/// Runs a job until it is done.
 fn finish(job: impl Fn() -> Output) {
     let mut said = Vec::new();
     for _ in 0..STARTS {
@@ -134,9 +134,8 @@ fn finish(job: impl Fn() -> Output) {
     panic!("the job never came to its end: {said:#?}");
 }
 
-/// The bundle comes from a bucket that is too busy for two requests of three, and there goes the output of a job; the
-/// fleet flaps; half of the callers leave. Whoever stays is answered, and rightly; the job's output is that of a quiet
-/// day, and nothing else is left of it.
+/// Two of three requests to S3, which has the bundle and the output of a job, are throttled; the fleet restarts; half of
+/// the clients disconnect. All other responses are correct, and the output of the job is the same as without failures.
 #[test]
 fn s3_throttles_while_the_fleet_flaps_while_callers_leave() {
     let (Some(stage), Some(mut storage)) = (Stage::set(&[], ""), Storage::start()) else { return };
@@ -150,7 +149,7 @@ fn s3_throttles_while_the_fleet_flaps_while_callers_leave() {
         command.arg("batch").arg(at("in.jsonl")).arg(output).current_dir(folder.path()).output().unwrap()
     };
 
-    // On a quiet day, on this machine alone.
+    // Without failures, on this machine.
     let line = |row| format!("{}\n", json!({ "id": row, "text": text(row) }));
     fs::write(at("in.jsonl"), (0..ROWS).map(line).collect::<String>()).unwrap();
     let mut quiet = storage.kivu(Mood::Calm);
@@ -195,7 +194,7 @@ fn s3_throttles_while_the_fleet_flaps_while_callers_leave() {
         let left: usize = leavers.map(|leaver| leaver.join().unwrap()).iter().sum();
         assert!(left > 50, "only {left} callers left");
         let [anywhere, there] =
-            [anywhere, there].map(|caller| caller.join().expect("whoever stays is answered"));
+            [anywhere, there].map(|caller| caller.join().expect("the other clients get responses"));
         assert!(
             anywhere.right > 0 && anywhere.refused == 0,
             "what can run here does not fail with the fleet"
@@ -213,7 +212,7 @@ fn s3_throttles_while_the_fleet_flaps_while_callers_leave() {
         assert!(agree(found, expected), "{found} where {expected} was expected");
     }
     assert_eq!(left.len(), 2, "the output and its report: {:?}", left.keys());
-    // Every place is free again, once the server has noticed that the last callers have left.
+    // All permits are released after the server has detected the disconnections.
     let noticed = Instant::now() + Duration::from_secs(5);
     loop {
         let answers: Vec<String> = thread::scope(|scope| {
