@@ -5,6 +5,8 @@ mod keys;
 
 use std::net::SocketAddr;
 
+use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header::AUTHORIZATION, request::Parts};
+
 pub use self::keyring::make_key;
 use self::keys::Keys;
 use super::rejection::Rejection;
@@ -12,7 +14,6 @@ use crate::{
     config::{AuthConfig, AuthMode},
     error::{Error, Result},
 };
-use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header::AUTHORIZATION, request::Parts};
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const PROXY_SECRET: HeaderName = HeaderName::from_static("x-kivu-front");
