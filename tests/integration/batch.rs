@@ -540,7 +540,10 @@ fn a_killed_process_is_continued_and_signals_end_it_with_their_codes() {
     }
     let done = kivu(&arguments).output().unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    assert!(String::from_utf8_lossy(&done.stderr).contains("continued after"), "it started from the first row");
+    assert!(
+        String::from_utf8_lossy(&done.stderr).contains("continued after"),
+        "it started from the first row"
+    );
     assert!(text(&output) == text(&uncut), "the output is not that of an uncut job");
     let left: Vec<_> = names(folder.path()).into_iter().filter(|name| name.starts_with('.')).collect();
     assert!(left.is_empty(), "{left:?}");
