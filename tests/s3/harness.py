@@ -110,7 +110,7 @@ class Weed:
             [
                 WEED, "server", f"-dir={self.folder}", "-s3", f"-ip={HOST}", f"-ip.bind={HOST}",
                 f"-s3.port={s3}", f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}",
-                "-s3.port.iceberg=0", "-master.telemetry=false", "-volume.max=20",
+                "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false", "-volume.max=20",
                 "-master.volumeSizeLimitMB=1024", "-metricsPort=0",
             ],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=open(self.log_path(), "ab"),
