@@ -92,7 +92,7 @@ pub(crate) fn translation_config(bytes: &[u8]) {
     let pieces = include_bytes!("../../tests/fixtures/models/tiny-marian/source.spm");
     let ids = include_bytes!("../../tests/fixtures/models/tiny-marian/vocab.json");
     let files = [("config.json", bytes), ("vocab.json", ids), ("source.spm", pieces)];
-    with_files(&files, |folder| translation_settings(folder));
+    with_files(&files, translation_settings);
 }
 
 /// Reads a translation model without its weights.

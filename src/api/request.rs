@@ -211,11 +211,13 @@ fn wrong_value(path: &str, cause: &serde_json::Error) -> Error {
 /// The cause without its line and column, which are useless where a program wrote the JSON, and without the string
 /// that was found, which may be a client's text.
 fn redacted(cause: &str) -> String {
-    const FOUND: &str = "string \"";
-    let redacted = match (cause.find(FOUND), cause.rfind("\", expected ")) {
-        (Some(from), Some(to)) if from < to => format!("{}a string{}", &cause[..from], &cause[to + 1..]),
-        _ => cause.to_owned(),
+    let without = |start: &str, end: &str, instead: &str| {
+        let (from, to) = (cause.find(start)?, cause.rfind(end)?);
+        (from < to).then(|| format!("{}{instead}{}", &cause[..from], &cause[to + 1..]))
     };
+    let redacted = without("string \"", "\", expected ", "a string")
+        .or_else(|| without("unknown variant `", "`, expected ", "unknown value"))
+        .unwrap_or_else(|| cause.to_owned());
     redacted.split(" at line ").next().unwrap_or_default().to_owned()
 }
 
@@ -251,6 +253,17 @@ mod tests {
                 error, "wrong value in the body: invalid type: a string, expected a boolean",
                 "{text}"
             );
+        }
+        #[derive(Debug, serde::Deserialize)]
+        enum Closed {
+            #[serde(rename = "a")]
+            A,
+            #[serde(rename = "b")]
+            B,
+        }
+        for text in ["a text", "at line 5, `, expected", "`", ""] {
+            let error = from_value::<Closed>(text.into()).unwrap_err().to_string();
+            assert_eq!(error, "wrong value in the body: unknown value, expected `a` or `b`", "{text}");
         }
         let error = from_value::<u8>((-1).into()).unwrap_err().to_string();
         assert_eq!(error, "wrong value in the body: invalid value: integer `-1`, expected u8");

@@ -199,7 +199,7 @@ impl Predictor {
             }
             (Pipeline::Classification(pipeline), Task::Classification { truncation, labels }) => {
                 let inputs = texts.into_iter().map(Input::Text).collect();
-                let logits = pipeline.logits(inputs, (*truncation).into(), deadline).await?;
+                let logits = pipeline.logits(inputs, *truncation, deadline).await?;
                 let function = pipeline.settings().function;
                 let best = |row: &Vec<f32>| {
                     let scores = function.apply(row);

@@ -131,7 +131,7 @@ pub(super) async fn run(
         }
         Pipeline::Classification(pipeline) => {
             let inputs = rows(names, request, limit)?.into_inputs();
-            let logits = pipeline.logits(inputs, truncation.into(), deadline).await?;
+            let logits = pipeline.logits(inputs, truncation, deadline).await?;
             Ok(matrix(logits.rows, logits.usage.location))
         }
         Pipeline::ZeroShot(pipeline) => {

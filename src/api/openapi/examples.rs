@@ -36,16 +36,19 @@ pub(super) fn add(paths: &mut Paths) {
 }
 
 fn add_to(operation: &mut Operation, examples: &Examples) {
-    if let Some(RefOr::T(body)) = &mut operation.request_body {
-        set(body.content.get_mut(JSON), &examples.request);
+    if let Some(RefOr::T(body)) = &mut operation.request_body
+        && let Some(RefOr::T(content)) = body.content.get_mut(JSON)
+    {
+        set(content, &examples.request);
     }
-    if let Some(RefOr::T(response)) = operation.responses.responses.get_mut("200") {
-        set(response.content.get_mut(JSON), &examples.response);
+    if let Some(RefOr::T(response)) = operation.responses.responses.get_mut("200")
+        && let Some(RefOr::T(content)) = response.content.get_mut(JSON)
+    {
+        set(content, &examples.response);
     }
 }
 
-fn set(content: Option<&mut RefOr<Content>>, examples: &BTreeMap<String, Value>) {
-    let Some(RefOr::T(content)) = content else { return };
+fn set(content: &mut Content, examples: &BTreeMap<String, Value>) {
     if examples.len() == 1 {
         content.example = examples.values().next().cloned();
         return;

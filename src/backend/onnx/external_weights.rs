@@ -133,7 +133,8 @@ impl FileSlice {
                 "expected weights that can be loaded, but found `{name}` of shape {shape:?}{found}"
             ))
         };
-        let (width, zeros): (u64, fn(usize) -> Box<dyn Data>) = match *element_type {
+        type Zeros = fn(usize) -> Box<dyn Data>;
+        let (width, zeros): (u64, Zeros) = match *element_type {
             data_type::FLOAT => (4, zeros::<f32>),
             data_type::UINT8 => (1, zeros::<u8>),
             data_type::INT8 => (1, zeros::<i8>),
