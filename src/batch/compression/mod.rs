@@ -56,7 +56,7 @@ impl Compression {
     pub(super) fn pack(self) -> io::Result<Packer> {
         Ok(match self {
             Self::None => Packer::None(Vec::new()),
-            Self::Gzip => Packer::Gzip(GzEncoder::new(Vec::new(), flate2::Compression::default())),
+            Self::Gzip => Packer::Gzip(Box::new(GzEncoder::new(Vec::new(), flate2::Compression::default()))),
             Self::Zstd => Packer::Zstd(zstd::encoder()?),
         })
     }
@@ -101,7 +101,7 @@ impl Read for Limited {
 /// An encoder with its output in memory.
 pub(super) enum Packer {
     None(Vec<u8>),
-    Gzip(GzEncoder<Vec<u8>>),
+    Gzip(Box<GzEncoder<Vec<u8>>>),
     Zstd(zstd::Encoder),
 }
 
