@@ -240,8 +240,9 @@ arm64: arm64-programs $(BUNDLE)/manifest.toml ## Build and test for arm64, emula
 	cargo test $(ARM64_CARGO) --test integration -- $(GOLDENS) --skip bergamot
 	python3 tests/arm64/check.py $(ARM64_PROGRAMS) $(KIVU) $(BUNDLE) $(EMULATED)
 
-# The part that is fast enough for `make test`.
+# The part that is fast enough for `make test`, without the crates of optional features.
 .PHONY: arm64-quick
+arm64-quick: ARM64_CARGO += --no-default-features
 arm64-quick: arm64-programs
 	cargo test $(ARM64_CARGO) --test integration -- $(GOLDENS) $(SLOW)
 

@@ -17,6 +17,7 @@ mod building;
 mod classifiers;
 mod command_line;
 mod crate_boundaries;
+#[cfg(feature = "lambda")]
 mod deploying;
 mod document;
 mod examples;
@@ -35,6 +36,7 @@ mod processors;
 mod properties;
 mod readme;
 mod reliability;
+#[cfg(all(feature = "lambda", feature = "s3"))]
 mod s3;
 mod serving;
 mod translation;
