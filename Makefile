@@ -3,8 +3,8 @@
 # `make run` and `make test` compile each crate once, in one profile; what is measured or deployed is compiled with
 # --release.
 PROFILE := dev
-# S3, Parquet, zstd and the functions for Lambda are half of the compile time. The program that `make` builds in `dev`
-# omits them; `cargo build` and `cargo test` include them.
+# S3, Parquet, zstd and the functions for Lambda are about a quarter of the compile time. The program that `make`
+# builds in `dev` omits them; `cargo build` and `cargo test` include them.
 FEATURES = $(if $(filter dev,$(PROFILE)),--no-default-features)
 KIVU = target/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/kivu
 BUNDLES := .kivu/bundles
