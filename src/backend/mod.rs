@@ -1,5 +1,6 @@
 //! The interface between pipelines and the runtimes of models: ONNX Runtime in this process, or a fleet of servers.
 
+pub(crate) mod native;
 pub mod onnx;
 pub mod processor;
 pub mod routing;

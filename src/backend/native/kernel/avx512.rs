@@ -1,0 +1,157 @@
+//! The kernel for x86-64 processors with AVX-512 and its 8-bit products (VNNI).
+
+#![expect(unsafe_code, reason = "the argument is in the documentation of the parent module")]
+
+use std::arch::x86_64::*;
+
+use super::{
+    Block, GROUP, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, Panel, Rows, Sums, assert_product, assert_tile,
+    for_row_count, interleave,
+};
+
+/// AVX-512 with VNNI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Avx512Vnni(());
+
+/// Blocks of a panel between the one in use and the one that is fetched: 8 KiB.
+const PREFETCHED_BLOCKS: usize = 128;
+
+impl Avx512Vnni {
+    /// The kernel, if this processor has its features.
+    pub(crate) fn new() -> Option<Self> {
+        let detected = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni")
+            && is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma");
+        detected.then_some(Self(()))
+    }
+}
+
+/// Defines methods without other requirements than those of their intrinsics.
+macro_rules! methods {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $output:ty { $body:expr })*) => {$(
+        #[inline(always)]
+        fn $name(self, $($argument: $type),*) -> $output {
+            // SAFETY: `self` is proof of the processor's features. Pointers are those of arrays with the size of the
+            // register that is read or written.
+            unsafe { $body }
+        }
+    )*};
+}
+
+impl Kernel for Avx512Vnni {
+    type F32x16 = __m512;
+
+    const PACKED_SIZE: usize = 1;
+
+    methods! {
+        fn load(values: &Lanes) -> __m512 { _mm512_loadu_ps(values.as_ptr()) }
+        fn store(a: __m512, out: &mut Lanes) -> () { _mm512_storeu_ps(out.as_mut_ptr(), a) }
+        fn splat(value: f32) -> __m512 { _mm512_set1_ps(value) }
+        fn add(a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
+        fn sub(a: __m512, b: __m512) -> __m512 { _mm512_sub_ps(a, b) }
+        fn mul(a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
+        fn div(a: __m512, b: __m512) -> __m512 { _mm512_div_ps(a, b) }
+        fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
+        fn min(a: __m512, b: __m512) -> __m512 { _mm512_min_ps(a, b) }
+        fn max(a: __m512, b: __m512) -> __m512 { _mm512_max_ps(a, b) }
+        fn from_i32(values: &Sums) -> __m512 { _mm512_cvtepi32_ps(_mm512_loadu_si512(values.as_ptr().cast())) }
+        fn shift_exponent(a: __m512, n: __m512) -> __m512 {
+            _mm512_castsi512_ps(_mm512_add_epi32(
+                _mm512_castps_si512(a),
+                _mm512_slli_epi32::<23>(_mm512_castps_si512(n)),
+            ))
+        }
+        fn low_bytes(a: __m512) -> [u8; LANES] {
+            {
+                let mut bytes = [0; LANES];
+                _mm_storeu_si128(bytes.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(_mm512_castps_si512(a)));
+                bytes
+            }
+        }
+    }
+
+    fn call<F: KernelFn>(self, function: F) -> F::Output {
+        // SAFETY: `self` is proof of the processor's features.
+        unsafe { call(self, function) }
+    }
+
+    fn pack(self, rows: &[u8], row_count: usize, out: &mut [u8]) {
+        interleave(rows, row_count, out);
+    }
+
+    fn tile(self, rows: &[u8], panels: [Panel<'_>; 2], out: &mut [[Sums; 2]]) {
+        assert_tile(rows.len(), Self::PACKED_SIZE, &panels, out.len());
+        let groups = rows.as_chunks::<GROUP>().0;
+        let [left, right] = panels.map(|panel| panel.blocks);
+        // SAFETY: `self` is proof of the processor's features.
+        for_row_count!(out, R => unsafe { tile::<R>(groups.as_chunks().0, left, right, out) });
+    }
+
+    fn product(self, depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]]) {
+        assert_product(depth, a, b, out.len());
+        // SAFETY: `self` is proof of the processor's features. The lengths of the rows were asserted.
+        for_row_count!(out, R => unsafe { product::<R>(depth, a, b, out) });
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
+fn call<F: KernelFn>(kernel: Avx512Vnni, function: F) -> F::Output {
+    function.call(kernel)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn tile<const R: usize>(
+    rows: &[[[u8; GROUP]; R]],
+    left: &[Block],
+    right: &[Block],
+    out: &mut [[Sums; 2]; R],
+) {
+    const { assert!(R <= MAX_ROWS) };
+    let mut sums = [[_mm512_setzero_si512(); 2]; R];
+    for ((groups, left), right) in rows.iter().zip(left).zip(right) {
+        let [left, right] = [left, right].map(|block| {
+            // SAFETY: a block has the 64 bytes of a register. Prefetching an address never fails.
+            unsafe {
+                _mm_prefetch::<_MM_HINT_T0>((&raw const *block).wrapping_add(PREFETCHED_BLOCKS).cast());
+                _mm512_loadu_si512((&raw const *block).cast())
+            }
+        });
+        for (group, sums) in groups.iter().zip(&mut sums) {
+            let activations = _mm512_set1_epi32(i32::from_le_bytes(*group as [u8; 4]));
+            sums[0] = _mm512_dpbusd_epi32(sums[0], activations, left);
+            sums[1] = _mm512_dpbusd_epi32(sums[1], activations, right);
+        }
+    }
+    for (sums, out) in sums.as_flattened().iter().zip(out.as_flattened_mut()) {
+        // SAFETY: `Sums` has the 64 bytes of a register.
+        unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), *sums) };
+    }
+}
+
+/// # Safety
+/// `a` has `R` rows of `depth` values, and `b` has `depth` rows of 32.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn product<const R: usize>(depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]; R]) {
+    let mut sums = [[_mm512_setzero_ps(); 2]; R];
+    let rows: [*const f32; R] = std::array::from_fn(|r| a.values.as_ptr().wrapping_add(r * a.stride));
+    let mut columns = b.values.as_ptr();
+    for k in 0..depth {
+        // SAFETY: by the contract of this function.
+        let (left, right) = unsafe { (_mm512_loadu_ps(columns), _mm512_loadu_ps(columns.add(LANES))) };
+        for (row, sums) in rows.iter().zip(&mut sums) {
+            // SAFETY: by the contract of this function.
+            let value = _mm512_set1_ps(unsafe { *row.add(k) });
+            sums[0] = _mm512_fmadd_ps(value, left, sums[0]);
+            sums[1] = _mm512_fmadd_ps(value, right, sums[1]);
+        }
+        columns = columns.wrapping_add(b.stride);
+    }
+    for (sums, out) in sums.as_flattened().iter().zip(out.as_flattened_mut()) {
+        // SAFETY: `Lanes` has the 64 bytes of a register.
+        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), *sums) };
+    }
+}
