@@ -1,6 +1,6 @@
 //! The state that handlers share: models, limits and access control.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use axum::http::StatusCode;
 use tokio::sync::Semaphore;
@@ -27,13 +27,23 @@ pub struct App {
     pub(super) guard: Guard,
     pub(super) prometheus: Option<Prometheus>,
     pub(super) has_page: bool,
+    /// The OpenAPI document, written when it is first requested.
+    pub(super) document: OnceLock<String>,
 }
 
 impl App {
     /// Serves `models` within `limits`, open to every client.
     pub fn new(models: Vec<Model>, limits: Limits) -> Self {
         let permits = Arc::new(Semaphore::new(limits.requests.min(Semaphore::MAX_PERMITS)));
-        Self { models, limits, permits, guard: Guard::default(), prometheus: None, has_page: true }
+        Self {
+            models,
+            limits,
+            permits,
+            guard: Guard::default(),
+            prometheus: None,
+            has_page: true,
+            document: OnceLock::new(),
+        }
     }
 
     /// Admits only the requests that `guard` accepts.

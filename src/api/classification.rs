@@ -3,11 +3,9 @@
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::Value;
-use utoipa::ToSchema;
 
 use super::{
     inputs,
-    openapi::schemas,
     rejection::Rejection,
     request::{self, Call, Context},
     response::{OneOrMany, characters, predictions, with_usage},
@@ -50,11 +48,10 @@ async fn classify(
     Ok(with_usage(context, &answer, &logits.usage, characters))
 }
 
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct PredictRequest {
     /// A text, a pair as a list of two texts, or a list of lists of one or two texts.
-    #[schema(schema_with = schemas::pairs)]
     inputs: Value,
     /// The name of the model; by default the first classification model.
     model: Option<String>,
@@ -65,13 +62,6 @@ pub(super) struct PredictRequest {
 }
 
 /// Classify texts
-#[utoipa::path(
-    post, path = "/predict", tag = "TEI", request_body = PredictRequest,
-    responses((
-        status = 200, description = "All labels, the highest score first; for several inputs, a list for each.",
-        body = schemas::Predictions
-    ))
-)]
 pub(super) async fn predict(Call(context, body): Call<PredictRequest>) -> Result<Response, Rejection> {
     let (_, pipeline) = context.app.classification(body.model.as_deref())?;
     predict_with(&context, pipeline, body).await
@@ -113,21 +103,19 @@ fn one_or_two(field: &str, value: Value) -> Result<Input> {
 }
 
 /// The model hub's body for a classification model.
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct ClassifyRequest {
-    #[schema(schema_with = schemas::classified)]
     inputs: Value,
     #[serde(default, deserialize_with = "request::object")]
     parameters: Option<ClassifyParameters>,
 }
 
-#[derive(Default, Deserialize, ToSchema)]
+#[derive(Default, Deserialize)]
 #[serde(expecting = "an object")]
-struct ClassifyParameters {
+pub(super) struct ClassifyParameters {
     function_to_apply: Option<ScoreFunction>,
     /// The number of labels to return; all by default.
-    #[schema(minimum = 1)]
     top_k: Option<usize>,
     truncate: Option<bool>,
     truncation_direction: Option<Side>,
@@ -174,19 +162,17 @@ fn classify_input(field: &str, mut value: Value) -> Result<Input> {
 }
 
 /// The model hub's body for a zero-shot classification model.
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
 #[serde(expecting = "an object with `inputs` and `parameters`")]
 pub(super) struct ZeroShotRequest {
-    #[schema(schema_with = schemas::texts)]
     inputs: Value,
     parameters: ZeroShotParameters,
 }
 
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
 #[serde(expecting = "an object with `candidate_labels`")]
-struct ZeroShotParameters {
+pub(super) struct ZeroShotParameters {
     /// A list, or a text with commas between the labels.
-    #[schema(schema_with = schemas::texts)]
     candidate_labels: Value,
     /// A sentence in which `{}` is replaced by each label.
     hypothesis_template: Option<String>,

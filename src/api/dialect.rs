@@ -9,8 +9,7 @@ use axum::{
     },
     response::{IntoResponse, Response},
 };
-use serde::Serialize;
-use utoipa::ToSchema;
+use serde_json::{Value, json};
 
 use super::rejection::Rejection;
 
@@ -50,19 +49,37 @@ impl Dialect {
         }
     }
 
-    /// The error body of a rejection; TEI sends none with 401.
-    pub(super) fn body(self, rejection: &Rejection) -> Option<ErrorBody> {
-        let message = rejection.message.clone();
+    /// The error body of a rejection, after the name of its schema; TEI sends none with 401.
+    pub(super) fn body(self, rejection: &Rejection) -> Option<(&'static str, Value)> {
+        let Rejection { status, message, .. } = rejection;
         Some(match self {
-            Self::Tei if rejection.status == StatusCode::UNAUTHORIZED => return None,
-            Self::Hub if rejection.status == StatusCode::UNAUTHORIZED => {
-                ErrorBody::KServe(KServeError { error: message })
+            Self::Tei if *status == StatusCode::UNAUTHORIZED => return None,
+            Self::Hub if *status == StatusCode::UNAUTHORIZED => ("KServeError", json!({ "error": message })),
+            Self::Tei | Self::Hub => {
+                let error_type = match *status {
+                    StatusCode::TOO_MANY_REQUESTS => "Overloaded",
+                    status if status.is_server_error() => "Backend",
+                    _ => "Validation",
+                };
+                ("TeiError", json!({ "error": message, "error_type": error_type }))
             }
-            Self::Tei | Self::Hub => ErrorBody::Tei(TeiError::new(rejection)),
-            Self::OpenAi => ErrorBody::OpenAi(OpenAiError::new(rejection)),
-            Self::Jina => ErrorBody::Jina(JinaError { detail: message }),
-            Self::Cohere => ErrorBody::Cohere(CohereError { message }),
-            Self::KServe => ErrorBody::KServe(KServeError { error: message }),
+            Self::OpenAi => {
+                let (kind, code) = match *status {
+                    StatusCode::NOT_FOUND if rejection.is_unknown_model() => {
+                        ("invalid_request_error", Some("model_not_found"))
+                    }
+                    StatusCode::UNAUTHORIZED => ("invalid_request_error", Some("invalid_api_key")),
+                    StatusCode::TOO_MANY_REQUESTS => ("rate_limit_error", Some("rate_limit_exceeded")),
+                    status if status.is_server_error() => ("server_error", None),
+                    _ => ("invalid_request_error", None),
+                };
+                // The message names the field.
+                let error = json!({ "message": message, "type": kind, "param": null, "code": code });
+                ("OpenAiError", json!({ "error": error }))
+            }
+            Self::Jina => ("JinaError", json!({ "detail": message })),
+            Self::Cohere => ("CohereError", json!({ "message": message })),
+            Self::KServe => ("KServeError", json!({ "error": message })),
         })
     }
 
@@ -81,93 +98,11 @@ impl Dialect {
         }
         headers.remove(CONTENT_LENGTH);
         *response.body_mut() = match self.body(rejection) {
-            Some(body) => {
+            Some((_, body)) => {
                 headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
                 Json(body).into_response().into_body()
             }
             None => Body::empty(),
         };
     }
-}
-
-/// The error body of a dialect.
-#[derive(Serialize, ToSchema)]
-#[serde(untagged)]
-pub(super) enum ErrorBody {
-    Tei(TeiError),
-    OpenAi(OpenAiError),
-    KServe(KServeError),
-    Cohere(CohereError),
-    Jina(JinaError),
-}
-
-/// An error of TEI and the model hub.
-#[derive(Serialize, ToSchema)]
-pub(super) struct TeiError {
-    error: String,
-    /// `Validation`, `Overloaded` or `Backend`.
-    error_type: &'static str,
-}
-
-impl TeiError {
-    fn new(rejection: &Rejection) -> Self {
-        let error_type = match rejection.status {
-            StatusCode::TOO_MANY_REQUESTS => "Overloaded",
-            status if status.is_server_error() => "Backend",
-            _ => "Validation",
-        };
-        Self { error: rejection.message.clone(), error_type }
-    }
-}
-
-/// An error of OpenAI.
-#[derive(Serialize, ToSchema)]
-pub(super) struct OpenAiError {
-    error: OpenAiErrorDetails,
-}
-
-#[derive(Serialize, ToSchema)]
-struct OpenAiErrorDetails {
-    message: String,
-    /// `invalid_request_error`, `rate_limit_error` or `server_error`.
-    #[serde(rename = "type")]
-    kind: &'static str,
-    /// Always `null`: the message names the field.
-    param: Option<String>,
-    /// `model_not_found`, `invalid_api_key`, `rate_limit_exceeded` or `null`.
-    code: Option<&'static str>,
-}
-
-impl OpenAiError {
-    fn new(rejection: &Rejection) -> Self {
-        let (kind, code) = match rejection.status {
-            StatusCode::NOT_FOUND if rejection.is_unknown_model() => {
-                ("invalid_request_error", Some("model_not_found"))
-            }
-            StatusCode::UNAUTHORIZED => ("invalid_request_error", Some("invalid_api_key")),
-            StatusCode::TOO_MANY_REQUESTS => ("rate_limit_error", Some("rate_limit_exceeded")),
-            status if status.is_server_error() => ("server_error", None),
-            _ => ("invalid_request_error", None),
-        };
-        let message = rejection.message.clone();
-        Self { error: OpenAiErrorDetails { message, kind, param: None, code } }
-    }
-}
-
-/// An error of KServe v2.
-#[derive(Serialize, ToSchema)]
-pub(super) struct KServeError {
-    error: String,
-}
-
-/// An error of Cohere.
-#[derive(Serialize, ToSchema)]
-pub(super) struct CohereError {
-    message: String,
-}
-
-/// An error of Jina.
-#[derive(Serialize, ToSchema)]
-pub(super) struct JinaError {
-    detail: String,
 }

@@ -3,12 +3,10 @@
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::Value;
-use utoipa::ToSchema;
 
 use super::{
     app::App,
     inputs,
-    openapi::schemas,
     rejection::Rejection,
     request::{self, Call, Context, model_name},
     response::{characters, with_usage},
@@ -23,7 +21,7 @@ use crate::{
     tokenizer::Side,
 };
 
-#[derive(Debug, Default, Deserialize, ToSchema)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(expecting = "an object")]
 pub(super) struct EmbedOptions {
     /// The name of the model; by default the first embedding model.
@@ -37,18 +35,7 @@ pub(super) struct EmbedOptions {
     /// Whether vectors are scaled to length 1; true by default.
     normalize: Option<bool>,
     /// The number of leading values to keep of each vector.
-    #[schema(minimum = 1)]
     dimensions: Option<usize>,
-}
-
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "read in two steps, so that errors name the field; this is their schema")]
-pub(super) struct EmbedRequest {
-    /// A text, a list of texts, token ids, or a list of token id lists.
-    #[schema(schema_with = schemas::inputs)]
-    inputs: Value,
-    #[serde(flatten)]
-    options: EmbedOptions,
 }
 
 impl EmbedOptions {
@@ -74,7 +61,7 @@ fn parse(app: &App, mut body: Value) -> Result<(Vec<Input>, usize, EmbeddingOpti
     Ok((inputs, characters, options.resolve(app)))
 }
 
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct SimilarityRequest {
     inputs: SimilarityInputs,
@@ -91,23 +78,15 @@ impl SimilarityRequest {
     }
 }
 
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
 #[serde(expecting = "an object with `source_sentence` and `sentences`")]
 struct SimilarityInputs {
     /// The text that the others are compared with.
-    #[schema(schema_with = schemas::one_text)]
     source_sentence: Value,
-    #[schema(schema_with = schemas::texts)]
     sentences: Value,
 }
 
 /// Embed texts
-#[utoipa::path(
-    post, path = "/embed", tag = "TEI", request_body = EmbedRequest,
-    responses((
-        status = 200, description = "A list of vectors, even for a single text.", body = Vec<Vec<f32>>
-    ))
-)]
 pub(super) async fn embed(Call(context, body): Call<Value>) -> Result<Response, Rejection> {
     let (_, pipeline) = context.app.embedding(model_name(&body))?;
     embed_with(&context, pipeline, body).await
@@ -124,13 +103,6 @@ pub(super) async fn embed_with(
 }
 
 /// Embed each token
-#[utoipa::path(
-    post, path = "/embed_all", tag = "TEI", request_body = EmbedRequest,
-    responses((
-        status = 200, description = "A list of token vectors for each text, neither normalized nor shortened.",
-        body = Vec<Vec<Vec<f32>>>
-    ))
-)]
 pub(super) async fn embed_all(Call(context, body): Call<Value>) -> Result<Response, Rejection> {
     let (_, pipeline) = context.app.embedding(model_name(&body))?;
     let (inputs, characters, options) = parse(&context.app, body)?;
@@ -139,13 +111,6 @@ pub(super) async fn embed_all(Call(context, body): Call<Value>) -> Result<Respon
 }
 
 /// Compare sentences with a source sentence
-#[utoipa::path(
-    post, path = "/similarity", tag = "TEI", request_body = SimilarityRequest,
-    responses((
-        status = 200, description = "The cosine similarity of each sentence to the source sentence.",
-        body = Vec<f32>
-    ))
-)]
 pub(super) async fn similarity(Call(context, body): Call<SimilarityRequest>) -> Result<Response, Rejection> {
     let (_, pipeline) = context.app.embedding(body.model())?;
     similarity_with(&context, pipeline, body).await

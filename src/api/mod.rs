@@ -25,21 +25,17 @@ mod tasks;
 mod tokens;
 mod translation;
 
-use std::{
-    panic::AssertUnwindSafe,
-    sync::{Arc, OnceLock},
-    time::Instant,
-};
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
 
 use axum::{
-    Extension, Router,
+    Router,
     extract::{Request, State},
     http::{Method, StatusCode},
     middleware::{self, Next},
     response::{IntoResponse, Response},
+    routing::{get, post},
 };
 use futures::FutureExt;
-use utoipa_axum::{router::OpenApiRouter, routes};
 
 pub use self::{
     app::App,
@@ -48,7 +44,6 @@ pub use self::{
 };
 use self::{
     dialect::Dialect,
-    openapi::at,
     rejection::Rejection,
     request::{REQUEST_ID, request_id},
 };
@@ -63,52 +58,50 @@ use crate::{
 /// the client does not see.
 pub fn router(app: App) -> Router {
     let app = Arc::new(app);
-    let document = openapi::Document { routes: || routes().into_openapi(), json: OnceLock::new() };
-    Router::from(routes())
+    routes()
         .fallback(no_route)
         .method_not_allowed_fallback(wrong_method)
-        .layer(Extension(Arc::new(document)))
         .layer(middleware::from_fn_with_state(Arc::clone(&app), observe))
         .with_state(app)
 }
 
-/// All routes, with their declarations in the OpenAPI document.
-fn routes() -> OpenApiRouter<Arc<App>> {
-    OpenApiRouter::with_openapi(openapi::info())
-        .routes(routes!(page::page_or_health, tasks::default_task))
-        .routes(routes!(page::docs))
-        .routes(routes!(openapi::openapi))
-        .routes(routes!(server::health))
-        .routes(at("/ping", routes!(server::health)))
-        .routes(routes!(server::info))
-        .routes(routes!(server::metrics))
-        .routes(routes!(embedding::embed))
-        .routes(routes!(embedding::embed_all))
-        .routes(routes!(embedding::similarity))
-        .routes(routes!(classification::predict))
-        .routes(routes!(ranking::rerank))
-        .routes(routes!(translation::translate))
-        .routes(routes!(tokens::tokenize))
-        .routes(routes!(tokens::decode))
-        .routes(routes!(server::list))
-        .routes(routes!(tasks::infer))
-        .routes(routes!(ranking::jina))
-        .routes(routes!(ranking::cohere))
-        .routes(routes!(kserve::server))
-        .routes(at("/v2/health/live", routes!(server::health)))
-        .routes(at("/v2/health/ready", routes!(server::health)))
-        .routes(routes!(kserve::index))
-        .routes(routes!(kserve::metadata))
-        .routes(routes!(kserve::model_ready))
-        .routes(routes!(kserve::config))
-        .routes(routes!(kserve::infer))
-        .routes(at("/v2/models/{model}/versions/{version}", routes!(kserve::metadata)))
-        .routes(at("/v2/models/{model}/versions/{version}/ready", routes!(kserve::model_ready)))
-        .routes(at("/v2/models/{model}/versions/{version}/config", routes!(kserve::config)))
-        .routes(at("/v2/models/{model}/versions/{version}/infer", routes!(kserve::infer)))
-        .routes(routes!(openai::embeddings))
-        .routes(routes!(openai::models))
-        .routes(routes!(openai::model))
+/// All routes; `openapi/openapi.json` describes each of them.
+fn routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/", get(page::page_or_health).post(tasks::default_task))
+        .route("/docs", get(page::docs))
+        .route("/openapi.json", get(openapi::openapi))
+        .route("/health", get(server::health))
+        .route("/ping", get(server::health))
+        .route("/info", get(server::info))
+        .route("/metrics", get(server::metrics))
+        .route("/embed", post(embedding::embed))
+        .route("/embed_all", post(embedding::embed_all))
+        .route("/similarity", post(embedding::similarity))
+        .route("/predict", post(classification::predict))
+        .route("/rerank", post(ranking::rerank))
+        .route("/translate", post(translation::translate))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/decode", post(tokens::decode))
+        .route("/models", get(server::list))
+        .route("/models/{model}", post(tasks::infer))
+        .route("/v1/rerank", post(ranking::jina))
+        .route("/v2/rerank", post(ranking::cohere))
+        .route("/v2", get(kserve::server))
+        .route("/v2/health/live", get(server::health))
+        .route("/v2/health/ready", get(server::health))
+        .route("/v2/repository/index", post(kserve::index))
+        .route("/v2/models/{model}", get(kserve::metadata))
+        .route("/v2/models/{model}/ready", get(kserve::model_ready))
+        .route("/v2/models/{model}/config", get(kserve::config))
+        .route("/v2/models/{model}/infer", post(kserve::infer))
+        .route("/v2/models/{model}/versions/{version}", get(kserve::metadata))
+        .route("/v2/models/{model}/versions/{version}/ready", get(kserve::model_ready))
+        .route("/v2/models/{model}/versions/{version}/config", get(kserve::config))
+        .route("/v2/models/{model}/versions/{version}/infer", post(kserve::infer))
+        .route("/v1/embeddings", post(openai::embeddings))
+        .route("/v1/models", get(openai::models))
+        .route("/v1/models/{model}", get(openai::model))
 }
 
 /// Nests a router below `prefix`, if there is one.

@@ -5,35 +5,31 @@ use std::sync::Arc;
 use axum::{Json, extract::State, response::Response};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
-use utoipa::ToSchema;
+use serde_json::{Value, json};
 
 use super::{
     app::App,
     inputs,
-    openapi::schemas,
     rejection::Rejection,
     request::{Call, InPath},
     response::with_backend,
 };
 use crate::{model::Model, pipeline::embedding::EmbeddingOptions};
 
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
 #[serde(expecting = "an object with `input`")]
 pub(super) struct EmbeddingsRequest {
     /// A text, a list of texts, token ids, or a list of token id lists.
-    #[schema(schema_with = schemas::inputs)]
     input: Value,
     /// The name of the model; by default the first embedding model.
     model: Option<String>,
     /// The number of leading values to keep of each vector, which is normalized again.
-    #[schema(minimum = 1)]
     dimensions: Option<usize>,
     /// `float` by default.
     encoding_format: Option<EncodingFormat>,
 }
 
-#[derive(Clone, Copy, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum EncodingFormat {
     Float,
@@ -41,7 +37,7 @@ enum EncodingFormat {
     Base64,
 }
 
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
 #[serde(untagged)]
 enum Vector {
     Float(Vec<f32>),
@@ -49,38 +45,25 @@ enum Vector {
     Base64(String),
 }
 
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
 struct Embedding {
     object: &'static str,
     index: usize,
     embedding: Vector,
 }
 
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
 struct EmbeddingsResponse<'a> {
     object: &'static str,
     data: Vec<Embedding>,
     model: &'a str,
-    usage: EmbeddingsUsage,
+    usage: Value,
     /// The positions of truncated inputs; absent if there are none.
     #[serde(skip_serializing_if = "<[usize]>::is_empty")]
     truncated: &'a [usize],
 }
 
-#[derive(Serialize, ToSchema)]
-struct EmbeddingsUsage {
-    prompt_tokens: usize,
-    total_tokens: usize,
-}
-
 /// Embed texts
-#[utoipa::path(
-    post, path = "/v1/embeddings", tag = "OpenAI", request_body = EmbeddingsRequest,
-    responses((
-        status = 200, description = "Vectors of length 1, in the order of the texts.",
-        body = EmbeddingsResponse<'static>
-    ))
-)]
 pub(super) async fn embeddings(Call(context, body): Call<EmbeddingsRequest>) -> Result<Response, Rejection> {
     let app = &context.app;
     let inputs = inputs::read("input", body.input, app.limits.texts)?;
@@ -107,7 +90,7 @@ pub(super) async fn embeddings(Call(context, body): Call<EmbeddingsRequest>) -> 
         object: "list",
         data: data.collect(),
         model: &model.name,
-        usage: EmbeddingsUsage { prompt_tokens: tokens, total_tokens: tokens },
+        usage: json!({ "prompt_tokens": tokens, "total_tokens": tokens }),
         truncated: &embeddings.usage.truncated,
     };
     Ok(with_backend(&answer, embeddings.usage.location))
@@ -118,43 +101,22 @@ fn base64(vector: &[f32]) -> String {
     BASE64_STANDARD.encode(bytes)
 }
 
-#[derive(Serialize, ToSchema)]
-pub(super) struct ModelList {
-    data: Vec<ModelEntry>,
-    object: &'static str,
-}
-
-#[derive(Serialize, ToSchema)]
-pub(super) struct ModelEntry {
-    created: u64,
-    id: String,
-    object: &'static str,
-    owned_by: &'static str,
-}
-
 /// List the models
-#[utoipa::path(
-    get, path = "/v1/models", tag = "OpenAI",
-    responses((status = 200, description = "The served models.", body = ModelList))
-)]
-pub(super) async fn models(State(app): State<Arc<App>>) -> Json<ModelList> {
-    Json(ModelList { data: app.models.iter().map(describe).collect(), object: "list" })
+pub(super) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+    let models: Vec<Value> = app.models.iter().map(describe).collect();
+    Json(json!({ "data": models, "object": "list" }))
 }
 
 /// Describe a model
-#[utoipa::path(
-    get, path = "/v1/models/{model}", tag = "OpenAI",
-    responses((status = 200, description = "The model is served.", body = ModelEntry))
-)]
 pub(super) async fn model(
     State(app): State<Arc<App>>,
     InPath(name): InPath<String>,
-) -> Result<Json<ModelEntry>, Rejection> {
+) -> Result<Json<Value>, Rejection> {
     Ok(Json(describe(app.model(Some(&name))?)))
 }
 
-fn describe(model: &Model) -> ModelEntry {
-    ModelEntry { created: 0, id: model.name.clone(), object: "model", owned_by: "kivu" }
+fn describe(model: &Model) -> Value {
+    json!({ "created": 0, "id": model.name, "object": "model", "owned_by": "kivu" })
 }
 
 #[cfg(test)]

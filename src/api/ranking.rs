@@ -3,11 +3,9 @@
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use utoipa::ToSchema;
 
 use super::{
     inputs,
-    openapi::schemas,
     rejection::Rejection,
     request::{Call, Context},
     response::{Rank, characters, with_backend, with_usage},
@@ -42,12 +40,10 @@ async fn rank(
     Ok(Ranked { texts, order: descending(&scores), scores, usage })
 }
 
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
 #[serde(expecting = "an object with `query` and `texts`")]
 pub(super) struct RerankRequest {
-    #[schema(schema_with = schemas::text)]
     query: Value,
-    #[schema(schema_with = schemas::texts)]
     texts: Value,
     /// The name of the model; by default the first ranking model.
     model: Option<String>,
@@ -59,13 +55,6 @@ pub(super) struct RerankRequest {
 }
 
 /// Rank texts by a query
-#[utoipa::path(
-    post, path = "/rerank", tag = "TEI", request_body = RerankRequest,
-    responses((
-        status = 200, description = "The texts' positions and scores, the highest score first.",
-        body = Vec<Rank<'static>>
-    ))
-)]
 pub(super) async fn rerank(Call(context, body): Call<RerankRequest>) -> Result<Response, Rejection> {
     let (_, pipeline) = context.app.ranking(body.model.as_deref())?;
     rerank_with(&context, pipeline, body).await
@@ -94,24 +83,21 @@ pub(super) async fn rerank_with(
     Ok(with_usage(context, &ranks.collect::<Vec<_>>(), &ranked.usage, characters))
 }
 
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
 #[serde(expecting = "an object with `query` and `documents`")]
 pub(super) struct DocumentsRequest {
     /// The name of the model; by default the first ranking model.
     model: Option<String>,
-    #[schema(schema_with = schemas::text)]
     query: Value,
     /// Texts, or objects with a `text`.
-    #[schema(schema_with = schemas::documents)]
     documents: Value,
     /// The number of documents to return; all by default.
-    #[schema(minimum = 1)]
     top_n: Option<usize>,
     /// Whether the response holds the documents, by default true; Cohere's never does.
     return_documents: Option<bool>,
 }
 
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
 struct RankedDocument<'a> {
     index: usize,
     relevance_score: f32,
@@ -119,7 +105,7 @@ struct RankedDocument<'a> {
     document: Option<Document<'a>>,
 }
 
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
 struct Document<'a> {
     text: &'a str,
 }
@@ -159,56 +145,36 @@ fn parse_documents(value: Value, limit: usize) -> Result<Vec<String>> {
     })
 }
 
-#[derive(Serialize, ToSchema)]
-struct CohereResponse<'a> {
-    id: String,
+/// The fields that both dialects share, and others.
+#[derive(Serialize)]
+struct RankedDocuments<'a> {
     results: Vec<RankedDocument<'a>>,
-    #[schema(value_type = Object)]
-    meta: Value,
+    #[serde(flatten)]
+    others: Value,
 }
 
-/// Rank documents by a query
-#[utoipa::path(
-    post, path = "/v2/rerank", tag = "Cohere", request_body = DocumentsRequest,
-    responses((
-        status = 200, description = "The documents' positions and scores, the highest score first.",
-        body = CohereResponse<'static>
-    ))
-)]
+/// Rank documents by a query, as Cohere does
 pub(super) async fn cohere(Call(context, body): Call<DocumentsRequest>) -> Result<Response, Rejection> {
     let (_, ranked) = rank_documents(&context, body).await?;
-    let meta = json!({
-        "api_version": { "version": "2" },
-        "billed_units": { "search_units": 1 },
-        "tokens": { "input_tokens": ranked.usage.tokens },
+    let others = json!({
+        "id": uuid::Uuid::new_v4().to_string(),
+        "meta": {
+            "api_version": { "version": "2" },
+            "billed_units": { "search_units": 1 },
+            "tokens": { "input_tokens": ranked.usage.tokens },
+        },
     });
-    let id = uuid::Uuid::new_v4().to_string();
-    let answer = CohereResponse { id, results: ranked.documents(false), meta };
+    let answer = RankedDocuments { results: ranked.documents(false), others };
     Ok(with_backend(&answer, ranked.usage.location))
 }
 
-#[derive(Serialize, ToSchema)]
-struct JinaResponse<'a> {
-    model: &'a str,
-    object: &'static str,
-    results: Vec<RankedDocument<'a>>,
-    #[schema(value_type = Object)]
-    usage: Value,
-}
-
-/// Rank documents by a query
-#[utoipa::path(
-    post, path = "/v1/rerank", tag = "Jina", request_body = DocumentsRequest,
-    responses((
-        status = 200, description = "The documents and their scores, the highest score first.",
-        body = JinaResponse<'static>
-    ))
-)]
+/// Rank documents by a query, as Jina does
 pub(super) async fn jina(Call(context, body): Call<DocumentsRequest>) -> Result<Response, Rejection> {
     let with_text = body.return_documents.unwrap_or(true);
     let (model, ranked) = rank_documents(&context, body).await?;
     let tokens = ranked.usage.tokens;
     let usage = json!({ "prompt_tokens": tokens, "total_tokens": tokens });
-    let answer = JinaResponse { model, object: "list", results: ranked.documents(with_text), usage };
+    let others = json!({ "model": model, "object": "list", "usage": usage });
+    let answer = RankedDocuments { results: ranked.documents(with_text), others };
     Ok(with_backend(&answer, ranked.usage.location))
 }

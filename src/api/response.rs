@@ -7,7 +7,6 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
-use utoipa::ToSchema;
 
 use super::request::Context;
 use crate::{
@@ -36,7 +35,7 @@ impl<T> OneOrMany<T> {
 }
 
 /// The score of a label.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
 pub(super) struct Prediction<'a> {
     score: f32,
     label: &'a str,
@@ -53,7 +52,7 @@ pub(super) fn predictions<'a>(
 }
 
 /// The score of a ranked text.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
 pub(super) struct Rank<'a> {
     /// The position of the text in the request, from 0.
     pub(super) index: usize,

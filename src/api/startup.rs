@@ -168,7 +168,7 @@ mod tests {
         assert!(router.prepare(TIMEOUT).await.is_ok(), "transient");
         let (status, body) = ask(&router, "/large/v1/models").await;
         assert_eq!(status, 503);
-        insta::assert_snapshot!(body, @r#"{"error":{"message":"the models cannot be loaded at the moment; try again shortly","type":"server_error","param":null,"code":null}}"#);
+        insta::assert_snapshot!(body, @r#"{"error":{"code":null,"message":"the models cannot be loaded at the moment; try again shortly","param":null,"type":"server_error"}}"#);
         assert_eq!(tries.load(Ordering::Relaxed), 1, "within the interval");
         tokio::time::sleep(RETRY_INTERVAL).await;
         assert_eq!(ask(&router, "/").await.0, 200);
@@ -184,7 +184,7 @@ mod tests {
         assert!(router.prepare(Duration::ZERO).await.is_ok());
         let (status, body) = ask(&router, "/v1/models").await;
         assert_eq!(status, 503);
-        insta::assert_snapshot!(body, @r#"{"error":{"message":"the models are still being loaded; try again shortly","type":"server_error","param":null,"code":null}}"#);
+        insta::assert_snapshot!(body, @r#"{"error":{"code":null,"message":"the models are still being loaded; try again shortly","param":null,"type":"server_error"}}"#);
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert_eq!(ask(&router, "/").await.0, 200);
     }

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use axum::Json;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use utoipa::ToSchema;
 
-use super::{inputs, openapi::schemas, rejection::Rejection, request::Call};
+use super::{inputs, rejection::Rejection, request::Call};
 use crate::{
     error::Error,
     model::Pipeline,
@@ -19,10 +18,9 @@ use crate::{
     tokenizer::Token,
 };
 
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct TokenizeRequest {
-    #[schema(schema_with = schemas::texts)]
     inputs: Value,
     model: Option<String>,
     /// Whether the model's special tokens are added; true by default.
@@ -40,8 +38,7 @@ fn yes() -> bool {
     true
 }
 
-#[derive(Serialize, ToSchema)]
-#[schema(as = Token)]
+#[derive(Serialize)]
 pub(super) struct SimpleToken {
     id: u32,
     /// The part of the text that the token represents.
@@ -54,13 +51,6 @@ pub(super) struct SimpleToken {
 }
 
 /// Tokenize texts
-#[utoipa::path(
-    post, path = "/tokenize", tag = "TEI", request_body = TokenizeRequest,
-    responses((
-        status = 200, description = "A list of tokens for each text, without truncation.",
-        body = Vec<Vec<SimpleToken>>
-    ))
-)]
 pub(super) async fn tokenize(
     Call(context, body): Call<TokenizeRequest>,
 ) -> Result<Json<Vec<Vec<SimpleToken>>>, Rejection> {
@@ -137,10 +127,9 @@ fn simple_tokens(text: &str, tokens: Vec<Token>) -> Vec<SimpleToken> {
         .collect()
 }
 
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
 #[serde(expecting = "an object with `ids`")]
 pub(super) struct DecodeRequest {
-    #[schema(schema_with = schemas::id_lists)]
     ids: Value,
     model: Option<String>,
     /// Whether special tokens are omitted; true by default.
@@ -149,10 +138,6 @@ pub(super) struct DecodeRequest {
 }
 
 /// Decode token ids
-#[utoipa::path(
-    post, path = "/decode", tag = "TEI", request_body = DecodeRequest,
-    responses((status = 200, description = "A text for each list of ids.", body = Vec<String>))
-)]
 pub(super) async fn decode(Call(context, body): Call<DecodeRequest>) -> Result<Json<Vec<String>>, Rejection> {
     let app = &context.app;
     let lists = inputs::id_lists("ids", body.ids, app.limits.texts)?;

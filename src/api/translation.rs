@@ -3,12 +3,10 @@
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use utoipa::ToSchema;
 
 use super::{
     app::App,
     inputs,
-    openapi::schemas,
     rejection::Rejection,
     request::{self, Call, Context},
     response::{characters, with_usage},
@@ -25,10 +23,9 @@ use crate::{
     },
 };
 
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct TranslateRequest {
-    #[schema(schema_with = schemas::texts)]
     inputs: Value,
     /// The name of the model; by default the first that translates between the languages.
     model: Option<String>,
@@ -45,16 +42,15 @@ pub(super) struct TranslateRequest {
     generate_parameters: Option<GenerationOptions>,
 }
 
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
 struct TranslateResponse<'a> {
     model: &'a str,
     translations: Vec<TranslatedText<'a>>,
-    #[schema(value_type = Object)]
     usage: Value,
 }
 
 /// The best translation of a text, and all of them if several were requested.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
 struct TranslatedText<'a> {
     text: &'a str,
     src_lang: &'a str,
@@ -66,19 +62,13 @@ struct TranslatedText<'a> {
     alternatives: Vec<Alternative<'a>>,
 }
 
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
 struct Alternative<'a> {
     text: &'a str,
     score: Option<f32>,
 }
 
 /// Translate texts
-#[utoipa::path(
-    post, path = "/translate", tag = "Kivu", request_body = TranslateRequest,
-    responses((
-        status = 200, description = "The best translation of each text.", body = TranslateResponse<'static>
-    ))
-)]
 pub(super) async fn translate(Call(context, body): Call<TranslateRequest>) -> Result<Response, Rejection> {
     let app = &context.app;
     let texts = inputs::texts("inputs", body.inputs, app.limits.texts)?;
@@ -170,20 +160,17 @@ fn pick(pipeline: &Pipeline) -> Option<&TranslationPipeline> {
 }
 
 /// The model hub's body.
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
 #[serde(expecting = "an object with `inputs`")]
-#[schema(as = TranslationRequest)]
 pub(super) struct HubTranslationRequest {
-    #[schema(schema_with = schemas::texts)]
     inputs: Value,
     #[serde(default, deserialize_with = "request::object")]
     parameters: Option<HubParameters>,
 }
 
-#[derive(Default, Deserialize, ToSchema)]
+#[derive(Default, Deserialize)]
 #[serde(expecting = "an object")]
-#[schema(as = TranslationParameters)]
-struct HubParameters {
+pub(super) struct HubParameters {
     src_lang: Option<String>,
     tgt_lang: Option<String>,
     clean_up_tokenization_spaces: Option<bool>,
@@ -193,9 +180,8 @@ struct HubParameters {
 }
 
 /// The hub's truncation strategies; for a single text they amount to two.
-#[derive(Clone, Copy, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[schema(as = Truncation)]
 enum HubTruncation {
     DoNotTruncate,
     LongestFirst,

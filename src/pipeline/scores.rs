@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// The function that maps logits to scores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ScoreFunction {
     /// For labels that exclude one another: scores sum up to 1.

@@ -78,7 +78,7 @@ pub struct Weights {
 }
 
 /// The numbers that weights are stored as.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Precision {
     /// 8-bit integers with one scale per output channel: the fastest.

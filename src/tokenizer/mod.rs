@@ -36,7 +36,7 @@ pub struct Tokenizer {
 const PADDING_TOKENS: [&str; 2] = ["[PAD]", "<pad>"];
 
 /// The end of a text that is cut off.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, utoipa::ToSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Side {
     /// The beginning.

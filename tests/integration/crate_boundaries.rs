@@ -37,8 +37,6 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ("tonic::", &["src/backend/triton/grpc.rs"]),
     ("tonic_prost::", &["src/backend/triton/grpc.rs"]),
     ("metrics::", &["src/telemetry/"]),
-    ("utoipa::openapi::", &["src/api/openapi/"]),
-    ("utoipa_axum::", &["src/api/mod.rs", "src/api/openapi/"]),
     ("subtle::", &["src/api/auth/"]),
     ("axum::", &["src/api/", "src/cli/connections.rs", "functions/"]),
     ("hyper::", &["src/cli/connections.rs"]),

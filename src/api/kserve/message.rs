@@ -6,7 +6,6 @@ use axum::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
-use utoipa::ToSchema;
 
 use crate::{
     api::{
@@ -46,7 +45,7 @@ pub(super) struct Output {
     pub(super) location: Location,
 }
 
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(super) enum OutputElements {
     /// `FP32`.
@@ -82,18 +81,17 @@ impl OutputElements {
 }
 
 /// A request; [`InferRequest::parse`] reads the elements of its inputs.
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, Deserialize)]
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct InferRequest {
     pub(super) id: Option<String>,
     pub(super) inputs: Vec<InferInput>,
     outputs: Option<Vec<OutputRequest>>,
     #[serde(default)]
-    #[schema(value_type = Object)]
     pub(super) parameters: Map<String, Value>,
 }
 
-#[derive(Debug, Default, Deserialize, ToSchema)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(expecting = "an object with `name`, `shape` and `datatype`")]
 pub(super) struct InferInput {
     pub(super) name: String,
@@ -101,22 +99,18 @@ pub(super) struct InferInput {
     /// `BYTES`, `INT32` or `INT64`.
     datatype: String,
     #[serde(default)]
-    #[schema(value_type = Object)]
     parameters: Map<String, Value>,
     /// The elements in nested lists, unless they follow as binary data.
     data: Option<Value>,
     #[serde(skip)]
-    #[schema(ignore)]
     pub(super) elements: InputElements,
 }
 
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, Deserialize)]
 #[serde(expecting = "an object with `name`")]
-#[schema(as = InferOutput)]
 struct OutputRequest {
     name: String,
     #[serde(default)]
-    #[schema(value_type = Object)]
     parameters: Map<String, Value>,
 }
 
@@ -305,17 +299,16 @@ fn unsupported(name: &str, datatype: &str) -> Error {
     ))
 }
 
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
 pub(super) struct InferResponse<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<&'a str>,
     model_name: &'a str,
     model_version: &'a str,
-    #[schema(value_type = Vec<OutputTensor<'a>>)]
     outputs: [OutputTensor<'a>; 1],
 }
 
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
 struct OutputTensor<'a> {
     name: &'a str,
     datatype: &'static str,
@@ -326,7 +319,7 @@ struct OutputTensor<'a> {
     data: Option<&'a OutputElements>,
 }
 
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
 struct BinaryParameters {
     binary_data_size: usize,
 }

@@ -12,16 +12,15 @@ use axum::{
     http::StatusCode,
     response::Response,
 };
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
 
 use self::{
     message::InferRequest,
-    tensors::{ConfiguredTensor, DeclaredTensor, Interface},
+    tensors::{DeclaredTensor, Interface},
 };
 use super::{
     app::App,
-    openapi::schemas,
     rejection::Rejection,
     request::{self, InPath},
 };
@@ -54,48 +53,18 @@ impl ModelPath {
 }
 
 /// Describe the server
-#[utoipa::path(
-    get, path = "/v2", tag = "KServe v2",
-    responses((status = 200, description = "Name, version and extensions.", body = ServerMetadata))
-)]
-pub(super) async fn server() -> Json<ServerMetadata> {
-    Json(ServerMetadata {
-        name: "kivu",
-        version: env!("CARGO_PKG_VERSION"),
-        extensions: ["binary_tensor_data", "model_configuration", "model_repository"],
-    })
-}
-
-#[derive(Serialize, ToSchema)]
-pub(super) struct ServerMetadata {
-    name: &'static str,
-    version: &'static str,
-    #[schema(value_type = Vec<String>)]
-    extensions: [&'static str; 3],
-}
-
-#[derive(Serialize, ToSchema)]
-pub(super) struct IndexEntry {
-    name: String,
-    state: &'static str,
-    version: &'static str,
+pub(super) async fn server() -> Json<Value> {
+    let extensions = ["binary_tensor_data", "model_configuration", "model_repository"];
+    Json(json!({ "name": "kivu", "version": env!("CARGO_PKG_VERSION"), "extensions": extensions }))
 }
 
 /// List the models
-#[utoipa::path(
-    post, path = "/v2/repository/index", tag = "KServe v2",
-    responses((status = 200, description = "The served models, all of them ready.", body = Vec<IndexEntry>))
-)]
-pub(super) async fn index(State(app): State<Arc<App>>) -> Json<Vec<IndexEntry>> {
-    let entry = |model: &Model| IndexEntry { name: model.name.clone(), state: "READY", version: VERSION };
+pub(super) async fn index(State(app): State<Arc<App>>) -> Json<Vec<Value>> {
+    let entry = |model: &Model| json!({ "name": model.name, "state": "READY", "version": VERSION });
     Json(app.models.iter().map(entry).collect())
 }
 
 /// Check that a model is ready
-#[utoipa::path(
-    get, path = "/v2/models/{model}/ready", tag = "KServe v2",
-    responses((status = 200, description = "Ready; no body."))
-)]
 pub(super) async fn model_ready(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
@@ -105,83 +74,40 @@ pub(super) async fn model_ready(
 }
 
 /// Describe the tensors of a model
-#[utoipa::path(
-    get, path = "/v2/models/{model}", tag = "KServe v2",
-    responses((
-        status = 200, description = "Names, types and shapes; -1 is any length.", body = ModelMetadata
-    ))
-)]
 pub(super) async fn metadata(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
-) -> Result<Json<ModelMetadata>, Rejection> {
+) -> Result<Json<Value>, Rejection> {
     let model = path.find(&app)?;
-    let interface = Interface::of(model);
-    Ok(Json(ModelMetadata {
-        name: model.name.clone(),
-        versions: [VERSION],
-        platform: "kivu",
-        inputs: interface.inputs,
-        outputs: interface.outputs,
-    }))
-}
-
-#[derive(Serialize, ToSchema)]
-pub(super) struct ModelMetadata {
-    name: String,
-    #[schema(value_type = Vec<String>)]
-    versions: [&'static str; 1],
-    platform: &'static str,
-    inputs: Vec<DeclaredTensor>,
-    outputs: Vec<DeclaredTensor>,
-}
-
-#[derive(Serialize, ToSchema)]
-pub(super) struct ModelConfig {
-    name: String,
-    platform: &'static str,
-    backend: &'static str,
-    max_batch_size: usize,
-    input: Vec<ConfiguredTensor>,
-    output: Vec<ConfiguredTensor>,
+    let Interface { inputs, outputs, .. } = Interface::of(model);
+    Ok(Json(json!({
+        "name": model.name, "versions": [VERSION], "platform": "kivu", "inputs": inputs, "outputs": outputs,
+    })))
 }
 
 /// Describe a model as Triton's configuration
-#[utoipa::path(
-    get, path = "/v2/models/{model}/config", tag = "KServe v2",
-    responses((
-        status = 200, description = "Names, types and dimensions; -1 is any length.",
-        body = ModelConfig
-    ))
-)]
 pub(super) async fn config(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
-) -> Result<Json<ModelConfig>, Rejection> {
+) -> Result<Json<Value>, Rejection> {
     let model = path.find(&app)?;
-    let interface = Interface::of(model);
-    Ok(Json(ModelConfig {
-        name: model.name.clone(),
-        platform: "kivu",
-        backend: "kivu",
-        max_batch_size: 0,
-        input: interface.inputs.into_iter().map(ConfiguredTensor::from).collect(),
-        output: interface.outputs.into_iter().map(ConfiguredTensor::from).collect(),
-    }))
+    let Interface { inputs, outputs, .. } = Interface::of(model);
+    let configuration =
+        |tensors: &[DeclaredTensor]| tensors.iter().map(DeclaredTensor::configuration).collect::<Vec<_>>();
+    Ok(Json(json!({
+        "name": model.name,
+        "platform": "kivu",
+        "backend": "kivu",
+        "max_batch_size": 0,
+        "input": configuration(&inputs),
+        "output": configuration(&outputs),
+    })))
 }
 
 /// Run a model on tensors
 ///
 /// Tensors are sent in the JSON, or as binary data after it; `inference-header-content-length` is then the length of the
 /// JSON in bytes.
-#[utoipa::path(
-    post, path = "/v2/models/{model}/infer", tag = "KServe v2",
-    request_body = InferRequest,
-    responses((
-        status = 200, description = "The output, in the JSON or as binary data after it.",
-        content((message::InferResponse<'static> = "application/json"), (schemas::Bytes = "application/octet-stream"))
-    ))
-)]
 pub(super) async fn infer(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,

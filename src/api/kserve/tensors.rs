@@ -1,7 +1,7 @@
 //! The tensors of each task: token ids or texts in; floats, ids or texts out.
 
 use serde::Serialize;
-use utoipa::ToSchema;
+use serde_json::{Value, json};
 
 use super::{
     message::{InferInput, InferRequest, InputElements, Output, OutputElements},
@@ -17,28 +17,18 @@ use crate::{
 };
 
 /// A tensor in a model's metadata.
-#[derive(Clone, Debug, Serialize, ToSchema)]
+#[derive(Clone, Debug, Serialize)]
 pub(super) struct DeclaredTensor {
     name: String,
     datatype: &'static str,
     shape: Vec<i64>,
 }
 
-/// A tensor in a model's configuration.
-#[derive(Serialize, ToSchema)]
-pub(super) struct ConfiguredTensor {
-    name: String,
-    data_type: String,
-    dims: Vec<i64>,
-}
-
-impl From<DeclaredTensor> for ConfiguredTensor {
-    fn from(tensor: DeclaredTensor) -> Self {
-        let data_type = match tensor.datatype {
-            "BYTES" => "TYPE_STRING".to_owned(),
-            other => format!("TYPE_{other}"),
-        };
-        Self { name: tensor.name, data_type, dims: tensor.shape }
+impl DeclaredTensor {
+    /// The tensor in a model's configuration.
+    pub(super) fn configuration(&self) -> Value {
+        let data_type = if self.datatype == "BYTES" { "STRING" } else { self.datatype };
+        json!({ "name": self.name, "data_type": format!("TYPE_{data_type}"), "dims": self.shape })
     }
 }
 

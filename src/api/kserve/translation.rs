@@ -22,9 +22,9 @@ pub(super) const TEXTS: &str = "translation";
 /// The options in the `parameters` of a request.
 pub(super) fn options(request: &InferRequest, limits: &Limits) -> Result<TranslationOptions> {
     // Clients send parameters for other servers as well: those other than generation options are ignored.
-    let known = serde_json::to_value(GenerationOptions::default()).unwrap_or_default();
+    let known = GenerationOptions::names();
     let mut generation = request.parameters.clone();
-    generation.retain(|name, _| known.get(name).is_some());
+    generation.retain(|name, _| known.contains(name));
     let generation: GenerationOptions = request::from_value(Value::Object(generation))?;
     Ok(TranslationOptions {
         source: request.parameter("src_lang")?,

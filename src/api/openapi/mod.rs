@@ -1,99 +1,285 @@
-//! The OpenAPI document at `/openapi.json`.
-//!
-//! Each handler declares its request and response; [`examples`] adds examples, and [`responses`] errors, headers,
-//! path parameters and security schemes.
+//! The OpenAPI document at `/openapi.json`: the file `openapi.json`, completed with what all operations share: errors,
+//! headers and security schemes.
 
-mod examples;
-mod responses;
-pub(super) mod schemas;
-
-use std::{
-    mem,
-    sync::{Arc, OnceLock},
-};
+use std::{sync::Arc, time::Duration};
 
 use axum::{
-    Extension,
     extract::State,
-    http::header::{CACHE_CONTROL, CONTENT_TYPE},
+    http::{
+        StatusCode,
+        header::{CACHE_CONTROL, CONTENT_TYPE},
+    },
     response::{IntoResponse, Response},
 };
-use utoipa::openapi::{InfoBuilder, License, OpenApi, OpenApiBuilder, Server, tag::TagBuilder};
-use utoipa_axum::router::UtoipaMethodRouter;
+use serde_json::{Value, json};
 
-use super::{app::App, rejection::Rejection};
+use super::{
+    app::App,
+    auth::{Access, NO_KEY, NOT_PROXIED, OPEN_PATHS},
+    dialect::Dialect,
+    rejection::Rejection,
+};
+use crate::error::{Error, Result};
 
-/// The document, written when it is first requested.
-pub(super) struct Document {
-    /// Collects the declarations of all routes.
-    pub(super) routes: fn() -> OpenApi,
-    pub(super) json: OnceLock<String>,
-}
+/// The operations with their requests and responses, and the schemas of both.
+const DOCUMENT: &str = include_str!("openapi.json");
 
-/// General information, without any route.
-pub(super) fn info() -> OpenApi {
-    let description = "Transformer models behind the APIs that clients already speak: text-embeddings-inference \
-        (TEI), OpenAI, the model hub, Cohere, Jina and KServe v2. Unknown fields are ignored, and `null` is the same \
-        as a missing field. Bodies may be compressed with gzip or deflate. `GET /models` returns the limits on texts \
-        and bytes of a request.";
-    let info = InfoBuilder::new()
-        .title("Kivu")
-        .version(env!("CARGO_PKG_VERSION"))
-        .description(Some(description))
-        .license(Some(License::new("Apache-2.0")));
-    let tags = [
-        ("TEI", "Embeddings, classification, ranking and tokens in the API of text-embeddings-inference."),
-        ("OpenAI", "Embeddings in OpenAI's API."),
-        ("model hub", "Every task in the API of the model hub's inference endpoints."),
-        ("Cohere", "Ranking in Cohere's API."),
-        ("Jina", "Ranking in Jina's API."),
-        ("KServe v2", "Metadata, readiness and inference by tensors, for clients of Triton."),
-        ("Kivu", "Translation with all its options."),
-        ("server", "Models, health and metrics."),
-    ];
-    let tags = tags.map(|(name, text)| TagBuilder::new().name(name).description(Some(text)).build());
-    OpenApiBuilder::new()
-        .info(info)
-        // Relative to the document, so that a stage of API Gateway or a prefix needs no setting.
-        .servers(Some([Server::new("./")]))
-        .tags(Some(tags))
-        .build()
-}
-
-/// The same handler at another path, with its own operation id.
-pub(super) fn at(
-    path: &str,
-    (schemas, mut paths, router): UtoipaMethodRouter<Arc<App>>,
-) -> UtoipaMethodRouter<Arc<App>> {
-    let words = path.split('/').map(|word| word.trim_matches(['{', '}'])).filter(|word| !word.is_empty());
-    let id = words.collect::<Vec<_>>().join("_");
-    let items = mem::take(&mut paths.paths).into_values().map(|mut item| {
-        for operation in item.get.iter_mut().chain(item.post.iter_mut()) {
-            operation.operation_id = Some(id.clone());
-        }
-        (path.to_owned(), item)
-    });
-    paths.paths = items.collect();
-    (schemas, paths, router)
-}
-
-/// The OpenAPI document
-///
-/// Describes the requests, responses and errors of each route, with examples.
-#[utoipa::path(
-    get, path = "/openapi.json", tag = "server",
-    responses((status = 200, description = "This document.", body = Object))
-)]
-pub(super) async fn openapi(
-    State(app): State<Arc<App>>,
-    Extension(document): Extension<Arc<Document>>,
-) -> Result<Response, Rejection> {
+pub(super) async fn openapi(State(app): State<Arc<App>>) -> Result<Response, Rejection> {
     app.require_page("/openapi.json")?;
-    let write = || {
-        let mut document = (document.routes)();
-        examples::add(&mut document.paths);
-        responses::complete(document, app.guard.access()).to_json().unwrap_or_default()
+    let json = match app.document.get() {
+        Some(json) => json,
+        None => {
+            let json = complete(app.guard.access())?.to_string();
+            app.document.get_or_init(|| json)
+        }
     };
     let headers = [(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-cache")];
-    Ok((headers, document.json.get_or_init(write).clone()).into_response())
+    Ok((headers, json.clone()).into_response())
+}
+
+/// The document of a server with this access control.
+fn complete(access: &Access) -> Result<Value> {
+    let mut document: Value = serde_json::from_str(DOCUMENT)
+        .map_err(|error| Error::model_because("cannot read the OpenAPI document", error))?;
+    document["info"]["version"] = env!("CARGO_PKG_VERSION").into();
+    let schemes = security_schemes(access);
+    let requirements: Vec<Value> = schemes.iter().map(|(name, _)| json!({ *name: [] })).collect();
+    for (path, item) in members(&mut document["paths"]) {
+        for (method, operation) in members(item) {
+            let is_post = method == "post";
+            let is_open = !is_post && OPEN_PATHS.contains(&path.as_str());
+            if !is_open && !requirements.is_empty() {
+                operation["security"] = requirements.clone().into();
+            }
+            add_errors(path, is_post, is_open, &mut operation["responses"]);
+            add_headers(path, is_post, &mut operation["responses"]);
+        }
+    }
+    for (name, scheme) in schemes {
+        document["components"]["securitySchemes"][name] = scheme;
+    }
+    Ok(document)
+}
+
+/// The members of an object.
+fn members(object: &mut Value) -> impl Iterator<Item = (&String, &mut Value)> {
+    object.as_object_mut().into_iter().flatten()
+}
+
+fn security_schemes(access: &Access) -> Vec<(&'static str, Value)> {
+    let header = |name, text| json!({ "type": "apiKey", "in": "header", "name": name, "description": text });
+    let bearer = "A key from `kivu key`, as `authorization: Bearer KEY`.";
+    match access {
+        Access::Open => Vec::new(),
+        Access::Keys(_) => vec![
+            ("key", json!({ "type": "http", "scheme": "bearer", "description": bearer })),
+            ("key-in-a-header", header("x-api-key", "The key alone.")),
+        ],
+        Access::GatewayVerified => {
+            vec![("gateway", header("authorization", "A signature or token, which API Gateway checks."))]
+        }
+    }
+}
+
+fn add_errors(path: &str, is_post: bool, is_open: bool, responses: &mut Value) {
+    let dialect = Dialect::of(path);
+    for (meaning, rejection) in rejections(path, is_post, is_open) {
+        let response = &mut responses[dialect.status(rejection.status).as_str()];
+        // KServe has one status for unreadable and for invalid bodies.
+        match response["description"].as_str() {
+            Some(known) => response["description"] = format!("{known} {meaning}").into(),
+            None => *response = error_response(dialect, meaning, &rejection),
+        }
+    }
+}
+
+/// The possible rejections of an operation: their meaning and an example.
+fn rejections(path: &str, is_post: bool, is_open: bool) -> Vec<(&'static str, Rejection)> {
+    let new = |status, message: &str| Rejection::new(status, message);
+    let has_body = is_post && path != "/v2/repository/index";
+    let has_content_type = has_body && Dialect::of(path) != Dialect::KServe;
+    let is_optional = matches!(path, "/metrics" | "/docs" | "/openapi.json");
+    let path_error = Error::malformed("expected UTF-8 in the path, but found other bytes");
+    let fleet_error = Error::unavailable("the fleet of `minilm` cannot be reached");
+    let json_error = Error::malformed("the body is not JSON: expected value at line 1 column 1");
+    let unknown_model = Error::UnknownModel { name: "bert".into(), known: vec!["minilm".into()] };
+    let too_large = Error::too_large("expected 1 to 1024 `inputs`, but found 2000");
+    let invalid = Error::invalid("expected a text in `inputs[1]`, but found an empty one");
+    let failed = Error::inference("the model failed to run");
+    let timeout = Error::DeadlineExceeded { after: Duration::from_secs(30) };
+    let wrong_type = "expected the content type `application/json`, but found `text/plain`";
+    [
+        (true, "Internal error; see the log.", new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed")),
+        (!is_open, "Missing or unknown key.", new(StatusCode::UNAUTHORIZED, NO_KEY)),
+        (
+            !is_open,
+            "Not through the trusted proxy, if one is configured.",
+            new(StatusCode::FORBIDDEN, NOT_PROXIED),
+        ),
+        (!is_open, "The fleet or the source of keys is unavailable.", fleet_error.into()),
+        (path.contains('{'), "Invalid path parameter.", path_error.into()),
+        (is_post, "Too many concurrent requests.", Error::Overloaded { limit: 512 }.into()),
+        (has_body, "The body is incomplete or not JSON.", json_error.into()),
+        (has_body || path.contains("{model}"), "Unknown model.", unknown_model.into()),
+        (has_body, "Too many texts, tokens or bytes.", too_large.into()),
+        (has_body, "Invalid value.", invalid.into()),
+        (has_body, "The model failed.", failed.into()),
+        (has_body, "Timeout.", timeout.into()),
+        (has_content_type, "Wrong content type.", new(StatusCode::UNSUPPORTED_MEDIA_TYPE, wrong_type)),
+        (
+            is_optional,
+            "Turned off on this server.",
+            new(StatusCode::NOT_FOUND, &format!("no route `{path}`")),
+        ),
+    ]
+    .into_iter()
+    .filter_map(|(applies, meaning, rejection)| applies.then_some((meaning, rejection)))
+    .collect()
+}
+
+fn error_response(dialect: Dialect, meaning: &str, rejection: &Rejection) -> Value {
+    let mut response = json!({ "description": meaning });
+    if let Some((schema, body)) = dialect.body(rejection) {
+        let schema = json!({ "$ref": format!("#/components/schemas/{schema}") });
+        response["content"]["application/json"] = json!({ "schema": schema, "example": body });
+    }
+    match rejection.status {
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+            add_header(&mut response, "retry-after", "Seconds to wait before a retry.");
+        }
+        StatusCode::UNAUTHORIZED => add_header(&mut response, "www-authenticate", "`Bearer`."),
+        _ => {}
+    }
+    response
+}
+
+fn add_headers(path: &str, is_post: bool, responses: &mut Value) {
+    const USAGE: [(&str, &str); 10] = [
+        ("x-backend", "Where the model ran: `onnx` for this server, `triton` for a fleet."),
+        ("x-truncated", "The positions of truncated texts, from 0; absent if there are none."),
+        ("x-compute-type", "`cpu`."),
+        ("x-compute-characters", "Characters of all texts."),
+        ("x-compute-tokens", "Tokens read by the model."),
+        ("x-tokenization-time", "Milliseconds of tokenization."),
+        ("x-inference-time", "Milliseconds of inference, including the wait for it."),
+        ("x-compute-time", "Milliseconds of tokenization and inference."),
+        ("x-total-time", "Milliseconds from the request's headers to the response."),
+        ("server-timing", "The same durations with fractions of milliseconds."),
+    ];
+    let runs_model = is_post && !matches!(path, "/tokenize" | "/decode" | "/v2/repository/index");
+    let usage = match Dialect::of(path) {
+        _ if !runs_model => &[],
+        Dialect::Tei | Dialect::Hub => &USAGE[..],
+        _ => &USAGE[..1],
+    };
+    for (status, response) in members(responses) {
+        add_header(response, "x-request-id", "The id of the request: the client's own, or a new one.");
+        for (name, text) in usage.iter().filter(|_| status == "200") {
+            add_header(response, name, text);
+        }
+    }
+}
+
+fn add_header(response: &mut Value, name: &str, text: &str) {
+    response["headers"][name] = json!({ "schema": { "type": "string" }, "description": text });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde::{
+        Deserialize, Deserializer,
+        de::{Visitor, value::Error as AnyError},
+        forward_to_deserialize_any,
+    };
+
+    use super::*;
+    use crate::{
+        api::{
+            classification::{
+                ClassifyParameters, ClassifyRequest, PredictRequest, ZeroShotParameters, ZeroShotRequest,
+            },
+            embedding::{EmbedOptions, SimilarityRequest},
+            openai::EmbeddingsRequest,
+            ranking::{DocumentsRequest, RerankRequest},
+            tokens::{DecodeRequest, TokenizeRequest},
+            translation::{HubParameters, HubTranslationRequest, TranslateRequest},
+        },
+        pipeline::generation::GenerationOptions,
+    };
+
+    /// A deserializer that only notes the fields of the expected struct.
+    struct FieldsOf<'a>(&'a mut BTreeSet<&'static str>);
+
+    impl<'de> Deserializer<'de> for FieldsOf<'_> {
+        type Error = AnyError;
+
+        fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, AnyError> {
+            Err(serde::de::Error::custom("expected a struct"))
+        }
+
+        fn deserialize_struct<V: Visitor<'de>>(
+            self,
+            _: &'static str,
+            fields: &'static [&'static str],
+            visitor: V,
+        ) -> Result<V::Value, AnyError> {
+            self.0.extend(fields);
+            self.deserialize_any(visitor)
+        }
+
+        forward_to_deserialize_any! {
+            bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit
+            unit_struct newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+        }
+    }
+
+    fn fields_of<'de, T: Deserialize<'de>>() -> BTreeSet<&'static str> {
+        let mut fields = BTreeSet::new();
+        let _ = T::deserialize(FieldsOf(&mut fields));
+        fields
+    }
+
+    #[test]
+    fn schemas_have_the_fields_of_requests() {
+        let mut document = complete(&Access::Open).unwrap();
+        let requests = [
+            ("ClassifyParameters", fields_of::<ClassifyParameters>()),
+            ("ClassifyRequest", fields_of::<ClassifyRequest>()),
+            ("DecodeRequest", fields_of::<DecodeRequest>()),
+            ("DocumentsRequest", fields_of::<DocumentsRequest>()),
+            ("EmbedOptions", fields_of::<EmbedOptions>()),
+            ("EmbeddingsRequest", fields_of::<EmbeddingsRequest>()),
+            ("GenerationOptions", fields_of::<GenerationOptions>()),
+            ("PredictRequest", fields_of::<PredictRequest>()),
+            ("RerankRequest", fields_of::<RerankRequest>()),
+            ("SimilarityRequest", fields_of::<SimilarityRequest>()),
+            ("TokenizeRequest", fields_of::<TokenizeRequest>()),
+            ("TranslateRequest", fields_of::<TranslateRequest>()),
+            ("TranslationRequest", fields_of::<HubTranslationRequest>()),
+            ("TranslationParameters", fields_of::<HubParameters>()),
+            ("ZeroShotParameters", fields_of::<ZeroShotParameters>()),
+            ("ZeroShotRequest", fields_of::<ZeroShotRequest>()),
+        ];
+        for (schema, fields) in requests {
+            let properties = members(&mut document["components"]["schemas"][schema]["properties"]);
+            assert_eq!(
+                properties.map(|(name, _)| name.as_str()).collect::<BTreeSet<_>>(),
+                fields,
+                "{schema}"
+            );
+        }
+    }
+
+    #[test]
+    fn references_have_targets() {
+        let document = complete(&Access::Open).unwrap();
+        let schemas = document["components"]["schemas"].as_object().unwrap();
+        let text = document.to_string();
+        let named: BTreeSet<&str> =
+            text.split("#/components/schemas/").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+        let known: BTreeSet<&str> = schemas.keys().map(String::as_str).collect();
+        assert_eq!(named, known);
+    }
 }

@@ -61,12 +61,6 @@ static DOCS: LazyLock<Page> = LazyLock::new(|| {
 });
 
 /// Check health, or open the page for trying models
-#[utoipa::path(
-    get, path = "/", tag = "server",
-    responses((
-        status = 200, description = "No body, or a page for clients that list `text/html` in `accept`, if pages are on."
-    ))
-)]
 pub(super) async fn page_or_health(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     if !app.has_page {
         return StatusCode::OK.into_response();
@@ -78,13 +72,6 @@ pub(super) async fn page_or_health(State(app): State<Arc<App>>, headers: HeaderM
 }
 
 /// Show the API documentation
-#[utoipa::path(
-    get, path = "/docs", tag = "server",
-    responses((
-        status = 200, description = "A page that renders `/openapi.json`.",
-        body = String, content_type = "text/html; charset=utf-8"
-    ))
-)]
 pub(super) async fn docs(State(app): State<Arc<App>>) -> Result<Response, Rejection> {
     app.require_page("/docs")?;
     Ok(DOCS.respond())

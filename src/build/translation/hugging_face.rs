@@ -173,7 +173,10 @@ pub(in crate::build) fn generation(folder: &Path, config: &ConfigFile) -> Result
     let Some(last) = eos_token_ids.first().copied() else {
         return Err(Error::model("expected an `eos_token_id` at least, but found an empty list"));
     };
-    let fields = config.fields().iter().filter(|(name, _)| GenerationOptions::NAMES.contains(&name.as_str()));
+    let mut names = GenerationOptions::names();
+    // Reproducible samples are a matter of requests.
+    names.remove("seed");
+    let fields = config.fields().iter().filter(|(name, _)| names.contains(*name));
     let fields = fields.map(|(name, value)| (name.clone(), value.clone())).collect();
     let defaults = serde_json::from_value(Value::Object(fields))
         .map_err(|error| Error::model_because("cannot read the options of generation", error))?;

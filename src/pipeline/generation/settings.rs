@@ -1,6 +1,9 @@
 //! The generation settings of a model, and the options of a request.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// A model's generation settings, from its `generation_config.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,7 +25,7 @@ pub struct GenerationSettings {
 
 /// The options of `generate` in `transformers`, by its names. An unset option takes the model's default, then that
 /// of `transformers`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GenerationOptions {
     /// The maximum number of tokens, the decoder's start token included.
@@ -40,7 +43,6 @@ pub struct GenerationOptions {
     /// The exponent of the length by which a beam's score is divided.
     pub length_penalty: Option<f32>,
     /// When beam search stops.
-    #[schema(value_type = Option<EarlyStoppingForm>)]
     pub early_stopping: Option<EarlyStopping>,
     /// The length of the n-grams that may occur only once; 0 for no limit.
     pub no_repeat_ngram_size: Option<usize>,
@@ -67,13 +69,12 @@ pub struct GenerationOptions {
     /// Sample among the likeliest tokens that together have this probability.
     pub top_p: Option<f32>,
     /// The seed of the sampling: the same seed gives the same sequences.
-    #[schema(format = "uint64")]
     pub seed: Option<u64>,
 }
 
 /// When beam search stops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "EarlyStoppingForm", into = "EarlyStoppingForm")]
+#[serde(try_from = "Value", into = "Value")]
 pub enum EarlyStopping {
     /// When no running beam is likely to become better than the worst of a full set: `false`.
     #[default]
@@ -84,71 +85,38 @@ pub enum EarlyStopping {
     Never,
 }
 
-/// [`EarlyStopping`] in JSON.
-#[derive(Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(untagged, expecting = "expected true, false or \"never\"")]
-#[schema(as = EarlyStopping)]
-enum EarlyStoppingForm {
-    /// Whether the search stops as soon as its set of sequences is full.
-    Full(bool),
-    /// Only when no running beam can become better.
-    Never(Never),
-}
+impl TryFrom<Value> for EarlyStopping {
+    type Error = &'static str;
 
-/// `"never"`.
-#[derive(Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "lowercase")]
-#[schema(rename_all = "lowercase")]
-enum Never {
-    Never,
-}
-
-impl From<EarlyStoppingForm> for EarlyStopping {
-    fn from(form: EarlyStoppingForm) -> Self {
-        match form {
-            EarlyStoppingForm::Full(false) => Self::Likely,
-            EarlyStoppingForm::Full(true) => Self::Full,
-            EarlyStoppingForm::Never(Never::Never) => Self::Never,
+    fn try_from(value: Value) -> Result<Self, Self::Error> {
+        match value {
+            Value::Bool(false) => Ok(Self::Likely),
+            Value::Bool(true) => Ok(Self::Full),
+            Value::String(never) if never == "never" => Ok(Self::Never),
+            _ => Err("expected true, false or \"never\""),
         }
     }
 }
 
-impl From<EarlyStopping> for EarlyStoppingForm {
+impl From<EarlyStopping> for Value {
     fn from(stopping: EarlyStopping) -> Self {
         match stopping {
-            EarlyStopping::Likely => Self::Full(false),
-            EarlyStopping::Full => Self::Full(true),
-            EarlyStopping::Never => Self::Never(Never::Never),
+            EarlyStopping::Likely => false.into(),
+            EarlyStopping::Full => true.into(),
+            EarlyStopping::Never => "never".into(),
         }
     }
 }
 
 impl GenerationOptions {
-    /// The options that are read from a `generation_config.json`: all but `seed`.
-    pub const NAMES: [&str; 20] = [
-        "max_length",
-        "max_new_tokens",
-        "min_length",
-        "min_new_tokens",
-        "num_beams",
-        "num_return_sequences",
-        "length_penalty",
-        "early_stopping",
-        "no_repeat_ngram_size",
-        "repetition_penalty",
-        "bad_words_ids",
-        "suppress_tokens",
-        "begin_suppress_tokens",
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "renormalize_logits",
-        "do_sample",
-        "temperature",
-        "top_k",
-        "top_p",
-    ];
-    /// The options among them that affect sampling only.
-    pub const SAMPLING: [&str; 4] = ["do_sample", "temperature", "top_k", "top_p"];
+    /// The options that affect sampling only.
+    pub const SAMPLING: [&str; 5] = ["do_sample", "temperature", "top_k", "top_p", "seed"];
+
+    /// The names of all options.
+    pub fn names() -> BTreeSet<String> {
+        let options = serde_json::to_value(Self::default()).unwrap_or_default();
+        options.as_object().into_iter().flatten().map(|(name, _)| name.clone()).collect()
+    }
 
     /// These options, with unset ones taken from `defaults`.
     ///
@@ -158,34 +126,30 @@ impl GenerationOptions {
         let sets_max = self.max_length.is_some() || self.max_new_tokens.is_some();
         let sets_min = self.min_length.is_some() || self.min_new_tokens.is_some();
         let (max, min) = (if sets_max { self } else { defaults }, if sets_min { self } else { defaults });
-        macro_rules! either {
-            ($($field:ident),*) => { Self {
-                max_length: max.max_length,
-                max_new_tokens: max.max_new_tokens,
-                min_length: min.min_length,
-                min_new_tokens: min.min_new_tokens,
-                $($field: self.$field.clone().or_else(|| defaults.$field.clone())),*
-            } };
+        let (own, defaults) = (self.clone(), defaults.clone());
+        Self {
+            max_length: max.max_length,
+            max_new_tokens: max.max_new_tokens,
+            min_length: min.min_length,
+            min_new_tokens: min.min_new_tokens,
+            num_beams: own.num_beams.or(defaults.num_beams),
+            num_return_sequences: own.num_return_sequences.or(defaults.num_return_sequences),
+            length_penalty: own.length_penalty.or(defaults.length_penalty),
+            early_stopping: own.early_stopping.or(defaults.early_stopping),
+            no_repeat_ngram_size: own.no_repeat_ngram_size.or(defaults.no_repeat_ngram_size),
+            repetition_penalty: own.repetition_penalty.or(defaults.repetition_penalty),
+            bad_words_ids: own.bad_words_ids.or(defaults.bad_words_ids),
+            suppress_tokens: own.suppress_tokens.or(defaults.suppress_tokens),
+            begin_suppress_tokens: own.begin_suppress_tokens.or(defaults.begin_suppress_tokens),
+            forced_bos_token_id: own.forced_bos_token_id.or(defaults.forced_bos_token_id),
+            forced_eos_token_id: own.forced_eos_token_id.or(defaults.forced_eos_token_id),
+            renormalize_logits: own.renormalize_logits.or(defaults.renormalize_logits),
+            do_sample: own.do_sample.or(defaults.do_sample),
+            temperature: own.temperature.or(defaults.temperature),
+            top_k: own.top_k.or(defaults.top_k),
+            top_p: own.top_p.or(defaults.top_p),
+            seed: own.seed.or(defaults.seed),
         }
-        either!(
-            num_beams,
-            num_return_sequences,
-            length_penalty,
-            early_stopping,
-            no_repeat_ngram_size,
-            repetition_penalty,
-            bad_words_ids,
-            suppress_tokens,
-            begin_suppress_tokens,
-            forced_bos_token_id,
-            forced_eos_token_id,
-            renormalize_logits,
-            do_sample,
-            temperature,
-            top_k,
-            top_p,
-            seed
-        )
     }
 }
 

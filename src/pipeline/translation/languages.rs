@@ -259,6 +259,11 @@ impl Directions {
         LanguagePair { source: source.to_owned(), target: target.unwrap_or(some.target) }
     }
 
+    /// The codes of the source and of the target languages.
+    pub fn codes(&self) -> [&BTreeSet<String>; 2] {
+        [&self.sources.codes, &self.targets.codes]
+    }
+
     /// The number of target languages.
     pub fn count(&self) -> usize {
         self.targets.codes.len()

@@ -105,8 +105,8 @@ fn config(name: &str, options: &Options) -> Result<String> {
     text += &batching();
     text += &instances(options, true);
     // The program does not sample.
-    let mut known = GenerationOptions::NAMES.to_vec();
-    known.retain(|name| !GenerationOptions::SAMPLING.contains(name));
+    let mut known: Vec<String> = GenerationOptions::names().into_iter().collect();
+    known.retain(|name| !GenerationOptions::SAMPLING.contains(&name.as_str()));
     let known = known.join(",");
     // Writing to a string does not fail.
     let _ = writeln!(text, "parameters {{ key: \"{OPTIONS}\" value {{ string_value: \"{known}\" }} }}");

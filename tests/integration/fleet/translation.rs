@@ -248,7 +248,7 @@ fn exported_translators_contain_their_settings() {
     output [ { name: "sequences_scores" data_type: TYPE_FP32 dims: [1] } ]
     dynamic_batching { max_queue_delay_microseconds: 500 }
     instance_group [ { count: 1 kind: KIND_CPU } ]
-    parameters { key: "generate_parameters" value { string_value: "max_length,max_new_tokens,min_length,min_new_tokens,num_beams,num_return_sequences,length_penalty,early_stopping,no_repeat_ngram_size,repetition_penalty,bad_words_ids,suppress_tokens,begin_suppress_tokens,forced_bos_token_id,forced_eos_token_id,renormalize_logits" } }
+    parameters { key: "generate_parameters" value { string_value: "bad_words_ids,begin_suppress_tokens,early_stopping,forced_bos_token_id,forced_eos_token_id,length_penalty,max_length,max_new_tokens,min_length,min_new_tokens,no_repeat_ngram_size,num_beams,num_return_sequences,renormalize_logits,repetition_penalty,suppress_tokens" } }
     "#);
     let generation: Value = serde_json::from_str(&read("1/generation.json")).unwrap();
     let settings = bundle.manifest().translation.as_ref().unwrap();
