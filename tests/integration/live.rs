@@ -71,6 +71,16 @@ fn emulated(variable: &str, script: &str, models: &str) -> Option<Command> {
     let (python, cargo_lambda) = (tool(variable)?, tool("TEST_CARGO_LAMBDA")?);
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let mut command = Command::new(python);
+    // The emulator runs `cargo run`. Crates whose build scripts depend on a variable of `cargo test` would be compiled
+    // again, now and for the next `cargo test`.
+    for (name, _) in env::vars_os() {
+        if name
+            .to_str()
+            .is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
+        {
+            command.env_remove(name);
+        }
+    }
     command
         .current_dir(root())
         .args([script.as_ref(), cargo_lambda.as_os_str()])

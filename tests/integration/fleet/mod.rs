@@ -2,6 +2,7 @@
 
 pub(crate) mod faults;
 pub(crate) mod proxy;
+mod refusals;
 mod repositories;
 mod seeds;
 mod server;
