@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use clap::ValueEnum;
 use config::{Environment, File, FileFormat};
 use serde::Deserialize;
 
@@ -57,6 +58,8 @@ pub struct Config {
     pub map_weights: bool,
     /// The path of ONNX Runtime's library, if it is not in a default location.
     pub onnxruntime: Option<PathBuf>,
+    /// The engine of local models.
+    pub engine: EngineChoice,
     /// Rows that a model runs concurrently, each on its own thread; by default one per CPU.
     pub threads: Option<NonZeroUsize>,
     /// The format of the log on standard error.
@@ -88,6 +91,7 @@ impl Default for Config {
             cache: None,
             map_weights: true,
             onnxruntime: None,
+            engine: EngineChoice::default(),
             threads: None,
             log: LogFormat::default(),
             prefix: None,
@@ -100,6 +104,19 @@ impl Default for Config {
             batch: Batch::default(),
         }
     }
+}
+
+/// The engine that runs local models.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineChoice {
+    /// The one that the bundle's manifest names, which its build measured.
+    #[default]
+    Auto,
+    /// Kivu's own. Models that it does not support are refused.
+    Native,
+    /// ONNX Runtime.
+    Onnx,
 }
 
 /// The format of the log.

@@ -13,7 +13,7 @@ use std::{
 use self::load::{Loaded, Placement, load};
 pub use self::pipeline::Pipeline;
 use crate::{
-    backend::{Deadline, onnx::MappedFiles},
+    backend::{Deadline, MappedFiles},
     config::{Config, FleetConfig, ModelConfig, Policy},
     error::{Error, Result, quoted},
     repository::{

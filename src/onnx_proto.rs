@@ -3,6 +3,13 @@
 use bytes::Bytes;
 use prost::Message;
 
+use crate::error::{Error, Result};
+
+/// The domain of ONNX Runtime's own operators.
+pub const MICROSOFT: &str = "com.microsoft";
+/// The domain of the model-local functions that `kivu build` writes.
+pub const FUNCTIONS: &str = "kivu";
+
 /// `TensorProto.DataType`: the element types that occur here.
 pub mod data_type {
     /// 32-bit floating point.
@@ -23,6 +30,8 @@ pub mod attribute_type {
     pub const FLOAT: i32 = 1;
     /// One integer.
     pub const INT: i32 = 2;
+    /// One tensor.
+    pub const TENSOR: i32 = 4;
     /// A list of integers.
     pub const INTS: i32 = 7;
 }
@@ -45,6 +54,13 @@ pub struct ModelProto {
     pub opset_import: Vec<OperatorSetIdProto>,
     #[prost(message, repeated, tag = "25")]
     pub functions: Vec<FunctionProto>,
+}
+
+impl ModelProto {
+    /// Reads an ONNX file.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        Self::decode(bytes).map_err(|error| Error::model_because("expected an ONNX file", error))
+    }
 }
 
 #[derive(Clone, PartialEq, Message)]

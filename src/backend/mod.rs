@@ -1,6 +1,7 @@
 //! The interface between pipelines and the runtimes of models: ONNX Runtime in this process, or a fleet of servers.
 
-pub(crate) mod native;
+mod mapped;
+pub mod native;
 pub mod onnx;
 pub mod processor;
 pub mod routing;
@@ -18,6 +19,8 @@ use std::{
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
+
+pub use mapped::MappedFiles;
 
 use crate::{
     error::{Error, Result},

@@ -11,7 +11,7 @@ use super::{
     cost::{self, Comparison},
     encoder, export, files, onnx,
     plan::{Build, Plan},
-    quality,
+    quality::{self, encoder::EncoderModel},
     recipe::Strategy,
     source::{DECODER, ENCODER, EncoderSettings, MODEL, Source, TaskSettings},
     translation,
@@ -26,7 +26,7 @@ use crate::{
     pipeline::Task,
     repository::{
         bundle::{MANIFEST, PIECES, TOKENIZER, describe},
-        manifest::{self, Manifest, Precision, Quality},
+        manifest::{self, Engine, Manifest, Precision, Quality},
     },
     tokenizer::Tokenizer,
 };
@@ -68,9 +68,15 @@ pub(super) fn write(build: Build<'_>) -> Result<(PathBuf, Option<Comparison>)> {
     let (graph, measured) = match &mut source.settings {
         TaskSettings::Encoder(settings) => {
             let tokenizer = Tokenizer::from_json(&source.tokenizer)?;
-            let measure = |forms| quality::encoder::measure(runtime, forms, &tokenizer, settings, progress);
-            let measured = forms.map(measure).transpose()?;
-            quality::encoder::check(runtime, &folder, &tokenizer, settings)?;
+            let open = |folder: &Path, engine| EncoderModel::open(runtime, folder, engine);
+            let measured = match forms {
+                None => None,
+                Some(([reference, folder], sizes)) => {
+                    let models = [open(reference, Engine::Onnx)?, open(folder, source.engine)?];
+                    Some(quality::encoder::measure(&models, sizes, &tokenizer, settings, progress)?)
+                }
+            };
+            quality::encoder::check(&open(&folder, source.engine)?, &tokenizer, settings)?;
             (MODEL, measured)
         }
         TaskSettings::Translation(settings) => {
@@ -168,6 +174,10 @@ fn manifest(
     }
     let storage = match (plan.precision, source.is_quantised) {
         (_, true) => "as the export has them",
+        (_, false) if source.engine == Engine::Native => {
+            "matrices: int8, one scale an output channel; activations: int8, one scale and minimum a token; \
+             word embeddings: int8, one scale a row; the rest: fp32"
+        }
         (precision, false) => storage(precision, is_translation),
     };
     Manifest {
@@ -175,6 +185,7 @@ fn manifest(
         name: plan.name.clone(),
         task,
         graph: graph.to_owned(),
+        engine: source.engine,
         source: manifest::Source {
             architecture: source.architecture,
             from: plan.from.clone(),

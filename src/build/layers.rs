@@ -1,11 +1,13 @@
 //! Layers of transformers, written into a graph in the form that measured fastest.
 
 use super::{
-    onnx::{AttributeProto, GraphBuilder, Value, data_type, float, integer},
+    functions,
+    onnx::{AttributeProto, GraphBuilder, Value, float, integer},
     quantise,
     weights::{Weight, Weights},
 };
 use crate::{
+    backend::native,
     error::{Error, Result},
     repository::manifest::Precision,
 };
@@ -57,8 +59,6 @@ pub(super) struct Layers<'a> {
     pub(super) epsilon: f32,
     /// Whether the model was trained to run in int8, with one scale for all tokens of a text.
     pub(super) is_trained_in_int8: bool,
-    /// The number of tokens of the texts, as a list of one, if the graph has it already.
-    length: Option<Value>,
 }
 
 /// The weights and biases of linear layers, joined along their outputs.
@@ -82,7 +82,6 @@ impl<'a> Layers<'a> {
             hidden,
             epsilon,
             is_trained_in_int8: false,
-            length: None,
         }
     }
 
@@ -95,21 +94,7 @@ impl<'a> Layers<'a> {
         let rows = quantise::rows(&table.values, table.shape[1]);
         let values = self.graph.bytes(&format!("{name}.int8"), &table.shape, &rows.values);
         let scales = self.graph.floats(&format!("{name}.scales"), &[table.shape[0], 1], &rows.scales);
-        let values = self.graph.node("Gather", &[&values, ids], vec![]);
-        let values = self.cast(&values, data_type::FLOAT);
-        let scales = self.graph.node("Gather", &[&scales, ids], vec![]);
-        self.graph.node("Mul", &[&values, &scales], vec![])
-    }
-
-    /// The number of tokens of the texts with the given `ids`, as a list of one.
-    pub(super) fn length(&mut self, ids: &Value) -> Value {
-        if let Some(length) = &self.length {
-            return length.clone();
-        }
-        let (one, two) = (self.graph.integers("one", &[1]), self.graph.integers("two", &[2]));
-        let shape = self.graph.node("Shape", &[ids], vec![]);
-        let length = self.graph.node("Slice", &[&shape, &one, &two], vec![]);
-        self.length.insert(length).clone()
+        self.graph.function("QuantizedLookup", [&values, &scales, ids], functions::quantized_lookup)
     }
 
     /// The rows of the position table `table` for each of `ids`.
@@ -117,25 +102,19 @@ impl<'a> Layers<'a> {
     /// Positions count from 0, or, if the model has a `padding` id, from the one after it, skipping padding (as in
     /// fairseq).
     pub(super) fn positions(&mut self, table: &Value, ids: &Value, padding: Option<i64>) -> Value {
-        let Some(padding) = padding else {
-            let zero = self.graph.integers("zero", &[0]);
-            let length = self.length(ids);
-            return self.graph.node("Slice", &[table, &zero, &length, &zero], vec![]);
-        };
-        let (padding, one) = (self.graph.integers("padding", &[padding]), self.graph.integers("one", &[1]));
-        let is_padding = self.graph.node("Equal", &[ids, &padding], vec![]);
-        let counts = self.graph.node("Not", &[&is_padding], vec![]);
-        let counts = self.cast(&counts, data_type::INT64);
-        let sum = self.graph.node("CumSum", &[&counts, &one], vec![]);
-        let sum = self.graph.node("Mul", &[&sum, &counts], vec![]);
-        let rows = self.graph.node("Add", &[&sum, &padding], vec![]);
-        self.graph.node("Gather", &[table, &rows], vec![])
+        match padding {
+            None => self.graph.function("Positions", [table, ids], functions::positions),
+            Some(padding) => {
+                let padding = self.graph.integers("padding", &[padding]);
+                let inputs = [table, ids, &padding];
+                self.graph.function("PositionsAfterPadding", inputs, functions::positions_after_padding)
+            }
+        }
     }
 
     /// The vector of each text's first token.
     pub(super) fn first_token(&mut self, hidden: &Value) -> Value {
-        let (zero, one) = (self.graph.integers("zero", &[0]), self.graph.integers("one", &[1]));
-        self.graph.node("Slice", &[hidden, &zero, &one, &one], vec![])
+        self.graph.function("FirstToken", [hidden], functions::first_token)
     }
 
     /// A linear layer in fp32, called `name` without the body's prefix, of the given number of inputs and outputs.
@@ -161,6 +140,7 @@ impl<'a> Layers<'a> {
                 self.graph.node("Add", &[&product, &layer.bias], vec![])
             }
             Precision::Int8Blocks if layer.inputs.is_multiple_of(self.block) => self.in_blocks(&layer, input),
+            Precision::Int8 if self.graph.has_functions() => self.by_token(&layer, input),
             Precision::Int8Blocks | Precision::Int8 => self.by_channel(&layer, input, &layer.bias),
         })
     }
@@ -207,6 +187,24 @@ impl<'a> Layers<'a> {
         // The runtime needs a zero point to make the weights unsigned where signed ones would saturate.
         let zero = self.graph.bytes(&format!("{name}.zero_point"), &[], &[0]);
         self.graph.microsoft("DynamicQuantizeMatMul", &[input, &values, &scales, &zero, bias], vec![])
+    }
+
+    /// A linear layer whose weights have one scale per output channel, and its activations a scale and a minimum per
+    /// token. The weights are stored in the order in which the kernels of the native engine read them.
+    fn by_token(&mut self, layer: &Linear, input: &Value) -> Value {
+        let Linear { name, inputs, outputs, bias, .. } = layer;
+        let (inputs, outputs) = (*inputs, *outputs);
+        let rows = quantise::rows(&layer.weight, inputs);
+        let shape = [outputs / native::LANES, inputs / native::GROUP, native::LANES, native::GROUP];
+        let panels = quantise::panels(&rows.values, inputs);
+        let panels = self.graph.bytes(&format!("{name}.panels"), &shape, &panels);
+        let sums: Vec<i32> =
+            rows.values.chunks_exact(inputs).map(|row| row.iter().map(|weight| i32::from(*weight)).sum()).collect();
+        let sums = self.graph.sums(&format!("{name}.sums"), &[outputs], &sums);
+        let scales = self.graph.floats(&format!("{name}.scales"), &[outputs], &rows.scales);
+        let shape = self.graph.integers(&format!("shape_{inputs}_{outputs}"), &[inputs as i64, outputs as i64]);
+        let inputs = [input, &panels, &scales, &sums, bias, &shape];
+        self.graph.function("QuantizedLinear", inputs, functions::quantized_linear)
     }
 
     /// A linear layer whose weights have one scale per block of each row.
@@ -285,7 +283,7 @@ impl<'a> Layers<'a> {
 
     /// `value` in another element type, of [`data_type`].
     pub(super) fn cast(&mut self, value: &Value, to: i32) -> Value {
-        self.graph.node("Cast", &[value], vec![integer("to", i64::from(to))])
+        self.graph.cast(value, to)
     }
 }
 

@@ -8,6 +8,7 @@ mod encoder;
 pub mod export;
 pub mod fetch;
 mod files;
+mod functions;
 #[cfg(any(test, feature = "fuzzing"))]
 #[path = "../../fuzz/readers/build.rs"]
 pub(crate) mod fuzzing;

@@ -9,6 +9,7 @@ use super::{
 };
 use crate::{
     backend::onnx::Runtime,
+    config::EngineChoice,
     error::{Error, Result},
     pipeline::{Task, translation::Languages},
     repository::manifest::{Precision, TensorNames},
@@ -29,6 +30,7 @@ pub(super) struct Plan {
     pub(super) tensors: TensorNames,
     pub(super) languages: Option<LanguagePair>,
     pub(super) precision: Precision,
+    pub(super) engine: EngineChoice,
     pub(super) floor: QualityFloor,
 }
 
@@ -78,6 +80,7 @@ pub(super) fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         folder: source.clone(),
         task: request.task,
         precision: request.precision.unwrap_or_default(),
+        engine: request.engine,
         ..Plan::default()
     })
 }
@@ -106,6 +109,7 @@ fn of_recipe(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         tensors: recipe.tensors,
         languages: recipe.languages,
         precision: request.precision.unwrap_or(recipe.precision),
+        engine: request.engine,
         floor: recipe.quality,
     })
 }

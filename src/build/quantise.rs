@@ -1,5 +1,7 @@
 //! Symmetric 8-bit quantisation with one scale per row.
 
+use crate::backend::native::{GROUP, LANES};
+
 /// The largest magnitude of a symmetric 8-bit integer.
 const MAX_INTEGER: f32 = 127.0;
 /// How far a quotient of two rounded values may be from a whole number.
@@ -58,6 +60,20 @@ fn largest(values: &[f32]) -> f32 {
 pub(super) fn transpose<T: Copy>(values: &[T], width: usize) -> Vec<T> {
     let height = values.len() / width.max(1);
     (0..width).flat_map(|column| (0..height).map(move |row| values[row * width + column])).collect()
+}
+
+/// The panels of a row-major matrix with a row of `inputs` weights per output: 16 outputs each, in which the weights of
+/// four inputs are adjacent.
+pub(super) fn panels(rows: &[i8], inputs: usize) -> Vec<i8> {
+    let mut panels = Vec::with_capacity(rows.len());
+    for rows in rows.chunks_exact(inputs * LANES) {
+        for first in (0..inputs).step_by(GROUP) {
+            for row in rows.chunks_exact(inputs) {
+                panels.extend_from_slice(&row[first..first + GROUP]);
+            }
+        }
+    }
+    panels
 }
 
 #[cfg(test)]

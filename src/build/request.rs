@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{pipeline::Task, repository::manifest::Precision};
+use crate::{config::EngineChoice, pipeline::Task, repository::manifest::Precision};
 
 /// The source of a build, its target, and settings that override the source's.
 #[derive(Clone, Debug)]
@@ -17,6 +17,8 @@ pub struct Request {
     pub task: Option<Task>,
     /// The precision of the weights; the recipe's or int8 if none.
     pub precision: Option<Precision>,
+    /// The engine that an encoder in int8 is built for.
+    pub engine: EngineChoice,
     /// The folder of downloaded packages.
     pub cache: PathBuf,
 }

@@ -9,7 +9,7 @@ use crate::{
         embedding::EmbeddingSettings,
         translation::{Decoder, TranslationSettings},
     },
-    repository::manifest::Precision,
+    repository::manifest::{Engine, Precision},
 };
 
 /// The graph of an encoder.
@@ -41,6 +41,8 @@ pub(super) struct Source<'a> {
     pub(super) files: Vec<(&'static str, Vec<u8>)>,
     /// Whether the source's own weights are quantised. They are kept, and their quality cannot be measured.
     pub(super) is_quantised: bool,
+    /// The engine that the quantised graph is written for.
+    pub(super) engine: Engine,
     pub(super) graphs: WriteGraphs<'a>,
 }
 

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     backend::onnx::{Runtime, library},
     build::{Request, abandon, build},
-    config::Config,
+    config::{Config, EngineChoice},
     error::{Error, Result},
     pipeline::Task,
     repository::manifest::Precision,
@@ -56,6 +56,10 @@ pub(super) struct Arguments {
     /// The number format of the weights [default: the recipe's, or int8]
     #[arg(long, value_name = "int8|int8-blocks|fp32")]
     precision: Option<Precision>,
+    /// The engine that an encoder in int8 is built for [default: that of kivu.toml, or auto: the native one if it
+    /// supports the model]
+    #[arg(long)]
+    engine: Option<EngineChoice>,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
@@ -77,6 +81,7 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
         name: arguments.name,
         task: arguments.task,
         precision: arguments.precision,
+        engine: arguments.engine.unwrap_or(config.engine),
         cache: config.home.clone(),
     };
     let built = build(&request, runtime, &Progress::default())?;

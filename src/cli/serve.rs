@@ -16,8 +16,8 @@ use tokio::{net::TcpListener, runtime::Builder};
 use super::{connections, example, interrupt::Signals, terminal::print};
 use crate::{
     api::{App, BindScope, Guard, below, router},
-    backend::onnx::MappedFiles,
-    config::Config,
+    backend::MappedFiles,
+    config::{Config, EngineChoice},
     error::{Error, Result},
     model::Model,
     telemetry::Prometheus,
@@ -50,6 +50,9 @@ pub(super) struct Arguments {
     /// The address to listen on [default: that of kivu.toml, or 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR")]
     listen: Option<SocketAddr>,
+    /// The engine of local models [default: that of kivu.toml, or auto: the one that each bundle was built for]
+    #[arg(long)]
+    engine: Option<EngineChoice>,
     /// Exit when standard input is closed, as it is when the parent process ends
     #[arg(long, hide = true)]
     until_stdin_closes: bool,
@@ -69,6 +72,7 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
     if config.models.is_empty() && config.bundles().is_dir() {
         config.models = vec![config.bundles().into()];
     }
+    config.engine = arguments.engine.unwrap_or(config.engine);
     if let Some(listen) = arguments.listen {
         config.listen = listen;
     }

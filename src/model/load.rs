@@ -4,9 +4,10 @@ use std::{iter, sync::Arc, thread};
 
 use crate::{
     backend::{
-        Backend, Signature,
+        Backend, MappedFiles, Signature,
+        native::{self, Buffer, NativeBackend, NativeModel, WeightFiles},
         onnx::{
-            ExternalWeights, Graph, MappedFiles, OnnxBackend, OnnxSeq2Seq, Parallelism, Runtime,
+            ExternalWeights, Graph, OnnxBackend, OnnxSeq2Seq, Parallelism, Runtime,
             keeps_signed_weights, library, require_known_files,
         },
         processor::Int8Instructions,
@@ -14,13 +15,13 @@ use crate::{
         seq2seq::Seq2SeqBackend,
         triton::Fleet,
     },
-    config::{Config, FleetConfig, Policy},
+    config::{Config, EngineChoice, FleetConfig, Policy},
     error::{Error, Result},
     pipeline::translation::{TranslationSettings, shortlist::Shortlist},
     repository::{
         Bundle, Manifest,
         bundle::{Home, PIECES, TOKENIZER},
-        manifest::{File, Precision},
+        manifest::{Engine, File, Precision},
         remote,
     },
     telemetry::starting,
@@ -150,6 +151,9 @@ fn open_graphs(
     config: &Config,
     mapped: Option<&Arc<MappedFiles>>,
 ) -> Result<(Local, String)> {
+    if uses_native_engine(config, bundle.manifest()) {
+        return open_natively(bundle, config, mapped);
+    }
     let library = library::locate(config.onnxruntime.as_deref(), &config.home)?;
     let runtime = starting("library", || Runtime::load(&library))?;
     let manifest = bundle.manifest();
@@ -171,6 +175,52 @@ fn open_graphs(
     check_signature(manifest, &manifest.signature, encoder)?;
     check_signature(manifest, &settings.decoder.signature, decoder)?;
     Ok((Local::Seq2Seq(Arc::new(backend)), arithmetic))
+}
+
+fn uses_native_engine(config: &Config, manifest: &Manifest) -> bool {
+    match config.engine {
+        EngineChoice::Auto => manifest.engine == Engine::Native,
+        EngineChoice::Native => true,
+        EngineChoice::Onnx => false,
+    }
+}
+
+/// Opens the graph of an encoder in the native engine, which needs no library.
+fn open_natively(
+    bundle: &Bundle,
+    config: &Config,
+    mapped: Option<&Arc<MappedFiles>>,
+) -> Result<(Local, String)> {
+    let manifest = bundle.manifest();
+    if manifest.translation.is_some() {
+        return Err(Error::config(format!(
+            "expected an encoder for the native engine, but found that `{}` translates; use `engine = \"auto\"`",
+            manifest.name
+        )));
+    }
+    let graph = bundle.read(&manifest.graph)?;
+    let names = WeightFiles::names(&graph)?;
+    let size = |name: &String| {
+        let size = manifest.file(name).and_then(|file| usize::try_from(file.size).ok());
+        size.ok_or_else(|| Error::model(format!("expected `{name}` in the manifest of `{}`", manifest.name)))
+    };
+    let files = if let Some(mapped) = mapped {
+        names.iter().try_for_each(|name| size(name).map(drop))?;
+        let paths = names.into_iter().map(|name| (name.clone(), bundle.path(&name)));
+        WeightFiles::map(paths, Arc::clone(mapped))?
+    } else {
+        let mut files = WeightFiles::default();
+        for name in &names {
+            let mut buffer = Buffer::new(size(name)?);
+            starting("weights", || bundle.stream(name, |piece| buffer.fill(piece)))?;
+            files.insert(name, buffer)?;
+        }
+        files
+    };
+    let model = starting("session", || NativeModel::open(&graph, files))?;
+    check_signature(manifest, &manifest.signature, model.signature())?;
+    let backend = NativeBackend::start(model, config.threads())?;
+    Ok((Local::Encoder(Arc::new(backend)), format!("int8 by token (native engine, {})", native::instructions())))
 }
 
 fn check_signature(manifest: &Manifest, expected: &Signature, found: &Signature) -> Result<()> {

@@ -29,6 +29,9 @@ pub struct Manifest {
     pub task: Task,
     /// The file name of the graph.
     pub graph: String,
+    /// The engine that runs the graph best.
+    #[serde(default, skip_serializing_if = "Engine::is_default")]
+    pub engine: Engine,
     /// The origin of the model.
     pub source: Source,
     /// The precision of the weights, and the loss of quality.
@@ -49,6 +52,23 @@ pub struct Manifest {
     pub signature: Signature,
     /// All other files of the bundle.
     pub files: Vec<File>,
+}
+
+/// An engine for local models.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// Kivu's own.
+    Native,
+    /// ONNX Runtime.
+    #[default]
+    Onnx,
+}
+
+impl Engine {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// The origin of a model.

@@ -1,4 +1,89 @@
-//! Runs encoders with 8-bit weights on kernels of this crate.
+//! Kivu's own engine for encoders in int8.
+//!
+//! It reads the graphs that `kivu build` writes, and computes what ONNX Runtime computes from them: the integers are
+//! equal, and the rest differs by the rounding of `f32`. A text has the same bits whatever other texts are in its
+//! request, whatever the number of threads, and on every processor.
 
-#[allow(dead_code, unused_imports, reason = "the backend does not use the kernels yet")]
-pub(crate) mod kernel;
+mod attention;
+mod graph;
+mod kernel;
+mod linear;
+mod math;
+mod model;
+mod program;
+mod run;
+mod weights;
+mod workers;
+
+use std::num::NonZeroUsize;
+
+use async_trait::async_trait;
+
+pub(crate) use self::kernel::{GROUP, LANES};
+pub use self::{
+    model::{NativeModel, WeightFiles},
+    weights::Buffer,
+};
+use self::{kernel::InstructionSet, workers::Workers};
+use super::{Backend, Deadline, Schedule, Signature};
+use crate::{error::Result, telemetry, tensor::Tensor};
+
+/// Calls of fewer tokens are combined, which lets their texts share the weights.
+const MIN_CALL_TOKENS: usize = 96;
+
+/// The names of the instructions that the engine uses on this processor.
+pub fn instructions() -> String {
+    InstructionSet::detected().to_string()
+}
+
+/// A model, and the threads that run it.
+#[derive(Debug)]
+pub struct NativeBackend {
+    threads: NonZeroUsize,
+    workers: Workers,
+}
+
+impl NativeBackend {
+    /// Starts `threads` threads for a model.
+    pub fn start(model: NativeModel, threads: NonZeroUsize) -> Result<Self> {
+        Ok(Self { threads, workers: Workers::start(model, threads)? })
+    }
+
+    fn model(&self) -> &NativeModel {
+        self.workers.model()
+    }
+}
+
+#[async_trait]
+impl Backend for NativeBackend {
+    fn signature(&self) -> &Signature {
+        self.model().signature()
+    }
+
+    fn schedule(&self) -> Schedule {
+        Schedule {
+            max_batch_size: NonZeroUsize::MIN,
+            concurrency: self.threads,
+            min_call_tokens: MIN_CALL_TOKENS,
+        }
+    }
+
+    async fn infer(&self, inputs: Vec<Tensor>, deadline: Deadline) -> Result<Vec<Tensor>> {
+        let outputs = self.infer_each(vec![inputs], deadline).await?;
+        Ok(outputs.into_iter().next().unwrap_or_default())
+    }
+
+    /// Runs the texts of all batches together.
+    async fn infer_each(&self, batches: Vec<Vec<Tensor>>, deadline: Deadline) -> Result<Vec<Vec<Tensor>>> {
+        let model = self.model();
+        let mut texts = Vec::new();
+        for inputs in &batches {
+            texts.extend(model.texts(inputs)?);
+        }
+        telemetry::ran("native");
+        model.require_unchanged()?;
+        let mut outputs = self.workers.run(texts, deadline).await?.into_iter();
+        model.require_unchanged()?;
+        batches.iter().map(|inputs| Ok(vec![model.output(inputs, &mut outputs)?])).collect()
+    }
+}

@@ -3,7 +3,6 @@
 mod bindings;
 mod external_weights;
 pub mod library;
-mod mapped;
 mod row_permutation;
 mod run;
 mod seq2seq;
@@ -15,7 +14,6 @@ mod workers;
 pub use self::{
     external_weights::{ExternalInitializers, ExternalWeights, keeps_signed_weights, require_known_files},
     library::Runtime,
-    mapped::MappedFiles,
     seq2seq::{OnnxSeq2Seq, Parallelism},
     session::{Graph, Session},
     single::OnnxBackend,

@@ -17,11 +17,10 @@ use ort::{
 use super::{
     external_weights::{ExternalInitializers, ExternalWeights},
     library::Runtime,
-    mapped::MappedFiles,
     run::{Names, run},
 };
 use crate::{
-    backend::{Signature, TensorSpec, processor::Int8Instructions},
+    backend::{MappedFiles, Signature, TensorSpec, processor::Int8Instructions},
     error::{Error, Result},
     tensor::{ElementType, Elements, Tensor},
 };

@@ -21,7 +21,7 @@ use crate::{
         generation::{GenerationOptions, GenerationSettings},
         translation::{Languages, TranslationSettings},
     },
-    repository::bundle::hex,
+    repository::{bundle::hex, manifest::Engine},
 };
 
 /// The limit of tokens in a text: the models were trained on sentences.
@@ -73,6 +73,7 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
         tokenizer,
         files: vec![(SHORTLIST, shortlist.to_bytes())],
         is_quantised: false,
+        engine: Engine::Onnx,
         graphs: graphs(model, weights),
     })
 }

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use super::distances::{Convolution, Distances};
 use crate::{
+    backend::native::LANES,
     build::{
         config::{ConfigFile, check_heads},
         layers::Activation,
@@ -176,6 +177,12 @@ impl EncoderConfig {
         let config = ConfigFile::open(folder)?;
         Self::read(&config)
             .map_err(|error| Error::model_because(format!("cannot build from `{}`", folder.display()), error))
+    }
+
+    /// Whether the native engine has all parts of the graph.
+    pub(super) fn suits_native_engine(&self) -> bool {
+        let widths = [self.facts.hidden, self.intermediate];
+        self.disentangled.is_none() && widths.iter().all(|width| width.is_multiple_of(LANES))
     }
 
     fn read(config: &ConfigFile) -> Result<Self> {

@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     build::{
+        functions,
         layers::Layers,
         onnx::{Value, data_type, integer, integers},
     },
@@ -67,7 +68,7 @@ impl Text {
         settings: &Disentangled,
         [ids, mask]: [&Value; 2],
     ) -> Result<Self> {
-        let length = layers.length(ids);
+        let length = functions::length(&mut layers.graph, ids);
         let two = layers.graph.integers("two", &[2]);
         let present = layers.cast(mask, data_type::FLOAT);
         let present = layers.graph.node("Unsqueeze", &[&present, &two], vec![]);

@@ -9,11 +9,11 @@ use super::{
 use crate::{
     build::{
         layers::{Layers, attention},
-        onnx::{ModelProto, Value, any, data_type, fixed, float},
+        onnx::{GraphBuilder, ModelProto, Value, any, data_type, fixed, float},
         weights::Weights,
     },
     error::Result,
-    repository::manifest::Precision,
+    repository::manifest::{Engine, Precision},
 };
 
 /// The output of an encoder without a head: one vector per token.
@@ -24,9 +24,17 @@ pub(super) const LOGITS: &str = "logits";
 /// Writes the graph of an encoder, from token ids to [`OUTPUT`], or to [`LOGITS`] if it has a head.
 ///
 /// A head reads the first token only, and so does the last layer under a head: other tokens' vectors are not needed.
-pub(super) fn graph(config: &EncoderConfig, weights: &Weights, precision: Precision) -> Result<ModelProto> {
+pub(super) fn graph(
+    config: &EncoderConfig,
+    weights: &Weights,
+    precision: Precision,
+    engine: Engine,
+) -> Result<ModelProto> {
     let width = config.facts.hidden;
-    let layers = Layers::new(weights, precision, width, config.epsilon);
+    let mut layers = Layers::new(weights, precision, width, config.epsilon);
+    if engine == Engine::Native {
+        layers.graph = GraphBuilder::with_functions();
+    }
     let mut writer = Writer { config, layers, text: None };
     let ids = writer.layers.graph.input("input_ids", &["batch", "sequence"]);
     let mask = writer.layers.graph.input("attention_mask", &["batch", "sequence"]);

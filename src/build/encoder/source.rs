@@ -5,6 +5,7 @@ use super::{
     graph::{LOGITS, OUTPUT, graph},
 };
 use crate::{
+    backend::native::LANES,
     build::{
         config::ConfigFile,
         files::read_tokenizer,
@@ -14,8 +15,10 @@ use crate::{
         source::{EncoderSettings, MODEL, Source, TaskSettings},
         weights::Weights,
     },
-    error::Result,
+    config::EngineChoice,
+    error::{Error, Result},
     pipeline::classification::ClassificationSettings,
+    repository::manifest::{Engine, Precision},
 };
 
 /// Reads the encoder in the plan's folder and merges the plan's adapter, if any.
@@ -33,6 +36,18 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
         config.head.get_or_insert_with(|| Head::unnamed(labels));
     }
     let facts = &config.facts;
+    let engine = match plan.engine {
+        EngineChoice::Onnx => Engine::Onnx,
+        EngineChoice::Auto | EngineChoice::Native if config.suits_native_engine() => Engine::Native,
+        EngineChoice::Auto => Engine::Onnx,
+        EngineChoice::Native => {
+            return Err(Error::model(format!(
+                "expected an encoder without disentangled attention whose vectors have a multiple of {LANES} values, \
+                 for the native engine, but found `{}` with {} values; use `--engine auto`",
+                facts.architecture, facts.hidden
+            )));
+        }
+    };
     let settings = match &config.head {
         Some(head) => EncoderSettings::Classification(ClassificationSettings {
             output: LOGITS.to_owned(),
@@ -49,6 +64,10 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
         tokenizer,
         files: Vec::new(),
         is_quantised: false,
-        graphs: Box::new(move |precision| Ok(vec![(MODEL, graph(&config, &weights, precision)?)])),
+        engine: if plan.precision == Precision::Int8 { engine } else { Engine::Onnx },
+        graphs: Box::new(move |precision| {
+            let engine = if precision == Precision::Int8 { engine } else { Engine::Onnx };
+            Ok(vec![(MODEL, graph(&config, &weights, precision, engine)?)])
+        }),
     })
 }

@@ -14,7 +14,7 @@ use crate::{
     },
     error::{Error, Result, quoted},
     onnx_proto::ModelProto,
-    repository::bundle::sha256_of,
+    repository::{bundle::sha256_of, manifest::Engine},
 };
 
 /// Files that may hold the graph, in order of preference.
@@ -50,6 +50,7 @@ pub(in crate::build) fn open(build: Build<'_>) -> Result<Source<'_>> {
         tokenizer: read_tokenizer(&plan.folder)?,
         files: Vec::new(),
         is_quantised,
+        engine: Engine::Onnx,
         graphs: Box::new(move |precision| Ok(vec![(MODEL, prepare(&model, precision, build)?)])),
     })
 }

@@ -8,12 +8,12 @@ use std::{
 use crate::{
     backend::onnx::Session,
     build::{
-        onnx::{self, MICROSOFT, float_tensor, int8_tensor, integer},
+        onnx::{self, float_tensor, int8_tensor, integer},
         plan::Build,
         quantise::{rows, transpose},
     },
     error::{Error, Result},
-    onnx_proto::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, data_type},
+    onnx_proto::{GraphProto, MICROSOFT, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, data_type},
     repository::manifest::Precision,
 };
 

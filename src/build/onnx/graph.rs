@@ -1,14 +1,12 @@
 //! A builder for ONNX graphs, node by node.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::onnx_proto::{
-    AttributeProto, Dimension, DimensionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
-    TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto, attribute_type, data_type,
+    AttributeProto, Dimension, DimensionProto, FUNCTIONS, FunctionProto, GraphProto, MICROSOFT, ModelProto, NodeProto,
+    OperatorSetIdProto, TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto, attribute_type, data_type,
 };
 
-/// The domain of ONNX Runtime's own operators.
-pub const MICROSOFT: &str = "com.microsoft";
 const OPSET: i64 = 21;
 /// The file format that belongs to [`OPSET`].
 const IR_VERSION: i64 = 10;
@@ -35,9 +33,51 @@ pub struct GraphBuilder {
     graph: GraphProto,
     constants: BTreeSet<String>,
     nodes: usize,
+    /// Model-local functions, by name; none if their nodes are written into the graph.
+    functions: Option<BTreeMap<String, FunctionProto>>,
+    /// Whether this is the body of a function, whose constants are nodes.
+    is_body: bool,
 }
 
 impl GraphBuilder {
+    /// A graph that calls model-local functions of the domain `kivu`, for engines that know them by name.
+    pub fn with_functions() -> Self {
+        Self { functions: Some(BTreeMap::new()), ..Self::default() }
+    }
+
+    /// Whether the graph calls model-local functions.
+    pub fn has_functions(&self) -> bool {
+        self.functions.is_some()
+    }
+
+    /// Adds the nodes of `body`: as a call of the function `name` if this graph has functions, and else one by one.
+    pub fn function<const INPUTS: usize>(
+        &mut self,
+        name: &str,
+        inputs: [&Value; INPUTS],
+        body: impl FnOnce(&mut Self, [&Value; INPUTS]) -> Value,
+    ) -> Value {
+        let Some(functions) = &mut self.functions else { return body(self, inputs) };
+        if !functions.contains_key(name) {
+            let names = std::array::from_fn::<_, INPUTS, _>(|input| Value(format!("input_{input}")));
+            let mut nodes = Self { is_body: true, ..Self::default() };
+            let output = body(&mut nodes, names.each_ref());
+            let function = FunctionProto {
+                name: name.to_owned(),
+                domain: FUNCTIONS.to_owned(),
+                input: names.map(|name| name.0).into(),
+                output: vec![output.0],
+                node: nodes.graph.node,
+                opset_import: opsets([("", OPSET), (MICROSOFT, 1)]),
+                ..FunctionProto::default()
+            };
+            functions.insert(name.to_owned(), function);
+        }
+        let output = self.fresh(name);
+        self.push([FUNCTIONS, name], &inputs, vec![output.clone()], Vec::new());
+        Value(output)
+    }
+
     /// Adds an INT64 input. Each axis has a name and may have any length.
     pub fn input(&mut self, name: &str, axes: &[&str]) -> Value {
         self.graph.input.push(value_info(name, data_type::INT64, axes.iter().map(|axis| any(axis))));
@@ -78,8 +118,19 @@ impl GraphBuilder {
 
     /// Adds a UINT8 constant that stores each value plus 128.
     pub fn shifted_bytes(&mut self, name: &str, shape: &[usize], values: &[i8]) -> Value {
-        let bytes = values.iter().map(|value| value.cast_unsigned() ^ 0x80).collect();
-        self.constant(tensor(name, data_type::UINT8, shape, bytes))
+        let bytes: Vec<u8> = values.iter().map(|value| value.cast_unsigned() ^ 0x80).collect();
+        self.unsigned_bytes(name, shape, &bytes)
+    }
+
+    /// Adds an INT32 constant.
+    pub fn sums(&mut self, name: &str, shape: &[usize], values: &[i32]) -> Value {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.constant(tensor(name, data_type::INT32, shape, bytes))
+    }
+
+    /// Adds a UINT8 constant.
+    pub fn unsigned_bytes(&mut self, name: &str, shape: &[usize], values: &[u8]) -> Value {
+        self.constant(tensor(name, data_type::UINT8, shape, values.to_vec()))
     }
 
     /// Adds a list of integers: axes, sizes, bounds.
@@ -91,7 +142,10 @@ impl GraphBuilder {
     fn constant(&mut self, tensor: TensorProto) -> Value {
         let name = tensor.name.clone();
         if self.constants.insert(name.clone()) {
-            self.graph.initializer.push(tensor);
+            match self.is_body {
+                false => self.graph.initializer.push(tensor),
+                true => self.push(["", "Constant"], &[], vec![name.clone()], vec![constant("value", tensor)]),
+            }
         }
         Value(name)
     }
@@ -101,6 +155,11 @@ impl GraphBuilder {
         let output = self.fresh(operator);
         self.push(["", operator], inputs, vec![output.clone()], attributes);
         Value(output)
+    }
+
+    /// `value` in another element type, of [`data_type`].
+    pub fn cast(&mut self, value: &Value, to: i32) -> Value {
+        self.node("Cast", &[value], vec![integer("to", i64::from(to))])
     }
 
     /// Adds a node of one of ONNX Runtime's own operators with one output.
@@ -156,13 +215,18 @@ impl GraphBuilder {
             ir_version: IR_VERSION,
             producer_name: "kivu".into(),
             producer_version: env!("CARGO_PKG_VERSION").into(),
-            opset_import: [("", OPSET), (MICROSOFT, 1)]
-                .map(|(domain, version)| OperatorSetIdProto { domain: domain.into(), version })
-                .into(),
+            opset_import: match &self.functions {
+                None => opsets([("", OPSET), (MICROSOFT, 1)]),
+                Some(_) => opsets([("", OPSET), (MICROSOFT, 1), (FUNCTIONS, 1)]),
+            },
             graph: Some(self.graph),
-            functions: Vec::new(),
+            functions: self.functions.unwrap_or_default().into_values().collect(),
         }
     }
+}
+
+fn opsets<const COUNT: usize>(domains: [(&str, i64); COUNT]) -> Vec<OperatorSetIdProto> {
+    domains.map(|(domain, version)| OperatorSetIdProto { domain: domain.into(), version }).into()
 }
 
 /// A FLOAT constant.
@@ -184,6 +248,15 @@ fn tensor(name: &str, data_type: i32, shape: &[usize], bytes: Vec<u8>) -> Tensor
         dims: shape.iter().map(|side| *side as i64).collect(),
         raw_data: bytes.into(),
         ..TensorProto::default()
+    }
+}
+
+fn constant(name: &str, tensor: TensorProto) -> AttributeProto {
+    AttributeProto {
+        name: name.into(),
+        t: Some(tensor),
+        r#type: attribute_type::TENSOR,
+        ..AttributeProto::default()
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{
     num::NonZeroUsize,
     path::Path,
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -10,17 +11,19 @@ use std::{
 use super::samples::SENTENCES;
 use crate::{
     backend::{
-        TensorSpec,
+        Signature, TensorSpec,
+        native::{NativeModel, WeightFiles},
         onnx::{Runtime, Session},
     },
     build::{
         cost::Comparison,
+        files,
         progress::Progress,
         source::{EncoderSettings, MODEL},
     },
     error::{Error, Result},
     pipeline::{pooling::cosine, scores::descending},
-    repository::manifest::Quality,
+    repository::manifest::{Engine, Quality},
     tensor::Tensor,
     tokenizer::{Encoding, Side, Tokenizer, Truncation},
 };
@@ -28,10 +31,43 @@ use crate::{
 /// The answers of both forms for one text, and their times.
 type Answers = [(Vec<f32>, Duration); 2];
 
-/// Runs all sample texts through the graphs in two folders, in fp32 and quantised, of the given sizes in bytes.
+/// An encoder's graph in an engine.
+pub(in crate::build) enum EncoderModel {
+    Native(NativeModel),
+    Onnx(Session),
+}
+
+impl EncoderModel {
+    /// Opens the graph in `folder`.
+    pub(in crate::build) fn open(runtime: Runtime, folder: &Path, engine: Engine) -> Result<Self> {
+        let path = folder.join(MODEL);
+        if engine == Engine::Onnx {
+            return Session::open(runtime, &path, NonZeroUsize::MIN).map(Self::Onnx);
+        }
+        let graph = files::read(&path)?;
+        let weights = WeightFiles::names(&graph)?.into_iter().map(|name| (name.clone(), folder.join(name)));
+        NativeModel::open(&graph, WeightFiles::map(weights, Arc::default())?).map(Self::Native)
+    }
+
+    fn signature(&self) -> &Signature {
+        match self {
+            Self::Native(model) => model.signature(),
+            Self::Onnx(session) => session.signature(),
+        }
+    }
+
+    fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        match self {
+            Self::Native(model) => model.run(inputs),
+            Self::Onnx(session) => session.run(inputs),
+        }
+    }
+}
+
+/// Runs all sample texts through two models, in fp32 and quantised, of the given sizes in bytes.
 pub(in crate::build) fn measure(
-    runtime: Runtime,
-    (folders, bytes): ([&Path; 2], [u64; 2]),
+    sessions: &[EncoderModel; 2],
+    bytes: [u64; 2],
     tokenizer: &Tokenizer,
     settings: &EncoderSettings,
     progress: &dyn Progress,
@@ -39,8 +75,6 @@ pub(in crate::build) fn measure(
     progress.stage("measure the quality", SENTENCES.lines().count());
     let encodings =
         SENTENCES.lines().map(|text| encode(text, tokenizer, settings)).collect::<Result<Vec<_>>>()?;
-    let open = |folder: &Path| Session::open(runtime, &folder.join(MODEL), NonZeroUsize::MIN);
-    let sessions = [open(folders[0])?, open(folders[1])?];
     let workers = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let work = |worker: usize| -> Result<Vec<Answers>> {
         let own = encodings.iter().skip(worker).step_by(workers);
@@ -70,16 +104,14 @@ pub(in crate::build) fn measure(
     Ok((compare(settings, &answers), comparison))
 }
 
-/// Runs one text through the graph in `folder`, which must return as many values as `settings` say.
+/// Runs one text through a model, which must return as many values as `settings` say.
 pub(in crate::build) fn check(
-    runtime: Runtime,
-    folder: &Path,
+    model: &EncoderModel,
     tokenizer: &Tokenizer,
     settings: &EncoderSettings,
 ) -> Result<()> {
-    let session = Session::open(runtime, &folder.join(MODEL), NonZeroUsize::MIN)?;
     let text = SENTENCES.lines().next().unwrap_or_default();
-    let found = answer(settings, &session, &encode(text, tokenizer, settings)?)?.len();
+    let found = answer(settings, model, &encode(text, tokenizer, settings)?)?.len();
     let expected = match settings {
         EncoderSettings::Embedding(settings) => settings.dimensions,
         EncoderSettings::Classification(settings) => settings.labels.len(),
@@ -101,12 +133,12 @@ fn encode(text: &str, tokenizer: &Tokenizer, settings: &EncoderSettings) -> Resu
 }
 
 /// The vector or the scores of one text.
-fn answer(settings: &EncoderSettings, session: &Session, encoding: &Encoding) -> Result<Vec<f32>> {
+fn answer(settings: &EncoderSettings, session: &EncoderModel, encoding: &Encoding) -> Result<Vec<f32>> {
     let name = match settings {
         EncoderSettings::Embedding(settings) => &settings.output,
         EncoderSettings::Classification(settings) => &settings.output,
     };
-    let outputs = session.run(&inputs(session, encoding)?)?;
+    let outputs = session.run(&inputs(session.signature(), encoding)?)?;
     let output = session.signature().output(name).and_then(|place| outputs.get(place));
     let found = output.and_then(|output| Some((output.as_fp32()?, *output.shape().last()?)));
     let Some((values, width)) = found else {
@@ -146,8 +178,8 @@ fn compare(settings: &EncoderSettings, answers: &[&Answers]) -> Quality {
     }
 }
 
-/// The inputs of the session's graph for one text.
-pub fn inputs(session: &Session, encoding: &Encoding) -> Result<Vec<Tensor>> {
+/// The inputs of a graph for one text.
+pub fn inputs(signature: &Signature, encoding: &Encoding) -> Result<Vec<Tensor>> {
     let shape = [1, encoding.len()];
     let tensor = |input: &TensorSpec| {
         let values = match input.name.as_str() {
@@ -162,7 +194,7 @@ pub fn inputs(session: &Session, encoding: &Encoding) -> Result<Vec<Tensor>> {
         };
         Tensor::integers(input.element_type, shape, values)
     };
-    session.signature().inputs.iter().map(tensor).collect()
+    signature.inputs.iter().map(tensor).collect()
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ use crate::{
         generation::{GenerationOptions, GenerationSettings},
         translation::TranslationSettings,
     },
+    repository::manifest::Engine,
 };
 
 /// The `model_type`s that are supported.
@@ -96,6 +97,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
         tokenizer: source,
         files: target.map(|target| (TARGET_TOKENIZER, target)).into_iter().collect(),
         is_quantised,
+        engine: Engine::Onnx,
         graphs,
     })
 }

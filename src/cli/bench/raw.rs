@@ -42,7 +42,7 @@ impl Raw {
                 if index >= end.load(Ordering::Relaxed) {
                     return Ok(done);
                 }
-                session.run(&quality::inputs(&session, rows[index % rows.len()])?)?;
+                session.run(&quality::inputs(session.signature(), rows[index % rows.len()])?)?;
                 done += 1;
             }
         })
@@ -51,7 +51,7 @@ impl Raw {
     /// A function that runs all `rows` on one thread and returns the milliseconds that it took.
     pub(super) fn runner(&self, rows: &[Encoding]) -> Result<impl FnMut() -> Result<f64> + use<>> {
         let session = self.session()?;
-        let inputs = rows.iter().map(|row| quality::inputs(&session, row)).collect::<Result<Vec<_>>>()?;
+        let inputs = rows.iter().map(|row| quality::inputs(session.signature(), row)).collect::<Result<Vec<_>>>()?;
         Ok(move || {
             let started = Instant::now();
             inputs.iter().try_for_each(|inputs| session.run(inputs).map(drop))?;

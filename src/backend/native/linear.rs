@@ -1,0 +1,139 @@
+//! Linear layers. Activations are quantised to u8, each row with a scale and a minimum of its own.
+
+use super::{
+    kernel::{Kernel, LANES, Lanes, MAX_ROWS, Panel, Rows, Sums},
+    math::{activate, largest, smallest, sum},
+    program::{Dense, Linear},
+};
+
+/// Quantised rows, and buffers to quantise them.
+#[derive(Debug, Default)]
+pub(super) struct Quantised {
+    ranges: Vec<Range>,
+    /// Tiles of up to [`MAX_ROWS`] rows in the layout of the kernel.
+    packed: Vec<u8>,
+    bytes: Vec<u8>,
+}
+
+/// The range of a row: `value ≈ least + scale × integer`.
+#[derive(Clone, Copy, Debug)]
+struct Range {
+    scale: f32,
+    least: f32,
+}
+
+/// The product of rows and the weights of `layer`, with its bias and activation.
+#[inline(always)]
+pub(super) fn linear<K: Kernel>(kernel: K, input: &[f32], layer: &Linear, scratch: &mut Quantised, out: &mut [f32]) {
+    quantise(kernel, input, layer.inputs, scratch);
+    let steps = layer.inputs / 4;
+    let tile_bytes = MAX_ROWS * layer.inputs * K::PACKED_SIZE;
+    let mut sums = [[[0; LANES]; 2]; MAX_ROWS];
+    // All rows of a block pass a pair of panels before the next pair, which is then read from memory once.
+    for (pair, blocks) in layer.panels.chunks(2 * steps).enumerate() {
+        let (left, right) = blocks.split_at(steps);
+        let has_right = !right.is_empty();
+        let panel = |blocks, index: usize| Panel { blocks, column_sums: &layer.sums[index] };
+        let right = if has_right { panel(right, 2 * pair + 1) } else { panel(left, 2 * pair) };
+        let panels = [panel(left, 2 * pair), right];
+        let tiles = scratch.packed.chunks(tile_bytes).zip(scratch.ranges.chunks(MAX_ROWS));
+        for ((packed, ranges), out) in tiles.zip(out.chunks_mut(MAX_ROWS * layer.outputs)) {
+            let sums = &mut sums[..ranges.len()];
+            kernel.tile(packed, panels, sums);
+            for half in 0..1 + usize::from(has_right) {
+                finish(kernel, layer, (2 * pair + half, half), ranges, sums, out);
+            }
+        }
+    }
+}
+
+/// The results of a tile for one panel: sums of integers → scaled sums with bias and activation.
+#[inline(always)]
+fn finish<K: Kernel>(
+    kernel: K,
+    layer: &Linear,
+    (panel, half): (usize, usize),
+    ranges: &[Range],
+    sums: &[[Sums; 2]],
+    out: &mut [f32],
+) {
+    let scales = kernel.load(&layer.scales[panel]);
+    let column_sums = kernel.mul(kernel.from_i32(&layer.sums[panel]), scales);
+    let bias = kernel.load(&layer.bias[panel]);
+    for ((range, sums), out) in ranges.iter().zip(sums).zip(out.chunks_exact_mut(layer.outputs)) {
+        let base = kernel.mul_add(kernel.splat(range.least), column_sums, bias);
+        let scale = kernel.mul(kernel.splat(range.scale), scales);
+        let mut values = kernel.mul_add(kernel.from_i32(&sums[half]), scale, base);
+        if let Some(function) = layer.activation {
+            values = activate(kernel, function, values);
+        }
+        if let Some(out) = out[panel * LANES..].first_chunk_mut() {
+            kernel.store(values, out);
+        }
+    }
+}
+
+/// Quantises rows of `width` values and packs them in tiles.
+#[inline(always)]
+fn quantise<K: Kernel>(kernel: K, input: &[f32], width: usize, scratch: &mut Quantised) {
+    let Quantised { ranges, packed, bytes } = scratch;
+    ranges.clear();
+    packed.resize(input.len() * K::PACKED_SIZE, 0);
+    bytes.resize(MAX_ROWS * width, 0);
+    let tiles = packed.chunks_mut(MAX_ROWS * width * K::PACKED_SIZE);
+    for (rows, packed) in input.chunks(MAX_ROWS * width).zip(tiles) {
+        let bytes = &mut bytes[..rows.len()];
+        for (row, bytes) in rows.chunks_exact(width).zip(bytes.chunks_exact_mut(width)) {
+            ranges.push(quantise_row(kernel, row, bytes));
+        }
+        kernel.pack(bytes, rows.len() / width, packed);
+    }
+}
+
+/// Quantises a row. The minimum is a float, not a whole number of steps, so that nothing is lost to the rounding of a
+/// zero point. A row with NaN or infinite values gets the scale NaN, and so do its results.
+#[inline(always)]
+fn quantise_row<K: Kernel>(kernel: K, row: &[f32], out: &mut [u8]) -> Range {
+    let row = row.as_chunks::<LANES>().0;
+    let zero = kernel.splat(0.0);
+    let (mut least, mut most, mut invalid) = (zero, zero, zero);
+    for lanes in row {
+        let lanes = kernel.load(lanes);
+        least = kernel.min(lanes, least);
+        most = kernel.max(lanes, most);
+        // NaN if a value is NaN or infinite.
+        invalid = kernel.mul_add(lanes, zero, invalid);
+    }
+    let (least, most) = (smallest(kernel, least), largest(kernel, most));
+    let scale = (most - least) / 255.0;
+    let inverse = kernel.splat(if scale > 0.0 { 1.0 / scale } else { 0.0 });
+    // Adding 2^23 rounds to an integer, which is then in the lowest byte.
+    let (magic, start) = (kernel.splat(8_388_608.0), kernel.splat(least));
+    for (lanes, out) in row.iter().zip(out.as_chunks_mut::<LANES>().0) {
+        let shifted = kernel.sub(kernel.load(lanes), start);
+        *out = kernel.low_bytes(kernel.mul_add(shifted, inverse, magic));
+    }
+    Range { scale: scale + sum(kernel, invalid), least }
+}
+
+/// The product of rows of `width` values and the weights of `layer` in fp32, with its bias.
+#[inline(always)]
+pub(super) fn dense<K: Kernel>(kernel: K, input: &[f32], width: usize, layer: &Dense, out: &mut [f32]) {
+    let outputs = layer.outputs;
+    for (row, out) in input.chunks_exact(width).zip(out.chunks_exact_mut(outputs)) {
+        let whole = outputs - outputs % (2 * LANES);
+        for first in (0..whole).step_by(2 * LANES) {
+            let mut sums: [[Lanes; 2]; 1] = [[[0.0; LANES]; 2]];
+            let weights = Rows { values: &layer.weights[first..], stride: outputs };
+            kernel.product(width, Rows { values: row, stride: width }, weights, &mut sums);
+            out[first..first + 2 * LANES].copy_from_slice(sums[0].as_flattened());
+        }
+        for (column, out) in out.iter_mut().enumerate().skip(whole) {
+            let weights = layer.weights[column..].iter().step_by(outputs);
+            *out = row.iter().zip(weights).fold(0.0, |sum, (value, weight)| value.mul_add(*weight, sum));
+        }
+        if let Some(bias) = &layer.bias {
+            out.iter_mut().zip(bias.iter()).for_each(|(out, bias)| *out += bias);
+        }
+    }
+}

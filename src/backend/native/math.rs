@@ -1,0 +1,135 @@
+//! Functions of rows, in 16 lanes. Sums over a row have one order on every processor, so results have the same bits.
+
+use super::{
+    kernel::{Kernel, LANES, Lanes},
+    program::{Activation, Norm},
+};
+
+/// Combines 16 lanes into one number: the upper half with the lower one, until one lane is left.
+#[inline(always)]
+pub(super) fn fold<K: Kernel>(kernel: K, lanes: K::F32x16, combine: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut all = [0.0; LANES];
+    kernel.store(lanes, &mut all);
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            all[lane] = combine(all[lane], all[lane + half]);
+        }
+        half /= 2;
+    }
+    all[0]
+}
+
+#[inline(always)]
+pub(super) fn sum<K: Kernel>(kernel: K, lanes: K::F32x16) -> f32 {
+    fold(kernel, lanes, |a, b| a + b)
+}
+
+#[inline(always)]
+pub(super) fn smallest<K: Kernel>(kernel: K, lanes: K::F32x16) -> f32 {
+    fold(kernel, lanes, |a, b| if a < b { a } else { b })
+}
+
+#[inline(always)]
+pub(super) fn largest<K: Kernel>(kernel: K, lanes: K::F32x16) -> f32 {
+    fold(kernel, lanes, |a, b| if a > b { a } else { b })
+}
+
+/// The value of a polynomial whose first coefficient is that of the highest power.
+#[inline(always)]
+fn polynomial<K: Kernel, const N: usize>(kernel: K, x: K::F32x16, coefficients: [f32; N]) -> K::F32x16 {
+    let mut sum = kernel.splat(coefficients[0]);
+    for coefficient in &coefficients[1..] {
+        sum = kernel.mul_add(sum, x, kernel.splat(*coefficient));
+    }
+    sum
+}
+
+/// `e^x`, with a relative error below 2e-7; `x` is limited to −87…88, where the result is a normal number.
+#[inline(always)]
+pub(super) fn exp<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
+    // 1.5 × 2^23: adding it rounds to an integer, which is then in the lowest bits.
+    let magic = kernel.splat(12_582_912.0);
+    let x = kernel.min(kernel.max(x, kernel.splat(-87.0)), kernel.splat(88.0));
+    let shifted = kernel.mul_add(x, kernel.splat(std::f32::consts::LOG2_E), magic);
+    let n = kernel.sub(shifted, magic);
+    // x − n ln 2, with ln 2 as the sum of two numbers, the first of which has few bits.
+    let r = kernel.mul_add(n, kernel.splat(-0.693_359_4), x);
+    let r = kernel.mul_add(n, kernel.splat(2.121_944_4e-4), r);
+    let p = polynomial(kernel, r, [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 0.166_666_66, 0.5]);
+    let p = kernel.add(kernel.mul_add(p, kernel.mul(r, r), r), kernel.splat(1.0));
+    kernel.shift_exponent(p, shifted)
+}
+
+/// The error function as a rational function on [−4, 4], outside of which it is ±1 in `f32`.
+#[inline(always)]
+fn erf<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
+    let x = kernel.max(kernel.min(x, kernel.splat(4.0)), kernel.splat(-4.0));
+    let square = kernel.mul(x, x);
+    let p = [
+        -2.726_142_4e-10,
+        2.770_681_4e-8,
+        -2.101_023_9e-6,
+        -5.692_506e-5,
+        -7.349_906e-4,
+        -2.954_600_2e-3,
+        -1.609_603_3e-2,
+    ];
+    let q = [-1.456_607e-5, -2.133_740_2e-4, -1.682_827_1e-3, -7.373_329e-3, -1.426_472_5e-2];
+    kernel.div(kernel.mul(x, polynomial(kernel, square, p)), polynomial(kernel, square, q))
+}
+
+/// `1 / (1 + e^−x)`
+#[inline(always)]
+fn sigmoid<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
+    let one = kernel.splat(1.0);
+    let power = exp(kernel, kernel.sub(kernel.splat(0.0), x));
+    kernel.div(one, kernel.add(one, power))
+}
+
+/// An activation function, as `transformers` defines it.
+#[inline(always)]
+pub(super) fn activate<K: Kernel>(kernel: K, function: Activation, x: K::F32x16) -> K::F32x16 {
+    match function {
+        Activation::Gelu => {
+            let half = kernel.mul(x, kernel.splat(0.5));
+            let erf = erf(kernel, kernel.mul(x, kernel.splat(std::f32::consts::FRAC_1_SQRT_2)));
+            kernel.mul_add(half, erf, half)
+        }
+        // x (1 + tanh z) / 2 is x sigmoid(2 z).
+        Activation::GeluTanh => {
+            let cube = kernel.mul(kernel.mul(x, x), x);
+            let z = kernel.mul_add(cube, kernel.splat(0.044_715), x);
+            let z = kernel.mul(z, kernel.splat(2.0 * 0.797_884_6));
+            kernel.mul(x, sigmoid(kernel, z))
+        }
+        Activation::Relu => kernel.max(kernel.splat(0.0), x),
+        Activation::Swish => kernel.mul(x, sigmoid(kernel, x)),
+        Activation::Tanh => {
+            let twice = kernel.splat(2.0);
+            kernel.mul_add(twice, sigmoid(kernel, kernel.mul(x, twice)), kernel.splat(-1.0))
+        }
+    }
+}
+
+/// Layer normalization of a row.
+#[inline(always)]
+pub(super) fn normalise<K: Kernel>(kernel: K, row: &mut [Lanes], norm: &Norm) {
+    let count = (row.len() * LANES) as f32;
+    let mut total = kernel.splat(0.0);
+    for lanes in row.iter() {
+        total = kernel.add(total, kernel.load(lanes));
+    }
+    let mean = kernel.splat(sum(kernel, total) / count);
+    let mut squares = kernel.splat(0.0);
+    for lanes in row.iter() {
+        let difference = kernel.sub(kernel.load(lanes), mean);
+        squares = kernel.mul_add(difference, difference, squares);
+    }
+    let deviation = (sum(kernel, squares) / count + norm.epsilon).sqrt();
+    let inverse = kernel.splat(1.0 / deviation);
+    for ((lanes, gain), bias) in row.iter_mut().zip(norm.gain.iter()).zip(norm.bias.iter()) {
+        let scaled = kernel.mul(kernel.sub(kernel.load(lanes), mean), inverse);
+        kernel.store(kernel.mul_add(scaled, kernel.load(gain), kernel.load(bias)), lanes);
+    }
+}

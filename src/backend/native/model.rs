@@ -1,0 +1,164 @@
+//! A model that is ready to run: its program, and the tensors that it takes and returns.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+};
+
+use bytes::Bytes;
+
+use super::{
+    graph,
+    kernel::InstructionSet,
+    program::{Per, Program},
+    run::{Scratch, Token, Values},
+    weights::{self, Buffer},
+};
+use crate::{
+    backend::{MappedFiles, Signature},
+    error::{Error, Result},
+    onnx_proto::ModelProto,
+    tensor::{Elements, Tensor},
+};
+
+/// Texts, as tokens.
+pub(super) type Texts = Vec<Vec<Token>>;
+
+/// The files with the weights of a graph.
+#[derive(Debug, Default)]
+pub struct WeightFiles {
+    files: BTreeMap<String, Bytes>,
+    mapped: Arc<MappedFiles>,
+}
+
+impl WeightFiles {
+    /// The names of the files that `graph` refers to.
+    pub fn names(graph: &[u8]) -> Result<BTreeSet<String>> {
+        let model = ModelProto::from_bytes(graph)?;
+        let tensors = model.graph.iter().flat_map(|graph| &graph.initializer);
+        let entries = tensors.flat_map(|tensor| &tensor.external_data);
+        Ok(entries.filter(|entry| entry.key == "location").map(|entry| entry.value.clone()).collect())
+    }
+
+    /// Maps files. Runs fail once one of `mapped` was written to.
+    pub fn map(
+        files: impl IntoIterator<Item = (String, PathBuf)>,
+        mapped: Arc<MappedFiles>,
+    ) -> Result<Self> {
+        let files = files.into_iter().map(|(name, path)| Ok((name, weights::map(&path)?)));
+        Ok(Self { files: files.collect::<Result<_>>()?, mapped })
+    }
+
+    /// Adds a file in memory.
+    pub fn insert(&mut self, name: &str, contents: Buffer) -> Result<()> {
+        self.files.insert(name.to_owned(), contents.finish()?);
+        Ok(())
+    }
+}
+
+/// A model that is ready to run, on any number of threads.
+#[derive(Debug)]
+pub struct NativeModel {
+    signature: Signature,
+    pub(super) program: Program,
+    pub(super) instructions: InstructionSet,
+    mapped: Arc<MappedFiles>,
+}
+
+impl NativeModel {
+    /// Reads `graph`, with its weights in `files`.
+    ///
+    /// Refuses graphs that the engine does not support, with the name of what is not supported.
+    pub fn open(graph: &[u8], files: WeightFiles) -> Result<Self> {
+        let model = ModelProto::from_bytes(graph)?;
+        let graph = model.graph.ok_or_else(|| Error::model("expected a graph in the ONNX file, but found none"))?;
+        Ok(Self {
+            signature: graph::signature(&graph)?,
+            program: graph::read(&graph, &files.files)?,
+            instructions: InstructionSet::detected(),
+            mapped: files.mapped,
+        })
+    }
+
+    /// The inputs and outputs of the graph.
+    pub fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    /// Runs one batch on this thread. Inputs and outputs are in the order of the signature.
+    pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        let texts = self.texts(inputs)?;
+        let run = self.program.pack(texts.iter().map(Vec::as_slice), Values::new());
+        let mut scratch = Scratch::default();
+        for stage in &self.program.stages {
+            for task in 0..run.tasks(stage) {
+                run.execute(&self.program, self.instructions, stage, task, &mut scratch);
+            }
+        }
+        let mut outputs = (0..texts.len()).map(|text| run.output(&self.program, text));
+        Ok(vec![self.output(inputs, &mut outputs)?])
+    }
+
+    /// Fails if mapped weights were written to.
+    pub(super) fn require_unchanged(&self) -> Result<()> {
+        self.mapped.require_unchanged()
+    }
+
+    /// The tokens of each row of a batch.
+    pub(super) fn texts(&self, inputs: &[Tensor]) -> Result<Texts> {
+        self.signature.check_inputs(inputs)?;
+        let shape = inputs.first().map(Tensor::shape).unwrap_or_default();
+        if let Some(other) = inputs.iter().find(|input| input.shape() != shape) {
+            return Err(Error::invalid(format!(
+                "expected inputs of the same shape, but found {shape:?} and {:?}",
+                other.shape()
+            )));
+        }
+        let [ids, types, mask] = graph::INPUTS.map(|name| self.input(inputs, name));
+        let ids = ids.ok_or_else(|| Error::invalid("expected the input `input_ids`, but found none"))?;
+        let &[rows, columns] = shape else { return Err(Error::invalid("expected inputs with two axes")) };
+        let row = |row: usize| {
+            let part = row * columns..(row + 1) * columns;
+            let [types, mask] = [types, mask].map(|values| values.map(|values| &values[part.clone()]));
+            self.program.tokens(&ids[part], types, mask)
+        };
+        (0..rows).map(row).collect()
+    }
+
+    /// The output of a batch, from those of its rows. Vectors of masked tokens are zeros.
+    pub(super) fn output(&self, inputs: &[Tensor], outputs: &mut impl Iterator<Item = Vec<f32>>) -> Result<Tensor> {
+        let shape = inputs.first().map(Tensor::shape).unwrap_or_default();
+        let &[rows, columns] = shape else { return Err(Error::invalid("expected inputs with two axes")) };
+        let value = self.program.values[self.program.output];
+        let (width, has_tokens) = (value.width, value.per == Per::Token);
+        let mask = self.input(inputs, "attention_mask");
+        let mut values = Vec::with_capacity(rows * width * if has_tokens { columns } else { 1 });
+        for (row, output) in outputs.take(rows).enumerate() {
+            let mask = mask.map(|mask| &mask[row * columns..][..columns]);
+            match mask.filter(|mask| has_tokens && mask.contains(&0)) {
+                None => values.extend(output),
+                Some(mask) => {
+                    let mut vectors = output.chunks_exact(width).peekable();
+                    for is_token in mask {
+                        match vectors.next_if(|_| *is_token != 0) {
+                            Some(vector) => values.extend(vector),
+                            None => values.resize(values.len() + width, 0.0),
+                        }
+                    }
+                }
+            }
+        }
+        let shape = if has_tokens { vec![rows, columns, width] } else { vec![rows, width] };
+        Tensor::new(shape, Elements::Fp32(values))
+    }
+
+    /// The values of the input `name`, if the model has it.
+    fn input<'a>(&self, inputs: &'a [Tensor], name: &str) -> Option<&'a [i64]> {
+        let index = self.signature.inputs.iter().position(|input| input.name == name)?;
+        match inputs.get(index)?.elements() {
+            Elements::Int64(values) => Some(values),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,403 @@
+//! One run of a program: packed texts, and the values that its stages exchange.
+//!
+//! A stage consists of tasks, which any threads can execute in any order: blocks of rows, or heads of texts. Each value
+//! is kept in parts, behind locks that are never contended: a part has one writer, and is read in later stages.
+
+use std::{
+    ops::Range,
+    sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+};
+
+use super::{
+    attention::Head,
+    kernel::{InstructionSet, Kernel, KernelFn, LANES, MAX_ROWS},
+    linear::{Quantised, dense, linear},
+    math::{activate, normalise},
+    program::{Attention, Index, Per, Program, RowOperation, RowStage, Stage, Table, ValueId, View},
+};
+use crate::error::{Error, Result};
+
+/// Rows that pass all operations of a stage together. Their values fit into the second-level cache, and the weights are
+/// read once for all of them.
+const BLOCK_ROWS: usize = 4 * MAX_ROWS;
+/// Attention of a text is divided into as many tasks as it has multiples of this number of tokens.
+const TOKENS_PER_TASK: usize = 32;
+/// The largest number of tasks per text, which is enough for the threads of Lambda's largest functions.
+const MAX_TASKS_PER_TEXT: usize = 16;
+
+/// A token of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Token {
+    pub(super) id: u32,
+    pub(super) type_id: u32,
+    /// The row in the table of positions.
+    pub(super) position: u32,
+}
+
+/// Packed texts and their values.
+#[derive(Debug, Default)]
+pub(super) struct Run {
+    tokens: Vec<Token>,
+    /// The tokens of each text.
+    texts: Vec<Range<usize>>,
+    /// The tasks of an attention stage: a text, and a part of its heads.
+    heads: Vec<HeadTask>,
+    values: Values,
+}
+
+/// The parts of each value: of [`BLOCK_ROWS`] rows, or, of attention, a part per text and head.
+pub(super) type Values = Vec<Vec<RwLock<Vec<f32>>>>;
+
+#[derive(Clone, Copy, Debug)]
+struct HeadTask {
+    text: usize,
+    part: usize,
+    parts: usize,
+}
+
+/// Buffers of a thread.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    /// The values of a block of rows.
+    values: Vec<Vec<f32>>,
+    quantised: Quantised,
+    head: Head,
+}
+
+impl Program {
+    /// The tokens of a text with these ids, types and mask. Tokens with a mask of zero are left out, since no other
+    /// token attends to them.
+    ///
+    /// Refuses tokens that are not in the tables of the model.
+    pub(super) fn tokens(&self, ids: &[i64], types: Option<&[i64]>, mask: Option<&[i64]>) -> Result<Vec<Token>> {
+        let limits = &self.limits;
+        let within = |name: &str, limit: usize, found: i64| match u32::try_from(found) {
+            Ok(number) if (number as usize) < limit => Ok(number),
+            _ => Err(Error::invalid(format!("expected {name} from 0 to {}, but found {found}", limit.saturating_sub(1)))),
+        };
+        let mut count = 0;
+        let mut tokens = Vec::with_capacity(ids.len());
+        for (index, id) in ids.iter().enumerate() {
+            let id = within("token ids", limits.ids, *id)?;
+            let position = match self.padding {
+                None => index as i64,
+                Some(padding) if padding == id => i64::from(padding),
+                Some(padding) => {
+                    count += 1;
+                    i64::from(padding) + count
+                }
+            };
+            if mask.is_some_and(|mask| mask[index] == 0) {
+                continue;
+            }
+            let type_id = within("token types", limits.types, types.map_or(0, |types| types[index]))?;
+            let position = within("positions", limits.positions, position)?;
+            tokens.push(Token { id, type_id, position });
+        }
+        Ok(tokens)
+    }
+
+    /// Packs texts. `values` are those of an earlier run, whose memory is used again.
+    pub(super) fn pack<'a>(&self, texts: impl Iterator<Item = &'a [Token]>, mut values: Values) -> Run {
+        let (mut tokens, mut ranges, mut heads) = (Vec::new(), Vec::new(), Vec::new());
+        for text in texts {
+            let parts = text.len().div_ceil(TOKENS_PER_TASK).min(MAX_TASKS_PER_TEXT);
+            heads.extend((0..parts).map(|part| HeadTask { text: ranges.len(), part, parts }));
+            ranges.push(tokens.len()..tokens.len() + text.len());
+            tokens.extend_from_slice(text);
+        }
+        values.resize_with(self.values.len(), Vec::new);
+        for (value, parts) in self.values.iter().zip(&mut values) {
+            let rows = if value.per == Per::Token { tokens.len() } else { ranges.len() };
+            let wanted = rows.div_ceil(BLOCK_ROWS);
+            parts.resize_with(wanted.max(parts.len()), RwLock::default);
+        }
+        for stage in &self.stages {
+            if let Stage::Attention(attention) = stage {
+                let parts = &mut values[attention.out];
+                parts.resize_with((ranges.len() * attention.heads).max(parts.len()), RwLock::default);
+            }
+        }
+        Run { tokens, texts: ranges, heads, values }
+    }
+}
+
+impl Run {
+    /// The number of tasks of a stage.
+    pub(super) fn tasks(&self, stage: &Stage) -> usize {
+        match stage {
+            Stage::Rows(stage) => self.rows(stage.per).div_ceil(BLOCK_ROWS),
+            Stage::Attention(_) => self.heads.len(),
+        }
+    }
+
+    fn rows(&self, per: Per) -> usize {
+        match per {
+            Per::Token => self.tokens.len(),
+            Per::Text => self.texts.len(),
+        }
+    }
+
+    /// Executes one task of a stage, after all tasks of the stages before it.
+    pub(super) fn execute(
+        &self,
+        program: &Program,
+        instructions: InstructionSet,
+        stage: &Stage,
+        task: usize,
+        scratch: &mut Scratch,
+    ) {
+        instructions.call(Task { run: self, program, stage, task, scratch });
+    }
+
+    /// The rows of the output for one text.
+    pub(super) fn output(&self, program: &Program, text: usize) -> Vec<f32> {
+        let value = program.values[program.output];
+        let rows = match value.per {
+            Per::Token => self.texts[text].clone(),
+            Per::Text => text..text + 1,
+        };
+        let mut out = Vec::with_capacity(rows.len() * value.width);
+        self.each_part(program.output, value.width, rows, |part| out.extend_from_slice(part));
+        out
+    }
+
+    /// The memory of the values.
+    pub(super) fn into_values(self) -> Values {
+        self.values
+    }
+
+    /// Calls `read` with `rows` of a value, which may be in several blocks.
+    #[inline(always)]
+    fn each_part(&self, value: ValueId, width: usize, rows: Range<usize>, mut read: impl FnMut(&[f32])) {
+        let mut start = rows.start;
+        while start < rows.end {
+            let (block, first) = (start / BLOCK_ROWS, start % BLOCK_ROWS);
+            let count = (rows.end - start).min(BLOCK_ROWS - first);
+            read(&self.part(value, block)[first * width..(first + count) * width]);
+            start += count;
+        }
+    }
+
+    fn part(&self, value: ValueId, part: usize) -> RwLockReadGuard<'_, Vec<f32>> {
+        self.values[value][part].read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn part_mut(&self, value: ValueId, part: usize) -> RwLockWriteGuard<'_, Vec<f32>> {
+        self.values[value][part].write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A task, to be called with a kernel.
+struct Task<'a> {
+    run: &'a Run,
+    program: &'a Program,
+    stage: &'a Stage,
+    task: usize,
+    scratch: &'a mut Scratch,
+}
+
+impl KernelFn for Task<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) {
+        let Self { run, program, stage, task, scratch } = self;
+        match stage {
+            Stage::Rows(stage) => rows(kernel, run, program, stage, task, scratch),
+            Stage::Attention(attention) => {
+                let HeadTask { text, part, parts } = run.heads[task];
+                let heads = part * attention.heads / parts..(part + 1) * attention.heads / parts;
+                for head in heads {
+                    attend(kernel, run, program, attention, (text, head), &mut scratch.head);
+                }
+            }
+        }
+    }
+}
+
+/// Executes a stage for one block of rows.
+#[inline(always)]
+fn rows<K: Kernel>(
+    kernel: K,
+    run: &Run,
+    program: &Program,
+    stage: &RowStage,
+    block: usize,
+    scratch: &mut Scratch,
+) {
+    let Scratch { values, quantised, .. } = scratch;
+    values.resize_with(program.values.len(), Vec::new);
+    let first = block * BLOCK_ROWS;
+    let rows = first..run.rows(stage.per).min(first + BLOCK_ROWS);
+    for (value, is_last) in &stage.loads {
+        load(run, program, *value, block, *is_last, &rows, &mut values[*value]);
+    }
+    for operation in &stage.operations {
+        let id = operation.output();
+        let width = program.values[id].width;
+        let mut out = std::mem::take(&mut values[id]);
+        out.resize(rows.len() * width, 0.0);
+        match operation {
+            RowOperation::Lookup { table, index, .. } => {
+                for (token, out) in run.tokens[rows.clone()].iter().zip(out.chunks_exact_mut(width)) {
+                    look_up(kernel, table, index.of(token), out);
+                }
+            }
+            RowOperation::First { input, .. } => {
+                for (text, out) in run.texts[rows.clone()].iter().zip(out.chunks_exact_mut(width)) {
+                    let first = text.start..text.end.min(text.start + 1);
+                    out.fill(0.0);
+                    run.each_part(*input, width, first, |part| out.copy_from_slice(part));
+                }
+            }
+            RowOperation::Linear { input, layer, .. } => linear(kernel, &values[*input], layer, quantised, &mut out),
+            RowOperation::Dense { input, layer, .. } => {
+                dense(kernel, &values[*input], program.values[*input].width, layer, &mut out);
+            }
+            RowOperation::Activation { function, input, .. } => {
+                let input = values[*input].as_chunks::<LANES>().0;
+                for (lanes, out) in input.iter().zip(out.as_chunks_mut().0) {
+                    kernel.store(activate(kernel, *function, kernel.load(lanes)), out);
+                }
+            }
+            RowOperation::Add { inputs: [left, right], .. } => add(&values[*left], &values[*right], &mut out),
+            RowOperation::Norm { input, residual, norm, .. } => {
+                match residual {
+                    Some(residual) => add(&values[*input], &values[*residual], &mut out),
+                    None => out.copy_from_slice(&values[*input]),
+                }
+                for row in out.chunks_exact_mut(width) {
+                    normalise(kernel, row.as_chunks_mut().0, norm);
+                }
+            }
+        }
+        values[id] = out;
+    }
+    for value in &stage.stores {
+        std::mem::swap(&mut *run.part_mut(*value, block), &mut values[*value]);
+    }
+}
+
+/// Loads a block of a value that another stage has computed.
+#[inline(always)]
+fn load(
+    run: &Run,
+    program: &Program,
+    value: ValueId,
+    block: usize,
+    is_last: bool,
+    rows: &Range<usize>,
+    out: &mut Vec<f32>,
+) {
+    let heads = program.stages.iter().find_map(|stage| match stage {
+        Stage::Attention(attention) if attention.out == value => Some(attention.heads),
+        _ => None,
+    });
+    if let Some(heads) = heads {
+        return join_heads(run, program, value, heads, rows, out);
+    }
+    if is_last {
+        std::mem::swap(&mut *run.part_mut(value, block), out);
+    } else {
+        out.clear();
+        out.extend_from_slice(&run.part(value, block));
+    }
+}
+
+/// Joins the contexts of all heads to rows.
+#[inline(always)]
+fn join_heads(run: &Run, program: &Program, value: ValueId, heads: usize, rows: &Range<usize>, out: &mut Vec<f32>) {
+    let (per, width) = (program.values[value].per, program.values[value].width);
+    out.resize(rows.len() * width, 0.0);
+    let size = width / heads;
+    let first = match per {
+        Per::Token => run.texts.partition_point(|text| text.end <= rows.start),
+        Per::Text => rows.start,
+    };
+    for (text, range) in run.texts.iter().enumerate().skip(first) {
+        let range = if per == Per::Token { range.clone() } else { text..text + 1 };
+        if range.start >= rows.end {
+            break;
+        }
+        let part = range.start.max(rows.start)..range.end.min(rows.end);
+        for head in 0..heads {
+            let contexts = run.part(value, text * heads + head);
+            let contexts = contexts[(part.start - range.start) * size..].chunks_exact(size);
+            let out = out[(part.start - rows.start) * width..(part.end - rows.start) * width].chunks_exact_mut(width);
+            for (out, context) in out.zip(contexts) {
+                out[head * size..][..size].copy_from_slice(context);
+            }
+        }
+    }
+}
+
+/// Attention of one head of one text.
+#[inline(always)]
+fn attend<K: Kernel>(
+    kernel: K,
+    run: &Run,
+    program: &Program,
+    attention: &Attention,
+    (text, head): (usize, usize),
+    scratch: &mut Head,
+) {
+    let size = attention.queries.width / attention.heads;
+    let tokens = run.texts[text].clone();
+    let queries = match program.values[attention.queries.value].per {
+        Per::Token => tokens.clone(),
+        Per::Text => text..text + 1,
+    };
+    let copy = |view: View, rows: Range<usize>, stride: usize, out: &mut Vec<f32>| {
+        let (width, first) = (program.values[view.value].width, view.offset + head * size);
+        out.resize(rows.len() * stride, 0.0);
+        let mut out = out.chunks_exact_mut(stride);
+        run.each_part(view.value, width, rows, |part| {
+            for (row, out) in part.chunks_exact(width).zip(&mut out) {
+                out[..size].copy_from_slice(&row[first..first + size]);
+                out[size..].fill(0.0);
+            }
+        });
+    };
+    let count = queries.len();
+    scratch.size = size;
+    copy(attention.queries, queries, size, &mut scratch.queries);
+    copy(attention.keys, tokens.clone(), size, &mut scratch.keys);
+    copy(attention.values, tokens, Head::value_stride(size), &mut scratch.values);
+    let mut out = run.part_mut(attention.out, text * attention.heads + head);
+    out.resize(count * size, 0.0);
+    scratch.attend(kernel, attention.scale, &mut out);
+}
+
+#[inline(always)]
+fn look_up<K: Kernel>(kernel: K, table: &Table, row: usize, out: &mut [f32]) {
+    let part = row * out.len()..(row + 1) * out.len();
+    match table {
+        Table::Fp32(values) => out.copy_from_slice(&values[part]),
+        Table::Int8(values, scales) => {
+            let scale = kernel.splat(scales[row]);
+            for (integers, out) in values[part].as_chunks::<LANES>().0.iter().zip(out.as_chunks_mut().0) {
+                let floats = kernel.load(&integers.map(f32::from));
+                kernel.store(kernel.mul(floats, scale), out);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn add(left: &[f32], right: &[f32], out: &mut [f32]) {
+    for ((left, right), out) in left.iter().zip(right).zip(out) {
+        *out = left + right;
+    }
+}
+
+impl Index {
+    fn of(self, token: &Token) -> usize {
+        let number = match self {
+            Self::Id => token.id,
+            Self::Type => token.type_id,
+            Self::Position => token.position,
+        };
+        number as usize
+    }
+}

@@ -1,0 +1,273 @@
+//! Threads that run a model. Each run has a thread that leads it; idle threads help.
+//!
+//! - A run takes calls from the queue until it has [`RUN_TOKENS`] tokens; no call waits for others to arrive.
+//! - While no calls wait, idle threads execute tasks of the runs in progress, so one long text uses all CPUs; they return
+//!   to the queue at the end of a stage.
+//! - Calls whose caller has gone, or whose deadline has passed, do not start; a run of which no call is wanted any more
+//!   ends after its stage.
+//! - A task that panics fails its run, and the threads continue.
+
+use std::{
+    collections::VecDeque,
+    hint,
+    num::NonZeroUsize,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+use tokio::sync::oneshot;
+
+use super::{
+    model::{NativeModel, Texts},
+    run::{Run, Scratch, Values},
+};
+use crate::{
+    backend::Deadline,
+    error::{Error, Result},
+};
+
+/// A run takes calls until it has this many tokens: enough to read the weights rarely, and few enough that a short call
+/// does not wait long for the others of its run.
+const RUN_TOKENS: usize = 192;
+/// Runs of fewer tokens are not worth waking a thread.
+const MIN_SHARED_TOKENS: usize = 16;
+/// How often a thread that waits for others checks before it gives its CPU away.
+const SPINS: usize = 2_000;
+
+/// The rows of the output for each text.
+pub(super) type Outputs = Vec<Vec<f32>>;
+
+/// Threads that run one model. They end once this value is dropped.
+#[derive(Debug)]
+pub(super) struct Workers {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    model: NativeModel,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    /// The calls in the queue.
+    waiting: AtomicUsize,
+    /// The memory of earlier runs.
+    memory: Mutex<Vec<Values>>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    calls: VecDeque<Call>,
+    /// The runs that idle threads can help with.
+    teams: Vec<Arc<Team>>,
+    idle: usize,
+    is_closed: bool,
+}
+
+/// Texts of one caller.
+#[derive(Debug)]
+struct Call {
+    texts: Texts,
+    deadline: Deadline,
+    outputs: oneshot::Sender<Result<Outputs>>,
+}
+
+impl Call {
+    fn tokens(&self) -> usize {
+        self.texts.iter().map(Vec::len).sum()
+    }
+
+    fn is_wanted(&self) -> bool {
+        !self.outputs.is_closed() && !self.deadline.has_passed()
+    }
+}
+
+/// A run, and its progress.
+#[derive(Debug)]
+struct Team {
+    run: Run,
+    stages: Vec<Progress>,
+    has_stopped: AtomicBool,
+}
+
+/// The tasks of a stage.
+#[derive(Debug)]
+struct Progress {
+    tasks: usize,
+    next: AtomicUsize,
+    done: AtomicUsize,
+}
+
+impl Workers {
+    pub(super) fn start(model: NativeModel, threads: NonZeroUsize) -> Result<Self> {
+        let shared = Arc::new(Shared {
+            model,
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+            waiting: AtomicUsize::new(0),
+            memory: Mutex::default(),
+        });
+        for number in 0..threads.get() {
+            let shared = Arc::clone(&shared);
+            thread::Builder::new()
+                .name(format!("native-{number}"))
+                .spawn(move || shared.work())
+                .map_err(Error::io("cannot start a thread for the native engine"))?;
+        }
+        Ok(Self { shared })
+    }
+
+    pub(super) fn model(&self) -> &NativeModel {
+        &self.shared.model
+    }
+
+    /// Runs the model on texts.
+    pub(super) async fn run(&self, texts: Texts, deadline: Deadline) -> Result<Outputs> {
+        if deadline.has_passed() {
+            return Err(deadline.exceeded());
+        }
+        let (outputs, received) = oneshot::channel();
+        self.shared.waiting.fetch_add(1, Ordering::Relaxed);
+        self.shared.lock().calls.push_back(Call { texts, deadline, outputs });
+        self.shared.changed.notify_one();
+        let gone = || Err(Error::inference("the run of the model failed"));
+        deadline.bound(async { received.await.unwrap_or_else(|_| gone()) }).await
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.shared.lock().is_closed = true;
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Executes runs until the queue is closed and empty.
+    fn work(&self) {
+        let mut scratch = Scratch::default();
+        let mut queue = self.lock();
+        loop {
+            if let Some(calls) = self.next_calls(&mut queue) {
+                drop(queue);
+                self.lead(calls, &mut scratch);
+                queue = self.lock();
+            } else if let Some(team) = queue.teams.pop() {
+                // Kept for the other idle threads.
+                queue.teams.insert(0, Arc::clone(&team));
+                drop(queue);
+                self.take_part(&team, &mut scratch, || self.waiting.load(Ordering::Relaxed) > 0);
+                queue = self.lock();
+                // Every task of the run is taken.
+                queue.teams.retain(|other| !Arc::ptr_eq(other, &team));
+                self.recycle(team);
+            } else if queue.is_closed {
+                return;
+            } else {
+                queue.idle += 1;
+                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                queue.idle -= 1;
+            }
+        }
+    }
+
+    /// The calls of the next run, if any wait.
+    fn next_calls(&self, queue: &mut Queue) -> Option<Vec<Call>> {
+        let mut calls: Vec<Call> = Vec::new();
+        let mut tokens = 0;
+        while let Some(call) = queue.calls.front() {
+            if !calls.is_empty() && tokens + call.tokens() > RUN_TOKENS {
+                break;
+            }
+            tokens += call.tokens();
+            calls.extend(queue.calls.pop_front());
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+        (!calls.is_empty()).then_some(calls)
+    }
+
+    /// Runs calls together and returns their outputs.
+    fn lead(&self, mut calls: Vec<Call>, scratch: &mut Scratch) {
+        for call in calls.extract_if(.., |call| !call.is_wanted()) {
+            // Fails if the caller has gone.
+            let _ = call.outputs.send(Err(call.deadline.exceeded()));
+        }
+        if calls.is_empty() {
+            return;
+        }
+        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
+        let texts = calls.iter().flat_map(|call| &call.texts).map(Vec::as_slice);
+        let run = self.model.program.pack(texts, memory);
+        let progress = |stage| Progress { tasks: run.tasks(stage), next: AtomicUsize::new(0), done: AtomicUsize::new(0) };
+        let stages = self.model.program.stages.iter().map(progress).collect();
+        let team = Arc::new(Team { run, stages, has_stopped: AtomicBool::new(false) });
+        if calls.iter().map(Call::tokens).sum::<usize>() >= MIN_SHARED_TOKENS {
+            let mut queue = self.lock();
+            if queue.idle > 0 {
+                queue.teams.push(Arc::clone(&team));
+                drop(queue);
+                self.changed.notify_all();
+            }
+        }
+        self.take_part(&team, scratch, || {
+            if !calls.iter().any(Call::is_wanted) {
+                team.has_stopped.store(true, Ordering::Relaxed);
+            }
+            false
+        });
+        self.lock().teams.retain(|other| !Arc::ptr_eq(other, &team));
+        let has_stopped = team.has_stopped.load(Ordering::Relaxed);
+        let mut text = 0;
+        for Call { texts, deadline, outputs } in calls {
+            let output = match has_stopped {
+                true if deadline.has_passed() => Err(deadline.exceeded()),
+                true => Err(Error::inference("the run of the model panicked")),
+                false => Ok((text..text + texts.len()).map(|text| team.run.output(&self.model.program, text)).collect()),
+            };
+            text += texts.len();
+            // Fails if the caller has gone.
+            let _ = outputs.send(output);
+        }
+        self.recycle(team);
+    }
+
+    /// Executes tasks of a run until none is left, it has stopped, or `leaves` returns `true` between two stages.
+    fn take_part(&self, team: &Team, scratch: &mut Scratch, leaves: impl Fn() -> bool) {
+        for (progress, stage) in team.stages.iter().zip(&self.model.program.stages) {
+            loop {
+                let task = progress.next.fetch_add(1, Ordering::Relaxed);
+                if task >= progress.tasks {
+                    break;
+                }
+                let execute = || team.run.execute(&self.model.program, self.model.instructions, stage, task, scratch);
+                if catch_unwind(AssertUnwindSafe(execute)).is_err() {
+                    team.has_stopped.store(true, Ordering::Relaxed);
+                }
+                progress.done.fetch_add(1, Ordering::Release);
+            }
+            // The next stage reads what all tasks of this one have computed.
+            let mut spins = 0;
+            while progress.done.load(Ordering::Acquire) < progress.tasks {
+                spins += 1;
+                if spins < SPINS { hint::spin_loop() } else { thread::yield_now() }
+            }
+            if leaves() || team.has_stopped.load(Ordering::Relaxed) {
+                return;
+            }
+        }
+    }
+
+    /// Keeps the memory of a run for the next one, if no other thread uses it any more.
+    fn recycle(&self, team: Arc<Team>) {
+        if let Some(team) = Arc::into_inner(team) {
+            self.memory.lock().unwrap_or_else(PoisonError::into_inner).push(team.run.into_values());
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Parts of graphs that the native engine knows by name. In a graph for it they are calls of model-local functions, with
+//! these nodes as their bodies, so that ONNX Runtime and Triton run the same file; in other graphs they are the nodes.
+
+use super::onnx::{GraphBuilder, Value, data_type, integer, integers};
+
+type Graph = GraphBuilder;
+
+/// Rows of a table in int8, with a scale per row, by their ids.
+pub(super) fn quantized_lookup(graph: &mut Graph, [values, scales, ids]: [&Value; 3]) -> Value {
+    let values = graph.node("Gather", &[values, ids], vec![]);
+    let values = graph.cast(&values, data_type::FLOAT);
+    let scales = graph.node("Gather", &[scales, ids], vec![]);
+    graph.node("Mul", &[&values, &scales], vec![])
+}
+
+/// The first rows of a table of positions, one for each of the ids.
+pub(super) fn positions(graph: &mut Graph, [table, ids]: [&Value; 2]) -> Value {
+    let length = length(graph, ids);
+    let zero = graph.integers("zero", &[0]);
+    graph.node("Slice", &[table, &zero, &length, &zero], vec![])
+}
+
+/// The rows of a table of positions that count from the one after the id of padding, skipping padding (as in fairseq).
+pub(super) fn positions_after_padding(graph: &mut Graph, [table, ids, padding]: [&Value; 3]) -> Value {
+    let one = graph.integers("one", &[1]);
+    let is_padding = graph.node("Equal", &[ids, padding], vec![]);
+    let counts = graph.node("Not", &[&is_padding], vec![]);
+    let counts = graph.cast(&counts, data_type::INT64);
+    let sum = graph.node("CumSum", &[&counts, &one], vec![]);
+    let sum = graph.node("Mul", &[&sum, &counts], vec![]);
+    let rows = graph.node("Add", &[&sum, padding], vec![]);
+    graph.node("Gather", &[table, &rows], vec![])
+}
+
+/// The number of tokens of texts with these ids, as a list of one.
+pub(super) fn length(graph: &mut Graph, ids: &Value) -> Value {
+    let (one, two) = (graph.integers("one", &[1]), graph.integers("two", &[2]));
+    let shape = graph.node("Shape", &[ids], vec![]);
+    graph.node("Slice", &[&shape, &one, &two], vec![])
+}
+
+/// The vector of each text's first token.
+pub(super) fn first_token(graph: &mut Graph, [hidden]: [&Value; 1]) -> Value {
+    let (zero, one) = (graph.integers("zero", &[0]), graph.integers("one", &[1]));
+    graph.node("Slice", &[hidden, &zero, &one, &one], vec![])
+}
+
+/// A linear layer in int8. Each token is quantised to u8 with a scale and a minimum of its own: the minimum is a float,
+/// so that nothing is lost to the rounding of a zero point.
+///
+/// `weights` are panels of 16 outputs, in which the weights of four inputs are adjacent; `sums` are the sums of each
+/// output's weights; `shape` is the number of inputs and of outputs.
+pub(super) fn quantized_linear(
+    graph: &mut Graph,
+    [input, weights, scales, sums, bias, shape]: [&Value; 6],
+) -> Value {
+    let last = graph.integers("last_axis", &[-1]);
+    let zero = graph.floats("zero_float", &[], &[0.0]);
+    let keep = || vec![integer("keepdims", 1)];
+    let least = graph.node("ReduceMin", &[input, &last], keep());
+    let least = graph.node("Min", &[&least, &zero], vec![]);
+    let most = graph.node("ReduceMax", &[input, &last], keep());
+    let most = graph.node("Max", &[&most, &zero], vec![]);
+    let span = graph.node("Sub", &[&most, &least], vec![]);
+    let steps = graph.floats("steps", &[], &[255.0]);
+    let scale = graph.node("Div", &[&span, &steps], vec![]);
+    // Keeps tokens of zeros from a division by zero.
+    let smallest = graph.floats("smallest", &[], &[f32::MIN_POSITIVE]);
+    let divisor = graph.node("Max", &[&scale, &smallest], vec![]);
+    let shifted = graph.node("Sub", &[input, &least], vec![]);
+    let quantised = graph.node("Div", &[&shifted, &divisor], vec![]);
+    let quantised = graph.node("Round", &[&quantised], vec![]);
+    let quantised = graph.cast(&quantised, data_type::UINT8);
+    let weights = graph.node("Transpose", &[weights], vec![integers("perm", &[1, 3, 0, 2])]);
+    let weights = graph.node("Reshape", &[&weights, shape], vec![]);
+    let input_zero = graph.unsigned_bytes("input_zero_point", &[], &[0]);
+    // The runtime needs a zero point to make the weights unsigned where signed ones would saturate.
+    let weight_zero = graph.bytes("weight_zero_point", &[], &[0]);
+    let product = graph.node("MatMulInteger", &[&quantised, &weights, &input_zero, &weight_zero], vec![]);
+    let product = graph.cast(&product, data_type::FLOAT);
+    let scale = graph.node("Mul", &[&scale, scales], vec![]);
+    let product = graph.node("Mul", &[&product, &scale], vec![]);
+    let sums = graph.cast(sums, data_type::FLOAT);
+    let sums = graph.node("Mul", &[&sums, scales], vec![]);
+    let base = graph.node("Mul", &[&least, &sums], vec![]);
+    let base = graph.node("Add", &[&base, bias], vec![]);
+    graph.node("Add", &[&product, &base], vec![])
+}
