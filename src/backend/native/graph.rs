@@ -210,7 +210,7 @@ impl<'a> Reader<'a> {
     }
 
     fn value(&mut self, per: Per, width: usize) -> ValueId {
-        self.values.push(Value { per, width });
+        self.values.push(Value { per, width, slot: 0 });
         self.values.len() - 1
     }
 
@@ -470,8 +470,51 @@ impl<'a> Reader<'a> {
                 }
             }
         }
-        Program { values: self.values, stages, output, limits: self.limits, padding: self.padding }
+        let mut values = self.values;
+        let slots = assign_slots(&mut values, &stages, output);
+        Program { values, slots, stages, output, limits: self.limits, padding: self.padding }
     }
+}
+
+/// Assigns memory to values, so that a value takes that of one that no later operation reads. Returns the number of
+/// slots.
+fn assign_slots(values: &mut [Value], stages: &[Stage], output: ValueId) -> usize {
+    // The values that each operation reads, and the one that it writes.
+    let mut operations: Vec<(Vec<ValueId>, ValueId)> = Vec::new();
+    let mut is_of_attention = vec![false; values.len()];
+    for stage in stages {
+        match stage {
+            Stage::Attention(Attention { queries, keys, values, out, .. }) => {
+                is_of_attention[*out] = true;
+                operations.push(([queries, keys, values].map(|view| view.value).into(), *out));
+            }
+            Stage::Rows(stage) => {
+                operations.extend(stage.operations.iter().map(|it| (it.inputs(), it.output())));
+            }
+        }
+    }
+    let mut last_read = vec![0; values.len()];
+    for (place, (inputs, _)) in operations.iter().enumerate() {
+        inputs.iter().for_each(|input| last_read[*input] = place);
+    }
+    last_read[output] = usize::MAX;
+    let (mut slots, mut free) = (0, Vec::new());
+    for (place, (inputs, out)) in operations.iter().enumerate() {
+        // Attention divides its output into other parts than blocks of rows.
+        let shape = |value: ValueId| (values[value].per, values[value].width, is_of_attention[value]);
+        let found = free.iter().position(|value| shape(*value) == shape(*out));
+        let slot = match found.map(|index| free.swap_remove(index)) {
+            Some(value) => values[value].slot,
+            None => {
+                slots += 1;
+                slots - 1
+            }
+        };
+        values[*out].slot = slot;
+        let unused: BTreeSet<ValueId> = inputs.iter().copied().filter(|input| last_read[*input] == place).collect();
+        free.extend(unused);
+    }
+    slots
 }
 
 impl RowStage {

@@ -13,6 +13,8 @@ use super::{
 #[derive(Debug)]
 pub(super) struct Program {
     pub(super) values: Vec<Value>,
+    /// The number of slots of memory.
+    pub(super) slots: usize,
     /// In the order of execution. A stage ends where an operation needs rows that other threads may have computed.
     pub(super) stages: Vec<Stage>,
     pub(super) output: ValueId,
@@ -30,6 +32,8 @@ pub(super) struct Value {
     pub(super) per: Per,
     /// Values per row, a multiple of [`LANES`](super::kernel::LANES) except for outputs.
     pub(super) width: usize,
+    /// The index of its memory, which values share that are not needed at the same time.
+    pub(super) slot: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

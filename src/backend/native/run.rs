@@ -13,7 +13,7 @@ use super::{
     kernel::{InstructionSet, Kernel, KernelFn, LANES, MAX_ROWS},
     linear::{Quantised, dense, linear},
     math::{activate, normalise},
-    program::{Attention, Index, Per, Program, RowOperation, RowStage, Stage, Table, ValueId, View},
+    program::{Attention, Index, Per, Program, RowOperation, RowStage, Stage, Table, Value, ValueId, View},
 };
 use crate::error::{Error, Result};
 
@@ -45,7 +45,7 @@ pub(super) struct Run {
     values: Values,
 }
 
-/// The parts of each value: of [`BLOCK_ROWS`] rows, or, of attention, a part per text and head.
+/// The parts of each slot: of [`BLOCK_ROWS`] rows, or, of attention, a part per text and head.
 pub(super) type Values = Vec<Vec<RwLock<Vec<f32>>>>;
 
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +58,7 @@ struct HeadTask {
 /// Buffers of a thread.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
-    /// The values of a block of rows.
+    /// The values of a block of rows, by slot.
     values: Vec<Vec<f32>>,
     quantised: Quantised,
     head: Head,
@@ -106,16 +106,18 @@ impl Program {
             ranges.push(tokens.len()..tokens.len() + text.len());
             tokens.extend_from_slice(text);
         }
-        values.resize_with(self.values.len(), Vec::new);
-        for (value, parts) in self.values.iter().zip(&mut values) {
-            let rows = if value.per == Per::Token { tokens.len() } else { ranges.len() };
-            let wanted = rows.div_ceil(BLOCK_ROWS);
+        values.resize_with(self.slots, Vec::new);
+        let mut reserve = |value: ValueId, wanted: usize| {
+            let parts = &mut values[self.values[value].slot];
             parts.resize_with(wanted.max(parts.len()), RwLock::default);
-        }
+        };
         for stage in &self.stages {
-            if let Stage::Attention(attention) = stage {
-                let parts = &mut values[attention.out];
-                parts.resize_with((ranges.len() * attention.heads).max(parts.len()), RwLock::default);
+            match stage {
+                Stage::Attention(attention) => reserve(attention.out, ranges.len() * attention.heads),
+                Stage::Rows(stage) => {
+                    let rows = if stage.per == Per::Token { tokens.len() } else { ranges.len() };
+                    stage.stores.iter().for_each(|value| reserve(*value, rows.div_ceil(BLOCK_ROWS)));
+                }
             }
         }
         Run { tokens, texts: ranges, heads, values }
@@ -158,7 +160,7 @@ impl Run {
             Per::Text => text..text + 1,
         };
         let mut out = Vec::with_capacity(rows.len() * value.width);
-        self.each_part(program.output, value.width, rows, |part| out.extend_from_slice(part));
+        self.each_part(value, rows, |part| out.extend_from_slice(part));
         out
     }
 
@@ -169,22 +171,23 @@ impl Run {
 
     /// Calls `read` with `rows` of a value, which may be in several blocks.
     #[inline(always)]
-    fn each_part(&self, value: ValueId, width: usize, rows: Range<usize>, mut read: impl FnMut(&[f32])) {
+    fn each_part(&self, value: Value, rows: Range<usize>, mut read: impl FnMut(&[f32])) {
+        let Value { slot, width, .. } = value;
         let mut start = rows.start;
         while start < rows.end {
             let (block, first) = (start / BLOCK_ROWS, start % BLOCK_ROWS);
             let count = (rows.end - start).min(BLOCK_ROWS - first);
-            read(&self.part(value, block)[first * width..(first + count) * width]);
+            read(&self.part(slot, block)[first * width..(first + count) * width]);
             start += count;
         }
     }
 
-    fn part(&self, value: ValueId, part: usize) -> RwLockReadGuard<'_, Vec<f32>> {
-        self.values[value][part].read().unwrap_or_else(PoisonError::into_inner)
+    fn part(&self, slot: usize, part: usize) -> RwLockReadGuard<'_, Vec<f32>> {
+        self.values[slot][part].read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn part_mut(&self, value: ValueId, part: usize) -> RwLockWriteGuard<'_, Vec<f32>> {
-        self.values[value][part].write().unwrap_or_else(PoisonError::into_inner)
+    fn part_mut(&self, slot: usize, part: usize) -> RwLockWriteGuard<'_, Vec<f32>> {
+        self.values[slot][part].write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -227,16 +230,17 @@ fn rows<K: Kernel>(
     scratch: &mut Scratch,
 ) {
     let Scratch { values, quantised, .. } = scratch;
-    values.resize_with(program.values.len(), Vec::new);
+    values.resize_with(program.slots, Vec::new);
+    let slot = |value: &ValueId| program.values[*value].slot;
     let first = block * BLOCK_ROWS;
     let rows = first..run.rows(stage.per).min(first + BLOCK_ROWS);
     for (value, is_last) in &stage.loads {
-        load(run, program, *value, block, *is_last, &rows, &mut values[*value]);
+        load(run, program, *value, block, *is_last, &rows, &mut values[slot(value)]);
     }
     for operation in &stage.operations {
         let id = operation.output();
         let width = program.values[id].width;
-        let mut out = std::mem::take(&mut values[id]);
+        let mut out = std::mem::take(&mut values[slot(&id)]);
         out.resize(rows.len() * width, 0.0);
         match operation {
             RowOperation::Lookup { table, index, .. } => {
@@ -248,34 +252,34 @@ fn rows<K: Kernel>(
                 for (text, out) in run.texts[rows.clone()].iter().zip(out.chunks_exact_mut(width)) {
                     let first = text.start..text.end.min(text.start + 1);
                     out.fill(0.0);
-                    run.each_part(*input, width, first, |part| out.copy_from_slice(part));
+                    run.each_part(program.values[*input], first, |part| out.copy_from_slice(part));
                 }
             }
-            RowOperation::Linear { input, layer, .. } => linear(kernel, &values[*input], layer, quantised, &mut out),
+            RowOperation::Linear { input, layer, .. } => linear(kernel, &values[slot(input)], layer, quantised, &mut out),
             RowOperation::Dense { input, layer, .. } => {
-                dense(kernel, &values[*input], program.values[*input].width, layer, &mut out);
+                dense(kernel, &values[slot(input)], program.values[*input].width, layer, &mut out);
             }
             RowOperation::Activation { function, input, .. } => {
-                let input = values[*input].as_chunks::<LANES>().0;
+                let input = values[slot(input)].as_chunks::<LANES>().0;
                 for (lanes, out) in input.iter().zip(out.as_chunks_mut().0) {
                     kernel.store(activate(kernel, *function, kernel.load(lanes)), out);
                 }
             }
-            RowOperation::Add { inputs: [left, right], .. } => add(&values[*left], &values[*right], &mut out),
+            RowOperation::Add { inputs: [left, right], .. } => add(&values[slot(left)], &values[slot(right)], &mut out),
             RowOperation::Norm { input, residual, norm, .. } => {
                 match residual {
-                    Some(residual) => add(&values[*input], &values[*residual], &mut out),
-                    None => out.copy_from_slice(&values[*input]),
+                    Some(residual) => add(&values[slot(input)], &values[slot(residual)], &mut out),
+                    None => out.copy_from_slice(&values[slot(input)]),
                 }
                 for row in out.chunks_exact_mut(width) {
                     normalise(kernel, row.as_chunks_mut().0, norm);
                 }
             }
         }
-        values[id] = out;
+        values[slot(&id)] = out;
     }
     for value in &stage.stores {
-        std::mem::swap(&mut *run.part_mut(*value, block), &mut values[*value]);
+        std::mem::swap(&mut *run.part_mut(slot(value), block), &mut values[slot(value)]);
     }
 }
 
@@ -295,20 +299,21 @@ fn load(
         _ => None,
     });
     if let Some(heads) = heads {
-        return join_heads(run, program, value, heads, rows, out);
+        return join_heads(run, program.values[value], heads, rows, out);
     }
+    let slot = program.values[value].slot;
     if is_last {
-        std::mem::swap(&mut *run.part_mut(value, block), out);
+        std::mem::swap(&mut *run.part_mut(slot, block), out);
     } else {
         out.clear();
-        out.extend_from_slice(&run.part(value, block));
+        out.extend_from_slice(&run.part(slot, block));
     }
 }
 
 /// Joins the contexts of all heads to rows.
 #[inline(always)]
-fn join_heads(run: &Run, program: &Program, value: ValueId, heads: usize, rows: &Range<usize>, out: &mut Vec<f32>) {
-    let (per, width) = (program.values[value].per, program.values[value].width);
+fn join_heads(run: &Run, value: Value, heads: usize, rows: &Range<usize>, out: &mut Vec<f32>) {
+    let Value { per, width, slot } = value;
     out.resize(rows.len() * width, 0.0);
     let size = width / heads;
     let first = match per {
@@ -322,7 +327,7 @@ fn join_heads(run: &Run, program: &Program, value: ValueId, heads: usize, rows: 
         }
         let part = range.start.max(rows.start)..range.end.min(rows.end);
         for head in 0..heads {
-            let contexts = run.part(value, text * heads + head);
+            let contexts = run.part(slot, text * heads + head);
             let contexts = contexts[(part.start - range.start) * size..].chunks_exact(size);
             let out = out[(part.start - rows.start) * width..(part.end - rows.start) * width].chunks_exact_mut(width);
             for (out, context) in out.zip(contexts) {
@@ -349,10 +354,11 @@ fn attend<K: Kernel>(
         Per::Text => text..text + 1,
     };
     let copy = |view: View, rows: Range<usize>, stride: usize, out: &mut Vec<f32>| {
-        let (width, first) = (program.values[view.value].width, view.offset + head * size);
+        let value = program.values[view.value];
+        let (width, first) = (value.width, view.offset + head * size);
         out.resize(rows.len() * stride, 0.0);
         let mut out = out.chunks_exact_mut(stride);
-        run.each_part(view.value, width, rows, |part| {
+        run.each_part(value, rows, |part| {
             for (row, out) in part.chunks_exact(width).zip(&mut out) {
                 out[..size].copy_from_slice(&row[first..first + size]);
                 out[size..].fill(0.0);
@@ -364,7 +370,7 @@ fn attend<K: Kernel>(
     copy(attention.queries, queries, size, &mut scratch.queries);
     copy(attention.keys, tokens.clone(), size, &mut scratch.keys);
     copy(attention.values, tokens, Head::value_stride(size), &mut scratch.values);
-    let mut out = run.part_mut(attention.out, text * attention.heads + head);
+    let mut out = run.part_mut(program.values[attention.out].slot, text * attention.heads + head);
     out.resize(count * size, 0.0);
     scratch.attend(kernel, attention.scale, &mut out);
 }
