@@ -24,3 +24,7 @@ pub mod tensor;
 pub mod tokenizer;
 
 pub use error::{Error, Result};
+
+// Files of `tests/` and `fuzz/` that are included here name the crate as those of other crates do.
+#[cfg(any(test, feature = "fuzzing"))]
+extern crate self as kivu;

@@ -8,13 +8,13 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    answer::{Answer, Kind, RowError, RowResult},
+    answer::{Cell, RowError, RowResult, SCORE},
+    checkpoint,
     compression::Compression,
     distributed_map::{Batch, Join},
     event,
     output::Shape,
     rows::{CsvReader, Head, JsonLinesReader, RowReader},
-    state,
 };
 use crate::{
     error::Result,
@@ -44,7 +44,7 @@ pub(crate) fn key(bytes: &[u8]) {
         }
     }
     let place = Url { bucket: "b".into(), key: "k".into() };
-    let _ = state::parse(bytes, &place);
+    let _ = checkpoint::parse(bytes, &place);
 }
 
 /// A file of JSON Lines, possibly compressed: the output has one object per row.
@@ -91,12 +91,12 @@ fn unpacked(bytes: &[u8]) -> Option<Box<dyn Read + Send>> {
 
 /// The number of rows and the output with an answer for each, if the file is valid.
 fn answered(reader: &mut dyn RowReader) -> Option<(usize, Vec<u8>)> {
-    let shape = Shape::of(reader, Compression::None, Kind::Score);
+    let shape = Shape::of(reader, Compression::None, SCORE);
     let write = |reader: &mut dyn RowReader| -> Result<(usize, Vec<u8>)> {
         let (mut count, mut writer) = (0, shape.writer(true)?);
         while let Some(chunk) = reader.next()? {
             count += chunk.texts.len();
-            let result = |text: Result<String, RowError>| text.map(|_| Answer::Score(0.5));
+            let result = |text: Result<String, RowError>| text.map(|_| vec![Cell::Number(0.5)]);
             let results: Vec<RowResult> = chunk.texts.into_iter().map(result).collect();
             writer.write(chunk.rows, &results)?;
         }

@@ -5,7 +5,9 @@ pub mod native;
 pub mod onnx;
 pub mod processor;
 pub mod routing;
-pub mod scripted;
+#[cfg(any(test, feature = "fuzzing"))]
+#[path = "../../tests/integration/scripted.rs"]
+pub(crate) mod scripted;
 pub mod seq2seq;
 pub mod speed;
 pub mod triton;

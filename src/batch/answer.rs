@@ -4,41 +4,17 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-/// The result of a model for one text.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Answer {
-    Embedding(Vec<f32>),
-    Label {
-        label: Arc<str>,
-        score: f32,
-    },
-    /// Best first.
-    Labels {
-        labels: Vec<Arc<str>>,
-        scores: Vec<f32>,
-    },
-    Score(f32),
-    Translation(String),
-}
-
-/// The kinds of answers; a job has answers of one kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    Embedding,
-    Label,
-    Labels,
-    Score,
-    Translation,
-}
+/// The result of a model for one text: a cell for each of the model's columns.
+pub(super) type Answer = Vec<Cell>;
 
 /// The value of an answer in one column.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
-pub(super) enum Cell<'a> {
-    Text(&'a str),
+pub(super) enum Cell {
+    Text(Arc<str>),
     Number(f32),
-    Texts(&'a [Arc<str>]),
-    Numbers(&'a [f32]),
+    Texts(Vec<Arc<str>>),
+    Numbers(Vec<f32>),
 }
 
 /// The types of [`Cell`].
@@ -50,38 +26,22 @@ pub(super) enum CellType {
     Numbers,
 }
 
+/// The names and types of the columns that a model adds to a row, except [`ERROR_COLUMN`].
+pub(super) type Columns = &'static [(&'static str, CellType)];
+
+pub(super) const EMBEDDING: Columns = &[("embedding", CellType::Numbers)];
+pub(super) const LABEL: Columns = &[("label", CellType::Text), ("score", CellType::Number)];
+/// Best first.
+pub(super) const LABELS: Columns = &[("labels", CellType::Texts), ("scores", CellType::Numbers)];
+pub(super) const SCORE: Columns = &[("score", CellType::Number)];
+pub(super) const TRANSLATION: Columns = &[("translation", CellType::Text)];
+
 /// The column for errors, which follows those of the answers.
 pub(super) const ERROR_COLUMN: &str = "error";
 
-impl Kind {
-    /// The names and types of the columns that are added to a row, except [`ERROR_COLUMN`].
-    pub(super) fn columns(self) -> &'static [(&'static str, CellType)] {
-        match self {
-            Self::Embedding => &[("embedding", CellType::Numbers)],
-            Self::Label => &[("label", CellType::Text), ("score", CellType::Number)],
-            Self::Labels => &[("labels", CellType::Texts), ("scores", CellType::Numbers)],
-            Self::Score => &[("score", CellType::Number)],
-            Self::Translation => &[("translation", CellType::Text)],
-        }
-    }
-
-    /// The names of all columns that are added to a row.
-    pub(super) fn names(self) -> impl Iterator<Item = &'static str> {
-        self.columns().iter().map(|(name, _)| *name).chain([ERROR_COLUMN])
-    }
-}
-
-impl Answer {
-    /// The cells in the order of [`Kind::columns`].
-    pub(super) fn cells(&self) -> Vec<Cell<'_>> {
-        match self {
-            Self::Embedding(vector) => vec![Cell::Numbers(vector)],
-            Self::Label { label, score } => vec![Cell::Text(label), Cell::Number(*score)],
-            Self::Labels { labels, scores } => vec![Cell::Texts(labels), Cell::Numbers(scores)],
-            Self::Score(score) => vec![Cell::Number(*score)],
-            Self::Translation(text) => vec![Cell::Text(text)],
-        }
-    }
+/// The names of all columns that are added to a row.
+pub(super) fn names(columns: Columns) -> impl Iterator<Item = &'static str> {
+    columns.iter().map(|(name, _)| *name).chain([ERROR_COLUMN])
 }
 
 /// The answer to a row, or the reason why it has none.

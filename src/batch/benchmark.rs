@@ -3,7 +3,7 @@
 use std::{io::Cursor, sync::Arc};
 
 use super::{
-    answer::{Answer, Kind, RowError, RowResult},
+    answer::{Cell, LABEL, RowError, RowResult},
     compression::Compression,
     local_storage::PART_BYTES,
     output::{Pieces, Shape},
@@ -14,11 +14,11 @@ use crate::error::Result;
 /// Reads JSON Lines, writes them with a constant answer, and returns the number of rows.
 pub fn pass_through(lines: Vec<u8>) -> Result<usize> {
     let mut reader = JsonLinesReader::new(Cursor::new(lines), None);
-    let shape = Shape::of(&reader, Compression::None, Kind::Label);
+    let shape = Shape::of(&reader, Compression::None, LABEL);
     let (mut pieces, mut count, label) = (Pieces::new(shape), 0, Arc::from("label"));
     while let Some(Chunk { texts, rows }) = reader.next()? {
         let answer = |text: Result<String, RowError>| {
-            text.map(|_| Answer::Label { label: Arc::clone(&label), score: 0.5 })
+            text.map(|_| vec![Cell::Text(Arc::clone(&label)), Cell::Number(0.5)])
         };
         let results: Vec<RowResult> = texts.into_iter().map(answer).collect();
         count += results.len();

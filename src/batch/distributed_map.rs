@@ -1,11 +1,10 @@
 //! Distributed maps of Step Functions, for files that are too large for one function.
 //!
 //! A state machine passes the rows of a file, as JSON objects, to many functions in batches. Each batch becomes a part:
-//! a line of JSON with the number of its first row and its progress, and its rows in the format of the output. At the
+//! a line of JSON with its progress, and its rows in the format of the output. At the
 //! end, one call joins the parts.
 
 use std::{
-    collections::BTreeMap,
     future::pending,
     io::{Cursor, Write},
     pin::pin,
@@ -13,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -25,7 +24,6 @@ use super::{
     job::Job,
     location::{Existing, JobInput, JobOutput},
     output::{Pieces, Shape},
-    parameters::Parameters,
     predictor::Predictor,
     process::{End, RowInput, open_rows, panicked, process},
     report::{Progress, Status},
@@ -36,7 +34,6 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    model::Model,
     repository::s3::{Condition, Store, Url, fit_key},
 };
 
@@ -44,41 +41,43 @@ type Row = Map<String, Value>;
 
 /// A batch of rows or of objects.
 #[derive(Debug, Deserialize)]
-pub(super) struct Batch {
-    #[serde(rename = "BatchInput")]
-    input: BatchInput,
-    #[serde(rename = "Items")]
-    items: Vec<Item>,
+#[serde(untagged)]
+pub(super) enum Batch {
+    #[serde(rename_all = "PascalCase")]
+    Rows { batch_input: Run, items: Vec<Item> },
+    #[serde(rename_all = "PascalCase")]
+    Listing { batch_input: Listing, items: Vec<Listed> },
 }
 
-/// The input that all batches of a map share.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
-enum BatchInput {
-    /// The file of the rows, and the id of the map run.
-    Rows { input: String, run: String },
-    /// The bucket of the objects.
-    Listing { bucket: String },
+/// The file of the rows, and the id of the map run.
+#[derive(Debug, Deserialize)]
+pub(super) struct Run {
+    input: String,
+    run: String,
 }
 
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
-enum Item {
-    Row {
-        index: u64,
-        row: Row,
-    },
-    Object {
-        #[serde(rename = "Key")]
-        key: String,
-    },
+#[derive(Debug, Deserialize)]
+pub(super) struct Item {
+    index: u64,
+    row: Row,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Listing {
+    pub(super) bucket: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct Listed {
+    pub(super) key: String,
 }
 
 /// The request to join the parts of a map run.
 #[derive(Debug, Deserialize)]
 pub(super) struct Join {
-    input: String,
-    run: String,
+    #[serde(flatten)]
+    run: Run,
     /// The object with the results of the map run, which lists failed batches.
     results: Option<Results>,
 }
@@ -97,16 +96,6 @@ impl Batch {
             |error| Error::malformed(format!("expected a batch of a state machine, but found: {error}"));
         event.get("Items").map(|_| Self::deserialize(event)).transpose().map_err(wrong)
     }
-
-    /// The objects of a listing; `None` for a batch of rows.
-    pub(super) fn listed(&self) -> Option<Vec<Url>> {
-        let BatchInput::Listing { bucket } = &self.input else { return None };
-        let urls = self.items.iter().filter_map(|item| match item {
-            Item::Object { key } => Some(Url { bucket: bucket.clone(), key: key.clone() }),
-            Item::Row { .. } => None,
-        });
-        Some(urls.collect())
-    }
 }
 
 impl Join {
@@ -117,21 +106,11 @@ impl Join {
     }
 }
 
-/// The first line of a part.
-#[derive(Debug, Serialize, Deserialize)]
-struct PartHead {
-    /// The rows before the part.
-    first: u64,
-    progress: Progress,
-}
-
 /// How a file is processed.
 struct Plan {
     store: Store,
-    input: JobInput,
     output: Url,
-    model: Model,
-    parameters: Parameters,
+    job: Job,
     predictor: Predictor,
     column: Option<String>,
     shape: Shape,
@@ -155,13 +134,14 @@ impl Plan {
             reader.skip(1)?;
         }
         let column = reader.column().map(str::to_owned);
-        let mut shape = Shape::of(reader.as_ref(), format.1, predictor.kind());
+        let mut shape = Shape::of(reader.as_ref(), format.1, predictor.columns());
         if format.0 == Format::Parquet {
             // The state machine passes rows as JSON, which lacks most types of Parquet.
             shape = Shape { head: Head::JsonLines, compression: Compression::None, ..shape };
             output = output.with_key(fit_key(&format!("{}.jsonl", output.key.trim_end_matches(".parquet"))));
         }
-        Ok(Self { store: store.clone(), input, output, model, parameters, predictor, column, shape })
+        let job = Job::new(input, JobOutput::Object(store.clone(), output.clone()), model, parameters);
+        Ok(Self { store: store.clone(), output, job, predictor, column, shape })
     }
 
     /// The prefix of the parts of a run.
@@ -182,27 +162,27 @@ impl Plan {
         Ok(Box::new(JsonLinesReader::new(Cursor::new(text), self.column.as_deref())))
     }
 
+    fn uncompressed(&self) -> Shape {
+        Shape { compression: Compression::None, ..self.shape.clone() }
+    }
+
     /// The part with these rows.
     async fn part(
         &self,
-        first: u64,
         rows: &[Row],
         predict: impl AsyncFn(Vec<Result<String, RowError>>) -> Result<Answers>,
-    ) -> Result<(PartHead, Vec<u8>)> {
-        let plain = Shape { compression: Compression::None, ..self.shape.clone() };
+    ) -> Result<(Progress, Vec<u8>)> {
         let writer = Writer {
             target: Target::Memory,
             // Without the header of the file.
-            pieces: Pieces::resumed(plain, Vec::new(), Vec::new()),
+            pieces: Pieces::resumed(self.uncompressed(), Vec::new(), Vec::new()),
             progress: Progress::default(),
             notes: Vec::new(),
             is_resumable: false,
         };
         let input = RowInput { reader: self.reader(rows)?, gauge: Gauge::default(), size: None };
         match process(input, predict, writer, Arc::new(()), None, pin!(pending())).await? {
-            Ok((mut writer, End::Input)) => {
-                Ok((PartHead { first, progress: writer.progress }, writer.pieces.take()?))
-            }
+            Ok((mut writer, End::Input)) => Ok((writer.progress, writer.pieces.take()?)),
             Ok((_, End::Rows(error) | End::Output(error))) => Err(error),
             Ok((_, End::Stopped)) | Err(_) => Err(panicked()),
         }
@@ -210,42 +190,33 @@ impl Plan {
 }
 
 /// Processes a batch of rows and writes it as a part.
-pub(super) async fn process_batch(rules: &Rules, store: &Store, batch: &Batch) -> Result<Value> {
-    let BatchInput::Rows { input, run } = &batch.input else {
-        return Err(Error::malformed("expected a batch of rows, but found a listing"));
-    };
-    let plan = Plan::new(rules, store, input)?;
-    let (first, rows) = rows_of(&batch.items)?;
-    let (head, bytes) = plan.part(first, &rows, async |texts| plan.predictor.predict(texts).await).await?;
-    let mut text = serde_json::to_vec(&head).map_err(unwritable)?;
+pub(super) async fn process_batch(rules: &Rules, store: &Store, run: Run, items: Vec<Item>) -> Result<Value> {
+    let plan = Plan::new(rules, store, &run.input)?;
+    let (first, rows) = rows_of(items)?;
+    let (progress, bytes) = plan.part(&rows, async |texts| plan.predictor.predict(texts).await).await?;
+    let mut text = serde_json::to_vec(&progress).map_err(unwritable)?;
     text.push(b'\n');
     text.extend_from_slice(&bytes);
-    let prefix = plan.parts(run);
+    let prefix = plan.parts(&run.run);
     let url = prefix.with_key(format!("{}{first:015}", prefix.key));
-    plan.store.put(&url, text, &Condition::None, &BTreeMap::new())?;
-    let errors: u64 = head.progress.errors.values().sum();
-    Ok(json!({ "first": first, "rows": head.progress.rows, "errors": errors }))
+    plan.store.put(&url, text, &Condition::None)?;
+    let errors: u64 = progress.errors.values().sum();
+    Ok(json!({ "first": first, "rows": progress.rows, "errors": errors }))
 }
 
 /// The rows of a batch, and the number of rows before them.
-fn rows_of(items: &[Item]) -> Result<(u64, Vec<Row>)> {
-    let mut rows = Vec::new();
-    let mut first = None;
-    for item in items {
-        let Item::Row { index, row } = item else {
-            return Err(Error::malformed("expected items with `index` and `row`, but found others"));
-        };
-        let expected = *first.get_or_insert(*index) + rows.len() as u64;
-        if *index != expected {
-            return Err(Error::malformed(format!(
-                "expected row {expected} next in the batch, but found row {index}"
-            )));
-        }
-        rows.push(row.clone());
-    }
+fn rows_of(items: Vec<Item>) -> Result<(u64, Vec<Row>)> {
+    let first = items.first().map(|item| item.index);
     let first =
         first.ok_or_else(|| Error::malformed("expected at least one item in the batch, but found none"))?;
-    Ok((first, rows))
+    if let Some((expected, Item { index, .. })) =
+        (first..).zip(&items).find(|(next, item)| *next != item.index)
+    {
+        return Err(Error::malformed(format!(
+            "expected row {expected} next in the batch, but found row {index}"
+        )));
+    }
+    Ok((first, items.into_iter().map(|item| item.row).collect()))
 }
 
 fn csv_of(header: &CsvHeader, rows: &[Row]) -> Result<Vec<u8>> {
@@ -268,9 +239,9 @@ fn unwritable(error: impl std::error::Error + Send + Sync + 'static) -> Error {
 
 /// Joins the parts of a run into the output, with errors for the rows of failed batches, and writes the report.
 pub(super) async fn join(rules: &Rules, store: &Store, join: &Join) -> Result<Value> {
-    let plan = Plan::new(rules, store, &join.input)?;
-    let prefix = plan.parts(&join.run);
-    let Some(checkpoint) = claim(&plan, &join.run)? else { return Ok(json!({ "status": "known" })) };
+    let plan = Plan::new(rules, store, &join.run.input)?;
+    let prefix = plan.parts(&join.run.run);
+    let Some(checkpoint) = claim(&plan, &join.run.run)? else { return Ok(json!({ "status": "known" })) };
     let mut parts: Vec<(u64, Part)> = Vec::new();
     for key in plan.store.list(&prefix)? {
         let first = key.rsplit('/').next().and_then(|name| name.parse().ok());
@@ -280,38 +251,25 @@ pub(super) async fn join(rules: &Rules, store: &Store, join: &Join) -> Result<Va
     // A batch may have failed before another attempt wrote its part.
     parts.sort_by_key(|(first, part)| (*first, matches!(part, Part::Failed(..))));
     parts.dedup_by_key(|(first, _)| *first);
-    let compression = plan.shape.compression;
     let pieces = Pieces::new(plan.shape.clone());
-    let mut output =
-        JoinedOutput { checkpoint, pieces, compression, packer: None, progress: Progress::default() };
-    let plain = Shape { compression: Compression::None, ..plan.shape.clone() };
-    output.write(&Pieces::new(plain).take_last()?)?;
+    let packer = plan.shape.packer()?;
+    let mut output = JoinedOutput { checkpoint, pieces, packer, progress: Progress::default() };
+    output.write(&plan, &Pieces::new(plan.uncompressed()).take_last()?)?;
     let (mut next, mut missing) = (0, Vec::new());
     for (first, part) in &parts {
         if *first > next {
             missing.push([next + 1, *first]);
             next = *first;
         }
-        let (head, bytes) = part.read(&plan, *first).await?;
-        next += head.progress.rows;
-        output.progress.join(&head.progress);
-        output.write(&bytes)?;
+        let (progress, bytes) = part.read(&plan).await?;
+        next += progress.rows;
+        output.progress.join(&progress);
+        output.write(&plan, &bytes)?;
     }
-    output.finish()?;
-    let JoinedOutput { checkpoint, progress, .. } = output;
-    let job = Job {
-        input: plan.input,
-        output: JobOutput::Object(plan.store.clone(), plan.output),
-        model: plan.model,
-        parameters: plan.parameters,
-        watcher: Arc::new(()),
-        until: None,
-        interval: Duration::MAX,
-        existing: Existing::default(),
-    };
-    let mut report = job.report(Status::Finished, None, progress);
+    let (checkpoint, progress) = output.finish()?;
+    let mut report = plan.job.report(Status::Finished, None, progress);
     report.missing = missing;
-    job.write_report(&report)?;
+    plan.job.write_report(&report)?;
     for (_, part) in &parts {
         if let Part::Written(url) = part {
             plan.store.delete(url)?;
@@ -342,7 +300,7 @@ enum Part {
 }
 
 impl Part {
-    async fn read(&self, plan: &Plan, first: u64) -> Result<(PartHead, Vec<u8>)> {
+    async fn read(&self, plan: &Plan) -> Result<(Progress, Vec<u8>)> {
         match self {
             Self::Failed(rows, cause) => {
                 let error = RowError::new(ErrorKind::Model, format!("its batch failed: {cause}"));
@@ -350,14 +308,14 @@ impl Part {
                     let results = texts.iter().map(|_| Err(error.clone())).collect();
                     Ok(Answers { results, ..Answers::default() })
                 };
-                plan.part(first, rows, predict).await
+                plan.part(rows, predict).await
             }
             Self::Written(url) => {
                 let wrong = || Error::model(format!("expected a part in `{url}`, but found something else"));
                 let (bytes, _) = plan.store.read(url)?.ok_or_else(wrong)?;
                 let end = bytes.iter().position(|byte| *byte == b'\n').ok_or_else(wrong)?;
-                let head = serde_json::from_slice(&bytes[..end]).map_err(|_| wrong())?;
-                Ok((head, bytes[end + 1..].to_vec()))
+                let progress = serde_json::from_slice(&bytes[..end]).map_err(|_| wrong())?;
+                Ok((progress, bytes[end + 1..].to_vec()))
             }
         }
     }
@@ -367,36 +325,27 @@ impl Part {
 struct JoinedOutput {
     checkpoint: Box<Checkpoint>,
     pieces: Pieces,
-    compression: Compression,
-    packer: Option<Packer>,
+    packer: Packer,
     progress: Progress,
 }
 
 impl JoinedOutput {
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        let failed = || Error::io("cannot write the output");
-        let packer = match &mut self.packer {
-            Some(packer) => packer,
-            None => self.packer.insert(self.compression.pack().map_err(failed())?),
-        };
-        packer.write_all(bytes).map_err(failed())?;
-        if packer.len() < self.checkpoint.part_bytes() {
+    fn write(&mut self, plan: &Plan, bytes: &[u8]) -> Result<()> {
+        self.packer.write_all(bytes).map_err(Error::io("cannot write the output"))?;
+        if self.packer.len() < self.checkpoint.part_bytes() {
             return Ok(());
         }
+        let packed = std::mem::replace(&mut self.packer, plan.shape.packer()?).finish();
         self.checkpoint.begin()?;
-        let bytes = self.packed()?;
-        self.checkpoint.send(bytes, &mut self.pieces, &self.progress)
+        let packed = packed.map_err(Error::io("cannot write the output"))?;
+        self.checkpoint.send(packed, &mut self.pieces, &self.progress)
     }
 
-    fn packed(&mut self) -> Result<Vec<u8>> {
-        let packed = self.packer.take().map(Packer::finish).transpose();
-        packed.map(Option::unwrap_or_default).map_err(Error::io("cannot write the output"))
-    }
-
-    fn finish(&mut self) -> Result<()> {
+    fn finish(mut self) -> Result<(Box<Checkpoint>, Progress)> {
         self.checkpoint.begin()?;
-        let bytes = self.packed()?;
-        self.checkpoint.finish(bytes, &mut self.pieces, &self.progress)
+        let packed = self.packer.finish().map_err(Error::io("cannot write the output"))?;
+        self.checkpoint.finish(packed, &mut self.pieces, &self.progress)?;
+        Ok((self.checkpoint, self.progress))
     }
 }
 
@@ -420,8 +369,8 @@ fn failed(store: &Store, results: Option<&Results>) -> Result<Vec<(u64, Part)>> 
         for execution in read(file)?.as_array().into_iter().flatten() {
             let text = |name: &str| execution.get(name).and_then(Value::as_str).unwrap_or_default();
             let input: Value = serde_json::from_str(text("Input")).map_err(wrong)?;
-            if let Some(Batch { items, .. }) = Batch::of(&input)? {
-                let (first, rows) = rows_of(&items)?;
+            if let Some(Batch::Rows { items, .. }) = Batch::of(&input)? {
+                let (first, rows) = rows_of(items)?;
                 failed.push((first, Part::Failed(rows, text("Error").to_owned())));
             }
         }

@@ -134,15 +134,9 @@ fn from_s3(record: &Value) -> Result<Option<ObjectEvent>> {
     if !name.starts_with("ObjectCreated:") {
         return Ok(None);
     }
-    let at = |path: &str| record.pointer(path).and_then(Value::as_str);
-    let (Some(bucket), Some(key)) = (at("/s3/bucket/name"), at("/s3/object/key")) else {
-        return Err(Error::malformed("expected a bucket and a key in the record of S3, but found none"));
-    };
-    Ok(Some(ObjectEvent {
-        url: Url { bucket: bucket.to_owned(), key: decode(key)? },
-        version: at("/s3/object/versionId").filter(|version| *version != "null").map(str::to_owned),
-        etag: at("/s3/object/eTag").map(str::to_owned),
-    }))
+    let mut object = object(record.get("s3"), ["versionId", "eTag"], "the record of S3")?;
+    object.url.key = decode(&object.url.key)?;
+    Ok(Some(object))
 }
 
 /// An event of EventBridge, whose keys are not encoded; `None` unless an object was created.
@@ -150,17 +144,17 @@ fn from_event_bridge(event: &Value) -> Result<Option<ObjectEvent>> {
     if event.get("detail-type").and_then(Value::as_str) != Some("Object Created") {
         return Ok(None);
     }
-    let at = |path: &str| event.pointer(path).and_then(Value::as_str);
-    let (Some(bucket), Some(key)) = (at("/detail/bucket/name"), at("/detail/object/key")) else {
-        return Err(Error::malformed(
-            "expected a bucket and a key in the event of EventBridge, but found none",
-        ));
+    object(event.get("detail"), ["version-id", "etag"], "the event of EventBridge").map(Some)
+}
+
+/// The object that `place` describes in `details`; `names` are those of its version and its ETag.
+fn object(details: Option<&Value>, names: [&str; 2], place: &str) -> Result<ObjectEvent> {
+    let at = |pointer: &str| details?.pointer(pointer)?.as_str().map(str::to_owned);
+    let (Some(bucket), Some(key)) = (at("/bucket/name"), at("/object/key")) else {
+        return Err(Error::malformed(format!("expected a bucket and a key in {place}, but found none")));
     };
-    Ok(Some(ObjectEvent {
-        url: Url { bucket: bucket.to_owned(), key: key.to_owned() },
-        version: at("/detail/object/version-id").filter(|version| *version != "null").map(str::to_owned),
-        etag: at("/detail/object/etag").map(str::to_owned),
-    }))
+    let [version, etag] = names.map(|name| at(&format!("/object/{name}")));
+    Ok(ObjectEvent { url: Url { bucket, key }, version: version.filter(|version| version != "null"), etag })
 }
 
 /// Decodes a key in an event of S3, which is encoded like a form field.

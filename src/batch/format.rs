@@ -3,7 +3,6 @@
 use std::{
     fmt,
     io::{Cursor, Read},
-    str::FromStr,
     sync::Arc,
 };
 
@@ -19,7 +18,7 @@ use crate::error::{Error, Result};
 pub(super) const HEAD_BYTES: u64 = 4096;
 
 /// The format of an input, which is also that of its output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Format {
     /// One JSON object per line.
@@ -28,19 +27,6 @@ pub enum Format {
     Csv,
     /// Apache Parquet.
     Parquet,
-}
-
-impl FromStr for Format {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        match name {
-            "json-lines" => Ok(Self::JsonLines),
-            "csv" => Ok(Self::Csv),
-            "parquet" => Ok(Self::Parquet),
-            _ => Err(format!("expected `json-lines`, `csv` or `parquet`, but found `{name}`")),
-        }
-    }
 }
 
 impl fmt::Display for Format {

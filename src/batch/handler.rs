@@ -1,17 +1,17 @@
 //! The Lambda function for batch jobs.
 
 use std::{
-    sync::Arc,
+    io,
     time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
 
 use super::{
-    distributed_map::{self, Batch, Join},
+    distributed_map::{self, Batch, Join, Listed, Listing},
     event::{self, Message, ObjectEvent},
     job::{Ended, Job},
-    location::{Existing, JobInput, JobOutput},
+    location::{JobInput, JobOutput},
     rules::Rules,
 };
 use crate::{
@@ -33,27 +33,27 @@ pub struct Handler {
 /// The result for an object.
 #[derive(Debug)]
 enum Outcome {
-    Ended(Box<Ended>),
+    Ended(Ended),
     /// There was nothing to do, for this reason.
     Skipped(&'static str),
 }
 
 impl Outcome {
     fn is_unfinished(&self) -> bool {
-        matches!(self, Self::Ended(ended) if matches!(**ended, Ended::Unfinished(_)))
+        matches!(self, Self::Ended(Ended::Unfinished(_)))
     }
 
     fn log(&self, url: &Url) {
         match self {
             Self::Skipped(reason) => tracing::info!(%url, reason, "skipped"),
-            Self::Ended(ended) => match &**ended {
-                Ended::Known => tracing::info!(%url, "the output exists"),
-                Ended::Unfinished(progress) => tracing::info!(%url, rows = progress.rows, "unfinished"),
-                Ended::Done(report) => {
-                    let (progress, error) = (&report.progress, &report.error);
-                    tracing::info!(%url, rows = progress.rows, seconds = progress.seconds, error, "done");
-                }
-            },
+            Self::Ended(Ended::Known) => tracing::info!(%url, "the output exists"),
+            Self::Ended(Ended::Unfinished(progress)) => {
+                tracing::info!(%url, rows = progress.rows, "unfinished");
+            }
+            Self::Ended(Ended::Done(report)) => {
+                let (progress, error) = (&report.progress, &report.error);
+                tracing::info!(%url, rows = progress.rows, seconds = progress.seconds, error, "done");
+            }
         }
     }
 
@@ -61,11 +61,11 @@ impl Outcome {
     fn json(&self) -> Value {
         match self {
             Self::Skipped(reason) => json!({ "status": "skipped", "reason": reason }),
-            Self::Ended(ended) => match &**ended {
-                Ended::Known => json!({ "status": "known" }),
-                Ended::Unfinished(progress) => json!({ "status": "unfinished", "rows": progress.rows }),
-                Ended::Done(report) => json!(report),
-            },
+            Self::Ended(Ended::Known) => json!({ "status": "known" }),
+            Self::Ended(Ended::Unfinished(progress)) => {
+                json!({ "status": "unfinished", "rows": progress.rows })
+            }
+            Self::Ended(Ended::Done(report)) => json!(report),
         }
     }
 }
@@ -97,9 +97,14 @@ impl Handler {
             return distributed_map::join(&self.rules, &self.store, &join).await;
         }
         if let Some(batch) = Batch::of(&event)? {
-            return match batch.listed() {
-                Some(urls) => self.listed(urls, until).await,
-                None => distributed_map::process_batch(&self.rules, &self.store, &batch).await,
+            return match batch {
+                Batch::Listing { batch_input: Listing { bucket }, items } => {
+                    let urls = items.into_iter().map(|Listed { key }| Url { bucket: bucket.clone(), key });
+                    self.listed(urls, until).await
+                }
+                Batch::Rows { batch_input, items } => {
+                    distributed_map::process_batch(&self.rules, &self.store, batch_input, items).await
+                }
             };
         }
         if let Some(url) = event.get("input").and_then(Value::as_str) {
@@ -134,7 +139,7 @@ impl Handler {
     }
 
     /// Handles the objects of a listing.
-    async fn listed(&self, urls: Vec<Url>, until: Option<Instant>) -> Result<Value> {
+    async fn listed(&self, urls: impl Iterator<Item = Url>, until: Option<Instant>) -> Result<Value> {
         let mut outcomes = Vec::new();
         for url in urls {
             let outcome = self.object(&ObjectEvent::new(url.clone()), until).await?;
@@ -175,28 +180,18 @@ impl Handler {
                 (None, _) => return Err(error),
             },
         };
-        let job = Job {
-            input: JobInput::Object(self.store.clone(), url.clone(), object),
-            output: JobOutput::Object(self.store.clone(), output),
-            model,
-            parameters,
-            watcher: Arc::new(()),
-            until,
-            interval: self.interval,
-            existing: Existing::default(),
-        };
-        let ended = match error {
+        let input = JobInput::Object(self.store.clone(), url.clone(), object);
+        let output = JobOutput::Object(self.store.clone(), output);
+        let job = Job { until, interval: self.interval, ..Job::new(input, output, model, parameters) };
+        Ok(Outcome::Ended(match error {
             None => job.run().await?,
             Some(error) => job.fail(error)?,
-        };
-        Ok(Outcome::Ended(Box::new(ended)))
+        }))
     }
 }
 
 /// The error that makes the sender repeat an event.
 fn unfinished(url: &Url) -> Error {
-    Error::Io {
-        action: format!("expected `{url}` to be done in time, but it is not; the next run resumes it"),
-        source: std::io::Error::new(std::io::ErrorKind::TimedOut, "time is up"),
-    }
+    let action = format!("expected `{url}` to be done in time, but it is not; the next run resumes it");
+    Error::io(action)(io::Error::new(io::ErrorKind::TimedOut, "time is up"))
 }

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    repository::s3::{Object, Store, Url},
+    repository::s3::{Object, Reader, Store, Url},
 };
 
 /// An input. Files and objects support random access; a stream can be read once.
@@ -139,7 +139,7 @@ impl OpenInput {
                 contents.ok_or_else(|| self.not_seekable())
             }
             Self::Object(store, url, object) => {
-                Ok(Box::new(store.pieces(url, object, start..object.size)?.into_reader()))
+                Ok(Box::new(Reader::new(store.pieces(url, object, start..object.size)?)))
             }
         }
     }

@@ -3,6 +3,7 @@
 use std::{
     fs,
     future::{Future, pending},
+    ops::ControlFlow,
     pin::{Pin, pin},
     sync::Arc,
     time::{Duration, Instant},
@@ -65,11 +66,6 @@ pub enum Ended {
 }
 
 /// A job before its first row.
-enum Begun {
-    Ended(Ended),
-    Ready(Box<Ready>),
-}
-
 struct Ready {
     predictor: Predictor,
     input: OpenInput,
@@ -85,6 +81,12 @@ enum Destination {
 }
 
 impl Job {
+    /// A job that nothing observes or interrupts, and that is saved after each part only.
+    pub fn new(input: JobInput, output: JobOutput, model: Model, parameters: Parameters) -> Self {
+        let (watcher, existing) = (Arc::new(()), Existing::default());
+        Self { input, output, model, parameters, watcher, until: None, interval: Duration::MAX, existing }
+    }
+
     /// Runs or resumes the job.
     ///
     /// An unusable input is not an error of this function, but a report with [`Status::Failed`], since another run would
@@ -106,8 +108,8 @@ impl Job {
             () = &mut stop => return Ok(Ended::Unfinished(Progress::default())),
         };
         match begun {
-            Begun::Ended(ended) => Ok(ended),
-            Begun::Ready(ready) => self.work(*ready, stop).await,
+            ControlFlow::Break(ended) => Ok(ended),
+            ControlFlow::Continue(ready) => self.work(ready, stop).await,
         }
     }
 
@@ -122,7 +124,7 @@ impl Job {
     }
 
     /// Everything before the first row that is not done.
-    fn begin(&self) -> Result<Begun> {
+    fn begin(&self) -> Result<ControlFlow<Ended, Ready>> {
         let destination = self.destination()?;
         let opened = catch_panic(|| {
             let predictor = Predictor::new(self.model.clone(), &self.parameters)?;
@@ -130,13 +132,13 @@ impl Job {
             let format = input.format(self.parameters.format)?;
             let gauge = Gauge::default();
             let reader = open_rows(&input, format, self.parameters.column.as_deref(), &gauge)?;
-            let shape = Shape::of(reader.as_ref(), format.1, predictor.kind());
+            let shape = Shape::of(reader.as_ref(), format.1, predictor.columns());
             let size = input.size();
             Ok((predictor, input, RowInput { reader, gauge, size }, shape))
         });
         let (predictor, input, mut rows, shape) = match opened {
             Ok(opened) => opened,
-            Err(error) => return self.fail(error).map(Begun::Ended),
+            Err(error) => return self.fail(error).map(ControlFlow::Break),
         };
         let mut notes: Vec<String> = shape.format().note(&self.output.to_string()).into_iter().collect();
         notes.extend_from_slice(rows.reader.notes());
@@ -147,15 +149,15 @@ impl Job {
                 let (target, pieces) = (Target::Stream(stream.open()?), Pieces::new(shape));
                 let writer = Writer { target, pieces, progress: Progress::default(), notes, is_resumable };
                 self.watcher.begin(&self.input.to_string(), 0);
-                return Ok(Begun::Ready(Box::new(Ready { predictor, input, rows, writer })));
+                return Ok(ControlFlow::Continue(Ready { predictor, input, rows, writer }));
             }
             Destination::File(output) => local_storage::claim(output, &id, is_resumable, self.interval)?,
             Destination::Object(store, url) => {
                 match s3_storage::claim(&store, &url, &id, self.interval, self.existing) {
-                    Ok(Claim::Done) => return Ok(Begun::Ended(Ended::Known)),
+                    Ok(Claim::Done) => return Ok(ControlFlow::Break(Ended::Known)),
                     Ok(Claim::Claimed(checkpoint)) => checkpoint,
                     // Reported as a failure, since a repeated event would fail too.
-                    Err(error) => return self.fail(error).map(Begun::Ended),
+                    Err(error) => return self.fail(error).map(ControlFlow::Break),
                 }
             }
         };
@@ -173,12 +175,12 @@ impl Job {
             if let Target::Checkpoint(checkpoint) = &writer.target {
                 checkpoint.complete()?;
             }
-            return self.done(writer).map(Begun::Ended);
+            return self.done(writer).map(ControlFlow::Break);
         }
         catch_panic(|| rows.reader.skip(done))?;
         self.watcher.begin(&self.input.to_string(), done);
         self.watcher.advance(done, rows.share());
-        Ok(Begun::Ready(Box::new(Ready { predictor, input, rows, writer })))
+        Ok(ControlFlow::Continue(Ready { predictor, input, rows, writer }))
     }
 
     fn destination(&self) -> Result<Destination> {

@@ -11,11 +11,10 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use super::{
-    checkpoint::{Checkpoint, Storage},
+    checkpoint::{Checkpoint, State, Storage, encode},
     files::{digest, lookup, remove, rename_new},
     output_file::OutputFile,
     report_file,
-    state::{State, encode},
 };
 use crate::error::{Error, Result};
 

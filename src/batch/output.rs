@@ -3,13 +3,10 @@
 use std::collections::BTreeSet;
 
 use super::{
-    answer::{Kind, RowResult},
-    compression::Compression,
+    answer::{Columns, RowResult},
+    compression::{Compression, Packer},
     format::Format,
-    rows::{
-        CsvWriter, Footers, Head, JsonLinesWriter, PARQUET_MAGIC, ParquetWriter, RowReader, RowWriter, Rows,
-        join_footers,
-    },
+    rows::{CsvWriter, Footers, Head, JsonLinesWriter, PARQUET_MAGIC, RowReader, RowWriter, Rows},
 };
 use crate::error::{Error, Result};
 
@@ -17,30 +14,37 @@ use crate::error::{Error, Result};
 #[derive(Clone)]
 pub(super) struct Shape {
     pub(super) compression: Compression,
-    pub(super) kind: Kind,
+    /// The columns of answers.
+    pub(super) columns: Columns,
     pub(super) head: Head,
 }
 
 impl Shape {
-    pub(super) fn of(reader: &dyn RowReader, compression: Compression, kind: Kind) -> Self {
-        Self { compression, kind, head: reader.head() }
+    pub(super) fn of(reader: &dyn RowReader, compression: Compression, columns: Columns) -> Self {
+        Self { compression, columns, head: reader.head() }
     }
 
     pub(super) fn format(&self) -> Format {
         match self.head {
             Head::JsonLines => Format::JsonLines,
             Head::Csv(_) => Format::Csv,
+            #[cfg(feature = "parquet")]
             Head::Parquet(_) => Format::Parquet,
         }
     }
 
+    /// An encoder with the compression of the output.
+    pub(super) fn packer(&self) -> Result<Packer> {
+        self.compression.pack().map_err(Error::io("cannot write the output"))
+    }
+
     /// A writer for a piece; the first piece of a CSV file has the header.
     pub(super) fn writer(&self, is_first: bool) -> Result<Box<dyn RowWriter>> {
-        let packer = || self.compression.pack().map_err(Error::io("cannot write the output"));
         Ok(match &self.head {
-            Head::JsonLines => Box::new(JsonLinesWriter::new(packer()?, self.kind)),
-            Head::Csv(header) => Box::new(CsvWriter::new(packer()?, header, self.kind, is_first)?),
-            Head::Parquet(schema) => Box::new(ParquetWriter::new(schema, self.kind)?),
+            Head::JsonLines => Box::new(JsonLinesWriter::new(self.packer()?, self.columns)),
+            Head::Csv(header) => Box::new(CsvWriter::new(self.packer()?, header, self.columns, is_first)?),
+            #[cfg(feature = "parquet")]
+            Head::Parquet(schema) => Box::new(super::rows::ParquetWriter::new(schema, self.columns)?),
         })
     }
 }
@@ -59,7 +63,7 @@ pub(super) struct Pieces {
 impl Pieces {
     /// The first pieces of an output.
     pub(super) fn new(shape: Shape) -> Self {
-        let waiting = if let Head::Parquet(_) = shape.head { PARQUET_MAGIC.to_vec() } else { Vec::new() };
+        let waiting = if shape.format() == Format::Parquet { PARQUET_MAGIC.to_vec() } else { Vec::new() };
         Self { is_begun: false, ..Self::resumed(shape, waiting, Footers::new()) }
     }
 
@@ -119,9 +123,11 @@ impl Pieces {
         if !self.is_begun {
             self.writer = Some(self.shape.writer(true)?);
         }
+        #[cfg_attr(not(feature = "parquet"), expect(unused_mut))]
         let mut bytes = self.take()?;
+        #[cfg(feature = "parquet")]
         if self.shape.format() == Format::Parquet {
-            bytes.extend(join_footers(&self.footers)?);
+            bytes.extend(super::rows::join_footers(&self.footers)?);
         }
         Ok(bytes)
     }
@@ -146,10 +152,13 @@ mod tests {
 
     use super::*;
     use crate::batch::{
-        answer::Answer,
+        answer::{Cell, LABEL},
         input::{Gauge, OpenInput},
         process::open_rows,
-        rows::{CHUNK_ROWS, Chunk, samples},
+        rows::{
+            CHUNK_ROWS, Chunk,
+            tests::{rows, written},
+        },
     };
 
     /// Processes the file at `path` in several processes. Each of `cuts` ends a process after some chunks; if it is
@@ -162,7 +171,7 @@ mod tests {
         let mut left: Option<(Vec<u8>, Vec<u8>)> = None;
         for (chunks, sends) in cuts.iter().copied().chain([(usize::MAX, true)]) {
             let mut reader = open_rows(&input, format, None, &Gauge::default()).unwrap();
-            let shape = Shape::of(reader.as_ref(), format.1, Kind::Label);
+            let shape = Shape::of(reader.as_ref(), format.1, LABEL);
             let mut pieces = match left.take() {
                 Some((waiting, footers)) => {
                     Pieces::resumed(shape, waiting, serde_json::from_slice(&footers).unwrap())
@@ -176,7 +185,8 @@ mod tests {
                     return output;
                 };
                 done += texts.len() as u64;
-                let label = |text: String| Answer::Label { score: text.len() as f32, label: text.into() };
+                let label =
+                    |text: String| vec![Cell::Text(text.as_str().into()), Cell::Number(text.len() as f32)];
                 let results: Vec<RowResult> = texts.into_iter().map(|text| text.map(label)).collect();
                 pieces.write(rows, &results).unwrap();
             }
@@ -251,8 +261,8 @@ mod tests {
             }
             // Some rows have no text.
             let texts = texts.iter().map(|text| (text.len() % 5 != 4).then_some(text.as_str()));
-            let path = file("a.parquet", samples::written(texts));
-            prop_assert_eq!(samples::rows(answered(&path, &cuts)), samples::rows(answered(&path, &[])));
+            let path = file("a.parquet", written(texts));
+            prop_assert_eq!(rows(answered(&path, &cuts)), rows(answered(&path, &[])));
         }
     }
 }

@@ -12,10 +12,10 @@ use std::{
 };
 
 use super::{
+    checkpoint::{State, parse},
     files::{digest, lookup},
     location::{Existing, JobInput},
     report_file,
-    state::{State, parse},
 };
 use crate::error::{Error, Result};
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::format::Format;
@@ -23,7 +23,7 @@ pub struct Parameters {
     /// The column of texts [default: `text`, or another common name]
     #[arg(long)]
     pub column: Option<String>,
-    /// The format of INPUT: json-lines, csv or parquet [default: detected from the content]
+    /// The format of INPUT [default: detected from the content]
     #[arg(long)]
     pub format: Option<Format>,
     /// Labels of zero-shot classification, separated by commas
@@ -79,7 +79,8 @@ impl Parameters {
                 "model" => self.model = Some(value.clone()),
                 "column" => self.column = Some(value.clone()),
                 "format" => {
-                    self.format = Some(value.parse().map_err(|_| wrong("`json-lines`, `csv` or `parquet`"))?);
+                    let format = Format::from_str(value, false);
+                    self.format = Some(format.map_err(|_| wrong("`json-lines`, `csv` or `parquet`"))?);
                 }
                 "labels" => self.labels = Labels::split(value),
                 "template" => self.template = Some(value.clone()),

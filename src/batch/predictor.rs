@@ -3,7 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    answer::{Answer, Answers, ErrorKind, Kind, RowError},
+    answer::{
+        Answer, Answers, Cell, Columns, EMBEDDING, ErrorKind, LABEL, LABELS, RowError, SCORE, TRANSLATION,
+    },
     parameters::Parameters,
 };
 use crate::{
@@ -16,7 +18,7 @@ use crate::{
         generation::GenerationOptions,
         ranking::RankingOptions,
         scores::descending,
-        translation::{RequestedLanguages, TranslationOptions},
+        translation::{RequestedLanguages, Translation, TranslationOptions},
         zero_shot::{Labels, TEMPLATE, Template, ZeroShotOptions},
     },
     tokenizer::{Side, Truncation},
@@ -110,14 +112,14 @@ impl Predictor {
         Ok(Self { model, task })
     }
 
-    /// The kind of the answers.
-    pub(super) fn kind(&self) -> Kind {
+    /// The columns of the answers.
+    pub(super) fn columns(&self) -> Columns {
         match self.task {
-            Task::Embedding(_) => Kind::Embedding,
-            Task::Classification { .. } => Kind::Label,
-            Task::ZeroShot { .. } => Kind::Labels,
-            Task::Ranking { .. } => Kind::Score,
-            Task::Translation(_) => Kind::Translation,
+            Task::Embedding(_) => EMBEDDING,
+            Task::Classification { .. } => LABEL,
+            Task::ZeroShot { .. } => LABELS,
+            Task::Ranking { .. } => SCORE,
+            Task::Translation(_) => TRANSLATION,
         }
     }
 
@@ -137,7 +139,7 @@ impl Predictor {
                     valid.push(text);
                     places.push(place);
                     // Replaced below.
-                    Ok(Answer::Score(0.0))
+                    Ok(Answer::new())
                 }
                 Err(error) => Err(error),
             });
@@ -195,7 +197,8 @@ impl Predictor {
             (Pipeline::Embedding(pipeline), Task::Embedding(options)) => {
                 let inputs = texts.into_iter().map(Input::Text).collect();
                 let embeddings = pipeline.embed(inputs, options, deadline).await?;
-                Ok((embeddings.vectors.into_iter().map(Answer::Embedding).collect(), embeddings.usage))
+                let cell = |vector| vec![Cell::Numbers(vector)];
+                Ok((embeddings.vectors.into_iter().map(cell).collect(), embeddings.usage))
             }
             (Pipeline::Classification(pipeline), Task::Classification { truncation, labels }) => {
                 let inputs = texts.into_iter().map(Input::Text).collect();
@@ -204,7 +207,7 @@ impl Predictor {
                 let best = |row: &Vec<f32>| {
                     let scores = function.apply(row);
                     let best = descending(&scores)[0];
-                    Answer::Label { label: Arc::clone(&labels[best]), score: scores[best] }
+                    vec![Cell::Text(Arc::clone(&labels[best])), Cell::Number(scores[best])]
                 };
                 Ok((logits.rows.iter().map(best).collect(), logits.usage))
             }
@@ -213,23 +216,22 @@ impl Predictor {
                 let sorted = |scores: Vec<f32>| {
                     let order = descending(&scores);
                     let names = order.iter().map(|label| Arc::clone(&labels[*label])).collect();
-                    Answer::Labels {
-                        labels: names,
-                        scores: order.iter().map(|label| scores[*label]).collect(),
-                    }
+                    let scores = order.iter().map(|label| scores[*label]).collect();
+                    vec![Cell::Texts(names), Cell::Numbers(scores)]
                 };
                 Ok((rows.into_iter().map(sorted).collect(), usage))
             }
             (Pipeline::Ranking(pipeline), Task::Ranking { query, options }) => {
                 let (scores, usage) = pipeline.score(query.clone(), texts, *options, deadline).await?;
-                Ok((scores.into_iter().map(Answer::Score).collect(), usage))
+                Ok((scores.into_iter().map(|score| vec![Cell::Number(score)]).collect(), usage))
             }
             (Pipeline::Translation(pipeline), Task::Translation(options)) => {
                 let translations = pipeline.translate(texts, options, deadline).await?;
                 let best = translations.texts.into_iter().map(|best_first| best_first.into_iter().next());
-                let answer =
-                    best.map(|best| Answer::Translation(best.map_or_else(String::new, |best| best.text)));
-                Ok((answer.collect(), translations.usage))
+                let answer = |best: Option<Translation>| {
+                    vec![Cell::Text(best.map_or_else(String::new, |best| best.text).into())]
+                };
+                Ok((best.map(answer).collect(), translations.usage))
             }
             _ => Err(Error::inference_because(
                 "the task is not that of the model",

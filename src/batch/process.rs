@@ -20,7 +20,7 @@ use super::{
     compression::Compression,
     format::Format,
     input::{Gauge, OpenInput},
-    rows::{Chunk, CsvReader, JsonLinesReader, ParquetReader, RowReader, Rows},
+    rows::{Chunk, CsvReader, JsonLinesReader, RowReader, Rows},
     target::{Target, Writer},
     watcher::Watcher,
 };
@@ -52,7 +52,14 @@ pub(super) fn open_rows(
     gauge: &Gauge,
 ) -> Result<Box<dyn RowReader>> {
     Ok(match format {
-        Format::Parquet => Box::new(ParquetReader::new(input.clone(), column)?),
+        #[cfg(feature = "parquet")]
+        Format::Parquet => Box::new(super::rows::ParquetReader::new(input.clone(), column)?),
+        #[cfg(not(feature = "parquet"))]
+        Format::Parquet => {
+            return Err(Error::config(
+                "this build has no support for Parquet; compile with `--features parquet`",
+            ));
+        }
         Format::Csv => Box::new(CsvReader::new(input.unpacked(compression, gauge)?, column)?),
         Format::JsonLines => Box::new(JsonLinesReader::new(input.unpacked(compression, gauge)?, column)),
     })

@@ -1,7 +1,6 @@
 //! The file or object with the report of a job, next to its output. Files that are not reports are not overwritten.
 
 use std::{
-    collections::BTreeMap,
     fs::{self, Metadata, Permissions},
     io::Write,
     os::unix::fs::PermissionsExt,
@@ -90,7 +89,7 @@ pub(super) fn write(output: &JobOutput, report: &Report) -> Result<()> {
             let url = url_of(url);
             for _ in 0..TRIES {
                 let condition = check_object(store, &url)?;
-                if store.put(&url, text.clone(), &condition, &BTreeMap::new())?.is_some() {
+                if store.put(&url, text.clone(), &condition)?.is_some() {
                     return Ok(());
                 }
             }

@@ -4,15 +4,14 @@
 //! the condition that it has not changed; the previous process detects that at its next write, and stops. It may still
 //! upload a part, which does no harm, since the number of that part is skipped.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{io, time::Duration};
 
 use bytes::Bytes;
 use uuid::Uuid;
 
 use super::{
-    checkpoint::{Checkpoint, Claim, Storage},
+    checkpoint::{Checkpoint, Claim, State, Storage, encode, parse},
     location::Existing,
-    state::{State, encode, parse},
 };
 use crate::{
     error::{Error, Result},
@@ -62,7 +61,7 @@ pub(super) fn claim(
         };
         let is_new = condition == Condition::IsAbsent;
         let bytes = encode(&state, &waiting)?;
-        let Some(etag) = store.put(&place, bytes, &condition, &BTreeMap::new())? else { continue };
+        let Some(etag) = store.put(&place, bytes, &condition)? else { continue };
         state.sequence += 1;
         let storage = S3Storage { store: store.clone(), output: output.clone(), checkpoint: place, etag };
         // Checked after the claim: from now on, no other process writes the output.
@@ -92,13 +91,9 @@ fn is_of(object: &Object, state: &State) -> bool {
 
 impl S3Storage {
     fn lost(&self) -> Error {
-        Error::Io {
-            action: format!(
-                "expected an upload for `{}`, but the server does not have it any more",
-                self.output
-            ),
-            source: std::io::Error::new(std::io::ErrorKind::NotFound, "no such upload"),
-        }
+        let action =
+            format!("expected an upload for `{}`, but the server does not have it any more", self.output);
+        Error::io(action)(io::Error::new(io::ErrorKind::NotFound, "no such upload"))
     }
 }
 
@@ -107,8 +102,7 @@ impl Storage for S3Storage {
         if state.upload.is_some() {
             return Ok(false);
         }
-        let metadata = BTreeMap::from([(JOB.to_owned(), state.job.clone())]);
-        state.upload = Some(self.store.begin(&self.output, &metadata)?);
+        state.upload = Some(self.store.begin(&self.output, (JOB, &state.job))?);
         Ok(true)
     }
 
@@ -135,7 +129,7 @@ impl Storage for S3Storage {
 
     fn write(&mut self, state: &State, checkpoint: Bytes) -> Result<()> {
         let condition = Condition::IsStill(self.etag.clone());
-        self.etag = match self.store.put(&self.checkpoint, checkpoint, &condition, &BTreeMap::new())? {
+        self.etag = match self.store.put(&self.checkpoint, checkpoint, &condition)? {
             Some(etag) => etag,
             // An earlier attempt may have succeeded, and its response may have been lost.
             None => match self.store.read(&self.checkpoint)? {
@@ -185,10 +179,7 @@ impl Storage for S3Storage {
 
 /// The error of a job that another process claimed.
 fn taken(output: &Url) -> Error {
-    Error::Io {
-        action: format!(
-            "expected one process for the job that writes `{output}`, but another one took it over"
-        ),
-        source: std::io::Error::new(std::io::ErrorKind::ResourceBusy, "it was taken up twice"),
-    }
+    let action =
+        format!("expected one process for the job that writes `{output}`, but another one took it over");
+    Error::io(action)(io::Error::new(io::ErrorKind::ResourceBusy, "it was taken up twice"))
 }

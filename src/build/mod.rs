@@ -16,11 +16,9 @@ mod layers;
 mod lora;
 pub mod onnx;
 mod plan;
-mod progress;
 pub mod quality;
 mod quantise;
 mod recipe;
-mod request;
 mod scratch;
 mod sentence_transformers;
 mod sentencepiece;
@@ -30,9 +28,8 @@ mod weights;
 
 use self::{cost::Comparison, plan::Build, scratch::Scratch};
 pub use self::{
-    progress::Progress,
+    plan::{Progress, Request},
     recipe::{LanguagePair, QualityFloor, Recipe, Strategy},
-    request::Request,
     scratch::abandon,
 };
 use crate::{

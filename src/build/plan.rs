@@ -1,12 +1,8 @@
-//! The plan of a build, from the request and its recipe, if it has one.
+//! The request for a build, and the plan that it becomes with its recipe, if it has one.
 
 use std::path::{Path, PathBuf};
 
-use super::{
-    progress::Progress,
-    recipe::{LanguagePair, QualityFloor, Recipe, Strategy},
-    request::Request,
-};
+use super::recipe::{LanguagePair, QualityFloor, Recipe, Strategy};
 use crate::{
     backend::onnx::Runtime,
     config::EngineChoice,
@@ -14,6 +10,33 @@ use crate::{
     pipeline::{Task, translation::Languages},
     repository::manifest::{Precision, TensorNames},
 };
+
+/// The source of a build, its target, and settings that override the source's.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// A recipe, a Hugging Face folder or an ONNX export.
+    pub source: PathBuf,
+    /// The bundle's folder. An existing bundle is replaced when the new one is complete.
+    pub out: PathBuf,
+    /// The model's name; that of the recipe or the folder if none.
+    pub name: Option<String>,
+    /// The model's task; that of the recipe or the most likely one if none.
+    pub task: Option<Task>,
+    /// The precision of the weights; the recipe's or int8 if none.
+    pub precision: Option<Precision>,
+    /// The engine that an encoder in int8 is built for.
+    pub engine: EngineChoice,
+    /// The folder of downloaded packages.
+    pub cache: PathBuf,
+}
+
+/// Receives the stages of a build.
+pub trait Progress: Sync {
+    /// A stage of `steps` steps begins.
+    fn stage(&self, name: &str, steps: usize);
+    /// A step of the stage is done.
+    fn step(&self);
+}
 
 /// The source of a build and its settings.
 #[derive(Default)]

@@ -77,14 +77,10 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
     parameters.labels = parameters.labels.iter().flat_map(|labels| Labels::split(labels)).collect();
     let watcher = Arc::new(Bar::default());
     let job = Job {
-        input,
-        output,
-        model,
-        parameters,
         watcher: Arc::clone(&watcher) as _,
-        until: None,
         interval: Duration::from_millis(config.batch.save_ms),
         existing: Existing { overwrite: arguments.overwrite, restart: arguments.restart },
+        ..Job::new(input, output, model, parameters)
     };
     let is_resumable = job.is_resumable();
     let runtime = Builder::new_multi_thread()

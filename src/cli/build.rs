@@ -54,7 +54,7 @@ pub(super) struct Arguments {
     #[arg(long)]
     name: Option<String>,
     /// The number format of the weights [default: the recipe's, or int8]
-    #[arg(long, value_name = "int8|int8-blocks|fp32")]
+    #[arg(long)]
     precision: Option<Precision>,
     /// The engine that an encoder in int8 is built for [default: that of kivu.toml, or auto: the native one if it
     /// supports the model]

@@ -3,7 +3,6 @@
 use std::{
     fmt,
     path::{Component, Path},
-    str::FromStr,
 };
 
 use serde::{Deserialize, Serialize};
@@ -98,7 +97,7 @@ pub struct Weights {
 }
 
 /// The numbers that weights are stored as.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Precision {
     /// 8-bit integers with one scale per output channel: the fastest.
@@ -117,21 +116,6 @@ impl fmt::Display for Precision {
             Self::Int8Blocks => "int8-blocks",
             Self::Fp32 => "fp32",
         })
-    }
-}
-
-impl FromStr for Precision {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        match name {
-            "int8" => Ok(Self::Int8),
-            "int8-blocks" => Ok(Self::Int8Blocks),
-            "fp32" => Ok(Self::Fp32),
-            _ => Err(Error::config(format!(
-                "expected a precision of `int8`, `int8-blocks`, `fp32`, but found `{name}`"
-            ))),
-        }
     }
 }
 

@@ -12,7 +12,7 @@ use http_body_util::BodyExt;
 use kivu::{
     Error,
     api::{App, router},
-    backend::{Backend, Deadline, Signature, TensorSpec, scripted::ScriptedBackend},
+    backend::{Backend, Deadline, Signature, TensorSpec},
     config::Limits,
     model::{Model, Pipeline},
     pipeline::{
@@ -31,7 +31,7 @@ use kivu::{
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::models::fixtures;
+use crate::{models::fixtures, scripted::ScriptedBackend};
 
 /// Words on whose ids the scripted model fails or panics.
 const FAILS: &str = "fish";

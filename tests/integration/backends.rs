@@ -4,12 +4,15 @@ use std::time::Duration;
 
 use kivu::{
     Error,
-    backend::{Backend, Deadline, Schedule, onnx::OnnxBackend, scripted::ScriptedBackend},
+    backend::{Backend, Deadline, Schedule, onnx::OnnxBackend},
     repository::manifest::Precision,
     tensor::{ElementType, Elements, Tensor},
 };
 
-use crate::models::{backend, build_request, fixtures, request, runtime};
+use crate::{
+    models::{backend, build_request, fixtures, request, runtime},
+    scripted::ScriptedBackend,
+};
 
 fn deadline() -> Deadline {
     Deadline::within(Duration::from_secs(30))

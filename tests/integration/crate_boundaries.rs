@@ -28,7 +28,7 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
         ],
     ),
     ("yada::", &["src/tokenizer/"]),
-    ("zstd::", &["src/batch/compression/"]),
+    ("zstd::", &["src/batch/compression.rs"]),
     ("zip::", &["src/build/fetch.rs"]),
     ("lambda_http::", &["functions/"]),
     ("indicatif::", &["src/cli/terminal.rs"]),

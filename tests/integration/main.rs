@@ -38,6 +38,7 @@ mod readme;
 mod reliability;
 #[cfg(all(feature = "lambda", feature = "s3"))]
 mod s3;
+mod scripted;
 mod serving;
 mod translation;
 mod translation_graphs;

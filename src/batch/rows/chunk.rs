@@ -24,18 +24,6 @@ pub(in crate::batch) struct Chunk {
     pub(in crate::batch) rows: Rows,
 }
 
-/// Rows of a Parquet file.
-#[cfg(feature = "parquet")]
-pub(super) type Columns = arrow_array::RecordBatch;
-#[cfg(not(feature = "parquet"))]
-pub(super) type Columns = std::convert::Infallible;
-
-/// The columns of a Parquet file.
-#[cfg(feature = "parquet")]
-pub(in crate::batch) type FileSchema = arrow_schema::SchemaRef;
-#[cfg(not(feature = "parquet"))]
-pub(in crate::batch) type FileSchema = std::convert::Infallible;
-
 /// The header of a CSV file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::batch) struct CsvHeader {
@@ -54,7 +42,8 @@ pub(in crate::batch) type Footers = Vec<(u64, Footer)>;
 pub(in crate::batch) enum Rows {
     Lines(Vec<Vec<u8>>),
     Records(Vec<::csv::ByteRecord>),
-    Columns(Columns),
+    #[cfg(feature = "parquet")]
+    Columns(arrow_array::RecordBatch),
 }
 
 /// The properties that all rows of a file share.
@@ -62,7 +51,8 @@ pub(in crate::batch) enum Rows {
 pub(in crate::batch) enum Head {
     JsonLines,
     Csv(CsvHeader),
-    Parquet(FileSchema),
+    #[cfg(feature = "parquet")]
+    Parquet(arrow_schema::SchemaRef),
 }
 
 /// Reads the rows of an input.

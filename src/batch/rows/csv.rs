@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     batch::{
-        answer::{Cell, ErrorKind, Kind, RowError, RowResult},
+        answer::{Cell, Columns, ErrorKind, RowError, RowResult, names},
         compression::Packer,
     },
     error::{Error, Result},
@@ -220,8 +220,8 @@ fn unreadable(error: ::csv::Error) -> Error {
 pub(in crate::batch) struct CsvWriter {
     records: ::csv::Writer<Packer>,
     header: CsvHeader,
-    kind: Kind,
-    columns: BTreeSet<String>,
+    columns: Columns,
+    names: BTreeSet<String>,
 }
 
 impl CsvWriter {
@@ -229,22 +229,22 @@ impl CsvWriter {
     pub(in crate::batch) fn new(
         target: Packer,
         header: &CsvHeader,
-        kind: Kind,
+        columns: Columns,
         with_header: bool,
     ) -> Result<Self> {
         let mut records = WriterBuilder::new().delimiter(header.delimiter).flexible(true).from_writer(target);
         if with_header {
-            let names = header.names.iter().cloned().chain(header.answers(kind));
+            let names = header.names.iter().cloned().chain(header.answers(columns));
             records.write_record(names).map_err(unwritable)?;
         }
-        let columns = header.answers(kind).collect();
-        Ok(Self { records, header: header.clone(), kind, columns })
+        let names = header.answers(columns).collect();
+        Ok(Self { records, header: header.clone(), columns, names })
     }
 }
 
 impl RowWriter for CsvWriter {
     fn columns(&self) -> &BTreeSet<String> {
-        &self.columns
+        &self.names
     }
 
     fn size(&self) -> usize {
@@ -257,11 +257,11 @@ impl RowWriter for CsvWriter {
             let mut record = fit(&record, &self.header);
             match result {
                 Ok(answer) => {
-                    answer.cells().iter().for_each(|cell| record.push_field(field(cell).as_bytes()));
+                    answer.iter().for_each(|cell| record.push_field(field(cell).as_bytes()));
                     record.push_field(b"");
                 }
                 Err(error) => {
-                    self.kind.columns().iter().for_each(|_| record.push_field(b""));
+                    self.columns.iter().for_each(|_| record.push_field(b""));
                     record.push_field(error.message.as_bytes());
                 }
             }
@@ -280,9 +280,9 @@ impl RowWriter for CsvWriter {
 
 impl CsvHeader {
     /// The names of the columns that are added, none of which the file uses.
-    fn answers(&self, kind: Kind) -> impl Iterator<Item = String> + '_ {
+    fn answers(&self, columns: Columns) -> impl Iterator<Item = String> + '_ {
         let is_taken = |name: &str| self.names.iter().any(|taken| taken == name);
-        kind.names().map(move |name| free_name(name, is_taken))
+        names(columns).map(move |name| free_name(name, is_taken))
     }
 }
 
@@ -300,9 +300,9 @@ fn fit(record: &ByteRecord, header: &CsvHeader) -> ByteRecord {
 }
 
 /// A cell as a field; lists as JSON.
-fn field(cell: &Cell<'_>) -> String {
+fn field(cell: &Cell) -> String {
     match cell {
-        Cell::Text(text) => (*text).to_owned(),
+        Cell::Text(text) => text.to_string(),
         Cell::Number(number) => number.to_string(),
         list => serde_json::to_string(list).unwrap_or_default(),
     }
@@ -317,6 +317,7 @@ mod tests {
     use std::io::Cursor;
 
     use super::*;
+    use crate::batch::answer::LABEL;
 
     #[test]
     fn chunks_of_rows_with_many_fields_are_small() {
@@ -369,7 +370,7 @@ mod tests {
     fn names_of_answers_are_unique_in_annotated_outputs() {
         let names = |header: &str| {
             let names = header.split(',').map(str::to_owned).collect();
-            CsvHeader { delimiter: b',', names }.answers(Kind::Label).collect::<Vec<_>>()
+            CsvHeader { delimiter: b',', names }.answers(LABEL).collect::<Vec<_>>()
         };
         assert_eq!(names("text"), ["label", "score", "error"]);
         assert_eq!(names("text,label,score,error"), ["kivu_label", "kivu_score", "kivu_error"]);

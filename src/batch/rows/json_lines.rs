@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     batch::{
-        answer::{Cell, ERROR_COLUMN, ErrorKind, Kind, RowError, RowResult},
+        answer::{Cell, Columns, ERROR_COLUMN, ErrorKind, RowError, RowResult, names},
         compression::Packer,
     },
     error::{Error, Result},
@@ -298,17 +298,17 @@ impl<'de> Visitor<'de> for Text {
 
 pub(in crate::batch) struct JsonLinesWriter {
     target: Packer,
-    kind: Kind,
+    columns: Columns,
     line: Vec<u8>,
-    columns: BTreeSet<String>,
+    names: BTreeSet<String>,
 }
 
 /// The columns of answers that are reported; each line may need other names.
 const MAX_COLUMNS: usize = 20;
 
 impl JsonLinesWriter {
-    pub(in crate::batch) fn new(target: Packer, kind: Kind) -> Self {
-        Self { target, kind, line: Vec::new(), columns: BTreeSet::new() }
+    pub(in crate::batch) fn new(target: Packer, columns: Columns) -> Self {
+        Self { target, columns, line: Vec::new(), names: BTreeSet::new() }
     }
 
     fn write_line(&mut self, line: &[u8], result: &RowResult) -> Result<()> {
@@ -328,24 +328,28 @@ impl JsonLinesWriter {
                 line
             }
         };
-        let names = OnceCell::new();
+        let taken = OnceCell::new();
         // Parses the line only if its bytes may contain the name: literally, or with escapes.
         let is_taken = |name: &str| {
             (contains(fields, format!("\"{name}\"").as_bytes()) || contains(fields, b"\\u"))
-                && names.get_or_init(|| field_names(fields)).contains(name)
+                && taken.get_or_init(|| field_names(fields)).contains(name)
         };
-        let cells: Vec<(&str, Cell<'_>)> = match result {
-            Ok(answer) => self.kind.names().zip(answer.cells()).collect(),
-            Err(error) => vec![(ERROR_COLUMN, Cell::Text(&error.message))],
+        let error;
+        let cells: Vec<(&str, &Cell)> = match result {
+            Ok(answer) => names(self.columns).zip(answer).collect(),
+            Err(found) => {
+                error = Cell::Text(found.message.as_str().into());
+                vec![(ERROR_COLUMN, &error)]
+            }
         };
         for (place, (name, cell)) in cells.into_iter().enumerate() {
             let name = free_name(name, is_taken);
             let comma = if place > 0 { "," } else { "" };
             self.line.extend_from_slice(format!("{comma}\"{name}\":").as_bytes());
-            serde_json::to_writer(&mut self.line, &cell)
+            serde_json::to_writer(&mut self.line, cell)
                 .map_err(|error| Error::inference_because("the answer cannot be written", error))?;
-            if self.columns.len() < MAX_COLUMNS {
-                self.columns.insert(name);
+            if self.names.len() < MAX_COLUMNS {
+                self.names.insert(name);
             }
         }
         self.line.extend_from_slice(b"}\n");
@@ -360,7 +364,7 @@ impl RowWriter for JsonLinesWriter {
     }
 
     fn columns(&self) -> &BTreeSet<String> {
-        &self.columns
+        &self.names
     }
 
     fn size(&self) -> usize {
@@ -396,15 +400,15 @@ fn open_malformed(target: &mut Vec<u8>, line: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::answer::Answer;
+    use crate::batch::answer::SCORE;
 
     fn written(text: &str) -> String {
         let contents = std::io::Cursor::new(text.as_bytes().to_vec());
         let mut reader = JsonLinesReader::new(contents, None);
-        let mut writer = JsonLinesWriter::new(Packer::None(Vec::new()), Kind::Score);
+        let mut writer = JsonLinesWriter::new(Packer::None(Vec::new()), SCORE);
         while let Some(Chunk { texts, rows }) = reader.next().unwrap() {
             let results: Vec<RowResult> =
-                texts.into_iter().map(|text| text.map(|_| Answer::Score(0.5))).collect();
+                texts.into_iter().map(|text| text.map(|_| vec![Cell::Number(0.5)])).collect();
             writer.write(rows, &results).unwrap();
         }
         String::from_utf8(Box::new(writer).finish().unwrap().0).unwrap()

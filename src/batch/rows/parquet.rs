@@ -31,14 +31,13 @@ use parquet::{
 
 use super::{
     chunk::{
-        CHUNK_ROWS, Chunk, FileSchema, Footer, Head, PARQUET_MAGIC, RowReader, RowWriter, Rows, WrittenPiece,
-        mismatched,
+        CHUNK_ROWS, Chunk, Footer, Head, PARQUET_MAGIC, RowReader, RowWriter, Rows, WrittenPiece, mismatched,
     },
     column::{find_column, free_name},
 };
 use crate::{
     batch::{
-        answer::{Answer, Cell, CellType, ERROR_COLUMN, ErrorKind, Kind, RowError, RowResult},
+        answer::{Cell, CellType, Columns, ERROR_COLUMN, ErrorKind, RowError, RowResult},
         input::OpenInput,
     },
     error::{Error, Result},
@@ -209,16 +208,16 @@ impl ChunkReader for OpenInput {
 pub(in crate::batch) struct ParquetWriter {
     writer: ArrowWriter<Vec<u8>>,
     schema: SchemaRef,
-    kind: Kind,
-    columns: BTreeSet<String>,
+    columns: Columns,
+    names: BTreeSet<String>,
 }
 
 impl ParquetWriter {
     /// Writes the columns of `rows` and those of the answers.
-    pub(in crate::batch) fn new(rows: &FileSchema, kind: Kind) -> Result<Self> {
+    pub(in crate::batch) fn new(rows: &SchemaRef, columns: Columns) -> Result<Self> {
         let is_taken = |name: &str| rows.column_with_name(name).is_some();
-        let columns = kind.columns().iter().copied().chain([(ERROR_COLUMN, CellType::Text)]);
-        let added = columns.map(|(name, cell)| {
+        let all = columns.iter().copied().chain([(ERROR_COLUMN, CellType::Text)]);
+        let added = all.map(|(name, cell)| {
             let list = |item| DataType::List(Arc::new(Field::new_list_field(item, true)));
             let column_type = match cell {
                 CellType::Text => DataType::Utf8,
@@ -229,7 +228,7 @@ impl ParquetWriter {
             Arc::new(Field::new(free_name(name, is_taken), column_type, true))
         });
         let added: Vec<_> = added.collect();
-        let columns = added.iter().map(|field| field.name().clone()).collect();
+        let names = added.iter().map(|field| field.name().clone()).collect();
         let fields: Vec<_> = rows.fields().iter().cloned().chain(added).collect();
         let schema = Arc::new(Schema::new_with_metadata(fields, rows.metadata().clone()));
         let properties = WriterProperties::builder()
@@ -239,13 +238,13 @@ impl ParquetWriter {
             .set_offset_index_disabled(true)
             .build();
         let writer = ArrowWriter::try_new(Vec::new(), Arc::clone(&schema), Some(properties));
-        Ok(Self { writer: writer.map_err(unwritable)?, schema, kind, columns })
+        Ok(Self { writer: writer.map_err(unwritable)?, schema, columns, names })
     }
 }
 
 impl RowWriter for ParquetWriter {
     fn columns(&self) -> &BTreeSet<String> {
-        &self.columns
+        &self.names
     }
 
     fn size(&self) -> usize {
@@ -255,10 +254,9 @@ impl RowWriter for ParquetWriter {
     fn write(&mut self, rows: Rows, results: &[RowResult]) -> Result<()> {
         let Rows::Columns(batch) = rows else { return mismatched() };
         let mut columns = batch.columns().to_vec();
-        let cells: Vec<Vec<Cell<'_>>> =
-            results.iter().map(|result| result.as_ref().map(Answer::cells).unwrap_or_default()).collect();
-        for (place, (_, cell_type)) in self.kind.columns().iter().enumerate() {
-            columns.push(column(*cell_type, cells.iter().map(|cells| cells.get(place).copied())));
+        for (place, (_, cell_type)) in self.columns.iter().enumerate() {
+            let cells = results.iter().map(|result| result.as_ref().ok()?.get(place));
+            columns.push(column(*cell_type, cells));
         }
         let errors: StringArray =
             results.iter().map(|result| result.as_ref().err().map(|error| error.message.as_str())).collect();
@@ -281,14 +279,14 @@ impl RowWriter for ParquetWriter {
 }
 
 /// A column of answers; rows with an error are null.
-fn column<'a>(cell_type: CellType, cells: impl Iterator<Item = Option<Cell<'a>>>) -> ArrayRef {
+fn column<'a>(cell_type: CellType, cells: impl Iterator<Item = Option<&'a Cell>>) -> ArrayRef {
     match cell_type {
         CellType::Text => Arc::new(StringArray::from_iter(cells.map(|cell| match cell {
             Some(Cell::Text(text)) => Some(text),
             _ => None,
         }))),
         CellType::Number => Arc::new(Float32Array::from_iter(cells.map(|cell| match cell {
-            Some(Cell::Number(number)) => Some(number),
+            Some(Cell::Number(number)) => Some(*number),
             _ => None,
         }))),
         CellType::Texts => {
@@ -375,32 +373,12 @@ fn moved(group: &RowGroupMetaData, by: i64, place: usize) -> Result<RowGroupMeta
     builder.set_ordinal(place as i32).build().map_err(unwritable)
 }
 
-/// Test files.
-#[cfg(test)]
-pub(in crate::batch) mod samples {
-    use super::*;
-
-    /// A file with a column `text`.
-    pub(in crate::batch) fn written<'a>(texts: impl Iterator<Item = Option<&'a str>>) -> Vec<u8> {
-        let column: ArrayRef = Arc::new(StringArray::from_iter(texts));
-        let batch = RecordBatch::try_from_iter_with_nullable([("text", column, true)]).unwrap();
-        let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), None).unwrap();
-        writer.write(&batch).unwrap();
-        writer.into_inner().unwrap()
-    }
-
-    /// The rows of a file, one by one.
-    pub(in crate::batch) fn rows(file: Vec<u8>) -> Vec<RecordBatch> {
-        let builder = ParquetRecordBatchReaderBuilder::try_new(Bytes::from(file)).unwrap();
-        builder.with_batch_size(1).build().unwrap().map(Result::unwrap).collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use arrow_array::{DictionaryArray, LargeStringArray, StringViewArray, types::Int8Type};
 
     use super::*;
+    use crate::batch::answer::SCORE;
 
     #[test]
     fn texts_of_all_types_are_read() {
@@ -425,9 +403,9 @@ mod tests {
         let schema = Arc::new(Schema::new(vec![Field::new("score", DataType::Utf8, false)]));
         let (mut file, mut pieces) = (PARQUET_MAGIC.to_vec(), Vec::new());
         for texts in [vec!["a", "b"], vec!["c"], vec!["d", "e", "f"]] {
-            let mut writer = ParquetWriter::new(&schema, Kind::Score).unwrap();
+            let mut writer = ParquetWriter::new(&schema, SCORE).unwrap();
             let results: Vec<RowResult> =
-                (0..texts.len()).map(|place| Ok(Answer::Score(place as f32))).collect();
+                (0..texts.len()).map(|place| Ok(vec![Cell::Number(place as f32)])).collect();
             let column: ArrayRef = Arc::new(StringArray::from(texts));
             let rows = RecordBatch::try_new(Arc::clone(&schema), vec![column]).unwrap();
             writer.write(Rows::Columns(rows), &results).unwrap();

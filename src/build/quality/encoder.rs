@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::samples::SENTENCES;
+use super::SENTENCES;
 use crate::{
     backend::{
         Signature, TensorSpec,
@@ -18,7 +18,7 @@ use crate::{
     build::{
         cost::Comparison,
         files,
-        progress::Progress,
+        plan::Progress,
         source::{EncoderSettings, MODEL},
     },
     error::{Error, Result},

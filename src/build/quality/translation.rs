@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::samples::{PORTUGUESE, SENTENCES};
+use super::{PORTUGUESE, SENTENCES};
 use crate::{
     backend::{
         Deadline,
@@ -19,7 +19,7 @@ use crate::{
     build::{
         cost::Comparison,
         files::read,
-        progress::Progress,
+        plan::Progress,
         source::{DECODER, ENCODER},
     },
     error::{Error, Result},

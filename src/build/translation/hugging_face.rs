@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::{
-    graphs::graphs,
+    graphs,
     model::{Memory, Norms, Positions, Stack, Table, Tables, TranslationModel, Waves},
     tokenizer_files::{Tokenizers, many_to_many, marian},
 };

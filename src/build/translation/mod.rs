@@ -2,14 +2,24 @@
 
 mod decoder;
 mod encoder;
-mod graphs;
 pub(super) mod hugging_face;
 mod model;
 mod parts;
 pub(super) mod tokenizer_files;
 
 pub(super) use self::{
-    graphs::graphs,
     hugging_face::{MODEL_TYPES, is_in, open},
     model::{Memory, Norms, Positions, Stack, Table, Tables, TranslationModel, Waves},
 };
+use super::{
+    source::{DECODER, ENCODER, WriteGraphs},
+    weights::Weights,
+};
+
+/// Writes the encoder and the decoder of `model`, whose weights were read.
+pub(super) fn graphs(model: TranslationModel, weights: Weights) -> WriteGraphs<'static> {
+    Box::new(move |precision| {
+        let encoder = encoder::write(&model, &weights, precision)?;
+        Ok(vec![(ENCODER, encoder), (DECODER, decoder::write(&model, &weights, precision)?)])
+    })
+}

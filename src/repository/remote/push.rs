@@ -1,7 +1,6 @@
 //! Uploading a bundle to S3, in parallel parts; an interrupted upload is resumed.
 
 use std::{
-    collections::BTreeMap,
     fs::{self, File},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
@@ -71,7 +70,7 @@ pub fn push(store: &Store, bundle: &Bundle, prefix: &Url, notes: &Path, meter: &
         let path = bundle.path(MANIFEST);
         let text = fs::read(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
         // If another process wrote it first, it is the same manifest, since its digest is in its URL.
-        store.put(&manifest, text, &Condition::IsAbsent, &BTreeMap::new())?;
+        store.put(&manifest, text, &Condition::IsAbsent)?;
         pushed = Pushed::Sent;
     }
     let condition = match &before {
@@ -79,7 +78,7 @@ pub fn push(store: &Store, bundle: &Bundle, prefix: &Url, notes: &Path, meter: &
         Some((digest, _)) if digest == bundle.digest() => return Ok(pushed),
         Some((_, object)) => Condition::IsStill(object.etag.clone()),
     };
-    if store.put(&latest, bundle.digest().to_owned(), &condition, &BTreeMap::new())?.is_none() {
+    if store.put(&latest, bundle.digest().to_owned(), &condition)?.is_none() {
         let now = store.read(&latest)?;
         if now.is_none_or(|(digest, _)| digest != bundle.digest()) {
             return Err(Error::config(format!(
@@ -212,8 +211,8 @@ impl Note {
         {
             return Ok(Self { path, upload, parts: Mutex::new(parts) });
         }
-        let metadata = BTreeMap::from([(BLAKE3.to_owned(), file.blake3.clone())]);
-        Ok(Self { path, upload: store.begin(target, &metadata)?, parts: Mutex::default() })
+        let upload = store.begin(target, (BLAKE3, &file.blake3))?;
+        Ok(Self { path, upload, parts: Mutex::default() })
     }
 
     fn parts(&self) -> Vec<Part> {

@@ -2,18 +2,13 @@
 
 #![expect(missing_docs, reason = "documented where the feature is enabled")]
 
-use std::{
-    collections::BTreeMap,
-    convert::Infallible,
-    io::{self, Read},
-    ops::Range,
-    time::Duration,
-};
+use std::{ops::Range, time::Duration};
 
 use bytes::Bytes;
 
 use super::{
     object::{Condition, Multipart, Object, Part},
+    pieces::Pieces,
     url::Url,
 };
 use crate::error::{Error, Result};
@@ -46,13 +41,7 @@ impl Store {
         unsupported()
     }
 
-    pub fn put(
-        &self,
-        _: &Url,
-        _: impl Into<Bytes>,
-        _: &Condition,
-        _: &BTreeMap<String, String>,
-    ) -> Result<Option<String>> {
+    pub fn put(&self, _: &Url, _: impl Into<Bytes>, _: &Condition) -> Result<Option<String>> {
         unsupported()
     }
 
@@ -60,7 +49,7 @@ impl Store {
         unsupported()
     }
 
-    pub fn begin(&self, _: &Url, _: &BTreeMap<String, String>) -> Result<Multipart> {
+    pub fn begin(&self, _: &Url, _: (&str, &str)) -> Result<Multipart> {
         unsupported()
     }
 
@@ -78,31 +67,5 @@ impl Store {
 
     pub fn abort(&self, _: &Multipart) -> Result<()> {
         unsupported()
-    }
-}
-
-#[derive(Debug)]
-pub struct Pieces(Infallible);
-
-impl Pieces {
-    pub fn into_reader(self) -> Reader {
-        match self.0 {}
-    }
-}
-
-impl Iterator for Pieces {
-    type Item = Result<Vec<Bytes>>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        match self.0 {}
-    }
-}
-
-#[derive(Debug)]
-pub struct Reader(Infallible);
-
-impl Read for Reader {
-    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
-        match self.0 {}
     }
 }

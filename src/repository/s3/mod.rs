@@ -4,10 +4,12 @@
 mod store;
 
 pub mod object;
+pub mod pieces;
 pub mod url;
 
 pub use self::{
     object::{Condition, MIN_PART_BYTES, Multipart, Object, Part},
-    store::{Pieces, Reader, Store},
+    pieces::{Pieces, Reader},
+    store::Store,
     url::{MAX_KEY_BYTES, Url, fit_key},
 };

@@ -10,7 +10,7 @@ use axum::{
 use http_body_util::BodyExt;
 use kivu::{
     api::{App, router},
-    backend::{Signature, TensorSpec, scripted::ScriptedSeq2Seq, seq2seq::Seq2SeqBackend},
+    backend::{Signature, TensorSpec, seq2seq::Seq2SeqBackend},
     config::Limits,
     model::{Model, Pipeline},
     pipeline::{
@@ -30,7 +30,7 @@ use kivu::{
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::models::fixtures;
+use crate::{models::fixtures, scripted::ScriptedSeq2Seq};
 
 const START: i64 = 2;
 const END: i64 = 2;

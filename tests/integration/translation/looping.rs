@@ -6,7 +6,6 @@ use kivu::{
     Error, Result,
     backend::{
         Deadline,
-        scripted::ScriptedSeq2Seq,
         seq2seq::{Decoder, Seq2SeqBackend, SourceBatch},
     },
     pipeline::generation::{
@@ -14,6 +13,8 @@ use kivu::{
     },
 };
 use serde_json::{Value, json};
+
+use crate::scripted::ScriptedSeq2Seq;
 
 const END: i64 = 0;
 const START: i64 = 5;

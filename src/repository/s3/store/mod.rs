@@ -25,7 +25,6 @@ use aws_smithy_http_client::{
 };
 use tokio::runtime::{Builder, Handle, Runtime};
 
-pub use self::read::{Pieces, Reader};
 use self::retry::{RequestError, retry};
 use crate::error::{Error, Result};
 
@@ -86,10 +85,11 @@ impl Store {
 
 impl Connection {
     /// Sends a request on the store's threads until it succeeds, fails permanently or times out.
-    fn send<T, F>(&self, request: impl Fn() -> F + Send + 'static) -> Result<T, RequestError>
+    fn send<T, E, F>(&self, request: impl Fn() -> F + Send + 'static) -> Result<T, RequestError>
     where
         T: Send + 'static,
-        F: Future<Output = Result<T, RequestError>> + Send + 'static,
+        E: Into<RequestError> + 'static,
+        F: Future<Output = Result<T, E>> + Send + 'static,
     {
         wait(&self.threads, retry(self.retry_timeout, request))
             .unwrap_or_else(|| Err(RequestError::permanent("the threads for S3 have stopped")))

@@ -1,14 +1,9 @@
 //! Reading objects, large ones in parallel ranges.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    io::{self, Read},
-    ops::Range,
-    time::Duration,
-};
+use std::{collections::HashMap, io, ops::Range, time::Duration};
 
 use aws_sdk_s3::Client;
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use futures::{StreamExt, stream};
 
 use super::{
@@ -17,7 +12,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    repository::s3::{object::Object, url::Url},
+    repository::s3::{object::Object, pieces::Pieces, url::Url},
 };
 
 /// The size of a range: smaller ones cost more per byte.
@@ -32,10 +27,7 @@ impl Store {
         let version = version.map(str::to_owned);
         let request = connection.client.head_object().bucket(&url.bucket).key(&url.key);
         let request = request.set_version_id(version.clone());
-        let head = connection.send(move || {
-            let request = request.clone();
-            async move { Ok(request.send().await?) }
-        });
+        let head = connection.send(move || request.clone().send());
         let head = found(head, || format!("cannot read `{url}`"))?;
         Ok(head.map(|head| Object {
             size: head.content_length().and_then(|size| size.try_into().ok()).unwrap_or(0),
@@ -54,7 +46,7 @@ impl Store {
                 let version = response.version_id().map(str::to_owned);
                 let object = object(response.e_tag(), version, response.metadata());
                 let bytes = response.body.collect().await.map_err(RequestError::temporary)?.into_bytes();
-                Ok((bytes.clone(), Object { size: bytes.len() as u64, ..object }))
+                Ok::<_, RequestError>((bytes.clone(), Object { size: bytes.len() as u64, ..object }))
             }
         });
         found(read, || format!("cannot read `{url}`"))
@@ -67,10 +59,7 @@ impl Store {
         loop {
             let request = connection.client.list_objects_v2().bucket(&prefix.bucket).prefix(&prefix.key);
             let request = request.set_continuation_token(next);
-            let page = connection.send(move || {
-                let request = request.clone();
-                async move { Ok(request.send().await?) }
-            });
+            let page = connection.send(move || request.clone().send());
             let page = page.map_err(|error| error.during(format!("cannot list `{prefix}`")))?;
             keys.extend(page.contents().iter().filter_map(|object| object.key().map(str::to_owned)));
             next = page.next_continuation_token().map(str::to_owned);
@@ -105,7 +94,7 @@ impl Store {
                 }
             }
         });
-        Ok(Pieces { pieces, is_over: false })
+        Ok(Box::new(pieces.into_iter()))
     }
 }
 
@@ -157,61 +146,4 @@ async fn read_range(
         let source = io::Error::new(io::ErrorKind::StaleNetworkFileHandle, "the object was replaced");
         Error::Io { action: format!("expected `{url}` to stay as it was while it is read"), source }
     })
-}
-
-/// The ranges of an object, in order, each in chunks.
-#[derive(Debug)]
-pub struct Pieces {
-    pieces: flume::Receiver<Result<Vec<Bytes>>>,
-    is_over: bool,
-}
-
-impl Pieces {
-    /// The bytes as a reader.
-    pub fn into_reader(self) -> Reader {
-        Reader { pieces: self, chunks: VecDeque::new() }
-    }
-}
-
-impl Iterator for Pieces {
-    type Item = Result<Vec<Bytes>>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.is_over {
-            return None;
-        }
-        let next = self.pieces.recv().ok();
-        self.is_over = !matches!(next, Some(Ok(_)));
-        next
-    }
-}
-
-/// The bytes of an object.
-#[derive(Debug)]
-pub struct Reader {
-    pieces: Pieces,
-    chunks: VecDeque<Bytes>,
-}
-
-impl Read for Reader {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        loop {
-            if let Some(chunk) = self.chunks.front_mut() {
-                let taken = chunk.len().min(buffer.len());
-                chunk.copy_to_slice(&mut buffer[..taken]);
-                if chunk.is_empty() {
-                    self.chunks.pop_front();
-                }
-                if taken > 0 || buffer.is_empty() {
-                    return Ok(taken);
-                }
-                continue;
-            }
-            match self.pieces.next() {
-                Some(Ok(chunks)) => self.chunks.extend(chunks),
-                Some(Err(error)) => return Err(io::Error::other(error)),
-                None => return Ok(0),
-            }
-        }
-    }
 }

@@ -119,14 +119,14 @@ fn causes(error: &dyn StdError) -> Vec<String> {
 
 /// Sends `request` until it succeeds, fails permanently or `timeout` is over. Pauses grow, with random jitter, so that
 /// clients do not overload a server that restarts.
-pub(super) async fn retry<T, F>(timeout: Duration, request: impl Fn() -> F) -> Result<T, RequestError>
-where
-    F: Future<Output = Result<T, RequestError>>,
-{
+pub(super) async fn retry<T, E: Into<RequestError>, F: Future<Output = Result<T, E>>>(
+    timeout: Duration,
+    request: impl Fn() -> F,
+) -> Result<T, RequestError> {
     let started = Instant::now();
     let mut pause = FIRST_PAUSE;
     loop {
-        match request().await {
+        match request().await.map_err(E::into) {
             Err(failed) if failed.is_temporary && started.elapsed() + pause < timeout => {
                 tracing::warn!(error = %failed.error, "a request to S3 failed; retrying");
                 sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;

@@ -1,7 +1,5 @@
 //! Writing objects: in one request, or in the parts of an upload that survives the process.
 
-use std::collections::BTreeMap;
-
 use aws_sdk_s3::{
     primitives::ByteStream,
     types::{CompletedMultipartUpload, CompletedPart},
@@ -32,23 +30,15 @@ fn writing(upload: &Multipart) -> String {
 
 impl Store {
     /// Writes an object in one request and returns its ETag; `None` if the condition is false.
-    pub fn put(
-        &self,
-        url: &Url,
-        bytes: impl Into<Bytes>,
-        condition: &Condition,
-        metadata: &BTreeMap<String, String>,
-    ) -> Result<Option<String>> {
+    pub fn put(&self, url: &Url, bytes: impl Into<Bytes>, condition: &Condition) -> Result<Option<String>> {
         let connection = self.connection()?;
         let [if_absent, if_match] = headers(condition);
         let is_replacement = if_match.is_some();
         let (client, place, bytes) = (connection.upload_client.clone(), url.clone(), bytes.into());
-        let metadata: std::collections::HashMap<_, _> = metadata.clone().into_iter().collect();
         let sent = connection.send(move || {
             let request = client.put_object().bucket(&place.bucket).key(&place.key);
             let request = request.set_if_none_match(if_absent.clone()).set_if_match(if_match.clone());
-            let request = request.set_metadata(Some(metadata.clone())).body(ByteStream::from(bytes.clone()));
-            async move { Ok(request.send().await?) }
+            request.body(ByteStream::from(bytes.clone())).send()
         });
         match sent {
             Ok(response) => Ok(Some(response.e_tag().unwrap_or_default().to_owned())),
@@ -62,22 +52,16 @@ impl Store {
     pub fn delete(&self, url: &Url) -> Result<()> {
         let connection = self.connection()?;
         let request = connection.client.delete_object().bucket(&url.bucket).key(&url.key);
-        let sent = connection.send(move || {
-            let request = request.clone();
-            async move { Ok(request.send().await?) }
-        });
+        let sent = connection.send(move || request.clone().send());
         found(sent, || format!("cannot remove `{url}`")).map(drop)
     }
 
-    /// Begins an upload in parts.
-    pub fn begin(&self, url: &Url, metadata: &BTreeMap<String, String>) -> Result<Multipart> {
+    /// Begins an upload in parts, of an object with an entry of metadata.
+    pub fn begin(&self, url: &Url, (name, value): (&str, &str)) -> Result<Multipart> {
         let connection = self.connection()?;
         let request = connection.client.create_multipart_upload().bucket(&url.bucket).key(&url.key);
-        let request = request.set_metadata(Some(metadata.clone().into_iter().collect()));
-        let sent = connection.send(move || {
-            let request = request.clone();
-            async move { Ok(request.send().await?) }
-        });
+        let request = request.metadata(name, value);
+        let sent = connection.send(move || request.clone().send());
         let response = sent.map_err(|error| error.during(format!("cannot write `{url}`")))?;
         let id = response.upload_id().unwrap_or_default().to_owned();
         Ok(Multipart { bucket: url.bucket.clone(), key: url.key.clone(), id })
@@ -90,8 +74,7 @@ impl Store {
         let size = bytes.len() as u64;
         let sent = connection.send(move || {
             let request = client.upload_part().bucket(&place.bucket).key(&place.key).upload_id(&place.id);
-            let request = request.part_number(number).body(ByteStream::from(bytes.clone()));
-            async move { Ok(request.send().await?) }
+            request.part_number(number).body(ByteStream::from(bytes.clone())).send()
         });
         let response = found(sent, || writing(upload))?;
         Ok(response.map(|response| {
@@ -112,10 +95,7 @@ impl Store {
         let request = connection.upload_client.complete_multipart_upload();
         let request = request.bucket(&upload.bucket).key(&upload.key).upload_id(&upload.id);
         let request = request.multipart_upload(parts).set_if_none_match(if_absent).set_if_match(if_match);
-        let sent = connection.send(move || {
-            let request = request.clone();
-            async move { Ok(request.send().await?) }
-        });
+        let sent = connection.send(move || request.clone().send());
         match sent {
             Err(error) if error.is_refused => Ok(false),
             sent => Ok(found(sent, || writing(upload))?.is_some()),
@@ -127,10 +107,7 @@ impl Store {
         let connection = self.connection()?;
         let request = connection.client.list_parts().bucket(&upload.bucket).key(&upload.key);
         let request = request.upload_id(&upload.id).max_parts(1);
-        let sent = connection.send(move || {
-            let request = request.clone();
-            async move { Ok(request.send().await?) }
-        });
+        let sent = connection.send(move || request.clone().send());
         Ok(found(sent, || writing(upload))?.is_some())
     }
 
@@ -139,10 +116,7 @@ impl Store {
         let connection = self.connection()?;
         let request = connection.client.abort_multipart_upload().bucket(&upload.bucket).key(&upload.key);
         let request = request.upload_id(&upload.id);
-        let sent = connection.send(move || {
-            let request = request.clone();
-            async move { Ok(request.send().await?) }
-        });
+        let sent = connection.send(move || request.clone().send());
         found(sent, || writing(upload)).map(drop)
     }
 }

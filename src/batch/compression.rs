@@ -1,8 +1,5 @@
 //! Compressed input and output.
 
-#[cfg_attr(not(feature = "zstd"), path = "no_zstd.rs")]
-mod zstd;
-
 use std::{
     io::{self, BufReader, Read, Write},
     sync::{
@@ -47,7 +44,10 @@ impl Compression {
         let unpacked: Box<dyn Read + Send> = match self {
             Self::None => return Ok(Box::new(file)),
             Self::Gzip => Box::new(MultiGzDecoder::new(file)),
-            Self::Zstd => zstd::decoder(file)?,
+            #[cfg(feature = "zstd")]
+            Self::Zstd => Box::new(zstd::Decoder::with_buffer(file)?),
+            #[cfg(not(feature = "zstd"))]
+            Self::Zstd => return Err(unsupported()),
         };
         Ok(Box::new(Limited { unpacked, packed: Arc::clone(packed), count: 0 }))
     }
@@ -57,9 +57,19 @@ impl Compression {
         Ok(match self {
             Self::None => Packer::None(Vec::new()),
             Self::Gzip => Packer::Gzip(Box::new(GzEncoder::new(Vec::new(), flate2::Compression::default()))),
-            Self::Zstd => Packer::Zstd(zstd::encoder()?),
+            #[cfg(feature = "zstd")]
+            Self::Zstd => Packer::Zstd(zstd::Encoder::new(Vec::new(), zstd::DEFAULT_COMPRESSION_LEVEL)?),
+            #[cfg(not(feature = "zstd"))]
+            Self::Zstd => return Err(unsupported()),
         })
     }
+}
+
+#[cfg(not(feature = "zstd"))]
+fn unsupported() -> io::Error {
+    io::Error::other(crate::Error::config(
+        "this build has no support for zstd; compile with `--features zstd`",
+    ))
 }
 
 /// Counts the bytes that are read.
@@ -102,7 +112,8 @@ impl Read for Limited {
 pub(super) enum Packer {
     None(Vec<u8>),
     Gzip(Box<GzEncoder<Vec<u8>>>),
-    Zstd(zstd::Encoder),
+    #[cfg(feature = "zstd")]
+    Zstd(zstd::Encoder<'static, Vec<u8>>),
 }
 
 impl Packer {
@@ -111,6 +122,7 @@ impl Packer {
         match self {
             Self::None(bytes) => bytes.len(),
             Self::Gzip(encoder) => encoder.get_ref().len(),
+            #[cfg(feature = "zstd")]
             Self::Zstd(encoder) => encoder.get_ref().len(),
         }
     }
@@ -120,6 +132,7 @@ impl Packer {
         match self {
             Self::None(bytes) => Ok(bytes),
             Self::Gzip(encoder) => encoder.finish(),
+            #[cfg(feature = "zstd")]
             Self::Zstd(encoder) => encoder.finish(),
         }
     }
@@ -130,6 +143,7 @@ impl Write for Packer {
         match self {
             Self::None(target) => target.write(bytes),
             Self::Gzip(encoder) => encoder.write(bytes),
+            #[cfg(feature = "zstd")]
             Self::Zstd(encoder) => encoder.write(bytes),
         }
     }

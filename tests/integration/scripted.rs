@@ -1,19 +1,24 @@
-//! Test doubles: backends whose outputs come from a function.
+//! Test doubles: backends whose outputs come from a function. The unit tests and the fuzz readers include this file too.
+
+#![allow(dead_code, reason = "not all of them use everything")]
 
 use std::{fmt, num::NonZeroUsize, sync::Mutex};
 
 use async_trait::async_trait;
 
-use super::{
-    Backend, Deadline, Schedule, Signature,
-    seq2seq::{DecodeFn, Decoder, Logits, Seq2SeqBackend, SourceBatch},
+use kivu::{
+    Result,
+    backend::{
+        Backend, Deadline, Schedule, Signature,
+        seq2seq::{DecodeFn, Decoder, Logits, Seq2SeqBackend, SourceBatch},
+    },
+    tensor::Tensor,
 };
-use crate::{error::Result, tensor::Tensor};
 
 type Script = dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync;
 
 /// Computes the outputs of a batch with a function, and records the shapes of its inputs.
-pub struct ScriptedBackend {
+pub(crate) struct ScriptedBackend {
     signature: Signature,
     schedule: Schedule,
     script: Box<Script>,
@@ -22,7 +27,7 @@ pub struct ScriptedBackend {
 
 impl ScriptedBackend {
     /// A backend that runs `script`, with one row per batch and one batch at a time.
-    pub fn new(
+    pub(crate) fn new(
         signature: Signature,
         script: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
     ) -> Self {
@@ -39,13 +44,13 @@ impl ScriptedBackend {
     }
 
     /// Sets the schedule.
-    pub fn with_schedule(mut self, schedule: Schedule) -> Self {
+    pub(crate) fn with_schedule(mut self, schedule: Schedule) -> Self {
         self.schedule = schedule;
         self
     }
 
     /// The shape of the first input of each batch so far.
-    pub fn shapes(&self) -> Vec<Vec<usize>> {
+    pub(crate) fn shapes(&self) -> Vec<Vec<usize>> {
         self.shapes.lock().map(|shapes| shapes.clone()).unwrap_or_default()
     }
 }
@@ -82,7 +87,7 @@ type Continuation = dyn Fn(&[i64], &[i64]) -> Vec<f32> + Send + Sync;
 
 /// A sequence-to-sequence backend whose scores are a function of a source and of its target so far, which begins
 /// with the decoder's start token. Records the number of rows of each step.
-pub struct ScriptedSeq2Seq {
+pub(crate) struct ScriptedSeq2Seq {
     vocabulary: usize,
     continuation: Box<Continuation>,
     steps: Mutex<Vec<usize>>,
@@ -90,7 +95,7 @@ pub struct ScriptedSeq2Seq {
 
 impl ScriptedSeq2Seq {
     /// A backend with a vocabulary of this size, scored by `continuation`.
-    pub fn new(
+    pub(crate) fn new(
         vocabulary: usize,
         continuation: impl Fn(&[i64], &[i64]) -> Vec<f32> + Send + Sync + 'static,
     ) -> Self {
@@ -98,7 +103,7 @@ impl ScriptedSeq2Seq {
     }
 
     /// The number of rows of each step so far.
-    pub fn steps(&self) -> Vec<usize> {
+    pub(crate) fn steps(&self) -> Vec<usize> {
         self.steps.lock().map(|steps| steps.clone()).unwrap_or_default()
     }
 }

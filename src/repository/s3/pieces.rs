@@ -1,0 +1,49 @@
+//! The contents of an object while they are read.
+
+use std::{
+    collections::VecDeque,
+    io::{self, Read},
+};
+
+use bytes::{Buf, Bytes};
+
+use crate::error::Result;
+
+/// The ranges of an object, in order, each in chunks.
+pub type Pieces = Box<dyn Iterator<Item = Result<Vec<Bytes>>> + Send>;
+
+/// The bytes of an object.
+pub struct Reader {
+    pieces: Pieces,
+    chunks: VecDeque<Bytes>,
+}
+
+impl Reader {
+    /// The bytes of all pieces.
+    pub fn new(pieces: Pieces) -> Self {
+        Self { pieces, chunks: VecDeque::new() }
+    }
+}
+
+impl Read for Reader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            if let Some(chunk) = self.chunks.front_mut() {
+                let taken = chunk.len().min(buffer.len());
+                chunk.copy_to_slice(&mut buffer[..taken]);
+                if chunk.is_empty() {
+                    self.chunks.pop_front();
+                }
+                if taken > 0 || buffer.is_empty() {
+                    return Ok(taken);
+                }
+                continue;
+            }
+            match self.pieces.next() {
+                Some(Ok(chunks)) => self.chunks.extend(chunks),
+                Some(Err(error)) => return Err(io::Error::other(error)),
+                None => return Ok(0),
+            }
+        }
+    }
+}
