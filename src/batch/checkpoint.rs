@@ -54,14 +54,6 @@ pub(super) struct Checkpoint {
     interval: Duration,
 }
 
-/// The result of claiming a job.
-pub(super) enum Claim {
-    /// The job belongs to this process, at its beginning or later.
-    Claimed(Box<Checkpoint>),
-    /// The output exists.
-    Done,
-}
-
 impl Checkpoint {
     /// A job that this process has claimed and saved; it is saved again after `interval`.
     pub(super) fn new(

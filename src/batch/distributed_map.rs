@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     answer::{Answers, ErrorKind, RowError},
-    checkpoint::{Checkpoint, Claim},
+    checkpoint::Checkpoint,
     compression::{Compression, Packer},
     format::Format,
     input::{Gauge, OpenInput},
@@ -285,10 +285,10 @@ fn claim(plan: &Plan, run: &str) -> Result<Option<Box<Checkpoint>>> {
     let claim = || s3_storage::claim(&plan.store, &plan.output, &id, Duration::MAX, Existing::default());
     loop {
         match claim()? {
-            Claim::Done => return Ok(None),
-            Claim::Claimed(checkpoint) if checkpoint.state().upload.is_none() => return Ok(Some(checkpoint)),
+            None => return Ok(None),
+            Some(checkpoint) if checkpoint.state().upload.is_none() => return Ok(Some(checkpoint)),
             // Joining takes seconds and starts again.
-            Claim::Claimed(checkpoint) => checkpoint.abandon()?,
+            Some(checkpoint) => checkpoint.abandon()?,
         }
     }
 }

@@ -89,23 +89,7 @@ impl Format {
             )));
         }
         let start = start.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&start).trim_ascii_start();
-        let is_object = match Json::of(start) {
-            Json::Object => true,
-            Json::SplitObject => {
-                return Err(Error::invalid(
-                    "expected an object a line, but found one over several lines; write each on a line of its own, \
-                     such as with `jq -c .`",
-                ));
-            }
-            Json::List => {
-                return Err(Error::invalid(
-                    "expected an object a line, but found a list; write each of its items on a line of its own, \
-                     such as with `jq -c '.[]'`",
-                ));
-            }
-            Json::None => false,
-        };
-        let format = if is_object { Self::JsonLines } else { by_name.unwrap_or(Self::Csv) };
+        let format = if is_json(start)? { Self::JsonLines } else { by_name.unwrap_or(Self::Csv) };
         Ok((format, compression))
     }
 }
@@ -122,32 +106,28 @@ const UNSUPPORTED: [(&[u8], &str); 8] = [
     (b"\0", "a binary file"),
 ];
 
-/// The beginning of a file as JSON.
-enum Json {
-    /// An object, or the beginning of one on a long line.
-    Object,
-    /// An object over several lines.
-    SplitObject,
-    List,
-    None,
-}
-
-impl Json {
-    /// Distinguishes JSON from the header of a CSV file, which may begin with the same characters.
-    fn of(start: &[u8]) -> Self {
-        let line = start.split(|byte| *byte == b'\n').next().unwrap_or_default();
-        let has_end = line.len() < start.len();
-        let next = line.get(1..).unwrap_or_default().trim_ascii();
-        match (line.first(), next.first()) {
-            (Some(b'{'), None) if has_end => Self::SplitObject,
-            (Some(b'{'), Some(b'"' | b'}')) => Self::Object,
-            (Some(b'['), None) if has_end => {
-                let after = start[line.len()..].trim_ascii_start();
-                if matches!(after.first(), Some(b'{' | b'"' | b'[')) { Self::List } else { Self::None }
+/// Whether the beginning of a file is an object, or that of one on a long line, rather than the header of a CSV file, which
+/// may begin with the same characters.
+fn is_json(start: &[u8]) -> Result<bool> {
+    let line = start.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let has_end = line.len() < start.len();
+    let next = line.get(1..).unwrap_or_default().trim_ascii();
+    match (line.first(), next.first()) {
+        (Some(b'{'), None) if has_end => Err(Error::invalid(
+            "expected an object a line, but found one over several lines; write each on a line of its own, such as \
+             with `jq -c .`",
+        )),
+        (Some(b'['), first) => {
+            let first = first.or_else(|| start[line.len()..].trim_ascii_start().first());
+            match first {
+                Some(b'{' | b'"' | b'[') => Err(Error::invalid(
+                    "expected an object a line, but found a list; write each of its items on a line of its own, such \
+                     as with `jq -c '.[]'`",
+                )),
+                _ => Ok(false),
             }
-            (Some(b'['), Some(b'{' | b'"' | b'[')) => Self::List,
-            _ => Self::None,
         }
+        (first, next) => Ok(first == Some(&b'{') && matches!(next, Some(b'"' | b'}'))),
     }
 }
 

@@ -1,7 +1,6 @@
 //! Opened inputs: files, streams and objects in S3.
 
 use std::{
-    fmt,
     fs::File,
     io::{self, BufReader, Cursor, Read},
     os::{
@@ -28,7 +27,7 @@ use crate::{
 };
 
 /// An input. Files and objects support random access; a stream can be read once.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) enum OpenInput {
     /// A file, its path and its size when it was opened.
     File(Arc<File>, PathBuf, u64),
@@ -41,12 +40,6 @@ pub(super) struct InputStream {
     name: String,
     head: Vec<u8>,
     contents: Mutex<Option<Box<dyn Read + Send>>>,
-}
-
-impl fmt::Debug for InputStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InputStream").field("name", &self.name).finish_non_exhaustive()
-    }
 }
 
 impl OpenInput {

@@ -12,10 +12,9 @@ use std::{
 use uuid::Uuid;
 
 use super::{
-    checkpoint::Claim,
     input::{Gauge, OpenInput},
     local_storage,
-    location::{Existing, JobInput, JobOutput},
+    location::{Existing, JobInput, JobOutput, OutputStream},
     output::{Pieces, Shape},
     output_file::OutputFile,
     parameters::Parameters,
@@ -23,7 +22,6 @@ use super::{
     process::{End, RowInput, catch_panic, open_rows, panicked, process},
     report::{Progress, Report, Status},
     report_file, s3_storage,
-    stream::OutputStream,
     target::{Target, Writer},
     watcher::Watcher,
 };
@@ -154,8 +152,8 @@ impl Job {
             Destination::File(output) => local_storage::claim(output, &id, is_resumable, self.interval)?,
             Destination::Object(store, url) => {
                 match s3_storage::claim(&store, &url, &id, self.interval, self.existing) {
-                    Ok(Claim::Done) => return Ok(ControlFlow::Break(Ended::Known)),
-                    Ok(Claim::Claimed(checkpoint)) => checkpoint,
+                    Ok(None) => return Ok(ControlFlow::Break(Ended::Known)),
+                    Ok(Some(checkpoint)) => checkpoint,
                     // Reported as a failure, since a repeated event would fail too.
                     Err(error) => return self.fail(error).map(ControlFlow::Break),
                 }

@@ -29,7 +29,6 @@ mod report_file;
 mod rows;
 mod rules;
 mod s3_storage;
-mod stream;
 mod target;
 mod watcher;
 

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use super::{
-    checkpoint::{Checkpoint, Claim, State, Storage, encode, parse},
+    checkpoint::{Checkpoint, State, Storage, encode, parse},
     location::Existing,
 };
 use crate::{
@@ -34,7 +34,7 @@ struct S3Storage {
     etag: String,
 }
 
-/// Claims the job that writes `output`.
+/// Claims the job that writes `output`; `None` if the output exists.
 ///
 /// # Errors
 /// The output is an object that Kivu did not write, unless it may be overwritten.
@@ -44,7 +44,7 @@ pub(super) fn claim(
     job: &str,
     interval: Duration,
     existing: Existing,
-) -> Result<Claim> {
+) -> Result<Option<Box<Checkpoint>>> {
     let place = output.with_key(fit_key(&format!("{}.{}.checkpoint", output.key, &job[..16])));
     let holder = Uuid::new_v4().to_string();
     for _ in 0..TRIES {
@@ -69,7 +69,7 @@ pub(super) fn claim(
         match found {
             Some(object) if is_of(&object, &state) => {
                 storage.forget()?;
-                return Ok(Claim::Done);
+                return Ok(None);
             }
             Some(object) if !existing.overwrite && !object.metadata.contains_key(JOB) => {
                 storage.forget()?;
@@ -80,7 +80,7 @@ pub(super) fn claim(
             }
             _ => {}
         }
-        return Ok(Claim::Claimed(Checkpoint::new(Box::new(storage), state, waiting, interval)));
+        return Ok(Some(Checkpoint::new(Box::new(storage), state, waiting, interval)));
     }
     Err(taken(output))
 }

@@ -9,8 +9,7 @@ use crate::{
     config::Config,
     error::{Error, Result},
     repository::{
-        Bundle,
-        remote::{self, Pushed},
+        Bundle, remote,
         s3::{Store, Url},
     },
 };
@@ -46,10 +45,8 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     let bundle = Bundle::open(&arguments.bundle)?;
     let (state, progress) = (config.home.join(STATE), Progress::default());
     let store = Store::new(config.s3.timeout());
-    let outcome = match remote::push(&store, &bundle, &arguments.prefix, &state, &progress)? {
-        Pushed::Sent => "sent ",
-        Pushed::Known => "known",
-    };
+    let is_new = remote::push(&store, &bundle, &arguments.prefix, &state, &progress)?;
+    let outcome = if is_new { "sent " } else { "known" };
     let name = arguments.prefix.join(&bundle.manifest().name);
     print(&format!("{outcome}  {}\nnext   kivu serve {name}", name.join(bundle.digest())))?;
     Ok(ExitCode::SUCCESS)

@@ -49,9 +49,8 @@ struct InferResponse {
 
 #[derive(Deserialize)]
 struct OutputTensor {
-    name: String,
-    datatype: String,
-    shape: Vec<i64>,
+    #[serde(flatten)]
+    metadata: TensorMetadata,
     #[serde(default)]
     parameters: OutputParameters,
     data: Option<Value>,
@@ -199,12 +198,12 @@ pub(super) fn read_response(response: &Response<Bytes>, wanted: &[TensorSpec]) -
         body.split_at_checked(length).ok_or_else(|| invalid("the response ends inside its JSON"))?;
     let InferResponse { outputs } = parse(json)?;
     let mut found = Vec::with_capacity(outputs.len());
-    for OutputTensor { name, datatype, shape, parameters, data } in outputs {
+    for OutputTensor { metadata, parameters, data } in outputs {
         let split = rest.split_at_checked(parameters.binary_data_size);
         let (bytes, after) = split.ok_or_else(|| invalid("the response ends inside a tensor"))?;
         rest = after;
         let contents = data.map_or(Contents::Raw(bytes), Contents::Json);
-        found.push((TensorMetadata { name, datatype, shape }, contents));
+        found.push((metadata, contents));
     }
     decode_outputs(&found, wanted)
 }

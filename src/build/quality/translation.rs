@@ -14,6 +14,7 @@ use crate::{
     backend::{
         Deadline,
         onnx::{OnnxSeq2Seq, Parallelism, Runtime},
+        routing::Route,
         seq2seq::{Decoder, Seq2SeqBackend, SourceBatch},
     },
     build::{
@@ -24,8 +25,11 @@ use crate::{
     },
     error::{Error, Result},
     pipeline::{
-        generation::{Bounds, Generated, GenerationConfig, GenerationOptions, SourceInfo, generate},
-        translation::{Languages, TokenSide, TranslationSettings, shortlist::Shortlist},
+        generation::{Generated, GenerationOptions, SourceInfo, generate},
+        translation::{
+            Decoding, Languages, TranslationOptions, TranslationParts, TranslationPipeline,
+            TranslationSettings, shortlist::Shortlist,
+        },
     },
     repository::{bundle::TOKENIZER, manifest::Quality},
     tokenizer::Tokenizer,
@@ -84,16 +88,14 @@ fn texts(languages: &Languages, weight_bytes: u64) -> impl Iterator<Item = &'sta
 }
 
 /// Both forms of a model.
-struct Pair<'a> {
-    settings: &'a TranslationSettings,
-    tokenizer: Tokenizer,
-    target: Tokenizer,
+struct Pair {
+    /// Prepares texts.
+    pipeline: TranslationPipeline,
+    options: TranslationOptions,
+    target: Arc<Tokenizer>,
     shortlist: Option<Shortlist>,
     /// The form in fp32 and the quantised one.
-    forms: [OnnxSeq2Seq; 2],
-    /// The tokens before and after each text.
-    around: [Vec<i64>; 2],
-    options: GenerationOptions,
+    forms: [Arc<OnnxSeq2Seq>; 2],
 }
 
 /// Sums over all texts.
@@ -126,49 +128,62 @@ struct Step {
     probability: f64,
 }
 
-impl<'a> Pair<'a> {
-    fn open(runtime: Runtime, folders: [&Path; 2], settings: &'a TranslationSettings) -> Result<Self> {
+impl Pair {
+    fn open(runtime: Runtime, folders: [&Path; 2], settings: &TranslationSettings) -> Result<Self> {
         let threads = thread::available_parallelism().map_or(1, |threads| threads.get().div_ceil(2));
         let parallel = Parallelism::WithinStep(NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN));
         let open = |folder: &Path| {
             let graphs = [ENCODER, DECODER].map(|name| folder.join(name));
-            OnnxSeq2Seq::open(runtime, graphs.each_ref(), parallel)
+            OnnxSeq2Seq::open(runtime, graphs.each_ref(), parallel).map(Arc::new)
         };
+        let forms = [open(folders[0])?, open(folders[1])?];
         let read = |name: &str| read(&folders[1].join(name));
+        let tokenizer = Arc::new(Tokenizer::from_json(&read(TOKENIZER)?)?);
         let target = settings.target_tokenizer.as_deref().unwrap_or(TOKENIZER);
+        let target = Arc::new(Tokenizer::from_json(&read(target)?)?);
         let shortlist = settings.shortlist.as_deref();
-        let (before, after, first) = languages(settings)?;
-        Ok(Self {
-            settings,
-            tokenizer: Tokenizer::from_json(&read(TOKENIZER)?)?,
-            target: Tokenizer::from_json(&read(target)?)?,
-            shortlist: shortlist.map(|name| Shortlist::from_bytes(&read(name)?)).transpose()?,
-            forms: [open(folders[0])?, open(folders[1])?],
-            around: [before, after],
-            options: GenerationOptions {
+        let shortlist = shortlist.map(|name| Shortlist::from_bytes(&read(name)?)).transpose()?;
+        let route = Route::seq2seq(Some(Arc::clone(&forms[0]) as _), None);
+        // The shortlist is applied here, since texts are translated without it too.
+        let parts = TranslationParts { tokenizer, target: Arc::clone(&target), shortlist: None, route };
+        let pipeline = TranslationPipeline::new(parts, settings.clone())?;
+        // From English and to Portuguese if the model has these languages.
+        let pair = pipeline.directions().example_pair();
+        let portuguese = pipeline.directions().find_target("portuguese").map(str::to_owned);
+        let options = TranslationOptions {
+            source: Some(pair.source),
+            target: Some(portuguese.unwrap_or(pair.target)),
+            split: None,
+            truncate: true,
+            clean_up_spaces: false,
+            generation: GenerationOptions {
                 num_beams: Some(1),
                 num_return_sequences: Some(1),
                 do_sample: Some(false),
-                forced_bos_token_id: first,
                 max_length: Some(MAX_NEW_TOKENS.min(settings.max_positions)),
                 ..GenerationOptions::default()
             },
-        })
+            max_sentences: 1,
+        };
+        Ok(Self { pipeline, options, target, shortlist, forms })
     }
 
     async fn compare(&self, text: &str, totals: &mut Totals) -> Result<()> {
-        let source = self.source(text)?;
-        let shortlist = self.shortlist.as_ref().map(|shortlist| {
-            let source: Vec<u32> = source.iter().filter_map(|id| u32::try_from(*id).ok()).collect();
-            shortlist.allowed(&source, UNKNOWN)
-        });
-        let shortlist = shortlist.as_deref();
-        let [reference, quantised] = self.translate(&source, shortlist).await?;
+        let whole = self.pipeline.decoding_of(text, &self.options)?;
+        let decoding = match &self.shortlist {
+            Some(shortlist) => {
+                let source = whole.sources.rows.iter().flatten();
+                let source: Vec<u32> = source.filter_map(|id| u32::try_from(*id).ok()).collect();
+                within(&whole, shortlist.allowed(&source, UNKNOWN))
+            }
+            None => whole.clone(),
+        };
+        let [reference, quantised] = self.translate(&decoding).await?;
         totals.similarity += similarity(&reference.text, &quantised.text);
         totals.identical += usize::from(reference.text == quantised.text);
         totals.times[0] += reference.time;
         totals.times[1] += quantised.time;
-        let [reference, quantised] = self.steps(&source, shortlist, &reference.ids).await?;
+        let [reference, quantised] = self.steps(&decoding.sources, &reference.ids).await?;
         for (reference, quantised) in reference.into_iter().zip(quantised) {
             totals.steps += 1;
             totals.agreeing += usize::from(reference.likeliest == quantised.likeliest);
@@ -176,55 +191,34 @@ impl<'a> Pair<'a> {
         }
         if let Some(shortlist) = &self.shortlist {
             let all = (0..=i64::from(shortlist.largest())).filter(|id| *id != i64::from(UNKNOWN));
-            let [reference, quantised] = self.translate(&source, Some(&all.collect::<Vec<_>>())).await?;
+            let [reference, quantised] = self.translate(&within(&whole, all.collect())).await?;
             *totals.unrestricted.get_or_insert_default() += similarity(&reference.text, &quantised.text);
         }
         Ok(())
     }
 
-    /// The input of the encoder for a text.
-    fn source(&self, text: &str) -> Result<Vec<i64>> {
-        let [before, after] = &self.around;
-        let ids = self.tokenizer.tokens(text, false)?.into_iter().map(|token| token.id);
-        let known = ids.map(|id| self.settings.unknown_tokens.map_or(id, |unknown| unknown.read(id)));
-        let room = self.settings.max_tokens.saturating_sub(before.len() + after.len());
-        let text = known.map(i64::from).take(room);
-        Ok(before.iter().copied().chain(text).chain(after.iter().copied()).collect())
-    }
-
     /// Translates a text greedily with both forms.
-    async fn translate(&self, source: &[i64], shortlist: Option<&[i64]>) -> Result<[Translation; 2]> {
-        let vocabulary = self.shortlist.as_ref().map(|list| list.largest() as usize + 1);
-        let vocabulary = self.forms[0].vocabulary().or(vocabulary).unwrap_or_default();
-        let bounds = Bounds { vocabulary, max_length: self.settings.max_positions };
-        let mut config = GenerationConfig::new(&self.settings.generation, &self.options, bounds)?;
-        if let Some(shortlist) = shortlist {
-            config = config.within(shortlist);
-        }
-        let sources = [SourceInfo { length: source.len(), number: 0 }];
+    async fn translate(&self, Decoding { sources, config }: &Decoding) -> Result<[Translation; 2]> {
+        let infos = [SourceInfo { length: sources.rows.iter().map(Vec::len).sum(), number: 0 }];
+        let config = config.clone();
         let work =
-            move |decoder: &mut dyn Decoder| generate(decoder, &sources, &config, Deadline::within(TIMEOUT));
+            move |decoder: &mut dyn Decoder| generate(decoder, &infos, &config, Deadline::within(TIMEOUT));
         let translation = |(generated, time): (Vec<Vec<Generated>>, Duration)| {
             let ids = generated.into_iter().flatten().next().map(|text| text.ids).unwrap_or_default();
-            let known = ids.iter().map(|id| match shortlist {
+            let known = ids.iter().map(|id| match &sources.shortlist {
                 Some(shortlist) => shortlist.get(*id as usize).map_or(0, |id| *id as u32),
                 None => *id as u32,
             });
             let known: Vec<u32> = known.filter(|id| (*id as usize) < self.target.vocabulary_size()).collect();
             Ok::<_, Error>(Translation { text: self.target.decode(&known, true)?, ids, time })
         };
-        let [reference, quantised] = self.run(source, shortlist, work).await?;
+        let [reference, quantised] = self.run(sources, work).await?;
         Ok([translation(reference)?, translation(quantised)?])
     }
 
     /// The predictions of both forms for each step towards `target`.
-    async fn steps(
-        &self,
-        source: &[i64],
-        shortlist: Option<&[i64]>,
-        target: &[i64],
-    ) -> Result<[Vec<Step>; 2]> {
-        let start = self.settings.generation.decoder_start_token_id;
+    async fn steps(&self, sources: &SourceBatch, target: &[i64]) -> Result<[Vec<Step>; 2]> {
+        let start = self.pipeline.settings().generation.decoder_start_token_id;
         let target: Arc<[i64]> = std::iter::once(start).chain(target.iter().copied()).collect();
         let work = move |decoder: &mut dyn Decoder| {
             let step = |pair: &[i64]| {
@@ -233,14 +227,13 @@ impl<'a> Pair<'a> {
             };
             target.windows(2).map(step).collect::<Result<Vec<Step>>>()
         };
-        Ok(self.run(source, shortlist, work).await?.map(|(steps, _)| steps))
+        Ok(self.run(sources, work).await?.map(|(steps, _)| steps))
     }
 
     /// Runs `work` with the decoders of both forms at the same time. Returns the results and times.
     async fn run<T: Send + 'static>(
         &self,
-        source: &[i64],
-        shortlist: Option<&[i64]>,
+        sources: &SourceBatch,
         work: impl FnOnce(&mut dyn Decoder) -> Result<T> + Clone + Send + 'static,
     ) -> Result<[(T, Duration); 2]> {
         let run = async |model: &OnnxSeq2Seq| {
@@ -251,10 +244,7 @@ impl<'a> Pair<'a> {
                 let _ = sender.send(work(decoder)?);
                 Ok(())
             });
-            let pad = self.settings.generation.pad_token_id;
-            let shortlist = shortlist.map(<[i64]>::to_vec);
-            let sources = SourceBatch { rows: vec![source.to_vec()], pad, shortlist };
-            model.decode(sources, Deadline::within(TIMEOUT), work).await?;
+            model.decode(sources.clone(), Deadline::within(TIMEOUT), work).await?;
             let result = receiver
                 .recv()
                 .map_err(|error| Error::model_because("the graphs returned nothing", error))?;
@@ -266,34 +256,10 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// The tokens before and after a text, and the first token of its translation: from English and to Portuguese if the
-/// model has these languages.
-fn languages(settings: &TranslationSettings) -> Result<(Vec<i64>, Vec<i64>, Option<i64>)> {
-    let mut after: Vec<i64> = settings.generation.eos_token_ids.first().copied().into_iter().collect();
-    let (mut before, mut first) = (Vec::new(), None);
-    match &settings.languages {
-        Languages::Pair { .. } => {}
-        Languages::Prefix { targets, .. } => {
-            let target = ["pt", "por", "por_Latn"].iter().find_map(|code| targets.get(*code));
-            before.extend(target.or(targets.values().next()));
-        }
-        Languages::Tokens { codes, side } => {
-            let find = |names: [&str; 2], or: usize| {
-                let found = names.iter().find_map(|code| codes.get(*code));
-                found.or(codes.values().nth(or)).copied()
-            };
-            first = find(["pt", "por_Latn"], 1);
-            let source = find(["en", "eng_Latn"], 0);
-            match side {
-                TokenSide::Before => before.extend(source),
-                TokenSide::After => after.extend(source),
-            }
-        }
-    }
-    if after.is_empty() {
-        return Err(Error::model("expected a token that ends a text, but found none"));
-    }
-    Ok((before, after, first))
+/// The same with a shortlist.
+fn within(decoding: &Decoding, shortlist: Vec<i64>) -> Decoding {
+    let config = decoding.config.within(&shortlist);
+    Decoding { sources: SourceBatch { shortlist: Some(shortlist), ..decoding.sources.clone() }, config }
 }
 
 impl Step {

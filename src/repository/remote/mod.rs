@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 
 pub use self::{
     pull::{cached, pull},
-    push::{Pushed, push},
+    push::push,
 };
 
 /// The name of the object with the digest of the newest bundle.

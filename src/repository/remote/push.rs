@@ -30,16 +30,7 @@ const PART_BYTES: u64 = 8 * 1024 * 1024;
 /// Parts that are uploaded at once.
 const PARALLEL: usize = 4;
 
-/// The outcome of a push.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pushed {
-    /// Files were uploaded.
-    Sent,
-    /// The prefix already contained the bundle.
-    Known,
-}
-
-/// Uploads a local bundle to `PREFIX/NAME/DIGEST/` and points `latest` to it.
+/// Uploads a local bundle to `PREFIX/NAME/DIGEST/` and points `latest` to it; `false` if all its files were there.
 ///
 /// - The manifest is written last; a bundle without one cannot be opened.
 /// - Existing files are skipped, missing ones of an existing bundle are uploaded.
@@ -48,7 +39,7 @@ pub enum Pushed {
 /// # Errors
 /// - An object that `push` did not write: a `latest` without a digest, or another file instead of the manifest.
 /// - Another process changed `latest` during the push; it is not overwritten.
-pub fn push(store: &Store, bundle: &Bundle, prefix: &Url, notes: &Path, meter: &dyn Meter) -> Result<Pushed> {
+pub fn push(store: &Store, bundle: &Bundle, prefix: &Url, notes: &Path, meter: &dyn Meter) -> Result<bool> {
     let name = prefix.join(&bundle.manifest().name);
     let (place, latest) = (name.join(bundle.digest()), name.join(LATEST));
     let before = store.read(&latest)?;
@@ -65,17 +56,17 @@ pub fn push(store: &Store, bundle: &Bundle, prefix: &Url, notes: &Path, meter: &
             )));
         }
     };
-    let mut pushed = send_files(store, bundle, &place, notes, meter)?;
+    let mut is_new = send_files(store, bundle, &place, notes, meter)?;
     if !has_manifest {
         let path = bundle.path(MANIFEST);
         let text = fs::read(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
         // If another process wrote it first, it is the same manifest, since its digest is in its URL.
         store.put(&manifest, text, &Condition::IsAbsent)?;
-        pushed = Pushed::Sent;
+        is_new = true;
     }
     let condition = match &before {
         None => Condition::IsAbsent,
-        Some((digest, _)) if digest == bundle.digest() => return Ok(pushed),
+        Some((digest, _)) if digest == bundle.digest() => return Ok(is_new),
         Some((_, object)) => Condition::IsStill(object.etag.clone()),
     };
     if store.put(&latest, bundle.digest().to_owned(), &condition)?.is_none() {
@@ -87,7 +78,7 @@ pub fn push(store: &Store, bundle: &Bundle, prefix: &Url, notes: &Path, meter: &
             )));
         }
     }
-    Ok(pushed)
+    Ok(is_new)
 }
 
 /// A file that is being uploaded.
@@ -98,14 +89,8 @@ struct Sending<'a> {
     note: Note,
 }
 
-/// Uploads the files that the store lacks.
-fn send_files(
-    store: &Store,
-    bundle: &Bundle,
-    place: &Url,
-    notes: &Path,
-    meter: &dyn Meter,
-) -> Result<Pushed> {
+/// Uploads the files that the store lacks; `false` if there are none.
+fn send_files(store: &Store, bundle: &Bundle, place: &Url, notes: &Path, meter: &dyn Meter) -> Result<bool> {
     let mut missing = Vec::new();
     for file in &bundle.manifest().files {
         let target = place.join(&file.name);
@@ -114,7 +99,7 @@ fn send_files(
         }
     }
     if missing.is_empty() {
-        return Ok(Pushed::Known);
+        return Ok(false);
     }
     bundle.verify(&[])?;
     meter.begin("push", missing.iter().map(|(file, _)| file.size).sum());
@@ -146,7 +131,7 @@ fn send_files(
         workers.into_iter().try_for_each(|worker| worker.join().unwrap_or_else(panicked))
     })?;
     sending.into_iter().try_for_each(|sending| sending.finish(store))?;
-    Ok(Pushed::Sent)
+    Ok(true)
 }
 
 /// Whether the store has the complete file.
