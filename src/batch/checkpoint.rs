@@ -139,7 +139,7 @@ impl Checkpoint {
 }
 
 /// The state of a job, in the first line of its checkpoint; the waiting bytes follow.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct State {
     /// Identifies input, model and parameters.
@@ -172,21 +172,8 @@ pub(super) struct State {
 
 impl State {
     pub(super) fn new(job: &str, holder: &str) -> Self {
-        Self {
-            job: job.to_owned(),
-            holder: holder.to_owned(),
-            sequence: 0,
-            upload: None,
-            parts: Vec::new(),
-            next: 1,
-            footers: Vec::new(),
-            progress: Progress::default(),
-            is_whole: false,
-            bytes: 0,
-            digest: None,
-            replaces: None,
-            is_resumable: true,
-        }
+        let (job, holder) = (job.to_owned(), holder.to_owned());
+        Self { job, holder, next: 1, is_resumable: true, ..Self::default() }
     }
 }
 

@@ -63,3 +63,13 @@ pub(super) enum EncoderSettings {
     Embedding(EmbeddingSettings),
     Classification(ClassificationSettings),
 }
+
+impl EncoderSettings {
+    /// The output of the graph, the limit of tokens, and the number of values for a text.
+    pub(super) fn shape(&self) -> (&str, usize, usize) {
+        match self {
+            Self::Embedding(settings) => (&settings.output, settings.max_tokens, settings.dimensions),
+            Self::Classification(settings) => (&settings.output, settings.max_tokens, settings.labels.len()),
+        }
+    }
+}

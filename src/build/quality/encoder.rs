@@ -112,10 +112,7 @@ pub(in crate::build) fn check(
 ) -> Result<()> {
     let text = SENTENCES.lines().next().unwrap_or_default();
     let found = answer(settings, model, &encode(text, tokenizer, settings)?)?.len();
-    let expected = match settings {
-        EncoderSettings::Embedding(settings) => settings.dimensions,
-        EncoderSettings::Classification(settings) => settings.labels.len(),
-    };
+    let (_, _, expected) = settings.shape();
     if found != expected {
         return Err(Error::model(format!(
             "expected {expected} values, as in `config.json`, but found {found}"
@@ -125,19 +122,13 @@ pub(in crate::build) fn check(
 }
 
 fn encode(text: &str, tokenizer: &Tokenizer, settings: &EncoderSettings) -> Result<Encoding> {
-    let max_tokens = match settings {
-        EncoderSettings::Embedding(settings) => settings.max_tokens,
-        EncoderSettings::Classification(settings) => settings.max_tokens,
-    };
+    let (_, max_tokens, _) = settings.shape();
     tokenizer.encode(text, max_tokens, Truncation::At(Side::Right))
 }
 
 /// The vector or the scores of one text.
 fn answer(settings: &EncoderSettings, session: &EncoderModel, encoding: &Encoding) -> Result<Vec<f32>> {
-    let name = match settings {
-        EncoderSettings::Embedding(settings) => &settings.output,
-        EncoderSettings::Classification(settings) => &settings.output,
-    };
+    let (name, ..) = settings.shape();
     let outputs = session.run(&inputs(session.signature(), encoding)?)?;
     let output = session.signature().output(name).and_then(|place| outputs.get(place));
     let found = output.and_then(|output| Some((output.as_fp32()?, *output.shape().last()?)));

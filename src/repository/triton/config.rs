@@ -18,18 +18,25 @@ const VERSION: &str = "1";
 /// The time that a request may wait for others in its batch, in microseconds.
 const MAX_QUEUE_DELAY_US: u32 = 500;
 
-/// The configuration of a model.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The configuration of a model, which are also options of `kivu triton`.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub struct Options {
-    /// The backend of Triton that runs the graph.
-    pub runner: Runner,
-    /// The maximum number of texts in a batch.
+    /// The Triton backend that runs the graph: onnxruntime, or python with the package onnxruntime
+    ///
+    /// The default is onnxruntime, and python for translation, which needs a program on the server.
+    #[arg(long, value_enum)]
+    pub backend: Option<Runner>,
+    /// The maximum number of texts in a batch
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_batch_size: u32,
-    /// Instances of the model, on each GPU or on the CPU.
+    /// Copies of the model that run concurrently
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub instances: u32,
-    /// Whether TensorRT compiles the graph, with half precision.
+    /// Let TensorRT compile the graph, in half precision
+    #[arg(long)]
     pub tensorrt: bool,
-    /// Whether the server tokenizes too, in an ensemble with texts as input.
+    /// Also write a tokenizer, and an ensemble NAME_text whose inputs are texts
+    #[arg(long)]
     pub text: bool,
 }
 

@@ -31,7 +31,8 @@ pub fn write(bundle: &Bundle, repository: &Path, options: &Options) -> Result<Ve
     if let Some(settings) = &manifest.translation {
         return translation::write(bundle, settings, repository, options);
     }
-    if options.tensorrt && options.runner == Runner::Python {
+    let is_python = options.backend == Some(Runner::Python);
+    if options.tensorrt && is_python {
         return Err(Error::config("expected TensorRT with the backend `onnxruntime`, but found `python`"));
     }
     bundle.verify(&[])?;
@@ -41,7 +42,7 @@ pub fn write(bundle: &Bundle, repository: &Path, options: &Options) -> Result<Ve
     for file in manifest.files.iter().filter(|file| is_of_graph(&file.name)) {
         copy(&bundle.path(&file.name), &version.join(&file.name))?;
     }
-    if options.runner == Runner::Python {
+    if is_python {
         put(&version.join("model.py"), GRAPH_PROGRAM)?;
     }
     if options.text {
@@ -63,16 +64,17 @@ fn is_of_graph(name: &str) -> bool {
 
 fn graph_config(bundle: &Bundle, options: &Options) -> Result<String> {
     let manifest = bundle.manifest();
-    let backend = match options.runner {
-        Runner::Onnx => "backend: \"onnxruntime\"\ndefault_model_filename: \"model.onnx\"",
-        Runner::Python => "backend: \"python\"",
+    let is_python = options.backend == Some(Runner::Python);
+    let backend = match is_python {
+        true => "backend: \"python\"",
+        false => "backend: \"onnxruntime\"\ndefault_model_filename: \"model.onnx\"",
     };
     let mut text =
         format!("name: \"{}\"\n{backend}\nmax_batch_size: {}\n", manifest.name, options.max_batch_size);
     text += &tensors("input", &manifest.signature.inputs)?;
     text += &tensors("output", &manifest.signature.outputs)?;
     text += &batching();
-    text += &instances(options, options.runner == Runner::Python);
+    text += &instances(options, is_python);
     if options.tensorrt {
         text += "optimization { execution_accelerators { gpu_execution_accelerator [ { name: \"tensorrt\" \
                  parameters { key: \"precision_mode\" value: \"FP16\" } } ] } }\n";

@@ -53,7 +53,7 @@ pub(super) fn write(
 
 /// Refuses unsupported models and options.
 fn check(name: &str, settings: &TranslationSettings, options: &Options) -> Result<()> {
-    let expected = if options.runner != Runner::Python || options.tensorrt {
+    let expected = if options.backend == Some(Runner::Onnx) || options.tensorrt {
         "the backend `python` without TensorRT, since a program runs its graphs"
     } else if options.text {
         "no `--text`, since only Kivu supports languages"

@@ -20,7 +20,7 @@ use super::{
 use crate::{backends::keeps_its_contract, models::runtime};
 
 fn options() -> Options {
-    Options { runner: Runner::Onnx, max_batch_size: 8, instances: 2, tensorrt: true, text: false }
+    Options { backend: Some(Runner::Onnx), max_batch_size: 8, instances: 2, tensorrt: true, text: false }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -40,7 +40,7 @@ async fn triton_serves_exported_bundles() {
     let mut bundles = Vec::new();
     for (task, fixture, ..) in &cases {
         let bundle = bundle(*task, fixture, folder.path(), runtime);
-        let options = Options { runner: Runner::Python, tensorrt: false, text: true, ..options() };
+        let options = Options { backend: Some(Runner::Python), tensorrt: false, text: true, ..options() };
         let names = write(&Bundle::open(&bundle).unwrap(), &repository, &options).unwrap();
         let name = task.to_string();
         assert_eq!(names, [name.clone(), format!("{name}_tokenizer"), format!("{name}_text")]);
@@ -91,6 +91,7 @@ fn configurations_follow_the_options() {
     assert!(repository.join("feature-extraction/1/model.onnx").is_file());
     let again = write(&bundle, &repository, &options()).unwrap_err().to_string();
     insta::assert_snapshot!(again.replace(&folder.path().display().to_string(), "[folder]"), @"expected no `[folder]/repository/feature-extraction`, but found it; remove it, or choose another folder");
-    let error = write(&bundle, &repository, &Options { runner: Runner::Python, ..options() }).unwrap_err();
+    let error =
+        write(&bundle, &repository, &Options { backend: Some(Runner::Python), ..options() }).unwrap_err();
     insta::assert_snapshot!(error, @"expected TensorRT with the backend `onnxruntime`, but found `python`");
 }

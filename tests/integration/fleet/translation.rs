@@ -29,7 +29,7 @@ use crate::models::{fixtures, runtime};
 pub(super) const TRANSLATOR: &str = "m2m100_translation_model";
 
 fn options() -> Options {
-    Options { runner: Runner::Python, max_batch_size: 8, instances: 1, tensorrt: false, text: false }
+    Options { backend: Some(Runner::Python), max_batch_size: 8, instances: 1, tensorrt: false, text: false }
 }
 
 /// Writes the model of article 001, which translates into one language, and one that accepts options.
@@ -270,6 +270,6 @@ fn exported_translators_contain_their_settings() {
         ["decoder.onnx", "encoder.onnx", "generation.json", "generation.py", "model.py", "weights.bin"]
     );
     let refused = |options: Options| write(&bundle, &repository, &options).unwrap_err().to_string();
-    insta::assert_snapshot!(refused(Options { runner: Runner::Onnx, ..options() }), @"expected for the translation model `translation` the backend `python` without TensorRT, since a program runs its graphs");
+    insta::assert_snapshot!(refused(Options { backend: Some(Runner::Onnx), ..options() }), @"expected for the translation model `translation` the backend `python` without TensorRT, since a program runs its graphs");
     insta::assert_snapshot!(refused(Options { text: true, ..options() }), @"expected for the translation model `translation` no `--text`, since only Kivu supports languages");
 }
