@@ -1,7 +1,7 @@
 //! Distributed maps of Step Functions, for files that are too large for one function.
 //!
 //! A state machine passes the rows of a file, as JSON objects, to many functions in batches. Each batch becomes a part:
-//! a line of JSON with its progress, and its rows in the format of the output. At the
+//! a line of JSON with the number of its first row and its progress, and its rows in the format of the output. At the
 //! end, one call joins the parts.
 
 use std::{
@@ -194,7 +194,7 @@ pub(super) async fn process_batch(rules: &Rules, store: &Store, run: Run, items:
     let plan = Plan::new(rules, store, &run.input)?;
     let (first, rows) = rows_of(items)?;
     let (progress, bytes) = plan.part(&rows, async |texts| plan.predictor.predict(texts).await).await?;
-    let mut text = serde_json::to_vec(&progress).map_err(unwritable)?;
+    let mut text = json!({ "first": first, "progress": progress }).to_string().into_bytes();
     text.push(b'\n');
     text.extend_from_slice(&bytes);
     let prefix = plan.parts(&run.run);
@@ -314,7 +314,8 @@ impl Part {
                 let wrong = || Error::model(format!("expected a part in `{url}`, but found something else"));
                 let (bytes, _) = plan.store.read(url)?.ok_or_else(wrong)?;
                 let end = bytes.iter().position(|byte| *byte == b'\n').ok_or_else(wrong)?;
-                let progress = serde_json::from_slice(&bytes[..end]).map_err(|_| wrong())?;
+                let head: Value = serde_json::from_slice(&bytes[..end]).map_err(|_| wrong())?;
+                let progress = Progress::deserialize(&head["progress"]).map_err(|_| wrong())?;
                 Ok((progress, bytes[end + 1..].to_vec()))
             }
         }
