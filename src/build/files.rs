@@ -1,6 +1,7 @@
 //! Reading and writing files, with errors that name the path.
 
 use std::{
+    fmt::Display,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -9,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     error::{Error, Result},
-    repository::bundle::TOKENIZER,
+    repository::bundle::{TOKENIZER, sha256_of},
 };
 
 pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
@@ -52,6 +53,15 @@ pub(super) fn list(folder: &Path) -> Result<Vec<(PathBuf, fs::Metadata)>> {
     let mut entries = entries().map_err(Error::io(format!("cannot read `{}`", folder.display())))?;
     entries.sort_by(|left, right| left.0.cmp(&right.0));
     Ok(entries)
+}
+
+/// Refuses a file with another SHA-256; the error calls it `name`.
+pub(super) fn check_sha256(path: &Path, name: &dyn Display, expected: &str) -> Result<()> {
+    let found = sha256_of(path)?;
+    if found == expected {
+        return Ok(());
+    }
+    Err(Error::model(format!("expected `{name}` to have the SHA-256 {expected}, but found {found}")))
 }
 
 pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {

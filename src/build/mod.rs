@@ -29,7 +29,7 @@ mod weights;
 use self::{cost::Comparison, plan::Build, scratch::Scratch};
 pub use self::{
     plan::{Progress, Request},
-    recipe::{LanguagePair, QualityFloor, Recipe, Strategy},
+    recipe::{QualityFloor, Recipe, Strategy},
     scratch::abandon,
 };
 use crate::{

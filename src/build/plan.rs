@@ -2,12 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use super::recipe::{LanguagePair, QualityFloor, Recipe, Strategy};
+use super::recipe::{QualityFloor, Recipe, Strategy};
 use crate::{
     backend::onnx::Runtime,
     config::EngineChoice,
     error::{Error, Result},
-    pipeline::{Task, translation::Languages},
+    pipeline::{
+        Task,
+        translation::{LanguagePair, Languages},
+    },
     repository::manifest::{Precision, TensorNames},
 };
 

@@ -10,11 +10,8 @@ use serde::Deserialize;
 use super::{fetch, files};
 use crate::{
     error::{Error, Result},
-    pipeline::Task,
-    repository::{
-        bundle::sha256_of,
-        manifest::{Precision, TensorNames},
-    },
+    pipeline::{Task, translation::LanguagePair},
+    repository::manifest::{Precision, TensorNames},
 };
 
 /// The Python version of packages for one platform. Only their files are used, so that any version would do.
@@ -44,16 +41,6 @@ pub struct Recipe {
     /// The floor of its quality.
     #[serde(default)]
     pub quality: QualityFloor,
-}
-
-/// The languages of a model that translates a single pair.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LanguagePair {
-    /// The language of sources.
-    pub source: String,
-    /// The language of targets.
-    pub target: String,
 }
 
 /// The way zero-shot classification and ranking are done.
@@ -145,13 +132,7 @@ impl Recipe {
         };
         for (name, expected) in &source.files {
             let path = folder.join(name);
-            let found = sha256_of(&path)?;
-            if found != *expected {
-                return Err(Error::model(format!(
-                    "expected `{}` to have the SHA-256 {expected}, but found {found}",
-                    path.display()
-                )));
-            }
+            files::check_sha256(&path, &path.display(), expected)?;
         }
         Ok(folder)
     }

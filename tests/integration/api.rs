@@ -23,7 +23,7 @@ use kivu::{
     },
     repository::{
         Manifest,
-        manifest::{Precision, Source, TensorNames, Weights},
+        manifest::{Engine, Precision, Source, TensorNames, Weights},
     },
     tensor::{ElementType, Elements, Tensor},
     tokenizer::Tokenizer,
@@ -82,6 +82,7 @@ fn model_of(task: Task, default_prompt: Option<String>, [fails_on, panics_on]: [
             name: "tiny".into(),
             task,
             graph: "model.onnx".into(),
+            engine: Engine::default(),
             source: Source { architecture: "BertModel".into(), from: "tiny".into(), sha256: String::new() },
             weights: Weights { precision: Precision::Fp32, plan: "none".into(), quality: None },
             embedding: Some(settings),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use kivu::{
     backend::onnx::{OnnxBackend, Runtime, library},
     build::{Progress, Request, build},
-    config::{Config, ModelConfig},
+    config::{Config, EngineChoice, ModelConfig},
     model::Model,
     pipeline::Task,
     repository::{Bundle, manifest::Precision},
@@ -42,7 +42,8 @@ impl Progress for Silent {
 
 /// A request for a build, with defaults for everything else.
 pub(crate) fn request(source: PathBuf, out: PathBuf, precision: Option<Precision>) -> Request {
-    Request { source, out, name: None, task: None, precision, cache: "/nonexistent".into() }
+    let engine = EngineChoice::Auto;
+    Request { source, out, name: None, task: None, precision, engine, cache: "/nonexistent".into() }
 }
 
 pub(crate) fn build_request(request: &Request, runtime: Runtime) -> kivu::Result<Bundle> {

@@ -186,7 +186,8 @@ pub struct RequestedLanguages<'a> {
 }
 
 /// The languages of a translation, by the model's codes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct LanguagePair {
     /// The language of the text.
     pub source: String,

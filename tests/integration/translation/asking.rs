@@ -22,7 +22,7 @@ use kivu::{
     },
     repository::{
         Manifest,
-        manifest::{Precision, Source, TensorNames, Weights},
+        manifest::{Engine, Precision, Source, TensorNames, Weights},
     },
     tensor::ElementType,
     tokenizer::Tokenizer,
@@ -108,6 +108,7 @@ fn model(name: &str, codes: &[&str]) -> Model {
             name: name.into(),
             task: Task::Translation,
             graph: "encoder.onnx".into(),
+            engine: Engine::default(),
             source: Source { architecture: "M2M100".into(), from: "tiny".into(), sha256: String::new() },
             weights: Weights { precision: Precision::Fp32, plan: "none".into(), quality: None },
             embedding: None,
