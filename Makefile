@@ -64,7 +64,8 @@ test: ## Install the tools of the tests and run all tests
 	@rm -f $(TIMES)
 	@$(MAKE) --no-print-directory --jobs=3 test-all; status=$$?; tests/timed.py $(TIMES); exit $$status
 
-.PHONY: test-all test-format test-compile test-tools test-bundles test-unit test-integration test-s3 test-walk test-arm64
+.PHONY: test-all test-format test-compile test-tools test-bundles test-unit test-integration test-s3 test-walk
+.PHONY: test-arm64-compile test-arm64
 test-all: test-format test-integration test-s3 test-walk test-arm64
 
 test-format:
@@ -92,12 +93,19 @@ test-s3: test-tools test-bundles
 test-walk: test-s3
 	$(TIMED) env $(TEST_TOOLS) TEST_WALK=compiled cargo test --test integration the_template_can_be_deployed_and_used
 
-# Low priority, because it compiles everything again.
-test-arm64: test-tools test-bundles
-ifneq (,$(filter aarch64,$(shell uname -m))$(shell grep -s VERSION_CODENAME=bookworm /etc/os-release))
-	$(TIMED) nice -n 19 make --silent --old-file=program arm64-quick
+EMULATES_ARM64 := $(filter aarch64,$(shell uname -m))$(shell grep -s VERSION_CODENAME=bookworm /etc/os-release)
+
+# Compiles everything again, for arm64. From the beginning, at low priority: in the time that other steps leave unused.
+test-arm64-compile: test-tools
+ifneq (,$(EMULATES_ARM64))
+	$(TIMED) nice -n 19 make --silent arm64-quick-compile
 else
 	@echo "skipped: arm64 is emulated by packages of Debian 12"
+endif
+
+test-arm64: test-arm64-compile test-bundles
+ifneq (,$(EMULATES_ARM64))
+	$(TIMED) nice -n 19 make --silent --old-file=program arm64-quick
 endif
 
 TEST_TOOLS = TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(LAMBDA)/cargo-lambda) \
@@ -241,15 +249,20 @@ arm64: arm64-programs $(BUNDLE)/manifest.toml ## Build and test for arm64, emula
 	python3 tests/arm64/check.py $(ARM64_PROGRAMS) $(KIVU) $(BUNDLE) $(EMULATED)
 
 # The part that is fast enough for `make test`, without the crates of optional features.
-.PHONY: arm64-quick
-arm64-quick: ARM64_CARGO += --no-default-features
+.PHONY: arm64-quick arm64-quick-compile
+arm64-quick arm64-quick-compile: ARM64_CARGO += --no-default-features
 arm64-quick: arm64-programs
 	cargo test $(ARM64_CARGO) --test integration -- $(GOLDENS) $(SLOW)
 
-.PHONY: arm64-programs
-arm64-programs: program $(ARM64)/cargo.toml
-	$(KIVU) doctor --fix --function arm64
+arm64-quick-compile: arm64-compile
+
+.PHONY: arm64-compile
+arm64-compile: $(ARM64)/cargo.toml
 	cargo test $(ARM64_CARGO) --test integration --no-run
+
+.PHONY: arm64-programs
+arm64-programs: program arm64-compile
+	$(KIVU) doctor --fix --function arm64
 	mkdir -p $(ARM64_PROGRAMS)/lib
 	ln -sf $(abspath $(ARM64))/onnxruntime/libonnxruntime.so.* $(ARM64_PROGRAMS)/lib/
 	ln -sfn ../lib $(ARM64_PROGRAMS)/deps/lib

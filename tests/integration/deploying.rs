@@ -3,7 +3,9 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    process::Command,
+    io::{BufRead, BufReader, Write},
+    process::{ChildStdin, ChildStdout, Command, Stdio},
+    sync::Mutex,
     time::{Duration, SystemTime},
 };
 
@@ -130,14 +132,25 @@ struct Deployment {
 }
 
 impl Deployment {
+    /// Resolves templates in one process for all tests, since its packages take seconds to load.
     fn resolve<const COUNT: usize>(parameters: [Value; COUNT]) -> Option<[Self; COUNT]> {
-        let output = script("resolve")?.args(parameters.map(|given| given.to_string())).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let found: [Value; COUNT] =
-            serde_json::from_slice::<Vec<Value>>(&output.stdout).unwrap().try_into().unwrap();
-        Some(found.map(|mut deployment| Self {
-            resources: serde_json::from_value(deployment["resources"].take()).unwrap(),
-            policies: serde_json::from_value(deployment["policies"].take()).unwrap(),
+        static RESOLVER: Mutex<Option<(ChildStdin, BufReader<ChildStdout>)>> = Mutex::new(None);
+        let mut resolver = RESOLVER.lock().unwrap();
+        if resolver.is_none() {
+            let mut started =
+                script("resolve")?.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+            *resolver = Some((started.stdin.take().unwrap(), BufReader::new(started.stdout.take().unwrap())));
+        }
+        let (input, output) = resolver.as_mut().unwrap();
+        Some(parameters.map(|parameters| {
+            writeln!(input, "{parameters}").unwrap();
+            let mut line = String::new();
+            output.read_line(&mut line).unwrap();
+            let mut resolved: Value = serde_json::from_str(&line).expect("the script prints its error");
+            Self {
+                resources: serde_json::from_value(resolved["resources"].take()).unwrap(),
+                policies: serde_json::from_value(resolved["policies"].take()).unwrap(),
+            }
         }))
     }
 
