@@ -1,6 +1,9 @@
 //! The state that handlers share: models, limits and access control.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    future::Future,
+    sync::{Arc, OnceLock},
+};
 
 use axum::http::StatusCode;
 use tokio::sync::Semaphore;
@@ -17,10 +20,20 @@ use crate::{
     tokenizer::{Side, Truncation},
 };
 
+tokio::task_local! {
+    /// The models that the caller of the request may use; all if there are none.
+    static ALLOWED_MODELS: Vec<String>;
+}
+
+/// Runs a request that may use only these models, or all if there are none. All others are unknown to it.
+pub(super) async fn restricted_to<T>(models: Vec<String>, request: impl Future<Output = T>) -> T {
+    ALLOWED_MODELS.scope(models, request).await
+}
+
 /// The models of a server, and how it serves them.
 #[derive(Debug)]
 pub struct App {
-    pub(super) models: Vec<Model>,
+    models: Vec<Model>,
     pub(super) limits: Limits,
     /// One permit for each concurrent request.
     pub(super) permits: Arc<Semaphore>,
@@ -64,15 +77,20 @@ impl App {
         Self { has_page, ..self }
     }
 
+    /// The models that the caller of the current request may use.
+    pub(super) fn models(&self) -> impl Iterator<Item = &Model> {
+        self.models.iter().filter(|model| {
+            let is_allowed = |allowed: &Vec<String>| allowed.is_empty() || allowed.contains(&model.name);
+            ALLOWED_MODELS.try_with(is_allowed).unwrap_or(true)
+        })
+    }
+
     /// The model of this name, or the first one.
     pub(super) fn model(&self, name: Option<&str>) -> Result<&Model> {
-        match name {
-            None => self.models.first(),
-            Some(name) => self.models.iter().find(|model| model.name == name),
-        }
-        .ok_or_else(|| Error::UnknownModel {
+        let found = self.models().find(|model| name.is_none_or(|name| model.name == name));
+        found.ok_or_else(|| Error::UnknownModel {
             name: name.unwrap_or_default().to_owned(),
-            known: self.models.iter().map(|model| model.name.clone()).collect(),
+            known: self.models().map(|model| model.name.clone()).collect(),
         })
     }
 
@@ -84,8 +102,7 @@ impl App {
         pick: impl Fn(&'a Pipeline) -> Option<&'a P>,
     ) -> Result<(&'a Model, &'a P)> {
         if name.is_none() {
-            let mut models = self.models.iter();
-            let found = models.find_map(|model| Some((model, pick(&model.pipeline)?)));
+            let found = self.models().find_map(|model| Some((model, pick(&model.pipeline)?)));
             return found
                 .ok_or_else(|| Error::invalid(format!("expected a model for `{task}`, but none is served")));
         }

@@ -39,7 +39,7 @@ use futures::FutureExt;
 
 pub use self::{
     app::App,
-    auth::{BindScope, GatewayVerified, Guard, make_key},
+    auth::{BindScope, Date, GatewayVerified, Guard, KeyLimits, make_key, make_limited_key},
     startup::LazyRouter,
 };
 use self::{
@@ -133,7 +133,10 @@ async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) -> R
     let (mut response, caller, refused) = match app.guard.admit(&parts).await {
         Ok(caller) => {
             let request = Request::from_parts(parts, body);
-            (Trace::follow(trace, run(&app, request, next)).await, caller, None)
+            let (name, models) =
+                caller.map_or((None, Vec::new()), |caller| (Some(caller.name), caller.models));
+            let response = app::restricted_to(models, Trace::follow(trace, run(&app, request, next)));
+            (response.await, name, None)
         }
         Err(refusal) => (refusal.rejection.into_response(), None, Some(refusal.reason)),
     };

@@ -103,7 +103,7 @@ fn base64(vector: &[f32]) -> String {
 
 /// List the models
 pub(super) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    let models: Vec<Value> = app.models.iter().map(describe).collect();
+    let models: Vec<Value> = app.models().map(describe).collect();
     Json(json!({ "data": models, "object": "list" }))
 }
 

@@ -94,7 +94,7 @@ fn model_type(pipeline: &Pipeline) -> Value {
 
 /// List the models
 pub(super) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
-    let models: Vec<Value> = app.models.iter().map(describe).collect();
+    let models: Vec<Value> = app.models().map(describe).collect();
     let limits = json!({ "texts": app.limits.texts, "body_bytes": app.limits.body_bytes });
     Json(json!({ "models": models, "limits": limits, "version": env!("CARGO_PKG_VERSION") }))
 }

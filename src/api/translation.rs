@@ -114,7 +114,7 @@ fn choose<'a>(
     name: Option<&str>,
     wanted: RequestedLanguages<'_>,
 ) -> Result<(&'a Model, &'a TranslationPipeline)> {
-    let all: Vec<_> = app.models.iter().filter_map(|model| Some((model, pick(&model.pipeline)?))).collect();
+    let all: Vec<_> = app.models().filter_map(|model| Some((model, pick(&model.pipeline)?))).collect();
     if name.is_some() || all.len() < 2 {
         return app.pipeline(name, Task::Translation, pick);
     }

@@ -5,11 +5,15 @@ use std::process::ExitCode;
 use clap::Args;
 
 use super::terminal::print;
-use crate::{api::make_key, error::Result};
+use crate::{
+    api::{Date, KeyLimits, make_limited_key},
+    error::Result,
+};
 
 const EXAMPLES: &str = "\
 Examples:
-  kivu key alice    a key for alice, and the line for `auth.keys` of the server that accepts it";
+  kivu key alice    a key for alice, and the line for `auth.keys` of the server that accepts it
+  kivu key bob --expires 2027-01-31 --models minilm,rank --per-minute 60";
 
 /// Make an API key, and the line that makes a server accept it
 ///
@@ -21,10 +25,21 @@ pub(super) struct Arguments {
     /// The name of the caller, which the log has for each request
     #[arg(value_name = "NAME", default_value = "default")]
     name: String,
+    /// The last day on which the key is valid, in UTC
+    #[arg(long, value_name = "YYYY-MM-DD")]
+    expires: Option<Date>,
+    /// The models that the key may use, separated by commas; all by default
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    models: Vec<String>,
+    /// The requests per minute that each server process accepts with the key
+    #[arg(long, value_name = "COUNT")]
+    per_minute: Option<u32>,
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let (key, line) = make_key(&arguments.name)?;
+    let Arguments { name, expires, models, per_minute } = arguments;
+    let limits = KeyLimits { expires: *expires, models: models.clone(), per_minute: *per_minute };
+    let (key, line) = make_limited_key(name, &limits)?;
     print(&format!("key:  {key}\nline: {line}"))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -19,4 +19,8 @@ impl Secret {
     pub async fn read(&self, _: Duration) -> Result<String> {
         match self.0 {}
     }
+
+    pub async fn read_versions(&self, _: Duration) -> Result<Vec<String>> {
+        match self.0 {}
+    }
 }

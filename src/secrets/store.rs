@@ -12,6 +12,10 @@ use tokio::{sync::OnceCell, time::timeout};
 
 use crate::error::{Error, Result};
 
+/// Labels of a secret's versions: the rotation of a secret moves the second one to the value that it replaces.
+const CURRENT: &str = "AWSCURRENT";
+const PREVIOUS: &str = "AWSPREVIOUS";
+
 /// A secret, by its name or ARN. The client is created at the first read.
 #[derive(Debug)]
 pub struct Secret {
@@ -27,7 +31,21 @@ impl Secret {
 
     /// The current value of the secret.
     pub async fn read(&self, time_limit: Duration) -> Result<String> {
-        timeout(time_limit, self.fetch()).await.unwrap_or_else(|_| {
+        let current = self.within(time_limit, self.fetch(CURRENT)).await?;
+        current.ok_or_else(|| {
+            Error::config(format!("expected a value of the secret `{}`, but found none", self.name))
+        })
+    }
+
+    /// The current value of the secret, and the one before the last rotation, if there is one.
+    pub async fn read_versions(&self, time_limit: Duration) -> Result<Vec<String>> {
+        let both = async { tokio::try_join!(self.fetch(CURRENT), self.fetch(PREVIOUS)) };
+        let (current, previous) = self.within(time_limit, both).await?;
+        Ok(current.into_iter().chain(previous).collect())
+    }
+
+    async fn within<T>(&self, time_limit: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
+        timeout(time_limit, work).await.unwrap_or_else(|_| {
             Err(Error::config(format!(
                 "reading the secret `{}` took longer than {}ms",
                 self.name,
@@ -36,16 +54,28 @@ impl Secret {
         })
     }
 
-    async fn fetch(&self) -> Result<String> {
+    /// The value with this label, or nothing if there is no previous value.
+    async fn fetch(&self, stage: &str) -> Result<Option<String>> {
         let client = self.client.get_or_init(connect).await;
-        let response = client.get_secret_value().secret_id(&self.name).send().await;
-        let response = response.map_err(|error| Error::Config {
-            message: format!("cannot read the secret `{}`", self.name),
-            source: Some(Box::new(error)),
-        })?;
-        response.secret_string.ok_or_else(|| {
+        let response = match client.get_secret_value().secret_id(&self.name).version_stage(stage).send().await
+        {
+            Ok(response) => response,
+            Err(error) => {
+                let is_missing =
+                    error.as_service_error().is_some_and(|e| e.is_resource_not_found_exception());
+                if stage == PREVIOUS && is_missing {
+                    return Ok(None);
+                }
+                return Err(Error::Config {
+                    message: format!("cannot read the secret `{}`", self.name),
+                    source: Some(Box::new(error)),
+                });
+            }
+        };
+        let text = response.secret_string.ok_or_else(|| {
             Error::config(format!("expected text in the secret `{}`, but found something else", self.name))
-        })
+        })?;
+        Ok(Some(text))
     }
 }
 

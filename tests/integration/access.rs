@@ -1,18 +1,23 @@
 //! Access control, and its errors in each dialect.
 
 use axum::{
-    Router,
-    body::Body,
+    Json, Router,
+    body::{Body, Bytes},
     http::{Method, Request, Response, StatusCode},
+    response::IntoResponse,
+    routing,
 };
 use kivu::{
-    api::{BindScope, GatewayVerified, Guard, below, make_key, router},
+    api::{BindScope, GatewayVerified, Guard, KeyLimits, below, make_key, make_limited_key, router},
     config::{AuthConfig, AuthMode, Limits},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::api::{answer, post, scripted};
+use crate::{
+    api::{answer, post, scripted},
+    serving::{Server, alone, bundle, kivu},
+};
 
 fn guarded(config: &AuthConfig) -> Router {
     router(scripted(Limits::default()).with_guard(Guard::new(config, BindScope::ApiGateway).unwrap()))
@@ -157,4 +162,103 @@ async fn all_routes_can_have_a_prefix() {
     // The dialect is that of the path after the prefix.
     let (status, body) = answer(send(&router, post("/large/v1/embeddings", "{}"), &[]).await).await;
     assert_eq!((status, &body["error"]["code"]), (StatusCode::UNAUTHORIZED, &json!("invalid_api_key")));
+}
+
+/// A router that requires a key with these limits, and the key.
+fn with_limits(limits: &KeyLimits) -> (Router, String) {
+    let (key, line) = make_limited_key("alice", limits).unwrap();
+    (guarded(&AuthConfig { keys: vec![line], ..AuthConfig::default() }), key)
+}
+
+#[tokio::test]
+async fn expired_keys_are_rejected() {
+    for (date, expected) in [("2020-12-31", 401), ("9999-12-31", 200)] {
+        let (router, key) =
+            with_limits(&KeyLimits { expires: Some(date.parse().unwrap()), ..KeyLimits::default() });
+        let response = send(&router, cat(), &[("x-api-key", &key)]).await;
+        assert_eq!(response.status().as_u16(), expected, "{date}");
+    }
+}
+
+/// Models beyond the scope of a key are unknown to it, in every dialect and in every list.
+#[tokio::test]
+async fn keys_are_limited_to_their_models() {
+    let get = |path: &str| Request::get(path).body(Body::empty()).unwrap();
+    for (model, expected) in [("tiny", 1), ("other", 0)] {
+        let (router, key) =
+            with_limits(&KeyLimits { models: vec![model.to_owned()], ..KeyLimits::default() });
+        let key = [("x-api-key", key.as_str())];
+        let (_, list) = answer(send(&router, get("/v1/models"), &key).await).await;
+        assert_eq!(list["data"].as_array().unwrap().len(), expected, "{list}");
+        let (_, list) = answer(send(&router, get("/models"), &key).await).await;
+        assert_eq!(list["models"].as_array().unwrap().len(), expected, "{list}");
+        let is_allowed = expected == 1;
+        for (path, body) in [
+            ("/embed", json!({ "inputs": "cat" })),
+            ("/v1/embeddings", json!({ "input": "cat", "model": "tiny" })),
+            ("/models/tiny", json!({ "inputs": "cat" })),
+            ("/tokenize", json!({ "inputs": "cat" })),
+        ] {
+            let status = send(&router, post(path, body.to_string()), &key).await.status();
+            assert_eq!(status.is_success(), is_allowed, "{path} with a key for `{model}`: {status}");
+        }
+        let status = send(&router, get("/v2/models/tiny"), &key).await.status();
+        assert_eq!(status.is_success(), is_allowed, "KServe's metadata: {status}");
+    }
+}
+
+#[tokio::test]
+async fn keys_are_limited_to_their_rate() {
+    let (router, key) = with_limits(&KeyLimits { per_minute: Some(2), ..KeyLimits::default() });
+    let mut statuses = Vec::new();
+    for _ in 0..3 {
+        statuses.push(send(&router, cat(), &[("x-api-key", &key)]).await.status().as_u16());
+    }
+    assert_eq!(statuses, [200, 200, 429]);
+    let response = send(&router, post("/v1/embeddings", "{}"), &[("x-api-key", &key)]).await;
+    assert_eq!(response.headers()["retry-after"], "1");
+    let (_, body) = answer(response).await;
+    insta::assert_snapshot!(body["error"]["message"], @r#""expected at most 2 requests per minute with this key; retry later""#);
+}
+
+/// The address of a Secrets Manager whose secret has these values, by their label.
+async fn secrets_manager(versions: &'static [(&str, &str)]) -> String {
+    let answer = async move |body: Bytes| {
+        let request: Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(request["SecretId"], "proxy");
+        match versions.iter().find(|(stage, _)| request["VersionStage"] == *stage) {
+            Some((_, secret)) => Json(json!({ "SecretString": secret })).into_response(),
+            None => {
+                let error = json!({ "__type": "ResourceNotFoundException" });
+                (StatusCode::BAD_REQUEST, Json(error)).into_response()
+            }
+        }
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let router = Router::new().route("/", routing::post(answer));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    format!("http://{address}")
+}
+
+/// A rotation does not interrupt requests: until the proxy has the new secret, it sends the previous one.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_current_and_the_previous_proxy_secret_are_accepted() {
+    let Some((_folder, bundle)) = bundle() else { return };
+    let rotated: &[_] = &[("AWSCURRENT", "new\n"), ("AWSPREVIOUS", "old")];
+    for (versions, expected) in [(rotated, [200, 200, 403]), (&[("AWSCURRENT", "new")], [200, 403, 403])] {
+        let mut command = kivu(&bundle);
+        command
+            .env("KIVU_AUTH__PROXY_SECRET_ID", "proxy")
+            .env("AWS_ENDPOINT_URL", secrets_manager(versions).await)
+            .envs([("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "a"), ("AWS_REGION", "eu-west-1")]);
+        let _alone = alone();
+        let server = Server::wait(command.spawn().unwrap());
+        let statuses = ["new", "old", "older"].map(|secret| {
+            let head = "GET /info HTTP/1.1\r\nhost: kivu\r\nconnection: close\r\n";
+            let answer = server.exchange(format!("{head}x-kivu-front: {secret}\r\n\r\n").as_bytes());
+            answer.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
+        });
+        assert_eq!(statuses, expected, "{versions:?}");
+    }
 }

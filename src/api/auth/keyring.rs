@@ -3,6 +3,7 @@
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
+use super::key_limits::KeyLimits;
 use crate::{
     error::{Error, Result},
     repository::bundle::hex,
@@ -16,14 +17,21 @@ const MAX_NAME_CHARS: usize = 64;
 
 type Hash = [u8; 32];
 
-/// Valid keys by name, as SHA-256 hashes.
+/// Valid keys, as SHA-256 hashes.
 #[derive(Debug, Default)]
 pub(super) struct Keyring {
-    keys: Vec<(String, Hash)>,
+    keys: Vec<(Key, Hash)>,
+}
+
+/// A key without its secret.
+#[derive(Clone, Debug)]
+pub(super) struct Key {
+    pub(super) name: String,
+    pub(super) limits: KeyLimits,
 }
 
 impl Keyring {
-    /// Parses lines of `NAME:SHA256`; empty lines and lines that begin with `#` are ignored.
+    /// Parses lines of `NAME:SHA256`, with optional limits; empty lines and lines that begin with `#` are ignored.
     ///
     /// Errors name the line number but not its content, which may be a key pasted by mistake.
     pub(super) fn parse(text: &str) -> Result<Self> {
@@ -41,13 +49,15 @@ impl Keyring {
         Ok(Self { keys: keys.collect::<Result<_>>()? })
     }
 
-    /// A ring of one key, in plain text.
-    pub(super) fn of(name: &str, key: &str) -> Self {
-        Self { keys: vec![(name.to_owned(), hash(key.as_bytes()))] }
+    /// A ring of keys in plain text, which all have the same name.
+    pub(super) fn of<'a>(name: &str, keys: impl Iterator<Item = &'a str>) -> Self {
+        let of =
+            |key: &str| (Key { name: name.to_owned(), limits: KeyLimits::default() }, hash(key.as_bytes()));
+        Self { keys: keys.map(of).collect() }
     }
 
-    /// The name of a valid key. The time taken does not depend on the keys in the ring.
-    pub(super) fn find(&self, key: &str) -> Option<&str> {
+    /// Finds a key. The time taken does not depend on the keys in the ring.
+    pub(super) fn find(&self, key: &str) -> Option<&Key> {
         let hash = hash(key.as_bytes());
         let (mut found, mut index) = (Choice::from(0), 0_u32);
         for (at, (_, known)) in (0_u32..).zip(&self.keys) {
@@ -55,14 +65,15 @@ impl Keyring {
             index.conditional_assign(&at, same);
             found |= same;
         }
-        let (name, _) = self.keys.get(index as usize)?;
-        bool::from(found).then_some(name)
+        let (key, _) = self.keys.get(index as usize)?;
+        bool::from(found).then_some(key)
     }
 }
 
-fn parse_line(line: &str) -> Option<(String, Hash)> {
-    let (name, digits) = line.rsplit_once(':')?;
-    let (name, digits) = (name.trim(), digits.trim());
+fn parse_line(line: &str) -> Option<(Key, Hash)> {
+    let (name, rest) = line.rsplit_once(':')?;
+    let (name, mut fields) = (name.trim(), rest.split_whitespace());
+    let digits = fields.next()?;
     if !is_name(name) || digits.len() != 64 || !digits.is_ascii() {
         return None;
     }
@@ -70,7 +81,7 @@ fn parse_line(line: &str) -> Option<(String, Hash)> {
     for (byte, pair) in hash.iter_mut().zip(digits.as_bytes().chunks(2)) {
         *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
     }
-    Some((name.to_owned(), hash))
+    Some((Key { name: name.to_owned(), limits: KeyLimits::parse(fields)? }, hash))
 }
 
 /// Whether a name is safe in a line of the keyring and in the log.
@@ -83,8 +94,14 @@ pub(super) fn hash(key: &[u8]) -> Hash {
     Sha256::digest(key).into()
 }
 
-/// Creates a random key; returns it with its line for a keyring.
+/// Creates a random key without limits; returns it with its line for a keyring.
 pub fn make_key(name: &str) -> Result<(String, String)> {
+    make_limited_key(name, &KeyLimits::default())
+}
+
+/// Creates a random key; returns it with its line for a keyring.
+pub fn make_limited_key(name: &str, limits: &KeyLimits) -> Result<(String, String)> {
+    limits.validate()?;
     if !is_name(name) {
         return Err(Error::config(format!(
             "expected a name of 1 to {MAX_NAME_CHARS} letters, digits, `-`, `_`, `.` or `@`, but found `{}`",
@@ -95,7 +112,7 @@ pub fn make_key(name: &str) -> Result<(String, String)> {
     getrandom::fill(&mut bytes)
         .map_err(|error| Error::io("cannot create a random key")(std::io::Error::other(error.to_string())))?;
     let key = format!("{PREFIX}{}", hex(&bytes));
-    let line = format!("{name}:{}", hex(&hash(key.as_bytes())));
+    let line = format!("{name}:{}{limits}", hex(&hash(key.as_bytes())));
     Ok((key, line))
 }
 
@@ -108,23 +125,33 @@ mod tests {
         let (alice, alices) = make_key("alice").unwrap();
         let (bob, bobs) = make_key("bob@example.org").unwrap();
         let ring = Keyring::parse(&format!("# clients\n{alices}\n\n  {bobs}  \n")).unwrap();
-        assert_eq!(ring.find(&alice), Some("alice"));
-        assert_eq!(ring.find(&bob), Some("bob@example.org"));
+        let find = |key: &str| ring.find(key).map(|key| key.name.as_str());
+        assert_eq!(find(&alice), Some("alice"));
+        assert_eq!(find(&bob), Some("bob@example.org"));
         for wrong in ["", "kivu_", &alice[1..], &alice.to_uppercase(), &alices] {
-            assert_eq!(ring.find(wrong), None, "{wrong}");
+            assert_eq!(find(wrong), None, "{wrong}");
         }
-        assert_eq!(Keyring::default().find(&alice), None, "empty keyring");
+        assert!(Keyring::default().find(&alice).is_none(), "empty keyring");
         assert_ne!(alice, make_key("alice").unwrap().0);
     }
 
     #[test]
     fn an_invalid_line_is_reported_by_number_only() {
-        let (key, _) = make_key("alice").unwrap();
-        for wrong in ["alice:12", "alice:", &format!("a b:{}", "0".repeat(64)), &"é".repeat(32)] {
+        let (key, line) = make_key("alice").unwrap();
+        let (spaced, misspelled) = (format!("a b:{}", "0".repeat(64)), format!("{line} expire=2027-01-31"));
+        for wrong in ["alice:12", "alice:", &spaced, &"é".repeat(32), &misspelled] {
             assert!(Keyring::parse(wrong).is_err(), "{wrong}");
         }
         let error = Keyring::parse(&format!("\n{key}")).unwrap_err();
         insta::assert_snapshot!(error, @"expected `NAME:SHA256` of a key, but found something else in line 2; `kivu key NAME` prints such a line");
+    }
+
+    #[test]
+    fn a_line_has_the_limits_of_its_key() {
+        let limits = KeyLimits { models: vec!["minilm".into()], per_minute: Some(6), ..KeyLimits::default() };
+        let (key, line) = make_limited_key("alice", &limits).unwrap();
+        let ring = Keyring::parse(&line).unwrap();
+        assert_eq!(ring.find(&key).unwrap().limits, limits);
     }
 
     #[test]

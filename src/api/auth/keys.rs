@@ -9,7 +9,7 @@ use std::{
 
 use tokio::sync::Mutex;
 
-use super::keyring::Keyring;
+use super::keyring::{Key, Keyring};
 use crate::{
     config::AuthConfig,
     error::{Error, Result},
@@ -40,6 +40,8 @@ enum KeySource {
     File(PathBuf),
     /// The setting that names it, and the secret.
     Secret(&'static str, Secret),
+    /// The same, with the value before the last rotation, in lines.
+    RotatedSecret(&'static str, Secret),
 }
 
 #[derive(Clone, Debug)]
@@ -50,15 +52,20 @@ struct Loaded {
 
 /// A time by two clocks: the monotonic one may stop while a function is frozen, the other may be set.
 #[derive(Clone, Copy, Debug)]
-struct Timestamp(Instant, SystemTime);
+pub(super) struct Timestamp(Instant, SystemTime);
 
 impl Timestamp {
-    fn now() -> Self {
+    pub(super) fn now() -> Self {
         Self(Instant::now(), SystemTime::now())
     }
 
-    fn age(self) -> Duration {
+    pub(super) fn age(self) -> Duration {
         self.0.elapsed().max(self.1.elapsed().unwrap_or_default())
+    }
+
+    #[cfg(test)]
+    pub(super) fn before(self, by: Duration) -> Self {
+        Self(self.0.checked_sub(by).unwrap(), self.1 - by)
     }
 }
 
@@ -75,9 +82,12 @@ impl Keys {
         Ok(Self::from_parts(Keyring::parse(&config.keys.join("\n"))?, source, Keyring::parse, config))
     }
 
-    /// The secret of the trusted proxy, if there is one, as the only key.
+    /// The secret of the trusted proxy, if there is one. During a rotation the previous one is valid, too.
     pub(super) fn of_proxy(config: &AuthConfig) -> Result<Option<Self>> {
-        let parse = |secret: &str| Ok(Keyring::of("proxy", secret.trim()));
+        let parse = |secrets: &str| {
+            let secrets = secrets.lines().map(str::trim).filter(|secret| !secret.is_empty());
+            Ok(Keyring::of("proxy", secrets))
+        };
         let (fixed, source) = match (&config.proxy_secret, &config.proxy_secret_id) {
             (Some(_), Some(_)) => {
                 return Err(Error::config(
@@ -86,7 +96,8 @@ impl Keys {
             }
             (Some(secret), None) => (parse(&secret.0)?, None),
             (None, Some(name)) => {
-                (Keyring::default(), Some(KeySource::Secret("auth.proxy_secret_id", Secret::new(name)?)))
+                let source = KeySource::RotatedSecret("auth.proxy_secret_id", Secret::new(name)?);
+                (Keyring::default(), Some(source))
             }
             (None, None) => return Ok(None),
         };
@@ -116,10 +127,10 @@ impl Keys {
         }
     }
 
-    /// The name of the first valid key among those shown.
-    pub(super) async fn find(&self, shown: &[&str]) -> Result<Option<String>> {
-        if let Some(name) = find_in(&self.fixed, shown) {
-            return Ok(Some(name));
+    /// The first valid key among those shown.
+    pub(super) async fn find(&self, shown: &[&str]) -> Result<Option<Key>> {
+        if let Some(key) = find_in(&self.fixed, shown) {
+            return Ok(Some(key));
         }
         let Some(source) = &self.source else { return Ok(None) };
         let age = self.loaded().map(|loaded| loaded.at.age());
@@ -139,7 +150,7 @@ impl Keys {
         Ok(self.find_loaded(shown))
     }
 
-    fn find_loaded(&self, shown: &[&str]) -> Option<String> {
+    fn find_loaded(&self, shown: &[&str]) -> Option<Key> {
         self.loaded().and_then(|loaded| find_in(&loaded.ring, shown))
     }
 
@@ -183,8 +194,8 @@ impl Keys {
     }
 }
 
-fn find_in(ring: &Keyring, shown: &[&str]) -> Option<String> {
-    shown.iter().find_map(|key| ring.find(key)).map(str::to_owned)
+fn find_in(ring: &Keyring, shown: &[&str]) -> Option<Key> {
+    shown.iter().find_map(|key| ring.find(key)).cloned()
 }
 
 impl KeySource {
@@ -197,6 +208,7 @@ impl KeySource {
                 ("auth.keys_file", std::fs::read_to_string(path).map_err(Error::io(action))?)
             }
             Self::Secret(field, secret) => (*field, secret.read(TIMEOUT).await?),
+            Self::RotatedSecret(field, secret) => (*field, secret.read_versions(TIMEOUT).await?.join("\n")),
         };
         if text.trim().is_empty() {
             return Err(Error::config(format!(
@@ -218,11 +230,16 @@ mod tests {
         Keys::new(&config).unwrap()
     }
 
+    /// The name of a key.
+    async fn find(keys: &Keys, key: &str) -> Option<String> {
+        keys.find(&[key]).await.unwrap().map(|key| key.name)
+    }
+
     /// Makes the keys older.
     fn age(keys: &Keys, by: Duration) {
         let mut loaded = keys.loaded.write().unwrap();
         let loaded = loaded.as_mut().unwrap();
-        loaded.at = Timestamp(loaded.at.0.checked_sub(by).unwrap(), loaded.at.1 - by);
+        loaded.at = loaded.at.before(by);
     }
 
     #[tokio::test]
@@ -233,17 +250,17 @@ mod tests {
         std::fs::write(&file, &alices).unwrap();
         let keys = keys(&file);
         keys.prepare().await.unwrap();
-        assert_eq!(keys.find(&[&alice]).await.unwrap().as_deref(), Some("alice"));
+        assert_eq!(find(&keys, &alice).await.as_deref(), Some("alice"));
 
         std::fs::write(&file, &bobs).unwrap();
-        assert_eq!(keys.find(&[&bob]).await.unwrap(), None, "within the shortest interval");
+        assert_eq!(find(&keys, &bob).await, None, "within the shortest interval");
         age(&keys, MIN_INTERVAL);
-        assert_eq!(keys.find(&[&bob]).await.unwrap().as_deref(), Some("bob"), "an unknown key may be new");
-        assert_eq!(keys.find(&[&alice]).await.unwrap(), None);
+        assert_eq!(find(&keys, &bob).await.as_deref(), Some("bob"), "an unknown key may be new");
+        assert_eq!(find(&keys, &alice).await, None);
 
         std::fs::remove_file(&file).unwrap();
         age(&keys, Duration::from_secs(3600));
-        assert_eq!(keys.find(&[&bob]).await.unwrap().as_deref(), Some("bob"), "old keys stay valid");
+        assert_eq!(find(&keys, &bob).await.as_deref(), Some("bob"), "old keys stay valid");
     }
 
     #[tokio::test]
@@ -259,7 +276,7 @@ mod tests {
             age(&keys, Duration::from_secs(3600));
             // Forgets the last attempt.
             *keys.last_attempt.lock().await = None;
-            (keys.find(&[&alice]).await.unwrap(), keys.prepare().await)
+            (find(&keys, &alice).await, keys.prepare().await)
         };
         for text in ["", " \n\n"] {
             let (found, read) = read_again(text).await;
@@ -281,7 +298,7 @@ mod tests {
             let keys = keys(&file);
             keys.prepare().await.unwrap();
             std::fs::write(&file, "# none").unwrap();
-            assert_eq!(keys.find(&[&alice]).await.unwrap().as_deref(), Some("alice"), "not reread yet");
+            assert_eq!(find(&keys, &alice).await.as_deref(), Some("alice"), "not reread yet");
             {
                 let mut loaded = keys.loaded.write().unwrap();
                 let loaded = loaded.as_mut().unwrap();
@@ -291,7 +308,7 @@ mod tests {
                     false => Timestamp(loaded.at.0, loaded.at.1 - hour),
                 };
             }
-            assert_eq!(keys.find(&[&alice]).await.unwrap(), None, "set back: {is_set_back}");
+            assert_eq!(find(&keys, &alice).await, None, "set back: {is_set_back}");
         }
     }
 
@@ -306,6 +323,6 @@ mod tests {
         std::fs::write(&file, line).unwrap();
         assert!(keys.find(&[&alice]).await.is_err(), "not retried at once");
         tokio::time::sleep(RETRY_INTERVAL).await;
-        assert_eq!(keys.find(&[&alice]).await.unwrap().as_deref(), Some("alice"));
+        assert_eq!(find(&keys, &alice).await.as_deref(), Some("alice"));
     }
 }

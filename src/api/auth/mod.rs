@@ -1,14 +1,19 @@
 //! Access control: API keys, callers that API Gateway has authenticated, or open access.
 
+mod key_limits;
 mod keyring;
 mod keys;
+mod rate;
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::SystemTime};
 
 use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header::AUTHORIZATION, request::Parts};
 
-pub use self::keyring::make_key;
-use self::keys::Keys;
+pub use self::{
+    key_limits::{Date, KeyLimits},
+    keyring::{make_key, make_limited_key},
+};
+use self::{keyring::Key, keys::Keys, rate::Rates};
 use super::rejection::Rejection;
 use crate::{
     config::{AuthConfig, AuthMode},
@@ -25,6 +30,7 @@ pub(super) const OPEN_PATHS: [&str; 7] =
 
 pub(super) const NO_KEY: &str =
     "expected a key in the header `authorization` as `Bearer KEY`, or in `x-api-key`, but found none";
+const EXPIRED: &str = "expected a valid key, but found one that has expired";
 pub(super) const NOT_PROXIED: &str =
     "expected a request through the trusted proxy, but found a direct one; use the proxy's address";
 
@@ -53,6 +59,15 @@ pub struct Guard {
     access: Access,
     /// The secret of the trusted proxy.
     proxy: Option<Keys>,
+    rates: Rates,
+}
+
+/// A caller with a key.
+#[derive(Debug)]
+pub(super) struct Caller {
+    pub(super) name: String,
+    /// The models that the caller may use; all if there are none.
+    pub(super) models: Vec<String>,
 }
 
 /// The credentials that a request needs.
@@ -66,7 +81,7 @@ pub(super) enum Access {
 impl Default for Guard {
     /// Admits every request.
     fn default() -> Self {
-        Self { access: Access::Open, proxy: None }
+        Self { access: Access::Open, proxy: None, rates: Rates::default() }
     }
 }
 
@@ -98,7 +113,7 @@ impl Guard {
         if matches!(access, Access::Open) && !scope.is_loopback() {
             tracing::warn!(?scope, "open access: `auth.mode` is `none`");
         }
-        Ok(Self { access, proxy: Keys::of_proxy(config)? })
+        Ok(Self { access, proxy: Keys::of_proxy(config)?, rates: Rates::default() })
     }
 
     /// Reads the keys and the proxy's secret for the first time, so that unreadable ones are an error at startup.
@@ -122,8 +137,8 @@ impl Guard {
         &self.access
     }
 
-    /// Admits a request, with the name of its key where keys are required.
-    pub(super) async fn admit(&self, request: &Parts) -> Result<Option<String>, Refusal> {
+    /// Admits a request, with its caller where keys are required.
+    pub(super) async fn admit(&self, request: &Parts) -> Result<Option<Caller>, Refusal> {
         let path = request.uri.path();
         // `POST /` runs a model, unlike the other methods of open paths.
         if OPEN_PATHS.contains(&path) && (path != "/" || request.method != Method::POST) {
@@ -161,11 +176,28 @@ impl Guard {
                     );
                 }
                 match keys.find(&shown).await {
-                    Ok(Some(name)) => Ok(Some(name)),
+                    Ok(Some(key)) => self.within_limits(key).map(Some),
                     Ok(None) => unauthorized("unknown key", "unknown key"),
                     Err(error) => Err(Refusal::unreadable(error)),
                 }
             }
+        }
+    }
+}
+
+impl Guard {
+    /// The caller of a valid key that has not expired and is not used too often.
+    fn within_limits(&self, key: Key) -> Result<Caller, Refusal> {
+        if key.limits.has_expired(SystemTime::now()) {
+            return Err(Refusal::new("expired key", StatusCode::UNAUTHORIZED, EXPIRED));
+        }
+        match key.limits.per_minute {
+            Some(per_minute) if !self.rates.admit(&key.name, per_minute) => Err(Refusal::new(
+                "too many requests with this key",
+                StatusCode::TOO_MANY_REQUESTS,
+                &format!("expected at most {per_minute} requests per minute with this key; retry later"),
+            )),
+            _ => Ok(Caller { name: key.name, models: key.limits.models }),
         }
     }
 }

@@ -61,7 +61,7 @@ pub(super) async fn server() -> Json<Value> {
 /// List the models
 pub(super) async fn index(State(app): State<Arc<App>>) -> Json<Vec<Value>> {
     let entry = |model: &Model| json!({ "name": model.name, "state": "READY", "version": VERSION });
-    Json(app.models.iter().map(entry).collect())
+    Json(app.models().map(entry).collect())
 }
 
 /// Check that a model is ready

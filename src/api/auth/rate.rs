@@ -1,0 +1,62 @@
+//! Rates of keys. Each process counts its own requests.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+};
+
+use super::keys::Timestamp;
+
+/// The requests that keys may still send, by the name of the key: a bucket that refills at the key's rate.
+#[derive(Debug, Default)]
+pub(super) struct Rates {
+    buckets: Mutex<HashMap<String, Bucket>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    requests: f64,
+    at: Timestamp,
+}
+
+impl Rates {
+    /// Counts a request of the key `name`, unless it exceeds `per_minute`.
+    ///
+    /// Names are those of known keys, so their number is limited.
+    pub(super) fn admit(&self, name: &str, per_minute: u32) -> bool {
+        let full = f64::from(per_minute);
+        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = buckets.get(name).copied().unwrap_or(Bucket { requests: full, at: Timestamp::now() });
+        let refilled = before.requests + before.at.age().as_secs_f64() / 60.0 * full;
+        let requests = refilled.min(full);
+        let is_admitted = requests >= 1.0;
+        let left = if is_admitted { requests - 1.0 } else { requests };
+        buckets.insert(name.to_owned(), Bucket { requests: left, at: Timestamp::now() });
+        is_admitted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_key_is_limited_to_its_rate() {
+        let rates = Rates::default();
+        let admitted = |name| (0..5).filter(|_| rates.admit(name, 3)).count();
+        assert_eq!(admitted("alice"), 3);
+        assert_eq!(admitted("bob"), 3, "keys have their own rates");
+        assert_eq!(admitted("alice"), 0);
+        // Twenty seconds are a third of a minute.
+        for bucket in rates.buckets.lock().unwrap().values_mut() {
+            bucket.at = bucket.at.before(Duration::from_secs(20));
+        }
+        assert_eq!(admitted("alice"), 1);
+        for bucket in rates.buckets.lock().unwrap().values_mut() {
+            bucket.at = bucket.at.before(Duration::from_secs(3600));
+        }
+        assert_eq!(admitted("alice"), 3, "unused requests of earlier minutes are lost");
+    }
+}
