@@ -108,10 +108,13 @@ ifneq (,$(EMULATES_ARM64))
 	$(TIMED) nice -n 19 make --silent --old-file=program arm64-quick
 endif
 
+# Not installed by `make`; without it the example for Terraform is not validated.
+TERRAFORM := $(shell command -v terraform)
 TEST_TOOLS = TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(LAMBDA)/cargo-lambda) \
   TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) \
   TEST_TRITON=$(abspath $(FLEET)) TEST_PAGE=$(abspath $(PAGE)) TEST_DOCUMENT=$(abspath $(DOCUMENT)) \
-  TEST_CHROMIUM="$$($(PAGE) tests/page/chromium.py .kivu/chromium)"
+  TEST_CHROMIUM="$$($(PAGE) tests/page/chromium.py .kivu/chromium)" \
+  $(if $(TERRAFORM),TEST_TERRAFORM=$(TERRAFORM))
 
 .PHONY: browser
 browser: $(PAGE_TOOLS)
@@ -189,6 +192,8 @@ STACK ?= kivu
 ARCHITECTURE ?= arm64
 # A value with spaces needs double quotes: PARAMETERS='FleetStart="0 6 * * 1-5"'.
 PARAMETERS ?=
+# Tags of all resources: TAGS="team=search stage=test".
+TAGS ?=
 PACKED ?= $(BUNDLE)
 # The folder of `cargo-lambda`, which compiles the functions.
 CARGO_LAMBDA ?= $(abspath $(LAMBDA))
@@ -202,7 +207,7 @@ SAM_BUILD = ARCHITECTURE=$(ARCHITECTURE) PACKED="$(PACKED)" CARGO_LAMBDA=$(CARGO
 deploy: packed $(DEPLOY_TOOLS) ## Deploy to the AWS account of the credentials in the environment
 	$(SAM_BUILD)
 	$(OPERATE) quotas '$(PARAMETERS)'
-	$(SAM) deploy --stack-name $(STACK) --parameter-overrides 'Architecture=$(ARCHITECTURE) $(PARAMETERS)'
+	$(SAM) deploy --stack-name $(STACK) --parameter-overrides 'Architecture=$(ARCHITECTURE) $(PARAMETERS)' $(if $(TAGS),--tags '$(TAGS)')
 
 .PHONY: local
 local: ARCHITECTURE := $(subst aarch64,arm64,$(shell uname -m))
@@ -215,9 +220,35 @@ local: packed $(DEPLOY_TOOLS) ## Serve the function on this machine with `sam lo
 packed: program $(LAMBDA_TOOLS) $(PACKED:%=%/manifest.toml)
 	$(KIVU) doctor --fix --function $(ARCHITECTURE)
 
+# Options of `kivu key`: make key NAME=alice LIMITS="--expires 2027-01-31"
+LIMITS ?=
 .PHONY: key
 key: $(DEPLOY_TOOLS) program ## Create an API key: make key NAME=alice
-	$(OPERATE) key $(NAME) --kivu $(KIVU)
+	$(OPERATE) key $(NAME) --kivu $(KIVU) --limits="$(LIMITS)"
+
+.PHONY: rollback
+rollback: $(DEPLOY_TOOLS) ## Return to the version of the function before the current one
+	$(OPERATE) rollback
+
+.PHONY: redrive
+redrive: $(DEPLOY_TOOLS) ## Process failed files again
+	$(OPERATE) redrive
+
+.PHONY: rotate
+rotate: $(DEPLOY_TOOLS) ## Replace the secret that CloudFront sends to the functions
+	$(OPERATE) rotate
+
+.PHONY: mirror
+mirror: $(DEPLOY_TOOLS) ## Copy the container image of Triton to ECR: make mirror IMAGE=...
+	$(OPERATE) mirror $(IMAGE)
+
+# A bundle for the fleet, and options of `kivu triton`.
+MODEL ?= $(BUNDLE)
+TRITON ?=
+.PHONY: upload
+upload: $(DEPLOY_TOOLS) program $(MODEL)/manifest.toml ## Upload a bundle for the fleet: make upload MODEL=my-model
+	rm -rf target/triton && $(KIVU) triton $(MODEL) --out target/triton $(TRITON)
+	$(OPERATE) upload target/triton
 
 .PHONY: status
 status: $(DEPLOY_TOOLS) ## Show URL, buckets, alarms and queues of the deployment

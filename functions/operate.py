@@ -1,16 +1,22 @@
-"""Operates a deployment: quotas, keys, status, logs, removal.
+"""Operates a deployment: quotas, keys, releases, failed files, models of the fleet, status, logs, removal.
 
     python functions/operate.py STACK quotas [PARAMETERS]
-    python functions/operate.py STACK key NAME --kivu KIVU
+    python functions/operate.py STACK key NAME --kivu KIVU [--limits OPTIONS]
+    python functions/operate.py STACK rotate
+    python functions/operate.py STACK rollback
+    python functions/operate.py STACK redrive
+    python functions/operate.py STACK mirror IMAGE
+    python functions/operate.py STACK upload FOLDER
     python functions/operate.py STACK status
     python functions/operate.py STACK logs
     python functions/operate.py STACK undeploy
 
-`make deploy`, `make key`, `make status`, `make logs` and `make undeploy` run it, with the credentials and the region of the
-environment.
+`make deploy` runs the first one, targets with the names of the others run those, with the credentials and the region of
+the environment.
 """
 
 import argparse
+import base64
 import shlex
 import subprocess
 import sys
@@ -25,6 +31,8 @@ TEMPLATE = Path(__file__).resolve().parents[1] / "template.yaml"
 # Lambda keeps this much concurrency out of reservations.
 MIN_UNRESERVED = 100
 CONCURRENCY = ("lambda", "L-B99A9384")
+# The alias of the function that requests use.
+ALIAS = "live"
 ON_DEMAND_GPUS, SPOT_GPUS = ("ec2", "L-DB2E81BA"), ("ec2", "L-3819A6DF")
 
 
@@ -37,12 +45,20 @@ def main():
     key_parser = commands.add_parser("key", help="create an API key")
     key_parser.add_argument("name")
     key_parser.add_argument("--kivu", required=True, help="the `kivu` command")
+    key_parser.add_argument("--limits", default="", help="options of `kivu key`, in quotes")
+    commands.add_parser("rotate", help="replace the secret that CloudFront sends")
+    commands.add_parser("rollback", help="return to the version before the current one")
+    commands.add_parser("redrive", help="process failed files again")
+    mirror_parser = commands.add_parser("mirror", help="copy a container image to ECR")
+    mirror_parser.add_argument("image")
+    upload_parser = commands.add_parser("upload", help="upload models for the fleet")
+    upload_parser.add_argument("folder", type=Path, help="a folder written by `kivu triton`")
     commands.add_parser("status", help="URL, buckets, alarms and queues")
     commands.add_parser("logs", help="follow the logs")
     commands.add_parser("undeploy", help="delete the deployment")
     options = parser.parse_args()
     try:
-        {"quotas": quotas, "key": key, "status": status, "logs": logs, "undeploy": undeploy}[options.command](options)
+        COMMANDS[options.command](options)
     except (BotoCoreError, ClientError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
@@ -111,7 +127,9 @@ def key(options):
     secret = outputs(options.stack).get("Keys")
     if not secret:
         sys.exit("error: expected a deployment with AuthMode=keys, but found no secret of keys")
-    made = subprocess.run([options.kivu, "key", options.name], capture_output=True, text=True)
+    made = subprocess.run(
+        [options.kivu, "key", options.name, *shlex.split(options.limits)], capture_output=True, text=True
+    )
     if made.returncode:
         sys.exit(made.stderr.strip())
     lines = dict(line.split(": ", 1) for line in made.stdout.splitlines())
@@ -120,6 +138,109 @@ def key(options):
     secrets.put_secret_value(SecretId=secret, SecretString=f"{known.rstrip()}\n{lines['line'].strip()}\n")
     print(lines["key"].strip())
     print("It is valid within seconds; to revoke it, remove its line from the secret.", file=sys.stderr)
+
+
+def rotate(options):
+    """Replaces the secret that CloudFront sends. The functions accept the previous one until the next rotation."""
+    found = outputs(options.stack)
+    if "ProxySecret" not in found:
+        sys.exit("error: expected a deployment with WebAclArn, but found no secret of CloudFront")
+    secret, distribution = found["ProxySecret"], found["Distribution"]
+    secrets, cloudfront = boto3.client("secretsmanager"), boto3.client("cloudfront")
+    deployed = cloudfront.get_distribution_config(Id=distribution)
+    headers = [header for origin in deployed["DistributionConfig"]["Origins"]["Items"] for header in origin["CustomHeaders"]["Items"]]
+    header = next(header for header in headers if header["HeaderName"].lower() == "x-kivu-front")
+    value = secrets.get_secret_value(SecretId=secret)["SecretString"]
+    # After an interrupted rotation CloudFront has the previous value, which another rotation would make invalid.
+    if header["HeaderValue"] == value:
+        value = secrets.get_random_password(PasswordLength=64, ExcludePunctuation=True)["RandomPassword"]
+        secrets.put_secret_value(SecretId=secret, SecretString=value)
+    header["HeaderValue"] = value
+    cloudfront.update_distribution(Id=distribution, IfMatch=deployed["ETag"], DistributionConfig=deployed["DistributionConfig"])
+    print("CloudFront is updated, which takes some minutes", file=sys.stderr)
+    cloudfront.get_waiter("distribution_deployed").wait(Id=distribution)
+    print("CloudFront sends the new secret; the previous one is accepted until the next rotation")
+
+
+def rollback(options):
+    """Points the alias of the function to the version before the current one."""
+    functions, name = boto3.client("lambda"), outputs(options.stack)["Function"]
+    alias = functions.get_alias(FunctionName=name, Name=ALIAS)
+    if (alias.get("RoutingConfig") or {}).get("AdditionalVersionWeights"):
+        sys.exit("error: expected no release in progress, but found one; `aws deploy stop-deployment` rolls it back")
+    current = int(alias["FunctionVersion"])
+    pages = functions.get_paginator("list_versions_by_function").paginate(FunctionName=name)
+    versions = [version["Version"] for page in pages for version in page["Versions"]]
+    earlier = [int(version) for version in versions if version.isdigit() and int(version) < current]
+    if not earlier:
+        sys.exit(f"error: expected a version before {current}, but found none")
+    functions.update_alias(FunctionName=name, Name=ALIAS, FunctionVersion=str(max(earlier)))
+    print(f"{name} is at version {max(earlier)}, after {current}; the next `make deploy` with a change publishes another one")
+
+
+def redrive(options):
+    """Sends dead letters to the queue again, and resumes failed executions of the state machine."""
+    found = outputs(options.stack)
+    if "DeadLetters" not in found:
+        sys.exit("error: expected a deployment with Batch=yes, but found no queue of failed files")
+    sqs, states, sent = boto3.client("sqs"), boto3.client("stepfunctions"), 0
+    count = sqs.get_queue_attributes(QueueUrl=found["DeadLetters"], AttributeNames=["ApproximateNumberOfMessages"])
+    # Messages that fail again during the command are not sent again.
+    count = int(count["Attributes"]["ApproximateNumberOfMessages"])
+    while sent < count:
+        # An interruption between the calls sends a message twice; files are complete after one of them.
+        messages = sqs.receive_message(QueueUrl=found["DeadLetters"], MaxNumberOfMessages=10, WaitTimeSeconds=1).get("Messages", [])
+        for message in messages:
+            sqs.send_message(QueueUrl=found["Uploads"], MessageBody=message["Body"])
+            sqs.delete_message(QueueUrl=found["DeadLetters"], ReceiptHandle=message["ReceiptHandle"])
+        sent += len(messages)
+        if not messages:
+            break
+    pages = states.get_paginator("list_executions").paginate(stateMachineArn=found["LargeFiles"], statusFilter="FAILED")
+    executions = [execution["executionArn"] for page in pages for execution in page["executions"]]
+    for execution in executions:
+        states.redrive_execution(executionArn=execution)
+    print(f"{sent} messages are in the queue again, {len(executions)} executions are resumed")
+
+
+def mirror(options):
+    """Copies an image to ECR, from which the fleet pulls it, and prints the parameter."""
+    registry, repository = boto3.client("ecr"), f"{options.stack}-triton"
+    tag = options.image.rpartition("/")[2].partition("@")[0].rpartition(":")[2]
+    try:
+        registry.create_repository(
+            repositoryName=repository, imageTagMutability="IMMUTABLE", imageScanningConfiguration={"scanOnPush": True}
+        )
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "RepositoryAlreadyExistsException":
+            raise
+    uri = registry.describe_repositories(repositoryNames=[repository])["repositories"][0]["repositoryUri"]
+    token = registry.get_authorization_token()["authorizationData"][0]["authorizationToken"]
+    password = base64.b64decode(token).decode().partition(":")[2]
+    target = f"{uri}:{tag}"
+    for command, given in (
+        (["login", "--username", "AWS", "--password-stdin", uri.partition("/")[0]], password),
+        (["pull", "--platform", "linux/amd64", options.image], None),
+        (["tag", options.image, target], None),
+        (["push", target], None),
+    ):
+        if subprocess.run(["docker", *command], input=given, text=True).returncode:
+            sys.exit(f"error: `docker {command[0]}` failed")
+    image = registry.describe_images(repositoryName=repository, imageIds=[{"imageTag": tag}])["imageDetails"][0]
+    print(f"TritonImage={uri}@{image['imageDigest']}")
+
+
+def upload(options):
+    """Uploads models to the repository of the fleet, which loads them within a minute."""
+    bucket, s3 = outputs(options.stack)["ModelBucket"], boto3.client("s3")
+    # The configuration of a model is last, so that a new model is complete when Triton finds it.
+    files = sorted((file for file in options.folder.rglob("*") if file.is_file()), key=lambda file: (file.name == "config.pbtxt", file))
+    if not any(file.name == "config.pbtxt" for file in files):
+        sys.exit(f"error: expected a folder written by `kivu triton`, but found no config.pbtxt in {options.folder}")
+    for file in files:
+        name = f"triton/{file.relative_to(options.folder).as_posix()}"
+        s3.upload_file(str(file), bucket, name)
+        print(f"s3://{bucket}/{name}")
 
 
 def status(options):
@@ -172,6 +293,11 @@ def undeploy(options):
     client.get_waiter("stack_delete_complete").wait(StackName=options.stack)
     print(f"{options.stack} is deleted; its buckets remain, with their objects")
 
+
+COMMANDS = {
+    "quotas": quotas, "key": key, "rotate": rotate, "rollback": rollback, "redrive": redrive, "mirror": mirror,
+    "upload": upload, "status": status, "logs": logs, "undeploy": undeploy,
+}
 
 if __name__ == "__main__":
     main()

@@ -19,6 +19,8 @@ from pathlib import Path
 
 REGION = "eu-west-1"
 START_S = 30
+# The log has a line with this for each resource of a type that ministack lacks.
+UNKNOWN = "unknown to the emulator: "
 PATCHES = Path(__file__).resolve().parents[3] / "shared/tools/ms_patched.py"
 # The root user of ministack's account.
 ROOT_USER = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": REGION}
@@ -31,8 +33,9 @@ def free_port():
 
 
 class Emulator:
-    def __init__(self, log):
+    def __init__(self, log, accept_unknown_types=False):
         self.port, self.log = free_port(), Path(log)
+        self.options = {"ACCEPT_UNKNOWN_TYPES": "1"} if accept_unknown_types else {}
         self.folder = tempfile.TemporaryDirectory()
         self.process = None
 
@@ -68,7 +71,7 @@ class Emulator:
         }
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, __file__], env=os.environ | ROOT_USER | settings, stdout=log, stderr=log,
+                [sys.executable, __file__], env=os.environ | ROOT_USER | settings | self.options, stdout=log, stderr=log,
                 stdin=subprocess.DEVNULL, start_new_session=True,
             )
         end = time.monotonic() + START_S
@@ -139,6 +142,26 @@ def convert_numbers_of_parameters():
     lambda_svc._sqs_esm_concurrency = limit
 
 
+def accept_unknown_types():
+    """Accepts resources of types that ministack lacks, without effect, so that stacks with them can be created."""
+    from ministack.services.cloudformation import provisioners
+
+    provision = provisioners._provision_resource
+
+    def provision_known(kind, name, *others):
+        try:
+            return provision(kind, name, *others)
+        except ValueError as error:
+            if not str(error).startswith("Unsupported resource type"):
+                raise
+            print(f"{UNKNOWN}{kind}", flush=True)
+            return name, {"Arn": f"arn:aws:unknown:{REGION}:000000000000:{name}"}
+
+    for module in list(sys.modules.values()):
+        if getattr(module, "_provision_resource", None) is provision:
+            module._provision_resource = provision_known
+
+
 def treat_requests_as_tls():
     """ministack has no TLS, which the policies of buckets and queues require."""
     from ministack.core import iam_evaluator
@@ -163,6 +186,8 @@ if __name__ == "__main__":
     accept_alarms_on_expressions()
     convert_numbers_of_parameters()
     treat_requests_as_tls()
+    if os.environ.get("ACCEPT_UNKNOWN_TYPES"):
+        accept_unknown_types()
     # The runtime API of functions writes each response in two parts; Nagle's algorithm would delay the second by 40 ms.
     socketserver.StreamRequestHandler.disable_nagle_algorithm = True
     from ministack.app import main

@@ -4,7 +4,7 @@ import sys
 
 from samcli.cli.types import CfnParameterOverridesType
 
-from template import Refused, Template
+from template import EVERYTHING, Refused, Template
 
 IMAGE = "000000000000.dkr.ecr.eu-west-1.amazonaws.com/triton"
 DIGEST = IMAGE + "@sha256:" + "0" * 64
@@ -13,6 +13,8 @@ JWT = {"AuthMode": "jwt", "JwtIssuer": "https://a.b", "JwtAudience": "c"}
 DOMAIN = {"DomainName": "a.b", "CertificateArn": CERTIFICATE}
 FLEET = {"Fleet": "yes", "TritonImage": DIGEST}
 INSTANCES = {"LargeModels": "s3://b/models/m", "LargeRunsOn": "instances"}
+VPC = {"VpcSubnets": "subnet-1,subnet-2", "VpcSecurityGroups": "sg-1"}
+WARM = {"WarmStart": "0 6 ? * MON-FRI *", "WarmStop": "0 20 ? * MON-FRI *"}
 START, STOP = {"FleetStart": "0 6 * * 1-5"}, {"FleetStop": "0 20 * * 1-5"}
 
 REFUSED = (
@@ -29,10 +31,24 @@ REFUSED = (
     ({"LargeRunsOn": "instances"}, "needs LargeModels"),
     (INSTANCES | {"LargeMemory": "1769"}, "at least 2048"),
     ({"LargeModels": "models"}, "models in S3"),
+    (JWT | {"FunctionUrl": "yes"}, "neither an authorizer"),
+    ({"FunctionUrl": "yes", "WebAclArn": "arn"}, "neither an authorizer"),
+    (FLEET | {"FleetUrls": "http://a:8000"}, "creates a fleet and a network"),
+    (FLEET | VPC, "creates a fleet and a network"),
+    ({"VpcSubnets": "subnet-1"}, "need each other"),
+    ({"VpcSecurityGroups": "sg-1"}, "need each other"),
+    ({"FleetPolicy": "fleet"}, "needs Fleet=yes or FleetUrls"),
+    ({"FleetUrls": "triton:8001"}, "grpcs URLs"),
+    ({"ProvisionedConcurrency": "1", "WarmStart": "0 6 ? * * *"}, "need each other"),
+    (WARM, "and ProvisionedConcurrency"),
+    (WARM | {"ProvisionedConcurrency": "1", "WarmStop": "0 6 * * 1-5"}, "six fields"),
+    ({"KmsKeyArn": "alias/a"}, "KmsKeyArn=alias/a"),
+    ({"PermissionsBoundary": "a"}, "PermissionsBoundary=a"),
 )
 ACCEPTED = (
     JWT, JWT | {"WebAclArn": "arn"}, {"AuthMode": "iam"} | DOMAIN, DOMAIN | {"WebAclArn": "arn", "HostedZoneId": "Z1"},
-    FLEET, FLEET | START | STOP, INSTANCES, {"LargeModels": "s3://b/models/m,s3://b/models/n", "LargeMemory": "1769"},
+    EVERYTHING, VPC, VPC | {"FleetUrls": "grpc://a:8001,https://b:8000", "FleetPolicy": "fleet"}, VPC | INSTANCES, WARM | {"ProvisionedConcurrency": "1"},
+    {"FunctionUrl": "yes", "AuthMode": "iam"}, FLEET, FLEET | START | STOP, INSTANCES, {"LargeModels": "s3://b/models/m,s3://b/models/n", "LargeMemory": "1769"},
 )
 
 

@@ -21,6 +21,15 @@ from samcli.yamlhelper import yaml_parse  # noqa: E402
 from samtranslator.parser.parser import Parser  # noqa: E402
 from samtranslator.translator.translator import Translator  # noqa: E402
 
+IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/triton@sha256:" + "0" * 64
+# Parameters that deploy as much as possible at once.
+EVERYTHING = {
+    "Batch": "yes", "LargeModels": "s3://b/models/m", "Fleet": "yes", "TritonImage": IMAGE, "WebAclArn": "arn", "DomainName": "a.b",
+    "CertificateArn": f"arn:aws:acm:us-east-1:{ACCOUNT}:certificate/a", "HostedZoneId": "Z1", "AlarmEmail": "a@b.c", "CorsOrigins": "https://a.b",
+    "ProvisionedConcurrency": "1", "WarmStart": "0 6 ? * MON-FRI *", "WarmStop": "0 20 ? * MON-FRI *", "Release": "Canary10Percent5Minutes",
+    "FleetStart": "0 6 * * *", "FleetStop": "0 20 * * *",
+    "KmsKeyArn": f"arn:aws:kms:{REGION}:{ACCOUNT}:key/a", "PermissionsBoundary": f"arn:aws:iam::{ACCOUNT}:policy/a",
+}
 NESTED = "AWS::CloudFormation::Stack"
 PSEUDO = {
     "AWS::Region": REGION,
@@ -40,6 +49,7 @@ ARNS = {
     "AWS::StepFunctions::StateMachine": f"arn:aws:states:{REGION}:{ACCOUNT}:stateMachine:{{name}}",
     "AWS::SNS::Topic": f"arn:aws:sns:{REGION}:{ACCOUNT}:{{name}}",
     "AWS::Events::Rule": f"arn:aws:events:{REGION}:{ACCOUNT}:rule/{{name}}",
+    "AWS::CodeDeploy::Application": f"arn:aws:codedeploy:{REGION}:{ACCOUNT}:application:{{name}}",
 }
 # Types whose `Ref` is the ARN instead of the name.
 REFERRED_BY_ARN = {
@@ -73,6 +83,7 @@ class Template:
         self._check_rules(written.pop("Rules", {}))
         translated = self._translate(written) if "Transform" in written else written
         self.conditions = translated.get("Conditions", {})
+        self._mappings = translated.get("Mappings", {})
         self._translated = translated["Resources"]
         self._outputs = translated.get("Outputs", {})
         self.nested = {}
@@ -203,6 +214,9 @@ class Template:
             return self.value(of[1])[int(of[0])]
         if kind == "Fn::GetAZs":
             return [f"{REGION}a", f"{REGION}b"]
+        if kind == "Fn::FindInMap":
+            mapping, first, second = of
+            return self._mappings[mapping][self.value(first)][second]
         if kind == "Fn::Base64":
             return self.value(of)
         raise NotImplementedError(kind)

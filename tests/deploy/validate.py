@@ -17,20 +17,19 @@ from pathlib import Path
 
 from samcli.yamlhelper import yaml_dump
 
-from template import FILES, ROOT, Template, source
+from template import EVERYTHING, FILES, IMAGE, ROOT, Template, source
 
 BIN = Path(sys.executable).parent
 STATE_MACHINES = sorted((ROOT / "functions").glob("*/*.asl.json"))
-IMAGE = "000000000000.dkr.ecr.eu-west-1.amazonaws.com/triton@sha256:" + "0" * 64
 # Together these deploy every resource, and every variant of each policy.
 DEPLOYMENTS = (
     {},
-    {"Batch": "yes", "Tracing": "PassThrough"},
-    {"AuthMode": "iam", "LargeModels": "s3://b/models/m", "Batch": "yes", "Fleet": "yes", "TritonImage": IMAGE},
+    EVERYTHING,
+    {"Batch": "yes", "Tracing": "PassThrough", "FunctionUrl": "yes"},
+    {"AuthMode": "iam", "LargeModels": "s3://b/models/m", "Batch": "yes", "Fleet": "yes", "TritonImage": IMAGE, "FunctionUrl": "yes"},
     {"LargeModels": "s3://b/models/m", "LargeRunsOn": "instances", "WebAclArn": "arn", "AlarmEmail": "a@b.c"},
-    {"AuthMode": "jwt", "JwtIssuer": "https://a.b", "JwtAudience": "c", "CorsOrigins": "https://a.b"},
-    {"DomainName": "a.b", "CertificateArn": "arn:aws:acm:eu-west-1:000000000000:certificate/a", "HostedZoneId": "Z1", "FleetStart": "0 6 * * *", "FleetStop": "0 20 * * *",
-     "Fleet": "yes", "TritonImage": IMAGE},
+    {"AuthMode": "jwt", "JwtIssuer": "https://a.b", "JwtAudience": "c", "CorsOrigins": "https://a.b", "VpcSubnets": "subnet-1", "VpcSecurityGroups": "sg-1"},
+    {"DomainName": "a.b", "CertificateArn": "arn:aws:acm:eu-west-1:000000000000:certificate/a", "HostedZoneId": "Z1", "Fleet": "yes", "TritonImage": IMAGE},
 )
 # Actions without resource-level permissions in AWS; the templates say so at each statement.
 WITHOUT_RESOURCE = ("xray:", "logs:", "ec2:", "ecr:GetAuthorizationToken", "cloudwatch:PutMetricData")

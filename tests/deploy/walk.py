@@ -127,7 +127,7 @@ class Walk:
         expect("a wrong key", (401, "invalid_api_key"), (status, json.loads(body)["error"]["code"]))
 
     def a_new_key_is_accepted(self):
-        self.key = self.make("key", "NAME=alice").split()[-1]
+        self.key = self.make("key", "NAME=alice", "LIMITS=--models minilm --expires 9999-12-31").split()[-1]
         eventually("a new key", 200, lambda: self.send("GET", "/v1/models", x_api_key=self.key)[0])
         status, headers, body = self.send("POST", "/embed", {"inputs": SECRET_TEXT}, x_api_key=self.key)
         expect("/embed with a key", (200, 384), (status, len(json.loads(body)[0])))
@@ -189,6 +189,13 @@ class Walk:
         version = functions.publish_version(FunctionName=name)["Version"]
         functions.update_alias(FunctionName=name, Name="live", FunctionVersion=version)
 
+    def a_rollback_returns_to_the_previous_version(self):
+        functions, name = self.emulator.client("lambda"), self.outputs["Function"]
+        version = lambda: int(functions.get_alias(FunctionName=name, Name="live")["FunctionVersion"])
+        before = version()
+        self.make("rollback")
+        expect("the version after a rollback", before - 1, version())
+
     def the_log_has_requests_but_no_texts(self):
         log = "\n".join(self.log_of("api")) + self.emulator.log.read_text(errors="replace")
         for kept in (SECRET_TEXT, self.key):
@@ -214,10 +221,12 @@ class Walk:
         sqs.send_message(QueueUrl=self.outputs["Uploads"], MessageBody="no event")
 
         def dead():
-            found = sqs.receive_message(QueueUrl=self.outputs["DeadLetters"]).get("Messages", [])
+            found = sqs.receive_message(QueueUrl=self.outputs["DeadLetters"], VisibilityTimeout=0).get("Messages", [])
             return [message["Body"] for message in found]
 
         eventually("the dead letters", ["no event"], dead, within_s=60)
+        expect("redrive", "1 messages are in the queue again, 0 executions are resumed", self.make("redrive").splitlines()[-1])
+        eventually("the dead letters after another try", ["no event"], dead, within_s=60)
 
     def a_large_file_is_processed_by_the_state_machine(self):
         if not PATCHES.is_file():
@@ -287,6 +296,7 @@ class Walk:
             self.oversized_bodies_are_rejected,
             self.a_revoked_key_is_rejected,
             self.an_unreadable_secret_is_a_server_error,
+            self.a_rollback_returns_to_the_previous_version,
             self.the_log_has_requests_but_no_texts,
             self.files_are_processed_with_a_pushed_model,
             self.an_invalid_message_ends_in_the_dead_letter_queue,

@@ -15,7 +15,7 @@ use axum::{
 };
 use kivu::{
     api::{BindScope, Guard, make_key, router},
-    config::{AuthConfig, AuthMode, Config, Limits},
+    config::{AuthConfig, AuthMode, Config, Limits, Policy},
     telemetry::{self, Embedded},
 };
 use serde_json::{Value, json};
@@ -65,6 +65,25 @@ fn defaults_fit_a_new_account() {
     }
     let mapping = deployment.of("BatchFunctionUploads");
     assert!(number(&mapping["ScalingConfig"]["MaximumConcurrency"]) < 10, "the API needs some, too");
+}
+
+#[test]
+fn operations_survive_interruptions() {
+    let Some(mut operations) = script("operations") else { return };
+    succeed(&mut operations);
+}
+
+#[test]
+fn the_emulator_creates_the_stack_with_all_parts() {
+    let Some(mut everything) = script("everything") else { return };
+    succeed(&mut everything);
+}
+
+/// The example for Terraform, validated with the provider of AWS, and compared with the template.
+#[test]
+fn the_example_for_terraform_is_valid() {
+    let (Some(mut example), Some(terraform)) = (script("terraform"), tool("TEST_TERRAFORM")) else { return };
+    succeed(example.arg(terraform));
 }
 
 #[test]
@@ -227,6 +246,147 @@ fn functions_accept_their_configuration() {
             assert!(config.limits.values * NUMBER_BYTES <= PAYLOAD_BYTES, "the largest response must fit");
             let memory = number(&function["MemorySize"]);
             assert_eq!(config.threads().get() as u64, memory.div_ceil(1769), "one thread per CPU");
+        }
+    }
+}
+
+/// Without parameters there is one function and one API, and nothing with a charge at rest but the secret.
+#[test]
+fn the_smallest_deployment_is_small() {
+    let Some([smallest, ..]) = deployments() else { return };
+    let count = |kind| smallest.all(kind).count();
+    assert_eq!((count("AWS::Lambda::Function"), count("AWS::ApiGatewayV2::Api")), (1, 1));
+    assert_eq!(count("AWS::SecretsManager::Secret"), 1);
+    for kind in [
+        "AWS::EC2::VPC",
+        "AWS::EC2::VPCEndpoint",
+        "AWS::AutoScaling::AutoScalingGroup",
+        "AWS::ApplicationAutoScaling::ScalableTarget",
+        "AWS::CodeDeploy::DeploymentGroup",
+        "AWS::CloudFront::Distribution",
+        "AWS::SQS::Queue",
+    ] {
+        assert_eq!(count(kind), 0, "{kind}");
+    }
+    assert!(smallest.of("ApiFunctionAliaslive")["ProvisionedConcurrencyConfig"].is_null());
+}
+
+/// A function URL requires the same credentials as the API.
+#[test]
+fn function_urls_require_credentials() {
+    let keys = json!({ "FunctionUrl": "yes", "CorsOrigins": "https://a.b,https://c.d" });
+    let iam = json!({ "FunctionUrl": "yes", "AuthMode": "iam" });
+    let Some([keys, iam]) = Deployment::resolve([keys, iam]) else { return };
+    let url = |deployment: &Deployment| deployment.of("FunctionUrl").clone();
+    // Keys are checked by the function; a signature could only be checked by Lambda.
+    assert_eq!((&url(&keys)["AuthType"], &url(&iam)["AuthType"]), (&json!("NONE"), &json!("AWS_IAM")));
+    assert_eq!(configuration(keys.of("ApiFunction")).auth.mode, Some(AuthMode::Keys));
+    assert_eq!(url(&keys)["Cors"]["AllowOrigins"], json!(["https://a.b", "https://c.d"]));
+    assert_eq!(url(&keys)["Qualifier"], "live");
+    assert!(url(&iam)["Cors"].is_null());
+    let is_public = |(_, permission): &(&str, &Value)| permission["Principal"] == "*";
+    assert_eq!(iam.all("AWS::Lambda::Permission").filter(is_public).count(), 0);
+    let public: Vec<_> = keys.all("AWS::Lambda::Permission").filter(is_public).collect();
+    assert_eq!(public.len(), 2, "to call the URL, and to invoke the function through it");
+    for (name, permission) in public {
+        let is_limited =
+            permission["FunctionUrlAuthType"] == "NONE" || permission["InvokedViaFunctionUrl"] == true;
+        assert!(is_limited, "{name} permits any caller");
+    }
+}
+
+/// The deployment with all optional parts that can be combined.
+fn everything() -> Option<Deployment> {
+    Deployment::resolve([json!("everything")]).map(|[deployment]| deployment)
+}
+
+#[test]
+fn the_key_encrypts_and_the_boundary_limits_everything() {
+    let Some(deployment) = everything() else { return };
+    let key = "arn:aws:kms:eu-west-1:000000000000:key/a";
+    for (kind, property, count) in [
+        ("AWS::S3::Bucket", "BucketEncryption", 2),
+        ("AWS::SecretsManager::Secret", "KmsKeyId", 2),
+        ("AWS::Logs::LogGroup", "KmsKeyId", 6),
+        ("AWS::SQS::Queue", "KmsMasterKeyId", 2),
+        ("AWS::SNS::Topic", "KmsMasterKeyId", 1),
+        ("AWS::Lambda::Function", "KmsKeyArn", 3),
+    ] {
+        let found: Vec<_> = deployment.all(kind).collect();
+        assert_eq!(found.len(), count, "{kind}");
+        for (name, resource) in found {
+            assert!(resource[property].to_string().contains(key), "{name}: {}", resource[property]);
+        }
+    }
+    for role in ["ApiRole", "LargeRole", "BatchRole", "LargeFilesRole", "MachineRole"] {
+        assert_eq!(granted(&deployment, role, "kms:Decrypt"), [key], "{role}");
+    }
+    for (name, role) in deployment.all("AWS::IAM::Role") {
+        assert_eq!(role["PermissionsBoundary"], "arn:aws:iam::000000000000:policy/a", "{name}");
+    }
+}
+
+#[test]
+fn gradual_releases_are_judged_by_alarms() {
+    let Some(deployment) = everything() else { return };
+    let group = deployment.of("ApiFunctionDeploymentGroup");
+    let alarms = json!([{ "Name": "Errors" }, { "Name": "Failures" }]);
+    assert_eq!(group["AlarmConfiguration"], json!({ "Enabled": true, "Alarms": alarms }));
+    assert_eq!(group["AutoRollbackConfiguration"]["Enabled"], true);
+    assert_eq!(group["DeploymentConfigName"], "CodeDeployDefault.LambdaCanary10Percent5Minutes");
+    // A release of five minutes ends before an alarm with a longer period is raised.
+    assert!(number(&deployment.of("Errors")["Period"]) <= 60);
+    let alias = &deployment.resources["ApiFunctionAliaslive"];
+    assert!(alias["UpdatePolicy"]["CodeDeployLambdaAliasUpdate"].is_object());
+    let function = "arn:aws:lambda:eu-west-1:000000000000:function:kivu-api";
+    let granted = granted(&deployment, "ReleaseRole", "lambda:UpdateAlias");
+    assert!(granted.iter().all(|resource| resource.starts_with(function)), "{granted:?}");
+}
+
+#[test]
+fn provisioned_concurrency_follows_its_schedule() {
+    let Some(deployment) = everything() else { return };
+    // With both, each deployment would override the schedule.
+    assert!(deployment.of("ApiFunctionAliaslive")["ProvisionedConcurrencyConfig"].is_null());
+    let target = deployment.of("WarmEnvironments");
+    assert_eq!(target["ResourceId"], "function:kivu-api:live");
+    let actions: Vec<_> = target["ScheduledActions"].as_array().unwrap().iter().collect();
+    let schedules: Vec<_> = actions.iter().map(|action| action["Schedule"].as_str().unwrap()).collect();
+    assert_eq!(schedules, ["cron(0 6 ? * MON-FRI *)", "cron(0 20 ? * MON-FRI *)"]);
+    let least: Vec<_> = actions.iter().map(|action| &action["ScalableTargetAction"]["MinCapacity"]).collect();
+    assert_eq!(least, [&json!("1"), &json!(0)]);
+}
+
+/// Functions can join an existing network and use an existing fleet, also for models that they cannot load.
+#[test]
+fn existing_networks_and_fleets_can_be_used() {
+    let parameters = json!({
+        "VpcSubnets": "subnet-1,subnet-2", "VpcSecurityGroups": "sg-1", "FleetUrls": "grpc://a:8001,grpc://b:8001",
+        "FleetPolicy": "fleet", "Batch": "yes", "LargeModels": "s3://b/models/m",
+    });
+    let Some([deployment]) = Deployment::resolve([parameters]) else { return };
+    for (name, function) in deployment.all("AWS::Lambda::Function") {
+        let network = json!({ "SubnetIds": ["subnet-1", "subnet-2"], "SecurityGroupIds": ["sg-1"] });
+        assert_eq!(function["VpcConfig"], network, "{name}");
+        let fleet = configuration(function).fleet;
+        assert_eq!((fleet.urls.len(), fleet.policy), (2, Policy::Fleet), "{name}");
+        let role = function["Role"].as_str().unwrap().rsplit('/').next().unwrap();
+        assert!(!granted(&deployment, role, "ec2:CreateNetworkInterface").is_empty(), "{name}");
+    }
+    assert_eq!(deployment.all("AWS::EC2::VPC").count(), 0);
+}
+
+/// Endpoints pass only credentials and buckets of this account, so that no data can be sent to another one.
+#[test]
+fn endpoints_have_policies() {
+    let Some(deployment) = everything() else { return };
+    let endpoints: Vec<_> = deployment.all("AWS::EC2::VPCEndpoint").collect();
+    assert_eq!(endpoints.len(), 7);
+    for (name, endpoint) in endpoints {
+        for statement in endpoint["PolicyDocument"]["Statement"].as_array().unwrap() {
+            let is_image_layer = statement["Action"] == "s3:GetObject";
+            let condition = statement["Condition"]["StringEquals"].to_string();
+            assert!(is_image_layer || condition.contains("000000000000"), "{name}: {statement}");
         }
     }
 }
@@ -504,6 +664,22 @@ fn alarms_cover_all_functions() {
             );
         }
         assert!(expression.contains("starts"), "cold starts are billed");
+        // The dashboard shows the same cost.
+        let dashboard = deployment.of("Dashboard")["DashboardBody"].as_str().unwrap();
+        let dashboard: Value = serde_json::from_str(dashboard).unwrap();
+        let widgets = dashboard["widgets"].as_array().unwrap();
+        let shown = widgets
+            .iter()
+            .map(|widget| &widget["properties"]["metrics"])
+            .find(|metrics| metrics[0][0]["expression"] == expression);
+        let shown = shown.unwrap_or_else(|| panic!("no widget shows {expression}")).as_array().unwrap();
+        let defined: BTreeSet<_> =
+            shown.iter().filter_map(|metric| metric.as_array()?.last()?["id"].as_str()).collect();
+        let used: BTreeSet<_> = cost["Metrics"].as_array().unwrap()[1..]
+            .iter()
+            .map(|metric| metric["Id"].as_str().unwrap())
+            .collect();
+        assert_eq!(defined, used, "{shown:?}");
     }
 }
 
