@@ -8,6 +8,7 @@ Packs what `cargo lambda build` has built, into an archive (`make package`) or i
 """
 
 import argparse
+import hashlib
 import re
 import shutil
 import sys
@@ -65,6 +66,9 @@ def main():
         sys.exit(f"expected at most {MAX_UNPACKED} bytes unpacked, but found {unpacked}; pack fewer models")
     if arguments.out.suffix == ".zip":
         write_archive(arguments.out, files)
+        digest = hashlib.sha256(arguments.out.read_bytes()).hexdigest()
+        # In the form of `sha256sum --check`.
+        arguments.out.with_name(f"{arguments.out.name}.sha256").write_text(f"{digest}  {arguments.out.name}\n")
         size = arguments.out.stat().st_size
         print(f"{arguments.out}: {size / 1e6:.1f} MB packed, {unpacked / 1e6:.1f} MB unpacked")
     else:

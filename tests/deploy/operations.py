@@ -90,7 +90,7 @@ class Aws:
 
 
 def run(command, aws, **options):
-    """What a command prints, or the message with which it ends."""
+    """The output of a command, or the message with which it ends."""
     operate.boto3 = SimpleNamespace(client=lambda _: aws)
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()):
         try:

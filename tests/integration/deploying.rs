@@ -23,6 +23,7 @@ use tower::ServiceExt;
 
 use crate::{
     api::scripted,
+    crate_boundaries::sources,
     live::{root, succeed, tool},
 };
 
@@ -71,6 +72,21 @@ fn defaults_fit_a_new_account() {
 fn operations_survive_interruptions() {
     let Some(mut operations) = script("operations") else { return };
     succeed(&mut operations);
+}
+
+/// Messages and log entries that the troubleshooting page explains exist in the code.
+#[test]
+fn the_troubleshooting_page_quotes_the_code() {
+    let files = ["src", "functions"].map(|folder| sources(&root().join(folder), "rs")).concat();
+    let code: String = files.iter().map(|file| std::fs::read_to_string(file).unwrap()).collect();
+    let page = std::fs::read_to_string(root().join("docs/troubleshooting.md")).unwrap();
+    let quoted = page.split('`').skip(1).step_by(2);
+    let mut reasons: Vec<&str> =
+        quoted.filter_map(|text| text.strip_prefix("\"refused\":\"")?.strip_suffix('"')).collect();
+    assert!(reasons.len() > 5, "{reasons:?}");
+    reasons.extend(["cannot start", "cannot read the keys", "request failed"]);
+    let unknown: Vec<_> = reasons.iter().filter(|reason| !code.contains(&format!("\"{reason}\""))).collect();
+    assert!(unknown.is_empty(), "{unknown:?} are not in src and functions");
 }
 
 #[test]

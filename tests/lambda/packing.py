@@ -34,7 +34,10 @@ def archive(folder, names, time):
     out = folder / "out.zip"
     sys.argv = ["package.py", str(out), "--binary", "api", "--bundle", str(folder / "tiny"), "--library", str(folder / "library")]
     package.main()
-    return hashlib.sha256(out.read_bytes()).hexdigest()
+    digest = hashlib.sha256(out.read_bytes()).hexdigest()
+    if (folder / "out.zip.sha256").read_text() != f"{digest}  out.zip\n":
+        sys.exit("expected the digest of the archive in out.zip.sha256")
+    return digest
 
 
 def main():
