@@ -23,7 +23,7 @@ use tokio::{net::TcpListener, task::JoinHandle};
 use super::{agree, app_of, model, post, server::bundle};
 use crate::models::runtime;
 
-/// A server that speaks KServe v2, describes its model, and refuses to run it.
+/// A server of KServe v2 that describes its model and refuses to run it.
 struct Refusing {
     url: String,
     refused: Arc<AtomicUsize>,
@@ -103,7 +103,7 @@ async fn requests_that_the_fleet_refuses_run_locally() {
         let expected = post(&app_of(ModelConfig::from(bundle.clone())), path, &request).await;
         assert_eq!((expected.status, expected.backend()), (200, "onnx"), "{}", expected.body);
         let auto = app(Policy::Auto);
-        // A refusal is no sign of an unhealthy server, so the next request is sent to it again.
+        // Refusals do not make a server unhealthy, so the next request is sent to it again.
         for _ in 0..2 {
             let answer = post(&auto, path, &request).await;
             assert!(server.take_refused() > 0, "{task}: the request was not sent to the fleet");
