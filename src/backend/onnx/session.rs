@@ -1,6 +1,7 @@
 //! A session: a loaded graph.
 
 use std::{
+    fs,
     num::NonZeroUsize,
     path::{Path, PathBuf},
     sync::Arc,
@@ -22,6 +23,7 @@ use super::{
 use crate::{
     backend::{MappedFiles, Signature, TensorSpec, processor::Int8Instructions},
     error::{Error, Result},
+    onnx_proto::ModelProto,
     tensor::{ElementType, Elements, Tensor},
 };
 
@@ -60,6 +62,21 @@ impl Graph {
     }
 }
 
+impl Graph {
+    /// Whether the graph has model-local functions.
+    fn has_functions(&self) -> Result<bool> {
+        let model = match self {
+            Self::File { path, .. } => match fs::read(path) {
+                Ok(bytes) => ModelProto::from_bytes(&bytes)?,
+                // ONNX Runtime reports the error.
+                Err(_) => return Ok(false),
+            },
+            Self::Memory { bytes, .. } => ModelProto::from_bytes(bytes)?,
+        };
+        Ok(!model.functions.is_empty())
+    }
+}
+
 impl<P: AsRef<Path> + ?Sized> From<&P> for Graph {
     fn from(path: &P) -> Self {
         Self::File { path: path.as_ref().to_owned(), mapped: Arc::default() }
@@ -76,14 +93,19 @@ pub struct Session {
 }
 
 impl Session {
-    /// Loads a graph without optimizing it, since graphs are optimized when they are built. Each run uses `threads`
-    /// threads.
+    /// Loads a graph without optimizing it, since graphs are optimized when they are built, except those for the
+    /// native engine. Each run uses `threads` threads.
     ///
     /// Products of 8-bit integers are exact on every processor: if those of unsigned and signed integers saturate,
     /// the weights are converted to unsigned ones.
     pub fn open(runtime: Runtime, graph: impl Into<Graph>, threads: NonZeroUsize) -> Result<Self> {
         let graph = graph.into();
-        let plain = || builder(runtime, GraphOptimizationLevel::Disable, threads);
+        // Weights in the layout of the native engine are converted while the graph is loaded, not in each run.
+        let level = match graph.has_functions()? {
+            true => GraphOptimizationLevel::Level1,
+            false => GraphOptimizationLevel::Disable,
+        };
+        let plain = || builder(runtime, level, threads);
         // ONNX Runtime converts weights only from this level on.
         let exact = || {
             builder(runtime, GraphOptimizationLevel::Level2, threads)

@@ -1,0 +1,193 @@
+//! The native engine: the contract of backends, the results of ONNX Runtime, and the same bits in any company.
+
+use std::{num::NonZeroUsize, path::Path, sync::Arc, time::Duration};
+
+use kivu::{
+    backend::{
+        Backend, Deadline,
+        native::{NativeBackend, NativeModel, WeightFiles},
+        onnx::Session,
+    },
+    config::{Config, EngineChoice, ModelConfig},
+    model::Model,
+    pipeline::pooling::cosine,
+    repository::{
+        Bundle,
+        manifest::{Engine, Precision},
+    },
+    tensor::{ElementType, Elements, Tensor},
+};
+
+use crate::{
+    backends::keeps_its_contract,
+    models::{build_request, fixtures, request, runtime},
+};
+
+/// A fixture in int8, built for the native engine.
+fn build(name: &str, folder: &Path) -> Option<Bundle> {
+    let request = request(fixtures().join("models").join(name), folder.join(name), Some(Precision::Int8));
+    Some(build_request(&request, runtime()?).unwrap())
+}
+
+fn model(bundle: &Bundle) -> NativeModel {
+    let graph = bundle.read(&bundle.manifest().graph).unwrap();
+    let names = WeightFiles::names(&graph).unwrap().into_iter();
+    let files = WeightFiles::map(names.map(|name| (name.clone(), bundle.path(&name))), Arc::default());
+    NativeModel::open(&graph, files.unwrap()).unwrap()
+}
+
+fn backend(bundle: &Bundle, threads: usize) -> NativeBackend {
+    NativeBackend::start(model(bundle), NonZeroUsize::new(threads).unwrap()).unwrap()
+}
+
+fn deadline() -> Deadline {
+    Deadline::within(Duration::from_secs(30))
+}
+
+/// Texts of the given lengths as one batch, padded with masked tokens.
+fn batch(backend: &dyn Backend, lengths: &[usize]) -> Vec<Tensor> {
+    let columns = lengths.iter().copied().max().unwrap_or(0);
+    let tensor = |name: &str| {
+        let value = |row: usize, column: usize| match name {
+            "input_ids" => 5 + (row * 31 + column * 7) as i64 % 40,
+            "attention_mask" => i64::from(column < lengths[row]),
+            _ => 0,
+        };
+        let values = (0..lengths.len()).flat_map(|row| (0..columns).map(move |column| (row, column)));
+        let values = values.map(|(row, column)| value(row, column)).collect();
+        Tensor::integers(ElementType::Int64, [lengths.len(), columns], values).unwrap()
+    };
+    backend.signature().inputs.iter().map(|input| tensor(&input.name)).collect()
+}
+
+/// One row of a batch, without padding.
+fn row(batch: &[Tensor], row: usize, length: usize) -> Vec<Tensor> {
+    let part = |tensor: &Tensor| {
+        let Elements::Int64(values) = tensor.elements() else { panic!("expected integers") };
+        let values = values[row * tensor.shape()[1]..][..length].to_vec();
+        Tensor::integers(ElementType::Int64, [1, length], values).unwrap()
+    };
+    batch.iter().map(part).collect()
+}
+
+/// Fixtures of every family and task that the engine supports.
+const MODELS: [&str; 6] =
+    ["tiny-bert", "tiny-distilbert", "tiny-roberta", "tiny-xlm-roberta", "tiny-bert-rank", "tiny-roberta-nli"];
+
+#[tokio::test]
+async fn the_native_backend_keeps_the_contract() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["tiny-bert", "tiny-roberta"] {
+        let Some(bundle) = build(name, folder.path()) else { return };
+        assert_eq!(bundle.manifest().engine, Engine::Native);
+        keeps_its_contract(&backend(&bundle, 2)).await;
+    }
+}
+
+/// Rounding differs, and a value that is rounded to another integer changes the next layer.
+#[tokio::test]
+async fn the_results_are_those_of_onnx_runtime_on_the_same_file() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in MODELS {
+        let Some(bundle) = build(name, folder.path()) else { return };
+        let session = Session::open(runtime().unwrap(), &bundle.path("model.onnx"), NonZeroUsize::MIN).unwrap();
+        let native = backend(&bundle, 1);
+        assert_eq!(native.signature(), session.signature());
+        for length in [1, 2, 7, 13, 33, 60] {
+            let inputs = row(&batch(&native, &[length]), 0, length);
+            let found = native.infer(inputs.clone(), deadline()).await.unwrap();
+            let expected = session.run(&inputs).unwrap();
+            assert_eq!(found[0].shape(), expected[0].shape(), "{name}");
+            let [found, expected] = [&found[0], &expected[0]].map(|tensor| tensor.as_fp32().unwrap());
+            let similarity = cosine(found, expected);
+            assert!(similarity > 0.998, "{name}, {length} tokens: {similarity}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_has_the_same_bits_in_any_company() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in MODELS {
+        let Some(bundle) = build(name, folder.path()) else { return };
+        let lengths = [3, 60, 1, 12, 33, 49, 2, 48];
+        let [one, many] = [1, 4].map(|threads| backend(&bundle, threads));
+        let padded = batch(&one, &lengths);
+        let alone = lengths.iter().enumerate().map(|(index, length)| row(&padded, index, *length));
+        let alone: Vec<Vec<Tensor>> = alone.collect();
+        let expected = one.infer_each(alone.clone(), deadline()).await.unwrap();
+        for (inputs, expected) in alone.iter().zip(&expected) {
+            assert!(&one.infer(inputs.clone(), deadline()).await.unwrap() == expected, "{name}: alone");
+            assert!(&many.infer(inputs.clone(), deadline()).await.unwrap() == expected, "{name}: several threads");
+        }
+        // Concurrent calls share runs.
+        let calls = (0..20).flat_map(|_| &alone).map(|inputs| many.infer(inputs.clone(), deadline()));
+        for (index, output) in futures::future::join_all(calls).await.into_iter().enumerate() {
+            assert!(output.unwrap() == expected[index % expected.len()], "{name}: concurrently");
+        }
+        // Padding changes nothing, and has vectors of zeros.
+        let together = &one.infer(padded, deadline()).await.unwrap()[0];
+        let width = together.shape().last().unwrap();
+        let rows = together.as_fp32().unwrap().chunks_exact(together.as_fp32().unwrap().len() / lengths.len());
+        for (row, expected) in rows.zip(&expected) {
+            let expected = expected[0].as_fp32().unwrap();
+            let (vectors, padding) = row.split_at(expected.len());
+            assert!(vectors == expected, "{name}: padded");
+            assert!(padding.len().is_multiple_of(*width) && padding.iter().all(|value| *value == 0.0));
+        }
+    }
+}
+
+#[tokio::test]
+async fn texts_without_tokens_have_no_vectors() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(bundle) = build("tiny-bert", folder.path()) else { return };
+    let backend = backend(&bundle, 1);
+    let output = backend.infer(batch(&backend, &[0, 0]), deadline()).await.unwrap();
+    assert_eq!(output[0].shape(), [2, 0, 32]);
+    assert_eq!(backend.infer_each(Vec::new(), deadline()).await.unwrap(), Vec::<Vec<Tensor>>::new());
+}
+
+#[tokio::test]
+async fn tokens_outside_of_the_tables_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(bundle) = build("tiny-bert", folder.path()) else { return };
+    let backend = backend(&bundle, 1);
+    let refused = async |name: &str, value: i64| {
+        let mut inputs = batch(&backend, &[3]);
+        let index = backend.signature().inputs.iter().position(|input| input.name == name).unwrap();
+        inputs[index] = Tensor::integers(ElementType::Int64, [1, 3], vec![1, value, 1]).unwrap();
+        backend.infer(inputs, deadline()).await.unwrap_err().to_string()
+    };
+    assert!(refused("input_ids", -1).await.starts_with("expected token ids from 0 to "));
+    assert!(refused("input_ids", 1 << 40).await.ends_with("but found 1099511627776"));
+    insta::assert_snapshot!(refused("token_type_ids", 2).await, @"expected token types from 0 to 1, but found 2");
+    let error = backend.infer(batch(&backend, &[2000]), deadline()).await.unwrap_err().to_string();
+    assert!(error.starts_with("expected positions from 0 to "), "{error}");
+}
+
+#[test]
+fn each_engine_can_be_chosen() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(bundle) = build("tiny-bert", folder.path()) else { return };
+    let open = |bundle: &Bundle, engine| {
+        let models = vec![ModelConfig::from(bundle.path(""))];
+        Model::open_all(&Config { models, engine, ..Config::default() }).map(|mut models| models.remove(0))
+    };
+    let arithmetic = |engine| open(&bundle, engine).unwrap().arithmetic.unwrap();
+    assert!(arithmetic(EngineChoice::Auto).contains("native engine"));
+    assert!(arithmetic(EngineChoice::Native).contains("native engine"));
+    assert!(!arithmetic(EngineChoice::Onnx).contains("native engine"));
+
+    // A model that only ONNX Runtime can run.
+    let deberta = fixtures().join("models/tiny-deberta-v2");
+    let mut request = request(deberta, folder.path().join("deberta"), Some(Precision::Int8));
+    let deberta = build_request(&request, runtime().unwrap()).unwrap();
+    assert_eq!(deberta.manifest().engine, Engine::Onnx);
+    assert!(open(&deberta, EngineChoice::Auto).is_ok());
+    let error = open(&deberta, EngineChoice::Native).unwrap_err().chain();
+    assert!(error.contains("expected a graph that the native engine supports"), "{error}");
+    request.engine = EngineChoice::Native;
+    let error = build_request(&request, runtime().unwrap()).unwrap_err().chain();
+    assert!(error.contains("for the native engine, but found `DebertaV2Model`"), "{error}");
+}
