@@ -112,7 +112,7 @@ fn parts(bundle: &Bundle) -> Result<Value> {
     let tokenizer_ms = lap();
     let encoding = encode(&tokenizer, bundle, SHORT);
     lap();
-    session.run(&inputs(&session, &encoding)?)?;
+    session.run(&inputs(session.signature(), &encoding)?)?;
     Ok(json!({ "library": library, "session": session_ms, "first run": lap(), "tokenizer": tokenizer_ms }))
 }
 
@@ -154,7 +154,7 @@ fn padded(session: &Session, batch: &[Encoding]) -> Vec<Tensor> {
 fn single(bundle: &Bundle) -> Result<Value> {
     let session =
         Session::open(runtime()?, bundle.path(&bundle.manifest().graph).as_path(), NonZeroUsize::MIN)?;
-    let inputs = inputs(&session, &encode(&bundle.tokenizer()?, bundle, SHORT))?;
+    let inputs = inputs(session.signature(), &encode(&bundle.tokenizer()?, bundle, SHORT))?;
     let run = |_| {
         let started = Instant::now();
         session.run(&inputs).unwrap();

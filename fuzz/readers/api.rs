@@ -12,7 +12,7 @@ use tower_service::Service;
 use super::{App, BindScope, Guard, router};
 use crate::{
     backend::{
-        Backend, Signature, TensorSpec,
+        Backend, Engine, Signature, TensorSpec,
         routing::Route,
         scripted::{ScriptedBackend, ScriptedSeq2Seq},
     },
@@ -32,7 +32,7 @@ use crate::{
     },
     repository::{
         Manifest,
-        manifest::{Engine, Precision, Source, TensorNames, Weights},
+        manifest::{Precision, Source, TensorNames, Weights},
     },
     tensor::{ElementType, Elements, Tensor},
     tokenizer::Tokenizer,

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::request::Context;
 use crate::{
-    backend::routing::Location,
+    backend::{Engine, routing::Location},
     pipeline::{Usage, scores::descending},
 };
 
@@ -69,7 +69,8 @@ pub(super) fn characters<'a>(texts: impl IntoIterator<Item = &'a str>) -> usize 
 /// The header that says where the model ran.
 pub(super) fn backend_header(location: Location) -> [(&'static str, &'static str); 1] {
     let backend = match location {
-        Location::Local => "onnx",
+        Location::Local(Engine::Native) => "native",
+        Location::Local(Engine::Onnx) => "onnx",
         Location::Remote => "triton",
     };
     [("x-backend", backend)]

@@ -29,6 +29,17 @@ use crate::{
     tensor::{ElementType, Tensor},
 };
 
+/// An engine for local models.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// Kivu's own, [`native`].
+    Native,
+    /// ONNX Runtime, [`onnx`].
+    #[default]
+    Onnx,
+}
+
 /// Runs a model on named tensors.
 ///
 /// # Contract

@@ -8,17 +8,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Backend, Deadline, Signature, seq2seq::Seq2SeqBackend, speed::Speed, triton::Fleet};
+use super::{Backend, Deadline, Engine, Signature, seq2seq::Seq2SeqBackend, speed::Speed, triton::Fleet};
 use crate::error::Result;
 
 /// Where a request runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Location {
     /// In this process.
-    #[default]
-    Local,
+    Local(Engine),
     /// On a fleet.
     Remote,
+}
+
+impl Default for Location {
+    fn default() -> Self {
+        Self::Local(Engine::default())
+    }
 }
 
 /// The locations at which a model can run, with the load and the measured speed of each.
@@ -27,6 +32,7 @@ pub enum Location {
 #[derive(Clone, Debug)]
 pub struct Route<L = Arc<dyn Backend>> {
     local: Option<L>,
+    engine: Engine,
     fleet: Option<Arc<Fleet>>,
     signature: Signature,
     loads: Arc<Loads>,
@@ -92,13 +98,23 @@ impl<L> Route<L> {
     fn new(local: Option<L>, fleet: Option<Arc<Fleet>>, signature: Signature, assumed: Assumed) -> Self {
         let load = |(base, slope)| Load { tokens: AtomicUsize::new(0), speed: Speed::assumed(base, slope) };
         let loads = Loads { local: load(assumed.local), remote: load(assumed.remote) };
-        Self { local, fleet, signature, loads: Arc::new(loads) }
+        Self { local, engine: Engine::default(), fleet, signature, loads: Arc::new(loads) }
+    }
+
+    /// The same route, whose local model runs in `engine`.
+    pub fn with_engine(self, engine: Engine) -> Self {
+        Self { engine, ..self }
+    }
+
+    /// The location of the local model.
+    pub fn here(&self) -> Location {
+        Location::Local(self.engine)
     }
 
     /// The same route with `map` applied to what runs locally; measurements stay shared.
     pub fn try_map<M>(self, map: impl FnOnce(L) -> Result<M>) -> Result<Route<M>> {
-        let Self { local, fleet, signature, loads } = self;
-        Ok(Route { local: local.map(map).transpose()?, fleet, signature, loads })
+        let Self { local, engine, fleet, signature, loads } = self;
+        Ok(Route { local: local.map(map).transpose()?, engine, fleet, signature, loads })
     }
 
     /// The backend in this process.
@@ -115,8 +131,10 @@ impl<L> Route<L> {
     pub fn choose(&self, tokens: usize) -> Location {
         match (&self.local, &self.fleet) {
             (None, Some(_)) => Location::Remote,
-            (Some(_), Some(fleet)) if fleet.is_available() => self.loads.sooner(tokens),
-            _ => Location::Local,
+            (Some(_), Some(fleet)) if fleet.is_available() && self.loads.is_remote_sooner(tokens) => {
+                Location::Remote
+            }
+            _ => self.here(),
         }
     }
 
@@ -162,17 +180,13 @@ impl Load {
 }
 
 impl Loads {
-    fn sooner(&self, tokens: usize) -> Location {
-        if self.remote.estimate(tokens) < self.local.estimate(tokens) {
-            Location::Remote
-        } else {
-            Location::Local
-        }
+    fn is_remote_sooner(&self, tokens: usize) -> bool {
+        self.remote.estimate(tokens) < self.local.estimate(tokens)
     }
 
     fn at(&self, location: Location) -> &Load {
         match location {
-            Location::Local => &self.local,
+            Location::Local(_) => &self.local,
             Location::Remote => &self.remote,
         }
     }
@@ -211,6 +225,8 @@ mod tests {
     use super::*;
     use crate::{backend::scripted::ScriptedBackend, config::FleetConfig};
 
+    const LOCAL: Location = Location::Local(Engine::Onnx);
+
     fn route() -> Route {
         let local = Arc::new(ScriptedBackend::new(Signature::default(), |_| Ok(Vec::new())));
         let config = FleetConfig { urls: vec!["http://127.0.0.1:1".into()], ..FleetConfig::default() };
@@ -221,12 +237,12 @@ mod tests {
     #[tokio::test]
     async fn small_requests_run_locally_and_large_ones_on_the_fleet() {
         let route = route();
-        assert_eq!(route.choose(20), Location::Local);
+        assert_eq!(route.choose(20), LOCAL);
         assert_eq!(route.choose(5_000), Location::Remote);
-        let busy = route.begin(Location::Local, 50_000);
+        let busy = route.begin(LOCAL, 50_000);
         assert_eq!(route.choose(20), Location::Remote, "there is a local queue");
         drop(busy);
-        assert_eq!(route.choose(20), Location::Local);
+        assert_eq!(route.choose(20), LOCAL);
     }
 
     #[tokio::test]
@@ -238,7 +254,7 @@ mod tests {
                 route.loads.local.speed.learn(tokens, Duration::from_micros(10) * tokens as u32);
             });
         }
-        assert_eq!(route.choose(5_000), Location::Local, "the fleet was slow");
+        assert_eq!(route.choose(5_000), LOCAL, "the fleet was slow");
     }
 
     /// How long requests take at a location: milliseconds, and microseconds per token.
@@ -261,16 +277,16 @@ mod tests {
             small,
             large,
         };
-        use Location::{Local, Remote};
+        use Location::Remote;
         for Case { what, local, remote, small, large } in [
             case("a much faster fleet", [(30, 40), (1, 1)], [Remote, Remote]),
-            case("a much slower fleet", [(1, 1), (60, 40)], [Local, Local]),
-            case("a distant but powerful fleet", [(1, 30), (15, 1)], [Local, Remote]),
+            case("a much slower fleet", [(1, 1), (60, 40)], [LOCAL, LOCAL]),
+            case("a distant but powerful fleet", [(1, 30), (15, 1)], [LOCAL, Remote]),
         ] {
             let route = route();
             let run = |tokens: u64| {
                 let location = route.choose(tokens as usize);
-                let (base, slope) = if location == Local { local } else { remote };
+                let (base, slope) = if location == LOCAL { local } else { remote };
                 let request = route.begin(location, tokens as usize);
                 std::thread::sleep(Duration::from_millis(base) + Duration::from_micros(slope * tokens));
                 request.finish(true);
@@ -279,7 +295,7 @@ mod tests {
                 run(20);
                 run(2000);
             }
-            assert_eq!([20, 2000].map(|tokens| route.loads.sooner(tokens)), [small, large], "{what}");
+            assert_eq!([20, 2000].map(|tokens| route.choose(tokens)), [small, large], "{what}");
         }
     }
 

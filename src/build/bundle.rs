@@ -19,14 +19,14 @@ use super::{
 };
 use crate::{
     backend::{
-        Signature,
+        Engine, Signature,
         onnx::{Runtime, Session},
     },
     error::{Error, Result},
     pipeline::Task,
     repository::{
         bundle::{MANIFEST, PIECES, TOKENIZER, describe},
-        manifest::{self, Engine, Manifest, Precision, Quality},
+        manifest::{self, Manifest, Precision, Quality},
     },
     tokenizer::Tokenizer,
 };

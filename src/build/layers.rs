@@ -74,15 +74,7 @@ impl<'a> Layers<'a> {
     /// An empty graph, for texts with `hidden` values per token.
     pub(super) fn new(weights: &'a Weights, precision: Precision, hidden: usize, epsilon: f32) -> Self {
         let graph = GraphBuilder::default();
-        Self {
-            graph,
-            weights,
-            precision,
-            block: BLOCK,
-            hidden,
-            epsilon,
-            is_trained_in_int8: false,
-        }
+        Self { graph, weights, precision, block: BLOCK, hidden, epsilon, is_trained_in_int8: false }
     }
 
     /// The rows of an embedding table: in int8 with one scale per row where weights are quantised.
@@ -198,11 +190,15 @@ impl<'a> Layers<'a> {
         let shape = [outputs / native::LANES, inputs / native::GROUP, native::LANES, native::GROUP];
         let panels = quantise::panels(&rows.values, inputs);
         let panels = self.graph.bytes(&format!("{name}.panels"), &shape, &panels);
-        let sums: Vec<i32> =
-            rows.values.chunks_exact(inputs).map(|row| row.iter().map(|weight| i32::from(*weight)).sum()).collect();
+        let sums: Vec<i32> = rows
+            .values
+            .chunks_exact(inputs)
+            .map(|row| row.iter().map(|weight| i32::from(*weight)).sum())
+            .collect();
         let sums = self.graph.sums(&format!("{name}.sums"), &[outputs], &sums);
         let scales = self.graph.floats(&format!("{name}.scales"), &[outputs], &rows.scales);
-        let shape = self.graph.integers(&format!("shape_{inputs}_{outputs}"), &[inputs as i64, outputs as i64]);
+        let shape =
+            self.graph.integers(&format!("shape_{inputs}_{outputs}"), &[inputs as i64, outputs as i64]);
         let inputs = [input, &panels, &scales, &sums, bias, &shape];
         self.graph.function("QuantizedLinear", inputs, functions::quantized_linear)
     }

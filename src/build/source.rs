@@ -1,7 +1,7 @@
 //! A model that was read from its source and can be written as a bundle.
 
 use crate::{
-    backend::Signature,
+    backend::{Engine, Signature},
     error::Result,
     onnx_proto::ModelProto,
     pipeline::{
@@ -9,7 +9,7 @@ use crate::{
         embedding::EmbeddingSettings,
         translation::{Decoder, TranslationSettings},
     },
-    repository::manifest::{Engine, Precision},
+    repository::manifest::Precision,
 };
 
 /// The graph of an encoder.

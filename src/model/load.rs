@@ -4,11 +4,11 @@ use std::{iter, sync::Arc, thread};
 
 use crate::{
     backend::{
-        Backend, MappedFiles, Signature,
+        Backend, Engine, MappedFiles, Signature,
         native::{self, Buffer, NativeBackend, NativeModel, WeightFiles},
         onnx::{
-            ExternalWeights, Graph, OnnxBackend, OnnxSeq2Seq, Parallelism, Runtime,
-            keeps_signed_weights, library, require_known_files,
+            ExternalWeights, Graph, OnnxBackend, OnnxSeq2Seq, Parallelism, Runtime, keeps_signed_weights,
+            library, require_known_files,
         },
         processor::Int8Instructions,
         routing::Route,
@@ -21,7 +21,7 @@ use crate::{
     repository::{
         Bundle, Manifest,
         bundle::{Home, PIECES, TOKENIZER},
-        manifest::{Engine, File, Precision},
+        manifest::{File, Precision},
         remote,
     },
     telemetry::starting,
@@ -124,7 +124,8 @@ pub(super) fn load(bundle: &Bundle, config: &Config, placement: &Placement) -> R
         files.require_loaded()?;
         let route = match local {
             Local::Encoder(backend) => {
-                LoadedRoute::Encoder(Route::encoder(Some(backend), fleet, manifest.signature.clone()))
+                let route = Route::encoder(Some(backend), fleet, manifest.signature.clone());
+                LoadedRoute::Encoder(route.with_engine(engine(config, manifest)))
             }
             Local::Seq2Seq(backend) => LoadedRoute::Seq2Seq(Route::seq2seq(Some(backend), fleet)),
         };
@@ -151,7 +152,7 @@ fn open_graphs(
     config: &Config,
     mapped: Option<&Arc<MappedFiles>>,
 ) -> Result<(Local, String)> {
-    if uses_native_engine(config, bundle.manifest()) {
+    if engine(config, bundle.manifest()) == Engine::Native {
         return open_natively(bundle, config, mapped);
     }
     let library = library::locate(config.onnxruntime.as_deref(), &config.home)?;
@@ -177,11 +178,12 @@ fn open_graphs(
     Ok((Local::Seq2Seq(Arc::new(backend)), arithmetic))
 }
 
-fn uses_native_engine(config: &Config, manifest: &Manifest) -> bool {
+/// The engine of a local model.
+fn engine(config: &Config, manifest: &Manifest) -> Engine {
     match config.engine {
-        EngineChoice::Auto => manifest.engine == Engine::Native,
-        EngineChoice::Native => true,
-        EngineChoice::Onnx => false,
+        EngineChoice::Auto => manifest.engine,
+        EngineChoice::Native => Engine::Native,
+        EngineChoice::Onnx => Engine::Onnx,
     }
 }
 
@@ -220,7 +222,10 @@ fn open_natively(
     let model = starting("session", || NativeModel::open(&graph, files))?;
     check_signature(manifest, &manifest.signature, model.signature())?;
     let backend = NativeBackend::start(model, config.threads())?;
-    Ok((Local::Encoder(Arc::new(backend)), format!("int8 by token (native engine, {})", native::instructions())))
+    Ok((
+        Local::Encoder(Arc::new(backend)),
+        format!("int8 by token (native engine, {})", native::instructions()),
+    ))
 }
 
 fn check_signature(manifest: &Manifest, expected: &Signature, found: &Signature) -> Result<()> {

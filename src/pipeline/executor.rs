@@ -114,10 +114,10 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
                 done => return done.map(|output| (output, Location::Remote)),
             }
         }
-        let request = self.route.begin(Location::Local, tokens);
+        let request = self.route.begin(self.route.here(), tokens);
         let done = work.run_locally(local.ok_or_else(not_loaded)?, deadline).await;
         request.finish(done.is_ok());
-        done.map(|output| (output, Location::Local))
+        done.map(|output| (output, self.route.here()))
     }
 
     async fn run_remotely<W: Work<L, R>>(&self, work: &W, deadline: Deadline) -> Result<W::Output> {

@@ -8,7 +8,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    backend::Signature,
+    backend::{Engine, Signature},
     error::{Error, Result},
     pipeline::{
         Task, classification::ClassificationSettings, embedding::EmbeddingSettings,
@@ -29,7 +29,7 @@ pub struct Manifest {
     /// The file name of the graph.
     pub graph: String,
     /// The engine that runs the graph best.
-    #[serde(default, skip_serializing_if = "Engine::is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub engine: Engine,
     /// The origin of the model.
     pub source: Source,
@@ -53,21 +53,8 @@ pub struct Manifest {
     pub files: Vec<File>,
 }
 
-/// An engine for local models.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Engine {
-    /// Kivu's own.
-    Native,
-    /// ONNX Runtime.
-    #[default]
-    Onnx,
-}
-
-impl Engine {
-    fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
+fn is_default(engine: &Engine) -> bool {
+    *engine == Engine::default()
 }
 
 /// The origin of a model.

@@ -12,7 +12,7 @@ use http_body_util::BodyExt;
 use kivu::{
     Error,
     api::{App, router},
-    backend::{Backend, Deadline, Signature, TensorSpec},
+    backend::{Backend, Deadline, Engine, Signature, TensorSpec},
     config::Limits,
     model::{Model, Pipeline},
     pipeline::{
@@ -23,7 +23,7 @@ use kivu::{
     },
     repository::{
         Manifest,
-        manifest::{Engine, Precision, Source, TensorNames, Weights},
+        manifest::{Precision, Source, TensorNames, Weights},
     },
     tensor::{ElementType, Elements, Tensor},
     tokenizer::Tokenizer,

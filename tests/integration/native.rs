@@ -4,17 +4,14 @@ use std::{num::NonZeroUsize, path::Path, sync::Arc, time::Duration};
 
 use kivu::{
     backend::{
-        Backend, Deadline,
+        Backend, Deadline, Engine,
         native::{NativeBackend, NativeModel, WeightFiles},
         onnx::Session,
     },
     config::{Config, EngineChoice, ModelConfig},
     model::Model,
     pipeline::pooling::cosine,
-    repository::{
-        Bundle,
-        manifest::{Engine, Precision},
-    },
+    repository::{Bundle, manifest::Precision},
     tensor::{ElementType, Elements, Tensor},
 };
 
@@ -71,8 +68,14 @@ fn row(batch: &[Tensor], row: usize, length: usize) -> Vec<Tensor> {
 }
 
 /// Fixtures of every family and task that the engine supports.
-const MODELS: [&str; 6] =
-    ["tiny-bert", "tiny-distilbert", "tiny-roberta", "tiny-xlm-roberta", "tiny-bert-rank", "tiny-roberta-nli"];
+const MODELS: [&str; 6] = [
+    "tiny-bert",
+    "tiny-distilbert",
+    "tiny-roberta",
+    "tiny-xlm-roberta",
+    "tiny-bert-rank",
+    "tiny-roberta-nli",
+];
 
 #[tokio::test]
 async fn the_native_backend_keeps_the_contract() {
@@ -90,7 +93,8 @@ async fn the_results_are_those_of_onnx_runtime_on_the_same_file() {
     let folder = tempfile::tempdir().unwrap();
     for name in MODELS {
         let Some(bundle) = build(name, folder.path()) else { return };
-        let session = Session::open(runtime().unwrap(), &bundle.path("model.onnx"), NonZeroUsize::MIN).unwrap();
+        let session =
+            Session::open(runtime().unwrap(), &bundle.path("model.onnx"), NonZeroUsize::MIN).unwrap();
         let native = backend(&bundle, 1);
         assert_eq!(native.signature(), session.signature());
         for length in [1, 2, 7, 13, 33, 60] {
@@ -118,7 +122,10 @@ async fn a_text_has_the_same_bits_in_any_company() {
         let expected = one.infer_each(alone.clone(), deadline()).await.unwrap();
         for (inputs, expected) in alone.iter().zip(&expected) {
             assert!(&one.infer(inputs.clone(), deadline()).await.unwrap() == expected, "{name}: alone");
-            assert!(&many.infer(inputs.clone(), deadline()).await.unwrap() == expected, "{name}: several threads");
+            assert!(
+                &many.infer(inputs.clone(), deadline()).await.unwrap() == expected,
+                "{name}: several threads"
+            );
         }
         // Concurrent calls share runs.
         let calls = (0..20).flat_map(|_| &alone).map(|inputs| many.infer(inputs.clone(), deadline()));
@@ -128,7 +135,8 @@ async fn a_text_has_the_same_bits_in_any_company() {
         // Padding changes nothing, and has vectors of zeros.
         let together = &one.infer(padded, deadline()).await.unwrap()[0];
         let width = together.shape().last().unwrap();
-        let rows = together.as_fp32().unwrap().chunks_exact(together.as_fp32().unwrap().len() / lengths.len());
+        let rows =
+            together.as_fp32().unwrap().chunks_exact(together.as_fp32().unwrap().len() / lengths.len());
         for (row, expected) in rows.zip(&expected) {
             let expected = expected[0].as_fp32().unwrap();
             let (vectors, padding) = row.split_at(expected.len());

@@ -155,7 +155,10 @@ fn error_response(dialect: Dialect, meaning: &str, rejection: &Rejection) -> Val
 
 fn add_headers(path: &str, is_post: bool, responses: &mut Value) {
     const USAGE: [(&str, &str); 10] = [
-        ("x-backend", "Where the model ran: `onnx` for this server, `triton` for a fleet."),
+        (
+            "x-backend",
+            "Where the model ran: `native` or `onnx`, the engine of this server, or `triton` for a fleet.",
+        ),
         ("x-truncated", "The positions of truncated texts, from 0; absent if there are none."),
         ("x-compute-type", "`cpu`."),
         ("x-compute-characters", "Characters of all texts."),

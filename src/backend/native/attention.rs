@@ -81,7 +81,13 @@ impl Head {
 
 /// Products of queries and all keys. Scores beyond the last key are the lowest number.
 #[inline(always)]
-fn score<K: Kernel>(kernel: K, (size, keys): (usize, usize), queries: &[f32], panels: &[f32], scores: &mut [f32]) {
+fn score<K: Kernel>(
+    kernel: K,
+    (size, keys): (usize, usize),
+    queries: &[f32],
+    panels: &[f32],
+    scores: &mut [f32],
+) {
     let rows = queries.len() / size;
     let padded = panels.len() / size;
     let mut sums: [[Lanes; 2]; QUERIES] = [[[0.0; LANES]; 2]; QUERIES];

@@ -12,8 +12,8 @@ use bytes::Bytes;
 use super::{
     kernel::LANES,
     program::{
-        Activation, Attention, Dense, Index, Limits, Linear, Norm, Per, Program, RowOperation, RowStage, Stage,
-        Table, Value, ValueId, View,
+        Activation, Attention, Dense, Index, Limits, Linear, Norm, Per, Program, RowOperation, RowStage,
+        Stage, Table, Value, ValueId, View,
     },
     weights::Array,
 };
@@ -21,8 +21,8 @@ use crate::{
     backend::{Signature, TensorSpec},
     error::{Error, Result},
     onnx_proto::{
-        AttributeProto, Dimension, EXTERNAL, FUNCTIONS, GraphProto, MICROSOFT, NodeProto, TensorProto, ValueInfoProto,
-        data_type,
+        AttributeProto, Dimension, EXTERNAL, FUNCTIONS, GraphProto, MICROSOFT, NodeProto, TensorProto,
+        ValueInfoProto, data_type,
     },
     tensor::ElementType,
 };
@@ -89,7 +89,9 @@ fn spec(value: &ValueInfoProto) -> Result<TensorSpec> {
 }
 
 fn unsupported(what: &str) -> Error {
-    Error::model(format!("expected a graph that the native engine supports, but found {what}; use `engine = \"onnx\"`"))
+    Error::model(format!(
+        "expected a graph that the native engine supports, but found {what}; use `engine = \"onnx\"`"
+    ))
 }
 
 /// The meaning of a name in the graph.
@@ -162,7 +164,9 @@ impl<'a> Reader<'a> {
                 self.normalise([input(0), input(1)], norm)?
             }
             (MICROSOFT, "Gelu") => self.activate(Activation::Gelu, input(0))?,
-            (MICROSOFT, "FastGelu") if node.input.len() == 1 => self.activate(Activation::GeluTanh, input(0))?,
+            (MICROSOFT, "FastGelu") if node.input.len() == 1 => {
+                self.activate(Activation::GeluTanh, input(0))?
+            }
             (MICROSOFT, "QuickGelu") if float(node, "alpha") == Some(1.0) => {
                 self.activate(Activation::Swish, input(0))?
             }
@@ -172,10 +176,14 @@ impl<'a> Reader<'a> {
             (MICROSOFT, "MultiHeadAttention") => self.attention(node)?,
             // Values have a row per text or per token, whatever their axes.
             ("", "Squeeze" | "Identity" | "Cast") => self.meaning(input(0))?,
-            (domain, operator) => return Err(unsupported(&format!("`{domain}.{operator}` in `{}`", node.name))),
+            (domain, operator) => {
+                return Err(unsupported(&format!("`{domain}.{operator}` in `{}`", node.name)));
+            }
         };
         let outputs: Vec<&String> = node.output.iter().filter(|name| !name.is_empty()).collect();
-        let [output] = outputs[..] else { return Err(unsupported(&format!("the outputs of `{}`", node.name))) };
+        let [output] = outputs[..] else {
+            return Err(unsupported(&format!("the outputs of `{}`", node.name)));
+        };
         self.meanings.insert(output, meaning);
         Ok(())
     }
@@ -248,7 +256,9 @@ impl<'a> Reader<'a> {
         let shape = self.tensor(weights)?.dims.clone();
         let groups = inputs / 4;
         let panels = match shape[..] {
-            [panels, found, 16, 4] if usize::try_from(found) == Ok(groups) => usize::try_from(panels).unwrap_or(0),
+            [panels, found, 16, 4] if usize::try_from(found) == Ok(groups) => {
+                usize::try_from(panels).unwrap_or(0)
+            }
             _ => return Err(unsupported(&format!("weights of shape {shape:?} for {inputs} inputs"))),
         };
         let outputs = panels.saturating_mul(LANES);
@@ -285,7 +295,8 @@ impl<'a> Reader<'a> {
         let Value { per, width, .. } = self.values[left];
         if self.constants.contains_key(right) {
             let added: Array<f32> = self.array(right, width)?;
-            if let Some(Operation::Row(_, RowOperation::Dense { layer, out, .. })) = self.operations.last_mut()
+            if let Some(Operation::Row(_, RowOperation::Dense { layer, out, .. })) =
+                self.operations.last_mut()
                 && *out == left
                 && layer.bias.is_none()
             {
@@ -322,7 +333,10 @@ impl<'a> Reader<'a> {
         let residual = if residual.is_empty() { None } else { Some(self.same(residual, input)?) };
         let Value { per, width, .. } = self.values[input];
         if norm.gain.len() * LANES != width {
-            return Err(unsupported(&format!("a normalization of {} values for {width}", norm.gain.len() * LANES)));
+            return Err(unsupported(&format!(
+                "a normalization of {} values for {width}",
+                norm.gain.len() * LANES
+            )));
         }
         let out = self.value(per, width);
         self.row(per, RowOperation::Norm { input, residual, norm, out });
@@ -437,7 +451,9 @@ impl<'a> Reader<'a> {
                     // The first tokens of a block of texts are in any block of tokens.
                     let continues = !matches!(operation, RowOperation::First { .. });
                     match stages.last_mut() {
-                        Some(Stage::Rows(stage)) if stage.per == per && continues => stage.operations.push(operation),
+                        Some(Stage::Rows(stage)) if stage.per == per && continues => {
+                            stage.operations.push(operation)
+                        }
                         _ => stages.push(Stage::Rows(RowStage::new(per, operation))),
                     }
                 }
@@ -452,7 +468,8 @@ impl<'a> Reader<'a> {
                     read_later.extend(views.map(|view| view.value));
                 }
                 Stage::Rows(stage) => {
-                    let computed: BTreeSet<ValueId> = stage.operations.iter().map(RowOperation::output).collect();
+                    let computed: BTreeSet<ValueId> =
+                        stage.operations.iter().map(RowOperation::output).collect();
                     stage.stores = computed.intersection(&read_later).copied().collect();
                     let mut read = BTreeSet::new();
                     for operation in &stage.operations {
@@ -511,7 +528,8 @@ fn assign_slots(values: &mut [Value], stages: &[Stage], output: ValueId) -> usiz
             }
         };
         values[*out].slot = slot;
-        let unused: BTreeSet<ValueId> = inputs.iter().copied().filter(|input| last_read[*input] == place).collect();
+        let unused: BTreeSet<ValueId> =
+            inputs.iter().copied().filter(|input| last_read[*input] == place).collect();
         free.extend(unused);
     }
     slots
@@ -563,7 +581,10 @@ fn bytes(tensor: &TensorProto, files: &BTreeMap<String, Bytes>) -> Result<Bytes>
         Some(file.slice(offset..end))
     });
     part.ok_or_else(|| {
-        Error::model(format!("expected the data of `{}` in a file of the bundle, but found none", tensor.name))
+        Error::model(format!(
+            "expected the data of `{}` in a file of the bundle, but found none",
+            tensor.name
+        ))
     })
 }
 

@@ -24,7 +24,13 @@ struct Range {
 
 /// The product of rows and the weights of `layer`, with its bias and activation.
 #[inline(always)]
-pub(super) fn linear<K: Kernel>(kernel: K, input: &[f32], layer: &Linear, scratch: &mut Quantised, out: &mut [f32]) {
+pub(super) fn linear<K: Kernel>(
+    kernel: K,
+    input: &[f32],
+    layer: &Linear,
+    scratch: &mut Quantised,
+    out: &mut [f32],
+) {
     quantise(kernel, input, layer.inputs, scratch);
     let steps = layer.inputs / 4;
     let tile_bytes = MAX_ROWS * layer.inputs * K::PACKED_SIZE;

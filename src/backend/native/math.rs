@@ -56,7 +56,11 @@ pub(super) fn exp<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
     // x − n ln 2, with ln 2 as the sum of two numbers, the first of which has few bits.
     let r = kernel.mul_add(n, kernel.splat(-0.693_359_4), x);
     let r = kernel.mul_add(n, kernel.splat(2.121_944_4e-4), r);
-    let p = polynomial(kernel, r, [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 0.166_666_66, 0.5]);
+    let p = polynomial(
+        kernel,
+        r,
+        [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 0.166_666_66, 0.5],
+    );
     let p = kernel.add(kernel.mul_add(p, kernel.mul(r, r), r), kernel.splat(1.0));
     kernel.shift_exponent(p, shifted)
 }

@@ -20,11 +20,11 @@ use std::num::NonZeroUsize;
 use async_trait::async_trait;
 
 pub(crate) use self::kernel::{GROUP, LANES};
+use self::{kernel::InstructionSet, workers::Workers};
 pub use self::{
     model::{NativeModel, WeightFiles},
     weights::Buffer,
 };
-use self::{kernel::InstructionSet, workers::Workers};
 use super::{Backend, Deadline, Schedule, Signature};
 use crate::{error::Result, telemetry, tensor::Tensor};
 

@@ -42,10 +42,7 @@ impl WeightFiles {
     }
 
     /// Maps files. Runs fail once one of `mapped` was written to.
-    pub fn map(
-        files: impl IntoIterator<Item = (String, PathBuf)>,
-        mapped: Arc<MappedFiles>,
-    ) -> Result<Self> {
+    pub fn map(files: impl IntoIterator<Item = (String, PathBuf)>, mapped: Arc<MappedFiles>) -> Result<Self> {
         let files = files.into_iter().map(|(name, path)| Ok((name, weights::map(&path)?)));
         Ok(Self { files: files.collect::<Result<_>>()?, mapped })
     }
@@ -72,7 +69,8 @@ impl NativeModel {
     /// Refuses graphs that the engine does not support, with the name of what is not supported.
     pub fn open(graph: &[u8], files: WeightFiles) -> Result<Self> {
         let model = ModelProto::from_bytes(graph)?;
-        let graph = model.graph.ok_or_else(|| Error::model("expected a graph in the ONNX file, but found none"))?;
+        let graph =
+            model.graph.ok_or_else(|| Error::model("expected a graph in the ONNX file, but found none"))?;
         Ok(Self {
             signature: graph::signature(&graph)?,
             program: graph::read(&graph, &files.files)?,
@@ -127,7 +125,11 @@ impl NativeModel {
     }
 
     /// The output of a batch, from those of its rows. Vectors of masked tokens are zeros.
-    pub(super) fn output(&self, inputs: &[Tensor], outputs: &mut impl Iterator<Item = Vec<f32>>) -> Result<Tensor> {
+    pub(super) fn output(
+        &self,
+        inputs: &[Tensor],
+        outputs: &mut impl Iterator<Item = Vec<f32>>,
+    ) -> Result<Tensor> {
         let shape = inputs.first().map(Tensor::shape).unwrap_or_default();
         let &[rows, columns] = shape else { return Err(Error::invalid("expected inputs with two axes")) };
         let value = self.program.values[self.program.output];

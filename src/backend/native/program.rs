@@ -74,17 +74,44 @@ pub(super) struct RowStage {
 #[derive(Debug)]
 pub(super) enum RowOperation {
     /// Rows of a table by ids.
-    Lookup { table: Table, index: Index, out: ValueId },
+    Lookup {
+        table: Table,
+        index: Index,
+        out: ValueId,
+    },
     /// The first token of each text.
-    First { input: ValueId, out: ValueId },
+    First {
+        input: ValueId,
+        out: ValueId,
+    },
     /// A linear layer in int8.
-    Linear { input: ValueId, layer: Linear, out: ValueId },
+    Linear {
+        input: ValueId,
+        layer: Linear,
+        out: ValueId,
+    },
     /// A linear layer in fp32.
-    Dense { input: ValueId, layer: Dense, out: ValueId },
-    Activation { function: Activation, input: ValueId, out: ValueId },
-    Add { inputs: [ValueId; 2], out: ValueId },
+    Dense {
+        input: ValueId,
+        layer: Dense,
+        out: ValueId,
+    },
+    Activation {
+        function: Activation,
+        input: ValueId,
+        out: ValueId,
+    },
+    Add {
+        inputs: [ValueId; 2],
+        out: ValueId,
+    },
     /// Layer normalization of an input, or of the sum of two.
-    Norm { input: ValueId, residual: Option<ValueId>, norm: Norm, out: ValueId },
+    Norm {
+        input: ValueId,
+        residual: Option<ValueId>,
+        norm: Norm,
+        out: ValueId,
+    },
 }
 
 /// The number by which a row of a table is selected.

@@ -69,11 +69,19 @@ impl Program {
     /// token attends to them.
     ///
     /// Refuses tokens that are not in the tables of the model.
-    pub(super) fn tokens(&self, ids: &[i64], types: Option<&[i64]>, mask: Option<&[i64]>) -> Result<Vec<Token>> {
+    pub(super) fn tokens(
+        &self,
+        ids: &[i64],
+        types: Option<&[i64]>,
+        mask: Option<&[i64]>,
+    ) -> Result<Vec<Token>> {
         let limits = &self.limits;
         let within = |name: &str, limit: usize, found: i64| match u32::try_from(found) {
             Ok(number) if (number as usize) < limit => Ok(number),
-            _ => Err(Error::invalid(format!("expected {name} from 0 to {}, but found {found}", limit.saturating_sub(1)))),
+            _ => Err(Error::invalid(format!(
+                "expected {name} from 0 to {}, but found {found}",
+                limit.saturating_sub(1)
+            ))),
         };
         let mut count = 0;
         let mut tokens = Vec::with_capacity(ids.len());
@@ -255,7 +263,9 @@ fn rows<K: Kernel>(
                     run.each_part(program.values[*input], first, |part| out.copy_from_slice(part));
                 }
             }
-            RowOperation::Linear { input, layer, .. } => linear(kernel, &values[slot(input)], layer, quantised, &mut out),
+            RowOperation::Linear { input, layer, .. } => {
+                linear(kernel, &values[slot(input)], layer, quantised, &mut out)
+            }
             RowOperation::Dense { input, layer, .. } => {
                 dense(kernel, &values[slot(input)], program.values[*input].width, layer, &mut out);
             }
@@ -265,7 +275,9 @@ fn rows<K: Kernel>(
                     kernel.store(activate(kernel, *function, kernel.load(lanes)), out);
                 }
             }
-            RowOperation::Add { inputs: [left, right], .. } => add(&values[slot(left)], &values[slot(right)], &mut out),
+            RowOperation::Add { inputs: [left, right], .. } => {
+                add(&values[slot(left)], &values[slot(right)], &mut out)
+            }
             RowOperation::Norm { input, residual, norm, .. } => {
                 match residual {
                     Some(residual) => add(&values[slot(input)], &values[slot(residual)], &mut out),
@@ -329,7 +341,8 @@ fn join_heads(run: &Run, value: Value, heads: usize, rows: &Range<usize>, out: &
         for head in 0..heads {
             let contexts = run.part(slot, text * heads + head);
             let contexts = contexts[(part.start - range.start) * size..].chunks_exact(size);
-            let out = out[(part.start - rows.start) * width..(part.end - rows.start) * width].chunks_exact_mut(width);
+            let out = out[(part.start - rows.start) * width..(part.end - rows.start) * width]
+                .chunks_exact_mut(width);
             for (out, context) in out.zip(contexts) {
                 out[head * size..][..size].copy_from_slice(context);
             }

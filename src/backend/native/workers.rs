@@ -205,7 +205,11 @@ impl Shared {
         let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
         let texts = calls.iter().flat_map(|call| &call.texts).map(Vec::as_slice);
         let run = self.model.program.pack(texts, memory);
-        let progress = |stage| Progress { tasks: run.tasks(stage), next: AtomicUsize::new(0), done: AtomicUsize::new(0) };
+        let progress = |stage| Progress {
+            tasks: run.tasks(stage),
+            next: AtomicUsize::new(0),
+            done: AtomicUsize::new(0),
+        };
         let stages = self.model.program.stages.iter().map(progress).collect();
         let team = Arc::new(Team { run, stages, has_stopped: AtomicBool::new(false) });
         if calls.iter().map(Call::tokens).sum::<usize>() >= MIN_SHARED_TOKENS {
@@ -229,7 +233,9 @@ impl Shared {
             let output = match has_stopped {
                 true if deadline.has_passed() => Err(deadline.exceeded()),
                 true => Err(Error::inference("the run of the model panicked")),
-                false => Ok((text..text + texts.len()).map(|text| team.run.output(&self.model.program, text)).collect()),
+                false => Ok((text..text + texts.len())
+                    .map(|text| team.run.output(&self.model.program, text))
+                    .collect()),
             };
             text += texts.len();
             // Fails if the caller has gone.
@@ -246,7 +252,8 @@ impl Shared {
                 if task >= progress.tasks {
                     break;
                 }
-                let execute = || team.run.execute(&self.model.program, self.model.instructions, stage, task, scratch);
+                let execute =
+                    || team.run.execute(&self.model.program, self.model.instructions, stage, task, scratch);
                 if catch_unwind(AssertUnwindSafe(execute)).is_err() {
                     team.has_stopped.store(true, Ordering::Relaxed);
                 }

@@ -16,12 +16,13 @@ use super::{
     translation::graphs,
 };
 use crate::{
+    backend::Engine,
     error::{Error, Result},
     pipeline::{
         generation::{GenerationOptions, GenerationSettings},
         translation::{Languages, TranslationSettings},
     },
-    repository::{bundle::hex, manifest::Engine},
+    repository::bundle::hex,
 };
 
 /// The limit of tokens in a text: the models were trained on sentences.

@@ -7,13 +7,14 @@ use super::{
     disentangled::Text,
 };
 use crate::{
+    backend::Engine,
     build::{
         layers::{Layers, attention},
         onnx::{GraphBuilder, ModelProto, Value, any, data_type, fixed, float},
         weights::Weights,
     },
     error::Result,
-    repository::manifest::{Engine, Precision},
+    repository::manifest::Precision,
 };
 
 /// The output of an encoder without a head: one vector per token.

@@ -5,7 +5,7 @@ use super::{
     graph::{LOGITS, OUTPUT, graph},
 };
 use crate::{
-    backend::native::LANES,
+    backend::{Engine, native::LANES},
     build::{
         config::ConfigFile,
         files::read_tokenizer,
@@ -18,7 +18,7 @@ use crate::{
     config::EngineChoice,
     error::{Error, Result},
     pipeline::classification::ClassificationSettings,
-    repository::manifest::{Engine, Precision},
+    repository::manifest::Precision,
 };
 
 /// Reads the encoder in the plan's folder and merges the plan's adapter, if any.

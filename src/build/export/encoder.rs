@@ -2,6 +2,7 @@
 
 use super::quantise::{check_precision, is_quantised, prepare};
 use crate::{
+    backend::Engine,
     build::{
         config::ConfigFile,
         encoder::{Facts, MODEL_TYPES},
@@ -14,7 +15,7 @@ use crate::{
     },
     error::{Error, Result, quoted},
     onnx_proto::ModelProto,
-    repository::{bundle::sha256_of, manifest::Engine},
+    repository::bundle::sha256_of,
 };
 
 /// Files that may hold the graph, in order of preference.

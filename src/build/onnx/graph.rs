@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::onnx_proto::{
-    AttributeProto, Dimension, DimensionProto, FUNCTIONS, FunctionProto, GraphProto, MICROSOFT, ModelProto, NodeProto,
-    OperatorSetIdProto, TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto, attribute_type, data_type,
+    AttributeProto, Dimension, DimensionProto, FUNCTIONS, FunctionProto, GraphProto, MICROSOFT, ModelProto,
+    NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto,
+    attribute_type, data_type,
 };
 
 const OPSET: i64 = 21;

@@ -11,7 +11,7 @@ use std::{
 use super::SENTENCES;
 use crate::{
     backend::{
-        Signature, TensorSpec,
+        Engine, Signature, TensorSpec,
         native::{NativeModel, WeightFiles},
         onnx::{Runtime, Session},
     },
@@ -23,7 +23,7 @@ use crate::{
     },
     error::{Error, Result},
     pipeline::{pooling::cosine, scores::descending},
-    repository::manifest::{Engine, Quality},
+    repository::manifest::Quality,
     tensor::Tensor,
     tokenizer::{Encoding, Side, Tokenizer, Truncation},
 };

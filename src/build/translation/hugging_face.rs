@@ -10,6 +10,7 @@ use super::{
     tokenizer_files::{Tokenizers, many_to_many, marian},
 };
 use crate::{
+    backend::Engine,
     build::{
         config::{ConfigFile, OneOrMany, check_heads},
         export,
@@ -23,7 +24,6 @@ use crate::{
         generation::{GenerationOptions, GenerationSettings},
         translation::TranslationSettings,
     },
-    repository::manifest::Engine,
 };
 
 /// The `model_type`s that are supported.

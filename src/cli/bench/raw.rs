@@ -51,7 +51,8 @@ impl Raw {
     /// A function that runs all `rows` on one thread and returns the milliseconds that it took.
     pub(super) fn runner(&self, rows: &[Encoding]) -> Result<impl FnMut() -> Result<f64> + use<>> {
         let session = self.session()?;
-        let inputs = rows.iter().map(|row| quality::inputs(session.signature(), row)).collect::<Result<Vec<_>>>()?;
+        let inputs =
+            rows.iter().map(|row| quality::inputs(session.signature(), row)).collect::<Result<Vec<_>>>()?;
         Ok(move || {
             let started = Instant::now();
             inputs.iter().try_for_each(|inputs| session.run(inputs).map(drop))?;

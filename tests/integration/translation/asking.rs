@@ -10,7 +10,7 @@ use axum::{
 use http_body_util::BodyExt;
 use kivu::{
     api::{App, router},
-    backend::{Signature, TensorSpec, seq2seq::Seq2SeqBackend},
+    backend::{Engine, Signature, TensorSpec, seq2seq::Seq2SeqBackend},
     config::Limits,
     model::{Model, Pipeline},
     pipeline::{
@@ -22,7 +22,7 @@ use kivu::{
     },
     repository::{
         Manifest,
-        manifest::{Engine, Precision, Source, TensorNames, Weights},
+        manifest::{Precision, Source, TensorNames, Weights},
     },
     tensor::ElementType,
     tokenizer::Tokenizer,
