@@ -2,6 +2,11 @@
 
 use std::{fmt, sync::LazyLock};
 
+#[cfg(target_arch = "x86_64")]
+use super::native::kernel::{Avx2, Avx512Vnni, AvxVnni};
+#[cfg(target_arch = "aarch64")]
+use super::native::kernel::{NeonDotProduct, NeonI8mm};
+
 /// The instructions for products of 8-bit integers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Int8Instructions {
@@ -62,17 +67,22 @@ impl fmt::Display for Int8Instructions {
 #[cfg(target_arch = "x86_64")]
 fn detect() -> Int8Instructions {
     // ONNX Runtime requires all four to use AVX-512.
-    let avx512 = is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512vl");
-    match avx512 {
-        true if is_x86_feature_detected!("avx512vnni") && has_amx() => Int8Instructions::Amx,
-        true if is_x86_feature_detected!("avx512vnni") => Int8Instructions::Avx512Vnni,
-        _ if is_x86_feature_detected!("avxvnni") => Int8Instructions::AvxVnni,
-        true => Int8Instructions::Avx512,
-        false if is_x86_feature_detected!("avx2") => Int8Instructions::Avx2,
-        false => Int8Instructions::Sse,
+    let avx512 = || {
+        is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+    };
+    if Avx512Vnni::new().is_some() {
+        if has_amx() { Int8Instructions::Amx } else { Int8Instructions::Avx512Vnni }
+    } else if AvxVnni::new().is_some() {
+        Int8Instructions::AvxVnni
+    } else if avx512() {
+        Int8Instructions::Avx512
+    } else if Avx2::new().is_some() {
+        Int8Instructions::Avx2
+    } else {
+        Int8Instructions::Sse
     }
 }
 
@@ -85,11 +95,12 @@ fn has_amx() -> bool {
 
 #[cfg(target_arch = "aarch64")]
 fn detect() -> Int8Instructions {
-    use std::arch::is_aarch64_feature_detected;
-    match (is_aarch64_feature_detected!("i8mm"), is_aarch64_feature_detected!("dotprod")) {
-        (true, _) => Int8Instructions::NeonI8mm,
-        (false, true) => Int8Instructions::NeonDotProduct,
-        (false, false) => Int8Instructions::Neon,
+    if NeonI8mm::new().is_some() {
+        Int8Instructions::NeonI8mm
+    } else if NeonDotProduct::new().is_some() {
+        Int8Instructions::NeonDotProduct
+    } else {
+        Int8Instructions::Neon
     }
 }
 

@@ -5,8 +5,8 @@
 use std::arch::x86_64::*;
 
 use super::{
-    Block, GROUP, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, Panel, Rows, Sums, assert_product, assert_tile,
-    for_row_count, interleave,
+    Block, GROUP, Kernel, KernelFn, LANES, Lanes, Panel, Rows, Sums, assert_product, assert_tile, intrinsics,
+    with_row_count,
 };
 
 /// AVX-512 with VNNI.
@@ -30,26 +30,14 @@ impl Avx512Vnni {
     }
 }
 
-/// Defines methods without other requirements than those of their intrinsics.
-macro_rules! methods {
-    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $output:ty { $body:expr })*) => {$(
-        #[inline(always)]
-        fn $name(self, $($argument: $type),*) -> $output {
-            // SAFETY: `self` is proof of the processor's features. Pointers are those of arrays with the size of the
-            // register that is read or written.
-            unsafe { $body }
-        }
-    )*};
-}
-
 impl Kernel for Avx512Vnni {
     type F32x16 = __m512;
 
-    const PACKED_SIZE: usize = 1;
+    const ACTIVATION_SIZE: usize = 1;
 
-    methods! {
+    intrinsics! {
         fn load(values: &Lanes) -> __m512 { _mm512_loadu_ps(values.as_ptr()) }
-        fn store(a: __m512, out: &mut Lanes) -> () { _mm512_storeu_ps(out.as_mut_ptr(), a) }
+        fn store(a: __m512, out: &mut Lanes) { _mm512_storeu_ps(out.as_mut_ptr(), a) }
         fn splat(value: f32) -> __m512 { _mm512_set1_ps(value) }
         fn add(a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
         fn sub(a: __m512, b: __m512) -> __m512 { _mm512_sub_ps(a, b) }
@@ -79,22 +67,22 @@ impl Kernel for Avx512Vnni {
         unsafe { call(self, function) }
     }
 
-    fn pack(self, rows: &[u8], row_count: usize, out: &mut [u8]) {
-        interleave(rows, row_count, out);
+    #[inline(always)]
+    fn store_activations(self, a: __m512, out: &mut [u8]) {
+        out.copy_from_slice(&self.low_bytes(a));
     }
 
     fn tile(self, rows: &[u8], panels: [Panel<'_>; 2], out: &mut [[Sums; 2]]) {
-        assert_tile(rows.len(), Self::PACKED_SIZE, &panels, out.len());
-        let groups = rows.as_chunks::<GROUP>().0;
+        assert_tile::<Self>(rows, &panels, out.len());
         let [left, right] = panels.map(|panel| panel.blocks);
-        // SAFETY: `self` is proof of the processor's features.
-        for_row_count!(out, R => unsafe { tile::<R>(groups.as_chunks().0, left, right, out) });
+        // SAFETY: `self` is proof of the processor's features. The length of the rows was asserted.
+        with_row_count!(out, R in 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe { tile::<R>(rows, left, right, out) });
     }
 
     fn product(self, depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]]) {
         assert_product(depth, a, b, out.len());
         // SAFETY: `self` is proof of the processor's features. The lengths of the rows were asserted.
-        for_row_count!(out, R => unsafe { product::<R>(depth, a, b, out) });
+        with_row_count!(out, R in 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe { product::<R>(depth, a, b, out) });
     }
 }
 
@@ -103,27 +91,26 @@ fn call<F: KernelFn>(kernel: Avx512Vnni, function: F) -> F::Output {
     function.call(kernel)
 }
 
+/// # Safety
+/// `rows` consists of `R` rows of as many activations as `left` and `right` have inputs.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn tile<const R: usize>(
-    rows: &[[[u8; GROUP]; R]],
-    left: &[Block],
-    right: &[Block],
-    out: &mut [[Sums; 2]; R],
-) {
-    const { assert!(R <= MAX_ROWS) };
+unsafe fn tile<const R: usize>(rows: &[u8], left: &[Block], right: &[Block], out: &mut [[Sums; 2]; R]) {
     let mut sums = [[_mm512_setzero_si512(); 2]; R];
-    for ((groups, left), right) in rows.iter().zip(left).zip(right) {
+    let width = left.len() * GROUP;
+    for (step, (left, right)) in left.iter().zip(right).enumerate() {
         let [left, right] = [left, right].map(|block| {
-            // SAFETY: a block has the 64 bytes of a register. Prefetching an address never fails.
+            // SAFETY: a block has the 64 bytes of a register. Any address may be prefetched.
             unsafe {
                 _mm_prefetch::<_MM_HINT_T0>((&raw const *block).wrapping_add(PREFETCHED_BLOCKS).cast());
                 _mm512_loadu_si512((&raw const *block).cast())
             }
         });
-        for (group, sums) in groups.iter().zip(&mut sums) {
-            let activations = _mm512_set1_epi32(i32::from_le_bytes(*group as [u8; 4]));
-            sums[0] = _mm512_dpbusd_epi32(sums[0], activations, left);
-            sums[1] = _mm512_dpbusd_epi32(sums[1], activations, right);
+        for (r, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: by the contract of this function.
+            let group = unsafe { rows.as_ptr().add(r * width + step * GROUP).cast::<i32>().read_unaligned() };
+            let group = _mm512_set1_epi32(group);
+            sums[0] = _mm512_dpbusd_epi32(sums[0], group, left);
+            sums[1] = _mm512_dpbusd_epi32(sums[1], group, right);
         }
     }
     for (sums, out) in sums.as_flattened().iter().zip(out.as_flattened_mut()) {

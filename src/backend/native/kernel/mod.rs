@@ -12,9 +12,9 @@
 //! # Weights
 //! All kernels read the same layout, so a file of weights serves every processor: [panels](Panel) of 16 columns, in
 //! which the weights of four inputs are adjacent. A [`Block`] of 64 bytes is a register of AVX-512 VNNI, two of
-//! AVX-VNNI or AVX2, four of NEON, and a row of a tile register of AMX. The layout of activations is private to each
-//! kernel, see [`Kernel::pack`]. That leaves room for a kernel that uses AMX, which needs rows of activations without
-//! interleaving; there is none yet.
+//! AVX-VNNI or AVX2, four of NEON, and a row of a tile register of AMX. Activations are rows in a format that each
+//! kernel defines, see [`Kernel::store_activations`]. AMX would fit in: its tiles are rows of unsigned activations and
+//! these blocks of weights. There is no kernel for it yet.
 //!
 //! # Unsafe code
 //! Apart from `backend/onnx/run.rs`, the files of this module are the only ones of the crate with `unsafe`. It has two
@@ -25,7 +25,11 @@
 //!   the register's size, or from slices whose length is asserted.
 
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod plain;
 #[cfg(test)]
 mod tests;
@@ -33,7 +37,11 @@ mod tests;
 use std::fmt;
 
 #[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::{Avx2, AvxVnni};
+#[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Avx512Vnni;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::{NeonDotProduct, NeonI8mm};
 pub(crate) use plain::Plain;
 
 /// The number of `f32` lanes of a kernel, and of columns of a panel.
@@ -60,10 +68,10 @@ pub(crate) struct Panel<'a> {
 
 /// The sum of each column of a panel.
 pub(crate) fn column_sums(blocks: &[Block]) -> Sums {
-    let mut sums = [0; LANES];
+    let mut sums: Sums = [0; LANES];
     for block in blocks {
         for (sum, group) in sums.iter_mut().zip(block) {
-            *sum += group.iter().map(|weight| i32::from(*weight)).sum::<i32>();
+            *sum = sum.wrapping_add(group.iter().map(|weight| i32::from(*weight)).sum());
         }
     }
     sums
@@ -92,8 +100,8 @@ pub(crate) trait Kernel: Copy + Send + Sync + 'static {
     /// 16 numbers, in registers.
     type F32x16: Copy;
 
-    /// Bytes per activation in the layout of [`pack`](Self::pack).
-    const PACKED_SIZE: usize;
+    /// Bytes per activation in rows for [`tile`](Self::tile).
+    const ACTIVATION_SIZE: usize;
 
     /// Calls a function that is compiled for this processor.
     fn call<F: KernelFn>(self, function: F) -> F::Output;
@@ -118,18 +126,18 @@ pub(crate) trait Kernel: Copy + Send + Sync + 'static {
     /// The lowest eight bits of each number: the integer `i` where the number is `2^23 + i`.
     fn low_bytes(self, a: Self::F32x16) -> [u8; LANES];
 
-    /// Packs rows of activations for [`tile`](Self::tile).
+    /// Stores the [lowest byte](Self::low_bytes) of each lane as an unsigned activation, in the format of
+    /// [`tile`](Self::tile).
     ///
     /// # Panics
-    /// Unless `rows` consists of `row_count` rows of the same length, a multiple of four, and `out` has
-    /// [`PACKED_SIZE`](Self::PACKED_SIZE) bytes per activation.
-    fn pack(self, rows: &[u8], row_count: usize, out: &mut [u8]);
+    /// Unless `out` has [`ACTIVATION_SIZE`](Self::ACTIVATION_SIZE) bytes per lane.
+    fn store_activations(self, a: Self::F32x16, out: &mut [u8]);
 
-    /// Products of one to [`MAX_ROWS`] rows, as [`pack`](Self::pack) returns them, with two panels. The number of
-    /// rows is that of `out`.
+    /// Products of one to [`MAX_ROWS`] rows of activations with two panels. The number of rows is that of `out`.
+    /// Sums that exceed an `i32`, for which more than 65,000 inputs are needed, wrap around.
     ///
     /// # Panics
-    /// Unless both panels have as many inputs as the rows.
+    /// Unless both panels have as many inputs as each row.
     fn tile(self, rows: &[u8], panels: [Panel<'_>; 2], out: &mut [[Sums; 2]]);
 
     /// Products of one to [`MAX_ROWS`] rows of `depth` values with 32 columns. The number of rows is that of `out`.
@@ -139,12 +147,23 @@ pub(crate) trait Kernel: Copy + Send + Sync + 'static {
     fn product(self, depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]]);
 }
 
-/// Calls `$call` with the constant `$R` equal to the number of rows of `$out`, and `$out` an array.
-macro_rules! for_row_count {
-    ($out:ident, $R:ident => $call:expr) => {
-        for_row_count!(@ $out, $R, $call, 1 2 3 4 5 6 7 8 9 10 11 12)
-    };
-    (@ $out:ident, $R:ident, $call:expr, $($number:literal)*) => {
+/// Implements methods by intrinsics.
+macro_rules! intrinsics {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) $(-> $output:ty)? { $body:expr })*) => {$(
+        #[inline(always)]
+        fn $name(self, $($argument: $type),*) $(-> $output)? {
+            // SAFETY: `self` is proof of the processor's features. Pointers are derived from references to arrays
+            // that have at least the size of the register that is read or written.
+            unsafe { $body }
+        }
+    )*};
+}
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use intrinsics;
+
+/// Evaluates an expression with the constant `$R` equal to the number of elements of `$out`, and `$out` an array.
+macro_rules! with_row_count {
+    ($out:ident, $R:ident in $($number:literal)* => $call:expr) => {
         match $out.len() {
             $($number => {
                 const $R: usize = $number;
@@ -152,45 +171,42 @@ macro_rules! for_row_count {
                     $call
                 }
             })*
-            rows => unreachable!("expected 1 to 12 rows, but found {rows}"),
+            rows => unreachable!("{rows} rows in a tile"),
         }
     };
 }
-use for_row_count;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use with_row_count;
 
-/// Packs rows so that their groups of four alternate: group `g` of row `r` becomes group `g × rows + r`.
-#[inline(always)]
-fn interleave(rows: &[u8], row_count: usize, out: &mut [u8]) {
-    assert!(rows.len() == out.len() && rows.len().is_multiple_of(row_count * GROUP), "whole groups");
-    let groups = out.as_chunks_mut::<GROUP>().0;
-    let steps = groups.len() / row_count;
-    for (r, row) in rows.as_chunks::<GROUP>().0.chunks_exact(steps).enumerate() {
-        for (group, out) in row.iter().zip(groups[r..].iter_mut().step_by(row_count)) {
-            *out = *group;
-        }
-    }
+/// Splits rows evenly into parts of at most `max`.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+fn part(rows: usize, max: usize) -> usize {
+    rows.div_ceil(rows.div_ceil(max))
 }
 
 /// Asserts that the arguments of a tile fit each other.
 #[inline(always)]
-fn assert_tile(bytes: usize, packed_size: usize, panels: &[Panel<'_>; 2], row_count: usize) {
+fn assert_tile<K: Kernel>(rows: &[u8], panels: &[Panel<'_>; 2], row_count: usize) {
+    assert!((1..=MAX_ROWS).contains(&row_count), "expected 1 to {MAX_ROWS} rows, but found {row_count}");
     let steps = panels[0].blocks.len();
-    assert_eq!(panels[1].blocks.len(), steps, "two panels of equal depth");
-    assert_eq!(bytes, row_count * steps * GROUP * packed_size, "rows as long as the panels");
+    assert_eq!(panels[1].blocks.len(), steps, "expected two panels of equal depth");
+    assert_eq!(
+        rows.len(),
+        row_count * steps * GROUP * K::ACTIVATION_SIZE,
+        "expected rows as long as the panels"
+    );
 }
 
 /// Asserts that the arguments of a product fit each other.
 #[inline(always)]
 fn assert_product(depth: usize, a: Rows<'_>, b: Rows<'_>, row_count: usize) {
-    let fits = |rows: Rows<'_>, count: usize, width: usize| {
-        count == 0
-            || rows
-                .stride
-                .checked_mul(count - 1)
-                .is_some_and(|start| start.checked_add(width).is_some_and(|end| end <= rows.values.len()))
+    let has_rows = |rows: Rows<'_>, count: usize, width: usize| {
+        let start = rows.stride.checked_mul(count.saturating_sub(1));
+        count == 0 || start.and_then(|start| rows.values.get(start..)?.get(..width)).is_some()
     };
-    assert!(fits(a, row_count, depth), "rows of {depth} values");
-    assert!(fits(b, depth, 2 * LANES), "{depth} rows of 32 columns");
+    assert!((1..=MAX_ROWS).contains(&row_count), "expected 1 to {MAX_ROWS} rows, but found {row_count}");
+    assert!(has_rows(a, row_count, depth), "expected {row_count} rows of {depth} values");
+    assert!(has_rows(b, depth, 2 * LANES), "expected {depth} rows of 32 values");
 }
 
 /// A kernel that this processor can execute.
@@ -198,6 +214,14 @@ fn assert_product(depth: usize, a: Rows<'_>, b: Rows<'_>, row_count: usize) {
 pub(crate) enum InstructionSet {
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni(Avx512Vnni),
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni(AvxVnni),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm(NeonI8mm),
+    #[cfg(target_arch = "aarch64")]
+    NeonDotProduct(NeonDotProduct),
     Plain(Plain),
 }
 
@@ -212,6 +236,14 @@ impl InstructionSet {
         let all = [
             #[cfg(target_arch = "x86_64")]
             Avx512Vnni::new().map(Self::Avx512Vnni),
+            #[cfg(target_arch = "x86_64")]
+            AvxVnni::new().map(Self::AvxVnni),
+            #[cfg(target_arch = "x86_64")]
+            Avx2::new().map(Self::Avx2),
+            #[cfg(target_arch = "aarch64")]
+            NeonI8mm::new().map(Self::NeonI8mm),
+            #[cfg(target_arch = "aarch64")]
+            NeonDotProduct::new().map(Self::NeonDotProduct),
             Some(Self::Plain(Plain)),
         ];
         all.into_iter().flatten()
@@ -222,6 +254,14 @@ impl InstructionSet {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Vnni(kernel) => kernel.call(function),
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni(kernel) => kernel.call(function),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(kernel) => kernel.call(function),
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonI8mm(kernel) => kernel.call(function),
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDotProduct(kernel) => kernel.call(function),
             Self::Plain(kernel) => kernel.call(function),
         }
     }
@@ -232,6 +272,14 @@ impl fmt::Display for InstructionSet {
         formatter.write_str(match self {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Vnni(_) => "AVX-512 VNNI",
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni(_) => "AVX-VNNI",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(_) => "AVX2",
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonI8mm(_) => "NEON i8mm",
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDotProduct(_) => "NEON dot product",
             Self::Plain(_) => "portable",
         })
     }

@@ -2,9 +2,7 @@
 
 use std::array;
 
-use super::{
-    Block, GROUP, Kernel, KernelFn, LANES, Lanes, Panel, Rows, Sums, assert_product, assert_tile, interleave,
-};
+use super::{Block, GROUP, Kernel, KernelFn, LANES, Lanes, Panel, Rows, Sums, assert_product, assert_tile};
 
 /// Ordinary Rust.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +16,7 @@ fn zip(a: Lanes, b: Lanes, f: impl Fn(f32, f32) -> f32) -> Lanes {
 impl Kernel for Plain {
     type F32x16 = Lanes;
 
-    const PACKED_SIZE: usize = 1;
+    const ACTIVATION_SIZE: usize = 1;
 
     fn call<F: KernelFn>(self, function: F) -> F::Output {
         function.call(self)
@@ -89,19 +87,17 @@ impl Kernel for Plain {
         a.map(|a| a.to_bits() as u8)
     }
 
-    fn pack(self, rows: &[u8], row_count: usize, out: &mut [u8]) {
-        interleave(rows, row_count, out);
+    #[inline(always)]
+    fn store_activations(self, a: Lanes, out: &mut [u8]) {
+        out.copy_from_slice(&self.low_bytes(a));
     }
 
     fn tile(self, rows: &[u8], panels: [Panel<'_>; 2], out: &mut [[Sums; 2]]) {
-        assert_tile(rows.len(), Self::PACKED_SIZE, &panels, out.len());
-        let steps = rows.as_chunks::<GROUP>().0.chunks_exact(out.len());
-        out.fill([[0; LANES]; 2]);
-        for ((groups, left), right) in steps.zip(panels[0].blocks).zip(panels[1].blocks) {
-            for (group, [left_sums, right_sums]) in groups.iter().zip(&mut *out) {
-                accumulate(group, left, left_sums);
-                accumulate(group, right, right_sums);
-            }
+        assert_tile::<Self>(rows, &panels, out.len());
+        let width = rows.len() / out.len();
+        for (r, sums) in out.iter_mut().enumerate() {
+            let groups = rows[r * width..][..width].as_chunks().0;
+            *sums = panels.map(|panel| row_product(groups, panel.blocks));
         }
     }
 
@@ -120,11 +116,14 @@ impl Kernel for Plain {
     }
 }
 
-#[inline(always)]
-fn accumulate(group: &[u8; GROUP], block: &Block, sums: &mut Sums) {
-    for (weights, sum) in block.iter().zip(sums) {
-        for (activation, weight) in group.iter().zip(weights) {
-            *sum += i32::from(*activation) * i32::from(*weight);
+fn row_product(row: &[[u8; GROUP]], blocks: &[Block]) -> Sums {
+    let mut sums: Sums = [0; LANES];
+    for (activations, block) in row.iter().zip(blocks) {
+        for (sum, weights) in sums.iter_mut().zip(block) {
+            for (activation, weight) in activations.iter().zip(weights) {
+                *sum = sum.wrapping_add(i32::from(*activation) * i32::from(*weight));
+            }
         }
     }
+    sums
 }

@@ -27,20 +27,46 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() }).collect()
 }
 
-/// A byte, often an extreme one.
-fn byte() -> impl Strategy<Value = u8> {
-    prop_oneof![any::<u8>(), Just(0), Just(1), Just(127), Just(128), Just(255)]
-}
+/// Numbers that depend on a seed: proptest needs longer to generate many values than the kernels to multiply them.
+struct Numbers(fastrand::Rng);
 
-/// Any number, often a special one.
-fn number() -> impl Strategy<Value = f32> {
-    const SPECIAL: [f32; 9] =
-        [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MIN, f32::MAX, f32::MIN_POSITIVE, 1e-40];
-    prop_oneof![3 => -10.0..10.0f32, 1 => any::<f32>(), 1 => prop::sample::select(&SPECIAL[..])]
-}
+impl Numbers {
+    fn new(seed: u64) -> Self {
+        Self(fastrand::Rng::with_seed(seed))
+    }
 
-fn lanes() -> impl Strategy<Value = Lanes> {
-    prop::collection::vec(number(), LANES).prop_map(|values| values.try_into().unwrap())
+    /// Bytes, a third of them extreme.
+    fn bytes(&mut self, count: usize) -> Vec<u8> {
+        const EXTREME: [u8; 4] = [0, 127, 128, 255];
+        (0..count)
+            .map(|_| if self.0.u8(..) < 85 { EXTREME[self.0.usize(..4)] } else { self.0.u8(..) })
+            .collect()
+    }
+
+    /// Numbers from -10 to 10; one of `rarity` is any number or a special one.
+    fn floats(&mut self, count: usize, rarity: u32) -> Vec<f32> {
+        const SPECIAL: [f32; 9] = [
+            0.0,
+            -0.0,
+            f32::INFINITY,
+            f32::NEG_INFINITY,
+            f32::NAN,
+            f32::MIN,
+            f32::MAX,
+            f32::MIN_POSITIVE,
+            1e-40,
+        ];
+        let float = |_| match self.0.u32(..2 * rarity) {
+            0 => f32::from_bits(self.0.u32(..)),
+            1 => SPECIAL[self.0.usize(..SPECIAL.len())],
+            _ => self.0.f32() * 20.0 - 10.0,
+        };
+        (0..count).map(float).collect()
+    }
+
+    fn lanes(&mut self) -> Lanes {
+        self.floats(LANES, 3).try_into().unwrap()
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -88,20 +114,33 @@ impl KernelFn for Tile {
     fn call<K: Kernel>(self, kernel: K) -> Self::Output {
         let column_sums = self.panels.each_ref().map(|panel| column_sums(panel));
         let panels = [0, 1].map(|n| Panel { blocks: &self.panels[n], column_sums: &column_sums[n] });
-        let mut packed = vec![0; self.rows.len() * K::PACKED_SIZE];
-        kernel.pack(&self.rows, self.row_count, &mut packed);
+        let mut rows = vec![0; self.rows.len() * K::ACTIVATION_SIZE];
+        let (lanes, rest) = self.rows.as_chunks::<LANES>();
+        for (lanes, out) in lanes.iter().zip(rows.chunks_exact_mut(LANES * K::ACTIVATION_SIZE)) {
+            kernel.store_activations(kernel.load(&lanes.map(|value| 8_388_608.0 + f32::from(value))), out);
+        }
+        if !rest.is_empty() {
+            let mut lanes = [0.0; LANES];
+            for (value, lane) in rest.iter().zip(&mut lanes) {
+                *lane = 8_388_608.0 + f32::from(*value);
+            }
+            let mut bytes = [0; 2 * LANES];
+            kernel.store_activations(kernel.load(&lanes), &mut bytes[..LANES * K::ACTIVATION_SIZE]);
+            let rest = rest.len() * K::ACTIVATION_SIZE;
+            let start = rows.len() - rest;
+            rows[start..].copy_from_slice(&bytes[..rest]);
+        }
         let mut out = vec![[[i32::MIN; LANES]; 2]; self.row_count];
-        kernel.tile(&packed, panels, &mut out);
+        kernel.tile(&rows, panels, &mut out);
         out
     }
 }
 
 fn tile() -> impl Strategy<Value = Tile> {
-    (1..=MAX_ROWS, 1..40usize).prop_flat_map(|(row_count, steps)| {
-        let activations = prop::collection::vec(byte(), row_count * steps * GROUP);
-        let weights = prop::collection::vec(byte(), 2 * steps * GROUP * LANES);
-        (activations, weights)
-            .prop_map(move |(activations, weights)| Tile::new(row_count, steps, &activations, &weights))
+    (1..=MAX_ROWS, 0..50usize, any::<u64>()).prop_map(|(row_count, steps, seed)| {
+        let mut numbers = Numbers::new(seed);
+        let activations = numbers.bytes(row_count * steps * GROUP);
+        Tile::new(row_count, steps, &activations, &numbers.bytes(2 * steps * GROUP * LANES))
     })
 }
 
@@ -128,17 +167,14 @@ impl KernelFn for Product {
 }
 
 fn product() -> impl Strategy<Value = Product> {
-    let number = prop_oneof![20 => -10.0..10.0f32, 1 => number()];
-    (1..=MAX_ROWS, 0..40usize, 0..3usize, 0..3usize, prop::collection::vec(number, 64)).prop_map(
-        |(row_count, depth, a_gap, b_gap, numbers)| {
+    (1..=MAX_ROWS, 0..40usize, 0..3usize, 0..3usize, any::<u64>()).prop_map(
+        |(row_count, depth, a_gap, b_gap, seed)| {
+            let mut numbers = Numbers::new(seed);
             let (a_stride, b_stride) = (depth + a_gap, 2 * LANES + b_gap);
-            let values = |count: usize, seed: usize| {
-                (0..count).map(|i| numbers[(i * i + seed * i + seed) % numbers.len()]).collect::<Vec<_>>()
-            };
-            // No values after the end of the last row.
-            let a = values((row_count - 1) * a_stride + depth, 7);
-            let b = values(depth.checked_sub(1).map_or(0, |last| last * b_stride + 2 * LANES), 3);
-            Product { depth, a, a_stride, b, b_stride, row_count }
+            // Nothing follows the last row.
+            let a = numbers.floats((row_count - 1) * a_stride + depth, 100);
+            let b_len = depth.checked_sub(1).map_or(0, |last| last * b_stride + 2 * LANES);
+            Product { depth, a, a_stride, b: numbers.floats(b_len, 100), b_stride, row_count }
         },
     )
 }
@@ -179,12 +215,46 @@ impl KernelFn for Operations {
     }
 }
 
+/// Functions like those of a model.
+#[derive(Clone, Debug)]
+struct Functions(Lanes);
+
+impl KernelFn for Functions {
+    type Output = (Vec<u32>, [u8; LANES]);
+
+    fn call<K: Kernel>(self, kernel: K) -> Self::Output {
+        let x = kernel.load(&self.0);
+        let polynomial = |x, coefficients: &[f32]| {
+            let first = kernel.splat(coefficients[0]);
+            coefficients[1..].iter().fold(first, |sum, c| kernel.mul_add(sum, x, kernel.splat(*c)))
+        };
+        // An exponential function.
+        let rounding = kernel.splat(12_582_912.0);
+        let clamped = kernel.max(kernel.splat(-87.0), kernel.min(kernel.splat(87.0), x));
+        let shifted = kernel.mul_add(clamped, kernel.splat(std::f32::consts::LOG2_E), rounding);
+        let rest =
+            kernel.mul_add(kernel.sub(shifted, rounding), kernel.splat(-std::f32::consts::LN_2), clamped);
+        let exp = kernel.shift_exponent(polynomial(rest, &[1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0]), shifted);
+        // A quotient of polynomials.
+        let square = kernel.mul(x, x);
+        let quotient = kernel.div(polynomial(square, &[-0.2, 0.1, 3.0]), polynomial(square, &[0.3, 1.0]));
+        // Quantization.
+        let scaled = kernel.mul_add(clamped, kernel.splat(1.4), kernel.splat(8_388_608.0 + 128.0));
+        let stored = [exp, quotient].map(|result| {
+            let mut out = [f32::NAN; LANES];
+            kernel.store(result, &mut out);
+            bits(&out)
+        });
+        (stored.concat(), kernel.low_bytes(scaled))
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn tiles_are_exact(tile in tile()) {
-        assert_eq!(Plain.call(tile.clone()), tile.expected());
+        prop_assert_eq!(Plain.call(tile.clone()), tile.expected());
         assert_equal(tile);
     }
 
@@ -194,12 +264,47 @@ proptest! {
     }
 
     #[test]
-    fn operations_have_the_bits_of_the_reference(
-        values in [lanes(), lanes(), lanes()],
-        integers in prop::array::uniform16(any::<i32>()),
-    ) {
-        assert_equal(Operations { values, integers });
+    fn operations_have_the_bits_of_the_reference(seed in any::<u64>(), integers in any::<[i32; LANES]>()) {
+        let mut numbers = Numbers::new(seed);
+        assert_equal(Operations { values: [numbers.lanes(), numbers.lanes(), numbers.lanes()], integers });
     }
+
+    #[test]
+    fn functions_have_the_bits_of_the_reference(seed in any::<u64>()) {
+        // NaN has unspecified bits as an integer.
+        assert_equal(Functions(Numbers::new(seed).lanes().map(|x| if x.is_nan() { 0.0 } else { x })));
+    }
+}
+
+/// Whether a function panics for each kernel.
+fn assert_panics(function: impl KernelFn + Clone + std::panic::UnwindSafe) {
+    for instructions in InstructionSet::available() {
+        let function = function.clone();
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| instructions.call(function)));
+        assert!(result.is_err(), "{instructions}");
+    }
+}
+
+#[test]
+fn arguments_that_do_not_fit_are_refused() {
+    let tile = |row_count, steps, activations: usize| {
+        Tile::new(row_count, steps, &vec![0; activations], &vec![0; 2 * steps * GROUP * LANES])
+    };
+    assert_panics(tile(MAX_ROWS + 1, 2, (MAX_ROWS + 1) * 8));
+    assert_panics(tile(2, 2, 15));
+    assert_panics(tile(2, 2, 20));
+    let mut uneven = tile(2, 2, 16);
+    uneven.panels[1].pop();
+    assert_panics(uneven);
+    let product =
+        Product { depth: 3, a: vec![0.0; 8], a_stride: 5, b: vec![0.0; 98], b_stride: 33, row_count: 2 };
+    assert_equal(product.clone());
+    assert_panics(Product { depth: 4, ..product.clone() });
+    assert_panics(Product { row_count: 3, ..product.clone() });
+    assert_panics(Product { row_count: 0, ..product.clone() });
+    assert_panics(Product { a_stride: 6, ..product.clone() });
+    assert_panics(Product { b_stride: 34, ..product.clone() });
+    assert_panics(Product { b_stride: usize::MAX, ..product });
 }
 
 #[test]

@@ -1,0 +1,306 @@
+//! The kernels for x86-64 processors with registers of 256 bits, with and without 8-bit products (AVX-VNNI).
+
+#![expect(unsafe_code, reason = "the argument is in the documentation of the parent module")]
+
+use std::arch::x86_64::*;
+
+use super::{
+    Block, GROUP, Kernel, KernelFn, LANES, Lanes, Panel, Rows, Sums, assert_product, assert_tile, intrinsics,
+    part, with_row_count,
+};
+
+/// AVX2 and FMA, with integer products by the instructions `I`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bits256<I>(I);
+
+/// AVX2 without 8-bit products: the factors are widened to 16 bits, so that no sum saturates.
+pub(crate) type Avx2 = Bits256<Madd>;
+/// AVX-VNNI.
+pub(crate) type AvxVnni = Bits256<Vnni>;
+
+/// Instructions for integer products.
+pub(crate) trait Int8Products: Copy + Send + Sync + 'static {
+    const ACTIVATION_SIZE: usize;
+
+    /// If this processor has the instructions.
+    fn new() -> Option<Self>;
+
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn call<F: KernelFn>(kernel: Bits256<Self>, function: F) -> F::Output;
+
+    fn store_activations(bytes: [u8; LANES], out: &mut [u8]);
+
+    /// Products of `R` rows, at most [`TILE_ROWS`], with panel `n`.
+    ///
+    /// # Safety
+    /// The processor has the instructions. `rows` begins with `R` rows of as many activations as `blocks` has inputs.
+    unsafe fn tile<const R: usize>(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[Sums; 2]; R]);
+}
+
+/// Rows of a register tile. Their sums are in 12 of the 16 registers.
+const TILE_ROWS: usize = 6;
+/// Groups of weights between those in use and those that are fetched: 8 KiB.
+const PREFETCHED_GROUPS: usize = 2048;
+
+impl<I: Int8Products> Bits256<I> {
+    /// The kernel, if this processor has its features.
+    pub(crate) fn new() -> Option<Self> {
+        let detected = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        if detected { I::new().map(Self) } else { None }
+    }
+}
+
+impl<I: Int8Products> Kernel for Bits256<I> {
+    type F32x16 = [__m256; 2];
+
+    const ACTIVATION_SIZE: usize = I::ACTIVATION_SIZE;
+
+    intrinsics! {
+        fn load(values: &Lanes) -> [__m256; 2] {{
+            let [low, high] = halves(values);
+            [_mm256_loadu_ps(low.as_ptr()), _mm256_loadu_ps(high.as_ptr())]
+        }}
+        fn store(a: [__m256; 2], out: &mut Lanes) {{
+            let [low, high] = halves_mut(out);
+            _mm256_storeu_ps(low.as_mut_ptr(), a[0]);
+            _mm256_storeu_ps(high.as_mut_ptr(), a[1]);
+        }}
+        fn splat(value: f32) -> [__m256; 2] { [_mm256_set1_ps(value); 2] }
+        fn add(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])]
+        }
+        fn sub(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])]
+        }
+        fn mul(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])]
+        }
+        fn div(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_div_ps(a[0], b[0]), _mm256_div_ps(a[1], b[1])]
+        }
+        fn mul_add(a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])]
+        }
+        fn min(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_min_ps(a[0], b[0]), _mm256_min_ps(a[1], b[1])]
+        }
+        fn max(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])]
+        }
+        fn from_i32(values: &Sums) -> [__m256; 2] {{
+            let [low, high] = halves(values);
+            [
+                _mm256_cvtepi32_ps(_mm256_loadu_si256(low.as_ptr().cast())),
+                _mm256_cvtepi32_ps(_mm256_loadu_si256(high.as_ptr().cast())),
+            ]
+        }}
+        fn shift_exponent(a: [__m256; 2], n: [__m256; 2]) -> [__m256; 2] {
+            [shift_exponent(a[0], n[0]), shift_exponent(a[1], n[1])]
+        }
+        fn low_bytes(a: [__m256; 2]) -> [u8; LANES] { low_bytes(a) }
+    }
+
+    fn call<F: KernelFn>(self, function: F) -> F::Output {
+        // SAFETY: `self` is proof of the processor's features.
+        unsafe { I::call(self, function) }
+    }
+
+    #[inline(always)]
+    fn store_activations(self, a: [__m256; 2], out: &mut [u8]) {
+        I::store_activations(self.low_bytes(a), out);
+    }
+
+    fn tile(self, rows: &[u8], panels: [Panel<'_>; 2], out: &mut [[Sums; 2]]) {
+        assert_tile::<Self>(rows, &panels, out.len());
+        let row_size = rows.len() / out.len();
+        let part = part(out.len(), TILE_ROWS);
+        for (n, panel) in panels.into_iter().enumerate() {
+            for (i, out) in out.chunks_mut(part).enumerate() {
+                let rows = &rows[i * part * row_size..];
+                // SAFETY: `self` is proof of the processor's features. The length of the rows was asserted.
+                with_row_count!(out, R in 1 2 3 4 5 6 => unsafe { I::tile::<R>(rows, panel.blocks, n, out) });
+            }
+        }
+    }
+
+    fn product(self, depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]]) {
+        assert_product(depth, a, b, out.len());
+        let part = part(out.len(), TILE_ROWS);
+        for (n, out) in out.chunks_mut(part).enumerate() {
+            let a = Rows { values: &a.values[n * part * a.stride..], ..a };
+            // SAFETY: `self` is proof of the processor's features. The lengths of the rows were asserted.
+            with_row_count!(out, R in 1 2 3 4 5 6 => unsafe { product::<R>(depth, a, b, out) });
+        }
+    }
+}
+
+/// The halves of 16 numbers.
+#[inline(always)]
+fn halves<T>(values: &[T; LANES]) -> [&[T; LANES / 2]; 2] {
+    let [low, high] = values.as_chunks().0 else { unreachable!("two halves") };
+    [low, high]
+}
+
+#[inline(always)]
+fn halves_mut<T>(values: &mut [T; LANES]) -> [&mut [T; LANES / 2]; 2] {
+    let [low, high] = values.as_chunks_mut().0 else { unreachable!("two halves") };
+    [low, high]
+}
+
+#[target_feature(enable = "avx2")]
+#[inline]
+fn shift_exponent(a: __m256, n: __m256) -> __m256 {
+    let shift = _mm256_slli_epi32::<23>(_mm256_castps_si256(n));
+    _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), shift))
+}
+
+#[target_feature(enable = "avx2")]
+#[inline]
+fn low_bytes(a: [__m256; 2]) -> [u8; LANES] {
+    let mask = _mm256_set1_epi32(0xff);
+    let low = _mm256_and_si256(_mm256_castps_si256(a[0]), mask);
+    let high = _mm256_and_si256(_mm256_castps_si256(a[1]), mask);
+    // Packing interleaves the halves of registers; the permutation restores their order.
+    let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high));
+    let packed = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+    let mut bytes = [0; LANES];
+    // SAFETY: the array has the 16 bytes of a register.
+    unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), packed) };
+    bytes
+}
+
+/// Products by `vpdpbusd`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Vnni(());
+
+impl Int8Products for Vnni {
+    const ACTIVATION_SIZE: usize = 1;
+
+    fn new() -> Option<Self> {
+        is_x86_feature_detected!("avxvnni").then_some(Self(()))
+    }
+
+    #[target_feature(enable = "avx2,fma,avxvnni")]
+    unsafe fn call<F: KernelFn>(kernel: AvxVnni, function: F) -> F::Output {
+        function.call(kernel)
+    }
+
+    #[inline(always)]
+    fn store_activations(bytes: [u8; LANES], out: &mut [u8]) {
+        out.copy_from_slice(&bytes);
+    }
+
+    #[target_feature(enable = "avx2,fma,avxvnni")]
+    unsafe fn tile<const R: usize>(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[Sums; 2]; R]) {
+        let mut sums = [[_mm256_setzero_si256(); 2]; R];
+        let width = blocks.len() * GROUP;
+        for (step, block) in blocks.iter().enumerate() {
+            // SAFETY: half a block has the 32 bytes of a register. Any address may be prefetched.
+            let weights = halves(block).map(|half| unsafe {
+                _mm_prefetch::<_MM_HINT_T0>(half.as_ptr().wrapping_add(PREFETCHED_GROUPS).cast());
+                _mm256_loadu_si256(half.as_ptr().cast())
+            });
+            for (r, sums) in sums.iter_mut().enumerate() {
+                // SAFETY: by the contract of this function.
+                let group =
+                    unsafe { rows.as_ptr().add(r * width + step * GROUP).cast::<i32>().read_unaligned() };
+                let group = _mm256_set1_epi32(group);
+                sums[0] = _mm256_dpbusd_avx_epi32(sums[0], group, weights[0]);
+                sums[1] = _mm256_dpbusd_avx_epi32(sums[1], group, weights[1]);
+            }
+        }
+        for (sums, out) in sums.iter().zip(out) {
+            for (sums, out) in sums.iter().zip(out[n].as_chunks_mut::<{ LANES / 2 }>().0) {
+                // SAFETY: half of `Sums` has the 32 bytes of a register.
+                unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), *sums) };
+            }
+        }
+    }
+}
+
+/// Products by `vpmaddwd`, which multiplies integers of 16 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Madd(());
+
+impl Int8Products for Madd {
+    const ACTIVATION_SIZE: usize = 2;
+
+    fn new() -> Option<Self> {
+        Some(Self(()))
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn call<F: KernelFn>(kernel: Avx2, function: F) -> F::Output {
+        function.call(kernel)
+    }
+
+    #[inline(always)]
+    fn store_activations(bytes: [u8; LANES], out: &mut [u8]) {
+        out.copy_from_slice(bytes.map(|byte| u16::from(byte).to_le_bytes()).as_flattened());
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn tile<const R: usize>(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[Sums; 2]; R]) {
+        const QUARTER: usize = LANES / 4;
+        let row_size = blocks.len() * GROUP * Self::ACTIVATION_SIZE;
+        for half in 0..2 {
+            // A register has four columns, with a sum of the even and one of the odd pairs of inputs for each.
+            let mut sums = [[_mm256_setzero_si256(); 2]; R];
+            for (step, block) in blocks.iter().enumerate() {
+                let weights = [2 * half, 2 * half + 1].map(|quarter| {
+                    let groups = &block[quarter * QUARTER..][..QUARTER];
+                    // SAFETY: four groups are the 16 bytes of a register. Any address may be prefetched.
+                    _mm256_cvtepi8_epi16(unsafe {
+                        _mm_prefetch::<_MM_HINT_T0>(groups.as_ptr().wrapping_add(PREFETCHED_GROUPS).cast());
+                        _mm_loadu_si128(groups.as_ptr().cast())
+                    })
+                });
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let start = r * row_size + step * GROUP * Self::ACTIVATION_SIZE;
+                    // SAFETY: by the contract of this function.
+                    let group = unsafe { rows.as_ptr().add(start).cast::<i64>().read_unaligned() };
+                    let group = _mm256_set1_epi64x(group);
+                    for (sums, weights) in sums.iter_mut().zip(weights) {
+                        *sums = _mm256_add_epi32(*sums, _mm256_madd_epi16(group, weights));
+                    }
+                }
+            }
+            for ([left, right], out) in sums.into_iter().zip(&mut *out) {
+                // Adding horizontally interleaves the halves of registers; the permutation restores their order.
+                let sums = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_hadd_epi32(left, right));
+                let out = &mut out[n][half * LANES / 2..][..LANES / 2];
+                // SAFETY: half of `Sums` has the 32 bytes of a register.
+                unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), sums) };
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `a` has `R` rows of `depth` values, and `b` has `depth` rows of 32.
+#[target_feature(enable = "avx2,fma")]
+unsafe fn product<const R: usize>(depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]; R]) {
+    for n in 0..2 {
+        let mut sums = [[_mm256_setzero_ps(); 2]; R];
+        for k in 0..depth {
+            // SAFETY: by the contract of this function.
+            let columns = unsafe {
+                let columns = b.values.as_ptr().add(k * b.stride + n * LANES);
+                [_mm256_loadu_ps(columns), _mm256_loadu_ps(columns.add(LANES / 2))]
+            };
+            for (r, sums) in sums.iter_mut().enumerate() {
+                // SAFETY: by the contract of this function.
+                let value = _mm256_set1_ps(unsafe { *a.values.as_ptr().add(r * a.stride + k) });
+                sums[0] = _mm256_fmadd_ps(value, columns[0], sums[0]);
+                sums[1] = _mm256_fmadd_ps(value, columns[1], sums[1]);
+            }
+        }
+        for (sums, out) in sums.iter().zip(&mut *out) {
+            for (sums, out) in sums.iter().zip(out[n].as_chunks_mut::<{ LANES / 2 }>().0) {
+                // SAFETY: half of `Lanes` has the 32 bytes of a register.
+                unsafe { _mm256_storeu_ps(out.as_mut_ptr(), *sums) };
+            }
+        }
+    }
+}
