@@ -10,9 +10,8 @@ use super::{
 #[derive(Debug, Default)]
 pub(super) struct Quantised {
     ranges: Vec<Range>,
-    /// Tiles of up to [`MAX_ROWS`] rows in the layout of the kernel.
-    packed: Vec<u8>,
-    bytes: Vec<u8>,
+    /// In the format of the kernel.
+    activations: Vec<u8>,
 }
 
 /// The range of a row: `value ≈ least + scale × integer`.
@@ -33,7 +32,7 @@ pub(super) fn linear<K: Kernel>(
 ) {
     quantise(kernel, input, layer.inputs, scratch);
     let steps = layer.inputs / 4;
-    let tile_bytes = MAX_ROWS * layer.inputs * K::PACKED_SIZE;
+    let tile_bytes = MAX_ROWS * layer.inputs * K::ACTIVATION_SIZE;
     let mut sums = [[[0; LANES]; 2]; MAX_ROWS];
     // All rows of a block pass a pair of panels before the next pair, which is then read from memory once.
     for (pair, blocks) in layer.panels.chunks(2 * steps).enumerate() {
@@ -42,10 +41,10 @@ pub(super) fn linear<K: Kernel>(
         let panel = |blocks, index: usize| Panel { blocks, column_sums: &layer.sums[index] };
         let right = if has_right { panel(right, 2 * pair + 1) } else { panel(left, 2 * pair) };
         let panels = [panel(left, 2 * pair), right];
-        let tiles = scratch.packed.chunks(tile_bytes).zip(scratch.ranges.chunks(MAX_ROWS));
-        for ((packed, ranges), out) in tiles.zip(out.chunks_mut(MAX_ROWS * layer.outputs)) {
+        let tiles = scratch.activations.chunks(tile_bytes).zip(scratch.ranges.chunks(MAX_ROWS));
+        for ((activations, ranges), out) in tiles.zip(out.chunks_mut(MAX_ROWS * layer.outputs)) {
             let sums = &mut sums[..ranges.len()];
-            kernel.tile(packed, panels, sums);
+            kernel.tile(activations, panels, sums);
             for half in 0..1 + usize::from(has_right) {
                 finish(kernel, layer, (2 * pair + half, half), ranges, sums, out);
             }
@@ -64,12 +63,12 @@ fn finish<K: Kernel>(
     out: &mut [f32],
 ) {
     let scales = kernel.load(&layer.scales[panel]);
-    let column_sums = kernel.mul(kernel.from_i32(&layer.sums[panel]), scales);
+    let column_sums = kernel.mul(kernel.load_i32(&layer.sums[panel]), scales);
     let bias = kernel.load(&layer.bias[panel]);
     for ((range, sums), out) in ranges.iter().zip(sums).zip(out.chunks_exact_mut(layer.outputs)) {
         let base = kernel.mul_add(kernel.splat(range.least), column_sums, bias);
         let scale = kernel.mul(kernel.splat(range.scale), scales);
-        let mut values = kernel.mul_add(kernel.from_i32(&sums[half]), scale, base);
+        let mut values = kernel.mul_add(kernel.load_i32(&sums[half]), scale, base);
         if let Some(function) = layer.activation {
             values = activate(kernel, function, values);
         }
@@ -79,21 +78,14 @@ fn finish<K: Kernel>(
     }
 }
 
-/// Quantises rows of `width` values and packs them in tiles.
+/// Quantises rows of `width` values.
 #[inline(always)]
 fn quantise<K: Kernel>(kernel: K, input: &[f32], width: usize, scratch: &mut Quantised) {
-    let Quantised { ranges, packed, bytes } = scratch;
+    let Quantised { ranges, activations } = scratch;
     ranges.clear();
-    packed.resize(input.len() * K::PACKED_SIZE, 0);
-    bytes.resize(MAX_ROWS * width, 0);
-    let tiles = packed.chunks_mut(MAX_ROWS * width * K::PACKED_SIZE);
-    for (rows, packed) in input.chunks(MAX_ROWS * width).zip(tiles) {
-        let bytes = &mut bytes[..rows.len()];
-        for (row, bytes) in rows.chunks_exact(width).zip(bytes.chunks_exact_mut(width)) {
-            ranges.push(quantise_row(kernel, row, bytes));
-        }
-        kernel.pack(bytes, rows.len() / width, packed);
-    }
+    activations.resize(input.len() * K::ACTIVATION_SIZE, 0);
+    let rows = activations.chunks_exact_mut(width * K::ACTIVATION_SIZE);
+    ranges.extend(input.chunks_exact(width).zip(rows).map(|(row, out)| quantise_row(kernel, row, out)));
 }
 
 /// Quantises a row. The minimum is a float, not a whole number of steps, so that nothing is lost to the rounding of a
@@ -115,9 +107,9 @@ fn quantise_row<K: Kernel>(kernel: K, row: &[f32], out: &mut [u8]) -> Range {
     let inverse = kernel.splat(if scale > 0.0 { 1.0 / scale } else { 0.0 });
     // Adding 2^23 rounds to an integer, which is then in the lowest byte.
     let (magic, start) = (kernel.splat(8_388_608.0), kernel.splat(least));
-    for (lanes, out) in row.iter().zip(out.as_chunks_mut::<LANES>().0) {
+    for (lanes, out) in row.iter().zip(out.chunks_exact_mut(LANES * K::ACTIVATION_SIZE)) {
         let shifted = kernel.sub(kernel.load(lanes), start);
-        *out = kernel.low_bytes(kernel.mul_add(shifted, inverse, magic));
+        kernel.store_activations(kernel.mul_add(shifted, inverse, magic), out);
     }
     Range { scale: scale + sum(kernel, invalid), least }
 }

@@ -6,7 +6,7 @@
 
 mod attention;
 mod graph;
-mod kernel;
+pub(super) mod kernel;
 mod linear;
 mod math;
 mod model;

@@ -88,7 +88,7 @@ impl<I: Int8Products> Kernel for Bits256<I> {
         fn max(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
             [_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])]
         }
-        fn from_i32(values: &Sums) -> [__m256; 2] {{
+        fn load_i32(values: &Sums) -> [__m256; 2] {{
             let [low, high] = halves(values);
             [
                 _mm256_cvtepi32_ps(_mm256_loadu_si256(low.as_ptr().cast())),

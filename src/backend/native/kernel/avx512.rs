@@ -46,7 +46,7 @@ impl Kernel for Avx512Vnni {
         fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
         fn min(a: __m512, b: __m512) -> __m512 { _mm512_min_ps(a, b) }
         fn max(a: __m512, b: __m512) -> __m512 { _mm512_max_ps(a, b) }
-        fn from_i32(values: &Sums) -> __m512 { _mm512_cvtepi32_ps(_mm512_loadu_si512(values.as_ptr().cast())) }
+        fn load_i32(values: &Sums) -> __m512 { _mm512_cvtepi32_ps(_mm512_loadu_si512(values.as_ptr().cast())) }
         fn shift_exponent(a: __m512, n: __m512) -> __m512 {
             _mm512_castsi512_ps(_mm512_add_epi32(
                 _mm512_castps_si512(a),

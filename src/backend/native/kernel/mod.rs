@@ -28,18 +28,18 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod instruction_set;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod plain;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
-
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::{Avx2, AvxVnni};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Avx512Vnni;
+pub(crate) use instruction_set::InstructionSet;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use neon::{NeonDotProduct, NeonI8mm};
 pub(crate) use plain::Plain;
@@ -62,19 +62,12 @@ pub(crate) const MAX_ROWS: usize = 12;
 pub(crate) struct Panel<'a> {
     /// The weights, four inputs each.
     pub(crate) blocks: &'a [Block],
-    /// The sum of each column, from [`column_sums`].
+    /// The sum of each column.
+    #[cfg_attr(
+        not(target_arch = "aarch64"),
+        expect(dead_code, reason = "only kernels with signed activations need it")
+    )]
     pub(crate) column_sums: &'a Sums,
-}
-
-/// The sum of each column of a panel.
-pub(crate) fn column_sums(blocks: &[Block]) -> Sums {
-    let mut sums: Sums = [0; LANES];
-    for block in blocks {
-        for (sum, group) in sums.iter_mut().zip(block) {
-            *sum = sum.wrapping_add(group.iter().map(|weight| i32::from(*weight)).sum());
-        }
-    }
-    sums
 }
 
 /// Rows that begin `stride` values after each other.
@@ -119,7 +112,8 @@ pub(crate) trait Kernel: Copy + Send + Sync + 'static {
     fn min(self, a: Self::F32x16, b: Self::F32x16) -> Self::F32x16;
     /// `if a > b { a } else { b }`: `b` if either is NaN, or if both are zero.
     fn max(self, a: Self::F32x16, b: Self::F32x16) -> Self::F32x16;
-    fn from_i32(self, values: &Sums) -> Self::F32x16;
+    /// 16 integers, rounded to the nearest numbers.
+    fn load_i32(self, values: &Sums) -> Self::F32x16;
     /// Adds the lowest nine bits of `n`, as an integer, to sign and exponent of `a`: `a × 2^i` for a normal result,
     /// where `n` is `1.5 × 2^23 + i`. The result for NaN is unspecified.
     fn shift_exponent(self, a: Self::F32x16, n: Self::F32x16) -> Self::F32x16;
@@ -207,86 +201,4 @@ fn assert_product(depth: usize, a: Rows<'_>, b: Rows<'_>, row_count: usize) {
     assert!((1..=MAX_ROWS).contains(&row_count), "expected 1 to {MAX_ROWS} rows, but found {row_count}");
     assert!(has_rows(a, row_count, depth), "expected {row_count} rows of {depth} values");
     assert!(has_rows(b, depth, 2 * LANES), "expected {depth} rows of 32 values");
-}
-
-/// A kernel that this processor can execute.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum InstructionSet {
-    #[cfg(target_arch = "x86_64")]
-    Avx512Vnni(Avx512Vnni),
-    #[cfg(target_arch = "x86_64")]
-    AvxVnni(AvxVnni),
-    #[cfg(target_arch = "x86_64")]
-    Avx2(Avx2),
-    #[cfg(target_arch = "aarch64")]
-    NeonI8mm(NeonI8mm),
-    #[cfg(target_arch = "aarch64")]
-    NeonDotProduct(NeonDotProduct),
-    Plain(Plain),
-}
-
-impl InstructionSet {
-    /// The fastest kernel for this processor.
-    pub(crate) fn detected() -> Self {
-        Self::available().next().unwrap_or(Self::Plain(Plain))
-    }
-
-    /// All kernels that this processor can execute, the fastest first.
-    pub(crate) fn available() -> impl Iterator<Item = Self> {
-        let all = [
-            #[cfg(target_arch = "x86_64")]
-            Avx512Vnni::new().map(Self::Avx512Vnni),
-            #[cfg(target_arch = "x86_64")]
-            AvxVnni::new().map(Self::AvxVnni),
-            #[cfg(target_arch = "x86_64")]
-            Avx2::new().map(Self::Avx2),
-            #[cfg(target_arch = "aarch64")]
-            NeonI8mm::new().map(Self::NeonI8mm),
-            #[cfg(target_arch = "aarch64")]
-            NeonDotProduct::new().map(Self::NeonDotProduct),
-            Some(Self::Plain(Plain)),
-        ];
-        all.into_iter().flatten()
-    }
-
-    /// Calls a function that is compiled for these instructions.
-    pub(crate) fn call<F: KernelFn>(self, function: F) -> F::Output {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512Vnni(kernel) => kernel.call(function),
-            #[cfg(target_arch = "x86_64")]
-            Self::AvxVnni(kernel) => kernel.call(function),
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2(kernel) => kernel.call(function),
-            #[cfg(target_arch = "aarch64")]
-            Self::NeonI8mm(kernel) => kernel.call(function),
-            #[cfg(target_arch = "aarch64")]
-            Self::NeonDotProduct(kernel) => kernel.call(function),
-            Self::Plain(kernel) => kernel.call(function),
-        }
-    }
-}
-
-impl fmt::Display for InstructionSet {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512Vnni(_) => "AVX-512 VNNI",
-            #[cfg(target_arch = "x86_64")]
-            Self::AvxVnni(_) => "AVX-VNNI",
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2(_) => "AVX2",
-            #[cfg(target_arch = "aarch64")]
-            Self::NeonI8mm(_) => "NEON i8mm",
-            #[cfg(target_arch = "aarch64")]
-            Self::NeonDotProduct(_) => "NEON dot product",
-            Self::Plain(_) => "portable",
-        })
-    }
-}
-
-impl fmt::Debug for InstructionSet {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, formatter)
-    }
 }

@@ -91,7 +91,7 @@ impl<I: Int8Products> Kernel for Neon<I> {
         // Not `fmin` and `fmax`, which differ for NaN and zeros.
         fn min(a: F32x16, b: F32x16) -> F32x16 { array::from_fn(|n| vbslq_f32(vcltq_f32(a[n], b[n]), a[n], b[n])) }
         fn max(a: F32x16, b: F32x16) -> F32x16 { array::from_fn(|n| vbslq_f32(vcgtq_f32(a[n], b[n]), a[n], b[n])) }
-        fn from_i32(values: &Sums) -> F32x16 {
+        fn load_i32(values: &Sums) -> F32x16 {
             array::from_fn(|n| vcvtq_f32_s32(vld1q_s32(quarters(values)[n].as_ptr())))
         }
         fn shift_exponent(a: F32x16, n: F32x16) -> F32x16 {

@@ -73,7 +73,7 @@ impl Kernel for Plain {
     }
 
     #[inline(always)]
-    fn from_i32(self, values: &Sums) -> Lanes {
+    fn load_i32(self, values: &Sums) -> Lanes {
         values.map(|value| value as f32)
     }
 

@@ -1,0 +1,91 @@
+//! Selects the kernel for this processor.
+
+use std::fmt;
+
+#[cfg(target_arch = "x86_64")]
+use super::{Avx2, Avx512Vnni, AvxVnni};
+use super::{Kernel, KernelFn, Plain};
+#[cfg(target_arch = "aarch64")]
+use super::{NeonDotProduct, NeonI8mm};
+
+/// A kernel that this processor can execute.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InstructionSet {
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni(Avx512Vnni),
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni(AvxVnni),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm(NeonI8mm),
+    #[cfg(target_arch = "aarch64")]
+    NeonDotProduct(NeonDotProduct),
+    Plain(Plain),
+}
+
+impl InstructionSet {
+    /// The fastest kernel for this processor.
+    pub(crate) fn detected() -> Self {
+        Self::available().next().unwrap_or(Self::Plain(Plain))
+    }
+
+    /// All kernels that this processor can execute, the fastest first.
+    pub(crate) fn available() -> impl Iterator<Item = Self> {
+        let all = [
+            #[cfg(target_arch = "x86_64")]
+            Avx512Vnni::new().map(Self::Avx512Vnni),
+            #[cfg(target_arch = "x86_64")]
+            AvxVnni::new().map(Self::AvxVnni),
+            #[cfg(target_arch = "x86_64")]
+            Avx2::new().map(Self::Avx2),
+            #[cfg(target_arch = "aarch64")]
+            NeonI8mm::new().map(Self::NeonI8mm),
+            #[cfg(target_arch = "aarch64")]
+            NeonDotProduct::new().map(Self::NeonDotProduct),
+            Some(Self::Plain(Plain)),
+        ];
+        all.into_iter().flatten()
+    }
+
+    /// Calls a function that is compiled for these instructions.
+    pub(crate) fn call<F: KernelFn>(self, function: F) -> F::Output {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni(kernel) => kernel.call(function),
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni(kernel) => kernel.call(function),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(kernel) => kernel.call(function),
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonI8mm(kernel) => kernel.call(function),
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDotProduct(kernel) => kernel.call(function),
+            Self::Plain(kernel) => kernel.call(function),
+        }
+    }
+}
+
+impl fmt::Display for InstructionSet {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni(_) => "AVX-512 VNNI",
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni(_) => "AVX-VNNI",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(_) => "AVX2",
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonI8mm(_) => "NEON i8mm",
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDotProduct(_) => "NEON dot product",
+            Self::Plain(_) => "portable",
+        })
+    }
+}
+
+impl fmt::Debug for InstructionSet {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, formatter)
+    }
+}
