@@ -47,9 +47,9 @@ pub(super) trait Storage: Send {
 /// A claimed job.
 pub(super) struct Checkpoint {
     storage: Box<dyn Storage>,
-    state: State,
+    pub(super) state: State,
     /// Finished pieces of output that are too small for a part.
-    waiting: Vec<u8>,
+    pub(super) waiting: Vec<u8>,
     saved: Instant,
     interval: Duration,
 }
@@ -63,14 +63,6 @@ impl Checkpoint {
         interval: Duration,
     ) -> Box<Self> {
         Box::new(Self { storage, state, waiting, saved: Instant::now(), interval })
-    }
-
-    pub(super) fn state(&self) -> &State {
-        &self.state
-    }
-
-    pub(super) fn waiting(&self) -> &[u8] {
-        &self.waiting
     }
 
     pub(super) fn part_bytes(&self) -> usize {

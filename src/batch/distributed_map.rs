@@ -286,7 +286,7 @@ fn claim(plan: &Plan, run: &str) -> Result<Option<Box<Checkpoint>>> {
     loop {
         match claim()? {
             None => return Ok(None),
-            Some(checkpoint) if checkpoint.state().upload.is_none() => return Ok(Some(checkpoint)),
+            Some(checkpoint) if checkpoint.state.upload.is_none() => return Ok(Some(checkpoint)),
             // Joining takes seconds and starts again.
             Some(checkpoint) => checkpoint.abandon()?,
         }

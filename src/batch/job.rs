@@ -159,10 +159,10 @@ impl Job {
                 }
             }
         };
-        let progress = checkpoint.state().progress.clone();
-        let is_whole = checkpoint.state().is_whole;
+        let progress = checkpoint.state.progress.clone();
+        let is_whole = checkpoint.state.is_whole;
         let pieces = if progress.rows > 0 {
-            let (waiting, footers) = (checkpoint.waiting().to_vec(), checkpoint.state().footers.clone());
+            let (waiting, footers) = (checkpoint.waiting.clone(), checkpoint.state.footers.clone());
             Pieces::resumed(shape, waiting, footers)
         } else {
             Pieces::new(shape)
@@ -251,7 +251,7 @@ impl Job {
         let mut report = self.report(Status::Finished, None, writer.progress);
         report.notes = writer.notes;
         if let Target::Checkpoint(checkpoint) = &writer.target {
-            report.output_digest.clone_from(&checkpoint.state().digest);
+            report.output_digest.clone_from(&checkpoint.state.digest);
             self.write_report(&report)?;
             checkpoint.forget()?;
         }

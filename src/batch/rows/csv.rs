@@ -3,10 +3,6 @@
 use std::{
     collections::BTreeSet,
     io::{self, BufRead, BufReader, Read},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
 };
 
 use ::csv::{ByteRecord, ReaderBuilder, WriterBuilder};
@@ -36,7 +32,6 @@ const MAX_COLUMNS: usize = 10_000;
 
 pub(in crate::batch) struct CsvReader {
     records: ::csv::Reader<Bounded<BufReader<Box<dyn Read + Send>>>>,
-    budget: Arc<AtomicUsize>,
     header: CsvHeader,
     text: usize,
     notes: Vec<String>,
@@ -45,20 +40,19 @@ pub(in crate::batch) struct CsvReader {
 /// Limits the bytes of a record, since an unclosed quote makes one record of the rest of the file.
 struct Bounded<R> {
     file: R,
-    budget: Arc<AtomicUsize>,
+    budget: usize,
 }
 
 impl<R: Read> Read for Bounded<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = self.budget.load(Ordering::Relaxed);
-        if left == 0 {
+        if self.budget == 0 {
             return Err(io::Error::other(format!(
                 "expected rows of at most {MAX_ROW_BYTES} bytes, but found a longer one; is a quote never closed?"
             )));
         }
-        let length = buffer.len().min(left);
+        let length = buffer.len().min(self.budget);
         let read = self.file.read(&mut buffer[..length])?;
-        self.budget.fetch_sub(read, Ordering::Relaxed);
+        self.budget -= read;
         Ok(read)
     }
 }
@@ -85,8 +79,7 @@ impl CsvReader {
             ));
         }
         file.consume(mark);
-        let budget = Arc::new(AtomicUsize::new(MAX_HEADER_BYTES));
-        let file = Bounded { file, budget: Arc::clone(&budget) };
+        let file = Bounded { file, budget: MAX_HEADER_BYTES };
         let mut records = ReaderBuilder::new().delimiter(delimiter).flexible(true).from_reader(file);
         let names = records.byte_headers().map_err(unreadable)?.clone();
         if names.len() > MAX_COLUMNS {
@@ -111,11 +104,11 @@ impl CsvReader {
             notes.push("the first line is taken for a header, and its only column for the texts".to_owned());
         }
         let text = names.iter().position(|name| *name == column).unwrap_or(0);
-        Ok(Self { records, budget, header: CsvHeader { delimiter, names }, text, notes })
+        Ok(Self { records, header: CsvHeader { delimiter, names }, text, notes })
     }
 
     fn record(&mut self, record: &mut ByteRecord) -> Result<bool> {
-        self.budget.store(MAX_ROW_BYTES, Ordering::Relaxed);
+        self.records.get_mut().budget = MAX_ROW_BYTES;
         self.records.read_byte_record(record).map_err(unreadable)
     }
 

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use parquet::{
     arrow::{
         ArrowWriter,
-        arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder},
+        arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder},
     },
     basic::{Compression, ZstdLevel},
     errors::ParquetError,
@@ -116,8 +116,7 @@ impl RowReader for ParquetReader {
 }
 
 fn builder(input: &OpenInput) -> Result<ParquetRecordBatchReaderBuilder<OpenInput>> {
-    let options = ArrowReaderOptions::new();
-    ParquetRecordBatchReaderBuilder::try_new_with_options(input.clone(), options).map_err(unreadable)
+    ParquetRecordBatchReaderBuilder::try_new(input.clone()).map_err(unreadable)
 }
 
 /// Refuses codecs without a decoder before the first row.
