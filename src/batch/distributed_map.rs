@@ -41,7 +41,7 @@ type Row = Map<String, Value>;
 
 /// A batch of rows or of objects.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "other fields")]
 pub(super) enum Batch {
     #[serde(rename_all = "PascalCase")]
     Rows { batch_input: Run, items: Vec<Item> },

@@ -55,19 +55,16 @@ impl Store {
     /// The sorted keys that begin with the key of `prefix`.
     pub fn list(&self, prefix: &Url) -> Result<Vec<String>> {
         let connection = self.connection()?;
-        let (mut keys, mut next) = (Vec::new(), None::<String>);
-        loop {
-            let request = connection.client.list_objects_v2().bucket(&prefix.bucket).prefix(&prefix.key);
-            let request = request.set_continuation_token(next);
-            let page = connection.send(move || request.clone().send());
-            let page = page.map_err(|error| error.during(format!("cannot list `{prefix}`")))?;
-            keys.extend(page.contents().iter().filter_map(|object| object.key().map(str::to_owned)));
-            next = page.next_continuation_token().map(str::to_owned);
-            if next.is_none() {
-                keys.sort();
-                return Ok(keys);
-            }
-        }
+        let request = connection.client.list_objects_v2().bucket(&prefix.bucket).prefix(&prefix.key);
+        let listed = connection.send(move || {
+            let pages = request.clone().into_paginator().send();
+            pages.collect::<Result<Vec<_>, _>>()
+        });
+        let pages = listed.map_err(|error| error.during(format!("cannot list `{prefix}`")))?;
+        let objects = pages.iter().flat_map(|page| page.contents());
+        let mut keys: Vec<String> = objects.filter_map(|object| object.key().map(str::to_owned)).collect();
+        keys.sort();
+        Ok(keys)
     }
 
     /// The bytes of an object in `range`, in order. Ranges are read ahead in parallel.
