@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Records the duration of the steps of a test run.
+"""Records the duration of the steps of a test run, and the CPU time of their processes.
 
     tests/timed.py FILE STEP -- COMMAND...   runs the command, and appends the step with its seconds to FILE
     tests/timed.py FILE                      prints the steps of FILE as a table
 """
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -18,8 +19,10 @@ def run(file, step, command):
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS")}
     status = subprocess.run(command, env=environment).returncode
     result = "passed" if status == 0 else f"failed ({status})"
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
     with file.open("a") as table:
-        table.write(f"{started:.1f}\t{time.monotonic() - clock:.1f}\t{step}\t{result}\n")
+        cpu = used.ru_utime + used.ru_stime
+        table.write(f"{started:.1f}\t{time.monotonic() - clock:.1f}\t{cpu:.1f}\t{step}\t{result}\n")
     return 1 if status else 0
 
 
@@ -28,11 +31,11 @@ def show(file):
     if not rows:
         return
     first = min(float(started) for started, *_ in rows)
-    print(f"\n{'step':20} {'begins':>8} {'seconds':>8}")
-    for started, seconds, step, result in sorted(rows):
-        print(f"{step:20} {float(started) - first:8.0f} {float(seconds):8.0f}  {result}")
+    print(f"\n{'step':20} {'begins':>8} {'seconds':>8} {'CPU':>8}")
+    for started, seconds, cpu, step, result in sorted(rows):
+        print(f"{step:20} {float(started) - first:8.0f} {float(seconds):8.0f} {float(cpu):8.0f}  {result}")
     total = max(float(started) + float(seconds) for started, seconds, *_ in rows) - first
-    print(f"{'all':20} {'':8} {total:8.0f}")
+    print(f"{'all':20} {'':8} {total:8.0f} {sum(float(cpu) for _, _, cpu, *_ in rows):8.0f}")
 
 
 def main():
