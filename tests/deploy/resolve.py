@@ -1,6 +1,7 @@
 """Prints deployments of `template.yaml` as JSON: the parameters, resources and policies of each.
 
-Each line of the input is a deployment: its parameters as a JSON object, or `"everything"`. Each line of the output is a deployment too.
+Each line of the input is a deployment: its parameters as a JSON object, or `"everything"`. Each line of the output is a
+deployment too.
 """
 
 import json
