@@ -192,7 +192,7 @@ fn decode(bundle: &Path) -> Result<Value> {
     let Pipeline::Translation(pipeline) = &models[0].pipeline else {
         return Err(Error::config("expected a bundle for translation, but found one for another task"));
     };
-    let languages = pipeline.directions().some_pair();
+    let languages = pipeline.directions().example_pair();
     let waiting = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let mut figures = Vec::new();
     for beams in [1, 5] {

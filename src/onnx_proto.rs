@@ -1,5 +1,7 @@
 //! The messages of `onnx.proto` that are read and written here, with the field names and numbers of that file.
 
+#![expect(missing_docs, reason = "the fields are those of onnx.proto")]
+
 use bytes::Bytes;
 use prost::Message;
 
@@ -40,7 +42,6 @@ pub mod attribute_type {
 pub const EXTERNAL: i32 = 1;
 
 #[derive(Clone, PartialEq, Message)]
-#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
 pub struct ModelProto {
     #[prost(int64, tag = "1")]
     pub ir_version: i64,
@@ -64,7 +65,6 @@ impl ModelProto {
 }
 
 #[derive(Clone, PartialEq, Message)]
-#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
 pub struct OperatorSetIdProto {
     #[prost(string, tag = "1")]
     pub domain: String,
@@ -73,7 +73,6 @@ pub struct OperatorSetIdProto {
 }
 
 #[derive(Clone, PartialEq, Message)]
-#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
 pub struct FunctionProto {
     #[prost(string, tag = "1")]
     pub name: String,
@@ -94,7 +93,6 @@ pub struct FunctionProto {
 }
 
 #[derive(Clone, PartialEq, Message)]
-#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
 pub struct GraphProto {
     #[prost(message, repeated, tag = "1")]
     pub node: Vec<NodeProto>,
@@ -111,7 +109,6 @@ pub struct GraphProto {
 }
 
 #[derive(Clone, PartialEq, Message)]
-#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
 pub struct NodeProto {
     #[prost(string, repeated, tag = "1")]
     pub input: Vec<String>,
@@ -128,7 +125,6 @@ pub struct NodeProto {
 }
 
 #[derive(Clone, PartialEq, Message)]
-#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
 pub struct AttributeProto {
     #[prost(string, tag = "1")]
     pub name: String,
@@ -159,7 +155,6 @@ pub struct AttributeProto {
 }
 
 #[derive(Clone, PartialEq, Message)]
-#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
 pub struct TensorProto {
     #[prost(int64, repeated, packed = "false", tag = "1")]
     pub dims: Vec<i64>,
@@ -188,7 +183,6 @@ pub struct TensorProto {
 }
 
 #[derive(Clone, PartialEq, Message)]
-#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
 pub struct StringStringEntryProto {
     #[prost(string, tag = "1")]
     pub key: String,
@@ -197,7 +191,6 @@ pub struct StringStringEntryProto {
 }
 
 #[derive(Clone, PartialEq, Message)]
-#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
 pub struct ValueInfoProto {
     #[prost(string, tag = "1")]
     pub name: String,
@@ -206,14 +199,12 @@ pub struct ValueInfoProto {
 }
 
 #[derive(Clone, PartialEq, Message)]
-#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
 pub struct TypeProto {
     #[prost(message, optional, tag = "1")]
     pub tensor_type: Option<TensorTypeProto>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
 pub struct TensorTypeProto {
     #[prost(int32, tag = "1")]
     pub elem_type: i32,
@@ -222,14 +213,12 @@ pub struct TensorTypeProto {
 }
 
 #[derive(Clone, PartialEq, Message)]
-#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
 pub struct TensorShapeProto {
     #[prost(message, repeated, tag = "1")]
     pub dim: Vec<DimensionProto>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-#[expect(missing_docs, reason = "the fields are those of onnx.proto")]
 pub struct DimensionProto {
     #[prost(oneof = "Dimension", tags = "1, 2")]
     pub value: Option<Dimension>,

@@ -1,12 +1,11 @@
 //! Classification and zero-shot classification: TEI's `/predict`, and the bodies of the model hub.
 
-use axum::response::Response;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
     inputs,
-    rejection::Rejection,
+    rejection::Reply,
     request::{self, Call, Context},
     response::{OneOrMany, characters, predictions, with_usage},
 };
@@ -33,11 +32,7 @@ struct Classification {
     top: Option<usize>,
 }
 
-async fn classify(
-    context: &Context,
-    pipeline: &ClassificationPipeline,
-    request: Classification,
-) -> Result<Response, Rejection> {
+async fn classify(context: &Context, pipeline: &ClassificationPipeline, request: Classification) -> Reply {
     let Classification { inputs, is_single, truncation, function, top } = request;
     let characters = characters(inputs.iter().flat_map(Input::texts));
     let logits = pipeline.logits(inputs, truncation, context.deadline).await?;
@@ -62,7 +57,7 @@ pub(super) struct PredictRequest {
 }
 
 /// Classify texts
-pub(super) async fn predict(Call(context, body): Call<PredictRequest>) -> Result<Response, Rejection> {
+pub(super) async fn predict(Call(context, body): Call<PredictRequest>) -> Reply {
     let (_, pipeline) = context.app.classification(body.model.as_deref())?;
     predict_with(&context, pipeline, body).await
 }
@@ -71,7 +66,7 @@ pub(super) async fn predict_with(
     context: &Context,
     pipeline: &ClassificationPipeline,
     body: PredictRequest,
-) -> Result<Response, Rejection> {
+) -> Reply {
     let (inputs, is_single) = predict_inputs(body.inputs, context.app.limits.texts)?;
     let truncation = context.app.truncation(body.truncate, body.truncation_direction);
     let function = body.raw_scores.unwrap_or(false).then_some(ScoreFunction::None);
@@ -126,7 +121,7 @@ pub(super) async fn classify_with(
     context: &Context,
     pipeline: &ClassificationPipeline,
     body: ClassifyRequest,
-) -> Result<Response, Rejection> {
+) -> Reply {
     let inputs = classify_inputs(body.inputs, context.app.limits.texts)?;
     let parameters = body.parameters.unwrap_or_default();
     if parameters.top_k == Some(0) {
@@ -184,7 +179,7 @@ pub(super) async fn zero_shot_with(
     context: &Context,
     pipeline: &ZeroShotPipeline,
     body: ZeroShotRequest,
-) -> Result<Response, Rejection> {
+) -> Reply {
     let limit = context.app.limits.texts;
     let is_single = body.inputs.is_string();
     let texts = inputs::texts("inputs", body.inputs, limit)?;

@@ -1,13 +1,12 @@
 //! TEI's `/embed`, `/embed_all` and `/similarity`.
 
-use axum::response::Response;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
     app::App,
     inputs,
-    rejection::Rejection,
+    rejection::Reply,
     request::{self, Call, Context, model_name},
     response::{characters, with_usage},
 };
@@ -87,23 +86,19 @@ struct SimilarityInputs {
 }
 
 /// Embed texts
-pub(super) async fn embed(Call(context, body): Call<Value>) -> Result<Response, Rejection> {
+pub(super) async fn embed(Call(context, body): Call<Value>) -> Reply {
     let (_, pipeline) = context.app.embedding(model_name(&body))?;
     embed_with(&context, pipeline, body).await
 }
 
-pub(super) async fn embed_with(
-    context: &Context,
-    pipeline: &EmbeddingPipeline,
-    body: Value,
-) -> Result<Response, Rejection> {
+pub(super) async fn embed_with(context: &Context, pipeline: &EmbeddingPipeline, body: Value) -> Reply {
     let (inputs, characters, options) = parse(&context.app, body)?;
     let embeddings = pipeline.embed(inputs, &options, context.deadline).await?;
     Ok(with_usage(context, &embeddings.vectors, &embeddings.usage, characters))
 }
 
 /// Embed each token
-pub(super) async fn embed_all(Call(context, body): Call<Value>) -> Result<Response, Rejection> {
+pub(super) async fn embed_all(Call(context, body): Call<Value>) -> Reply {
     let (_, pipeline) = context.app.embedding(model_name(&body))?;
     let (inputs, characters, options) = parse(&context.app, body)?;
     let embeddings = pipeline.embed_all(inputs, &options, context.deadline).await?;
@@ -111,7 +106,7 @@ pub(super) async fn embed_all(Call(context, body): Call<Value>) -> Result<Respon
 }
 
 /// Compare sentences with a source sentence
-pub(super) async fn similarity(Call(context, body): Call<SimilarityRequest>) -> Result<Response, Rejection> {
+pub(super) async fn similarity(Call(context, body): Call<SimilarityRequest>) -> Reply {
     let (_, pipeline) = context.app.embedding(body.model())?;
     similarity_with(&context, pipeline, body).await
 }
@@ -120,7 +115,7 @@ pub(super) async fn similarity_with(
     context: &Context,
     pipeline: &EmbeddingPipeline,
     body: SimilarityRequest,
-) -> Result<Response, Rejection> {
+) -> Reply {
     let app = &context.app;
     // The source sentence is one of the texts of the request.
     let limit = app.limits.texts.saturating_sub(1).max(1);

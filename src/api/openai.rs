@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::{Json, extract::State, response::Response};
+use axum::{Json, extract::State};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{
     app::App,
     inputs,
-    rejection::Rejection,
+    rejection::Reply,
     request::{Call, InPath},
     response::with_backend,
 };
@@ -64,7 +64,7 @@ struct EmbeddingsResponse<'a> {
 }
 
 /// Embed texts
-pub(super) async fn embeddings(Call(context, body): Call<EmbeddingsRequest>) -> Result<Response, Rejection> {
+pub(super) async fn embeddings(Call(context, body): Call<EmbeddingsRequest>) -> Reply {
     let app = &context.app;
     let inputs = inputs::read("input", body.input, app.limits.texts)?;
     let (model, pipeline) = app.embedding(body.model.as_deref())?;
@@ -108,10 +108,7 @@ pub(super) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
 }
 
 /// Describe a model
-pub(super) async fn model(
-    State(app): State<Arc<App>>,
-    InPath(name): InPath<String>,
-) -> Result<Json<Value>, Rejection> {
+pub(super) async fn model(State(app): State<Arc<App>>, InPath(name): InPath<String>) -> Reply<Json<Value>> {
     Ok(Json(describe(app.model(Some(&name))?)))
 }
 

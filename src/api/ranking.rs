@@ -1,12 +1,11 @@
 //! Ranking texts by a query: `/rerank` of TEI, `/v2/rerank` of Cohere and `/v1/rerank` of Jina.
 
-use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
     inputs,
-    rejection::Rejection,
+    rejection::Reply,
     request::{Call, Context},
     response::{Rank, characters, with_backend, with_usage},
 };
@@ -55,16 +54,12 @@ pub(super) struct RerankRequest {
 }
 
 /// Rank texts by a query
-pub(super) async fn rerank(Call(context, body): Call<RerankRequest>) -> Result<Response, Rejection> {
+pub(super) async fn rerank(Call(context, body): Call<RerankRequest>) -> Reply {
     let (_, pipeline) = context.app.ranking(body.model.as_deref())?;
     rerank_with(&context, pipeline, body).await
 }
 
-pub(super) async fn rerank_with(
-    context: &Context,
-    pipeline: &RankingPipeline,
-    body: RerankRequest,
-) -> Result<Response, Rejection> {
+pub(super) async fn rerank_with(context: &Context, pipeline: &RankingPipeline, body: RerankRequest) -> Reply {
     let app = &context.app;
     let query = inputs::text("query", body.query)?;
     let texts = inputs::texts("texts", body.texts, app.limits.texts)?;
@@ -98,24 +93,19 @@ pub(super) struct DocumentsRequest {
 }
 
 #[derive(Serialize)]
-struct RankedDocument<'a> {
+struct RankedDocument {
     index: usize,
     relevance_score: f32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    document: Option<Document<'a>>,
-}
-
-#[derive(Serialize)]
-struct Document<'a> {
-    text: &'a str,
+    document: Option<Value>,
 }
 
 impl Ranked {
-    fn documents(&self, with_text: bool) -> Vec<RankedDocument<'_>> {
+    fn documents(&self, with_text: bool) -> Vec<RankedDocument> {
         let document = |&index: &usize| RankedDocument {
             index,
             relevance_score: self.scores[index],
-            document: with_text.then(|| Document { text: &self.texts[index] }),
+            document: with_text.then(|| json!({ "text": self.texts[index] })),
         };
         self.order.iter().map(document).collect()
     }
@@ -147,14 +137,14 @@ fn parse_documents(value: Value, limit: usize) -> Result<Vec<String>> {
 
 /// The fields that both dialects share, and others.
 #[derive(Serialize)]
-struct RankedDocuments<'a> {
-    results: Vec<RankedDocument<'a>>,
+struct RankedDocuments {
+    results: Vec<RankedDocument>,
     #[serde(flatten)]
     others: Value,
 }
 
 /// Rank documents by a query, as Cohere does
-pub(super) async fn cohere(Call(context, body): Call<DocumentsRequest>) -> Result<Response, Rejection> {
+pub(super) async fn cohere(Call(context, body): Call<DocumentsRequest>) -> Reply {
     let (_, ranked) = rank_documents(&context, body).await?;
     let others = json!({
         "id": uuid::Uuid::new_v4().to_string(),
@@ -169,7 +159,7 @@ pub(super) async fn cohere(Call(context, body): Call<DocumentsRequest>) -> Resul
 }
 
 /// Rank documents by a query, as Jina does
-pub(super) async fn jina(Call(context, body): Call<DocumentsRequest>) -> Result<Response, Rejection> {
+pub(super) async fn jina(Call(context, body): Call<DocumentsRequest>) -> Reply {
     let with_text = body.return_documents.unwrap_or(true);
     let (model, ranked) = rank_documents(&context, body).await?;
     let tokens = ranked.usage.tokens;

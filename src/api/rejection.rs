@@ -9,6 +9,9 @@ use axum::{
 
 use crate::error::Error;
 
+/// The result of a handler.
+pub(super) type Reply<T = Response> = Result<T, Rejection>;
+
 /// A status and a message for the client, with the cause for the log.
 ///
 /// As a response it has no body yet: the router writes it in the dialect of the request's path.

@@ -2,15 +2,13 @@
 
 use std::{num::NonZeroUsize, sync::Arc, thread::available_parallelism};
 
-use axum::{
-    Json,
-    extract::State,
-    http::StatusCode,
-    response::{IntoResponse, Response},
-};
+use axum::{Json, extract::State, http::StatusCode, response::IntoResponse};
 use serde_json::{Map, Value, json};
 
-use super::{app::App, rejection::Rejection};
+use super::{
+    app::App,
+    rejection::{Rejection, Reply},
+};
 use crate::{
     model::{Model, Pipeline},
     pipeline::{
@@ -26,7 +24,7 @@ pub(super) async fn health() -> StatusCode {
 }
 
 /// Metrics in the format of Prometheus
-pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, Rejection> {
+pub(super) async fn metrics(State(app): State<Arc<App>>) -> Reply {
     let Some(prometheus) = &app.prometheus else {
         let message =
             "this server has no metrics; those of a function are in CloudWatch, in the namespace `Kivu`";
@@ -36,7 +34,7 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, Rej
 }
 
 /// Describe the first model
-pub(super) async fn info(State(app): State<Arc<App>>) -> Result<Json<Value>, Rejection> {
+pub(super) async fn info(State(app): State<Arc<App>>) -> Reply<Json<Value>> {
     let model = app.model(None)?;
     let max_tokens = model.pipeline.max_tokens();
     let dtype = match model.manifest.weights.precision {

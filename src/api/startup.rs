@@ -1,7 +1,6 @@
 //! A router that is created while requests already arrive, as in a Lambda function whose models are still loading.
 
 use std::{
-    fmt,
     future::Future,
     panic::AssertUnwindSafe,
     sync::{Arc, Mutex, PoisonError},
@@ -49,12 +48,6 @@ pub struct LazyRouter {
     make: Box<dyn Fn() -> Attempt + Send + Sync>,
     attempt: Mutex<Attempt>,
     prefix: String,
-}
-
-impl fmt::Debug for LazyRouter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LazyRouter").field("prefix", &self.prefix).finish_non_exhaustive()
-    }
 }
 
 impl LazyRouter {

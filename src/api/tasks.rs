@@ -1,14 +1,13 @@
 //! The routes whose body and response depend on the model's task: `POST /` of TEI, and `POST /models/{model}` of the
 //! model hub.
 
-use axum::response::Response;
 use serde_json::Value;
 
 use super::{
     classification::{classify_with, predict_with, zero_shot_with},
     embedding::{SimilarityRequest, embed_with, similarity_with},
     ranking::rerank_with,
-    rejection::Rejection,
+    rejection::Reply,
     request::{Call, InPath, from_value, model_name},
     translation::translate_with,
 };
@@ -18,7 +17,7 @@ use crate::{error::Error, model::Pipeline};
 ///
 /// Takes and answers the body of `/embed`, `/predict`, `/rerank` or a translation, depending on the task of the first
 /// model, or that of `/similarity` if `inputs` has a `source_sentence`.
-pub(super) async fn default_task(Call(context, body): Call<Value>) -> Result<Response, Rejection> {
+pub(super) async fn default_task(Call(context, body): Call<Value>) -> Reply {
     let app = &context.app;
     if is_similarity(&body) {
         let request: SimilarityRequest = from_value(body)?;
@@ -42,10 +41,7 @@ fn is_similarity(body: &Value) -> bool {
 }
 
 /// Run a model
-pub(super) async fn infer(
-    InPath(name): InPath<String>,
-    Call(context, mut body): Call<Value>,
-) -> Result<Response, Rejection> {
+pub(super) async fn infer(InPath(name): InPath<String>, Call(context, mut body): Call<Value>) -> Reply {
     if !body.is_object() {
         return Err(Error::invalid("expected an object with `inputs`, but found none").into());
     }

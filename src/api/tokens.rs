@@ -6,7 +6,7 @@ use axum::Json;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{inputs, rejection::Rejection, request::Call};
+use super::{inputs, rejection::Reply, request::Call};
 use crate::{
     error::Error,
     model::Pipeline,
@@ -53,7 +53,7 @@ pub(super) struct SimpleToken {
 /// Tokenize texts
 pub(super) async fn tokenize(
     Call(context, body): Call<TokenizeRequest>,
-) -> Result<Json<Vec<Vec<SimpleToken>>>, Rejection> {
+) -> Reply<Json<Vec<Vec<SimpleToken>>>> {
     /// How many numbers of a response take as much memory as a token.
     const VALUES_PER_TOKEN: usize = 8;
     let app = &context.app;
@@ -138,7 +138,7 @@ pub(super) struct DecodeRequest {
 }
 
 /// Decode token ids
-pub(super) async fn decode(Call(context, body): Call<DecodeRequest>) -> Result<Json<Vec<String>>, Rejection> {
+pub(super) async fn decode(Call(context, body): Call<DecodeRequest>) -> Reply<Json<Vec<String>>> {
     let app = &context.app;
     let lists = inputs::id_lists("ids", body.ids, app.limits.texts)?;
     let tokenizer = Arc::clone(app.model(body.model.as_deref())?.pipeline.tokenizer());

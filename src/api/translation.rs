@@ -1,13 +1,12 @@
 //! Translation: `POST /translate`, and the body of the model hub.
 
-use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
     app::App,
     inputs,
-    rejection::Rejection,
+    rejection::Reply,
     request::{self, Call, Context},
     response::{characters, with_usage},
 };
@@ -69,7 +68,7 @@ struct Alternative<'a> {
 }
 
 /// Translate texts
-pub(super) async fn translate(Call(context, body): Call<TranslateRequest>) -> Result<Response, Rejection> {
+pub(super) async fn translate(Call(context, body): Call<TranslateRequest>) -> Reply {
     let app = &context.app;
     let texts = inputs::texts("inputs", body.inputs, app.limits.texts)?;
     let characters = characters(texts.iter().map(String::as_str));
@@ -195,7 +194,7 @@ pub(super) async fn translate_with(
     context: &Context,
     pipeline: &TranslationPipeline,
     body: HubTranslationRequest,
-) -> Result<Response, Rejection> {
+) -> Reply {
     let app = &context.app;
     let is_single = body.inputs.is_string();
     let texts = inputs::texts("inputs", body.inputs, app.limits.texts)?;

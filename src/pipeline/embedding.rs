@@ -30,7 +30,6 @@ pub struct EmbeddingSettings {
     /// The maximum number of tokens of a text, special tokens included.
     pub max_tokens: usize,
     /// The name of the default prompt.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_prompt: Option<String>,
     /// Prompts by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

@@ -36,13 +36,10 @@ pub struct Manifest {
     /// The precision of the weights, and the loss of quality.
     pub weights: Weights,
     /// The settings of embedding models.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding: Option<EmbeddingSettings>,
     /// The settings of classifiers and rankers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub classification: Option<ClassificationSettings>,
     /// The settings of translation models.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub translation: Option<TranslationSettings>,
     /// The names of tensors in the KServe API.
     #[serde(default, skip_serializing_if = "TensorNames::is_default")]
@@ -79,7 +76,6 @@ pub struct Weights {
     pub plan: String,
     /// The quality compared with fp32, measured by the build; `None` for fp32, and for weights that were quantized
     /// before the build.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quality: Option<Quality>,
 }
 
@@ -161,7 +157,6 @@ pub struct TensorNames {
     /// The query of ranking.
     pub query: String,
     /// The output, by default named after its contents.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<String>,
 }
 

@@ -2,14 +2,14 @@
 
 use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, header::CONTENT_TYPE},
-    response::{IntoResponse, Response},
+    response::IntoResponse,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::{
     api::{
-        rejection::Rejection,
+        rejection::Reply,
         request,
         response::{backend_header, with_backend},
     },
@@ -314,14 +314,9 @@ struct OutputTensor<'a> {
     datatype: &'static str,
     shape: &'a [usize],
     #[serde(skip_serializing_if = "Option::is_none")]
-    parameters: Option<BinaryParameters>,
+    parameters: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     data: Option<&'a OutputElements>,
-}
-
-#[derive(Serialize)]
-struct BinaryParameters {
-    binary_data_size: usize,
 }
 
 /// A response with an output in the JSON or, if `is_binary`, after it.
@@ -332,13 +327,13 @@ pub(super) fn respond(
     is_binary: bool,
     name: &str,
     output: &Output,
-) -> Result<Response, Rejection> {
+) -> Reply {
     let bytes = is_binary.then(|| output.elements.to_bytes());
     let tensor = OutputTensor {
         name,
         datatype: output.elements.datatype(),
         shape: &output.shape,
-        parameters: bytes.as_ref().map(|bytes| BinaryParameters { binary_data_size: bytes.len() }),
+        parameters: bytes.as_ref().map(|bytes| json!({ BINARY_SIZE: bytes.len() })),
         data: bytes.is_none().then_some(&output.elements),
     };
     let answer = InferResponse { id, model_name: model, model_version: version, outputs: [tensor] };

@@ -10,7 +10,6 @@ use axum::{
     Json,
     extract::{Request, State},
     http::StatusCode,
-    response::Response,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -21,7 +20,7 @@ use self::{
 };
 use super::{
     app::App,
-    rejection::Rejection,
+    rejection::Reply,
     request::{self, InPath},
 };
 use crate::{
@@ -68,7 +67,7 @@ pub(super) async fn index(State(app): State<Arc<App>>) -> Json<Vec<Value>> {
 pub(super) async fn model_ready(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
-) -> Result<StatusCode, Rejection> {
+) -> Reply<StatusCode> {
     path.find(&app)?;
     Ok(StatusCode::OK)
 }
@@ -77,7 +76,7 @@ pub(super) async fn model_ready(
 pub(super) async fn metadata(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
-) -> Result<Json<Value>, Rejection> {
+) -> Reply<Json<Value>> {
     let model = path.find(&app)?;
     let Interface { inputs, outputs, .. } = Interface::of(model);
     Ok(Json(json!({
@@ -89,7 +88,7 @@ pub(super) async fn metadata(
 pub(super) async fn config(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
-) -> Result<Json<Value>, Rejection> {
+) -> Reply<Json<Value>> {
     let model = path.find(&app)?;
     let Interface { inputs, outputs, .. } = Interface::of(model);
     let configuration =
@@ -112,7 +111,7 @@ pub(super) async fn infer(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
     request: Request,
-) -> Result<Response, Rejection> {
+) -> Reply {
     let model = path.find(&app)?;
     let (headers, body, deadline) = request::read_bytes(&app, request).await?;
     let request = InferRequest::parse(&headers, &body)?;

@@ -9,22 +9,22 @@ use axum::{
         StatusCode,
         header::{CACHE_CONTROL, CONTENT_TYPE},
     },
-    response::{IntoResponse, Response},
+    response::IntoResponse,
 };
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{
     app::App,
     auth::{Access, NO_KEY, NOT_PROXIED, OPEN_PATHS},
     dialect::Dialect,
-    rejection::Rejection,
+    rejection::{Rejection, Reply},
 };
 use crate::error::{Error, Result};
 
 /// The operations with their requests and responses, and the schemas of both.
 const DOCUMENT: &str = include_str!("openapi.json");
 
-pub(super) async fn openapi(State(app): State<Arc<App>>) -> Result<Response, Rejection> {
+pub(super) async fn openapi(State(app): State<Arc<App>>) -> Reply {
     app.require_page("/openapi.json")?;
     let json = match app.document.get() {
         Some(json) => json,
@@ -42,6 +42,7 @@ fn complete(access: &Access) -> Result<Value> {
     let mut document: Value = serde_json::from_str(DOCUMENT)
         .map_err(|error| Error::model_because("cannot read the OpenAPI document", error))?;
     document["info"]["version"] = env!("CARGO_PKG_VERSION").into();
+    let headers = document["components"]["headers"].as_object().cloned().unwrap_or_default();
     let schemes = security_schemes(access);
     let requirements: Vec<Value> = schemes.iter().map(|(name, _)| json!({ *name: [] })).collect();
     for (path, item) in members(&mut document["paths"]) {
@@ -52,7 +53,7 @@ fn complete(access: &Access) -> Result<Value> {
                 operation["security"] = requirements.clone().into();
             }
             add_errors(path, is_post, is_open, &mut operation["responses"]);
-            add_headers(path, is_post, &mut operation["responses"]);
+            add_headers(path, is_post, &headers, &mut operation["responses"]);
         }
     }
     for (name, scheme) in schemes {
@@ -143,48 +144,26 @@ fn error_response(dialect: Dialect, meaning: &str, rejection: &Rejection) -> Val
         let schema = json!({ "$ref": format!("#/components/schemas/{schema}") });
         response["content"]["application/json"] = json!({ "schema": schema, "example": body });
     }
-    match rejection.status {
-        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-            add_header(&mut response, "retry-after", "Seconds to wait before a retry.");
-        }
-        StatusCode::UNAUTHORIZED => add_header(&mut response, "www-authenticate", "`Bearer`."),
-        _ => {}
-    }
     response
 }
 
-fn add_headers(path: &str, is_post: bool, responses: &mut Value) {
-    const USAGE: [(&str, &str); 10] = [
-        (
-            "x-backend",
-            "Where the model ran: `native` or `onnx`, the engine of this server, or `triton` for a fleet.",
-        ),
-        ("x-truncated", "The positions of truncated texts, from 0; absent if there are none."),
-        ("x-compute-type", "`cpu`."),
-        ("x-compute-characters", "Characters of all texts."),
-        ("x-compute-tokens", "Tokens read by the model."),
-        ("x-tokenization-time", "Milliseconds of tokenization."),
-        ("x-inference-time", "Milliseconds of inference, including the wait for it."),
-        ("x-compute-time", "Milliseconds of tokenization and inference."),
-        ("x-total-time", "Milliseconds from the request's headers to the response."),
-        ("server-timing", "The same durations with fractions of milliseconds."),
-    ];
+fn add_headers(path: &str, is_post: bool, headers: &Map<String, Value>, responses: &mut Value) {
     let runs_model = is_post && !matches!(path, "/tokenize" | "/decode" | "/v2/repository/index");
-    let usage = match Dialect::of(path) {
-        _ if !runs_model => &[],
-        Dialect::Tei | Dialect::Hub => &USAGE[..],
-        _ => &USAGE[..1],
-    };
+    let has_usage = matches!(Dialect::of(path), Dialect::Tei | Dialect::Hub);
     for (status, response) in members(responses) {
-        add_header(response, "x-request-id", "The id of the request: the client's own, or a new one.");
-        for (name, text) in usage.iter().filter(|_| status == "200") {
-            add_header(response, name, text);
+        for (name, header) in headers {
+            let is_sent = match name.as_str() {
+                "x-request-id" => true,
+                "retry-after" => status == "429" || status == "503",
+                "www-authenticate" => status == "401",
+                "x-backend" => status == "200" && runs_model,
+                _ => status == "200" && runs_model && has_usage,
+            };
+            if is_sent {
+                response["headers"][name] = header.clone();
+            }
         }
     }
-}
-
-fn add_header(response: &mut Value, name: &str, text: &str) {
-    response["headers"][name] = json!({ "schema": { "type": "string" }, "description": text });
 }
 
 #[cfg(test)]

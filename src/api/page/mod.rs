@@ -17,7 +17,7 @@ use axum::{
 use base64::{Engine, prelude::BASE64_STANDARD};
 use sha2::{Digest, Sha256};
 
-use super::{app::App, rejection::Rejection};
+use super::{app::App, rejection::Reply};
 
 const STYLE: &str = include_str!("style.css");
 
@@ -72,7 +72,7 @@ pub(super) async fn page_or_health(State(app): State<Arc<App>>, headers: HeaderM
 }
 
 /// Show the API documentation
-pub(super) async fn docs(State(app): State<Arc<App>>) -> Result<Response, Rejection> {
+pub(super) async fn docs(State(app): State<Arc<App>>) -> Reply {
     app.require_page("/docs")?;
     Ok(DOCS.respond())
 }

@@ -161,7 +161,8 @@ fn speed(server: &Server, bundle: &Bundle, config: &Config, time: Duration) -> R
 
 /// Generated tokens per second, greedily and with five beams, one request at a time.
 fn decoding(server: &Server, manifest: &Manifest) -> Result<Vec<Figure>> {
-    let pair = manifest.translation.as_ref().map(|settings| Directions::new(&settings.languages).some_pair());
+    let pair =
+        manifest.translation.as_ref().map(|settings| Directions::new(&settings.languages).example_pair());
     let mut connection = server.connect()?;
     let mut speed = |name, beams: usize| {
         let generate = json!({ "num_beams": beams, "min_new_tokens": TOKENS, "max_new_tokens": TOKENS });

@@ -16,7 +16,6 @@ pub struct GenerationSettings {
     /// The token that follows the end of a sequence.
     pub pad_token_id: i64,
     /// The maximum number of steps, as a multiple of the source's tokens.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub length_factor: Option<f32>,
     /// Defaults for everything that a request may set.
     #[serde(default)]

@@ -245,19 +245,13 @@ impl Directions {
         self.targets.find("tgt_lang", name)
     }
 
-    /// A pair for measurements, whose translation does not matter.
-    pub fn some_pair(&self) -> LanguagePair {
-        let source = self.sources.codes.first().cloned().unwrap_or_default();
-        let other = self.targets.codes.iter().find(|code| **code != source);
-        LanguagePair { target: other.or(self.targets.codes.first()).cloned().unwrap_or_default(), source }
-    }
-
-    /// A pair for an example: from English if the model has it.
+    /// A pair for examples and measurements: from English if the model has it.
     pub fn example_pair(&self) -> LanguagePair {
-        let some = self.some_pair();
-        let Ok(source) = self.sources.find("src_lang", "english") else { return some };
-        let target = self.targets.codes.iter().find(|code| *code != source).cloned();
-        LanguagePair { source: source.to_owned(), target: target.unwrap_or(some.target) }
+        let first = self.sources.codes.first().map_or("", String::as_str);
+        let source = self.sources.find("src_lang", "english").unwrap_or(first).to_owned();
+        let other = self.targets.codes.iter().find(|code| **code != source);
+        let target = other.or(self.targets.codes.first()).cloned().unwrap_or_default();
+        LanguagePair { source, target }
     }
 
     /// The codes of the source and of the target languages.

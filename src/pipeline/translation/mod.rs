@@ -12,9 +12,7 @@ mod source_encoder;
 pub use self::{
     execute::Decoding,
     languages::{Directions, LanguagePair, RequestedLanguages},
-    pipeline::{
-        GeneratedIds, Translation, TranslationOptions, TranslationParts, TranslationPipeline, Translations,
-    },
+    pipeline::{GeneratedIds, Translation, TranslationParts, TranslationPipeline, Translations},
     settings::{Decoder, Languages, TokenSide, TranslationSettings, UnknownTokens},
-    source_encoder::{SpecialTokens, Split},
+    source_encoder::{SpecialTokens, Split, TranslationOptions},
 };

@@ -7,7 +7,7 @@ use super::{
     segmentation::{Segment, join},
     settings::{Languages, TranslationSettings},
     shortlist::Shortlist,
-    source_encoder::{SourceEncoder, SourceOptions, SpecialTokens, Split},
+    source_encoder::{SourceEncoder, SpecialTokens, Split, TranslationOptions},
 };
 use crate::{
     backend::{
@@ -32,25 +32,6 @@ pub struct TranslationPipeline {
     target: Arc<Tokenizer>,
     shortlist: Option<Arc<Shortlist>>,
     executor: Executor<LocalGenerator, RemoteGenerator>,
-}
-
-/// The options of a request.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TranslationOptions {
-    /// The language of the texts, by any of its names.
-    pub source: Option<String>,
-    /// The language to translate to, by any of its names.
-    pub target: Option<String>,
-    /// When texts are split; depends on the kind of model by default.
-    pub split: Option<Split>,
-    /// Whether sentences that are too long are truncated instead of refused.
-    pub truncate: bool,
-    /// Whether spaces before punctuation are removed.
-    pub clean_up_spaces: bool,
-    /// Overrides of the model's generation settings.
-    pub generation: GenerationOptions,
-    /// The maximum number of sentences in all texts.
-    pub max_sentences: usize,
 }
 
 /// The translations of a request's texts.
@@ -245,7 +226,7 @@ impl TranslationPipeline {
             max_sentences: 1,
             ..options.clone()
         };
-        let prepared = self.sources.prepare(text, source_options(&self.sources, &options))?;
+        let prepared = self.sources.prepare(text, &options)?;
         let config = self.config(&options.generation, self.sources.first_token(&prepared.pair.target))?;
         let settings = &self.settings().generation;
         Ok(Decoding::new(prepared.sentences, &config, settings, self.shortlist.as_deref()))
@@ -338,29 +319,18 @@ impl TranslationPipeline {
     }
 }
 
-fn source_options<'a>(sources: &SourceEncoder, options: &'a TranslationOptions) -> SourceOptions<'a> {
-    let TranslationOptions { source, target, split, truncate, max_sentences, .. } = options;
-    SourceOptions {
-        languages: RequestedLanguages { source: source.as_deref(), target: target.as_deref() },
-        split: split.unwrap_or_else(|| sources.default_split()),
-        truncate: *truncate,
-        max_sentences: *max_sentences,
-    }
-}
-
 fn plan(
     sources: &SourceEncoder,
     texts: &[String],
     options: &TranslationOptions,
     deadline: Deadline,
 ) -> Result<Plan> {
-    let source_options = source_options(sources, options);
     let (mut layouts, mut sentences, mut truncated) = (Vec::new(), Vec::new(), Vec::new());
     for (index, text) in texts.iter().enumerate() {
         if deadline.has_passed() {
             return Err(deadline.exceeded());
         }
-        let prepared = sources.prepare(text, source_options);
+        let prepared = sources.prepare(text, options);
         let prepared = prepared.map_err(|error| at_text(error, index, texts.len()))?;
         let first_token = sources.first_token(&prepared.pair.target);
         sentences.extend(prepared.sentences.into_iter().map(|ids| SourceSentence { ids, first_token }));

@@ -144,15 +144,11 @@ impl RemoteGenerator {
         let inputs = self.inputs.tensors(&batch, padding_id)?;
         let mut options = request.config.options();
         options.retain(|name, _| self.options.contains(name));
-        let outputs = if options.is_empty() {
-            self.backend.infer(inputs, deadline).await?
-        } else {
-            self.backend
-                .with_parameter(OPTIONS, Value::Object(options).to_string())
-                .infer(inputs, deadline)
-                .await?
-        };
-        let mut outputs = outputs.into_iter();
+        let mut backend = self.backend.clone();
+        if !options.is_empty() {
+            backend = backend.with_parameter(OPTIONS, Value::Object(options).to_string());
+        }
+        let mut outputs = backend.infer(inputs, deadline).await?.into_iter();
         let targets = outputs.next().ok_or_else(|| unexpected("nothing"))?;
         let scores = outputs.next().filter(|_| self.has_scores);
         let targets = read(&targets, scores.as_ref(), rows.len(), request.config, settings)?;

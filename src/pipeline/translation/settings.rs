@@ -15,13 +15,10 @@ pub struct TranslationSettings {
     /// The number of the decoder's positions: the maximum number of tokens it is fed, the start token included.
     pub max_positions: usize,
     /// The tokens of the tokenizer that the model does not have.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unknown_tokens: Option<UnknownTokens>,
     /// The file of the target tokenizer, if it is not that of the source.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_tokenizer: Option<String>,
     /// The file of the lexical shortlist.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shortlist: Option<String>,
     /// The graph that runs once per token.
     pub decoder: Decoder,

@@ -9,6 +9,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
+    pipeline::generation::GenerationOptions,
     tokenizer::{Token, Tokenizer, reach},
 };
 
@@ -22,6 +23,25 @@ pub enum Split {
     WhenLong,
     /// Never: it is truncated or refused.
     Never,
+}
+
+/// The options of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TranslationOptions {
+    /// The language of the texts, by any of its names.
+    pub source: Option<String>,
+    /// The language to translate to, by any of its names.
+    pub target: Option<String>,
+    /// When texts are split; depends on the kind of model by default.
+    pub split: Option<Split>,
+    /// Whether sentences that are too long are truncated instead of refused.
+    pub truncate: bool,
+    /// Whether spaces before punctuation are removed.
+    pub clean_up_spaces: bool,
+    /// Overrides of the model's generation settings.
+    pub generation: GenerationOptions,
+    /// The maximum number of sentences in all texts.
+    pub max_sentences: usize,
 }
 
 /// Whether special tokens are among the tokens of a text.
@@ -51,21 +71,15 @@ pub(super) struct SourceEncoder {
     pub(super) settings: TranslationSettings,
 }
 
-/// How texts become inputs.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct SourceOptions<'a> {
-    pub(super) languages: RequestedLanguages<'a>,
-    pub(super) split: Split,
-    /// Whether sentences that are too long and cannot be split are truncated instead of refused.
-    pub(super) truncate: bool,
-    /// Tokenization stops when a text has more sentences; the caller refuses it.
-    pub(super) max_sentences: usize,
-}
-
 impl SourceEncoder {
-    /// Prepares a text.
-    pub(super) fn prepare<'a>(&self, text: &'a str, options: SourceOptions<'_>) -> Result<PreparedText<'a>> {
-        let (languages, text) = self.written_target(text, options.languages);
+    /// Prepares a text. Tokenization stops beyond the maximum number of sentences; the caller refuses the text.
+    pub(super) fn prepare<'a>(
+        &self,
+        text: &'a str,
+        options: &TranslationOptions,
+    ) -> Result<PreparedText<'a>> {
+        let (source, target) = (options.source.as_deref(), options.target.as_deref());
+        let (languages, text) = self.written_target(text, RequestedLanguages { source, target });
         let pair = self.directions.find(languages)?;
         let special = self.special_ids(&pair)?;
         let limit = self.settings.max_tokens.saturating_sub(special.len());
@@ -73,7 +87,7 @@ impl SourceEncoder {
             PreparedText { pair, layout: Vec::new(), sentences: Vec::new(), is_truncated: false };
         // A longer text is certainly split, so its tokens are not counted.
         let may_be_whole = text.len() <= reach(limit);
-        let segments = match options.split {
+        let segments = match options.split.unwrap_or_else(|| self.default_split()) {
             Split::WhenLong if may_be_whole && self.ids(text.trim())?.len() <= limit => whole(text),
             Split::Never => whole(text),
             Split::Sentences | Split::WhenLong => split(text),
@@ -95,7 +109,7 @@ impl SourceEncoder {
         &self,
         sentence: &'a str,
         limit: usize,
-        options: SourceOptions<'_>,
+        options: &TranslationOptions,
         special: &SpecialIds,
         prepared: &mut PreparedText<'a>,
     ) -> Result<()> {
@@ -104,7 +118,7 @@ impl SourceEncoder {
             let is_within_reach = piece.len() <= reach(limit);
             let mut ids = if is_within_reach { self.ids(piece)? } else { Vec::new() };
             if !is_within_reach || ids.len() > limit {
-                if options.split != Split::Never
+                if options.split != Some(Split::Never)
                     && let Some((before, after)) = halves(piece)
                 {
                     pending.extend([after, before]);
