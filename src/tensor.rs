@@ -53,6 +53,52 @@ impl Elements {
             Self::Bytes(values) => values.len(),
         }
     }
+
+    /// The type of the elements.
+    pub fn element_type(&self) -> ElementType {
+        match self {
+            Self::Fp32(_) => ElementType::Fp32,
+            Self::Int32(_) => ElementType::Int32,
+            Self::Int64(_) => ElementType::Int64,
+            Self::Bytes(_) => ElementType::Bytes,
+        }
+    }
+
+    /// The elements in the binary format of KServe v2: little-endian and unpadded; byte strings after their length.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        match self {
+            Self::Fp32(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            Self::Int32(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            Self::Int64(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            Self::Bytes(values) => {
+                let mut bytes = Vec::with_capacity(values.iter().map(|value| value.len() + 4).sum());
+                for value in values {
+                    // The limits of a request are far below 4 GiB.
+                    bytes.extend_from_slice(&(value.len() as u32).to_le_bytes());
+                    bytes.extend_from_slice(value);
+                }
+                bytes
+            }
+        }
+    }
+}
+
+/// Reads numbers of `SIZE` bytes in the format of [`Elements::to_bytes`]; `None` if the last one is incomplete.
+pub fn read_numbers<const SIZE: usize, T>(bytes: &[u8], read: impl Fn([u8; SIZE]) -> T) -> Option<Vec<T>> {
+    let (numbers, rest) = bytes.as_chunks::<SIZE>();
+    rest.is_empty().then(|| numbers.iter().copied().map(read).collect())
+}
+
+/// Reads byte strings in the format of [`Elements::to_bytes`]; `None` if the last one is incomplete.
+pub fn read_byte_strings(mut bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let mut strings = Vec::new();
+    while !bytes.is_empty() {
+        let (length, rest) = bytes.split_first_chunk::<4>()?;
+        let (string, rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+        strings.push(string.to_vec());
+        bytes = rest;
+    }
+    Some(strings)
 }
 
 /// A dense, row-major tensor.
@@ -107,12 +153,7 @@ impl Tensor {
 
     /// The type of the elements.
     pub fn element_type(&self) -> ElementType {
-        match self.elements {
-            Elements::Fp32(_) => ElementType::Fp32,
-            Elements::Int32(_) => ElementType::Int32,
-            Elements::Int64(_) => ElementType::Int64,
-            Elements::Bytes(_) => ElementType::Bytes,
-        }
+        self.elements.element_type()
     }
 
     /// The elements, if they are FP32.

@@ -23,13 +23,11 @@ pub(super) enum OneOrMany<T> {
 }
 
 impl<T> OneOrMany<T> {
-    pub(super) fn new(mut items: Vec<T>, is_single: bool) -> Self {
-        match items.pop() {
-            Some(only) if is_single && items.is_empty() => Self::One(only),
-            last => {
-                items.extend(last);
-                Self::Many(items)
-            }
+    pub(super) fn new(items: Vec<T>, is_single: bool) -> Self {
+        match <[T; 1]>::try_from(items) {
+            Ok([only]) if is_single => Self::One(only),
+            Ok(only) => Self::Many(only.into()),
+            Err(items) => Self::Many(items),
         }
     }
 }

@@ -4,7 +4,7 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, header::CONTENT_TYPE},
     response::IntoResponse,
 };
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, Serializer, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -15,6 +15,7 @@ use crate::{
     },
     backend::routing::Location,
     error::{Error, Result},
+    tensor::{ElementType, Elements, read_byte_strings, read_numbers},
 };
 
 /// The length of the JSON in bytes; the tensors follow in the order of the JSON.
@@ -41,40 +42,21 @@ impl Default for InputElements {
 #[derive(Debug)]
 pub(super) struct Output {
     pub(super) shape: Vec<usize>,
-    pub(super) elements: OutputElements,
+    pub(super) elements: Elements,
     pub(super) location: Location,
 }
 
-#[derive(Debug, Serialize)]
-#[serde(untagged)]
-pub(super) enum OutputElements {
-    /// `FP32`.
-    Floats(Vec<f32>),
-    /// `INT64`.
-    Integers(Vec<i64>),
-    /// `BYTES` in UTF-8.
-    Texts(Vec<String>),
-}
+/// Elements in JSON; byte strings are texts.
+struct JsonElements<'a>(&'a Elements);
 
-impl OutputElements {
-    fn datatype(&self) -> &'static str {
-        match self {
-            Self::Floats(_) => "FP32",
-            Self::Integers(_) => "INT64",
-            Self::Texts(_) => "BYTES",
-        }
-    }
-
-    /// The elements as the binary tensor extension encodes them: each text after its length.
-    fn to_bytes(&self) -> Vec<u8> {
-        match self {
-            Self::Floats(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-            Self::Integers(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-            Self::Texts(texts) => {
-                let texts = texts.iter();
-                texts
-                    .flat_map(|text| [&(text.len() as u32).to_le_bytes(), text.as_bytes()].concat())
-                    .collect()
+impl Serialize for JsonElements<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            Elements::Fp32(values) => values.serialize(serializer),
+            Elements::Int32(values) => values.serialize(serializer),
+            Elements::Int64(values) => values.serialize(serializer),
+            Elements::Bytes(texts) => {
+                serializer.collect_seq(texts.iter().map(|text| String::from_utf8_lossy(text)))
             }
         }
     }
@@ -256,9 +238,19 @@ fn from_json(name: &str, datatype: &str, values: Vec<Value>) -> Result<InputElem
 
 fn from_bytes(name: &str, datatype: &str, bytes: &[u8]) -> Result<InputElements> {
     let elements = match datatype {
-        "INT32" => integers(bytes, |value| i32::from_le_bytes(value).into()),
-        "INT64" => integers(bytes, i64::from_le_bytes),
-        "BYTES" => texts(name, bytes)?,
+        "INT32" => read_numbers(bytes, |value| i32::from_le_bytes(value).into()).map(InputElements::Integers),
+        "INT64" => read_numbers(bytes, i64::from_le_bytes).map(InputElements::Integers),
+        "BYTES" => {
+            let strings = read_byte_strings(bytes).into_iter().flatten().enumerate();
+            let texts = strings.map(|(index, bytes)| {
+                String::from_utf8(bytes).map_err(|_| {
+                    Error::invalid(format!(
+                        "expected `{name}` in UTF-8, but found other bytes in element {index}"
+                    ))
+                })
+            });
+            Some(InputElements::Texts(texts.collect::<Result<_>>()?))
+        }
         other => return Err(unsupported(name, other)),
     };
     elements.ok_or_else(|| {
@@ -266,30 +258,6 @@ fn from_bytes(name: &str, datatype: &str, bytes: &[u8]) -> Result<InputElements>
             "expected `{name}` with whole elements of {datatype}, but found a part of one"
         ))
     })
-}
-
-fn integers<const SIZE: usize>(bytes: &[u8], read: impl Fn([u8; SIZE]) -> i64) -> Option<InputElements> {
-    let (values, rest) = bytes.as_chunks::<SIZE>();
-    rest.is_empty().then(|| InputElements::Integers(values.iter().copied().map(read).collect()))
-}
-
-/// Texts, each after its length; nothing if the last one is incomplete.
-fn texts(name: &str, mut bytes: &[u8]) -> Result<Option<InputElements>> {
-    let mut texts = Vec::new();
-    while let Some((length, rest)) = bytes.split_first_chunk::<4>() {
-        let Some((text, rest)) = rest.split_at_checked(u32::from_le_bytes(*length) as usize) else {
-            return Ok(None);
-        };
-        let text = std::str::from_utf8(text).map_err(|_| {
-            Error::invalid(format!(
-                "expected `{name}` in UTF-8, but found other bytes in element {}",
-                texts.len()
-            ))
-        })?;
-        texts.push(text.to_owned());
-        bytes = rest;
-    }
-    Ok(bytes.is_empty().then_some(InputElements::Texts(texts)))
 }
 
 fn unsupported(name: &str, datatype: &str) -> Error {
@@ -311,12 +279,12 @@ pub(super) struct InferResponse<'a> {
 #[derive(Serialize)]
 struct OutputTensor<'a> {
     name: &'a str,
-    datatype: &'static str,
+    datatype: ElementType,
     shape: &'a [usize],
     #[serde(skip_serializing_if = "Option::is_none")]
     parameters: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    data: Option<&'a OutputElements>,
+    data: Option<JsonElements<'a>>,
 }
 
 /// A response with an output in the JSON or, if `is_binary`, after it.
@@ -331,10 +299,10 @@ pub(super) fn respond(
     let bytes = is_binary.then(|| output.elements.to_bytes());
     let tensor = OutputTensor {
         name,
-        datatype: output.elements.datatype(),
+        datatype: output.elements.element_type(),
         shape: &output.shape,
         parameters: bytes.as_ref().map(|bytes| json!({ BINARY_SIZE: bytes.len() })),
-        data: bytes.is_none().then_some(&output.elements),
+        data: bytes.is_none().then_some(JsonElements(&output.elements)),
     };
     let answer = InferResponse { id, model_name: model, model_version: version, outputs: [tensor] };
     let Some(bytes) = bytes else { return Ok(with_backend(&answer, output.location)) };

@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    message::{InferInput, InferRequest, InputElements, Output, OutputElements},
+    message::{InferInput, InferRequest, InputElements, Output},
     translation,
 };
 use crate::{
@@ -14,6 +14,7 @@ use crate::{
     model::{Model, Pipeline},
     pipeline::{Input, embedding::EmbeddingOptions, ranking::RankingOptions},
     repository::manifest::TensorNames,
+    tensor::Elements,
 };
 
 /// A tensor in a model's metadata.
@@ -140,7 +141,7 @@ pub(super) async fn run(
             let options = RankingOptions { truncation, raw_scores };
             let (scores, usage) = pipeline.score(query, texts, options, deadline).await?;
             let shape = vec![scores.len()];
-            Ok(Output { shape, elements: OutputElements::Floats(scores), location: usage.location })
+            Ok(Output { shape, elements: Elements::Fp32(scores), location: usage.location })
         }
         Pipeline::Translation(pipeline) => {
             let options = translation::options(request, &app.limits)?;
@@ -154,7 +155,7 @@ pub(super) async fn run(
 
 fn matrix(rows: Vec<Vec<f32>>, location: Location) -> Output {
     let shape = vec![rows.len(), rows.first().map_or(0, Vec::len)];
-    Output { shape, elements: OutputElements::Floats(rows.into_iter().flatten().collect()), location }
+    Output { shape, elements: Elements::Fp32(rows.into_iter().flatten().collect()), location }
 }
 
 enum Rows {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::message::{InferRequest, Output, OutputElements};
+use super::message::{InferRequest, Output};
 use crate::{
     api::request,
     backend::Deadline,
@@ -12,6 +12,7 @@ use crate::{
         generation::GenerationOptions,
         translation::{TranslationOptions, TranslationPipeline},
     },
+    tensor::Elements,
 };
 
 /// The default name of the output for token ids.
@@ -52,7 +53,7 @@ pub(super) async fn ids(
         row.resize(longest, generated.pad);
         row
     };
-    let elements = OutputElements::Integers(rows.into_iter().flat_map(padded).collect());
+    let elements = Elements::Int64(rows.into_iter().flat_map(padded).collect());
     Ok(Output { shape, elements, location: generated.location })
 }
 
@@ -65,10 +66,6 @@ pub(super) async fn texts(
 ) -> Result<Output> {
     let translations = pipeline.translate(texts, options, deadline).await?;
     let shape = vec![translations.texts.len(), translations.texts.first().map_or(0, Vec::len)];
-    let texts = translations.texts.into_iter().flatten().map(|translation| translation.text);
-    Ok(Output {
-        shape,
-        elements: OutputElements::Texts(texts.collect()),
-        location: translations.usage.location,
-    })
+    let texts = translations.texts.into_iter().flatten().map(|translation| translation.text.into_bytes());
+    Ok(Output { shape, elements: Elements::Bytes(texts.collect()), location: translations.usage.location })
 }

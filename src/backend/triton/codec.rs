@@ -2,7 +2,6 @@
 
 use std::{borrow::Borrow, fmt::Display};
 
-use bytes::Bytes;
 use half::{bf16, f16};
 use serde_json::Value;
 
@@ -12,7 +11,7 @@ use super::{
 };
 use crate::{
     backend::TensorSpec,
-    tensor::{ElementType, Elements, Tensor},
+    tensor::{ElementType, Elements, Tensor, read_byte_strings, read_numbers},
 };
 
 /// The element type that a KServe `datatype` is decoded to: other floats become FP32, other integers INT64. `None`
@@ -24,23 +23,6 @@ pub(super) fn element_type(datatype: &str) -> Option<ElementType> {
         "BOOL" | "INT8" | "INT16" | "INT64" | "UINT8" | "UINT16" | "UINT32" => Some(ElementType::Int64),
         "BYTES" => Some(ElementType::Bytes),
         _ => None,
-    }
-}
-
-pub(super) fn encode(tensor: &Tensor) -> Bytes {
-    match tensor.elements() {
-        Elements::Fp32(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-        Elements::Int32(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-        Elements::Int64(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-        Elements::Bytes(values) => {
-            let mut bytes = Vec::with_capacity(values.iter().map(|value| value.len() + 4).sum());
-            for value in values {
-                // The limits of a request are far below 4 GiB.
-                bytes.extend_from_slice(&(value.len() as u32).to_le_bytes());
-                bytes.extend_from_slice(value);
-            }
-            bytes.into()
-        }
     }
 }
 
@@ -141,25 +123,13 @@ fn invalid(spec: &TensorSpec, expected: impl Display, found: impl Display) -> At
 }
 
 fn numbers<const SIZE: usize, T>(bytes: &[u8], decode: impl Fn([u8; SIZE]) -> T) -> Attempt<Vec<T>> {
-    let (numbers, rest) = bytes.as_chunks::<SIZE>();
-    if rest.is_empty() {
-        Ok(numbers.iter().copied().map(decode).collect())
-    } else {
-        Err(AttemptFailure::invalid_response("a tensor ends inside a number"))
-    }
+    let truncated = || AttemptFailure::invalid_response("a tensor ends inside a number");
+    read_numbers(bytes, decode).ok_or_else(truncated)
 }
 
-fn strings(mut bytes: &[u8]) -> Attempt<Vec<Vec<u8>>> {
-    let mut strings = Vec::new();
-    while !bytes.is_empty() {
-        let truncated = || AttemptFailure::invalid_response("a tensor ends inside a string");
-        let (length, rest) = bytes.split_first_chunk::<4>().ok_or_else(truncated)?;
-        let length = u32::from_le_bytes(*length) as usize;
-        let (string, rest) = rest.split_at_checked(length).ok_or_else(truncated)?;
-        strings.push(string.to_vec());
-        bytes = rest;
-    }
-    Ok(strings)
+fn strings(bytes: &[u8]) -> Attempt<Vec<Vec<u8>>> {
+    let truncated = || AttemptFailure::invalid_response("a tensor ends inside a string");
+    read_byte_strings(bytes).ok_or_else(truncated)
 }
 
 #[cfg(test)]
@@ -186,7 +156,7 @@ mod tests {
             Elements::Bytes(vec!["é".into(), Vec::new()]),
         ] {
             let tensor = Tensor::new(vec![2, 1], elements).unwrap();
-            let (kind, bytes) = (tensor.element_type(), encode(&tensor));
+            let (kind, bytes) = (tensor.element_type(), tensor.elements().to_bytes());
             let decoded =
                 |shape: [i64; 2], bytes| decoded(kind, &kind.to_string(), &shape, Contents::Raw(bytes));
             assert_eq!(decoded([2, 1], &bytes).unwrap(), tensor);

@@ -6,7 +6,6 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::{
-    codec,
     failure::{Attempt, FailureKind},
     messages::{ModelConfig, ModelMetadata, TensorMetadata},
 };
@@ -43,7 +42,7 @@ impl Call {
         let inputs = signature.inputs.iter().zip(inputs).map(|(spec, tensor)| {
             let shape = tensor.shape().iter().map(|side| *side as i64).collect();
             let datatype = spec.element_type.to_string();
-            (TensorMetadata { name: spec.name.clone(), datatype, shape }, codec::encode(tensor))
+            (TensorMetadata { name: spec.name.clone(), datatype, shape }, tensor.elements().to_bytes().into())
         });
         Self { inputs: inputs.collect(), outputs: signature.outputs.clone(), parameters }
     }
