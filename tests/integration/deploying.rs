@@ -168,6 +168,7 @@ struct Deployment {
 
 impl Deployment {
     /// Resolves templates in one process for all tests, since its packages take seconds to load.
+    #[expect(clippy::zombie_processes, reason = "it ends with the tests, which close its input")]
     fn resolve<const COUNT: usize>(parameters: [Value; COUNT]) -> Option<[Self; COUNT]> {
         static RESOLVER: Mutex<Option<(ChildStdin, BufReader<ChildStdout>)>> = Mutex::new(None);
         let mut resolver = RESOLVER.lock().unwrap();
