@@ -14,7 +14,7 @@
 //! which the weights of four inputs are adjacent. A [`Block`] of 64 bytes is a register of AVX-512 VNNI, two of
 //! AVX-VNNI or AVX2, four of NEON, and a row of a tile register of AMX. Activations are rows in a format that each
 //! kernel defines, see [`Kernel::store_activations`]. AMX would fit in: its tiles are rows of unsigned activations and
-//! these blocks of weights. There is no kernel for it yet.
+//! these blocks of weights. A kernel for it does not exist yet.
 //!
 //! # Unsafe code
 //! Apart from `backend/onnx/run.rs`, the files of this module are the only ones of the crate with `unsafe`. It has two
