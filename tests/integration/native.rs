@@ -1,6 +1,6 @@
 //! The native engine: the contract of backends, the results of ONNX Runtime, and the same bits in any company.
 
-use std::{num::NonZeroUsize, path::Path, sync::Arc, time::Duration};
+use std::{fs, num::NonZeroUsize, path::Path, sync::Arc, time::Duration};
 
 use kivu::{
     backend::{
@@ -8,9 +8,10 @@ use kivu::{
         native::{NativeBackend, NativeModel, WeightFiles},
         onnx::Session,
     },
+    build::Request,
     config::{Config, EngineChoice, ModelConfig},
     model::Model,
-    pipeline::pooling::cosine,
+    pipeline::{Task, pooling::cosine},
     repository::{Bundle, manifest::Precision},
     tensor::{ElementType, Elements, Tensor},
 };
@@ -20,10 +21,25 @@ use crate::{
     models::{build_request, fixtures, request, runtime},
 };
 
-/// A fixture in int8, built for the native engine.
+/// A fixture in int8. Its weights are random, so there is no floor of its quality.
 fn build(name: &str, folder: &Path) -> Option<Bundle> {
-    let request = request(fixtures().join("models").join(name), folder.join(name), Some(Precision::Int8));
-    Some(build_request(&request, runtime()?).unwrap())
+    build_request(&recipe(name, folder), runtime()?).map(Some).unwrap()
+}
+
+fn recipe(name: &str, folder: &Path) -> Request {
+    let task = match name {
+        "tiny-bert-rank" => Task::TextRanking,
+        "tiny-roberta-nli" | "tiny-deberta-nli" => Task::TextClassification,
+        _ => Task::FeatureExtraction,
+    };
+    let source = fixtures().join("models").join(name);
+    let text = format!(
+        "name = \"{name}\"\ntask = \"{task}\"\n[source]\nfolder = {source:?}\n[quality]\nmean_cosine = 0\n\
+         worst_cosine = 0\nagreement = 0\nmean_difference = 1\n"
+    );
+    let recipe = folder.join(format!("{name}.toml"));
+    fs::write(&recipe, text).unwrap();
+    request(recipe, folder.join(name), Some(Precision::Int8))
 }
 
 fn model(bundle: &Bundle) -> NativeModel {
@@ -188,8 +204,7 @@ fn each_engine_can_be_chosen() {
     assert!(!arithmetic(EngineChoice::Onnx).contains("native engine"));
 
     // A model that only ONNX Runtime can run.
-    let deberta = fixtures().join("models/tiny-deberta-v2");
-    let mut request = request(deberta, folder.path().join("deberta"), Some(Precision::Int8));
+    let mut request = recipe("tiny-deberta-nli", folder.path());
     let deberta = build_request(&request, runtime().unwrap()).unwrap();
     assert_eq!(deberta.manifest().engine, Engine::Onnx);
     assert!(open(&deberta, EngineChoice::Auto).is_ok());
@@ -197,5 +212,5 @@ fn each_engine_can_be_chosen() {
     assert!(error.contains("expected a graph that the native engine supports"), "{error}");
     request.engine = EngineChoice::Native;
     let error = build_request(&request, runtime().unwrap()).unwrap_err().chain();
-    assert!(error.contains("for the native engine, but found `DebertaV2Model`"), "{error}");
+    assert!(error.contains("for the native engine, but found `DebertaV2ForSequenceClassification`"), "{error}");
 }
