@@ -81,7 +81,7 @@ class Measurement:
     def __init__(self, arguments, folder):
         self.kivu, self.laboratory, self.bundles = arguments.kivu, arguments.laboratory, arguments.bundles
         self.compare, self.folder = arguments.compare, folder
-        self.minilm = self.bundles / "minilm"
+        self.minilm, self.baseline = self.bundles / "minilm", arguments.baseline
 
     def lab(self, *arguments):
         output = subprocess.run([self.laboratory, *map(str, arguments)], check=True, stdout=subprocess.PIPE)
@@ -89,7 +89,7 @@ class Measurement:
 
     def bench(self, bundle):
         path = self.folder / "figures.json"
-        subprocess.run([self.kivu, "bench", bundle, "--json", path], check=True)
+        subprocess.run([self.kivu, "bench", bundle, "--baseline", self.baseline, "--json", path], check=True)
         return {entry["name"]: entry for entry in json.loads(path.read_text())}
 
     def latency(self, name, server, requests, against, runs=1):
@@ -97,12 +97,12 @@ class Measurement:
         files = [self.folder / f"{number}" for number, _ in enumerate(requests)]
         for file, content in zip(files, requests):
             file.write_bytes(content)
-        pairs = [(self.lab("ask", server.address, *files), self.lab("single", self.minilm)) for _ in range(TURNS)]
+        pairs = [(self.lab("ask", server.address, *files), self.lab("single", self.baseline)) for _ in range(TURNS)]
         http, session = map(statistics.median, zip(*pairs))
         return figure(name, http, session * runs, "ms", against)
 
     def cold_start(self, first_response_ms):
-        parts = [self.lab("parts", self.minilm) for _ in range(STARTS)]
+        parts = [self.lab("parts", self.baseline) for _ in range(STARTS)]
         serial = {name: statistics.median(part[name] for part in parts) for name in ("library", "session", "first run")}
         against = "load the library, create a session, run it once"
         return {**figure("process start to first response", first_response_ms, sum(serial.values()), "ms", against), "parts": serial}
@@ -144,7 +144,7 @@ class Measurement:
         yield figure("mean cosine similarity to fp32", quality["mean_cosine"], None, "", None)
         yield figure("worst cosine similarity to fp32", quality["worst_cosine"], None, "", None)
         yield figure("32 texts of mixed length per request, 4 clients, tokenization included", throughput["value"], best, "texts/s", "plain ONNX Runtime, best schedule")
-        yield figure("plain ONNX Runtime, best schedule", best, self.lab("unsorted", self.minilm, 8), "texts/s", "plain ONNX Runtime, batches of 32 texts in input order")
+        yield figure("plain ONNX Runtime, best schedule", best, self.lab("unsorted", self.baseline, 8), "texts/s", "plain ONNX Runtime, batches of 32 texts in input order")
         yield figure("one short text over HTTP, median", latency["value"], latency["baseline"], "ms", "plain ONNX Runtime")
         with Server(self.kivu, self.minilm, self.bundles / "zero-shot") as server:
             ids = [token["id"] for token in server.post("/tokenize", {"inputs": SHORT})[0]]
@@ -170,6 +170,7 @@ def main():
     parser.add_argument("kivu", type=pathlib.Path)
     parser.add_argument("laboratory", type=pathlib.Path)
     parser.add_argument("bundles", type=pathlib.Path)
+    parser.add_argument("--baseline", type=pathlib.Path, required=True, help="minilm, built with --engine onnx")
     parser.add_argument("--compare", type=pathlib.Path, nargs="*", default=[])
     parser.add_argument("--json", type=pathlib.Path, required=True)
     arguments = parser.parse_args()

@@ -1,10 +1,11 @@
-"""Packs a function: bootstrap, ONNX Runtime, configuration, bundles, and the list of crates.
+"""Packs a function: bootstrap, ONNX Runtime if it is needed, configuration, bundles, and the list of crates.
 
     python functions/package.py ARCHIVE.zip --binary api --bundle DIR [--bundle DIR ...]
-    python functions/package.py FOLDER --binary batch [--bundle DIR ...] [--library DIR]
+    python functions/package.py FOLDER --binary batch [--bundle DIR ...] [--library DIR] [--onnx]
 
 Packs what `cargo lambda build` has built, into an archive (`make package`) or into the folder of `sam build`
-(functions/Makefile). The same files make the same archive, byte for byte.
+(functions/Makefile). The same files make the same archive, byte for byte. ONNX Runtime is left out if all packed bundles
+are for Kivu's native engine; `--onnx` packs it anyway, for other bundles that the function loads from S3.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import hashlib
 import re
 import shutil
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -53,11 +55,15 @@ def main():
     parser.add_argument("--binary", choices=("api", "batch"), required=True, help="the function")
     parser.add_argument("--bundle", type=Path, action="append", default=[])
     parser.add_argument("--library", type=Path, default=LIBRARY_FOLDER, help="the folder of ONNX Runtime")
+    parser.add_argument("--onnx", action="store_true", help="pack ONNX Runtime even if no packed bundle needs it")
     arguments = parser.parse_args()
 
     bootstrap = BUILT / arguments.binary / "bootstrap"
     config = ROOT / "functions" / arguments.binary / "kivu.toml"
-    files = {"bootstrap": bootstrap, "kivu.toml": config, PARTS.name: PARTS, **library_files(arguments.library, bootstrap)}
+    files = {"bootstrap": bootstrap, "kivu.toml": config, PARTS.name: PARTS}
+    check_glibc(bootstrap)
+    if arguments.onnx or not arguments.bundle or not all(map(is_native, arguments.bundle)):
+        files |= library_files(arguments.library, bootstrap)
     for bundle in arguments.bundle:
         for file in sorted(bundle.iterdir()):
             files[f"models/{bundle.name}/{file.name}"] = file
@@ -76,6 +82,18 @@ def main():
         print(f"{arguments.out}: {unpacked / 1e6:.1f} MB")
 
 
+def is_native(bundle):
+    """Whether a bundle is for the native engine, which needs no library."""
+    return tomllib.loads((bundle / "manifest.toml").read_text()).get("engine") == "native"
+
+
+def check_glibc(file):
+    needed = glibc_needed(file)
+    if needed > GLIBC:
+        sys.exit(f"expected {file.name} to need at most glibc {GLIBC}, but found {needed}")
+    print(f"{file.name} needs glibc {needed[0]}.{needed[1]}; provided.al2023 has {GLIBC[0]}.{GLIBC[1]}")
+
+
 def library_files(folder, bootstrap):
     """ONNX Runtime and its licences; the library must fit the bootstrap's architecture and Lambda's glibc."""
     libraries = sorted(folder.glob("libonnxruntime.so.*"))
@@ -87,11 +105,7 @@ def library_files(folder, bootstrap):
             f"expected {library} and {bootstrap} to be for the same architecture, but found different ones; "
             "set ARCHITECTURE to the template's parameter Architecture"
         )
-    for file in (bootstrap, library):
-        needed = glibc_needed(file)
-        if needed > GLIBC:
-            sys.exit(f"expected {file.name} to need at most glibc {GLIBC}, but found {needed}")
-        print(f"{file.name} needs glibc {needed[0]}.{needed[1]}; provided.al2023 has {GLIBC[0]}.{GLIBC[1]}")
+    check_glibc(library)
     notices = {f"lib/{notice.name}": notice for notice in sorted(folder.glob("*.txt"))}
     return {f"lib/{library.name}": library, **notices}
 

@@ -201,6 +201,7 @@ fn open_natively(
         )));
     }
     let graph = bundle.read(&manifest.graph)?;
+    require_known_files(&graph, |name| manifest.file(name).is_some())?;
     let names = WeightFiles::names(&graph)?;
     let size = |name: &String| {
         let size = manifest.file(name).and_then(|file| usize::try_from(file.size).ok());

@@ -48,6 +48,7 @@ const TRANSLATIONS: usize = 20;
 const EXAMPLES: &str = "\
 Examples:
   kivu bench my-model
+  kivu bench my-model --baseline other       with a bundle that was built with `--engine onnx` as the baseline
   kivu bench my-model --json figures.json    also writes the figures for a script";
 
 /// Measure a bundle: throughput, latency, cold start, memory and quality
@@ -60,6 +61,9 @@ Examples:
 pub(super) struct Arguments {
     /// A bundle, or the name of one that was built without `--out`
     bundle: PathBuf,
+    /// The bundle whose graph ONNX Runtime runs, if not the same one: a graph for the native engine is slow there
+    #[arg(long, value_name = "BUNDLE")]
+    baseline: Option<PathBuf>,
     /// The duration of the throughput measurement, in seconds
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
@@ -100,7 +104,13 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     let server = Server::start(&path, config)?;
     figures.extend(match bundle.manifest().task {
         Task::Translation => decoding(&server, bundle.manifest())?,
-        _ => speed(&server, &bundle, config, Duration::from_secs(arguments.seconds))?,
+        _ => {
+            let baseline = match &arguments.baseline {
+                Some(baseline) => &Bundle::open(&config.find_bundle(baseline.clone()))?,
+                None => &bundle,
+            };
+            speed(&server, [&bundle, baseline], config, Duration::from_secs(arguments.seconds))?
+        }
     });
     figures.push(Figure::new("resident memory", "MB", server.resident_mb()?, None));
     print(&format!("quality: {}", quality::text(bundle.manifest().weights.quality)))?;
@@ -125,10 +135,15 @@ fn cold_start(bundle: &Path, manifest: &Manifest, config: &Config) -> Result<f64
 }
 
 /// Throughput and latency, both against the same rows run by the bare session.
-fn speed(server: &Server, bundle: &Bundle, config: &Config, time: Duration) -> Result<Vec<Figure>> {
+fn speed(
+    server: &Server,
+    [bundle, baseline]: [&Bundle; 2],
+    config: &Config,
+    time: Duration,
+) -> Result<Vec<Figure>> {
     let library = library::locate(config.onnxruntime.as_deref(), &config.home)?;
     let (manifest, tokenizer) = (bundle.manifest(), bundle.tokenizer()?);
-    let graph = bundle.path(&manifest.graph);
+    let graph = baseline.path(&baseline.manifest().graph);
     let raw = Raw { runtime: Runtime::load(&library)?, graph, cpus: config.threads() };
     let request = |texts: &[&str]| Request::json(manifest, &body(manifest.task, texts).to_string());
     let texts: Vec<&str> = SENTENCES.lines().collect();
