@@ -212,5 +212,8 @@ fn each_engine_can_be_chosen() {
     assert!(error.contains("expected a graph that the native engine supports"), "{error}");
     request.engine = EngineChoice::Native;
     let error = build_request(&request, runtime().unwrap()).unwrap_err().chain();
-    assert!(error.contains("for the native engine, but found `DebertaV2ForSequenceClassification`"), "{error}");
+    assert!(
+        error.contains("for the native engine, but found `DebertaV2ForSequenceClassification`"),
+        "{error}"
+    );
 }

@@ -154,7 +154,9 @@ fn startup_errors_are_printed() {
     error: expected a bundle in `[folder]/nowhere`, but found no `manifest.toml`
     hint: `kivu build` makes bundles
     ");
-    let no_library = refusal(kivu(&bundle).args(["--engine", "onnx"]).env("KIVU_ONNXRUNTIME", "/nowhere/libonnxruntime.so"));
+    let no_library = refusal(
+        kivu(&bundle).args(["--engine", "onnx"]).env("KIVU_ONNXRUNTIME", "/nowhere/libonnxruntime.so"),
+    );
     insta::assert_snapshot!(no_library, @"error: expected ONNX Runtime at `/nowhere/libonnxruntime.so`, but found no file");
     let twice = refusal(kivu(&bundle).arg(&bundle));
     insta::assert_snapshot!(twice, @"

@@ -50,7 +50,8 @@ fn polynomial<K: Kernel, const N: usize>(kernel: K, x: K::F32x16, coefficients: 
 pub(super) fn exp<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
     // 1.5 × 2^23: adding it rounds to an integer, which is then in the lowest bits.
     let magic = kernel.splat(12_582_912.0);
-    let x = kernel.min(kernel.max(x, kernel.splat(-87.0)), kernel.splat(88.0));
+    // In this order of the arguments, NaN passes both.
+    let x = kernel.min(kernel.splat(88.0), kernel.max(kernel.splat(-87.0), x));
     let shifted = kernel.mul_add(x, kernel.splat(std::f32::consts::LOG2_E), magic);
     let n = kernel.sub(shifted, magic);
     // x − n ln 2, with ln 2 as the sum of two numbers, the first of which has few bits.
@@ -62,7 +63,8 @@ pub(super) fn exp<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
         [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 0.166_666_66, 0.5],
     );
     let p = kernel.add(kernel.mul_add(p, kernel.mul(r, r), r), kernel.splat(1.0));
-    kernel.shift_exponent(p, shifted)
+    // The exponent of NaN is unspecified: adding a product with zero restores NaN.
+    kernel.mul_add(x, kernel.splat(0.0), kernel.shift_exponent(p, shifted))
 }
 
 /// The error function as a rational function on [−4, 4], outside of which it is ±1 in `f32`.
@@ -73,7 +75,7 @@ fn erf<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
     let p = [
         -2.726_142_4e-10,
         2.770_681_4e-8,
-        -2.101_023_9e-6,
+        -2.101_024e-6,
         -5.692_506e-5,
         -7.349_906e-4,
         -2.954_600_2e-3,
@@ -104,7 +106,7 @@ pub(super) fn activate<K: Kernel>(kernel: K, function: Activation, x: K::F32x16)
         Activation::GeluTanh => {
             let cube = kernel.mul(kernel.mul(x, x), x);
             let z = kernel.mul_add(cube, kernel.splat(0.044_715), x);
-            let z = kernel.mul(z, kernel.splat(2.0 * 0.797_884_6));
+            let z = kernel.mul(z, kernel.splat(std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::SQRT_2));
             kernel.mul(x, sigmoid(kernel, z))
         }
         Activation::Relu => kernel.max(kernel.splat(0.0), x),

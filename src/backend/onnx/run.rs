@@ -1,5 +1,4 @@
-//! Runs a session from several threads at once: with the kernels of the native engine, the only unsafe code of the
-//! crate.
+//! Runs a session from several threads at once: with the native engine, the only unsafe code of the crate.
 //!
 //! `ort` allows one thread at a time, for the sake of execution providers (CUDA, DirectML, …) that require it. ONNX
 //! Runtime itself allows concurrent calls of `Run`: its CPU kernels are stateless, and the CPU is the only execution
