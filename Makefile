@@ -277,7 +277,7 @@ IS_ARM64 := $(filter aarch64,$(shell uname -m))
 # The core of Graviton2, the oldest arm64 processor of Lambda.
 EMULATED := $(if $(IS_ARM64),,$(EMULATORS)/qemu-aarch64-static -cpu neoverse-n1 -L $(ARM64)/root)
 # The tests of results, and those of them that take minutes under emulation.
-GOLDENS := goldens:: classifiers:: translation_graphs:: translation:: processors::
+GOLDENS := goldens:: classifiers:: translation_graphs:: translation:: processors:: native::
 SLOW := --skip minilm --skip generating:: --skip bergamot --skip the_sentiment_model
 
 .PHONY: arm64
@@ -307,7 +307,7 @@ arm64-programs: program arm64-compile
 .PHONY: avx2
 avx2: $(ARM64)/cargo.toml ## Test 8-bit products on an emulated x86-64 processor without VNNI
 	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(abspath $(EMULATORS))/qemu-x86_64-static -cpu Haswell" \
-	  cargo test --test integration -- processors::
+	  cargo test --test integration -- processors:: native::
 
 .PHONY: processors
 processors: arm64-programs $(MODELS:%=$(BUNDLES)/%/manifest.toml) $(PRECISIONS:%=.kivu/precisions/%/manifest.toml) ## Measure the results of other processors, emulated

@@ -162,6 +162,18 @@ async fn a_text_has_the_same_bits_in_any_company() {
     }
 }
 
+/// The bits of a vector, whose digest was recorded on a processor with AVX-512 VNNI.
+#[test]
+fn the_bits_are_the_same_on_every_processor() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(bundle) = build("tiny-xlm-roberta", folder.path()) else { return };
+    let backend = backend(&bundle, 1);
+    let output = model(&bundle).run(&row(&batch(&backend, &[60]), 0, 60)).unwrap();
+    let bits = output[0].as_fp32().unwrap().iter().flat_map(|value| value.to_bits().to_le_bytes());
+    let digest = blake3::hash(&bits.collect::<Vec<u8>>()).to_hex();
+    insta::assert_snapshot!(&digest[..16], @"");
+}
+
 #[tokio::test]
 async fn texts_without_tokens_have_no_vectors() {
     let folder = tempfile::tempdir().unwrap();
