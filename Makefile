@@ -69,20 +69,20 @@ test: ## Install the tools of the tests and run all tests
 test-all: test-format test-integration test-s3 test-walk test-arm64
 
 test-format:
-	$(TIMED) cargo fmt --check
+	$(TIMED) cargo fmt --all --check
 
 test-tools:
 	$(TIMED) make --silent tools browser
 
 test-compile:
-	$(TIMED) cargo test --no-run
+	$(TIMED) cargo test --workspace --no-run
 
 # Uses the program that was compiled for the tests.
 test-bundles: test-compile
 	$(TIMED) make --silent --old-file=program bundles
 
 test-unit: test-compile
-	$(TIMED) cargo test --lib
+	$(TIMED) cargo test --workspace --lib
 
 test-integration: test-tools test-bundles test-unit
 	$(TIMED) env $(TEST_TOOLS) cargo test --test integration -- --skip s3::
@@ -140,7 +140,7 @@ features: ## Check the program without optional features, and with each of them
 
 .PHONY: lint
 lint:
-	cargo clippy --all-targets -- --deny warnings
+	cargo clippy --workspace --all-targets -- --deny warnings
 
 LABORATORY = $(firstword $(shell ls -t target/release/deps/laboratory-* 2>/dev/null | grep -v '[.]d$$'))
 

@@ -1,5 +1,7 @@
 //! Layers of transformers, written into a graph in the form that measured fastest.
 
+use kivu_kernel::{GROUP, LANES};
+
 use super::{
     functions,
     onnx::{AttributeProto, GraphBuilder, Value, float, integer},
@@ -7,7 +9,6 @@ use super::{
     weights::{Weight, Weights},
 };
 use crate::{
-    backend::native,
     error::{Error, Result},
     repository::manifest::Precision,
 };
@@ -187,7 +188,7 @@ impl<'a> Layers<'a> {
         let Linear { name, inputs, outputs, bias, .. } = layer;
         let (inputs, outputs) = (*inputs, *outputs);
         let rows = quantise::rows(&layer.weight, inputs);
-        let shape = [outputs / native::LANES, inputs / native::GROUP, native::LANES, native::GROUP];
+        let shape = [outputs / LANES, inputs / GROUP, LANES, GROUP];
         let panels = quantise::panels(&rows.values, inputs);
         let panels = self.graph.bytes(&format!("{name}.panels"), &shape, &panels);
         let sums: Vec<i32> = rows

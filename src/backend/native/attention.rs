@@ -1,10 +1,9 @@
 //! Attention within one text, for one head at a time. The matrix of scores is never held: queries pass in groups of
 //! eight.
 
-use super::{
-    kernel::{Kernel, LANES, Lanes, Rows},
-    math::{exp, largest, sum},
-};
+use kivu_kernel::{Kernel, LANES, Lanes, Rows};
+
+use super::math::{exp, largest, sum};
 
 /// Queries that are computed together.
 const QUERIES: usize = 8;

@@ -9,8 +9,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use bytemuck::Pod;
 use bytes::Bytes;
 
+use kivu_kernel::LANES;
+
 use super::{
-    kernel::LANES,
     program::{
         Activation, Attention, Dense, Index, Limits, Linear, Norm, Per, Program, RowOperation, RowStage,
         Stage, Table, Value, ValueId, View,

@@ -1,7 +1,8 @@
 //! Linear layers. Activations are quantised to u8, each row with a scale and a minimum of its own.
 
+use kivu_kernel::{Kernel, LANES, Lanes, MAX_ROWS, Panel, Rows, Sums};
+
 use super::{
-    kernel::{Kernel, LANES, Lanes, MAX_ROWS, Panel, Rows, Sums},
     math::{activate, largest, smallest, sum},
     program::{Dense, Linear},
 };

@@ -1,9 +1,8 @@
 //! Functions of rows, in 16 lanes. Sums over a row have one order on every processor, so results have the same bits.
 
-use super::{
-    kernel::{Kernel, LANES, Lanes},
-    program::{Activation, Norm},
-};
+use kivu_kernel::{Kernel, LANES, Lanes};
+
+use super::program::{Activation, Norm};
 
 /// Combines 16 lanes into one number: the upper half with the lower one, until one lane is left.
 #[inline(always)]

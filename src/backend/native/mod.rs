@@ -6,8 +6,7 @@
 
 mod attention;
 mod graph;
-pub(super) mod kernel;
-mod linear;
+pub(super) mod linear;
 mod math;
 mod model;
 mod program;
@@ -18,9 +17,9 @@ mod workers;
 use std::num::NonZeroUsize;
 
 use async_trait::async_trait;
+use kivu_kernel::InstructionSet;
 
-pub(crate) use self::kernel::{GROUP, LANES};
-use self::{kernel::InstructionSet, workers::Workers};
+use self::workers::Workers;
 pub use self::{
     model::{NativeModel, WeightFiles},
     weights::Buffer,

@@ -8,9 +8,10 @@ use std::{
 
 use bytes::Bytes;
 
+use kivu_kernel::InstructionSet;
+
 use super::{
     graph,
-    kernel::InstructionSet,
     program::{Per, Program},
     run::{Scratch, Token, Values},
     weights::{self, Buffer},

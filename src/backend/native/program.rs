@@ -4,10 +4,9 @@
 //! treat each row on its own, so a run computes them in blocks of rows, and a text has the same bits in any company.
 //! Only attention combines rows, those of one text.
 
-use super::{
-    kernel::{Block, Lanes, Sums},
-    weights::Array,
-};
+use kivu_kernel::{Block, Lanes, Sums};
+
+use super::weights::Array;
 
 /// A model.
 #[derive(Debug)]
@@ -30,7 +29,7 @@ pub(super) type ValueId = usize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Value {
     pub(super) per: Per,
-    /// Values per row, a multiple of [`LANES`](super::kernel::LANES) except for outputs.
+    /// Values per row, a multiple of [`LANES`](kivu_kernel::LANES) except for outputs.
     pub(super) width: usize,
     /// The index of its memory, which values share that are not needed at the same time.
     pub(super) slot: usize,

@@ -8,9 +8,10 @@ use std::{
     sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
+use kivu_kernel::{InstructionSet, Kernel, KernelFn, LANES, MAX_ROWS};
+
 use super::{
     attention::Head,
-    kernel::{InstructionSet, Kernel, KernelFn, LANES, MAX_ROWS},
     linear::{Quantised, dense, linear},
     math::{activate, normalise},
     program::{Attention, Index, Per, Program, RowOperation, RowStage, Stage, Table, Value, ValueId, View},

@@ -2,9 +2,10 @@
 
 use std::{collections::BTreeMap, path::Path};
 
+use kivu_kernel::LANES;
+
 use super::distances::{Convolution, Distances};
 use crate::{
-    backend::native::LANES,
     build::{
         config::{ConfigFile, check_heads},
         layers::Activation,

@@ -1,11 +1,13 @@
 //! Opens the weights of an encoder, and an adapter's, as the source of a bundle.
 
+use kivu_kernel::LANES;
+
 use super::{
     config::{EncoderConfig, Head, WORDS},
     graph::{LOGITS, OUTPUT, graph},
 };
 use crate::{
-    backend::{Engine, native::LANES},
+    backend::Engine,
     build::{
         config::ConfigFile,
         files::read_tokenizer,

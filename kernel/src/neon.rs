@@ -3,7 +3,7 @@
 //!
 //! Their intrinsics are not stable yet, so the instructions are inline assembly.
 
-#![expect(unsafe_code, reason = "the argument is in the documentation of the parent module")]
+#![expect(unsafe_code, reason = "the argument is in the documentation of the crate")]
 
 use std::{
     arch::{aarch64::*, asm, is_aarch64_feature_detected},
@@ -17,12 +17,12 @@ use super::{
 
 /// NEON, with integer products by the instructions `I`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Neon<I>(I);
+pub struct Neon<I>(I);
 
 /// NEON with dot products of signed integers. Activations become signed, and the sums begin with the difference.
-pub(crate) type NeonDotProduct = Neon<Sdot>;
+pub type NeonDotProduct = Neon<Sdot>;
 /// NEON with dot products of signed and unsigned integers.
-pub(crate) type NeonI8mm = Neon<Sudot>;
+pub type NeonI8mm = Neon<Sudot>;
 
 /// 16 numbers.
 type F32x16 = [float32x4_t; 4];
@@ -30,7 +30,7 @@ type F32x16 = [float32x4_t; 4];
 type I32x16 = [int32x4_t; 4];
 
 /// Instructions for integer products.
-pub(crate) trait Int8Products: Copy + Send + Sync + 'static {
+pub trait Int8Products: Copy + Send + Sync + 'static {
     /// Activations are stored with these bits inverted.
     const INVERTED_BITS: u8;
 
@@ -65,7 +65,7 @@ const PRODUCT_ROWS: usize = 6;
 
 impl<I: Int8Products> Neon<I> {
     /// The kernel, if this processor has its features.
-    pub(crate) fn new() -> Option<Self> {
+    pub fn new() -> Option<Self> {
         I::new().map(Self)
     }
 }
@@ -152,7 +152,7 @@ fn quarters<T>(values: &[T; LANES]) -> &[[T; LANES / 4]; 4] {
 
 /// Products by `sdot`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sdot(());
+pub struct Sdot(());
 
 impl Int8Products for Sdot {
     /// Subtracts 128.
@@ -201,7 +201,7 @@ impl Int8Products for Sdot {
 
 /// Products by `sudot`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sudot(());
+pub struct Sudot(());
 
 impl Int8Products for Sudot {
     const INVERTED_BITS: u8 = 0;

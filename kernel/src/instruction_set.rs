@@ -10,28 +10,34 @@ use super::{NeonDotProduct, NeonI8mm};
 
 /// A kernel that this processor can execute.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum InstructionSet {
+pub enum InstructionSet {
+    /// AVX-512 with VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni(Avx512Vnni),
+    /// VNNI with 256 bits.
     #[cfg(target_arch = "x86_64")]
     AvxVnni(AvxVnni),
+    /// AVX2 without VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
+    /// NEON with products of 8-bit matrices.
     #[cfg(target_arch = "aarch64")]
     NeonI8mm(NeonI8mm),
+    /// NEON with 8-bit dot products.
     #[cfg(target_arch = "aarch64")]
     NeonDotProduct(NeonDotProduct),
+    /// Ordinary Rust.
     Plain(Plain),
 }
 
 impl InstructionSet {
     /// The fastest kernel for this processor.
-    pub(crate) fn detected() -> Self {
+    pub fn detected() -> Self {
         Self::available().next().unwrap_or(Self::Plain(Plain))
     }
 
     /// All kernels that this processor can execute, the fastest first.
-    pub(crate) fn available() -> impl Iterator<Item = Self> {
+    pub fn available() -> impl Iterator<Item = Self> {
         let all = [
             #[cfg(target_arch = "x86_64")]
             Avx512Vnni::new().map(Self::Avx512Vnni),
@@ -49,7 +55,7 @@ impl InstructionSet {
     }
 
     /// Calls a function that is compiled for these instructions.
-    pub(crate) fn call<F: KernelFn>(self, function: F) -> F::Output {
+    pub fn call<F: KernelFn>(self, function: F) -> F::Output {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Vnni(kernel) => kernel.call(function),

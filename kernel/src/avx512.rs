@@ -1,6 +1,6 @@
 //! The kernel for x86-64 processors with AVX-512 and its 8-bit products (VNNI).
 
-#![expect(unsafe_code, reason = "the argument is in the documentation of the parent module")]
+#![expect(unsafe_code, reason = "the argument is in the documentation of the crate")]
 
 use std::arch::x86_64::*;
 
@@ -11,14 +11,14 @@ use super::{
 
 /// AVX-512 with VNNI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Avx512Vnni(());
+pub struct Avx512Vnni(());
 
 /// Blocks of a panel between the one in use and the one that is fetched: 8 KiB.
 const PREFETCHED_BLOCKS: usize = 128;
 
 impl Avx512Vnni {
     /// The kernel, if this processor has its features.
-    pub(crate) fn new() -> Option<Self> {
+    pub fn new() -> Option<Self> {
         let detected = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")

@@ -1,6 +1,6 @@
 //! The kernels for x86-64 processors with registers of 256 bits, with and without 8-bit products (AVX-VNNI).
 
-#![expect(unsafe_code, reason = "the argument is in the documentation of the parent module")]
+#![expect(unsafe_code, reason = "the argument is in the documentation of the crate")]
 
 use std::arch::x86_64::*;
 
@@ -11,15 +11,15 @@ use super::{
 
 /// AVX2 and FMA, with integer products by the instructions `I`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Bits256<I>(I);
+pub struct Bits256<I>(I);
 
 /// AVX2 without 8-bit products: the factors are widened to 16 bits, so that no sum saturates.
-pub(crate) type Avx2 = Bits256<Madd>;
+pub type Avx2 = Bits256<Madd>;
 /// AVX-VNNI.
-pub(crate) type AvxVnni = Bits256<Vnni>;
+pub type AvxVnni = Bits256<Vnni>;
 
 /// Instructions for integer products.
-pub(crate) trait Int8Products: Copy + Send + Sync + 'static {
+pub trait Int8Products: Copy + Send + Sync + 'static {
     const ACTIVATION_SIZE: usize;
 
     /// If this processor has the instructions.
@@ -45,7 +45,7 @@ const PREFETCHED_GROUPS: usize = 2048;
 
 impl<I: Int8Products> Bits256<I> {
     /// The kernel, if this processor has its features.
-    pub(crate) fn new() -> Option<Self> {
+    pub fn new() -> Option<Self> {
         let detected = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
         if detected { I::new().map(Self) } else { None }
     }
@@ -172,7 +172,7 @@ fn low_bytes(a: [__m256; 2]) -> [u8; LANES] {
 
 /// Products by `vpdpbusd`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Vnni(());
+pub struct Vnni(());
 
 impl Int8Products for Vnni {
     const ACTIVATION_SIZE: usize = 1;
@@ -221,7 +221,7 @@ impl Int8Products for Vnni {
 
 /// Products by `vpmaddwd`, which multiplies integers of 16 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Madd(());
+pub struct Madd(());
 
 impl Int8Products for Madd {
     const ACTIVATION_SIZE: usize = 2;

@@ -1,4 +1,4 @@
-//! Arithmetic of the native backend, with one implementation for each family of processors.
+//! The arithmetic of Kivu's native engine, with one implementation for each family of processors.
 //!
 //! A [`Kernel`] multiplies 8-bit integers and `f32` matrices and calculates with 16 `f32` lanes. [`Plain`] is
 //! ordinary Rust and defines the results; all other kernels return the same bits:
@@ -17,8 +17,7 @@
 //! these blocks of weights. A kernel for it does not exist yet.
 //!
 //! # Unsafe code
-//! Apart from `backend/onnx/run.rs`, the files of this module are the only ones of the crate with `unsafe`. It has two
-//! uses:
+//! This crate has `unsafe` code for two reasons:
 //! - Intrinsics, and functions compiled for processor features. A value of a kernel's type is proof that this
 //!   processor has its features: the only constructor, `new`, detects them.
 //! - Unaligned loads and stores of vector registers. Their pointers are derived from references to arrays of at least
@@ -36,49 +35,48 @@ mod plain;
 mod tests;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use avx2::{Avx2, AvxVnni};
+pub use avx2::{Avx2, AvxVnni};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use avx512::Avx512Vnni;
-pub(crate) use instruction_set::InstructionSet;
+pub use avx512::Avx512Vnni;
+pub use instruction_set::InstructionSet;
 #[cfg(target_arch = "aarch64")]
-pub(crate) use neon::{NeonDotProduct, NeonI8mm};
-pub(crate) use plain::Plain;
+pub use neon::{NeonDotProduct, NeonI8mm};
+pub use plain::Plain;
 
 /// The number of `f32` lanes of a kernel, and of columns of a panel.
-pub(crate) const LANES: usize = 16;
+pub const LANES: usize = 16;
 /// 16 numbers.
-pub(crate) type Lanes = [f32; LANES];
+pub type Lanes = [f32; LANES];
 /// 16 sums of integer products.
-pub(crate) type Sums = [i32; LANES];
+pub type Sums = [i32; LANES];
 /// The weights of four inputs for 16 columns.
-pub(crate) type Block = [[i8; GROUP]; LANES];
+pub type Block = [[i8; GROUP]; LANES];
 /// The number of inputs of a block.
-pub(crate) const GROUP: usize = 4;
+pub const GROUP: usize = 4;
 /// The largest number of rows of [`Kernel::tile`] and [`Kernel::product`].
-pub(crate) const MAX_ROWS: usize = 12;
+pub const MAX_ROWS: usize = 12;
 
 /// 16 columns of a matrix of weights.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Panel<'a> {
+pub struct Panel<'a> {
     /// The weights, four inputs each.
-    pub(crate) blocks: &'a [Block],
+    pub blocks: &'a [Block],
     /// The sum of each column.
-    #[cfg_attr(
-        not(target_arch = "aarch64"),
-        expect(dead_code, reason = "only kernels with signed activations need it")
-    )]
-    pub(crate) column_sums: &'a Sums,
+    pub column_sums: &'a Sums,
 }
 
 /// Rows that begin `stride` values after each other.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rows<'a> {
-    pub(crate) values: &'a [f32],
-    pub(crate) stride: usize,
+pub struct Rows<'a> {
+    /// The values of all rows.
+    pub values: &'a [f32],
+    /// The distance of the beginnings of two rows.
+    pub stride: usize,
 }
 
 /// A function that is compiled for every kernel.
-pub(crate) trait KernelFn {
+pub trait KernelFn {
+    /// The result.
     type Output;
 
     /// Implementations are `#[inline(always)]`, as are the functions that they call with `kernel`: only code that is
@@ -89,7 +87,7 @@ pub(crate) trait KernelFn {
 /// The arithmetic of a family of processors.
 ///
 /// Kernels are zero-sized. A value exists only on processors that can execute it.
-pub(crate) trait Kernel: Copy + Send + Sync + 'static {
+pub trait Kernel: Copy + Send + Sync + 'static {
     /// 16 numbers, in registers.
     type F32x16: Copy;
 
@@ -99,12 +97,19 @@ pub(crate) trait Kernel: Copy + Send + Sync + 'static {
     /// Calls a function that is compiled for this processor.
     fn call<F: KernelFn>(self, function: F) -> F::Output;
 
+    /// Loads 16 numbers.
     fn load(self, values: &Lanes) -> Self::F32x16;
+    /// Stores 16 numbers.
     fn store(self, a: Self::F32x16, out: &mut Lanes);
+    /// 16 times the same number.
     fn splat(self, value: f32) -> Self::F32x16;
+    /// `a + b`
     fn add(self, a: Self::F32x16, b: Self::F32x16) -> Self::F32x16;
+    /// `a - b`
     fn sub(self, a: Self::F32x16, b: Self::F32x16) -> Self::F32x16;
+    /// `a × b`
     fn mul(self, a: Self::F32x16, b: Self::F32x16) -> Self::F32x16;
+    /// `a / b`
     fn div(self, a: Self::F32x16, b: Self::F32x16) -> Self::F32x16;
     /// `a × b + c`, rounded once.
     fn mul_add(self, a: Self::F32x16, b: Self::F32x16, c: Self::F32x16) -> Self::F32x16;

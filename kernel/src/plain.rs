@@ -6,7 +6,7 @@ use super::{Block, GROUP, Kernel, KernelFn, LANES, Lanes, Panel, Rows, Sums, ass
 
 /// Ordinary Rust.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Plain;
+pub struct Plain;
 
 #[inline(always)]
 fn zip(a: Lanes, b: Lanes, f: impl Fn(f32, f32) -> f32) -> Lanes {
