@@ -5,6 +5,7 @@ mod file;
 mod trie;
 mod unigram;
 mod vocabulary;
+mod word_pieces;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -121,7 +122,7 @@ impl Tokenizer {
     }
 
     /// Converts a `tokenizer.json` to a form that loads some 20 times as fast if its vocabulary is large. Supports
-    /// Unigram models and BPE models of SentencePiece; `None` for all others.
+    /// WordPiece models, Unigram models and BPE models of SentencePiece; `None` for all others.
     pub fn compile(json: &[u8]) -> Result<Option<Vec<u8>>> {
         file::compile(json)
     }
@@ -362,7 +363,7 @@ mod tests {
 
     #[test]
     fn compiled_tokenizers_give_the_same_tokens() {
-        for model in ["tiny-xlm-roberta", "tiny-deberta-v2", "tiny-nllb"] {
+        for model in ["tiny-bert", "tiny-distilbert", "tiny-xlm-roberta", "tiny-deberta-v2", "tiny-nllb"] {
             let json = fixture(model);
             let own = Tokenizer::from_json(&json).unwrap();
             let quick = Tokenizer::from_compiled(Tokenizer::compile(&json).unwrap().unwrap()).unwrap();
@@ -378,7 +379,6 @@ mod tests {
 
     #[test]
     fn other_models_are_not_compiled() {
-        assert_eq!(Tokenizer::compile(&fixture("tiny-bert")).unwrap(), None);
         assert_eq!(Tokenizer::compile(&fixture("tiny-roberta")).unwrap(), None);
     }
 
@@ -443,9 +443,12 @@ mod tests {
 
     #[test]
     fn truncated_compiled_tokenizers_are_refused() {
-        let compiled = Tokenizer::compile(&fixture("tiny-deberta-v2")).unwrap().unwrap();
-        for length in (0..compiled.len()).step_by(97) {
-            assert!(Tokenizer::from_compiled(compiled[..length].to_vec()).is_err(), "{length} bytes");
+        for model in ["tiny-bert", "tiny-deberta-v2", "tiny-nllb"] {
+            let compiled = Tokenizer::compile(&fixture(model)).unwrap().unwrap();
+            for length in (0..compiled.len()).step_by(97) {
+                let refusal = Tokenizer::from_compiled(compiled[..length].to_vec());
+                assert!(refusal.is_err(), "{model}: {length} bytes");
+            }
         }
     }
 }

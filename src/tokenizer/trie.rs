@@ -52,18 +52,22 @@ impl PieceTrie {
 
     /// The pieces that are prefixes of `text`, the shortest first: their ids and their lengths in bytes.
     pub(super) fn prefixes<'a>(&'a self, text: &'a str) -> impl Iterator<Item = (u32, usize)> + 'a {
-        self.trie.common_prefix_search(text).filter(|(id, _)| (*id as usize) < self.count)
+        // A zero byte leads the crate to unused units, which may be the beginning of other pieces.
+        let has_no_zero = |(_, length): &(u32, usize)| !text.as_bytes()[..*length].contains(&0);
+        let matches = self.trie.common_prefix_search(text).take_while(has_no_zero);
+        matches.filter(|(id, _)| (*id as usize) < self.count)
     }
 
     pub(super) fn id_of(&self, piece: &str) -> Option<u32> {
         self.prefixes(piece).find(|(_, length)| *length == piece.len()).map(|(id, _)| id)
     }
 
+    /// The piece with this id; `None` for unused ids.
     pub(super) fn piece(&self, id: u32) -> Option<&str> {
         let (ends, _) = self.ends.as_chunks();
         let end = |id: u32| Some(u32::from_le_bytes(*ends.get(id as usize)?) as usize);
         let start = if id == 0 { 0 } else { end(id - 1)? };
-        std::str::from_utf8(self.text.get(start..end(id)?)?).ok()
+        std::str::from_utf8(self.text.get(start..end(id)?)?).ok().filter(|piece| !piece.is_empty())
     }
 }
 

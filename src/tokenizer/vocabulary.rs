@@ -1,4 +1,4 @@
-//! The models of tokenizers: those of the crate, and two that load quickly if their vocabulary is large.
+//! The models of tokenizers: those of the crate, and those that load quickly if their vocabulary is large.
 
 use std::{
     collections::HashMap,
@@ -9,13 +9,16 @@ use bytes::Bytes;
 use serde_json::Value;
 use tokenizers::{
     Model, Result as RawResult, Token,
-    models::{ModelWrapper, TrainerWrapper, bpe::BpeTrainer, unigram::UnigramTrainer},
+    models::{
+        ModelWrapper, TrainerWrapper, bpe::BpeTrainer, unigram::UnigramTrainer, wordpiece::WordPieceTrainer,
+    },
 };
 
 use super::{
     byte_pairs::{self, BytePairs},
     trie::{PieceTrie, take},
     unigram::{self, Unigram},
+    word_pieces::{self, WordPieces},
 };
 
 /// The model of a tokenizer, which splits words into pieces.
@@ -24,6 +27,7 @@ pub(super) enum Vocabulary {
     Standard(ModelWrapper),
     Unigram(Unigram),
     BytePairs(BytePairs),
+    WordPieces(WordPieces),
 }
 
 impl Vocabulary {
@@ -32,17 +36,20 @@ impl Vocabulary {
         match model {
             ModelWrapper::Unigram(model) => Unigram::file_of(model),
             ModelWrapper::BPE(_) => BytePairs::file_of(json),
-            _ => None,
+            ModelWrapper::WordPiece(_) => WordPieces::file_of(json),
+            ModelWrapper::WordLevel(_) => None,
         }
     }
 
     /// Reads the output of [`file_of`](Self::file_of); `None` if it is invalid.
     pub(super) fn read(mut file: Bytes) -> Option<Self> {
         let magic = take(&mut file, 1, unigram::MAGIC.len())?;
-        if magic == unigram::MAGIC[..] {
-            return Unigram::read(file).map(Self::Unigram);
+        match magic.first_chunk() {
+            Some(&unigram::MAGIC) => Unigram::read(file).map(Self::Unigram),
+            Some(&byte_pairs::MAGIC) => BytePairs::read(file).map(Self::BytePairs),
+            Some(&word_pieces::MAGIC) => WordPieces::read(file).map(Self::WordPieces),
+            _ => None,
         }
-        if magic == byte_pairs::MAGIC[..] { BytePairs::read(file).map(Self::BytePairs) } else { None }
     }
 
     /// The pieces of a compiled model, or the model of the crate.
@@ -51,6 +58,7 @@ impl Vocabulary {
             Self::Standard(model) => Err(model),
             Self::Unigram(unigram) => Ok(unigram.pieces()),
             Self::BytePairs(pairs) => Ok(pairs.pieces()),
+            Self::WordPieces(words) => Ok(words.pieces()),
         }
     }
 }
@@ -69,6 +77,7 @@ impl Model for Vocabulary {
             Self::Standard(model) => model.tokenize(word),
             Self::Unigram(unigram) => unigram.tokenize(word),
             Self::BytePairs(pairs) => Ok(pairs.tokenize(word)),
+            Self::WordPieces(words) => Ok(words.tokenize(word)),
         }
     }
 
@@ -93,6 +102,7 @@ impl Model for Vocabulary {
             Self::Standard(model) => model.get_vocab_size(),
             Self::Unigram(unigram) => unigram.pieces().count(),
             Self::BytePairs(pairs) => pairs.size(),
+            Self::WordPieces(words) => words.size(),
         }
     }
 
@@ -106,6 +116,7 @@ impl Model for Vocabulary {
             Self::Standard(model) => model.get_trainer(),
             Self::Unigram(_) => UnigramTrainer::default().into(),
             Self::BytePairs(_) => BpeTrainer::default().into(),
+            Self::WordPieces(_) => WordPieceTrainer::default().into(),
         }
     }
 }

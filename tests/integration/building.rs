@@ -175,7 +175,7 @@ fn a_damaged_bundle_is_not_served() {
     let refusals = [
         refusal(&|bundle| flip(&bundle.join("weights.bin"))),
         refusal(&|bundle| flip(&bundle.join("model.onnx"))),
-        refusal(&|bundle| flip(&bundle.join("tokenizer.json"))),
+        refusal(&|bundle| flip(&bundle.join("tokenizer.pieces"))),
         refusal(&|bundle| {
             fs::File::options().write(true).open(bundle.join("weights.bin")).unwrap().set_len(100).unwrap()
         }),
@@ -194,7 +194,7 @@ fn a_damaged_bundle_is_not_served() {
     ];
     insta::assert_snapshot!(refusals.join("\n"), @r#"expected `[folder]/spoilt/weights.bin` to have the BLAKE3 … but found … the bundle is damaged: build or fetch it again
 expected `[folder]/spoilt/model.onnx` to have the BLAKE3 … but found … the bundle is damaged: build or fetch it again
-expected `[folder]/spoilt/tokenizer.json` to have the BLAKE3 … but found … the bundle is damaged: build or fetch it again
+expected `[folder]/spoilt/tokenizer.pieces` to have the BLAKE3 … but found … the bundle is damaged: build or fetch it again
 expected `[folder]/spoilt/weights.bin` to have 31936 bytes, but found 100; the bundle is damaged: build or fetch it again
 cannot read `[folder]/spoilt/weights.bin`: No such file or directory (os error 2)
 expected a bundle in `[folder]/spoilt`, but found no `manifest.toml`; `kivu build` makes bundles
