@@ -69,7 +69,7 @@ enum Local {
 
 /// Loads a bundle. One in S3 is read into memory, unless there is a cache on disk.
 ///
-/// One thread reads the tokenizers and hashes the weights while another creates the session; every hash is verified
+/// One thread reads the tokenizers while another creates the session; then both hash the weights. Every hash is verified
 /// before this returns. A model that runs only on a fleet needs neither graphs nor weights.
 pub(super) fn load(bundle: &Bundle, config: &Config, placement: &Placement) -> Result<Loaded> {
     let cached = match (&config.cache, bundle.home()) {
@@ -107,19 +107,24 @@ pub(super) fn load(bundle: &Bundle, config: &Config, placement: &Placement) -> R
     let mapped = manifest.files.iter().map(|file| file.name.as_str());
     let mapped = mapped.filter(|name| is_mapped && !read.contains(name)).map(|name| bundle.path(name));
     let files = Arc::new(MappedFiles::open(mapped)?);
+    // Files that are read into memory are hashed while they are read.
+    let verification = is_mapped.then(|| bundle.verification(&read)).transpose()?;
+    let verify = || verification.as_ref().map_or(Ok(()), |verification| verification.work());
     thread::scope(|scope| {
         // Two threads, since most functions have two CPUs.
         let tokenizers = scope.spawn(|| {
             let tokenizers = read_tokenizers(bundle, settings)?;
-            // Files that are read into memory are hashed while they are read.
             if is_mapped {
-                starting("verify", || bundle.verify(&read))?;
+                starting("verify", verify)?;
             }
             Ok(tokenizers)
         });
         let opened = open_graphs(bundle, config, is_mapped.then_some(&files));
+        let helped = if opened.is_ok() { verify() } else { Ok(()) };
         let panicked = |_| Err(Error::model(format!("loading `{}` panicked", manifest.name)));
         let tokenizers = tokenizers.join().unwrap_or_else(panicked)?;
+        helped?;
+        verification.as_ref().map_or(Ok(()), |verification| verification.finish())?;
         let (local, arithmetic) = opened?;
         files.require_loaded()?;
         let route = match local {

@@ -10,6 +10,7 @@ use std::{
 use sha2::{Digest, Sha256};
 
 use super::{
+    hashes::FileHashes,
     manifest::{File, Manifest},
     s3::{Object, Store, Url},
 };
@@ -135,10 +136,40 @@ impl Bundle {
         self.manifest.file(name).ok_or_else(unknown)
     }
 
-    /// Verifies the size and the digest of each file except those in `except`.
-    pub fn verify(&self, except: &[&str]) -> Result<()> {
-        let names = self.manifest.files.iter().map(|file| file.name.as_str());
-        names.filter(|name| !except.contains(name)).try_for_each(|name| self.stream(name, |_| ()))
+    /// Verifies the size and the digest of each file.
+    pub fn verify(&self) -> Result<()> {
+        let mut names = self.manifest.files.iter().map(|file| file.name.as_str());
+        names.try_for_each(|name| self.stream(name, |_| ()))
+    }
+
+    /// Begins the verification of all files in a local folder except those in `except`.
+    pub fn verification(&self, except: &[&str]) -> Result<Verification<'_>> {
+        let files = self.manifest.files.iter().filter(|file| !except.contains(&file.name.as_str()));
+        let files: Vec<(&File, PathBuf)> = files.map(|file| (file, self.path(&file.name))).collect();
+        let hashes = FileHashes::open(files.iter().map(|(_, path)| path.clone()))?;
+        Ok(Verification { files, hashes })
+    }
+}
+
+/// The verification of a bundle's files, in which threads can share.
+#[derive(Debug)]
+pub struct Verification<'a> {
+    files: Vec<(&'a File, PathBuf)>,
+    hashes: FileHashes,
+}
+
+impl Verification<'_> {
+    /// Hashes parts of the files until none is left. Other threads may still be busy then.
+    pub fn work(&self) -> Result<()> {
+        self.hashes.work()
+    }
+
+    /// Compares sizes and digests with the manifest, once all threads are done.
+    pub fn finish(&self) -> Result<()> {
+        let unfinished = || Error::model("the files of the bundle are not verified");
+        let hashes = self.hashes.finish().ok_or_else(unfinished)?;
+        let mut found = self.files.iter().zip(hashes);
+        found.try_for_each(|((file, path), (size, hash))| check(file, path, size, hash))
     }
 }
 

@@ -3,6 +3,7 @@
 
 pub mod bundle;
 pub mod folder;
+mod hashes;
 pub mod manifest;
 pub mod remote;
 pub mod s3;

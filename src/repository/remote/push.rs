@@ -101,7 +101,7 @@ fn send_files(store: &Store, bundle: &Bundle, place: &Url, notes: &Path, meter: 
     if missing.is_empty() {
         return Ok(false);
     }
-    bundle.verify(&[])?;
+    bundle.verify()?;
     meter.begin("push", missing.iter().map(|(file, _)| file.size).sum());
     let mut sending = Vec::new();
     for (file, target) in missing {

@@ -35,7 +35,7 @@ pub fn write(bundle: &Bundle, repository: &Path, options: &Options) -> Result<Ve
     if options.tensorrt && is_python {
         return Err(Error::config("expected TensorRT with the backend `onnxruntime`, but found `python`"));
     }
-    bundle.verify(&[])?;
+    bundle.verify()?;
     let name = manifest.name.clone();
     let mut names = vec![name.clone()];
     let version = begin(repository, &name, &graph_config(bundle, options)?)?;

@@ -36,7 +36,7 @@ pub(super) fn write(
     let manifest = bundle.manifest();
     check(&manifest.name, settings, options)?;
     let generation = generation(bundle, settings)?;
-    bundle.verify(&[])?;
+    bundle.verify()?;
     let version = begin(repository, &manifest.name, &config(&manifest.name, options)?)?;
     for file in &manifest.files {
         let is_tokenizer = file.name.starts_with(TOKENIZER.trim_end_matches(".json"))
