@@ -405,13 +405,13 @@ impl<'a> Reader<'a> {
     fn check_width(&self, width: usize) -> Result<()> {
         match width.is_multiple_of(LANES) && width > 0 {
             true => Ok(()),
-            false => Err(unsupported(&format!("vectors of {width} values, which is no multiple of {LANES}"))),
+            false => Err(unsupported(&format!("vectors of {width} values, not a multiple of {LANES}"))),
         }
     }
 
     fn tensor(&self, name: &str) -> Result<&'a TensorProto> {
         let tensor = self.constants.get(name).copied();
-        tensor.ok_or_else(|| unsupported(&format!("`{name}`, which is no constant")))
+        tensor.ok_or_else(|| unsupported(&format!("`{name}`, which is not a constant")))
     }
 
     /// The shape of a constant matrix.

@@ -1,7 +1,8 @@
 //! A model as a list of operations on the vectors of packed texts.
 //!
 //! Texts are packed: the tokens of all texts of a run are rows, one after the other, without padding. Operations on rows
-//! treat each row on its own, so a run computes them in blocks of rows, and a text has the same bits in any company.
+//! treat each row on its own, so a run computes them in blocks of rows, and a text has the
+//! same bits whatever else is in the run.
 //! Only attention combines rows, those of one text.
 
 use kivu_kernel::{Block, Lanes, Sums};
