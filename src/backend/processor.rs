@@ -3,9 +3,9 @@
 use std::{fmt, sync::LazyLock};
 
 #[cfg(target_arch = "x86_64")]
-use kivu_kernel::{Avx2, Avx512Vnni, AvxVnni};
+use kivu_engine::kernel::{Avx2, Avx512Vnni, AvxVnni};
 #[cfg(target_arch = "aarch64")]
-use kivu_kernel::{NeonDotProduct, NeonI8mm};
+use kivu_engine::kernel::{NeonDotProduct, NeonI8mm};
 
 /// The instructions for products of 8-bit integers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! Layers of transformers, written into a graph in the form that measured fastest.
 
-use kivu_kernel::{GROUP, LANES};
+use kivu_engine::kernel::{GROUP, LANES};
 
 use super::{
     functions,

@@ -1,6 +1,6 @@
 //! Symmetric 8-bit quantisation with one scale per row.
 
-use kivu_kernel::{GROUP, LANES};
+use kivu_engine::kernel::{GROUP, LANES};
 
 /// The largest magnitude of a symmetric 8-bit integer.
 const MAX_INTEGER: f32 = 127.0;

@@ -8,7 +8,7 @@ use std::{
 /// External crates, as paths begin with them, and the files and folders that may use them.
 const BOUNDARIES: &[(&str, &[&str])] = &[
     ("ort::", &["src/backend/onnx/"]),
-    ("kivu_kernel::", &["src/backend/native/", "src/backend/processor.rs", "src/build/"]),
+    ("kivu_engine::", &["src/backend/native/", "src/backend/processor.rs", "src/build/"]),
     ("tokenizers::", &["src/tokenizer/"]),
     ("safetensors::", &["src/build/weights.rs"]),
     ("arrow_array::", &["src/batch/"]),

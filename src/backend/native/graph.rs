@@ -9,15 +9,15 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use bytemuck::Pod;
 use bytes::Bytes;
 
-use kivu_kernel::LANES;
-
-use super::{
+use kivu_engine::{
+    array::Array,
+    kernel::LANES,
     program::{
         Activation, Attention, Dense, Index, Limits, Linear, Norm, Per, Program, RowOperation, RowStage,
         Stage, Table, Value, ValueId, View,
     },
-    weights::Array,
 };
+
 use crate::{
     backend::{Signature, TensorSpec},
     error::{Error, Result},
@@ -455,7 +455,12 @@ impl<'a> Reader<'a> {
                         Some(Stage::Rows(stage)) if stage.per == per && continues => {
                             stage.operations.push(operation)
                         }
-                        _ => stages.push(Stage::Rows(RowStage::new(per, operation))),
+                        _ => stages.push(Stage::Rows(RowStage {
+                            per,
+                            loads: Vec::new(),
+                            operations: vec![operation],
+                            stores: Vec::new(),
+                        })),
                     }
                 }
             }
@@ -534,39 +539,6 @@ fn assign_slots(values: &mut [Value], stages: &[Stage], output: ValueId) -> usiz
         free.extend(unused);
     }
     slots
-}
-
-impl RowStage {
-    fn new(per: Per, operation: RowOperation) -> Self {
-        Self { per, loads: Vec::new(), operations: vec![operation], stores: Vec::new() }
-    }
-}
-
-impl RowOperation {
-    fn inputs(&self) -> Vec<ValueId> {
-        match *self {
-            Self::Lookup { .. } => Vec::new(),
-            Self::First { input, .. }
-            | Self::Linear { input, .. }
-            | Self::Dense { input, .. }
-            | Self::Activation { input, .. }
-            | Self::Norm { input, residual: None, .. } => vec![input],
-            Self::Norm { input, residual: Some(residual), .. } => vec![input, residual],
-            Self::Add { inputs, .. } => inputs.to_vec(),
-        }
-    }
-
-    pub(super) fn output(&self) -> ValueId {
-        match *self {
-            Self::Lookup { out, .. }
-            | Self::First { out, .. }
-            | Self::Linear { out, .. }
-            | Self::Dense { out, .. }
-            | Self::Activation { out, .. }
-            | Self::Norm { out, .. }
-            | Self::Add { out, .. } => out,
-        }
-    }
 }
 
 /// The data of a constant.

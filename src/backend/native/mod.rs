@@ -4,20 +4,15 @@
 //! equal, and the rest differs by the rounding of `f32`. A text has the same bits whatever other texts are in its
 //! request, whatever the number of threads, and on every processor.
 
-mod attention;
 mod graph;
-pub(super) mod linear;
-mod math;
-mod model;
-mod program;
-mod run;
+pub(super) mod model;
 mod weights;
 mod workers;
 
 use std::num::NonZeroUsize;
 
 use async_trait::async_trait;
-use kivu_kernel::InstructionSet;
+use kivu_engine::kernel::InstructionSet;
 
 use self::workers::Workers;
 pub use self::{

@@ -8,12 +8,14 @@ use std::{
 
 use bytes::Bytes;
 
-use kivu_kernel::InstructionSet;
+use kivu_engine::{
+    kernel::InstructionSet,
+    program::{Per, Program},
+    run::{Scratch, Token, Values},
+};
 
 use super::{
     graph,
-    program::{Per, Program},
-    run::{Scratch, Token, Values},
     weights::{self, Buffer},
 };
 use crate::{
@@ -120,9 +122,44 @@ impl NativeModel {
         let row = |row: usize| {
             let part = row * columns..(row + 1) * columns;
             let [types, mask] = [types, mask].map(|values| values.map(|values| &values[part.clone()]));
-            self.program.tokens(&ids[part], types, mask)
+            self.tokens(&ids[part], types, mask)
         };
         (0..rows).map(row).collect()
+    }
+
+    /// The tokens of a text with these ids, types and mask. Tokens with a mask of zero are left out, since no other
+    /// token attends to them.
+    ///
+    /// Refuses tokens that are not in the tables of the model.
+    fn tokens(&self, ids: &[i64], types: Option<&[i64]>, mask: Option<&[i64]>) -> Result<Vec<Token>> {
+        let limits = &self.program.limits;
+        let within = |name: &str, limit: usize, found: i64| match u32::try_from(found) {
+            Ok(number) if (number as usize) < limit => Ok(number),
+            _ => Err(Error::invalid(format!(
+                "expected {name} from 0 to {}, but found {found}",
+                limit.saturating_sub(1)
+            ))),
+        };
+        let mut count = 0;
+        let mut tokens = Vec::with_capacity(ids.len());
+        for (index, id) in ids.iter().enumerate() {
+            let id = within("token ids", limits.ids, *id)?;
+            let position = match self.program.padding {
+                None => index as i64,
+                Some(padding) if padding == id => i64::from(padding),
+                Some(padding) => {
+                    count += 1;
+                    i64::from(padding) + count
+                }
+            };
+            if mask.is_some_and(|mask| mask[index] == 0) {
+                continue;
+            }
+            let type_id = within("token types", limits.types, types.map_or(0, |types| types[index]))?;
+            let position = within("positions", limits.positions, position)?;
+            tokens.push(Token { id, type_id, position });
+        }
+        Ok(tokens)
     }
 
     /// The output of a batch, from those of its rows. Vectors of masked tokens are zeros.

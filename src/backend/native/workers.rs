@@ -19,12 +19,10 @@ use std::{
     thread,
 };
 
+use kivu_engine::run::{Run, Scratch, Values};
 use tokio::sync::oneshot;
 
-use super::{
-    model::{NativeModel, Texts},
-    run::{Run, Scratch, Values},
-};
+use super::model::{NativeModel, Texts};
 use crate::{
     backend::Deadline,
     error::{Error, Result},

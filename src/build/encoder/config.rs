@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use kivu_kernel::LANES;
+use kivu_engine::kernel::LANES;
 
 use super::distances::{Convolution, Distances};
 use crate::{

@@ -1,6 +1,6 @@
 //! Opens the weights of an encoder, and an adapter's, as the source of a bundle.
 
-use kivu_kernel::LANES;
+use kivu_engine::kernel::LANES;
 
 use super::{
     config::{EncoderConfig, Head, WORDS},

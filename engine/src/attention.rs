@@ -1,9 +1,10 @@
 //! Attention within one text, for one head at a time. The matrix of scores is never held: queries pass in groups of
 //! eight.
 
-use kivu_kernel::{Kernel, LANES, Lanes, Rows};
-
-use super::math::{exp, largest, sum};
+use crate::{
+    kernel::{Kernel, LANES, Lanes, Rows},
+    math::{exp, largest, sum},
+};
 
 /// Queries that are computed together.
 const QUERIES: usize = 8;
@@ -12,15 +13,15 @@ const COLUMNS: usize = 2 * LANES;
 
 /// One head of one text. The buffers are used again for other heads.
 #[derive(Debug, Default)]
-pub(super) struct Head {
+pub(crate) struct Head {
     /// The width of a query, key or value.
-    pub(super) size: usize,
+    pub(crate) size: usize,
     /// Rows of queries.
-    pub(super) queries: Vec<f32>,
+    pub(crate) queries: Vec<f32>,
     /// Rows of keys.
-    pub(super) keys: Vec<f32>,
+    pub(crate) keys: Vec<f32>,
     /// Rows of values, of [`Head::value_stride`] numbers.
-    pub(super) values: Vec<f32>,
+    pub(crate) values: Vec<f32>,
     /// Keys as columns, in panels of 32 keys.
     panels: Vec<f32>,
     scores: Vec<f32>,
@@ -28,13 +29,13 @@ pub(super) struct Head {
 
 impl Head {
     /// The length of a row of values: the size of the head, padded to whole columns of a product.
-    pub(super) fn value_stride(size: usize) -> usize {
+    pub(crate) fn value_stride(size: usize) -> usize {
         size.next_multiple_of(COLUMNS)
     }
 
     /// Writes the context of each query, of `size` numbers, to `out`: values, weighted by softmax(scale × query · key).
     #[inline(always)]
-    pub(super) fn attend<K: Kernel>(&mut self, kernel: K, scale: f32, out: &mut [f32]) {
+    pub(crate) fn attend<K: Kernel>(&mut self, kernel: K, scale: f32, out: &mut [f32]) {
         self.transpose_keys(scale);
         let size = self.size;
         for (queries, out) in self.queries.chunks(QUERIES * size).zip(out.chunks_mut(QUERIES * size)) {

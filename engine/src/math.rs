@@ -1,12 +1,13 @@
 //! Functions of rows, in 16 lanes. Sums over a row have one order on every processor, so results have the same bits.
 
-use kivu_kernel::{Kernel, LANES, Lanes};
-
-use super::program::{Activation, Norm};
+use crate::{
+    kernel::{Kernel, LANES, Lanes},
+    program::{Activation, Norm},
+};
 
 /// Combines 16 lanes into one number: the upper half with the lower one, until one lane is left.
 #[inline(always)]
-pub(super) fn fold<K: Kernel>(kernel: K, lanes: K::F32x16, combine: impl Fn(f32, f32) -> f32) -> f32 {
+pub(crate) fn fold<K: Kernel>(kernel: K, lanes: K::F32x16, combine: impl Fn(f32, f32) -> f32) -> f32 {
     let mut all = [0.0; LANES];
     kernel.store(lanes, &mut all);
     let mut half = LANES / 2;
@@ -20,17 +21,17 @@ pub(super) fn fold<K: Kernel>(kernel: K, lanes: K::F32x16, combine: impl Fn(f32,
 }
 
 #[inline(always)]
-pub(super) fn sum<K: Kernel>(kernel: K, lanes: K::F32x16) -> f32 {
+pub(crate) fn sum<K: Kernel>(kernel: K, lanes: K::F32x16) -> f32 {
     fold(kernel, lanes, |a, b| a + b)
 }
 
 #[inline(always)]
-pub(super) fn smallest<K: Kernel>(kernel: K, lanes: K::F32x16) -> f32 {
+pub(crate) fn smallest<K: Kernel>(kernel: K, lanes: K::F32x16) -> f32 {
     fold(kernel, lanes, |a, b| if a < b { a } else { b })
 }
 
 #[inline(always)]
-pub(super) fn largest<K: Kernel>(kernel: K, lanes: K::F32x16) -> f32 {
+pub(crate) fn largest<K: Kernel>(kernel: K, lanes: K::F32x16) -> f32 {
     fold(kernel, lanes, |a, b| if a > b { a } else { b })
 }
 
@@ -46,7 +47,7 @@ fn polynomial<K: Kernel, const N: usize>(kernel: K, x: K::F32x16, coefficients: 
 
 /// `e^x`, with a relative error below 2e-7; `x` is limited to −87…88, where the result is a normal number.
 #[inline(always)]
-pub(super) fn exp<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
+pub(crate) fn exp<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
     // 1.5 × 2^23: adding it rounds to an integer, which is then in the lowest bits.
     let magic = kernel.splat(12_582_912.0);
     // In this order of the arguments, NaN passes both.
@@ -94,7 +95,7 @@ fn sigmoid<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
 
 /// An activation function, as `transformers` defines it.
 #[inline(always)]
-pub(super) fn activate<K: Kernel>(kernel: K, function: Activation, x: K::F32x16) -> K::F32x16 {
+pub(crate) fn activate<K: Kernel>(kernel: K, function: Activation, x: K::F32x16) -> K::F32x16 {
     match function {
         Activation::Gelu => {
             let half = kernel.mul(x, kernel.splat(0.5));
@@ -119,7 +120,7 @@ pub(super) fn activate<K: Kernel>(kernel: K, function: Activation, x: K::F32x16)
 
 /// Layer normalization of a row.
 #[inline(always)]
-pub(super) fn normalise<K: Kernel>(kernel: K, row: &mut [Lanes], norm: &Norm) {
+pub(crate) fn normalise<K: Kernel>(kernel: K, row: &mut [Lanes], norm: &Norm) {
     let count = (row.len() * LANES) as f32;
     let mut total = kernel.splat(0.0);
     for lanes in row.iter() {

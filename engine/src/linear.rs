@@ -1,15 +1,14 @@
 //! Linear layers. Activations are quantised to u8, each row with a scale and a minimum of its own.
 
-use kivu_kernel::{Kernel, LANES, Lanes, MAX_ROWS, Panel, Rows, Sums};
-
-use super::{
+use crate::{
+    kernel::{Kernel, LANES, Lanes, MAX_ROWS, Panel, Rows, Sums},
     math::{activate, largest, smallest, sum},
     program::{Dense, Linear},
 };
 
 /// Quantised rows, and buffers to quantise them.
 #[derive(Debug, Default)]
-pub(super) struct Quantised {
+pub(crate) struct Quantised {
     ranges: Vec<Range>,
     /// In the format of the kernel.
     activations: Vec<u8>,
@@ -24,7 +23,7 @@ struct Range {
 
 /// The product of rows and the weights of `layer`, with its bias and activation.
 #[inline(always)]
-pub(super) fn linear<K: Kernel>(
+pub(crate) fn linear<K: Kernel>(
     kernel: K,
     input: &[f32],
     layer: &Linear,
@@ -117,7 +116,7 @@ fn quantise_row<K: Kernel>(kernel: K, row: &[f32], out: &mut [u8]) -> Range {
 
 /// The product of rows of `width` values and the weights of `layer` in fp32, with its bias.
 #[inline(always)]
-pub(super) fn dense<K: Kernel>(kernel: K, input: &[f32], width: usize, layer: &Dense, out: &mut [f32]) {
+pub(crate) fn dense<K: Kernel>(kernel: K, input: &[f32], width: usize, layer: &Dense, out: &mut [f32]) {
     let outputs = layer.outputs;
     for (row, out) in input.chunks_exact(width).zip(out.chunks_exact_mut(outputs)) {
         let whole = outputs - outputs % (2 * LANES);

@@ -8,15 +8,13 @@ use std::{
     sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
-use kivu_kernel::{InstructionSet, Kernel, KernelFn, LANES, MAX_ROWS};
-
-use super::{
+use crate::{
     attention::Head,
+    kernel::{InstructionSet, Kernel, KernelFn, LANES, MAX_ROWS},
     linear::{Quantised, dense, linear},
     math::{activate, normalise},
     program::{Attention, Index, Per, Program, RowOperation, RowStage, Stage, Table, Value, ValueId, View},
 };
-use crate::error::{Error, Result};
 
 /// Rows that pass all operations of a stage together. Their values fit into the second-level cache, and the weights are
 /// read once for all of them.
@@ -28,16 +26,18 @@ const MAX_TASKS_PER_TEXT: usize = 16;
 
 /// A token of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Token {
-    pub(super) id: u32,
-    pub(super) type_id: u32,
+pub struct Token {
+    /// The row in the table of words.
+    pub id: u32,
+    /// The row in the table of token types.
+    pub type_id: u32,
     /// The row in the table of positions.
-    pub(super) position: u32,
+    pub position: u32,
 }
 
 /// Packed texts and their values.
 #[derive(Debug, Default)]
-pub(super) struct Run {
+pub struct Run {
     tokens: Vec<Token>,
     /// The tokens of each text.
     texts: Vec<Range<usize>>,
@@ -47,7 +47,7 @@ pub(super) struct Run {
 }
 
 /// The parts of each slot: of [`BLOCK_ROWS`] rows, or, of attention, a part per text and head.
-pub(super) type Values = Vec<Vec<RwLock<Vec<f32>>>>;
+pub type Values = Vec<Vec<RwLock<Vec<f32>>>>;
 
 #[derive(Clone, Copy, Debug)]
 struct HeadTask {
@@ -58,7 +58,7 @@ struct HeadTask {
 
 /// Buffers of a thread.
 #[derive(Debug, Default)]
-pub(super) struct Scratch {
+pub struct Scratch {
     /// The values of a block of rows, by slot.
     values: Vec<Vec<f32>>,
     quantised: Quantised,
@@ -66,48 +66,8 @@ pub(super) struct Scratch {
 }
 
 impl Program {
-    /// The tokens of a text with these ids, types and mask. Tokens with a mask of zero are left out, since no other
-    /// token attends to them.
-    ///
-    /// Refuses tokens that are not in the tables of the model.
-    pub(super) fn tokens(
-        &self,
-        ids: &[i64],
-        types: Option<&[i64]>,
-        mask: Option<&[i64]>,
-    ) -> Result<Vec<Token>> {
-        let limits = &self.limits;
-        let within = |name: &str, limit: usize, found: i64| match u32::try_from(found) {
-            Ok(number) if (number as usize) < limit => Ok(number),
-            _ => Err(Error::invalid(format!(
-                "expected {name} from 0 to {}, but found {found}",
-                limit.saturating_sub(1)
-            ))),
-        };
-        let mut count = 0;
-        let mut tokens = Vec::with_capacity(ids.len());
-        for (index, id) in ids.iter().enumerate() {
-            let id = within("token ids", limits.ids, *id)?;
-            let position = match self.padding {
-                None => index as i64,
-                Some(padding) if padding == id => i64::from(padding),
-                Some(padding) => {
-                    count += 1;
-                    i64::from(padding) + count
-                }
-            };
-            if mask.is_some_and(|mask| mask[index] == 0) {
-                continue;
-            }
-            let type_id = within("token types", limits.types, types.map_or(0, |types| types[index]))?;
-            let position = within("positions", limits.positions, position)?;
-            tokens.push(Token { id, type_id, position });
-        }
-        Ok(tokens)
-    }
-
     /// Packs texts. `values` are those of an earlier run, whose memory is used again.
-    pub(super) fn pack<'a>(&self, texts: impl Iterator<Item = &'a [Token]>, mut values: Values) -> Run {
+    pub fn pack<'a>(&self, texts: impl Iterator<Item = &'a [Token]>, mut values: Values) -> Run {
         let (mut tokens, mut ranges, mut heads) = (Vec::new(), Vec::new(), Vec::new());
         for text in texts {
             let parts = text.len().div_ceil(TOKENS_PER_TASK).min(MAX_TASKS_PER_TEXT);
@@ -135,7 +95,7 @@ impl Program {
 
 impl Run {
     /// The number of tasks of a stage.
-    pub(super) fn tasks(&self, stage: &Stage) -> usize {
+    pub fn tasks(&self, stage: &Stage) -> usize {
         match stage {
             Stage::Rows(stage) => self.rows(stage.per).div_ceil(BLOCK_ROWS),
             Stage::Attention(_) => self.heads.len(),
@@ -150,7 +110,7 @@ impl Run {
     }
 
     /// Executes one task of a stage, after all tasks of the stages before it.
-    pub(super) fn execute(
+    pub fn execute(
         &self,
         program: &Program,
         instructions: InstructionSet,
@@ -162,7 +122,7 @@ impl Run {
     }
 
     /// The rows of the output for one text.
-    pub(super) fn output(&self, program: &Program, text: usize) -> Vec<f32> {
+    pub fn output(&self, program: &Program, text: usize) -> Vec<f32> {
         let value = program.values[program.output];
         let rows = match value.per {
             Per::Token => self.texts[text].clone(),
@@ -174,7 +134,7 @@ impl Run {
     }
 
     /// The memory of the values.
-    pub(super) fn into_values(self) -> Values {
+    pub fn into_values(self) -> Values {
         self.values
     }
 

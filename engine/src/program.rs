@@ -1,0 +1,282 @@
+//! A model as a list of operations on the vectors of packed texts.
+//!
+//! Texts are packed: the tokens of all texts of a run are rows, one after the other, without padding. Operations on rows
+//! treat each row on its own, so a run computes them in blocks of rows, and a text has the same bits whatever else is in
+//! the run. Only attention combines rows, those of one text.
+
+use crate::{
+    array::Array,
+    kernel::{Block, Lanes, Sums},
+};
+
+/// A model.
+#[derive(Debug)]
+pub struct Program {
+    /// The matrices that operations read and write.
+    pub values: Vec<Value>,
+    /// The number of slots of memory.
+    pub slots: usize,
+    /// In the order of execution. A stage ends where an operation needs rows that other threads may have computed.
+    pub stages: Vec<Stage>,
+    /// The value that a run returns.
+    pub output: ValueId,
+    /// The numbers that the tables have rows for.
+    pub limits: Limits,
+    /// The id of padding, if positions count as in fairseq: from the one after this id, and this id for padding.
+    pub padding: Option<u32>,
+}
+
+/// The index of a value in [`Program::values`].
+pub type ValueId = usize;
+
+/// A matrix with a row for each token or for each text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Value {
+    /// The rows of the matrix.
+    pub per: Per,
+    /// Values per row, a multiple of [`LANES`](crate::kernel::LANES) except for outputs.
+    pub width: usize,
+    /// The index of its memory, which values share that are not needed at the same time.
+    pub slot: usize,
+}
+
+/// What a matrix has rows for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Per {
+    /// A row per token.
+    Token,
+    /// A row per text.
+    Text,
+}
+
+/// Columns of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct View {
+    /// The matrix.
+    pub value: ValueId,
+    /// The first column.
+    pub offset: usize,
+    /// The number of columns.
+    pub width: usize,
+}
+
+/// Operations that are executed without waiting for other threads.
+#[derive(Debug)]
+pub enum Stage {
+    /// Operations on blocks of rows.
+    Rows(RowStage),
+    /// Attention within each text.
+    Attention(Attention),
+}
+
+/// Operations on blocks of rows.
+#[derive(Debug)]
+pub struct RowStage {
+    /// The rows of its values.
+    pub per: Per,
+    /// The values of earlier stages that are read, and whether no later stage reads them.
+    pub loads: Vec<(ValueId, bool)>,
+    /// In the order of execution.
+    pub operations: Vec<RowOperation>,
+    /// The values that later stages read.
+    pub stores: Vec<ValueId>,
+}
+
+/// An operation on each row.
+#[derive(Debug)]
+pub enum RowOperation {
+    /// Rows of a table by ids.
+    Lookup {
+        /// The table.
+        table: Table,
+        /// The number that selects the row.
+        index: Index,
+        /// The result.
+        out: ValueId,
+    },
+    /// The first token of each text.
+    First {
+        /// The rows.
+        input: ValueId,
+        /// The result.
+        out: ValueId,
+    },
+    /// A linear layer in int8.
+    Linear {
+        /// The rows.
+        input: ValueId,
+        /// The weights.
+        layer: Linear,
+        /// The result.
+        out: ValueId,
+    },
+    /// A linear layer in fp32.
+    Dense {
+        /// The rows.
+        input: ValueId,
+        /// The weights.
+        layer: Dense,
+        /// The result.
+        out: ValueId,
+    },
+    /// An activation function.
+    Activation {
+        /// The function.
+        function: Activation,
+        /// The rows.
+        input: ValueId,
+        /// The result.
+        out: ValueId,
+    },
+    /// The sum of two values.
+    Add {
+        /// Values with the same rows.
+        inputs: [ValueId; 2],
+        /// The result.
+        out: ValueId,
+    },
+    /// Layer normalization of an input, or of the sum of two.
+    Norm {
+        /// The rows.
+        input: ValueId,
+        /// The rows that are added first.
+        residual: Option<ValueId>,
+        /// The weights.
+        norm: Norm,
+        /// The result.
+        out: ValueId,
+    },
+}
+
+/// The number by which a row of a table is selected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Index {
+    /// The id of the token.
+    Id,
+    /// The type of the token.
+    Type,
+    /// The position of the token.
+    Position,
+}
+
+/// The rows of an embedding table.
+#[derive(Debug)]
+pub enum Table {
+    /// In fp32.
+    Fp32(Array<f32>),
+    /// Integers, with one scale per row.
+    Int8(Array<i8>, Array<f32>),
+}
+
+/// The weights of a linear layer in int8, with one scale per output.
+#[derive(Debug)]
+pub struct Linear {
+    /// Values per input row, a multiple of 16.
+    pub inputs: usize,
+    /// Values per output row, a multiple of 16.
+    pub outputs: usize,
+    /// Panels of 16 outputs, each of `inputs` / 4 blocks.
+    pub panels: Array<Block>,
+    /// The scale of each output.
+    pub scales: Array<Lanes>,
+    /// The sum of each output's weights.
+    pub sums: Array<Sums>,
+    /// The bias of each output.
+    pub bias: Array<Lanes>,
+    /// The activation function of the outputs.
+    pub activation: Option<Activation>,
+}
+
+/// The weights of a linear layer in fp32.
+#[derive(Debug)]
+pub struct Dense {
+    /// Values per output row.
+    pub outputs: usize,
+    /// A row per input.
+    pub weights: Array<f32>,
+    /// The bias of each output.
+    pub bias: Option<Array<f32>>,
+}
+
+/// An activation function, as `transformers` defines it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// GELU with the error function.
+    Gelu,
+    /// GELU with a hyperbolic tangent.
+    GeluTanh,
+    /// The positive part.
+    Relu,
+    /// `x × sigmoid(x)`
+    Swish,
+    /// The hyperbolic tangent.
+    Tanh,
+}
+
+/// Layer normalization.
+#[derive(Debug)]
+pub struct Norm {
+    /// The factor of each value.
+    pub gain: Array<Lanes>,
+    /// The bias of each value.
+    pub bias: Array<Lanes>,
+    /// Added to the variance.
+    pub epsilon: f32,
+}
+
+/// Scaled dot-product attention with several heads.
+#[derive(Debug)]
+pub struct Attention {
+    /// A row per query.
+    pub queries: View,
+    /// A row per token.
+    pub keys: View,
+    /// A row per token.
+    pub values: View,
+    /// The number of heads, which have equal parts of the columns.
+    pub heads: usize,
+    /// The factor of products of queries and keys.
+    pub scale: f32,
+    /// The contexts, a row per query.
+    pub out: ValueId,
+}
+
+/// The rows of the tables: the numbers that index them are smaller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The vocabulary.
+    pub ids: usize,
+    /// The token types.
+    pub types: usize,
+    /// The positions.
+    pub positions: usize,
+}
+
+impl RowOperation {
+    /// The values that the operation reads.
+    pub fn inputs(&self) -> Vec<ValueId> {
+        match *self {
+            Self::Lookup { .. } => Vec::new(),
+            Self::First { input, .. }
+            | Self::Linear { input, .. }
+            | Self::Dense { input, .. }
+            | Self::Activation { input, .. }
+            | Self::Norm { input, residual: None, .. } => vec![input],
+            Self::Norm { input, residual: Some(residual), .. } => vec![input, residual],
+            Self::Add { inputs, .. } => inputs.to_vec(),
+        }
+    }
+
+    /// The value that it writes.
+    pub fn output(&self) -> ValueId {
+        match *self {
+            Self::Lookup { out, .. }
+            | Self::First { out, .. }
+            | Self::Linear { out, .. }
+            | Self::Dense { out, .. }
+            | Self::Activation { out, .. }
+            | Self::Norm { out, .. }
+            | Self::Add { out, .. } => out,
+        }
+    }
+}
