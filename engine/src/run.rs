@@ -4,6 +4,7 @@
 //! is kept in parts, behind locks that are never contended: a part has one writer, and is read in later stages.
 
 use std::{
+    num::NonZeroUsize,
     ops::Range,
     sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
@@ -18,7 +19,7 @@ use crate::{
 
 /// Rows that pass all operations of a stage together. Their values fit into the second-level cache, and the weights are
 /// read once for all of them.
-const BLOCK_ROWS: usize = 4 * MAX_ROWS;
+const MAX_BLOCK_ROWS: usize = 4 * MAX_ROWS;
 /// Attention of a text is divided into as many tasks as it has multiples of this number of tokens.
 const TOKENS_PER_TASK: usize = 32;
 /// The largest number of tasks per text, which is enough for the threads of Lambda's largest functions.
@@ -36,17 +37,19 @@ pub struct Token {
 }
 
 /// Packed texts and their values.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Run {
     tokens: Vec<Token>,
     /// The tokens of each text.
     texts: Vec<Range<usize>>,
     /// The tasks of an attention stage: a text, and a part of its heads.
     heads: Vec<HeadTask>,
+    /// The rows of a block.
+    block_rows: usize,
     values: Values,
 }
 
-/// The parts of each slot: of [`BLOCK_ROWS`] rows, or, of attention, a part per text and head.
+/// The parts of each slot: blocks of rows, or, of attention, a part per text and head.
 pub type Values = Vec<Vec<RwLock<Vec<f32>>>>;
 
 #[derive(Clone, Copy, Debug)]
@@ -66,15 +69,24 @@ pub struct Scratch {
 }
 
 impl Program {
-    /// Packs texts. `values` are those of an earlier run, whose memory is used again.
-    pub fn pack<'a>(&self, texts: impl Iterator<Item = &'a [Token]>, mut values: Values) -> Run {
+    /// Packs texts for a run on `threads` threads. `values` are those of an earlier run, whose memory is used again.
+    pub fn pack<'a>(
+        &self,
+        texts: impl Iterator<Item = &'a [Token]>,
+        threads: NonZeroUsize,
+        mut values: Values,
+    ) -> Run {
         let (mut tokens, mut ranges, mut heads) = (Vec::new(), Vec::new(), Vec::new());
         for text in texts {
-            let parts = text.len().div_ceil(TOKENS_PER_TASK).min(MAX_TASKS_PER_TEXT);
+            let parts = text.len().div_ceil(TOKENS_PER_TASK).next_multiple_of(threads.get());
+            let parts = parts.min(MAX_TASKS_PER_TEXT);
             heads.extend((0..parts).map(|part| HeadTask { text: ranges.len(), part, parts }));
             ranges.push(tokens.len()..tokens.len() + text.len());
             tokens.extend_from_slice(text);
         }
+        // As many blocks for each thread.
+        let blocks = tokens.len().div_ceil(MAX_BLOCK_ROWS).next_multiple_of(threads.get());
+        let block_rows = tokens.len().div_ceil(blocks.max(1)).max(1);
         values.resize_with(self.slots, Vec::new);
         let mut reserve = |value: ValueId, wanted: usize| {
             let parts = &mut values[self.values[value].slot];
@@ -85,11 +97,11 @@ impl Program {
                 Stage::Attention(attention) => reserve(attention.out, ranges.len() * attention.heads),
                 Stage::Rows(stage) => {
                     let rows = if stage.per == Per::Token { tokens.len() } else { ranges.len() };
-                    stage.stores.iter().for_each(|value| reserve(*value, rows.div_ceil(BLOCK_ROWS)));
+                    stage.stores.iter().for_each(|value| reserve(*value, rows.div_ceil(block_rows)));
                 }
             }
         }
-        Run { tokens, texts: ranges, heads, values }
+        Run { tokens, texts: ranges, heads, block_rows, values }
     }
 }
 
@@ -97,7 +109,7 @@ impl Run {
     /// The number of tasks of a stage.
     pub fn tasks(&self, stage: &Stage) -> usize {
         match stage {
-            Stage::Rows(stage) => self.rows(stage.per).div_ceil(BLOCK_ROWS),
+            Stage::Rows(stage) => self.rows(stage.per).div_ceil(self.block_rows),
             Stage::Attention(_) => self.heads.len(),
         }
     }
@@ -144,8 +156,8 @@ impl Run {
         let Value { slot, width, .. } = value;
         let mut start = rows.start;
         while start < rows.end {
-            let (block, first) = (start / BLOCK_ROWS, start % BLOCK_ROWS);
-            let count = (rows.end - start).min(BLOCK_ROWS - first);
+            let (block, first) = (start / self.block_rows, start % self.block_rows);
+            let count = (rows.end - start).min(self.block_rows - first);
             read(&self.part(slot, block)[first * width..(first + count) * width]);
             start += count;
         }
@@ -201,8 +213,8 @@ fn rows<K: Kernel>(
     let Scratch { values, quantised, .. } = scratch;
     values.resize_with(program.slots, Vec::new);
     let slot = |value: &ValueId| program.values[*value].slot;
-    let first = block * BLOCK_ROWS;
-    let rows = first..run.rows(stage.per).min(first + BLOCK_ROWS);
+    let first = block * run.block_rows;
+    let rows = first..run.rows(stage.per).min(first + run.block_rows);
     for (value, is_last) in &stage.loads {
         load(run, program, *value, block, *is_last, &rows, &mut values[slot(value)]);
     }

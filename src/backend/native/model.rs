@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    num::NonZeroUsize,
     path::PathBuf,
     sync::Arc,
 };
@@ -90,7 +91,7 @@ impl NativeModel {
     /// Runs one batch on this thread. Inputs and outputs are in the order of the signature.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         let texts = self.texts(inputs)?;
-        let run = self.program.pack(texts.iter().map(Vec::as_slice), Values::new());
+        let run = self.program.pack(texts.iter().map(Vec::as_slice), NonZeroUsize::MIN, Values::new());
         let mut scratch = Scratch::default();
         for stage in &self.program.stages {
             for task in 0..run.tasks(stage) {

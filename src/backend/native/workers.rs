@@ -32,7 +32,7 @@ use crate::{
 /// does not wait long for the others of its run.
 const RUN_TOKENS: usize = 192;
 /// Runs of fewer tokens are not worth waking a thread.
-const MIN_SHARED_TOKENS: usize = 16;
+const MIN_SHARED_TOKENS: usize = 24;
 /// How often a thread that waits for others checks before it gives its CPU away.
 const SPINS: usize = 2_000;
 
@@ -202,7 +202,12 @@ impl Shared {
         }
         let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
         let texts = calls.iter().flat_map(|call| &call.texts).map(Vec::as_slice);
-        let run = self.model.program.pack(texts, memory);
+        let idle = self.lock().idle;
+        let threads = match calls.iter().map(Call::tokens).sum::<usize>() {
+            ..MIN_SHARED_TOKENS => NonZeroUsize::MIN,
+            _ => NonZeroUsize::MIN.saturating_add(idle),
+        };
+        let run = self.model.program.pack(texts, threads, memory);
         let progress = |stage| Progress {
             tasks: run.tasks(stage),
             next: AtomicUsize::new(0),
@@ -210,13 +215,9 @@ impl Shared {
         };
         let stages = self.model.program.stages.iter().map(progress).collect();
         let team = Arc::new(Team { run, stages, has_stopped: AtomicBool::new(false) });
-        if calls.iter().map(Call::tokens).sum::<usize>() >= MIN_SHARED_TOKENS {
-            let mut queue = self.lock();
-            if queue.idle > 0 {
-                queue.teams.push(Arc::clone(&team));
-                drop(queue);
-                self.changed.notify_all();
-            }
+        if threads > NonZeroUsize::MIN {
+            self.lock().teams.push(Arc::clone(&team));
+            self.changed.notify_all();
         }
         self.take_part(&team, scratch, || {
             if !calls.iter().any(Call::is_wanted) {
