@@ -110,7 +110,7 @@ impl Default for Config {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum EngineChoice {
-    /// The one that the bundle's manifest names, which its build measured.
+    /// The one that each bundle was built for, as its manifest says.
     #[default]
     Auto,
     /// Kivu's own. Models that it does not support are refused.

@@ -119,3 +119,57 @@ fn softmax<K: Kernel>(kernel: K, scores: &mut [Lanes]) -> f32 {
     }
     1.0 / sum(kernel, total)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::{InstructionSet, KernelFn};
+
+    struct Call<'a>(&'a mut Head, f32, usize);
+
+    impl KernelFn for Call<'_> {
+        type Output = Vec<f32>;
+
+        #[inline(always)]
+        fn call<K: Kernel>(self, kernel: K) -> Vec<f32> {
+            let mut out = vec![0.0; self.2];
+            self.0.attend(kernel, self.1, &mut out);
+            out
+        }
+    }
+
+    /// Lengths and sizes around those of panels and groups of queries; the buffers of the head are used again.
+    #[test]
+    fn contexts_are_those_of_the_definition() {
+        let mut head = Head::default();
+        for (size, length) in [(32, 70), (8, 33), (64, 32), (8, 1), (40, 9)] {
+            let number = |seed: usize, at: usize| ((at * 7919 + seed * 104_729) % 1000) as f32 / 250.0 - 2.0;
+            let stride = Head::value_stride(size);
+            head.size = size;
+            head.queries = (0..length * size).map(|at| number(1, at)).collect();
+            head.keys = (0..length * size).map(|at| number(2, at)).collect();
+            head.values = (0..length * stride).map(|at| number(3, at)).collect();
+            let scale = 1.0 / (size as f32).sqrt();
+            for instructions in InstructionSet::available() {
+                let out = instructions.call(Call(&mut head, scale, length * size));
+                for (query, context) in head.queries.chunks_exact(size).zip(out.chunks_exact(size)) {
+                    let score = |key: &[f32]| {
+                        let product: f64 = query.iter().zip(key).map(|(a, b)| f64::from(a * b)).sum();
+                        (product * f64::from(scale)).exp()
+                    };
+                    let weights: Vec<f64> = head.keys.chunks_exact(size).map(score).collect();
+                    let total: f64 = weights.iter().sum();
+                    for (column, found) in context.iter().enumerate() {
+                        let values = head.values.chunks_exact(stride).map(|row| f64::from(row[column]));
+                        let expected: f64 =
+                            values.zip(&weights).map(|(value, weight)| value * weight / total).sum();
+                        assert!(
+                            (f64::from(*found) - expected).abs() < 1e-5,
+                            "{instructions}, {size}, {length}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}

@@ -135,3 +135,100 @@ pub(crate) fn dense<K: Kernel>(kernel: K, input: &[f32], width: usize, layer: &D
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::{Block, InstructionSet, KernelFn};
+
+    const INPUTS: usize = 32;
+    /// An odd number of panels.
+    const PANELS: usize = 3;
+
+    struct Call<'a>(&'a [f32], &'a Linear);
+
+    impl KernelFn for Call<'_> {
+        type Output = Vec<f32>;
+
+        #[inline(always)]
+        fn call<K: Kernel>(self, kernel: K) -> Vec<f32> {
+            let mut out = vec![0.0; self.0.len() / INPUTS * PANELS * LANES];
+            linear(kernel, self.0, self.1, &mut Quantised::default(), &mut out);
+            out
+        }
+    }
+
+    /// The weight of an input for an output.
+    fn weight(input: usize, output: usize) -> i8 {
+        ((input * 37 + output * 11) % 255) as u8 as i8
+    }
+
+    fn layer() -> Linear {
+        let block = |panel: usize, step: usize| -> Block {
+            std::array::from_fn(|lane| {
+                std::array::from_fn(|input| weight(step * 4 + input, panel * LANES + lane))
+            })
+        };
+        let blocks: Vec<Block> =
+            (0..PANELS).flat_map(|panel| (0..INPUTS / 4).map(move |step| block(panel, step))).collect();
+        let by_output = |f: &dyn Fn(usize) -> f32| -> Vec<Lanes> {
+            (0..PANELS).map(|panel| std::array::from_fn(|lane| f(panel * LANES + lane))).collect()
+        };
+        let sum = |output| (0..INPUTS).map(|input| i32::from(weight(input, output))).sum();
+        let sums: Vec<Sums> =
+            (0..PANELS).map(|panel| std::array::from_fn(|lane| sum(panel * LANES + lane))).collect();
+        Linear {
+            inputs: INPUTS,
+            outputs: PANELS * LANES,
+            panels: blocks.into(),
+            scales: by_output(&|output| 0.01 + output as f32 / 1000.0).into(),
+            sums: sums.into(),
+            bias: by_output(&|output| output as f32 - 20.0).into(),
+            activation: None,
+        }
+    }
+
+    #[test]
+    fn outputs_are_those_of_the_quantised_row() {
+        let rows = 2 * MAX_ROWS + 1;
+        let input: Vec<f32> =
+            (0..rows * INPUTS).map(|at| ((at * 7919) % 1000) as f32 / 100.0 - 3.0).collect();
+        let layer = layer();
+        for instructions in InstructionSet::available() {
+            let out = instructions.call(Call(&input, &layer));
+            for (row, out) in input.chunks_exact(INPUTS).zip(out.chunks_exact(PANELS * LANES)) {
+                let least = row.iter().fold(0.0_f32, |a, b| a.min(*b));
+                let scale = (row.iter().fold(0.0_f32, |a, b| a.max(*b)) - least) / 255.0;
+                for (output, found) in out.iter().enumerate() {
+                    let quantised = |value: f32| ((value - least) / scale).round_ties_even() * scale + least;
+                    let product =
+                        |(input, value): (usize, &f32)| quantised(*value) * f32::from(weight(input, output));
+                    let sum: f32 = row.iter().enumerate().map(product).sum();
+                    let expected = sum * (0.01 + output as f32 / 1000.0) + output as f32 - 20.0;
+                    // At most one value may be rounded to the other side.
+                    assert!(
+                        (found - expected).abs() < 0.05 + scale * 128.0 * 0.06,
+                        "{instructions}: {found}, {expected}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn values_that_are_not_finite_spoil_their_own_row_alone() {
+        for invalid in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut input = vec![1.0; 3 * INPUTS];
+            input[INPUTS + 5] = invalid;
+            for instructions in InstructionSet::available() {
+                let out = instructions.call(Call(&input, &layer()));
+                let rows: Vec<bool> = out
+                    .chunks_exact(PANELS * LANES)
+                    .map(|row| row.iter().all(|value| value.is_finite()))
+                    .collect();
+                assert_eq!(rows, [true, false, true], "{invalid}, {instructions}");
+                assert!(out[PANELS * LANES..2 * PANELS * LANES].iter().all(|value| value.is_nan()));
+            }
+        }
+    }
+}

@@ -139,3 +139,67 @@ pub(crate) fn normalise<K: Kernel>(kernel: K, row: &mut [Lanes], norm: &Norm) {
         kernel.store(kernel.mul_add(scaled, kernel.load(gain), kernel.load(bias)), lanes);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::Plain;
+
+    /// The error function by its Taylor series, in `f64`.
+    fn exact_erf(x: f64) -> f64 {
+        let (mut term, mut sum) = (x, x);
+        for n in 1..200 {
+            term *= -x * x / f64::from(n);
+            sum += term / f64::from(2 * n + 1);
+        }
+        sum * std::f64::consts::FRAC_2_SQRT_PI
+    }
+
+    fn sigmoid(x: f64) -> f64 {
+        1.0 / (1.0 + (-x).exp())
+    }
+
+    #[test]
+    fn functions_are_those_of_their_definitions() {
+        let tanh_form = |x: f64| 2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
+        type Definition<'a> = &'a dyn Fn(f64) -> f64;
+        let definitions: [(Activation, Definition<'_>); 5] = [
+            (Activation::Gelu, &|x| x / 2.0 * (1.0 + exact_erf(x / std::f64::consts::SQRT_2))),
+            (Activation::GeluTanh, &|x| x * sigmoid(tanh_form(x))),
+            (Activation::Relu, &|x| x.max(0.0)),
+            (Activation::Swish, &|x| x * sigmoid(x)),
+            (Activation::Tanh, &f64::tanh),
+        ];
+        for (function, exact) in definitions {
+            for step in -400..=400 {
+                let x = step as f32 / 80.0;
+                let (found, expected) = (activate(Plain, function, [x; LANES])[0], exact(f64::from(x)));
+                assert!(
+                    (f64::from(found) - expected).abs() < 2e-6,
+                    "{function:?}({x}): {found}, not {expected}"
+                );
+            }
+            assert!(activate(Plain, function, [f32::NAN; LANES])[0].is_nan() || function == Activation::Relu);
+        }
+        for step in -870..=880 {
+            let x = step as f32 / 10.0;
+            let (found, expected) = (f64::from(exp(Plain, [x; LANES])[0]), f64::from(x).exp());
+            assert!((found / expected - 1.0).abs() < 2e-7 * 2.0, "e^{x}: {found}, not {expected}");
+        }
+        assert!(exp(Plain, [f32::NAN; LANES])[0].is_nan());
+    }
+
+    #[test]
+    fn a_normalized_row_has_mean_zero_and_variance_one() {
+        let mut row: Vec<Lanes> =
+            (0..2).map(|part| std::array::from_fn(|lane| (part * 16 + lane) as f32)).collect();
+        let (gain, bias) = (vec![[2.0; LANES]; 2].into(), vec![[0.5; LANES]; 2].into());
+        normalise(Plain, &mut row, &Norm { gain, bias, epsilon: 0.0 });
+        // 0…31: mean 15.5, variance (32² − 1) / 12.
+        let deviation = (1023.0_f32 / 12.0).sqrt();
+        for (index, value) in row.as_flattened().iter().enumerate() {
+            let expected = 2.0 * (index as f32 - 15.5) / deviation + 0.5;
+            assert!((value - expected).abs() < 1e-5, "{index}: {value}, not {expected}");
+        }
+    }
+}

@@ -1,5 +1,5 @@
 //! Parts of graphs that the native engine executes by name. In a graph for it they are calls of model-local functions, with
-//! these nodes as their bodies, so that ONNX Runtime and Triton run the same file; in other graphs they are the nodes.
+//! these nodes as their bodies, so that ONNX Runtime runs the same file; in other graphs they are the nodes.
 
 use super::onnx::{GraphBuilder, Value, data_type, integer, integers};
 

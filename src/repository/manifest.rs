@@ -28,7 +28,7 @@ pub struct Manifest {
     pub task: Task,
     /// The file name of the graph.
     pub graph: String,
-    /// The engine that runs the graph best.
+    /// The engine that the graph is written for.
     #[serde(default, skip_serializing_if = "is_default")]
     pub engine: Engine,
     /// The origin of the model.

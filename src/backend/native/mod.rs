@@ -1,8 +1,8 @@
 //! Kivu's own engine for encoders in int8.
 //!
-//! It reads the graphs that `kivu build` writes, and computes what ONNX Runtime computes from them: the integers are
-//! equal, and the rest differs by the rounding of `f32`. A text has the same bits whatever other texts are in its
-//! request, whatever the number of threads, and on every processor.
+//! It reads the graphs that `kivu build` writes. ONNX Runtime rounds differently, and a value that is rounded to another
+//! 8-bit integer changes all later layers, so the results of both agree as well as int8 agrees with fp32. A text has the
+//! same bits whatever other texts are in its request, whatever the number of threads, and on every processor.
 
 mod graph;
 pub(super) mod model;

@@ -163,7 +163,7 @@ impl Shared {
                 drop(queue);
                 self.take_part(&team, &mut scratch, || self.waiting.load(Ordering::Relaxed) > 0);
                 queue = self.lock();
-                // Every task of the run is taken.
+                // Its tasks are taken, or calls wait: then the thread that leads the run finishes it.
                 queue.teams.retain(|other| !Arc::ptr_eq(other, &team));
                 self.recycle(team);
             } else if queue.is_closed {

@@ -61,7 +61,7 @@ Examples:
 pub(super) struct Arguments {
     /// A bundle, or the name of one that was built without `--out`
     bundle: PathBuf,
-    /// The bundle whose graph ONNX Runtime runs, if not the same one: a graph for the native engine is slow there
+    /// The bundle whose graph ONNX Runtime runs, if not the same one: a graph for the native engine is slower there
     #[arg(long, value_name = "BUNDLE")]
     baseline: Option<PathBuf>,
     /// The duration of the throughput measurement, in seconds
