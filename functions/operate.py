@@ -271,7 +271,7 @@ def groups(stack):
 
 def logs(options):
     """Prints the logs of the last ten minutes and follows them until it is interrupted."""
-    client, of = boto3.client("logs"), groups(options.stack)
+    client, of = boto3.client("logs"), groups(options.stack) or [parameters_of(options.stack)["LogGroup"]]
     since = {group: int((time.time() - 600) * 1000) for group in of}
     while True:
         events = []

@@ -42,6 +42,7 @@ REFUSED = (
     ({"ProvisionedConcurrency": "1", "WarmStart": "0 6 ? * * *"}, "need each other"),
     (WARM, "and ProvisionedConcurrency"),
     (WARM | {"ProvisionedConcurrency": "1", "WarmStop": "0 6 * * 1-5"}, "six fields"),
+    ({"LogGroup": "a b"}, "LogGroup=a b"),
     ({"KmsKeyArn": "alias/a"}, "KmsKeyArn=alias/a"),
     ({"PermissionsBoundary": "a"}, "PermissionsBoundary=a"),
 )

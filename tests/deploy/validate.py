@@ -29,6 +29,7 @@ DEPLOYMENTS = (
     {"AuthMode": "iam", "LargeModels": "s3://b/models/m", "Batch": "yes", "Fleet": "yes", "TritonImage": IMAGE, "FunctionUrl": "yes"},
     {"LargeModels": "s3://b/models/m", "LargeRunsOn": "instances", "WebAclArn": "arn", "AlarmEmail": "a@b.c"},
     {"AuthMode": "jwt", "JwtIssuer": "https://a.b", "JwtAudience": "c", "CorsOrigins": "https://a.b", "VpcSubnets": "subnet-1", "VpcSecurityGroups": "sg-1"},
+    EVERYTHING | {"LogGroup": "kivu"},
     {"DomainName": "a.b", "CertificateArn": "arn:aws:acm:eu-west-1:000000000000:certificate/a", "HostedZoneId": "Z1", "Fleet": "yes", "TritonImage": IMAGE},
 )
 # Actions without resource-level permissions in AWS; the templates say so at each statement.

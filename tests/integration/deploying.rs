@@ -200,9 +200,14 @@ impl Deployment {
     }
 }
 
+/// An image of Triton.
+fn image() -> String {
+    format!("000000000000.dkr.ecr.eu-west-1.amazonaws.com/triton@sha256:{:064}", 0)
+}
+
 /// Deployments whose functions are configured differently.
 fn deployments() -> Option<[Deployment; 5]> {
-    let image = format!("000000000000.dkr.ecr.eu-west-1.amazonaws.com/triton@sha256:{:064}", 0);
+    let image = image();
     Deployment::resolve([
         json!({}),
         json!({ "AuthMode": "iam", "Batch": "yes", "Memory": 512 }),
@@ -391,6 +396,29 @@ fn existing_networks_and_fleets_can_be_used() {
         assert!(!granted(&deployment, role, "ec2:CreateNetworkInterface").is_empty(), "{name}");
     }
     assert_eq!(deployment.all("AWS::EC2::VPC").count(), 0);
+}
+
+/// All logs can go to a log group that the stack neither creates nor deletes.
+#[test]
+fn logs_can_outlive_the_stack() {
+    let everything = || json!({ "Batch": "yes", "LargeModels": "s3://b/models/m", "Fleet": "yes", "TritonImage": image() });
+    let mut kept = everything();
+    kept["LogGroup"] = json!("kept");
+    let Some([own, kept]) = Deployment::resolve([everything(), kept]) else { return };
+    assert_eq!((own.all("AWS::Logs::LogGroup").count(), kept.all("AWS::Logs::LogGroup").count()), (6, 0));
+    let group = "arn:aws:logs:eu-west-1:000000000000:log-group:kept:*";
+    for (name, function) in kept.all("AWS::Lambda::Function") {
+        assert_eq!(function["LoggingConfig"]["LogGroup"], "kept", "{name}");
+    }
+    for role in ["ApiRole", "LargeRole", "BatchRole", "MachineRole"] {
+        assert_eq!(granted(&kept, role, "logs:PutLogEvents"), [group], "{role}");
+    }
+    assert_eq!(kept.of("ApiStage")["AccessLogSettings"]["DestinationArn"], group);
+    let destination = &kept.of("LargeFiles")["LoggingConfiguration"]["Destinations"][0];
+    assert_eq!(destination["CloudWatchLogsLogGroup"]["LogGroupArn"], group);
+    let script = kept.of("Machine")["LaunchTemplateData"]["UserData"].to_string();
+    assert_eq!(script.matches("--log-group-name kept ").count(), 2);
+    assert!(script.contains("awslogs-group=kept "));
 }
 
 /// Endpoints pass only credentials and buckets of this account, so that no data can be sent to another one.
@@ -702,7 +730,7 @@ fn alarms_cover_all_functions() {
 
 #[test]
 fn an_empty_fleet_raises_an_alarm() {
-    let image = format!("000000000000.dkr.ecr.eu-west-1.amazonaws.com/triton@sha256:{:064}", 0);
+    let image = image();
     let always = json!({ "Fleet": "yes", "TritonImage": image });
     let scheduled = json!({
         "Fleet": "yes", "TritonImage": image, "FleetStart": "0 6 * * *", "FleetStop": "0 20 * * *",
