@@ -3,6 +3,7 @@
 //! `docs/design.md` has the layers and their dependencies.
 
 pub mod api;
+pub mod aws;
 pub mod backend;
 pub mod batch;
 pub mod build;
@@ -18,7 +19,6 @@ pub mod model;
 pub mod onnx_proto;
 pub mod pipeline;
 pub mod repository;
-pub mod secrets;
 pub mod telemetry;
 pub mod tensor;
 pub mod tokenizer;

@@ -13,9 +13,6 @@ use serde_json::{Value, json};
 
 use super::rejection::Rejection;
 
-/// Seconds before a client may retry a request to a server that is overloaded or unavailable.
-const RETRY_AFTER_SECONDS: &str = "1";
-
 /// The API whose clients call a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
@@ -89,7 +86,7 @@ impl Dialect {
         let headers = response.headers_mut();
         match rejection.status {
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-                headers.insert(RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECONDS));
+                headers.insert(RETRY_AFTER, HeaderValue::from(rejection.retry_after_s));
             }
             StatusCode::UNAUTHORIZED => {
                 headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

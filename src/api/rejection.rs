@@ -9,6 +9,9 @@ use axum::{
 
 use crate::error::Error;
 
+/// When clients should retry by default, in seconds.
+const RETRY_AFTER_S: u64 = 1;
+
 /// The result of a handler.
 pub(super) type Reply<T = Response> = Result<T, Rejection>;
 
@@ -19,12 +22,14 @@ pub(super) type Reply<T = Response> = Result<T, Rejection>;
 pub(super) struct Rejection {
     pub(super) status: StatusCode,
     pub(super) message: String,
+    /// When to retry, in seconds; sent with the statuses 429 and 503.
+    pub(super) retry_after_s: u64,
     error: Option<Arc<Error>>,
 }
 
 impl Rejection {
     pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), error: None }
+        Self { status, message: message.into(), retry_after_s: RETRY_AFTER_S, error: None }
     }
 
     /// A rejection whose message hides its cause from the client.
@@ -33,7 +38,7 @@ impl Rejection {
         message: impl Into<String>,
         error: impl Into<Arc<Error>>,
     ) -> Self {
-        Self { status, message: message.into(), error: Some(error.into()) }
+        Self { status, message: message.into(), retry_after_s: RETRY_AFTER_S, error: Some(error.into()) }
     }
 
     pub(super) fn is_unknown_model(&self) -> bool {

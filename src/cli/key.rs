@@ -13,7 +13,7 @@ use crate::{
 const EXAMPLES: &str = "\
 Examples:
   kivu key alice    a key for alice, and the line for `auth.keys` of the server that accepts it
-  kivu key bob --expires 2027-01-31 --models minilm,rank --per-minute 60";
+  kivu key bob --expires 2027-01-31 --models minilm,rank --per-minute 60 --per-day 5000";
 
 /// Make an API key, and the line that makes a server accept it
 ///
@@ -34,11 +34,15 @@ pub(super) struct Arguments {
     /// The requests per minute that each server process accepts with the key
     #[arg(long, value_name = "COUNT")]
     per_minute: Option<u32>,
+    /// The requests per day, in UTC, that are accepted with the key; `auth.quota_table` shares the count among servers
+    #[arg(long, value_name = "COUNT")]
+    per_day: Option<u32>,
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let Arguments { name, expires, models, per_minute } = arguments;
-    let limits = KeyLimits { expires: *expires, models: models.clone(), per_minute: *per_minute };
+    let Arguments { name, expires, models, per_minute, per_day } = arguments;
+    let limits =
+        KeyLimits { expires: *expires, models: models.clone(), per_minute: *per_minute, per_day: *per_day };
     let (key, line) = make_limited_key(name, &limits)?;
     print(&format!("key:  {key}\nline: {line}"))?;
     Ok(ExitCode::SUCCESS)

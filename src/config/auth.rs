@@ -18,6 +18,9 @@ pub struct AuthConfig {
     pub keys_secret: Option<String>,
     /// The interval at which the file or the secret is read again, in seconds.
     pub refresh_s: u64,
+    /// The name or ARN of a table in Amazon DynamoDB that counts the requests of keys with a limit per day; without it,
+    /// each process counts its own.
+    pub quota_table: Option<String>,
     /// The secret that a trusted proxy sends in `x-kivu-front`; requests without it are rejected.
     #[serde(alias = "front")]
     pub proxy_secret: Option<Secret>,
@@ -33,6 +36,7 @@ impl Default for AuthConfig {
             keys_file: None,
             keys_secret: None,
             refresh_s: 300,
+            quota_table: None,
             proxy_secret: None,
             proxy_secret_id: None,
         }

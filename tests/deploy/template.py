@@ -27,7 +27,7 @@ EVERYTHING = {
     "Batch": "yes", "LargeModels": "s3://b/models/m", "Fleet": "yes", "TritonImage": IMAGE, "WebAclArn": "arn", "DomainName": "a.b",
     "CertificateArn": f"arn:aws:acm:us-east-1:{ACCOUNT}:certificate/a", "HostedZoneId": "Z1", "AlarmEmail": "a@b.c", "CorsOrigins": "https://a.b",
     "ProvisionedConcurrency": "1", "WarmStart": "0 6 ? * MON-FRI *", "WarmStop": "0 20 ? * MON-FRI *", "Release": "Canary10Percent5Minutes",
-    "FleetStart": "0 6 * * *", "FleetStop": "0 20 * * *",
+    "KeyQuotas": "yes", "FleetStart": "0 6 * * *", "FleetStop": "0 20 * * *",
     "KmsKeyArn": f"arn:aws:kms:{REGION}:{ACCOUNT}:key/a", "PermissionsBoundary": f"arn:aws:iam::{ACCOUNT}:policy/a",
 }
 NESTED = "AWS::CloudFormation::Stack"
@@ -40,6 +40,7 @@ PSEUDO = {
 # The ARNs of resources, by type.
 ARNS = {
     "AWS::S3::Bucket": "arn:aws:s3:::{name}",
+    "AWS::DynamoDB::Table": f"arn:aws:dynamodb:{REGION}:{ACCOUNT}:table/{{name}}",
     "AWS::SQS::Queue": f"arn:aws:sqs:{REGION}:{ACCOUNT}:{{name}}",
     "AWS::Lambda::Function": f"arn:aws:lambda:{REGION}:{ACCOUNT}:function:{{name}}",
     "AWS::Logs::LogGroup": f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:{{name}}:*",

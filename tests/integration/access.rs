@@ -221,6 +221,22 @@ async fn keys_are_limited_to_their_rate() {
     insta::assert_snapshot!(body["error"]["message"], @r#""expected at most 2 requests per minute with this key; retry later""#);
 }
 
+/// Without a table, a server counts its own requests.
+#[tokio::test]
+async fn keys_are_limited_to_their_quota() {
+    let (router, key) = with_limits(&KeyLimits { per_day: Some(2), ..KeyLimits::default() });
+    let mut statuses = Vec::new();
+    for _ in 0..3 {
+        statuses.push(send(&router, cat(), &[("x-api-key", &key)]).await.status().as_u16());
+    }
+    assert_eq!(statuses, [200, 200, 429]);
+    let response = send(&router, post("/v1/embeddings", "{}"), &[("x-api-key", &key)]).await;
+    let retry_after: u64 = response.headers()["retry-after"].to_str().unwrap().parse().unwrap();
+    assert!((1..=86_400).contains(&retry_after), "until the next day in UTC: {retry_after}");
+    let (_, body) = answer(response).await;
+    insta::assert_snapshot!(body["error"]["message"], @r#""expected at most 2 requests per day (UTC) with this key; retry later""#);
+}
+
 /// The address of a Secrets Manager whose secret has these values, by their label.
 async fn secrets_manager(versions: &'static [(&str, &str)]) -> String {
     let answer = async move |body: Bytes| {

@@ -13,9 +13,10 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ("safetensors::", &["src/build/weights.rs"]),
     ("arrow_array::", &["src/batch/"]),
     ("arrow_schema::", &["src/batch/"]),
-    ("aws_config::", &["src/repository/s3/", "src/secrets/"]),
+    ("aws_config::", &["src/repository/s3/", "src/aws/"]),
+    ("aws_sdk_dynamodb::", &["src/aws/"]),
     ("aws_sdk_s3::", &["src/repository/s3/"]),
-    ("aws_sdk_secretsmanager::", &["src/secrets/"]),
+    ("aws_sdk_secretsmanager::", &["src/aws/"]),
     ("parquet::", &["src/batch/rows/"]),
     (
         "prost::",

@@ -25,6 +25,7 @@ use crate::{
     api::scripted,
     crate_boundaries::sources,
     live::{root, succeed, tool},
+    serving::bundle,
 };
 
 const CERTIFICATE: &str = "arn:aws:acm:us-east-1:000000000000:certificate/a";
@@ -66,6 +67,13 @@ fn defaults_fit_a_new_account() {
     }
     let mapping = deployment.of("BatchFunctionUploads");
     assert!(number(&mapping["ScalingConfig"]["MaximumConcurrency"]) < 10, "the API needs some, too");
+}
+
+/// Servers share the daily quota of a key.
+#[test]
+fn quotas_of_keys_are_shared() {
+    let (Some(mut quotas), Some((_folder, bundle))) = (script("key_quotas"), bundle()) else { return };
+    succeed(quotas.arg(env!("CARGO_BIN_EXE_kivu")).arg(bundle));
 }
 
 #[test]
@@ -287,6 +295,7 @@ fn the_smallest_deployment_is_small() {
         "AWS::CodeDeploy::DeploymentGroup",
         "AWS::CloudFront::Distribution",
         "AWS::SQS::Queue",
+        "AWS::DynamoDB::Table",
     ] {
         assert_eq!(count(kind), 0, "{kind}");
     }
@@ -340,6 +349,7 @@ fn the_key_encrypts_and_the_boundary_limits_everything() {
             assert!(resource[property].to_string().contains(key), "{name}: {}", resource[property]);
         }
     }
+    assert_eq!(deployment.of("QuotaTable")["SSESpecification"]["KMSMasterKeyId"], key);
     for role in ["ApiRole", "LargeRole", "BatchRole", "LargeFilesRole", "MachineRole"] {
         assert_eq!(granted(&deployment, role, "kms:Decrypt"), [key], "{role}");
     }
@@ -398,6 +408,19 @@ fn existing_networks_and_fleets_can_be_used() {
     assert_eq!(deployment.all("AWS::EC2::VPC").count(), 0);
 }
 
+/// The functions that check keys may count requests in the table of quotas, and nothing else.
+#[test]
+fn functions_may_count_requests() {
+    let Some(deployment) = everything() else { return };
+    let table = "arn:aws:dynamodb:eu-west-1:000000000000:table/QuotaTable";
+    for (role, function) in [("ApiRole", "ApiFunction"), ("LargeRole", "LargeFunction")] {
+        assert_eq!(granted(&deployment, role, "dynamodb:UpdateItem"), [table], "{role}");
+        let config = configuration(deployment.of(function));
+        assert_eq!(config.auth.quota_table.as_deref(), Some("QuotaTable"), "{function}");
+    }
+    assert!(granted(&deployment, "BatchRole", "dynamodb:UpdateItem").is_empty());
+}
+
 /// All logs can go to a log group that the stack neither creates nor deletes.
 #[test]
 fn logs_can_outlive_the_stack() {
@@ -426,7 +449,7 @@ fn logs_can_outlive_the_stack() {
 fn endpoints_have_policies() {
     let Some(deployment) = everything() else { return };
     let endpoints: Vec<_> = deployment.all("AWS::EC2::VPCEndpoint").collect();
-    assert_eq!(endpoints.len(), 7);
+    assert_eq!(endpoints.len(), 8);
     for (name, endpoint) in endpoints {
         for statement in endpoint["PolicyDocument"]["Statement"].as_array().unwrap() {
             let is_image_layer = statement["Action"] == "s3:GetObject";

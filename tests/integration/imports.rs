@@ -21,7 +21,7 @@ const LAYERS: &[&[&str]] = &[
     &["pipeline"],
     &["backend", "tokenizer"],
     &["telemetry"],
-    &["config", "json", "onnx_proto", "secrets", "tensor"],
+    &["aws", "config", "json", "onnx_proto", "tensor"],
     &["error"],
 ];
 

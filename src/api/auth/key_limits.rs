@@ -20,6 +20,8 @@ pub struct KeyLimits {
     pub models: Vec<String>,
     /// The requests per minute that each server process accepts.
     pub per_minute: Option<u32>,
+    /// The requests per day, in UTC, that all server processes with the same table accept together.
+    pub per_day: Option<u32>,
 }
 
 impl KeyLimits {
@@ -30,8 +32,8 @@ impl KeyLimits {
                 "expected the name of a model without spaces, `,` and `:`, but found `{}`",
                 name.escape_default()
             ))),
-            None if self.per_minute == Some(0) => {
-                Err(Error::config("expected at least 1 request per minute, but found 0"))
+            None if self.per_minute == Some(0) || self.per_day == Some(0) => {
+                Err(Error::config("expected at least 1 request per minute and per day, but found 0"))
             }
             None => Ok(()),
         }
@@ -48,10 +50,8 @@ impl KeyLimits {
                     names.iter().all(|name| is_model(name)).then_some(())?;
                     !std::mem::replace(&mut limits.models, names).is_empty()
                 }
-                ("per-minute", count) => {
-                    let count = count.parse().ok().filter(|count| *count > 0)?;
-                    limits.per_minute.replace(count).is_some()
-                }
+                ("per-minute", count) => limits.per_minute.replace(parse_count(count)?).is_some(),
+                ("per-day", count) => limits.per_day.replace(parse_count(count)?).is_some(),
                 _ => true,
             };
             if is_repeated {
@@ -75,11 +75,18 @@ impl fmt::Display for KeyLimits {
         if !self.models.is_empty() {
             write!(formatter, " models={}", self.models.join(","))?;
         }
-        match self.per_minute {
-            Some(count) => write!(formatter, " per-minute={count}"),
+        if let Some(count) = self.per_minute {
+            write!(formatter, " per-minute={count}")?;
+        }
+        match self.per_day {
+            Some(count) => write!(formatter, " per-day={count}"),
             None => Ok(()),
         }
     }
+}
+
+fn parse_count(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|count| *count > 0)
 }
 
 fn is_model(name: &str) -> bool {
@@ -160,9 +167,10 @@ mod tests {
             expires: Some("2028-02-29".parse().unwrap()),
             models: vec!["minilm".into(), "rank".into()],
             per_minute: Some(60),
+            per_day: Some(5000),
         };
         limits.validate().unwrap();
-        assert_eq!(limits.to_string(), " expires=2028-02-29 models=minilm,rank per-minute=60");
+        assert_eq!(limits.to_string(), " expires=2028-02-29 models=minilm,rank per-minute=60 per-day=5000");
         assert_eq!(parse(&limits.to_string()), Some(limits));
         assert_eq!(parse(""), Some(KeyLimits::default()));
     }
@@ -179,6 +187,8 @@ mod tests {
             "models=",
             "models=a,,b",
             "per-minute=0",
+            "per-day=0",
+            "per-day=1.5",
             "per-minute=-1",
             "scope=all",
             "expires",
@@ -189,6 +199,7 @@ mod tests {
         }
         assert!(KeyLimits { models: vec!["a b".into()], ..KeyLimits::default() }.validate().is_err());
         assert!(KeyLimits { per_minute: Some(0), ..KeyLimits::default() }.validate().is_err());
+        assert!(KeyLimits { per_day: Some(0), ..KeyLimits::default() }.validate().is_err());
     }
 
     #[test]

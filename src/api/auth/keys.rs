@@ -11,9 +11,9 @@ use tokio::sync::Mutex;
 
 use super::keyring::{Key, Keyring};
 use crate::{
+    aws::Secret,
     config::AuthConfig,
     error::{Error, Result},
-    secrets::Secret,
 };
 
 /// The shortest interval between two reads of the source, however many unknown keys arrive.

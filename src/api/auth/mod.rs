@@ -3,6 +3,7 @@
 mod key_limits;
 mod keyring;
 mod keys;
+mod quotas;
 mod rate;
 
 use std::{net::SocketAddr, time::SystemTime};
@@ -13,7 +14,7 @@ pub use self::{
     key_limits::{Date, KeyLimits},
     keyring::{make_key, make_limited_key},
 };
-use self::{keyring::Key, keys::Keys, rate::Rates};
+use self::{keyring::Key, keys::Keys, quotas::Quotas, rate::Rates};
 use super::rejection::Rejection;
 use crate::{
     config::{AuthConfig, AuthMode},
@@ -60,6 +61,7 @@ pub struct Guard {
     /// The secret of the trusted proxy.
     proxy: Option<Keys>,
     rates: Rates,
+    quotas: Quotas,
 }
 
 /// A caller with a key.
@@ -81,7 +83,7 @@ pub(super) enum Access {
 impl Default for Guard {
     /// Admits every request.
     fn default() -> Self {
-        Self { access: Access::Open, proxy: None, rates: Rates::default() }
+        Self { access: Access::Open, proxy: None, rates: Rates::default(), quotas: Quotas::default() }
     }
 }
 
@@ -113,7 +115,8 @@ impl Guard {
         if matches!(access, Access::Open) && !scope.is_loopback() {
             tracing::warn!(?scope, "open access: `auth.mode` is `none`");
         }
-        Ok(Self { access, proxy: Keys::of_proxy(config)?, rates: Rates::default() })
+        let (proxy, quotas) = (Keys::of_proxy(config)?, Quotas::new(config)?);
+        Ok(Self { access, proxy, rates: Rates::default(), quotas })
     }
 
     /// Reads the keys and the proxy's secret for the first time, so that unreadable ones are an error at startup.
@@ -176,7 +179,7 @@ impl Guard {
                     );
                 }
                 match keys.find(&shown).await {
-                    Ok(Some(key)) => self.within_limits(key).map(Some),
+                    Ok(Some(key)) => self.within_limits(key).await.map(Some),
                     Ok(None) => unauthorized("unknown key", "unknown key"),
                     Err(error) => Err(Refusal::unreadable(error)),
                 }
@@ -187,18 +190,31 @@ impl Guard {
 
 impl Guard {
     /// The caller of a valid key that has not expired and is not used too often.
-    fn within_limits(&self, key: Key) -> Result<Caller, Refusal> {
+    async fn within_limits(&self, key: Key) -> Result<Caller, Refusal> {
         if key.limits.has_expired(SystemTime::now()) {
             return Err(Refusal::new("expired key", StatusCode::UNAUTHORIZED, EXPIRED));
         }
-        match key.limits.per_minute {
-            Some(per_minute) if !self.rates.admit(&key.name, per_minute) => Err(Refusal::new(
+        let too_many = |reason, limit: String| {
+            let message = format!("expected at most {limit} with this key; retry later");
+            Refusal::new(reason, StatusCode::TOO_MANY_REQUESTS, &message)
+        };
+        if let Some(per_minute) = key.limits.per_minute
+            && !self.rates.admit(&key.name, per_minute)
+        {
+            return Err(too_many(
                 "too many requests with this key",
-                StatusCode::TOO_MANY_REQUESTS,
-                &format!("expected at most {per_minute} requests per minute with this key; retry later"),
-            )),
-            _ => Ok(Caller { name: key.name, models: key.limits.models }),
+                format!("{per_minute} requests per minute"),
+            ));
         }
+        if let Some(per_day) = key.limits.per_day
+            && !self.quotas.admit(&key.name, per_day).await
+        {
+            let mut refusal =
+                too_many("quota of this key is used up", format!("{per_day} requests per day (UTC)"));
+            refusal.rejection.retry_after_s = quotas::until_tomorrow().as_secs().max(1);
+            return Err(refusal);
+        }
+        Ok(Caller { name: key.name, models: key.limits.models })
     }
 }
 

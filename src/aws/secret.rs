@@ -2,14 +2,10 @@
 
 use std::time::Duration;
 
-use aws_config::BehaviorVersion;
 use aws_sdk_secretsmanager::Client;
-use aws_smithy_http_client::{
-    Builder as HttpClient,
-    tls::{Provider, rustls_provider::CryptoMode},
-};
 use tokio::{sync::OnceCell, time::timeout};
 
+use super::client;
 use crate::error::{Error, Result};
 
 /// Labels of a secret's versions: the rotation of a secret moves the second one to the value that it replaces.
@@ -80,6 +76,5 @@ impl Secret {
 }
 
 async fn connect() -> Client {
-    let http = HttpClient::new().tls_provider(Provider::Rustls(CryptoMode::Ring)).build_https();
-    Client::new(&aws_config::defaults(BehaviorVersion::latest()).http_client(http).load().await)
+    Client::new(&client::configuration().await)
 }

@@ -1,9 +1,10 @@
-//! Replaces secrets in a build without the feature `s3`.
+//! Replaces this module in a build without the feature `s3`.
 
 #![expect(missing_docs, reason = "documented where the feature is enabled")]
 
 use std::{convert::Infallible, time::Duration};
 
+use super::Claim;
 use crate::error::{Error, Result};
 
 /// Cannot be created.
@@ -21,6 +22,21 @@ impl Secret {
     }
 
     pub async fn read_versions(&self, _: Duration) -> Result<Vec<String>> {
+        match self.0 {}
+    }
+}
+
+/// Cannot be created.
+#[derive(Debug)]
+pub struct QuotaTable(Infallible);
+
+impl QuotaTable {
+    /// An error that names the missing feature.
+    pub fn new(_: &str) -> Result<Self> {
+        Err(Error::config("this build has no support for Amazon DynamoDB; compile with `--features s3`"))
+    }
+
+    pub async fn add(&self, _: Claim<'_>) -> Result<bool> {
         match self.0 {}
     }
 }

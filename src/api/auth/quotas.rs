@@ -1,0 +1,160 @@
+//! Requests per day. With a table, all processes share the count of a key.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex as SyncMutex, PoisonError},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use tokio::sync::Mutex;
+
+use super::keys::Timestamp;
+use crate::{
+    aws::{Claim, QuotaTable},
+    config::AuthConfig,
+    error::Result,
+};
+
+const DAY: Duration = Duration::from_hours(24);
+/// How long requests are admitted without the table after it could not be reached.
+const PAUSE: Duration = Duration::from_secs(5);
+/// A process reserves this part of what it has served, and of the limit, so that few reserved requests are lost when it
+/// ends, and few requests wait for the table.
+const PART_OF_SERVED: u32 = 8;
+const PART_OF_LIMIT: u32 = 100;
+
+/// The requests that keys may still send today, by the name of the key.
+#[derive(Debug, Default)]
+pub(super) struct Quotas {
+    table: Option<QuotaTable>,
+    /// Names are those of known keys, so their number is limited.
+    counts: SyncMutex<HashMap<String, Arc<Mutex<Count>>>>,
+}
+
+/// The requests of one key in this process.
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    /// In days since 1970.
+    day: u64,
+    served: u32,
+    /// Requests that are reserved in the table, but not served.
+    reserved: u32,
+    /// The limit that the table has refused to exceed.
+    exhausted: Option<u32>,
+    /// When the table could not be reached.
+    failed: Option<Timestamp>,
+}
+
+impl Quotas {
+    pub(super) fn new(config: &AuthConfig) -> Result<Self> {
+        let table = config.quota_table.as_deref().map(QuotaTable::new).transpose()?;
+        Ok(Self { table, counts: SyncMutex::default() })
+    }
+
+    /// Counts a request of the key `name`, unless it exceeds `per_day`.
+    ///
+    /// If the table cannot be reached, the request is admitted: an outage of the table is not one of the service.
+    pub(super) async fn admit(&self, name: &str, per_day: u32) -> bool {
+        let count = {
+            let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(counts.entry(name.to_owned()).or_default())
+        };
+        let mut count = count.lock().await;
+        let day = time_of_day().0;
+        if count.day != day {
+            *count = Count { day, failed: count.failed, ..Count::default() };
+        }
+        let is_admitted = match &self.table {
+            None => count.served < per_day,
+            Some(_) if count.reserved > 0 => {
+                count.reserved -= 1;
+                true
+            }
+            Some(_) if count.exhausted == Some(per_day) => false,
+            Some(_) if count.failed.is_some_and(|at| at.age() < PAUSE) => true,
+            Some(table) => match count.reserve(table, name, per_day).await {
+                Ok(is_admitted) => is_admitted,
+                Err(error) => {
+                    tracing::error!(error = error.chain(), "cannot count the requests of a key");
+                    count.failed = Some(Timestamp::now());
+                    true
+                }
+            },
+        };
+        count.served = count.served.saturating_add(is_admitted.into());
+        is_admitted
+    }
+}
+
+impl Count {
+    /// Reserves this request and some more, if the limit allows.
+    async fn reserve(&mut self, table: &QuotaTable, name: &str, per_day: u32) -> Result<bool> {
+        let claim = |requests| Claim { key: name, day: self.day, requests, limit: per_day };
+        let requests = portion(self.served, per_day);
+        let reserved = if table.add(claim(requests)).await? {
+            requests
+        } else {
+            // The last requests of the day are reserved one by one.
+            u32::from(requests > 1 && table.add(claim(1)).await?)
+        };
+        self.failed = None;
+        self.reserved = reserved.saturating_sub(1);
+        self.exhausted = (reserved == 0).then_some(per_day);
+        Ok(reserved > 0)
+    }
+}
+
+/// How many requests to reserve at once.
+fn portion(served: u32, per_day: u32) -> u32 {
+    (served / PART_OF_SERVED).min(per_day / PART_OF_LIMIT).max(1)
+}
+
+/// The time until the next day, in UTC.
+pub(super) fn until_tomorrow() -> Duration {
+    DAY - time_of_day().1
+}
+
+/// The days since 1970, and the time since the last of them began, in UTC.
+fn time_of_day() -> (u64, Duration) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let day = now.as_secs() / DAY.as_secs();
+    (day, now - Duration::from_secs(day * DAY.as_secs()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_key_is_limited_to_its_quota() {
+        let quotas = Quotas::default();
+        let admitted = async |name: &str| {
+            let mut admitted = 0;
+            for _ in 0..5 {
+                admitted += u32::from(quotas.admit(name, 3).await);
+            }
+            admitted
+        };
+        assert_eq!(admitted("alice").await, 3);
+        assert_eq!(admitted("bob").await, 3, "keys have their own quotas");
+        assert_eq!(admitted("alice").await, 0);
+        let count = Arc::clone(&quotas.counts.lock().unwrap()["alice"]);
+        count.lock().await.day -= 1;
+        assert_eq!(admitted("alice").await, 3, "a new day");
+    }
+
+    /// A process that ends loses at most an eighth of what it has served, and few requests wait for the table.
+    #[test]
+    fn portions_grow_with_use() {
+        assert_eq!(
+            [(0, 9), (99, 9), (16, 10_000), (7_000, 10_000)].map(|(served, of)| portion(served, of)),
+            [1, 1, 2, 100]
+        );
+        let (mut served, mut waits) = (0, 0);
+        while served < 10_000 {
+            served += portion(served, 10_000);
+            waits += 1;
+        }
+        assert!(waits < 160, "{waits}");
+    }
+}

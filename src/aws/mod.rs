@@ -1,0 +1,28 @@
+//! Secrets in AWS Secrets Manager, and counts of requests in Amazon DynamoDB.
+
+#[cfg(feature = "s3")]
+mod client;
+#[cfg(not(feature = "s3"))]
+mod disabled;
+#[cfg(feature = "s3")]
+mod quota_table;
+#[cfg(feature = "s3")]
+mod secret;
+
+#[cfg(not(feature = "s3"))]
+pub use self::disabled::{QuotaTable, Secret};
+#[cfg(feature = "s3")]
+pub use self::{quota_table::QuotaTable, secret::Secret};
+
+/// Requests to add to a count, unless it would exceed its limit.
+#[derive(Clone, Copy, Debug)]
+pub struct Claim<'a> {
+    /// The name of the API key.
+    pub key: &'a str,
+    /// The day, in days since 1970.
+    pub day: u64,
+    /// The number of requests.
+    pub requests: u32,
+    /// The limit of the day.
+    pub limit: u32,
+}

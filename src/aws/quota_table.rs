@@ -1,0 +1,73 @@
+//! Counts of requests in a build with the feature `s3`.
+
+use std::time::Duration;
+
+use aws_sdk_dynamodb::{Client, types::AttributeValue};
+use tokio::{sync::OnceCell, time::timeout};
+
+use super::{Claim, client};
+use crate::error::{Error, Result};
+
+/// How long a request waits for the table.
+const TIMEOUT: Duration = Duration::from_secs(1);
+/// Items are deleted this long after the start of their day.
+const KEPT: Duration = Duration::from_hours(72);
+const DAY: Duration = Duration::from_hours(24);
+
+/// A table of Amazon DynamoDB that counts the requests of each key and day. The client is created at the first use.
+///
+/// An item has the attributes `key` and `day`, which identify it, `used_requests`, and `expires_at`, its time to live.
+#[derive(Debug)]
+pub struct QuotaTable {
+    name: String,
+    client: OnceCell<Client>,
+}
+
+impl QuotaTable {
+    /// The table called `name` in the account and region of the environment.
+    pub fn new(name: &str) -> Result<Self> {
+        Ok(Self { name: name.to_owned(), client: OnceCell::new() })
+    }
+
+    /// Adds requests to the count of a key and a day, unless it would exceed the limit; returns whether it did. The check
+    /// and the addition are atomic.
+    pub async fn add(&self, claim: Claim<'_>) -> Result<bool> {
+        let Some(most) = claim.limit.checked_sub(claim.requests) else { return Ok(false) };
+        let number = |value: u64| AttributeValue::N(value.to_string());
+        let added = async {
+            let client = self.client.get_or_init(async || Client::new(&client::configuration().await)).await;
+            client
+                .update_item()
+                .table_name(&self.name)
+                .key("key", AttributeValue::S(claim.key.to_owned()))
+                .key("day", number(claim.day))
+                .update_expression("ADD used_requests :requests SET expires_at = :expires_at")
+                .condition_expression("attribute_not_exists(used_requests) OR used_requests <= :most")
+                .expression_attribute_values(":requests", number(claim.requests.into()))
+                .expression_attribute_values(":most", number(most.into()))
+                .expression_attribute_values(
+                    ":expires_at",
+                    number(claim.day * DAY.as_secs() + KEPT.as_secs()),
+                )
+                .send()
+                .await
+        };
+        match timeout(TIMEOUT, added).await {
+            Ok(Ok(_)) => Ok(true),
+            Ok(Err(error))
+                if error.as_service_error().is_some_and(|e| e.is_conditional_check_failed_exception()) =>
+            {
+                Ok(false)
+            }
+            Ok(Err(error)) => Err(Error::Config {
+                message: format!("cannot update the table `{}`", self.name),
+                source: Some(Box::new(error)),
+            }),
+            Err(_) => Err(Error::config(format!(
+                "updating the table `{}` took longer than {}ms",
+                self.name,
+                TIMEOUT.as_millis()
+            ))),
+        }
+    }
+}
