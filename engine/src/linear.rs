@@ -85,7 +85,10 @@ fn quantise<K: Kernel>(kernel: K, input: &[f32], width: usize, scratch: &mut Qua
     ranges.clear();
     activations.resize(input.len() * K::ACTIVATION_SIZE, 0);
     let rows = activations.chunks_exact_mut(width * K::ACTIVATION_SIZE);
-    ranges.extend(input.chunks_exact(width).zip(rows).map(|(row, out)| quantise_row(kernel, row, out)));
+    // A loop: what iterator adapters call in the standard library is not compiled for the kernel.
+    for (row, out) in input.chunks_exact(width).zip(rows) {
+        ranges.push(quantise_row(kernel, row, out));
+    }
 }
 
 /// Quantises a row. The minimum is a float, not a whole number of steps, so that nothing is lost to the rounding of a
