@@ -47,6 +47,7 @@ pub(super) async fn info(State(app): State<Arc<App>>) -> Reply<Json<Value>> {
         "model_sha": model.digest,
         "model_dtype": dtype,
         "arithmetic": model.arithmetic,
+        "quality": model.manifest.weights.quality,
         "served_model_name": model.name,
         "model_type": model_type(&model.pipeline),
         "max_concurrent_requests": limits.requests,
@@ -75,6 +76,11 @@ fn model_type(pipeline: &Pipeline) -> Value {
         Pooling::Mean => json!({ "pooling": "mean" }),
         Pooling::Cls => json!({ "pooling": "cls" }),
         Pooling::LastToken => json!({ "pooling": "last_token" }),
+        // TEI has no other modes.
+        Pooling::Max => json!({ "pooling": "max" }),
+        Pooling::MeanSqrtLen => json!({ "pooling": "mean_sqrt_len_tokens" }),
+        Pooling::WeightedMean => json!({ "pooling": "weightedmean" }),
+        Pooling::Graph => json!({ "pooling": "graph" }),
     };
     match pipeline {
         Pipeline::Embedding(pipeline) | Pipeline::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _)) => {

@@ -11,7 +11,7 @@ use super::{
     cost::{self, Comparison},
     encoder, export, files, onnx,
     plan::{Build, Plan},
-    quality::{self, encoder::EncoderModel},
+    quality::{self, Shortfall, encoder::EncoderModel},
     recipe::Strategy,
     source::{DECODER, ENCODER, EncoderSettings, MODEL, Source, TaskSettings},
     translation,
@@ -22,6 +22,7 @@ use crate::{
         Engine, Signature,
         onnx::{Runtime, Session},
     },
+    config::EngineChoice,
     error::{Error, Result},
     pipeline::Task,
     repository::{
@@ -31,9 +32,43 @@ use crate::{
     tokenizer::Tokenizer,
 };
 
-/// Writes the bundle of a plan to a folder inside `scratch`. Returns the folder, and the cost of both forms if the
-/// weights were quantised.
-pub(super) fn write(build: Build<'_>) -> Result<(PathBuf, Option<Comparison>)> {
+/// A bundle in a folder inside of the scratch folder.
+pub(super) struct Written {
+    pub(super) folder: PathBuf,
+    /// The cost of both forms if the weights were quantised.
+    pub(super) comparison: Option<Comparison>,
+    /// A remark on its quality or its precision.
+    pub(super) note: Option<String>,
+}
+
+/// Writes the bundle of a plan. Unless a precision was requested, an encoder whose quality in int8 is below the floor is
+/// written in blocks.
+pub(super) fn write(build: Build<'_>) -> Result<Written> {
+    let plan = build.plan;
+    let (written, shortfall) = write_in(build, None)?;
+    let Some(shortfall) = shortfall else { return Ok(written) };
+    let can_improve = !plan.is_precision_fixed
+        && plan.precision == Precision::Int8
+        && plan.engine != EngineChoice::Native
+        && Weights::are_in(&plan.folder)
+        && !translation::is_in(&plan.folder);
+    let (written, shortfall) = match can_improve {
+        false => (written, Some(shortfall)),
+        true => {
+            let reason = format!("chosen since int8 is below the floor: {}", shortfall.description);
+            let better = Plan { precision: Precision::Int8Blocks, ..plan.clone() };
+            write_in(Build { plan: &better, ..build }, Some(reason))?
+        }
+    };
+    match shortfall {
+        Some(shortfall) if !shortfall.is_tolerated => Err(shortfall.refusal()),
+        Some(shortfall) => Ok(Written { note: Some(shortfall.description), ..written }),
+        None => Ok(written),
+    }
+}
+
+/// Writes the bundle of a plan, with the reason for its precision. Returns it with the shortfall of its quality.
+fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option<Shortfall>)> {
     let Build { plan, scratch, runtime, progress } = build;
     progress.stage("read the weights", 1);
     let mut source = open(build)?;
@@ -49,7 +84,7 @@ pub(super) fn write(build: Build<'_>) -> Result<(PathBuf, Option<Comparison>)> {
         Ok::<_, Error>(folder)
     };
     let reference = is_compared.then(|| write(Precision::Fp32, "fp32")).transpose()?;
-    let folder = write(plan.precision, "bundle")?;
+    let folder = write(plan.precision, &format!("bundle-{}", plan.precision))?;
     let forms = match &reference {
         Some(reference) => {
             Some(([reference.as_path(), &folder], [cost::size(reference)?, cost::size(&folder)?]))
@@ -86,16 +121,17 @@ pub(super) fn write(build: Build<'_>) -> Result<(PathBuf, Option<Comparison>)> {
         }
     };
     let (quality, comparison) = measured.unzip();
-    if let Some(quality) = &quality {
-        quality::require(quality, &plan.floor)?;
-    }
+    let shortfall = quality.as_ref().and_then(|quality| quality::shortfall(quality, &plan.floor));
     let mut manifest = manifest(plan, task, source, (graph, signature(graph)?), quality);
+    if let Some(reason) = &reason {
+        manifest.weights.plan = format!("{}; {reason}", manifest.weights.plan);
+    }
     manifest.files = files::list(&folder)?
         .iter()
         .map(|(path, _)| describe(path, path.file_name().unwrap_or_default().to_string_lossy().into_owned()))
         .collect::<Result<_>>()?;
     files::write(&folder.join(MANIFEST), manifest.to_text()?.as_bytes())?;
-    Ok((folder, comparison))
+    Ok((Written { folder, comparison, note: reason }, shortfall))
 }
 
 /// Opens the model in the plan's folder.

@@ -14,6 +14,7 @@ mod functions;
 pub(crate) mod fuzzing;
 mod layers;
 mod lora;
+mod modules;
 pub mod onnx;
 mod plan;
 pub mod quality;
@@ -45,6 +46,8 @@ pub struct Built {
     pub bundle: Bundle,
     /// The cost before and after quantisation; none if the build did not quantise.
     pub comparison: Option<Comparison>,
+    /// A remark on the quality, or on the precision that was chosen.
+    pub note: Option<String>,
 }
 
 /// Builds a bundle.
@@ -57,7 +60,7 @@ pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Re
     let plan = plan::plan(request, progress)?;
     let scratch = Scratch::new_in(destination.parent())?;
     let build = Build { plan: &plan, scratch: scratch.path(), runtime, progress };
-    let (folder, comparison) = bundle::write(build)?;
+    let bundle::Written { folder, comparison, note } = bundle::write(build)?;
     destination.replace(&folder)?;
-    Ok(Built { bundle: Bundle::open(&request.out)?, comparison })
+    Ok(Built { bundle: Bundle::open(&request.out)?, comparison, note })
 }

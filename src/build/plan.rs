@@ -25,7 +25,7 @@ pub struct Request {
     pub name: Option<String>,
     /// The model's task; that of the recipe or the most likely one if none.
     pub task: Option<Task>,
-    /// The precision of the weights; the recipe's or int8 if none.
+    /// The precision of the weights; if none the recipe's, or int8 unless its quality is below the floor.
     pub precision: Option<Precision>,
     /// The engine that an encoder in int8 is built for.
     pub engine: EngineChoice,
@@ -42,7 +42,7 @@ pub trait Progress: Sync {
 }
 
 /// The source of a build and its settings.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Plan {
     pub(super) name: String,
     /// The package or folder of the source, for the manifest.
@@ -56,6 +56,8 @@ pub(super) struct Plan {
     pub(super) tensors: TensorNames,
     pub(super) languages: Option<LanguagePair>,
     pub(super) precision: Precision,
+    /// Whether the precision was requested. Otherwise, the build may choose a better one.
+    pub(super) is_precision_fixed: bool,
     pub(super) engine: EngineChoice,
     pub(super) floor: QualityFloor,
 }
@@ -106,6 +108,7 @@ pub(super) fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         folder: source.clone(),
         task: request.task,
         precision: request.precision.unwrap_or_default(),
+        is_precision_fixed: request.precision.is_some(),
         engine: request.engine,
         ..Plan::default()
     })
@@ -124,7 +127,7 @@ fn of_recipe(request: &Request, progress: &dyn Progress) -> Result<Plan> {
     let folder = recipe.folder(path, &request.cache)?;
     progress.step();
     let parent = path.parent().unwrap_or(Path::new("."));
-    let source = recipe.source;
+    let (source, precision) = (recipe.source, request.precision.or(recipe.precision));
     Ok(Plan {
         name: request.name.clone().unwrap_or(recipe.name),
         from: source.package.unwrap_or_else(|| source.folder.display().to_string()),
@@ -134,7 +137,8 @@ fn of_recipe(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         strategy: recipe.strategy,
         tensors: recipe.tensors,
         languages: recipe.languages,
-        precision: request.precision.unwrap_or(recipe.precision),
+        precision: precision.unwrap_or_default(),
+        is_precision_fixed: precision.is_some(),
         engine: request.engine,
         floor: recipe.quality,
     })

@@ -30,9 +30,8 @@ pub struct Recipe {
     /// The way zero-shot classification and ranking are done.
     #[serde(default)]
     pub strategy: Strategy,
-    /// The precision of the weights.
-    #[serde(default)]
-    pub precision: Precision,
+    /// The precision of the weights; chosen by quality if none.
+    pub precision: Option<Precision>,
     /// The names of its tensors for clients of KServe v2.
     #[serde(default)]
     pub tensors: TensorNames,
@@ -82,6 +81,9 @@ pub struct QualityFloor {
     pub mean_cosine: f32,
     /// The minimum cosine of any text.
     pub worst_cosine: f32,
+    /// The minimum share of the ten nearest texts that are the same. Without one in the recipe, a build with a lower
+    /// share than the default warns.
+    pub neighbours: Option<f32>,
     /// The minimum share of texts with the same best label.
     pub agreement: f32,
     /// The maximum mean difference of scores.
@@ -92,11 +94,17 @@ pub struct QualityFloor {
     pub token_agreement: f32,
 }
 
+impl QualityFloor {
+    /// The share of the ten nearest texts that a build should keep.
+    pub(super) const NEIGHBOURS: f32 = 0.93;
+}
+
 impl Default for QualityFloor {
     fn default() -> Self {
         Self {
             mean_cosine: 0.99,
             worst_cosine: 0.97,
+            neighbours: None,
             agreement: 0.99,
             mean_difference: 0.01,
             similarity: 0.95,

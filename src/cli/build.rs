@@ -53,7 +53,8 @@ pub(super) struct Arguments {
     /// The name of the model in requests [default: the recipe's, or the folder's]
     #[arg(long)]
     name: Option<String>,
-    /// The number format of the weights [default: the recipe's, or int8]
+    /// The number format of the weights [default: the recipe's, or int8; int8-blocks if an encoder is below the floor of
+    /// quality in int8]
     #[arg(long)]
     precision: Option<Precision>,
     /// The engine that an encoder in int8 is built for [default: that of kivu.toml, or auto: the native one if it

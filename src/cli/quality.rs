@@ -1,12 +1,19 @@
 //! The quality of a bundle as text.
 
-use crate::repository::manifest::Quality;
+use crate::repository::manifest::{Neighbours, Quality};
 
 /// One line, without the word "quality".
 pub(super) fn text(quality: Option<Quality>) -> String {
     match quality {
-        Some(Quality::Embedding { texts, mean_cosine, worst_cosine }) => {
-            format!("cosine to fp32 over {texts} texts: mean {mean_cosine:.4}, worst {worst_cosine:.4}")
+        Some(Quality::Embedding { texts, mean_cosine, worst_cosine, neighbours }) => {
+            let neighbours = neighbours.map(|Neighbours { ten_nearest, nearest }| {
+                let [ten_nearest, nearest] = [ten_nearest, nearest].map(|share| share * 100.0);
+                format!("; {ten_nearest:.1} % of the ten nearest texts kept, {nearest:.1} % of the nearest")
+            });
+            format!(
+                "cosine to fp32 over {texts} texts: mean {mean_cosine:.4}, worst {worst_cosine:.4}{}",
+                neighbours.unwrap_or_default()
+            )
         }
         Some(Quality::Classification { texts, agreement, mean_difference }) => format!(
             "against fp32 over {texts} texts: same label for {:.1} %, mean difference of scores {mean_difference:.4}",

@@ -12,28 +12,55 @@ pub enum Pooling {
     Cls,
     /// The last token.
     LastToken,
+    /// The largest value of all tokens, for each dimension.
+    Max,
+    /// The sum of all tokens, divided by the square root of their number.
+    MeanSqrtLen,
+    /// The mean of all tokens, weighted by their positions from 1 on.
+    WeightedMean,
+    /// None: the graph returns a vector for each text.
+    Graph,
 }
 
 impl Pooling {
     /// Pools the vectors of one text: `width` values per token, without padding. No tokens give zeros.
     pub fn pool(self, vectors: &[f32], width: usize) -> Vec<f32> {
-        let mut tokens = vectors.chunks_exact(width);
+        let tokens = vectors.chunks_exact(width);
+        let count = tokens.len().max(1) as f32;
+        let one = |token: Option<&[f32]>| token.map_or_else(|| vec![0.0; width], <[f32]>::to_vec);
         match self {
-            Self::Cls => tokens.next().map_or_else(|| vec![0.0; width], <[f32]>::to_vec),
-            Self::LastToken => tokens.next_back().map_or_else(|| vec![0.0; width], <[f32]>::to_vec),
-            Self::Mean => {
-                let mut mean = vec![0.0_f32; width];
-                let count = tokens.len().max(1) as f32;
-                for token in tokens {
-                    for (sum, value) in mean.iter_mut().zip(token) {
-                        *sum += value;
-                    }
+            Self::Cls | Self::Graph => one(tokens.clone().next()),
+            Self::LastToken => one(tokens.clone().next_back()),
+            Self::Max => {
+                let mut largest = one(tokens.clone().next());
+                for token in tokens.skip(1) {
+                    largest.iter_mut().zip(token).for_each(|(largest, value)| *largest = largest.max(*value));
                 }
-                mean.iter_mut().for_each(|sum| *sum /= count);
-                mean
+                largest
+            }
+            Self::Mean => weighted_sum(tokens, width, |_| 1.0, count),
+            Self::MeanSqrtLen => weighted_sum(tokens, width, |_| 1.0, count.sqrt()),
+            Self::WeightedMean => {
+                weighted_sum(tokens, width, |place| (place + 1) as f32, count * (count + 1.0) / 2.0)
             }
         }
     }
+}
+
+/// The sum of tokens, each with the weight of its place, divided by `divisor`.
+fn weighted_sum<'a>(
+    tokens: impl Iterator<Item = &'a [f32]>,
+    width: usize,
+    weight: impl Fn(usize) -> f32,
+    divisor: f32,
+) -> Vec<f32> {
+    let mut sums = vec![0.0_f32; width];
+    for (place, token) in tokens.enumerate() {
+        let weight = weight(place);
+        sums.iter_mut().zip(token).for_each(|(sum, value)| *sum += weight * value);
+    }
+    sums.iter_mut().for_each(|sum| *sum /= divisor);
+    sums
 }
 
 /// Scales a vector to length 1; zeros are unchanged.
@@ -64,7 +91,15 @@ mod tests {
         assert_eq!(Pooling::Mean.pool(&vectors, 2), [4.0, 5.0]);
         assert_eq!(Pooling::Cls.pool(&vectors, 2), [1.0, 2.0]);
         assert_eq!(Pooling::LastToken.pool(&vectors, 2), [8.0, 9.0]);
-        assert_eq!(Pooling::Mean.pool(&[], 2), [0.0, 0.0]);
+        assert_eq!(Pooling::Max.pool(&[1.0, 9.0, 3.0, -4.0, 2.0, 5.0], 2), [3.0, 9.0]);
+        assert_eq!(Pooling::Max.pool(&[-1.0, -9.0], 2), [-1.0, -9.0]);
+        assert_eq!(Pooling::MeanSqrtLen.pool(&[1.0, 2.0, 3.0, 4.0, 0.0, 2.0, 4.0, 8.0], 2), [4.0, 8.0]);
+        assert_eq!(Pooling::WeightedMean.pool(&vectors, 2), [31.0 / 6.0, 37.0 / 6.0]);
+        assert_eq!(Pooling::Graph.pool(&[1.0, 2.0], 2), [1.0, 2.0]);
+        let all = [Pooling::Mean, Pooling::Cls, Pooling::LastToken, Pooling::Max, Pooling::WeightedMean];
+        for pooling in all {
+            assert_eq!(pooling.pool(&[], 2), [0.0, 0.0], "{pooling:?}");
+        }
     }
 
     #[test]

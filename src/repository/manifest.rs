@@ -72,7 +72,7 @@ pub struct Source {
 pub struct Weights {
     /// The numbers that weights are stored as.
     pub precision: Precision,
-    /// A description of the quantization.
+    /// A description of the quantization, and why it was chosen if it is not the default.
     pub plan: String,
     /// The quality compared with fp32, measured by the build; `None` for fp32, and for weights that were quantized
     /// before the build.
@@ -114,6 +114,9 @@ pub enum Quality {
         mean_cosine: f32,
         /// The lowest cosine.
         worst_cosine: f32,
+        /// The nearest texts of each text; none in bundles of older versions.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        neighbours: Option<Neighbours>,
     },
     /// Of scores for labels.
     Classification {
@@ -140,6 +143,16 @@ pub enum Quality {
         /// The mean absolute difference of the log-probabilities of these tokens.
         token_difference: f32,
     },
+}
+
+/// How many of each text's nearest texts, by cosine among all measured texts, are the same as in fp32.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Neighbours {
+    /// The mean share of the ten nearest.
+    pub ten_nearest: f32,
+    /// The share of texts with the same nearest.
+    pub nearest: f32,
 }
 
 /// The names of a model's tensors in the KServe API, which a recipe can adapt to existing clients.

@@ -9,7 +9,7 @@ use kivu::{
 
 use crate::models::{build_request, fixtures, request, runtime, serve};
 
-fn copy(source: &Path, target: &Path) {
+pub(crate) fn copy(source: &Path, target: &Path) {
     fs::create_dir_all(target).unwrap();
     for entry in fs::read_dir(source).unwrap().map(Result::unwrap) {
         let target = target.join(entry.file_name());
@@ -38,7 +38,7 @@ fn refusal(spoil: impl FnOnce(&Path)) -> Option<String> {
 }
 
 /// Replaces `from`, which must occur, by `to` in a file.
-fn edit(path: &Path, from: &str, to: &str) {
+pub(crate) fn edit(path: &Path, from: &str, to: &str) {
     let text = fs::read_to_string(path).unwrap();
     assert!(text.contains(from), "{text}");
     fs::write(path, text.replace(from, to)).unwrap();
@@ -64,14 +64,8 @@ fn unsupported_sources_are_refused_by_name() {
         refusal(|model| fs::write(model.join("model.safetensors"), b"no safetensors").unwrap()),
         refusal(|model| fs::remove_file(model.join("tokenizer.json")).unwrap()),
         refusal(|model| fs::write(model.join("tokenizer.json"), "{}").unwrap()),
-        refusal(|model| edit(&model.join("modules.json"), "models.Normalize", "models.Dense")),
-        refusal(|model| {
-            edit(
-                &model.join("1_Pooling/config.json"),
-                r#""pooling_mode_max_tokens": false"#,
-                r#""pooling_mode_max_tokens": true"#,
-            );
-        }),
+        refusal(|model| edit(&model.join("modules.json"), "models.Normalize", "models.LSTM")),
+        refusal(|model| edit(&model.join("modules.json"), "models.Pooling", "models.Router")),
     ];
     let refusals: Option<Vec<String>> = refusals.into_iter().collect();
     let Some(refusals) = refusals else { return };
@@ -85,8 +79,8 @@ expected `model.safetensors` of an encoder (`bert`, `distilbert`, `roberta`, `xl
 `[folder]/model/model.safetensors` is not a safetensors file: header too large
 expected `tokenizer.json` in `[folder]/model`, but found none; the fast tokenizers of `transformers` save it (`save_pretrained`)
 cannot read the tokenizer: missing field `model` at line 1 column 2
-expected modules among `Transformer`, `Pooling`, `Normalize`, but found `Dense`
-expected one pooling mode of `mean`, `cls`, `lasttoken`, but found `max_tokens`, `mean_tokens`"#);
+expected modules among `Transformer`, `Pooling`, `Dense`, `LayerNorm`, `Normalize`, `Dropout`, but found `LSTM`
+expected modules among `Transformer`, `Pooling`, `Dense`, `LayerNorm`, `Normalize`, `Dropout`, but found `Router`"#);
 }
 
 #[test]

@@ -61,7 +61,7 @@ fn golden(name: &str) -> Golden {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
-fn options() -> EmbeddingOptions {
+pub(crate) fn options() -> EmbeddingOptions {
     EmbeddingOptions {
         truncation: Truncation::At(Side::Right),
         normalize: None,
@@ -71,15 +71,15 @@ fn options() -> EmbeddingOptions {
     }
 }
 
-fn deadline() -> Deadline {
+pub(crate) fn deadline() -> Deadline {
     Deadline::within(Duration::from_secs(60))
 }
 
-fn text(text: &str) -> Vec<Input> {
+pub(crate) fn text(text: &str) -> Vec<Input> {
     vec![Input::Text(text.to_owned())]
 }
 
-fn pipeline(model: &Model) -> &EmbeddingPipeline {
+pub(crate) fn pipeline(model: &Model) -> &EmbeddingPipeline {
     match &model.pipeline {
         Pipeline::Embedding(pipeline) => pipeline,
         other => panic!("expected an embedding pipeline, but found {other:?}"),
@@ -87,7 +87,7 @@ fn pipeline(model: &Model) -> &EmbeddingPipeline {
 }
 
 /// The largest difference between two vectors, which must be of one length.
-fn difference(left: &[f32], right: &[f32]) -> f32 {
+pub(crate) fn difference(left: &[f32], right: &[f32]) -> f32 {
     assert_eq!(left.len(), right.len());
     left.iter().zip(right).map(|(left, right)| (left - right).abs()).fold(0.0, f32::max)
 }

@@ -31,6 +31,7 @@ mod language;
 mod links;
 mod live;
 mod models;
+mod modules;
 mod native;
 mod page;
 mod processors;

@@ -10,6 +10,7 @@ use crate::{
     backend::Engine,
     build::{
         layers::{Layers, attention},
+        modules::{Modules, POOLED},
         onnx::{GraphBuilder, ModelProto, Value, any, data_type, fixed, float},
         weights::Weights,
     },
@@ -25,9 +26,11 @@ pub(super) const LOGITS: &str = "logits";
 /// Writes the graph of an encoder, from token ids to [`OUTPUT`], or to [`LOGITS`] if it has a head.
 ///
 /// A head reads the first token only, and so does the last layer under a head: other tokens' vectors are not needed.
+/// With `modules`, the output is [`POOLED`].
 pub(super) fn graph(
     config: &EncoderConfig,
     weights: &Weights,
+    modules: Option<&Modules>,
     precision: Precision,
     engine: Engine,
 ) -> Result<ModelProto> {
@@ -42,7 +45,8 @@ pub(super) fn graph(
     if let Some(settings) = &config.disentangled {
         writer.text = Some(Text::new(&mut writer.layers, config, settings, [&ids, &mask])?);
     }
-    let mask = writer.layers.cast(&mask, data_type::INT32);
+    let attention_mask = mask;
+    let mask = writer.layers.cast(&attention_mask, data_type::INT32);
     let mut hidden = writer.embeddings(&ids)?;
     let embedded = hidden.clone();
     for layer in 0..config.layers {
@@ -58,6 +62,9 @@ pub(super) fn graph(
     if let Some(head) = &config.head {
         let logits = writer.head(head, &hidden)?;
         writer.layers.graph.output(&logits, LOGITS, [any("batch"), fixed(head.labels.len())]);
+    } else if let Some(modules) = modules {
+        let vector = modules.write(&mut writer.layers, &hidden, &attention_mask);
+        writer.layers.graph.output(&vector, POOLED, [any("batch"), fixed(modules.dimensions()?)]);
     } else {
         writer.layers.graph.output(&hidden, OUTPUT, [any("batch"), any("sequence"), fixed(width)]);
     }

@@ -38,10 +38,32 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
         config.head.get_or_insert_with(|| Head::unnamed(labels));
     }
     let facts = &config.facts;
+    let (settings, modules) = match &config.head {
+        Some(head) => {
+            let settings = ClassificationSettings {
+                output: LOGITS.to_owned(),
+                labels: head.labels.clone(),
+                function: head.function,
+                max_tokens: max_tokens(&plan.folder, facts.max_positions)?,
+            };
+            (EncoderSettings::Classification(settings), None)
+        }
+        None => {
+            let (settings, modules) = embedding_settings(&plan.folder, OUTPUT, facts)?;
+            (EncoderSettings::Embedding(settings), modules)
+        }
+    };
+    let suits_native_engine = config.suits_native_engine() && modules.is_none();
     let engine = match plan.engine {
         EngineChoice::Onnx => Engine::Onnx,
-        EngineChoice::Auto | EngineChoice::Native if config.suits_native_engine() => Engine::Native,
+        EngineChoice::Auto | EngineChoice::Native if suits_native_engine => Engine::Native,
         EngineChoice::Auto => Engine::Onnx,
+        EngineChoice::Native if modules.is_some() => {
+            return Err(Error::model(
+                "expected a single pooling for the native engine, but found several, or modules other than `Normalize` \
+                 after it; use `--engine auto`",
+            ));
+        }
         EngineChoice::Native => {
             return Err(Error::model(format!(
                 "expected an encoder without disentangled attention whose vectors have a multiple of {LANES} values, \
@@ -49,15 +71,6 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
                 facts.architecture, facts.hidden
             )));
         }
-    };
-    let settings = match &config.head {
-        Some(head) => EncoderSettings::Classification(ClassificationSettings {
-            output: LOGITS.to_owned(),
-            labels: head.labels.clone(),
-            function: head.function,
-            max_tokens: max_tokens(&plan.folder, facts.max_positions)?,
-        }),
-        None => EncoderSettings::Embedding(embedding_settings(&plan.folder, OUTPUT, facts)?),
     };
     Ok(Source {
         architecture: facts.architecture.clone(),
@@ -69,7 +82,7 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
         engine: if plan.precision == Precision::Int8 { engine } else { Engine::Onnx },
         graphs: Box::new(move |precision| {
             let engine = if precision == Precision::Int8 { engine } else { Engine::Onnx };
-            Ok(vec![(MODEL, graph(&config, &weights, precision, engine)?)])
+            Ok(vec![(MODEL, graph(&config, &weights, modules.as_ref(), precision, engine)?)])
         }),
     })
 }

@@ -43,7 +43,15 @@ pub(in crate::build) fn open(build: Build<'_>) -> Result<Source<'_>> {
     let is_quantised = is_quantised(&model);
     check_precision(plan.precision, is_quantised, &path)?;
     let output = output(&model, has_pooling(&plan.folder))?;
-    let settings = embedding_settings(&plan.folder, output, &facts)?;
+    let (settings, _) = embedding_settings(&plan.folder, output, &facts)?;
+    let has = |name: &str| model.graph.iter().flat_map(|graph| &graph.output).any(|output| output.name == name);
+    if !has(&settings.output) {
+        return Err(Error::model(format!(
+            "expected an export with the output `{}`, since the model has modules after its pooling, but found only \
+             `{output}`; build from the weights, or export the model with sentence-transformers",
+            settings.output
+        )));
+    }
     Ok(Source {
         settings: TaskSettings::Encoder(EncoderSettings::Embedding(settings)),
         architecture: facts.architecture,

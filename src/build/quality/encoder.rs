@@ -23,7 +23,7 @@ use crate::{
     },
     error::{Error, Result},
     pipeline::{pooling::cosine, scores::descending},
-    repository::manifest::Quality,
+    repository::manifest::{Neighbours, Quality},
     tensor::Tensor,
     tokenizer::{Encoding, Side, Tokenizer, Truncation},
 };
@@ -152,6 +152,7 @@ fn compare(settings: &EncoderSettings, answers: &[&Answers]) -> Quality {
                 texts,
                 mean_cosine: mean(cosines.iter().sum()),
                 worst_cosine: cosines.iter().copied().min_by(f32::total_cmp).unwrap_or(f32::NAN),
+                neighbours: Some(neighbours(&pairs().unzip::<_, _, Vec<_>, Vec<_>>().into())),
             }
         }
         EncoderSettings::Classification(_) => {
@@ -167,6 +168,29 @@ fn compare(settings: &EncoderSettings, answers: &[&Answers]) -> Quality {
             }
         }
     }
+}
+
+/// Compares the nearest texts of each text in both forms, whose vectors are in the same order.
+fn neighbours(forms: &[Vec<&[f32]>; 2]) -> Neighbours {
+    const COUNT: usize = 10;
+    let texts = forms[0].len().max(1) as f32;
+    let (mut kept, mut expected, mut same) = (0, 0, 0);
+    for text in 0..forms[0].len() {
+        let [reference, found] = forms.each_ref().map(|vectors| nearest(vectors, text, COUNT));
+        kept += reference.iter().filter(|other| found.contains(other)).count();
+        expected += reference.len();
+        same += usize::from(reference.first() == found.first());
+    }
+    Neighbours { ten_nearest: kept as f32 / expected.max(1) as f32, nearest: same as f32 / texts }
+}
+
+/// The `count` other texts whose vectors are nearest to that of `text`, the nearest first.
+fn nearest(vectors: &[&[f32]], text: usize, count: usize) -> Vec<usize> {
+    let cosines: Vec<f32> = vectors.iter().map(|other| cosine(vectors[text], other)).collect();
+    let mut others: Vec<usize> = (0..vectors.len()).filter(|other| *other != text).collect();
+    others.sort_by(|left, right| cosines[*right].total_cmp(&cosines[*left]));
+    others.truncate(count);
+    others
 }
 
 /// The inputs of a graph for one text.
@@ -191,6 +215,26 @@ pub fn inputs(signature: &Signature, encoding: &Encoding) -> Result<Vec<Tensor>>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn neighbours_are_compared_text_by_text() {
+        let angles = |angles: [f32; 13]| angles.map(|angle| [angle.cos(), angle.sin()]);
+        let vectors = |points: &[[f32; 2]; 13]| -> Vec<Vec<f32>> { points.iter().map(|it| it.to_vec()).collect() };
+        let steps: [f32; 13] = std::array::from_fn(|step| step as f32 / 10.0);
+        let reference = vectors(&angles(steps));
+        let mut moved = steps;
+        // The first text, with the ten after it as its neighbours, changes places with the last.
+        moved.swap(0, 12);
+        let moved = vectors(&angles(moved));
+        let views = |vectors: &'_ [Vec<f32>]| -> Vec<Vec<f32>> { vectors.to_vec() };
+        let compared = |left: &[Vec<f32>], right: &[Vec<f32>]| {
+            neighbours(&[left, right].map(|vectors| vectors.iter().map(Vec::as_slice).collect()))
+        };
+        assert_eq!(compared(&reference, &views(&reference)), Neighbours { ten_nearest: 1.0, nearest: 1.0 });
+        let found = compared(&reference, &moved);
+        // 1, 2, 10 and 11 lose a neighbour each: the text that moved away.
+        assert!(found.ten_nearest < 1.0 && found.nearest < 1.0, "{found:?}");
+    }
 
     #[test]
     fn the_sentences_are_many_and_of_mixed_length() {

@@ -1,0 +1,390 @@
+//! The modules of sentence-transformers that follow the transformer: pooling, dense layers, normalisations.
+//!
+//! A single pooling, with or without normalisation after it, is left to the pipeline, where the vectors of tokens remain
+//! available. Any other list of modules becomes a part of the graph, which then returns a vector for each text.
+
+use std::path::Path;
+
+use super::{
+    config::{ConfigFile, OneOrMany},
+    layers::Layers,
+    onnx::{GraphBuilder, Value, data_type, float, integer},
+    quantise::transpose,
+    weights::Weights,
+};
+use crate::{
+    error::{Error, Result, quoted},
+    pipeline::pooling::Pooling,
+};
+
+/// The name of the output of a graph that pools.
+pub(super) const POOLED: &str = "sentence_embedding";
+
+/// The modules that vectors of tokens pass on their way to the vector of a text.
+#[derive(Debug, Default)]
+pub(super) struct Modules {
+    list: Vec<Module>,
+    /// The width of a token's vector after the modules so far.
+    tokens: usize,
+    /// The width of a text's vector after the modules so far; none before the pooling.
+    text: Option<usize>,
+}
+
+#[derive(Debug)]
+enum Module {
+    /// Vectors that are concatenated.
+    Pooling(Vec<Mode>),
+    Dense(Dense),
+    LayerNorm {
+        gain: Vec<f32>,
+        bias: Vec<f32>,
+    },
+    Normalize,
+}
+
+/// A mode of pooling.
+#[derive(Clone, Copy, Debug)]
+enum Mode {
+    Cls,
+    Max,
+    Mean,
+    MeanSqrtLen,
+    WeightedMean,
+    LastToken,
+}
+
+#[derive(Debug)]
+struct Dense {
+    inputs: usize,
+    outputs: usize,
+    weight: Vec<f32>,
+    bias: Option<Vec<f32>>,
+    activation: Activation,
+    /// Whether it transforms the vectors of tokens rather than that of the text.
+    is_of_tokens: bool,
+}
+
+/// The activation functions of `torch.nn` that dense layers may have.
+#[derive(Clone, Copy, Debug)]
+enum Activation {
+    Identity,
+    Operator(&'static str),
+    /// An operator of ONNX Runtime.
+    Microsoft(&'static str),
+}
+
+impl Modules {
+    /// No modules yet, for tokens of `width` values.
+    pub(super) fn new(width: usize) -> Self {
+        Self { list: Vec::new(), tokens: width, text: None }
+    }
+
+    /// The mean of tokens, which sentence-transformers uses for models without its files.
+    pub(super) fn mean(width: usize) -> Self {
+        Self { list: vec![Module::Pooling(vec![Mode::Mean])], tokens: width, text: Some(width) }
+    }
+
+    /// Adds the module of the class `class`, whose files are in `folder`.
+    pub(super) fn add(&mut self, class: &str, folder: &Path) -> Result<()> {
+        let module = match class {
+            "Pooling" => {
+                let modes = poolings(folder)?;
+                self.text = Some(self.tokens * modes.len());
+                Module::Pooling(modes)
+            }
+            "Dense" => {
+                let layer = Dense::open(folder, [Some(self.tokens), self.text])?;
+                match layer.is_of_tokens {
+                    true => self.tokens = layer.outputs,
+                    false => self.text = Some(layer.outputs),
+                }
+                Module::Dense(layer)
+            }
+            "LayerNorm" => {
+                let dimension: usize = ConfigFile::open(folder)?.require("dimension")?;
+                if self.text != Some(dimension) {
+                    return Err(misplaced(folder, dimension, self.text));
+                }
+                let weights = open_weights(folder)?;
+                let take = |name| Ok::<_, Error>(weights.take(name, &[dimension])?.values.clone());
+                Module::LayerNorm { gain: take("norm.weight")?, bias: take("norm.bias")? }
+            }
+            "Normalize" if self.text.is_some() => Module::Normalize,
+            "Normalize" => {
+                return Err(Error::model("expected `Normalize` after `Pooling`, but found it before"));
+            }
+            // It has an effect in training only.
+            "Dropout" => return Ok(()),
+            other => {
+                return Err(Error::model(format!(
+                    "expected modules among `Transformer`, `Pooling`, `Dense`, `LayerNorm`, `Normalize`, `Dropout`, \
+                     but found `{other}`"
+                )));
+            }
+        };
+        self.list.push(module);
+        Ok(())
+    }
+
+    /// The number of values in the vector of a text.
+    pub(super) fn dimensions(&self) -> Result<usize> {
+        self.text.ok_or_else(|| {
+            Error::model("expected a `Pooling` module in `modules.json`, but found none")
+        })
+    }
+
+    /// Whether the list ends with a normalisation, which requests can turn off.
+    pub(super) fn normalizes(&self) -> bool {
+        matches!(self.list.last(), Some(Module::Normalize))
+    }
+
+    /// The pooling that is left to the pipeline; none if the graph has to contain the modules.
+    pub(super) fn pooling(&self) -> Option<Pooling> {
+        let [Module::Pooling(modes)] = self.before_normalization() else { return None };
+        let [mode] = modes[..] else { return None };
+        Some(match mode {
+            Mode::Cls => Pooling::Cls,
+            Mode::Max => Pooling::Max,
+            Mode::Mean => Pooling::Mean,
+            Mode::MeanSqrtLen => Pooling::MeanSqrtLen,
+            Mode::WeightedMean => Pooling::WeightedMean,
+            Mode::LastToken => Pooling::LastToken,
+        })
+    }
+
+    /// All modules but normalisations at the end.
+    fn before_normalization(&self) -> &[Module] {
+        let end = self.list.iter().rposition(|module| !matches!(module, Module::Normalize));
+        &self.list[..end.map_or(0, |last| last + 1)]
+    }
+
+    /// Writes the modules, without a normalisation at the end, from the vectors of tokens (batch, sequence, width) and
+    /// the INT64 attention mask (batch, sequence) to a vector for each text.
+    pub(super) fn write(&self, layers: &mut Layers<'_>, tokens: &Value, mask: &Value) -> Value {
+        let (mut tokens, mut text) = (tokens.clone(), tokens.clone());
+        for (place, module) in self.before_normalization().iter().enumerate() {
+            let name = format!("modules.{place}");
+            match module {
+                Module::Pooling(modes) => text = pool(layers, modes, &tokens, mask),
+                Module::Dense(layer) if layer.is_of_tokens => tokens = layer.write(layers, &name, &tokens),
+                Module::Dense(layer) => text = layer.write(layers, &name, &text),
+                Module::LayerNorm { gain, bias } => {
+                    // The `eps` of `torch.nn.LayerNorm`.
+                    const EPSILON: f32 = 1e-5;
+                    let graph = &mut layers.graph;
+                    let gain = graph.floats(&format!("{name}.gain"), &[gain.len()], gain);
+                    let bias = graph.floats(&format!("{name}.bias"), &[bias.len()], bias);
+                    let attributes = vec![integer("axis", -1), float("epsilon", EPSILON)];
+                    text = graph.node("LayerNormalization", &[&text, &gain, &bias], attributes);
+                }
+                Module::Normalize => {
+                    let graph = &mut layers.graph;
+                    let last = graph.integers("last_axis", &[-1]);
+                    // The `eps` of `torch.nn.functional.normalize`.
+                    let least = graph.floats("least_length", &[], &[1e-12]);
+                    let length = graph.node("ReduceL2", &[&text, &last], vec![integer("keepdims", 1)]);
+                    let length = graph.node("Max", &[&length, &least], vec![]);
+                    text = graph.node("Div", &[&text, &length], vec![]);
+                }
+            }
+        }
+        text
+    }
+}
+
+impl Dense {
+    /// Reads a layer for the vectors of tokens or of texts, which have the given widths.
+    fn open(folder: &Path, [of_tokens, of_text]: [Option<usize>; 2]) -> Result<Self> {
+        const TOKENS: &str = "token_embeddings";
+        const TEXT: &str = POOLED;
+        let config = ConfigFile::open(folder)?;
+        let input: String = config.get("module_input_name")?.unwrap_or_else(|| TEXT.to_owned());
+        let output = config.get("module_output_name")?.unwrap_or_else(|| input.clone());
+        if input != output || ![TOKENS, TEXT].contains(&input.as_str()) {
+            return Err(Error::model(format!(
+                "expected `module_input_name` and `module_output_name` to be both `{TEXT}` or both `{TOKENS}` in `{}`, \
+                 but found `{input}` and `{output}`",
+                folder.display()
+            )));
+        }
+        let [inputs, outputs] = [config.require("in_features")?, config.require("out_features")?];
+        let is_of_tokens = input == TOKENS;
+        let width = if is_of_tokens { of_tokens } else { of_text };
+        if width != Some(inputs) {
+            return Err(misplaced(folder, inputs, width));
+        }
+        let weights = open_weights(folder)?;
+        let bias = match config.get("bias")?.unwrap_or(true) {
+            true => Some(weights.take("linear.bias", &[outputs])?.values.clone()),
+            false => None,
+        };
+        let activation: Option<String> = config.get("activation_function")?;
+        Ok(Self {
+            inputs,
+            outputs,
+            weight: weights.take("linear.weight", &[outputs, inputs])?.values.clone(),
+            bias,
+            activation: Activation::of_class(activation.as_deref().unwrap_or("torch.nn.Tanh"))?,
+            is_of_tokens,
+        })
+    }
+
+    fn write(&self, layers: &mut Layers<'_>, name: &str, input: &Value) -> Value {
+        let graph = &mut layers.graph;
+        // In fp32 at all precisions: a dense layer is small, and its errors go straight into the vectors.
+        let weight = transpose(&self.weight, self.inputs);
+        let weight = graph.floats(&format!("{name}.weight"), &[self.inputs, self.outputs], &weight);
+        let mut value = graph.node("MatMul", &[input, &weight], vec![]);
+        if let Some(bias) = &self.bias {
+            let bias = graph.floats(&format!("{name}.bias"), &[self.outputs], bias);
+            value = graph.node("Add", &[&value, &bias], vec![]);
+        }
+        match self.activation {
+            Activation::Identity => value,
+            Activation::Operator(operator) => graph.node(operator, &[&value], vec![]),
+            Activation::Microsoft("QuickGelu") => {
+                graph.microsoft("QuickGelu", &[&value], vec![float("alpha", 1.0)])
+            }
+            Activation::Microsoft(operator) => graph.microsoft(operator, &[&value], vec![]),
+        }
+    }
+}
+
+impl Activation {
+    /// The activation that is an instance of a class of `torch.nn`.
+    fn of_class(class: &str) -> Result<Self> {
+        match class.rsplit('.').next().unwrap_or_default() {
+            "Identity" => Ok(Self::Identity),
+            "Tanh" => Ok(Self::Operator("Tanh")),
+            "ReLU" => Ok(Self::Operator("Relu")),
+            "Sigmoid" => Ok(Self::Operator("Sigmoid")),
+            "GELU" => Ok(Self::Microsoft("Gelu")),
+            "SiLU" => Ok(Self::Microsoft("QuickGelu")),
+            _ => Err(Error::model(format!(
+                "expected an `activation_function` among `Identity`, `Tanh`, `ReLU`, `Sigmoid`, `GELU`, `SiLU` of \
+                 `torch.nn`, but found `{class}`"
+            ))),
+        }
+    }
+}
+
+/// The weights of the module in `folder`.
+fn open_weights(folder: &Path) -> Result<Weights> {
+    if !Weights::are_in(folder) {
+        return Err(Error::model(format!(
+            "expected `model.safetensors` in `{}`, but found none; load the model with sentence-transformers and save it \
+             again (`model.save(…)`), which writes it",
+            folder.display()
+        )));
+    }
+    Weights::open(folder)
+}
+
+fn misplaced(folder: &Path, expected: usize, found: Option<usize>) -> Error {
+    let found = match found {
+        Some(width) => format!("the module before it gives {width}"),
+        None => "no `Pooling` comes before it".to_owned(),
+    };
+    Error::model(format!(
+        "expected vectors of {expected} values for the module in `{}`, but found that {found}",
+        folder.display()
+    ))
+}
+
+/// The poolings of the module in `folder`, in the order of their vectors.
+fn poolings(folder: &Path) -> Result<Vec<Mode>> {
+    /// The flags of versions up to 4, in the order of their vectors.
+    const FLAGS: [&str; 6] =
+        ["cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken"];
+    let config = ConfigFile::open(folder)?;
+    if config.get("include_prompt")? == Some(false) {
+        return Err(Error::model(
+            "expected `include_prompt` true, but found false: pooling without the prompt is not supported",
+        ));
+    }
+    let modes = match config.get::<OneOrMany<String>>("pooling_mode")? {
+        Some(modes) => modes.into_vec(),
+        None => {
+            let mut modes = Vec::new();
+            for flag in FLAGS {
+                if config.is_set(&format!("pooling_mode_{flag}"))? {
+                    modes.push(flag.to_owned());
+                }
+            }
+            modes
+        }
+    };
+    if modes.is_empty() {
+        return Ok(vec![Mode::Mean]);
+    }
+    let pooling = |mode: &String| match mode.as_str() {
+        "cls" | "cls_token" => Ok(Mode::Cls),
+        "max" | "max_tokens" => Ok(Mode::Max),
+        "mean" | "mean_tokens" => Ok(Mode::Mean),
+        "mean_sqrt_len_tokens" | "mean_sqrt_len" => Ok(Mode::MeanSqrtLen),
+        "weightedmean" | "weightedmean_tokens" => Ok(Mode::WeightedMean),
+        "lasttoken" => Ok(Mode::LastToken),
+        _ => Err(Error::model(format!(
+            "expected pooling modes among `cls`, `max`, `mean`, `mean_sqrt_len_tokens`, `weightedmean`, `lasttoken`, but \
+             found {}",
+            quoted(&modes)
+        ))),
+    };
+    modes.iter().map(pooling).collect()
+}
+
+/// Writes poolings, whose vectors are concatenated.
+fn pool(layers: &mut Layers<'_>, modes: &[Mode], tokens: &Value, mask: &Value) -> Value {
+    let graph = &mut layers.graph;
+    let (one, last) = (graph.integers("one", &[1]), graph.integers("last_axis", &[-1]));
+    let weights = graph.cast(mask, data_type::FLOAT);
+    let is_token = graph.node("Unsqueeze", &[&weights, &last], vec![]);
+    let count = graph.node("ReduceSum", &[&weights, &one], vec![integer("keepdims", 1)]);
+    // Positions from 1 on; 0 for padding.
+    let positions = graph.node("CumSum", &[&weights, &one], vec![]);
+    let positions = graph.node("Mul", &[&positions, &weights], vec![]);
+    let weighted = |graph: &mut GraphBuilder, weights: &Value| {
+        let weights = graph.node("Unsqueeze", &[weights, &last], vec![]);
+        let products = graph.node("Mul", &[tokens, &weights], vec![]);
+        graph.node("ReduceSum", &[&products, &one], vec![integer("keepdims", 0)])
+    };
+    let at = |graph: &mut GraphBuilder, position: &Value| {
+        let is_there = graph.node("Equal", &[&positions, position], vec![]);
+        let is_there = graph.cast(&is_there, data_type::FLOAT);
+        weighted(graph, &is_there)
+    };
+    let mut vectors = Vec::new();
+    for mode in modes {
+        vectors.push(match mode {
+            Mode::Cls => {
+                let first = graph.floats("first_position", &[], &[1.0]);
+                at(graph, &first)
+            }
+            Mode::LastToken => at(graph, &count),
+            Mode::Max => {
+                let lowest = graph.floats("lowest", &[], &[f32::MIN]);
+                let zero = graph.floats("zero_float", &[], &[0.0]);
+                let is_kept = graph.node("Greater", &[&is_token, &zero], vec![]);
+                let kept = graph.node("Where", &[&is_kept, tokens, &lowest], vec![]);
+                graph.node("ReduceMax", &[&kept, &one], vec![integer("keepdims", 0)])
+            }
+            Mode::Mean => {
+                let sum = weighted(graph, &weights);
+                graph.node("Div", &[&sum, &count], vec![])
+            }
+            Mode::MeanSqrtLen => {
+                let (sum, root) = (weighted(graph, &weights), graph.node("Sqrt", &[&count], vec![]));
+                graph.node("Div", &[&sum, &root], vec![])
+            }
+            Mode::WeightedMean => {
+                let sum = weighted(graph, &positions);
+                let total = graph.node("ReduceSum", &[&positions, &one], vec![integer("keepdims", 1)]);
+                graph.node("Div", &[&sum, &total], vec![])
+            }
+                    });
+    }
+    match &vectors[..] {
+        [vector] => vector.clone(),
+        _ => graph.node("Concat", &vectors.iter().collect::<Vec<_>>(), vec![integer("axis", -1)]),
+    }
+}

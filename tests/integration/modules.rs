@@ -1,0 +1,179 @@
+//! The same vectors as sentence-transformers for its modules after the transformer, in both engines where both can run
+//! them, and with padding.
+
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+
+use kivu::{
+    backend::{Backend, Deadline, Engine},
+    pipeline::pooling::cosine,
+    repository::{Bundle, manifest::Precision},
+    tensor::Tensor,
+    tokenizer::{Side, Truncation},
+};
+use serde::Deserialize;
+
+use crate::{
+    building::{copy, edit},
+    goldens::{deadline, difference, options, pipeline, text},
+    models::{backend, build_request, fixtures, request, runtime, serve},
+};
+
+/// The tolerance of a vector relative to sentence-transformers in fp32.
+const TOLERANCE: f32 = 2e-5;
+
+#[derive(Deserialize)]
+struct Case {
+    text: String,
+    embedding: Vec<f32>,
+}
+
+fn goldens() -> BTreeMap<String, Vec<Case>> {
+    serde_json::from_slice(&fs::read(fixtures().join("goldens/modules.json")).unwrap()).unwrap()
+}
+
+/// A copy of `tiny-bert` in `folder` with the modules called `name`.
+fn source(name: &str, folder: &Path) {
+    copy(&fixtures().join("models/tiny-bert"), folder);
+    fs::remove_dir_all(folder.join("1_Pooling")).unwrap();
+    copy(&fixtures().join("modules").join(name), folder);
+}
+
+fn build(name: &str, folder: &Path, precision: Precision) -> Option<Bundle> {
+    let runtime = runtime()?;
+    let (from, out) = (folder.join(name), folder.join(format!("{name}-{precision}")));
+    if !from.exists() {
+        source(name, &from);
+    }
+    Some(build_request(&request(from, out, Some(precision)), runtime).unwrap())
+}
+
+#[tokio::test]
+async fn every_module_gives_the_vectors_of_sentence_transformers() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut failures = Vec::new();
+    for (name, cases) in goldens() {
+        let Some(bundle) = build(&name, folder.path(), Precision::Fp32) else { return };
+        let model = serve(&bundle.path("")).unwrap();
+        assert_eq!(pipeline(&model).settings().dimensions, cases[0].embedding.len(), "{name}");
+        for case in &cases {
+            let found = pipeline(&model).embed(text(&case.text), &options(), deadline()).await.unwrap();
+            let difference = difference(&found.vectors[0], &case.embedding);
+            if difference > TOLERANCE * case.embedding.iter().fold(1.0, |most, value| value.abs().max(most)) {
+                failures.push(format!("{name}: {:?}: off by {difference}", case.text));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// In int8, a single pooling runs in the native engine; other modules make the graph one for ONNX Runtime.
+#[tokio::test]
+async fn modules_in_int8_are_close_to_fp32() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, engine) in [("mean-sqrt-len", Engine::Native), ("of-tokens", Engine::Onnx)] {
+        let cases = &goldens()[name];
+        let Some(bundle) = build(name, folder.path(), Precision::Int8) else { return };
+        assert_eq!(bundle.manifest().engine, engine, "{name}");
+        let model = serve(&bundle.path("")).unwrap();
+        for case in cases {
+            let found = pipeline(&model).embed(text(&case.text), &options(), deadline()).await.unwrap();
+            let cosine = cosine(&found.vectors[0], &case.embedding);
+            assert!(cosine > 0.98, "{name}: {:?}: {cosine}", case.text);
+        }
+    }
+}
+
+/// A fleet batches texts of different lengths; pooling in the graph does not see the padding.
+#[tokio::test]
+async fn graphs_that_pool_ignore_padding() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(bundle) = build("every-pooling", folder.path(), Precision::Fp32) else { return };
+    let (tokenizer, backend) = (bundle.tokenizer().unwrap(), backend(&bundle, runtime().unwrap()));
+    let texts = ["The cat sits on the mat.", "a", "Wo ist der nächste Bahnhof?"];
+    let encodings = texts.map(|text| tokenizer.encode(text, 48, Truncation::At(Side::Right)).unwrap());
+    let longest = encodings.iter().map(|encoding| encoding.len()).max().unwrap();
+    let infer = async |texts: &[usize], length: usize| {
+        let inputs = backend.signature().inputs.iter().map(|input| {
+            let values = texts.iter().flat_map(|text| {
+                let encoding = &encodings[*text];
+                (0..length).map(move |place| match input.name.as_str() {
+                    "input_ids" => encoding.ids.get(place).map_or(0, |id| i64::from(*id)),
+                    "attention_mask" => i64::from(place < encoding.len()),
+                    _ => 0,
+                })
+            });
+            Tensor::integers(input.element_type, [texts.len(), length], values.collect()).unwrap()
+        });
+        let outputs = backend.infer(inputs.collect(), Deadline::within(Duration::from_secs(30))).await;
+        outputs.unwrap()[0].as_fp32().unwrap().to_vec()
+    };
+    let together = infer(&[0, 1, 2], longest).await;
+    let width = together.len() / texts.len();
+    for text in 0..texts.len() {
+        let alone = infer(&[text], encodings[text].len()).await;
+        let difference = difference(&alone, &together[text * width..][..width]);
+        assert!(difference < TOLERANCE, "{text}: {difference}");
+    }
+}
+
+#[test]
+fn unusable_modules_are_refused_by_name() {
+    let Some(runtime) = runtime() else { return };
+    let refusal = |name: &str, spoil: &dyn Fn(&Path)| {
+        let folder = tempfile::tempdir().unwrap();
+        let from = folder.path().join("model");
+        source(name, &from);
+        spoil(&from);
+        let request = request(from, folder.path().join("out"), Some(Precision::Fp32));
+        let error = build_request(&request, runtime).unwrap_err();
+        error.chain().replace(&folder.path().display().to_string(), "[folder]")
+    };
+    let modules = |from: &'static str, to: &'static str| {
+        move |model: &Path| edit(&model.join("modules.json"), from, to)
+    };
+    let refusals = [
+        refusal("dense", &modules("models.LayerNorm", "models.WordWeights")),
+        refusal("dense", &modules("models.Pooling", "models.Dropout")),
+        refusal("dense", &modules("\"1_Pooling\"", "\"../1_Pooling\"")),
+        refusal("max", &modules("modules.pooling.Pooling", "modules.dropout.Dropout")),
+        refusal("max", &modules("\"path\": \"\"", "\"path\": \"0_Transformer\"")),
+        refusal("dense", &|model| {
+            edit(&model.join("2_Dense/config.json"), "\"in_features\": 64", "\"in_features\": 32");
+        }),
+        refusal("dense", &|model| {
+            edit(&model.join("2_Dense/config.json"), "activation.Tanh", "activation.Hardswish");
+        }),
+        refusal("dense", &|model| {
+            edit(&model.join("2_Dense/config.json"), "\"out_features\": 24", "\"out_features\": 25");
+        }),
+        refusal("dense", &|model| {
+            let folder = model.join("4_Dense");
+            fs::rename(folder.join("model.safetensors"), folder.join("pytorch_model.bin")).unwrap();
+        }),
+        refusal("of-tokens", &|model| {
+            edit(
+                &model.join("1_Dense/config.json"),
+                "\"module_output_name\": \"token_embeddings\"",
+                "\"module_output_name\": \"others\"",
+            );
+        }),
+        refusal("max", &|model| edit(&model.join("1_Pooling/config.json"), "\"max\"", "\"min\"")),
+        refusal("max", &|model| {
+            edit(&model.join("1_Pooling/config.json"), "\"include_prompt\": true", "\"include_prompt\": false");
+        }),
+    ];
+    insta::assert_snapshot!(refusals.join("\n"), @r"
+    expected modules among `Transformer`, `Pooling`, `Dense`, `LayerNorm`, `Normalize`, `Dropout`, but found `WordWeights`
+    expected vectors of 64 values for the module in `[folder]/model/2_Dense`, but found that no `Pooling` comes before it
+    expected modules in the folder of the model, but found `../1_Pooling`
+    expected a `Pooling` module in `modules.json`, but found none
+    expected the files of the transformer next to `modules.json`, but found them in `0_Transformer`; build from that folder, or save the model again with a newer sentence-transformers
+    expected vectors of 32 values for the module in `[folder]/model/2_Dense`, but found that the module before it gives 64
+    expected an `activation_function` among `Identity`, `Tanh`, `ReLU`, `Sigmoid`, `GELU`, `SiLU` of `torch.nn`, but found `torch.nn.modules.activation.Hardswish`
+    expected the weight `linear.bias` of shape [25], but found [24]
+    expected `model.safetensors` in `[folder]/model/4_Dense`, but found none; load the model with sentence-transformers and save it again (`model.save(…)`), which writes it
+    expected `module_input_name` and `module_output_name` to be both `sentence_embedding` or both `token_embeddings` in `[folder]/model/1_Dense`, but found `token_embeddings` and `others`
+    expected pooling modes among `cls`, `max`, `mean`, `mean_sqrt_len_tokens`, `weightedmean`, `lasttoken`, but found `min`
+    expected `include_prompt` true, but found false: pooling without the prompt is not supported
+    ");
+}
