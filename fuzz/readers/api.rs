@@ -166,6 +166,7 @@ fn models() -> Result<Vec<Model>> {
             labels: labels.iter().map(|label| (*label).to_owned()).collect(),
             function: ScoreFunction::Softmax,
             max_tokens: MAX_TOKENS,
+            template: None,
         };
         let backend: Arc<dyn Backend> = Arc::new(scripted(&[-1, labels.len() as i64]));
         ClassificationPipeline::new(Arc::clone(&tokenizer), backend, settings)

@@ -14,7 +14,7 @@ use super::{
     quality::{self, Shortfall, encoder::EncoderModel},
     recipe::Strategy,
     source::{DECODER, ENCODER, EncoderSettings, MODEL, Source, TaskSettings},
-    translation,
+    static_embedding, translation,
     weights::Weights,
 };
 use crate::{
@@ -51,7 +51,8 @@ pub(super) fn write(build: Build<'_>) -> Result<Written> {
         && plan.precision == Precision::Int8
         && plan.engine != EngineChoice::Native
         && Weights::are_in(&plan.folder)
-        && !translation::is_in(&plan.folder);
+        && !translation::is_in(&plan.folder)
+        && !static_embedding::is_in(&plan.folder)?;
     let (written, shortfall) = match can_improve {
         false => (written, Some(shortfall)),
         true => {
@@ -139,6 +140,8 @@ fn open(build: Build<'_>) -> Result<Source<'_>> {
     let folder = &build.plan.folder;
     if bergamot::is_in(folder) {
         bergamot::open(build.plan)
+    } else if static_embedding::is_in(folder)? {
+        static_embedding::open(build.plan)
     } else if !folder.join(ConfigFile::NAME).is_file() {
         Err(Error::model(format!(
             "expected a model in `{}` (`config.json`, `{TOKENIZER}`, and `model.safetensors` or `model.onnx`; or \
@@ -210,6 +213,10 @@ fn manifest(
     }
     let storage = match (plan.precision, source.is_quantised) {
         (_, true) => "as the export has them",
+        (precision, false) if source.architecture == static_embedding::ARCHITECTURE => match precision {
+            Precision::Fp32 => "none",
+            Precision::Int8 | Precision::Int8Blocks => "table: int8, one scale a row",
+        },
         (_, false) if source.engine == Engine::Native => {
             "matrices: int8, one scale an output channel; activations: int8, one scale and minimum a token; \
              word embeddings: int8, one scale a row; the rest: fp32"

@@ -45,6 +45,30 @@ pub(super) fn first_token(graph: &mut Graph, [hidden]: [&Value; 1]) -> Value {
     graph.node("Slice", &[hidden, &zero, &one, &one], vec![])
 }
 
+/// The mean of the rows of a table, one for each token of a text that is not masked; zeros for a text without tokens.
+pub(super) fn mean_of_rows(graph: &mut Graph, [table, ids, mask]: [&Value; 3]) -> Value {
+    let rows = graph.node("Gather", &[table, ids], vec![]);
+    mean(graph, &rows, mask)
+}
+
+/// The same for a table in int8, with a scale per row.
+pub(super) fn mean_of_int8_rows(graph: &mut Graph, [values, scales, ids, mask]: [&Value; 4]) -> Value {
+    let rows = quantized_lookup(graph, [values, scales, ids]);
+    mean(graph, &rows, mask)
+}
+
+fn mean(graph: &mut Graph, rows: &Value, mask: &Value) -> Value {
+    let (one, last) = (graph.integers("one", &[1]), graph.integers("last_axis", &[-1]));
+    let mask = graph.cast(mask, data_type::FLOAT);
+    let weights = graph.node("Unsqueeze", &[&mask, &last], vec![]);
+    let rows = graph.node("Mul", &[rows, &weights], vec![]);
+    let sum = graph.node("ReduceSum", &[&rows, &one], vec![integer("keepdims", 0)]);
+    let count = graph.node("ReduceSum", &[&mask, &one], vec![integer("keepdims", 1)]);
+    let least = graph.floats("least_count", &[], &[1.0]);
+    let count = graph.node("Max", &[&count, &least], vec![]);
+    graph.node("Div", &[&sum, &count], vec![])
+}
+
 /// A linear layer in int8. Each token is quantised to u8 with a scale and a minimum of its own: the minimum is a float,
 /// so that nothing is lost to the rounding of a zero point.
 ///

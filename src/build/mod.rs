@@ -24,6 +24,7 @@ mod scratch;
 mod sentence_transformers;
 mod sentencepiece;
 mod source;
+mod static_embedding;
 mod translation;
 mod weights;
 

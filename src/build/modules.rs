@@ -21,7 +21,7 @@ use crate::{
 pub(super) const POOLED: &str = "sentence_embedding";
 
 /// The modules that vectors of tokens pass on their way to the vector of a text.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Modules {
     list: Vec<Module>,
     /// The width of a token's vector after the modules so far.
@@ -79,6 +79,11 @@ impl Modules {
         Self { list: Vec::new(), tokens: width, text: None }
     }
 
+    /// No modules yet, for texts whose vectors have `width` values.
+    pub(super) fn of_texts(width: usize) -> Self {
+        Self { list: Vec::new(), tokens: width, text: Some(width) }
+    }
+
     /// The mean of tokens, which sentence-transformers uses for models without its files.
     pub(super) fn mean(width: usize) -> Self {
         Self { list: vec![Module::Pooling(vec![Mode::Mean])], tokens: width, text: Some(width) }
@@ -128,9 +133,7 @@ impl Modules {
 
     /// The number of values in the vector of a text.
     pub(super) fn dimensions(&self) -> Result<usize> {
-        self.text.ok_or_else(|| {
-            Error::model("expected a `Pooling` module in `modules.json`, but found none")
-        })
+        self.text.ok_or_else(|| Error::model("expected a `Pooling` module in `modules.json`, but found none"))
     }
 
     /// Whether the list ends with a normalisation, which requests can turn off.
@@ -152,16 +155,21 @@ impl Modules {
         })
     }
 
+    /// Whether no module but normalisations follows.
+    pub(super) fn is_empty(&self) -> bool {
+        self.before_normalization().is_empty()
+    }
+
     /// All modules but normalisations at the end.
     fn before_normalization(&self) -> &[Module] {
         let end = self.list.iter().rposition(|module| !matches!(module, Module::Normalize));
         &self.list[..end.map_or(0, |last| last + 1)]
     }
 
-    /// Writes the modules, without a normalisation at the end, from the vectors of tokens (batch, sequence, width) and
-    /// the INT64 attention mask (batch, sequence) to a vector for each text.
-    pub(super) fn write(&self, layers: &mut Layers<'_>, tokens: &Value, mask: &Value) -> Value {
-        let (mut tokens, mut text) = (tokens.clone(), tokens.clone());
+    /// Writes the modules, without a normalisation at the end, from the vectors of tokens (batch, sequence, width), or
+    /// those of texts (batch, width), and the INT64 attention mask (batch, sequence) to a vector for each text.
+    pub(super) fn write(&self, layers: &mut Layers<'_>, vectors: &Value, mask: &Value) -> Value {
+        let (mut tokens, mut text) = (vectors.clone(), vectors.clone());
         for (place, module) in self.before_normalization().iter().enumerate() {
             let name = format!("modules.{place}");
             match module {
@@ -294,8 +302,14 @@ fn misplaced(folder: &Path, expected: usize, found: Option<usize>) -> Error {
 /// The poolings of the module in `folder`, in the order of their vectors.
 fn poolings(folder: &Path) -> Result<Vec<Mode>> {
     /// The flags of versions up to 4, in the order of their vectors.
-    const FLAGS: [&str; 6] =
-        ["cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken"];
+    const FLAGS: [&str; 6] = [
+        "cls_token",
+        "max_tokens",
+        "mean_tokens",
+        "mean_sqrt_len_tokens",
+        "weightedmean_tokens",
+        "lasttoken",
+    ];
     let config = ConfigFile::open(folder)?;
     if config.get("include_prompt")? == Some(false) {
         return Err(Error::model(
@@ -381,7 +395,7 @@ fn pool(layers: &mut Layers<'_>, modes: &[Mode], tokens: &Value, mask: &Value) -
                 let total = graph.node("ReduceSum", &[&positions, &one], vec![integer("keepdims", 1)]);
                 graph.node("Div", &[&sum, &total], vec![])
             }
-                    });
+        });
     }
     match &vectors[..] {
         [vector] => vector.clone(),

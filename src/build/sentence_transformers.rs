@@ -18,6 +18,8 @@ use crate::{
 };
 
 const MODULES: &str = "modules.json";
+/// The `model_type` of the `config.json` of model2vec.
+const MODEL2VEC: &str = "model2vec";
 /// The settings of the transformer, in the order in which sentence-transformers looks for them: old versions named the
 /// file after the architecture.
 const TRANSFORMER: [&str; 7] = [
@@ -50,44 +52,87 @@ pub(super) fn embedding_settings(
     output: &str,
     facts: &Facts,
 ) -> Result<(EmbeddingSettings, Option<Modules>)> {
-    let modules = modules(folder, facts.hidden)?;
-    let config = ConfigFile::open_or_empty(folder, "config_sentence_transformers.json")?;
-    let pooling = modules.pooling();
-    let settings = EmbeddingSettings {
-        output: if pooling.is_some() { output } else { POOLED }.to_owned(),
-        pooling: pooling.unwrap_or(Pooling::Graph),
-        normalize: modules.normalizes(),
-        dimensions: modules.dimensions()?,
-        max_tokens: max_tokens(folder, facts.max_positions)?,
-        default_prompt: config.get("default_prompt_name")?,
-        prompts: config.get("prompts")?.unwrap_or_default(),
+    let list = modules(folder)?;
+    let modules = match &list[..] {
+        [] => Modules::mean(facts.hidden),
+        [Module { path, r#type }, ..] if class(r#type) == "Transformer" && !is_here(path) => {
+            return Err(Error::model(format!(
+                "expected the files of the transformer next to `{MODULES}`, but found them in `{path}`; build from that \
+                 folder, or save the model again with a newer sentence-transformers"
+            )));
+        }
+        [first, rest @ ..] if class(&first.r#type) == "Transformer" => {
+            add_all(Modules::new(facts.hidden), rest, folder)?
+        }
+        list => add_all(Modules::new(facts.hidden), list, folder)?,
     };
-    if let Some(name) = settings.default_prompt.as_ref().filter(|name| !settings.prompts.contains_key(*name))
-    {
-        return Err(Error::model(format!("expected the default prompt `{name}` among the prompts")));
-    }
+    let pooling = modules.pooling();
+    let output = if pooling.is_some() { output } else { POOLED };
+    let settings = settings(folder, output, &modules, max_tokens(folder, facts.max_positions)?)?;
     Ok((settings, pooling.is_none().then_some(modules)))
 }
 
-/// The modules after the transformer, whose tokens have `width` values.
-fn modules(folder: &Path, width: usize) -> Result<Modules> {
-    let list: Option<Vec<Module>> = read_json_if_exists(&folder.join(MODULES))?;
-    let Some(list) = list else { return Ok(Modules::mean(width)) };
-    let mut modules = Modules::new(width);
-    for (place, Module { path, r#type }) in list.iter().enumerate() {
-        match r#type.rsplit('.').next().unwrap_or_default() {
-            "Transformer" if place == 0 => {
-                if !is_here(path) {
-                    return Err(Error::model(format!(
-                        "expected the files of the transformer next to `{MODULES}`, but found them in `{path}`; build from \
-                         that folder, or save the model again with a newer sentence-transformers"
-                    )));
-                }
-            }
-            class => modules.add(class, &inside(folder, path)?)?,
+/// The folder of a model's table of vectors, if the model is one: see [`static_settings`].
+pub(super) fn static_folder(folder: &Path) -> Result<Option<PathBuf>> {
+    match modules(folder)?.first() {
+        Some(first) if class(&first.r#type) == "StaticEmbedding" => inside(folder, &first.path).map(Some),
+        Some(_) => Ok(None),
+        // Old exports of model2vec have no list of modules.
+        None => {
+            let config = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
+            Ok((config.model_type() == MODEL2VEC).then(|| folder.to_owned()))
         }
     }
+}
+
+/// The settings of a model whose texts have the mean of vectors of `width` values, and the modules that follow.
+pub(super) fn static_settings(
+    folder: &Path,
+    width: usize,
+    max_tokens: usize,
+) -> Result<(EmbeddingSettings, Modules)> {
+    let list = modules(folder)?;
+    let mut modules = add_all(Modules::of_texts(width), list.get(1..).unwrap_or_default(), folder)?;
+    let config = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
+    if list.is_empty() && config.is_set("normalize")? {
+        modules.add("Normalize", folder)?;
+    }
+    Ok((settings(folder, POOLED, &modules, max_tokens)?, modules))
+}
+
+fn settings(folder: &Path, output: &str, modules: &Modules, max_tokens: usize) -> Result<EmbeddingSettings> {
+    let config = ConfigFile::open_or_empty(folder, "config_sentence_transformers.json")?;
+    let settings = EmbeddingSettings {
+        output: output.to_owned(),
+        pooling: modules.pooling().unwrap_or(Pooling::Graph),
+        normalize: modules.normalizes(),
+        dimensions: modules.dimensions()?,
+        max_tokens,
+        default_prompt: config.get("default_prompt_name")?,
+        prompts: config.get("prompts")?.unwrap_or_default(),
+    };
+    match settings.default_prompt.as_ref().filter(|name| !settings.prompts.contains_key(*name)) {
+        Some(name) => Err(Error::model(format!("expected the default prompt `{name}` among the prompts"))),
+        None => Ok(settings),
+    }
+}
+
+/// The list of modules; empty if the folder has none.
+fn modules(folder: &Path) -> Result<Vec<Module>> {
+    Ok(read_json_if_exists(&folder.join(MODULES))?.unwrap_or_default())
+}
+
+/// Adds the modules of a list.
+fn add_all(mut modules: Modules, list: &[Module], folder: &Path) -> Result<Modules> {
+    for Module { path, r#type } in list {
+        modules.add(class(r#type), &inside(folder, path)?)?;
+    }
     Ok(modules)
+}
+
+/// The class of a module, without its package.
+fn class(name: &str) -> &str {
+    name.rsplit('.').next().unwrap_or_default()
 }
 
 /// Whether the path of a module is that of the model.
@@ -101,7 +146,7 @@ fn inside(folder: &Path, path: &str) -> Result<PathBuf> {
     if !parts.all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
         return Err(Error::model(format!("expected modules in the folder of the model, but found `{path}`")));
     }
-    Ok(folder.join(path))
+    Ok(if is_here(path) { folder.to_owned() } else { folder.join(path) })
 }
 
 /// The limit of tokens that the files set, or `positions` if that is less.

@@ -22,6 +22,8 @@ const INDEX: &str = "model.safetensors.index.json";
 pub(super) struct Weights {
     /// All weights by their whole names.
     pub(super) tensors: BTreeMap<String, Weight>,
+    /// Lists of integers by their names.
+    pub(super) integers: BTreeMap<String, Vec<i64>>,
     /// The prefix of the body's names.
     pub(super) prefix: String,
     /// The SHA-256 of the files that the weights came from, one after the other.
@@ -50,7 +52,7 @@ impl Weights {
 
     /// Reads safetensors files.
     pub(super) fn of_files(paths: &[PathBuf]) -> Result<Self> {
-        let (mut tensors, mut hash) = (BTreeMap::new(), Sha256::new());
+        let (mut tensors, mut integers, mut hash) = (BTreeMap::new(), BTreeMap::new(), Sha256::new());
         for path in paths {
             let bytes = files::read(path)?;
             hash.update(&bytes);
@@ -60,15 +62,17 @@ impl Weights {
             for (name, view) in file.iter() {
                 if let Some(values) = to_fp32(&view) {
                     tensors.insert(name.to_owned(), Weight { shape: view.shape().to_vec(), values });
+                } else if let Some(values) = to_integers(&view) {
+                    integers.insert(name.to_owned(), values);
                 }
             }
         }
-        Ok(Self::of_tensors(tensors, hex(&hash.finalize())))
+        Ok(Self { integers, ..Self::of_tensors(tensors, hex(&hash.finalize())) })
     }
 
     /// Weights from files of another format, with the SHA-256 of these files.
     pub(super) fn of_tensors(tensors: BTreeMap<String, Weight>, sha256: String) -> Self {
-        Self { tensors, prefix: String::new(), sha256 }
+        Self { tensors, integers: BTreeMap::new(), prefix: String::new(), sha256 }
     }
 
     /// Whether there is a weight whose whole name is `name`.
@@ -132,8 +136,24 @@ fn to_fp32(view: &TensorView<'_>) -> Option<Vec<f32>> {
     };
     match view.dtype() {
         Dtype::F32 => Some(view.data().as_chunks().0.iter().map(|it| f32::from_le_bytes(*it)).collect()),
+        Dtype::F64 => {
+            Some(view.data().as_chunks().0.iter().map(|it| f64::from_le_bytes(*it) as f32).collect())
+        }
         Dtype::F16 => Some(halves(|bytes| half::f16::from_le_bytes(bytes).to_f32())),
         Dtype::BF16 => Some(halves(|bytes| half::bf16::from_le_bytes(bytes).to_f32())),
+        _ => None,
+    }
+}
+
+/// The values of a list of integers; none for other types and shapes.
+fn to_integers(view: &TensorView<'_>) -> Option<Vec<i64>> {
+    let data = view.data();
+    match view.dtype() {
+        _ if view.shape().len() != 1 => None,
+        Dtype::I64 => Some(data.as_chunks().0.iter().map(|it| i64::from_le_bytes(*it)).collect()),
+        Dtype::I32 => Some(data.as_chunks().0.iter().map(|it| i32::from_le_bytes(*it).into()).collect()),
+        Dtype::U32 => Some(data.as_chunks().0.iter().map(|it| u32::from_le_bytes(*it).into()).collect()),
+        Dtype::U16 => Some(data.as_chunks().0.iter().map(|it| u16::from_le_bytes(*it).into()).collect()),
         _ => None,
     }
 }

@@ -5,7 +5,7 @@ use std::{iter, sync::Arc, thread};
 use crate::{
     backend::{
         Backend, Engine, MappedFiles, Signature,
-        native::{self, Buffer, NativeBackend, NativeModel, WeightFiles},
+        native::{self, Buffer, NativeBackend, NativeModel, TableBackend, TableModel, WeightFiles},
         onnx::{
             ExternalWeights, Graph, OnnxBackend, OnnxSeq2Seq, Parallelism, Runtime, keeps_signed_weights,
             library, require_known_files,
@@ -225,6 +225,12 @@ fn open_natively(
         }
         files
     };
+    if TableModel::is_in(&graph)? {
+        let model = starting("session", || TableModel::open(&graph, files))?;
+        check_signature(manifest, &manifest.signature, model.signature())?;
+        let backend = TableBackend::new(model, config.threads());
+        return Ok((Local::Encoder(Arc::new(backend)), format!("{} (table)", manifest.weights.precision)));
+    }
     let model = starting("session", || NativeModel::open(&graph, files))?;
     check_signature(manifest, &manifest.signature, model.signature())?;
     let backend = NativeBackend::start(model, config.threads())?;

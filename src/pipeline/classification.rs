@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     encoder::{Encoder, EncodingOptions, Granularity, Input, Row},
+    pair_template::PairTemplate,
     scores::ScoreFunction,
     usage::Usage,
 };
@@ -31,6 +32,9 @@ pub struct ClassificationSettings {
     pub function: ScoreFunction,
     /// The maximum number of tokens of a text or a pair, special tokens included.
     pub max_tokens: usize,
+    /// The text around pairs; none if the tokenizer joins them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<PairTemplate>,
 }
 
 /// The logits of a request's inputs.
@@ -82,7 +86,8 @@ impl ClassificationPipeline {
         truncation: Truncation,
         deadline: Deadline,
     ) -> Result<Logits> {
-        let options = EncodingOptions { prompt: None, truncation, max_bytes: MAX_BYTES };
+        let template = self.settings.template.as_ref();
+        let options = EncodingOptions { prompt: None, template, truncation, max_bytes: MAX_BYTES };
         let encodings = self.encoder.encode(inputs, &options, deadline).await?;
         let values = |row: Row<'_>| row.values.to_vec();
         let (rows, usage) = self.encoder.run(&encodings, Granularity::Texts, deadline, values).await?;

@@ -165,7 +165,8 @@ impl EmbeddingPipeline {
         deadline: Deadline,
     ) -> Result<Encodings> {
         let prompt = self.prompt(options.prompt_name.as_deref())?;
-        let options = EncodingOptions { prompt, truncation: options.truncation, max_bytes: usize::MAX };
+        let options =
+            EncodingOptions { prompt, template: None, truncation: options.truncation, max_bytes: usize::MAX };
         self.encoder.encode(inputs, &options, deadline).await
     }
 }

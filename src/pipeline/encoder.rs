@@ -14,6 +14,7 @@ use super::{
     adapter::{Adapter, OutputSpec},
     executor::{Executor, Work, run_batches, tokenize},
     model_inputs::{ModelInputs, Sequence},
+    pair_template::PairTemplate,
     scores::ScoreFunction,
     usage::Usage,
 };
@@ -60,6 +61,8 @@ impl Input {
 pub(super) struct EncodingOptions<'a> {
     /// Put before each text.
     pub(super) prompt: Option<&'a str>,
+    /// Put around each pair.
+    pub(super) template: Option<&'a PairTemplate>,
     pub(super) truncation: Truncation,
     /// The maximum size of all inputs, each counted as far as it can be read.
     pub(super) max_bytes: usize,
@@ -168,6 +171,7 @@ impl Encoder {
         }
         let (tokenizer, keeps_text) = (Arc::clone(&self.tokenizer), self.has_fleet());
         let (prompt, truncation) = (options.prompt.map(str::to_owned), options.truncation);
+        let template = options.template.cloned();
         let encode = move |input| match input {
             Input::Text(text) => {
                 let text = match &prompt {
@@ -177,6 +181,9 @@ impl Encoder {
                 let encoding = tokenizer.encode(&text, limit, truncation)?;
                 let text = keeps_text.then(|| tokenizer.truncated_text(text, &encoding, limit, truncation));
                 Ok((encoding, text.transpose()?))
+            }
+            Input::Pair(first, second) if let Some(template) = &template => {
+                Ok((template.encode(&tokenizer, [&first, &second], limit, truncation)?, None))
             }
             Input::Pair(first, second) => {
                 Ok((tokenizer.encode_pair([&first, &second], limit, truncation)?, None))

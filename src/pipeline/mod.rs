@@ -7,6 +7,7 @@ pub mod encoder;
 mod executor;
 pub mod generation;
 mod model_inputs;
+pub mod pair_template;
 pub mod pooling;
 pub mod ranking;
 pub mod scores;

@@ -226,6 +226,37 @@ impl Tokenizer {
         Ok(Encoding::from_raw(&self.add_special_tokens(first, Some(second))?, truncated_from))
     }
 
+    /// Encodes a text between two others, each on its own and without special tokens, into at most `limit` tokens. Only the
+    /// text between them is truncated.
+    pub fn encode_between(
+        &self,
+        [before, text, after]: [&str; 3],
+        limit: usize,
+        truncation: Truncation,
+    ) -> Result<Encoding> {
+        let ids = |text: &str| self.encode_without_special_tokens(text);
+        let (before, after) = (ids(before)?, ids(after)?);
+        let mut between = ids(within_reach(text, limit, truncation)?)?;
+        let around = before.len() + after.len();
+        let found = around + between.len();
+        let truncated_from = (found > limit).then_some(found);
+        if truncated_from.is_some() {
+            let side = truncation.side().ok_or_else(|| too_long("pair of texts", found, limit))?;
+            let kept = limit.saturating_sub(around);
+            match side {
+                Side::Right => between.truncate(kept),
+                Side::Left => drop(between.drain(..between.len() - kept.min(between.len()))),
+            }
+        }
+        let ids = [before, between, after].concat();
+        if ids.len() > limit {
+            return Err(Error::too_large(format!(
+                "the text around a pair has {around} tokens, but the model takes at most {limit}"
+            )));
+        }
+        Ok(Encoding { type_ids: vec![0; ids.len()], ids, truncated_from })
+    }
+
     /// Takes token ids of a client, without adding special tokens.
     pub fn accept(&self, mut ids: Vec<u32>, limit: usize, truncation: Truncation) -> Result<Encoding> {
         self.check_ids(&ids)?;

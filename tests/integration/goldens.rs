@@ -157,7 +157,7 @@ async fn compare(name: &str, model: &Model, tolerance: f32) {
     assert!(failures.is_empty(), "{name}:\n{}", failures.join("\n"));
 }
 
-async fn tiny(name: &str) {
+pub(crate) async fn tiny(name: &str) {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     let source = fixtures().join("models").join(name);

@@ -42,5 +42,6 @@ mod reliability;
 mod s3;
 mod scripted;
 mod serving;
+mod static_embeddings;
 mod translation;
 mod translation_graphs;

@@ -159,7 +159,11 @@ fn unusable_modules_are_refused_by_name() {
         }),
         refusal("max", &|model| edit(&model.join("1_Pooling/config.json"), "\"max\"", "\"min\"")),
         refusal("max", &|model| {
-            edit(&model.join("1_Pooling/config.json"), "\"include_prompt\": true", "\"include_prompt\": false");
+            edit(
+                &model.join("1_Pooling/config.json"),
+                "\"include_prompt\": true",
+                "\"include_prompt\": false",
+            );
         }),
     ];
     insta::assert_snapshot!(refusals.join("\n"), @r"

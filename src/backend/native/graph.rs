@@ -542,7 +542,7 @@ fn assign_slots(values: &mut [Value], stages: &[Stage], output: ValueId) -> usiz
 }
 
 /// The data of a constant.
-fn bytes(tensor: &TensorProto, files: &BTreeMap<String, Bytes>) -> Result<Bytes> {
+pub(super) fn bytes(tensor: &TensorProto, files: &BTreeMap<String, Bytes>) -> Result<Bytes> {
     if tensor.data_location != EXTERNAL {
         return Ok(tensor.raw_data.clone());
     }

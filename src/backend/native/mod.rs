@@ -6,6 +6,7 @@
 
 mod graph;
 pub(super) mod model;
+mod table;
 mod weights;
 mod workers;
 
@@ -17,6 +18,7 @@ use kivu_engine::kernel::InstructionSet;
 use self::workers::Workers;
 pub use self::{
     model::{NativeModel, WeightFiles},
+    table::{MEAN_OF_INT8_ROWS, MEAN_OF_ROWS, TableBackend, TableModel},
     weights::Buffer,
 };
 use super::{Backend, Deadline, Schedule, Signature};

@@ -32,8 +32,8 @@ pub(super) type Texts = Vec<Vec<Token>>;
 /// The files with the weights of a graph.
 #[derive(Debug, Default)]
 pub struct WeightFiles {
-    files: BTreeMap<String, Bytes>,
-    mapped: Arc<MappedFiles>,
+    pub(super) files: BTreeMap<String, Bytes>,
+    pub(super) mapped: Arc<MappedFiles>,
 }
 
 impl WeightFiles {

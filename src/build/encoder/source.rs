@@ -45,6 +45,7 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
                 labels: head.labels.clone(),
                 function: head.function,
                 max_tokens: max_tokens(&plan.folder, facts.max_positions)?,
+                template: None,
             };
             (EncoderSettings::Classification(settings), None)
         }

@@ -44,7 +44,8 @@ pub(in crate::build) fn open(build: Build<'_>) -> Result<Source<'_>> {
     check_precision(plan.precision, is_quantised, &path)?;
     let output = output(&model, has_pooling(&plan.folder))?;
     let (settings, _) = embedding_settings(&plan.folder, output, &facts)?;
-    let has = |name: &str| model.graph.iter().flat_map(|graph| &graph.output).any(|output| output.name == name);
+    let has =
+        |name: &str| model.graph.iter().flat_map(|graph| &graph.output).any(|output| output.name == name);
     if !has(&settings.output) {
         return Err(Error::model(format!(
             "expected an export with the output `{}`, since the model has modules after its pooling, but found only \

@@ -12,7 +12,7 @@ use super::SENTENCES;
 use crate::{
     backend::{
         Engine, Signature, TensorSpec,
-        native::{NativeModel, WeightFiles},
+        native::{NativeModel, TableModel, WeightFiles},
         onnx::{Runtime, Session},
     },
     build::{
@@ -34,6 +34,7 @@ type Answers = [(Vec<f32>, Duration); 2];
 /// An encoder's graph in an engine.
 pub(in crate::build) enum EncoderModel {
     Native(NativeModel),
+    Table(TableModel),
     Onnx(Session),
 }
 
@@ -46,12 +47,17 @@ impl EncoderModel {
         }
         let graph = files::read(&path)?;
         let weights = WeightFiles::names(&graph)?.into_iter().map(|name| (name.clone(), folder.join(name)));
-        NativeModel::open(&graph, WeightFiles::map(weights, Arc::default())?).map(Self::Native)
+        let weights = WeightFiles::map(weights, Arc::default())?;
+        match TableModel::is_in(&graph)? {
+            true => TableModel::open(&graph, weights).map(Self::Table),
+            false => NativeModel::open(&graph, weights).map(Self::Native),
+        }
     }
 
     fn signature(&self) -> &Signature {
         match self {
             Self::Native(model) => model.signature(),
+            Self::Table(model) => model.signature(),
             Self::Onnx(session) => session.signature(),
         }
     }
@@ -59,6 +65,7 @@ impl EncoderModel {
     fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         match self {
             Self::Native(model) => model.run(inputs),
+            Self::Table(model) => model.run(inputs),
             Self::Onnx(session) => session.run(inputs),
         }
     }
@@ -219,7 +226,8 @@ mod tests {
     #[test]
     fn neighbours_are_compared_text_by_text() {
         let angles = |angles: [f32; 13]| angles.map(|angle| [angle.cos(), angle.sin()]);
-        let vectors = |points: &[[f32; 2]; 13]| -> Vec<Vec<f32>> { points.iter().map(|it| it.to_vec()).collect() };
+        let vectors =
+            |points: &[[f32; 2]; 13]| -> Vec<Vec<f32>> { points.iter().map(|it| it.to_vec()).collect() };
         let steps: [f32; 13] = std::array::from_fn(|step| step as f32 / 10.0);
         let reference = vectors(&angles(steps));
         let mut moved = steps;

@@ -5,10 +5,7 @@ pub(super) mod translation;
 
 pub use self::encoder::inputs;
 use super::recipe::QualityFloor;
-use crate::{
-    error::Error,
-    repository::manifest::Quality,
-};
+use crate::{error::Error, repository::manifest::Quality};
 
 /// Texts of mixed kinds and lengths, like real traffic, one per line.
 pub const SENTENCES: &str = include_str!("../sentences.txt");

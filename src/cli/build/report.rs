@@ -119,7 +119,12 @@ mod tests {
             bundle: "my-model".into(),
             digest: "0123456789abcdef",
             bytes: 24_000_000,
-            quality: Some(Quality::Embedding { texts: 300, mean_cosine: 0.9939, worst_cosine: 0.9831, neighbours }),
+            quality: Some(Quality::Embedding {
+                texts: 300,
+                mean_cosine: 0.9939,
+                worst_cosine: 0.9831,
+                neighbours,
+            }),
             note: Some("chosen since int8 is below the floor"),
             comparison: Some(Comparison { fp32: cost(90_000_000, 100.0), built: cost(22_500_000, 450.0) }),
             serving: Some(Serving { resident_mb: 87.2, answer_ms: 1.26 }),
@@ -136,7 +141,8 @@ mod tests {
           next     kivu serve my-model
                    kivu push my-model s3://BUCKET/PREFIX
         ");
-        let short = Report { comparison: None, serving: None, quality: None, note: None, next: Vec::new(), ..report };
+        let short =
+            Report { comparison: None, serving: None, quality: None, note: None, next: Vec::new(), ..report };
         insta::assert_snapshot!(short.lines().join("\n"), @r"
         minilm (feature-extraction, BertModel)
           bundle   my-model, 24.0 MB, 0123456789ab

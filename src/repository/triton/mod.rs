@@ -35,6 +35,13 @@ pub fn write(bundle: &Bundle, repository: &Path, options: &Options) -> Result<Ve
     if options.tensorrt && is_python {
         return Err(Error::config("expected TensorRT with the backend `onnxruntime`, but found `python`"));
     }
+    if options.text && manifest.classification.as_ref().is_some_and(|settings| settings.template.is_some()) {
+        return Err(Error::config(format!(
+            "expected no `--text` for `{}`, since its tokenizer on the server has no template for pairs; leave the \
+             option out, and let Kivu send token ids",
+            manifest.name
+        )));
+    }
     bundle.verify()?;
     let name = manifest.name.clone();
     let mut names = vec![name.clone()];

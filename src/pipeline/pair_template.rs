@@ -1,0 +1,36 @@
+//! Pairs that a model reads as one text, as in a chat.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    error::Result,
+    tokenizer::{Encoding, Tokenizer, Truncation},
+};
+
+/// The text around a pair.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PairTemplate {
+    /// Before all else; never truncated.
+    pub prefix: String,
+    /// Before the first text.
+    pub first: String,
+    /// Before the second text.
+    pub second: String,
+    /// After all else; never truncated.
+    pub suffix: String,
+}
+
+impl PairTemplate {
+    /// Encodes a pair into at most `limit` tokens. Truncation shortens both texts as one.
+    pub(super) fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        [first, second]: [&str; 2],
+        limit: usize,
+        truncation: Truncation,
+    ) -> Result<Encoding> {
+        let text = [&self.first, first, &self.second, second].concat();
+        tokenizer.encode_between([&self.prefix, &text, &self.suffix], limit, truncation)
+    }
+}
