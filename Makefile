@@ -15,6 +15,7 @@ PYTHON := .kivu/clients/bin/python
 PRECISIONS := int8-blocks fp32
 S3_PYTHON := .kivu/s3/bin/python
 LAMBDA := .kivu/lambda/bin
+ARM64 := .kivu/arm64
 FLEET := .kivu/fleet
 PACKAGE := target/lambda/kivu-api.zip
 DEPLOY := .kivu/deploy/bin
@@ -191,6 +192,21 @@ package: $(LAMBDA_TOOLS) $(BUNDLE)/manifest.toml ## Make the archive to deploy: 
 	python3 functions/package.py $(PACKAGE) --binary api --bundle $(BUNDLE)
 	python3 tests/lambda/archive.py $(PACKAGE) tests/lambda/rest_plain.json
 
+# The packages of a release, in $(DIST)/packages. The other architecture is compiled with the tools of `make arm64`.
+DIST := target/dist
+.PHONY: dist
+dist: $(LAMBDA_TOOLS) $(DEPLOY_TOOLS) $(BUNDLE)/manifest.toml $(ARM64)/cargo.toml ## Make the packages of a release, and try each of them
+	for architecture in x86_64 arm64; do \
+	  $(KIVU) doctor --fix --function $$architecture && \
+	  $(LAMBDA)/python packaging/compile.py $$architecture $(DIST) || exit 1; done
+	$(MAKE) --no-print-directory packages
+
+.PHONY: packages
+packages:
+	python3 packaging/dist.py $(DIST)/packages x86_64=$(DIST)/build/x86_64-unknown-linux-gnu/release \
+	  arm64=$(DIST)/build/aarch64-unknown-linux-gnu/release
+	$(DEPLOY)/python packaging/try.py $(DIST)/packages $(BUNDLE) $(EMULATED)
+
 # The deployment: make deploy STACK=kivu PARAMETERS="Memory=1024 Batch=yes"
 STACK ?= kivu
 ARCHITECTURE ?= arm64
@@ -269,7 +285,6 @@ undeploy: $(DEPLOY_TOOLS) ## Delete the deployment; buckets with objects remain
 	$(OPERATE) undeploy
 
 # Cross compilation and emulation of arm64, with a target folder of its own. Not needed on an arm64 machine.
-ARM64 := .kivu/arm64
 ARM64_CARGO := --config $(ARM64)/cargo.toml --profile emulated --target-dir target/arm64
 ARM64_PROGRAMS := target/arm64/aarch64-unknown-linux-gnu/emulated
 EMULATORS := $(ARM64)/host/usr/bin

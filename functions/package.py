@@ -91,7 +91,7 @@ def check_glibc(file):
     needed = glibc_needed(file)
     if needed > GLIBC:
         sys.exit(f"expected {file.name} to need at most glibc {GLIBC}, but found {needed}")
-    print(f"{file.name} needs glibc {needed[0]}.{needed[1]}; provided.al2023 has {GLIBC[0]}.{GLIBC[1]}")
+    print(f"{file.name} needs glibc {needed[0]}.{needed[1]}, at most {GLIBC[0]}.{GLIBC[1]}")
 
 
 def library_files(folder, bootstrap):

@@ -55,14 +55,18 @@ impl Runtime {
 }
 
 /// The possible paths of the library, in order of preference: `configured` alone if it is set; otherwise the folder
-/// `lib` next to the executable, as in deployment archives, and then `home`.
+/// `lib` next to the executable, as in archives, then `lib/kivu` next to the executable's folder, as in installed
+/// packages, and then `home`.
 pub fn candidates(configured: Option<&Path>, home: &Path) -> Vec<PathBuf> {
     if let Some(path) = configured {
         return vec![path.to_owned()];
     }
     let executable = std::env::current_exe().ok();
-    let folder = executable.as_deref().and_then(Path::parent).map(|folder| folder.join("lib"));
-    folder.into_iter().chain([home.join(FOLDER)]).map(|folder| folder.join(file_name())).collect()
+    let folder = executable.as_deref().and_then(Path::parent);
+    let archived = folder.map(|folder| folder.join("lib"));
+    let installed = folder.and_then(Path::parent).map(|prefix| prefix.join("lib/kivu"));
+    let folders = archived.into_iter().chain(installed).chain([home.join(FOLDER)]);
+    folders.map(|folder| folder.join(file_name())).collect()
 }
 
 /// The first of the [`candidates`] that exists.

@@ -1,0 +1,198 @@
+"""Makes the packages of a release from compiled programs.
+
+    python3 packaging/dist.py OUT x86_64=PROGRAMS [arm64=PROGRAMS]
+
+PROGRAMS is a folder of packaging/compile.py. For each architecture this writes to OUT a wheel, an archive, the npm
+package of the platform and the archives of both functions without models; and the templates for AWS, the list of crates
+with their licences, and `SHA256SUMS`. The same programs make the same packages. Needs the library of `kivu doctor --fix
+--function`, and only Python's standard library.
+"""
+
+import base64
+import gzip
+import hashlib
+import io
+import json
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "functions"))
+sys.dont_write_bytecode = True
+
+import package as function  # noqa: E402
+import parts  # noqa: E402
+from compile import GLIBC, MACHINES  # noqa: E402
+
+LICENSES = ("LICEN[CS]E*", "COPYING*", "NOTICE*")
+# The names that npm gives the architectures.
+NPM = {"x86_64": "x64", "arm64": "arm64"}
+FUNCTIONS = """The archives of the functions belong here: unpack kivu-VERSION-api-ARCHITECTURE.zip to api, and
+kivu-VERSION-batch-ARCHITECTURE.zip to batch; then put bundles below api/models.
+"""
+# One time for all files, in seconds since 1970; the earliest that zip archives have.
+TIME = 315532800
+
+
+class Release:
+    def __init__(self, out):
+        self.out = out
+        manifest = tomllib.loads((ROOT / "Cargo.toml").read_text())["package"]
+        self.version, self.description, self.license = (manifest[key] for key in ("version", "description", "license"))
+        self.crates, self.licenses = out / f"kivu-{self.version}.cdx.json", out / f"kivu-{self.version}-licenses.txt"
+
+    def notices(self):
+        """The files that every package contains."""
+        return {"LICENSE": ROOT / "LICENSE", "kivu.cdx.json": self.crates, "third-party-licenses.txt": self.licenses}
+
+    def collect_licenses(self):
+        """Writes the licences of all crates, each text once."""
+        crates, texts = parts.crates()[1], {}
+        for crate in crates:
+            folder = Path(crate["manifest_path"]).parent
+            for file in sorted(file for pattern in LICENSES for file in folder.glob(pattern) if file.is_file()):
+                text = "\n".join(line.rstrip() for line in file.read_text(errors="replace").strip().splitlines())
+                texts.setdefault(text, set()).add(f"{crate['name']} {crate['version']}")
+        sections = [f"{', '.join(sorted(names))}\n\n{text}\n" for text, names in texts.items()]
+        self.licenses.write_text(f"\n{'=' * 80}\n\n".join(sections))
+
+    def wheel(self, architecture, program, library):
+        """Installs `bin/kivu` and `lib/kivu`, below the environment."""
+        tag = f"py3-none-manylinux_{GLIBC.replace('.', '_')}_{MACHINES[architecture]}"
+        data, info = f"kivu-{self.version}.data", f"kivu-{self.version}.dist-info"
+        metadata = (
+            f"Metadata-Version: 2.4\nName: kivu\nVersion: {self.version}\nSummary: {self.description}\n"
+            f"License-Expression: {self.license}\nLicense-File: LICENSE\nLicense-File: third-party-licenses.txt\nRequires-Python: >=3.8\n"
+            f"Description-Content-Type: text/markdown\n\n{(ROOT / 'README.md').read_text()}"
+        )
+        files = {f"{data}/scripts/kivu": (program.read_bytes(), 0o755)}
+        files |= {f"{data}/data/lib/kivu/{file.name}": (file.read_bytes(), 0o644) for file in library}
+        files |= {
+            f"{info}/METADATA": (metadata.encode(), 0o644),
+            f"{info}/WHEEL": (f"Wheel-Version: 1.0\nGenerator: kivu\nRoot-Is-Purelib: false\nTag: {tag}\n".encode(), 0o644),
+            f"{info}/licenses/LICENSE": ((ROOT / "LICENSE").read_bytes(), 0o644),
+            f"{info}/licenses/third-party-licenses.txt": (self.licenses.read_bytes(), 0o644),
+            f"{info}/sboms/kivu.cdx.json": (self.crates.read_bytes(), 0o644),
+        }
+        record = f"{info}/RECORD"
+        lines = [f"{name},sha256={urlsafe(content)},{len(content)}" for name, (content, _) in files.items()]
+        files[record] = ("\n".join([*lines, f"{record},,"]) + "\n").encode(), 0o644
+        with zipfile.ZipFile(self.out / f"kivu-{self.version}-{tag}.whl", "w") as archive:
+            for name, (content, mode) in files.items():
+                entry = zipfile.ZipInfo(name, function.TIME)
+                entry.external_attr = (0o100000 | mode) << 16
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(entry, content, compresslevel=9)
+
+    def archive(self, architecture, program, library):
+        """One folder with the program, its library, and the Containerfile."""
+        files = {"kivu": program, "Containerfile": ROOT / "packaging/Containerfile", "README.md": ROOT / "README.md"} | self.notices()
+        files |= {f"lib/{file.name}": file for file in library}
+        name = f"kivu-{self.version}-linux-{MACHINES[architecture]}"
+        self.tar(f"{name}.tar.gz", {f"{name}/{path}": file.read_bytes() for path, file in files.items()}, {f"{name}/kivu"})
+
+    def npm(self, architecture, program, library):
+        """The package that `kivu` for npm installs on this platform."""
+        name = f"kivu-linux-{NPM[architecture]}"
+        manifest = self.manifest(name) | {"os": ["linux"], "cpu": [NPM[architecture]], "libc": ["glibc"]}
+        files = {"kivu": program} | self.notices()
+        files |= {f"lib/{file.name}": file for file in library}
+        contents = {f"package/{path}": file.read_bytes() for path, file in files.items()}
+        self.tar(f"{name}-{self.version}.tgz", contents | {"package/package.json": pretty(manifest)}, {"package/kivu"})
+
+    def npm_main(self, architectures):
+        """The package that users install: a script that starts the program of the platform's package."""
+        manifest = self.manifest("kivu") | {
+            "bin": {"kivu": "kivu.js"},
+            "optionalDependencies": {f"kivu-linux-{NPM[each]}": self.version for each in architectures},
+        }
+        files = {path: (ROOT / source).read_bytes() for path, source in
+                 (("package/kivu.js", "packaging/kivu.js"), ("package/LICENSE", "LICENSE"), ("package/README.md", "README.md"))}
+        self.tar(f"kivu-{self.version}.tgz", files | {"package/package.json": pretty(manifest)}, {"package/kivu.js"})
+
+    def manifest(self, name):
+        return {"name": name, "version": self.version, "description": self.description, "license": self.license}
+
+    def functions(self, architecture, programs, library):
+        """The archives of both functions, without models."""
+        for name in ("api", "batch"):
+            bootstrap = programs / name
+            function.check_glibc(bootstrap)
+            files = {"bootstrap": bootstrap, "kivu.toml": ROOT / f"functions/{name}/kivu.toml"} | self.notices()
+            files |= function.library_files(library, bootstrap)
+            function.write_archive(self.out / f"kivu-{self.version}-{name}-{architecture}.zip", files)
+
+    def templates(self):
+        """The templates, for functions that are unpacked below `functions/` instead of compiled."""
+        name = f"kivu-{self.version}-aws"
+        files = {path: (ROOT / path).read_text() for path in ("template.yaml", "samconfig.toml")}
+        files |= {str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT / "deploy").glob("*.yaml"))}
+        replacements = {
+            "template.yaml": ("CodeUri: functions", "functions/api"),
+            "deploy/large.yaml": ("CodeUri: ../functions", "../functions/api"),
+            "deploy/batch.yaml": ("CodeUri: ../functions", "../functions/batch"),
+        }
+        for path, (before, folder) in replacements.items():
+            count = files[path].count(f"{before}\n")
+            if count != 1:
+                sys.exit(f"expected `{before}` once in {path}, but found it {count} times")
+            files[path] = files[path].replace(f"{before}\n", f"CodeUri: {folder}\n").replace("      BuildMethod: makefile\n", "")
+        files["deploy/batch.yaml"] = files["deploy/batch.yaml"].replace("../functions/batch/large.asl.json", "large.asl.json")
+        files["deploy/large.asl.json"] = (ROOT / "functions/batch/large.asl.json").read_text()
+        files |= {"LICENSE": (ROOT / "LICENSE").read_text(), "functions/README": FUNCTIONS}
+        self.tar(f"{name}.tar.gz", {f"{name}/{path}": text.encode() for path, text in files.items()})
+
+    def tar(self, name, files, programs=frozenset()):
+        with open(self.out / name, "wb") as out, gzip.GzipFile("", "wb", 9, out, mtime=TIME) as packed, \
+                tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            for path, content in sorted(files.items()):
+                entry = tarfile.TarInfo(path)
+                entry.size, entry.mtime, entry.mode = len(content), TIME, 0o755 if path in programs else 0o644
+                archive.addfile(entry, io.BytesIO(content))
+
+    def sums(self):
+        files = sorted(file for file in self.out.iterdir() if file.name != "SHA256SUMS")
+        lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files]
+        (self.out / "SHA256SUMS").write_text("".join(lines))
+        for file in files:
+            print(f"{file.name}: {file.stat().st_size / 1e6:.1f} MB")
+
+
+def urlsafe(content):
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+
+
+def pretty(manifest):
+    return (json.dumps(manifest, indent=2) + "\n").encode()
+
+
+def main():
+    out = Path(sys.argv[1])
+    out.mkdir(parents=True, exist_ok=True)
+    for old in out.iterdir():
+        old.unlink()
+    release = Release(out)
+    subprocess.run([sys.executable, ROOT / "functions/parts.py", release.crates], check=True)
+    release.collect_licenses()
+    built = dict(pair.split("=", 1) for pair in sys.argv[2:])
+    for architecture, programs in built.items():
+        programs, folder = Path(programs), ROOT / ".kivu" / architecture / "onnxruntime"
+        program = programs / "kivu"
+        function.GLIBC = tuple(map(int, GLIBC.split(".")))
+        function.check_glibc(program)
+        library = list(function.library_files(folder, program).values())
+        release.wheel(architecture, program, library)
+        release.archive(architecture, program, library)
+        release.npm(architecture, program, library)
+        release.functions(architecture, programs, folder)
+    release.npm_main(built)
+    release.templates()
+    release.sums()
+
+
+if __name__ == "__main__":
+    main()
