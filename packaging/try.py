@@ -29,7 +29,9 @@ sys.path[:0] = [str(ROOT / "tests/lambda"), str(ROOT / "tests/deploy")]
 import archive  # noqa: E402
 from emulator import Emulator  # noqa: E402
 
-OUT, BUNDLE, QEMU = Path(sys.argv[1]).absolute(), Path(sys.argv[2]).absolute(), sys.argv[3:]
+OUT, BUNDLE = Path(sys.argv[1]).absolute(), Path(sys.argv[2]).absolute()
+# Commands run in other folders.
+QEMU = [str(Path(word).absolute()) if Path(word).exists() else word for word in sys.argv[3:]]
 MACHINE = platform.machine()
 OTHER = {"x86_64": "aarch64", "aarch64": "x86_64"}[MACHINE]
 ARCHITECTURE = {"x86_64": "x86_64", "aarch64": "arm64"}

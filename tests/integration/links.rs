@@ -44,7 +44,8 @@ fn fault(page: &Path, target: &str) -> Option<String> {
 fn links_lead_to_files_and_headings_and_tables_are_regular() {
     let folders =
         ["docs", "examples", "models", "tests"].iter().flat_map(|folder| sources(&root().join(folder), "md"));
-    let pages = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"].iter().map(|name| root().join(name));
+    let pages =
+        ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "RELEASE.md"].iter().map(|name| root().join(name));
     let mut faults = Vec::new();
     for page in folders.chain(pages) {
         let text = fs::read_to_string(&page).unwrap();
