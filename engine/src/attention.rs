@@ -1,9 +1,12 @@
 //! Attention within one text, for one head at a time. The matrix of scores is never held: queries pass in groups of
 //! eight.
 
+use std::ops::Range;
+
 use crate::{
     kernel::{Kernel, LANES, Lanes, Rows},
     math::{exp, largest, sum},
+    program::{Attention, DistanceBias, Reach},
 };
 
 /// Queries that are computed together.
@@ -27,32 +30,97 @@ pub(crate) struct Head {
     scores: Vec<f32>,
 }
 
+/// How the scores of a head depend on positions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scores<'a> {
+    scale: f32,
+    reach: Reach,
+    bias: Bias<'a>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Bias<'a> {
+    None,
+    /// The distance times this is subtracted.
+    Slope(f32),
+    /// A value per distance, and the place of the distance zero.
+    Values(&'a [f32], usize),
+}
+
+impl<'a> Scores<'a> {
+    /// Those of one head.
+    pub(crate) fn new(attention: &'a Attention, head: usize) -> Self {
+        let bias = match &attention.bias {
+            DistanceBias::None => Bias::None,
+            DistanceBias::Slopes(slopes) => Bias::Slope(slopes[head]),
+            DistanceBias::Values { values, farthest } => {
+                let count = 2 * farthest + 1;
+                Bias::Values(&values[head * count..(head + 1) * count], *farthest)
+            }
+        };
+        Self { scale: attention.scale, reach: attention.reach, bias }
+    }
+
+    /// Adds what depends on positions to the scores of a query and the keys from `first_key` on.
+    #[inline(always)]
+    fn adjust(&self, query: usize, first_key: usize, scores: &mut [f32]) {
+        match self.bias {
+            Bias::None => {}
+            Bias::Slope(slope) => {
+                for (score, key) in scores.iter_mut().zip(first_key..) {
+                    *score -= slope * key.abs_diff(query) as f32;
+                }
+            }
+            Bias::Values(values, center) => {
+                for (score, value) in scores.iter_mut().zip(&values[center + first_key - query..]) {
+                    *score += value;
+                }
+            }
+        }
+        let count = scores.len();
+        let least = query.saturating_sub(self.reach.before).saturating_sub(first_key).min(count);
+        scores[..least].fill(f32::MIN);
+        let end =
+            query.saturating_add(self.reach.after).saturating_add(1).saturating_sub(first_key).min(count);
+        scores[end..].fill(f32::MIN);
+    }
+
+    fn depends_on_positions(&self) -> bool {
+        self.reach != Reach::ALL || !matches!(self.bias, Bias::None)
+    }
+}
+
 impl Head {
     /// The length of a row of values: the size of the head, padded to whole columns of a product.
     pub(crate) fn value_stride(size: usize) -> usize {
         size.next_multiple_of(COLUMNS)
     }
 
-    /// Writes the context of each query, of `size` numbers, to `out`: values, weighted by softmax(scale × query · key).
+    /// Writes the context of each query, of `size` numbers, to `out`: values, weighted by softmax(scale × query · key),
+    /// where scores may depend on positions. Queries have the positions from 0 on.
     #[inline(always)]
-    pub(crate) fn attend<K: Kernel>(&mut self, kernel: K, scale: f32, out: &mut [f32]) {
-        self.transpose_keys(scale);
+    pub(crate) fn attend<K: Kernel>(&mut self, kernel: K, settings: &Scores<'_>, out: &mut [f32]) {
+        self.transpose_keys(settings.scale);
         let size = self.size;
-        for (queries, out) in self.queries.chunks(QUERIES * size).zip(out.chunks_mut(QUERIES * size)) {
-            let (keys, padded) = (self.keys.len() / size, self.panels.len() / size);
+        let (keys, stride) = (self.keys.len() / size, Self::value_stride(size));
+        let groups = self.queries.chunks(QUERIES * size).zip(out.chunks_mut(QUERIES * size));
+        for ((queries, out), first_query) in groups.zip((0_usize..).step_by(QUERIES)) {
             let rows = queries.len() / size;
+            // The panels of the keys that any of these queries reaches.
+            let from = first_query.saturating_sub(settings.reach.before) / COLUMNS * COLUMNS;
+            let to = (first_query + rows).saturating_add(settings.reach.after).min(keys);
+            let padded = (to - from).next_multiple_of(COLUMNS);
             self.scores.resize(QUERIES * padded, 0.0);
             let scores = &mut self.scores[..rows * padded];
-            score(kernel, (size, keys), queries, &self.panels, scores);
+            score(kernel, settings, (size, first_query, from..to), queries, &self.panels, scores);
             let mut inverse = [0.0; QUERIES];
             for (inverse, scores) in inverse.iter_mut().zip(scores.chunks_exact_mut(padded)) {
                 *inverse = softmax(kernel, scores.as_chunks_mut().0);
             }
-            let stride = Self::value_stride(size);
             let mut sums: [[Lanes; 2]; QUERIES] = [[[0.0; LANES]; 2]; QUERIES];
             for first in (0..size).step_by(COLUMNS) {
-                let values = Rows { values: &self.values[first..], stride };
-                kernel.product(keys, Rows { values: scores, stride: padded }, values, &mut sums[..rows]);
+                let values = Rows { values: &self.values[from * stride + first..], stride };
+                kernel.product(to - from, Rows { values: scores, stride: padded }, values, &mut sums[..rows]);
                 for ((sums, inverse), out) in sums.iter().zip(inverse).zip(out.chunks_exact_mut(size)) {
                     let out = &mut out[first..];
                     for (out, sum) in out.iter_mut().zip(sums.as_flattened()) {
@@ -79,26 +147,34 @@ impl Head {
     }
 }
 
-/// Products of queries and all keys. Scores beyond the last key are the lowest number.
+/// Products of queries, of which the first has the position `first_query`, and a range of keys that begins with a panel.
+/// Scores beyond the last key are the lowest number.
 #[inline(always)]
 fn score<K: Kernel>(
     kernel: K,
-    (size, keys): (usize, usize),
+    settings: &Scores<'_>,
+    (size, first_query, keys): (usize, usize, Range<usize>),
     queries: &[f32],
     panels: &[f32],
     scores: &mut [f32],
 ) {
     let rows = queries.len() / size;
-    let padded = panels.len() / size;
+    let padded = keys.len().next_multiple_of(COLUMNS);
+    let depends_on_positions = settings.depends_on_positions();
     let mut sums: [[Lanes; 2]; QUERIES] = [[[0.0; LANES]; 2]; QUERIES];
-    for (panel, first) in panels.chunks_exact(COLUMNS * size).zip((0..).step_by(COLUMNS)) {
+    let panels = panels[keys.start * size..].chunks_exact(COLUMNS * size);
+    for (panel, first) in panels.zip((0..padded).step_by(COLUMNS)) {
         let columns = Rows { values: panel, stride: COLUMNS };
         kernel.product(size, Rows { values: queries, stride: size }, columns, &mut sums[..rows]);
-        for (sums, scores) in sums.iter_mut().zip(scores.chunks_exact_mut(padded)) {
-            if first + COLUMNS > keys {
-                sums.as_flattened_mut()[keys - first..].fill(f32::MIN);
+        let queries = first_query..;
+        for ((sums, scores), query) in sums.iter_mut().zip(scores.chunks_exact_mut(padded)).zip(queries) {
+            let sums = sums.as_flattened_mut();
+            let count = (keys.len() - first).min(COLUMNS);
+            if depends_on_positions {
+                settings.adjust(query, keys.start + first, &mut sums[..count]);
             }
-            scores[first..first + COLUMNS].copy_from_slice(sums.as_flattened());
+            sums[count..].fill(f32::MIN);
+            scores[first..first + COLUMNS].copy_from_slice(sums);
         }
     }
 }
@@ -125,7 +201,7 @@ mod tests {
     use super::*;
     use crate::kernel::{InstructionSet, KernelFn};
 
-    struct Call<'a>(&'a mut Head, f32, usize);
+    struct Call<'a>(&'a mut Head, Scores<'a>, usize);
 
     impl KernelFn for Call<'_> {
         type Output = Vec<f32>;
@@ -133,7 +209,7 @@ mod tests {
         #[inline(always)]
         fn call<K: Kernel>(self, kernel: K) -> Vec<f32> {
             let mut out = vec![0.0; self.2];
-            self.0.attend(kernel, self.1, &mut out);
+            self.0.attend(kernel, &self.1, &mut out);
             out
         }
     }
@@ -141,35 +217,69 @@ mod tests {
     /// Lengths and sizes around those of panels and groups of queries; the buffers of the head are used again.
     #[test]
     fn contexts_are_those_of_the_definition() {
+        let values: Vec<f32> = (0..199).map(|at| (at as f32 * 0.7).sin()).collect();
+        let reaches = [
+            Reach::ALL,
+            Reach { before: 3, after: 3 },
+            Reach { before: usize::MAX, after: 0 },
+            Reach { before: 40, after: 5 },
+        ];
         let mut head = Head::default();
         for (size, length) in [(32, 70), (8, 33), (64, 32), (8, 1), (40, 9)] {
-            let number = |seed: usize, at: usize| ((at * 7919 + seed * 104_729) % 1000) as f32 / 250.0 - 2.0;
-            let stride = Head::value_stride(size);
-            head.size = size;
-            head.queries = (0..length * size).map(|at| number(1, at)).collect();
-            head.keys = (0..length * size).map(|at| number(2, at)).collect();
-            head.values = (0..length * stride).map(|at| number(3, at)).collect();
+            fill(&mut head, size, length);
             let scale = 1.0 / (size as f32).sqrt();
-            for instructions in InstructionSet::available() {
-                let out = instructions.call(Call(&mut head, scale, length * size));
-                for (query, context) in head.queries.chunks_exact(size).zip(out.chunks_exact(size)) {
-                    let score = |key: &[f32]| {
-                        let product: f64 = query.iter().zip(key).map(|(a, b)| f64::from(a * b)).sum();
-                        (product * f64::from(scale)).exp()
-                    };
-                    let weights: Vec<f64> = head.keys.chunks_exact(size).map(score).collect();
-                    let total: f64 = weights.iter().sum();
-                    for (column, found) in context.iter().enumerate() {
-                        let values = head.values.chunks_exact(stride).map(|row| f64::from(row[column]));
-                        let expected: f64 =
-                            values.zip(&weights).map(|(value, weight)| value * weight / total).sum();
-                        assert!(
-                            (f64::from(*found) - expected).abs() < 1e-5,
-                            "{instructions}, {size}, {length}"
-                        );
+            for reach in reaches {
+                for bias in [Bias::None, Bias::Slope(0.25), Bias::Values(&values, 99)] {
+                    let settings = Scores { scale, reach, bias };
+                    let expected = definition(&head, &settings);
+                    for instructions in InstructionSet::available() {
+                        let out = instructions.call(Call(&mut head, settings, length * size));
+                        for (found, expected) in out.iter().zip(&expected) {
+                            assert!(
+                                (f64::from(*found) - expected).abs() < 1e-5,
+                                "{instructions}, {size}, {length}, {settings:?}: {found}, {expected}"
+                            );
+                        }
                     }
                 }
             }
         }
+    }
+
+    fn fill(head: &mut Head, size: usize, length: usize) {
+        let number = |seed: usize, at: usize| ((at * 7919 + seed * 104_729) % 1000) as f32 / 250.0 - 2.0;
+        head.size = size;
+        head.queries = (0..length * size).map(|at| number(1, at)).collect();
+        head.keys = (0..length * size).map(|at| number(2, at)).collect();
+        head.values = (0..length * Head::value_stride(size)).map(|at| number(3, at)).collect();
+    }
+
+    /// Attention in `f64`.
+    fn definition(head: &Head, settings: &Scores<'_>) -> Vec<f64> {
+        let size = head.size;
+        let mut out = Vec::new();
+        for (query, vector) in head.queries.chunks_exact(size).enumerate() {
+            let weight = |(key, other): (usize, &[f32])| {
+                let Reach { before, after } = settings.reach;
+                if query.saturating_sub(key) > before || key.saturating_sub(query) > after {
+                    return 0.0;
+                }
+                let product: f64 = vector.iter().zip(other).map(|(a, b)| f64::from(a * b)).sum();
+                let bias = match settings.bias {
+                    Bias::None => 0.0,
+                    Bias::Slope(slope) => -slope * key.abs_diff(query) as f32,
+                    Bias::Values(values, center) => values[center + key - query],
+                };
+                (product * f64::from(settings.scale) + f64::from(bias)).exp()
+            };
+            let weights: Vec<f64> = head.keys.chunks_exact(size).enumerate().map(weight).collect();
+            let total: f64 = weights.iter().sum();
+            let values: Vec<&[f32]> = head.values.chunks_exact(Head::value_stride(size)).collect();
+            out.extend((0..size).map(|column| {
+                let parts = values.iter().zip(&weights).map(|(row, weight)| f64::from(row[column]) * weight);
+                parts.sum::<f64>() / total
+            }));
+        }
+        out
     }
 }

@@ -12,4 +12,5 @@ pub mod kernel;
 mod linear;
 mod math;
 pub mod program;
+pub mod rotary;
 pub mod run;

@@ -118,6 +118,20 @@ pub(crate) fn activate<K: Kernel>(kernel: K, function: Activation, x: K::F32x16)
     }
 }
 
+/// The product of an activated row and another.
+#[inline(always)]
+pub(crate) fn gate<K: Kernel>(
+    kernel: K,
+    function: Activation,
+    [activated, other]: [&[Lanes]; 2],
+    out: &mut [Lanes],
+) {
+    for ((activated, other), out) in activated.iter().zip(other).zip(out) {
+        let activated = activate(kernel, function, kernel.load(activated));
+        kernel.store(kernel.mul(activated, kernel.load(other)), out);
+    }
+}
+
 /// Layer normalization of a row.
 #[inline(always)]
 pub(crate) fn normalise<K: Kernel>(kernel: K, row: &mut [Lanes], norm: &Norm) {

@@ -7,6 +7,7 @@
 use crate::{
     array::Array,
     kernel::{Block, Lanes, Sums},
+    rotary::Rotary,
 };
 
 /// A model.
@@ -101,6 +102,13 @@ pub enum RowOperation {
         /// The result.
         out: ValueId,
     },
+    /// The mean of the tokens of each text; zeros without tokens.
+    Mean {
+        /// The rows.
+        input: ValueId,
+        /// The result.
+        out: ValueId,
+    },
     /// A linear layer in int8.
     Linear {
         /// The rows.
@@ -123,6 +131,17 @@ pub enum RowOperation {
     Activation {
         /// The function.
         function: Activation,
+        /// The rows.
+        input: ValueId,
+        /// The result.
+        out: ValueId,
+    },
+    /// One half of each row, activated, times the other half.
+    Gate {
+        /// The function.
+        function: Activation,
+        /// Whether the second half is activated.
+        activates_second: bool,
         /// The rows.
         input: ValueId,
         /// The result.
@@ -233,15 +252,53 @@ pub struct Attention {
     pub keys: View,
     /// A row per token.
     pub values: View,
-    /// The number of heads, which have equal parts of the columns.
+    /// The number of heads of queries, which have equal parts of the columns.
     pub heads: usize,
+    /// The number of heads of keys and of values: each serves as many heads of queries, in order.
+    pub key_heads: usize,
     /// The factor of products of queries and keys.
     pub scale: f32,
+    /// Rotates queries and keys.
+    pub rotary: Option<Rotary>,
+    /// The tokens that a query attends to.
+    pub reach: Reach,
+    /// Added to scores.
+    pub bias: DistanceBias,
     /// The contexts, a row per query.
     pub out: ValueId,
 }
 
-/// The rows of the tables: the numbers that index them are smaller.
+/// The tokens that a query attends to, apart from its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reach {
+    /// The number of tokens before it.
+    pub before: usize,
+    /// The number of tokens after it.
+    pub after: usize,
+}
+
+impl Reach {
+    /// All tokens of the text.
+    pub const ALL: Self = Self { before: usize::MAX, after: usize::MAX };
+}
+
+/// What is added to the score of a key, by its distance to the query.
+#[derive(Debug)]
+pub enum DistanceBias {
+    /// Nothing.
+    None,
+    /// The distance times the slope of the head is subtracted (ALiBi, in its symmetric form).
+    Slopes(Array<f32>),
+    /// A value per distance, from the farthest before a query to the farthest after it; a row per head.
+    Values {
+        /// The values of all heads.
+        values: Array<f32>,
+        /// The largest distance.
+        farthest: usize,
+    },
+}
+
+/// The rows of the tables: the numbers that index them are smaller. And the largest number of tokens of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The vocabulary.
@@ -250,6 +307,8 @@ pub struct Limits {
     pub types: usize,
     /// The positions.
     pub positions: usize,
+    /// The tokens of a text.
+    pub length: usize,
 }
 
 impl RowOperation {
@@ -258,9 +317,11 @@ impl RowOperation {
         match *self {
             Self::Lookup { .. } => Vec::new(),
             Self::First { input, .. }
+            | Self::Mean { input, .. }
             | Self::Linear { input, .. }
             | Self::Dense { input, .. }
             | Self::Activation { input, .. }
+            | Self::Gate { input, .. }
             | Self::Norm { input, residual: None, .. } => vec![input],
             Self::Norm { input, residual: Some(residual), .. } => vec![input, residual],
             Self::Add { inputs, .. } => inputs.to_vec(),
@@ -272,9 +333,11 @@ impl RowOperation {
         match *self {
             Self::Lookup { out, .. }
             | Self::First { out, .. }
+            | Self::Mean { out, .. }
             | Self::Linear { out, .. }
             | Self::Dense { out, .. }
             | Self::Activation { out, .. }
+            | Self::Gate { out, .. }
             | Self::Norm { out, .. }
             | Self::Add { out, .. } => out,
         }

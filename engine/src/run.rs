@@ -10,10 +10,10 @@ use std::{
 };
 
 use crate::{
-    attention::Head,
+    attention::{Head, Scores},
     kernel::{InstructionSet, Kernel, KernelFn, LANES, MAX_ROWS},
     linear::{Quantised, dense, linear},
-    math::{activate, normalise},
+    math::{activate, gate, normalise},
     program::{Attention, Index, Per, Program, RowOperation, RowStage, Stage, Table, Value, ValueId, View},
 };
 
@@ -236,6 +236,16 @@ fn rows<K: Kernel>(
                     run.each_part(program.values[*input], first, |part| out.copy_from_slice(part));
                 }
             }
+            RowOperation::Mean { input, .. } => {
+                for (text, out) in run.texts[rows.clone()].iter().zip(out.chunks_exact_mut(width)) {
+                    out.fill(0.0);
+                    run.each_part(program.values[*input], text.clone(), |part| {
+                        part.chunks_exact(width).for_each(|row| add_to(out, row));
+                    });
+                    let count = text.len().max(1) as f32;
+                    out.iter_mut().for_each(|value| *value /= count);
+                }
+            }
             RowOperation::Linear { input, layer, .. } => {
                 linear(kernel, &values[slot(input)], layer, quantised, &mut out)
             }
@@ -246,6 +256,14 @@ fn rows<K: Kernel>(
                 let input = values[slot(input)].as_chunks::<LANES>().0;
                 for (lanes, out) in input.iter().zip(out.as_chunks_mut().0) {
                     kernel.store(activate(kernel, *function, kernel.load(lanes)), out);
+                }
+            }
+            RowOperation::Gate { function, activates_second, input, .. } => {
+                let rows = values[slot(input)].chunks_exact(2 * width).zip(out.chunks_exact_mut(width));
+                for (row, out) in rows {
+                    let (first, second) = row.split_at(width);
+                    let halves = if *activates_second { [second, first] } else { [first, second] };
+                    gate(kernel, *function, halves.map(|half| half.as_chunks().0), out.as_chunks_mut().0);
                 }
             }
             RowOperation::Add { inputs: [left, right], .. } => {
@@ -334,12 +352,13 @@ fn attend<K: Kernel>(
     scratch: &mut Head,
 ) {
     let size = attention.queries.width / attention.heads;
+    let key_head = head * attention.key_heads / attention.heads;
     let tokens = run.texts[text].clone();
     let queries = match program.values[attention.queries.value].per {
         Per::Token => tokens.clone(),
         Per::Text => text..text + 1,
     };
-    let copy = |view: View, rows: Range<usize>, stride: usize, out: &mut Vec<f32>| {
+    let copy = |view: View, head: usize, rows: Range<usize>, stride: usize, out: &mut Vec<f32>| {
         let value = program.values[view.value];
         let (width, first) = (value.width, view.offset + head * size);
         out.resize(rows.len() * stride, 0.0);
@@ -353,12 +372,19 @@ fn attend<K: Kernel>(
     };
     let count = queries.len();
     scratch.size = size;
-    copy(attention.queries, queries, size, &mut scratch.queries);
-    copy(attention.keys, tokens.clone(), size, &mut scratch.keys);
-    copy(attention.values, tokens, Head::value_stride(size), &mut scratch.values);
+    copy(attention.queries, head, queries, size, &mut scratch.queries);
+    copy(attention.keys, key_head, tokens.clone(), size, &mut scratch.keys);
+    copy(attention.values, key_head, tokens, Head::value_stride(size), &mut scratch.values);
+    if let Some(rotary) = &attention.rotary {
+        for rows in [&mut scratch.queries, &mut scratch.keys] {
+            for (position, row) in rows.chunks_exact_mut(size).enumerate() {
+                rotary.rotate(row, position);
+            }
+        }
+    }
     let mut out = run.part_mut(program.values[attention.out].slot, text * attention.heads + head);
     out.resize(count * size, 0.0);
-    scratch.attend(kernel, attention.scale, &mut out);
+    scratch.attend(kernel, &Scores::new(attention, head), &mut out);
 }
 
 #[inline(always)]
@@ -373,6 +399,13 @@ fn look_up<K: Kernel>(kernel: K, table: &Table, row: usize, out: &mut [f32]) {
                 kernel.store(kernel.mul(floats, scale), out);
             }
         }
+    }
+}
+
+#[inline(always)]
+fn add_to(sums: &mut [f32], row: &[f32]) {
+    for (sum, value) in sums.iter_mut().zip(row) {
+        *sum += value;
     }
 }
 

@@ -11,10 +11,13 @@ use kivu::{
     build::Request,
     config::{Config, EngineChoice, ModelConfig},
     model::Model,
+    onnx_proto::{GraphProto, ModelProto},
     pipeline::{Task, pooling::cosine},
     repository::{Bundle, manifest::Precision},
     tensor::{ElementType, Elements, Tensor},
 };
+
+use prost::Message;
 
 use crate::{
     backends::keeps_its_contract,
@@ -44,9 +47,14 @@ fn recipe(name: &str, folder: &Path) -> Request {
 
 fn model(bundle: &Bundle) -> NativeModel {
     let graph = bundle.read(&bundle.manifest().graph).unwrap();
-    let names = WeightFiles::names(&graph).unwrap().into_iter();
+    open(&graph, bundle).unwrap()
+}
+
+/// A graph, with the weights of `bundle`.
+fn open(graph: &[u8], bundle: &Bundle) -> kivu::error::Result<NativeModel> {
+    let names = WeightFiles::names(graph)?.into_iter();
     let files = WeightFiles::map(names.map(|name| (name.clone(), bundle.path(&name))), Arc::default());
-    NativeModel::open(&graph, files.unwrap()).unwrap()
+    NativeModel::open(graph, files?)
 }
 
 fn backend(bundle: &Bundle, threads: usize) -> NativeBackend {
@@ -200,6 +208,74 @@ async fn tokens_outside_of_the_tables_are_refused() {
     insta::assert_snapshot!(refused("token_type_ids", 2).await, @"expected token types from 0 to 1, but found 2");
     let error = backend.infer(batch(&backend, &[2000]), deadline()).await.unwrap_err().to_string();
     assert!(error.starts_with("expected positions from 0 to "), "{error}");
+}
+
+/// Graphs with one or two defects: an operator, a name, a shape, an attribute or a place in the file of weights is another.
+/// They are refused when they are opened, or run without a panic.
+#[test]
+fn damaged_graphs_are_refused_or_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut refused, mut run) = (0, 0);
+    for name in ["tiny-bert", "tiny-roberta-nli"] {
+        let Some(bundle) = build(name, folder.path()) else { return };
+        let whole = ModelProto::from_bytes(&bundle.read(&bundle.manifest().graph).unwrap()).unwrap();
+        let inputs = row(&batch(&backend(&bundle, 1), &[17]), 0, 17);
+        let mut random = fastrand::Rng::with_seed(20);
+        for number in 0..1500 {
+            let mut damaged = whole.clone();
+            for _ in 0..=number % 2 {
+                damage(damaged.graph.as_mut().unwrap(), &mut random);
+            }
+            match open(&damaged.encode_to_vec(), &bundle) {
+                Err(_) => refused += 1,
+                Ok(model) => {
+                    run += 1;
+                    if let Ok(output) = model.run(&inputs) {
+                        assert!(!output[0].shape().is_empty());
+                    }
+                }
+            }
+        }
+    }
+    assert!(refused > 1000 && run > 200, "{refused} graphs were refused, and {run} were run");
+}
+
+fn damage(graph: &mut GraphProto, random: &mut fastrand::Rng) {
+    const LENGTHS: [i64; 10] = [-1, 0, 1, 2, 15, 16, 32, 33, 1 << 20, i64::MAX];
+    let names = graph.node.iter().flat_map(|node| node.input.iter().chain(&node.output));
+    let names: Vec<String> = names.chain(graph.input.iter().map(|input| &input.name)).cloned().collect();
+    let operators: Vec<_> =
+        graph.node.iter().map(|node| (node.domain.clone(), node.op_type.clone())).collect();
+    let name = random.choice(names).unwrap();
+    let length = random.choice(LENGTHS).unwrap();
+    if random.u8(..3) > 0 {
+        let index = random.usize(..graph.node.len());
+        let node = &mut graph.node[index];
+        match random.u8(..6) {
+            0 => (node.domain, node.op_type) = random.choice(operators).unwrap(),
+            1 if !node.input.is_empty() => *random.choice(&mut node.input).unwrap() = name,
+            2 => *random.choice(&mut node.output).unwrap() = name,
+            3 if !node.attribute.is_empty() => {
+                let attribute = random.choice(&mut node.attribute).unwrap();
+                (attribute.i, attribute.f) = (length, f32::NAN);
+                attribute.ints.iter_mut().for_each(|int| *int = length);
+            }
+            4 => drop(node.input.pop()),
+            _ => drop(graph.node.remove(index)),
+        }
+    } else {
+        let tensor = random.choice(&mut graph.initializer).unwrap();
+        match random.u8(..4) {
+            0 if !tensor.dims.is_empty() => *random.choice(&mut tensor.dims).unwrap() = length,
+            1 => drop(tensor.dims.pop()),
+            2 => tensor.data_type = random.choice([1, 2, 3, 6, 7, 10]).unwrap(),
+            _ => {
+                let entries = tensor.external_data.iter_mut().filter(|entry| entry.key != "location");
+                entries.for_each(|entry| entry.value = length.to_string());
+                tensor.raw_data.truncate(3);
+            }
+        }
+    }
 }
 
 #[test]

@@ -13,9 +13,10 @@ use kivu_engine::{
     array::Array,
     kernel::LANES,
     program::{
-        Activation, Attention, Dense, Index, Limits, Linear, Norm, Per, Program, RowOperation, RowStage,
-        Stage, Table, Value, ValueId, View,
+        Activation, Attention, Dense, DistanceBias, Index, Limits, Linear, Norm, Per, Program, Reach,
+        RowOperation, RowStage, Stage, Table, Value, ValueId, View,
     },
+    rotary::{MAX_POSITIONS, Rotary},
 };
 
 use crate::{
@@ -40,8 +41,14 @@ pub(super) fn read(graph: &GraphProto, files: &BTreeMap<String, Bytes>) -> Resul
         meanings: HashMap::new(),
         values: Vec::new(),
         operations: Vec::new(),
-        limits: Limits { ids: usize::MAX, types: usize::MAX, positions: usize::MAX },
+        limits: Limits {
+            ids: usize::MAX,
+            types: usize::MAX,
+            positions: usize::MAX,
+            length: usize::MAX,
+        },
         padding: None,
+        attended: BTreeSet::new(),
     };
     for input in &graph.input {
         let meaning = match input.name.as_str() {
@@ -56,7 +63,7 @@ pub(super) fn read(graph: &GraphProto, files: &BTreeMap<String, Bytes>) -> Resul
         reader.node(node)?;
     }
     let [output] = &graph.output[..] else { return Err(unsupported("several outputs")) };
-    let output = reader.rows(&output.name)?;
+    let output = reader.by_row(&output.name)?.value;
     Ok(reader.finish(output))
 }
 
@@ -97,11 +104,15 @@ fn unsupported(what: &str) -> Error {
 
 /// The meaning of a name in the graph.
 #[derive(Clone, Copy, Debug)]
-enum Meaning {
+enum Meaning<'a> {
     Ids,
     Types,
     Mask,
     Rows(View),
+    /// Activated columns, which a product with other columns of the same matrix reads.
+    Activated(Activation, View),
+    /// The name of a table of values by distance.
+    Distances(&'a str),
 }
 
 /// An operation, and the values that it reads and writes.
@@ -113,11 +124,13 @@ enum Operation {
 struct Reader<'a> {
     constants: HashMap<&'a str, &'a TensorProto>,
     files: &'a BTreeMap<String, Bytes>,
-    meanings: HashMap<&'a str, Meaning>,
+    meanings: HashMap<&'a str, Meaning<'a>>,
     values: Vec<Value>,
     operations: Vec<Operation>,
     limits: Limits,
     padding: Option<u32>,
+    /// The results of attention, which are in parts of texts and heads: only operations on rows read them.
+    attended: BTreeSet<ValueId>,
 }
 
 impl<'a> Reader<'a> {
@@ -148,21 +161,38 @@ impl<'a> Reader<'a> {
                 self.lookup(table, (rows, width), Index::Position)?
             }
             (FUNCTIONS, "FirstToken") => {
-                let found = self.whole(input(0))?;
-                let out = self.value(Per::Text, self.values[found].width);
-                self.row(Per::Text, RowOperation::First { input: found, out });
+                let (input, out) = self.text_from_tokens(input(0))?;
+                self.row(Per::Text, RowOperation::First { input, out });
                 self.all(out)
             }
+            (FUNCTIONS, "MeanOfTokens") => {
+                self.require_mask(node, input(1))?;
+                let (input, out) = self.text_from_tokens(input(0))?;
+                self.row(Per::Text, RowOperation::Mean { input, out });
+                self.all(out)
+            }
+            (FUNCTIONS, "DistanceValues") if matches!(self.meaning(input(1))?, Meaning::Ids) => {
+                Meaning::Distances(input(0))
+            }
+            (FUNCTIONS, name) if name.starts_with("Attention") => self.attention_by_position(node)?,
             (FUNCTIONS, "QuantizedLinear") => self.linear(node)?,
             ("", "MatMul") => self.dense(input(0), input(1))?,
             ("", "Add") => self.add(input(0), input(1))?,
+            ("", "Mul") => self.gate(node)?,
             ("", "LayerNormalization") => {
                 let norm = self.norm(node, [input(1), input(2)])?;
                 self.normalise([input(0), ""], norm)?
             }
             (MICROSOFT, "SkipLayerNormalization") => {
                 let norm = self.norm(node, [input(2), input(3)])?;
-                self.normalise([input(0), input(1)], norm)?
+                match node.output.get(3) {
+                    None => self.normalise([input(0), input(1)], norm)?,
+                    Some(sum) => {
+                        let added = self.add(input(0), input(1))?;
+                        self.meanings.insert(sum, added);
+                        self.normalise([sum, ""], norm)?
+                    }
+                }
             }
             (MICROSOFT, "Gelu") => self.activate(Activation::Gelu, input(0))?,
             (MICROSOFT, "FastGelu") if node.input.len() == 1 => {
@@ -182,14 +212,16 @@ impl<'a> Reader<'a> {
             }
         };
         let outputs: Vec<&String> = node.output.iter().filter(|name| !name.is_empty()).collect();
-        let [output] = outputs[..] else {
-            return Err(unsupported(&format!("the outputs of `{}`", node.name)));
+        let output = match outputs[..] {
+            [output] => output,
+            [output, sum] if operator.1 == "SkipLayerNormalization" && node.output.get(3) == Some(sum) => output,
+            _ => return Err(unsupported(&format!("the outputs of `{}`", node.name))),
         };
         self.meanings.insert(output, meaning);
         Ok(())
     }
 
-    fn meaning(&self, name: &str) -> Result<Meaning> {
+    fn meaning(&self, name: &str) -> Result<Meaning<'a>> {
         let meaning = self.meanings.get(name).copied();
         meaning.ok_or_else(|| unsupported(&format!("`{name}`, which no supported operator computes")))
     }
@@ -210,11 +242,33 @@ impl<'a> Reader<'a> {
         Ok(view.value)
     }
 
-    fn rows(&self, name: &str) -> Result<ValueId> {
-        self.whole(name)
+    /// A value that operations other than those on rows can read.
+    fn by_row(&self, name: &str) -> Result<View> {
+        let view = self.view(name)?;
+        match self.attended.contains(&view.value) {
+            true => Err(unsupported(&format!("attention whose result, `{name}`, is not projected"))),
+            false => Ok(view),
+        }
     }
 
-    fn all(&self, value: ValueId) -> Meaning {
+    /// A value of tokens, and one of the same width for texts.
+    fn text_from_tokens(&mut self, name: &str) -> Result<(ValueId, ValueId)> {
+        let (View { value, .. }, input) = (self.by_row(name)?, self.whole(name)?);
+        let Value { per, width, .. } = self.values[value];
+        match per {
+            Per::Token => Ok((input, self.value(Per::Text, width))),
+            Per::Text => Err(unsupported(&format!("`{name}`, which has no vector per token"))),
+        }
+    }
+
+    fn require_mask(&self, node: &NodeProto, name: &str) -> Result<()> {
+        match self.meaning(name)? {
+            Meaning::Mask => Ok(()),
+            _ => Err(unsupported(&format!("the mask of `{}`", node.name))),
+        }
+    }
+
+    fn all(&self, value: ValueId) -> Meaning<'a> {
         Meaning::Rows(View { value, offset: 0, width: self.values[value].width })
     }
 
@@ -235,7 +289,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn lookup(&mut self, table: Table, (rows, width): (usize, usize), index: Index) -> Result<Meaning> {
+    fn lookup(&mut self, table: Table, (rows, width): (usize, usize), index: Index) -> Result<Meaning<'a>> {
         self.check_width(width)?;
         let limit = match index {
             Index::Id => &mut self.limits.ids,
@@ -248,7 +302,7 @@ impl<'a> Reader<'a> {
         Ok(self.all(out))
     }
 
-    fn linear(&mut self, node: &NodeProto) -> Result<Meaning> {
+    fn linear(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let [input, weights, scales, sums, bias, _] = &node.input[..] else {
             return Err(unsupported(&format!("the inputs of `{}`", node.name)));
         };
@@ -277,7 +331,7 @@ impl<'a> Reader<'a> {
         Ok(self.all(out))
     }
 
-    fn dense(&mut self, input: &str, weights: &str) -> Result<Meaning> {
+    fn dense(&mut self, input: &str, weights: &str) -> Result<Meaning<'a>> {
         let input = self.whole(input)?;
         let Value { per, width, .. } = self.values[input];
         let (inputs, outputs) = self.shape(weights)?;
@@ -291,7 +345,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The sum of two values, or the bias of the layer before.
-    fn add(&mut self, left: &str, right: &str) -> Result<Meaning> {
+    fn add(&mut self, left: &str, right: &str) -> Result<Meaning<'a>> {
         let left = self.whole(left)?;
         let Value { per, width, .. } = self.values[left];
         if self.constants.contains_key(right) {
@@ -326,10 +380,14 @@ impl<'a> Reader<'a> {
         let width = usize::try_from(width).unwrap_or(0);
         let epsilon = float(node, "epsilon").unwrap_or(1e-5);
         self.check_width(width)?;
-        Ok(Norm { gain: self.array(gain, width / LANES)?, bias: self.array(bias, width / LANES)?, epsilon })
+        let bias = match bias {
+            "" => vec![[0.0; LANES]; width / LANES].into(),
+            name => self.array(name, width / LANES)?,
+        };
+        Ok(Norm { gain: self.array(gain, width / LANES)?, bias, epsilon })
     }
 
-    fn normalise(&mut self, [input, residual]: [&str; 2], norm: Norm) -> Result<Meaning> {
+    fn normalise(&mut self, [input, residual]: [&str; 2], norm: Norm) -> Result<Meaning<'a>> {
         let input = self.whole(input)?;
         let residual = if residual.is_empty() { None } else { Some(self.same(residual, input)?) };
         let Value { per, width, .. } = self.values[input];
@@ -345,7 +403,11 @@ impl<'a> Reader<'a> {
     }
 
     /// An activation, as a part of the linear layer before it if there is one.
-    fn activate(&mut self, function: Activation, input: &str) -> Result<Meaning> {
+    fn activate(&mut self, function: Activation, input: &str) -> Result<Meaning<'a>> {
+        let view = self.view(input)?;
+        if view.width < self.values[view.value].width {
+            return Ok(Meaning::Activated(function, view));
+        }
         let input = self.whole(input)?;
         if let Some(Operation::Row(_, RowOperation::Linear { layer, out, .. })) = self.operations.last_mut()
             && *out == input
@@ -361,44 +423,181 @@ impl<'a> Reader<'a> {
         Ok(self.all(out))
     }
 
+    /// The product of one half of a matrix, activated, and the other half.
+    fn gate(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let refuse = || unsupported(&format!("the product `{}`, which is not that of a gate", node.name));
+        let [left, right] = &node.input[..] else { return Err(refuse()) };
+        let (Meaning::Activated(function, activated), Meaning::Rows(other)) =
+            (self.meaning(left)?, self.meaning(right)?)
+        else {
+            return Err(refuse());
+        };
+        let (input, width) = (activated.value, activated.width);
+        let halves = [activated.offset, other.offset];
+        let are_halves = other.value == input
+            && other.width == width
+            && self.values[input].width == 2 * width
+            && (halves == [0, width] || halves == [width, 0]);
+        if !are_halves {
+            return Err(refuse());
+        }
+        self.check_width(width)?;
+        let per = self.values[input].per;
+        let out = self.value(per, width);
+        self.row(per, RowOperation::Gate { function, activates_second: halves[0] > 0, input, out });
+        Ok(self.all(out))
+    }
+
     fn split(&mut self, node: &'a NodeProto) -> Result<()> {
         let name = node.input.first().map(String::as_str).unwrap_or_default();
         let View { value, offset, width } = self.view(name)?;
+        let refuse = || unsupported(&format!("the arguments of `{}`", node.name));
         let parts = node.output.len();
-        if integer(node, "axis") != Some(-1) || node.input.len() > 1 || !width.is_multiple_of(parts) {
-            return Err(unsupported(&format!("the arguments of `{}`", node.name)));
+        let widths = match node.input.get(1) {
+            Some(lengths) => self.integers(lengths).ok_or_else(refuse)?,
+            None if parts > 0 => vec![(width / parts) as i64; parts],
+            None => return Err(refuse()),
+        };
+        let widths: Vec<usize> = widths.into_iter().filter_map(|width| usize::try_from(width).ok()).collect();
+        let total = widths.iter().try_fold(0_usize, |sum, width| sum.checked_add(*width));
+        if integer(node, "axis") != Some(-1) || widths.len() != parts || total != Some(width) {
+            return Err(refuse());
         }
-        let width = width / parts;
-        for (part, output) in node.output.iter().enumerate() {
-            let view = View { value, offset: offset + part * width, width };
-            self.meanings.insert(output, Meaning::Rows(view));
+        let mut offset = offset;
+        for (width, output) in widths.into_iter().zip(&node.output) {
+            self.meanings.insert(output, Meaning::Rows(View { value, offset, width }));
+            offset += width;
         }
         Ok(())
     }
 
-    fn attention(&mut self, node: &NodeProto) -> Result<Meaning> {
-        let [queries, keys, values, bias, mask] = &node.input[..] else {
-            return Err(unsupported(&format!("the inputs of `{}`", node.name)));
-        };
-        if !bias.is_empty() || !matches!(self.meaning(mask)?, Meaning::Mask) {
-            return Err(unsupported(&format!("the inputs of `{}`", node.name)));
-        }
-        let [queries, keys, values] = [self.view(queries)?, self.view(keys)?, self.view(values)?];
+    /// Attention of ONNX Runtime.
+    fn attention(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
+        let [queries, keys, values, bias, mask, others @ ..] = &node.input[..] else { return Err(refuse()) };
+        self.require_mask(node, mask)?;
         let heads = integer(node, "num_heads").and_then(|heads| usize::try_from(heads).ok()).unwrap_or(0);
+        let distances = match others {
+            [] => DistanceBias::None,
+            [distances] if bias.is_empty() => self.distances(distances, heads)?,
+            _ => return Err(refuse()),
+        };
+        if !bias.is_empty() {
+            return Err(refuse());
+        }
+        let scale = float(node, "scale");
+        let settings = (scale, heads, heads, None, Reach::ALL, distances);
+        self.attend(node, [queries, keys, values], settings)
+    }
+
+    /// The values for each distance, called `name`.
+    fn distances(&mut self, name: &str, heads: usize) -> Result<DistanceBias> {
+        let Meaning::Distances(table) = self.meaning(name)? else {
+            return Err(unsupported(&format!("`{name}` as a bias of attention")));
+        };
+        let shape = &self.tensor(table)?.dims;
+        let count = match shape[..] {
+            [1, found, count] if usize::try_from(found) == Ok(heads) => usize::try_from(count).ok(),
+            _ => None,
+        };
+        let Some(count) = count.filter(|count| count % 2 == 1) else {
+            return Err(unsupported(&format!("`{table}` of shape {shape:?} as values for distances")));
+        };
+        self.limits.length = self.limits.length.min(count / 2 + 1);
+        let values = self.array(table, heads.saturating_mul(count))?;
+        Ok(DistanceBias::Values { values, farthest: count / 2 })
+    }
+
+    /// Attention that depends on positions, see `build/functions.rs`.
+    fn attention_by_position(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let refuse = || unsupported(&format!("the arguments of `{}`", node.name));
+        let [queries, keys, values, mask, ids, shape, scale, frequencies, slopes] = &node.input[..] else {
+            return Err(refuse());
+        };
+        self.require_mask(node, mask)?;
+        let shape = self.integers(shape).ok_or_else(refuse)?;
+        let number = |number: i64| usize::try_from(number).ok();
+        let [heads, key_heads, before, after] = shape[..] else { return Err(refuse()) };
+        let (Some(heads), Some(key_heads)) = (number(heads), number(key_heads)) else { return Err(refuse()) };
+        // A negative number stands for all tokens.
+        let side = |side: i64| number(side).unwrap_or(usize::MAX);
+        let reach = Reach { before: side(before), after: side(after) };
+        let scale: Array<f32> = self.array(scale, 1)?;
+        let bias = match slopes.as_str() {
+            "" => DistanceBias::None,
+            slopes => DistanceBias::Slopes(self.array(slopes, heads)?),
+        };
+        let rotary = match frequencies.as_str() {
+            "" => None,
+            name => {
+                let (_, pairs) = self.shape(name)?;
+                let frequencies: Array<f32> = self.array(name, pairs)?;
+                Some(frequencies.to_vec())
+            }
+        };
+        let is_of_tokens = matches!(self.meaning(ids)?, Meaning::Ids);
+        let queries_are_tokens = self.values[self.view(queries)?.value].per == Per::Token;
+        if !is_of_tokens || !queries_are_tokens {
+            return Err(refuse());
+        }
+        let settings = (Some(scale[0]), heads, key_heads, rotary, reach, bias);
+        self.attend(node, [queries, keys, values], settings)
+    }
+
+    #[expect(clippy::type_complexity, reason = "the parts of one operation")]
+    fn attend(
+        &mut self,
+        node: &NodeProto,
+        names: [&str; 3],
+        (scale, heads, key_heads, frequencies, reach, bias): (
+            Option<f32>,
+            usize,
+            usize,
+            Option<Vec<f32>>,
+            Reach,
+            DistanceBias,
+        ),
+    ) -> Result<Meaning<'a>> {
+        let [queries, keys, values] = names.map(|name| self.by_row(name));
+        let (queries, keys, values) = (queries?, keys?, values?);
         let per = |view: View| self.values[view.value].per;
-        let is_whole = heads > 0
-            && queries.width.is_multiple_of(heads)
-            && keys.width == queries.width
-            && values.width == queries.width
+        let divides = |heads: usize, width: usize| heads > 0 && width.is_multiple_of(heads);
+        let fits = divides(heads, queries.width)
+            && divides(key_heads, keys.width)
+            && divides(key_heads, heads)
+            && keys.width / key_heads == queries.width / heads
+            && values.width == keys.width
             && per(keys) == Per::Token
             && per(values) == Per::Token;
-        if !is_whole {
+        if !fits {
             return Err(unsupported(&format!("the shapes of `{}`", node.name)));
         }
         let size = queries.width / heads;
-        let scale = float(node, "scale").unwrap_or_else(|| 1.0 / (size as f32).sqrt());
+        let rotary = match frequencies {
+            Some(frequencies) if 2 * frequencies.len() > size => {
+                return Err(unsupported(&format!("the frequencies of `{}`", node.name)));
+            }
+            Some(frequencies) => {
+                self.limits.length = self.limits.length.min(MAX_POSITIONS);
+                Some(Rotary::new(frequencies))
+            }
+            None => None,
+        };
+        let scale = scale.unwrap_or_else(|| 1.0 / (size as f32).sqrt());
         let out = self.value(per(queries), queries.width);
-        self.operations.push(Operation::Attention(Attention { queries, keys, values, heads, scale, out }));
+        self.attended.insert(out);
+        self.operations.push(Operation::Attention(Attention {
+            queries,
+            keys,
+            values,
+            heads,
+            key_heads,
+            scale,
+            rotary,
+            reach,
+            bias,
+            out,
+        }));
         Ok(self.all(out))
     }
 
@@ -424,8 +623,12 @@ impl<'a> Reader<'a> {
     }
 
     fn scalar(&self, name: &str) -> Option<i64> {
+        self.integers(name)?.first().copied()
+    }
+
+    fn integers(&self, name: &str) -> Option<Vec<i64>> {
         let tensor = self.constants.get(name).filter(|tensor| tensor.data_type == data_type::INT64)?;
-        Some(i64::from_le_bytes(*tensor.raw_data.first_chunk()?))
+        Some(tensor.raw_data.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())
     }
 
     /// A constant of `length` elements.
@@ -450,7 +653,8 @@ impl<'a> Reader<'a> {
                 Operation::Attention(attention) => stages.push(Stage::Attention(attention)),
                 Operation::Row(per, operation) => {
                     // The first tokens of a block of texts are in any block of tokens.
-                    let continues = !matches!(operation, RowOperation::First { .. });
+                    let continues =
+                        !matches!(operation, RowOperation::First { .. } | RowOperation::Mean { .. });
                     match stages.last_mut() {
                         Some(Stage::Rows(stage)) if stage.per == per && continues => {
                             stage.operations.push(operation)
@@ -481,7 +685,7 @@ impl<'a> Reader<'a> {
                     for operation in &stage.operations {
                         match *operation {
                             // Read from its blocks, not from the stage's own.
-                            RowOperation::First { input, .. } => {
+                            RowOperation::First { input, .. } | RowOperation::Mean { input, .. } => {
                                 read_later.insert(input);
                             }
                             _ => read.extend(operation.inputs()),

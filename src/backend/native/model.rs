@@ -160,6 +160,13 @@ impl NativeModel {
             let position = within("positions", limits.positions, position)?;
             tokens.push(Token { id, type_id, position });
         }
+        if tokens.len() > limits.length {
+            return Err(Error::invalid(format!(
+                "expected at most {} tokens, but found {}",
+                limits.length,
+                tokens.len()
+            )));
+        }
         Ok(tokens)
     }
 
