@@ -24,6 +24,8 @@ pub mod data_type {
     pub const INT32: i32 = 6;
     /// 64-bit signed integer.
     pub const INT64: i32 = 7;
+    /// True or false.
+    pub const BOOL: i32 = 9;
 }
 
 /// `AttributeProto.AttributeType`: the kinds of attribute that are written here.
@@ -34,6 +36,8 @@ pub mod attribute_type {
     pub const INT: i32 = 2;
     /// One tensor.
     pub const TENSOR: i32 = 4;
+    /// One graph.
+    pub const GRAPH: i32 = 5;
     /// A list of integers.
     pub const INTS: i32 = 7;
 }

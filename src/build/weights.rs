@@ -1,6 +1,7 @@
 //! The weights of a Hugging Face folder: `model.safetensors`, whole or in shards, in any float type.
 
 use std::{
+    cell::RefCell,
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
 };
@@ -28,6 +29,8 @@ pub(super) struct Weights {
     pub(super) prefix: String,
     /// The SHA-256 of the files that the weights came from, one after the other.
     pub(super) sha256: String,
+    /// The whole names of the weights that a graph has.
+    taken: RefCell<BTreeSet<String>>,
 }
 
 /// One tensor of weights.
@@ -72,7 +75,7 @@ impl Weights {
 
     /// Weights from files of another format, with the SHA-256 of these files.
     pub(super) fn of_tensors(tensors: BTreeMap<String, Weight>, sha256: String) -> Self {
-        Self { tensors, integers: BTreeMap::new(), prefix: String::new(), sha256 }
+        Self { tensors, integers: BTreeMap::new(), prefix: String::new(), sha256, taken: RefCell::default() }
     }
 
     /// Whether there is a weight whose whole name is `name`.
@@ -104,7 +107,30 @@ impl Weights {
                 weight.shape
             )));
         }
+        if !self.taken.borrow().contains(name) {
+            self.taken.borrow_mut().insert(name.to_owned());
+        }
         Ok(weight)
+    }
+
+    /// Refuses weights of the first `count` layers, whose names begin with `layer` and a number, that no graph has: they
+    /// belong to parts that the family does not have. Frequencies of rotary positions are not weights.
+    pub(super) fn check_layers(&self, layer: &str, count: usize) -> Result<()> {
+        let (prefix, taken) = (format!("{}{layer}", self.prefix), self.taken.borrow());
+        let is_unknown = |name: &&String| {
+            let Some((number, _)) = name.strip_prefix(&prefix).and_then(|rest| rest.split_once('.')) else {
+                return false;
+            };
+            number.parse().is_ok_and(|number: usize| number < count)
+                && !taken.contains(*name)
+                && !name.ends_with(".inv_freq")
+        };
+        match self.tensors.keys().find(is_unknown) {
+            None => Ok(()),
+            Some(name) => Err(Error::model(format!(
+                "expected a model whose layers have only the weights of its family, but found `{name}`"
+            ))),
+        }
     }
 
     /// The weight that another file calls `name`, with or without `prefix`.

@@ -141,6 +141,16 @@ async fn deberta_v2_with_positions_types_and_a_convolution() {
     compare("tiny-deberta-v2").await;
 }
 
+#[tokio::test]
+async fn modernbert_with_the_first_token() {
+    compare("tiny-modernbert-cls").await;
+}
+
+#[tokio::test]
+async fn modernbert_with_the_mean_and_all_biases() {
+    compare("tiny-modernbert-rank").await;
+}
+
 #[derive(Deserialize)]
 struct RankGolden {
     query: String,

@@ -195,6 +195,41 @@ async fn bert_in_shards_of_bfloat16_with_relu() {
     tiny("tiny-bert-sharded").await;
 }
 
+#[tokio::test]
+async fn mpnet_with_buckets_of_distances() {
+    tiny("tiny-mpnet").await;
+}
+
+#[tokio::test]
+async fn modernbert_with_windows() {
+    tiny("tiny-modernbert").await;
+}
+
+#[tokio::test]
+async fn nomic_bert_with_dynamic_scaling() {
+    tiny("tiny-nomic").await;
+}
+
+#[tokio::test]
+async fn gte_with_scaling_and_without_types() {
+    tiny("tiny-gte").await;
+}
+
+#[tokio::test]
+async fn gte_with_one_type() {
+    tiny("tiny-gte-types").await;
+}
+
+#[tokio::test]
+async fn jina_bert_with_six_heads() {
+    tiny("tiny-jina").await;
+}
+
+#[tokio::test]
+async fn jina_bert_for_code() {
+    tiny("tiny-jina-code").await;
+}
+
 /// Exports answer as the folders that they were made from.
 #[tokio::test]
 async fn exports_match_their_originals() {

@@ -1,28 +1,28 @@
-//! The shape of an encoder, from its `config.json`.
+//! The description of an encoder: what its layers consist of, and the names of its weights. Readers of `config.json` are in
+//! `families`.
 
-use std::{collections::BTreeMap, path::Path};
+use std::collections::BTreeMap;
 
 use kivu_engine::kernel::LANES;
 
 use super::distances::{Convolution, Distances};
 use crate::{
     build::{
-        config::{ConfigFile, check_heads},
-        layers::Activation,
+        config::ConfigFile,
+        layers::{Activation, Distance, NormKind, Projection, Reach, Rotary},
     },
-    error::{Error, Result, quoted},
+    error::{Error, Result},
     pipeline::scores::ScoreFunction,
 };
-
-/// The `model_type`s that are supported.
-pub(in crate::build) const MODEL_TYPES: [&str; 5] =
-    ["bert", "distilbert", "roberta", "xlm-roberta", "deberta-v2"];
 
 /// The end of the class names of models with a head for labels.
 const CLASSIFIER: &str = "ForSequenceClassification";
 
 /// The limit of `num_labels`, far above that of any text classifier.
 const MAX_LABELS: usize = 1 << 16;
+
+/// Longer texts are computed in blocks of queries, in ONNX Runtime.
+const MAX_TOKENS_AT_ONCE: usize = 1024;
 
 /// The properties of an encoder that pooling and truncation depend on, whether its weights are supported or not.
 #[derive(Clone, Debug)]
@@ -31,33 +31,103 @@ pub(in crate::build) struct Facts {
     pub(in crate::build) architecture: String,
     /// The width of a token's vector.
     pub(in crate::build) hidden: usize,
-    /// The number of tokens that the position table has room for.
+    /// The number of tokens that the model has positions for.
     pub(in crate::build) max_positions: usize,
 }
 
-/// The shape of an encoder.
+/// An encoder: what its layers consist of.
 #[derive(Debug)]
 pub(in crate::build) struct EncoderConfig {
     pub(in crate::build) facts: Facts,
     pub(super) vocabulary: usize,
     pub(super) layers: usize,
-    pub(super) heads: usize,
-    pub(super) intermediate: usize,
+    pub(super) heads: Heads,
+    pub(super) feed_forward: FeedForward,
+    pub(super) norm: NormKind,
     pub(super) epsilon: f32,
-    pub(super) activation: Activation,
-    /// Whether positions are added to words.
-    pub(super) has_positions: bool,
-    /// The id after which the positions of other tokens count (RoBERTa, after fairseq); they count from 0 if none.
-    pub(super) padding: Option<i64>,
+    pub(super) positions: Positions,
     /// The rows of the token type table; 0 if the model has none.
     pub(super) types: usize,
+    /// Layers take these in turn.
+    pub(super) spans: Vec<Span>,
+    /// The effect of distances on attention, besides that of rotated queries and keys.
+    pub(super) bias: Bias,
+    /// The linear layers that have biases.
+    pub(super) biases: Biases,
     pub(super) names: &'static Names,
     /// The head, in models that classify.
     pub(in crate::build) head: Option<Head>,
-    /// The activation between the two layers of a head.
-    pub(super) head_activation: Activation,
-    /// The parts that only DeBERTa has.
-    pub(super) disentangled: Option<Disentangled>,
+    /// How a head reads vectors of tokens.
+    pub(super) head_input: HeadInput,
+}
+
+/// The heads of attention.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Heads {
+    pub(super) queries: usize,
+    /// The heads of keys and of values, each of which serves as many heads of queries.
+    pub(super) keys: usize,
+    /// The values of a head.
+    pub(super) width: usize,
+}
+
+/// The feed-forward part of a layer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FeedForward {
+    pub(super) width: usize,
+    pub(super) activation: Activation,
+    pub(super) gate: Gate,
+}
+
+/// Which half of the first matrix's output is activated and then multiplied by the other half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gate {
+    /// The feed-forward part has no gate.
+    None,
+    First,
+    Second,
+}
+
+/// The positions that are added to words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Positions {
+    None,
+    /// A table of positions that count from 0.
+    Table,
+    /// A table of positions that count from the one after the id of padding (RoBERTa, after fairseq).
+    TableAfter {
+        padding: i64,
+    },
+}
+
+/// The tokens that a layer attends to, and how it rotates queries and keys.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Span {
+    pub(super) reach: Reach,
+    pub(super) rotary: Option<Rotary>,
+}
+
+/// The effect of the distance between two tokens on their attention.
+#[derive(Debug)]
+pub(super) enum Bias {
+    None,
+    /// Each head has a value for each bucket of distances, the same in all layers.
+    Relative {
+        table: &'static str,
+    },
+    /// The distance times a slope of each head is subtracted.
+    Alibi,
+    /// DeBERTa's.
+    Disentangled(Disentangled),
+}
+
+/// The linear layers that have biases.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Biases {
+    pub(super) projections: bool,
+    pub(super) attention_output: bool,
+    pub(super) up: bool,
+    pub(super) down: bool,
 }
 
 /// Attention to distances, and a convolution, in DeBERTa.
@@ -80,162 +150,147 @@ pub(in crate::build) struct Head {
     pub(in crate::build) function: ScoreFunction,
 }
 
+/// The part of a head before the labels: a linear layer, an activation, and a normalisation in some families.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeadInput {
+    pub(super) activation: Activation,
+    pub(super) has_bias: bool,
+    /// Whether it reads the mean of all tokens instead of the first.
+    pub(super) is_mean: bool,
+}
+
 /// The names of a family's weights.
 #[derive(Debug)]
 pub(super) struct Names {
+    /// The prefix of the body in models with a head.
     pub(super) prefix: &'static str,
+    /// The table of word embeddings.
+    pub(super) words: &'static str,
+    /// The normalisation of embeddings; none in models without.
+    pub(super) embedding_norm: Option<&'static str>,
     pub(super) layer: &'static str,
-    pub(super) query: &'static str,
-    pub(super) key: &'static str,
-    pub(super) value: &'static str,
+    /// Queries, keys and values: three matrices, or one.
+    pub(super) projections: &'static [&'static str],
+    /// The normalisations of queries and of keys.
+    pub(super) query_key_norms: Option<[&'static str; 2]>,
     pub(super) attention_output: &'static str,
-    pub(super) attention_norm: &'static str,
-    pub(super) up: &'static str,
+    pub(super) norms: Norms,
+    /// The first matrix of the feed-forward part, or its two halves.
+    pub(super) up: &'static [&'static str],
     pub(super) down: &'static str,
-    pub(super) output_norm: &'static str,
-    /// The head's layer between the first token's vector and the labels, and whether it is part of the body.
+    /// The head's layer before the labels, and whether it is part of the body.
     pub(super) dense: (&'static str, bool),
+    /// The normalisation after it.
+    pub(super) dense_norm: Option<&'static str>,
     pub(super) labels: &'static str,
 }
 
-/// The table of word embeddings, in every family.
+/// The normalisations of a layer, and of the output.
+#[derive(Debug)]
+pub(super) enum Norms {
+    /// Of the sum of a part's input and output; a second normalisation adds the input again.
+    After { attention: &'static [&'static str], output: &'static str },
+    /// Of a part's input; the first layer's, unless `is_first_normal`, has none in attention.
+    Before { attention: &'static str, feed_forward: &'static str, last: &'static str, is_first_normal: bool },
+}
+
+/// The table of word embeddings, in most families.
 pub(super) const WORDS: &str = "embeddings.word_embeddings.weight";
 
-const BERT: Names = Names {
-    prefix: "bert.",
-    layer: "encoder.layer.",
-    query: "attention.self.query",
-    key: "attention.self.key",
-    value: "attention.self.value",
-    attention_output: "attention.output.dense",
-    attention_norm: "attention.output.LayerNorm",
-    up: "intermediate.dense",
-    down: "output.dense",
-    output_norm: "output.LayerNorm",
-    dense: ("pooler.dense", true),
-    labels: "classifier",
-};
-const ROBERTA: Names =
-    Names { prefix: "roberta.", dense: ("classifier.dense", false), labels: "classifier.out_proj", ..BERT };
-const DISTILBERT: Names = Names {
-    prefix: "distilbert.",
-    layer: "transformer.layer.",
-    query: "attention.q_lin",
-    key: "attention.k_lin",
-    value: "attention.v_lin",
-    attention_output: "attention.out_lin",
-    attention_norm: "sa_layer_norm",
-    up: "ffn.lin1",
-    down: "ffn.lin2",
-    output_norm: "output_layer_norm",
-    dense: ("pre_classifier", false),
-    labels: "classifier",
-};
-const DEBERTA: Names = Names {
-    prefix: "deberta.",
-    query: "attention.self.query_proj",
-    key: "attention.self.key_proj",
-    value: "attention.self.value_proj",
-    dense: ("pooler.dense", false),
-    ..BERT
-};
-
-impl Facts {
-    pub(in crate::build) fn read(config: &ConfigFile) -> Result<Self> {
-        let rows: usize = config.require("max_position_embeddings")?;
-        // After RoBERTa, no token has the rows up to the padding's.
-        let unusable = match config.model_type() {
-            "roberta"
-            | "xlm-roberta"
-            | "xlm-roberta-xl"
-            | "roberta-prelayernorm"
-            | "camembert"
-            | "mpnet"
-            | "longformer"
-            | "data2vec-text"
-            | "luke" => rows_up_to(padding(config)?),
-            _ => 0,
-        };
-        Ok(Self {
-            architecture: config.architecture().to_owned(),
-            hidden: config.require_any(&["hidden_size", "dim"])?,
-            max_positions: rows.saturating_sub(unusable),
-        })
-    }
-}
-
-fn padding(config: &ConfigFile) -> Result<i64> {
-    Ok(config.get("pad_token_id")?.unwrap_or(1))
-}
-
-fn rows_up_to(id: i64) -> usize {
-    usize::try_from(id).unwrap_or(0).saturating_add(1)
-}
-
 impl EncoderConfig {
-    /// Reads the `config.json` in `folder`; unsupported architectures are refused by name.
-    pub(in crate::build) fn open(folder: &Path) -> Result<Self> {
-        let config = ConfigFile::open(folder)?;
-        Self::read(&config)
-            .map_err(|error| Error::model_because(format!("cannot build from `{}`", folder.display()), error))
-    }
-
     /// Whether the native engine has all parts of the graph.
     pub(super) fn suits_native_engine(&self) -> bool {
-        let widths = [self.facts.hidden, self.intermediate];
-        self.disentangled.is_none() && widths.iter().all(|width| width.is_multiple_of(LANES))
+        let widths = [self.facts.hidden, self.feed_forward.width];
+        let is_plain = matches!(self.bias, Bias::None)
+            && self.positions != Positions::None
+            && self.feed_forward.gate == Gate::None
+            && self.names.query_key_norms.is_none()
+            && matches!(self.names.norms, Norms::After { attention: [_], .. })
+            && self.spans.iter().all(|span| span.reach == Reach::ALL && span.rotary.is_none());
+        is_plain && widths.iter().all(|width| width.is_multiple_of(LANES))
     }
 
-    fn read(config: &ConfigFile) -> Result<Self> {
-        let model_type = config.model_type();
-        let is_deberta = model_type == "deberta-v2";
-        let (names, default_types, head_activation) = match model_type {
-            "bert" => (&BERT, 2, Activation::Tanh),
-            "distilbert" => (&DISTILBERT, 0, Activation::Relu),
-            "roberta" | "xlm-roberta" => (&ROBERTA, 1, Activation::Tanh),
-            "deberta-v2" => (&DEBERTA, 0, activation(config, &["pooler_hidden_act"])?),
-            _ => {
-                return Err(Error::model(format!(
-                    "expected a `model_type` among {}, but found `{model_type}` ({})",
-                    quoted(&MODEL_TYPES),
-                    config.architecture()
-                )));
+    /// Whether attention in ONNX Runtime needs blocks of queries.
+    pub(super) fn needs_blocks(&self) -> bool {
+        match self.bias {
+            Bias::Alibi => true,
+            Bias::Disentangled(_) | Bias::Relative { .. } => false,
+            Bias::None => {
+                let is_special = |span: &Span| span.reach != Reach::ALL || span.rotary.is_some();
+                self.facts.max_positions > MAX_TOKENS_AT_ONCE
+                    || self.heads.keys != self.heads.queries
+                    || self.spans.iter().any(is_special)
             }
-        };
-        let position_type: Option<String> = config.get("position_embedding_type")?;
-        if let Some(found) = position_type.filter(|found| !is_deberta && found != "absolute") {
-            return Err(Error::model(format!(
-                "expected `position_embedding_type` `absolute`, but found `{found}`"
-            )));
         }
-        let facts = Facts::read(config)?;
-        let heads = config.require_any(&["num_attention_heads", "n_heads"])?;
-        check_heads(facts.hidden, heads)?;
-        Ok(Self {
-            vocabulary: config.require("vocab_size")?,
-            layers: config.require_any(&["num_hidden_layers", "n_layers"])?,
-            heads,
-            intermediate: config.require_any(&["intermediate_size", "hidden_dim"])?,
-            epsilon: config.get("layer_norm_eps")?.unwrap_or(if is_deberta { 1e-7 } else { 1e-12 }),
-            activation: activation(config, &["hidden_act", "activation"])?,
-            has_positions: !is_deberta || config.get("position_biased_input")?.unwrap_or(true),
-            padding: std::ptr::eq(names, &ROBERTA).then(|| padding(config)).transpose()?,
-            types: config.get("type_vocab_size")?.unwrap_or(default_types),
-            names,
-            head: Head::read(config)?,
-            head_activation,
-            disentangled: is_deberta.then(|| Disentangled::read(config, &facts, heads)).transpose()?,
-            facts,
-        })
+    }
+
+    pub(super) fn disentangled(&self) -> Option<&Disentangled> {
+        match &self.bias {
+            Bias::Disentangled(settings) => Some(settings),
+            _ => None,
+        }
+    }
+
+    /// The effect of distances in blocks of queries.
+    pub(super) fn distance(&self) -> Distance {
+        match self.bias {
+            Bias::Alibi => Distance::Alibi,
+            _ => Distance::Ignored,
+        }
+    }
+
+    /// The matrices of queries, keys and values in the given layer; one that contains all three, or three.
+    pub(super) fn projections(&self, layer: usize) -> Vec<Projection> {
+        let Heads { queries, keys, width } = self.heads;
+        let outputs = match self.names.projections {
+            [_] => vec![(queries + 2 * keys) * width],
+            _ => vec![queries * width, keys * width, keys * width],
+        };
+        let matrices = self.names.projections.iter().zip(outputs);
+        matrices.map(|(name, outputs)| self.in_layer(layer, name, outputs, self.biases.projections)).collect()
+    }
+
+    /// A matrix in a layer.
+    pub(super) fn in_layer(&self, layer: usize, name: &str, outputs: usize, has_bias: bool) -> Projection {
+        Projection { name: format!("{}{layer}.{name}", self.names.layer), outputs, has_bias }
+    }
+
+    /// The first matrix of the feed-forward part, or its two halves.
+    pub(super) fn up(&self, layer: usize) -> Vec<Projection> {
+        let FeedForward { width, gate, .. } = self.feed_forward;
+        let outputs = if gate == Gate::None { width } else { 2 * width };
+        let names = self.names.up;
+        names.iter().map(|name| self.in_layer(layer, name, outputs / names.len(), self.biases.up)).collect()
     }
 
     pub(super) fn position_rows(&self) -> usize {
-        self.facts.max_positions.saturating_add(self.padding.map_or(0, rows_up_to))
+        let unusable = match self.positions {
+            Positions::TableAfter { padding } => rows_up_to(padding),
+            _ => 0,
+        };
+        self.facts.max_positions.saturating_add(unusable)
     }
 }
 
-fn activation(config: &ConfigFile, fields: &[&str]) -> Result<Activation> {
-    Activation::named(config.get_any::<String>(fields)?.as_deref().unwrap_or("gelu"))
+impl Span {
+    /// Attention to all tokens, without rotation.
+    pub(super) const ALL: Self = Self { reach: Reach::ALL, rotary: None };
+}
+
+impl Biases {
+    pub(super) const ALL: Self = Self { projections: true, attention_output: true, up: true, down: true };
+}
+
+impl HeadInput {
+    /// The first token's vector, through a linear layer with this activation.
+    pub(super) const fn first(activation: Activation) -> Self {
+        Self { activation, has_bias: true, is_mean: false }
+    }
+}
+
+/// The number of rows of a table up to that of padding.
+pub(super) fn rows_up_to(id: i64) -> usize {
+    usize::try_from(id).unwrap_or(0).saturating_add(1)
 }
 
 impl Head {
@@ -246,7 +301,7 @@ impl Head {
     }
 
     /// The head that a config describes, as `transformers` reads it; none if its class has none.
-    fn read(config: &ConfigFile) -> Result<Option<Self>> {
+    pub(super) fn read(config: &ConfigFile) -> Result<Option<Self>> {
         if !config.architecture().ends_with(CLASSIFIER) {
             return Ok(None);
         }
@@ -275,98 +330,5 @@ impl Head {
             _ => ScoreFunction::Softmax,
         };
         Ok(Some(head))
-    }
-}
-
-impl Disentangled {
-    fn read(config: &ConfigFile, facts: &Facts, heads: usize) -> Result<Self> {
-        let width = facts.hidden / heads;
-        let sizes = [
-            ("embedding_size", facts.hidden),
-            ("attention_head_size", width),
-            ("pooler_hidden_size", facts.hidden),
-        ];
-        for (name, expected) in sizes {
-            if let Some(found) = config.get(name)?.filter(|found: &usize| *found != expected) {
-                return Err(Error::model(format!("expected `{name}` {expected}, but found {found}")));
-            }
-        }
-        let (distances, terms) = Distances::read(config, facts.max_positions)?;
-        Ok(Self {
-            // The model has a term for content and one for each use of distances.
-            scale: ((width * (1 + terms)) as f32).sqrt(),
-            distances,
-            convolution: Convolution::read(config)?,
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    /// A config like that of DeBERTa-v3, except for one field.
-    fn config(name: &str, value: serde_json::Value) -> Result<Disentangled> {
-        let mut config = json!({
-            "architectures": ["DebertaV2ForSequenceClassification"],
-            "model_type": "deberta-v2",
-            "vocab_size": 288,
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "intermediate_size": 64,
-            "max_position_embeddings": 512,
-            "max_relative_positions": -1,
-            "norm_rel_ebd": "layer_norm",
-            "pos_att_type": ["p2c", "c2p"],
-            "position_biased_input": false,
-            "position_buckets": 256,
-            "relative_attention": true,
-            "share_att_key": true,
-        });
-        config[name] = value;
-        let fields = config.as_object().cloned().unwrap();
-        let config = EncoderConfig::read(&ConfigFile::new("config.json", fields))?;
-        Ok(config.disentangled.unwrap())
-    }
-
-    #[test]
-    fn terms_are_a_list_or_one_string() {
-        let listed = config("pos_att_type", json!(["p2c", "c2p"])).unwrap();
-        let expected = Distances {
-            has_keys: true,
-            has_queries: true,
-            buckets: Some(256),
-            max: 512,
-            is_normalised: true,
-            shares_projections: true,
-        };
-        assert_eq!(listed.distances, Some(expected));
-        assert_eq!(config("pos_att_type", json!("c2p|P2C")).unwrap().distances, listed.distances);
-        assert_eq!(config("pos_att_type", json!(null)).unwrap().distances, None);
-        // A model that ignores distances still divides by the number of terms.
-        let without = config("relative_attention", json!(false)).unwrap();
-        assert_eq!((without.distances, without.scale), (None, listed.scale));
-    }
-
-    #[test]
-    fn unsupported_fields_of_deberta_are_refused_by_name() {
-        let refusals = [
-            config("embedding_size", json!(128)),
-            config("attention_head_size", json!(64)),
-            config("conv_kernel_size", json!(4)),
-            config("position_buckets", json!(1)),
-            config("pooler_hidden_act", json!("mish")),
-        ];
-        let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
-        insta::assert_snapshot!(refusals, @r"
-        expected `embedding_size` 32, but found 128
-        expected `attention_head_size` 8, but found 64
-        expected an odd `conv_kernel_size` and `conv_groups` of at least 1, but found 4 and 1
-        expected distances that go beyond half of `position_buckets`, but found 512 distances and 1 buckets
-        expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `swish`, `tanh`, but found `mish`
-        ");
     }
 }

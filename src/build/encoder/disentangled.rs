@@ -161,8 +161,8 @@ impl Windows {
             |left: &Value, right: &Value| graph.node("Concat", &[left, right], vec![integer("axis", 0)]);
         Ok(Self {
             distances,
-            heads: config.heads,
-            width: config.facts.hidden / config.heads,
+            heads: config.heads.queries,
+            width: config.heads.width,
             scale,
             embeddings,
             blocks,

@@ -3,15 +3,16 @@
 //! inside the layer normalisations.
 
 use super::{
-    config::{EncoderConfig, Head, WORDS},
+    config::{Bias, EncoderConfig, Gate, Head, Heads, Norms, Positions},
     disentangled::Text,
+    relative,
 };
 use crate::{
     backend::Engine,
     build::{
-        layers::{Layers, attention},
+        layers::{Attention, Blocks, Layers, Projection, Rotation, attention},
         modules::{Modules, POOLED},
-        onnx::{GraphBuilder, ModelProto, Value, any, data_type, fixed, float},
+        onnx::{GraphBuilder, ModelProto, Value, any, data_type, fixed, float, integer},
         weights::Weights,
     },
     error::Result,
@@ -25,7 +26,6 @@ pub(super) const LOGITS: &str = "logits";
 
 /// Writes the graph of an encoder, from token ids to [`OUTPUT`], or to [`LOGITS`] if it has a head.
 ///
-/// A head reads the first token only, and so does the last layer under a head: other tokens' vectors are not needed.
 /// With `modules`, the output is [`POOLED`].
 pub(super) fn graph(
     config: &EncoderConfig,
@@ -36,29 +36,34 @@ pub(super) fn graph(
 ) -> Result<ModelProto> {
     let width = config.facts.hidden;
     let mut layers = Layers::new(weights, precision, width, config.epsilon);
+    layers.norm = config.norm;
     if engine == Engine::Native {
         layers.graph = GraphBuilder::with_functions();
     }
-    let mut writer = Writer { config, layers, text: None };
-    let ids = writer.layers.graph.input("input_ids", &["batch", "sequence"]);
-    let mask = writer.layers.graph.input("attention_mask", &["batch", "sequence"]);
-    if let Some(settings) = &config.disentangled {
-        writer.text = Some(Text::new(&mut writer.layers, config, settings, [&ids, &mask])?);
+    let ids = layers.graph.input("input_ids", &["batch", "sequence"]);
+    let mask = layers.graph.input("attention_mask", &["batch", "sequence"]);
+    let (mut text, mut bias, mut blocks) = (None, Value::none(), None);
+    match &config.bias {
+        Bias::Disentangled(settings) => {
+            text = Some(Text::new(&mut layers, config, settings, [&ids, &mask])?);
+        }
+        Bias::Relative { table } => {
+            let shape = (*table, config.heads.queries, config.facts.max_positions);
+            bias = relative::bias(&mut layers, &ids, shape)?;
+        }
+        Bias::None | Bias::Alibi => {}
+    }
+    if engine == Engine::Onnx && config.needs_blocks() {
+        blocks = Some(Blocks::new(&mut layers, &ids));
     }
     let attention_mask = mask;
-    let mask = writer.layers.cast(&attention_mask, data_type::INT32);
-    let mut hidden = writer.embeddings(&ids)?;
-    let embedded = hidden.clone();
-    for layer in 0..config.layers {
-        let settings = config.disentangled.as_ref().filter(|_| layer == 0);
-        let convolution = settings.and_then(|settings| settings.convolution.as_ref());
-        let is_first_only = config.head.is_some() && layer + 1 == config.layers && convolution.is_none();
-        let attending = if is_first_only { writer.layers.first_token(&hidden) } else { hidden.clone() };
-        hidden = writer.layer(layer, &attending, &hidden, &mask)?;
-        if let (Some(text), Some(convolution)) = (&writer.text, convolution) {
-            hidden = text.convolve(&mut writer.layers, convolution, [&embedded, &hidden])?;
-        }
-    }
+    let mask = layers.cast(&attention_mask, data_type::INT32);
+    let mut writer = Writer { config, layers, text, bias, blocks, rotations: Vec::new(), mask };
+    let embedded = writer.embeddings(&ids)?;
+    let hidden = match &config.names.norms {
+        Norms::After { .. } => writer.with_norms_after(&embedded)?,
+        Norms::Before { .. } => writer.with_norms_before(&embedded)?,
+    };
     if let Some(head) = &config.head {
         let logits = writer.head(head, &hidden)?;
         writer.layers.graph.output(&logits, LOGITS, [any("batch"), fixed(head.labels.len())]);
@@ -68,6 +73,7 @@ pub(super) fn graph(
     } else {
         writer.layers.graph.output(&hidden, OUTPUT, [any("batch"), any("sequence"), fixed(width)]);
     }
+    weights.check_layers(config.names.layer, config.layers)?;
     Ok(writer.layers.graph.finish(&config.facts.architecture))
 }
 
@@ -76,26 +82,38 @@ struct Writer<'a> {
     layers: Layers<'a>,
     /// Shared values of DeBERTa's layers; none in other families.
     text: Option<Text>,
+    /// Added to the scores of all layers.
+    bias: Value,
+    /// Blocks of queries; none if all queries attend at once.
+    blocks: Option<Blocks>,
+    /// The rotations of queries and keys that layers have used so far.
+    rotations: Vec<Rotation>,
+    /// 1 for tokens and 0 for padding.
+    mask: Value,
 }
 
 impl Writer<'_> {
     fn embeddings(&mut self, ids: &Value) -> Result<Value> {
-        let EncoderConfig { vocabulary, types, has_positions, padding, .. } = *self.config;
+        let EncoderConfig { vocabulary, types, positions, names, .. } = *self.config;
         let (layers, hidden) = (&mut self.layers, self.config.facts.hidden);
-        let words = layers.weights.take(WORDS, &[vocabulary, hidden])?;
-        let mut sum = layers.look_up(WORDS, words, ids);
+        let words = layers.weights.take(names.words, &[vocabulary, hidden])?;
+        let mut sum = layers.look_up(names.words, words, ids);
         let type_table = match types {
             0 => None,
             _ => Some(layers.weights.take("embeddings.token_type_embeddings.weight", &[types, hidden])?),
         };
-        let is_shared = types == 1 && has_positions;
-        if let Some(table) = type_table.filter(|_| !is_shared) {
+        let is_shared = types == 1 && positions != Positions::None;
+        if let Some(table) = type_table.filter(|_| types == 1 && !is_shared) {
+            let table = layers.graph.floats("token_type", &[hidden], &table.values);
+            sum = layers.graph.node("Add", &[&sum, &table], vec![]);
+        }
+        if let Some(table) = type_table.filter(|_| types > 1) {
             let table = layers.graph.floats("token_types", &table.shape, &table.values);
             let type_ids = layers.graph.input("token_type_ids", &["batch", "sequence"]);
             let types = layers.graph.node("Gather", &[&table, &type_ids], vec![]);
             sum = layers.graph.node("Add", &[&sum, &types], vec![]);
         }
-        if has_positions {
+        if positions != Positions::None {
             let name = "embeddings.position_embeddings.weight";
             let mut table = layers.weights.take(name, &[self.config.position_rows(), hidden])?.clone();
             // A single type is added to all tokens, and therefore to all positions.
@@ -105,64 +123,242 @@ impl Writer<'_> {
                 }
             }
             let table = layers.graph.floats("positions", &table.shape, &table.values);
+            let padding = match positions {
+                Positions::TableAfter { padding } => Some(padding),
+                Positions::Table | Positions::None => None,
+            };
             let positions = layers.positions(&table, ids, padding);
             sum = layers.graph.node("Add", &[&sum, &positions], vec![]);
         }
-        sum = layers.normalise(&sum, "embeddings.LayerNorm")?;
+        if let Some(name) = names.embedding_norm {
+            sum = layers.normalise(&sum, name)?;
+        }
         Ok(match &self.text {
             Some(text) => text.without_padding(layers, &sum),
             None => sum,
         })
     }
 
-    /// One layer: the tokens of `attending`, all of `input` or the first, attend to those of `input`.
-    fn layer(&mut self, layer: usize, attending: &Value, input: &Value, mask: &Value) -> Result<Value> {
-        let EncoderConfig { heads, intermediate, names, .. } = *self.config;
-        let (layers, hidden) = (&mut self.layers, self.config.facts.hidden);
-        let square = [hidden, hidden];
-        let at = |name: &str| format!("{}{layer}.{name}", names.layer);
-        let is_first_only = attending != input;
-        let [query, key, value] = if is_first_only {
-            let projected = layers.linear(&[at(names.key), at(names.value)], input, square)?;
-            let [key, value] = layers.graph.split(&projected);
-            [layers.linear(&[at(names.query)], attending, square)?, key, value]
-        } else {
-            let names = [at(names.query), at(names.key), at(names.value)];
-            let projected = layers.linear(&names, input, square)?;
-            layers.graph.split(&projected)
-        };
-        let none = Value::none();
-        let mut inputs = vec![&query, &key, &value, &none, mask];
-        let mut attributes = attention(heads);
-        let bias = match self.text.as_ref().and_then(|text| text.windows.as_ref()) {
-            Some(windows) => windows.bias(layers, &at("attention.self"), [&query, &key], is_first_only)?,
-            None => Value::none(),
-        };
-        if let Some(settings) = &self.config.disentangled {
-            inputs.push(&bias);
-            attributes.push(float("scale", 1.0 / settings.scale));
+    /// All layers, which normalise the sum of a part's input and output.
+    ///
+    /// A head that reads the first token needs no other vectors of the last layer, which computes only that one.
+    fn with_norms_after(&mut self, embedded: &Value) -> Result<Value> {
+        let mut hidden = embedded.clone();
+        for layer in 0..self.config.layers {
+            let settings = self.config.disentangled().filter(|_| layer == 0);
+            let convolution = settings.and_then(|settings| settings.convolution.as_ref());
+            let is_last = layer + 1 == self.config.layers;
+            let is_first_only = self.reads_first_only() && is_last && convolution.is_none();
+            let attending = if is_first_only { self.layers.first_token(&hidden) } else { hidden.clone() };
+            hidden = self.layer_with_norms_after(layer, &attending, &hidden)?;
+            if let (Some(text), Some(convolution)) = (&self.text, convolution) {
+                hidden = text.convolve(&mut self.layers, convolution, [embedded, &hidden])?;
+            }
         }
-        let context = layers.graph.microsoft("MultiHeadAttention", &inputs, attributes);
-        let attended = layers.linear(&[at(names.attention_output)], &context, square)?;
-        let attended = layers.add_and_norm(&attended, attending, &at(names.attention_norm))?;
-        let raised = layers.linear(&[at(names.up)], &attended, [hidden, intermediate])?;
-        let raised = layers.activate(self.config.activation, &raised);
-        let lowered = layers.linear(&[at(names.down)], &raised, [intermediate, hidden])?;
-        layers.add_and_norm(&lowered, &attended, &at(names.output_norm))
+        Ok(hidden)
     }
 
-    /// The logits of labels from the first token's vector. They are computed in fp32 at all precisions, since a head is
-    /// small and its errors go straight into the scores.
+    /// Whether the last layer can leave out all tokens but the first.
+    fn reads_first_only(&self) -> bool {
+        let has_one_row = self.config.head.is_some() && !self.config.head_input.is_mean;
+        has_one_row && self.blocks.is_none() && self.bias == Value::none()
+    }
+
+    /// One layer: the tokens of `attending`, all of `input` or the first, attend to those of `input`.
+    fn layer_with_norms_after(&mut self, layer: usize, attending: &Value, input: &Value) -> Result<Value> {
+        let names = self.config.names;
+        let Norms::After { attention, output } = &names.norms else { unreachable!("the caller matched") };
+        let at = |name: &str| format!("{}{layer}.{name}", names.layer);
+        let mut attended = self.attention(layer, attending, input)?;
+        for name in *attention {
+            attended = self.layers.add_and_norm(&attended, attending, &at(name))?;
+        }
+        let lowered = self.feed_forward(layer, &attended)?;
+        self.layers.add_and_norm(&lowered, &attended, &at(output))
+    }
+
+    /// All layers, which normalise the input of each part, and the normalisation of their output.
+    fn with_norms_before(&mut self, embedded: &Value) -> Result<Value> {
+        let names = self.config.names;
+        let Norms::Before { attention, feed_forward, last, is_first_normal } = &names.norms else {
+            unreachable!("the caller matched")
+        };
+        let at = |layer: usize, name: &str| format!("{}{layer}.{name}", names.layer);
+        let mut sum = embedded.clone();
+        let mut input = match is_first_normal {
+            true => self.layers.normalise(&sum, &at(0, attention))?,
+            false => sum.clone(),
+        };
+        for layer in 0..self.config.layers {
+            let attended = self.attention(layer, &input, &input)?;
+            [input, sum] = self.layers.add_norm_and_sum(&attended, &sum, &at(layer, feed_forward))?;
+            let lowered = self.feed_forward(layer, &input)?;
+            if layer + 1 == self.config.layers {
+                return self.layers.add_and_norm(&lowered, &sum, last);
+            }
+            [input, sum] = self.layers.add_norm_and_sum(&lowered, &sum, &at(layer + 1, attention))?;
+        }
+        self.layers.normalise(&sum, last)
+    }
+
+    /// The attention of the tokens of `attending`, all of `input` or the first, to those of `input`.
+    fn attention(&mut self, layer: usize, attending: &Value, input: &Value) -> Result<Value> {
+        let config = self.config;
+        let (names, hidden) = (config.names, config.facts.hidden);
+        let Heads { queries, keys, width } = config.heads;
+        let projections = config.projections(layer);
+        let is_first_only = attending != input;
+        let [query, key, value] = match &projections[..] {
+            [of_query, others @ ..] if is_first_only && !others.is_empty() => {
+                let projected = self.project(others, input, hidden)?;
+                let [key, value] = self.layers.graph.split(&projected);
+                [self.project(std::slice::from_ref(of_query), attending, hidden)?, key, value]
+            }
+            _ => {
+                let projected = self.project(&projections, input, hidden)?;
+                match queries == keys {
+                    true => self.layers.graph.split(&projected),
+                    false => {
+                        let parts = [queries * width, keys * width, keys * width];
+                        self.layers.graph.split_into(&projected, parts)
+                    }
+                }
+            }
+        };
+        let (query, key) = self.prepare(layer, query, key)?;
+        let context = match &self.blocks {
+            Some(blocks) => {
+                let attention = Attention {
+                    heads: queries,
+                    key_heads: keys,
+                    width,
+                    scale: 1.0 / (width as f32).sqrt(),
+                    reach: config.spans[layer % config.spans.len()].reach,
+                    distance: &config.distance(),
+                };
+                blocks.attend(&mut self.layers, &attention, [&query, &key, &value], &self.mask)
+            }
+            None => self.attend_at_once(layer, [&query, &key, &value], is_first_only)?,
+        };
+        let output = config.in_layer(layer, names.attention_output, hidden, config.biases.attention_output);
+        self.project(&[output], &context, queries * width)
+    }
+
+    /// Normalises and rotates queries and keys, in families that do.
+    fn prepare(&mut self, layer: usize, query: Value, key: Value) -> Result<(Value, Value)> {
+        let config = self.config;
+        let Heads { queries, keys, width } = config.heads;
+        let mut parts = [(query, queries), (key, keys)];
+        if let Some(names) = config.names.query_key_norms {
+            for ((value, heads), name) in parts.iter_mut().zip(names) {
+                let name = format!("{}{layer}.{name}", config.names.layer);
+                *value = self.layers.normalise_rows(value, &name, *heads * width)?;
+            }
+        }
+        let rotary = config.spans[layer % config.spans.len()].rotary;
+        if let (Some(rotary), Some(blocks)) = (rotary, &self.blocks) {
+            let found = self.rotations.iter().position(|rotation| rotation.rotary() == rotary);
+            let place = found.unwrap_or_else(|| {
+                let of = [&blocks.length, &blocks.positions];
+                self.rotations.push(Rotation::new(&mut self.layers, rotary, of));
+                self.rotations.len() - 1
+            });
+            for (value, heads) in &mut parts {
+                *value = self.rotations[place].apply(&mut self.layers, value, *heads);
+            }
+        }
+        let [(query, _), (key, _)] = parts;
+        Ok((query, key))
+    }
+
+    /// Attention of all queries together.
+    fn attend_at_once(
+        &mut self,
+        layer: usize,
+        [query, key, value]: [&Value; 3],
+        is_first_only: bool,
+    ) -> Result<Value> {
+        let layers = &mut self.layers;
+        let none = Value::none();
+        let mut inputs = vec![query, key, value, &none, &self.mask];
+        let mut attributes = attention(self.config.heads.queries);
+        let bias = match self.text.as_ref().and_then(|text| text.windows.as_ref()) {
+            Some(windows) => {
+                let name = format!("{}{layer}.attention.self", self.config.names.layer);
+                windows.bias(layers, &name, [query, key], is_first_only)?
+            }
+            None => self.bias.clone(),
+        };
+        if let Some(settings) = self.config.disentangled() {
+            inputs.push(&bias);
+            attributes.push(float("scale", 1.0 / settings.scale));
+        } else if bias != none {
+            inputs.push(&bias);
+        }
+        Ok(layers.graph.microsoft("MultiHeadAttention", &inputs, attributes))
+    }
+
+    fn feed_forward(&mut self, layer: usize, input: &Value) -> Result<Value> {
+        let config = self.config;
+        let (hidden, part) = (config.facts.hidden, config.feed_forward);
+        let raised = self.project(&config.up(layer), input, hidden)?;
+        let raised = match part.gate {
+            Gate::None => self.layers.activate(part.activation, &raised),
+            Gate::First | Gate::Second => {
+                let halves: [Value; 2] = self.layers.graph.split(&raised);
+                let place = usize::from(part.gate == Gate::Second);
+                let activated = self.layers.activate(part.activation, &halves[place]);
+                self.layers.graph.node("Mul", &[&activated, &halves[1 - place]], vec![])
+            }
+        };
+        let down = config.in_layer(layer, config.names.down, hidden, config.biases.down);
+        self.project(&[down], &raised, part.width)
+    }
+
+    /// Linear layers; in int8, families that the native engine does not run have a scale per token too.
+    fn project(&mut self, projections: &[Projection], input: &Value, inputs: usize) -> Result<Value> {
+        match self.blocks {
+            Some(_) => self.layers.project_by_token(projections, input, inputs),
+            None => self.layers.project(projections, input, inputs),
+        }
+    }
+
+    /// The logits of labels. They are computed in fp32 at all precisions, since a head is small and its errors go
+    /// straight into the scores.
     fn head(&mut self, head: &Head, tokens: &Value) -> Result<Value> {
-        let EncoderConfig { names, head_activation, .. } = *self.config;
+        let EncoderConfig { names, head_input, .. } = *self.config;
+        let is_first_only = self.reads_first_only() && self.text.is_none();
         let (layers, hidden) = (&mut self.layers, self.config.facts.hidden);
-        let first = if self.text.is_some() { layers.first_token(tokens) } else { tokens.clone() };
         let one = layers.graph.integers("one", &[1]);
-        let first = layers.graph.node("Squeeze", &[&first, &one], vec![]);
+        let read = if head_input.is_mean {
+            mean(layers, tokens, &self.mask)
+        } else {
+            let first = if is_first_only { tokens.clone() } else { layers.first_token(tokens) };
+            layers.graph.node("Squeeze", &[&first, &one], vec![])
+        };
         let (dense, is_of_body) = names.dense;
         let prefix = if is_of_body { layers.weights.prefix.as_str() } else { "" };
-        let pooled = layers.linear_in_fp32(&format!("{prefix}{dense}"), &first, [hidden, hidden])?;
-        let pooled = layers.activate(head_activation, &pooled);
-        layers.linear_in_fp32(names.labels, &pooled, [hidden, head.labels.len()])
+        let [weight, bias] = ["weight", "bias"].map(|part| format!("{prefix}{dense}.{part}"));
+        let bias = head_input.has_bias.then_some(&*bias);
+        let pooled = layers.linear_in_fp32((&weight, bias), &read, [hidden, hidden])?;
+        let mut pooled = layers.activate(head_input.activation, &pooled);
+        if let Some(name) = names.dense_norm {
+            pooled = layers.normalise_whole(&pooled, name, hidden)?;
+        }
+        let [weight, bias] = ["weight", "bias"].map(|part| format!("{}.{part}", names.labels));
+        layers.linear_in_fp32((&weight, Some(&bias)), &pooled, [hidden, head.labels.len()])
     }
+}
+
+/// The mean of a text's tokens, without padding.
+fn mean(layers: &mut Layers<'_>, tokens: &Value, mask: &Value) -> Value {
+    let mask = layers.cast(mask, data_type::FLOAT);
+    let graph = &mut layers.graph;
+    let (one, two) = (graph.integers("one", &[1]), graph.integers("two", &[2]));
+    let keep = |keep| vec![integer("keepdims", keep)];
+    let mask = graph.node("Unsqueeze", &[&mask, &two], vec![]);
+    let sum = graph.node("Mul", &[tokens, &mask], vec![]);
+    let sum = graph.node("ReduceSum", &[&sum, &one], keep(0));
+    let count = graph.node("ReduceSum", &[&mask, &one], keep(0));
+    graph.node("Div", &[&sum, &count], vec![])
 }

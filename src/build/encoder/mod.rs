@@ -1,12 +1,11 @@
-//! Encoders of the BERT family, with and without a head for labels: from `config.json` and weights to a graph.
+//! Encoders, with and without a head for labels: from `config.json` and weights to a graph.
 
 mod config;
 mod disentangled;
 mod distances;
+mod families;
 mod graph;
+mod relative;
 mod source;
 
-pub(super) use self::{
-    config::{Facts, MODEL_TYPES},
-    source::open,
-};
+pub(super) use self::{config::Facts, families::MODEL_TYPES, source::open};

@@ -3,7 +3,8 @@
 use kivu_engine::kernel::LANES;
 
 use super::{
-    config::{EncoderConfig, Head, WORDS},
+    config::Head,
+    families,
     graph::{LOGITS, OUTPUT, graph},
 };
 use crate::{
@@ -28,10 +29,11 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
     let tokenizer = read_tokenizer(&plan.folder)?;
     // An adapter's own `config.json` describes the merged model.
     let described = plan.adapter.as_ref().filter(|adapter| adapter.join(ConfigFile::NAME).is_file());
-    let mut config = EncoderConfig::open(described.unwrap_or(&plan.folder))?;
+    let mut config = families::open(described.unwrap_or(&plan.folder))?;
     // Models with a head store their body under a prefix.
     let prefix = config.names.prefix;
-    let mut weights = Weights::open(&plan.folder)?.with_prefix(prefix, WORDS);
+    let mut weights = Weights::open(&plan.folder)?.with_prefix(prefix, config.names.words);
+    families::adapt(&mut config, &weights);
     if let Some(folder) = &plan.adapter
         && let Some(labels) = Adapter::open(folder)?.merge(&mut weights, prefix)?
     {
@@ -67,7 +69,7 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
         }
         EngineChoice::Native => {
             return Err(Error::model(format!(
-                "expected an encoder without disentangled attention whose vectors have a multiple of {LANES} values, \
+                "expected a BERT, DistilBERT, RoBERTa or XLM-RoBERTa whose vectors have a multiple of {LANES} values, \
                  for the native engine, but found `{}` with {} values; use `--engine auto`",
                 facts.architecture, facts.hidden
             )));

@@ -192,6 +192,41 @@ impl GraphBuilder {
         parts.map(Value)
     }
 
+    /// Cuts `value` into parts of the given lengths along its last axis.
+    pub fn split_into<const PARTS: usize>(
+        &mut self,
+        value: &Value,
+        lengths: [usize; PARTS],
+    ) -> [Value; PARTS] {
+        let parts = self.outputs("Split", [true; PARTS]);
+        let lengths = lengths.map(|length| length as i64);
+        let name = format!("lengths_{}", lengths.map(|length| length.to_string()).join("_"));
+        let lengths = self.integers(&name, &lengths);
+        self.push(["", "Split"], &[value, &lengths], parts.to_vec(), vec![integer("axis", -1)]);
+        parts.map(Value)
+    }
+
+    /// The values of `body` for each index below the scalar `count`, along a new first axis. The body reads values of
+    /// this graph by name, and its index is a scalar.
+    pub fn repeat(&mut self, count: &Value, body: impl FnOnce(&mut Self, &Value) -> Value) -> Value {
+        let name = self.fresh("Loop");
+        let [index, before, after] = ["index", "before", "after"].map(|part| Value(format!("{name}.{part}")));
+        let outside = std::mem::take(&mut self.graph.node);
+        let output = body(self, &index);
+        self.push(["", "Identity"], &[&before], vec![after.0.clone()], Vec::new());
+        let node = std::mem::replace(&mut self.graph.node, outside);
+        let scalar = |value: &Value, kind| value_info(&value.0, kind, []);
+        let body = GraphProto {
+            name: name.clone(),
+            node,
+            input: vec![scalar(&index, data_type::INT64), scalar(&before, data_type::BOOL)],
+            output: vec![scalar(&after, data_type::BOOL), of_any_shape(&output.0, data_type::FLOAT)],
+            ..GraphProto::default()
+        };
+        self.push(["", "Loop"], &[count, &Value::none()], vec![name.clone()], vec![subgraph("body", body)]);
+        Value(name)
+    }
+
     fn outputs<const COUNT: usize>(&mut self, operator: &str, keep: [bool; COUNT]) -> [String; COUNT] {
         let name = self.fresh(operator);
         std::array::from_fn(|output| if keep[output] { format!("{name}.{output}") } else { String::new() })
@@ -261,6 +296,15 @@ fn constant(name: &str, tensor: TensorProto) -> AttributeProto {
     }
 }
 
+fn subgraph(name: &str, graph: GraphProto) -> AttributeProto {
+    AttributeProto {
+        name: name.into(),
+        g: Some(graph),
+        r#type: attribute_type::GRAPH,
+        ..AttributeProto::default()
+    }
+}
+
 /// An integer attribute.
 pub fn integer(name: &str, value: i64) -> AttributeProto {
     AttributeProto { name: name.into(), i: value, r#type: attribute_type::INT, ..AttributeProto::default() }
@@ -289,6 +333,13 @@ pub fn fixed(length: usize) -> Dimension {
 
 fn value_info(name: &str, elem_type: i32, axes: impl IntoIterator<Item = Dimension>) -> ValueInfoProto {
     let dim = axes.into_iter().map(|axis| DimensionProto { value: Some(axis) }).collect();
-    let tensor_type = TensorTypeProto { elem_type, shape: Some(TensorShapeProto { dim }) };
+    typed(name, TensorTypeProto { elem_type, shape: Some(TensorShapeProto { dim }) })
+}
+
+fn of_any_shape(name: &str, elem_type: i32) -> ValueInfoProto {
+    typed(name, TensorTypeProto { elem_type, shape: None })
+}
+
+fn typed(name: &str, tensor_type: TensorTypeProto) -> ValueInfoProto {
     ValueInfoProto { name: name.into(), r#type: Some(TypeProto { tensor_type: Some(tensor_type) }) }
 }

@@ -1,7 +1,14 @@
 //! Layers of transformers, written into a graph in the form that measured fastest.
 
+mod attention;
+mod rotary;
+
 use kivu_engine::kernel::{GROUP, LANES};
 
+pub(super) use self::{
+    attention::{Attention, Blocks, Distance, Reach},
+    rotary::{Rotary, Rotation, Scaling},
+};
 use super::{
     functions,
     onnx::{AttributeProto, GraphBuilder, Value, float, integer},
@@ -47,6 +54,16 @@ impl Activation {
     }
 }
 
+/// A kind of normalisation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NormKind {
+    /// To the mean 0 and the variance 1, times a gain, plus a bias in some models.
+    Layer { has_bias: bool },
+    /// To the mean square 1, times a gain: the weight, or 1 + the weight if `adds_one`.
+    #[expect(dead_code, reason = "for Qwen3 and Gemma 3")]
+    RootMeanSquare { adds_one: bool },
+}
+
 /// A graph under construction and the weights that are written into it.
 pub(super) struct Layers<'a> {
     pub(super) graph: GraphBuilder,
@@ -58,6 +75,8 @@ pub(super) struct Layers<'a> {
     pub(super) hidden: usize,
     /// The epsilon of normalisations.
     pub(super) epsilon: f32,
+    /// The kind of normalisations.
+    pub(super) norm: NormKind,
     /// Whether the model was trained to run in int8, with one scale for all tokens of a text.
     pub(super) is_trained_in_int8: bool,
 }
@@ -66,16 +85,26 @@ pub(super) struct Layers<'a> {
 struct Linear {
     name: String,
     weight: Vec<f32>,
-    bias: Value,
+    bias: Option<Vec<f32>>,
     inputs: usize,
     outputs: usize,
+}
+
+/// The weights of a linear layer in the file.
+#[derive(Clone, Debug)]
+pub(super) struct Projection {
+    /// The name without the body's prefix, and without `.weight`.
+    pub(super) name: String,
+    pub(super) outputs: usize,
+    pub(super) has_bias: bool,
 }
 
 impl<'a> Layers<'a> {
     /// An empty graph, for texts with `hidden` values per token.
     pub(super) fn new(weights: &'a Weights, precision: Precision, hidden: usize, epsilon: f32) -> Self {
         let graph = GraphBuilder::default();
-        Self { graph, weights, precision, block: BLOCK, hidden, epsilon, is_trained_in_int8: false }
+        let norm = NormKind::Layer { has_bias: true };
+        Self { graph, weights, precision, block: BLOCK, hidden, epsilon, norm, is_trained_in_int8: false }
     }
 
     /// The rows of an embedding table: in int8 with one scale per row where weights are quantised.
@@ -110,42 +139,81 @@ impl<'a> Layers<'a> {
         self.graph.function("FirstToken", [hidden], functions::first_token)
     }
 
-    /// A linear layer in fp32, called `name` without the body's prefix, of the given number of inputs and outputs.
-    pub(super) fn linear_in_fp32(&mut self, name: &str, input: &Value, shape: [usize; 2]) -> Result<Value> {
+    /// A linear layer in fp32, whose name and that of its bias, if it has one, are whole.
+    pub(super) fn linear_in_fp32(
+        &mut self,
+        (name, bias): (&str, Option<&str>),
+        input: &Value,
+        shape: [usize; 2],
+    ) -> Result<Value> {
         let [inputs, outputs] = shape;
-        let weight = self.weights.take_whole(&format!("{name}.weight"), &[outputs, inputs])?;
-        let bias = self.weights.take_whole(&format!("{name}.bias"), &[outputs])?;
+        let weight = self.weights.take_whole(name, &[outputs, inputs])?;
         let weight = quantise::transpose(&weight.values, inputs);
-        let weight = self.graph.floats(&format!("{name}.weight"), &shape, &weight);
-        let bias = self.graph.floats(&format!("{name}.bias"), &bias.shape, &bias.values);
+        let weight = self.graph.floats(name, &shape, &weight);
         let product = self.graph.node("MatMul", &[input, &weight], vec![]);
+        let Some(name) = bias else { return Ok(product) };
+        let bias = self.weights.take_whole(name, &[outputs])?;
+        let bias = self.graph.floats(name, &bias.shape, &bias.values);
         Ok(self.graph.node("Add", &[&product, &bias], vec![]))
     }
 
-    /// The linear layers called `names` as one, each of the given number of inputs and outputs.
-    pub(super) fn linear(&mut self, names: &[String], input: &Value, shape: [usize; 2]) -> Result<Value> {
-        let layer = self.join(names, shape)?;
+    /// The linear layers called `names` as one, each with a bias and of the given number of inputs and outputs.
+    pub(super) fn linear(
+        &mut self,
+        names: &[String],
+        input: &Value,
+        [inputs, outputs]: [usize; 2],
+    ) -> Result<Value> {
+        let projection = |name: &String| Projection { name: name.clone(), outputs, has_bias: true };
+        self.project(&names.iter().map(projection).collect::<Vec<_>>(), input, inputs)
+    }
+
+    /// Linear layers of the same inputs, as one.
+    pub(super) fn project(
+        &mut self,
+        projections: &[Projection],
+        input: &Value,
+        inputs: usize,
+    ) -> Result<Value> {
+        let layer = self.join(projections, inputs)?;
         Ok(match self.precision {
             Precision::Fp32 => {
                 let weight = quantise::transpose(&layer.weight, layer.inputs);
                 let weight = self.graph.floats(&layer.name, &[layer.inputs, layer.outputs], &weight);
                 let product = self.graph.node("MatMul", &[input, &weight], vec![]);
-                self.graph.node("Add", &[&product, &layer.bias], vec![])
+                self.add_bias(product, &layer)
             }
             Precision::Int8Blocks if layer.inputs.is_multiple_of(self.block) => self.in_blocks(&layer, input),
             Precision::Int8 if self.graph.has_functions() => self.by_token(&layer, input),
-            Precision::Int8Blocks | Precision::Int8 => self.by_channel(&layer, input, &layer.bias),
+            Precision::Int8Blocks | Precision::Int8 => {
+                let bias = self.bias(&layer);
+                self.by_channel(&layer, input, &bias)
+            }
         })
     }
 
-    /// A linear layer that, in int8, scales the values of each token separately. With one scale for all tokens, as in
-    /// [`Layers::linear`], the token with the largest value costs the others their precision. Models that were trained
-    /// in int8 do without these scales, which are a third of the operators of an encoder.
+    /// A linear layer that, in int8, scales the values of each token separately; see [`Layers::project_by_token`].
     pub(super) fn linear_by_token(&mut self, name: &str, input: &Value, shape: [usize; 2]) -> Result<Value> {
-        if self.precision != Precision::Int8 || self.is_trained_in_int8 {
+        if self.is_trained_in_int8 {
             return self.linear(&[name.to_owned()], input, shape);
         }
-        let layer = self.join(&[name.to_owned()], shape)?;
+        let projection = Projection { name: name.to_owned(), outputs: shape[1], has_bias: true };
+        self.project_by_token(&[projection], input, shape[0])
+    }
+
+    /// Linear layers that, in int8, scale the values of each token separately. With one scale for all tokens, as in
+    /// [`Layers::project`], the token with the largest value costs the others their precision. Models that were trained
+    /// in int8 do without these scales, which are a third of the operators of an encoder.
+    pub(super) fn project_by_token(
+        &mut self,
+        projections: &[Projection],
+        input: &Value,
+        inputs: usize,
+    ) -> Result<Value> {
+        if self.precision != Precision::Int8 || self.graph.has_functions() {
+            return self.project(projections, input, inputs);
+        }
+        let layer = self.join(projections, inputs)?;
         let last = self.graph.integers("last_axis", &[-1]);
         // Keeps tokens of zeros from a division by zero.
         let smallest = self.graph.floats("smallest", &[], &[f32::MIN_POSITIVE]);
@@ -155,18 +223,39 @@ impl<'a> Layers<'a> {
         let scaled = self.graph.node("Div", &[input, &largest], vec![]);
         let product = self.by_channel(&layer, &scaled, &Value::none());
         let product = self.graph.node("Mul", &[&product, &largest], vec![]);
-        Ok(self.graph.node("Add", &[&product, &layer.bias], vec![]))
+        Ok(self.add_bias(product, &layer))
     }
 
-    fn join(&mut self, names: &[String], [inputs, outputs]: [usize; 2]) -> Result<Linear> {
+    fn join(&mut self, projections: &[Projection], inputs: usize) -> Result<Linear> {
         let (mut weight, mut bias) = (Vec::new(), Vec::new());
-        for name in names {
-            weight.extend(&self.weights.take(&format!("{name}.weight"), &[outputs, inputs])?.values);
-            bias.extend(&self.weights.take(&format!("{name}.bias"), &[outputs])?.values);
+        for Projection { name, outputs, has_bias } in projections {
+            weight.extend(&self.weights.take(&format!("{name}.weight"), &[*outputs, inputs])?.values);
+            match has_bias {
+                true => bias.extend(&self.weights.take(&format!("{name}.bias"), &[*outputs])?.values),
+                false => bias.resize(bias.len() + outputs, 0.0),
+            }
         }
-        let (name, outputs) = (names[0].clone(), bias.len());
-        let bias = self.graph.floats(&format!("{name}.bias"), &[outputs], &bias);
+        let (name, outputs) = (projections[0].name.clone(), bias.len());
+        let bias = projections.iter().any(|projection| projection.has_bias).then_some(bias);
         Ok(Linear { name, weight, bias, inputs, outputs })
+    }
+
+    /// The bias of a layer; none if it has none.
+    fn bias(&mut self, layer: &Linear) -> Value {
+        match &layer.bias {
+            Some(bias) => self.graph.floats(&format!("{}.bias", layer.name), &[layer.outputs], bias),
+            None => Value::none(),
+        }
+    }
+
+    fn add_bias(&mut self, product: Value, layer: &Linear) -> Value {
+        match &layer.bias {
+            Some(_) => {
+                let bias = self.bias(layer);
+                self.graph.node("Add", &[&product, &bias], vec![])
+            }
+            None => product,
+        }
     }
 
     /// A linear layer whose weights have one scale per output channel.
@@ -185,8 +274,10 @@ impl<'a> Layers<'a> {
     /// A linear layer whose weights have one scale per output channel, and its activations a scale and a minimum per
     /// token. The weights are stored in the order in which the kernels of the native engine read them.
     fn by_token(&mut self, layer: &Linear, input: &Value) -> Value {
-        let Linear { name, inputs, outputs, bias, .. } = layer;
+        let Linear { name, inputs, outputs, .. } = layer;
         let (inputs, outputs) = (*inputs, *outputs);
+        let bias = layer.bias.clone().unwrap_or_else(|| vec![0.0; outputs]);
+        let bias = self.graph.floats(&format!("{name}.bias"), &[outputs], &bias);
         let rows = quantise::rows(&layer.weight, inputs);
         let shape = [outputs / LANES, inputs / GROUP, LANES, GROUP];
         let panels = quantise::panels(&rows.values, inputs);
@@ -200,19 +291,20 @@ impl<'a> Layers<'a> {
         let scales = self.graph.floats(&format!("{name}.scales"), &[outputs], &rows.scales);
         let shape =
             self.graph.integers(&format!("shape_{inputs}_{outputs}"), &[inputs as i64, outputs as i64]);
-        let inputs = [input, &panels, &scales, &sums, bias, &shape];
+        let inputs = [input, &panels, &scales, &sums, &bias, &shape];
         self.graph.function("QuantizedLinear", inputs, functions::quantized_linear)
     }
 
     /// A linear layer whose weights have one scale per block of each row.
     fn in_blocks(&mut self, layer: &Linear, input: &Value) -> Value {
-        let Linear { name, inputs, outputs, bias, .. } = layer;
+        let Linear { name, inputs, outputs, .. } = layer;
+        let bias = self.bias(layer);
         let block = self.block;
         let blocks = quantise::rows(&layer.weight, block);
         let shape = [*outputs, inputs / block, block];
         let values = self.graph.shifted_bytes(&format!("{name}.blocks"), &shape, &blocks.values);
         let scales = self.graph.floats(&format!("{name}.scales"), &[blocks.scales.len()], &blocks.scales);
-        self.multiply_in_blocks(input, [&values, &scales, bias], shape)
+        self.multiply_in_blocks(input, [&values, &scales, &bias], shape)
     }
 
     /// The product of `input` and a matrix in blocks of the given shape: outputs, blocks per output, values per block.
@@ -245,31 +337,85 @@ impl<'a> Layers<'a> {
 
     /// The normalisation called `name`.
     pub(super) fn normalise(&mut self, value: &Value, name: &str) -> Result<Value> {
-        let [gain, bias] = self.norm(name)?;
+        self.normalise_rows(value, name, self.hidden)
+    }
+
+    /// The normalisation called `name` of rows of `width` values.
+    pub(super) fn normalise_rows(&mut self, value: &Value, name: &str, width: usize) -> Result<Value> {
+        let name = format!("{}{name}", self.weights.prefix);
+        self.normalise_whole(value, &name, width)
+    }
+
+    /// The normalisation whose whole name is `name`, of rows of `width` values.
+    pub(super) fn normalise_whole(&mut self, value: &Value, name: &str, width: usize) -> Result<Value> {
+        let [gain, bias] = self.norm(name, width)?;
         let attributes = vec![integer("axis", -1), float("epsilon", self.epsilon)];
-        Ok(self.graph.node("LayerNormalization", &[value, &gain, &bias], attributes))
+        Ok(match self.norm {
+            NormKind::Layer { .. } => {
+                self.graph.node("LayerNormalization", &[value, &gain, &bias], attributes)
+            }
+            NormKind::RootMeanSquare { .. } => {
+                self.graph.node("SimplifiedLayerNormalization", &[value, &gain], attributes)
+            }
+        })
     }
 
     /// The normalisation called `name` of a sum.
     pub(super) fn add_and_norm(&mut self, value: &Value, residual: &Value, name: &str) -> Result<Value> {
-        let [gain, bias] = self.norm(name)?;
+        let [gain, bias] = self.norm(&format!("{}{name}", self.weights.prefix), self.hidden)?;
         let attributes = vec![float("epsilon", self.epsilon)];
-        Ok(self.graph.microsoft("SkipLayerNormalization", &[value, residual, &gain, &bias], attributes))
+        Ok(match self.norm {
+            NormKind::Layer { .. } => {
+                let inputs = [value, residual, &gain, &bias];
+                self.graph.microsoft("SkipLayerNormalization", &inputs, attributes)
+            }
+            NormKind::RootMeanSquare { .. } => {
+                let inputs = [value, residual, &gain];
+                self.graph.microsoft("SkipSimplifiedLayerNormalization", &inputs, attributes)
+            }
+        })
     }
 
     /// The normalisation called `name` of a sum, and the sum.
     pub(super) fn add_norm_and_sum(&mut self, value: &Value, sum: &Value, name: &str) -> Result<[Value; 2]> {
-        let [gain, bias] = self.norm(name)?;
-        let inputs = [value, sum, &gain, &bias];
+        let [gain, bias] = self.norm(&format!("{}{name}", self.weights.prefix), self.hidden)?;
         let (attributes, keep) = (vec![float("epsilon", self.epsilon)], [true, false, false, true]);
-        let [normalised, _, _, sum] = self.graph.several("SkipLayerNormalization", &inputs, attributes, keep);
+        let [normalised, _, _, sum] = match self.norm {
+            NormKind::Layer { .. } => {
+                let inputs = [value, sum, &gain, &bias];
+                self.graph.several("SkipLayerNormalization", &inputs, attributes, keep)
+            }
+            NormKind::RootMeanSquare { .. } => {
+                let inputs = [value, sum, &gain];
+                self.graph.several("SkipSimplifiedLayerNormalization", &inputs, attributes, keep)
+            }
+        };
         Ok([normalised, sum])
     }
 
-    fn norm(&mut self, name: &str) -> Result<[Value; 2]> {
-        let hidden = [self.hidden];
-        let gain = self.constant(&format!("{name}.weight"), &hidden)?;
-        Ok([gain, self.constant(&format!("{name}.bias"), &hidden)?])
+    /// The gain and the bias of the normalisation whose whole name is `name`.
+    fn norm(&mut self, name: &str, width: usize) -> Result<[Value; 2]> {
+        let weight = format!("{name}.weight");
+        let mut constant = |name: &str| {
+            let weight = self.weights.take_whole(name, &[width])?;
+            Ok::<_, Error>(self.graph.floats(name, &weight.shape, &weight.values))
+        };
+        Ok(match self.norm {
+            NormKind::Layer { has_bias } => {
+                let gain = constant(&weight)?;
+                let bias = match has_bias {
+                    true => constant(&format!("{name}.bias"))?,
+                    false => Value::none(),
+                };
+                [gain, bias]
+            }
+            NormKind::RootMeanSquare { adds_one: false } => [constant(&weight)?, Value::none()],
+            NormKind::RootMeanSquare { adds_one: true } => {
+                let gain = self.weights.take_whole(&weight, &[width])?;
+                let gain: Vec<f32> = gain.values.iter().map(|value| 1.0 + value).collect();
+                [self.graph.floats(&weight, &[width], &gain), Value::none()]
+            }
+        })
     }
 
     /// A weight in fp32.

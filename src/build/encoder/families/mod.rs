@@ -1,0 +1,162 @@
+//! Families of encoders: their `config.json`, read into a description, and the names of their weights.
+
+mod bert;
+mod fields;
+mod gte;
+mod jina;
+mod modernbert;
+mod nomic;
+mod rope;
+
+use std::path::Path;
+
+use super::config::EncoderConfig;
+use crate::{
+    build::{config::ConfigFile, weights::Weights},
+    error::{Error, Result, quoted},
+};
+
+/// The `model_type`s that are supported.
+pub(in crate::build) const MODEL_TYPES: [&str; 10] = [
+    "bert",
+    "distilbert",
+    "roberta",
+    "xlm-roberta",
+    "deberta-v2",
+    "mpnet",
+    "modernbert",
+    "nomic_bert",
+    "new",
+    "gte",
+];
+
+/// Reads the `config.json` in `folder`; unsupported architectures are refused by name.
+pub(super) fn open(folder: &Path) -> Result<EncoderConfig> {
+    let config = ConfigFile::open(folder)?;
+    read(&config)
+        .map_err(|error| Error::model_because(format!("cannot build from `{}`", folder.display()), error))
+}
+
+fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+    let model_type = config.model_type();
+    // The families that were published with code of their own, after which they are built here.
+    let is_known = matches!(model_type, "nomic_bert" | "new") || jina::is_described_by(config)?;
+    if config.fields().contains_key("auto_map") && !is_known {
+        tracing::warn!(
+            "`config.json` names code of its own (`auto_map`), which is not run: the model is built as `{model_type}`; \
+             compare its results with those of that code"
+        );
+    }
+    match model_type {
+        "bert" if jina::is_described_by(config)? => jina::read(config),
+        "bert" | "distilbert" | "roberta" | "xlm-roberta" | "deberta-v2" | "mpnet" => bert::read(config),
+        "modernbert" => modernbert::read(config),
+        "nomic_bert" => nomic::read(config),
+        "new" | "gte" => gte::read(config),
+        other => Err(Error::model(format!(
+            "expected a `model_type` among {}, but found `{other}` ({})",
+            quoted(&MODEL_TYPES),
+            config.architecture()
+        ))),
+    }
+}
+
+/// Completes a description with what only the weights tell.
+pub(super) fn adapt(config: &mut EncoderConfig, weights: &Weights) {
+    jina::adapt(config, weights);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use serde_json::{Map, Value, json};
+
+    use super::*;
+    use crate::build::layers::{Reach, Scaling};
+
+    /// The config of a fixture, except for one field.
+    fn changed(fixture: &str, field: &str, value: Value) -> Result<EncoderConfig> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
+        let text = fs::read(folder.join(fixture).join("config.json")).unwrap();
+        let mut fields: Map<String, Value> = serde_json::from_slice(&text).unwrap();
+        fields.insert(field.to_owned(), value);
+        read(&ConfigFile::new("config.json", fields))
+    }
+
+    #[test]
+    fn odd_configs_are_refused_by_name() {
+        let refusals = [
+            changed("tiny-mpnet", "relative_attention_num_buckets", json!(16)),
+            changed("tiny-mpnet", "num_attention_heads", json!(5)),
+            changed("tiny-modernbert", "local_attention", json!(0)),
+            changed("tiny-modernbert", "global_attn_every_n_layers", json!(0)),
+            changed("tiny-modernbert", "num_attention_heads", json!(32)),
+            changed("tiny-modernbert", "rope_scaling", json!({"type": "yarn", "factor": 4.0})),
+            changed("tiny-modernbert", "rope_parameters", json!({"full_attention": {"rope_type": "linear"}})),
+            changed("tiny-modernbert", "layer_types", json!(["full_attention"])),
+            changed("tiny-modernbert", "layer_types", json!(["full_attention", "chunked", "a", "b"])),
+            changed("tiny-modernbert", "global_rope_theta", json!(0.0)),
+            changed("tiny-modernbert", "hidden_activation", json!("mish")),
+            changed("tiny-modernbert-cls", "classifier_pooling", json!("max")),
+            changed("tiny-nomic", "prenorm", json!(true)),
+            changed("tiny-nomic", "rotary_emb_interleaved", json!(true)),
+            changed("tiny-nomic", "rotary_emb_fraction", json!(0.0)),
+            changed("tiny-nomic", "rotary_emb_scale_base", json!(512)),
+            changed("tiny-nomic", "rotary_scaling_factor", json!(0.5)),
+            changed("tiny-nomic", "moe_every_n_layers", json!(2)),
+            changed("tiny-nomic", "activation_function", json!("gelu")),
+            changed("tiny-gte", "rope_scaling", json!({"type": "ntk"})),
+            changed("tiny-gte", "rope_scaling", json!({"type": "ntk", "factor": 2.0, "mixed_b": 0.2})),
+            changed("tiny-gte", "rope_scaling", json!({"rope_type": "longrope", "factor": 2.0})),
+            changed("tiny-gte", "layer_norm_type", json!("rms_norm")),
+            changed("tiny-gte", "position_embedding_type", json!("absolute")),
+            changed("tiny-gte", "pack_qkv", json!(false)),
+            changed("tiny-gte", "logn_attention_scale", json!(true)),
+            changed("tiny-jina", "feed_forward_type", json!("original")),
+            changed("tiny-jina", "position_embedding_type", json!("relative_key")),
+        ];
+        let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
+        insta::assert_snapshot!(refusals, @"");
+    }
+
+    #[test]
+    fn layers_of_modernbert_are_listed_or_counted() {
+        let counted = changed("tiny-modernbert", "local_attention", json!(12)).unwrap();
+        let spans = |config: &EncoderConfig| {
+            let reaches = (0..4).map(|layer| config.spans[layer % config.spans.len()].reach);
+            reaches.collect::<Vec<_>>()
+        };
+        let (all, near) = (Reach::ALL, Reach::within(6));
+        assert_eq!(spans(&counted), [all, near, near, all]);
+        let types = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"];
+        let listed = changed("tiny-modernbert", "layer_types", json!(types)).unwrap();
+        assert_eq!(spans(&listed), spans(&counted));
+        // As `transformers` 5 writes the bases.
+        let bases = json!({
+            "full_attention": { "rope_type": "default", "rope_theta": 5.0 },
+            "sliding_attention": { "rope_type": "default", "rope_theta": 7.0 },
+        });
+        let named = changed("tiny-modernbert", "rope_parameters", bases).unwrap();
+        let base = |layer: usize| named.spans[layer].rotary.unwrap().base;
+        assert_eq!([base(0), base(1)], [5.0, 7.0]);
+        let shared = changed("tiny-modernbert", "local_rope_theta", Value::Null).unwrap();
+        assert_eq!(shared.spans[1].rotary, shared.spans[0].rotary);
+    }
+
+    #[test]
+    fn nomic_reads_both_forms_of_its_config() {
+        let rotary = |config: EncoderConfig| config.spans[0].rotary.unwrap();
+        let own = rotary(changed("tiny-nomic", "causal", json!(false)).unwrap());
+        assert_eq!(own.scaling, Scaling::DynamicNtk { factor: 2.0, positions: 64 });
+        let config = json!({
+            "model_type": "nomic_bert", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2,
+            "intermediate_size": 200, "vocab_size": 70, "hidden_act": "silu", "max_position_embeddings": 64,
+            "rope_parameters": { "rope_type": "dynamic", "factor": 2.0, "rope_theta": 1000.0 },
+        });
+        let fields = config.as_object().cloned().unwrap();
+        let config = read(&ConfigFile::new("config.json", fields)).unwrap();
+        assert_eq!((config.vocabulary, config.feed_forward.width), (70, 200));
+        assert_eq!(rotary(config), own);
+    }
+}

@@ -1,0 +1,142 @@
+//! ModernBERT: gte-modernbert, granite-embedding r2, mmBERT.
+
+use super::{fields, rope};
+use crate::{
+    build::{
+        config::{ConfigFile, check_heads},
+        encoder::config::{
+            Bias, Biases, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput, Heads, Names, Norms,
+            Positions, Span,
+        },
+        layers::{Activation, NormKind, Reach, Scaling},
+    },
+    error::{Error, Result},
+};
+
+const NAMES: Names = Names {
+    prefix: "model.",
+    words: "embeddings.tok_embeddings.weight",
+    embedding_norm: Some("embeddings.norm"),
+    layer: "layers.",
+    projections: &["attn.Wqkv"],
+    query_key_norms: None,
+    attention_output: "attn.Wo",
+    norms: Norms::Before {
+        attention: "attn_norm",
+        feed_forward: "mlp_norm",
+        last: "final_norm",
+        is_first_normal: false,
+    },
+    up: &["mlp.Wi"],
+    down: "mlp.Wo",
+    dense: ("head.dense", false),
+    dense_norm: Some("head.norm"),
+    labels: "classifier",
+};
+
+/// The limit of `global_attn_every_n_layers`, far above that of any model.
+const MAX_PERIOD: usize = 1 << 12;
+
+pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+    let facts = Facts::read(config)?;
+    let heads = config.require("num_attention_heads")?;
+    check_heads(facts.hidden, heads)?;
+    let attention_bias = config.is_set("attention_bias")?;
+    let mlp_bias = config.is_set("mlp_bias")?;
+    Ok(EncoderConfig {
+        vocabulary: config.require("vocab_size")?,
+        layers: config.require("num_hidden_layers")?,
+        heads: Heads { queries: heads, keys: heads, width: facts.hidden / heads },
+        feed_forward: FeedForward {
+            width: config.require("intermediate_size")?,
+            activation: activation(config, "hidden_activation")?,
+            gate: Gate::First,
+        },
+        norm: NormKind::Layer { has_bias: config.is_set("norm_bias")? },
+        epsilon: config.get("norm_eps")?.unwrap_or(1e-5),
+        positions: Positions::None,
+        types: 0,
+        spans: spans(config, facts.hidden / heads)?,
+        bias: Bias::None,
+        biases: Biases {
+            projections: attention_bias,
+            attention_output: attention_bias,
+            up: mlp_bias,
+            down: mlp_bias,
+        },
+        names: &NAMES,
+        head: Head::read(config)?,
+        head_input: HeadInput {
+            activation: activation(config, "classifier_activation")?,
+            has_bias: config.is_set("classifier_bias")?,
+            is_mean: is_mean(config)?,
+        },
+        facts,
+    })
+}
+
+fn activation(config: &ConfigFile, field: &str) -> Result<Activation> {
+    fields::activation(config, &[field])
+}
+
+fn is_mean(config: &ConfigFile) -> Result<bool> {
+    match config.get::<String>("classifier_pooling")?.as_deref() {
+        None | Some("cls") => Ok(false),
+        Some("mean") => Ok(true),
+        Some(other) => {
+            Err(Error::model(format!("expected `classifier_pooling` `cls` or `mean`, but found `{other}`")))
+        }
+    }
+}
+
+/// Attention to all tokens in every n-th layer, with a base of its own, and to a window in the others. Files of
+/// `transformers` 5 list the layers instead, and name the bases otherwise.
+fn spans(config: &ConfigFile, width: usize) -> Result<Vec<Span>> {
+    rope::Rope::without_theta(config)?.scaling(&[], 0)?;
+    let window: usize = config.get("local_attention")?.unwrap_or(128);
+    if window < 2 {
+        return Err(Error::model(format!("expected `local_attention` of at least 2, but found {window}")));
+    }
+    let mut parameters: std::collections::BTreeMap<String, rope::Rope> =
+        config.get("rope_parameters")?.unwrap_or_default();
+    let mut base = |name: &str, field: &str| {
+        let rope = parameters.remove(name).unwrap_or_default();
+        rope.scaling(&[], 0)?;
+        Ok::<Option<f64>, Error>(rope.rope_theta.or(config.get(field)?))
+    };
+    let global_base = base("full_attention", "global_rope_theta")?.unwrap_or(160_000.0);
+    let is_null = config.fields().get("local_rope_theta").is_some_and(serde_json::Value::is_null);
+    let local_base = base("sliding_attention", "local_rope_theta")?;
+    let local_base = local_base.unwrap_or(if is_null { global_base } else { 10_000.0 });
+    let span = |reach, base| {
+        Ok::<_, Error>(Span { reach, rotary: Some(rope::rotary(width, 1.0, base, Scaling::None)?) })
+    };
+    let global = span(Reach::ALL, global_base)?;
+    let local = span(Reach::within(window / 2), local_base)?;
+    if let Some(types) = config.get::<Vec<String>>("layer_types")? {
+        let layers: usize = config.require("num_hidden_layers")?;
+        if types.len() != layers || layers == 0 {
+            return Err(Error::model(format!(
+                "expected `layer_types` of {layers} layers, but found {}",
+                types.len()
+            )));
+        }
+        let spans = types.iter().map(|name| match name.as_str() {
+            "full_attention" => Ok(global),
+            "sliding_attention" => Ok(local),
+            other => Err(Error::model(format!(
+                "expected `layer_types` `full_attention` or `sliding_attention`, but found `{other}`"
+            ))),
+        });
+        return spans.collect();
+    }
+    let every: usize = config.get("global_attn_every_n_layers")?.unwrap_or(3);
+    if every == 0 || every > MAX_PERIOD {
+        return Err(Error::model(format!(
+            "expected `global_attn_every_n_layers` from 1 to {MAX_PERIOD}, but found {every}"
+        )));
+    }
+    let mut spans = vec![global];
+    spans.resize(every, local);
+    Ok(spans)
+}
