@@ -84,6 +84,35 @@ expected modules among `Transformer`, `Pooling`, `Dense`, `LayerNorm`, `Normaliz
 }
 
 #[test]
+fn weights_that_contradict_their_config_are_refused_by_name() {
+    let Some(runtime) = runtime() else { return };
+    let refusal = |fixture: &str, from: &str, to: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        let model = folder.path().join("model");
+        copy(&fixtures().join("models").join(fixture), &model);
+        edit(&model.join("config.json"), from, to);
+        let request = request(model, folder.path().join("out"), Some(Precision::Fp32));
+        build_request(&request, runtime).unwrap_err().chain()
+    };
+    let refusals = [
+        refusal("tiny-modernbert-rank", r#""mlp_bias": true"#, r#""mlp_bias": false"#),
+        refusal("tiny-modernbert", r#""attention_bias": false"#, r#""attention_bias": true"#),
+        refusal("tiny-modernbert", r#""intermediate_size": 48"#, r#""intermediate_size": 47"#),
+        refusal("tiny-jina", r#""alibi""#, r#""absolute""#),
+        refusal("tiny-gte", r#""type_vocab_size": 0"#, r#""type_vocab_size": 2"#),
+        refusal("tiny-nomic", r#""n_inner": 200"#, r#""n_inner": 600"#),
+    ];
+    insta::assert_snapshot!(refusals.join("\n"), @r"
+    expected a model whose layers have only the weights of its family, but found `model.layers.0.mlp.Wi.bias`
+    expected the weight `layers.0.attn.Wqkv.bias`, but found none of that name
+    expected the weight `layers.0.mlp.Wi.weight` of shape [94, 32], but found [96, 32]
+    expected the weight `embeddings.position_embeddings.weight`, but found none of that name
+    expected the weight `embeddings.token_type_embeddings.weight`, but found none of that name
+    expected the weight `encoder.layers.0.mlp.fc11.weight` of shape [768, 32], but found [256, 32]
+    ");
+}
+
+#[test]
 fn missing_and_empty_sources_are_refused() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();

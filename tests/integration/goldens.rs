@@ -3,7 +3,7 @@
 use std::{fs, path::PathBuf, time::Duration};
 
 use kivu::{
-    backend::Deadline,
+    backend::{Backend, Deadline},
     model::{Model, Pipeline},
     pipeline::{
         Input,
@@ -11,6 +11,7 @@ use kivu::{
         pooling::cosine,
     },
     repository::manifest::Precision,
+    tensor::Tensor,
     tokenizer::{Side, Truncation},
 };
 use serde::Deserialize;
@@ -228,6 +229,58 @@ async fn jina_bert_with_six_heads() {
 #[tokio::test]
 async fn jina_bert_for_code() {
     tiny("tiny-jina-code").await;
+}
+
+/// Servers that pad the texts of a batch return the same vectors.
+#[tokio::test]
+async fn padding_does_not_change_vectors() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    // The frequencies of NomicBERT depend on the length of the batch, beyond 64 tokens.
+    let families = [
+        ("tiny-mpnet", [0, 3]),
+        ("tiny-modernbert", [0, 3]),
+        ("tiny-nomic", [10, 0]),
+        ("tiny-gte", [0, 3]),
+        ("tiny-gte-types", [0, 3]),
+        ("tiny-jina", [0, 3]),
+        ("tiny-jina-code", [0, 3]),
+    ];
+    for (name, cases) in families {
+        let source = fixtures().join("models").join(name);
+        let request = crate::models::request(source, folder.path().join(name), Some(Precision::Fp32));
+        let bundle = crate::models::build_request(&request, runtime).unwrap();
+        let backend = crate::models::backend(&bundle, runtime);
+        let golden = golden(name);
+        let [short, long] = cases.map(|case: usize| &golden.cases[case].ids);
+        assert!(short.len() < long.len());
+        let run = |texts: Vec<&Vec<u32>>| {
+            let length = texts.iter().map(|ids| ids.len()).max().unwrap();
+            let row = |ids: &[u32], kind: &str| -> Vec<i64> {
+                let value = |id: &u32| match kind {
+                    "input_ids" => i64::from(*id),
+                    "attention_mask" => 1,
+                    _ => 0,
+                };
+                ids.iter()
+                    .map(value)
+                    .chain(vec![i64::from(kind == "input_ids"); length - ids.len()])
+                    .collect()
+            };
+            let inputs = backend.signature().inputs.iter().map(|input| {
+                let values = texts.iter().flat_map(|ids| row(ids, &input.name)).collect();
+                Tensor::integers(input.element_type, [texts.len(), length], values).unwrap()
+            });
+            backend.infer(inputs.collect(), deadline())
+        };
+        let alone = run(vec![short]).await.unwrap();
+        let padded = run(vec![long, short]).await.unwrap();
+        let values = short.len() * golden.dimensions;
+        let start = long.len() * golden.dimensions;
+        let padded = &padded[0].as_fp32().unwrap()[start..start + values];
+        let difference = difference(alone[0].as_fp32().unwrap(), padded);
+        assert!(difference <= TOLERANCE * 5.0, "{name}: off by {difference}");
+    }
 }
 
 /// Exports answer as the folders that they were made from.

@@ -36,6 +36,12 @@ async fn triton_serves_exported_bundles() {
             json!({ "inputs": ["a text", "another one, longer"] }),
         ),
         (Task::TextClassification, "tiny-roberta-nli", "/predict", json!({ "inputs": [["a text"], ["b"]] })),
+        (
+            Task::TextRanking,
+            "tiny-modernbert-rank",
+            "/rerank",
+            json!({ "query": "a text", "texts": ["b", "another one, longer"] }),
+        ),
     ];
     let mut bundles = Vec::new();
     for (task, fixture, ..) in &cases {

@@ -22,7 +22,8 @@ pub(super) fn expect<T: DeserializeOwned + Debug + PartialEq>(
 ) -> Result<()> {
     match config.get::<T>(field)? {
         Some(found) if found != *expected => {
-            Err(Error::model(format!("expected `{field}` {expected:?}, but found {found:?}")))
+            let message = format!("expected `{field}` {expected:?}, but found {found:?}");
+            Err(Error::model(message.replace('"', "`")))
         }
         _ => Ok(()),
     }

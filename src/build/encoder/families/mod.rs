@@ -117,7 +117,36 @@ mod tests {
             changed("tiny-jina", "position_embedding_type", json!("relative_key")),
         ];
         let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
-        insta::assert_snapshot!(refusals, @"");
+        insta::assert_snapshot!(refusals, @r"
+        expected `relative_attention_num_buckets` 32, but found 16
+        expected `hidden_size` to be a multiple of `num_attention_heads`, but found 32 and 5
+        expected `local_attention` of at least 2, but found 0
+        expected `global_attn_every_n_layers` from 1 to 4096, but found 0
+        expected an even number of rotated values in a head, but found 1 of 1
+        expected rotary positions without scaling (`default`), but found `yarn`
+        expected rotary positions without scaling (`default`), but found `linear`
+        expected `layer_types` of 4 layers, but found 1
+        expected `layer_types` `full_attention` or `sliding_attention`, but found `chunked`
+        expected a base of rotary positions above 1, but found 0
+        expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `swish`, `tanh`, but found `mish`
+        expected `classifier_pooling` `cls` or `mean`, but found `max`
+        expected `prenorm` false, but found true
+        expected `rotary_emb_interleaved` false, but found true
+        expected an even number of rotated values in a head, but found 0 of 8
+        expected no `rotary_emb_scale_base`, but found 512
+        expected `rotary_scaling_factor` of at least 1, but found 0.5
+        expected no layers of experts, but found one in 2
+        expected `activation_function` `swiglu` or `geglu`, but found `gelu`
+        expected a `factor` of at least 1 for `ntk` scaling, but found none
+        expected `ntk` scaling without `mixed_b`, but found 0.2
+        expected rotary positions without scaling (`default`), `ntk`, but found `longrope`
+        expected `layer_norm_type` `layer_norm`, but found `rms_norm`
+        expected `position_embedding_type` `rope`, but found `absolute`
+        expected `pack_qkv` true, but found false
+        expected `logn_attention_scale` false, but found true
+        expected `feed_forward_type` `geglu` or `reglu`, but found `original`
+        expected `position_embedding_type` `absolute`, but found `relative_key`
+        ");
     }
 
     #[test]
