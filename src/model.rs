@@ -52,7 +52,7 @@ impl Model {
         let mut shared: Vec<(Placement, Loaded)> = Vec::new();
         for model in &config.models {
             for bundle in bundles(model, &store)? {
-                let manifest = bundle.manifest().clone();
+                let mut manifest = bundle.manifest().clone();
                 let name = model.name.clone().unwrap_or_else(|| manifest.name.clone());
                 if models.iter().any(|known| known.name == name) {
                     return Err(Error::config(format!(
@@ -60,6 +60,8 @@ impl Model {
                          set `name` in `kivu.toml`"
                     )));
                 }
+                let of_config = config.aliases.iter().filter(|(_, model)| **model == name);
+                manifest.aliases.extend(of_config.map(|(alias, _)| alias.clone()));
                 let placement = placement(model, config, &manifest, &name)?;
                 let loaded = match shared.iter().find(|(known, _)| *known == placement) {
                     Some((_, loaded)) => loaded.clone(),
@@ -81,8 +83,31 @@ impl Model {
                 "expected at least one model, but found none; name a bundle: `kivu serve BUNDLE`",
             ));
         }
+        check_aliases(&models, config)?;
         Ok(models)
     }
+}
+
+/// Refuses aliases of unknown models, and names of two models.
+fn check_aliases(models: &[Model], config: &Config) -> Result<()> {
+    let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
+    if let Some((alias, name)) = config.aliases.iter().find(|(_, name)| !names.contains(&name.as_str())) {
+        return Err(Error::config(format!(
+            "expected `aliases.{alias}` to be the name of a served model, {}, but found `{name}`",
+            quoted(&names)
+        )));
+    }
+    let mut known = names;
+    for alias in models.iter().flat_map(|model| &model.manifest.aliases) {
+        if known.contains(&alias.as_str()) {
+            return Err(Error::config(format!(
+                "expected different aliases and names, but found `{alias}` twice; change `aliases` in \
+                 `kivu.toml` or in the recipe"
+            )));
+        }
+        known.push(alias);
+    }
+    Ok(())
 }
 
 /// Where the model `name` runs.

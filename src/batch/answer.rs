@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use crate::pipeline::vectors::StoredVector;
+
 /// The result of a model for one text: a cell for each of the model's columns.
 pub(super) type Answer = Vec<Cell>;
 
@@ -14,6 +16,7 @@ pub(super) enum Cell {
     Text(Arc<str>),
     Number(f32),
     Texts(Vec<Arc<str>>),
+    Vector(StoredVector),
     Numbers(Vec<f32>),
 }
 
@@ -24,12 +27,16 @@ pub(super) enum CellType {
     Number,
     Texts,
     Numbers,
+    Int8s,
+    Uint8s,
 }
 
 /// The names and types of the columns that a model adds to a row, except [`ERROR_COLUMN`].
 pub(super) type Columns = &'static [(&'static str, CellType)];
 
 pub(super) const EMBEDDING: Columns = &[("embedding", CellType::Numbers)];
+pub(super) const EMBEDDING_INT8: Columns = &[("embedding", CellType::Int8s)];
+pub(super) const EMBEDDING_UINT8: Columns = &[("embedding", CellType::Uint8s)];
 pub(super) const LABEL: Columns = &[("label", CellType::Text), ("score", CellType::Number)];
 /// Best first.
 pub(super) const LABELS: Columns = &[("labels", CellType::Texts), ("scores", CellType::Numbers)];

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::format::Format;
 use crate::{
     error::{Error, Result},
-    pipeline::zero_shot::Labels,
+    pipeline::{vectors::VectorType, zero_shot::Labels},
 };
 
 /// The prefix of metadata keys for Kivu.
@@ -50,7 +50,10 @@ pub struct Parameters {
     /// Truncate vectors to this many values
     #[arg(long)]
     pub dimensions: Option<usize>,
-    /// The name of a prompt of the model
+    /// The type of the values of vectors [default: float]
+    #[arg(long, value_name = "TYPE")]
+    pub vector_type: Option<VectorType>,
+    /// The prompt of the model with this name or for this role, such as `query`
     #[arg(long)]
     pub prompt: Option<String>,
     /// Report texts of too many tokens as errors instead of truncating them
@@ -90,6 +93,11 @@ impl Parameters {
                 "target-language" => self.target_language = Some(value.clone()),
                 "normalize" => self.normalize = flag()?,
                 "dimensions" => self.dimensions = Some(value.parse().map_err(|_| wrong("a number"))?),
+                "vector-type" => {
+                    let found = VectorType::from_str(value, false);
+                    self.vector_type =
+                        Some(found.map_err(|_| wrong("`float`, `int8`, `uint8`, `binary` or `ubinary`"))?);
+                }
                 "prompt" => self.prompt = Some(value.clone()),
                 "truncate" => self.truncate = flag()?,
                 // Kivu writes it to its outputs.

@@ -4,7 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     answer::{
-        Answer, Answers, Cell, Columns, EMBEDDING, ErrorKind, LABEL, LABELS, RowError, SCORE, TRANSLATION,
+        Answer, Answers, Cell, Columns, EMBEDDING, EMBEDDING_INT8, EMBEDDING_UINT8, ErrorKind, LABEL, LABELS,
+        RowError, SCORE, TRANSLATION,
     },
     parameters::Parameters,
 };
@@ -19,6 +20,7 @@ use crate::{
         ranking::RankingOptions,
         scores::descending,
         translation::{RequestedLanguages, Translation, TranslationOptions},
+        vectors::{Conversion, VectorType},
         zero_shot::{Labels, TEMPLATE, Template, ZeroShotOptions},
     },
     tokenizer::{Side, Truncation},
@@ -38,7 +40,7 @@ pub(super) struct Predictor {
 
 #[derive(Clone, Debug)]
 enum Task {
-    Embedding(EmbeddingOptions),
+    Embedding { options: EmbeddingOptions, vector_type: VectorType, conversion: Conversion },
     Classification { truncation: Truncation, labels: Vec<Arc<str>> },
     ZeroShot { options: ZeroShotOptions, labels: Vec<Arc<str>> },
     Ranking { query: String, options: RankingOptions },
@@ -57,13 +59,22 @@ impl Predictor {
             Pipeline::Embedding(pipeline) => {
                 pipeline.prompt(parameters.prompt.as_deref())?;
                 pipeline.check_dimensions(parameters.dimensions)?;
-                Task::Embedding(EmbeddingOptions {
+                let vector_type = parameters.vector_type.unwrap_or_default();
+                let conversion = pipeline.conversion(vector_type, parameters.dimensions)?;
+                let is_ranged = matches!(conversion, Conversion::Integers { .. });
+                if is_ranged && parameters.normalize == Some(false) {
+                    return Err(Error::invalid(format!(
+                        "expected normalized vectors for the type `{vector_type}`, but found `normalize` false"
+                    )));
+                }
+                let options = EmbeddingOptions {
                     truncation,
-                    normalize: parameters.normalize,
+                    normalize: if is_ranged { Some(true) } else { parameters.normalize },
                     prompt_name: parameters.prompt.clone(),
                     dimensions: parameters.dimensions,
                     max_values: usize::MAX,
-                })
+                };
+                Task::Embedding { options, vector_type, conversion }
             }
             Pipeline::Classification(pipeline) => {
                 Task::Classification { truncation, labels: shared(&pipeline.settings().labels) }
@@ -115,7 +126,11 @@ impl Predictor {
     /// The columns of the answers.
     pub(super) fn columns(&self) -> Columns {
         match self.task {
-            Task::Embedding(_) => EMBEDDING,
+            Task::Embedding { vector_type, .. } => match vector_type {
+                VectorType::Float => EMBEDDING,
+                VectorType::Int8 | VectorType::Binary => EMBEDDING_INT8,
+                VectorType::Uint8 | VectorType::Ubinary => EMBEDDING_UINT8,
+            },
             Task::Classification { .. } => LABEL,
             Task::ZeroShot { .. } => LABELS,
             Task::Ranking { .. } => SCORE,
@@ -194,10 +209,10 @@ impl Predictor {
     async fn run(&self, texts: Vec<String>) -> Result<(Vec<Answer>, Usage)> {
         let deadline = Deadline::within(TIMEOUT);
         match (&self.model.pipeline, &self.task) {
-            (Pipeline::Embedding(pipeline), Task::Embedding(options)) => {
+            (Pipeline::Embedding(pipeline), Task::Embedding { options, conversion, .. }) => {
                 let inputs = texts.into_iter().map(Input::Text).collect();
                 let embeddings = pipeline.embed(inputs, options, deadline).await?;
-                let cell = |vector| vec![Cell::Numbers(vector)];
+                let cell = |vector| vec![Cell::Vector(conversion.convert(vector))];
                 Ok((embeddings.vectors.into_iter().map(cell).collect(), embeddings.usage))
             }
             (Pipeline::Classification(pipeline), Task::Classification { truncation, labels }) => {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    bergamot,
+    bergamot, calibration,
     config::ConfigFile,
     cost::{self, Comparison},
     encoder, export, files, onnx,
@@ -26,8 +26,8 @@ use crate::{
     error::{Error, Result},
     pipeline::Task,
     repository::{
-        bundle::{MANIFEST, PIECES, TOKENIZER, describe},
-        manifest::{self, Manifest, Precision, Quality},
+        bundle::{MANIFEST, PIECES, RANGES, TOKENIZER, describe},
+        manifest::{self, Manifest, Precision, Quality, VectorQuality},
     },
     tokenizer::Tokenizer,
 };
@@ -73,6 +73,9 @@ fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option
     let Build { plan, scratch, runtime, progress } = build;
     progress.stage("read the weights", 1);
     let mut source = open(build)?;
+    if let TaskSettings::Encoder(EncoderSettings::Embedding(settings)) = &mut source.settings {
+        plan.prompts.apply(settings)?;
+    }
     let task = task(plan, &source.settings)?;
     progress.step();
 
@@ -101,6 +104,7 @@ fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option
     }
 
     let signature = |graph| signature(&folder.join(graph), runtime);
+    let mut vectors = None;
     let (graph, measured) = match &mut source.settings {
         TaskSettings::Encoder(settings) => {
             let tokenizer = Tokenizer::from_json(&source.tokenizer)?;
@@ -112,7 +116,15 @@ fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option
                     Some(quality::encoder::measure(&models, sizes, &tokenizer, settings, progress)?)
                 }
             };
-            quality::encoder::check(&open(&folder, source.engine)?, &tokenizer, settings)?;
+            let model = open(&folder, source.engine)?;
+            quality::encoder::check(&model, &tokenizer, settings)?;
+            if let EncoderSettings::Embedding(settings) = settings
+                && task == Task::FeatureExtraction
+            {
+                let (ranges, quality) = calibration::calibrate(&model, &tokenizer, settings, progress)?;
+                files::write(&folder.join(RANGES), &ranges.to_bytes())?;
+                vectors = Some(quality);
+            }
             (MODEL, measured)
         }
         TaskSettings::Translation(settings) => {
@@ -123,7 +135,7 @@ fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option
     };
     let (quality, comparison) = measured.unzip();
     let shortfall = quality.as_ref().and_then(|quality| quality::shortfall(quality, &plan.floor));
-    let mut manifest = manifest(plan, task, source, (graph, signature(graph)?), quality);
+    let mut manifest = manifest(plan, task, source, (graph, signature(graph)?), (quality, vectors));
     if let Some(reason) = &reason {
         manifest.weights.plan = format!("{}; {reason}", manifest.weights.plan);
     }
@@ -202,7 +214,7 @@ fn manifest(
     task: Task,
     source: Source<'_>,
     (graph, signature): (&str, Signature),
-    quality: Option<Quality>,
+    (quality, vectors): (Option<Quality>, Option<VectorQuality>),
 ) -> Manifest {
     let is_translation = matches!(source.settings, TaskSettings::Translation(_));
     let (mut embedding, mut classification, mut translation) = (None, None, None);
@@ -226,6 +238,7 @@ fn manifest(
     Manifest {
         format: Manifest::FORMAT,
         name: plan.name.clone(),
+        aliases: plan.aliases.clone(),
         task,
         graph: graph.to_owned(),
         engine: source.engine,
@@ -235,6 +248,7 @@ fn manifest(
             sha256: source.sha256,
         },
         weights: manifest::Weights { precision: plan.precision, plan: storage.to_owned(), quality },
+        vectors,
         embedding,
         classification,
         translation,

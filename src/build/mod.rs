@@ -2,6 +2,7 @@
 
 mod bergamot;
 mod bundle;
+mod calibration;
 mod config;
 pub mod cost;
 mod encoder;

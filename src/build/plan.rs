@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::recipe::{QualityFloor, Recipe, Strategy};
+use super::recipe::{Prompts, QualityFloor, Recipe, Strategy};
 use crate::{
     backend::onnx::Runtime,
     config::EngineChoice,
@@ -45,6 +45,7 @@ pub trait Progress: Sync {
 #[derive(Clone, Default)]
 pub(super) struct Plan {
     pub(super) name: String,
+    pub(super) aliases: Vec<String>,
     /// The package or folder of the source, for the manifest.
     pub(super) from: String,
     pub(super) folder: PathBuf,
@@ -54,6 +55,7 @@ pub(super) struct Plan {
     pub(super) task: Option<Task>,
     pub(super) strategy: Strategy,
     pub(super) tensors: TensorNames,
+    pub(super) prompts: Prompts,
     pub(super) languages: Option<LanguagePair>,
     pub(super) precision: Precision,
     /// Whether the precision was requested. Otherwise, the build may choose a better one.
@@ -136,6 +138,8 @@ fn of_recipe(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         task: Some(recipe.task),
         strategy: recipe.strategy,
         tensors: recipe.tensors,
+        prompts: recipe.prompts,
+        aliases: recipe.aliases,
         languages: recipe.languages,
         precision: precision.unwrap_or_default(),
         is_precision_fixed: precision.is_some(),

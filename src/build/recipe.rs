@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::{fetch, files};
 use crate::{
     error::{Error, Result},
-    pipeline::{Task, translation::LanguagePair},
+    pipeline::{Task, embedding::EmbeddingSettings, translation::LanguagePair},
     repository::manifest::{Precision, TensorNames},
 };
 
@@ -23,6 +23,9 @@ const PACKAGE_PYTHON: &str = "3.11";
 pub struct Recipe {
     /// The name under which the model is served.
     pub name: String,
+    /// Other names under which the model is served.
+    #[serde(default)]
+    pub aliases: Vec<String>,
     /// The task of the bundle.
     pub task: Task,
     /// The location of its files.
@@ -35,11 +38,36 @@ pub struct Recipe {
     /// The names of its tensors for clients of KServe v2.
     #[serde(default)]
     pub tensors: TensorNames,
+    /// The prompts of an embedding model, in addition to those of its files.
+    #[serde(default)]
+    pub prompts: Prompts,
     /// The languages of a model that translates, if its files do not name them.
     pub languages: Option<LanguagePair>,
     /// The floor of its quality.
     #[serde(default)]
     pub quality: QualityFloor,
+}
+
+/// The prompts of an embedding model.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct Prompts {
+    /// The name of the prompt for requests that name none.
+    pub default: Option<String>,
+    /// Prompts by name; that of a role, such as `query` and `document`, is used for texts in this role.
+    #[serde(flatten)]
+    pub named: BTreeMap<String, String>,
+}
+
+impl Prompts {
+    /// Adds the prompts to those of a model's files.
+    pub(super) fn apply(&self, settings: &mut EmbeddingSettings) -> Result<()> {
+        settings.prompts.extend(self.named.clone());
+        if let Some(name) = &self.default {
+            settings.default_prompt = Some(name.clone());
+            settings.prompt(None)?;
+        }
+        Ok(())
+    }
 }
 
 /// The way zero-shot classification and ranking are done.

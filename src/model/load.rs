@@ -17,10 +17,13 @@ use crate::{
     },
     config::{Config, EngineChoice, FleetConfig, Policy},
     error::{Error, Result},
-    pipeline::translation::{TranslationSettings, shortlist::Shortlist},
+    pipeline::{
+        translation::{TranslationSettings, shortlist::Shortlist},
+        vectors::Ranges,
+    },
     repository::{
         Bundle, Manifest,
-        bundle::{Home, PIECES, TOKENIZER},
+        bundle::{Home, PIECES, RANGES, TOKENIZER},
         manifest::{File, Precision},
         remote,
     },
@@ -59,6 +62,8 @@ pub(super) struct Tokenizers {
     /// The same as `source`, unless the bundle has a target tokenizer.
     pub(super) target: Arc<Tokenizer>,
     pub(super) shortlist: Option<Arc<Shortlist>>,
+    /// The ranges of an embedding model's vectors.
+    pub(super) ranges: Option<Arc<Ranges>>,
 }
 
 /// The graphs of a bundle in ONNX Runtime.
@@ -98,7 +103,7 @@ pub(super) fn load(bundle: &Bundle, config: &Config, placement: &Placement) -> R
     let graphs = iter::once(&manifest.graph).chain(settings.map(|settings| &settings.decoder.graph));
     let of_translation =
         settings.into_iter().flat_map(|settings| [&settings.target_tokenizer, &settings.shortlist]);
-    let read: Vec<&str> = [TOKENIZER, PIECES]
+    let read: Vec<&str> = [TOKENIZER, PIECES, RANGES]
         .into_iter()
         .chain(graphs.map(String::as_str))
         .chain(of_translation.flatten().map(String::as_str))
@@ -147,7 +152,10 @@ fn read_tokenizers(bundle: &Bundle, settings: Option<&TranslationSettings>) -> R
     let shortlist = settings.and_then(|settings| settings.shortlist.as_ref());
     let shortlist =
         shortlist.map(|name| Shortlist::from_bytes(&bundle.read(name)?).map(Arc::new)).transpose()?;
-    Ok(Tokenizers { source, target, shortlist })
+    let embedding = bundle.manifest().embedding.as_ref().filter(|_| bundle.manifest().file(RANGES).is_some());
+    let ranges = embedding
+        .map(|embedding| Ranges::from_bytes(&bundle.read(RANGES)?, embedding.dimensions).map(Arc::new));
+    Ok(Tokenizers { source, target, shortlist, ranges: ranges.transpose()? })
 }
 
 /// Creates the sessions of a bundle's graphs, with weights in `mapped` files or in memory, and names the arithmetic of

@@ -69,7 +69,7 @@ impl Pipeline {
 
     /// The pipeline of a manifest's task, for inputs of at most `limit` tokens if the model takes more.
     pub(super) fn new(manifest: &Manifest, loaded: Loaded, limit: Option<usize>) -> Result<Self> {
-        let Tokenizers { source: tokenizer, target, shortlist } = loaded.tokenizers;
+        let Tokenizers { source: tokenizer, target, shortlist, ranges } = loaded.tokenizers;
         let limit = limit.unwrap_or(usize::MAX);
         let route = match loaded.route {
             LoadedRoute::Encoder(route) => route,
@@ -86,7 +86,8 @@ impl Pipeline {
             let settings = manifest.embedding.clone();
             let mut settings = settings.ok_or_else(|| lacks(manifest, "embedding"))?;
             settings.max_tokens = settings.max_tokens.min(limit);
-            EmbeddingPipeline::new(Arc::clone(&tokenizer), route.clone(), settings)
+            let pipeline = EmbeddingPipeline::new(Arc::clone(&tokenizer), route.clone(), settings)?;
+            Ok(pipeline.with_ranges(ranges.clone()))
         };
         let classification = || {
             let settings = manifest.classification.clone();

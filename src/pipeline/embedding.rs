@@ -1,13 +1,18 @@
 //! Texts to vectors, with the results of sentence-transformers: prompt, tokenization, model, pooling, normalization.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use serde::{Deserialize, Serialize};
 
 use super::{
     encoder::{Encoder, EncodingOptions, Encodings, Granularity, Input, Row},
     pooling::{Pooling, normalise},
+    roles::{self, UnknownRole},
     usage::Usage,
+    vectors::{Conversion, Ranges, VectorType},
 };
 use crate::{
     backend::{Deadline, routing::Route},
@@ -34,6 +39,40 @@ pub struct EmbeddingSettings {
     /// Prompts by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub prompts: BTreeMap<String, String>,
+}
+
+impl EmbeddingSettings {
+    /// The prompt with this name or for this role, or the default prompt.
+    pub fn prompt(&self, name: Option<&str>) -> Result<Option<&str>> {
+        let Some(name) = name.or(self.default_prompt.as_deref()) else { return Ok(None) };
+        let prompts = &self.prompts;
+        let of_role = || prompts.get(roles::prompt(prompts, name).ok()??);
+        prompts.get(name).or_else(of_role).map(|prompt| Some(prompt.as_str())).ok_or_else(|| {
+            let known: Vec<_> = prompts.keys().collect();
+            let known = if known.is_empty() { "none".into() } else { quoted(&known) };
+            Error::invalid(format!("unknown prompt `{name}`; the model's prompts: {known}"))
+        })
+    }
+
+    /// The name of the prompt for a role, such as `query` or `search_document`, or with this name. `None`, which is the
+    /// default prompt, if the model has no prompt for the role.
+    pub fn prompt_name(&self, role: &str) -> Result<Option<&str>> {
+        let prompts = &self.prompts;
+        if let Some((name, _)) = prompts.get_key_value(role) {
+            return Ok(Some(name));
+        }
+        roles::prompt(prompts, role).map_err(|UnknownRole| {
+            let prompts = prompts.keys().map(String::as_str);
+            let known: BTreeSet<_> = UnknownRole::known().into_iter().chain(prompts).collect();
+            let known: Vec<_> = known.into_iter().collect();
+            let role: String = role.chars().take(40).collect();
+            Error::invalid(format!(
+                "expected a role among {}, but found `{}`",
+                quoted(&known),
+                role.escape_debug()
+            ))
+        })
+    }
 }
 
 /// The options of a request.
@@ -73,6 +112,8 @@ pub struct Embeddings<V> {
 pub struct EmbeddingPipeline {
     encoder: Encoder,
     settings: EmbeddingSettings,
+    /// The ranges of vectors of 8-bit integers.
+    ranges: Option<Arc<Ranges>>,
 }
 
 impl EmbeddingPipeline {
@@ -84,7 +125,13 @@ impl EmbeddingPipeline {
     ) -> Result<Self> {
         let output = (settings.output.as_str(), settings.dimensions);
         let encoder = Encoder::new(tokenizer, route.into(), output, None, settings.max_tokens)?;
-        Ok(Self { encoder, settings })
+        Ok(Self { encoder, settings, ranges: None })
+    }
+
+    /// The same pipeline with the ranges of its vectors, for vectors of 8-bit integers.
+    #[must_use]
+    pub fn with_ranges(self, ranges: Option<Arc<Ranges>>) -> Self {
+        Self { ranges, ..self }
     }
 
     /// The settings of the model.
@@ -135,14 +182,19 @@ impl EmbeddingPipeline {
         Ok(Embeddings { vectors, usage })
     }
 
-    /// The prompt with this name, or the default prompt.
+    /// See [`EmbeddingSettings::prompt`].
     pub fn prompt(&self, name: Option<&str>) -> Result<Option<&str>> {
-        let Some(name) = name.or(self.settings.default_prompt.as_deref()) else { return Ok(None) };
-        self.settings.prompts.get(name).map(|prompt| Some(prompt.as_str())).ok_or_else(|| {
-            let known: Vec<_> = self.settings.prompts.keys().collect();
-            let known = if known.is_empty() { "none".into() } else { quoted(&known) };
-            Error::invalid(format!("unknown prompt `{name}`; the model's prompts: {known}"))
-        })
+        self.settings.prompt(name)
+    }
+
+    /// See [`EmbeddingSettings::prompt_name`].
+    pub fn prompt_name(&self, role: &str) -> Result<Option<&str>> {
+        self.settings.prompt_name(role)
+    }
+
+    /// The conversion of normalized vectors with this many dimensions to a type.
+    pub fn conversion(&self, wanted: VectorType, dimensions: Option<usize>) -> Result<Conversion> {
+        Conversion::new(wanted, self.dimensions(dimensions)?, self.ranges.as_deref())
     }
 
     /// Refuses a number of dimensions that the model does not have.

@@ -10,10 +10,12 @@ mod model_inputs;
 pub mod pair_template;
 pub mod pooling;
 pub mod ranking;
+mod roles;
 pub mod scores;
 mod task;
 pub mod translation;
 mod usage;
+pub mod vectors;
 pub mod zero_shot;
 
 pub use self::{encoder::Input, task::Task, usage::Usage};

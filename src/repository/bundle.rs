@@ -28,6 +28,9 @@ pub const TOKENIZER: &str = "tokenizer.json";
 /// The file name of the compiled tokenizer, which loads faster; not every bundle has one.
 pub const PIECES: &str = "tokenizer.pieces";
 
+/// The file name of the ranges of an embedding model's vectors; bundles of earlier versions have none.
+pub const RANGES: &str = "ranges.bin";
+
 /// The most memory that is reserved for a file before it is read, since a manifest may state any size.
 const MAX_RESERVED_BYTES: u64 = 64 * 1024 * 1024;
 

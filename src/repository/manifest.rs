@@ -24,6 +24,9 @@ pub struct Manifest {
     pub format: u32,
     /// The default name of the model.
     pub name: String,
+    /// Other names of the model.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub aliases: Vec<String>,
     /// The task of the model.
     pub task: Task,
     /// The file name of the graph.
@@ -35,6 +38,9 @@ pub struct Manifest {
     pub source: Source,
     /// The precision of the weights, and the loss of quality.
     pub weights: Weights,
+    /// The quality of an embedding model's vectors as integers and bits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vectors: Option<VectorQuality>,
     /// The settings of embedding models.
     pub embedding: Option<EmbeddingSettings>,
     /// The settings of classifiers and rankers.
@@ -153,6 +159,20 @@ pub struct Neighbours {
     pub ten_nearest: f32,
     /// The share of texts with the same nearest.
     pub nearest: f32,
+}
+
+/// How many of the ten nearest vectors of each sample text are still among the ten nearest if vectors are stored as
+/// integers or bits, without another ranking of the results.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VectorQuality {
+    /// The number of texts.
+    pub texts: usize,
+    /// The share for `int8` and `uint8`, by cosine similarity.
+    pub int8: f32,
+    /// The share for `binary` and `ubinary`, by Hamming distance; absent if 8 does not divide the dimensions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub binary: Option<f32>,
 }
 
 /// The names of a model's tensors in the KServe API, which a recipe can adapt to existing clients.

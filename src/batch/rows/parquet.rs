@@ -6,9 +6,10 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use arrow_array::{
-    Array, ArrayRef, Float32Array, RecordBatch, StringArray,
-    builder::{Float32Builder, ListBuilder, StringBuilder},
+    Array, ArrayRef, ArrowPrimitiveType, Float32Array, RecordBatch, StringArray,
+    builder::{ListBuilder, PrimitiveBuilder, StringBuilder},
     cast::AsArray,
+    types::{Float32Type, Int8Type, UInt8Type},
 };
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -41,6 +42,7 @@ use crate::{
         input::OpenInput,
     },
     error::{Error, Result},
+    pipeline::vectors::StoredVector,
 };
 
 /// The size of the footer's length and of the magic bytes, in bytes.
@@ -223,6 +225,8 @@ impl ParquetWriter {
                 CellType::Number => DataType::Float32,
                 CellType::Texts => list(DataType::Utf8),
                 CellType::Numbers => list(DataType::Float32),
+                CellType::Int8s => list(DataType::Int8),
+                CellType::Uint8s => list(DataType::UInt8),
             };
             Arc::new(Field::new(free_name(name, is_taken), column_type, true))
         });
@@ -298,17 +302,33 @@ fn column<'a>(cell_type: CellType, cells: impl Iterator<Item = Option<&'a Cell>>
             }
             Arc::new(lists.finish())
         }
-        CellType::Numbers => {
-            let mut lists = ListBuilder::new(Float32Builder::new());
-            for cell in cells {
-                if let Some(Cell::Numbers(numbers)) = cell {
-                    lists.values().append_slice(numbers);
-                }
-                lists.append(cell.is_some());
-            }
-            Arc::new(lists.finish())
-        }
+        CellType::Numbers => numbers::<Float32Type>(cells, |cell| match cell {
+            Cell::Numbers(numbers) | Cell::Vector(StoredVector::Float(numbers)) => Some(numbers),
+            _ => None,
+        }),
+        CellType::Int8s => numbers::<Int8Type>(cells, |cell| match cell {
+            Cell::Vector(StoredVector::Int8(numbers)) => Some(numbers),
+            _ => None,
+        }),
+        CellType::Uint8s => numbers::<UInt8Type>(cells, |cell| match cell {
+            Cell::Vector(StoredVector::Uint8(numbers)) => Some(numbers),
+            _ => None,
+        }),
     }
+}
+
+fn numbers<'a, T: ArrowPrimitiveType>(
+    cells: impl Iterator<Item = Option<&'a Cell>>,
+    values: impl Fn(&'a Cell) -> Option<&'a Vec<T::Native>>,
+) -> ArrayRef {
+    let mut lists = ListBuilder::new(PrimitiveBuilder::<T>::new());
+    for cell in cells {
+        if let Some(numbers) = cell.and_then(&values) {
+            lists.values().append_slice(numbers);
+        }
+        lists.append(cell.is_some());
+    }
+    Arc::new(lists.finish())
 }
 
 /// The offset of the footer.
@@ -374,7 +394,7 @@ fn moved(group: &RowGroupMetaData, by: i64, place: usize) -> Result<RowGroupMeta
 
 #[cfg(test)]
 mod tests {
-    use arrow_array::{DictionaryArray, LargeStringArray, StringViewArray, types::Int8Type};
+    use arrow_array::{DictionaryArray, LargeStringArray, StringViewArray};
 
     use super::*;
     use crate::batch::answer::SCORE;

@@ -134,6 +134,16 @@ fn encode(text: &str, tokenizer: &Tokenizer, settings: &EncoderSettings) -> Resu
 }
 
 /// The vector or the scores of one text.
+pub(in crate::build) fn vector_of(
+    text: &str,
+    model: &EncoderModel,
+    tokenizer: &Tokenizer,
+    settings: &EncoderSettings,
+) -> Result<Vec<f32>> {
+    answer(settings, model, &encode(text, tokenizer, settings)?)
+}
+
+/// The vector or the scores of one text.
 fn answer(settings: &EncoderSettings, session: &EncoderModel, encoding: &Encoding) -> Result<Vec<f32>> {
     let (name, ..) = settings.shape();
     let outputs = session.run(&inputs(session.signature(), encoding)?)?;
@@ -179,11 +189,10 @@ fn compare(settings: &EncoderSettings, answers: &[&Answers]) -> Quality {
 
 /// Compares the nearest texts of each text in both forms, whose vectors are in the same order.
 fn neighbours(forms: &[Vec<&[f32]>; 2]) -> Neighbours {
-    const COUNT: usize = 10;
     let texts = forms[0].len().max(1) as f32;
     let (mut kept, mut expected, mut same) = (0, 0, 0);
     for text in 0..forms[0].len() {
-        let [reference, found] = forms.each_ref().map(|vectors| nearest(vectors, text, COUNT));
+        let [reference, found] = forms.each_ref().map(|vectors| nearest(vectors, text, cosine));
         kept += reference.iter().filter(|other| found.contains(other)).count();
         expected += reference.len();
         same += usize::from(reference.first() == found.first());
@@ -191,12 +200,16 @@ fn neighbours(forms: &[Vec<&[f32]>; 2]) -> Neighbours {
     Neighbours { ten_nearest: kept as f32 / expected.max(1) as f32, nearest: same as f32 / texts }
 }
 
-/// The `count` other texts whose vectors are nearest to that of `text`, the nearest first.
-fn nearest(vectors: &[&[f32]], text: usize, count: usize) -> Vec<usize> {
-    let cosines: Vec<f32> = vectors.iter().map(|other| cosine(vectors[text], other)).collect();
+/// The ten other texts whose vectors are most similar to that of `text`, the most similar first.
+pub(in crate::build) fn nearest<V: ?Sized>(
+    vectors: &[&V],
+    text: usize,
+    similarity: impl Fn(&V, &V) -> f32,
+) -> Vec<usize> {
+    let similarities: Vec<f32> = vectors.iter().map(|other| similarity(vectors[text], other)).collect();
     let mut others: Vec<usize> = (0..vectors.len()).filter(|other| *other != text).collect();
-    others.sort_by(|left, right| cosines[*right].total_cmp(&cosines[*left]));
-    others.truncate(count);
+    others.sort_by(|left, right| similarities[*right].total_cmp(&similarities[*left]));
+    others.truncate(10);
     others
 }
 

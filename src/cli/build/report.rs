@@ -9,7 +9,7 @@ use crate::{
     cli::{bench::serve_once, quality},
     config::Config,
     pipeline::Task,
-    repository::manifest::{Manifest, Precision, Quality},
+    repository::manifest::{Manifest, Precision, Quality, VectorQuality},
 };
 
 #[derive(Debug, Serialize)]
@@ -25,6 +25,7 @@ pub(super) struct Report<'a> {
     quality: Option<Quality>,
     /// A remark on the quality, or on the precision that was chosen.
     note: Option<&'a str>,
+    vectors: Option<VectorQuality>,
     comparison: Option<Comparison>,
     serving: Option<Serving>,
     next: Vec<String>,
@@ -57,6 +58,7 @@ impl<'a> Report<'a> {
             bytes: files.iter().map(|file| file.size).sum(),
             quality: weights.quality,
             note: built.note.as_deref(),
+            vectors: manifest.vectors,
             comparison: built.comparison,
             serving: serving.ok(),
             next: [format!("kivu serve {path}"), format!("kivu push {path} s3://BUCKET/PREFIX")].into(),
@@ -77,6 +79,13 @@ impl<'a> Report<'a> {
         }
         lines.push(format!("  quality  {}", quality::text(self.quality)));
         lines.extend(self.note.map(|note| format!("  note     {note}")));
+        if let Some(VectorQuality { texts, int8, binary }) = self.vectors {
+            let binary = binary.map_or(String::new(), |binary| format!(", binary {:.0} %", binary * 100.0));
+            let int8 = int8 * 100.0;
+            lines.push(format!(
+                "  vectors  nearest ten of {texts} texts that are found again: int8 {int8:.0} %{binary}"
+            ));
+        }
         if let Some(Comparison { fp32, built }) = self.comparison {
             let (before, after) = (fp32.texts_per_second, built.texts_per_second);
             let (ratio, before, after) = (after / before, rate(before), rate(after));
@@ -126,6 +135,7 @@ mod tests {
                 neighbours,
             }),
             note: Some("chosen since int8 is below the floor"),
+            vectors: Some(VectorQuality { texts: 300, int8: 0.97, binary: Some(0.8234) }),
             comparison: Some(Comparison { fp32: cost(90_000_000, 100.0), built: cost(22_500_000, 450.0) }),
             serving: Some(Serving { resident_mb: 87.2, answer_ms: 1.26 }),
             next: vec!["kivu serve my-model".into(), "kivu push my-model s3://BUCKET/PREFIX".into()],
@@ -136,13 +146,21 @@ mod tests {
           size     weights 22.5 MB, 25 % of 90.0 MB in fp32
           quality  cosine to fp32 over 300 texts: mean 0.9939, worst 0.9831; 95.1 % of the ten nearest texts kept, 98.0 % of the nearest
           note     chosen since int8 is below the floor
+          vectors  nearest ten of 300 texts that are found again: int8 97 %, binary 82 %
           speed    450 texts/s, 4.5 × the 100 of fp32 with the same texts
           serving  87 MB resident, 1.3 ms for a short text
           next     kivu serve my-model
                    kivu push my-model s3://BUCKET/PREFIX
         ");
-        let short =
-            Report { comparison: None, serving: None, quality: None, note: None, next: Vec::new(), ..report };
+        let short = Report {
+            comparison: None,
+            serving: None,
+            quality: None,
+            note: None,
+            vectors: None,
+            next: Vec::new(),
+            ..report
+        };
         insta::assert_snapshot!(short.lines().join("\n"), @r"
         minilm (feature-extraction, BertModel)
           bundle   my-model, 24.0 MB, 0123456789ab

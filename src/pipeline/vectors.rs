@@ -1,0 +1,205 @@
+//! Vectors as they are stored: 8-bit integers and bits, with the arithmetic of `quantize_embeddings` of
+//! sentence-transformers.
+
+use std::fmt;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use super::pooling::normalise;
+use crate::error::{Error, Result};
+
+/// The numbers of a vector.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum VectorType {
+    /// 32-bit floating point.
+    #[default]
+    Float,
+    /// 8-bit integers, of 255 steps between the lowest and the highest value of each dimension, less 128.
+    Int8,
+    /// The same integers from 0 to 255.
+    Uint8,
+    /// A bit for each dimension, set for values above 0: eight in a byte, the first one highest, less 128.
+    Binary,
+    /// The same bytes from 0 to 255.
+    Ubinary,
+}
+
+impl fmt::Display for VectorType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Float => "float",
+            Self::Int8 => "int8",
+            Self::Uint8 => "uint8",
+            Self::Binary => "binary",
+            Self::Ubinary => "ubinary",
+        })
+    }
+}
+
+/// A vector of a [`VectorType`].
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum StoredVector {
+    /// Of [`VectorType::Float`].
+    Float(Vec<f32>),
+    /// Of [`VectorType::Int8`] and [`VectorType::Binary`].
+    Int8(Vec<i8>),
+    /// Of [`VectorType::Uint8`] and [`VectorType::Ubinary`].
+    Uint8(Vec<u8>),
+}
+
+impl StoredVector {
+    /// The values as little-endian bytes.
+    pub fn bytes(&self) -> Vec<u8> {
+        match self {
+            Self::Float(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            Self::Int8(values) => values.iter().map(|value| value.cast_unsigned()).collect(),
+            Self::Uint8(values) => values.clone(),
+        }
+    }
+}
+
+/// The conversion of vectors of length 1 to a [`VectorType`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum Conversion {
+    /// To [`VectorType::Float`]: none.
+    Float,
+    /// To [`VectorType::Binary`] and [`VectorType::Ubinary`].
+    Bits {
+        /// Whether the bytes are signed.
+        signed: bool,
+    },
+    /// To [`VectorType::Int8`] and [`VectorType::Uint8`].
+    Integers {
+        /// Whether the integers are signed.
+        signed: bool,
+        /// The value and the size of the first step, for each dimension.
+        steps: Vec<(f32, f32)>,
+    },
+}
+
+impl Conversion {
+    /// The conversion of vectors of `size` values to a type, which `ranges` must allow.
+    pub fn new(wanted: VectorType, size: usize, ranges: Option<&Ranges>) -> Result<Self> {
+        let signed = matches!(wanted, VectorType::Int8 | VectorType::Binary);
+        match wanted {
+            VectorType::Float => Ok(Self::Float),
+            VectorType::Binary | VectorType::Ubinary => match size % 8 {
+                0 => Ok(Self::Bits { signed }),
+                _ => Err(Error::invalid(format!(
+                    "expected a number of dimensions that 8 divides for vectors of type `{wanted}`, but found {size}"
+                ))),
+            },
+            VectorType::Int8 | VectorType::Uint8 => {
+                let ranges = ranges.ok_or_else(|| {
+                    Error::invalid(format!(
+                        "expected a bundle with calibrated ranges for vectors of type `{wanted}`, but found none; build \
+                         the bundle again"
+                    ))
+                })?;
+                let steps = ranges.steps(size).ok_or_else(|| {
+                    Error::invalid(format!(
+                        "expected {} dimensions or a multiple of {SIZE_STEP} for vectors of type `{wanted}`, but found \
+                         {size}",
+                        ranges.dimensions
+                    ))
+                })?;
+                Ok(Self::Integers { signed, steps })
+            }
+        }
+    }
+
+    /// Converts a vector. Values beyond the calibrated range become its first or last step.
+    pub fn convert(&self, vector: Vec<f32>) -> StoredVector {
+        let (signed, bytes): (_, Vec<u8>) = match self {
+            Self::Float => return StoredVector::Float(vector),
+            Self::Bits { signed } => {
+                let byte = |bits: &[f32]| bits.iter().fold(0, |byte, bit| byte << 1 | u8::from(*bit > 0.0));
+                (signed, vector.chunks(8).map(byte).collect())
+            }
+            Self::Integers { signed, steps } => {
+                let step = |(value, (start, step)): (&f32, &(f32, f32))| {
+                    // The range is that of `u8`, and NaN becomes 0.
+                    ((value - start) / step).floor().clamp(0.0, 255.0) as u8
+                };
+                (signed, vector.iter().zip(steps).map(step).collect())
+            }
+        };
+        match signed {
+            // Less 128 is the same as another highest bit.
+            true => StoredVector::Int8(bytes.into_iter().map(|byte| (byte ^ 0x80).cast_signed()).collect()),
+            false => StoredVector::Uint8(bytes),
+        }
+    }
+}
+
+/// The lowest and the highest value of each dimension in sample vectors of length 1, for vectors of all dimensions and
+/// for those of fewer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ranges {
+    dimensions: usize,
+    /// For each number of dimensions in [`sizes`], the lowest values, then the highest.
+    values: Vec<f32>,
+}
+
+/// Vectors may be truncated to multiples of this many dimensions.
+const SIZE_STEP: usize = 32;
+
+/// The numbers of dimensions that have ranges.
+fn sizes(dimensions: usize) -> impl Iterator<Item = usize> {
+    (1..).map(|count| count * SIZE_STEP).take_while(move |size| *size < dimensions).chain([dimensions])
+}
+
+impl Ranges {
+    /// The ranges of sample vectors after they are truncated and normalized; all must have the same dimensions.
+    pub fn of(vectors: &[Vec<f32>]) -> Self {
+        let dimensions = vectors.first().map_or(0, Vec::len);
+        let mut values = Vec::new();
+        for size in sizes(dimensions) {
+            let (mut lowest, mut highest) = (vec![f32::INFINITY; size], vec![f32::NEG_INFINITY; size]);
+            for vector in vectors {
+                let mut vector = vector[..size].to_vec();
+                normalise(&mut vector);
+                for ((value, lowest), highest) in vector.iter().zip(&mut lowest).zip(&mut highest) {
+                    (*lowest, *highest) = (lowest.min(*value), highest.max(*value));
+                }
+            }
+            values.extend(lowest.into_iter().chain(highest));
+        }
+        Self { dimensions, values }
+    }
+
+    /// Reads the file of a model's ranges.
+    pub fn from_bytes(bytes: &[u8], dimensions: usize) -> Result<Self> {
+        // A manifest may state any number of dimensions: the sum has an addend for each 32 of them.
+        let size = |size: usize| 2 * size * size_of::<f32>();
+        if dimensions > bytes.len() || sizes(dimensions).map(size).sum::<usize>() != bytes.len() {
+            return Err(Error::model(format!(
+                "expected the ranges of vectors of {dimensions} values, but found {} bytes; build the bundle again",
+                bytes.len()
+            )));
+        }
+        let values: Vec<f32> = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        Ok(Self { dimensions, values })
+    }
+
+    /// The contents of the file.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        self.values.iter().flat_map(|value| value.to_le_bytes()).collect()
+    }
+
+    /// The start and the step of each of the first `size` dimensions; `None` if there are no ranges for this size.
+    fn steps(&self, size: usize) -> Option<Vec<(f32, f32)>> {
+        let before: usize =
+            sizes(self.dimensions).take_while(|known| *known < size).map(|known| 2 * known).sum();
+        sizes(self.dimensions).find(|known| *known == size)?;
+        let (lowest, highest) = self.values.get(before..before + 2 * size)?.split_at(size);
+        let step = |(lowest, highest): (&f32, &f32)| {
+            let step = (highest - lowest) / 255.0;
+            (*lowest, if step == 0.0 { 1.0 } else { step })
+        };
+        Some(lowest.iter().zip(highest).map(step).collect())
+    }
+}
