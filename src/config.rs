@@ -5,6 +5,7 @@
 //! file.
 
 mod auth;
+mod choice;
 mod limits;
 mod models;
 
@@ -19,7 +20,7 @@ use std::{
 
 use clap::ValueEnum;
 use config::{Environment, File, FileFormat};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 pub use self::{
     auth::{AuthConfig, AuthMode},
@@ -47,6 +48,7 @@ pub type Variables = BTreeMap<String, String>;
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// The address on which `kivu serve` listens.
+    #[serde(deserialize_with = "choice::address")]
     pub listen: SocketAddr,
     /// The folder for downloads and builds. [`Config::load`] defaults to the nearest `.kivu` of the working folder
     /// and its parents, or else to `kivu` in the user's cache folder.
@@ -73,6 +75,8 @@ pub struct Config {
     /// The served models; the first is the default of requests without a model.
     #[serde(deserialize_with = "models::paths_or_tables")]
     pub models: Vec<ModelConfig>,
+    /// Other names of models in requests: the name of a model by each alias.
+    pub aliases: BTreeMap<String, String>,
     /// Servers that may run models for this process.
     pub fleet: FleetConfig,
     /// Access to S3.
@@ -98,6 +102,7 @@ impl Default for Config {
             auth: AuthConfig::default(),
             page: true,
             models: Vec::new(),
+            aliases: BTreeMap::new(),
             fleet: FleetConfig::default(),
             s3: S3Config::default(),
             limits: Limits::default(),
@@ -107,8 +112,7 @@ impl Default for Config {
 }
 
 /// The engine that runs local models.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum EngineChoice {
     /// The one that each bundle was built for, as its manifest says.
     #[default]
@@ -119,15 +123,26 @@ pub enum EngineChoice {
     Onnx,
 }
 
+impl<'de> Deserialize<'de> for EngineChoice {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        choice::one_of(value)
+    }
+}
+
 /// The format of the log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// One line of text per event, coloured on a terminal.
     #[default]
     Text,
     /// One JSON object per line.
     Json,
+}
+
+impl<'de> Deserialize<'de> for LogFormat {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        choice::one_of(value)
+    }
 }
 
 /// S3. Its endpoint and credentials come from the environment variables of AWS.
@@ -213,13 +228,12 @@ impl Config {
             .add_source(environment)
             .set_default("home", home.to_string_lossy().as_ref())
             .and_then(|builder| builder.build())
-            .and_then(config::Config::try_deserialize)
-            .map_err(|error| Error::Config {
-                message: format!(
-                    "invalid configuration in `{}` or in variables `{PREFIX}_…`",
-                    path.display()
-                ),
-                source: Some(Box::new(error)),
+            .map_err(|error| {
+                let message = format!("cannot read `{}` or the variables `{PREFIX}_…`", path.display());
+                Error::Config { message, source: Some(Box::new(error)) }
+            })
+            .and_then(|config| {
+                serde_path_to_error::deserialize(config).map_err(|error| invalid(&path, &error))
             })?;
         config.check()?;
         config.threads = config.threads.or_else(|| lambda_cpus(variable(LAMBDA_MEMORY)?));
@@ -271,6 +285,19 @@ impl Config {
     pub fn threads(&self) -> NonZeroUsize {
         self.threads.or_else(|| thread::available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN)
     }
+}
+
+/// The error of a key whose value cannot be read.
+fn invalid(path: &Path, error: &serde_path_to_error::Error<config::ConfigError>) -> Error {
+    let key = error.path().to_string();
+    let variable = key.to_uppercase().replace('.', "__");
+    let place = match key.as_str() {
+        "." | "?" => format!("invalid configuration in `{}` or in variables `{PREFIX}_…`", path.display()),
+        _ => format!("invalid `{key}` in `{}` or in the variable `{PREFIX}_{variable}`", path.display()),
+    };
+    // The key is in the place already.
+    let expected = error.inner().to_string();
+    Error::config(format!("{place}: {}", expected.split(" for key `").next().unwrap_or_default()))
 }
 
 /// The default of `home`: the nearest [`HOME`] of the working folder and its parents; otherwise `kivu` in the user's
@@ -348,6 +375,62 @@ mod tests {
 
     #[test]
     fn unknown_keys_and_invalid_values_are_reported() {
+        let refused = |name: &str, value: &str| {
+            let error = load("", &[(name, value)]).unwrap_err().to_string();
+            error.split_once(" in the variable ").map_or(error.clone(), |(_, error)| error.to_owned())
+        };
+        insta::assert_snapshot!(refused("KIVU_LOG", "warn"), @"`KIVU_LOG`: expected `text`, `json`, but found `warn`");
+        insta::assert_snapshot!(refused("KIVU_ENGINE", "gpu"), @"`KIVU_ENGINE`: expected `auto`, `native`, `onnx`, but found `gpu`");
+        insta::assert_snapshot!(refused("KIVU_AUTH__MODE", "key"), @"`KIVU_AUTH__MODE`: expected `keys`, `iam`, `jwt`, `none`, but found `key`");
+        insta::assert_snapshot!(refused("KIVU_FLEET__POLICY", "remote"), @"`KIVU_FLEET__POLICY`: expected `local`, `fleet`, `auto`, but found `remote`");
+        // Every key that is not a text.
+        let keys = [
+            "LISTEN",
+            "MAP_WEIGHTS",
+            "THREADS",
+            "PAGE",
+            "AUTH__REFRESH_S",
+            "FLEET__TIMEOUT_MS",
+            "S3__TIMEOUT_MS",
+            "LIMITS__TEXTS",
+            "LIMITS__TOKENS",
+            "LIMITS__TRUNCATE",
+            "LIMITS__BODY_BYTES",
+            "LIMITS__VALUES",
+            "LIMITS__REQUESTS",
+            "LIMITS__TIMEOUT_MS",
+            "BATCH__SAVE_MS",
+            "BATCH__MARGIN_MS",
+            "ALIASES",
+            "BATCH__RULES",
+        ];
+        let errors: Vec<_> = keys.iter().map(|key| refused(&format!("KIVU_{key}"), "x y")).collect();
+        insta::assert_snapshot!(errors.join("\n"), @r#"
+        `KIVU_LISTEN`: expected an address such as `127.0.0.1:8080`, but found `x y`
+        `KIVU_MAP_WEIGHTS`: invalid type: string "x y", expected a boolean
+        `KIVU_THREADS`: invalid type: string "x y", expected an integer
+        `KIVU_PAGE`: invalid type: string "x y", expected a boolean
+        `KIVU_AUTH__REFRESH_S`: invalid type: string "x y", expected an integer
+        `KIVU_FLEET__TIMEOUT_MS`: invalid type: string "x y", expected an integer
+        `KIVU_S3__TIMEOUT_MS`: invalid type: string "x y", expected an integer
+        `KIVU_LIMITS__TEXTS`: invalid type: string "x y", expected an integer
+        `KIVU_LIMITS__TOKENS`: invalid type: string "x y", expected an integer
+        `KIVU_LIMITS__TRUNCATE`: invalid type: string "x y", expected a boolean
+        `KIVU_LIMITS__BODY_BYTES`: invalid type: string "x y", expected an integer
+        `KIVU_LIMITS__VALUES`: invalid type: string "x y", expected an integer
+        `KIVU_LIMITS__REQUESTS`: invalid type: string "x y", expected an integer
+        `KIVU_LIMITS__TIMEOUT_MS`: invalid type: string "x y", expected an integer
+        `KIVU_BATCH__SAVE_MS`: invalid type: string "x y", expected an integer
+        `KIVU_BATCH__MARGIN_MS`: invalid type: string "x y", expected an integer
+        `KIVU_ALIASES`: invalid type: string "x y", expected a map
+        `KIVU_BATCH__RULES`: invalid type: string "x y", expected a sequence
+        "#);
+        let table =
+            |text: &str| load(text, &[]).unwrap_err().to_string().split_once(": ").unwrap().1.to_owned();
+        insta::assert_snapshot!(table("models = [{ path = 'a', polcy = 'auto' }]"), @"unknown field `polcy`, expected one of `name`, `path`, `policy`, `remote`, `urls`, `version`");
+        insta::assert_snapshot!(table("models = [{ path = 'a', policy = 'remote' }]"), @"expected `local`, `fleet`, `auto`, but found `remote`");
+        insta::assert_snapshot!(table("models = [7]"), @"invalid type: integer `7`, expected the path of a model, or a table with `path`");
+        insta::assert_snapshot!(table("models = 7"), @"invalid type: integer `7`, expected a sequence");
         assert!(load("[limits]\ntext = 7", &[]).unwrap_err().chain().contains("text"));
         assert!(load("", &[("KIVU_LIMITS__TEXTS", "many")]).unwrap_err().chain().contains("many"));
         assert!(load("", &[("KIVU_LIMIT__TEXTS", "1")]).unwrap_err().chain().contains("limit"));

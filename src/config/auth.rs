@@ -2,7 +2,8 @@
 
 use std::{fmt, path::PathBuf};
 
-use serde::Deserialize;
+use clap::ValueEnum;
+use serde::{Deserialize, Deserializer};
 
 /// How callers authenticate, and where the keys are.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -44,8 +45,7 @@ impl Default for AuthConfig {
 }
 
 /// How callers authenticate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum AuthMode {
     /// An API key.
     Keys,
@@ -55,6 +55,12 @@ pub enum AuthMode {
     Jwt,
     /// Every request is allowed.
     None,
+}
+
+impl<'de> Deserialize<'de> for AuthMode {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        super::choice::one_of(value)
+    }
 }
 
 /// A text that `Debug` hides.

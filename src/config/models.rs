@@ -1,8 +1,12 @@
 //! Models, and the servers of a fleet that may run them.
 
-use std::{path::PathBuf, time::Duration};
+use std::{fmt, path::PathBuf, time::Duration};
 
-use serde::{Deserialize, Deserializer};
+use clap::ValueEnum;
+use serde::{
+    Deserialize, Deserializer,
+    de::{MapAccess, Visitor, value::MapAccessDeserializer},
+};
 
 /// Servers with the KServe v2 protocol, such as Triton.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -43,8 +47,7 @@ impl FleetConfig {
 }
 
 /// Where a model runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Policy {
     /// In this process.
     Local,
@@ -53,6 +56,12 @@ pub enum Policy {
     /// Wherever requests finish sooner; in this process while the fleet is unavailable.
     #[default]
     Auto,
+}
+
+impl<'de> Deserialize<'de> for Policy {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        super::choice::one_of(value)
+    }
 }
 
 /// A served model.
@@ -98,17 +107,32 @@ impl ModelConfig {
 
 /// Deserializes models, each of which is a path or a table.
 pub(super) fn paths_or_tables<'de, D: Deserializer<'de>>(list: D) -> Result<Vec<ModelConfig>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum PathOrTable {
-        Path(PathBuf),
-        Table(ModelConfig),
+    /// An untagged enum would not say what is wrong with a table.
+    struct PathOrTable;
+
+    impl<'de> Visitor<'de> for PathOrTable {
+        type Value = Entry;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("the path of a model, or a table with `path`")
+        }
+
+        fn visit_str<E>(self, path: &str) -> Result<Entry, E> {
+            Ok(Entry(PathBuf::from(path).into()))
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, table: A) -> Result<Entry, A::Error> {
+            ModelConfig::deserialize(MapAccessDeserializer::new(table)).map(Entry)
+        }
     }
-    let models = Vec::deserialize(list)?.into_iter();
-    Ok(models
-        .map(|model| match model {
-            PathOrTable::Path(path) => path.into(),
-            PathOrTable::Table(model) => model,
-        })
-        .collect())
+
+    struct Entry(ModelConfig);
+
+    impl<'de> Deserialize<'de> for Entry {
+        fn deserialize<D: Deserializer<'de>>(entry: D) -> Result<Self, D::Error> {
+            entry.deserialize_any(PathOrTable)
+        }
+    }
+
+    Ok(Vec::deserialize(list)?.into_iter().map(|Entry(model)| model).collect())
 }
