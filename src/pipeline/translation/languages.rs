@@ -176,6 +176,28 @@ fn language(name: &str) -> Option<Language> {
     by_code.or_else(|| Language::from_639_3(english()?.1))
 }
 
+/// A language for lists.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ListedLanguage {
+    /// The code of ISO 639-1 if it has one, otherwise that of the model.
+    pub code: String,
+    /// The English name.
+    pub name: String,
+}
+
+impl ListedLanguage {
+    /// The language with a model's code.
+    pub fn new(code: &str) -> Self {
+        let Some(language) = language(code) else {
+            return Self { code: code.to_owned(), name: code.to_owned() };
+        };
+        let individual = INDIVIDUAL.iter().find(|(_, individual)| *individual == language.to_639_3());
+        let listed = individual.and_then(|(code, _)| Language::from_639_3(code)).unwrap_or(language);
+        let short = listed.to_639_1().map_or_else(|| code.to_owned(), str::to_owned);
+        Self { code: short, name: listed.to_name().split(" (").next().unwrap_or_default().to_owned() }
+    }
+}
+
 /// The languages in a request, by any of their names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestedLanguages<'a> {
@@ -257,6 +279,20 @@ impl Directions {
     /// The codes of the source and of the target languages.
     pub fn codes(&self) -> [&BTreeSet<String>; 2] {
         [&self.sources.codes, &self.targets.codes]
+    }
+
+    /// The source and the target languages for lists, each with a code that a request may name.
+    pub fn listed(&self) -> (Vec<ListedLanguage>, Vec<ListedLanguage>) {
+        let listed = |names: &LanguageNames| {
+            let language = |code: &String| {
+                let language = ListedLanguage::new(code);
+                // Several scripts of a language have the same short code.
+                let is_unique = names.find("", &language.code).is_ok_and(|found| found == code);
+                if is_unique { language } else { ListedLanguage { code: code.clone(), ..language } }
+            };
+            names.codes.iter().map(language).collect()
+        };
+        (listed(&self.sources), listed(&self.targets))
     }
 
     /// The number of target languages.

@@ -11,7 +11,7 @@ mod source_encoder;
 
 pub use self::{
     execute::Decoding,
-    languages::{Directions, LanguagePair, RequestedLanguages},
+    languages::{Directions, LanguagePair, ListedLanguage, RequestedLanguages},
     pipeline::{GeneratedIds, Translation, TranslationParts, TranslationPipeline, Translations},
     settings::{Decoder, Languages, TokenSide, TranslationSettings, UnknownTokens},
     source_encoder::{SpecialTokens, Split, TranslationOptions},

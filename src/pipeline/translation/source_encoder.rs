@@ -150,15 +150,17 @@ impl SourceEncoder {
         Ok(())
     }
 
-    /// The target language of a text like `>>code<< …`, for models whose own tokenizer reads it.
+    /// The target language of a text like `>>code<< …`, for models whose own tokenizer reads it. It overrides that of the
+    /// request, so that the texts of a request may have different targets.
     fn written_target<'a: 'b, 'b>(
         &self,
         text: &'a str,
         requested: RequestedLanguages<'b>,
     ) -> (RequestedLanguages<'b>, &'a str) {
         let written = text.strip_prefix(">>").and_then(|rest| rest.split_once("<<"));
-        match (&self.settings.languages, requested.target, written) {
-            (Languages::Prefix { .. }, None, Some((code, rest))) => {
+        let is_read = |code: &str| requested.target.is_none() || self.directions.find_target(code).is_ok();
+        match (&self.settings.languages, written) {
+            (Languages::Prefix { .. }, Some((code, rest))) if is_read(code) => {
                 (RequestedLanguages { target: Some(code), ..requested }, rest)
             }
             _ => (requested, text),

@@ -11,7 +11,7 @@ use kivu::{
     model::{Model, Pipeline},
     pipeline::{
         generation::GenerationOptions,
-        translation::{Split, TranslationOptions, TranslationPipeline},
+        translation::{RequestedLanguages, SpecialTokens, Split, TranslationOptions, TranslationPipeline},
     },
     repository::manifest::Precision,
 };
@@ -78,6 +78,36 @@ async fn bundles_translate_as_the_pipeline_of_transformers() {
             assert_eq!(translate(pipeline, call).await, expected, "{name} {:?}", call.parameters);
         }
     }
+}
+
+#[tokio::test]
+async fn a_text_may_begin_with_the_code_of_its_target() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = fixtures().join("models/tiny-marian-multi");
+    let model = open(source, folder.path(), Some(Precision::Fp32), runtime).unwrap();
+    let Pipeline::Translation(pipeline) = &model.pipeline else { panic!("the model translates") };
+    let golden = std::fs::read(fixtures().join("goldens/tiny-marian-multi.json")).unwrap();
+    let golden: Value = serde_json::from_slice(&golden).unwrap();
+    let tokens = |text: &str, target| {
+        let languages = RequestedLanguages { source: None, target };
+        let tokens = pipeline.tokens(text, SpecialTokens::Added, languages).unwrap();
+        tokens.iter().map(|token| token.id).collect::<Vec<_>>()
+    };
+    let texts = golden["tokenized"].as_array().unwrap().iter();
+    let texts = texts.filter(|case| case["text"].as_str().unwrap().starts_with(">>por<<"));
+    let mut count = 0;
+    for case in texts {
+        let text = case["text"].as_str().unwrap();
+        for target in [None, Some("por"), Some("French")] {
+            assert_eq!(Value::from(tokens(text, target)), case["ids"], "{text} to {target:?}");
+        }
+        count += 1;
+    }
+    assert!(count >= 4, "{count} texts");
+    // Another code is a part of the text.
+    let found = tokens(">>xxx<< cat", Some("por"));
+    assert_eq!((found[0], found.len() > 3), (2, true), "{found:?}");
 }
 
 /// Where `make test` keeps what it fetched.
