@@ -1,6 +1,7 @@
 //! Texts to token ids and back. The only module that uses the `tokenizers` crate.
 
 mod byte_pairs;
+pub mod cl100k;
 mod file;
 mod trie;
 mod unigram;
