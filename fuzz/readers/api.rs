@@ -42,7 +42,7 @@ const TOKENIZER: &[u8] = include_bytes!("../../tests/fixtures/models/tiny-bert/t
 const MAX_TOKENS: usize = 16;
 
 /// The routes with a request body; the first byte of an input selects one.
-const ROUTES: [&str; 21] = [
+const ROUTES: [&str; 28] = [
     "/",
     "/embed",
     "/embed_all",
@@ -64,6 +64,13 @@ const ROUTES: [&str; 21] = [
     "/v2/models/embedding/infer",
     "/v2/models/zero-shot/infer",
     "/v2/models/translation/versions/1/infer",
+    "/v1/embed",
+    "/v2/embed",
+    "/v2/translate",
+    "/api/embed",
+    "/api/embeddings",
+    "/api/show",
+    "/vertex",
 ];
 
 /// A byte that selects the route, and a body.
@@ -251,6 +258,8 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
     let manifest = Manifest {
         format: Manifest::FORMAT,
         name: name.into(),
+        aliases: Vec::new(),
+        vectors: None,
         task,
         graph: "model.onnx".into(),
         engine: Engine::default(),

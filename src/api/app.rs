@@ -87,11 +87,38 @@ impl App {
 
     /// The model of this name, or the first one.
     pub(super) fn model(&self, name: Option<&str>) -> Result<&Model> {
-        let found = self.models().find(|model| name.is_none_or(|name| model.name == name));
+        let found = match name {
+            Some(name) => self.find(name).map(|(model, _)| model),
+            None => self.models().next(),
+        };
         found.ok_or_else(|| Error::UnknownModel {
             name: name.unwrap_or_default().to_owned(),
             known: self.models().map(|model| model.name.clone()).collect(),
         })
+    }
+
+    /// The prompt that the name of an embedding model selects, as in `minilm:query`: for clients that cannot send it
+    /// otherwise.
+    pub(super) fn named_prompt(&self, name: Option<&str>) -> Option<String> {
+        self.find(name?)?.1.map(str::to_owned)
+    }
+
+    /// The model with this name or alias, and the prompt after its name. Clients of Ollama add `:latest` to names.
+    fn find(&self, name: &str) -> Option<(&Model, Option<&str>)> {
+        let is_named = |model: &Model, name: &str| {
+            model.name == name || model.manifest.aliases.iter().any(|alias| alias == name)
+        };
+        let named = |name: &str| self.models().find(|model| is_named(model, name));
+        if let Some(model) = named(name) {
+            return Some((model, None));
+        }
+        let (name, suffix) = name.rsplit_once(':')?;
+        let model = named(name)?;
+        match &model.pipeline {
+            _ if suffix == "latest" => Some((model, None)),
+            Pipeline::Embedding(pipeline) => Some((model, pipeline.prompt_name(suffix).ok()?)),
+            _ => None,
+        }
     }
 
     /// The model of this name, which must be for `task`, or the first model for it.

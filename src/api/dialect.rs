@@ -17,11 +17,12 @@ use super::rejection::Rejection;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     Tei,
-    /// The model hub: TEI's errors, but with a body for 401.
+    /// The model hub, Ollama and LibreTranslate: TEI's errors, but with a body for 401.
     Hub,
     OpenAi,
     Jina,
     Cohere,
+    DeepL,
     KServe,
 }
 
@@ -30,7 +31,10 @@ impl Dialect {
     pub(super) fn of(path: &str) -> Self {
         match path {
             "/v1/rerank" => Self::Jina,
-            "/v2/rerank" => Self::Cohere,
+            "/v2/rerank" | "/v2/embed" | "/v1/embed" => Self::Cohere,
+            "/v2/translate" | "/v2/languages" => Self::DeepL,
+            "/languages" => Self::Hub,
+            _ if path.starts_with("/api/") => Self::Hub,
             _ if path.starts_with("/models/") => Self::Hub,
             _ if path == "/v2" || path.starts_with("/v2/") => Self::KServe,
             _ if path.starts_with("/v1/") => Self::OpenAi,
@@ -75,7 +79,7 @@ impl Dialect {
                 ("OpenAiError", json!({ "error": error }))
             }
             Self::Jina => ("JinaError", json!({ "detail": message })),
-            Self::Cohere => ("CohereError", json!({ "message": message })),
+            Self::Cohere | Self::DeepL => ("CohereError", json!({ "message": message })),
             Self::KServe => ("KServeError", json!({ "error": message })),
         })
     }

@@ -3,6 +3,7 @@
 mod app;
 mod auth;
 mod classification;
+mod cohere;
 mod content_encoding;
 mod dialect;
 mod embedding;
@@ -11,6 +12,7 @@ mod embedding;
 pub(crate) mod fuzzing;
 mod inputs;
 mod kserve;
+mod ollama;
 mod openai;
 mod openapi;
 mod page;
@@ -24,6 +26,8 @@ mod startup;
 mod tasks;
 mod tokens;
 mod translation;
+mod translators;
+mod vectors;
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
 
@@ -80,13 +84,25 @@ fn routes() -> Router<Arc<App>> {
         .route("/similarity", post(embedding::similarity))
         .route("/predict", post(classification::predict))
         .route("/rerank", post(ranking::rerank))
-        .route("/translate", post(translation::translate))
+        .route("/translate", post(translators::translate))
+        .route("/languages", get(translators::languages))
+        .route("/invocations", post(tasks::default_task))
+        .route("/vertex", post(tasks::vertex))
         .route("/tokenize", post(tokens::tokenize))
         .route("/decode", post(tokens::decode))
         .route("/models", get(server::list))
         .route("/models/{model}", post(tasks::infer))
         .route("/v1/rerank", post(ranking::jina))
         .route("/v2/rerank", post(ranking::cohere))
+        .route("/v1/embed", post(cohere::embed_v1))
+        .route("/v2/embed", post(cohere::embed))
+        .route("/v2/translate", post(translators::deepl))
+        .route("/v2/languages", get(translators::deepl_languages))
+        .route("/api/embed", post(ollama::embed))
+        .route("/api/embeddings", post(ollama::embeddings))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/show", post(ollama::show))
+        .route("/api/version", get(ollama::version))
         .route("/v2", get(kserve::server))
         .route("/v2/health/live", get(server::health))
         .route("/v2/health/ready", get(server::health))

@@ -1,9 +1,8 @@
-//! OpenAI's `/v1/embeddings` and `/v1/models`.
+//! OpenAI's `/v1/embeddings`, which is also Voyage's and Jina's, and `/v1/models`.
 
 use std::sync::Arc;
 
 use axum::{Json, extract::State};
-use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -13,36 +12,58 @@ use super::{
     rejection::Reply,
     request::{Call, InPath},
     response::with_backend,
+    vectors::{EncodingFormat, Form, Vector},
 };
-use crate::{model::Model, pipeline::embedding::EmbeddingOptions};
+use crate::{
+    error::{Error, Result},
+    pipeline::{Input, embedding::EmbeddingOptions, vectors::VectorType},
+    tokenizer::cl100k,
+};
 
+/// OpenAI's fields, and those of Voyage, Jina and TEI, which have the same route or extend it.
 #[derive(Deserialize)]
 #[serde(expecting = "an object with `input`")]
 pub(super) struct EmbeddingsRequest {
-    /// A text, a list of texts, token ids, or a list of token id lists.
+    /// A text, a list of texts or of objects with a `text`, token ids, or a list of token id lists.
     input: Value,
     /// The name of the model; by default the first embedding model.
     model: Option<String>,
     /// The number of leading values to keep of each vector, which is normalized again.
     dimensions: Option<usize>,
+    /// Voyage's name of `dimensions`.
+    output_dimension: Option<usize>,
     /// `float` by default.
     encoding_format: Option<EncodingFormat>,
+    /// Jina's name of `encoding_format`.
+    embedding_type: Option<EncodingFormat>,
+    /// The type of the values, also in base64; `float` by default.
+    output_dtype: Option<VectorType>,
+    /// The name of a prompt to put before each text.
+    prompt_name: Option<String>,
+    /// The role of the texts, for which the model may have a prompt.
+    input_type: Option<String>,
+    /// Jina's name of `input_type`.
+    task: Option<String>,
+    /// The encoding of token ids: that of OpenAI's embedding models by default.
+    token_encoding: Option<TokenEncoding>,
+    /// Whether texts beyond the model's limit are truncated; otherwise they are rejected.
+    truncate: Option<bool>,
+    /// Voyage's name of `truncate`.
+    truncation: Option<bool>,
+    /// Whether vectors are scaled to length 1; true by default, as with OpenAI.
+    normalized: Option<bool>,
 }
 
-#[derive(Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum EncodingFormat {
-    Float,
-    /// Little-endian 32-bit floats.
-    Base64,
-}
-
-#[derive(Serialize)]
-#[serde(untagged)]
-enum Vector {
-    Float(Vec<f32>),
-    /// Little-endian 32-bit floats.
-    Base64(String),
+/// The tokenizer of a request's token ids.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum TokenEncoding {
+    /// Those of OpenAI's embedding models.
+    #[default]
+    #[serde(rename = "cl100k_base")]
+    Cl100kBase,
+    /// Those of the model's own tokenizer, special tokens included.
+    Model,
 }
 
 #[derive(Serialize)]
@@ -66,24 +87,33 @@ struct EmbeddingsResponse<'a> {
 /// Embed texts
 pub(super) async fn embeddings(Call(context, body): Call<EmbeddingsRequest>) -> Reply {
     let app = &context.app;
-    let inputs = inputs::read("input", body.input, app.limits.texts)?;
-    let (model, pipeline) = app.embedding(body.model.as_deref())?;
+    let name = body.model.as_deref();
+    let (model, pipeline) = app.embedding(name)?;
+    let inputs = inputs::read("input", texts_of_objects(body.input), app.limits.texts)?;
+    let inputs = match body.token_encoding.unwrap_or_default() {
+        TokenEncoding::Cl100kBase => inputs.into_iter().map(text_of_ids).collect::<Result<_>>()?,
+        TokenEncoding::Model => inputs,
+    };
+    pipeline.check_dimensions(body.output_dimension)?;
+    let dimensions = body.dimensions.or(body.output_dimension);
+    let format = body.encoding_format.or(body.embedding_type);
+    let form = Form::new(pipeline, format, body.output_dtype, dimensions, body.normalized)?;
+    let of_role = match body.input_type.or(body.task) {
+        Some(role) => pipeline.prompt_name(&role)?.map(str::to_owned),
+        None => app.named_prompt(name),
+    };
     let options = EmbeddingOptions {
-        truncation: app.truncation(None, None),
-        // OpenAI's vectors are normalized.
-        normalize: Some(true),
-        prompt_name: None,
-        dimensions: body.dimensions,
+        truncation: app.truncation(body.truncate.or(body.truncation), None),
+        normalize: Some(body.normalized.unwrap_or(true)),
+        prompt_name: body.prompt_name.or(of_role),
+        dimensions,
         max_values: app.limits.values,
     };
     let embeddings = pipeline.embed(inputs, &options, context.deadline).await?;
     let data = embeddings.vectors.into_iter().enumerate().map(|(index, vector)| Embedding {
         object: "embedding",
         index,
-        embedding: match body.encoding_format {
-            Some(EncodingFormat::Base64) => Vector::Base64(base64(&vector)),
-            Some(EncodingFormat::Float) | None => Vector::Float(vector),
-        },
+        embedding: form.apply(vector),
     });
     let tokens = embeddings.usage.tokens;
     let answer = EmbeddingsResponse {
@@ -96,32 +126,42 @@ pub(super) async fn embeddings(Call(context, body): Call<EmbeddingsRequest>) -> 
     Ok(with_backend(&answer, embeddings.usage.location))
 }
 
-fn base64(vector: &[f32]) -> String {
-    let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
-    BASE64_STANDARD.encode(bytes)
+/// Clients of OpenAI may send the ids of its tokenizer, without a word about it, as LangChain does.
+fn text_of_ids(input: Input) -> Result<Input> {
+    match input {
+        Input::Ids(ids) => cl100k::decode(&ids).map(Input::Text).map_err(|error| {
+            Error::invalid(format!(
+                "{error}; set `token_encoding` to `model` for the ids of the model's own tokenizer, or send texts \
+                 (`check_embedding_ctx_length=False` in LangChain)"
+            ))
+        }),
+        text => Ok(text),
+    }
+}
+
+/// Jina's clients may send objects with a `text` instead of texts.
+fn texts_of_objects(mut input: Value) -> Value {
+    for value in input.as_array_mut().into_iter().flatten() {
+        if let Some(text) = value.get_mut("text").filter(|text| text.is_string()) {
+            *value = text.take();
+        }
+    }
+    input
 }
 
 /// List the models
 pub(super) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    let models: Vec<Value> = app.models().map(describe).collect();
+    let names = app.models().flat_map(|model| [&model.name].into_iter().chain(&model.manifest.aliases));
+    let models: Vec<Value> = names.map(|name| describe(name)).collect();
     Json(json!({ "data": models, "object": "list" }))
 }
 
 /// Describe a model
 pub(super) async fn model(State(app): State<Arc<App>>, InPath(name): InPath<String>) -> Reply<Json<Value>> {
-    Ok(Json(describe(app.model(Some(&name))?)))
+    app.model(Some(&name))?;
+    Ok(Json(describe(&name)))
 }
 
-fn describe(model: &Model) -> Value {
-    json!({ "created": 0, "id": model.name, "object": "model", "owned_by": "kivu" })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn base64_encodes_little_endian_floats() {
-        assert_eq!(base64(&[1.0, -2.0]), "AACAPwAAAMA=");
-    }
+fn describe(name: &str) -> Value {
+    json!({ "created": 0, "id": name, "object": "model", "owned_by": "kivu" })
 }

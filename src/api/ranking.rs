@@ -90,6 +90,17 @@ pub(super) struct DocumentsRequest {
     top_n: Option<usize>,
     /// Whether the response holds the documents, by default true; Cohere's never does.
     return_documents: Option<bool>,
+    /// Voyage's name of `top_n`.
+    top_k: Option<usize>,
+    /// Voyage's: whether texts beyond the model's limit are truncated; otherwise they are rejected.
+    truncation: Option<bool>,
+}
+
+impl DocumentsRequest {
+    /// Whether the request is Voyage's, whose responses have other names.
+    fn is_voyages(&self) -> bool {
+        self.top_k.is_some() || self.truncation.is_some()
+    }
 }
 
 #[derive(Serialize)]
@@ -116,13 +127,15 @@ async fn rank_documents(context: &Context, body: DocumentsRequest) -> Result<(&s
     let app = &context.app;
     let query = inputs::text("query", body.query)?;
     let documents = parse_documents(body.documents, app.limits.texts)?;
-    if body.top_n == Some(0) {
-        return Err(Error::invalid("expected `top_n` above 0, but found 0"));
+    for (name, count) in [("top_n", body.top_n), ("top_k", body.top_k)] {
+        if count == Some(0) {
+            return Err(Error::invalid(format!("expected `{name}` above 0, but found 0")));
+        }
     }
     let (model, pipeline) = app.ranking(body.model.as_deref())?;
-    let options = RankingOptions { truncation: app.truncation(None, None), raw_scores: false };
+    let options = RankingOptions { truncation: app.truncation(body.truncation, None), raw_scores: false };
     let mut ranked = rank(context, pipeline, query, documents, options).await?;
-    ranked.order.truncate(body.top_n.unwrap_or(usize::MAX));
+    ranked.order.truncate(body.top_n.or(body.top_k).unwrap_or(usize::MAX));
     Ok((&model.name, ranked))
 }
 
@@ -138,7 +151,11 @@ fn parse_documents(value: Value, limit: usize) -> Result<Vec<String>> {
 /// The fields that both dialects share, and others.
 #[derive(Serialize)]
 struct RankedDocuments {
-    results: Vec<RankedDocument>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    results: Option<Vec<RankedDocument>>,
+    /// Voyage's name of `results`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<Vec<RankedDocument>>,
     #[serde(flatten)]
     others: Value,
 }
@@ -154,17 +171,22 @@ pub(super) async fn cohere(Call(context, body): Call<DocumentsRequest>) -> Reply
             "tokens": { "input_tokens": ranked.usage.tokens },
         },
     });
-    let answer = RankedDocuments { results: ranked.documents(false), others };
+    let answer = RankedDocuments { results: Some(ranked.documents(false)), data: None, others };
     Ok(with_backend(&answer, ranked.usage.location))
 }
 
-/// Rank documents by a query, as Jina does
+/// Rank documents by a query, as Jina and Voyage do
 pub(super) async fn jina(Call(context, body): Call<DocumentsRequest>) -> Reply {
-    let with_text = body.return_documents.unwrap_or(true);
+    let is_voyages = body.is_voyages();
+    let with_text = body.return_documents.unwrap_or(!is_voyages);
     let (model, ranked) = rank_documents(&context, body).await?;
     let tokens = ranked.usage.tokens;
     let usage = json!({ "prompt_tokens": tokens, "total_tokens": tokens });
     let others = json!({ "model": model, "object": "list", "usage": usage });
-    let answer = RankedDocuments { results: ranked.documents(with_text), others };
+    let documents = Some(ranked.documents(with_text));
+    let answer = match is_voyages {
+        true => RankedDocuments { results: None, data: documents, others },
+        false => RankedDocuments { results: documents, data: None, others },
+    };
     Ok(with_backend(&answer, ranked.usage.location))
 }

@@ -1,6 +1,6 @@
 //! Reading requests: bodies within the limit, as JSON, with errors that name the field.
 
-use std::{fmt, marker::PhantomData, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, fmt, marker::PhantomData, sync::Arc, time::Instant};
 
 use axum::{
     body::Body,
@@ -16,6 +16,7 @@ use serde::{
     Deserialize, Deserializer,
     de::{DeserializeOwned, MapAccess, Visitor, value::MapAccessDeserializer},
 };
+use serde_json::Value;
 
 use super::{
     app::App,
@@ -79,6 +80,33 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Call<T> {
         let (_, bytes, deadline) = read_bytes(app, request).await?;
         let body = parse(&bytes)?;
         Ok(Self(Context { app: Arc::clone(app), deadline, started }, body))
+    }
+}
+
+/// A request whose body is an object in JSON or a form, and the context in which it is answered. Fields of a form that
+/// occur several times are lists.
+pub(super) struct Submitted(pub(super) Context, pub(super) Value);
+
+impl FromRequest<Arc<App>> for Submitted {
+    type Rejection = Rejection;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
+        if essence(request.headers()) != "application/x-www-form-urlencoded" {
+            let Call(context, body) = Call::from_request(request, app).await?;
+            return Ok(Self(context, body));
+        }
+        let started = Instant::now();
+        let (_, bytes, deadline) = read_bytes(app, request).await?;
+        let mut fields: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (name, value) in form_urlencoded::parse(&bytes) {
+            fields.entry(name.into_owned()).or_default().push(value.into_owned());
+        }
+        let value = |mut values: Vec<String>| match values.len() {
+            1 => Value::from(values.remove(0)),
+            _ => Value::from(values),
+        };
+        let body = fields.into_iter().map(|(name, values)| (name, value(values))).collect();
+        Ok(Self(Context { app: Arc::clone(app), deadline, started }, Value::Object(body)))
     }
 }
 
@@ -163,9 +191,14 @@ async fn collect(mut body: Body, limit: usize) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-fn require_json(headers: &HeaderMap) -> Result<(), Rejection> {
+/// The content type without its parameters, in lower case.
+fn essence(headers: &HeaderMap) -> String {
     let found = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("none");
-    let essence = found.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    found.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
+}
+
+fn require_json(headers: &HeaderMap) -> Result<(), Rejection> {
+    let essence = essence(headers);
     if essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json")) {
         return Ok(());
     }
@@ -222,16 +255,24 @@ fn redacted(cause: &str) -> String {
 }
 
 /// Deserializes parsed JSON; errors name the field.
-pub(super) fn from_value<T: DeserializeOwned>(value: serde_json::Value) -> Result<T, Error> {
+pub(super) fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, Error> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let path = error.path().to_string();
         wrong_value(&path, error.inner())
     })
 }
 
+/// Deserializes a parsed object; derived implementations would also accept a list of its values.
+pub(super) fn from_object<T: DeserializeOwned>(value: Value) -> Result<T, Error> {
+    match value {
+        Value::Object(_) => from_value(value),
+        _ => Err(Error::invalid("expected an object, but found another value")),
+    }
+}
+
 /// The model that a body names.
-pub(super) fn model_name(body: &serde_json::Value) -> Option<&str> {
-    body.get("model").and_then(serde_json::Value::as_str)
+pub(super) fn model_name(body: &Value) -> Option<&str> {
+    body.get("model").and_then(Value::as_str)
 }
 
 #[cfg(test)]

@@ -64,6 +64,9 @@ pub(super) fn characters<'a>(texts: impl IntoIterator<Item = &'a str>) -> usize 
     texts.into_iter().map(|text| text.chars().count()).sum()
 }
 
+/// The name of the header that says where the model ran.
+pub(super) const BACKEND: &str = "x-backend";
+
 /// The header that says where the model ran.
 pub(super) fn backend_header(location: Location) -> [(&'static str, &'static str); 1] {
     let backend = match location {
@@ -71,7 +74,7 @@ pub(super) fn backend_header(location: Location) -> [(&'static str, &'static str
         Location::Local(Engine::Onnx) => "onnx",
         Location::Remote => "triton",
     };
-    [("x-backend", backend)]
+    [(BACKEND, backend)]
 }
 
 /// A JSON response with the backend header.

@@ -1,14 +1,23 @@
-//! The routes whose body and response depend on the model's task: `POST /` of TEI, and `POST /models/{model}` of the
-//! model hub.
+//! The routes whose body and response depend on the model's task: `POST /` of TEI, with `/invocations` of SageMaker and
+//! `/vertex` of Vertex AI, and `POST /models/{model}` of the model hub.
 
+use axum::{
+    http::header::CONTENT_TYPE,
+    response::{IntoResponse, Response},
+};
+use futures::{StreamExt, TryStreamExt, stream};
+use http_body_util::BodyExt;
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
     classification::{classify_with, predict_with, zero_shot_with},
     embedding::{SimilarityRequest, embed_with, similarity_with},
+    inputs,
     ranking::rerank_with,
     rejection::Reply,
-    request::{Call, InPath, from_value, model_name},
+    request::{Call, Context, InPath, from_value, model_name},
+    response::BACKEND,
     translation::translate_with,
 };
 use crate::{error::Error, model::Pipeline};
@@ -18,26 +27,71 @@ use crate::{error::Error, model::Pipeline};
 /// Takes and answers the body of `/embed`, `/predict`, `/rerank` or a translation, depending on the task of the first
 /// model, or that of `/similarity` if `inputs` has a `source_sentence`.
 pub(super) async fn default_task(Call(context, body): Call<Value>) -> Reply {
+    run_default(&context, body).await
+}
+
+async fn run_default(context: &Context, body: Value) -> Reply {
     let app = &context.app;
     if is_similarity(&body) {
         let request: SimilarityRequest = from_value(body)?;
-        let (_, pipeline) = app.embedding(request.model())?;
-        return similarity_with(&context, pipeline, request).await;
+        let name = request.model().map(str::to_owned);
+        let (_, pipeline) = app.embedding(name.as_deref())?;
+        return similarity_with(context, pipeline, name.as_deref(), request).await;
     }
-    match &app.model(model_name(&body))?.pipeline {
-        Pipeline::Classification(pipeline) => predict_with(&context, pipeline, from_value(body)?).await,
-        Pipeline::Ranking(pipeline) => rerank_with(&context, pipeline, from_value(body)?).await,
-        Pipeline::Translation(pipeline) => translate_with(&context, pipeline, from_value(body)?).await,
-        Pipeline::Embedding(pipeline) => embed_with(&context, pipeline, body).await,
+    let name = model_name(&body).map(str::to_owned);
+    let name = name.as_deref();
+    match &app.model(name)?.pipeline {
+        Pipeline::Classification(pipeline) => predict_with(context, pipeline, from_value(body)?).await,
+        Pipeline::Ranking(pipeline) => rerank_with(context, pipeline, from_value(body)?).await,
+        Pipeline::Translation(pipeline) => translate_with(context, pipeline, from_value(body)?).await,
+        Pipeline::Embedding(pipeline) => embed_with(context, pipeline, name, body).await,
         Pipeline::ZeroShot(_) => {
-            let (_, pipeline) = app.embedding(model_name(&body))?;
-            embed_with(&context, pipeline, body).await
+            let (_, pipeline) = app.embedding(name)?;
+            embed_with(context, pipeline, name, body).await
         }
     }
 }
 
 fn is_similarity(body: &Value) -> bool {
     body.get("inputs").is_some_and(|inputs| inputs.get("source_sentence").is_some())
+}
+
+/// Instances of a request that run at the same time.
+const CONCURRENT_INSTANCES: usize = 16;
+/// How many bytes of a response take as much memory as a value.
+const BYTES_PER_VALUE: usize = 12;
+
+#[derive(Deserialize)]
+#[serde(expecting = "an object with `instances`")]
+pub(super) struct VertexRequest {
+    /// Bodies of `POST /`.
+    instances: Vec<Value>,
+}
+
+/// Run the first model for several requests, as Vertex AI does
+pub(super) async fn vertex(Call(context, body): Call<VertexRequest>) -> Reply {
+    let limits = &context.app.limits;
+    inputs::count("instances", body.instances.len(), limits.texts)?;
+    let instances = body.instances.into_iter();
+    let runs =
+        instances.map(|instance| async { run_default(&context, instance).await.map(Response::into_parts) });
+    let mut runs = stream::iter(runs).buffered(CONCURRENT_INSTANCES);
+    let (mut predictions, mut backend) = (Vec::new(), None);
+    while let Some((parts, body)) = runs.try_next().await? {
+        // The bodies of models are in memory.
+        let body = body.collect().await.map_err(|_| Error::inference("a response is incomplete"))?.to_bytes();
+        if predictions.len() + body.len() > limits.values.saturating_mul(BYTES_PER_VALUE) {
+            return Err(
+                Error::too_large("expected fewer texts in all `instances`; send fewer at once").into()
+            );
+        }
+        predictions.push(if predictions.is_empty() { b'[' } else { b',' });
+        predictions.extend_from_slice(&body);
+        backend = parts.headers.get(BACKEND).cloned();
+    }
+    let body = [br#"{"predictions":"#.as_slice(), &predictions, b"]}"].concat();
+    let backend = backend.map(|backend| [(BACKEND, backend)]);
+    Ok((backend, [(CONTENT_TYPE, "application/json")], body).into_response())
 }
 
 /// Run a model
@@ -47,9 +101,9 @@ pub(super) async fn infer(InPath(name): InPath<String>, Call(context, mut body):
     }
     match &context.app.model(Some(&name))?.pipeline {
         Pipeline::Embedding(pipeline) if is_similarity(&body) => {
-            similarity_with(&context, pipeline, from_value(body)?).await
+            similarity_with(&context, pipeline, Some(&name), from_value(body)?).await
         }
-        Pipeline::Embedding(pipeline) => embed_with(&context, pipeline, body).await,
+        Pipeline::Embedding(pipeline) => embed_with(&context, pipeline, Some(&name), body).await,
         Pipeline::Ranking(pipeline) => {
             rerank_with(&context, pipeline, from_value(body["inputs"].take())?).await
         }

@@ -7,7 +7,7 @@ use super::{
     app::App,
     inputs,
     rejection::Reply,
-    request::{self, Call, Context},
+    request::{self, Context},
     response::{characters, with_usage},
 };
 use crate::{
@@ -67,8 +67,8 @@ struct Alternative<'a> {
     score: Option<f32>,
 }
 
-/// Translate texts
-pub(super) async fn translate(Call(context, body): Call<TranslateRequest>) -> Reply {
+/// Translates texts, as Kivu's own request says.
+pub(super) async fn translate_own(context: &Context, body: TranslateRequest) -> Reply {
     let app = &context.app;
     let texts = inputs::texts("inputs", body.inputs, app.limits.texts)?;
     let characters = characters(texts.iter().map(String::as_str));
@@ -84,7 +84,7 @@ pub(super) async fn translate(Call(context, body): Call<TranslateRequest>) -> Re
         max_sentences: app.limits.texts,
     };
     let translations = pipeline.translate(texts, &options, context.deadline).await?;
-    Ok(with_usage(&context, &response(model, &translations), &translations.usage, characters))
+    Ok(with_usage(context, &response(model, &translations), &translations.usage, characters))
 }
 
 fn response<'a>(model: &'a Model, translations: &'a Translations) -> TranslateResponse<'a> {
@@ -108,7 +108,7 @@ fn response<'a>(model: &'a Model, translations: &'a Translations) -> TranslateRe
 }
 
 /// The model of this name, or the first that translates between the languages.
-fn choose<'a>(
+pub(super) fn choose<'a>(
     app: &'a App,
     name: Option<&str>,
     wanted: RequestedLanguages<'_>,
@@ -151,7 +151,7 @@ fn unsupported_languages(all: &[(&Model, &TranslationPipeline)], wanted: Request
     ))
 }
 
-fn pick(pipeline: &Pipeline) -> Option<&TranslationPipeline> {
+pub(super) fn pick(pipeline: &Pipeline) -> Option<&TranslationPipeline> {
     match pipeline {
         Pipeline::Translation(pipeline) => Some(pipeline),
         _ => None,

@@ -219,10 +219,11 @@ class OpenAiTest(ServerTest):
     def test_token_ids_equal_their_text(self):
         # As in TEI, ids are used unchanged, including special tokens.
         ids = self.token_ids(QUESTION)
-        one = self.create(ids).data
+        own = {"extra_body": {"token_encoding": "model"}}
+        one = self.create(ids, **own).data
         self.assertEqual(len(one), 1, "one array of ids is one input")
         self.assert_near(one[0].embedding, self.embed(QUESTION), SAME_TEXT_SAME_BATCH, "[int]")
-        many = self.create([self.token_ids(text) for text in TEXTS]).data
+        many = self.create([self.token_ids(text) for text in TEXTS], **own).data
         self.assertEqual(len(many), len(TEXTS), "each inner array of ids is one input")
         for text, entry in zip(TEXTS, many):
             self.assert_near(entry.embedding, self.embed(text), SAME_TEXT_OTHER_BATCH, text)

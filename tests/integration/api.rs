@@ -80,6 +80,8 @@ fn model_of(task: Task, default_prompt: Option<String>, [fails_on, panics_on]: [
         manifest: Manifest {
             format: Manifest::FORMAT,
             name: "tiny".into(),
+            aliases: Vec::new(),
+            vectors: None,
             task,
             graph: "model.onnx".into(),
             engine: Engine::default(),
@@ -292,7 +294,7 @@ async fn wrong_values_are_named() {
     insta::assert_snapshot!(refusal("/decode", r#"{"ids": [99999]}"#).await, @"422: expected token ids below 230, but found 99999");
     insta::assert_snapshot!(refusal("/decode", r#"{"ids": "a"}"#).await, @"422: expected `ids` to be lists of token ids, but found a string");
     insta::assert_snapshot!(refusal("/v1/embeddings", r#"{"input": 7}"#).await, @"422: expected `input` to be a string, a list of strings or lists of token ids, but found a number");
-    insta::assert_snapshot!(refusal("/v1/embeddings", r#"{"input": "a", "encoding_format": "hex"}"#).await, @"422: wrong value in `encoding_format`: unknown value, expected `float` or `base64`");
+    insta::assert_snapshot!(refusal("/v1/embeddings", r#"{"input": "a", "encoding_format": "hex"}"#).await, @"422: wrong value in `encoding_format`: unknown value, expected one of `float`, `base64`, `int8`, `uint8`, `binary`, `ubinary`");
 }
 
 #[tokio::test]

@@ -45,3 +45,4 @@ mod serving;
 mod static_embeddings;
 mod translation;
 mod translation_graphs;
+mod vectors;

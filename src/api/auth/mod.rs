@@ -247,7 +247,9 @@ fn shown_keys(headers: &HeaderMap) -> Vec<&str> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
     let bearer = text(AUTHORIZATION).and_then(|value| {
         let (scheme, key) = value.split_once(' ')?;
-        scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+        // The second is that of DeepL's clients.
+        let is_known = ["bearer", "deepl-auth-key"].iter().any(|known| scheme.eq_ignore_ascii_case(known));
+        is_known.then(|| key.trim())
     });
     let shown = [bearer, text(API_KEY)].into_iter().flatten();
     shown.filter(|key| !key.is_empty() && key.len() <= MAX_KEY_BYTES).collect()

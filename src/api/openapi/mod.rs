@@ -123,7 +123,7 @@ fn rejections(path: &str, is_post: bool, is_open: bool) -> Vec<(&'static str, Re
         (has_body, "The body is incomplete or not JSON.", json_error.into()),
         (has_body || path.contains("{model}"), "Unknown model.", unknown_model.into()),
         (has_body, "Too many texts, tokens or bytes.", too_large.into()),
-        (has_body, "Invalid value.", invalid.into()),
+        (has_body || path == "/v2/languages", "Invalid value.", invalid.into()),
         (has_body, "The model failed.", failed.into()),
         (has_body, "Timeout.", timeout.into()),
         (has_content_type, "Wrong content type.", new(StatusCode::UNSUPPORTED_MEDIA_TYPE, wrong_type)),
@@ -148,8 +148,11 @@ fn error_response(dialect: Dialect, meaning: &str, rejection: &Rejection) -> Val
 }
 
 fn add_headers(path: &str, is_post: bool, headers: &Map<String, Value>, responses: &mut Value) {
-    let runs_model = is_post && !matches!(path, "/tokenize" | "/decode" | "/v2/repository/index");
-    let has_usage = matches!(Dialect::of(path), Dialect::Tei | Dialect::Hub);
+    let runs_model =
+        is_post && !matches!(path, "/tokenize" | "/decode" | "/v2/repository/index" | "/api/show");
+    let has_usage = matches!(Dialect::of(path), Dialect::Tei | Dialect::Hub)
+        && !path.starts_with("/api/")
+        && path != "/vertex";
     for (status, response) in members(responses) {
         for (name, header) in headers {
             let is_sent = match name.as_str() {
@@ -182,11 +185,15 @@ mod tests {
             classification::{
                 ClassifyParameters, ClassifyRequest, PredictRequest, ZeroShotParameters, ZeroShotRequest,
             },
+            cohere::CohereEmbedRequest,
             embedding::{EmbedOptions, SimilarityRequest},
+            ollama::{OllamaEmbedRequest, OllamaEmbeddingsRequest, OllamaShowRequest},
             openai::EmbeddingsRequest,
             ranking::{DocumentsRequest, RerankRequest},
+            tasks::VertexRequest,
             tokens::{DecodeRequest, TokenizeRequest},
             translation::{HubParameters, HubTranslationRequest, TranslateRequest},
+            translators::{DeepLRequest, LibreTranslateRequest},
         },
         pipeline::generation::GenerationOptions,
     };
@@ -229,11 +236,17 @@ mod tests {
         let requests = [
             ("ClassifyParameters", fields_of::<ClassifyParameters>()),
             ("ClassifyRequest", fields_of::<ClassifyRequest>()),
+            ("CohereEmbedRequest", fields_of::<CohereEmbedRequest>()),
             ("DecodeRequest", fields_of::<DecodeRequest>()),
+            ("DeepLRequest", fields_of::<DeepLRequest>()),
             ("DocumentsRequest", fields_of::<DocumentsRequest>()),
             ("EmbedOptions", fields_of::<EmbedOptions>()),
             ("EmbeddingsRequest", fields_of::<EmbeddingsRequest>()),
             ("GenerationOptions", fields_of::<GenerationOptions>()),
+            ("LibreTranslateRequest", fields_of::<LibreTranslateRequest>()),
+            ("OllamaEmbedRequest", fields_of::<OllamaEmbedRequest>()),
+            ("OllamaEmbeddingsRequest", fields_of::<OllamaEmbeddingsRequest>()),
+            ("OllamaShowRequest", fields_of::<OllamaShowRequest>()),
             ("PredictRequest", fields_of::<PredictRequest>()),
             ("RerankRequest", fields_of::<RerankRequest>()),
             ("SimilarityRequest", fields_of::<SimilarityRequest>()),
@@ -241,6 +254,7 @@ mod tests {
             ("TranslateRequest", fields_of::<TranslateRequest>()),
             ("TranslationRequest", fields_of::<HubTranslationRequest>()),
             ("TranslationParameters", fields_of::<HubParameters>()),
+            ("VertexRequest", fields_of::<VertexRequest>()),
             ("ZeroShotParameters", fields_of::<ZeroShotParameters>()),
             ("ZeroShotRequest", fields_of::<ZeroShotRequest>()),
         ];

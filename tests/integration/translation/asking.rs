@@ -106,6 +106,8 @@ fn model(name: &str, codes: &[&str]) -> Model {
         manifest: Manifest {
             format: Manifest::FORMAT,
             name: name.into(),
+            aliases: Vec::new(),
+            vectors: None,
             task: Task::Translation,
             graph: "encoder.onnx".into(),
             engine: Engine::default(),
@@ -395,4 +397,78 @@ async fn kserve_translates_ids_and_texts() {
         "inputs": [{ "name": "input_ids", "shape": [1, 1], "datatype": "INT64", "data": [99999] }],
     });
     insta::assert_snapshot!(refusal("/v2/models/all/infer", beyond).await, @"400: expected token ids below 604, but found 99999 in row 0");
+}
+
+#[tokio::test]
+async fn libre_translate_and_deepl_have_the_translations_of_kivu() {
+    let own = json!({ "inputs": ["cat", "dog"], "src_lang": "en", "tgt_lang": "fr" });
+    let (_, own) = ask("/translate", &own).await;
+    let [cat, dog] = [0, 1].map(|text| own["translations"][text]["text"].clone());
+    let libre = json!({ "q": ["cat", "dog"], "source": "en", "target": "fr", "format": "text" });
+    assert_eq!(ask("/translate", &libre).await.1, json!({ "translatedText": [cat, dog] }));
+    let libre = json!({ "q": "cat", "source": "en", "target": "fr", "alternatives": 1 });
+    let (_, answer) = ask("/translate", &libre).await;
+    assert_eq!((&answer["translatedText"], answer["alternatives"].as_array().unwrap().len()), (&cat, 1));
+    let deepl =
+        json!({ "text": ["cat", "dog"], "source_lang": "EN", "target_lang": "FR", "split_sentences": "0" });
+    let (_, answer) = ask("/v2/translate", &deepl).await;
+    let translation =
+        |text| json!({ "detected_source_language": "EN", "text": text, "billed_characters": 3 });
+    assert_eq!(answer, json!({ "translations": [translation(&cat), translation(&dog)] }));
+
+    // Forms, in which a field may occur several times.
+    let form = |path: &str, body: &'static str| {
+        let request =
+            Request::post(path).header("content-type", "application/x-www-form-urlencoded; charset=utf-8");
+        app_with(limits()).oneshot(request.body(Body::from(body)).unwrap())
+    };
+    let (_, found) =
+        answer_of(form("/v2/translate", "text=cat&text=dog&target_lang=FR&source_lang=EN")).await;
+    assert_eq!(found, answer);
+    let (_, found) = answer_of(form("/translate", "q=cat&source=en&target=fr&format=text&api_key=")).await;
+    assert_eq!(found, json!({ "translatedText": cat }));
+
+    let get = async |path: &str| {
+        let request = Request::get(path).body(Body::empty()).unwrap();
+        answer_of(app_with(limits()).oneshot(request)).await.1
+    };
+    let languages = get("/languages").await;
+    assert_eq!(
+        languages[0],
+        json!({ "code": "de", "name": "German", "targets": ["en", "fr", "pt", "zho_Hans", "zho_Hant"] })
+    );
+    assert_eq!(get("/v2/languages").await[1], json!({ "language": "EN", "name": "English" }));
+    let targets = get("/v2/languages?type=target").await;
+    assert_eq!(targets[1], json!({ "language": "EN", "name": "English", "supports_formality": false }));
+
+    let mut errors = Vec::new();
+    for (path, body) in [
+        ("/translate", json!({ "q": "cat", "source": "auto", "target": "fr" })),
+        ("/translate", json!({ "q": "cat", "source": "en" })),
+        ("/translate", json!({ "q": "<b>cat</b>", "source": "en", "target": "fr", "format": "html" })),
+        ("/translate", json!({ "q": "cat", "source": "en", "target": "fr", "alternatives": 100 })),
+        ("/translate", json!({ "q": "cat", "source": "tlh", "target": "fr" })),
+        ("/v2/translate", json!({ "text": "cat", "target_lang": "FR" })),
+        ("/v2/translate", json!({ "text": "cat", "target_lang": "FR", "tag_handling": "xml" })),
+        ("/v2/translate", json!({ "text": "cat", "target_lang": "FR", "formality": "more" })),
+    ] {
+        let (status, body) = ask(path, &body).await;
+        errors.push(format!("{status} {body}"));
+    }
+    insta::assert_snapshot!(errors.join("\n"), @r#"
+    422 Unprocessable Entity {"error":"expected the language of the texts in `source`, since languages are not detected, but found none; there are 6 of them, such as `de`, `en`, `fr`, `pt`, `zho_Hans`, `zho_Hant`","error_type":"Validation"}
+    422 Unprocessable Entity {"error":"expected a language in `target`, but found none","error_type":"Validation"}
+    422 Unprocessable Entity {"error":"expected `format` to be `text`, but found `html`","error_type":"Validation"}
+    422 Unprocessable Entity {"error":"expected `alternatives` from 0 to 9, but found another value","error_type":"Validation"}
+    422 Unprocessable Entity {"error":"expected a language of the model in `source`, but found `tlh`; it has `deu_Latn`, `eng_Latn`, `fra_Latn`, `por_Latn`, `zho_Hans`, `zho_Hant`","error_type":"Validation"}
+    422 Unprocessable Entity {"message":"expected the language of the texts in `source_lang`, since languages are not detected, but found none; there are 6 of them, such as `de`, `en`, `fr`, `pt`, `zho_Hans`, `zho_Hant`"}
+    422 Unprocessable Entity {"message":"expected `tag_handling` to be none, but found `xml`"}
+    422 Unprocessable Entity {"message":"expected `formality` to be `default`, `prefer_more` or `prefer_less`, but found `more`"}
+    "#);
+}
+
+async fn answer_of(
+    response: impl Future<Output = Result<Response<Body>, std::convert::Infallible>>,
+) -> (StatusCode, Value) {
+    answer(response.await.unwrap()).await
 }

@@ -1,0 +1,184 @@
+//! Ollama's `/api/embed`, `/api/embeddings`, `/api/tags`, `/api/show` and `/api/version`.
+
+use std::sync::Arc;
+
+use axum::{Json, extract::State};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::{
+    app::App,
+    inputs,
+    rejection::Reply,
+    request::{Call, Context, from_object},
+    response::with_backend,
+};
+use crate::{
+    error::Result,
+    model::{Model, Pipeline},
+    pipeline::embedding::{EmbeddingOptions, Embeddings},
+};
+
+#[derive(Deserialize)]
+#[serde(expecting = "an object with `input`")]
+pub(super) struct OllamaEmbedRequest {
+    /// The name of the model; by default the first embedding model.
+    model: Option<String>,
+    /// A text or a list of texts. Nothing or an empty text gives no vectors: clients load models this way.
+    #[serde(default)]
+    input: Value,
+    /// Whether texts beyond the model's limit are truncated; otherwise they are rejected.
+    truncate: Option<bool>,
+    /// The number of leading values to keep of each vector, which is normalized again.
+    dimensions: Option<usize>,
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "an object with `prompt`")]
+pub(super) struct OllamaEmbeddingsRequest {
+    /// The name of the model; by default the first embedding model.
+    model: Option<String>,
+    /// A text. Nothing or an empty text gives no vector.
+    #[serde(default)]
+    prompt: Value,
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "an object with `model`")]
+pub(super) struct OllamaShowRequest {
+    /// The name of the model; by default the first model.
+    model: Option<String>,
+    /// The name of the model in older clients.
+    name: Option<String>,
+}
+
+#[derive(Serialize)]
+struct EmbedResponse<'a> {
+    model: &'a str,
+    embeddings: Vec<Vec<f32>>,
+    /// In nanoseconds.
+    total_duration: u64,
+    /// In nanoseconds: models are loaded before the first request.
+    load_duration: u64,
+    prompt_eval_count: usize,
+}
+
+#[derive(Serialize)]
+struct EmbeddingsResponse {
+    embedding: Vec<f32>,
+}
+
+/// Embed texts, as Ollama does
+pub(super) async fn embed(Call(context, body): Call<Value>) -> Reply {
+    let body: OllamaEmbedRequest = from_object(body)?;
+    let app = &context.app;
+    let options = EmbeddingOptions {
+        truncation: app.truncation(body.truncate, None),
+        normalize: Some(true),
+        dimensions: body.dimensions,
+        ..options(app, body.model.as_deref())
+    };
+    let (model, found) =
+        embed_with(&context, body.model.as_deref(), ("input", body.input, app.limits.texts), &options)
+            .await?;
+    let answer = EmbedResponse {
+        model: &model.name,
+        embeddings: found.vectors,
+        total_duration: u64::try_from(context.started.elapsed().as_nanos()).unwrap_or(u64::MAX),
+        load_duration: 0,
+        prompt_eval_count: found.usage.tokens,
+    };
+    Ok(with_backend(&answer, found.usage.location))
+}
+
+/// Embed a text, as earlier versions of Ollama do; the model's own settings say whether vectors have length 1
+pub(super) async fn embeddings(Call(context, body): Call<Value>) -> Reply {
+    let body: OllamaEmbeddingsRequest = from_object(body)?;
+    let options = options(&context.app, body.model.as_deref());
+    let (_, mut found) =
+        embed_with(&context, body.model.as_deref(), ("prompt", body.prompt, 1), &options).await?;
+    let answer = EmbeddingsResponse { embedding: found.vectors.pop().unwrap_or_default() };
+    Ok(with_backend(&answer, found.usage.location))
+}
+
+fn options(app: &App, model: Option<&str>) -> EmbeddingOptions {
+    EmbeddingOptions {
+        truncation: app.truncation(None, None),
+        normalize: None,
+        prompt_name: app.named_prompt(model),
+        dimensions: None,
+        max_values: app.limits.values,
+    }
+}
+
+async fn embed_with<'a>(
+    context: &'a Context,
+    name: Option<&str>,
+    (field, texts, limit): (&str, Value, usize),
+    options: &EmbeddingOptions,
+) -> Result<(&'a Model, Embeddings<Vec<f32>>)> {
+    let (model, pipeline) = context.app.embedding(name)?;
+    let is_empty = match &texts {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(texts) => texts.is_empty(),
+        _ => false,
+    };
+    if is_empty {
+        return Ok((model, Embeddings { vectors: Vec::new(), usage: Default::default() }));
+    }
+    let texts = inputs::texts(field, texts, limit)?;
+    let inputs = texts.into_iter().map(crate::pipeline::Input::Text).collect();
+    Ok((model, pipeline.embed(inputs, options, context.deadline).await?))
+}
+
+/// List the models, as Ollama does
+pub(super) async fn tags(State(app): State<Arc<App>>) -> Json<Value> {
+    let model = |model: &Model| {
+        let size: u64 = model.manifest.files.iter().map(|file| file.size).sum();
+        let (name, digest) = (&model.name, &model.digest);
+        json!({ "name": name, "model": name, "size": size, "digest": digest, "details": details(model) })
+    };
+    let models: Vec<Value> = app.models().map(model).collect();
+    Json(json!({ "models": models }))
+}
+
+/// Describe a model, as Ollama does
+pub(super) async fn show(Call(context, body): Call<Value>) -> Reply<Json<Value>> {
+    let body: OllamaShowRequest = from_object(body)?;
+    let model = context.app.model(body.model.as_deref().or(body.name.as_deref()))?;
+    let family = family(model);
+    let mut info = json!({ "general.architecture": family });
+    info[format!("{family}.context_length")] = model.pipeline.max_tokens().into();
+    let mut capabilities = Vec::new();
+    if let Pipeline::Embedding(pipeline) = &model.pipeline {
+        info[format!("{family}.embedding_length")] = pipeline.settings().dimensions.into();
+        capabilities.push("embedding");
+    }
+    let details = details(model);
+    Ok(Json(json!({ "details": details, "model_info": info, "capabilities": capabilities })))
+}
+
+fn details(model: &Model) -> Value {
+    let family = family(model);
+    json!({
+        "parent_model": "",
+        "format": "onnx",
+        "family": family,
+        "families": [family],
+        "parameter_size": "",
+        "quantization_level": model.manifest.weights.precision.to_string(),
+    })
+}
+
+/// The architecture without the suffix of its head, in lower case: `bert` for `BertModel`.
+fn family(model: &Model) -> String {
+    let name = model.manifest.source.architecture.to_lowercase();
+    let end = ["model", "for"].iter().filter_map(|suffix| name.find(suffix)).min();
+    end.filter(|end| *end > 0).map_or_else(|| name.clone(), |end| name[..end].to_owned())
+}
+
+/// Tell the version
+pub(super) async fn version() -> Json<Value> {
+    Json(json!({ "version": env!("CARGO_PKG_VERSION") }))
+}

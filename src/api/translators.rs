@@ -1,0 +1,279 @@
+//! Translation in the APIs of LibreTranslate (`/translate`, `/languages`) and DeepL (`/v2/translate`,
+//! `/v2/languages`).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use axum::{
+    Json,
+    extract::{Request, State},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{
+    app::App,
+    inputs,
+    rejection::Reply,
+    request::{Context, Submitted, from_object, from_value, read_bytes},
+    response::{OneOrMany, characters, with_backend, with_usage},
+    translation::{choose, pick, translate_own},
+};
+use crate::{
+    error::{Error, Result, quoted},
+    pipeline::{
+        generation::GenerationOptions,
+        translation::{
+            ListedLanguage, RequestedLanguages, Split, Translation, TranslationOptions, Translations,
+        },
+    },
+};
+
+#[derive(Deserialize)]
+#[serde(expecting = "an object with `q`")]
+pub(super) struct LibreTranslateRequest {
+    /// A text or a list of texts.
+    q: Value,
+    /// The language of the texts; `auto` if all models for the target have the same.
+    source: Option<String>,
+    /// The language of the translations.
+    target: Option<String>,
+    /// Only `text`.
+    format: Option<String>,
+    /// The number of other translations of each text.
+    alternatives: Option<Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "an object with `text`")]
+pub(super) struct DeepLRequest {
+    /// A text or a list of texts.
+    text: Value,
+    /// The language of the texts; may be missing if all models for the target have the same.
+    source_lang: Option<String>,
+    /// The language of the translations.
+    target_lang: Option<String>,
+    /// `0` for texts that are one sentence each.
+    split_sentences: Option<String>,
+    /// Not supported, except `default` and preferences.
+    formality: Option<String>,
+    /// Not supported.
+    tag_handling: Option<String>,
+    /// Not supported.
+    glossary_id: Option<String>,
+}
+
+/// The languages of a request, and the names of its fields for them.
+struct Wanted {
+    source: Option<String>,
+    target: Option<String>,
+    fields: [&'static str; 2],
+}
+
+impl Wanted {
+    /// A source language is required if texts in several languages can be translated to the target.
+    fn check(&self, app: &App) -> Result<()> {
+        let (source, target) = (self.source.as_deref(), self.target.as_deref());
+        let [source_field, target_field] = self.fields;
+        if target.is_none() {
+            return Err(Error::invalid(format!("expected a language in `{target_field}`, but found none")));
+        }
+        let pipelines = app.models().filter_map(|model| pick(&model.pipeline));
+        let with_target =
+            pipelines.filter(|pipeline| pipeline.directions().has(RequestedLanguages { source, target }));
+        let sources: BTreeSet<_> =
+            with_target.flat_map(|pipeline| pipeline.directions().listed().0).collect();
+        if source.is_none() && sources.len() > 1 {
+            let codes: Vec<_> = sources.iter().take(8).map(|language| &language.code).collect();
+            return Err(Error::invalid(format!(
+                "expected the language of the texts in `{source_field}`, since languages are not detected, but found \
+                 none; there are {} of them, such as {}",
+                sources.len(),
+                quoted(&codes)
+            )));
+        }
+        Ok(())
+    }
+
+    /// Names the fields of this API in an error.
+    fn rename(&self, error: Error) -> Error {
+        match error {
+            Error::Invalid { message } => {
+                let [source, target] = self.fields;
+                Error::invalid(message.replace("src_lang", source).replace("tgt_lang", target))
+            }
+            other => other,
+        }
+    }
+
+    async fn translate(
+        &self,
+        context: &Context,
+        texts: Vec<String>,
+        split: Split,
+        generation: GenerationOptions,
+    ) -> Result<Translations> {
+        let app = &context.app;
+        self.check(app)?;
+        let (source, target) = (self.source.as_deref(), self.target.as_deref());
+        let chosen = choose(app, None, RequestedLanguages { source, target });
+        let (_, pipeline) = chosen.map_err(|error| self.rename(error))?;
+        let options = TranslationOptions {
+            source: self.source.clone(),
+            target: self.target.clone(),
+            split: Some(split),
+            truncate: app.limits.truncate,
+            clean_up_spaces: false,
+            generation,
+            max_sentences: app.limits.texts,
+        };
+        let found = pipeline.translate(texts, &options, context.deadline).await;
+        found.map_err(|error| self.rename(error))
+    }
+}
+
+/// Translate texts: Kivu's own request, or LibreTranslate's with `q`
+pub(super) async fn translate(Submitted(context, body): Submitted) -> Reply {
+    match body.get("q") {
+        Some(_) => libre_translate(&context, from_object(body)?).await,
+        None => translate_own(&context, from_value(body)?).await,
+    }
+}
+
+async fn libre_translate(context: &Context, body: LibreTranslateRequest) -> Reply {
+    const MAX_ALTERNATIVES: u64 = 9;
+    let is_single = body.q.is_string();
+    let texts = inputs::texts("q", body.q, context.app.limits.texts)?;
+    let characters = characters(texts.iter().map(String::as_str));
+    refuse("format", body.format.filter(|format| format != "text"), "`text`")?;
+    let count = match &body.alternatives {
+        None | Some(Value::Null) => 0,
+        Some(count) => {
+            let number = count.as_u64().or_else(|| count.as_str()?.parse().ok());
+            number.filter(|number| *number <= MAX_ALTERNATIVES).ok_or_else(|| {
+                Error::invalid(format!(
+                    "expected `alternatives` from 0 to {MAX_ALTERNATIVES}, but found another value"
+                ))
+            })?
+        }
+    };
+    let generation = match usize::try_from(count).unwrap_or(0) {
+        0 => GenerationOptions::default(),
+        count => GenerationOptions {
+            num_beams: Some(count + 1),
+            num_return_sequences: Some(count + 1),
+            ..GenerationOptions::default()
+        },
+    };
+    let source = body.source.filter(|source| source != "auto");
+    let wanted = Wanted { source, target: body.target, fields: ["source", "target"] };
+    let found = wanted.translate(context, texts, Split::Sentences, generation).await?;
+    let of_rank = |ranks: fn(Vec<Translation>) -> Value| {
+        let texts = found.texts.iter().cloned().map(ranks).collect();
+        json!(OneOrMany::new(texts, is_single))
+    };
+    let mut answer =
+        json!({ "translatedText": of_rank(|ranks| json!(ranks.first().map(|best| &best.text))) });
+    if count > 0 {
+        answer["alternatives"] =
+            of_rank(|ranks| ranks.into_iter().skip(1).map(|other| Value::from(other.text)).collect());
+    }
+    Ok(with_usage(context, &answer, &found.usage, characters))
+}
+
+/// Translate texts, as DeepL does
+pub(super) async fn deepl(Submitted(context, body): Submitted) -> Reply {
+    let body: DeepLRequest = from_object(body)?;
+    let texts = inputs::texts("text", body.text, context.app.limits.texts)?;
+    refuse("tag_handling", body.tag_handling, "none")?;
+    refuse("glossary_id", body.glossary_id, "none")?;
+    let is_preference =
+        |formality: &String| matches!(&**formality, "default" | "prefer_more" | "prefer_less");
+    let formality = body.formality.filter(|formality| !is_preference(formality));
+    refuse("formality", formality, "`default`, `prefer_more` or `prefer_less`")?;
+    let split = match body.split_sentences.as_deref() {
+        Some("0") => Split::WhenLong,
+        _ => Split::Sentences,
+    };
+    let characters: Vec<usize> = texts.iter().map(|text| text.chars().count()).collect();
+    let (source, target) = (body.source_lang, body.target_lang);
+    let wanted = Wanted { source, target, fields: ["source_lang", "target_lang"] };
+    let found = wanted.translate(&context, texts, split, GenerationOptions::default()).await?;
+    let translations = found.texts.iter().zip(&found.pairs).zip(characters);
+    let translations = translations.map(|((ranks, pair), characters)| {
+        json!({
+            "detected_source_language": ListedLanguage::new(&pair.source).code.to_uppercase(),
+            "text": ranks.first().map(|best| &best.text),
+            "billed_characters": characters,
+        })
+    });
+    let answer = json!({ "translations": translations.collect::<Vec<_>>() });
+    Ok(with_backend(&answer, found.usage.location))
+}
+
+fn refuse(field: &str, found: Option<String>, expected: &str) -> Result<()> {
+    match found {
+        Some(found) => {
+            let found: String = found.chars().take(40).collect();
+            Err(Error::invalid(format!(
+                "expected `{field}` to be {expected}, but found `{}`",
+                found.escape_debug()
+            )))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The targets of each source language of all models.
+fn directions(app: &App) -> BTreeMap<ListedLanguage, BTreeSet<ListedLanguage>> {
+    let mut all: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+    for pipeline in app.models().filter_map(|model| pick(&model.pipeline)) {
+        let (sources, targets) = pipeline.directions().listed();
+        for source in sources {
+            let others = targets.iter().filter(|target| target.code != source.code).cloned();
+            all.entry(source.clone()).or_default().extend(others);
+        }
+    }
+    all
+}
+
+/// List the languages, as LibreTranslate does
+pub(super) async fn languages(State(app): State<Arc<App>>) -> Json<Value> {
+    let language = |(source, targets): (&ListedLanguage, &BTreeSet<ListedLanguage>)| {
+        let targets: Vec<&str> = targets.iter().map(|target| target.code.as_str()).collect();
+        json!({ "code": source.code, "name": source.name, "targets": targets })
+    };
+    Json(directions(&app).iter().map(language).collect())
+}
+
+/// List the languages, as DeepL does: those of texts, or those of translations with `type=target`
+pub(super) async fn deepl_languages(State(app): State<Arc<App>>, request: Request) -> Reply<Json<Value>> {
+    let query = request.uri().query().unwrap_or_default().to_owned();
+    // The client for Python sends a form with its GET request.
+    let (_, form, _) = read_bytes(&app, request).await?;
+    let fields = form_urlencoded::parse(query.as_bytes()).chain(form_urlencoded::parse(&form));
+    let mut is_target = false;
+    for (_, kind) in fields.filter(|(name, _)| name == "type") {
+        is_target = kind == "target";
+        refuse(
+            "type",
+            Some(kind.into_owned()).filter(|kind| kind != "source" && !is_target),
+            "`source` or `target`",
+        )?;
+    }
+    let directions = directions(&app);
+    let languages: BTreeSet<&ListedLanguage> = match is_target {
+        true => directions.values().flatten().collect(),
+        false => directions.keys().collect(),
+    };
+    let language = |language: &ListedLanguage| {
+        let mut answer = json!({ "language": language.code.to_uppercase(), "name": language.name });
+        if is_target {
+            answer["supports_formality"] = false.into();
+        }
+        answer
+    };
+    Ok(Json(languages.into_iter().map(language).collect()))
+}

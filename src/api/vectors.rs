@@ -1,0 +1,109 @@
+//! The form of vectors in responses: numbers of a type, or base64 of their bytes.
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    error::{Error, Result},
+    pipeline::{
+        embedding::EmbeddingPipeline,
+        vectors::{Conversion, StoredVector, VectorType},
+    },
+};
+
+/// A type of numbers, or base64 of 32-bit floats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum EncodingFormat {
+    Float,
+    Base64,
+    Int8,
+    Uint8,
+    Binary,
+    Ubinary,
+}
+
+impl EncodingFormat {
+    /// The number of formats.
+    pub(super) const COUNT: usize = 6;
+
+    /// The name in requests.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Float => "float",
+            Self::Base64 => "base64",
+            Self::Int8 => "int8",
+            Self::Uint8 => "uint8",
+            Self::Binary => "binary",
+            Self::Ubinary => "ubinary",
+        }
+    }
+
+    /// The type of the numbers; `None` for base64, which several types have.
+    pub(super) fn vector_type(self) -> Option<VectorType> {
+        match self {
+            Self::Float => Some(VectorType::Float),
+            Self::Base64 => None,
+            Self::Int8 => Some(VectorType::Int8),
+            Self::Uint8 => Some(VectorType::Uint8),
+            Self::Binary => Some(VectorType::Binary),
+            Self::Ubinary => Some(VectorType::Ubinary),
+        }
+    }
+}
+
+/// A vector in a response.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(super) enum Vector {
+    Numbers(StoredVector),
+    Base64(String),
+}
+
+/// The form of the vectors in a response.
+pub(super) struct Form {
+    conversion: Conversion,
+    is_base64: bool,
+}
+
+impl Form {
+    /// The form of vectors with this number of dimensions, in the type `vector_type` or that of `format`.
+    pub(super) fn new(
+        pipeline: &EmbeddingPipeline,
+        format: Option<EncodingFormat>,
+        vector_type: Option<VectorType>,
+        dimensions: Option<usize>,
+        normalize: Option<bool>,
+    ) -> Result<Self> {
+        let vector_type = vector_type.or_else(|| format?.vector_type()).unwrap_or_default();
+        if matches!(vector_type, VectorType::Int8 | VectorType::Uint8) && normalize == Some(false) {
+            return Err(Error::invalid(format!(
+                "expected normalized vectors for the type `{vector_type}`, whose ranges are those of normalized vectors, \
+                 but found `normalize` false"
+            )));
+        }
+        let conversion = pipeline.conversion(vector_type, dimensions)?;
+        Ok(Self { conversion, is_base64: format == Some(EncodingFormat::Base64) })
+    }
+
+    pub(super) fn apply(&self, vector: Vec<f32>) -> Vector {
+        let vector = self.conversion.convert(vector);
+        match self.is_base64 {
+            true => Vector::Base64(BASE64_STANDARD.encode(vector.bytes())),
+            false => Vector::Numbers(vector),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_encodes_little_endian_numbers() {
+        let form = |conversion| Form { conversion, is_base64: true };
+        let text = |form: Form, vector| serde_json::to_value(form.apply(vector)).unwrap();
+        assert_eq!(text(form(Conversion::Float), vec![1.0, -2.0]), "AACAPwAAAMA=");
+        assert_eq!(text(form(Conversion::Bits { signed: true }), vec![1.0; 8]), "fw==");
+    }
+}
