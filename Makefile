@@ -38,6 +38,7 @@ S3_TOOLS := .kivu/s3/installed
 FLEET_TOOLS := .kivu/fleet/installed
 PAGE_TOOLS := .kivu/page/installed
 DOCUMENT_TOOLS := .kivu/document/installed
+FRAMEWORK_TOOLS := .kivu/frameworks/installed
 PEER_TOOLS := .kivu/peers/installed
 FIGURE_TOOLS := .kivu/figures/installed
 
@@ -114,6 +115,7 @@ TERRAFORM := $(shell command -v terraform)
 TEST_TOOLS = TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(LAMBDA)/cargo-lambda) \
   TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) \
   TEST_TRITON=$(abspath $(FLEET)) TEST_PAGE=$(abspath $(PAGE)) TEST_DOCUMENT=$(abspath $(DOCUMENT)) \
+  TEST_FRAMEWORKS=$(abspath $(dir $(FRAMEWORK_TOOLS))bin/python) \
   TEST_CHROMIUM="$$($(PAGE) tests/page/chromium.py .kivu/chromium)" \
   $(if $(TERRAFORM),TEST_TERRAFORM=$(TERRAFORM))
 
@@ -375,7 +377,8 @@ program:
 
 # The tools of tests and packaging, pinned by version and hash.
 .PHONY: tools
-tools: $(CLIENT_TOOLS) $(LAMBDA_TOOLS) $(DEPLOY_TOOLS) $(CHECKOV_TOOLS) $(S3_TOOLS) $(FLEET_TOOLS) $(PAGE_TOOLS) $(DOCUMENT_TOOLS)
+tools: $(CLIENT_TOOLS) $(LAMBDA_TOOLS) $(DEPLOY_TOOLS) $(CHECKOV_TOOLS) $(S3_TOOLS) $(FLEET_TOOLS) $(PAGE_TOOLS) $(DOCUMENT_TOOLS) \
+  $(FRAMEWORK_TOOLS)
 
 $(CLIENT_TOOLS): tests/clients/requirements.txt
 $(LAMBDA_TOOLS): tests/lambda/requirements.txt
@@ -385,6 +388,7 @@ $(S3_TOOLS): tests/s3/requirements.txt
 $(FLEET_TOOLS): tests/fleet/requirements.txt
 $(PAGE_TOOLS): tests/page/requirements.txt
 $(DOCUMENT_TOOLS): tests/document/requirements.txt
+$(FRAMEWORK_TOOLS): tests/frameworks/requirements.txt
 $(PEER_TOOLS): tests/translation/requirements.txt
 $(FIGURE_TOOLS): benches/requirements.txt
 

@@ -2,7 +2,8 @@
 //! them these tests are skipped.
 
 use std::{
-    env,
+    env, fs,
+    os::unix::fs::symlink,
     path::PathBuf,
     process::{Command, Stdio},
 };
@@ -48,6 +49,31 @@ fn published_clients_work_unchanged() {
         tests.env("TEST_URL", format!("http://{}", server.address));
         succeed(tests.env("TEST_GOLDENS", fixtures().join("goldens/minilm.json")));
     }
+}
+
+/// Frameworks get the vectors of `/embed`, from a model with prompts and ranges.
+#[test]
+fn frameworks_work_unchanged() {
+    let Some(python) = tool("TEST_FRAMEWORKS") else { return };
+    let has_frameworks = Command::new(&python).args(["-c", "import haystack"]).stderr(Stdio::null()).status();
+    if !has_frameworks.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: haystack-ai needs Python 3.11");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut request = request(fixtures().join("models/tiny-bert"), folder.path().join("tiny"), None);
+    request.name = Some("tiny".into());
+    build_request(&request, runtime().expect("`make test` installs ONNX Runtime")).unwrap();
+    for name in ["rank", "translate-en-pt"] {
+        symlink(root().join(".kivu/bundles").join(name), folder.path().join(name)).unwrap();
+    }
+    let config = folder.path().join("kivu.toml");
+    fs::write(&config, "aliases.text-embedding-3-small = 'tiny'").unwrap();
+    let mut serve = kivu(folder.path());
+    let server = Server::wait(serve.env("KIVU_CONFIG", config).stderr(Stdio::null()).spawn().unwrap());
+    let mut tests = Command::new(python);
+    tests.arg(root().join("tests/frameworks/test_frameworks.py"));
+    succeed(tests.env("TEST_URL", format!("http://{}", server.address)));
 }
 
 #[test]

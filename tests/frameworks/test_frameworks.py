@@ -1,0 +1,291 @@
+"""Runs real frameworks and clients, unmodified, against a running server; docs/clients.md has their settings.
+
+    pip install --require-hashes -r tests/frameworks/requirements.txt
+    TEST_URL=http://127.0.0.1:8080 python tests/frameworks/test_frameworks.py
+
+The server serves an embedding model `tiny` that has prompts for queries and documents and the alias
+`text-embedding-3-small`, and `rank` and `translate-en-pt` of `models/`. Every framework must get what the same
+texts get from `/embed`, to 1e-6, and equal integers and bits. Frameworks connect to TEST_URL only.
+"""
+
+import json
+import os
+import sys
+import time
+import unittest
+import urllib.request
+import warnings
+from pathlib import Path
+
+sys.dont_write_bytecode = True  # no __pycache__ among the sources
+warnings.simplefilter("ignore")
+
+URL = os.environ.get("TEST_URL", "").rstrip("/")
+MODEL = "tiny"
+ALIAS = "text-embedding-3-small"
+KEY = "any"
+TEXTS = ["The ferry leaves at seven.", "Der Zug nach Hamburg fährt um zwölf ab.", "A cat sat on the mat."]
+QUERY = "When does the ferry leave?"
+TYPES = ["int8", "uint8", "binary", "ubinary"]
+
+for name in list(os.environ):
+    if name.lower().endswith("_proxy") or name.endswith(("_API_KEY", "_BASE_URL", "_API_BASE")):
+        os.environ.pop(name)
+os.environ.update(
+    LITELLM_LOCAL_MODEL_COST_MAP="True",
+    LITELLM_LOG="ERROR",
+    HAYSTACK_TELEMETRY_ENABLED="False",
+    LANGCHAIN_TRACING_V2="false",
+    HF_HUB_OFFLINE="1",
+    NO_PROXY="*",
+)
+
+import llama_index.core  # noqa: E402
+
+# The encoding of OpenAI's models, which tiktoken would download.
+os.environ["TIKTOKEN_CACHE_DIR"] = str(Path(llama_index.core.__file__).parent / "_static/tiktoken_cache")
+
+import cohere  # noqa: E402
+import deepl  # noqa: E402
+import litellm  # noqa: E402
+import numpy  # noqa: E402
+import ollama  # noqa: E402
+import voyageai  # noqa: E402
+from haystack import Document  # noqa: E402
+from haystack.components.embedders import OpenAIDocumentEmbedder, OpenAITextEmbedder  # noqa: E402
+from haystack.utils import Secret  # noqa: E402
+from langchain_cohere import CohereEmbeddings  # noqa: E402
+from langchain_ollama import OllamaEmbeddings  # noqa: E402
+from langchain_openai import OpenAIEmbeddings  # noqa: E402
+from llama_index.embeddings.openai_like import OpenAILikeEmbedding  # noqa: E402
+from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference  # noqa: E402
+
+
+def request(path, body=None):
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"content-type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(URL + path, data, headers), timeout=30) as response:
+        return json.load(response)
+
+
+def embed(texts, **options):
+    return request("/embed", {"inputs": texts, "model": MODEL, **options})
+
+
+class FrameworkTest(unittest.TestCase):
+    def assert_embeds(self, found, texts, **options):
+        expected = numpy.asarray(embed(texts, **options), dtype=numpy.float64)
+        found = numpy.asarray(found, dtype=numpy.float64)
+        self.assertEqual(found.shape, expected.shape)
+        self.assertLessEqual(float(numpy.abs(found - expected).max()), 1e-6)
+
+
+class LangChain(FrameworkTest):
+    def test_openai_sends_ids_of_its_own_tokenizer_by_default(self):
+        for model in (MODEL, ALIAS):
+            embeddings = OpenAIEmbeddings(model=model, base_url=f"{URL}/v1", api_key=KEY)
+            self.assert_embeds(embeddings.embed_documents(TEXTS), TEXTS)
+            self.assert_embeds([embeddings.embed_query(QUERY)], [QUERY])
+
+    def test_openai_with_texts_and_a_role_in_the_name(self):
+        embeddings = OpenAIEmbeddings(
+            model=f"{MODEL}:query", base_url=f"{URL}/v1", api_key=KEY, check_embedding_ctx_length=False
+        )
+        self.assert_embeds([embeddings.embed_query(QUERY)], [QUERY], prompt_name="query")
+
+    def test_cohere_says_the_role(self):
+        embeddings = CohereEmbeddings(model=MODEL, cohere_api_key=KEY, base_url=URL)
+        self.assert_embeds(embeddings.embed_documents(TEXTS), TEXTS, prompt_name="document")
+        self.assert_embeds([embeddings.embed_query(QUERY)], [QUERY], prompt_name="query")
+
+    def test_ollama(self):
+        embeddings = OllamaEmbeddings(model=MODEL, base_url=URL, validate_model_on_init=True)
+        self.assert_embeds(embeddings.embed_documents(TEXTS), TEXTS)
+
+
+class LlamaIndex(FrameworkTest):
+    def test_openai_like(self):
+        embeddings = OpenAILikeEmbedding(model_name=MODEL, api_base=f"{URL}/v1", api_key=KEY)
+        self.assert_embeds(embeddings.get_text_embedding_batch(TEXTS), TEXTS)
+        self.assert_embeds([embeddings.get_query_embedding(QUERY)], [QUERY])
+
+    def test_text_embeddings_inference(self):
+        embeddings = TextEmbeddingsInference(
+            model_name=MODEL, base_url=URL, query_instruction="query:", text_instruction="passage:"
+        )
+        # It sends no name, and puts the prompts before the texts itself.
+        self.assert_embeds(embeddings.get_text_embedding_batch(TEXTS), TEXTS, prompt_name="document")
+        self.assert_embeds([embeddings.get_query_embedding(QUERY)], [QUERY], prompt_name="query")
+
+
+class Haystack(FrameworkTest):
+    def test_openai(self):
+        options = {"api_base_url": f"{URL}/v1", "api_key": Secret.from_token(KEY)}
+        found = OpenAITextEmbedder(model=f"{MODEL}:query", **options).run(QUERY)
+        self.assert_embeds([found["embedding"]], [QUERY], prompt_name="query")
+        embedder = OpenAIDocumentEmbedder(model=f"{MODEL}:document", progress_bar=False, **options)
+        found = embedder.run([Document(content=text) for text in TEXTS])["documents"]
+        self.assert_embeds([document.embedding for document in found], TEXTS, prompt_name="document")
+
+
+class LiteLlm(FrameworkTest):
+    def embed(self, **options):
+        found = litellm.embedding(input=TEXTS, api_key=KEY, **options).data
+        return [entry["embedding"] for entry in found]
+
+    def test_providers(self):
+        for provider, base in [
+            ("openai", f"{URL}/v1"),
+            ("ollama", URL),
+            ("jina_ai", f"{URL}/v1"),
+        ]:
+            with self.subTest(provider):
+                self.assert_embeds(self.embed(model=f"{provider}/{MODEL}", api_base=base), TEXTS)
+
+    def test_cohere(self):
+        found = self.embed(model=f"cohere/{MODEL}", api_base=f"{URL}/v2/embed", input_type="search_document")
+        self.assert_embeds(found, TEXTS, prompt_name="document")
+
+
+class Ollama(FrameworkTest):
+    def setUp(self):
+        self.client = ollama.Client(host=URL)
+
+    def test_embed(self):
+        answer = self.client.embed(model=MODEL, input=TEXTS)
+        self.assert_embeds(answer.embeddings, TEXTS)
+        self.assertGreater(answer.total_duration, 0)
+        self.assertEqual(self.client.embed(model=MODEL, input="").embeddings, [])
+        self.assert_embeds(self.client.embed(model=MODEL, input=QUERY, dimensions=8).embeddings, [QUERY], dimensions=8)
+        self.assert_embeds([self.client.embeddings(model=f"{MODEL}:latest", prompt=QUERY).embedding], [QUERY])
+
+    def test_models(self):
+        self.assertIn(MODEL, [model.model for model in self.client.list().models])
+        shown = self.client.show(MODEL)
+        self.assertEqual((shown.capabilities, shown.modelinfo["bert.embedding_length"]), (["embedding"], 32))
+        with self.assertRaises(ollama.ResponseError) as caught:
+            self.client.embed(model="none", input="a")
+        self.assertEqual(caught.exception.status_code, 404)
+
+
+class Cohere(FrameworkTest):
+    def test_types(self):
+        client = cohere.ClientV2(api_key=KEY, base_url=URL)
+        options = {"model": MODEL, "texts": TEXTS, "input_type": "search_document"}
+        found = client.embed(embedding_types=["float", *TYPES], **options).embeddings
+        self.assert_embeds(found.float_, TEXTS, prompt_name="document")
+        for name in TYPES:
+            expected = embed(TEXTS, prompt_name="document", output_dtype=name)
+            self.assertEqual(getattr(found, name), expected, name)
+
+    def test_first_version(self):
+        client = cohere.Client(api_key=KEY, base_url=URL)
+        found = client.embed(model=MODEL, texts=TEXTS, input_type="search_query")
+        self.assert_embeds(found.embeddings, TEXTS, prompt_name="query")
+
+
+class Voyage(FrameworkTest):
+    def setUp(self):
+        self.client = voyageai.Client(api_key=KEY, base_url=f"{URL}/v1")
+
+    def test_types(self):
+        for role in ("query", "document"):
+            found = self.client.embed(TEXTS, model=MODEL, input_type=role)
+            self.assert_embeds(found.embeddings, TEXTS, prompt_name=role)
+            self.assertGreater(found.total_tokens, 0)
+        for name in TYPES:
+            found = self.client.embed(TEXTS, model=MODEL, output_dtype=name).embeddings
+            self.assertEqual(found, embed(TEXTS, output_dtype=name), name)
+        found = self.client.embed(TEXTS, model=MODEL, output_dimension=16).embeddings
+        self.assert_embeds(found, TEXTS, dimensions=16)
+
+    def test_rerank(self):
+        found = self.client.rerank(QUERY, TEXTS, model="rank", top_k=2).results
+        expected = request("/rerank", {"query": QUERY, "texts": TEXTS, "model": "rank"})[:2]
+        self.assertEqual([result.index for result in found], [rank["index"] for rank in expected])
+        for result, rank in zip(found, expected):
+            self.assertAlmostEqual(result.relevance_score, rank["score"], delta=1e-6)
+            self.assertEqual(result.document, TEXTS[rank["index"]])
+
+
+class DeepL(FrameworkTest):
+    def test_translations(self):
+        client = deepl.DeepLClient(KEY, server_url=URL, send_platform_info=False)
+        texts = ["How are you?", "Good morning!"]
+        found = client.translate_text(texts, target_lang="PT-BR")
+        expected = request("/translate", {"inputs": texts, "model": "translate-en-pt"})["translations"]
+        self.assertEqual([result.text for result in found], [entry["text"] for entry in expected])
+        self.assertEqual(found[0].detected_source_lang, "EN")
+        self.assertEqual([(it.code, it.name) for it in client.get_source_languages()], [("EN", "English")])
+        self.assertEqual([it.code for it in client.get_target_languages()], ["PT"])
+        with self.assertRaises(deepl.DeepLException):
+            client.translate_text("a", target_lang="DE")
+
+
+class Requests(FrameworkTest):
+    """Requests of programs that are not packages for Python, as their sources build them."""
+
+    def test_open_webui(self):
+        # `generate_openai_batch_embeddings` and `generate_ollama_batch_embeddings` of its retrieval/utils.py.
+        body = {"input": TEXTS, "model": MODEL}
+        self.assert_embeds([entry["embedding"] for entry in request("/v1/embeddings", body)["data"]], TEXTS)
+        self.assert_embeds(request("/api/embed", body)["embeddings"], TEXTS)
+        # RAG_EMBEDDING_PREFIX_FIELD_NAME=input_type, with `query` as the prefix of queries.
+        found = request("/v1/embeddings", {"input": [QUERY], "model": MODEL, "input_type": "query"})
+        self.assert_embeds([found["data"][0]["embedding"]], [QUERY], prompt_name="query")
+
+    def test_vercel_ai_sdk(self):
+        # `embedMany` of `ai` 6.0.326 with `@ai-sdk/openai-compatible` 2.0.91 and `@ai-sdk/cohere` 3.0.63.
+        body = {"model": MODEL, "input": TEXTS, "encoding_format": "float"}
+        answer = request("/v1/embeddings", body)
+        self.assert_embeds([entry["embedding"] for entry in answer["data"]], TEXTS)
+        self.assertGreater(answer["usage"]["prompt_tokens"], 0)
+        body = {"model": MODEL, "embedding_types": ["float"], "texts": TEXTS, "input_type": "search_query"}
+        self.assert_embeds(request("/v2/embed", body)["embeddings"]["float"], TEXTS, prompt_name="query")
+
+    def test_opensearch(self):
+        # The request bodies of ML Commons' connector blueprints for OpenAI and Cohere.
+        found = request("/v1/embeddings", {"input": TEXTS, "model": ALIAS})
+        self.assert_embeds([entry["embedding"] for entry in found["data"]], TEXTS)
+        body = {"texts": TEXTS, "truncate": "END", "model": MODEL, "input_type": "search_document"}
+        self.assert_embeds(request("/v1/embed", body)["embeddings"], TEXTS, prompt_name="document")
+
+    def test_libre_translate(self):
+        found = request("/translate", {"q": "How are you?", "source": "auto", "target": "pt", "format": "text"})
+        expected = request("/translate", {"inputs": "How are you?"})["translations"][0]["text"]
+        self.assertEqual(found, {"translatedText": expected})
+        self.assertEqual(request("/languages"), [{"code": "en", "name": "English", "targets": ["pt"]}])
+
+
+class Overhead(FrameworkTest):
+    """The cost of a dialect, in the server: medians of the time for one short text over one connection."""
+
+    MAX_MS = 0.5
+
+    def test_dialects(self):
+        import http.client
+
+        text = "hello"
+        requests = {
+            "/embed": {"inputs": text, "model": MODEL},
+            "/v1/embeddings": {"input": text, "model": MODEL},
+            "/v2/embed": {"texts": [text], "model": MODEL},
+            "/api/embed": {"input": text, "model": MODEL},
+        }
+        host = URL.removeprefix("http://")
+        connection, times = http.client.HTTPConnection(host), {path: [] for path in requests}
+        for _ in range(100):
+            for path, body in requests.items():
+                body = json.dumps(body)
+                started = time.perf_counter()
+                connection.request("POST", path, body, {"content-type": "application/json"})
+                connection.getresponse().read()
+                times[path].append(time.perf_counter() - started)
+        medians = {path: float(numpy.median(found)) * 1000 for path, found in times.items()}
+        print("p50 in ms:", {path: round(found, 3) for path, found in medians.items()}, file=sys.stderr)
+        for path, found in medians.items():
+            self.assertLessEqual(found - medians["/embed"], self.MAX_MS, path)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=1)
