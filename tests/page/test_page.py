@@ -385,7 +385,7 @@ class OnADesktop(PageTest):
             self.hosts.clear()
             self.page.goto(f"{start}/")
             self.page.get_by_role("link", name="API").click()
-            expect(self.page.get_by_role("status")).to_have_text("35 routes.")
+            expect(self.page.get_by_role("status")).to_have_text("47 routes.")
             self.assertEqual(self.page.url, f"{start}/docs")
         route = self.page.locator("#embed")
         route.locator("summary").first.press("Enter")

@@ -359,7 +359,12 @@ function embeddingClients({ texts }) {
   const client =
     `${os}from huggingface_hub import InferenceClient\n\n` +
     `client = InferenceClient(${python(address(`models/${encodeURIComponent(state.model.name)}`))}${token})\nprint(client.${call})`;
-  return [["Python, openai", openai], ["Python, huggingface_hub", client]];
+  const cohere =
+    `${os}import cohere\n\nclient = cohere.ClientV2(base_url=${python(base.replace(/\/$/, ""))}, api_key=${key})\n` +
+    `answer = client.embed(model=${python(state.model.name)}, texts=${python(texts)},\n` +
+    '    input_type="search_document", embedding_types=["float"])\n' +
+    "for vector in answer.embeddings.float_:\n    print(vector[:4])";
+  return [["Python, openai", openai], ["Python, huggingface_hub", client], ["Python, cohere", cohere]];
 }
 
 function rankingClients({ query, texts }) {
