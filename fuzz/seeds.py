@@ -4,6 +4,7 @@ import gzip
 import json
 import pathlib
 import struct
+import zipfile
 import zlib
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -282,6 +283,15 @@ def main():
     bert.update(hidden_size=2, num_attention_heads=1, intermediate_size=2, num_hidden_layers=1, vocab_size=3)
     weights = {"embeddings.word_embeddings.weight": ("F32", [3, 2], bytes(24)), "a": ("F16", [1], b"\x00\x3c"), "b": ("BF16", [1], b"\x80\x3f"), "c": ("I64", [1], bytes(8))}
     deberta = (FIXTURES / "models/tiny-deberta-v2/config.json").read_bytes()
+    checkpoints = FIXTURES / "checkpoints"
+    archive = (checkpoints / "tensors.bin").read_bytes()
+    pickle = zipfile.ZipFile(checkpoints / "tensors.bin").read("tensors/data.pkl")
+    legacy = (checkpoints / "tensors-legacy.bin").read_bytes()
+    write("checkpoint", {"archive": archive, "legacy": legacy, "pickle": pickle})
+    file = {"rfilename": "config.json", "size": 7, "blobId": "0" * 40}
+    large = {**file, "rfilename": "model.safetensors", "lfs": {"sha256": "0" * 64, "size": 9, "pointerSize": 134}}
+    listing = {"id": "org/name", "sha": "0" * 40, "siblings": [file, large]}
+    write("hub", {"list": json.dumps(listing).encode()})
     write("weights", {"bert": parts(json.dumps(bert).encode(), safetensors(weights)), "deberta": parts(deberta, safetensors(weights)), "index": parts(b"{}", b'{"weight_map": {"a": "model.safetensors"}}')})
 
 

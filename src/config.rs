@@ -6,6 +6,7 @@
 
 mod auth;
 mod choice;
+mod hub;
 mod limits;
 mod models;
 
@@ -23,7 +24,8 @@ use config::{Environment, File, FileFormat};
 use serde::{Deserialize, Deserializer};
 
 pub use self::{
-    auth::{AuthConfig, AuthMode},
+    auth::{AuthConfig, AuthMode, Secret},
+    hub::HubConfig,
     limits::Limits,
     models::{FleetConfig, ModelConfig, Policy},
 };
@@ -81,6 +83,9 @@ pub struct Config {
     pub fleet: FleetConfig,
     /// Access to S3.
     pub s3: S3Config,
+    /// Access to the Hugging Face hub, from the variables of `huggingface_hub`.
+    #[serde(skip)]
+    pub hub: HubConfig,
     /// Limits of a request.
     pub limits: Limits,
     /// Batch jobs of the function behind a bucket.
@@ -105,6 +110,7 @@ impl Default for Config {
             aliases: BTreeMap::new(),
             fleet: FleetConfig::default(),
             s3: S3Config::default(),
+            hub: HubConfig::default(),
             limits: Limits::default(),
             batch: Batch::default(),
         }
@@ -236,6 +242,7 @@ impl Config {
                 serde_path_to_error::deserialize(config).map_err(|error| invalid(&path, &error))
             })?;
         config.check()?;
+        config.hub = HubConfig::new(variables);
         config.threads = config.threads.or_else(|| lambda_cpus(variable(LAMBDA_MEMORY)?));
         Ok(config)
     }

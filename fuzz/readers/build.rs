@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 use super::{
     Recipe, bergamot,
     config::ConfigFile,
-    encoder, export, onnx,
+    encoder, export, hub as hugging_face_hub, onnx, pickle,
     plan::Plan,
     translation::{hugging_face, tokenizer_files},
     weights::Weights,
@@ -58,6 +58,18 @@ pub(crate) fn weights(bytes: &[u8]) {
             drop((source.graphs)(Precision::Fp32));
         }
     });
+}
+
+/// The list of a repository's files.
+pub(crate) fn hub(bytes: &[u8]) {
+    let Ok(name) = "org/name".parse() else { return };
+    drop(hugging_face_hub::client::Listing::parse(bytes, &name));
+}
+
+/// A checkpoint of PyTorch, and a pickle without an archive, whose checksums would hide it from the fuzzer.
+pub(crate) fn checkpoint(bytes: &[u8]) {
+    drop(pickle::read(bytes));
+    drop(pickle::tensors(bytes));
 }
 
 /// An ONNX graph: in memory, as an encoder and a decoder, and as an export.

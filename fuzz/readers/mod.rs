@@ -20,13 +20,15 @@ pub const MAX_EXTRA_BYTES: u64 = 32 * 1024 * 1024;
 pub type Reader = fn(&[u8]);
 
 /// All readers, with the names of their folders in `fuzz/corpus`.
-pub const READERS: [(&str, Reader); 20] = [
+pub const READERS: [(&str, Reader); 22] = [
+    ("checkpoint", build::fuzzing::checkpoint),
     ("config", config),
     ("csv", batch::fuzzing::csv),
     ("event", batch::fuzzing::event),
     ("graph", build::fuzzing::graph),
     ("grpc", triton::fuzzing::grpc),
     ("http", triton::fuzzing::http),
+    ("hub", build::fuzzing::hub),
     ("json_lines", batch::fuzzing::json_lines),
     ("key", batch::fuzzing::key),
     ("keys", api::fuzzing::keys),

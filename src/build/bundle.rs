@@ -12,9 +12,10 @@ use super::{
     encoder, export, files, onnx,
     plan::{Build, Plan},
     quality::{self, Shortfall, encoder::EncoderModel},
-    recipe::Strategy,
     source::{DECODER, ENCODER, EncoderSettings, MODEL, Source, TaskSettings},
-    static_embedding, translation,
+    static_embedding,
+    task::task,
+    translation,
     weights::Weights,
 };
 use crate::{
@@ -39,6 +40,8 @@ pub(super) struct Written {
     pub(super) comparison: Option<Comparison>,
     /// A remark on its quality or its precision.
     pub(super) note: Option<String>,
+    /// Tasks that are as plausible as that of the bundle, if none was requested.
+    pub(super) other_tasks: Vec<Task>,
 }
 
 /// Writes the bundle of a plan. Unless a precision was requested, an encoder whose quality in int8 is below the floor is
@@ -76,7 +79,7 @@ fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option
     if let TaskSettings::Encoder(EncoderSettings::Embedding(settings)) = &mut source.settings {
         plan.prompts.apply(settings)?;
     }
-    let task = task(plan, &source.settings)?;
+    let (task, other_tasks) = task(plan, &source.settings)?;
     progress.step();
 
     let is_compared = plan.precision != Precision::Fp32 && !source.is_quantised;
@@ -144,7 +147,7 @@ fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option
         .map(|(path, _)| describe(path, path.file_name().unwrap_or_default().to_string_lossy().into_owned()))
         .collect::<Result<_>>()?;
     files::write(&folder.join(MANIFEST), manifest.to_text()?.as_bytes())?;
-    Ok((Written { folder, comparison, note: reason }, shortfall))
+    Ok((Written { folder, comparison, note: reason, other_tasks }, shortfall))
 }
 
 /// Opens the model in the plan's folder.
@@ -163,45 +166,16 @@ fn open(build: Build<'_>) -> Result<Source<'_>> {
         )))
     } else if translation::is_in(folder) {
         translation::open(build)
-    } else if Weights::are_in(folder) {
+    } else if Weights::are_in(folder) && (is_supported(folder) || !export::is_in(folder)) {
         encoder::open(build.plan)
     } else {
         export::open(build)
     }
 }
 
-/// The task of the bundle: the plan's, which the model must be able to do, or the most likely one.
-fn task(plan: &Plan, settings: &TaskSettings) -> Result<Task> {
-    use EncoderSettings::{Classification, Embedding};
-    use TaskSettings::{Encoder, Translation};
-
-    let (likely, found) = match settings {
-        Translation(_) => (Task::Translation, "one that translates"),
-        Encoder(Embedding(_)) => {
-            (Task::FeatureExtraction, "one without a head for labels, which computes embeddings")
-        }
-        Encoder(Classification(head)) if head.labels.len() == 1 => {
-            (Task::TextRanking, "one with a head for labels")
-        }
-        Encoder(Classification(_)) => (Task::TextClassification, "one with a head for labels"),
-    };
-    let task = plan.task.unwrap_or(likely);
-    let can = match (settings, task) {
-        (Translation(_), task) => task == Task::Translation,
-        (Encoder(_), Task::Translation)
-        | (Encoder(Embedding(_)), Task::TextClassification)
-        | (Encoder(Classification(_)), Task::FeatureExtraction) => false,
-        (Encoder(Embedding(_)), Task::FeatureExtraction) => true,
-        (Encoder(Embedding(_)), _) => plan.strategy == Strategy::Embedding,
-        (Encoder(Classification(_)), _) => plan.strategy == Strategy::Model,
-    };
-    if !can {
-        return Err(Error::model(format!(
-            "expected a model for `{task}`, but found {found}; embeddings do zero-shot classification and ranking with \
-             `strategy = \"embedding\"` in a recipe"
-        )));
-    }
-    Ok(task)
+/// Whether `folder` has the weights of a supported encoder. Those of other models are ignored if there is an export.
+fn is_supported(folder: &Path) -> bool {
+    ConfigFile::open(folder).is_ok_and(|config| encoder::MODEL_TYPES.contains(&config.model_type()))
 }
 
 fn signature(graph: &Path, runtime: Runtime) -> Result<Signature> {

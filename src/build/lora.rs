@@ -11,8 +11,8 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-const CONFIG: &str = "adapter_config.json";
-const WEIGHTS: &str = "adapter_model.safetensors";
+pub(super) const CONFIG: &str = "adapter_config.json";
+pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 /// The prefix that PEFT gives the names of the model that it wraps.
 const WRAPPER: &str = "base_model.model.";
 

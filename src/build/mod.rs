@@ -13,31 +13,38 @@ mod functions;
 #[cfg(any(test, feature = "fuzzing"))]
 #[path = "../../fuzz/readers/build.rs"]
 pub(crate) mod fuzzing;
+pub mod hub;
 mod layers;
 mod lora;
 mod modules;
+pub mod named;
 pub mod onnx;
+mod pickle;
 mod plan;
 pub mod quality;
 mod quantise;
 mod recipe;
+mod recipes;
 mod scratch;
 mod sentence_transformers;
 mod sentencepiece;
 mod source;
 mod static_embedding;
+mod task;
 mod translation;
 mod weights;
 
-use self::{cost::Comparison, plan::Build, scratch::Scratch};
+use self::{cost::Comparison, hub::Fetched, plan::Build, scratch::Scratch};
 pub use self::{
     plan::{Progress, Request},
     recipe::{QualityFloor, Recipe, Strategy},
+    recipes::{EmbeddedRecipe, RECIPES},
     scratch::abandon,
 };
 use crate::{
     backend::onnx::Runtime,
     error::Result,
+    pipeline::Task,
     repository::{bundle::Bundle, folder::Destination},
 };
 
@@ -50,6 +57,8 @@ pub struct Built {
     pub comparison: Option<Comparison>,
     /// A remark on the quality, or on the precision that was chosen.
     pub note: Option<String>,
+    /// Tasks that are as plausible as that of the bundle, if none was requested.
+    pub other_tasks: Vec<Task>,
 }
 
 /// Builds a bundle.
@@ -58,11 +67,27 @@ pub struct Built {
 /// - Only a bundle is replaced there: see [`Destination`].
 /// - Unsupported sources are refused by name, with the supported ones.
 pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Result<Built> {
+    build_from(request, None, runtime, progress)
+}
+
+/// Builds a bundle from a folder that may be that of a repository of the hub.
+fn build_from(
+    request: &Request,
+    fetched: Option<&Fetched>,
+    runtime: Runtime,
+    progress: &dyn Progress,
+) -> Result<Built> {
     let destination = Destination::new(&request.out)?;
-    let plan = plan::plan(request, progress)?;
+    let mut plan = plan::plan(request, progress)?;
+    if let Some(Fetched { origin, adapter, .. }) = fetched {
+        plan.from.clone_from(origin);
+        // Requests may name the repository.
+        plan.aliases.extend(origin.split('@').next().map(str::to_owned));
+        plan.adapter.clone_from(adapter);
+    }
     let scratch = Scratch::new_in(destination.parent())?;
     let build = Build { plan: &plan, scratch: scratch.path(), runtime, progress };
-    let bundle::Written { folder, comparison, note } = bundle::write(build)?;
+    let bundle::Written { folder, comparison, note, other_tasks } = bundle::write(build)?;
     destination.replace(&folder)?;
-    Ok(Built { bundle: Bundle::open(&request.out)?, comparison, note })
+    Ok(Built { bundle: Bundle::open(&request.out)?, comparison, note, other_tasks })
 }

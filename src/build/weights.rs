@@ -1,4 +1,5 @@
-//! The weights of a Hugging Face folder: `model.safetensors`, whole or in shards, in any float type.
+//! The weights of a Hugging Face folder: `model.safetensors`, or else `pytorch_model.bin`, whole or in shards, in any
+//! float type.
 
 use std::{
     cell::RefCell,
@@ -9,7 +10,7 @@ use std::{
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use sha2::{Digest, Sha256};
 
-use super::{config::ConfigFile, files};
+use super::{config::ConfigFile, files, pickle};
 use crate::{
     error::{Error, Result},
     repository::bundle::hex,
@@ -17,6 +18,13 @@ use crate::{
 
 const WHOLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+const CHECKPOINT: &str = "pytorch_model.bin";
+const CHECKPOINT_INDEX: &str = "pytorch_model.bin.index.json";
+
+/// The files of whole models, in order of preference.
+pub(super) const FILES: [&str; 2] = [WHOLE, CHECKPOINT];
+/// The same, each after the index of its shards.
+const LAYOUTS: [(&str, &str); 2] = [(INDEX, WHOLE), (CHECKPOINT_INDEX, CHECKPOINT)];
 
 /// A model's weights by name, as fp32.
 #[derive(Debug)]
@@ -45,20 +53,32 @@ pub(super) struct Weight {
 impl Weights {
     /// Whether `folder` has weights that [`Weights::open`] can read.
     pub(super) fn are_in(folder: &Path) -> bool {
-        folder.join(WHOLE).is_file() || folder.join(INDEX).is_file()
+        LAYOUTS.iter().any(|(index, whole)| [index, whole].iter().any(|file| folder.join(file).is_file()))
     }
 
     /// Reads all weights in `folder`.
     pub(super) fn open(folder: &Path) -> Result<Self> {
-        Self::of_files(&shards(folder)?)
+        let names = names(folder, |file| folder.join(file).is_file())?;
+        // For the error that names the file.
+        let names = names.unwrap_or_else(|| vec![WHOLE.to_owned()]);
+        Self::of_files(&names.iter().map(|name| folder.join(name)).collect::<Vec<_>>())
     }
 
-    /// Reads safetensors files.
+    /// Reads safetensors files and checkpoints of PyTorch.
     pub(super) fn of_files(paths: &[PathBuf]) -> Result<Self> {
         let (mut tensors, mut integers, mut hash) = (BTreeMap::new(), BTreeMap::new(), Sha256::new());
         for path in paths {
             let bytes = files::read(path)?;
             hash.update(&bytes);
+            if path.extension().is_some_and(|extension| extension == "bin") {
+                let failed = |error| {
+                    let (name, hint) = (path.display(), "convert it to safetensors with `save_pretrained`");
+                    Error::model_because(format!("cannot read `{name}`; {hint}"), error)
+                };
+                let values = pickle::read(&bytes).map_err(failed)?.into_iter();
+                tensors.extend(values.map(|(name, (shape, values))| (name, Weight { shape, values })));
+                continue;
+            }
             let file = SafeTensors::deserialize(&bytes).map_err(|error| {
                 Error::model_because(format!("`{}` is not a safetensors file", path.display()), error)
             })?;
@@ -70,6 +90,7 @@ impl Weights {
                 }
             }
         }
+        let tensors = tensors.into_iter().map(|(name, weight)| (current_name(name), weight)).collect();
         Ok(Self { integers, ..Self::of_tensors(tensors, hex(&hash.finalize())) })
     }
 
@@ -141,10 +162,32 @@ impl Weights {
     }
 }
 
-fn shards(folder: &Path) -> Result<Vec<PathBuf>> {
-    let Some(index) = ConfigFile::open_if_exists(folder, INDEX)? else {
-        return Ok(vec![folder.join(WHOLE)]);
-    };
+/// The name that `transformers` gives a weight that was converted from TensorFlow.
+fn current_name(name: String) -> String {
+    match (name.strip_suffix("LayerNorm.gamma"), name.strip_suffix("LayerNorm.beta")) {
+        (Some(module), _) => format!("{module}LayerNorm.weight"),
+        (_, Some(module)) => format!("{module}LayerNorm.bias"),
+        _ => name,
+    }
+}
+
+/// The names of the files with the weights of a model that has the files for which `has` is true; none if it has no
+/// weights. `folder` has the index, if there is one.
+pub(super) fn names(folder: &Path, has: impl Fn(&str) -> bool) -> Result<Option<Vec<String>>> {
+    for (index, whole) in LAYOUTS {
+        if has(index) {
+            return shards(folder, index).map(Some);
+        }
+        if has(whole) {
+            return Ok(Some(vec![whole.to_owned()]));
+        }
+    }
+    Ok(None)
+}
+
+/// The names of the files in the index of a folder.
+fn shards(folder: &Path, index: &'static str) -> Result<Vec<String>> {
+    let index = ConfigFile::new(index, files::read_json(&folder.join(index))?);
     let files: BTreeMap<String, String> = index.require("weight_map")?;
     let names: BTreeSet<String> = files.into_values().collect();
     if let Some(name) = names.iter().find(|name| name.contains(['/', '\\']) || *name == "..") {
@@ -152,7 +195,7 @@ fn shards(folder: &Path) -> Result<Vec<PathBuf>> {
             "expected shards in the folder of their index, but found `{name}`"
         )));
     }
-    Ok(names.into_iter().map(|name| folder.join(name)).collect())
+    Ok(names.into_iter().collect())
 }
 
 /// The values as fp32; none for integers, which are buffers that graphs compute themselves.

@@ -15,10 +15,12 @@ use tokio::runtime::Builder;
 
 use super::{
     interrupt::Signals,
+    named::{resolve, resolve_all},
     terminal::{Progress as Bar, print, print_aside},
 };
 use crate::{
     batch::{Ended, Existing, Job, JobInput, JobOutput, Parameters, Progress, Report, Status},
+    build::{hub::RepositoryName, named::Options},
     config::Config,
     error::{Error, Result, quoted},
     model::Model,
@@ -137,15 +139,20 @@ fn input(store: &Store, input: &Path) -> Result<JobInput> {
     Ok(JobInput::Object(store.clone(), url, object))
 }
 
-/// The model with this name in the configuration, or the bundle at this path.
+/// The model with this name in the configuration, the bundle at this path, or the model that `kivu serve NAME` serves.
 fn open(name: Option<&str>, config: &mut Config) -> Result<Model> {
+    let options = Options { engine: config.engine, ..Options::default() };
     if let Some(name) = name {
         let path = Path::new(name);
-        if Url::of(path).is_some() || path.join(MANIFEST).is_file() {
-            config.models = vec![path.to_owned().into()];
+        let is_configured = config.models.iter().any(|model| model.name.as_deref() == Some(name));
+        let is_bundle = Url::of(path).is_some() || path.join(MANIFEST).is_file();
+        let is_named = config.models.is_empty() || RepositoryName::is_name(name);
+        if !is_configured && (is_bundle || is_named) {
+            config.models = vec![resolve(path, options, config)?.into()];
             return Ok(Model::open_all(config)?.remove(0));
         }
     }
+    resolve_all(config, options)?;
     let mut models = Model::open_all(config)?;
     let known = models.iter().map(|model| model.name.clone()).collect();
     let index = models.iter().position(|model| name.is_none_or(|name| model.name == name));

@@ -13,11 +13,14 @@ use clap::Args;
 use self::report::Report;
 use super::{
     interrupt::interruptible,
+    named::{Location, runtime},
     terminal::{Progress, print},
 };
 use crate::{
-    backend::onnx::{Runtime, library},
-    build::{Request, abandon, build},
+    build::{
+        Request, abandon, build,
+        named::{NamedModel, NamedModels, Options, Outcome, Tools, build_into},
+    },
     config::{Config, EngineChoice},
     error::{Error, Result},
     pipeline::Task,
@@ -31,20 +34,23 @@ Examples:
   kivu build path/to/model --out my-model --precision fp32    the same, not quantized
   kivu build path/to/export --out my-model --task text-classification
   kivu build path/to/model --out my-model --json              for a script
+  kivu build BAAI/bge-small-en-v1.5                           a model of the Hugging Face hub, at its newest commit
   kivu build models/minilm.toml --out minilm                  a recipe, whose weights are downloaded";
 
 /// Build a bundle from weights: quantized, compared with fp32, ready to serve
 ///
-/// SOURCE is a recipe (models/NAME.toml), a folder from the Hugging Face hub (config.json, model.safetensors,
+/// SOURCE is a recipe (models/NAME.toml, or NAME for those of the program), a repository of the Hugging Face hub
+/// (ORG/NAME, or ORG/NAME@REVISION), a folder from the Hugging Face hub (config.json, model.safetensors,
 /// tokenizer.json or SentencePiece models), an ONNX export made by `optimum-cli export onnx`, or a folder of a
 /// Bergamot student (model.….bin, lex.….bin, tokenizer.json).
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
-    /// A recipe, a Hugging Face folder, an ONNX export or a Bergamot folder
+    /// A recipe, a repository of the hub, a Hugging Face folder, an ONNX export or a Bergamot folder
     source: PathBuf,
     /// The folder of the bundle; an existing bundle is replaced, other files are an error [default: bundles/NAME
-    /// in `home`, from where `kivu serve NAME` serves it]
+    /// in `home`, from where `kivu serve NAME` serves it; for a repository or a recipe of the program, the bundle that
+    /// `kivu serve SOURCE` serves]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// The task, if the source does not state it
@@ -71,7 +77,12 @@ pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
 }
 
 fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
-    let runtime = Runtime::load(&library::locate(config.onnxruntime.as_deref(), &config.home)?)?;
+    if !arguments.source.exists()
+        && let Location::Model(model) = Location::of(&arguments.source, config)?
+    {
+        return build_named(&model, arguments, config);
+    }
+    let runtime = runtime(config)?;
     let out = match arguments.out {
         Some(out) => out,
         None => config.bundles().join(default_name(&arguments.source, arguments.name.as_deref())?),
@@ -86,9 +97,37 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
         cache: config.home.clone(),
     };
     let built = build(&request, runtime, &Progress::default())?;
-    let report = Report::new(&built, &out, config);
-    print(&if arguments.json {
-        serde_json::to_string_pretty(&report)
+    print_report(&Report::new(&built, &out, config), arguments.json)
+}
+
+/// Builds a recipe of the program or a repository of the hub, whose newest commit is used. Without `--out` and `--name`,
+/// the bundle is the one that `kivu serve` finds by the same name.
+fn build_named(model: &NamedModel, arguments: Arguments, config: &Config) -> Result<ExitCode> {
+    let progress = Progress::default();
+    let tools = Tools { config, runtime: &|| runtime(config), progress: &progress };
+    let Arguments { source, out, name, task, precision, engine, json } = arguments;
+    let options = Options { task, precision, engine: engine.unwrap_or(config.engine) };
+    if out.is_some() || name.is_some() {
+        let default = || default_name(&source, name.as_deref());
+        let out = out.map_or_else(|| default().map(|name| config.bundles().join(name)), Ok)?;
+        let built = build_into(out.clone(), name, model, options, &tools)?;
+        return print_report(&Report::new(&built, &out, config), json);
+    }
+    match NamedModels::new(config).build(model, options, true, &tools)? {
+        Outcome::Built(path, built) => {
+            print_report(&Report::new(&built, &path, config).served_as(&source), json)
+        }
+        Outcome::Known(path) => {
+            let name = source.display();
+            print(&format!("known  {name} in {}\nnext   kivu serve {name}", path.display()))?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn print_report(report: &Report<'_>, as_json: bool) -> Result<ExitCode> {
+    print(&if as_json {
+        serde_json::to_string_pretty(report)
             .map_err(|error| Error::model_because("cannot serialize the report", error))?
     } else {
         report.lines().join("\n")

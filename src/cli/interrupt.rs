@@ -38,6 +38,13 @@ impl Signals {
     }
 }
 
+/// How work ended.
+pub(super) enum Ended<T> {
+    Done(T),
+    /// A signal came first. The exit code for it.
+    Signalled(ExitCode),
+}
+
 /// Runs `work` on another thread. SIGINT and SIGTERM abandon it, run `clean_up` and return the exit code 130 or 143.
 pub(super) fn interruptible(
     work: impl FnOnce() -> Result<ExitCode> + Send + 'static,
@@ -45,18 +52,30 @@ pub(super) fn interruptible(
 ) -> Result<ExitCode> {
     let runtime = Builder::new_current_thread().enable_io().build();
     runtime.map_err(Error::io("cannot wait for signals"))?.block_on(async {
-        let mut signals = Signals::new()?;
-        let (done, outcome) = oneshot::channel();
-        thread::Builder::new()
-            .stack_size(STACK_BYTES)
-            .spawn(move || done.send(work()))
-            .map_err(Error::io("cannot start a thread"))?;
-        tokio::select! {
-            outcome = outcome => outcome.unwrap_or_else(|_| Err(Error::model("the command panicked"))),
-            code = signals.next() => {
+        match until_signal(&mut Signals::new()?, work).await? {
+            Ended::Done(code) => Ok(code),
+            Ended::Signalled(code) => {
                 clean_up();
-                Ok(ExitCode::from(code))
+                Ok(code)
             }
         }
     })
+}
+
+/// Runs `work` on another thread until it is done, or until a signal arrives. The thread continues then.
+pub(super) async fn until_signal<T: Send + 'static>(
+    signals: &mut Signals,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<Ended<T>> {
+    let (done, outcome) = oneshot::channel();
+    thread::Builder::new()
+        .stack_size(STACK_BYTES)
+        .spawn(move || done.send(work()))
+        .map_err(Error::io("cannot start a thread"))?;
+    tokio::select! {
+        outcome = outcome => {
+            outcome.unwrap_or_else(|_| Err(Error::model("the command panicked"))).map(Ended::Done)
+        }
+        code = signals.next() => Ok(Ended::Signalled(ExitCode::from(code))),
+    }
 }

@@ -9,9 +9,12 @@ mod doctor;
 mod example;
 mod interrupt;
 mod key;
+mod models;
+mod named;
 mod pull;
 mod push;
 mod quality;
+mod rm;
 mod serve;
 mod terminal;
 mod triton;
@@ -26,8 +29,9 @@ use crate::{config::Config, error::Result, telemetry};
 const EXAMPLES: &str = "\
 Examples:
   kivu doctor --fix                          install what this machine lacks
-  kivu build path/to/model --out my-model    make a bundle from a Hugging Face model
-  kivu serve my-model                        serve it; http://127.0.0.1:8080 has a page to try it
+  kivu serve BAAI/bge-small-en-v1.5          serve a model of the Hugging Face hub; http://127.0.0.1:8080 has a page
+  kivu models                                list the models that were built
+  kivu build path/to/model --out my-model    make a bundle from a folder with weights
 
 Exit codes: 0 success; 1 failure, with the reason on standard error; 2 invalid command line; 130 or 143 `kivu build`
 or `kivu batch` was stopped by Ctrl-C or SIGTERM.";
@@ -52,8 +56,10 @@ enum Command {
     Completions(completions::Arguments),
     Doctor(doctor::Arguments),
     Key(key::Arguments),
+    Models(models::Arguments),
     Pull(pull::Arguments),
     Push(push::Arguments),
+    Rm(rm::Arguments),
     Serve(serve::Arguments),
     Triton(triton::Arguments),
 }
@@ -78,8 +84,10 @@ fn execute(arguments: Arguments) -> Result<ExitCode> {
         Command::Completions(arguments) => completions::run(&arguments, &mut Arguments::command()),
         Command::Doctor(arguments) => doctor::run(&arguments, &config),
         Command::Key(arguments) => key::run(&arguments),
+        Command::Models(arguments) => models::run(&arguments, &config),
         Command::Pull(arguments) => pull::run(&arguments, &config),
         Command::Push(arguments) => push::run(&arguments, &config),
+        Command::Rm(arguments) => rm::run(&arguments, &config),
         Command::Serve(arguments) => serve::run(arguments, config),
         Command::Triton(arguments) => triton::run(&arguments),
     }

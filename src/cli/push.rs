@@ -4,8 +4,12 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
-use super::terminal::{Progress, print};
+use super::{
+    named::resolve,
+    terminal::{Progress, print},
+};
 use crate::{
+    build::named::Options,
     config::Config,
     error::{Error, Result},
     repository::{
@@ -28,7 +32,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
-    /// A bundle made by `kivu build`
+    /// A bundle made by `kivu build`, or a name as in `kivu serve`
     bundle: PathBuf,
     /// The prefix, as s3://BUCKET/PREFIX
     #[arg(value_name = "URL")]
@@ -42,7 +46,7 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
             arguments.bundle.display()
         )));
     }
-    let bundle = Bundle::open(&arguments.bundle)?;
+    let bundle = Bundle::open(&resolve(&arguments.bundle, Options::default(), config)?)?;
     let (state, progress) = (config.home.join(STATE), Progress::default());
     let store = Store::new(config.s3.timeout());
     let is_new = remote::push(&store, &bundle, &arguments.prefix, &state, &progress)?;

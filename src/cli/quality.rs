@@ -40,3 +40,13 @@ pub(super) fn text(quality: Option<Quality>) -> String {
         None => "not measured: there is no other precision to compare with".to_owned(),
     }
 }
+
+/// The most important figure, for a list.
+pub(super) fn short(quality: Option<Quality>) -> String {
+    match quality {
+        Some(Quality::Embedding { mean_cosine, .. }) => format!("cosine {mean_cosine:.4}"),
+        Some(Quality::Classification { agreement, .. }) => format!("same label {:.1} %", agreement * 100.0),
+        Some(Quality::Translation { similarity, .. }) => format!("similarity {similarity:.4}"),
+        None => "not measured".to_owned(),
+    }
+}

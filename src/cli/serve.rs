@@ -13,13 +13,21 @@ use std::{
 use clap::Args;
 use tokio::{net::TcpListener, runtime::Builder};
 
-use super::{connections, example, interrupt::Signals, terminal::print};
+use super::{
+    connections, example,
+    interrupt::{Ended, Signals, until_signal},
+    named::{find_all, resolve_all},
+    terminal::print,
+};
 use crate::{
     api::{App, BindScope, Guard, below, router},
     backend::MappedFiles,
+    build::{abandon, named::Options},
     config::{Config, EngineChoice},
     error::{Error, Result},
     model::Model,
+    pipeline::Task,
+    repository::manifest::Precision,
     telemetry::Prometheus,
 };
 
@@ -31,20 +39,22 @@ const FILE_CHECK: Duration = Duration::from_millis(500);
 
 const EXAMPLES: &str = "\
 Examples:
-  kivu serve my-model                           one bundle, on http://127.0.0.1:8080
+  kivu serve BAAI/bge-small-en-v1.5             a model of the Hugging Face hub, on http://127.0.0.1:8080
+  kivu serve my-model                           a bundle
   kivu serve bundles --listen 127.0.0.1:9000    all bundles of a folder, on another port
-  kivu serve minilm                             a bundle that was built without --out, by its name
+  kivu serve minilm                             a recipe of the program, or a bundle that was built without --out
   kivu serve                                    the models of kivu.toml, or all that were built without --out";
 
 /// Serve models over HTTP
 ///
-/// Each MODEL is a bundle made by `kivu build`, a folder of bundles, the name of a bundle that was built without
-/// `--out`, or the URL of a bundle in S3, as s3://BUCKET/PREFIX/NAME[/DIGEST]. The default is the models of kivu.toml,
-/// or else all bundles that were built without `--out`.
+/// Each MODEL is a repository of the Hugging Face hub, as ORG/NAME or ORG/NAME@REVISION, a recipe of the program, a
+/// folder with weights, a bundle made by `kivu build` or its name, a folder of bundles, or the URL of a bundle in S3, as
+/// s3://BUCKET/PREFIX/NAME[/DIGEST]. Models that are not bundles are built at the first start and kept. The default is
+/// the models of kivu.toml, or else all bundles that were built without `--out`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
-    /// A bundle, a folder of bundles, or the URL of a bundle
+    /// A repository of the hub, a recipe, a bundle, a folder of bundles, or the URL of a bundle
     #[arg(value_name = "MODEL")]
     models: Vec<PathBuf>,
     /// The address to listen on [default: that of kivu.toml, or 127.0.0.1:8080]
@@ -53,6 +63,12 @@ pub(super) struct Arguments {
     /// The engine of local models [default: that of kivu.toml, or auto: the one that each bundle was built for]
     #[arg(long)]
     engine: Option<EngineChoice>,
+    /// The task of models that are built [default: by their files]
+    #[arg(long)]
+    task: Option<Task>,
+    /// The number format of the weights of models that are built [default: that of an earlier build, or int8]
+    #[arg(long)]
+    precision: Option<Precision>,
     /// Exit when standard input is closed, as it is when the parent process ends
     #[arg(long, hide = true)]
     until_stdin_closes: bool,
@@ -66,8 +82,7 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
         });
     }
     if !arguments.models.is_empty() {
-        let models = arguments.models.into_iter();
-        config.models = models.map(|model| config.find_bundle(model).into()).collect();
+        config.models = arguments.models.into_iter().map(Into::into).collect();
     }
     if config.models.is_empty() && config.bundles().is_dir() {
         config.models = vec![config.bundles().into()];
@@ -82,11 +97,11 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
         .max_blocking_threads(config.threads().get())
         .build()
         .map_err(Error::io("cannot start the server's threads"))?;
-    runtime.block_on(serve(config))?;
-    Ok(ExitCode::SUCCESS)
+    let options = Options { task: arguments.task, precision: arguments.precision, engine: config.engine };
+    runtime.block_on(serve(config, options))
 }
 
-async fn serve(config: Config) -> Result<()> {
+async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     let guard = Guard::new(&config.auth, BindScope::Address(config.listen))?;
     // Bound before models are loaded: an occupied port is reported at once, and early requests wait.
     let listener = TcpListener::bind(config.listen).await.map_err(|source| Error::Io {
@@ -97,8 +112,20 @@ async fn serve(config: Config) -> Result<()> {
     let prometheus = Prometheus::install()?;
     tokio::spawn(upkeep(prometheus.clone()));
     guard.prepare().await?;
+    let mut early_signals = None;
+    if !find_all(&mut config, options)? {
+        let mut signals = Signals::new()?;
+        config = match until_signal(&mut signals, move || build_all(config, options)).await? {
+            Ended::Done(config) => config,
+            Ended::Signalled(code) => {
+                abandon();
+                return Ok(code);
+            }
+        };
+        early_signals = Some(signals);
+    }
     let models = tokio::task::block_in_place(|| Model::open_all(&config))?;
-    let mut signals = Signals::new()?;
+    let mut signals = early_signals.map_or_else(Signals::new, Ok)?;
     // A closed standard output does not keep the server from serving.
     let _ = announce(address, &models, config.page);
     let files: Vec<_> = models.iter().map(|model| Arc::clone(&model.files)).collect();
@@ -115,7 +142,14 @@ async fn serve(config: Config) -> Result<()> {
     let timeout = config.limits.timeout();
     let app = App::new(models, config.limits).with_guard(guard).with_metrics(prometheus);
     let router = router(app.with_page(config.page));
-    connections::serve(listener, below(config.prefix.as_deref(), router), timeout, stop).await
+    connections::serve(listener, below(config.prefix.as_deref(), router), timeout, stop).await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Builds the models that are not bundles.
+fn build_all(mut config: Config, options: Options) -> Result<Config> {
+    resolve_all(&mut config, options)?;
+    Ok(config)
 }
 
 async fn upkeep(prometheus: Prometheus) {

@@ -24,7 +24,20 @@ fn stdout(output: &Output) -> String {
 
 #[test]
 fn the_help_of_every_command_has_examples() {
-    let commands = ["", "batch", "bench", "build", "completions", "doctor", "key", "pull", "push", "serve"];
+    let commands = [
+        "",
+        "batch",
+        "bench",
+        "build",
+        "completions",
+        "doctor",
+        "key",
+        "models",
+        "pull",
+        "push",
+        "rm",
+        "serve",
+    ];
     for command in commands {
         let arguments: Vec<&str> = [command, "--help"].into_iter().filter(|word| !word.is_empty()).collect();
         let help = stdout(&kivu(&arguments));

@@ -31,19 +31,26 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ),
     ("yada::", &["src/tokenizer/"]),
     ("zstd::", &["src/batch/compression.rs"]),
-    ("zip::", &["src/build/fetch.rs"]),
+    ("zip::", &["src/build/fetch.rs", "src/build/pickle.rs"]),
     ("lambda_http::", &["functions/"]),
     ("indicatif::", &["src/cli/terminal.rs"]),
-    ("hyper_util::", &["src/backend/triton/connect.rs", "src/cli/connections.rs"]),
-    ("tokio_rustls::", &["src/backend/triton/connect.rs"]),
+    ("hyper_rustls::", &["src/build/hub/connect.rs"]),
+    (
+        "hyper_util::",
+        &["src/backend/triton/connect.rs", "src/build/hub/connect.rs", "src/cli/connections.rs"],
+    ),
+    ("tokio_rustls::", &["src/backend/triton/connect.rs", "src/build/hub/connect.rs"]),
     ("tonic::", &["src/backend/triton/grpc.rs"]),
     ("tonic_prost::", &["src/backend/triton/grpc.rs"]),
     ("metrics::", &["src/telemetry/"]),
     ("subtle::", &["src/api/auth/"]),
     ("axum::", &["src/api/", "src/cli/connections.rs", "functions/"]),
-    ("hyper::", &["src/cli/connections.rs"]),
+    ("hyper::", &["src/build/hub/client.rs", "src/cli/connections.rs"]),
     ("http_body::", &["src/api/permit_body.rs", "src/backend/triton/connect.rs"]),
-    ("rustix::", &["src/build/scratch.rs", "src/cli/mod.rs", "src/repository/folder.rs"]),
+    (
+        "rustix::",
+        &["src/build/hub/mod.rs", "src/build/scratch.rs", "src/cli/mod.rs", "src/repository/folder.rs"],
+    ),
 ];
 
 /// All files with this extension in a folder and its subfolders.

@@ -26,6 +26,7 @@ mod files;
 mod fleet;
 mod goldens;
 mod hostile_models;
+mod hub;
 mod imports;
 mod language;
 mod links;

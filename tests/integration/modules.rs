@@ -175,7 +175,7 @@ fn unusable_modules_are_refused_by_name() {
     expected vectors of 32 values for the module in `[folder]/model/2_Dense`, but found that the module before it gives 64
     expected an `activation_function` among `Identity`, `Tanh`, `ReLU`, `Sigmoid`, `GELU`, `SiLU` of `torch.nn`, but found `torch.nn.modules.activation.Hardswish`
     expected the weight `linear.bias` of shape [25], but found [24]
-    expected `model.safetensors` in `[folder]/model/4_Dense`, but found none; load the model with sentence-transformers and save it again (`model.save(…)`), which writes it
+    cannot read `[folder]/model/4_Dense/pytorch_model.bin`; convert it to safetensors with `save_pretrained`: expected a checkpoint of PyTorch: invalid Zip archive: Could not find EOCD
     expected `module_input_name` and `module_output_name` to be both `sentence_embedding` or both `token_embeddings` in `[folder]/model/1_Dense`, but found `token_embeddings` and `others`
     expected pooling modes among `cls`, `max`, `mean`, `mean_sqrt_len_tokens`, `weightedmean`, `lasttoken`, but found `min`
     expected `include_prompt` true, but found false: pooling without the prompt is not supported

@@ -150,7 +150,7 @@ fn unusable_tables_are_refused() {
     expected `embedding.weight` or `embeddings` as a matrix of floats, but found neither
     expected a row for each of the tokenizer's 282 tokens, but found 230 rows
     expected `tokenizer.json` in `[folder]/model`, but found none; the fast tokenizers of `transformers` save it (`save_pretrained`)
-    cannot read `[folder]/model/model.safetensors`: No such file or directory (os error 2)
+    cannot read `[folder]/model/pytorch_model.bin`; convert it to safetensors with `save_pretrained`: expected a checkpoint of PyTorch: invalid Zip archive: Could not find EOCD
     expected `mapping` to rows below 76, but found 1000
     ");
 }

@@ -41,12 +41,7 @@ pub(super) fn read(graph: &GraphProto, files: &BTreeMap<String, Bytes>) -> Resul
         meanings: HashMap::new(),
         values: Vec::new(),
         operations: Vec::new(),
-        limits: Limits {
-            ids: usize::MAX,
-            types: usize::MAX,
-            positions: usize::MAX,
-            length: usize::MAX,
-        },
+        limits: Limits { ids: usize::MAX, types: usize::MAX, positions: usize::MAX, length: usize::MAX },
         padding: None,
         attended: BTreeSet::new(),
     };
@@ -214,7 +209,9 @@ impl<'a> Reader<'a> {
         let outputs: Vec<&String> = node.output.iter().filter(|name| !name.is_empty()).collect();
         let output = match outputs[..] {
             [output] => output,
-            [output, sum] if operator.1 == "SkipLayerNormalization" && node.output.get(3) == Some(sum) => output,
+            [output, sum] if operator.1 == "SkipLayerNormalization" && node.output.get(3) == Some(sum) => {
+                output
+            }
             _ => return Err(unsupported(&format!("the outputs of `{}`", node.name))),
         };
         self.meanings.insert(output, meaning);

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Files that may hold the graph, in order of preference.
-const GRAPHS: [&str; 4] =
+pub(super) const GRAPHS: [&str; 4] =
     ["model.onnx", "model_quantized.onnx", "onnx/model.onnx", "onnx/model_quantized.onnx"];
 
 /// Supported outputs, in order of preference: a vector per token, or one per text that is already pooled.

@@ -1,6 +1,7 @@
 //! ONNX exports in the layout of `optimum-cli export onnx`.
 
 pub(super) mod encoder;
+mod layout;
 mod part;
 pub(super) mod quantise;
 mod seq2seq;
@@ -8,5 +9,6 @@ mod seq2seq;
 pub use self::seq2seq::{Seq2Seq, read};
 pub(super) use self::{
     encoder::open,
+    layout::{files, is_graph, is_in},
     seq2seq::{is_in as is_seq2seq_in, open as open_seq2seq},
 };

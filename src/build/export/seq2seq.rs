@@ -21,12 +21,12 @@ use crate::{
 };
 
 /// The files of an export.
-const ENCODER: &str = "encoder_model.onnx";
-const MERGED: &str = "decoder_model_merged.onnx";
-const FIRST: &str = "decoder_model.onnx";
-const LATER: &str = "decoder_with_past_model.onnx";
+pub(super) const ENCODER: &str = "encoder_model.onnx";
+pub(super) const MERGED: &str = "decoder_model_merged.onnx";
+pub(super) const FIRST: &str = "decoder_model.onnx";
+pub(super) const LATER: &str = "decoder_with_past_model.onnx";
 /// The folders that may hold them.
-const FOLDERS: [&str; 2] = ["", "onnx"];
+pub(super) const FOLDERS: [&str; 2] = ["", "onnx"];
 
 /// The decoder's inputs that come from the encoder, with the encoder's names for them.
 const SHARED: [(&str, &str); 2] =

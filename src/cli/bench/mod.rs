@@ -22,10 +22,10 @@ use self::{
     timing::{median, ms, percentile},
     workload::{body, rows},
 };
-use super::{example, quality, terminal::print};
+use super::{example, named::resolve, quality, terminal::print};
 use crate::{
     backend::onnx::{Runtime, library},
-    build::quality::SENTENCES,
+    build::{named::Options, quality::SENTENCES},
     config::Config,
     error::{Error, Result},
     pipeline::{Task, translation::Directions},
@@ -59,7 +59,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
-    /// A bundle, or the name of one that was built without `--out`
+    /// A bundle, or a name as in `kivu serve`
     bundle: PathBuf,
     /// The bundle whose graph ONNX Runtime runs, if not the same one: a graph for the native engine is slower there
     #[arg(long, value_name = "BUNDLE")]
@@ -97,7 +97,7 @@ impl Figure {
 }
 
 pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
-    let path = config.find_bundle(arguments.bundle.clone());
+    let path = resolve(&arguments.bundle, Options::default(), config)?;
     let bundle = Bundle::open(&path)?;
     let start_ms = cold_start(&path, bundle.manifest(), config)?;
     let mut figures = vec![Figure::new("start to first response, median", "ms", start_ms, None)];
@@ -106,7 +106,7 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
         Task::Translation => decoding(&server, bundle.manifest())?,
         _ => {
             let baseline = match &arguments.baseline {
-                Some(baseline) => &Bundle::open(&config.find_bundle(baseline.clone()))?,
+                Some(baseline) => &Bundle::open(&resolve(baseline, Options::default(), config)?)?,
                 None => &bundle,
             };
             speed(&server, [&bundle, baseline], config, Duration::from_secs(arguments.seconds))?

@@ -28,6 +28,9 @@ pub(super) struct Report<'a> {
     vectors: Option<VectorQuality>,
     comparison: Option<Comparison>,
     serving: Option<Serving>,
+    /// Tasks that are as plausible as `task`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    other_tasks: Vec<Task>,
     next: Vec<String>,
 }
 
@@ -61,8 +64,15 @@ impl<'a> Report<'a> {
             vectors: manifest.vectors,
             comparison: built.comparison,
             serving: serving.ok(),
+            other_tasks: built.other_tasks.clone(),
             next: [format!("kivu serve {path}"), format!("kivu push {path} s3://BUCKET/PREFIX")].into(),
         }
+    }
+
+    /// The report of a bundle that `kivu serve NAME` finds.
+    pub(super) fn served_as(mut self, name: &Path) -> Self {
+        self.next[0] = format!("kivu serve {}", name.display());
+        self
     }
 
     /// The report as text.
@@ -72,6 +82,10 @@ impl<'a> Report<'a> {
             format!("{name} ({task}, {architecture})"),
             format!("  bundle   {bundle}, {:.1} MB, {}", mb(self.bytes), &self.digest[..12]),
         ];
+        if !self.other_tasks.is_empty() {
+            let others: Vec<String> = self.other_tasks.iter().map(|task| format!("--task {task}")).collect();
+            lines.push(format!("  task     also possible: {}", others.join(", ")));
+        }
         if let Some(Comparison { fp32, built }) = self.comparison {
             let (before, after) = (mb(fp32.bytes), mb(built.bytes));
             let share = after / before * 100.0;
@@ -138,6 +152,7 @@ mod tests {
             vectors: Some(VectorQuality { texts: 300, int8: 0.97, binary: Some(0.8234) }),
             comparison: Some(Comparison { fp32: cost(90_000_000, 100.0), built: cost(22_500_000, 450.0) }),
             serving: Some(Serving { resident_mb: 87.2, answer_ms: 1.26 }),
+            other_tasks: Vec::new(),
             next: vec!["kivu serve my-model".into(), "kivu push my-model s3://BUCKET/PREFIX".into()],
         };
         insta::assert_snapshot!(report.lines().join("\n"), @r"

@@ -1,0 +1,256 @@
+//! The files of a repository that a build needs.
+
+use std::{collections::BTreeSet, path::Path};
+
+use crate::{
+    build::{
+        config::ConfigFile, encoder, export, files::read_json_if_exists, lora,
+        sentence_transformers::static_folder, translation, weights,
+    },
+    error::{Error, Result, quoted},
+};
+
+/// Files with settings of models, tokenizers and generation, and the model card.
+const SETTINGS: &[&str] = &[
+    "README.md",
+    "adapter_config.json",
+    "added_tokens.json",
+    "config.json",
+    "config_sentence_transformers.json",
+    "generation_config.json",
+    "merges.txt",
+    "model.safetensors.index.json",
+    "modules.json",
+    "pytorch_model.bin.index.json",
+    "sentencepiece.bpe.model",
+    "source.spm",
+    "special_tokens_map.json",
+    "spiece.model",
+    "target.spm",
+    "target_vocab.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+];
+
+/// The ends of names of files with weights in formats that are not supported.
+const OTHER_WEIGHTS: [&str; 8] = [".gguf", ".ggml", ".h5", ".msgpack", ".ot", ".pt", ".pth", ".bin"];
+
+/// The paths of a repository.
+pub(super) struct Paths<'a>(pub(super) BTreeSet<&'a str>);
+
+impl Paths<'_> {
+    pub(super) fn has(&self, path: &str) -> bool {
+        self.0.contains(path)
+    }
+
+    /// The paths of files with settings.
+    pub(super) fn settings(&self) -> Vec<String> {
+        self.0.iter().filter(|path| is_settings(path)).map(|path| (*path).to_owned()).collect()
+    }
+
+    /// Whether the repository has an adapter and no model.
+    pub(super) fn is_adapter(&self) -> bool {
+        let has_weights = self.0.iter().any(|path| weights::FILES.contains(path) || export::is_graph(path));
+        self.has(lora::CONFIG) && !has_weights
+    }
+
+    /// The paths of the adapter's weights.
+    pub(super) fn adapter_weights(&self, name: &dyn std::fmt::Display) -> Result<Vec<String>> {
+        if self.has(lora::WEIGHTS) {
+            return Ok(vec![lora::WEIGHTS.to_owned()]);
+        }
+        Err(Error::model(format!("expected `{}` in `{name}`, but found {}", lora::WEIGHTS, self.others())))
+    }
+
+    /// The paths of the model's weights: safetensors, or else a checkpoint of PyTorch, or else an ONNX export. `folder`
+    /// has the files with settings.
+    pub(super) fn weights(&self, folder: &Path, name: &dyn std::fmt::Display) -> Result<Vec<String>> {
+        if static_folder(folder)?.is_some() {
+            let whole = weights::names(folder, |file| self.has(file))?.unwrap_or_default();
+            return Ok([whole, self.module_weights()].concat());
+        }
+        if !self.has(ConfigFile::NAME) {
+            return Err(Error::model(format!(
+                "expected a model in `{name}` with a `{}`, but found {}",
+                ConfigFile::NAME,
+                self.others()
+            )));
+        }
+        let config = ConfigFile::open(folder)?;
+        let types: Vec<&str> =
+            encoder::MODEL_TYPES.iter().chain(&translation::MODEL_TYPES).copied().collect();
+        let is_supported = types.contains(&config.model_type());
+        let mut found = None;
+        if is_supported {
+            found = weights::names(folder, |file| self.has(file))?;
+        }
+        let mut needed = match found.or_else(|| export::files(|file| self.has(file), self.0.iter().copied()))
+        {
+            Some(files) => files,
+            None if is_supported => {
+                return Err(Error::model(format!(
+                    "expected weights in `{name}` ({}, or an ONNX export), but found {}",
+                    quoted(&weights::FILES),
+                    self.others()
+                )));
+            }
+            None => {
+                let code = config.fields().contains_key("auto_map");
+                return Err(Error::model(format!(
+                    "expected a `model_type` among {}, or an ONNX export, in `{name}`, but found `{}` ({}){}",
+                    quoted(&types),
+                    config.model_type(),
+                    config.architecture(),
+                    if code { ", which needs code from the repository, and Kivu runs none" } else { "" }
+                )));
+            }
+        };
+        if let Some(missing) = needed.iter().find(|path| !self.has(path)) {
+            return Err(Error::model(format!("expected `{missing}` in `{name}`, but found none")));
+        }
+        needed.extend(self.module_weights());
+        Ok(needed)
+    }
+
+    /// The weights in the folders of sentence-transformers' modules, such as `2_Dense`.
+    fn module_weights(&self) -> Vec<String> {
+        let folders: BTreeSet<&str> = self
+            .0
+            .iter()
+            .filter_map(|path| Some(path.split_once('/')?.0))
+            .filter(|it| is_module(it))
+            .collect();
+        let weights = folders.into_iter().filter_map(|folder| {
+            let paths = weights::FILES.map(|file| format!("{folder}/{file}"));
+            paths.into_iter().find(|path| self.has(path))
+        });
+        weights.collect()
+    }
+
+    /// Weights of other formats, for a message.
+    fn others(&self) -> String {
+        let others: Vec<_> = self
+            .0
+            .iter()
+            .filter(|path| OTHER_WEIGHTS.iter().any(|end| path.ends_with(end)))
+            .take(3)
+            .collect();
+        if others.is_empty() { "none".to_owned() } else { format!("only {}", quoted(&others)) }
+    }
+}
+
+fn is_settings(path: &str) -> bool {
+    match path.split_once('/') {
+        None => {
+            // `sentence_bert_config.json`, and the same with other architectures.
+            SETTINGS.contains(&path) || path.starts_with("sentence_") && path.ends_with("_config.json")
+        }
+        Some((folder, "config.json" | "tokenizer.json")) => is_module(folder),
+        Some(_) => false,
+    }
+}
+
+/// Whether a folder has the name of a module: `1_Pooling`.
+fn is_module(folder: &str) -> bool {
+    let number = folder.split('_').next().unwrap_or_default();
+    folder.len() > number.len() && !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// The base of an adapter, as `ORG/NAME@REVISION`.
+pub(super) fn base(folder: &Path, name: &dyn std::fmt::Display) -> Result<String> {
+    let fields = read_json_if_exists(&folder.join(lora::CONFIG))?.unwrap_or_default();
+    let config = ConfigFile::new(lora::CONFIG, fields);
+    let base: String = config.require("base_model_name_or_path")?;
+    let revision: Option<String> = config.get("revision")?;
+    let base = revision.map_or(base.clone(), |revision| format!("{base}@{revision}"));
+    if super::RepositoryName::is_name(&base) {
+        return Ok(base);
+    }
+    Err(Error::model(format!(
+        "expected the adapter `{name}` to name the repository of its base model, but found `{base}`; name both in a \
+         recipe: `folder` and `adapter` of `[source]`"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paths<'a>(names: &[&'a str]) -> Paths<'a> {
+        Paths(names.iter().copied().collect())
+    }
+
+    fn weights(config: &str, names: &[&str]) -> Result<Vec<String>> {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("config.json"), config).unwrap();
+        let index = r#"{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}"#;
+        std::fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();
+        paths(names).weights(folder.path(), &"a/b")
+    }
+
+    const BERT: &str = r#"{"model_type": "bert", "architectures": ["BertModel"]}"#;
+    const OTHER: &str = r#"{"model_type": "chatglm", "architectures": ["ChatGLMModel"], "auto_map": {}}"#;
+
+    #[test]
+    fn only_files_that_a_build_reads_are_fetched() {
+        let names = [
+            "config.json",
+            "1_Pooling/config.json",
+            "tokenizer.json",
+            "README.md",
+            "sentence_bert_config.json",
+            "train_script.py",
+            "data_config.json",
+            "onnx/config.json",
+            "colbert_linear.pt",
+            "imgs/a.jpg",
+        ];
+        let mut expected = names[..5].to_vec();
+        expected.sort_unstable();
+        assert_eq!(paths(&names).settings(), expected);
+    }
+
+    #[test]
+    fn one_format_of_the_weights_is_fetched() {
+        let whole =
+            ["config.json", "model.safetensors", "pytorch_model.bin", "onnx/model.onnx", "tf_model.h5"];
+        assert_eq!(weights(BERT, &whole).unwrap(), ["model.safetensors"]);
+        let sharded =
+            ["config.json", "model.safetensors.index.json", "model-1.safetensors", "model-2.safetensors"];
+        assert_eq!(weights(BERT, &sharded).unwrap(), sharded[2..]);
+        let exported = ["config.json", "model.safetensors", "onnx/model.onnx", "onnx/model.onnx_data"];
+        assert_eq!(weights(OTHER, &exported).unwrap(), exported[2..]);
+        let translation = [
+            "config.json",
+            "onnx/decoder_model.onnx",
+            "onnx/decoder_model_merged.onnx",
+            "onnx/encoder_model.onnx",
+            "onnx/decoder_with_past_model.onnx",
+        ];
+        let found = weights(r#"{"model_type": "marian"}"#, &translation).unwrap();
+        assert_eq!(found, ["onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx"]);
+        let dense = ["config.json", "model.safetensors", "2_Dense/config.json", "2_Dense/model.safetensors"];
+        assert_eq!(weights(BERT, &dense).unwrap(), [dense[1], dense[3]]);
+    }
+
+    #[test]
+    fn repositories_without_a_model_are_refused_before_weights_are_fetched() {
+        let refusals = [
+            paths(&["model.gguf", "README.md"]).weights(Path::new("."), &"a/b"),
+            weights(OTHER, &["config.json", "model.safetensors"]),
+            weights(BERT, &["config.json", "tf_model.h5"]),
+            weights(BERT, &["config.json", "model.safetensors.index.json", "model-1.safetensors"]),
+        ];
+        let refusals: Vec<String> =
+            refusals.into_iter().map(|refusal| refusal.unwrap_err().to_string()).collect();
+        assert!(refusals[1].contains("`chatglm` (ChatGLMModel), which needs code"), "{}", refusals[1]);
+        insta::assert_snapshot!([&refusals[0], &refusals[2], &refusals[3]].map(String::as_str).join("\n"), @"
+        expected a model in `a/b` with a `config.json`, but found only `model.gguf`
+        expected weights in `a/b` (`model.safetensors`, `pytorch_model.bin`, or an ONNX export), but found only `tf_model.h5`
+        expected `model-2.safetensors` in `a/b`, but found none
+        ");
+    }
+}

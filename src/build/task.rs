@@ -1,0 +1,123 @@
+//! The task of a model: by its architecture, its labels and the pipeline tag of its model card.
+
+use std::{fs, path::Path};
+
+use super::{
+    plan::Plan,
+    recipe::Strategy,
+    source::{EncoderSettings, TaskSettings},
+};
+use crate::{
+    error::{Error, Result},
+    pipeline::Task,
+};
+
+/// The model card.
+const CARD: &str = "README.md";
+
+/// The task of the bundle, and other tasks that are as plausible.
+///
+/// A requested task must be one that the model can do. Otherwise the model card decides between the plausible ones.
+pub(super) fn task(plan: &Plan, settings: &TaskSettings) -> Result<(Task, Vec<Task>)> {
+    if let Some(task) = plan.task {
+        require(task, plan.strategy, settings)?;
+        return Ok((task, Vec::new()));
+    }
+    let plausible = plausible(settings);
+    let card = plan.adapter.iter().chain([&plan.folder]).find_map(|folder| pipeline_tag(folder));
+    let task = card.filter(|task| plausible.contains(task)).unwrap_or(plausible[0]);
+    let others = plausible.into_iter().filter(|other| *other != task && card != Some(task));
+    Ok((task, others.collect()))
+}
+
+/// Refuses a task that the model cannot do.
+fn require(task: Task, strategy: Strategy, settings: &TaskSettings) -> Result<()> {
+    use EncoderSettings::{Classification, Embedding};
+    use TaskSettings::{Encoder, Translation};
+
+    let found = match settings {
+        Translation(_) => "one that translates",
+        Encoder(Embedding(_)) => "one without a head for labels, which computes embeddings",
+        Encoder(Classification(_)) => "one with a head for labels",
+    };
+    let can = match (settings, task) {
+        (Translation(_), task) => task == Task::Translation,
+        (Encoder(_), Task::Translation)
+        | (Encoder(Embedding(_)), Task::TextClassification)
+        | (Encoder(Classification(_)), Task::FeatureExtraction) => false,
+        (Encoder(Embedding(_)), Task::FeatureExtraction) => true,
+        (Encoder(Embedding(_)), _) => strategy == Strategy::Embedding,
+        (Encoder(Classification(_)), _) => strategy == Strategy::Model,
+    };
+    if can {
+        return Ok(());
+    }
+    Err(Error::model(format!(
+        "expected a model for `{task}`, but found {found}; embeddings do zero-shot classification and ranking with \
+         `strategy = \"embedding\"` in a recipe"
+    )))
+}
+
+/// The tasks that a model was probably trained for, the most likely one first.
+fn plausible(settings: &TaskSettings) -> Vec<Task> {
+    let TaskSettings::Encoder(settings) = settings else { return vec![Task::Translation] };
+    let EncoderSettings::Classification(settings) = settings else { return vec![Task::FeatureExtraction] };
+    match &settings.labels[..] {
+        [label] if label.to_lowercase().starts_with("label_") => vec![Task::TextRanking],
+        [_] => vec![Task::TextRanking, Task::TextClassification],
+        labels if labels.iter().any(|label| label.to_lowercase().starts_with("entail")) => {
+            vec![Task::TextClassification, Task::ZeroShotClassification]
+        }
+        _ => vec![Task::TextClassification],
+    }
+}
+
+/// The `pipeline_tag` in the front matter of the model card, if it is that of a task.
+fn pipeline_tag(folder: &Path) -> Option<Task> {
+    let card = fs::read_to_string(folder.join(CARD)).ok()?;
+    let mut lines = card.lines();
+    lines.next().filter(|line| line.trim_end() == "---")?;
+    let mut matter = lines.take_while(|line| line.trim_end() != "---");
+    let tag = matter.find_map(|line| line.strip_prefix("pipeline_tag:"))?;
+    match tag.trim().trim_matches(['"', '\'']) {
+        "sentence-similarity" => Some(Task::FeatureExtraction),
+        tag => tag.parse().ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pipeline::{classification::ClassificationSettings, scores::ScoreFunction};
+
+    fn of_labels(labels: &[&str], card: &str) -> (Task, Vec<Task>) {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(CARD), card).unwrap();
+        let plan = Plan { folder: folder.path().to_owned(), ..Plan::default() };
+        let settings = ClassificationSettings {
+            output: "logits".into(),
+            labels: labels.iter().map(|label| (*label).to_owned()).collect(),
+            function: ScoreFunction::Softmax,
+            max_tokens: 8,
+            template: None,
+        };
+        task(&plan, &TaskSettings::Encoder(EncoderSettings::Classification(settings))).unwrap()
+    }
+
+    #[test]
+    fn labels_and_the_model_card_decide() {
+        use Task::{TextClassification, TextRanking, ZeroShotClassification};
+        const NLI: [&str; 3] = ["CONTRADICTION", "NEUTRAL", "ENTAILMENT"];
+        let tagged = |tag: &str| format!("---\nlicense: mit\npipeline_tag: {tag}\n---\n# A model\n");
+        assert_eq!(of_labels(&["good", "bad"], ""), (TextClassification, vec![]));
+        assert_eq!(of_labels(&NLI, ""), (TextClassification, vec![ZeroShotClassification]));
+        assert_eq!(of_labels(&NLI, &tagged("zero-shot-classification")), (ZeroShotClassification, vec![]));
+        assert_eq!(of_labels(&NLI, &tagged("text-classification")), (TextClassification, vec![]));
+        assert_eq!(of_labels(&NLI, &tagged("fill-mask")), (TextClassification, vec![ZeroShotClassification]));
+        assert_eq!(of_labels(&["LABEL_0"], &tagged("text-classification")), (TextRanking, vec![]));
+        assert_eq!(of_labels(&["toxic"], ""), (TextRanking, vec![TextClassification]));
+        assert_eq!(of_labels(&["toxic"], &tagged("'text-classification'")), (TextClassification, vec![]));
+        // Only the front matter has tags.
+        assert_eq!(of_labels(&["toxic"], "pipeline_tag: text-classification").0, TextRanking);
+    }
+}

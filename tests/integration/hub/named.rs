@@ -1,0 +1,201 @@
+//! The program with names of models.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+use super::{
+    server,
+    server::{HubServer, read_folder},
+};
+use crate::{
+    models::{fixtures, library_path, runtime},
+    serving::{Server, alone, kivu},
+};
+
+/// The program with a home of its own and the hub of a server.
+fn command(server: &HubServer, home: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
+    command.args(arguments);
+    configure(&mut command, server, home);
+    command
+}
+
+fn configure(command: &mut Command, server: &HubServer, home: &Path) {
+    command
+        .current_dir(home)
+        .env("KIVU_HOME", home.join("kivu"))
+        .env("KIVU_ONNXRUNTIME", library_path().unwrap_or_default())
+        .env("HF_ENDPOINT", &server.url)
+        .env("HF_HOME", home.join("hf"))
+        .env("HF_HUB_DOWNLOAD_TIMEOUT", "2")
+        .stdin(Stdio::null());
+    for variable in ["HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN"] {
+        command.env_remove(variable);
+    }
+}
+
+fn serve(server: &HubServer, home: &Path, name: &str) -> Server {
+    let mut command = kivu(Path::new(name));
+    configure(&mut command, server, home);
+    Server::wait(command.stderr(Stdio::null()).spawn().unwrap())
+}
+
+/// Standard output of a command that succeeds.
+fn output(command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    assert!(status.success(), "{command:?}: {}", String::from_utf8_lossy(&stderr));
+    String::from_utf8(stdout).unwrap()
+}
+
+/// Standard error of a command that fails.
+fn refusal(command: &mut Command) -> String {
+    let Output { status, stderr, .. } = command.output().unwrap();
+    assert_eq!(status.code(), Some(1), "an error, not a crash");
+    String::from_utf8(stderr).unwrap()
+}
+
+#[test]
+fn a_repository_is_built_once_and_served_by_its_name() {
+    if runtime().is_none() {
+        return;
+    }
+    let _alone = alone();
+    let (hub, home) = (server(), tempfile::tempdir().unwrap());
+    let embed = |server: &Server| {
+        server.post("/v1/embeddings", r#"{"model": "tests/tiny-bert", "input": "What is deep learning?"}"#)
+    };
+    let body = |answer: String| answer.split_once("\r\n\r\n").unwrap().1.to_owned();
+    let first = embed(&serve(&hub, home.path(), "tests/tiny-bert"));
+    assert!(first.starts_with("HTTP/1.1 200"), "{first}");
+    hub.seen();
+    let second = embed(&serve(&hub, home.path(), "tests/tiny-bert"));
+    assert_eq!(hub.seen(), [], "the second start needs no connection");
+    assert_eq!(body(first), body(second));
+
+    let input = home.path().join("in.csv");
+    fs::write(&input, "text\nhello\n").unwrap();
+    let batch = ["batch", "in.csv", "out.csv", "--model", "tests/tiny-bert"];
+    assert!(output(&mut command(&hub, home.path(), &batch)).starts_with("1 rows in"));
+
+    let listed = output(&mut command(&hub, home.path(), &["models"]));
+    let [header, row] = listed.lines().collect::<Vec<_>>()[..] else { panic!("{listed}") };
+    assert!(header.starts_with("NAME") && row.starts_with("tests/tiny-bert  feature-extraction"), "{listed}");
+    assert!(row.contains(" MB ") && row.contains(" s ") && row.contains("cosine 0.9"), "{listed}");
+
+    // Newer weights are used after `kivu build`, and a build with other options is a bundle of its own.
+    let known = output(&mut command(&hub, home.path(), &["build", "tests/tiny-bert"]));
+    assert!(known.starts_with("known  tests/tiny-bert"), "{known}");
+    let built = output(&mut command(&hub, home.path(), &["build", "tests/tiny-bert", "--precision", "fp32"]));
+    assert!(built.contains("next     kivu serve tests/tiny-bert\n"), "{built}");
+    let listed = output(&mut command(&hub, home.path(), &["models", "--json"]));
+    let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    let precisions: Vec<_> = listed.as_array().unwrap().iter().map(|row| row["precision"].as_str()).collect();
+    assert_eq!(precisions, [Some("fp32"), Some("int8")], "the newest first");
+
+    let removed = output(&mut command(&hub, home.path(), &["rm", "tests/tiny-bert", "--weights"]));
+    assert!(removed.starts_with("removed tests/tiny-bert, "), "{removed}");
+    assert_eq!(read_folder(&home.path().join("kivu")).len(), 0);
+    assert_eq!(read_folder(&home.path().join("hf")).len(), 0);
+    let again = refusal(&mut command(&hub, home.path(), &["rm", "tests/tiny-bert"]));
+    insta::assert_snapshot!(again, @"
+    error: expected the name of a model on this machine, but found `tests/tiny-bert`
+    hint: `kivu models` lists them
+    ");
+}
+
+#[test]
+fn processes_that_build_the_same_model_do_it_once() {
+    if runtime().is_none() {
+        return;
+    }
+    let _alone = alone();
+    let (hub, home) = (server(), tempfile::tempdir().unwrap());
+    let build = || {
+        let mut build = command(&hub, home.path(), &["build", "tests/tiny-bert"]);
+        build.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let outputs = [build(), build()].map(|process| {
+        let Output { status, stdout, stderr } = process.wait_with_output().unwrap();
+        assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
+        String::from_utf8(stdout).unwrap()
+    });
+    assert_eq!(outputs.iter().filter(|output| output.starts_with("known")).count(), 1, "{outputs:?}");
+    let weights = hub.seen().into_iter().filter(|seen| seen.path == "/tests/tiny-bert/model.safetensors");
+    assert_eq!(weights.count(), 1);
+}
+
+#[test]
+fn folders_with_weights_are_served() {
+    if runtime().is_none() {
+        return;
+    }
+    let _alone = alone();
+    let (hub, home) = (server(), tempfile::tempdir().unwrap());
+    let folder = fixtures().join("models/tiny-bert");
+    let answer =
+        serve(&hub, home.path(), folder.to_str().unwrap()).post("/models/tiny-bert", r#"{"inputs": "a"}"#);
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let listed = output(&mut command(&hub, home.path(), &["models"]));
+    assert!(listed.contains("tests/fixtures/models/tiny-bert  feature-extraction"), "{listed}");
+}
+
+#[test]
+fn a_checkpoint_of_pytorch_gives_the_same_vectors() {
+    if runtime().is_none() {
+        return;
+    }
+    let _alone = alone();
+    let (hub, home) = (server(), tempfile::tempdir().unwrap());
+    let mut files = read_folder(&fixtures().join("models/tiny-bert"));
+    files.remove("model.safetensors");
+    files.extend(read_folder(&fixtures().join("checkpoints/tiny-bert")));
+    hub.add_files("tests/checkpoint", files);
+    let answers = ["tests/tiny-bert", "tests/checkpoint"].map(|name| {
+        let answer = serve(&hub, home.path(), name).post("/embed", r#"{"inputs": "What is deep learning?"}"#);
+        answer.split_once("\r\n\r\n").unwrap().1.to_owned()
+    });
+    assert!(answers[0].starts_with("[["), "{}", answers[0]);
+    assert_eq!(answers[0], answers[1]);
+}
+
+#[test]
+fn names_without_a_model_are_refused() {
+    let (hub, home) = (server(), tempfile::tempdir().unwrap());
+    let mut files = read_folder(&fixtures().join("models/tiny-bert"));
+    files.insert(
+        "config.json".into(),
+        r#"{"model_type": "chatglm", "auto_map": {"AutoModel": "model.Model"}}"#.into(),
+    );
+    hub.add_files("tests/code", files);
+    let refused = |name: &str| {
+        let refusal = refusal(&mut command(&hub, home.path(), &["serve", name, "--listen", "127.0.0.1:0"]));
+        refusal.replace(&hub.url, "[hub]")
+    };
+    insta::assert_snapshot!(refused("no-such-model"), @"
+    error: expected a bundle, a recipe (`minilm`, `rank`, `sentiment`, `translate-en-pt`, `translate-pt-en`, `zero-shot`) or a repository of the Hugging Face hub as ORG/NAME, but found `no-such-model`
+    hint: `kivu models` lists the models on this machine
+    ");
+    insta::assert_snapshot!(refused("tests/nothing"), @"
+    error: expected a repository `tests/nothing` at `[hub]`, but found none that is public
+    hint: check the name or, if it is private, set HF_TOKEN
+    ");
+    insta::assert_snapshot!(refused("./tests/nothing"), @"
+    error: expected a bundle in `./tests/nothing`, but found no `manifest.toml`
+    hint: `kivu build` makes bundles
+    ");
+    insta::assert_snapshot!(refused("tests/tiny-bert@v9"), @"
+    error: expected the revision `v9` of `tests/tiny-bert`, but found none
+    hint: [hub]/tests/tiny-bert/tree/main lists them
+    ");
+    insta::assert_snapshot!(refused("tests/tiny-bert@../v9"), @"error: expected a repository of the Hugging Face hub, as ORG/NAME or ORG/NAME@REVISION, but found `tests/tiny-bert@../v9`");
+    let code = refused("tests/code");
+    assert!(code.contains("found `chatglm` (chatglm), which needs code from the repository"), "{code}");
+    assert!(!code.contains("model.safetensors is"), "{code}");
+    assert_eq!(
+        read_folder(&home.path().join("kivu/models")).keys().filter(|file| !file.ends_with("lock")).count(),
+        0
+    );
+}
