@@ -516,7 +516,7 @@ impl<'a> Reader<'a> {
         let number = |number: i64| usize::try_from(number).ok();
         let [heads, key_heads, before, after] = shape[..] else { return Err(refuse()) };
         let (Some(heads), Some(key_heads)) = (number(heads), number(key_heads)) else { return Err(refuse()) };
-        // A negative number stands for all tokens.
+        // A negative number means all tokens.
         let side = |side: i64| number(side).unwrap_or(usize::MAX);
         let reach = Reach { before: side(before), after: side(after) };
         let scale: Array<f32> = self.array(scale, 1)?;
@@ -541,7 +541,6 @@ impl<'a> Reader<'a> {
         self.attend(node, [queries, keys, values], settings)
     }
 
-    #[expect(clippy::type_complexity, reason = "the parts of one operation")]
     fn attend(
         &mut self,
         node: &NodeProto,
