@@ -45,28 +45,27 @@ pub(super) struct Written {
 }
 
 /// Writes the bundle of a plan. Unless a precision was requested, an encoder whose quality in int8 is below the floor is
-/// written in blocks.
+/// written in blocks, if that is better.
 pub(super) fn write(build: Build<'_>) -> Result<Written> {
     let plan = build.plan;
-    let (written, shortfall) = write_in(build, None)?;
-    let Some(shortfall) = shortfall else { return Ok(written) };
+    let (mut written, mut shortfall) = write_in(build, None)?;
     let can_improve = !plan.is_precision_fixed
         && plan.precision == Precision::Int8
         && plan.engine != EngineChoice::Native
         && Weights::are_in(&plan.folder)
         && !translation::is_in(&plan.folder)
         && !static_embedding::is_in(&plan.folder)?;
-    let (written, shortfall) = match can_improve {
-        false => (written, Some(shortfall)),
-        true => {
-            let reason = format!("chosen since int8 is below the floor: {}", shortfall.description);
-            let better = Plan { precision: Precision::Int8Blocks, ..plan.clone() };
-            write_in(Build { plan: &better, ..build }, Some(reason))?
+    if let Some(found) = shortfall.as_ref().filter(|_| can_improve) {
+        let reason = format!("chosen since int8 is below the floor: {}", found.description);
+        let better = Plan { precision: Precision::Int8Blocks, ..plan.clone() };
+        let in_blocks = write_in(Build { plan: &better, ..build }, Some(reason))?;
+        if in_blocks.1.as_ref().is_none_or(|remaining| remaining.is_tolerated && !found.is_tolerated) {
+            (written, shortfall) = in_blocks;
         }
-    };
+    }
     match shortfall {
         Some(shortfall) if !shortfall.is_tolerated => Err(shortfall.refusal()),
-        Some(shortfall) => Ok(Written { note: Some(shortfall.description), ..written }),
+        Some(shortfall) => Ok(Written { note: written.note.or(Some(shortfall.description)), ..written }),
         None => Ok(written),
     }
 }

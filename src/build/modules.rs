@@ -28,6 +28,8 @@ pub(super) struct Modules {
     tokens: usize,
     /// The width of a text's vector after the modules so far; none before the pooling.
     text: Option<usize>,
+    /// The name of the graph's output.
+    output: &'static str,
 }
 
 #[derive(Debug)]
@@ -76,17 +78,38 @@ enum Activation {
 impl Modules {
     /// No modules yet, for tokens of `width` values.
     pub(super) fn new(width: usize) -> Self {
-        Self { list: Vec::new(), tokens: width, text: None }
+        Self { list: Vec::new(), tokens: width, text: None, output: POOLED }
     }
 
     /// No modules yet, for texts whose vectors have `width` values.
     pub(super) fn of_texts(width: usize) -> Self {
-        Self { list: Vec::new(), tokens: width, text: Some(width) }
+        Self { list: Vec::new(), tokens: width, text: Some(width), output: POOLED }
     }
 
     /// The mean of tokens, which sentence-transformers uses for models without its files.
     pub(super) fn mean(width: usize) -> Self {
-        Self { list: vec![Module::Pooling(vec![Mode::Mean])], tokens: width, text: Some(width) }
+        Self {
+            list: vec![Module::Pooling(vec![Mode::Mean])],
+            tokens: width,
+            text: Some(width),
+            output: POOLED,
+        }
+    }
+
+    /// The scores of labels, from the vector of the last token: the output called `output`. `weight` has a row of `width`
+    /// values for each label.
+    pub(super) fn of_last_token(width: usize, weight: Vec<f32>, output: &'static str) -> Self {
+        let labels = weight.len() / width.max(1);
+        let layer = Dense {
+            inputs: width,
+            outputs: labels,
+            weight,
+            bias: None,
+            activation: Activation::Identity,
+            is_of_tokens: false,
+        };
+        let list = vec![Module::Pooling(vec![Mode::LastToken]), Module::Dense(layer)];
+        Self { list, tokens: width, text: Some(labels), output }
     }
 
     /// Adds the module of the class `class`, whose files are in `folder`.
@@ -134,6 +157,11 @@ impl Modules {
     /// The number of values in the vector of a text.
     pub(super) fn dimensions(&self) -> Result<usize> {
         self.text.ok_or_else(|| Error::model("expected a `Pooling` module in `modules.json`, but found none"))
+    }
+
+    /// The name of the graph's output.
+    pub(super) fn output(&self) -> &'static str {
+        self.output
     }
 
     /// Whether the list ends with a normalisation, which requests can turn off.

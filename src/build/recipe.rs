@@ -124,7 +124,7 @@ pub struct QualityFloor {
 
 impl QualityFloor {
     /// The share of the ten nearest texts that a build should keep.
-    pub(super) const NEIGHBOURS: f32 = 0.93;
+    pub const NEIGHBOURS: f32 = 0.93;
 }
 
 impl Default for QualityFloor {

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use super::{
     config::ConfigFile,
     encoder::Facts,
-    files::read_json_if_exists,
+    files::{read, read_json_if_exists},
     modules::{Modules, POOLED},
 };
 use crate::{
@@ -18,6 +18,8 @@ use crate::{
 };
 
 const MODULES: &str = "modules.json";
+/// The template of chats.
+const TEMPLATE: &str = "chat_template.jinja";
 /// The `model_type` of the `config.json` of model2vec.
 const MODEL2VEC: &str = "model2vec";
 /// The settings of the transformer, in the order in which sentence-transformers looks for them: old versions named the
@@ -83,6 +85,23 @@ pub(super) fn static_folder(folder: &Path) -> Result<Option<PathBuf>> {
             Ok((config.model_type() == MODEL2VEC).then(|| folder.to_owned()))
         }
     }
+}
+
+/// The tokens whose logits a model compares to rank, if it is a CrossEncoder that does: the better one first. Its chat
+/// template, if it has one of its own, must contain `sentence`.
+pub(super) fn logit_score(folder: &Path, sentence: &str) -> Result<Option<[u32; 2]>> {
+    let list = modules(folder)?;
+    let Some(module) = list.iter().find(|module| class(&module.r#type) == "LogitScore") else {
+        return Ok(None);
+    };
+    let config = ConfigFile::open(&inside(folder, &module.path)?)?;
+    let template = folder.join(TEMPLATE);
+    if template.is_file() && !String::from_utf8_lossy(&read(&template)?).contains(sentence) {
+        return Err(Error::model(format!(
+            "expected the template of Qwen3-Reranker in `{TEMPLATE}`, but found another: templates are not run"
+        )));
+    }
+    Ok(Some([config.require("true_token_id")?, config.require("false_token_id")?]))
 }
 
 /// The settings of a model whose texts have the mean of vectors of `width` values, and the modules that follow.

@@ -17,6 +17,7 @@ mod building;
 mod classifiers;
 mod command_line;
 mod crate_boundaries;
+mod decoders;
 #[cfg(feature = "lambda")]
 mod deploying;
 mod document;

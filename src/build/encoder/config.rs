@@ -59,6 +59,18 @@ pub(in crate::build) struct EncoderConfig {
     pub(in crate::build) head: Option<Head>,
     /// How a head reads vectors of tokens.
     pub(super) head_input: HeadInput,
+    pub(super) details: Details,
+}
+
+/// The parts of a description that most families do without.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Details {
+    /// Whether queries and keys are normalised head by head.
+    pub(super) norms_each_head: bool,
+    /// The factor of word embeddings.
+    pub(super) word_scale: Option<f32>,
+    /// The factor of products of queries and keys, if it is not that of the heads' width.
+    pub(super) attention_scale: Option<f32>,
 }
 
 /// The heads of attention.
@@ -191,7 +203,14 @@ pub(super) enum Norms {
     /// Of the sum of a part's input and output; a second normalisation adds the input again.
     After { attention: &'static [&'static str], output: &'static str },
     /// Of a part's input; the first layer's, unless `is_first_normal`, has none in attention.
-    Before { attention: &'static str, feed_forward: &'static str, last: &'static str, is_first_normal: bool },
+    /// Each part's output is normalised too if there are names in `after`.
+    Before {
+        attention: &'static str,
+        feed_forward: &'static str,
+        after: Option<[&'static str; 2]>,
+        last: &'static str,
+        is_first_normal: bool,
+    },
 }
 
 /// The table of word embeddings, in most families.

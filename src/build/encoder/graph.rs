@@ -11,9 +11,9 @@ use crate::{
     backend::Engine,
     build::{
         layers::{Attention, Blocks, Layers, Projection, Rotation, attention},
-        modules::{Modules, POOLED},
+        modules::Modules,
         onnx::{GraphBuilder, ModelProto, Value, any, data_type, fixed, float, integer},
-        weights::Weights,
+        weights::{Weight, Weights},
     },
     error::Result,
     repository::manifest::Precision,
@@ -26,7 +26,7 @@ pub(super) const LOGITS: &str = "logits";
 
 /// Writes the graph of an encoder, from token ids to [`OUTPUT`], or to [`LOGITS`] if it has a head.
 ///
-/// With `modules`, the output is [`POOLED`].
+/// With `modules`, the output is theirs.
 pub(super) fn graph(
     config: &EncoderConfig,
     weights: &Weights,
@@ -69,7 +69,7 @@ pub(super) fn graph(
         writer.layers.graph.output(&logits, LOGITS, [any("batch"), fixed(head.labels.len())]);
     } else if let Some(modules) = modules {
         let vector = modules.write(&mut writer.layers, &hidden, &attention_mask);
-        writer.layers.graph.output(&vector, POOLED, [any("batch"), fixed(modules.dimensions()?)]);
+        writer.layers.graph.output(&vector, modules.output(), [any("batch"), fixed(modules.dimensions()?)]);
     } else {
         writer.layers.graph.output(&hidden, OUTPUT, [any("batch"), any("sequence"), fixed(width)]);
     }
@@ -97,7 +97,13 @@ impl Writer<'_> {
         let EncoderConfig { vocabulary, types, positions, names, .. } = *self.config;
         let (layers, hidden) = (&mut self.layers, self.config.facts.hidden);
         let words = layers.weights.take(names.words, &[vocabulary, hidden])?;
-        let mut sum = layers.look_up(names.words, words, ids);
+        let mut sum = match self.config.details.word_scale {
+            None => layers.look_up(names.words, words, ids),
+            Some(scale) => {
+                let values = words.values.iter().map(|value| value * scale).collect();
+                layers.look_up(names.words, &Weight { shape: words.shape.clone(), values }, ids)
+            }
+        };
         let type_table = match types {
             0 => None,
             _ => Some(layers.weights.take("embeddings.token_type_embeddings.weight", &[types, hidden])?),
@@ -180,7 +186,7 @@ impl Writer<'_> {
     /// All layers, which normalise the input of each part, and the normalisation of their output.
     fn with_norms_before(&mut self, embedded: &Value) -> Result<Value> {
         let names = self.config.names;
-        let Norms::Before { attention, feed_forward, last, is_first_normal } = &names.norms else {
+        let Norms::Before { attention, feed_forward, after, last, is_first_normal } = &names.norms else {
             unreachable!("the caller matched")
         };
         let at = |layer: usize, name: &str| format!("{}{layer}.{name}", names.layer);
@@ -190,9 +196,15 @@ impl Writer<'_> {
             false => sum.clone(),
         };
         for layer in 0..self.config.layers {
-            let attended = self.attention(layer, &input, &input)?;
+            let mut attended = self.attention(layer, &input, &input)?;
+            if let Some([name, _]) = after {
+                attended = self.layers.normalise(&attended, &at(layer, name))?;
+            }
             [input, sum] = self.layers.add_norm_and_sum(&attended, &sum, &at(layer, feed_forward))?;
-            let lowered = self.feed_forward(layer, &input)?;
+            let mut lowered = self.feed_forward(layer, &input)?;
+            if let Some([_, name]) = after {
+                lowered = self.layers.normalise(&lowered, &at(layer, name))?;
+            }
             if layer + 1 == self.config.layers {
                 return self.layers.add_and_norm(&lowered, &sum, last);
             }
@@ -232,7 +244,7 @@ impl Writer<'_> {
                     heads: queries,
                     key_heads: keys,
                     width,
-                    scale: 1.0 / (width as f32).sqrt(),
+                    scale: config.details.attention_scale.unwrap_or(1.0 / (width as f32).sqrt()),
                     reach: config.spans[layer % config.spans.len()].reach,
                     distance: &config.distance(),
                 };
@@ -252,7 +264,10 @@ impl Writer<'_> {
         if let Some(names) = config.names.query_key_norms {
             for ((value, heads), name) in parts.iter_mut().zip(names) {
                 let name = format!("{}{layer}.{name}", config.names.layer);
-                *value = self.layers.normalise_rows(value, &name, *heads * width)?;
+                *value = match config.details.norms_each_head {
+                    true => self.layers.normalise_heads(value, &name, [*heads, width])?,
+                    false => self.layers.normalise_rows(value, &name, *heads * width)?,
+                };
             }
         }
         let rotary = config.spans[layer % config.spans.len()].rotary;

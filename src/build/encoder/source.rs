@@ -4,7 +4,7 @@ use kivu_engine::kernel::LANES;
 
 use super::{
     config::Head,
-    families,
+    decoder, families,
     graph::{LOGITS, OUTPUT, graph},
 };
 use crate::{
@@ -39,9 +39,11 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
     {
         config.head.get_or_insert_with(|| Head::unnamed(labels));
     }
+    let scores = decoder::head(plan, &mut config, &weights, (&tokenizer, LOGITS))?;
     let facts = &config.facts;
-    let (settings, modules) = match &config.head {
-        Some(head) => {
+    let (settings, modules) = match (&config.head, scores) {
+        (_, Some((settings, modules))) => (EncoderSettings::Classification(settings), Some(modules)),
+        (Some(head), None) => {
             let settings = ClassificationSettings {
                 output: LOGITS.to_owned(),
                 labels: head.labels.clone(),
@@ -51,7 +53,7 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
             };
             (EncoderSettings::Classification(settings), None)
         }
-        None => {
+        (None, None) => {
             let (settings, modules) = embedding_settings(&plan.folder, OUTPUT, facts)?;
             (EncoderSettings::Embedding(settings), modules)
         }

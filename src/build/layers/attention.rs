@@ -66,6 +66,9 @@ pub(in crate::build) struct Blocks {
 impl Reach {
     pub(in crate::build) const ALL: Self = Self { before: None, after: None };
 
+    /// All tokens before it.
+    pub(in crate::build) const BEFORE: Self = Self { before: None, after: Some(0) };
+
     /// The same number of tokens on both sides.
     pub(in crate::build) fn within(distance: usize) -> Self {
         Self { before: Some(distance), after: Some(distance) }

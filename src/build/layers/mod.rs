@@ -60,7 +60,6 @@ pub(super) enum NormKind {
     /// To the mean 0 and the variance 1, times a gain, plus a bias in some models.
     Layer { has_bias: bool },
     /// To the mean square 1, times a gain: the weight, or 1 + the weight if `adds_one`.
-    #[expect(dead_code, reason = "for Qwen3 and Gemma 3")]
     RootMeanSquare { adds_one: bool },
 }
 
@@ -344,6 +343,20 @@ impl<'a> Layers<'a> {
     pub(super) fn normalise_rows(&mut self, value: &Value, name: &str, width: usize) -> Result<Value> {
         let name = format!("{}{name}", self.weights.prefix);
         self.normalise_whole(value, &name, width)
+    }
+
+    /// The normalisation called `name` of the values of each of `heads` heads.
+    pub(super) fn normalise_heads(
+        &mut self,
+        value: &Value,
+        name: &str,
+        [heads, width]: [usize; 2],
+    ) -> Result<Value> {
+        let by_head = self.graph.integers(&format!("heads_{heads}"), &[0, 0, heads as i64, width as i64]);
+        let flat = self.graph.integers(&format!("flat_{heads}"), &[0, 0, (heads * width) as i64]);
+        let value = self.graph.node("Reshape", &[value, &by_head], vec![]);
+        let value = self.normalise_rows(&value, name, width)?;
+        Ok(self.graph.node("Reshape", &[&value, &flat], vec![]))
     }
 
     /// The normalisation whose whole name is `name`, of rows of `width` values.

@@ -6,8 +6,8 @@ use crate::{
         config::{ConfigFile, check_heads},
         encoder::{
             config::{
-                Bias, Biases, Disentangled, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput, Heads,
-                Names, Norms, Positions, Span, WORDS, rows_up_to,
+                Bias, Biases, Details, Disentangled, EncoderConfig, Facts, FeedForward, Gate, Head,
+                HeadInput, Heads, Names, Norms, Positions, Span, WORDS, rows_up_to,
             },
             distances::{Convolution, Distances},
         },
@@ -122,6 +122,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         names,
         head: Head::read(config)?,
         head_input: HeadInput::first(head_activation),
+        details: Details::default(),
         facts,
     })
 }

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use serde::de::DeserializeOwned;
 
 use crate::{
-    build::{config::ConfigFile, layers::Activation},
+    build::{config::ConfigFile, encoder::config::Span, layers::Activation},
     error::{Error, Result},
 };
 
@@ -27,4 +27,24 @@ pub(super) fn expect<T: DeserializeOwned + Debug + PartialEq>(
         }
         _ => Ok(()),
     }
+}
+
+/// The spans of the layers that `layer_types` lists, full or sliding; none in files without the list.
+pub(super) fn spans_by_type(config: &ConfigFile, [full, sliding]: [Span; 2]) -> Result<Option<Vec<Span>>> {
+    let Some(types) = config.get::<Vec<String>>("layer_types")? else { return Ok(None) };
+    let layers: usize = config.require("num_hidden_layers")?;
+    if types.len() != layers || layers == 0 {
+        return Err(Error::model(format!(
+            "expected `layer_types` of {layers} layers, but found {}",
+            types.len()
+        )));
+    }
+    let spans = types.iter().map(|name| match name.as_str() {
+        "full_attention" => Ok(full),
+        "sliding_attention" => Ok(sliding),
+        other => Err(Error::model(format!(
+            "expected `layer_types` `full_attention` or `sliding_attention`, but found `{other}`"
+        ))),
+    });
+    spans.collect::<Result<_>>().map(Some)
 }

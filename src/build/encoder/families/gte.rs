@@ -8,8 +8,8 @@ use crate::{
     build::{
         config::{ConfigFile, check_heads},
         encoder::config::{
-            Bias, Biases, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput, Heads, Names, Norms,
-            Positions, Span, WORDS,
+            Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput, Heads, Names,
+            Norms, Positions, Span, WORDS,
         },
         layers::{Activation, NormKind, Reach},
     },
@@ -65,6 +65,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         names: &NAMES,
         head: Head::read(config)?,
         head_input: HeadInput::first(Activation::Tanh),
+        details: Details::default(),
         facts,
     })
 }

@@ -9,8 +9,8 @@ use crate::{
     build::{
         config::{ConfigFile, check_heads},
         encoder::config::{
-            Bias, Biases, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput, Heads, Names, Norms,
-            Positions, Span,
+            Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput, Heads, Names,
+            Norms, Positions, Span,
         },
         layers::{Activation, NormKind},
         weights::Weights,
@@ -75,6 +75,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         names: &NAMES,
         head: Head::read(config)?,
         head_input: HeadInput::first(Activation::Tanh),
+        details: Details::default(),
         facts,
     })
 }

@@ -2,10 +2,12 @@
 
 mod bert;
 mod fields;
+mod gemma3;
 mod gte;
 mod jina;
 mod modernbert;
 mod nomic;
+mod qwen3;
 mod rope;
 
 use std::path::Path;
@@ -17,7 +19,7 @@ use crate::{
 };
 
 /// The `model_type`s that are supported.
-pub(in crate::build) const MODEL_TYPES: [&str; 10] = [
+pub(in crate::build) const MODEL_TYPES: [&str; 12] = [
     "bert",
     "distilbert",
     "roberta",
@@ -28,6 +30,8 @@ pub(in crate::build) const MODEL_TYPES: [&str; 10] = [
     "nomic_bert",
     "new",
     "gte",
+    "qwen3",
+    "gemma3_text",
 ];
 
 /// Reads the `config.json` in `folder`; unsupported architectures are refused by name.
@@ -53,6 +57,8 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         "modernbert" => modernbert::read(config),
         "nomic_bert" => nomic::read(config),
         "new" | "gte" => gte::read(config),
+        "qwen3" => qwen3::read(config),
+        "gemma3_text" => gemma3::read(config),
         other => Err(Error::model(format!(
             "expected a `model_type` among {}, but found `{other}` ({})",
             quoted(&MODEL_TYPES),

@@ -5,8 +5,8 @@ use crate::{
     build::{
         config::{ConfigFile, check_heads},
         encoder::config::{
-            Bias, Biases, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput, Heads, Names, Norms,
-            Positions, Span,
+            Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput, Heads, Names,
+            Norms, Positions, Span,
         },
         layers::{Activation, NormKind, Reach, Scaling},
     },
@@ -24,6 +24,7 @@ const NAMES: Names = Names {
     norms: Norms::Before {
         attention: "attn_norm",
         feed_forward: "mlp_norm",
+        after: None,
         last: "final_norm",
         is_first_normal: false,
     },
@@ -71,6 +72,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             has_bias: config.is_set("classifier_bias")?,
             is_mean: is_mean(config)?,
         },
+        details: Details::default(),
         facts,
     })
 }
@@ -113,22 +115,8 @@ fn spans(config: &ConfigFile, width: usize) -> Result<Vec<Span>> {
     };
     let global = span(Reach::ALL, global_base)?;
     let local = span(Reach::within(window / 2), local_base)?;
-    if let Some(types) = config.get::<Vec<String>>("layer_types")? {
-        let layers: usize = config.require("num_hidden_layers")?;
-        if types.len() != layers || layers == 0 {
-            return Err(Error::model(format!(
-                "expected `layer_types` of {layers} layers, but found {}",
-                types.len()
-            )));
-        }
-        let spans = types.iter().map(|name| match name.as_str() {
-            "full_attention" => Ok(global),
-            "sliding_attention" => Ok(local),
-            other => Err(Error::model(format!(
-                "expected `layer_types` `full_attention` or `sliding_attention`, but found `{other}`"
-            ))),
-        });
-        return spans.collect();
+    if let Some(spans) = fields::spans_by_type(config, [global, local])? {
+        return Ok(spans);
     }
     let every: usize = config.get("global_attn_every_n_layers")?.unwrap_or(3);
     if every == 0 || every > MAX_PERIOD {

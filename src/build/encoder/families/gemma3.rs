@@ -1,0 +1,112 @@
+//! Gemma 3 for texts: EmbeddingGemma.
+
+use std::collections::BTreeMap;
+
+use super::{
+    fields::spans_by_type,
+    qwen3,
+    rope::{Rope, rotary},
+};
+use crate::{
+    build::{
+        config::ConfigFile,
+        encoder::config::{
+            Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput, Names, Norms,
+            Positions, Span,
+        },
+        layers::{Activation, NormKind, Reach},
+    },
+    error::{Error, Result},
+};
+
+const NAMES: Names = Names {
+    norms: Norms::Before {
+        attention: "input_layernorm",
+        feed_forward: "pre_feedforward_layernorm",
+        after: Some(["post_attention_layernorm", "post_feedforward_layernorm"]),
+        last: "norm",
+        is_first_normal: true,
+    },
+    ..qwen3::NAMES
+};
+
+/// The limit of `sliding_window_pattern`, far above that of any model.
+const MAX_PERIOD: usize = 1 << 12;
+
+pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+    if let Some(found) = config.get::<f64>("attn_logit_softcapping")? {
+        return Err(Error::model(format!("expected no `attn_logit_softcapping`, but found {found}")));
+    }
+    let facts = Facts::read(config)?;
+    let heads = qwen3::heads(config)?;
+    let is_decoder = !config.is_set("use_bidirectional_attention")?;
+    let bias = config.is_set("attention_bias")?;
+    let scalar: f32 = config.get("query_pre_attn_scalar")?.unwrap_or(256.0);
+    if !(scalar > 0.0 && scalar.is_finite()) {
+        return Err(Error::model(format!("expected `query_pre_attn_scalar` above 0, but found {scalar}")));
+    }
+    Ok(EncoderConfig {
+        vocabulary: config.require("vocab_size")?,
+        layers: config.require("num_hidden_layers")?,
+        heads,
+        feed_forward: FeedForward {
+            width: config.require("intermediate_size")?,
+            activation: Activation::named(
+                config.get::<String>("hidden_activation")?.as_deref().unwrap_or("gelu_pytorch_tanh"),
+            )?,
+            gate: Gate::First,
+        },
+        norm: NormKind::RootMeanSquare { adds_one: true },
+        epsilon: config.get("rms_norm_eps")?.unwrap_or(1e-6),
+        positions: Positions::None,
+        types: 0,
+        spans: spans(config, heads.width, is_decoder)?,
+        bias: Bias::None,
+        biases: Biases { projections: bias, attention_output: bias, up: false, down: false },
+        names: &NAMES,
+        head: Head::read(config)?,
+        head_input: HeadInput::first(Activation::Tanh),
+        details: Details {
+            norms_each_head: true,
+            word_scale: Some((facts.hidden as f32).sqrt()),
+            attention_scale: Some(1.0 / scalar.sqrt()),
+        },
+        facts,
+    })
+}
+
+/// Attention to all tokens in some layers, and to a window in the others, which rotate by another base.
+fn spans(config: &ConfigFile, width: usize, is_decoder: bool) -> Result<Vec<Span>> {
+    let window: usize = config.get("sliding_window")?.unwrap_or(4096);
+    if window < 2 {
+        return Err(Error::model(format!("expected `sliding_window` of at least 2, but found {window}")));
+    }
+    let mut parameters: BTreeMap<String, Rope> = config.get("rope_parameters")?.unwrap_or_default();
+    let scaling = Rope::without_theta(config)?;
+    let mut span = |kind: &str, field: &str, default, reach, scaling: Rope| {
+        let rope = parameters.remove(kind).unwrap_or(scaling);
+        let base = rope.rope_theta.or(config.get(field)?).unwrap_or(default);
+        let rotary = rotary(width, rope.fraction(), base, rope.scaling(&[], 0)?)?;
+        Ok::<_, Error>(Span { reach, rotary: Some(rotary) })
+    };
+    let [all, near] = match is_decoder {
+        true => [Reach::BEFORE, Reach { before: Some(window - 1), after: Some(0) }],
+        // The window's half on each side.
+        false => [Reach::ALL, Reach::within(window / 2)],
+    };
+    let full = span("full_attention", "rope_theta", 1_000_000.0, all, scaling)?;
+    let local = span("sliding_attention", "rope_local_base_freq", 10_000.0, near, Rope::default())?;
+    if let Some(spans) = spans_by_type(config, [full, local])? {
+        return Ok(spans);
+    }
+    let fields = ["sliding_window_pattern", "_sliding_window_pattern"];
+    let every: usize = config.get_any(&fields)?.unwrap_or(6);
+    if every == 0 || every > MAX_PERIOD {
+        return Err(Error::model(format!(
+            "expected `sliding_window_pattern` from 1 to {MAX_PERIOD}, but found {every}"
+        )));
+    }
+    let mut spans = vec![local; every];
+    spans[every - 1] = full;
+    Ok(spans)
+}

@@ -1,0 +1,90 @@
+//! Qwen3: Qwen3-Embedding and Qwen3-Reranker.
+
+use super::{
+    fields::{activation, expect},
+    rope,
+};
+use crate::{
+    build::{
+        config::ConfigFile,
+        encoder::config::{
+            Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput, Heads, Names,
+            Norms, Positions, Span,
+        },
+        layers::{Activation, NormKind, Reach},
+    },
+    error::{Error, Result},
+};
+
+/// The names of Qwen3, and of Gemma 3 but for the normalisations.
+pub(super) const NAMES: Names = Names {
+    prefix: "model.",
+    words: "embed_tokens.weight",
+    embedding_norm: None,
+    layer: "layers.",
+    projections: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    query_key_norms: Some(["self_attn.q_norm", "self_attn.k_norm"]),
+    attention_output: "self_attn.o_proj",
+    norms: Norms::Before {
+        attention: "input_layernorm",
+        feed_forward: "post_attention_layernorm",
+        after: None,
+        last: "norm",
+        is_first_normal: true,
+    },
+    up: &["mlp.gate_proj", "mlp.up_proj"],
+    down: "mlp.down_proj",
+    dense: ("", false),
+    dense_norm: None,
+    labels: "",
+};
+
+pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+    expect(config, "use_sliding_window", &false)?;
+    let heads = heads(config)?;
+    let rope = rope::Rope::read(config)?;
+    let base = rope.rope_theta.unwrap_or(10_000.0);
+    let rotary = rope::rotary(heads.width, rope.fraction(), base, rope.scaling(&[], 0)?)?;
+    let bias = config.is_set("attention_bias")?;
+    Ok(EncoderConfig {
+        vocabulary: config.require("vocab_size")?,
+        layers: config.require("num_hidden_layers")?,
+        heads,
+        feed_forward: FeedForward {
+            width: config.require("intermediate_size")?,
+            activation: activation(config, &["hidden_act"])?,
+            gate: Gate::First,
+        },
+        norm: NormKind::RootMeanSquare { adds_one: false },
+        epsilon: config.get("rms_norm_eps")?.unwrap_or(1e-6),
+        positions: Positions::None,
+        types: 0,
+        spans: vec![Span { reach: Reach::BEFORE, rotary: Some(rotary) }],
+        bias: Bias::None,
+        biases: Biases { projections: bias, attention_output: bias, up: false, down: false },
+        names: &NAMES,
+        head: Head::read(config)?,
+        head_input: HeadInput::first(Activation::Tanh),
+        details: Details { norms_each_head: true, ..Details::default() },
+        facts: Facts::read(config)?,
+    })
+}
+
+/// Heads of any width, of which several may share keys and values.
+pub(super) fn heads(config: &ConfigFile) -> Result<Heads> {
+    let hidden: usize = config.require("hidden_size")?;
+    let queries: usize = config.require("num_attention_heads")?;
+    let heads = Heads {
+        queries,
+        keys: config.get("num_key_value_heads")?.unwrap_or(queries),
+        width: config.get("head_dim")?.unwrap_or(hidden / queries.max(1)),
+    };
+    if heads.keys == 0 || heads.width == 0 || queries == 0 || !queries.is_multiple_of(heads.keys) {
+        return Err(Error::model(format!(
+            "expected `num_attention_heads` to be a multiple of `num_key_value_heads`, but found {queries} and {}, of \
+             {} values",
+            heads.keys, heads.width
+        )));
+    }
+    Ok(heads)
+}
