@@ -2,7 +2,7 @@
 
     python packaging/try.py OUT BUNDLE [QEMU...]
 
-BUNDLE is served with ONNX Runtime and with Kivu's own engine. The templates are deployed to the emulator of
+BUNDLE is served with ONNX Runtime and with Kivu's own engine, and the recipe `minilm` is downloaded and built. The templates are deployed to the emulator of
 tests/deploy, so this needs its Python packages. QEMU, with its options, runs programs of the other architecture;
 without it they are skipped.
 """
@@ -51,12 +51,12 @@ def one(pattern):
     return found[0]
 
 
-def serve(command, home, **variables):
-    """Serves the bundle with both engines, with an empty environment."""
+def serve(command, home, model=BUNDLE, engines=("onnx", "native"), **variables):
+    """Serves a model with each engine, with an empty environment."""
     environment = {"HOME": str(home), "PATH": "/usr/bin:/bin"} | variables
-    for engine in ("onnx", "native"):
+    for engine in engines:
         started = time.monotonic()
-        serving = [*command, "serve", BUNDLE, "--engine", engine, "--listen", "127.0.0.1:0"]
+        serving = [*command, "serve", model, "--engine", engine, "--listen", "127.0.0.1:0"]
         process = subprocess.Popen(serving, cwd=home, env=environment, stdout=subprocess.PIPE, text=True)
         try:
             address = process.stdout.readline().split()[-1]
@@ -92,7 +92,10 @@ def the_wheel(folder):
     print(f"  environment and installation: {time.monotonic() - started:.1f} s")
     shown = subprocess.run([folder / "venv/bin/kivu", "--version"], capture_output=True, text=True, check=True).stdout.split()
     expect("the version", wheel.name.split("-")[1], shown[1])
-    serve(["kivu"], folder, PATH=f"{folder}/venv/bin:/usr/bin:/bin")
+    path = f"{folder}/venv/bin:/usr/bin:/bin"
+    serve(["kivu"], folder, PATH=path)
+    # Downloads the weights of a recipe of the program, and builds them.
+    serve(["kivu"], folder, "minilm", ["auto"], PATH=path)
     subprocess.run([folder / "venv/bin/python", "-m", "pip", "uninstall", "--quiet", "--yes", "kivu"], check=True)
     expect("files after the removal", [], list((folder / "venv").rglob("*kivu*")))
 
