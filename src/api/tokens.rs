@@ -60,7 +60,8 @@ pub(super) async fn tokenize(
     let max_tokens = app.limits.values / VALUES_PER_TOKEN;
     let texts = inputs::texts("inputs", body.inputs, app.limits.texts)?;
     let model = app.model(body.model.as_deref())?;
-    let prompt = match (&model.pipeline, body.prompt_name) {
+    let prompt = match (&model.pipeline, body.prompt_name.or_else(|| app.named_prompt(body.model.as_deref())))
+    {
         (Pipeline::Embedding(pipeline), name) => {
             pipeline.prompt(name.as_deref())?.unwrap_or_default().to_owned()
         }

@@ -169,6 +169,10 @@ async fn every_dialect_can_say_the_role_of_a_text() {
     let [plain, query, passage] =
         [embed("a cat").await, embed("query: a cat").await, embed("passage: a cat").await];
     assert_ne!(query, passage);
+    let kserve = |parameters| {
+        let text = json!({ "name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["a cat"] });
+        json!({ "inputs": [text], "parameters": parameters })
+    };
     let roles = [
         ("/embed", json!({ "prompt_name": "query" }), &query),
         ("/embed", json!({ "prompt_name": "passage" }), &passage),
@@ -176,6 +180,9 @@ async fn every_dialect_can_say_the_role_of_a_text() {
         ("/embed", json!({ "model": "tiny:search_document" }), &passage),
         ("/embed", json!({ "model": "tiny:latest" }), &plain),
         ("/models/tiny:query", json!({}), &query),
+        ("/v2/models/tiny:query/infer", kserve(json!({})), &query),
+        ("/v2/models/tiny/infer", kserve(json!({ "prompt_name": "document" })), &passage),
+        ("/v2/models/tiny/infer", kserve(json!({})), &plain),
         ("/v1/embeddings", json!({}), &plain),
         ("/v1/embeddings", json!({ "prompt_name": "document" }), &passage),
         ("/v1/embeddings", json!({ "input_type": "query" }), &query),
@@ -187,11 +194,16 @@ async fn every_dialect_can_say_the_role_of_a_text() {
         ("/v1/embeddings", json!({ "model": "text-embedding-3-small:query" }), &query),
     ];
     for (path, mut body, expected) in roles {
-        body[if path.starts_with("/v1") { "input" } else { "inputs" }] = "a cat".into();
+        if !path.starts_with("/v2") {
+            body[if path.starts_with("/v1") { "input" } else { "inputs" }] = "a cat".into();
+        }
         let shown = body.to_string();
         let mut answer = found(&app, path, body).await;
-        let vector =
-            if path.starts_with("/v1") { answer["data"][0]["embedding"].take() } else { answer[0].take() };
+        let vector = match &path[..3] {
+            "/v1" => answer["data"][0]["embedding"].take(),
+            "/v2" => answer["outputs"][0]["data"].take(),
+            _ => answer[0].take(),
+        };
         assert_eq!(vector, *expected, "{path} {shown}");
     }
     let error = refused(&app, "/v1/embeddings", json!({ "input": "a", "input_type": "questions" })).await;

@@ -264,11 +264,26 @@ fn has_misplaced_key(headers: &HeaderMap) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use axum::http::HeaderValue;
+
     use super::*;
     use crate::config::Config;
 
     fn config(mode: Option<AuthMode>, keys: &[&str]) -> AuthConfig {
         AuthConfig { mode, keys: keys.iter().map(ToString::to_string).collect(), ..Config::default().auth }
+    }
+
+    #[test]
+    fn keys_are_read_from_the_headers_of_all_clients() {
+        let shown = |name: &'static str, value: &'static str| {
+            let value = HeaderValue::from_static(value);
+            let headers = HeaderMap::from_iter([(HeaderName::from_static(name), value)]);
+            shown_keys(&headers).into_iter().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(shown("authorization", "Bearer secret"), ["secret"]);
+        assert_eq!(shown("authorization", "DeepL-Auth-Key secret"), ["secret"]);
+        assert_eq!(shown("x-api-key", "secret"), ["secret"]);
+        assert!(shown("authorization", "Basic secret").is_empty());
     }
 
     #[test]

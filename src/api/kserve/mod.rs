@@ -114,7 +114,10 @@ pub(super) async fn infer(
 ) -> Reply {
     let model = path.find(&app)?;
     let (headers, body, deadline) = request::read_bytes(&app, request).await?;
-    let request = InferRequest::parse(&headers, &body)?;
+    let mut request = InferRequest::parse(&headers, &body)?;
+    if let Some(prompt) = app.named_prompt(Some(&path.model)) {
+        request.parameters.entry("prompt_name".to_owned()).or_insert(prompt.into());
+    }
     let interface = Interface::of(model);
     let name = interface.output(&request).to_owned();
     let is_binary = request.is_binary_requested(&name)?;

@@ -113,7 +113,7 @@ pub(super) async fn run(
             let options = EmbeddingOptions {
                 truncation,
                 normalize: None,
-                prompt_name: None,
+                prompt_name: request.parameter("prompt_name")?,
                 dimensions: None,
                 max_values: app.limits.values,
             };
