@@ -308,8 +308,7 @@ impl Activation {
 fn open_weights(folder: &Path) -> Result<Weights> {
     if !Weights::are_in(folder) {
         return Err(Error::model(format!(
-            "expected `model.safetensors` in `{}`, but found none; load the model with sentence-transformers and save it \
-             again (`model.save(…)`), which writes it",
+            "expected `model.safetensors` or `pytorch_model.bin` in `{}`, but found neither",
             folder.display()
         )));
     }

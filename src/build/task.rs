@@ -73,7 +73,7 @@ fn plausible(settings: &TaskSettings) -> Vec<Task> {
 }
 
 /// The `pipeline_tag` in the front matter of the model card, if it is that of a task.
-fn pipeline_tag(folder: &Path) -> Option<Task> {
+pub(super) fn pipeline_tag(folder: &Path) -> Option<Task> {
     let card = fs::read_to_string(folder.join(CARD)).ok()?;
     let mut lines = card.lines();
     lines.next().filter(|line| line.trim_end() == "---")?;

@@ -85,6 +85,17 @@ async fn qwen3_ranks_by_the_logits_of_yes_and_no() {
     compare_scores(&model).await;
 }
 
+#[test]
+fn the_model_card_says_that_a_decoder_ranks() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let from = folder.path().join("model");
+    copy(&fixtures().join("models").join(RANKER), &from);
+    fs::write(from.join("README.md"), "---\npipeline_tag: text-ranking\n---\n").unwrap();
+    let request = request(from, folder.path().join("out"), Some(Precision::Fp32));
+    assert_eq!(build_request(&request, runtime).unwrap().manifest().task, Task::TextRanking);
+}
+
 /// The files of a CrossEncoder name the tokens, so that no task is needed; its template is compared.
 #[tokio::test]
 async fn qwen3_as_a_cross_encoder_of_sentence_transformers() {

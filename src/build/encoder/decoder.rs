@@ -7,6 +7,7 @@ use crate::{
         modules::Modules,
         plan::Plan,
         sentence_transformers::{has_pooling, logit_score, max_tokens},
+        task::pipeline_tag,
         weights::Weights,
     },
     error::{Error, Result},
@@ -62,7 +63,7 @@ pub(super) fn head(
             config.vocabulary
         )));
     }
-    let settings = settings(vec!["yes".to_owned()], ScoreFunction::Sigmoid, Some(template()))?;
+    let settings = settings(vec!["LABEL_0".to_owned()], ScoreFunction::Sigmoid, Some(template()))?;
     Ok(Some((settings, Modules::of_last_token(hidden, difference, output))))
 }
 
@@ -74,7 +75,7 @@ fn tokens(plan: &Plan, config: &EncoderConfig, tokenizer: &[u8]) -> Result<Optio
     if has_pooling(&plan.folder) || !config.facts.architecture.ends_with(GENERATOR) {
         return Ok(None);
     }
-    if plan.task != Some(Task::TextRanking) {
+    if plan.task.or_else(|| pipeline_tag(&plan.folder)) != Some(Task::TextRanking) {
         return Err(Error::model(format!(
             "expected an embedding model with `modules.json`, or a model that ranks, but found `{}` without \
              `modules.json`; if it is a Qwen3-Reranker, build it with `--task text-ranking`",
