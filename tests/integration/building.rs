@@ -3,8 +3,12 @@
 use std::{fs, path::Path};
 
 use kivu::{
-    build::Recipe,
-    repository::{Bundle, manifest::Precision},
+    build::{QualityFloor, Recipe},
+    config::EngineChoice,
+    repository::{
+        Bundle,
+        manifest::{Precision, Quality},
+    },
 };
 
 use crate::models::{build_request, fixtures, request, runtime, serve};
@@ -155,6 +159,47 @@ fn a_recipe_checks_its_files_and_its_floor() {
     assert!(too_low.contains("expected a mean cosine to fp32 of at least 1.0000"), "{too_low}");
     let incomplete = refusal("package = 'a==1'");
     insta::assert_snapshot!(incomplete, @"expected `package` and `sha256` together in `[folder]/recipe.toml`, but found one of them");
+}
+
+/// The weights of the fixture are random, so that rounding moves its vectors more than those of a trained model.
+#[test]
+fn an_encoder_below_the_floor_in_int8_is_built_in_blocks() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = fixtures().join("models/tiny-roberta");
+    let build = |precision, neighbours: &str| {
+        let recipe = folder.path().join("recipe.toml");
+        let text = format!(
+            "name = 'm'\ntask = 'feature-extraction'\n[source]\nfolder = {source:?}\n[quality]\n{neighbours}"
+        );
+        fs::write(&recipe, text).unwrap();
+        let mut request = request(recipe, folder.path().join("out"), precision);
+        // There, int8 has one scale for all activations of a text.
+        request.engine = EngineChoice::Onnx;
+        build_request(&request, runtime)
+    };
+    let measured = |bundle: &Bundle| match bundle.manifest().weights.quality {
+        Some(Quality::Embedding { mean_cosine, neighbours: Some(neighbours), .. }) => {
+            (mean_cosine, neighbours.ten_nearest)
+        }
+        other => panic!("{other:?}"),
+    };
+    let requested = |precision| measured(&build(Some(precision), "").unwrap());
+    let (of_int8, kept) = requested(Precision::Int8);
+    let (of_blocks, _) = requested(Precision::Int8Blocks);
+    assert!(of_int8 < of_blocks && kept < QualityFloor::NEIGHBOURS, "{of_int8}, {of_blocks}, {kept}");
+    let floor = format!("mean_cosine = {}", (of_int8 + of_blocks) / 2.0);
+    let chosen = build(None, &floor).unwrap();
+    let weights = &chosen.manifest().weights;
+    assert_eq!(weights.precision, Precision::Int8Blocks);
+    let reason = "; chosen since int8 is below the floor: expected a mean cosine to fp32 of at least 0.99";
+    assert!(weights.plan.contains(reason), "{}", weights.plan);
+    // A requested precision is not replaced, and few common neighbours are refused only below a floor of the recipe.
+    assert!(build(Some(Precision::Int8), &floor).is_err());
+    let refusal = build(Some(Precision::Int8), "neighbours = 0.93").unwrap_err().to_string();
+    let expected = "expected a share of the ten nearest texts of fp32 of at least 0.93";
+    assert!(refusal.starts_with(expected), "{refusal}");
+    assert!(build(Some(Precision::Int8), "neighbours = 0.1").is_ok());
 }
 
 #[test]
