@@ -39,6 +39,33 @@ pub(super) fn length(graph: &mut Graph, ids: &Value) -> Value {
     graph.node("Slice", &[&shape, &one, &two], vec![])
 }
 
+/// The values for the distance of each two tokens of texts with these ids, by head. `values` has a value for each distance
+/// below `positions`, from the farthest token before another to the farthest after it; its first axis has the length 1.
+pub(super) fn distance_values(graph: &mut Graph, [values, ids]: [&Value; 2], positions: usize) -> Value {
+    let counting: Vec<i64> = (0..positions as i64).collect();
+    let counting = graph.integers("counting", &counting);
+    let (zero, one) = (graph.integers("zero", &[0]), graph.integers("one", &[1]));
+    let farthest = graph.integers("farthest", &[positions as i64 - 1]);
+    let length = length(graph, ids);
+    let own = graph.node("Slice", &[&counting, &zero, &length, &zero], vec![]);
+    let others = graph.node("Add", &[&own, &farthest], vec![]);
+    let own = graph.node("Unsqueeze", &[&own, &one], vec![]);
+    let distances = graph.node("Sub", &[&others, &own], vec![]);
+    graph.node("Gather", &[values, &distances], vec![integer("axis", 2)])
+}
+
+/// The mean of each text's tokens, without padding.
+pub(super) fn mean_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
+    let mask = graph.cast(mask, data_type::FLOAT);
+    let (one, two) = (graph.integers("one", &[1]), graph.integers("two", &[2]));
+    let keep = |keep| vec![integer("keepdims", keep)];
+    let mask = graph.node("Unsqueeze", &[&mask, &two], vec![]);
+    let sum = graph.node("Mul", &[tokens, &mask], vec![]);
+    let sum = graph.node("ReduceSum", &[&sum, &one], keep(0));
+    let count = graph.node("ReduceSum", &[&mask, &one], keep(0));
+    graph.node("Div", &[&sum, &count], vec![])
+}
+
 /// The vector of each text's first token.
 pub(super) fn first_token(graph: &mut Graph, [hidden]: [&Value; 1]) -> Value {
     let (zero, one) = (graph.integers("zero", &[0]), graph.integers("one", &[1]));

@@ -9,7 +9,7 @@ use super::distances::{Convolution, Distances};
 use crate::{
     build::{
         config::ConfigFile,
-        layers::{Activation, Distance, NormKind, Projection, Reach, Rotary},
+        layers::{Activation, Attention, Distance, NormKind, Projection, Reach, Rotary},
     },
     error::{Error, Result},
     pipeline::scores::ScoreFunction,
@@ -220,26 +220,48 @@ impl EncoderConfig {
     /// Whether the native engine has all parts of the graph.
     pub(super) fn suits_native_engine(&self) -> bool {
         let widths = [self.facts.hidden, self.feed_forward.width];
-        let is_plain = matches!(self.bias, Bias::None)
-            && self.positions != Positions::None
-            && self.feed_forward.gate == Gate::None
+        let is_fixed = |span: &Span| span.rotary.is_none_or(|rotary| rotary.is_fixed());
+        matches!(self.norm, NormKind::Layer { .. })
+            && matches!(self.names.norms, Norms::Before { .. } | Norms::After { attention: [_], .. })
             && self.names.query_key_norms.is_none()
-            && matches!(self.names.norms, Norms::After { attention: [_], .. })
-            && self.spans.iter().all(|span| span.reach == Reach::ALL && span.rotary.is_none());
-        is_plain && widths.iter().all(|width| width.is_multiple_of(LANES))
+            // A single type is added to positions.
+            && (self.types != 1 || self.positions != Positions::None)
+            && self.disentangled().is_none()
+            && self.spans.iter().all(is_fixed)
+            && widths.iter().all(|width| width.is_multiple_of(LANES))
+    }
+
+    /// Whether positions affect attention itself, and not only the vectors of tokens.
+    pub(super) fn attends_by_position(&self) -> bool {
+        let is_special = |span: &Span| span.reach != Reach::ALL || span.rotary.is_some();
+        matches!(self.bias, Bias::Alibi)
+            || self.heads.keys != self.heads.queries
+            || self.spans.iter().any(is_special)
     }
 
     /// Whether attention in ONNX Runtime needs blocks of queries.
     pub(super) fn needs_blocks(&self) -> bool {
         match self.bias {
-            Bias::Alibi => true,
             Bias::Disentangled(_) | Bias::Relative { .. } => false,
-            Bias::None => {
-                let is_special = |span: &Span| span.reach != Reach::ALL || span.rotary.is_some();
-                self.facts.max_positions > MAX_TOKENS_AT_ONCE
-                    || self.heads.keys != self.heads.queries
-                    || self.spans.iter().any(is_special)
+            Bias::Alibi | Bias::None => {
+                self.attends_by_position() || self.facts.max_positions > MAX_TOKENS_AT_ONCE
             }
+        }
+    }
+
+    /// Attention in the given layer.
+    pub(super) fn attention(&self, layer: usize) -> Attention {
+        let Heads { queries, keys, width } = self.heads;
+        Attention {
+            heads: queries,
+            key_heads: keys,
+            width,
+            scale: self.details.attention_scale.unwrap_or(1.0 / (width as f32).sqrt()),
+            reach: self.spans[layer % self.spans.len()].reach,
+            distance: match self.bias {
+                Bias::Alibi => Distance::Alibi,
+                _ => Distance::Ignored,
+            },
         }
     }
 
@@ -247,14 +269,6 @@ impl EncoderConfig {
         match &self.bias {
             Bias::Disentangled(settings) => Some(settings),
             _ => None,
-        }
-    }
-
-    /// The effect of distances in blocks of queries.
-    pub(super) fn distance(&self) -> Distance {
-        match self.bias {
-            Bias::Alibi => Distance::Alibi,
-            _ => Distance::Ignored,
         }
     }
 

@@ -10,9 +10,13 @@ use super::{
 use crate::{
     backend::Engine,
     build::{
-        layers::{Attention, Blocks, Layers, Projection, Rotation, attention},
+        functions,
+        layers::{
+            Blocks, Distance, Layers, Projection, Reach, Rotation, alibi_slopes, attend_by_position,
+            attention,
+        },
         modules::Modules,
-        onnx::{GraphBuilder, ModelProto, Value, any, data_type, fixed, float, integer},
+        onnx::{GraphBuilder, ModelProto, Value, any, data_type, fixed, float},
         weights::{Weight, Weights},
     },
     error::Result,
@@ -54,12 +58,12 @@ pub(super) fn graph(
         Bias::None | Bias::Alibi => {}
     }
     if engine == Engine::Onnx && config.needs_blocks() {
-        blocks = Some(Blocks::new(&mut layers, &ids));
+        blocks = Some(Blocks::new(&mut layers.graph, &ids));
     }
     let attention_mask = mask;
     let mask = layers.cast(&attention_mask, data_type::INT32);
-    let mut writer = Writer { config, layers, text, bias, blocks, rotations: Vec::new(), mask };
-    let embedded = writer.embeddings(&ids)?;
+    let mut writer = Writer { config, layers, text, bias, blocks, rotations: Vec::new(), ids, mask };
+    let embedded = writer.embeddings(&writer.ids.clone())?;
     let hidden = match &config.names.norms {
         Norms::After { .. } => writer.with_norms_after(&embedded)?,
         Norms::Before { .. } => writer.with_norms_before(&embedded)?,
@@ -88,6 +92,7 @@ struct Writer<'a> {
     blocks: Option<Blocks>,
     /// The rotations of queries and keys that layers have used so far.
     rotations: Vec<Rotation>,
+    ids: Value,
     /// 1 for tokens and 0 for padding.
     mask: Value,
 }
@@ -167,7 +172,10 @@ impl Writer<'_> {
     /// Whether the last layer can leave out all tokens but the first.
     fn reads_first_only(&self) -> bool {
         let has_one_row = self.config.head.is_some() && !self.config.head_input.is_mean;
-        has_one_row && self.blocks.is_none() && self.bias == Value::none()
+        has_one_row
+            && self.blocks.is_none()
+            && self.bias == Value::none()
+            && !self.config.attends_by_position()
     }
 
     /// One layer: the tokens of `attending`, all of `input` or the first, attend to those of `input`.
@@ -238,19 +246,13 @@ impl Writer<'_> {
             }
         };
         let (query, key) = self.prepare(layer, query, key)?;
-        let context = match &self.blocks {
-            Some(blocks) => {
-                let attention = Attention {
-                    heads: queries,
-                    key_heads: keys,
-                    width,
-                    scale: config.details.attention_scale.unwrap_or(1.0 / (width as f32).sqrt()),
-                    reach: config.spans[layer % config.spans.len()].reach,
-                    distance: &config.distance(),
-                };
-                blocks.attend(&mut self.layers, &attention, [&query, &key, &value], &self.mask)
-            }
-            None => self.attend_at_once(layer, [&query, &key, &value], is_first_only)?,
+        let parts = [&query, &key, &value];
+        let context = if let Some(blocks) = &self.blocks {
+            blocks.attend(&mut self.layers.graph, &config.attention(layer), parts, &self.mask)
+        } else if config.attends_by_position() {
+            self.attend_by_position(layer, parts)
+        } else {
+            self.attend_at_once(layer, parts, is_first_only)?
         };
         let output = config.in_layer(layer, names.attention_output, hidden, config.biases.attention_output);
         self.project(&[output], &context, queries * width)
@@ -275,15 +277,39 @@ impl Writer<'_> {
             let found = self.rotations.iter().position(|rotation| rotation.rotary() == rotary);
             let place = found.unwrap_or_else(|| {
                 let of = [&blocks.length, &blocks.positions];
-                self.rotations.push(Rotation::new(&mut self.layers, rotary, of));
+                self.rotations.push(Rotation::new(&mut self.layers.graph, rotary, of));
                 self.rotations.len() - 1
             });
             for (value, heads) in &mut parts {
-                *value = self.rotations[place].apply(&mut self.layers, value, *heads);
+                *value = self.rotations[place].apply(&mut self.layers.graph, value, *heads);
             }
         }
         let [(query, _), (key, _)] = parts;
         Ok((query, key))
+    }
+
+    /// Attention that depends on positions, as a function that the native engine executes by name.
+    fn attend_by_position(&mut self, layer: usize, [query, key, value]: [&Value; 3]) -> Value {
+        let attention = self.config.attention(layer);
+        let place = layer % self.config.spans.len();
+        let rotary = self.config.spans[place].rotary;
+        let graph = &mut self.layers.graph;
+        // A negative number stands for all tokens.
+        let side = |tokens: Option<usize>| tokens.map_or(-1, |tokens| tokens as i64);
+        let Reach { before, after } = attention.reach;
+        let shape = [attention.heads as i64, attention.key_heads as i64, side(before), side(after)];
+        let shape = graph.integers(&format!("attention_{place}"), &shape);
+        let scale = graph.floats("attention_scale", &[], &[attention.scale]);
+        let frequencies = rotary.map_or(Value::none(), |rotary| rotary.constant(graph));
+        let slopes = match attention.distance {
+            Distance::Ignored => Value::none(),
+            Distance::Alibi => graph.floats("slopes", &[attention.heads], &alibi_slopes(attention.heads)),
+        };
+        let inputs = [query, key, value, &self.mask, &self.ids, &shape, &scale, &frequencies, &slopes];
+        graph.function(&format!("Attention{place}"), inputs, |graph, inputs| {
+            let [query, key, value, mask, ids, ..] = inputs;
+            attend_by_position(graph, &attention, rotary, [query, key, value, mask, ids])
+        })
     }
 
     /// Attention of all queries together.
@@ -346,7 +372,7 @@ impl Writer<'_> {
         let (layers, hidden) = (&mut self.layers, self.config.facts.hidden);
         let one = layers.graph.integers("one", &[1]);
         let read = if head_input.is_mean {
-            mean(layers, tokens, &self.mask)
+            layers.graph.function("MeanOfTokens", [tokens, &self.mask], functions::mean_of_tokens)
         } else {
             let first = if is_first_only { tokens.clone() } else { layers.first_token(tokens) };
             layers.graph.node("Squeeze", &[&first, &one], vec![])
@@ -363,17 +389,4 @@ impl Writer<'_> {
         let [weight, bias] = ["weight", "bias"].map(|part| format!("{}.{part}", names.labels));
         layers.linear_in_fp32((&weight, Some(&bias)), &pooled, [hidden, head.labels.len()])
     }
-}
-
-/// The mean of a text's tokens, without padding.
-fn mean(layers: &mut Layers<'_>, tokens: &Value, mask: &Value) -> Value {
-    let mask = layers.cast(mask, data_type::FLOAT);
-    let graph = &mut layers.graph;
-    let (one, two) = (graph.integers("one", &[1]), graph.integers("two", &[2]));
-    let keep = |keep| vec![integer("keepdims", keep)];
-    let mask = graph.node("Unsqueeze", &[&mask, &two], vec![]);
-    let sum = graph.node("Mul", &[tokens, &mask], vec![]);
-    let sum = graph.node("ReduceSum", &[&sum, &one], keep(0));
-    let count = graph.node("ReduceSum", &[&mask, &one], keep(0));
-    graph.node("Div", &[&sum, &count], vec![])
 }

@@ -1,11 +1,7 @@
 //! MPNet's buckets of distances: each head has a value for each bucket, which all layers add to their scores.
 
 use crate::{
-    build::{
-        functions,
-        layers::Layers,
-        onnx::{Value, integer},
-    },
+    build::{functions, layers::Layers, onnx::Value},
     error::Result,
 };
 
@@ -39,18 +35,10 @@ pub(super) fn bias(
     let values: Vec<f32> = (0..heads)
         .flat_map(|head| (-farthest..=farthest).map(move |distance| rows[bucket(distance) * heads + head]))
         .collect();
-    let graph = &mut layers.graph;
-    let values = graph.floats("distance_values", &[1, heads, values.len() / heads], &values);
-    let positions: Vec<i64> = (0..positions as i64).collect();
-    let positions = graph.integers("counting", &positions);
-    let (zero, one) = (graph.integers("zero", &[0]), graph.integers("one", &[1]));
-    let farthest = graph.integers("farthest", &[farthest]);
-    let length = functions::length(graph, ids);
-    let own = graph.node("Slice", &[&positions, &zero, &length, &zero], vec![]);
-    let others = graph.node("Add", &[&own, &farthest], vec![]);
-    let own = graph.node("Unsqueeze", &[&own, &one], vec![]);
-    let distances = graph.node("Sub", &[&others, &own], vec![]);
-    Ok(graph.node("Gather", &[&values, &distances], vec![integer("axis", 2)]))
+    let values = layers.graph.floats("distance_values", &[1, heads, values.len() / heads], &values);
+    Ok(layers.graph.function("DistanceValues", [&values, ids], |graph, [values, ids]| {
+        functions::distance_values(graph, [values, ids], positions)
+    }))
 }
 
 #[cfg(test)]

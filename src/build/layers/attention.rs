@@ -1,9 +1,9 @@
 //! Attention of long texts, in blocks of queries, so that the scores of a whole text are never in memory together.
 
-use super::{Layers, MASKED};
+use super::{MASKED, Rotary, Rotation};
 use crate::build::{
     functions,
-    onnx::{Value, data_type, float, integer, integers},
+    onnx::{GraphBuilder, Value, data_type, float, integer, integers},
 };
 
 /// The limit of queries in a block.
@@ -26,7 +26,7 @@ pub(in crate::build) struct Reach {
 }
 
 /// The effect of the distance between two tokens on the score of their attention.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::build) enum Distance {
     /// Without effect.
     Ignored,
@@ -36,7 +36,7 @@ pub(in crate::build) enum Distance {
 
 /// Attention with several heads.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::build) struct Attention<'a> {
+pub(in crate::build) struct Attention {
     /// The heads of queries.
     pub(in crate::build) heads: usize,
     /// The heads of keys and of values, each of which serves as many heads of queries.
@@ -46,7 +46,7 @@ pub(in crate::build) struct Attention<'a> {
     /// The factor of products of queries and keys.
     pub(in crate::build) scale: f32,
     pub(in crate::build) reach: Reach,
-    pub(in crate::build) distance: &'a Distance,
+    pub(in crate::build) distance: Distance,
 }
 
 /// The blocks of a text's queries: as even as possible; the last is filled up with the last token.
@@ -77,8 +77,7 @@ impl Reach {
 
 impl Blocks {
     /// The blocks of texts with these ids.
-    pub(in crate::build) fn new(layers: &mut Layers<'_>, ids: &Value) -> Self {
-        let graph = &mut layers.graph;
+    pub(in crate::build) fn new(graph: &mut GraphBuilder, ids: &Value) -> Self {
         let length = functions::length(graph, ids);
         let mut constant = |name: &str, value: i64| graph.integers(name, &[value]);
         let (zero, one) = (constant("zero", 0), constant("one", 1));
@@ -106,13 +105,12 @@ impl Blocks {
     /// Attention of all tokens; `mask` is 1 for tokens and 0 for padding.
     pub(in crate::build) fn attend(
         &self,
-        layers: &mut Layers<'_>,
-        attention: &Attention<'_>,
+        graph: &mut GraphBuilder,
+        attention: &Attention,
         [queries, keys, values]: [&Value; 3],
         mask: &Value,
     ) -> Value {
-        let [keys, values] = [keys, values].map(|value| by_head(layers, attention, value));
-        let graph = &mut layers.graph;
+        let [keys, values] = [keys, values].map(|value| by_head(graph, attention, value));
         let (zero, one, two) =
             (graph.integers("zero", &[0]), graph.integers("one", &[1]), graph.integers("two", &[2]));
         let slopes = match attention.distance {
@@ -213,10 +211,26 @@ impl Blocks {
     }
 }
 
+/// Attention by position of texts with these ids, with queries and keys rotated first.
+pub(in crate::build) fn attend_by_position(
+    graph: &mut GraphBuilder,
+    attention: &Attention,
+    rotary: Option<Rotary>,
+    [queries, keys, values, mask, ids]: [&Value; 5],
+) -> Value {
+    let blocks = Blocks::new(graph, ids);
+    let (mut queries, mut keys) = (queries.clone(), keys.clone());
+    if let Some(rotary) = rotary {
+        let rotation = Rotation::new(graph, rotary, [&blocks.length, &blocks.positions]);
+        queries = rotation.apply(graph, &queries, attention.heads);
+        keys = rotation.apply(graph, &keys, attention.key_heads);
+    }
+    blocks.attend(graph, attention, [&queries, &keys, values], mask)
+}
+
 /// Keys or values by head, one for each head of queries.
-fn by_head(layers: &mut Layers<'_>, attention: &Attention<'_>, tokens: &Value) -> Value {
+fn by_head(graph: &mut GraphBuilder, attention: &Attention, tokens: &Value) -> Value {
     let Attention { heads, key_heads, width, .. } = *attention;
-    let graph = &mut layers.graph;
     let shape = graph.integers(&format!("heads_{key_heads}"), &[0, 0, key_heads as i64, width as i64]);
     let tokens = graph.node("Reshape", &[tokens, &shape], vec![]);
     let tokens = graph.node("Transpose", &[&tokens], vec![integers("perm", &[0, 2, 1, 3])]);
@@ -230,7 +244,7 @@ fn by_head(layers: &mut Layers<'_>, attention: &Attention<'_>, tokens: &Value) -
 
 /// The slopes of ALiBi: powers of 2 that end at 2^-8. For other numbers of heads than powers of 2, those of the
 /// next lower power, and then every second one of the next higher.
-fn alibi_slopes(heads: usize) -> Vec<f32> {
+pub(in crate::build) fn alibi_slopes(heads: usize) -> Vec<f32> {
     let powers = |count: usize| {
         let ratio = (-8.0 / count as f64).exp2();
         (1..=count).map(move |head| ratio.powi(head as i32) as f32)

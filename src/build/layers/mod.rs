@@ -6,7 +6,7 @@ mod rotary;
 use kivu_engine::kernel::{GROUP, LANES};
 
 pub(super) use self::{
-    attention::{Attention, Blocks, Distance, Reach},
+    attention::{Attention, Blocks, Distance, Reach, alibi_slopes, attend_by_position},
     rotary::{Rotary, Rotation, Scaling},
 };
 use super::{

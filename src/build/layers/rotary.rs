@@ -1,7 +1,6 @@
 //! Rotary position embeddings: queries and keys are rotated by angles that grow with the position.
 
-use super::Layers;
-use crate::build::onnx::{Value, integer};
+use crate::build::onnx::{GraphBuilder, Value, data_type, integer};
 
 /// The rotation of heads: the first half of the rotated values with the second half.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,6 +36,17 @@ pub(in crate::build) struct Rotation {
 }
 
 impl Rotary {
+    /// Whether the frequencies are the same for all texts.
+    pub(in crate::build) fn is_fixed(&self) -> bool {
+        !matches!(self.scaling, Scaling::DynamicNtk { .. })
+    }
+
+    /// The frequencies as a constant with one row.
+    pub(in crate::build) fn constant(&self, graph: &mut GraphBuilder) -> Value {
+        let name = format!("frequencies_{}_{}", self.width, self.base);
+        graph.floats(&name, &[1, self.width / 2], &self.frequencies())
+    }
+
     /// The angle between neighbouring positions, by pair, in the order of operations of `transformers`.
     fn frequencies(&self) -> Vec<f32> {
         let (base, divisor) = match self.scaling {
@@ -55,23 +65,21 @@ impl Rotary {
 impl Rotation {
     /// The rotation of texts with `length` tokens, a list of one, at `positions`, a list of floats from 0.
     pub(in crate::build) fn new(
-        layers: &mut Layers<'_>,
+        graph: &mut GraphBuilder,
         rotary: Rotary,
         [length, positions]: [&Value; 2],
     ) -> Self {
-        let name = format!("frequencies_{}_{}", rotary.width, rotary.base);
-        let mut frequencies = layers.graph.floats(&name, &[1, rotary.width / 2], &rotary.frequencies());
+        let mut frequencies = rotary.constant(graph);
         if let Scaling::DynamicNtk { factor, positions } = rotary.scaling {
-            let growth = growth(layers, length, factor, positions);
+            let growth = growth(graph, length, factor, positions);
             // The base is multiplied by the growth to the power of width / (width - 2).
             let width = rotary.width as f32;
             let exponents: Vec<f32> =
                 (0..rotary.width / 2).map(|pair| -rotary.exponent(pair) * width / (width - 2.0)).collect();
-            let exponents = layers.graph.floats("growth_exponents", &[1, exponents.len()], &exponents);
-            let growth = layers.graph.node("Pow", &[&growth, &exponents], vec![]);
-            frequencies = layers.graph.node("Mul", &[&frequencies, &growth], vec![]);
+            let exponents = graph.floats("growth_exponents", &[1, exponents.len()], &exponents);
+            let growth = graph.node("Pow", &[&growth, &exponents], vec![]);
+            frequencies = graph.node("Mul", &[&frequencies, &growth], vec![]);
         }
-        let graph = &mut layers.graph;
         let one = graph.integers("one", &[1]);
         let positions = graph.node("Unsqueeze", &[positions, &one], vec![]);
         let angles = graph.node("Mul", &[&positions, &frequencies], vec![]);
@@ -84,30 +92,28 @@ impl Rotation {
     }
 
     /// Rotates the vectors of tokens, which consist of `heads`.
-    pub(in crate::build) fn apply(&self, layers: &mut Layers<'_>, tokens: &Value, heads: usize) -> Value {
-        let zero = layers.graph.integers("zero", &[0]);
+    pub(in crate::build) fn apply(&self, graph: &mut GraphBuilder, tokens: &Value, heads: usize) -> Value {
+        let zero = graph.integers("zero", &[0]);
         let attributes = vec![
             integer("interleaved", 0),
             integer("num_heads", heads as i64),
             integer("rotary_embedding_dim", self.rotary.width as i64),
         ];
         let inputs = [tokens, &zero, &self.cosines, &self.sines];
-        layers.graph.microsoft("RotaryEmbedding", &inputs, attributes)
+        graph.microsoft("RotaryEmbedding", &inputs, attributes)
     }
 }
 
 /// The factor by which `length` tokens go beyond `positions`, scaled by `factor`; 1 for shorter texts.
-fn growth(layers: &mut Layers<'_>, length: &Value, factor: f64, positions: usize) -> Value {
-    use crate::build::onnx::data_type;
-
-    let length = layers.cast(length, data_type::FLOAT);
-    let mut constant = |name: &str, value: f64| layers.graph.floats(name, &[], &[value as f32]);
+fn growth(graph: &mut GraphBuilder, length: &Value, factor: f64, positions: usize) -> Value {
+    let length = graph.cast(length, data_type::FLOAT);
+    let mut constant = |name: &str, value: f64| graph.floats(name, &[], &[value as f32]);
     let slope = constant("growth_slope", factor / positions as f64);
     let offset = constant("growth_offset", factor - 1.0);
     let least = constant("growth_least", 1.0);
-    let growth = layers.graph.node("Mul", &[&length, &slope], vec![]);
-    let growth = layers.graph.node("Sub", &[&growth, &offset], vec![]);
-    layers.graph.node("Max", &[&growth, &least], vec![])
+    let growth = graph.node("Mul", &[&length, &slope], vec![]);
+    let growth = graph.node("Sub", &[&growth, &offset], vec![]);
+    graph.node("Max", &[&growth, &least], vec![])
 }
 
 #[cfg(test)]
