@@ -31,8 +31,8 @@ fn build(name: &str, folder: &Path) -> Option<Bundle> {
 
 fn recipe(name: &str, folder: &Path) -> Request {
     let task = match name {
-        "tiny-bert-rank" => Task::TextRanking,
-        "tiny-roberta-nli" | "tiny-deberta-nli" => Task::TextClassification,
+        "tiny-bert-rank" | "tiny-modernbert-rank" => Task::TextRanking,
+        "tiny-modernbert-cls" | "tiny-roberta-nli" | "tiny-deberta-nli" => Task::TextClassification,
         _ => Task::FeatureExtraction,
     };
     let source = fixtures().join("models").join(name);
@@ -92,13 +92,19 @@ fn row(batch: &[Tensor], row: usize, length: usize) -> Vec<Tensor> {
 }
 
 /// Fixtures of every family and task that the engine supports.
-const MODELS: [&str; 6] = [
+const MODELS: [&str; 12] = [
     "tiny-bert",
     "tiny-distilbert",
     "tiny-roberta",
     "tiny-xlm-roberta",
     "tiny-bert-rank",
     "tiny-roberta-nli",
+    "tiny-mpnet",
+    "tiny-gte",
+    "tiny-jina",
+    "tiny-modernbert",
+    "tiny-modernbert-cls",
+    "tiny-modernbert-rank",
 ];
 
 #[tokio::test]
@@ -216,12 +222,12 @@ async fn tokens_outside_of_the_tables_are_refused() {
 fn damaged_graphs_are_refused_or_run() {
     let folder = tempfile::tempdir().unwrap();
     let (mut refused, mut run) = (0, 0);
-    for name in ["tiny-bert", "tiny-roberta-nli"] {
+    for name in ["tiny-bert", "tiny-roberta-nli", "tiny-mpnet", "tiny-jina", "tiny-modernbert-rank"] {
         let Some(bundle) = build(name, folder.path()) else { return };
         let whole = ModelProto::from_bytes(&bundle.read(&bundle.manifest().graph).unwrap()).unwrap();
         let inputs = row(&batch(&backend(&bundle, 1), &[17]), 0, 17);
         let mut random = fastrand::Rng::with_seed(20);
-        for number in 0..1500 {
+        for number in 0..400 {
             let mut damaged = whole.clone();
             for _ in 0..=number % 2 {
                 damage(damaged.graph.as_mut().unwrap(), &mut random);
