@@ -71,8 +71,8 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
         }
         EngineChoice::Native => {
             return Err(Error::model(format!(
-                "expected a BERT, DistilBERT, RoBERTa or XLM-RoBERTa whose vectors have a multiple of {LANES} values, \
-                 for the native engine, but found `{}` with {} values; use `--engine auto`",
+                "expected a family that `docs/bundles.md` lists, with vectors of a multiple of {LANES} values, for the \
+                 native engine, but found `{}` with {} values; use `--engine auto`",
                 facts.architecture, facts.hidden
             )));
         }
