@@ -294,7 +294,7 @@ impl Writer<'_> {
         let place = layer % self.config.spans.len();
         let rotary = self.config.spans[place].rotary;
         let graph = &mut self.layers.graph;
-        // A negative number stands for all tokens.
+        // A negative number means all tokens.
         let side = |tokens: Option<usize>| tokens.map_or(-1, |tokens| tokens as i64);
         let Reach { before, after } = attention.reach;
         let shape = [attention.heads as i64, attention.key_heads as i64, side(before), side(after)];
