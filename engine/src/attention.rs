@@ -97,9 +97,12 @@ impl Head {
     }
 
     /// Writes the context of each query, of `size` numbers, to `out`: values, weighted by softmax(scale × query · key),
-    /// where scores may depend on positions. Queries have the positions from 0 on.
+    /// where scores may depend on positions. Queries have the positions from 0 on. Contexts without keys are zeros.
     #[inline(always)]
     pub(crate) fn attend<K: Kernel>(&mut self, kernel: K, settings: &Scores<'_>, out: &mut [f32]) {
+        if self.keys.is_empty() {
+            return out.fill(0.0);
+        }
         self.transpose_keys(settings.scale);
         let size = self.size;
         let (keys, stride) = (self.keys.len() / size, Self::value_stride(size));
@@ -225,7 +228,7 @@ mod tests {
             Reach { before: 40, after: 5 },
         ];
         let mut head = Head::default();
-        for (size, length) in [(32, 70), (8, 33), (64, 32), (8, 1), (40, 9)] {
+        for (size, length) in [(32, 70), (8, 33), (64, 32), (8, 1), (40, 9), (16, 0)] {
             fill(&mut head, size, length);
             let scale = 1.0 / (size as f32).sqrt();
             for reach in reaches {

@@ -195,10 +195,21 @@ fn the_bits_are_the_same_on_every_processor() {
 async fn texts_without_tokens_have_no_vectors() {
     let folder = tempfile::tempdir().unwrap();
     let Some(bundle) = build("tiny-bert", folder.path()) else { return };
-    let backend = backend(&bundle, 1);
-    let output = backend.infer(batch(&backend, &[0, 0]), deadline()).await.unwrap();
+    let first = backend(&bundle, 1);
+    let output = first.infer(batch(&first, &[0, 0]), deadline()).await.unwrap();
     assert_eq!(output[0].shape(), [2, 0, 32]);
-    assert_eq!(backend.infer_each(Vec::new(), deadline()).await.unwrap(), Vec::<Vec<Tensor>>::new());
+    // The tokens of the first text are masked.
+    for name in ["tiny-bert-rank", "tiny-modernbert-rank"] {
+        let Some(bundle) = build(name, folder.path()) else { return };
+        let backend = backend(&bundle, 1);
+        let mut inputs = batch(&backend, &[3, 3]);
+        let index =
+            backend.signature().inputs.iter().position(|input| input.name == "attention_mask").unwrap();
+        inputs[index] = Tensor::integers(ElementType::Int64, [2, 3], vec![0, 0, 0, 1, 1, 1]).unwrap();
+        let output = backend.infer(inputs, deadline()).await.unwrap();
+        assert!(output[0].as_fp32().unwrap().iter().all(|value| value.is_finite()), "{name}");
+    }
+    assert_eq!(first.infer_each(Vec::new(), deadline()).await.unwrap(), Vec::<Vec<Tensor>>::new());
 }
 
 #[tokio::test]

@@ -402,7 +402,7 @@ class OnADesktop(PageTest):
         expect(self.page.locator("#embeddings").get_by_role("heading", name="Response")).to_be_visible()
         for route in self.page.locator(".route").all():
             route.evaluate("details => { details.open = true; }")
-        expect(self.page.get_by_role("table", name="Errors")).to_have_count(35)
+        expect(self.page.get_by_role("table", name="Errors")).to_have_count(47)
         self.assert_sound()
 
     def test_a_key_is_required_and_not_stored(self):

@@ -14,11 +14,12 @@ use kivu_engine::{
     kernel::LANES,
     program::{
         Activation, Attention, Dense, DistanceBias, Index, Limits, Linear, Norm, Per, Program, Reach,
-        RowOperation, RowStage, Stage, Table, Value, ValueId, View,
+        RowOperation, Table, Value, ValueId, View,
     },
     rotary::{MAX_POSITIONS, Rotary},
 };
 
+use super::stages::{Operation, assign_slots, divide};
 use crate::{
     backend::{Signature, TensorSpec},
     error::{Error, Result},
@@ -59,7 +60,10 @@ pub(super) fn read(graph: &GraphProto, files: &BTreeMap<String, Bytes>) -> Resul
     }
     let [output] = &graph.output[..] else { return Err(unsupported("several outputs")) };
     let output = reader.by_row(&output.name)?.value;
-    Ok(reader.finish(output))
+    let Reader { mut values, operations, limits, padding, .. } = reader;
+    let stages = divide(operations, output);
+    let slots = assign_slots(&mut values, &stages, output);
+    Ok(Program { values, slots, stages, output, limits, padding })
 }
 
 /// The inputs and outputs of a graph.
@@ -110,10 +114,15 @@ enum Meaning<'a> {
     Distances(&'a str),
 }
 
-/// An operation, and the values that it reads and writes.
-enum Operation {
-    Row(Per, RowOperation),
-    Attention(Attention),
+/// How heads attend.
+struct Settings {
+    heads: usize,
+    key_heads: usize,
+    /// That of the size of a head, if none.
+    scale: Option<f32>,
+    frequencies: Option<Vec<f32>>,
+    reach: Reach,
+    bias: DistanceBias,
 }
 
 struct Reader<'a> {
@@ -482,8 +491,14 @@ impl<'a> Reader<'a> {
         if !bias.is_empty() {
             return Err(refuse());
         }
-        let scale = float(node, "scale");
-        let settings = (scale, heads, heads, None, Reach::ALL, distances);
+        let settings = Settings {
+            heads,
+            key_heads: heads,
+            scale: float(node, "scale"),
+            frequencies: None,
+            reach: Reach::ALL,
+            bias: distances,
+        };
         self.attend(node, [queries, keys, values], settings)
     }
 
@@ -524,7 +539,7 @@ impl<'a> Reader<'a> {
             "" => DistanceBias::None,
             slopes => DistanceBias::Slopes(self.array(slopes, heads)?),
         };
-        let rotary = match frequencies.as_str() {
+        let frequencies = match frequencies.as_str() {
             "" => None,
             name => {
                 let (_, pairs) = self.shape(name)?;
@@ -537,23 +552,12 @@ impl<'a> Reader<'a> {
         if !is_of_tokens || !queries_are_tokens {
             return Err(refuse());
         }
-        let settings = (Some(scale[0]), heads, key_heads, rotary, reach, bias);
+        let settings = Settings { heads, key_heads, scale: Some(scale[0]), frequencies, reach, bias };
         self.attend(node, [queries, keys, values], settings)
     }
 
-    fn attend(
-        &mut self,
-        node: &NodeProto,
-        names: [&str; 3],
-        (scale, heads, key_heads, frequencies, reach, bias): (
-            Option<f32>,
-            usize,
-            usize,
-            Option<Vec<f32>>,
-            Reach,
-            DistanceBias,
-        ),
-    ) -> Result<Meaning<'a>> {
+    fn attend(&mut self, node: &NodeProto, names: [&str; 3], settings: Settings) -> Result<Meaning<'a>> {
+        let Settings { heads, key_heads, scale, frequencies, reach, bias } = settings;
         let [queries, keys, values] = names.map(|name| self.by_row(name));
         let (queries, keys, values) = (queries?, keys?, values?);
         let per = |view: View| self.values[view.value].per;
@@ -640,105 +644,6 @@ impl<'a> Reader<'a> {
         }
         Ok(Array::new(&bytes))
     }
-
-    /// Divides the operations into stages.
-    fn finish(self, output: ValueId) -> Program {
-        let mut stages: Vec<Stage> = Vec::new();
-        for operation in self.operations {
-            match operation {
-                Operation::Attention(attention) => stages.push(Stage::Attention(attention)),
-                Operation::Row(per, operation) => {
-                    // The first tokens of a block of texts are in any block of tokens.
-                    let continues =
-                        !matches!(operation, RowOperation::First { .. } | RowOperation::Mean { .. });
-                    match stages.last_mut() {
-                        Some(Stage::Rows(stage)) if stage.per == per && continues => {
-                            stage.operations.push(operation)
-                        }
-                        _ => stages.push(Stage::Rows(RowStage {
-                            per,
-                            loads: Vec::new(),
-                            operations: vec![operation],
-                            stores: Vec::new(),
-                        })),
-                    }
-                }
-            }
-        }
-        // From the last stage to the first, so that the values that later stages read are known.
-        let mut read_later: BTreeSet<ValueId> = [output].into();
-        for stage in stages.iter_mut().rev() {
-            match stage {
-                Stage::Attention(attention) => {
-                    let views = [attention.queries, attention.keys, attention.values];
-                    read_later.extend(views.map(|view| view.value));
-                }
-                Stage::Rows(stage) => {
-                    let computed: BTreeSet<ValueId> =
-                        stage.operations.iter().map(RowOperation::output).collect();
-                    stage.stores = computed.intersection(&read_later).copied().collect();
-                    let mut read = BTreeSet::new();
-                    for operation in &stage.operations {
-                        match *operation {
-                            // Read from its blocks, not from the stage's own.
-                            RowOperation::First { input, .. } | RowOperation::Mean { input, .. } => {
-                                read_later.insert(input);
-                            }
-                            _ => read.extend(operation.inputs()),
-                        }
-                    }
-                    let loads = read.difference(&computed);
-                    stage.loads = loads.map(|value| (*value, !read_later.contains(value))).collect();
-                    read_later.extend(stage.loads.iter().map(|(value, _)| *value));
-                }
-            }
-        }
-        let mut values = self.values;
-        let slots = assign_slots(&mut values, &stages, output);
-        Program { values, slots, stages, output, limits: self.limits, padding: self.padding }
-    }
-}
-
-/// Assigns memory to values, so that a value takes that of one that no later operation reads. Returns the number of
-/// slots.
-fn assign_slots(values: &mut [Value], stages: &[Stage], output: ValueId) -> usize {
-    // The values that each operation reads, and the one that it writes.
-    let mut operations: Vec<(Vec<ValueId>, ValueId)> = Vec::new();
-    let mut is_of_attention = vec![false; values.len()];
-    for stage in stages {
-        match stage {
-            Stage::Attention(Attention { queries, keys, values, out, .. }) => {
-                is_of_attention[*out] = true;
-                operations.push(([queries, keys, values].map(|view| view.value).into(), *out));
-            }
-            Stage::Rows(stage) => {
-                operations.extend(stage.operations.iter().map(|it| (it.inputs(), it.output())));
-            }
-        }
-    }
-    let mut last_read = vec![0; values.len()];
-    for (place, (inputs, _)) in operations.iter().enumerate() {
-        inputs.iter().for_each(|input| last_read[*input] = place);
-    }
-    last_read[output] = usize::MAX;
-    let (mut slots, mut free) = (0, Vec::new());
-    for (place, (inputs, out)) in operations.iter().enumerate() {
-        // Attention divides its output into other parts than blocks of rows.
-        let shape = |value: ValueId| (values[value].per, values[value].width, is_of_attention[value]);
-        let found = free.iter().position(|value| shape(*value) == shape(*out));
-        let slot = match found.map(|index| free.swap_remove(index)) {
-            Some(value) => values[value].slot,
-            None => {
-                slots += 1;
-                slots - 1
-            }
-        };
-        values[*out].slot = slot;
-        let unused: BTreeSet<ValueId> =
-            inputs.iter().copied().filter(|input| last_read[*input] == place).collect();
-        free.extend(unused);
-    }
-    slots
 }
 
 /// The data of a constant.

@@ -6,6 +6,7 @@
 
 mod graph;
 pub(super) mod model;
+mod stages;
 mod table;
 mod weights;
 mod workers;

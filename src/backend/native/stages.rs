@@ -1,0 +1,106 @@
+//! Divides the operations of a model into stages, and assigns memory to their values.
+
+use std::collections::BTreeSet;
+
+use kivu_engine::program::{Attention, Per, RowOperation, RowStage, Stage, Value, ValueId};
+
+/// An operation, and the values that it reads and writes.
+pub(super) enum Operation {
+    Row(Per, RowOperation),
+    Attention(Attention),
+}
+
+/// Divides operations into stages, which end where an operation needs rows that other threads may have computed.
+pub(super) fn divide(operations: Vec<Operation>, output: ValueId) -> Vec<Stage> {
+    let mut stages: Vec<Stage> = Vec::new();
+    for operation in operations {
+        match operation {
+            Operation::Attention(attention) => stages.push(Stage::Attention(attention)),
+            Operation::Row(per, operation) => {
+                // The first tokens of a block of texts are in any block of tokens.
+                let continues = !matches!(operation, RowOperation::First { .. } | RowOperation::Mean { .. });
+                match stages.last_mut() {
+                    Some(Stage::Rows(stage)) if stage.per == per && continues => {
+                        stage.operations.push(operation)
+                    }
+                    _ => stages.push(Stage::Rows(RowStage {
+                        per,
+                        loads: Vec::new(),
+                        operations: vec![operation],
+                        stores: Vec::new(),
+                    })),
+                }
+            }
+        }
+    }
+    // From the last stage to the first, so that the values that later stages read are known.
+    let mut read_later: BTreeSet<ValueId> = [output].into();
+    for stage in stages.iter_mut().rev() {
+        match stage {
+            Stage::Attention(attention) => {
+                let views = [attention.queries, attention.keys, attention.values];
+                read_later.extend(views.map(|view| view.value));
+            }
+            Stage::Rows(stage) => {
+                let computed: BTreeSet<ValueId> = stage.operations.iter().map(RowOperation::output).collect();
+                stage.stores = computed.intersection(&read_later).copied().collect();
+                let mut read = BTreeSet::new();
+                for operation in &stage.operations {
+                    match *operation {
+                        // Read from its blocks, not from the stage's own.
+                        RowOperation::First { input, .. } | RowOperation::Mean { input, .. } => {
+                            read_later.insert(input);
+                        }
+                        _ => read.extend(operation.inputs()),
+                    }
+                }
+                let loads = read.difference(&computed);
+                stage.loads = loads.map(|value| (*value, !read_later.contains(value))).collect();
+                read_later.extend(stage.loads.iter().map(|(value, _)| *value));
+            }
+        }
+    }
+    stages
+}
+
+/// Assigns memory to values, so that a value takes that of one that no later operation reads. Returns the number of
+/// slots.
+pub(super) fn assign_slots(values: &mut [Value], stages: &[Stage], output: ValueId) -> usize {
+    // The values that each operation reads, and the one that it writes.
+    let mut operations: Vec<(Vec<ValueId>, ValueId)> = Vec::new();
+    let mut is_of_attention = vec![false; values.len()];
+    for stage in stages {
+        match stage {
+            Stage::Attention(Attention { queries, keys, values, out, .. }) => {
+                is_of_attention[*out] = true;
+                operations.push(([queries, keys, values].map(|view| view.value).into(), *out));
+            }
+            Stage::Rows(stage) => {
+                operations.extend(stage.operations.iter().map(|it| (it.inputs(), it.output())));
+            }
+        }
+    }
+    let mut last_read = vec![0; values.len()];
+    for (place, (inputs, _)) in operations.iter().enumerate() {
+        inputs.iter().for_each(|input| last_read[*input] = place);
+    }
+    last_read[output] = usize::MAX;
+    let (mut slots, mut free) = (0, Vec::new());
+    for (place, (inputs, out)) in operations.iter().enumerate() {
+        // Attention divides its output into other parts than blocks of rows.
+        let shape = |value: ValueId| (values[value].per, values[value].width, is_of_attention[value]);
+        let found = free.iter().position(|value| shape(*value) == shape(*out));
+        let slot = match found.map(|index| free.swap_remove(index)) {
+            Some(value) => values[value].slot,
+            None => {
+                slots += 1;
+                slots - 1
+            }
+        };
+        values[*out].slot = slot;
+        let unused: BTreeSet<ValueId> =
+            inputs.iter().copied().filter(|input| last_read[*input] == place).collect();
+        free.extend(unused);
+    }
+    slots
+}
