@@ -296,9 +296,8 @@ EMULATED := $(if $(IS_ARM64),,$(EMULATORS)/qemu-aarch64-static -cpu neoverse-n1 
 # The tests of results, and those of them that take minutes under emulation.
 GOLDENS := goldens:: classifiers:: translation_graphs:: translation:: processors:: native::
 SLOW := --skip minilm --skip generating:: --skip bergamot --skip the_sentiment_model --skip damaged_graphs \
-  --skip the_results_are_those_of_onnx_runtime --skip a_text_has_the_same_bits --skip the_native_backend \
-  --skip each_engine --skip texts_without_tokens --skip goldens::gte --skip goldens::jina --skip goldens::mpnet \
-  --skip goldens::nomic --skip goldens::modernbert --skip goldens::padding --skip fleet::
+  --skip other_families --skip goldens::gte --skip goldens::jina --skip goldens::mpnet --skip goldens::nomic \
+  --skip goldens::modernbert
 
 .PHONY: arm64
 arm64: arm64-programs $(BUNDLE)/manifest.toml ## Build and test for arm64, emulated on other machines

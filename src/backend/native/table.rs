@@ -134,7 +134,8 @@ impl TableModel {
         let mut count = 0;
         for id in ids.iter().zip(mask).filter(|(_, mask)| **mask != 0).map(|(id, _)| *id) {
             let row = usize::try_from(id).ok().filter(|row| *row < self.height).ok_or_else(|| {
-                Error::invalid(format!("expected token ids from 0 to {}, but found {id}", self.height - 1))
+                let last = self.height.saturating_sub(1);
+                Error::invalid(format!("expected token ids from 0 to {last}, but found {id}"))
             })?;
             let part = row * self.width..(row + 1) * self.width;
             match &self.rows {
