@@ -66,9 +66,8 @@ test: ## Install the tools of the tests and run all tests
 	@rm -f $(TIMES)
 	@$(MAKE) --no-print-directory --jobs=3 test-all; status=$$?; tests/timed.py $(TIMES); exit $$status
 
-.PHONY: test-all test-format test-compile test-tools test-bundles test-unit test-integration test-s3 test-walk
-.PHONY: test-arm64-compile test-arm64
-test-all: test-format test-integration test-s3 test-walk test-arm64
+.PHONY: test-all test-format test-compile test-tools test-bundles test-unit test-kernels test-integration test-s3 test-walk
+test-all: test-format test-kernels test-integration test-s3 test-walk
 
 test-format:
 	$(TIMED) cargo fmt --all --check
@@ -84,7 +83,7 @@ test-bundles: test-compile
 	$(TIMED) make --silent --old-file=program bundles
 
 test-unit: test-compile
-	$(TIMED) cargo test --workspace --lib
+	$(TIMED) cargo test --workspace --lib --test bits
 
 test-integration: test-tools test-bundles test-unit
 	$(TIMED) env $(TEST_TOOLS) cargo test --test integration -- --skip s3::
@@ -97,17 +96,11 @@ test-walk: test-s3
 
 EMULATES_ARM64 := $(filter aarch64,$(shell uname -m))$(shell grep -s VERSION_CODENAME=bookworm /etc/os-release)
 
-# Compiles everything again, for arm64. From the beginning, at low priority: in the time that other steps leave unused.
-test-arm64-compile: test-tools
+test-kernels: test-tools test-compile
 ifneq (,$(EMULATES_ARM64))
-	$(TIMED) nice -n 19 make --silent arm64-quick-compile
+	$(TIMED) make --silent kernels
 else
 	@echo "skipped: arm64 is emulated by packages of Debian 12"
-endif
-
-test-arm64: test-arm64-compile test-bundles
-ifneq (,$(EMULATES_ARM64))
-	$(TIMED) nice -n 19 make --silent --old-file=program arm64-quick
 endif
 
 # Not installed by `make`; without it the example for Terraform is not validated.
@@ -293,24 +286,13 @@ EMULATORS := $(ARM64)/host/usr/bin
 IS_ARM64 := $(filter aarch64,$(shell uname -m))
 # The core of Graviton2, the oldest arm64 processor of Lambda.
 EMULATED := $(if $(IS_ARM64),,$(EMULATORS)/qemu-aarch64-static -cpu neoverse-n1 -L $(ARM64)/root)
-# The tests of results, and those of them that take minutes under emulation.
+# The tests of results.
 GOLDENS := goldens:: classifiers:: translation_graphs:: translation:: processors:: native::
-SLOW := --skip minilm --skip generating:: --skip bergamot --skip the_sentiment_model --skip damaged_graphs \
-  --skip other_families --skip goldens::gte --skip goldens::jina --skip goldens::mpnet --skip goldens::nomic \
-  --skip goldens::modernbert
 
 .PHONY: arm64
 arm64: arm64-programs $(BUNDLE)/manifest.toml ## Build and test for arm64, emulated on other machines
 	cargo test $(ARM64_CARGO) --test integration -- $(GOLDENS) --skip bergamot
 	python3 tests/arm64/check.py $(ARM64_PROGRAMS) $(KIVU) $(BUNDLE) $(EMULATED)
-
-# The part that is fast enough for `make test`, without the crates of optional features.
-.PHONY: arm64-quick arm64-quick-compile
-arm64-quick arm64-quick-compile: ARM64_CARGO += --no-default-features
-arm64-quick: arm64-programs
-	cargo test $(ARM64_CARGO) --test integration -- $(GOLDENS) $(SLOW)
-
-arm64-quick-compile: arm64-compile
 
 .PHONY: arm64-compile
 arm64-compile: $(ARM64)/cargo.toml
@@ -323,10 +305,18 @@ arm64-programs: program arm64-compile
 	ln -sf $(abspath $(ARM64))/onnxruntime/libonnxruntime.so.* $(ARM64_PROGRAMS)/lib/
 	ln -sfn ../lib $(ARM64_PROGRAMS)/deps/lib
 
+# With the runner of the configuration, the processor is QEMU_CPU.
+HASWELL = CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(abspath $(EMULATORS))/qemu-x86_64-static -cpu Haswell"
+
+.PHONY: kernels
+kernels: $(ARM64)/cargo.toml ## Test the engine on emulated processors: arm64 without and with i8mm, x86-64 without VNNI
+	cargo test $(ARM64_CARGO) --package kivu-engine --lib --tests
+	QEMU_CPU=max cargo test $(ARM64_CARGO) --package kivu-engine --lib --tests
+	$(HASWELL) cargo test --workspace --lib --test bits -- kernel:: programs_have
+
 .PHONY: avx2
 avx2: $(ARM64)/cargo.toml ## Test 8-bit products on an emulated x86-64 processor without VNNI
-	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(abspath $(EMULATORS))/qemu-x86_64-static -cpu Haswell" \
-	  cargo test --test integration -- processors:: native::
+	$(HASWELL) cargo test --test integration -- processors:: native::
 
 .PHONY: processors
 processors: arm64-programs $(MODELS:%=$(BUNDLES)/%/manifest.toml) $(PRECISIONS:%=.kivu/precisions/%/manifest.toml) ## Measure the results of other processors, emulated

@@ -181,13 +181,15 @@ def cross(folder, has_target):
     build = {"target": TARGET}
     if not has_target:
         build["rustc"] = str(script(tools / "rustc", RUSTC.format(host=shlex.quote(str(host)))))
-    emulator = [str(host / "usr/bin/qemu-aarch64-static"), "-cpu", PROCESSOR, "-L", str(folder / "root")]
+    emulator = [str(host / "usr/bin/qemu-aarch64-static"), "-L", str(folder / "root")]
+    compiler = {f"CC_{TARGET.replace('-', '_')}": str(linker), f"AR_{TARGET.replace('-', '_')}": str(archiver)}
     configure(
         folder,
         {
             "build": build,
             f"target.{TARGET}": {"linker": str(linker), "runner": emulator},
-            "env": {f"CC_{TARGET.replace('-', '_')}": str(linker), f"AR_{TARGET.replace('-', '_')}": str(archiver)},
+            # A processor that is set in the environment is used instead.
+            "env": compiler | {"QEMU_CPU": PROCESSOR},
         },
     )
 

@@ -1,0 +1,126 @@
+//! A program with one layer of every kind has the same bits on every processor, which no test on one processor shows.
+
+use std::num::NonZeroUsize;
+
+use kivu_engine::{
+    kernel::{InstructionSet, LANES},
+    program::*,
+    rotary::Rotary,
+    run::{Scratch, Token},
+};
+
+const WIDTH: usize = 32;
+const HEADS: usize = 2;
+const IDS: usize = 50;
+/// On x86-64, by the reference in plain Rust.
+const RECORDED: u64 = 0x8f7f_0bc7_afaf_b494;
+
+/// Numbers from -1 to 1.
+fn numbers(random: &mut fastrand::Rng, count: usize) -> Vec<f32> {
+    (0..count).map(|_| random.f32() * 2.0 - 1.0).collect()
+}
+
+fn lanes(values: &[f32]) -> Vec<[f32; LANES]> {
+    values.as_chunks().0.to_vec()
+}
+
+fn linear(random: &mut fastrand::Rng, outputs: usize, activation: Option<Activation>) -> Linear {
+    let panels: Vec<[[i8; 4]; LANES]> = (0..outputs / LANES * WIDTH / 4)
+        .map(|_| std::array::from_fn(|_| std::array::from_fn(|_| random.i8(..))))
+        .collect();
+    let sum = |panel: usize, output: usize| {
+        let blocks = &panels[panel * WIDTH / 4..(panel + 1) * WIDTH / 4];
+        blocks.iter().flat_map(|block| block[output]).map(i32::from).sum()
+    };
+    let sums: Vec<[i32; LANES]> =
+        (0..outputs / LANES).map(|panel| std::array::from_fn(|output| sum(panel, output))).collect();
+    Linear {
+        inputs: WIDTH,
+        outputs,
+        sums: sums.into(),
+        panels: panels.into(),
+        scales: vec![[0.002; LANES]; outputs / LANES].into(),
+        bias: lanes(&numbers(random, outputs)).into(),
+        activation,
+    }
+}
+
+/// Embeddings, attention with rotary positions and a window, a gated layer and a normalization.
+fn program(activation: Activation) -> Program {
+    use RowOperation::{Gate, Lookup, Mean, Norm as Normalize};
+    let random = &mut fastrand::Rng::with_seed(7);
+    let widths = [WIDTH, 3 * WIDTH, WIDTH, WIDTH, WIDTH, 2 * WIDTH, WIDTH, WIDTH, WIDTH];
+    let per = |id| if id == widths.len() - 1 { Per::Text } else { Per::Token };
+    let values = widths.iter().enumerate().map(|(id, width)| Value { per: per(id), width: *width, slot: id });
+    let norm = |random: &mut fastrand::Rng| {
+        let mut row = || lanes(&numbers(random, WIDTH)).into();
+        Norm { gain: row(), bias: row(), epsilon: 1e-5 }
+    };
+    let layer = |random: &mut fastrand::Rng, input, outputs, activation, out| RowOperation::Linear {
+        input,
+        layer: linear(random, outputs, activation),
+        out,
+    };
+    let table = Table::Fp32(numbers(random, IDS * WIDTH).into());
+    let projected = |part| View { value: 1, offset: part * WIDTH, width: WIDTH };
+    let stage = |per, loads, operations, stores| Stage::Rows(RowStage { per, loads, operations, stores });
+    let first = vec![Lookup { table, index: Index::Id, out: 0 }, layer(random, 0, 3 * WIDTH, None, 1)];
+    let attention = Attention {
+        queries: projected(0),
+        keys: projected(1),
+        values: projected(2),
+        heads: HEADS,
+        key_heads: HEADS,
+        scale: 0.25,
+        rotary: Some(Rotary::new((0..WIDTH / HEADS / 2).map(|at| 0.5_f32.powi(at as i32)).collect())),
+        reach: Reach { before: 20, after: 20 },
+        bias: DistanceBias::None,
+        out: 2,
+    };
+    let second = vec![
+        layer(random, 2, WIDTH, Some(activation), 3),
+        Normalize { input: 3, residual: Some(0), norm: norm(random), out: 4 },
+        layer(random, 4, 2 * WIDTH, None, 5),
+        Gate { function: activation, activates_second: false, input: 5, out: 6 },
+        Normalize { input: 6, residual: None, norm: norm(random), out: 7 },
+    ];
+    Program {
+        values: values.collect(),
+        slots: widths.len(),
+        stages: vec![
+            stage(Per::Token, vec![], first, vec![0, 1]),
+            Stage::Attention(attention),
+            stage(Per::Token, vec![(0, true), (2, true)], second, vec![7]),
+            stage(Per::Text, vec![], vec![Mean { input: 7, out: 8 }], vec![8]),
+        ],
+        output: 8,
+        limits: Limits { ids: IDS, types: 1, positions: 512, length: 512 },
+        padding: None,
+    }
+}
+
+/// The bits of the outputs for three texts, as a hash (FNV-1a, of words).
+fn hash(program: &Program, instructions: InstructionSet, hash: u64) -> u64 {
+    let random = &mut fastrand::Rng::with_seed(11);
+    let texts: [Vec<Token>; 3] = [1, 70, 33].map(|length| {
+        let token = |position| Token { id: random.u32(..IDS as u32), type_id: 0, position };
+        (0..length).map(token).collect()
+    });
+    let run = program.pack(texts.iter().map(Vec::as_slice), NonZeroUsize::MIN, Vec::new());
+    let mut scratch = Scratch::default();
+    for stage in &program.stages {
+        (0..run.tasks(stage)).for_each(|task| run.execute(program, instructions, stage, task, &mut scratch));
+    }
+    let outputs = (0..texts.len()).flat_map(|text| run.output(program, text));
+    outputs.fold(hash, |hash, value| (hash ^ u64::from(value.to_bits())).wrapping_mul(0x100_0000_01b3))
+}
+
+#[test]
+fn programs_have_the_bits_that_were_recorded() {
+    use Activation::{Gelu, GeluTanh, Relu, Swish, Tanh};
+    let programs = [Gelu, GeluTanh, Relu, Swish, Tanh].map(program);
+    for instructions in InstructionSet::available() {
+        let found = programs.iter().fold(0xcbf2_9ce4_8422_2325, |sum, it| hash(it, instructions, sum));
+        assert_eq!(found, RECORDED, "{instructions}: {found:#018x}");
+    }
+}
