@@ -29,7 +29,7 @@ use kivu::{
     model::{Model, Pipeline},
     pipeline::{
         generation::{GenerationOptions, SourceInfo, generate},
-        translation::{Decoding, TranslationOptions},
+        seq2seq::{Decoding, Seq2SeqOptions},
     },
     repository::{Bundle, bundle::TOKENIZER},
     tensor::Tensor,
@@ -202,7 +202,7 @@ fn decode(bundle: &Path) -> Result<Value> {
             max_new_tokens: Some(TOKENS),
             ..GenerationOptions::default()
         };
-        let options = TranslationOptions {
+        let options = Seq2SeqOptions {
             source: Some(languages.source.clone()),
             target: Some(languages.target.clone()),
             split: None,

@@ -117,7 +117,7 @@ fn placement(model: &ModelConfig, config: &Config, manifest: &Manifest, name: &s
     let local =
         Placement { files, policy: Policy::Local, fleet: FleetConfig::default(), remote_name: String::new() };
     // Only Kivu reads shortlists, and models that have one are small.
-    if manifest.translation.as_ref().is_some_and(|settings| settings.shortlist.is_some()) {
+    if manifest.seq2seq.as_ref().is_some_and(|settings| settings.shortlist.is_some()) {
         if policy == Policy::Fleet {
             return Err(Error::config(format!(
                 "expected the policy `local` or `auto` for `{name}`, since models with a shortlist do not run on a \

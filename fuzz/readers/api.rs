@@ -27,7 +27,7 @@ use crate::{
         pooling::Pooling,
         ranking::RankingPipeline,
         scores::ScoreFunction,
-        translation::{Decoder, Languages, TranslationParts, TranslationPipeline, TranslationSettings},
+        seq2seq::{Decoder, Languages, Seq2SeqParts, Seq2SeqPipeline, Seq2SeqSettings},
         zero_shot::ZeroShotPipeline,
     },
     repository::{
@@ -223,13 +223,13 @@ fn scripted(output: &[i64]) -> ScriptedBackend {
 }
 
 /// A translator that generates one token.
-fn translator(tokenizer: &Arc<Tokenizer>) -> Result<TranslationPipeline> {
+fn translator(tokenizer: &Arc<Tokenizer>) -> Result<Seq2SeqPipeline> {
     let vocabulary = tokenizer.vocabulary_size();
     let sequences = ScriptedSeq2Seq::new(vocabulary, move |_, target| {
         let likely = if target.len() > 2 { 3 } else { 7 };
         (0..vocabulary).map(|token| if token == likely { 1.0 } else { 0.0 }).collect()
     });
-    let settings = TranslationSettings {
+    let settings = Seq2SeqSettings {
         max_tokens: MAX_TOKENS,
         max_positions: 2 * MAX_TOKENS,
         unknown_tokens: None,
@@ -245,13 +245,13 @@ fn translator(tokenizer: &Arc<Tokenizer>) -> Result<TranslationPipeline> {
             defaults: GenerationOptions::default(),
         },
     };
-    let parts = TranslationParts {
+    let parts = Seq2SeqParts {
         tokenizer: Arc::clone(tokenizer),
         target: Arc::clone(tokenizer),
         shortlist: None,
         route: Route::seq2seq(Some(Arc::new(sequences)), None),
     };
-    TranslationPipeline::new(parts, settings)
+    Seq2SeqPipeline::new(parts, settings)
 }
 
 fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
@@ -267,7 +267,7 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
         weights: Weights { precision: Precision::Fp32, plan: "none".into(), quality: None },
         embedding: None,
         classification: None,
-        translation: None,
+        seq2seq: None,
         tensors: TensorNames::default(),
         signature: signature(&[-1, -1]),
         files: Vec::new(),

@@ -7,7 +7,7 @@ use super::{
     config::ConfigFile,
     encoder, export, hub as hugging_face_hub, onnx, pickle,
     plan::Plan,
-    translation::{hugging_face, tokenizer_files},
+    seq2seq::{hugging_face, tokenizer_files},
     weights::Weights,
 };
 use crate::{backend, repository::manifest::Precision, tokenizer::Tokenizer};

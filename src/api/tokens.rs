@@ -12,7 +12,7 @@ use crate::{
     model::Pipeline,
     pipeline::{
         ranking::RankingPipeline,
-        translation::{RequestedLanguages, SpecialTokens},
+        seq2seq::{RequestedLanguages, SpecialTokens},
         zero_shot::ZeroShotPipeline,
     },
     tokenizer::Token,

@@ -16,8 +16,8 @@ use crate::{
     pipeline::{
         Task,
         generation::GenerationOptions,
-        translation::{
-            RequestedLanguages, Split, Translation, TranslationOptions, TranslationPipeline, Translations,
+        seq2seq::{
+            GeneratedText, GeneratedTexts, RequestedLanguages, Seq2SeqOptions, Seq2SeqPipeline, Split,
         },
     },
 };
@@ -74,7 +74,7 @@ pub(super) async fn translate_own(context: &Context, body: TranslateRequest) -> 
     let characters = characters(texts.iter().map(String::as_str));
     let wanted = RequestedLanguages { source: body.src_lang.as_deref(), target: body.tgt_lang.as_deref() };
     let (model, pipeline) = choose(app, body.model.as_deref(), wanted)?;
-    let options = TranslationOptions {
+    let options = Seq2SeqOptions {
         source: body.src_lang,
         target: body.tgt_lang,
         split: Some(body.split.unwrap_or(Split::Sentences)),
@@ -83,14 +83,14 @@ pub(super) async fn translate_own(context: &Context, body: TranslateRequest) -> 
         generation: body.generate_parameters.unwrap_or_default(),
         max_sentences: app.limits.texts,
     };
-    let translations = pipeline.translate(texts, &options, context.deadline).await?;
+    let translations = pipeline.generate(texts, &options, context.deadline).await?;
     Ok(with_usage(context, &response(model, &translations), &translations.usage, characters))
 }
 
-fn response<'a>(model: &'a Model, translations: &'a Translations) -> TranslateResponse<'a> {
-    let Translations { texts, pairs, usage } = translations;
+fn response<'a>(model: &'a Model, translations: &'a GeneratedTexts) -> TranslateResponse<'a> {
+    let GeneratedTexts { texts, pairs, usage } = translations;
     let texts = texts.iter().zip(pairs).enumerate().map(|(index, (texts, pair))| {
-        let alternative = |other: &'a Translation| Alternative { text: &other.text, score: other.score };
+        let alternative = |other: &'a GeneratedText| Alternative { text: &other.text, score: other.score };
         TranslatedText {
             text: texts.first().map_or("", |best| &best.text),
             src_lang: &pair.source,
@@ -112,7 +112,7 @@ pub(super) fn choose<'a>(
     app: &'a App,
     name: Option<&str>,
     wanted: RequestedLanguages<'_>,
-) -> Result<(&'a Model, &'a TranslationPipeline)> {
+) -> Result<(&'a Model, &'a Seq2SeqPipeline)> {
     let all: Vec<_> = app.models().filter_map(|model| Some((model, pick(&model.pipeline)?))).collect();
     if name.is_some() || all.len() < 2 {
         return app.pipeline(name, Task::Translation, pick);
@@ -123,7 +123,7 @@ pub(super) fn choose<'a>(
         .ok_or_else(|| unsupported_languages(&all, wanted))
 }
 
-fn unsupported_languages(all: &[(&Model, &TranslationPipeline)], wanted: RequestedLanguages<'_>) -> Error {
+fn unsupported_languages(all: &[(&Model, &Seq2SeqPipeline)], wanted: RequestedLanguages<'_>) -> Error {
     let is_supported =
         |side: RequestedLanguages<'_>| all.iter().any(|(_, pipeline)| pipeline.directions().has(side));
     let (source, target) =
@@ -151,7 +151,7 @@ fn unsupported_languages(all: &[(&Model, &TranslationPipeline)], wanted: Request
     ))
 }
 
-pub(super) fn pick(pipeline: &Pipeline) -> Option<&TranslationPipeline> {
+pub(super) fn pick(pipeline: &Pipeline) -> Option<&Seq2SeqPipeline> {
     match pipeline {
         Pipeline::Translation(pipeline) => Some(pipeline),
         _ => None,
@@ -192,7 +192,7 @@ enum HubTruncation {
 /// of several texts with several translations.
 pub(super) async fn translate_with(
     context: &Context,
-    pipeline: &TranslationPipeline,
+    pipeline: &Seq2SeqPipeline,
     body: HubTranslationRequest,
 ) -> Reply {
     let app = &context.app;
@@ -205,7 +205,7 @@ pub(super) async fn translate_with(
         Some(HubTruncation::DoNotTruncate | HubTruncation::OnlySecond) => (None, false),
         None => (None, app.limits.truncate),
     };
-    let options = TranslationOptions {
+    let options = Seq2SeqOptions {
         source: parameters.src_lang,
         target: parameters.tgt_lang,
         split,
@@ -214,8 +214,8 @@ pub(super) async fn translate_with(
         generation: parameters.generate_parameters.unwrap_or_default(),
         max_sentences: app.limits.texts,
     };
-    let translations = pipeline.translate(texts, &options, context.deadline).await?;
-    let of_text = |texts: &Vec<Translation>| {
+    let translations = pipeline.generate(texts, &options, context.deadline).await?;
+    let of_text = |texts: &Vec<GeneratedText>| {
         texts.iter().map(|text| json!({ "translation_text": text.text })).collect::<Vec<_>>()
     };
     let lists: Vec<Vec<Value>> = translations.texts.iter().map(of_text).collect();

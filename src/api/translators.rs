@@ -25,9 +25,7 @@ use crate::{
     error::{Error, Result, quoted},
     pipeline::{
         generation::GenerationOptions,
-        translation::{
-            ListedLanguage, RequestedLanguages, Split, Translation, TranslationOptions, Translations,
-        },
+        seq2seq::{GeneratedText, GeneratedTexts, ListedLanguage, RequestedLanguages, Seq2SeqOptions, Split},
     },
 };
 
@@ -114,13 +112,13 @@ impl Wanted {
         texts: Vec<String>,
         split: Split,
         generation: GenerationOptions,
-    ) -> Result<Translations> {
+    ) -> Result<GeneratedTexts> {
         let app = &context.app;
         self.check(app)?;
         let (source, target) = (self.source.as_deref(), self.target.as_deref());
         let chosen = choose(app, None, RequestedLanguages { source, target });
         let (_, pipeline) = chosen.map_err(|error| self.rename(error))?;
-        let options = TranslationOptions {
+        let options = Seq2SeqOptions {
             source: self.source.clone(),
             target: self.target.clone(),
             split: Some(split),
@@ -129,7 +127,7 @@ impl Wanted {
             generation,
             max_sentences: app.limits.texts,
         };
-        let found = pipeline.translate(texts, &options, context.deadline).await;
+        let found = pipeline.generate(texts, &options, context.deadline).await;
         found.map_err(|error| self.rename(error))
     }
 }
@@ -170,7 +168,7 @@ async fn libre_translate(context: &Context, body: LibreTranslateRequest) -> Repl
     let source = body.source.filter(|source| source != "auto");
     let wanted = Wanted { source, target: body.target, fields: ["source", "target"] };
     let found = wanted.translate(context, texts, Split::Sentences, generation).await?;
-    let of_rank = |ranks: fn(Vec<Translation>) -> Value| {
+    let of_rank = |ranks: fn(Vec<GeneratedText>) -> Value| {
         let texts = found.texts.iter().cloned().map(ranks).collect();
         json!(OneOrMany::new(texts, is_single))
     };

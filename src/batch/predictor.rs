@@ -19,7 +19,7 @@ use crate::{
         generation::GenerationOptions,
         ranking::RankingOptions,
         scores::descending,
-        translation::{RequestedLanguages, Translation, TranslationOptions},
+        seq2seq::{GeneratedText, RequestedLanguages, Seq2SeqOptions},
         vectors::{Conversion, VectorType},
         zero_shot::{Labels, TEMPLATE, Template, ZeroShotOptions},
     },
@@ -44,7 +44,7 @@ enum Task {
     Classification { truncation: Truncation, labels: Vec<Arc<str>> },
     ZeroShot { options: ZeroShotOptions, labels: Vec<Arc<str>> },
     Ranking { query: String, options: RankingOptions },
-    Translation(Box<TranslationOptions>),
+    Translation(Box<Seq2SeqOptions>),
 }
 
 impl Predictor {
@@ -109,7 +109,7 @@ impl Predictor {
                 pipeline.check_languages(wanted).map_err(|error| {
                     Error::invalid(format!("{error}; see `source-language` and `target-language`"))
                 })?;
-                Task::Translation(Box::new(TranslationOptions {
+                Task::Translation(Box::new(Seq2SeqOptions {
                     source: source.clone(),
                     target: target.clone(),
                     split: None,
@@ -241,9 +241,9 @@ impl Predictor {
                 Ok((scores.into_iter().map(|score| vec![Cell::Number(score)]).collect(), usage))
             }
             (Pipeline::Translation(pipeline), Task::Translation(options)) => {
-                let translations = pipeline.translate(texts, options, deadline).await?;
+                let translations = pipeline.generate(texts, options, deadline).await?;
                 let best = translations.texts.into_iter().map(|best_first| best_first.into_iter().next());
-                let answer = |best: Option<Translation>| {
+                let answer = |best: Option<GeneratedText>| {
                     vec![Cell::Text(best.map_or_else(String::new, |best| best.text).into())]
                 };
                 Ok((best.map(answer).collect(), translations.usage))

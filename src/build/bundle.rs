@@ -12,10 +12,10 @@ use super::{
     encoder, export, files, onnx,
     plan::{Build, Plan},
     quality::{self, Shortfall, encoder::EncoderModel},
+    seq2seq,
     source::{DECODER, ENCODER, EncoderSettings, MODEL, Source, TaskSettings},
     static_embedding,
     task::task,
-    translation,
     weights::Weights,
 };
 use crate::{
@@ -53,7 +53,7 @@ pub(super) fn write(build: Build<'_>) -> Result<Written> {
         && plan.precision == Precision::Int8
         && plan.engine != EngineChoice::Native
         && Weights::are_in(&plan.folder)
-        && !translation::is_in(&plan.folder)
+        && !seq2seq::is_in(&plan.folder)
         && !static_embedding::is_in(&plan.folder)?;
     if let Some(found) = shortfall.as_ref().filter(|_| can_improve) {
         let reason = format!("chosen since int8 is below the floor: {}", found.description);
@@ -129,9 +129,9 @@ fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option
             }
             (MODEL, measured)
         }
-        TaskSettings::Translation(settings) => {
+        TaskSettings::Seq2Seq(settings) => {
             settings.decoder.signature = signature(DECODER)?;
-            let measure = |forms| quality::translation::measure(runtime, forms, settings, progress);
+            let measure = |forms| quality::seq2seq::measure(runtime, forms, settings, progress);
             (ENCODER, forms.map(measure).transpose()?)
         }
     };
@@ -163,8 +163,8 @@ fn open(build: Build<'_>) -> Result<Source<'_>> {
              `model.….bin`",
             folder.display()
         )))
-    } else if translation::is_in(folder) {
-        translation::open(build)
+    } else if seq2seq::is_in(folder) {
+        seq2seq::open(build)
     } else if Weights::are_in(folder) && (is_supported(folder) || !export::is_in(folder)) {
         encoder::open(build.plan)
     } else {
@@ -189,12 +189,12 @@ fn manifest(
     (graph, signature): (&str, Signature),
     (quality, vectors): (Option<Quality>, Option<VectorQuality>),
 ) -> Manifest {
-    let is_translation = matches!(source.settings, TaskSettings::Translation(_));
-    let (mut embedding, mut classification, mut translation) = (None, None, None);
+    let is_seq2seq = matches!(source.settings, TaskSettings::Seq2Seq(_));
+    let (mut embedding, mut classification, mut seq2seq) = (None, None, None);
     match source.settings {
         TaskSettings::Encoder(EncoderSettings::Embedding(settings)) => embedding = Some(settings),
         TaskSettings::Encoder(EncoderSettings::Classification(settings)) => classification = Some(settings),
-        TaskSettings::Translation(settings) => translation = Some(*settings),
+        TaskSettings::Seq2Seq(settings) => seq2seq = Some(*settings),
     }
     let storage = match (plan.precision, source.is_quantised) {
         (_, true) => "as the export has them",
@@ -206,7 +206,7 @@ fn manifest(
             "matrices: int8, one scale an output channel; activations: int8, one scale and minimum a token; \
              word embeddings: int8, one scale a row; the rest: fp32"
         }
-        (precision, false) => storage(precision, is_translation),
+        (precision, false) => storage(precision, is_seq2seq),
     };
     Manifest {
         format: Manifest::FORMAT,
@@ -224,7 +224,7 @@ fn manifest(
         vectors,
         embedding,
         classification,
-        translation,
+        seq2seq,
         tensors: plan.tensors.clone(),
         signature,
         files: Vec::new(),
@@ -232,8 +232,8 @@ fn manifest(
 }
 
 /// The description of how weights are stored, for the manifest.
-fn storage(precision: Precision, is_translation: bool) -> &'static str {
-    match (precision, is_translation) {
+fn storage(precision: Precision, is_seq2seq: bool) -> &'static str {
+    match (precision, is_seq2seq) {
         (Precision::Fp32, _) => "none",
         (Precision::Int8, false) => {
             "matrices: int8, one scale an output channel, activations quantised as they come; \

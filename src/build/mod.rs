@@ -28,10 +28,10 @@ mod recipes;
 mod scratch;
 mod sentence_transformers;
 mod sentencepiece;
+mod seq2seq;
 mod source;
 mod static_embedding;
 mod task;
-mod translation;
 mod weights;
 
 use self::{cost::Comparison, hub::Fetched, plan::Build, scratch::Scratch};

@@ -9,7 +9,7 @@ use crate::{
     error::{Error, Result},
     pipeline::{
         Task,
-        translation::{LanguagePair, Languages},
+        seq2seq::{LanguagePair, Languages},
     },
     repository::manifest::{Precision, TensorNames},
 };

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::{fetch, files};
 use crate::{
     error::{Error, Result},
-    pipeline::{Task, embedding::EmbeddingSettings, translation::LanguagePair},
+    pipeline::{Task, embedding::EmbeddingSettings, seq2seq::LanguagePair},
     repository::manifest::{Precision, TensorNames},
 };
 

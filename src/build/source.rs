@@ -7,7 +7,7 @@ use crate::{
     pipeline::{
         classification::ClassificationSettings,
         embedding::EmbeddingSettings,
-        translation::{Decoder, TranslationSettings},
+        seq2seq::{Decoder, Seq2SeqSettings},
     },
     repository::manifest::Precision,
 };
@@ -55,7 +55,7 @@ pub(super) fn unread_decoder() -> Decoder {
 #[derive(Clone, Debug)]
 pub(super) enum TaskSettings {
     Encoder(EncoderSettings),
-    Translation(Box<TranslationSettings>),
+    Seq2Seq(Box<Seq2SeqSettings>),
 }
 
 #[derive(Clone, Debug)]

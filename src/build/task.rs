@@ -33,15 +33,15 @@ pub(super) fn task(plan: &Plan, settings: &TaskSettings) -> Result<(Task, Vec<Ta
 /// Refuses a task that the model cannot do.
 fn require(task: Task, strategy: Strategy, settings: &TaskSettings) -> Result<()> {
     use EncoderSettings::{Classification, Embedding};
-    use TaskSettings::{Encoder, Translation};
+    use TaskSettings::{Encoder, Seq2Seq};
 
     let found = match settings {
-        Translation(_) => "one that translates",
+        Seq2Seq(_) => "one that translates",
         Encoder(Embedding(_)) => "one without a head for labels, which computes embeddings",
         Encoder(Classification(_)) => "one with a head for labels",
     };
     let can = match (settings, task) {
-        (Translation(_), task) => task == Task::Translation,
+        (Seq2Seq(_), task) => task == Task::Translation,
         (Encoder(_), Task::Translation)
         | (Encoder(Embedding(_)), Task::TextClassification)
         | (Encoder(Classification(_)), Task::FeatureExtraction) => false,

@@ -3,7 +3,7 @@
 use crate::{
     pipeline::{
         Task,
-        translation::{Directions, LanguagePair, RequestedLanguages},
+        seq2seq::{Directions, LanguagePair, RequestedLanguages},
     },
     repository::Manifest,
 };
@@ -25,7 +25,7 @@ pub(super) fn body(manifest: &Manifest) -> String {
 /// A translation request, with languages if the model has several.
 fn translation(manifest: &Manifest) -> String {
     let inputs = "Where is the station?";
-    let directions = manifest.translation.as_ref().map(|settings| Directions::new(&settings.languages));
+    let directions = manifest.seq2seq.as_ref().map(|settings| Directions::new(&settings.languages));
     match directions.filter(|directions| directions.find(RequestedLanguages::default()).is_err()) {
         Some(directions) => {
             let LanguagePair { source, target } = directions.example_pair();

@@ -19,7 +19,7 @@ pub(super) fn text(quality: Option<Quality>) -> String {
             "against fp32 over {texts} texts: same label for {:.1} %, mean difference of scores {mean_difference:.4}",
             agreement * 100.0
         ),
-        Some(Quality::Translation {
+        Some(Quality::Seq2Seq {
             texts,
             similarity,
             identical,
@@ -46,7 +46,7 @@ pub(super) fn short(quality: Option<Quality>) -> String {
     match quality {
         Some(Quality::Embedding { mean_cosine, .. }) => format!("cosine {mean_cosine:.4}"),
         Some(Quality::Classification { agreement, .. }) => format!("same label {:.1} %", agreement * 100.0),
-        Some(Quality::Translation { similarity, .. }) => format!("similarity {similarity:.4}"),
+        Some(Quality::Seq2Seq { similarity, .. }) => format!("similarity {similarity:.4}"),
         None => "not measured".to_owned(),
     }
 }

@@ -18,7 +18,7 @@ use crate::{
     config::{Config, EngineChoice, FleetConfig, Policy},
     error::{Error, Result},
     pipeline::{
-        translation::{TranslationSettings, shortlist::Shortlist},
+        seq2seq::{Seq2SeqSettings, shortlist::Shortlist},
         vectors::Ranges,
     },
     repository::{
@@ -86,7 +86,7 @@ pub(super) fn load(bundle: &Bundle, config: &Config, placement: &Placement) -> R
     let fleet =
         (*policy != Policy::Local).then(|| Fleet::new(fleet, remote_name).map(Arc::new)).transpose()?;
     let manifest = bundle.manifest();
-    let settings = manifest.translation.as_ref();
+    let settings = manifest.seq2seq.as_ref();
     if *policy == Policy::Fleet {
         let tokenizers = read_tokenizers(bundle, settings)?;
         return Ok(Loaded {
@@ -143,7 +143,7 @@ pub(super) fn load(bundle: &Bundle, config: &Config, placement: &Placement) -> R
     })
 }
 
-fn read_tokenizers(bundle: &Bundle, settings: Option<&TranslationSettings>) -> Result<Tokenizers> {
+fn read_tokenizers(bundle: &Bundle, settings: Option<&Seq2SeqSettings>) -> Result<Tokenizers> {
     let source = Arc::new(starting("tokenizer", || bundle.tokenizer())?);
     let target = match settings.and_then(|settings| settings.target_tokenizer.as_ref()) {
         Some(name) => Arc::new(Tokenizer::from_json(&bundle.read(name)?)?),
@@ -172,7 +172,7 @@ fn open_graphs(
     let runtime = starting("library", || Runtime::load(&library))?;
     let manifest = bundle.manifest();
     let threads = config.threads();
-    let Some(settings) = &manifest.translation else {
+    let Some(settings) = &manifest.seq2seq else {
         let ([graph], arithmetic) = read_graphs(bundle, [&manifest.graph], mapped)?;
         let backend = starting("session", || OnnxBackend::open(runtime, graph, threads))?;
         check_signature(manifest, &manifest.signature, backend.signature())?;
@@ -207,7 +207,7 @@ fn open_natively(
     mapped: Option<&Arc<MappedFiles>>,
 ) -> Result<(Local, String)> {
     let manifest = bundle.manifest();
-    if manifest.translation.is_some() {
+    if manifest.seq2seq.is_some() {
         return Err(Error::config(format!(
             "expected an encoder for the native engine, but found that `{}` translates; use `engine = \"auto\"`",
             manifest.name

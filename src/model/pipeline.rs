@@ -10,7 +10,7 @@ use crate::{
         embedding::EmbeddingPipeline,
         encoder::Encoder,
         ranking::RankingPipeline,
-        translation::{TranslationParts, TranslationPipeline},
+        seq2seq::{Seq2SeqParts, Seq2SeqPipeline},
         zero_shot::ZeroShotPipeline,
     },
     repository::Manifest,
@@ -29,12 +29,12 @@ pub enum Pipeline {
     /// `text-ranking`
     Ranking(RankingPipeline),
     /// `translation`
-    Translation(TranslationPipeline),
+    Translation(Seq2SeqPipeline),
 }
 
 impl Pipeline {
     /// The encoder, of all tasks but translation.
-    fn encoder(&self) -> Result<&Encoder, &TranslationPipeline> {
+    fn encoder(&self) -> Result<&Encoder, &Seq2SeqPipeline> {
         match self {
             Self::Embedding(pipeline)
             | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _))
@@ -48,7 +48,7 @@ impl Pipeline {
 
     /// The tokenizer of the model's input.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
-        self.encoder().map_or_else(TranslationPipeline::tokenizer, Encoder::tokenizer)
+        self.encoder().map_or_else(Seq2SeqPipeline::tokenizer, Encoder::tokenizer)
     }
 
     /// The maximum number of tokens of an input, special tokens included.
@@ -57,7 +57,7 @@ impl Pipeline {
     }
 
     pub(super) fn has_fleet(&self) -> bool {
-        self.encoder().map_or_else(TranslationPipeline::has_fleet, Encoder::has_fleet)
+        self.encoder().map_or_else(Seq2SeqPipeline::has_fleet, Encoder::has_fleet)
     }
 
     pub(super) async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
@@ -74,11 +74,11 @@ impl Pipeline {
         let route = match loaded.route {
             LoadedRoute::Encoder(route) => route,
             LoadedRoute::Seq2Seq(route) => {
-                let settings = manifest.translation.clone();
-                let mut settings = settings.ok_or_else(|| lacks(manifest, "translation"))?;
+                let settings = manifest.seq2seq.clone();
+                let mut settings = settings.ok_or_else(|| lacks(manifest, "seq2seq"))?;
                 settings.max_tokens = settings.max_tokens.min(limit);
-                let parts = TranslationParts { tokenizer, target, shortlist, route };
-                return TranslationPipeline::new(parts, settings).map(Self::Translation);
+                let parts = Seq2SeqParts { tokenizer, target, shortlist, route };
+                return Seq2SeqPipeline::new(parts, settings).map(Self::Translation);
             }
         };
         let is_embedding = manifest.classification.is_none() && manifest.embedding.is_some();
@@ -106,7 +106,7 @@ impl Pipeline {
             Task::ZeroShotClassification => {
                 ZeroShotPipeline::entailment(classification()?).map(Self::ZeroShot)
             }
-            Task::Translation => Err(lacks(manifest, "translation")),
+            Task::Translation => Err(lacks(manifest, "seq2seq")),
         }
     }
 }

@@ -11,8 +11,7 @@ use crate::{
     backend::{Engine, Signature},
     error::{Error, Result},
     pipeline::{
-        Task, classification::ClassificationSettings, embedding::EmbeddingSettings,
-        translation::TranslationSettings,
+        Task, classification::ClassificationSettings, embedding::EmbeddingSettings, seq2seq::Seq2SeqSettings,
     },
 };
 
@@ -45,8 +44,9 @@ pub struct Manifest {
     pub embedding: Option<EmbeddingSettings>,
     /// The settings of classifiers and rankers.
     pub classification: Option<ClassificationSettings>,
-    /// The settings of translation models.
-    pub translation: Option<TranslationSettings>,
+    /// The settings of models that generate texts from texts.
+    #[serde(alias = "translation")]
+    pub seq2seq: Option<Seq2SeqSettings>,
     /// The names of tensors in the KServe API.
     #[serde(default, skip_serializing_if = "TensorNames::is_default")]
     pub tensors: TensorNames,
@@ -133,18 +133,18 @@ pub enum Quality {
         /// The mean absolute difference of scores, over all labels.
         mean_difference: f32,
     },
-    /// Of translations.
-    Translation {
+    /// Of generated texts, which translations are as well.
+    Seq2Seq {
         /// The number of texts.
         texts: usize,
-        /// The similarity of the translations: twice the common words, in order, divided by the words of both.
+        /// The similarity of the texts: twice the common words, in order, divided by the words of both.
         similarity: f32,
-        /// The share of identical translations.
+        /// The share of identical texts.
         identical: f32,
         /// The similarity without the shortlist, for models that have one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         similarity_without_shortlist: Option<f32>,
-        /// The share of tokens of the fp32 translation for which both have the same most likely token.
+        /// The share of tokens of the fp32 text for which both have the same most likely token.
         token_agreement: f32,
         /// The mean absolute difference of the log-probabilities of these tokens.
         token_difference: f32,

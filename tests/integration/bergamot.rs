@@ -8,7 +8,7 @@ use kivu::{
     model::{Model, Pipeline},
     pipeline::{
         generation::GenerationOptions,
-        translation::{Split, TranslationOptions},
+        seq2seq::{Seq2SeqOptions, Split},
     },
     repository::manifest::{Precision, Quality},
 };
@@ -27,7 +27,7 @@ fn golden(direction: &str) -> (Vec<String>, Vec<String>) {
 
 async fn translate(model: &Model, texts: Vec<String>) -> Vec<String> {
     let Pipeline::Translation(pipeline) = &model.pipeline else { panic!("{} translates", model.name) };
-    let options = TranslationOptions {
+    let options = Seq2SeqOptions {
         source: None,
         target: None,
         // The engine takes a line as it is.
@@ -38,7 +38,7 @@ async fn translate(model: &Model, texts: Vec<String>) -> Vec<String> {
         max_sentences: texts.len(),
     };
     let deadline = Deadline::within(Duration::from_secs(300));
-    let translations = pipeline.translate(texts, &options, deadline).await.unwrap();
+    let translations = pipeline.generate(texts, &options, deadline).await.unwrap();
     translations.texts.into_iter().flatten().map(|translation| translation.text).collect()
 }
 
@@ -77,7 +77,7 @@ async fn in_int8_texts_are_like_those_of_fp32_and_cannot_end_early() {
             return;
         }
         let model = serve(&bundle).unwrap();
-        let Some(Quality::Translation { similarity, similarity_without_shortlist, token_agreement, .. }) =
+        let Some(Quality::Seq2Seq { similarity, similarity_without_shortlist, token_agreement, .. }) =
             model.manifest.weights.quality
         else {
             panic!("the build measures translations");

@@ -4,7 +4,7 @@ use std::{fs, num::NonZeroUsize, path::Path};
 
 use kivu::{
     backend::onnx::{Runtime, Session},
-    pipeline::translation::TranslationSettings,
+    pipeline::seq2seq::Seq2SeqSettings,
     repository::{Bundle, manifest::Precision},
     tensor::{Elements, Tensor},
     tokenizer::Tokenizer,
@@ -116,8 +116,8 @@ fn run(session: &Session, known: &[(String, Tensor)]) -> Vec<(String, Tensor)> {
     signature.outputs.iter().map(|output| output.name.clone()).zip(outputs).collect()
 }
 
-fn settings(bundle: &Bundle) -> &TranslationSettings {
-    bundle.manifest().translation.as_ref().unwrap()
+fn settings(bundle: &Bundle) -> &Seq2SeqSettings {
+    bundle.manifest().seq2seq.as_ref().unwrap()
 }
 
 fn build(source: &Path, out: &Path, precision: Precision, runtime: Runtime) -> Bundle {

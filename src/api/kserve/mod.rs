@@ -1,8 +1,8 @@
 //! KServe v2, the API of Triton's clients: metadata, readiness and inference by tensors.
 
 mod message;
+mod seq2seq;
 mod tensors;
-mod translation;
 
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{
     message::{InferInput, InferRequest, InputElements, Output},
-    translation,
+    seq2seq,
 };
 use crate::{
     api::{app::App, classification::zero_shot_options, inputs},
@@ -69,8 +69,8 @@ impl Interface {
             }
             Pipeline::Ranking(_) => (vec![spec(&names.query, "BYTES", &[1]), text], floats("scores", &[-1])),
             Pipeline::Translation(_) => {
-                let ids = spec(&output_name(translation::IDS), "INT64", &[-1, -1]);
-                let texts = spec(&output_name(translation::TEXTS), "BYTES", &[-1, -1]);
+                let ids = spec(&output_name(seq2seq::IDS), "INT64", &[-1, -1]);
+                let texts = spec(&output_name(seq2seq::TEXTS), "BYTES", &[-1, -1]);
                 ([&tokens[..], &[text]].concat(), vec![ids, texts])
             }
         };
@@ -144,10 +144,10 @@ pub(super) async fn run(
             Ok(Output { shape, elements: Elements::Fp32(scores), location: usage.location })
         }
         Pipeline::Translation(pipeline) => {
-            let options = translation::options(request, &app.limits)?;
+            let options = seq2seq::options(request, &app.limits)?;
             match rows(names, request, limit)? {
-                Rows::Tokens(rows) => translation::ids(pipeline, rows, &options, deadline).await,
-                Rows::Texts(texts) => translation::texts(pipeline, texts, &options, deadline).await,
+                Rows::Tokens(rows) => seq2seq::ids(pipeline, rows, &options, deadline).await,
+                Rows::Texts(texts) => seq2seq::texts(pipeline, texts, &options, deadline).await,
             }
         }
     }

@@ -6,7 +6,7 @@
 
 use crate::{
     error::{Error, Result},
-    pipeline::translation::shortlist::Shortlist,
+    pipeline::seq2seq::shortlist::Shortlist,
 };
 
 const MAGIC: u64 = 0xF11A_48D5_0134_17F5;

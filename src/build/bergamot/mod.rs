@@ -12,15 +12,15 @@ use super::{
     config::ConfigFile,
     files,
     plan::Plan,
+    seq2seq::graphs,
     source::{SHORTLIST, Source, TaskSettings, unread_decoder},
-    translation::graphs,
 };
 use crate::{
     backend::Engine,
     error::{Error, Result},
     pipeline::{
         generation::{GenerationOptions, GenerationSettings},
-        translation::{Languages, TranslationSettings},
+        seq2seq::{Languages, Seq2SeqSettings},
     },
     repository::bundle::hex,
 };
@@ -51,7 +51,7 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
     let lexicon = files::read(&require(folder, "lex.")?)?;
     let shortlist = lexicon::shortlist(&lexicon, model.tables.output.rows).map_err(in_folder)?;
     let tokenizer = tokenizer(&files::read_tokenizer(folder)?).map_err(in_folder)?;
-    let settings = TranslationSettings {
+    let settings = Seq2SeqSettings {
         max_tokens: MAX_TOKENS,
         max_positions: model.positions.length,
         unknown_tokens: None,
@@ -70,7 +70,7 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
     Ok(Source {
         architecture: model.architecture.clone(),
         sha256,
-        settings: TaskSettings::Translation(Box::new(settings)),
+        settings: TaskSettings::Seq2Seq(Box::new(settings)),
         tokenizer,
         files: vec![(SHORTLIST, shortlist.to_bytes())],
         is_quantised: false,

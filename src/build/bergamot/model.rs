@@ -7,7 +7,7 @@ use crate::{
     build::{
         config::check_heads,
         layers::Activation,
-        translation::{Memory, Norms, Positions, Stack, Table, Tables, TranslationModel, Waves},
+        seq2seq::{Memory, Norms, Positions, Seq2SeqModel, Stack, Table, Tables, Waves},
         weights::{Weight, Weights},
     },
     error::{Error, Result},
@@ -37,7 +37,7 @@ const OPTIONS: [(&str, &str); 9] = [
 ];
 
 /// The model in a file, and its weights; `sha256` is that of the file.
-pub(in crate::build) fn model(file: File, sha256: String) -> Result<(TranslationModel, Weights)> {
+pub(in crate::build) fn model(file: File, sha256: String) -> Result<(Seq2SeqModel, Weights)> {
     let File { matrices, options } = file;
     let rows = matrices.get(WORDS).and_then(|matrix| matrix.shape.first().copied());
     let model = describe(&options, rows.ok_or_else(|| missing(WORDS))?)?;
@@ -58,7 +58,7 @@ pub(in crate::build) fn model(file: File, sha256: String) -> Result<(Translation
     Ok((model, Weights::of_tensors(matrices.renamed, sha256)))
 }
 
-fn describe(options: &Options, vocabulary: usize) -> Result<TranslationModel> {
+fn describe(options: &Options, vocabulary: usize) -> Result<Seq2SeqModel> {
     for (name, expected) in OPTIONS {
         if options.text(name) != expected {
             return Err(Error::model(format!(
@@ -73,7 +73,7 @@ fn describe(options: &Options, vocabulary: usize) -> Result<TranslationModel> {
     let intermediate = options.number("transformer-dim-ffn")?;
     let stack = |layers| Stack { layers, heads, intermediate };
     let words = Table { name: SHARED.into(), rows: vocabulary };
-    Ok(TranslationModel {
+    Ok(Seq2SeqModel {
         architecture: ARCHITECTURE.into(),
         hidden,
         encoder: stack(options.number("enc-depth")?),

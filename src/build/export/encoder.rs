@@ -10,8 +10,8 @@ use crate::{
         onnx,
         plan::Build,
         sentence_transformers::{embedding_settings, has_pooling},
+        seq2seq,
         source::{EncoderSettings, MODEL, Source, TaskSettings},
-        translation,
     },
     error::{Error, Result, quoted},
     onnx_proto::ModelProto,
@@ -34,7 +34,7 @@ pub(in crate::build) fn open(build: Build<'_>) -> Result<Source<'_>> {
             "expected `model.safetensors` of an encoder ({}) or of a model that translates ({}), or an ONNX export \
              (`model.onnx`) in `{}`, but found none of these",
             quoted(&MODEL_TYPES),
-            quoted(&translation::MODEL_TYPES),
+            quoted(&seq2seq::MODEL_TYPES),
             plan.folder.display()
         ))
     })?;

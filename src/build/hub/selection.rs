@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, path::Path};
 use crate::{
     build::{
         config::ConfigFile, encoder, export, files::read_json_if_exists, lora,
-        sentence_transformers::static_folder, translation, weights,
+        sentence_transformers::static_folder, seq2seq, weights,
     },
     error::{Error, Result, quoted},
 };
@@ -80,8 +80,7 @@ impl Paths<'_> {
             )));
         }
         let config = ConfigFile::open(folder)?;
-        let types: Vec<&str> =
-            encoder::MODEL_TYPES.iter().chain(&translation::MODEL_TYPES).copied().collect();
+        let types: Vec<&str> = encoder::MODEL_TYPES.iter().chain(&seq2seq::MODEL_TYPES).copied().collect();
         let is_supported = types.contains(&config.model_type());
         let mut found = None;
         if is_supported {

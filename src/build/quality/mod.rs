@@ -1,7 +1,7 @@
 //! The quality gate: how close a quantised model comes to its fp32 form on sample texts.
 
 pub(super) mod encoder;
-pub(super) mod translation;
+pub(super) mod seq2seq;
 
 pub use self::encoder::inputs;
 use super::recipe::QualityFloor;
@@ -57,7 +57,7 @@ pub(super) fn shortfall(quality: &Quality, floor: &QualityFloor) -> Option<Short
             ];
             (texts, checks)
         }
-        Quality::Translation { texts, similarity, token_agreement: tokens, .. } => {
+        Quality::Seq2Seq { texts, similarity, token_agreement: tokens, .. } => {
             let checks = vec![
                 at_least("a similarity to the translations of fp32", similarity, floor.similarity),
                 at_least("a share of tokens equal to those of fp32", tokens, floor.token_agreement),

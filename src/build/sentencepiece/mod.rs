@@ -18,7 +18,7 @@ use self::proto::{BPE, ModelProto, NORMAL, SentencePiece, TrainerSpec, UNIGRAM, 
 use crate::{
     build::files::read,
     error::{Error, Result},
-    pipeline::translation::UnknownTokens,
+    pipeline::seq2seq::UnknownTokens,
 };
 
 /// The limit of ids, twice that of the largest known vocabularies.

@@ -28,7 +28,7 @@ use crate::{
     build::{named::Options, quality::SENTENCES},
     config::Config,
     error::{Error, Result},
-    pipeline::{Task, translation::Directions},
+    pipeline::{Task, seq2seq::Directions},
     repository::{Bundle, Manifest},
 };
 
@@ -176,8 +176,7 @@ fn speed(
 
 /// Generated tokens per second, greedily and with five beams, one request at a time.
 fn decoding(server: &Server, manifest: &Manifest) -> Result<Vec<Figure>> {
-    let pair =
-        manifest.translation.as_ref().map(|settings| Directions::new(&settings.languages).example_pair());
+    let pair = manifest.seq2seq.as_ref().map(|settings| Directions::new(&settings.languages).example_pair());
     let mut connection = server.connect()?;
     let mut speed = |name, beams: usize| {
         let generate = json!({ "num_beams": beams, "min_new_tokens": TOKENS, "max_new_tokens": TOKENS });

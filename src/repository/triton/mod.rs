@@ -1,7 +1,7 @@
 //! Bundles as models of Triton's model repository.
 
 mod config;
-mod translation;
+mod seq2seq;
 
 use std::{fmt::Write, path::Path};
 
@@ -28,8 +28,8 @@ const WARM_UP: [usize; 2] = [16, 128];
 /// not overwritten.
 pub fn write(bundle: &Bundle, repository: &Path, options: &Options) -> Result<Vec<String>> {
     let manifest = bundle.manifest();
-    if let Some(settings) = &manifest.translation {
-        return translation::write(bundle, settings, repository, options);
+    if let Some(settings) = &manifest.seq2seq {
+        return seq2seq::write(bundle, settings, repository, options);
     }
     let is_python = options.backend == Some(Runner::Python);
     if options.tensorrt && is_python {

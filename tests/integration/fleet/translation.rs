@@ -10,7 +10,7 @@ use kivu::{
     pipeline::{
         Task,
         generation::GenerationOptions,
-        translation::{TranslationOptions, TranslationPipeline},
+        seq2seq::{Seq2SeqOptions, Seq2SeqPipeline},
     },
     repository::{
         Bundle,
@@ -36,8 +36,8 @@ fn options() -> Options {
 pub(super) fn write_translator(repository: &Path, bundle: &Path, language: &str) {
     let opened = Bundle::open(bundle).unwrap();
     let names = write(&opened, repository, &options()).unwrap();
-    let settings = opened.manifest().translation.as_ref().unwrap();
-    let kivu::pipeline::translation::Languages::Tokens { codes, .. } = &settings.languages else {
+    let settings = opened.manifest().seq2seq.as_ref().unwrap();
+    let kivu::pipeline::seq2seq::Languages::Tokens { codes, .. } = &settings.languages else {
         panic!("languages are tokens")
     };
     let more = parameters(&[("language", &codes[language].to_string())]);
@@ -133,7 +133,7 @@ fn check_log(triton: &Triton) {
 }
 
 /// The pipeline of a bundle whose model runs only on a fleet.
-fn there(bundle: &Path, url: &str) -> TranslationPipeline {
+fn there(bundle: &Path, url: &str) -> Seq2SeqPipeline {
     let models = vec![model(bundle, Policy::Fleet, "translation", &[url])];
     let mut models = Model::open_all(&Config { models, ..Config::default() }).unwrap();
     match models.remove(0).pipeline {
@@ -163,7 +163,7 @@ async fn exported_translators_generate_like_transformers() {
         assert!(cases.len() > 50);
         for case in cases {
             let generation: GenerationOptions = serde_json::from_value(case["options"].clone()).unwrap();
-            let options = TranslationOptions {
+            let options = Seq2SeqOptions {
                 source: None,
                 target: None,
                 split: None,
@@ -174,7 +174,7 @@ async fn exported_translators_generate_like_transformers() {
             };
             let sources: Vec<Vec<u32>> = serde_json::from_value(case["sources"].clone()).unwrap();
             let deadline = Deadline::within(Duration::from_secs(60));
-            let found = pipeline.generate(sources, &options, deadline).await.unwrap();
+            let found = pipeline.generate_ids(sources, &options, deadline).await.unwrap();
             let start = goldens_start(&bundle);
             let with_start = |ids: &Value| {
                 let ids: Vec<i64> = serde_json::from_value(ids.clone()).unwrap();
@@ -194,7 +194,7 @@ async fn exported_translators_generate_like_transformers() {
 
 fn goldens_start(bundle: &Path) -> i64 {
     let bundle = Bundle::open(bundle).unwrap();
-    bundle.manifest().translation.as_ref().unwrap().generation.decoder_start_token_id
+    bundle.manifest().seq2seq.as_ref().unwrap().generation.decoder_start_token_id
 }
 
 /// Concurrent requests form one batch, and an invalid one does not affect the others.
@@ -251,7 +251,7 @@ fn exported_translators_contain_their_settings() {
     parameters { key: "generate_parameters" value { string_value: "bad_words_ids,begin_suppress_tokens,early_stopping,forced_bos_token_id,forced_eos_token_id,length_penalty,max_length,max_new_tokens,min_length,min_new_tokens,no_repeat_ngram_size,num_beams,num_return_sequences,renormalize_logits,repetition_penalty,suppress_tokens" } }
     "#);
     let generation: Value = serde_json::from_str(&read("1/generation.json")).unwrap();
-    let settings = bundle.manifest().translation.as_ref().unwrap();
+    let settings = bundle.manifest().seq2seq.as_ref().unwrap();
     assert_eq!(generation["decoder_start_token_id"], json!(settings.generation.decoder_start_token_id));
     assert_eq!(generation["longest"], json!(settings.max_positions + 1));
     let defaults = &settings.generation.defaults;

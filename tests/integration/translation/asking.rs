@@ -16,9 +16,7 @@ use kivu::{
     pipeline::{
         Task,
         generation::{GenerationOptions, GenerationSettings},
-        translation::{
-            Decoder, Languages, TokenSide, TranslationParts, TranslationPipeline, TranslationSettings,
-        },
+        seq2seq::{Decoder, Languages, Seq2SeqParts, Seq2SeqPipeline, Seq2SeqSettings, TokenSide},
     },
     repository::{
         Manifest,
@@ -46,14 +44,14 @@ fn token(tokenizer: &Tokenizer, text: &str) -> i64 {
     i64::from(tokenizer.encode_without_special_tokens(text).unwrap()[0])
 }
 
-fn settings(codes: &[&str]) -> TranslationSettings {
+fn settings(codes: &[&str]) -> Seq2SeqSettings {
     let tokenizer = tokenizer();
     let codes = codes.iter().map(|code| ((*code).to_owned(), token(&tokenizer, code))).collect();
     let signature = Signature {
         inputs: vec![TensorSpec::new("input_ids", ElementType::Int64, [-1, 1])],
         outputs: vec![TensorSpec::new("logits", ElementType::Fp32, [-1, VOCABULARY as i64])],
     };
-    TranslationSettings {
+    Seq2SeqSettings {
         max_tokens: 24,
         max_positions: 64,
         unknown_tokens: None,
@@ -92,13 +90,9 @@ fn model(name: &str, codes: &[&str]) -> Model {
     });
     let settings = settings(codes);
     let sequences: Arc<dyn Seq2SeqBackend> = Arc::new(sequences);
-    let parts = TranslationParts {
-        target: Arc::clone(&tokenizer),
-        tokenizer,
-        shortlist: None,
-        route: sequences.into(),
-    };
-    let pipeline = TranslationPipeline::new(parts, settings.clone()).unwrap();
+    let parts =
+        Seq2SeqParts { target: Arc::clone(&tokenizer), tokenizer, shortlist: None, route: sequences.into() };
+    let pipeline = Seq2SeqPipeline::new(parts, settings.clone()).unwrap();
     Model {
         name: name.into(),
         digest: "d".repeat(64),
@@ -115,7 +109,7 @@ fn model(name: &str, codes: &[&str]) -> Model {
             weights: Weights { precision: Precision::Fp32, plan: "none".into(), quality: None },
             embedding: None,
             classification: None,
-            translation: Some(settings),
+            seq2seq: Some(settings),
             tensors: TensorNames::default(),
             signature: Signature::default(),
             files: Vec::new(),

@@ -11,7 +11,7 @@ use kivu::{
     model::{Model, Pipeline},
     pipeline::{
         generation::GenerationOptions,
-        translation::{RequestedLanguages, SpecialTokens, Split, TranslationOptions, TranslationPipeline},
+        seq2seq::{RequestedLanguages, Seq2SeqOptions, Seq2SeqPipeline, SpecialTokens, Split},
     },
     repository::manifest::Precision,
 };
@@ -33,13 +33,13 @@ struct Call {
 }
 
 /// The options of a call of the pipeline, which has defaults of its own.
-fn options(mut parameters: Map<String, Value>) -> TranslationOptions {
+fn options(mut parameters: Map<String, Value>) -> Seq2SeqOptions {
     let mut language = |name: &str| parameters.remove(name).and_then(|code| code.as_str().map(str::to_owned));
     let (source, target) = (language("src_lang"), language("tgt_lang"));
     let truncate = parameters.remove("truncation").is_some();
     parameters.entry("num_beams").or_insert(4.into());
     let generation: GenerationOptions = serde_json::from_value(Value::Object(parameters)).unwrap();
-    TranslationOptions {
+    Seq2SeqOptions {
         source,
         target,
         split: Some(if truncate { Split::Never } else { Split::WhenLong }),
@@ -50,13 +50,13 @@ fn options(mut parameters: Map<String, Value>) -> TranslationOptions {
     }
 }
 
-async fn translate(pipeline: &TranslationPipeline, call: &Call) -> Vec<String> {
+async fn translate(pipeline: &Seq2SeqPipeline, call: &Call) -> Vec<String> {
     let texts = match &call.inputs {
         Value::String(text) => vec![text.clone()],
         texts => serde_json::from_value(texts.clone()).unwrap(),
     };
     let deadline = Deadline::within(Duration::from_secs(30));
-    let translations = pipeline.translate(texts, &options(call.parameters.clone()), deadline).await.unwrap();
+    let translations = pipeline.generate(texts, &options(call.parameters.clone()), deadline).await.unwrap();
     translations.texts.into_iter().flatten().map(|translation| translation.text).collect()
 }
 
@@ -143,13 +143,13 @@ async fn bergamot_models_translate_as_the_reference_engine() {
         assert_eq!(pairs.len(), 200);
         let (texts, expected): (Vec<String>, Vec<String>) = pairs.into_iter().unzip();
         // The engine's native call reads a text as one sentence.
-        let options = TranslationOptions {
+        let options = Seq2SeqOptions {
             split: Some(Split::Never),
             max_sentences: texts.len(),
             ..options(Map::from_iter([("num_beams".to_owned(), 1.into())]))
         };
         let deadline = Deadline::within(Duration::from_secs(300));
-        let found = pipeline.translate(texts, &options, deadline).await.unwrap();
+        let found = pipeline.generate(texts, &options, deadline).await.unwrap();
         let found = found.texts.into_iter().flatten().map(|translation| translation.text);
         let others: Vec<_> = found.zip(&expected).filter(|(found, expected)| found != *expected).collect();
         assert!(others.is_empty(), "{direction}: {} of 200 are others: {others:#?}", others.len());

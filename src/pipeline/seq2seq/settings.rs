@@ -1,4 +1,4 @@
-//! The section `[translation]` of a manifest.
+//! The section `[seq2seq]` of a manifest.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{backend::Signature, pipeline::generation::GenerationSettings};
 
-/// The settings of a translation model.
+/// The settings of a model with an encoder and a decoder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct TranslationSettings {
+pub struct Seq2SeqSettings {
     /// The maximum number of tokens of a source, special tokens included.
     pub max_tokens: usize,
     /// The number of the decoder's positions: the maximum number of tokens it is fed, the start token included.

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{
     graphs,
-    model::{Memory, Norms, Positions, Stack, Table, Tables, TranslationModel, Waves},
+    model::{Memory, Norms, Positions, Seq2SeqModel, Stack, Table, Tables, Waves},
     tokenizer_files::{Tokenizers, many_to_many, marian},
 };
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
     error::{Error, Result, quoted},
     pipeline::{
         generation::{GenerationOptions, GenerationSettings},
-        translation::TranslationSettings,
+        seq2seq::Seq2SeqSettings,
     },
 };
 
@@ -80,7 +80,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
         MARIAN => marian(folder, sizes),
         _ => many_to_many(folder, rows),
     }?;
-    let settings = TranslationSettings {
+    let settings = Seq2SeqSettings {
         max_tokens: max_tokens.map_or(positions, |tokens| tokens.min(positions)),
         max_positions: positions,
         unknown_tokens,
@@ -93,7 +93,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
     Ok(Source {
         architecture: config.architecture().to_owned(),
         sha256,
-        settings: TaskSettings::Translation(Box::new(settings)),
+        settings: TaskSettings::Seq2Seq(Box::new(settings)),
         tokenizer: source,
         files: target.map(|target| (TARGET_TOKENIZER, target)).into_iter().collect(),
         is_quantised,
@@ -107,7 +107,7 @@ pub(in crate::build) fn model(
     config: &ConfigFile,
     weights: &Weights,
     sizes: [usize; 2],
-) -> Result<TranslationModel> {
+) -> Result<Seq2SeqModel> {
     let (hidden, length): (usize, usize) =
         (config.require("d_model")?, config.require("max_position_embeddings")?);
     let stack = |half: &str| -> Result<Stack> {
@@ -132,7 +132,7 @@ pub(in crate::build) fn model(
         _ => (Norms::Before, Waves::ToTheEnd, Some(padding)),
     };
     let activation: Option<String> = config.get("activation_function")?;
-    Ok(TranslationModel {
+    Ok(Seq2SeqModel {
         architecture: config.architecture().to_owned(),
         hidden,
         encoder: stack("encoder")?,

@@ -2,7 +2,7 @@
 //! the rows of the output matrix that the text allows.
 
 use super::{
-    model::{Norms, TranslationModel},
+    model::{Norms, Seq2SeqModel},
     parts::Writer,
 };
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Writes the encoder of `model`.
-pub(super) fn write(model: &TranslationModel, weights: &Weights, precision: Precision) -> Result<ModelProto> {
+pub(super) fn write(model: &Seq2SeqModel, weights: &Weights, precision: Precision) -> Result<ModelProto> {
     let mut writer = Writer::new(model, weights, precision);
     let ids = writer.layers.graph.input("input_ids", &["rows", "source"]);
     let mask = writer.layers.graph.input("attention_mask", &["rows", "source"]);
@@ -35,7 +35,7 @@ pub(super) fn write(model: &TranslationModel, weights: &Weights, precision: Prec
 
 impl Writer<'_> {
     fn encoder_layers(&mut self, embedded: Value, mask: &Value) -> Result<Value> {
-        let TranslationModel { hidden, encoder, .. } = *self.model;
+        let Seq2SeqModel { hidden, encoder, .. } = *self.model;
         let at = |layer: usize, part: &str| format!("encoder.layers.{layer}.{part}");
         let norms = (0..encoder.layers)
             .flat_map(|layer| [at(layer, "self_attn_layer_norm"), at(layer, "final_layer_norm")])
@@ -57,7 +57,7 @@ impl Writer<'_> {
 
     /// The keys and values of one layer's cross attention, by head, as the decoder's attention takes them.
     fn output_keys_and_values(&mut self, layer: usize, hidden: &Value) -> Result<()> {
-        let TranslationModel { hidden: width, decoder, .. } = *self.model;
+        let Seq2SeqModel { hidden: width, decoder, .. } = *self.model;
         let names = ["k", "v"].map(|part| format!("decoder.layers.{layer}.encoder_attn.{part}_proj"));
         let projected = self.project(&names, hidden)?;
         let graph = &mut self.layers.graph;

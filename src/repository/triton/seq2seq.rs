@@ -1,4 +1,4 @@
-//! Translation models of Triton. A program on the server generates whole translations, since a request per token would
+//! Sequence-to-sequence models of Triton. A program on the server generates whole texts, since a request per token would
 //! be too slow.
 
 use std::{fmt::Write, path::Path};
@@ -11,8 +11,8 @@ use crate::{
     error::{Error, Result},
     pipeline::{
         generation::{Bounds, GenerationConfig, GenerationOptions},
-        translation::{
-            TranslationSettings,
+        seq2seq::{
+            Seq2SeqSettings,
             remote::{OPTIONS, SCORES, TARGETS},
         },
     },
@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// The interface to Triton.
-const MODEL_PROGRAM: &str = include_str!("translation.py");
+const MODEL_PROGRAM: &str = include_str!("seq2seq.py");
 /// The generation of tokens.
 const GENERATION_PROGRAM: &str = include_str!("generation.py");
 const SETTINGS: &str = "generation.json";
@@ -29,7 +29,7 @@ const SETTINGS: &str = "generation.json";
 /// Writes the graphs, the programs and their settings.
 pub(super) fn write(
     bundle: &Bundle,
-    settings: &TranslationSettings,
+    settings: &Seq2SeqSettings,
     repository: &Path,
     options: &Options,
 ) -> Result<Vec<String>> {
@@ -52,7 +52,7 @@ pub(super) fn write(
 }
 
 /// Refuses unsupported models and options.
-fn check(name: &str, settings: &TranslationSettings, options: &Options) -> Result<()> {
+fn check(name: &str, settings: &Seq2SeqSettings, options: &Options) -> Result<()> {
     let expected = if options.backend == Some(Runner::Onnx) || options.tensorrt {
         "the backend `python` without TensorRT, since a program runs its graphs"
     } else if options.text {
@@ -66,7 +66,7 @@ fn check(name: &str, settings: &TranslationSettings, options: &Options) -> Resul
 }
 
 /// The settings of the program: special tokens, the maximum length, and the defaults of the options of requests.
-fn generation(bundle: &Bundle, settings: &TranslationSettings) -> Result<String> {
+fn generation(bundle: &Bundle, settings: &Seq2SeqSettings) -> Result<String> {
     let generation = &settings.generation;
     let bounds = Bounds {
         vocabulary: settings.decoder.vocabulary().unwrap_or(usize::MAX),

@@ -1,4 +1,4 @@
-"""Translates with the graphs in this folder: from token ids of texts to token ids of translations."""
+"""Generates with the graphs in this folder: from token ids of texts to those of translations or summaries."""
 
 import json
 import os

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::{
     languages::{Directions, LanguagePair, RequestedLanguages},
     segmentation::{Segment, halves, split, whole},
-    settings::{Languages, TokenSide, TranslationSettings},
+    settings::{Languages, Seq2SeqSettings, TokenSide},
 };
 use crate::{
     error::{Error, Result},
@@ -27,7 +27,7 @@ pub enum Split {
 
 /// The options of a request.
 #[derive(Clone, Debug, PartialEq)]
-pub struct TranslationOptions {
+pub struct Seq2SeqOptions {
     /// The language of the texts, by any of its names.
     pub source: Option<String>,
     /// The language to translate to, by any of its names.
@@ -68,16 +68,12 @@ pub(super) struct PreparedText<'a> {
 pub(super) struct SourceEncoder {
     pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) directions: Directions,
-    pub(super) settings: TranslationSettings,
+    pub(super) settings: Seq2SeqSettings,
 }
 
 impl SourceEncoder {
     /// Prepares a text. Tokenization stops beyond the maximum number of sentences; the caller refuses the text.
-    pub(super) fn prepare<'a>(
-        &self,
-        text: &'a str,
-        options: &TranslationOptions,
-    ) -> Result<PreparedText<'a>> {
+    pub(super) fn prepare<'a>(&self, text: &'a str, options: &Seq2SeqOptions) -> Result<PreparedText<'a>> {
         let (source, target) = (options.source.as_deref(), options.target.as_deref());
         let (languages, text) = self.written_target(text, RequestedLanguages { source, target });
         let pair = self.directions.find(languages)?;
@@ -109,7 +105,7 @@ impl SourceEncoder {
         &self,
         sentence: &'a str,
         limit: usize,
-        options: &TranslationOptions,
+        options: &Seq2SeqOptions,
         special: &SpecialIds,
         prepared: &mut PreparedText<'a>,
     ) -> Result<()> {

@@ -1,7 +1,7 @@
 //! The decoder's graph: from one token to the logits of the next one and the state of the next step.
 
 use super::{
-    model::{Memory, Norms, TranslationModel},
+    model::{Memory, Norms, Seq2SeqModel},
     parts::{Stream, Writer, decoder_block},
 };
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
 ///
 /// A step reads all weights for one row or a few, so that reading them dominates its time. Quantisation in blocks, whose
 /// kernels are made for this case, measured fastest and is the most exact.
-pub(super) fn write(model: &TranslationModel, weights: &Weights, precision: Precision) -> Result<ModelProto> {
+pub(super) fn write(model: &Seq2SeqModel, weights: &Weights, precision: Precision) -> Result<ModelProto> {
     let of_layers = match precision {
         Precision::Fp32 => Precision::Fp32,
         Precision::Int8 | Precision::Int8Blocks => Precision::Int8Blocks,
@@ -67,7 +67,7 @@ impl Writer<'_> {
     }
 
     fn decoder_layers(&mut self, embedded: Value, mask: &Value, states: &mut Vec<State>) -> Result<Value> {
-        let TranslationModel { decoder, memory, .. } = *self.model;
+        let Seq2SeqModel { decoder, memory, .. } = *self.model;
         let parts = ["self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"];
         let norms = (0..decoder.layers)
             .flat_map(|layer| parts.map(|part| format!("decoder.layers.{layer}.{part}")))
@@ -87,7 +87,7 @@ impl Writer<'_> {
 
     /// Attention to all tokens generated so far.
     fn attend_to_target(&mut self, layer: usize, stream: &Stream, states: &mut Vec<State>) -> Result<Stream> {
-        let TranslationModel { hidden, decoder, .. } = *self.model;
+        let Seq2SeqModel { hidden, decoder, .. } = *self.model;
         let names = ["q", "k", "v"].map(|part| format!("decoder.layers.{layer}.self_attn.{part}_proj"));
         let projected = self.layers.linear(&names, &stream.input, [hidden, hidden])?;
         let graph = &mut self.layers.graph;
@@ -129,7 +129,7 @@ impl Writer<'_> {
 
     /// Attention to the source, whose keys and values are outputs of the encoder.
     fn attend_to_source(&mut self, layer: usize, stream: &Stream, mask: &Value) -> Result<Stream> {
-        let TranslationModel { hidden, decoder, .. } = *self.model;
+        let Seq2SeqModel { hidden, decoder, .. } = *self.model;
         let at = |part: &str| format!("decoder.layers.{layer}.encoder_attn.{part}");
         let [key, value] = ["key", "value"].map(|part| {
             let axes = [any("rows"), fixed(decoder.heads), any("source"), fixed(hidden / decoder.heads)];

@@ -68,7 +68,7 @@ impl Decoding {
 }
 
 /// The work of a translation request.
-pub(super) struct TranslationWork<'a> {
+pub(super) struct Seq2SeqWork<'a> {
     pub(super) sentences: &'a [SourceSentence],
     /// By the first token of the target.
     pub(super) configs: BTreeMap<Option<i64>, GenerationConfig>,
@@ -83,7 +83,7 @@ pub(super) struct TranslationWork<'a> {
 pub(super) struct LocalGenerator(pub(super) Arc<dyn Seq2SeqBackend>);
 
 #[async_trait]
-impl Work<LocalGenerator, RemoteGenerator> for TranslationWork<'_> {
+impl Work<LocalGenerator, RemoteGenerator> for Seq2SeqWork<'_> {
     type Output = Vec<Vec<Generated>>;
 
     fn tokens(&self) -> usize {
@@ -128,7 +128,7 @@ struct Batch<'a> {
     config: &'a GenerationConfig,
 }
 
-impl TranslationWork<'_> {
+impl Seq2SeqWork<'_> {
     /// Batches of sentences of similar length, the longest first. `size` gives the size of a batch by its
     /// configuration and its longest sentence.
     fn batches(&self, size: impl Fn(&GenerationConfig, usize) -> usize) -> Vec<Batch<'_>> {

@@ -1,4 +1,4 @@
-//! Models that translate: an encoder that reads a text, and a decoder that generates another, token by token.
+//! Models with an encoder that reads a text, and a decoder that generates another, token by token.
 
 mod decoder;
 mod encoder;
@@ -9,7 +9,7 @@ pub(super) mod tokenizer_files;
 
 pub(super) use self::{
     hugging_face::{MODEL_TYPES, is_in, open},
-    model::{Memory, Norms, Positions, Stack, Table, Tables, TranslationModel, Waves},
+    model::{Memory, Norms, Positions, Seq2SeqModel, Stack, Table, Tables, Waves},
 };
 use super::{
     source::{DECODER, ENCODER, WriteGraphs},
@@ -17,7 +17,7 @@ use super::{
 };
 
 /// Writes the encoder and the decoder of `model`, whose weights were read.
-pub(super) fn graphs(model: TranslationModel, weights: Weights) -> WriteGraphs<'static> {
+pub(super) fn graphs(model: Seq2SeqModel, weights: Weights) -> WriteGraphs<'static> {
     Box::new(move |precision| {
         let encoder = encoder::write(&model, &weights, precision)?;
         Ok(vec![(ENCODER, encoder), (DECODER, decoder::write(&model, &weights, precision)?)])

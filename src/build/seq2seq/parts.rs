@@ -3,7 +3,7 @@
 //! A layer is a chain of parts (attention or memory, feed-forward), each with a residual connection. The sum at the end
 //! of a part and the next normalisation are one operator, whether the family normalises before or after its parts.
 
-use super::model::{Norms, Table, TranslationModel};
+use super::model::{Norms, Seq2SeqModel, Table};
 use crate::{
     build::{
         layers::{BLOCK, Layers, attention},
@@ -22,7 +22,7 @@ const MIN_BLOCKS: usize = 4;
 
 /// One of the two graphs under construction.
 pub(super) struct Writer<'a> {
-    pub(super) model: &'a TranslationModel,
+    pub(super) model: &'a Seq2SeqModel,
     pub(super) layers: Layers<'a>,
     /// The names of the next normalisations, in order.
     norms: std::vec::IntoIter<String>,
@@ -47,7 +47,7 @@ enum Rows {
 
 impl<'a> Writer<'a> {
     /// An empty graph whose linear layers are quantised to `precision`.
-    pub(super) fn new(model: &'a TranslationModel, weights: &'a Weights, precision: Precision) -> Self {
+    pub(super) fn new(model: &'a Seq2SeqModel, weights: &'a Weights, precision: Precision) -> Self {
         let mut layers = Layers::new(weights, precision, model.hidden, model.epsilon);
         layers.is_trained_in_int8 = model.is_trained_in_int8;
         Self { model, layers, norms: Vec::new().into_iter() }

@@ -1,13 +1,13 @@
 use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use super::{
-    execute::{Decoding, LocalGenerator, SourceSentence, TranslationWork},
+    execute::{Decoding, LocalGenerator, Seq2SeqWork, SourceSentence},
     languages::{Directions, LanguagePair, RequestedLanguages, is_written_without_spaces},
     remote::RemoteGenerator,
     segmentation::{Segment, join},
-    settings::{Languages, TranslationSettings},
+    settings::{Languages, Seq2SeqSettings},
     shortlist::Shortlist,
-    source_encoder::{SourceEncoder, SpecialTokens, Split, TranslationOptions},
+    source_encoder::{Seq2SeqOptions, SourceEncoder, SpecialTokens, Split},
 };
 use crate::{
     backend::{
@@ -25,30 +25,30 @@ use crate::{
     tokenizer::{Token, Tokenizer},
 };
 
-/// A translation model.
+/// A model that generates texts from texts.
 #[derive(Clone, Debug)]
-pub struct TranslationPipeline {
+pub struct Seq2SeqPipeline {
     sources: Arc<SourceEncoder>,
     target: Arc<Tokenizer>,
     shortlist: Option<Arc<Shortlist>>,
     executor: Executor<LocalGenerator, RemoteGenerator>,
 }
 
-/// The translations of a request's texts.
+/// What was generated for the texts of a request.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Translations {
+pub struct GeneratedTexts {
     /// For each text `num_return_sequences`, the best first.
-    pub texts: Vec<Vec<Translation>>,
+    pub texts: Vec<Vec<GeneratedText>>,
     /// The languages of each text, by the model's codes.
     pub pairs: Vec<LanguagePair>,
     /// The tokens and the time that they took.
     pub usage: Usage,
 }
 
-/// A translation of a text.
+/// A text that was generated for another one.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Translation {
-    /// The translated text.
+pub struct GeneratedText {
+    /// The text.
     pub text: String,
     /// The sum of the scores of its sentences; `None` without beam search.
     pub score: Option<f32>,
@@ -65,9 +65,9 @@ pub struct GeneratedIds {
     pub location: Location,
 }
 
-/// The parts of a translation model.
+/// The parts of a model.
 #[derive(Debug)]
-pub struct TranslationParts {
+pub struct Seq2SeqParts {
     /// The tokenizer of sources.
     pub tokenizer: Arc<Tokenizer>,
     /// The tokenizer of targets.
@@ -86,10 +86,10 @@ struct Plan {
     truncated: Vec<usize>,
 }
 
-impl TranslationPipeline {
+impl Seq2SeqPipeline {
     /// A pipeline of a model's parts.
-    pub fn new(parts: TranslationParts, settings: TranslationSettings) -> Result<Self> {
-        let TranslationParts { tokenizer, target, shortlist, route } = parts;
+    pub fn new(parts: Seq2SeqParts, settings: Seq2SeqSettings) -> Result<Self> {
+        let Seq2SeqParts { tokenizer, target, shortlist, route } = parts;
         if settings.generation.eos_token_ids.is_empty() {
             return Err(Error::model(
                 "expected a token in `eos_token_ids` of the model's settings, but found none",
@@ -110,7 +110,7 @@ impl TranslationPipeline {
     }
 
     /// The settings of the model.
-    pub fn settings(&self) -> &TranslationSettings {
+    pub fn settings(&self) -> &Seq2SeqSettings {
         &self.sources.settings
     }
 
@@ -153,13 +153,13 @@ impl TranslationPipeline {
         if is_prefix && requested.target.is_none() && directions.has(requested) { Ok(()) } else { found }
     }
 
-    /// Translates texts. Contradictory options are refused before texts are read.
-    pub async fn translate(
+    /// Generates the texts for the given ones. Contradictory options are refused before texts are read.
+    pub async fn generate(
         &self,
         texts: Vec<String>,
-        options: &TranslationOptions,
+        options: &Seq2SeqOptions,
         deadline: Deadline,
-    ) -> Result<Translations> {
+    ) -> Result<GeneratedTexts> {
         let count = self.config(&options.generation, None)?.num_return_sequences();
         let started = Instant::now();
         let plan = self.plan(texts, options, deadline).await?;
@@ -182,14 +182,14 @@ impl TranslationPipeline {
             (0..count).map(|rank| self.assemble(layout, pair, &targets, rank, options)).collect()
         });
         let texts = texts.collect::<Result<_>>()?;
-        Ok(Translations { texts, pairs: plan.texts.into_iter().map(|(_, pair)| pair).collect(), usage })
+        Ok(GeneratedTexts { texts, pairs: plan.texts.into_iter().map(|(_, pair)| pair).collect(), usage })
     }
 
     /// Generates the targets of token ids, special tokens included.
-    pub async fn generate(
+    pub async fn generate_ids(
         &self,
         sources: Vec<Vec<u32>>,
-        options: &TranslationOptions,
+        options: &Seq2SeqOptions,
         deadline: Deadline,
     ) -> Result<GeneratedIds> {
         let settings = self.settings();
@@ -219,13 +219,9 @@ impl TranslationPipeline {
     }
 
     /// The input of the encoder and the configuration of the decoder for a text that is not split.
-    pub fn decoding_of(&self, text: &str, options: &TranslationOptions) -> Result<Decoding> {
-        let options = TranslationOptions {
-            split: Some(Split::Never),
-            truncate: true,
-            max_sentences: 1,
-            ..options.clone()
-        };
+    pub fn decoding_of(&self, text: &str, options: &Seq2SeqOptions) -> Result<Decoding> {
+        let options =
+            Seq2SeqOptions { split: Some(Split::Never), truncate: true, max_sentences: 1, ..options.clone() };
         let prepared = self.sources.prepare(text, &options)?;
         let config = self.config(&options.generation, self.sources.first_token(&prepared.pair.target))?;
         let settings = &self.settings().generation;
@@ -244,7 +240,7 @@ impl TranslationPipeline {
                 configs.insert(*first_token, self.config(options, *first_token)?);
             }
         }
-        let work = TranslationWork {
+        let work = Seq2SeqWork {
             sentences,
             configs,
             default_options: self.config(&GenerationOptions::default(), None)?.options(),
@@ -269,12 +265,7 @@ impl TranslationPipeline {
         GenerationConfig::new(&settings.generation, &options, bounds)
     }
 
-    async fn plan(
-        &self,
-        texts: Vec<String>,
-        options: &TranslationOptions,
-        deadline: Deadline,
-    ) -> Result<Plan> {
+    async fn plan(&self, texts: Vec<String>, options: &Seq2SeqOptions, deadline: Deadline) -> Result<Plan> {
         let size: usize = texts.iter().map(String::len).sum();
         let (sources, options) = (Arc::clone(&self.sources), options.clone());
         tokenize(size, deadline, move || plan(&sources, &texts, &options, deadline)).await
@@ -287,8 +278,8 @@ impl TranslationPipeline {
         pair: &LanguagePair,
         sentences: &[Vec<Generated>],
         rank: usize,
-        options: &TranslationOptions,
-    ) -> Result<Translation> {
+        options: &Seq2SeqOptions,
+    ) -> Result<GeneratedText> {
         let ranked = || sentences.iter().filter_map(|targets| targets.get(rank));
         let texts = ranked().map(|target| self.decode(target, pair, options)).collect::<Result<Vec<_>>>()?;
         let score = ranked().map(|target| target.score).sum::<Option<f32>>();
@@ -297,15 +288,10 @@ impl TranslationPipeline {
             [text] if matches!(layout[..], [Segment::Sentence(_)]) => text.clone(),
             texts => join(layout, texts, !is_written_without_spaces(&pair.target)),
         };
-        Ok(Translation { text, score: score.filter(|_| !sentences.is_empty()) })
+        Ok(GeneratedText { text, score: score.filter(|_| !sentences.is_empty()) })
     }
 
-    fn decode(
-        &self,
-        target: &Generated,
-        pair: &LanguagePair,
-        options: &TranslationOptions,
-    ) -> Result<String> {
+    fn decode(&self, target: &Generated, pair: &LanguagePair, options: &Seq2SeqOptions) -> Result<String> {
         let settings = &self.settings().generation;
         let language = self.sources.first_token(&pair.target);
         let is_text = |id: &&i64| {
@@ -322,7 +308,7 @@ impl TranslationPipeline {
 fn plan(
     sources: &SourceEncoder,
     texts: &[String],
-    options: &TranslationOptions,
+    options: &Seq2SeqOptions,
     deadline: Deadline,
 ) -> Result<Plan> {
     let (mut layouts, mut sentences, mut truncated) = (Vec::new(), Vec::new(), Vec::new());

@@ -1,10 +1,10 @@
-//! The shape of a translation model of any family.
+//! The shape of a sequence-to-sequence model of any family.
 
 use crate::build::layers::Activation;
 
 /// An encoder, and a decoder that generates one token at a time.
 #[derive(Debug)]
-pub(in crate::build) struct TranslationModel {
+pub(in crate::build) struct Seq2SeqModel {
     /// The class that the weights were trained as.
     pub(in crate::build) architecture: String,
     /// The width of a token's vector.

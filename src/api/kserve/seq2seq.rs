@@ -1,4 +1,4 @@
-//! Translation by tensors: token ids to token ids, or texts to texts.
+//! Generation by tensors: token ids to token ids, or texts to texts.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use crate::{
     error::Result,
     pipeline::{
         generation::GenerationOptions,
-        translation::{TranslationOptions, TranslationPipeline},
+        seq2seq::{Seq2SeqOptions, Seq2SeqPipeline},
     },
     tensor::Elements,
 };
@@ -21,13 +21,13 @@ pub(super) const IDS: &str = "generated_indices";
 pub(super) const TEXTS: &str = "translation";
 
 /// The options in the `parameters` of a request.
-pub(super) fn options(request: &InferRequest, limits: &Limits) -> Result<TranslationOptions> {
+pub(super) fn options(request: &InferRequest, limits: &Limits) -> Result<Seq2SeqOptions> {
     // Clients send parameters for other servers as well: those other than generation options are ignored.
     let known = GenerationOptions::names();
     let mut generation = request.parameters.clone();
     generation.retain(|name, _| known.contains(name));
     let generation: GenerationOptions = request::from_value(Value::Object(generation))?;
-    Ok(TranslationOptions {
+    Ok(Seq2SeqOptions {
         source: request.parameter("src_lang")?,
         target: request.parameter("tgt_lang")?,
         split: None,
@@ -40,12 +40,12 @@ pub(super) fn options(request: &InferRequest, limits: &Limits) -> Result<Transla
 
 /// Generates from token ids: one row for each target, padded to the longest.
 pub(super) async fn ids(
-    pipeline: &TranslationPipeline,
+    pipeline: &Seq2SeqPipeline,
     rows: Vec<Vec<u32>>,
-    options: &TranslationOptions,
+    options: &Seq2SeqOptions,
     deadline: Deadline,
 ) -> Result<Output> {
-    let generated = pipeline.generate(rows, options, deadline).await?;
+    let generated = pipeline.generate_ids(rows, options, deadline).await?;
     let rows: Vec<Vec<i64>> = generated.rows.into_iter().flatten().collect();
     let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
     let shape = vec![rows.len(), longest];
@@ -59,12 +59,12 @@ pub(super) async fn ids(
 
 /// Translates texts: one row for each text, with the requested number of translations.
 pub(super) async fn texts(
-    pipeline: &TranslationPipeline,
+    pipeline: &Seq2SeqPipeline,
     texts: Vec<String>,
-    options: &TranslationOptions,
+    options: &Seq2SeqOptions,
     deadline: Deadline,
 ) -> Result<Output> {
-    let translations = pipeline.translate(texts, options, deadline).await?;
+    let translations = pipeline.generate(texts, options, deadline).await?;
     let shape = vec![translations.texts.len(), translations.texts.first().map_or(0, Vec::len)];
     let texts = translations.texts.into_iter().flatten().map(|translation| translation.text.into_bytes());
     Ok(Output { shape, elements: Elements::Bytes(texts.collect()), location: translations.usage.location })

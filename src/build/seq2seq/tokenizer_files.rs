@@ -10,7 +10,7 @@ use crate::{
         sentencepiece::{BuiltTokenizer, MAX_IDS, SentencePieces, Token, Vocabulary},
     },
     error::{Error, Result},
-    pipeline::translation::{Languages, TokenSide, UnknownTokens},
+    pipeline::seq2seq::{Languages, TokenSide, UnknownTokens},
     repository::bundle::TOKENIZER,
 };
 

@@ -1,4 +1,4 @@
-//! The quality of a translation model: both forms translate sample texts, and are compared step by step on the way to
+//! The quality of a model that generates texts: both forms read sample texts, and are compared step by step on the way to
 //! what the fp32 form generates.
 
 use std::{
@@ -26,9 +26,9 @@ use crate::{
     error::{Error, Result},
     pipeline::{
         generation::{Generated, GenerationOptions, SourceInfo, generate},
-        translation::{
-            Decoding, Languages, TranslationOptions, TranslationParts, TranslationPipeline,
-            TranslationSettings, shortlist::Shortlist,
+        seq2seq::{
+            Decoding, Languages, Seq2SeqOptions, Seq2SeqParts, Seq2SeqPipeline, Seq2SeqSettings,
+            shortlist::Shortlist,
         },
     },
     repository::{bundle::TOKENIZER, manifest::Quality},
@@ -54,7 +54,7 @@ const TIMEOUT: Duration = Duration::from_secs(600);
 pub(in crate::build) fn measure(
     runtime: Runtime,
     (folders, bytes): ([&Path; 2], [u64; 2]),
-    settings: &TranslationSettings,
+    settings: &Seq2SeqSettings,
     progress: &dyn Progress,
 ) -> Result<(Quality, Comparison)> {
     let texts: Vec<&str> = texts(&settings.languages, bytes[0]).collect();
@@ -90,8 +90,8 @@ fn texts(languages: &Languages, weight_bytes: u64) -> impl Iterator<Item = &'sta
 /// Both forms of a model.
 struct Pair {
     /// Prepares texts.
-    pipeline: TranslationPipeline,
-    options: TranslationOptions,
+    pipeline: Seq2SeqPipeline,
+    options: Seq2SeqOptions,
     target: Arc<Tokenizer>,
     shortlist: Option<Shortlist>,
     /// The form in fp32 and the quantised one.
@@ -112,8 +112,8 @@ struct Totals {
     times: [Duration; 2],
 }
 
-/// A translation by one form.
-struct Translation {
+/// A text that one form generated.
+struct Output {
     /// The tokens: with a shortlist, their indices in it.
     ids: Vec<i64>,
     text: String,
@@ -129,7 +129,7 @@ struct Step {
 }
 
 impl Pair {
-    fn open(runtime: Runtime, folders: [&Path; 2], settings: &TranslationSettings) -> Result<Self> {
+    fn open(runtime: Runtime, folders: [&Path; 2], settings: &Seq2SeqSettings) -> Result<Self> {
         let threads = thread::available_parallelism().map_or(1, |threads| threads.get().div_ceil(2));
         let parallel = Parallelism::WithinStep(NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN));
         let open = |folder: &Path| {
@@ -145,12 +145,12 @@ impl Pair {
         let shortlist = shortlist.map(|name| Shortlist::from_bytes(&read(name)?)).transpose()?;
         let route = Route::seq2seq(Some(Arc::clone(&forms[0]) as _), None);
         // The shortlist is applied here, since texts are translated without it too.
-        let parts = TranslationParts { tokenizer, target: Arc::clone(&target), shortlist: None, route };
-        let pipeline = TranslationPipeline::new(parts, settings.clone())?;
+        let parts = Seq2SeqParts { tokenizer, target: Arc::clone(&target), shortlist: None, route };
+        let pipeline = Seq2SeqPipeline::new(parts, settings.clone())?;
         // From English and to Portuguese if the model has these languages.
         let pair = pipeline.directions().example_pair();
         let portuguese = pipeline.directions().find_target("portuguese").map(str::to_owned);
-        let options = TranslationOptions {
+        let options = Seq2SeqOptions {
             source: Some(pair.source),
             target: Some(portuguese.unwrap_or(pair.target)),
             split: None,
@@ -178,7 +178,7 @@ impl Pair {
             }
             None => whole.clone(),
         };
-        let [reference, quantised] = self.translate(&decoding).await?;
+        let [reference, quantised] = self.generate(&decoding).await?;
         totals.similarity += similarity(&reference.text, &quantised.text);
         totals.identical += usize::from(reference.text == quantised.text);
         totals.times[0] += reference.time;
@@ -191,14 +191,14 @@ impl Pair {
         }
         if let Some(shortlist) = &self.shortlist {
             let all = (0..=i64::from(shortlist.largest())).filter(|id| *id != i64::from(UNKNOWN));
-            let [reference, quantised] = self.translate(&within(&whole, all.collect())).await?;
+            let [reference, quantised] = self.generate(&within(&whole, all.collect())).await?;
             *totals.unrestricted.get_or_insert_default() += similarity(&reference.text, &quantised.text);
         }
         Ok(())
     }
 
-    /// Translates a text greedily with both forms.
-    async fn translate(&self, Decoding { sources, config }: &Decoding) -> Result<[Translation; 2]> {
+    /// Generates greedily with both forms.
+    async fn generate(&self, Decoding { sources, config }: &Decoding) -> Result<[Output; 2]> {
         let infos = [SourceInfo { length: sources.rows.iter().map(Vec::len).sum(), number: 0 }];
         let config = config.clone();
         let work =
@@ -210,7 +210,7 @@ impl Pair {
                 None => *id as u32,
             });
             let known: Vec<u32> = known.filter(|id| (*id as usize) < self.target.vocabulary_size()).collect();
-            Ok::<_, Error>(Translation { text: self.target.decode(&known, true)?, ids, time })
+            Ok::<_, Error>(Output { text: self.target.decode(&known, true)?, ids, time })
         };
         let [reference, quantised] = self.run(sources, work).await?;
         Ok([translation(reference)?, translation(quantised)?])
@@ -278,7 +278,7 @@ impl Totals {
     fn quality(&self, texts: usize) -> Quality {
         let of_texts = |sum: f64| (sum / texts.max(1) as f64) as f32;
         let of_steps = |sum: f64| (sum / self.steps.max(1) as f64) as f32;
-        Quality::Translation {
+        Quality::Seq2Seq {
             texts,
             similarity: of_texts(self.similarity),
             identical: of_texts(self.identical as f64),

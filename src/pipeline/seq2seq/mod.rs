@@ -1,0 +1,18 @@
+//! Texts to texts, by models with an encoder and a decoder: translations, summaries and others.
+
+mod execute;
+mod languages;
+mod pipeline;
+pub mod remote;
+mod segmentation;
+mod settings;
+pub mod shortlist;
+mod source_encoder;
+
+pub use self::{
+    execute::Decoding,
+    languages::{Directions, LanguagePair, ListedLanguage, RequestedLanguages},
+    pipeline::{GeneratedIds, GeneratedText, GeneratedTexts, Seq2SeqParts, Seq2SeqPipeline},
+    settings::{Decoder, Languages, Seq2SeqSettings, TokenSide, UnknownTokens},
+    source_encoder::{Seq2SeqOptions, SpecialTokens, Split},
+};
