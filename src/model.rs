@@ -60,6 +60,11 @@ impl Model {
                          set `name` in `kivu.toml`"
                     )));
                 }
+                // Of two bundles of one repository of the hub, the first has the repository's name.
+                let repository = manifest.source.from.split('@').next().unwrap_or_default();
+                if models.iter().any(|known| known.manifest.aliases.iter().any(|alias| alias == repository)) {
+                    manifest.aliases.retain(|alias| alias != repository);
+                }
                 let of_config = config.aliases.iter().filter(|(_, model)| **model == name);
                 manifest.aliases.extend(of_config.map(|(alias, _)| alias.clone()));
                 let placement = placement(model, config, &manifest, &name)?;

@@ -12,7 +12,8 @@ use super::{
 use crate::error::{Error, Result};
 
 pub(super) const CONFIG: &str = "adapter_config.json";
-pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
+/// The file with the weights: the first of these that exists.
+pub(super) const WEIGHTS: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
 /// The prefix that PEFT gives the names of the model that it wraps.
 const WRAPPER: &str = "base_model.model.";
 
@@ -44,7 +45,9 @@ impl Adapter {
         let (rank, alpha): (usize, f32) = (config.require("r")?, config.require("lora_alpha")?);
         let rank = rank.max(1) as f32;
         let scale = alpha / if config.is_set("use_rslora")? { rank.sqrt() } else { rank };
-        Ok(Self { weights: folder.join(WEIGHTS), scale })
+        let weights = WEIGHTS.map(|name| folder.join(name));
+        let found = weights.iter().find(|path| path.is_file());
+        Ok(Self { weights: found.unwrap_or(&weights[0]).clone(), scale })
     }
 
     /// Adds the product of each pair of low-rank matrices to its weight, and replaces whole modules.

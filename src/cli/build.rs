@@ -4,6 +4,7 @@ mod report;
 
 use std::{
     ffi::{OsStr, OsString},
+    fs,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -13,7 +14,8 @@ use clap::Args;
 use self::report::Report;
 use super::{
     interrupt::interruptible,
-    named::{Location, runtime},
+    named::Location,
+    onnx_runtime,
     terminal::{Progress, print},
 };
 use crate::{
@@ -82,7 +84,9 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
     {
         return build_named(&model, arguments, config);
     }
-    let runtime = runtime(config)?;
+    let source = &arguments.source;
+    fs::metadata(source).map_err(Error::io(format!("cannot read `{}`", source.display())))?;
+    let runtime = onnx_runtime::load(config)?;
     let out = match arguments.out {
         Some(out) => out,
         None => config.bundles().join(default_name(&arguments.source, arguments.name.as_deref())?),
@@ -104,7 +108,7 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
 /// the bundle is the one that `kivu serve` finds by the same name.
 fn build_named(model: &NamedModel, arguments: Arguments, config: &Config) -> Result<ExitCode> {
     let progress = Progress::default();
-    let tools = Tools { config, runtime: &|| runtime(config), progress: &progress };
+    let tools = Tools { config, runtime: &|| onnx_runtime::load(config), progress: &progress };
     let Arguments { source, out, name, task, precision, engine, json } = arguments;
     let options = Options { task, precision, engine: engine.unwrap_or(config.engine) };
     if out.is_some() || name.is_some() {

@@ -1,28 +1,22 @@
 //! `kivu doctor`: checks that this machine has what Kivu needs, and installs ONNX Runtime.
 
-use std::{
-    fs,
-    path::Path,
-    process::{Command, ExitCode, Stdio},
-};
+use std::process::{Command, ExitCode, Stdio};
 
 use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 
-use super::terminal::print;
+use super::{onnx_runtime::Library, terminal::print};
 use crate::{
     backend::{
         onnx::{
             Runtime,
-            library::{FOLDER, VERSION, file_name, locate},
+            library::{FOLDER, locate},
         },
         processor::Int8Instructions,
     },
-    build::fetch::{self, Package},
     config::Config,
-    error::{Error, Result},
-    repository::bundle::sha256_of,
+    error::Result,
 };
 
 const EXAMPLES: &str = "\
@@ -47,30 +41,6 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "ARCHITECTURE", value_parser = ["x86_64", "arm64"], requires = "fix")]
     function: Option<String>,
 }
-
-/// A build of ONNX Runtime, which is published as part of a Python wheel.
-struct Library {
-    /// Rust's name of the processor architecture, and that of Lambda.
-    architectures: [&'static str; 2],
-    wheel_sha256: &'static str,
-    sha256: &'static str,
-}
-
-const LIBRARIES: [Library; 2] = [
-    Library {
-        architectures: ["x86_64", "x86_64"],
-        wheel_sha256: "11a8df4dcfe9ad5ff0bd71a7571dbed019fabc7594676c89fe8b86ea029c246f",
-        sha256: "50775d390eb55e7abd9f6d734da103a04f0e5342ef0a76b1c6ec795544439295",
-    },
-    Library {
-        architectures: ["aarch64", "arm64"],
-        wheel_sha256: "35c7c7b0ac2e02001d28fab6c9fc24e9abc5e6faa35e6e19c63cecf1406ba89f",
-        sha256: "8cac3d595f13c6c87c7d9b0590083f299bdd654def63960a58c8407b8b112328",
-    },
-];
-
-/// The Python version of the downloaded wheel. The library is the same in all of them.
-const PYTHON: &str = "3.11";
 
 const OK: &str = "ok";
 /// Not found, and required to serve models.
@@ -154,53 +124,4 @@ fn program(command: &mut Command, missing: &str) -> Finding {
         Some(about) => Finding { state: OK, about },
         None => Finding { state: OPTIONAL, about: missing.to_owned() },
     }
-}
-
-impl Library {
-    fn of(architecture: &str) -> Result<&'static Self> {
-        let library = LIBRARIES.iter().find(|library| library.architectures.contains(&architecture));
-        library.ok_or_else(|| {
-            Error::config(format!(
-                "expected Linux on x86_64 or aarch64, but found {architecture}; \
-                 set `onnxruntime` to the path of a library for this system"
-            ))
-        })
-    }
-
-    fn verify(&self, path: &Path) -> Result<()> {
-        let found = sha256_of(path)?;
-        if found == self.sha256 {
-            return Ok(());
-        }
-        Err(Error::model(format!(
-            "expected `{}` to have the SHA-256 {}, but found {found}; remove it and run `kivu doctor --fix`",
-            path.display(),
-            self.sha256
-        )))
-    }
-
-    /// Downloads the library and its licences into `home`.
-    fn install(&self, home: &Path) -> Result<()> {
-        let package = Package {
-            requirement: &format!("onnxruntime=={VERSION}"),
-            sha256: self.wheel_sha256,
-            platform: Some((&format!("manylinux_2_28_{}", self.architectures[0]), PYTHON)),
-        };
-        let unpacked = fetch::package(&package, home)?.join("onnxruntime");
-        let (source, folder) = (unpacked.join("capi").join(file_name()), home.join(FOLDER));
-        self.verify(&source)?;
-        fs::create_dir_all(&folder).map_err(Error::io(format!("cannot create `{}`", folder.display())))?;
-        // Anyone who distributes the library, as `make package` does, has to include its licences.
-        copy(&unpacked.join("LICENSE"), &folder.join("LICENSE.txt"))?;
-        copy(&unpacked.join("ThirdPartyNotices.txt"), &folder.join("ThirdPartyNotices.txt"))?;
-        copy(&source, &folder.join(file_name()))
-    }
-}
-
-/// Copies a file; `target` never has a part of it.
-fn copy(source: &Path, target: &Path) -> Result<()> {
-    let partial = target.with_file_name("partial");
-    fs::copy(source, &partial)
-        .and_then(|_| fs::rename(&partial, target))
-        .map_err(Error::io(format!("cannot write `{}`", target.display())))
 }

@@ -11,6 +11,7 @@ mod interrupt;
 mod key;
 mod models;
 mod named;
+mod onnx_runtime;
 mod pull;
 mod push;
 mod quality;

@@ -3,11 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    quality,
+    onnx_runtime, quality,
     terminal::{Progress, print_aside},
 };
 use crate::{
-    backend::onnx::{Runtime, library},
     build::{
         RECIPES,
         hub::RepositoryName,
@@ -80,7 +79,7 @@ pub(super) fn resolve(named: &Path, options: Options, config: &Config) -> Result
         return Ok(path);
     }
     let progress = Progress::default();
-    let runtime = || runtime(config);
+    let runtime = || onnx_runtime::load(config);
     let tools = Tools { config, runtime: &runtime, progress: &progress };
     let outcome = models.build(&model, options, false, &tools);
     progress.clear();
@@ -121,11 +120,6 @@ pub(super) fn resolve_all(config: &mut Config, options: Options) -> Result<()> {
         config.models[index].path = resolve(&config.models[index].path, options, config)?;
     }
     Ok(())
-}
-
-/// Loads ONNX Runtime.
-pub(super) fn runtime(config: &Config) -> Result<Runtime> {
-    Runtime::load(&library::locate(config.onnxruntime.as_deref(), &config.home)?)
 }
 
 /// Refuses a single word that is not the name of anything. Errors about paths come from their readers.

@@ -1,6 +1,6 @@
 //! The same logits and scores as `transformers`, on tiny classifiers of every kind.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use axum::{body::Body, http::Request};
 use http_body_util::BodyExt;
@@ -279,11 +279,23 @@ async fn the_hub_route_matches_the_pipelines_of_transformers() {
 /// An adapter is merged into the weights of its base.
 #[tokio::test]
 async fn lora_is_merged() {
+    let adapter = fixtures().join("models/tiny-bert-lora").canonicalize().unwrap();
+    assert_merges(&adapter).await;
+    // The format of PEFT before 0.7.
+    let old = tempfile::tempdir().unwrap();
+    let weights = fixtures().join("checkpoints/tiny-bert-lora/adapter_model.bin");
+    fs::copy(weights, old.path().join("adapter_model.bin")).unwrap();
+    fs::copy(adapter.join("adapter_config.json"), old.path().join("adapter_config.json")).unwrap();
+    assert_merges(old.path()).await;
+}
+
+/// Compares a build of the adapter on its base with PEFT.
+async fn assert_merges(adapter: &Path) {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     let models = fixtures().join("models").canonicalize().unwrap();
     let recipe = folder.path().join("lora.toml");
-    let (base, adapter) = (models.join("tiny-bert-sentiment"), models.join("tiny-bert-lora"));
+    let base = models.join("tiny-bert-sentiment");
     let text = format!(
         "name = 'lora'\ntask = 'text-classification'\nprecision = 'fp32'\n[source]\nfolder = {base:?}\nadapter = {adapter:?}"
     );

@@ -59,10 +59,11 @@ impl Paths<'_> {
 
     /// The paths of the adapter's weights.
     pub(super) fn adapter_weights(&self, name: &dyn std::fmt::Display) -> Result<Vec<String>> {
-        if self.has(lora::WEIGHTS) {
-            return Ok(vec![lora::WEIGHTS.to_owned()]);
-        }
-        Err(Error::model(format!("expected `{}` in `{name}`, but found {}", lora::WEIGHTS, self.others())))
+        let found = lora::WEIGHTS.into_iter().find(|file| self.has(file));
+        found.map(|file| vec![file.to_owned()]).ok_or_else(|| {
+            let (files, others) = (quoted(&lora::WEIGHTS), self.others());
+            Error::model(format!("expected one of {files} in `{name}`, but found {others}"))
+        })
     }
 
     /// The paths of the model's weights: safetensors, or else a checkpoint of PyTorch, or else an ONNX export. `folder`

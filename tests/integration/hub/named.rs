@@ -95,6 +95,18 @@ fn a_repository_is_built_once_and_served_by_its_name() {
     let precisions: Vec<_> = listed.as_array().unwrap().iter().map(|row| row["precision"].as_str()).collect();
     assert_eq!(precisions, [Some("fp32"), Some("int8")], "the newest first");
 
+    // Both are bundles of this repository, whose name is that of the first.
+    let exact = ["build", "tests/tiny-bert", "--precision", "fp32", "--name", "exact", "--out", "exact"];
+    output(&mut command(&hub, home.path(), &exact));
+    let mut both = kivu(Path::new("tests/tiny-bert"));
+    configure(both.arg("exact"), &hub, home.path());
+    let both = Server::wait(both.stderr(Stdio::null()).spawn().unwrap());
+    for model in ["tests/tiny-bert", "exact"] {
+        let answer = both.post("/v1/embeddings", &format!(r#"{{"model": "{model}", "input": "hello"}}"#));
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+    drop(both);
+
     let removed = output(&mut command(&hub, home.path(), &["rm", "tests/tiny-bert", "--weights"]));
     assert!(removed.starts_with("removed tests/tiny-bert, "), "{removed}");
     assert_eq!(read_folder(&home.path().join("kivu")).len(), 0);
