@@ -34,7 +34,7 @@ pub struct Seq2SeqPipeline {
     executor: Executor<LocalGenerator, RemoteGenerator>,
 }
 
-/// What was generated for the texts of a request.
+/// The generated texts of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GeneratedTexts {
     /// For each text `num_return_sequences`, the best first.
