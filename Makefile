@@ -157,7 +157,7 @@ figures: $(FIGURE_TOOLS) ## Draw the figures of the last make bench into docs
 	.kivu/figures/bin/python benches/figures.py .kivu/bench.json docs/pictures docs/benchmarks.md
 
 # The graph in int8 that plain ONNX Runtime runs best.
-.kivu/precisions/onnx/manifest.toml: models/minilm.toml | program
+.kivu/precisions/onnx/manifest.toml: benches/onnx.toml | program
 	$(KIVU) build $< --out $(@D) --engine onnx
 
 .kivu/precisions/%/manifest.toml: models/minilm.toml | program

@@ -38,7 +38,7 @@ pub(super) struct Written {
     pub(super) folder: PathBuf,
     /// The cost of both forms if the weights were quantised.
     pub(super) comparison: Option<Comparison>,
-    /// A remark on its quality or its precision.
+    /// Why its precision is not the default.
     pub(super) note: Option<String>,
     /// Tasks that are as plausible as that of the bundle, if none was requested.
     pub(super) other_tasks: Vec<Task>,
@@ -48,25 +48,23 @@ pub(super) struct Written {
 /// written in blocks, if that is better.
 pub(super) fn write(build: Build<'_>) -> Result<Written> {
     let plan = build.plan;
-    let (mut written, mut shortfall) = write_in(build, None)?;
-    let can_improve = !plan.is_precision_fixed
-        && plan.precision == Precision::Int8
+    let (written, shortfall) = write_in(build, None)?;
+    let Some(shortfall) = shortfall else { return Ok(written) };
+    let has_blocks = plan.precision == Precision::Int8
         && plan.engine != EngineChoice::Native
         && Weights::are_in(&plan.folder)
-        && !seq2seq::is_in(&plan.folder)
         && !static_embedding::is_in(&plan.folder)?;
-    if let Some(found) = shortfall.as_ref().filter(|_| can_improve) {
-        let reason = format!("chosen since int8 is below the floor: {}", found.description);
-        let better = Plan { precision: Precision::Int8Blocks, ..plan.clone() };
-        let in_blocks = write_in(Build { plan: &better, ..build }, Some(reason))?;
-        if in_blocks.1.as_ref().is_none_or(|remaining| remaining.is_tolerated && !found.is_tolerated) {
-            (written, shortfall) = in_blocks;
-        }
+    if !has_blocks {
+        return Err(shortfall.refusal(&[Precision::Fp32]));
     }
-    match shortfall {
-        Some(shortfall) if !shortfall.is_tolerated => Err(shortfall.refusal()),
-        Some(shortfall) => Ok(Written { note: written.note.or(Some(shortfall.description)), ..written }),
-        None => Ok(written),
+    if plan.is_precision_fixed || seq2seq::is_in(&plan.folder) {
+        return Err(shortfall.refusal(&[Precision::Int8Blocks, Precision::Fp32]));
+    }
+    let reason = format!("chosen since int8 is below the floor: {}", shortfall.description);
+    let better = Plan { precision: Precision::Int8Blocks, ..plan.clone() };
+    match write_in(Build { plan: &better, ..build }, Some(reason))? {
+        (written, None) => Ok(written),
+        (_, Some(shortfall)) => Err(shortfall.refusal(&[Precision::Fp32])),
     }
 }
 
@@ -111,19 +109,21 @@ fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option
         TaskSettings::Encoder(settings) => {
             let tokenizer = Tokenizer::from_json(&source.tokenizer)?;
             let open = |folder: &Path, engine| EncoderModel::open(runtime, folder, engine);
-            let measured = match forms {
-                None => None,
-                Some(([reference, folder], sizes)) => {
-                    let models = [open(reference, Engine::Onnx)?, open(folder, source.engine)?];
-                    Some(quality::encoder::measure(&models, sizes, &tokenizer, settings, progress)?)
-                }
-            };
             let model = open(&folder, source.engine)?;
             quality::encoder::check(&model, &tokenizer, settings)?;
+            let measured = match forms {
+                None => None,
+                Some(([reference, _], sizes)) => {
+                    let models = [&open(reference, Engine::Onnx)?, &model];
+                    Some(quality::encoder::measure(models, sizes, &tokenizer, settings, progress)?)
+                }
+            };
+            let (measured, of_sentences) = measured.unzip();
             if let EncoderSettings::Embedding(settings) = settings
                 && task == Task::FeatureExtraction
             {
-                let (ranges, quality) = calibration::calibrate(&model, &tokenizer, settings, progress)?;
+                let (ranges, quality) =
+                    calibration::calibrate(&model, &tokenizer, settings, of_sentences, progress)?;
                 files::write(&folder.join(RANGES), &ranges.to_bytes())?;
                 vectors = Some(quality);
             }

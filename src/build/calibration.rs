@@ -6,7 +6,7 @@ use super::{
     plan::Progress,
     quality::{
         SENTENCES,
-        encoder::{EncoderModel, nearest, vector_of},
+        encoder::{EncoderModel, Outputs, nearest, vector_of},
     },
     source::EncoderSettings,
 };
@@ -22,18 +22,22 @@ use crate::{
 };
 
 /// The ranges of a model's vectors as documents and as queries, and the quality of stored vectors.
+///
+/// `without_prompt` are the vectors of the sample texts without a prompt, if they are known.
 pub(super) fn calibrate(
     model: &EncoderModel,
     tokenizer: &Tokenizer,
     settings: &EmbeddingSettings,
+    mut without_prompt: Option<Outputs>,
     progress: &dyn Progress,
 ) -> Result<(Ranges, VectorQuality)> {
     let prompt = |role| Ok::<_, Error>(settings.prompt(settings.prompt_name(role)?)?.unwrap_or_default());
     let (document, query) = (prompt("document")?, prompt("query")?);
     let has_queries = query != document;
     progress.stage("calibrate the vectors", if has_queries { 2 } else { 1 });
-    let embed = |prompt: &str| {
-        let vectors = embed(model, tokenizer, settings, prompt)?;
+    let mut embed = |prompt: &str| {
+        let known = without_prompt.take_if(|_| prompt.is_empty());
+        let vectors = known.map_or_else(|| embed(model, tokenizer, settings, prompt), Ok)?;
         progress.step();
         Ok::<_, Error>(vectors)
     };
@@ -50,7 +54,7 @@ fn embed(
     tokenizer: &Tokenizer,
     settings: &EmbeddingSettings,
     prompt: &str,
-) -> Result<Vec<Vec<f32>>> {
+) -> Result<Outputs> {
     let texts: Vec<&str> = SENTENCES.lines().collect();
     let settings = EncoderSettings::Embedding(settings.clone());
     let vector = |text: &&str| vector_of(&format!("{prompt}{text}"), model, tokenizer, &settings);

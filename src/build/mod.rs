@@ -55,7 +55,7 @@ pub struct Built {
     pub bundle: Bundle,
     /// The cost before and after quantisation; none if the build did not quantise.
     pub comparison: Option<Comparison>,
-    /// A remark on the quality, or on the precision that was chosen.
+    /// Why the precision is not the default, if the build chose it.
     pub note: Option<String>,
     /// Tasks that are as plausible as that of the bundle, if none was requested.
     pub other_tasks: Vec<Task>,

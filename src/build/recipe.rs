@@ -109,9 +109,8 @@ pub struct QualityFloor {
     pub mean_cosine: f32,
     /// The minimum cosine of any text.
     pub worst_cosine: f32,
-    /// The minimum share of the ten nearest texts that are the same. Without one in the recipe, a build with a lower
-    /// share than the default warns.
-    pub neighbours: Option<f32>,
+    /// The minimum share of the ten nearest texts that are the same.
+    pub neighbours: f32,
     /// The minimum share of texts with the same best label.
     pub agreement: f32,
     /// The maximum mean difference of scores.
@@ -122,17 +121,12 @@ pub struct QualityFloor {
     pub token_agreement: f32,
 }
 
-impl QualityFloor {
-    /// The share of the ten nearest texts that a build should keep.
-    pub const NEIGHBOURS: f32 = 0.93;
-}
-
 impl Default for QualityFloor {
     fn default() -> Self {
         Self {
             mean_cosine: 0.99,
             worst_cosine: 0.97,
-            neighbours: None,
+            neighbours: 0.93,
             agreement: 0.99,
             mean_difference: 0.01,
             similarity: 0.95,

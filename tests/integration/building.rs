@@ -5,13 +5,14 @@ use std::{fs, path::Path};
 use kivu::{
     build::{QualityFloor, Recipe},
     config::EngineChoice,
+    pipeline::Task,
     repository::{
         Bundle,
         manifest::{Precision, Quality},
     },
 };
 
-use crate::models::{build_request, fixtures, request, runtime, serve};
+use crate::models::{build_request, fixtures, request, request_without_floor, runtime, serve};
 
 pub(crate) fn copy(source: &Path, target: &Path) {
     fs::create_dir_all(target).unwrap();
@@ -167,10 +168,10 @@ fn an_encoder_below_the_floor_in_int8_is_built_in_blocks() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     let source = fixtures().join("models/tiny-roberta");
-    let build = |precision, neighbours: &str| {
+    let build = |precision, floor: &str| {
         let recipe = folder.path().join("recipe.toml");
         let text = format!(
-            "name = 'm'\ntask = 'feature-extraction'\n[source]\nfolder = {source:?}\n[quality]\n{neighbours}"
+            "name = 'm'\ntask = 'feature-extraction'\n[source]\nfolder = {source:?}\n[quality]\n{floor}"
         );
         fs::write(&recipe, text).unwrap();
         let mut request = request(recipe, folder.path().join("out"), precision);
@@ -184,22 +185,24 @@ fn an_encoder_below_the_floor_in_int8_is_built_in_blocks() {
         }
         other => panic!("{other:?}"),
     };
-    let requested = |precision| measured(&build(Some(precision), "").unwrap());
+    let requested = |precision| measured(&build(Some(precision), "neighbours = 0.1").unwrap());
     let (of_int8, kept) = requested(Precision::Int8);
-    let (of_blocks, _) = requested(Precision::Int8Blocks);
-    assert!(of_int8 < of_blocks && kept < QualityFloor::NEIGHBOURS, "{of_int8}, {of_blocks}, {kept}");
-    let floor = format!("mean_cosine = {}", (of_int8 + of_blocks) / 2.0);
+    let (of_blocks, kept_in_blocks) = requested(Precision::Int8Blocks);
+    let default = QualityFloor::default().neighbours;
+    assert!(of_int8 < of_blocks && kept < kept_in_blocks && kept < default, "{of_int8}, {of_blocks}, {kept}");
+    let floor = format!("mean_cosine = {}\nneighbours = {kept}", (of_int8 + of_blocks) / 2.0);
     let chosen = build(None, &floor).unwrap();
     let weights = &chosen.manifest().weights;
     assert_eq!(weights.precision, Precision::Int8Blocks);
     let reason = "; chosen since int8 is below the floor: expected a mean cosine to fp32 of at least 0.99";
     assert!(weights.plan.contains(reason), "{}", weights.plan);
-    // A requested precision is not replaced, and few common neighbours are refused only below a floor of the recipe.
+    // A requested precision is not replaced.
     assert!(build(Some(Precision::Int8), &floor).is_err());
-    let refusal = build(Some(Precision::Int8), "neighbours = 0.93").unwrap_err().to_string();
-    let expected = "expected a share of the ten nearest texts of fp32 of at least 0.93";
-    assert!(refusal.starts_with(expected), "{refusal}");
-    assert!(build(Some(Precision::Int8), "neighbours = 0.1").is_ok());
+    let refusal = build(Some(Precision::Int8), "").unwrap_err().to_string();
+    let (requirement, advice) = refusal.split_once(" over 300 texts").unwrap();
+    assert_eq!(requirement, "expected a share of the ten nearest texts of fp32 of at least 0.9300");
+    let advice = advice.split_once("; ").unwrap().1;
+    insta::assert_snapshot!(advice, @"build with `--precision int8-blocks` or `--precision fp32`, or from a recipe with another `neighbours` in `[quality]`");
 }
 
 #[test]
@@ -280,10 +283,10 @@ fn the_same_source_gives_the_same_bundle() {
         .map(|name| {
             let source = fixtures().join("models/tiny-roberta");
             let out = folder.path().join(name);
-            build_request(&request(source, out.clone(), None), runtime).unwrap();
+            let request = request_without_floor(Task::FeatureExtraction, &source, out.clone(), None);
+            build_request(&request, runtime).unwrap();
             // A second build replaces the first.
-            let source = fixtures().join("models/tiny-roberta");
-            build_request(&request(source, out.clone(), None), runtime).unwrap();
+            build_request(&request, runtime).unwrap();
             Bundle::open(&out).unwrap().digest().to_owned()
         })
         .into();

@@ -90,7 +90,7 @@ fn a_build_prints_a_report() {
     let built = |precision: &str| -> Value {
         let out = folder.path().join(precision);
         let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
-        command.arg("build").arg(fixtures().join("models/tiny-roberta")).arg("--out").arg(&out);
+        command.arg("build").arg(fixtures().join("models/tiny-bert")).arg("--out").arg(&out);
         command.args(["--json", "--precision", precision]).env("KIVU_ONNXRUNTIME", library_path().unwrap());
         // The measured server ignores the environment.
         let output = command.env("KIVU_PREFIX", "/elsewhere").stdin(Stdio::null()).output().unwrap();
@@ -99,7 +99,7 @@ fn a_build_prints_a_report() {
     };
     let (int8, fp32) = (built("int8"), built("fp32"));
     for report in [&int8, &fp32] {
-        assert_eq!(report["name"], "tiny-roberta");
+        assert_eq!(report["name"], "tiny-bert");
         assert!(report["serving"]["resident_mb"].as_f64().unwrap() > 1.0, "{report}");
         assert!(report["serving"]["answer_ms"].as_f64().unwrap() > 0.0, "{report}");
         let next = report["next"][0].as_str().unwrap();

@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::{
     building::{copy, edit},
     goldens::{deadline, options, pipeline, text, tiny},
-    models::{build_request, fixtures, open_for, request, runtime, serve},
+    models::{build_request, fixtures, open_for, request, request_without_floor, runtime, serve},
 };
 
 const RANKER: &str = "tiny-qwen3-rank";
@@ -134,7 +134,8 @@ async fn qwen3_as_a_cross_encoder_of_sentence_transformers() {
 fn quantised(name: &str, folder: &Path, precision: Precision) -> Option<Bundle> {
     let source = fixtures().join("models").join(name);
     let out = folder.join(format!("{name}-{precision}"));
-    Some(build_request(&request(source, out, Some(precision)), runtime()?).unwrap())
+    let request = request_without_floor(Task::FeatureExtraction, &source, out, Some(precision));
+    Some(build_request(&request, runtime()?).unwrap())
 }
 
 #[tokio::test]

@@ -16,6 +16,7 @@ use kivu::{
     config::{Config, ModelConfig},
     model::{Model, Pipeline},
     pipeline::{Input, embedding::EmbeddingOptions},
+    repository::manifest::Precision,
     tokenizer::Truncation,
 };
 
@@ -204,7 +205,8 @@ fn a_server_ends_when_the_weights_that_it_serves_are_written_to() {
     let vector = |answer: &str| answer.split("\r\n\r\n").nth(1).map(str::to_owned);
     let before = ask(&server);
     assert!(before.starts_with("HTTP/1.1 200"), "{before}");
-    build_request(&request(fixtures().join("models/tiny-roberta"), bundle.clone(), None), runtime).unwrap();
+    let other = request(fixtures().join("models/tiny-roberta"), bundle.clone(), Some(Precision::Fp32));
+    build_request(&other, runtime).unwrap();
     assert_eq!(vector(&ask(&server)), vector(&before));
     drop(server);
 

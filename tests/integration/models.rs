@@ -1,6 +1,9 @@
 //! Where the tests find models, and what they need to run them.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use kivu::{
     backend::onnx::{OnnxBackend, Runtime, library},
@@ -44,6 +47,24 @@ impl Progress for Silent {
 pub(crate) fn request(source: PathBuf, out: PathBuf, precision: Option<Precision>) -> Request {
     let engine = EngineChoice::Auto;
     Request { source, out, name: None, task: None, precision, engine, cache: "/nonexistent".into() }
+}
+
+/// The same from a recipe next to `out`, without a floor of quality: the weights of most fixtures are random, so that
+/// quantization moves their results more than those of a trained model.
+pub(crate) fn request_without_floor(
+    task: Task,
+    source: &Path,
+    out: PathBuf,
+    precision: Option<Precision>,
+) -> Request {
+    let name = source.file_name().expect("a fixture has a name");
+    let text = format!(
+        "name = {name:?}\ntask = \"{task}\"\n[source]\nfolder = {source:?}\n[quality]\nmean_cosine = 0\n\
+         worst_cosine = 0\nneighbours = 0\nagreement = 0\nmean_difference = 1\n"
+    );
+    let recipe = out.with_extension("toml");
+    fs::write(&recipe, text).expect("a recipe is written");
+    request(recipe, out, precision)
 }
 
 pub(crate) fn build_request(request: &Request, runtime: Runtime) -> kivu::Result<Bundle> {

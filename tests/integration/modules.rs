@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
 use kivu::{
     backend::{Backend, Deadline, Engine},
-    pipeline::pooling::cosine,
+    pipeline::{Task, pooling::cosine},
     repository::{Bundle, manifest::Precision},
     tensor::Tensor,
     tokenizer::{Side, Truncation},
@@ -15,7 +15,7 @@ use serde::Deserialize;
 use crate::{
     building::{copy, edit},
     goldens::{deadline, difference, options, pipeline, text},
-    models::{backend, build_request, fixtures, request, runtime, serve},
+    models::{backend, build_request, fixtures, request, request_without_floor, runtime, serve},
 };
 
 /// The tolerance of a vector relative to sentence-transformers in fp32.
@@ -44,7 +44,8 @@ fn build(name: &str, folder: &Path, precision: Precision) -> Option<Bundle> {
     if !from.exists() {
         source(name, &from);
     }
-    Some(build_request(&request(from, out, Some(precision)), runtime).unwrap())
+    let request = request_without_floor(Task::FeatureExtraction, &from, out, Some(precision));
+    Some(build_request(&request, runtime).unwrap())
 }
 
 #[tokio::test]

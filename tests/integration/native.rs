@@ -1,6 +1,6 @@
 //! The native engine: the contract of backends, the results of ONNX Runtime, and the same bits whatever else is in the run.
 
-use std::{fs, num::NonZeroUsize, path::Path, sync::Arc, time::Duration};
+use std::{num::NonZeroUsize, path::Path, sync::Arc, time::Duration};
 
 use kivu::{
     backend::{
@@ -21,10 +21,10 @@ use prost::Message;
 
 use crate::{
     backends::keeps_its_contract,
-    models::{build_request, fixtures, request, runtime},
+    models::{build_request, fixtures, request_without_floor, runtime},
 };
 
-/// A fixture in int8. Its weights are random, so there is no floor of its quality.
+/// A fixture in int8.
 fn build(name: &str, folder: &Path) -> Option<Bundle> {
     build_request(&recipe(name, folder), runtime()?).map(Some).unwrap()
 }
@@ -36,13 +36,7 @@ fn recipe(name: &str, folder: &Path) -> Request {
         _ => Task::FeatureExtraction,
     };
     let source = fixtures().join("models").join(name);
-    let text = format!(
-        "name = \"{name}\"\ntask = \"{task}\"\n[source]\nfolder = {source:?}\n[quality]\nmean_cosine = 0\n\
-         worst_cosine = 0\nagreement = 0\nmean_difference = 1\n"
-    );
-    let recipe = folder.join(format!("{name}.toml"));
-    fs::write(&recipe, text).unwrap();
-    request(recipe, folder.join(name), Some(Precision::Int8))
+    request_without_floor(task, &source, folder.join(name), Some(Precision::Int8))
 }
 
 fn model(bundle: &Bundle) -> NativeModel {

@@ -9,11 +9,12 @@ use kivu::{
         processor::Int8Instructions,
     },
     build::onnx::{GraphBuilder, Value, WEIGHTS, proto::Dimension, write},
+    pipeline::Task,
     repository::manifest::Precision,
     tensor::{Elements, Tensor},
 };
 
-use crate::models::{build_request, fixtures, request, runtime};
+use crate::models::{build_request, fixtures, request_without_floor, runtime};
 
 const INPUTS: usize = 64;
 const OUTPUTS: usize = 32;
@@ -60,11 +61,9 @@ fn weights_of_built_bundles_can_become_unsigned() {
     let folder = tempfile::tempdir().unwrap();
     for source in ["models/tiny-bert", "exports/tiny-bert"] {
         let source = fixtures().join(source);
-        let bundle = build_request(
-            &request(source.clone(), folder.path().join("out"), Some(Precision::Int8)),
-            runtime,
-        )
-        .unwrap();
+        let (task, out) = (Task::FeatureExtraction, folder.path().join("out"));
+        let request = request_without_floor(task, &source, out, Some(Precision::Int8));
+        let bundle = build_request(&request, runtime).unwrap();
         let graph = bundle.read(&bundle.manifest().graph).unwrap();
         assert!(!keeps_signed_weights(&graph).unwrap(), "{}", source.display());
     }

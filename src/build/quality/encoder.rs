@@ -31,6 +31,9 @@ use crate::{
 /// The answers of both forms for one text, and their times.
 type Answers = [(Vec<f32>, Duration); 2];
 
+/// The vectors or the scores of the sample texts.
+pub(in crate::build) type Outputs = Vec<Vec<f32>>;
+
 /// An encoder's graph in an engine.
 pub(in crate::build) enum EncoderModel {
     Native(NativeModel),
@@ -71,14 +74,15 @@ impl EncoderModel {
     }
 }
 
-/// Runs all sample texts through two models, in fp32 and quantised, of the given sizes in bytes.
+/// Runs all sample texts through two models, in fp32 and quantised, of the given sizes in bytes. Returns their quality
+/// and cost, and the vectors or scores of the second.
 pub(in crate::build) fn measure(
-    sessions: &[EncoderModel; 2],
+    models: [&EncoderModel; 2],
     bytes: [u64; 2],
     tokenizer: &Tokenizer,
     settings: &EncoderSettings,
     progress: &dyn Progress,
-) -> Result<(Quality, Comparison)> {
+) -> Result<((Quality, Comparison), Outputs)> {
     progress.stage("measure the quality", SENTENCES.lines().count());
     let encodings =
         SENTENCES.lines().map(|text| encode(text, tokenizer, settings)).collect::<Result<Vec<_>>>()?;
@@ -86,11 +90,11 @@ pub(in crate::build) fn measure(
     let work = |worker: usize| -> Result<Vec<Answers>> {
         let own = encodings.iter().skip(worker).step_by(workers);
         own.map(|encoding| {
-            let timed = |session| {
+            let timed = |model| {
                 let started = Instant::now();
-                Ok::<_, Error>((answer(settings, session, encoding)?, started.elapsed()))
+                Ok::<_, Error>((answer(settings, model, encoding)?, started.elapsed()))
             };
-            let answers = [timed(&sessions[0])?, timed(&sessions[1])?];
+            let answers = [timed(models[0])?, timed(models[1])?];
             progress.step();
             Ok(answers)
         })
@@ -108,7 +112,9 @@ pub(in crate::build) fn measure(
         (0..encodings.len()).filter_map(|text| parts[text % workers].get(text / workers)).collect();
     let time = |form: usize| answers.iter().map(|answers| answers[form].1).sum();
     let comparison = Comparison::new(bytes, [time(0), time(1)], answers.len() * workers);
-    Ok((compare(settings, &answers), comparison))
+    let quality = compare(settings, &answers);
+    let built = answers.iter().map(|[_, (built, _)]| built.clone()).collect();
+    Ok(((quality, comparison), built))
 }
 
 /// Runs one text through a model, which must return as many values as `settings` say.

@@ -5,7 +5,10 @@ pub(super) mod seq2seq;
 
 pub use self::encoder::inputs;
 use super::recipe::QualityFloor;
-use crate::{error::Error, repository::manifest::Quality};
+use crate::{
+    error::Error,
+    repository::manifest::{Precision, Quality},
+};
 
 /// Texts of mixed kinds and lengths, like real traffic, one per line.
 pub const SENTENCES: &str = include_str!("../sentences.txt");
@@ -18,62 +21,80 @@ const PORTUGUESE: &str = include_str!("../sentences-pt.txt");
 pub(super) struct Shortfall {
     /// The requirement, the measured value and their difference.
     pub(super) description: String,
-    /// Whether the floor is only recommended.
-    pub(super) is_tolerated: bool,
+    /// The limit's key in `[quality]` of a recipe.
+    key: &'static str,
 }
 
 impl Shortfall {
-    /// The error of a build that is not tolerated.
-    pub(super) fn refusal(&self) -> Error {
+    /// The error of a build. `others` are precisions that lose less.
+    pub(super) fn refusal(&self, others: &[Precision]) -> Error {
+        let others: Vec<String> =
+            others.iter().map(|precision| format!("`--precision {precision}`")).collect();
         Error::model(format!(
-            "{}; build with `--precision fp32`, or change the recipe's floor",
-            self.description
+            "{}; build with {}, or from a recipe with another `{}` in `[quality]`",
+            self.description,
+            others.join(" or "),
+            self.key
         ))
     }
 }
 
 /// Compares a quality with the floor. `None` if no measure is below it.
 pub(super) fn shortfall(quality: &Quality, floor: &QualityFloor) -> Option<Shortfall> {
-    // The requirement, the measured value and its distance to the limit: above zero or NaN is a failure.
-    let at_least =
-        |name: &str, found: f32, limit: f32| (format!("{name} of at least {limit:.4}"), found, limit - found);
-    let at_most =
-        |name: &str, found: f32, limit: f32| (format!("{name} of at most {limit:.4}"), found, found - limit);
+    // The key, the requirement, the measured value and its distance to the limit: above zero or NaN is a failure.
+    let at_least = |key, name: &str, found: f32, limit: f32| {
+        (key, format!("{name} of at least {limit:.4}"), found, limit - found)
+    };
+    let at_most = |key, name: &str, found: f32, limit: f32| {
+        (key, format!("{name} of at most {limit:.4}"), found, found - limit)
+    };
     let (texts, checks) = match *quality {
         Quality::Embedding { texts, mean_cosine, worst_cosine, neighbours } => {
             let kept = neighbours.map_or(1.0, |neighbours| neighbours.ten_nearest);
-            let limit = floor.neighbours.unwrap_or(QualityFloor::NEIGHBOURS);
             let checks = vec![
-                at_least("a mean cosine to fp32", mean_cosine, floor.mean_cosine),
-                at_least("a worst cosine to fp32", worst_cosine, floor.worst_cosine),
-                at_least("a share of the ten nearest texts of fp32", kept, limit),
+                at_least("mean_cosine", "a mean cosine to fp32", mean_cosine, floor.mean_cosine),
+                at_least("worst_cosine", "a worst cosine to fp32", worst_cosine, floor.worst_cosine),
+                at_least("neighbours", "a share of the ten nearest texts of fp32", kept, floor.neighbours),
             ];
             (texts, checks)
         }
         Quality::Classification { texts, agreement, mean_difference } => {
             let checks = vec![
-                at_least("a share of labels equal to those of fp32", agreement, floor.agreement),
-                at_most("a mean difference to the scores of fp32", mean_difference, floor.mean_difference),
+                at_least("agreement", "a share of labels equal to those of fp32", agreement, floor.agreement),
+                at_most(
+                    "mean_difference",
+                    "a mean difference to the scores of fp32",
+                    mean_difference,
+                    floor.mean_difference,
+                ),
             ];
             (texts, checks)
         }
         Quality::Seq2Seq { texts, similarity, token_agreement: tokens, .. } => {
             let checks = vec![
-                at_least("a similarity to the translations of fp32", similarity, floor.similarity),
-                at_least("a share of tokens equal to those of fp32", tokens, floor.token_agreement),
+                at_least(
+                    "similarity",
+                    "a similarity to the translations of fp32",
+                    similarity,
+                    floor.similarity,
+                ),
+                at_least(
+                    "token_agreement",
+                    "a share of tokens equal to those of fp32",
+                    tokens,
+                    floor.token_agreement,
+                ),
             ];
             (texts, checks)
         }
     };
-    // The place of the only measure whose default is a recommendation.
-    let neighbours = 2;
-    let mut failed = checks.into_iter().enumerate().filter(|(_, (_, _, off))| *off > 0.0 || off.is_nan());
-    let (place, (requirement, found, off)) = failed.next()?;
+    let mut failed = checks.into_iter().filter(|(.., off)| *off > 0.0 || off.is_nan());
+    let (key, requirement, found, off) = failed.next()?;
     Some(Shortfall {
         description: format!(
             "expected {requirement} over {texts} texts, but found {found:.4}, which is off by {off:.4}"
         ),
-        is_tolerated: place == neighbours && floor.neighbours.is_none(),
+        key,
     })
 }
 
@@ -89,14 +110,15 @@ mod tests {
     #[test]
     fn a_quality_below_the_floor_is_refused_with_the_difference() {
         let floor = QualityFloor::default();
+        let others = [Precision::Int8Blocks, Precision::Fp32];
         let require = |quality: &Quality, floor: &QualityFloor| match shortfall(quality, floor) {
-            Some(shortfall) if !shortfall.is_tolerated => Err(shortfall.refusal()),
-            _ => Ok(()),
+            Some(shortfall) => Err(shortfall.refusal(&others)),
+            None => Ok(()),
         };
         assert!(require(&quality(0.991, 0.975), &floor).is_ok());
         insta::assert_snapshot!(
             require(&quality(0.95, 0.9), &floor).unwrap_err(),
-            @"expected a mean cosine to fp32 of at least 0.9900 over 300 texts, but found 0.9500, which is off by 0.0400; build with `--precision fp32`, or change the recipe's floor"
+            @"expected a mean cosine to fp32 of at least 0.9900 over 300 texts, but found 0.9500, which is off by 0.0400; build with `--precision int8-blocks` or `--precision fp32`, or from a recipe with another `mean_cosine` in `[quality]`"
         );
         assert!(require(&quality(0.995, 0.96), &floor).is_err());
         assert!(require(&quality(f32::NAN, f32::NAN), &floor).is_err());
@@ -106,13 +128,12 @@ mod tests {
             worst_cosine: 0.998,
             neighbours: Some(Neighbours { ten_nearest, nearest: 0.97 }),
         };
-        assert_eq!(shortfall(&kept(0.94), &floor), None);
-        assert!(shortfall(&kept(0.9), &floor).unwrap().is_tolerated);
-        let floor = QualityFloor { neighbours: Some(0.95), ..floor };
+        assert!(require(&kept(0.94), &floor).is_ok());
         insta::assert_snapshot!(
-            require(&kept(0.94), &floor).unwrap_err(),
-            @"expected a share of the ten nearest texts of fp32 of at least 0.9500 over 300 texts, but found 0.9400, which is off by 0.0100; build with `--precision fp32`, or change the recipe's floor"
+            require(&kept(0.9), &floor).unwrap_err(),
+            @"expected a share of the ten nearest texts of fp32 of at least 0.9300 over 300 texts, but found 0.9000, which is off by 0.0300; build with `--precision int8-blocks` or `--precision fp32`, or from a recipe with another `neighbours` in `[quality]`"
         );
+        assert!(require(&kept(0.9), &QualityFloor { neighbours: 0.89, ..floor }).is_ok());
         let scores =
             |agreement, mean_difference| Quality::Classification { texts: 300, agreement, mean_difference };
         assert!(require(&scores(0.995, 0.005), &floor).is_ok());

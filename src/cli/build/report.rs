@@ -23,7 +23,7 @@ pub(super) struct Report<'a> {
     /// The size of all files of the bundle.
     bytes: u64,
     quality: Option<Quality>,
-    /// A remark on the quality, or on the precision that was chosen.
+    /// Why the precision is not the default, if the build chose it.
     note: Option<&'a str>,
     vectors: Option<VectorQuality>,
     comparison: Option<Comparison>,
