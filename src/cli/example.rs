@@ -14,7 +14,7 @@ pub(super) fn body(manifest: &Manifest) -> String {
         Task::FeatureExtraction => r#"{"inputs": "What is deep learning?"}"#,
         Task::TextClassification => r#"{"inputs": "I like it"}"#,
         Task::ZeroShotClassification => {
-            r#"{"inputs": "The striker scored twice", "parameters": {"candidate_labels": ["sport", "cooking"]}}"#
+            r#"{"inputs": "The app crashes", "parameters": {"candidate_labels": ["bug", "billing"]}}"#
         }
         Task::TextRanking => r#"{"inputs": {"query": "egg", "texts": ["hen", "car"]}}"#,
         Task::Translation => return translation(manifest),

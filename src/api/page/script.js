@@ -47,7 +47,7 @@ const TASKS = {
   "zero-shot-classification": {
     title: "Classify texts by your own labels",
     note: "The model was not trained for these labels. Change them to score the texts again.",
-    example: "The striker scored twice in the final.\nFold the egg whites into the batter.\nParliament votes on the budget today.",
+    example: "The home team won the match in extra time.\nFold the egg whites into the batter.\nParliament votes on the budget today.",
     labels: ["sport", "cooking", "politics"],
     body: ({ texts, labels, several }) => ({
       inputs: texts,
