@@ -54,16 +54,9 @@ pub(super) fn distance_values(graph: &mut Graph, [values, ids]: [&Value; 2], pos
     graph.node("Gather", &[values, &distances], vec![integer("axis", 2)])
 }
 
-/// The mean of each text's tokens, without padding.
+/// The mean of each text's tokens, without padding; zeros for a text without tokens.
 pub(super) fn mean_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
-    let mask = graph.cast(mask, data_type::FLOAT);
-    let (one, two) = (graph.integers("one", &[1]), graph.integers("two", &[2]));
-    let keep = |keep| vec![integer("keepdims", keep)];
-    let mask = graph.node("Unsqueeze", &[&mask, &two], vec![]);
-    let sum = graph.node("Mul", &[tokens, &mask], vec![]);
-    let sum = graph.node("ReduceSum", &[&sum, &one], keep(0));
-    let count = graph.node("ReduceSum", &[&mask, &one], keep(0));
-    graph.node("Div", &[&sum, &count], vec![])
+    mean(graph, tokens, mask)
 }
 
 /// The vector of each text's first token.

@@ -10,7 +10,6 @@ use std::{
 
 use bytemuck::Pod;
 use ort::value::{DynValue, PrimitiveTensorElementType, Tensor};
-use prost::Message;
 
 use crate::{
     error::{Error, Result},
@@ -160,7 +159,7 @@ fn entry<'a>(tensor: &'a TensorProto, key: &str) -> Option<&'a str> {
 
 /// The external tensors of a graph, by name.
 fn external_tensors(graph: &[u8], size: impl Fn(&str) -> Option<u64>) -> Result<Vec<(String, FileSlice)>> {
-    let model = decode(graph)?;
+    let model = ModelProto::from_bytes(graph)?;
     check_files(&model, |name| size(name).is_some())?;
     let initializers = model.graph.iter().flat_map(|graph| &graph.initializer);
     let external = initializers.filter(|tensor| tensor.data_location == EXTERNAL);
@@ -169,7 +168,7 @@ fn external_tensors(graph: &[u8], size: impl Fn(&str) -> Option<u64>) -> Result<
 
 /// Refuses a graph with weights in unknown files: those of a bundle have to be in its manifest, with their hashes.
 pub fn require_known_files(graph: &[u8], is_known: impl Fn(&str) -> bool) -> Result<()> {
-    check_files(&decode(graph)?, is_known)
+    check_files(&ModelProto::from_bytes(graph)?, is_known)
 }
 
 fn check_files(model: &ModelProto, is_known: impl Fn(&str) -> bool) -> Result<()> {
@@ -193,17 +192,13 @@ fn check_files(model: &ModelProto, is_known: impl Fn(&str) -> bool) -> Result<()
 /// Whether ONNX Runtime cannot convert all signed 8-bit weights of the graph to unsigned ones: those without a zero
 /// point, as in bundles of earlier versions, and those that several products share.
 pub fn keeps_signed_weights(graph: &[u8]) -> Result<bool> {
-    let graph = decode(graph)?.graph.unwrap_or_default();
+    let graph = ModelProto::from_bytes(graph)?.graph.unwrap_or_default();
     let mut products = graph.node.iter().filter(|node| node.op_type == "DynamicQuantizeMatMul");
     let mut known = BTreeSet::new();
     Ok(products.any(|product| {
         let mut constants = [1, 3].into_iter().filter_map(|input| product.input.get(input));
         constants.any(|name| name.is_empty() || !known.insert(name))
     }))
-}
-
-fn decode(graph: &[u8]) -> Result<ModelProto> {
-    ModelProto::decode(graph).map_err(|error| Error::model_because("the graph is not an ONNX file", error))
 }
 
 /// Visits all tensors of a graph, including those of nested graphs.
@@ -247,6 +242,8 @@ fn zeros<T: Pod + PrimitiveTensorElementType + Debug + Send>(count: usize) -> Bo
 
 #[cfg(test)]
 mod tests {
+    use prost::Message;
+
     use super::*;
     use crate::onnx_proto::{AttributeProto, StringStringEntryProto};
 

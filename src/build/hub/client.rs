@@ -211,11 +211,53 @@ impl<'a> Hub<'a> {
 
     /// Classifies a response whose status is neither success nor redirection.
     fn refusal(&self, status: StatusCode, headers: &HeaderMap, name: &RepositoryName) -> Failure {
+        if status == StatusCode::TOO_MANY_REQUESTS {
+            return self.rate_limit(headers);
+        }
         let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
         let (code, reason) = (header("x-error-code"), header("x-error-message"));
+        if let Some(message) = self.explanation(status, [code, reason], name) {
+            return Failure::Final(Error::config(message));
+        }
+        let error = Error::unavailable(format!(
+            "expected an answer from `{}` for `{}`, but found the status {status}{}; try again later",
+            self.config.endpoint,
+            name.id,
+            because(reason)
+        ));
+        match status.is_server_error() || status == StatusCode::REQUEST_TIMEOUT {
+            true => Failure::Transient(error, wait(headers)),
+            false => Failure::Final(error),
+        }
+    }
+
+    fn rate_limit(&self, headers: &HeaderMap) -> Failure {
+        let after = wait(headers);
+        let when = after.map_or("later".to_owned(), |after| format!("in {} s", after.as_secs()));
+        let token =
+            if self.config.token.is_some() { "" } else { ", or set HF_TOKEN, which raises the limit" };
+        let error = Error::unavailable(format!(
+            "expected an answer from `{}`, but found that it limits requests; try again {when}{token}",
+            self.config.endpoint
+        ));
+        match after {
+            Some(after) if after > MAX_WAIT => Failure::Final(error),
+            after => Failure::Transient(error, after),
+        }
+    }
+
+    /// The message for a response that another attempt would not change; none if the cause is not known.
+    fn explanation(
+        &self,
+        status: StatusCode,
+        [code, reason]: [&str; 2],
+        name: &RepositoryName,
+    ) -> Option<String> {
         let (endpoint, id) = (&self.config.endpoint, &name.id);
         let has_token = self.config.token.is_some();
-        let message = match (status, code) {
+        let is_disabled = code == "DisabledRepo"
+            || status == StatusCode::FORBIDDEN && reason == "Access to this resource is disabled.";
+        Some(match (status, code) {
             (_, "GatedRepo") => {
                 let token = if has_token { "with the account of HF_TOKEN" } else { "and set HF_TOKEN" };
                 format!(
@@ -226,21 +268,12 @@ impl<'a> Hub<'a> {
                 "expected the revision `{}` of `{id}`, but found none; {endpoint}/{id}/tree/main lists them",
                 name.revision
             ),
-            (_, "EntryNotFound") => {
-                format!(
-                    "expected the files that `{endpoint}` lists for `{id}`, but one is missing; try again later"
-                )
-            }
-            (_, "DisabledRepo") => {
-                format!(
-                    "expected access to `{id}`, but found that the hub has disabled it; choose another model"
-                )
-            }
-            (StatusCode::FORBIDDEN, _) if reason == "Access to this resource is disabled." => {
-                format!(
-                    "expected access to `{id}`, but found that the hub has disabled it; choose another model"
-                )
-            }
+            (_, "EntryNotFound") => format!(
+                "expected the files that `{endpoint}` lists for `{id}`, but one is missing; try again later"
+            ),
+            _ if is_disabled => format!(
+                "expected access to `{id}`, but found that the hub has disabled it; choose another model"
+            ),
             (StatusCode::UNAUTHORIZED, _) if reason.starts_with("Invalid credentials") => format!(
                 "expected a valid token in HF_TOKEN or from `hf auth login`, but `{endpoint}` refused it; create one at \
                  {endpoint}/settings/tokens"
@@ -256,30 +289,8 @@ impl<'a> Hub<'a> {
             (StatusCode::FORBIDDEN, _) => {
                 format!("expected access to `{id}`, but it was refused{}; check HF_TOKEN", because(reason))
             }
-            (StatusCode::TOO_MANY_REQUESTS, _) => {
-                let after = wait(headers);
-                let when = after.map_or("later".to_owned(), |after| format!("in {} s", after.as_secs()));
-                let token = if has_token { "" } else { ", or set HF_TOKEN, which raises the limit" };
-                let error = Error::unavailable(format!(
-                    "expected an answer from `{endpoint}`, but found that it limits requests; try again {when}{token}"
-                ));
-                return match after {
-                    Some(after) if after > MAX_WAIT => Failure::Final(error),
-                    after => Failure::Transient(error, after),
-                };
-            }
-            (status, _) => {
-                let error = Error::unavailable(format!(
-                    "expected an answer from `{endpoint}` for `{id}`, but found the status {status}{}; try again later",
-                    because(reason)
-                ));
-                return match status.is_server_error() || status == StatusCode::REQUEST_TIMEOUT {
-                    true => Failure::Transient(error, wait(headers)),
-                    false => Failure::Final(error),
-                };
-            }
-        };
-        Failure::Final(Error::config(message))
+            _ => return None,
+        })
     }
 }
 

@@ -121,11 +121,7 @@ async fn fetch_one(name: &RepositoryName, config: &HubConfig, meter: &dyn Meter)
     // Small files, which decide on the others.
     let (large, small): (Vec<_>, _) = of(paths.settings()).into_iter().partition(|file| is_large(file));
     fetch_files(&Snapshot { meter: &(), ..snapshot }, &small).await?;
-    let (base, weights) = if paths.is_adapter() {
-        (Some(base(&folder, name)?), paths.adapter_weights(name)?)
-    } else {
-        (None, paths.weights(&folder, name)?)
-    };
+    let (base, weights) = base_and_weights(&paths, &folder, name)?;
     let rest = [large, of(weights)].concat();
     let missing: u64 =
         rest.iter().filter(|file| !cache.blob(&file.hash).exists()).map(|file| file.size).sum();
@@ -139,6 +135,18 @@ async fn fetch_one(name: &RepositoryName, config: &HubConfig, meter: &dyn Meter)
     // Written last: the files of a commit that is found there are complete.
     cache.store_commit(name, commit)?;
     Ok(Repository { origin: format!("{}@{commit}", name.id), commit: commit.clone(), folder, base })
+}
+
+/// The base of an adapter, and the paths of the repository's weights. `folder` has the files with settings.
+fn base_and_weights(
+    paths: &Paths<'_>,
+    folder: &Path,
+    name: &RepositoryName,
+) -> Result<(Option<String>, Vec<String>)> {
+    Ok(match paths.is_adapter() {
+        true => (Some(base(folder, name)?), paths.adapter_weights(name)?),
+        false => (None, paths.weights(folder, name)?),
+    })
 }
 
 /// Whether a file with settings is downloaded with the weights: vocabularies, which do not decide on other files.
@@ -159,11 +167,7 @@ fn downloaded(name: &RepositoryName, cache: &RepositoryCache) -> Result<Option<R
         return Ok(None);
     }
     let paths = Paths(found.iter().map(String::as_str).collect());
-    let (base, weights) = if paths.is_adapter() {
-        (Some(base(&folder, name)?), paths.adapter_weights(name)?)
-    } else {
-        (None, paths.weights(&folder, name)?)
-    };
+    let (base, weights) = base_and_weights(&paths, &folder, name)?;
     let needed = paths.settings().into_iter().chain(weights);
     needed.map(|path| folder.join(path)).try_for_each(|path| cache::verify(&path))?;
     Ok(Some(Repository { origin: format!("{}@{commit}", name.id), commit, folder, base }))
