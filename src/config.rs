@@ -120,7 +120,7 @@ impl Default for Config {
 /// The engine that runs local models.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum EngineChoice {
-    /// The one that each bundle was built for, as its manifest says.
+    /// The one that the bundle was built for; for a build, `native` if it supports the model.
     #[default]
     Auto,
     /// Kivu's own. Models that it does not support are refused.

@@ -85,7 +85,8 @@ impl Model {
         }
         if models.is_empty() {
             return Err(Error::config(
-                "expected at least one model, but found none; name a bundle: `kivu serve BUNDLE`",
+                "expected at least one model, but found none; name one, such as a bundle or ORG/NAME of the Hugging Face \
+                 hub, or set `models` in `kivu.toml`",
             ));
         }
         check_aliases(&models, config)?;

@@ -130,8 +130,9 @@ impl App {
     ) -> Result<(&'a Model, &'a P)> {
         if name.is_none() {
             let found = self.models().find_map(|model| Some((model, pick(&model.pipeline)?)));
-            return found
-                .ok_or_else(|| Error::invalid(format!("expected a model for `{task}`, but none is served")));
+            return found.ok_or_else(|| {
+                Error::invalid(format!("expected a served model for `{task}`, but found none"))
+            });
         }
         let model = self.model(name)?;
         let pipeline = pick(&model.pipeline).ok_or_else(|| {

@@ -17,7 +17,7 @@ const PREFIX: &str = "kivu-";
 /// The parameters of a job, which are also options of `kivu batch`; what is not set is up to the model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Args)]
 pub struct Parameters {
-    /// The name of a model of kivu.toml, or a bundle [default: the first of kivu.toml]
+    /// A model of kivu.toml, or a name as in `kivu serve` [default: the first of kivu.toml]
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
     /// The column of texts [default: `text`, or another common name]

@@ -158,8 +158,8 @@ fn open(build: Build<'_>) -> Result<Source<'_>> {
         static_embedding::open(build.plan)
     } else if !folder.join(ConfigFile::NAME).is_file() {
         Err(Error::model(format!(
-            "expected a model in `{}` (`config.json`, `{TOKENIZER}`, and `model.safetensors` or `model.onnx`; or \
-             `model.….bin`, `lex.….bin` and `{TOKENIZER}` of a Bergamot student), but found neither `config.json` nor \
+            "expected a model in `{}` (`config.json`, `{TOKENIZER}`, and `model.safetensors` or `model.onnx`, or \
+             for a Bergamot student `model.….bin`, `lex.….bin` and `{TOKENIZER}`), but found neither `config.json` nor \
              `model.….bin`",
             folder.display()
         )))

@@ -31,13 +31,13 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  kivu build path/to/model --out my-model                     a Hugging Face folder
-  kivu build path/to/model                                    the same, into the folder that `kivu serve` reads
-  kivu build path/to/model --out my-model --precision fp32    the same, not quantized
-  kivu build path/to/export --out my-model --task text-classification
-  kivu build path/to/model --out my-model --json              for a script
-  kivu build BAAI/bge-small-en-v1.5                           a model of the Hugging Face hub, at its newest commit
-  kivu build models/minilm.toml --out minilm                  a recipe, whose weights are downloaded";
+  kivu build path/to/model --out my-model       a Hugging Face folder
+  kivu build path/to/model                      into the folder that `kivu serve` reads
+  kivu build path/to/model --precision fp32     not quantized
+  kivu build path/to/export --task text-classification
+  kivu build path/to/model --json               for a script
+  kivu build BAAI/bge-small-en-v1.5             a repository of the hub, at its newest commit
+  kivu build models/minilm.toml --out minilm    a recipe, whose weights are downloaded";
 
 /// Build a bundle from weights: quantized, compared with fp32, ready to serve
 ///
@@ -65,8 +65,7 @@ pub(super) struct Arguments {
     /// quality in int8]
     #[arg(long)]
     precision: Option<Precision>,
-    /// The engine that an encoder in int8 is built for [default: that of kivu.toml, or auto: the native one if it
-    /// supports the model]
+    /// The engine that an encoder in int8 is built for [default: that of kivu.toml, or auto]
     #[arg(long)]
     engine: Option<EngineChoice>,
     /// Print the report as JSON

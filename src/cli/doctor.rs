@@ -22,12 +22,12 @@ use crate::{
 const EXAMPLES: &str = "\
 Examples:
   kivu doctor          list what is installed and what is missing
-  kivu doctor --fix    install ONNX Runtime into .kivu, if it is missing
+  kivu doctor --fix    install ONNX Runtime, if it is missing
   kivu doctor --json   the list for a script: {\"ready\": …, \"findings\": [{\"state\", \"about\"}]}";
 
 /// Check what this machine lacks, and how to install it
 ///
-/// The exit code is 1 if something is missing without which no model can be served.
+/// The exit code is 1 if ONNX Runtime is missing, which builds need, and models that Kivu's own engine does not run.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
@@ -37,13 +37,13 @@ pub(super) struct Arguments {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Only download ONNX Runtime for functions of this architecture, into a folder of that name in `home`
+    /// Only download ONNX Runtime, for functions of this architecture, into a folder of that name in `home`
     #[arg(long, value_name = "ARCHITECTURE", value_parser = ["x86_64", "arm64"], requires = "fix")]
     function: Option<String>,
 }
 
 const OK: &str = "ok";
-/// Not found, and required to serve models.
+/// Not found, and required to build models and to serve some of them.
 const MISSING: &str = "missing";
 /// Not found, and required for something else.
 const OPTIONAL: &str = "optional";

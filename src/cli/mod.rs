@@ -29,13 +29,13 @@ use crate::{config::Config, error::Result, telemetry};
 
 const EXAMPLES: &str = "\
 Examples:
-  kivu doctor --fix                          install what this machine lacks
-  kivu serve BAAI/bge-small-en-v1.5          serve a model of the Hugging Face hub; http://127.0.0.1:8080 has a page
-  kivu models                                list the models that were built
+  kivu serve BAAI/bge-small-en-v1.5          serve a model of the Hugging Face hub
+  kivu models                                list the models on this machine
   kivu build path/to/model --out my-model    make a bundle from a folder with weights
+  kivu doctor --fix                          install what this machine lacks
 
-Exit codes: 0 success; 1 failure, with the reason on standard error; 2 invalid command line; 130 or 143 `kivu build`
-or `kivu batch` was stopped by Ctrl-C or SIGTERM.";
+Exit codes: 0 success; 1 failure, with the reason on standard error; 2 invalid command line;
+130 or 143: Ctrl-C or SIGTERM stopped `kivu build` or `kivu batch`.";
 
 /// Serves Hugging Face transformer models from AWS Lambda and from a laptop.
 #[derive(Debug, Parser)]

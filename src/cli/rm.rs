@@ -18,7 +18,7 @@ use crate::{
 const EXAMPLES: &str = "\
 Examples:
   kivu rm minilm
-  kivu rm BAAI/bge-small-en-v1.5 --weights    also removes the files that were downloaded from the hub";
+  kivu rm BAAI/bge-small-en-v1.5 --weights    also removes the downloaded files";
 
 /// Remove models that were built by name, or without `--out`
 ///

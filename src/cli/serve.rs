@@ -39,11 +39,11 @@ const FILE_CHECK: Duration = Duration::from_millis(500);
 
 const EXAMPLES: &str = "\
 Examples:
-  kivu serve BAAI/bge-small-en-v1.5             a model of the Hugging Face hub, on http://127.0.0.1:8080
-  kivu serve my-model                           a bundle
+  kivu serve BAAI/bge-small-en-v1.5             a model of the Hugging Face hub
+  kivu serve my-model                           a bundle, or a folder with weights
   kivu serve bundles --listen 127.0.0.1:9000    all bundles of a folder, on another port
-  kivu serve minilm                             a recipe of the program, or a bundle that was built without --out
-  kivu serve                                    the models of kivu.toml, or all that were built without --out";
+  kivu serve minilm                             a recipe of the program, or a model by its name
+  kivu serve                                    all models of kivu.toml, or of this machine";
 
 /// Serve models over HTTP
 ///
@@ -60,7 +60,7 @@ pub(super) struct Arguments {
     /// The address to listen on [default: that of kivu.toml, or 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR")]
     listen: Option<SocketAddr>,
-    /// The engine of local models [default: that of kivu.toml, or auto: the one that each bundle was built for]
+    /// The engine of local models [default: that of kivu.toml, or auto]
     #[arg(long)]
     engine: Option<EngineChoice>,
     /// The task of models that are built [default: by their files]

@@ -3,7 +3,7 @@
 
 use std::{
     fmt, fs,
-    io::Read,
+    io::{ErrorKind, Read},
     path::{Path, PathBuf},
 };
 
@@ -56,7 +56,7 @@ impl Bundle {
     pub fn open(folder: &Path) -> Result<Self> {
         let path = folder.join(MANIFEST);
         let text = fs::read_to_string(&path).map_err(|source| match source.kind() {
-            std::io::ErrorKind::NotFound => Error::model(format!(
+            ErrorKind::NotFound | ErrorKind::NotADirectory => Error::model(format!(
                 "expected a bundle in `{}`, but found no `{MANIFEST}`; `kivu build` makes bundles",
                 folder.display()
             )),

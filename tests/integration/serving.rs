@@ -168,7 +168,7 @@ fn startup_errors_are_printed() {
     let none = refusal(&mut none);
     insta::assert_snapshot!(none, @"
     error: expected at least one model, but found none
-    hint: name a bundle: `kivu serve BUNDLE`
+    hint: name one, such as a bundle or ORG/NAME of the Hugging Face hub, or set `models` in `kivu.toml`
     ");
     let misspelt = refusal(kivu(&bundle).env("KIVU_LIMITS__TXETS", "1"));
     assert!(misspelt.contains("txets"), "{misspelt}");

@@ -48,7 +48,7 @@ const TRANSLATIONS: usize = 20;
 const EXAMPLES: &str = "\
 Examples:
   kivu bench my-model
-  kivu bench my-model --baseline other       with a bundle that was built with `--engine onnx` as the baseline
+  kivu bench my-model --baseline other       the baseline runs a bundle of `--engine onnx`
   kivu bench my-model --json figures.json    also writes the figures for a script";
 
 /// Measure a bundle: throughput, latency, cold start, memory and quality

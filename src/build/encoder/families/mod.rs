@@ -60,7 +60,8 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         "qwen3" => qwen3::read(config),
         "gemma3_text" => gemma3::read(config),
         other => Err(Error::model(format!(
-            "expected a `model_type` among {}, but found `{other}` ({})",
+            "expected a `model_type` among {}, but found `{other}` ({}); export other encoders with `optimum-cli \
+             export onnx`",
             quoted(&MODEL_TYPES),
             config.architecture()
         ))),
