@@ -28,6 +28,7 @@ use crate::{
         ranking::RankingPipeline,
         scores::ScoreFunction,
         seq2seq::{Decoder, Languages, Seq2SeqParts, Seq2SeqPipeline, Seq2SeqSettings},
+        token_classification::{TokenClassificationPipeline, TokenClassificationSettings},
         zero_shot::ZeroShotPipeline,
     },
     repository::{
@@ -42,7 +43,7 @@ const TOKENIZER: &[u8] = include_bytes!("../../tests/fixtures/models/tiny-bert/t
 const MAX_TOKENS: usize = 16;
 
 /// The routes with a request body; the first byte of an input selects one.
-const ROUTES: [&str; 28] = [
+const ROUTES: [&str; 29] = [
     "/",
     "/embed",
     "/embed_all",
@@ -71,6 +72,7 @@ const ROUTES: [&str; 28] = [
     "/api/embeddings",
     "/api/show",
     "/vertex",
+    "/models/token-classification",
 ];
 
 /// A byte that selects the route, and a body.
@@ -110,7 +112,7 @@ pub(crate) fn tensors(bytes: &[u8]) {
         u16::MAX => usize::MAX,
         length => length.into(),
     };
-    for model in ["embedding", "zero-shot", "ranking", "translation"] {
+    for model in ["embedding", "zero-shot", "ranking", "translation", "token-classification"] {
         let request = Request::builder()
             .method(Method::POST)
             .uri(format!("/v2/models/{model}/infer"))
@@ -180,6 +182,13 @@ fn models() -> Result<Vec<Model>> {
     };
     let vectors: Arc<dyn Backend> = Arc::new(scripted(&[-1, -1, 2]));
     let vectors = EmbeddingPipeline::new(Arc::clone(&tokenizer), vectors, embedding)?;
+    let tokens = TokenClassificationSettings {
+        output: "output".into(),
+        labels: ["O", "B-PER", "I-PER"].map(str::to_owned).into(),
+        max_tokens: MAX_TOKENS,
+    };
+    let labels: Arc<dyn Backend> = Arc::new(scripted(&[-1, -1, 3]));
+    let tokens = TokenClassificationPipeline::new(Arc::clone(&tokenizer), labels, tokens)?;
     Ok(vec![
         model("embedding", Task::FeatureExtraction, Pipeline::Embedding(vectors)),
         model(
@@ -187,6 +196,7 @@ fn models() -> Result<Vec<Model>> {
             Task::TextClassification,
             Pipeline::Classification(scores(&["good", "bad", "ugly"])?),
         ),
+        model("token-classification", Task::TokenClassification, Pipeline::TokenClassification(tokens)),
         model(
             "zero-shot",
             Task::ZeroShotClassification,
@@ -267,6 +277,7 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
         weights: Weights { precision: Precision::Fp32, plan: "none".into(), quality: None },
         embedding: None,
         classification: None,
+        token_classification: None,
         seq2seq: None,
         tensors: TensorNames::default(),
         signature: signature(&[-1, -1]),

@@ -24,6 +24,7 @@ mod response;
 mod server;
 mod startup;
 mod tasks;
+mod token_classification;
 mod tokens;
 mod translation;
 mod translators;

@@ -12,8 +12,7 @@ use super::{
 use crate::{
     model::{Model, Pipeline},
     pipeline::{
-        classification::ClassificationPipeline, embedding::EmbeddingPipeline, pooling::Pooling,
-        ranking::RankingPipeline, zero_shot::ZeroShotPipeline,
+        embedding::EmbeddingPipeline, pooling::Pooling, ranking::RankingPipeline, zero_shot::ZeroShotPipeline,
     },
     repository::manifest::Precision,
 };
@@ -65,8 +64,8 @@ pub(super) async fn info(State(app): State<Arc<App>>) -> Reply<Json<Value>> {
 
 /// The task of a model in TEI's terms.
 fn model_type(pipeline: &Pipeline) -> Value {
-    let labels = |pipeline: &ClassificationPipeline| {
-        let labels = pipeline.settings().labels.iter().enumerate();
+    let labels = |labels: &[String]| {
+        let labels = labels.iter().enumerate();
         let id2label: Map<String, Value> =
             labels.clone().map(|(id, label)| (id.to_string(), json!(label))).collect();
         let label2id: Map<String, Value> = labels.map(|(id, label)| (label.clone(), json!(id))).collect();
@@ -87,9 +86,15 @@ fn model_type(pipeline: &Pipeline) -> Value {
             json!({ "embedding": pooling(pipeline) })
         }
         Pipeline::Classification(pipeline) | Pipeline::ZeroShot(ZeroShotPipeline::Entailment(pipeline)) => {
-            json!({ "classifier": labels(pipeline) })
+            json!({ "classifier": labels(&pipeline.settings().labels) })
         }
-        Pipeline::Ranking(RankingPipeline::CrossEncoder(pipeline)) => json!({ "reranker": labels(pipeline) }),
+        // TEI has no such models.
+        Pipeline::TokenClassification(pipeline) => {
+            json!({ "token_classifier": labels(&pipeline.settings().labels) })
+        }
+        Pipeline::Ranking(RankingPipeline::CrossEncoder(pipeline)) => {
+            json!({ "reranker": labels(&pipeline.settings().labels) })
+        }
         Pipeline::Ranking(RankingPipeline::Embedding(pipeline)) => json!({ "embedding": pooling(pipeline) }),
         // TEI has no translation models.
         Pipeline::Translation(_) => json!({ "translation": {} }),
@@ -115,6 +120,9 @@ fn describe(model: &Model) -> Value {
     match &model.pipeline {
         Pipeline::Embedding(pipeline) => description["dimensions"] = pipeline.settings().dimensions.into(),
         Pipeline::Classification(pipeline) => description["labels"] = json!(pipeline.settings().labels),
+        Pipeline::TokenClassification(pipeline) => {
+            description["labels"] = json!(pipeline.settings().labels);
+        }
         Pipeline::Translation(pipeline) => {
             let [from, to] = pipeline.directions().codes();
             description["languages"] = json!({ "from": from, "to": to });

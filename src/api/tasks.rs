@@ -18,14 +18,15 @@ use super::{
     rejection::Reply,
     request::{Call, Context, InPath, from_value, model_name},
     response::BACKEND,
+    token_classification::label_tokens_with,
     translation::translate_with,
 };
 use crate::{error::Error, model::Pipeline};
 
 /// Run the first model
 ///
-/// Takes and answers the body of `/embed`, `/predict`, `/rerank` or a translation, depending on the task of the first
-/// model, or that of `/similarity` if `inputs` has a `source_sentence`.
+/// Takes and answers the body of `/embed`, `/predict`, `/rerank`, token classification or a translation, depending on
+/// the task of the first model, or that of `/similarity` if `inputs` has a `source_sentence`.
 pub(super) async fn default_task(Call(context, body): Call<Value>) -> Reply {
     run_default(&context, body).await
 }
@@ -42,6 +43,9 @@ async fn run_default(context: &Context, body: Value) -> Reply {
     let name = name.as_deref();
     match &app.model(name)?.pipeline {
         Pipeline::Classification(pipeline) => predict_with(context, pipeline, from_value(body)?).await,
+        Pipeline::TokenClassification(pipeline) => {
+            label_tokens_with(context, pipeline, from_value(body)?).await
+        }
         Pipeline::Ranking(pipeline) => rerank_with(context, pipeline, from_value(body)?).await,
         Pipeline::Translation(pipeline) => translate_with(context, pipeline, from_value(body)?).await,
         Pipeline::Embedding(pipeline) => embed_with(context, pipeline, name, body).await,
@@ -108,6 +112,9 @@ pub(super) async fn infer(InPath(name): InPath<String>, Call(context, mut body):
             rerank_with(&context, pipeline, from_value(body["inputs"].take())?).await
         }
         Pipeline::Classification(pipeline) => classify_with(&context, pipeline, from_value(body)?).await,
+        Pipeline::TokenClassification(pipeline) => {
+            label_tokens_with(&context, pipeline, from_value(body)?).await
+        }
         Pipeline::ZeroShot(pipeline) => zero_shot_with(&context, pipeline, from_value(body)?).await,
         Pipeline::Translation(pipeline) => translate_with(&context, pipeline, from_value(body)?).await,
     }

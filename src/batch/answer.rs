@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::pipeline::vectors::StoredVector;
+use crate::pipeline::{entities::Entity, vectors::StoredVector};
 
 /// The result of a model for one text: a cell for each of the model's columns.
 pub(super) type Answer = Vec<Cell>;
@@ -18,6 +18,7 @@ pub(super) enum Cell {
     Texts(Vec<Arc<str>>),
     Vector(StoredVector),
     Numbers(Vec<f32>),
+    Entities(Vec<Entity>),
 }
 
 /// The types of [`Cell`].
@@ -29,6 +30,8 @@ pub(super) enum CellType {
     Numbers,
     Int8s,
     Uint8s,
+    /// A JSON value; its text where columns have no such type.
+    Json,
 }
 
 /// The names and types of the columns that a model adds to a row, except [`ERROR_COLUMN`].
@@ -40,6 +43,8 @@ pub(super) const EMBEDDING_UINT8: Columns = &[("embedding", CellType::Uint8s)];
 pub(super) const LABEL: Columns = &[("label", CellType::Text), ("score", CellType::Number)];
 /// Best first.
 pub(super) const LABELS: Columns = &[("labels", CellType::Texts), ("scores", CellType::Numbers)];
+pub(super) const ENTITIES: Columns = &[("entities", CellType::Json)];
+pub(super) const REDACTED: Columns = &[("redacted", CellType::Text), ("entities", CellType::Json)];
 pub(super) const SCORE: Columns = &[("score", CellType::Number)];
 pub(super) const TRANSLATION: Columns = &[("translation", CellType::Text)];
 

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::format::Format;
 use crate::{
     error::{Error, Result},
-    pipeline::{vectors::VectorType, zero_shot::Labels},
+    pipeline::{entities::Aggregation, vectors::VectorType, zero_shot::Labels},
 };
 
 /// The prefix of metadata keys for Kivu.
@@ -35,6 +35,18 @@ pub struct Parameters {
     /// Score each label independently of the others
     #[arg(long, num_args = 0, default_missing_value = "true")]
     pub multi_label: Option<bool>,
+    /// How the labels of tokens become entities [default: simple]
+    #[arg(long, value_name = "STRATEGY")]
+    pub aggregation: Option<Aggregation>,
+    /// Labels of entities to leave out, separated by commas [default: O]
+    #[arg(long, value_name = "LABELS")]
+    pub ignore_labels: Vec<String>,
+    /// Read long texts in windows that share this many tokens
+    #[arg(long, value_name = "TOKENS")]
+    pub stride: Option<usize>,
+    /// Add texts in which entities are replaced by their labels
+    #[arg(long, num_args = 0, default_missing_value = "true")]
+    pub redact: Option<bool>,
     /// The query of a ranking
     #[arg(long)]
     pub query: Option<String>,
@@ -88,6 +100,14 @@ impl Parameters {
                 "labels" => self.labels = Labels::split(value),
                 "template" => self.template = Some(value.clone()),
                 "multi-label" => self.multi_label = flag()?,
+                "aggregation" => {
+                    let found = Aggregation::from_str(value, false);
+                    self.aggregation =
+                        Some(found.map_err(|_| wrong("`none`, `simple`, `first`, `average` or `max`"))?);
+                }
+                "ignore-labels" => self.ignore_labels = Labels::split(value),
+                "stride" => self.stride = Some(value.parse().map_err(|_| wrong("a number"))?),
+                "redact" => self.redact = flag()?,
                 "query" => self.query = Some(value.clone()),
                 "source-language" => self.source_language = Some(value.clone()),
                 "target-language" => self.target_language = Some(value.clone()),

@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     answer::{
-        Answer, Answers, Cell, Columns, EMBEDDING, EMBEDDING_INT8, EMBEDDING_UINT8, ErrorKind, LABEL, LABELS,
-        RowError, SCORE, TRANSLATION,
+        Answer, Answers, Cell, Columns, EMBEDDING, EMBEDDING_INT8, EMBEDDING_UINT8, ENTITIES, ErrorKind,
+        LABEL, LABELS, REDACTED, RowError, SCORE, TRANSLATION,
     },
     parameters::Parameters,
 };
@@ -16,18 +16,22 @@ use crate::{
     pipeline::{
         Input, Usage,
         embedding::EmbeddingOptions,
+        entities::TextEntities,
         generation::GenerationOptions,
         ranking::RankingOptions,
         scores::descending,
         seq2seq::{GeneratedText, RequestedLanguages, Seq2SeqOptions},
+        token_classification::TokenClassificationOptions,
         vectors::{Conversion, VectorType},
         zero_shot::{Labels, TEMPLATE, Template, ZeroShotOptions},
     },
-    tokenizer::{Side, Truncation},
+    tokenizer::{Side, Truncation, WindowOptions},
 };
 
 /// For the rows of one chunk; the job as a whole has no timeout.
 const TIMEOUT: Duration = Duration::from_secs(600);
+/// Of the texts of one chunk, so that a long text with a large stride cannot exhaust memory.
+const MAX_WINDOWS: usize = 8192;
 /// Of zero-shot classification, which runs the model once per row and label.
 const MAX_LABELS: usize = 100;
 
@@ -42,6 +46,7 @@ pub(super) struct Predictor {
 enum Task {
     Embedding { options: EmbeddingOptions, vector_type: VectorType, conversion: Conversion },
     Classification { truncation: Truncation, labels: Vec<Arc<str>> },
+    TokenClassification(TokenClassificationOptions),
     ZeroShot { options: ZeroShotOptions, labels: Vec<Arc<str>> },
     Ranking { query: String, options: RankingOptions },
     Translation(Box<Seq2SeqOptions>),
@@ -78,6 +83,16 @@ impl Predictor {
             }
             Pipeline::Classification(pipeline) => {
                 Task::Classification { truncation, labels: shared(&pipeline.settings().labels) }
+            }
+            Pipeline::TokenClassification(_) => {
+                let windows =
+                    WindowOptions { stride: parameters.stride, truncation, max_windows: MAX_WINDOWS };
+                let ignored = parameters.ignore_labels.clone();
+                let ignored = (!ignored.is_empty()).then_some(ignored);
+                let redacts = parameters.redact.unwrap_or(false);
+                let options =
+                    TokenClassificationOptions::new(parameters.aggregation, ignored, windows, redacts)?;
+                Task::TokenClassification(options)
             }
             Pipeline::ZeroShot(_) => {
                 if parameters.labels.is_empty() {
@@ -132,6 +147,8 @@ impl Predictor {
                 VectorType::Uint8 | VectorType::Ubinary => EMBEDDING_UINT8,
             },
             Task::Classification { .. } => LABEL,
+            Task::TokenClassification(TokenClassificationOptions { redacts: true, .. }) => REDACTED,
+            Task::TokenClassification(_) => ENTITIES,
             Task::ZeroShot { .. } => LABELS,
             Task::Ranking { .. } => SCORE,
             Task::Translation(_) => TRANSLATION,
@@ -225,6 +242,16 @@ impl Predictor {
                     vec![Cell::Text(Arc::clone(&labels[best])), Cell::Number(scores[best])]
                 };
                 Ok((logits.rows.iter().map(best).collect(), logits.usage))
+            }
+            (Pipeline::TokenClassification(pipeline), Task::TokenClassification(options)) => {
+                let found = pipeline.entities(texts, options, deadline).await?;
+                let answer = |found| match found {
+                    TextEntities::Entities(entities) => vec![Cell::Entities(entities)],
+                    TextEntities::Redacted { text, entities } => {
+                        vec![Cell::Text(text.into()), Cell::Entities(entities)]
+                    }
+                };
+                Ok((found.texts.into_iter().map(answer).collect(), found.usage))
             }
             (Pipeline::ZeroShot(pipeline), Task::ZeroShot { options, labels }) => {
                 let (rows, usage) = pipeline.score(&texts, options, deadline).await?;

@@ -15,7 +15,7 @@ use super::{
     seq2seq,
     source::{DECODER, ENCODER, EncoderSettings, MODEL, Source, TaskSettings},
     static_embedding,
-    task::task,
+    task::{task, unused_head},
     weights::Weights,
 };
 use crate::{
@@ -38,7 +38,7 @@ pub(super) struct Written {
     pub(super) folder: PathBuf,
     /// The cost of both forms if the weights were quantised.
     pub(super) comparison: Option<Comparison>,
-    /// Why its precision is not the default.
+    /// Why its precision is not the default, and the head that is left out.
     pub(super) note: Option<String>,
     /// Tasks that are as plausible as that of the bundle, if none was requested.
     pub(super) other_tasks: Vec<Task>,
@@ -68,6 +68,11 @@ pub(super) fn write(build: Build<'_>) -> Result<Written> {
     }
 }
 
+fn joined(first: Option<String>, second: Option<String>) -> Option<String> {
+    let notes: Vec<String> = first.into_iter().chain(second).collect();
+    (!notes.is_empty()).then(|| notes.join("; "))
+}
+
 /// Writes the bundle of a plan, with the reason for its precision. Returns it with the shortfall of its quality.
 fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option<Shortfall>)> {
     let Build { plan, scratch, runtime, progress } = build;
@@ -77,6 +82,7 @@ fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option
         plan.prompts.apply(settings)?;
     }
     let (task, other_tasks) = task(plan, &source.settings)?;
+    let head = unused_head(plan, &source)?;
     progress.step();
 
     let is_compared = plan.precision != Precision::Fp32 && !source.is_quantised;
@@ -146,7 +152,7 @@ fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option
         .map(|(path, _)| describe(path, path.file_name().unwrap_or_default().to_string_lossy().into_owned()))
         .collect::<Result<_>>()?;
     files::write(&folder.join(MANIFEST), manifest.to_text()?.as_bytes())?;
-    Ok((Written { folder, comparison, note: reason, other_tasks }, shortfall))
+    Ok((Written { folder, comparison, note: joined(head, reason), other_tasks }, shortfall))
 }
 
 /// Opens the model in the plan's folder.
@@ -190,10 +196,13 @@ fn manifest(
     (quality, vectors): (Option<Quality>, Option<VectorQuality>),
 ) -> Manifest {
     let is_seq2seq = matches!(source.settings, TaskSettings::Seq2Seq(_));
-    let (mut embedding, mut classification, mut seq2seq) = (None, None, None);
+    let (mut embedding, mut classification, mut token_classification, mut seq2seq) = (None, None, None, None);
     match source.settings {
         TaskSettings::Encoder(EncoderSettings::Embedding(settings)) => embedding = Some(settings),
         TaskSettings::Encoder(EncoderSettings::Classification(settings)) => classification = Some(settings),
+        TaskSettings::Encoder(EncoderSettings::TokenClassification(settings)) => {
+            token_classification = Some(settings);
+        }
         TaskSettings::Seq2Seq(settings) => seq2seq = Some(*settings),
     }
     let storage = match (plan.precision, source.is_quantised) {
@@ -224,6 +233,7 @@ fn manifest(
         vectors,
         embedding,
         classification,
+        token_classification,
         seq2seq,
         tensors: plan.tensors.clone(),
         signature,

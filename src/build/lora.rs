@@ -21,6 +21,8 @@ const WRAPPER: &str = "base_model.model.";
 pub(super) struct Adapter {
     weights: PathBuf,
     scale: f32,
+    /// Whether its head, if it has one, labels tokens instead of texts.
+    pub(super) labels_tokens: bool,
 }
 
 impl Adapter {
@@ -47,7 +49,8 @@ impl Adapter {
         let scale = alpha / if config.is_set("use_rslora")? { rank.sqrt() } else { rank };
         let weights = WEIGHTS.map(|name| folder.join(name));
         let found = weights.iter().find(|path| path.is_file());
-        Ok(Self { weights: found.unwrap_or(&weights[0]).clone(), scale })
+        let labels_tokens = config.get::<String>("task_type")?.as_deref() == Some("TOKEN_CLS");
+        Ok(Self { weights: found.unwrap_or(&weights[0]).clone(), scale, labels_tokens })
     }
 
     /// Adds the product of each pair of low-rank matrices to its weight, and replaces whole modules.

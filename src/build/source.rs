@@ -8,6 +8,7 @@ use crate::{
         classification::ClassificationSettings,
         embedding::EmbeddingSettings,
         seq2seq::{Decoder, Seq2SeqSettings},
+        token_classification::TokenClassificationSettings,
     },
     repository::manifest::Precision,
 };
@@ -62,14 +63,18 @@ pub(super) enum TaskSettings {
 pub(super) enum EncoderSettings {
     Embedding(EmbeddingSettings),
     Classification(ClassificationSettings),
+    TokenClassification(TokenClassificationSettings),
 }
 
 impl EncoderSettings {
-    /// The output of the graph, the limit of tokens, and the number of values for a text.
+    /// The output of the graph, the limit of tokens, and the number of values for a text, or for a token if it has labels.
     pub(super) fn shape(&self) -> (&str, usize, usize) {
         match self {
             Self::Embedding(settings) => (&settings.output, settings.max_tokens, settings.dimensions),
             Self::Classification(settings) => (&settings.output, settings.max_tokens, settings.labels.len()),
+            Self::TokenClassification(settings) => {
+                (&settings.output, settings.max_tokens, settings.labels.len())
+            }
         }
     }
 }

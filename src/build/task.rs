@@ -5,7 +5,8 @@ use std::{fs, path::Path};
 use super::{
     plan::Plan,
     recipe::Strategy,
-    source::{EncoderSettings, TaskSettings},
+    sentence_transformers::has_pooling,
+    source::{EncoderSettings, Source, TaskSettings},
 };
 use crate::{
     error::{Error, Result},
@@ -30,19 +31,44 @@ pub(super) fn task(plan: &Plan, settings: &TaskSettings) -> Result<(Task, Vec<Ta
     Ok((task, others.collect()))
 }
 
+/// Heads for tasks that are not served, by the end of the class name.
+const OTHER_HEADS: [&str; 3] = ["ForQuestionAnswering", "ForMultipleChoice", "ForNextSentencePrediction"];
+
+/// A remark on the head of an embedding model that is left out. A head that the model is for is refused, unless the
+/// build asks for embeddings.
+pub(super) fn unused_head(plan: &Plan, source: &Source<'_>) -> Result<Option<String>> {
+    let architecture = &source.architecture;
+    let is_embedding = matches!(source.settings, TaskSettings::Encoder(EncoderSettings::Embedding(_)));
+    // The files of sentence-transformers say that the model is for embeddings.
+    if !is_embedding || !architecture.contains("For") || has_pooling(&plan.folder) {
+        return Ok(None);
+    }
+    let is_asked = plan.task.is_some() || pipeline_tag(&plan.folder) == Some(Task::FeatureExtraction);
+    if !is_asked && OTHER_HEADS.iter().any(|head| architecture.ends_with(head)) {
+        return Err(Error::model(format!(
+            "expected a model with a head that Kivu runs, or without one, but found `{architecture}`; use `--task \
+             {}` to leave out the head and compute embeddings",
+            Task::FeatureExtraction
+        )));
+    }
+    Ok(Some(format!("the head of `{architecture}` is left out: the model computes embeddings")))
+}
+
 /// Refuses a task that the model cannot do.
 fn require(task: Task, strategy: Strategy, settings: &TaskSettings) -> Result<()> {
-    use EncoderSettings::{Classification, Embedding};
+    use EncoderSettings::{Classification, Embedding, TokenClassification};
     use TaskSettings::{Encoder, Seq2Seq};
 
     let found = match settings {
         Seq2Seq(_) => "one that translates",
         Encoder(Embedding(_)) => "one without a head for labels, which computes embeddings",
         Encoder(Classification(_)) => "one with a head for labels",
+        Encoder(TokenClassification(_)) => "one with a head for labels of tokens",
     };
     let can = match (settings, task) {
         (Seq2Seq(_), task) => task == Task::Translation,
-        (Encoder(_), Task::Translation)
+        (Encoder(TokenClassification(_)), task) => task == Task::TokenClassification,
+        (Encoder(_), Task::Translation | Task::TokenClassification)
         | (Encoder(Embedding(_)), Task::TextClassification)
         | (Encoder(Classification(_)), Task::FeatureExtraction) => false,
         (Encoder(Embedding(_)), Task::FeatureExtraction) => true,
@@ -61,7 +87,11 @@ fn require(task: Task, strategy: Strategy, settings: &TaskSettings) -> Result<()
 /// The tasks that a model was probably trained for, the most likely one first.
 fn plausible(settings: &TaskSettings) -> Vec<Task> {
     let TaskSettings::Encoder(settings) = settings else { return vec![Task::Translation] };
-    let EncoderSettings::Classification(settings) = settings else { return vec![Task::FeatureExtraction] };
+    let settings = match settings {
+        EncoderSettings::Embedding(_) => return vec![Task::FeatureExtraction],
+        EncoderSettings::TokenClassification(_) => return vec![Task::TokenClassification],
+        EncoderSettings::Classification(settings) => settings,
+    };
     match &settings.labels[..] {
         [label] if label.to_lowercase().starts_with("label_") => vec![Task::TextRanking],
         [_] => vec![Task::TextRanking, Task::TextClassification],

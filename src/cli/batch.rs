@@ -76,7 +76,9 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
     let is_stdout = output.is_stdout();
     let mut parameters = arguments.parameters;
     let model = open(parameters.model.take().as_deref(), &mut config)?;
-    parameters.labels = parameters.labels.iter().flat_map(|labels| Labels::split(labels)).collect();
+    for labels in [&mut parameters.labels, &mut parameters.ignore_labels] {
+        *labels = labels.iter().flat_map(|labels| Labels::split(labels)).collect();
+    }
     let watcher = Arc::new(Bar::default());
     let job = Job {
         watcher: Arc::clone(&watcher) as _,

@@ -15,6 +15,19 @@ pub(super) fn text(quality: Option<Quality>) -> String {
                 neighbours.unwrap_or_default()
             )
         }
+        Some(Quality::TokenClassification {
+            texts,
+            tokens,
+            agreement,
+            mean_difference,
+            worst_difference,
+        }) => {
+            format!(
+                "against fp32 over {tokens} tokens of {texts} texts: same label for {:.1} %, difference of scores: \
+                 mean {mean_difference:.4}, worst {worst_difference:.4}",
+                agreement * 100.0
+            )
+        }
         Some(Quality::Classification { texts, agreement, mean_difference }) => format!(
             "against fp32 over {texts} texts: same label for {:.1} %, mean difference of scores {mean_difference:.4}",
             agreement * 100.0
@@ -45,7 +58,9 @@ pub(super) fn text(quality: Option<Quality>) -> String {
 pub(super) fn short(quality: Option<Quality>) -> String {
     match quality {
         Some(Quality::Embedding { mean_cosine, .. }) => format!("cosine {mean_cosine:.4}"),
-        Some(Quality::Classification { agreement, .. }) => format!("same label {:.1} %", agreement * 100.0),
+        Some(Quality::Classification { agreement, .. } | Quality::TokenClassification { agreement, .. }) => {
+            format!("same label {:.1} %", agreement * 100.0)
+        }
         Some(Quality::Seq2Seq { similarity, .. }) => format!("similarity {similarity:.4}"),
         None => "not measured".to_owned(),
     }

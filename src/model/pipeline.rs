@@ -11,6 +11,7 @@ use crate::{
         encoder::Encoder,
         ranking::RankingPipeline,
         seq2seq::{Seq2SeqParts, Seq2SeqPipeline},
+        token_classification::TokenClassificationPipeline,
         zero_shot::ZeroShotPipeline,
     },
     repository::Manifest,
@@ -24,6 +25,8 @@ pub enum Pipeline {
     Embedding(EmbeddingPipeline),
     /// `text-classification`
     Classification(ClassificationPipeline),
+    /// `token-classification`
+    TokenClassification(TokenClassificationPipeline),
     /// `zero-shot-classification`
     ZeroShot(ZeroShotPipeline),
     /// `text-ranking`
@@ -42,6 +45,7 @@ impl Pipeline {
             Self::Classification(pipeline)
             | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
             | Self::Ranking(RankingPipeline::CrossEncoder(pipeline)) => Ok(pipeline.encoder()),
+            Self::TokenClassification(pipeline) => Ok(pipeline.encoder()),
             Self::Translation(pipeline) => Err(pipeline),
         }
     }
@@ -98,6 +102,12 @@ impl Pipeline {
         match manifest.task {
             Task::FeatureExtraction => embedding().map(Self::Embedding),
             Task::TextClassification => classification().map(Self::Classification),
+            Task::TokenClassification => {
+                let settings = manifest.token_classification.clone();
+                let mut settings = settings.ok_or_else(|| lacks(manifest, "token_classification"))?;
+                settings.max_tokens = settings.max_tokens.min(limit);
+                TokenClassificationPipeline::new(tokenizer, route, settings).map(Self::TokenClassification)
+            }
             Task::TextRanking if is_embedding => Ok(Self::Ranking(RankingPipeline::Embedding(embedding()?))),
             Task::TextRanking => RankingPipeline::cross_encoder(classification()?).map(Self::Ranking),
             Task::ZeroShotClassification if is_embedding => {

@@ -22,7 +22,7 @@ use crate::{
     backend::{Backend, Deadline, Schedule, routing::Route},
     error::{Error, Result, at_text},
     telemetry,
-    tokenizer::{self, Encoding, Tokenizer, Truncation},
+    tokenizer::{self, Encoding, Tokenizer, Truncation, Window, WindowOptions},
 };
 
 /// An input of an encoder.
@@ -91,6 +91,29 @@ impl Encodings {
     }
 }
 
+/// The windows of a request's texts.
+pub(super) struct EncodedWindows {
+    pub(super) encodings: Encodings,
+    /// Of each encoding.
+    pub(super) places: Vec<WindowPlace>,
+}
+
+/// The place of a window in the texts of a request.
+pub(super) struct WindowPlace {
+    /// The index of its text.
+    pub(super) text: usize,
+    /// The start and the end of each token in its text, in characters; `None` for special tokens.
+    pub(super) spans: Vec<Option<(usize, usize)>>,
+}
+
+impl EncodedWindows {
+    /// The id and the span of each token of a window.
+    pub(super) fn tokens(&self, window: usize) -> impl Iterator<Item = (u32, Option<(usize, usize)>)> {
+        let ids = self.encodings.list[window].ids.iter().copied();
+        ids.zip(self.places[window].spans.iter().copied())
+    }
+}
+
 /// A tokenizer and an encoder, at all locations where the encoder runs.
 #[derive(Clone, Debug)]
 pub struct Encoder {
@@ -156,19 +179,10 @@ impl Encoder {
         options: &EncodingOptions<'_>,
         deadline: Deadline,
     ) -> Result<Encodings> {
-        let fixed = match self.executor.local() {
-            Some(_) => None,
-            None => self.executor.remote(deadline).await?.fixed_length(),
-        };
-        let limit = fixed.unwrap_or(usize::MAX).min(self.max_tokens);
+        let limit = self.limit(deadline).await?;
         let reach = tokenizer::reach(limit);
         let size: usize = inputs.iter().map(|input| input.size(reach)).sum();
-        if size > options.max_bytes {
-            return Err(Error::too_large(format!(
-                "expected at most {} bytes of text in all inputs, but found {size}; send fewer or shorter texts",
-                options.max_bytes
-            )));
-        }
+        check_size(size, options.max_bytes)?;
         let (tokenizer, keeps_text) = (Arc::clone(&self.tokenizer), self.has_fleet());
         let (prompt, truncation) = (options.prompt.map(str::to_owned), options.truncation);
         let template = options.template.cloned();
@@ -190,19 +204,49 @@ impl Encoder {
             }
             Input::Ids(ids) => Ok((tokenizer.accept(ids, limit, truncation)?, None)),
         };
-        let work = move || {
-            let count = inputs.len();
-            let encode = |(index, input)| {
-                if deadline.has_passed() {
-                    return Err(deadline.exceeded());
-                }
-                encode(input).map_err(|error| at_text(error, index, count))
-            };
-            inputs.into_iter().enumerate().map(encode).collect::<Result<Vec<_>>>()
+        let (encoded, tokenization) = tokenize_each(inputs, size, deadline, encode).await?;
+        let (list, texts) = encoded.into_iter().unzip();
+        Ok(Encodings { list, texts, tokenization })
+    }
+
+    /// Tokenizes texts in windows, `options.max_windows` for all of them. Errors name the text.
+    pub(super) async fn encode_windows(
+        &self,
+        texts: &Arc<[String]>,
+        options: WindowOptions,
+        max_bytes: usize,
+        deadline: Deadline,
+    ) -> Result<EncodedWindows> {
+        let limit = self.limit(deadline).await?;
+        let reach = if options.stride.is_some() { usize::MAX } else { tokenizer::reach(limit) };
+        let size: usize = texts.iter().map(|text| text.len().min(reach)).sum();
+        check_size(size, max_bytes)?;
+        let (tokenizer, shared) = (Arc::clone(&self.tokenizer), Arc::clone(texts));
+        let encode = move |text: usize| tokenizer.windows(&shared[text], limit, options);
+        let (windows, tokenization) =
+            tokenize_each((0..texts.len()).collect(), size, deadline, encode).await?;
+        let found: usize = windows.iter().map(Vec::len).sum();
+        if found > options.max_windows {
+            return Err(Error::too_large(format!(
+                "expected at most {} windows in all texts, but found {found}; send fewer texts, or a smaller `stride`",
+                options.max_windows
+            )));
+        }
+        let windows = windows.into_iter().enumerate().flat_map(|(text, windows)| {
+            windows.into_iter().map(move |Window { encoding, spans }| (encoding, WindowPlace { text, spans }))
+        });
+        let (list, places): (Vec<_>, Vec<_>) = windows.unzip();
+        let texts = vec![None; list.len()];
+        Ok(EncodedWindows { encodings: Encodings { list, texts, tokenization }, places })
+    }
+
+    /// The maximum number of tokens of an input, at all locations where the model runs.
+    async fn limit(&self, deadline: Deadline) -> Result<usize> {
+        let fixed = match self.executor.local() {
+            Some(_) => None,
+            None => self.executor.remote(deadline).await?.fixed_length(),
         };
-        let started = Instant::now();
-        let (list, texts) = tokenize(size, deadline, work).await?.into_iter().unzip();
-        Ok(Encodings { list, texts, tokenization: started.elapsed() })
+        Ok(fixed.unwrap_or(usize::MAX).min(self.max_tokens))
     }
 
     /// Runs the model, and returns the result of `finish` for the output of each input.
@@ -212,6 +256,17 @@ impl Encoder {
         granularity: Granularity,
         deadline: Deadline,
         finish: impl Fn(Row<'_>) -> T + Send + Sync,
+    ) -> Result<(Vec<T>, Usage)> {
+        self.run_numbered(encodings, granularity, deadline, |_, row| finish(row)).await
+    }
+
+    /// The same, with the index of the input.
+    pub(super) async fn run_numbered<T: Send>(
+        &self,
+        encodings: &Encodings,
+        granularity: Granularity,
+        deadline: Deadline,
+        finish: impl Fn(usize, Row<'_>) -> T + Send + Sync,
     ) -> Result<(Vec<T>, Usage)> {
         let started = Instant::now();
         let texts = encodings.texts.iter().map(Option::as_deref);
@@ -233,11 +288,41 @@ impl Encoder {
     }
 }
 
+fn check_size(found: usize, max: usize) -> Result<()> {
+    if found > max {
+        return Err(Error::too_large(format!(
+            "expected at most {max} bytes of text in all inputs, but found {found}; send fewer or shorter texts"
+        )));
+    }
+    Ok(())
+}
+
+/// Applies `encode` to each input of a request, of `size` bytes in all, and measures the time. Errors name the input.
+async fn tokenize_each<I: Send + 'static, T: Send + 'static>(
+    inputs: Vec<I>,
+    size: usize,
+    deadline: Deadline,
+    encode: impl Fn(I) -> Result<T> + Send + 'static,
+) -> Result<(Vec<T>, Duration)> {
+    let work = move || {
+        let count = inputs.len();
+        let encode = |(index, input)| {
+            if deadline.has_passed() {
+                return Err(deadline.exceeded());
+            }
+            encode(input).map_err(|error| at_text(error, index, count))
+        };
+        inputs.into_iter().enumerate().map(encode).collect::<Result<Vec<_>>>()
+    };
+    let started = Instant::now();
+    Ok((tokenize(size, deadline, work).await?, started.elapsed()))
+}
+
 /// The work of a request on an encoder.
 struct EncoderWork<'a, T> {
     inputs: Vec<Sequence<'a>>,
     granularity: Granularity,
-    finish: &'a (dyn Fn(Row<'_>) -> T + Send + Sync),
+    finish: &'a (dyn Fn(usize, Row<'_>) -> T + Send + Sync),
 }
 
 #[async_trait]
@@ -293,7 +378,7 @@ impl<T: Send> EncoderWork<'_, T> {
         let mut done = Vec::new();
         for ((batch, inputs), output) in batches.iter().zip(&inputs).zip(&outputs) {
             let rows = adapter.rows(output, inputs.iter().map(|input| input.encoding.len()))?;
-            done.extend(batch.iter().copied().zip(rows.into_iter().map(self.finish)));
+            done.extend(batch.iter().zip(rows).map(|(index, row)| (*index, (self.finish)(*index, row))));
         }
         Ok(done)
     }

@@ -12,6 +12,8 @@ pub enum Task {
     FeatureExtraction,
     /// A text, or a pair of texts, to scores for the model's own labels.
     TextClassification,
+    /// A text to the labels of its tokens, or to its entities.
+    TokenClassification,
     /// A query and texts to a score for each text.
     TextRanking,
     /// A text to scores for the labels of the request.
@@ -22,9 +24,10 @@ pub enum Task {
 
 impl Task {
     /// In the order of the variants.
-    const NAMES: [(Self, &str); 5] = [
+    const NAMES: [(Self, &str); 6] = [
         (Self::FeatureExtraction, "feature-extraction"),
         (Self::TextClassification, "text-classification"),
+        (Self::TokenClassification, "token-classification"),
         (Self::TextRanking, "text-ranking"),
         (Self::ZeroShotClassification, "zero-shot-classification"),
         (Self::Translation, "translation"),

@@ -12,6 +12,7 @@ use crate::{
     error::{Error, Result},
     pipeline::{
         Task, classification::ClassificationSettings, embedding::EmbeddingSettings, seq2seq::Seq2SeqSettings,
+        token_classification::TokenClassificationSettings,
     },
 };
 
@@ -44,6 +45,8 @@ pub struct Manifest {
     pub embedding: Option<EmbeddingSettings>,
     /// The settings of classifiers and rankers.
     pub classification: Option<ClassificationSettings>,
+    /// The settings of models that label tokens.
+    pub token_classification: Option<TokenClassificationSettings>,
     /// The settings of models that generate texts from texts.
     #[serde(alias = "translation")]
     pub seq2seq: Option<Seq2SeqSettings>,
@@ -123,6 +126,19 @@ pub enum Quality {
         /// The nearest texts of each text; none in bundles of older versions.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         neighbours: Option<Neighbours>,
+    },
+    /// Of scores for the labels of tokens.
+    TokenClassification {
+        /// The number of texts.
+        texts: usize,
+        /// The number of their tokens, without special tokens.
+        tokens: usize,
+        /// The share of tokens with the same best label.
+        agreement: f32,
+        /// The mean absolute difference of scores, over all tokens and labels.
+        mean_difference: f32,
+        /// The largest difference.
+        worst_difference: f32,
     },
     /// Of scores for labels.
     Classification {
@@ -254,6 +270,14 @@ impl Manifest {
     /// The text of the file.
     pub fn to_text(&self) -> Result<String> {
         toml::to_string(self).map_err(|error| Error::model_because("the manifest cannot be written", error))
+    }
+
+    /// The maximum number of tokens of an encoder's input; none in models that translate.
+    pub fn max_tokens(&self) -> Option<usize> {
+        let embedding = self.embedding.as_ref().map(|settings| settings.max_tokens);
+        let classification = self.classification.as_ref().map(|settings| settings.max_tokens);
+        let token_classification = self.token_classification.as_ref().map(|settings| settings.max_tokens);
+        embedding.or(classification).or(token_classification)
     }
 
     /// The entry of a file.

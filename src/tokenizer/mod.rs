@@ -6,6 +6,7 @@ mod file;
 mod trie;
 mod unigram;
 mod vocabulary;
+mod windows;
 mod word_pieces;
 
 use std::{
@@ -16,11 +17,12 @@ use std::{
 use bytes::Bytes;
 use serde::Deserialize;
 use tokenizers::{
-    Encoding as RawEncoding, PostProcessor, Result as RawResult, TruncationDirection, TruncationParams,
-    TruncationStrategy, utils::truncation::truncate_encodings,
+    Encoding as RawEncoding, PostProcessor, PostProcessorWrapper, Result as RawResult, TruncationDirection,
+    TruncationParams, TruncationStrategy, utils::truncation::truncate_encodings,
 };
 
 use self::file::RawTokenizer;
+pub use self::windows::{Window, WindowOptions};
 use crate::error::{Error, Result};
 
 /// A model's tokenizer.
@@ -29,7 +31,9 @@ use crate::error::{Error, Result};
 /// pads every text to 128 tokens.
 #[derive(Debug)]
 pub struct Tokenizer {
+    /// Without its post-processor: applied twice, as that of the crate would be, it trims the spans of tokens twice.
     raw: RawTokenizer,
+    post_processor: Option<PostProcessorWrapper>,
     /// The number of special tokens around a single text.
     special_tokens: usize,
     padding_id: u32,
@@ -128,10 +132,12 @@ impl Tokenizer {
         file::compile(json)
     }
 
-    fn new(raw: RawTokenizer) -> Self {
-        let special_tokens = raw.get_post_processor().map_or(0, |processor| processor.added_tokens(false));
+    fn new(mut raw: RawTokenizer) -> Self {
+        let post_processor = raw.get_post_processor().cloned();
+        raw.with_post_processor(None::<PostProcessorWrapper>);
+        let special_tokens = post_processor.as_ref().map_or(0, |processor| processor.added_tokens(false));
         let padding_id = PADDING_TOKENS.iter().find_map(|token| raw.token_to_id(token));
-        Self { raw, special_tokens, padding_id: padding_id.unwrap_or(0) }
+        Self { raw, post_processor, special_tokens, padding_id: padding_id.unwrap_or(0) }
     }
 
     /// Calls the crate, which panics on some damaged files.
@@ -145,7 +151,25 @@ impl Tokenizer {
     }
 
     fn add_special_tokens(&self, first: RawEncoding, second: Option<RawEncoding>) -> Result<RawEncoding> {
-        self.call(|raw| raw.post_process(first, second, true)).map_err(cannot_tokenize)
+        self.post_process(first, second, true)
+    }
+
+    /// Trims the spans of tokens, and adds special tokens if `with_special_tokens`.
+    fn post_process(
+        &self,
+        first: RawEncoding,
+        second: Option<RawEncoding>,
+        with_special_tokens: bool,
+    ) -> Result<RawEncoding> {
+        let process = |raw: &RawTokenizer| match &self.post_processor {
+            Some(processor) => processor.process(first, second, with_special_tokens),
+            None => raw.post_process(first, second, with_special_tokens),
+        };
+        self.call(process).map_err(cannot_tokenize)
+    }
+
+    fn encode_with_spans(&self, text: &str) -> Result<RawEncoding> {
+        self.call(|raw| raw.encode_char_offsets(text, false)).map_err(cannot_tokenize)
     }
 
     /// The id that pads short texts.
@@ -190,6 +214,7 @@ impl Tokenizer {
         let reachable = within_reach(&text, limit, truncation)?;
         // With offsets, unlike `encode_fast`.
         let encoding = self.call(|raw| raw.encode(reachable, false)).map_err(cannot_tokenize)?;
+        let encoding = self.post_process(encoding, None, false)?;
         let kept = limit.saturating_sub(self.special_tokens).min(encoding.len());
         let kept = match side {
             Side::Right => &encoding.get_offsets()[..kept],
@@ -205,8 +230,7 @@ impl Tokenizer {
     pub fn encode_pair(&self, pair: [&str; 2], limit: usize, truncation: Truncation) -> Result<Encoding> {
         let encode = |text| self.encode_raw(within_reach(text, limit, truncation)?);
         let [mut first, mut second] = [encode(pair[0])?, encode(pair[1])?];
-        let special_tokens =
-            self.raw.get_post_processor().map_or(0, |processor| processor.added_tokens(true));
+        let special_tokens = self.post_processor.as_ref().map_or(0, |processor| processor.added_tokens(true));
         let found = first.len() + second.len() + special_tokens;
         let truncated_from = (found > limit).then_some(found);
         if truncated_from.is_some() {
@@ -296,8 +320,7 @@ impl Tokenizer {
 
     /// The tokens of a text.
     pub fn tokens(&self, text: &str, with_special_tokens: bool) -> Result<Vec<Token>> {
-        let encoding =
-            self.call(|raw| raw.encode_char_offsets(text, with_special_tokens)).map_err(cannot_tokenize)?;
+        let encoding = self.post_process(self.encode_with_spans(text)?, None, with_special_tokens)?;
         let parts = encoding.get_ids().iter().zip(encoding.get_tokens()).zip(encoding.get_offsets());
         Ok(parts
             .zip(encoding.get_special_tokens_mask())

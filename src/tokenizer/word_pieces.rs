@@ -84,6 +84,10 @@ impl WordPieces {
         self.size
     }
 
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
     /// The pieces of a word, or the unknown piece.
     pub(super) fn tokenize(&self, word: &str) -> Vec<Token> {
         let is_short = word.chars().nth(self.max_characters).is_none();

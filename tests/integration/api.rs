@@ -89,6 +89,7 @@ fn model_of(task: Task, default_prompt: Option<String>, [fails_on, panics_on]: [
             weights: Weights { precision: Precision::Fp32, plan: "none".into(), quality: None },
             embedding: Some(settings),
             classification: None,
+            token_classification: None,
             seq2seq: None,
             tensors: TensorNames::default(),
             signature,

@@ -45,6 +45,7 @@ mod s3;
 mod scripted;
 mod serving;
 mod static_embeddings;
+mod token_classifiers;
 mod translation;
 mod translation_graphs;
 mod vectors;

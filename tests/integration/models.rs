@@ -36,7 +36,7 @@ pub(crate) fn runtime() -> Option<Runtime> {
 }
 
 /// Ignores progress.
-struct Silent;
+pub(crate) struct Silent;
 
 impl Progress for Silent {
     fn stage(&self, _: &str, _: usize) {}

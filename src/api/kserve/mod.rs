@@ -3,6 +3,7 @@
 mod message;
 mod seq2seq;
 mod tensors;
+mod token_classification;
 
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{
     message::{InferInput, InferRequest, InputElements, Output},
-    seq2seq,
+    seq2seq, token_classification,
 };
 use crate::{
     api::{app::App, classification::zero_shot_options, inputs},
@@ -63,6 +63,12 @@ impl Interface {
             Pipeline::Classification(pipeline) => {
                 let labels = pipeline.settings().labels.len() as i64;
                 ([&tokens[..], &[text]].concat(), floats("logits", &[-1, labels]))
+            }
+            Pipeline::TokenClassification(pipeline) => {
+                let labels = pipeline.settings().labels.len() as i64;
+                let logits = spec(&output_name(token_classification::LOGITS), "FP32", &[-1, -1, labels]);
+                let entities = spec(&output_name(token_classification::ENTITIES), "BYTES", &[-1, 1]);
+                ([&tokens[..], &[text]].concat(), vec![logits, entities])
             }
             Pipeline::ZeroShot(_) => {
                 (vec![text, spec(&names.labels, "BYTES", &[-1])], floats("scores", &[-1, -1]))
@@ -125,6 +131,13 @@ pub(super) async fn run(
             let logits = pipeline.logits(inputs, truncation, deadline).await?;
             Ok(matrix(logits.rows, logits.usage.location))
         }
+        Pipeline::TokenClassification(pipeline) => match rows(names, request, limit)? {
+            Rows::Tokens(rows) => token_classification::ids(pipeline, rows, truncation, deadline).await,
+            Rows::Texts(texts) => {
+                let limits = (&app.limits, truncation);
+                token_classification::texts(pipeline, texts, request, limits, deadline).await
+            }
+        },
         Pipeline::ZeroShot(pipeline) => {
             let texts = texts(required(request, &names.text)?, limit)?;
             let labels = strings(required(request, &names.labels)?)?.to_vec();

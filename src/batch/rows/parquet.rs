@@ -221,7 +221,7 @@ impl ParquetWriter {
         let added = all.map(|(name, cell)| {
             let list = |item| DataType::List(Arc::new(Field::new_list_field(item, true)));
             let column_type = match cell {
-                CellType::Text => DataType::Utf8,
+                CellType::Text | CellType::Json => DataType::Utf8,
                 CellType::Number => DataType::Float32,
                 CellType::Texts => list(DataType::Utf8),
                 CellType::Numbers => list(DataType::Float32),
@@ -292,6 +292,9 @@ fn column<'a>(cell_type: CellType, cells: impl Iterator<Item = Option<&'a Cell>>
             Some(Cell::Number(number)) => Some(*number),
             _ => None,
         }))),
+        CellType::Json => Arc::new(StringArray::from_iter(
+            cells.map(|cell| cell.and_then(|cell| serde_json::to_string(cell).ok())),
+        )),
         CellType::Texts => {
             let mut lists = ListBuilder::new(StringBuilder::new());
             for cell in cells {

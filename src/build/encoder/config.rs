@@ -15,8 +15,9 @@ use crate::{
     pipeline::scores::ScoreFunction,
 };
 
-/// The end of the class names of models with a head for labels.
-const CLASSIFIER: &str = "ForSequenceClassification";
+/// The ends of the class names of models with a head for labels.
+const CLASSIFIERS: [(&str, HeadKind); 2] =
+    [("ForSequenceClassification", HeadKind::Text), ("ForTokenClassification", HeadKind::Tokens)];
 
 /// The limit of `num_labels`, far above that of any text classifier.
 const MAX_LABELS: usize = 1 << 16;
@@ -156,10 +157,18 @@ pub(super) struct Disentangled {
 /// The head of a model that classifies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::build) struct Head {
+    pub(in crate::build) kind: HeadKind,
     /// The labels, by id.
     pub(in crate::build) labels: Vec<String>,
     /// The function that turns logits into scores.
     pub(in crate::build) function: ScoreFunction,
+}
+
+/// What a head labels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::build) enum HeadKind {
+    Text,
+    Tokens,
 }
 
 /// The part of a head before the labels: a linear layer, an activation, and a normalisation in some families.
@@ -328,17 +337,16 @@ pub(super) fn rows_up_to(id: i64) -> usize {
 
 impl Head {
     /// A head whose labels have no names.
-    pub(super) fn unnamed(labels: usize) -> Self {
+    pub(super) fn unnamed(kind: HeadKind, labels: usize) -> Self {
         let labels = (0..labels).map(|id| format!("LABEL_{id}")).collect();
-        Self { labels, function: ScoreFunction::Softmax }
+        Self { kind, labels, function: ScoreFunction::Softmax }
     }
 
     /// The head that a config describes, as `transformers` reads it; none if its class has none.
-    pub(super) fn read(config: &ConfigFile) -> Result<Option<Self>> {
-        if !config.architecture().ends_with(CLASSIFIER) {
-            return Ok(None);
-        }
-        let mut head = Self::unnamed(0);
+    pub(in crate::build) fn read(config: &ConfigFile) -> Result<Option<Self>> {
+        let found = CLASSIFIERS.iter().find(|(end, _)| config.architecture().ends_with(end));
+        let Some((_, kind)) = found else { return Ok(None) };
+        let mut head = Self::unnamed(*kind, 0);
         if let Some(labels) = config.get::<BTreeMap<usize, String>>("id2label")? {
             if !labels.keys().copied().eq(0..labels.len()) {
                 return Err(Error::model(format!(
@@ -354,7 +362,7 @@ impl Head {
                     "expected `num_labels` of at most {MAX_LABELS}, but found {labels}"
                 )));
             }
-            head = Self::unnamed(labels);
+            head = Self::unnamed(*kind, labels);
         }
         head.function = match config.get::<String>("problem_type")?.as_deref() {
             Some("regression") => ScoreFunction::None,

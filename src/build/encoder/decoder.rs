@@ -1,7 +1,7 @@
 //! Heads of the families of decoders, which read the vector of the last token: scores for labels, and the logits of `yes`
 //! and `no`.
 
-use super::config::EncoderConfig;
+use super::config::{EncoderConfig, HeadKind};
 use crate::{
     build::{
         modules::Modules,
@@ -41,6 +41,9 @@ pub(super) fn head(
         let max_tokens = max_tokens(&plan.folder, config.facts.max_positions)?;
         Ok(ClassificationSettings { output: output.to_owned(), labels, function, max_tokens, template })
     };
+    if config.head.as_ref().is_some_and(|head| head.kind == HeadKind::Tokens) {
+        return Ok(None);
+    }
     if let Some(head) = &config.head {
         let scores = weights.take_whole("score.weight", &[head.labels.len(), hidden])?;
         let settings = settings(head.labels.clone(), head.function, None)?;

@@ -3,7 +3,7 @@
 //! inside the layer normalisations.
 
 use super::{
-    config::{Bias, EncoderConfig, Gate, Head, Heads, Norms, Positions},
+    config::{Bias, EncoderConfig, Gate, Head, HeadKind, Heads, Norms, Positions},
     disentangled::Text,
     relative,
 };
@@ -70,7 +70,13 @@ pub(super) fn graph(
     };
     if let Some(head) = &config.head {
         let logits = writer.head(head, &hidden)?;
-        writer.layers.graph.output(&logits, LOGITS, [any("batch"), fixed(head.labels.len())]);
+        let labels = fixed(head.labels.len());
+        match head.kind {
+            HeadKind::Text => writer.layers.graph.output(&logits, LOGITS, [any("batch"), labels]),
+            HeadKind::Tokens => {
+                writer.layers.graph.output(&logits, LOGITS, [any("batch"), any("sequence"), labels]);
+            }
+        }
     } else if let Some(modules) = modules {
         let vector = modules.write(&mut writer.layers, &hidden, &attention_mask);
         writer.layers.graph.output(&vector, modules.output(), [any("batch"), fixed(modules.dimensions()?)]);
@@ -171,7 +177,8 @@ impl Writer<'_> {
 
     /// Whether the last layer can leave out all tokens but the first.
     fn reads_first_only(&self) -> bool {
-        let has_one_row = self.config.head.is_some() && !self.config.head_input.is_mean;
+        let head = self.config.head.as_ref().filter(|head| head.kind == HeadKind::Text);
+        let has_one_row = head.is_some() && !self.config.head_input.is_mean;
         has_one_row
             && self.blocks.is_none()
             && self.bias == Value::none()
@@ -367,26 +374,53 @@ impl Writer<'_> {
     /// The logits of labels. They are computed in fp32 at all precisions, since a head is small and its errors go
     /// straight into the scores.
     fn head(&mut self, head: &Head, tokens: &Value) -> Result<Value> {
-        let EncoderConfig { names, head_input, .. } = *self.config;
+        if head.kind == HeadKind::Tokens {
+            return self.token_head(head, tokens);
+        }
         let is_first_only = self.reads_first_only() && self.text.is_none();
-        let (layers, hidden) = (&mut self.layers, self.config.facts.hidden);
+        let layers = &mut self.layers;
         let one = layers.graph.integers("one", &[1]);
-        let read = if head_input.is_mean {
+        let read = if self.config.head_input.is_mean {
             layers.graph.function("MeanOfTokens", [tokens, &self.mask], functions::mean_of_tokens)
         } else {
             let first = if is_first_only { tokens.clone() } else { layers.first_token(tokens) };
             layers.graph.node("Squeeze", &[&first, &one], vec![])
         };
+        let pooled = self.before_labels(&read)?;
+        self.label(self.config.names.labels, head, &pooled)
+    }
+
+    /// The logits of each token. Only families that normalise it keep the layer before the labels.
+    fn token_head(&mut self, head: &Head, tokens: &Value) -> Result<Value> {
+        let names = self.config.names;
+        let read = match names.dense_norm {
+            Some(_) => self.before_labels(tokens)?,
+            None => tokens.clone(),
+        };
+        let is_decoder = names.dense.0.is_empty();
+        self.label(if is_decoder { "score" } else { "classifier" }, head, &read)
+    }
+
+    /// The part of a head before the labels.
+    fn before_labels(&mut self, read: &Value) -> Result<Value> {
+        let EncoderConfig { names, head_input, .. } = *self.config;
+        let (layers, hidden) = (&mut self.layers, self.config.facts.hidden);
         let (dense, is_of_body) = names.dense;
         let prefix = if is_of_body { layers.weights.prefix.as_str() } else { "" };
         let [weight, bias] = ["weight", "bias"].map(|part| format!("{prefix}{dense}.{part}"));
         let bias = head_input.has_bias.then_some(&*bias);
-        let pooled = layers.linear_in_fp32((&weight, bias), &read, [hidden, hidden])?;
-        let mut pooled = layers.activate(head_input.activation, &pooled);
-        if let Some(name) = names.dense_norm {
-            pooled = layers.normalise_whole(&pooled, name, hidden)?;
+        let read = layers.linear_in_fp32((&weight, bias), read, [hidden, hidden])?;
+        let read = layers.activate(head_input.activation, &read);
+        match names.dense_norm {
+            Some(name) => layers.normalise_whole(&read, name, hidden),
+            None => Ok(read),
         }
-        let [weight, bias] = ["weight", "bias"].map(|part| format!("{}.{part}", names.labels));
-        layers.linear_in_fp32((&weight, Some(&bias)), &pooled, [hidden, head.labels.len()])
+    }
+
+    /// The layer called `name`, with an output per label.
+    fn label(&mut self, name: &str, head: &Head, read: &Value) -> Result<Value> {
+        let [weight, bias] = ["weight", "bias"].map(|part| format!("{name}.{part}"));
+        let shape = [self.config.facts.hidden, head.labels.len()];
+        self.layers.linear_in_fp32((&weight, Some(&bias)), read, shape)
     }
 }

@@ -9,4 +9,8 @@ mod graph;
 mod relative;
 mod source;
 
-pub(super) use self::{config::Facts, families::MODEL_TYPES, source::open};
+pub(super) use self::{
+    config::{Facts, Head, HeadKind},
+    families::MODEL_TYPES,
+    source::{open, token_settings},
+};

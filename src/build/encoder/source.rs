@@ -1,9 +1,11 @@
 //! Opens the weights of an encoder, and an adapter's, as the source of a bundle.
 
+use std::path::Path;
+
 use kivu_engine::kernel::LANES;
 
 use super::{
-    config::Head,
+    config::{Facts, Head, HeadKind},
     decoder, families,
     graph::{LOGITS, OUTPUT, graph},
 };
@@ -20,7 +22,7 @@ use crate::{
     },
     config::EngineChoice,
     error::{Error, Result},
-    pipeline::classification::ClassificationSettings,
+    pipeline::{classification::ClassificationSettings, token_classification::TokenClassificationSettings},
     repository::manifest::Precision,
 };
 
@@ -34,15 +36,20 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
     let prefix = config.names.prefix;
     let mut weights = Weights::open(&plan.folder)?.with_prefix(prefix, config.names.words);
     families::adapt(&mut config, &weights);
-    if let Some(folder) = &plan.adapter
-        && let Some(labels) = Adapter::open(folder)?.merge(&mut weights, prefix)?
-    {
-        config.head.get_or_insert_with(|| Head::unnamed(labels));
+    if let Some(folder) = &plan.adapter {
+        let adapter = Adapter::open(folder)?;
+        if let Some(labels) = adapter.merge(&mut weights, prefix)? {
+            let kind = if adapter.labels_tokens { HeadKind::Tokens } else { HeadKind::Text };
+            config.head.get_or_insert_with(|| Head::unnamed(kind, labels));
+        }
     }
     let scores = decoder::head(plan, &mut config, &weights, (&tokenizer, LOGITS))?;
     let facts = &config.facts;
     let (settings, modules) = match (&config.head, scores) {
         (_, Some((settings, modules))) => (EncoderSettings::Classification(settings), Some(modules)),
+        (Some(head), None) if head.kind == HeadKind::Tokens => {
+            (EncoderSettings::TokenClassification(token_settings(&plan.folder, head, facts)?), None)
+        }
         (Some(head), None) => {
             let settings = ClassificationSettings {
                 output: LOGITS.to_owned(),
@@ -89,5 +96,18 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
             let engine = if precision == Precision::Int8 { engine } else { Engine::Onnx };
             Ok(vec![(MODEL, graph(&config, &weights, modules.as_ref(), precision, engine)?)])
         }),
+    })
+}
+
+/// The settings of a model whose output [`LOGITS`] has a value per token and label.
+pub(in crate::build) fn token_settings(
+    folder: &Path,
+    head: &Head,
+    facts: &Facts,
+) -> Result<TokenClassificationSettings> {
+    Ok(TokenClassificationSettings {
+        output: LOGITS.to_owned(),
+        labels: head.labels.clone(),
+        max_tokens: max_tokens(folder, facts.max_positions)?,
     })
 }

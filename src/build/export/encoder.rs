@@ -5,16 +5,17 @@ use crate::{
     backend::Engine,
     build::{
         config::ConfigFile,
-        encoder::{Facts, MODEL_TYPES},
+        encoder::{Facts, Head, HeadKind, MODEL_TYPES, token_settings},
         files::read_tokenizer,
         onnx,
-        plan::Build,
+        plan::{Build, Plan},
         sentence_transformers::{embedding_settings, has_pooling},
         seq2seq,
         source::{EncoderSettings, MODEL, Source, TaskSettings},
     },
     error::{Error, Result, quoted},
     onnx_proto::ModelProto,
+    pipeline::embedding::EmbeddingSettings,
     repository::bundle::sha256_of,
 };
 
@@ -38,12 +39,31 @@ pub(in crate::build) fn open(build: Build<'_>) -> Result<Source<'_>> {
             plan.folder.display()
         ))
     })?;
-    let facts = Facts::read(&ConfigFile::open(&plan.folder)?)?;
+    let config = ConfigFile::open(&plan.folder)?;
+    let facts = Facts::read(&config)?;
     let model = onnx::read(&path)?;
     let is_quantised = is_quantised(&model);
     check_precision(plan.precision, is_quantised, &path)?;
-    let output = output(&model, has_pooling(&plan.folder))?;
-    let (settings, _) = embedding_settings(&plan.folder, output, &facts)?;
+    let settings = match Head::read(&config)?.filter(|head| head.kind == HeadKind::Tokens) {
+        Some(head) => EncoderSettings::TokenClassification(token_settings(&plan.folder, &head, &facts)?),
+        None => EncoderSettings::Embedding(embedding(plan, &model, &facts)?),
+    };
+    Ok(Source {
+        settings: TaskSettings::Encoder(settings),
+        architecture: facts.architecture,
+        sha256: sha256_of(&path)?,
+        tokenizer: read_tokenizer(&plan.folder)?,
+        files: Vec::new(),
+        is_quantised,
+        engine: Engine::Onnx,
+        graphs: Box::new(move |precision| Ok(vec![(MODEL, prepare(&model, precision, build)?)])),
+    })
+}
+
+/// The settings of an export that computes embeddings.
+fn embedding(plan: &Plan, model: &ModelProto, facts: &Facts) -> Result<EmbeddingSettings> {
+    let output = output(model, has_pooling(&plan.folder))?;
+    let (settings, _) = embedding_settings(&plan.folder, output, facts)?;
     let has =
         |name: &str| model.graph.iter().flat_map(|graph| &graph.output).any(|output| output.name == name);
     if !has(&settings.output) {
@@ -53,16 +73,7 @@ pub(in crate::build) fn open(build: Build<'_>) -> Result<Source<'_>> {
             settings.output
         )));
     }
-    Ok(Source {
-        settings: TaskSettings::Encoder(EncoderSettings::Embedding(settings)),
-        architecture: facts.architecture,
-        sha256: sha256_of(&path)?,
-        tokenizer: read_tokenizer(&plan.folder)?,
-        files: Vec::new(),
-        is_quantised,
-        engine: Engine::Onnx,
-        graphs: Box::new(move |precision| Ok(vec![(MODEL, prepare(&model, precision, build)?)])),
-    })
+    Ok(settings)
 }
 
 /// The output that embeddings are computed from. Unless the folder has settings for pooling, an output that is pooled

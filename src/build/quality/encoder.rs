@@ -22,10 +22,13 @@ use crate::{
         source::{EncoderSettings, MODEL},
     },
     error::{Error, Result},
-    pipeline::{pooling::cosine, scores::descending},
+    pipeline::{
+        pooling::cosine,
+        scores::{descending, softmax},
+    },
     repository::manifest::{Neighbours, Quality},
     tensor::Tensor,
-    tokenizer::{Encoding, Side, Tokenizer, Truncation},
+    tokenizer::{Encoding, Side, Tokenizer, Truncation, Window, WindowOptions},
 };
 
 /// The answers of both forms for one text, and their times.
@@ -124,8 +127,13 @@ pub(in crate::build) fn check(
     settings: &EncoderSettings,
 ) -> Result<()> {
     let text = SENTENCES.lines().next().unwrap_or_default();
-    let found = answer(settings, model, &encode(text, tokenizer, settings)?)?.len();
-    let (_, _, expected) = settings.shape();
+    let window = encode(text, tokenizer, settings)?;
+    let found = answer(settings, model, &window)?.len();
+    let (_, _, values) = settings.shape();
+    let expected = match settings {
+        EncoderSettings::TokenClassification(_) => values * window.spans.iter().flatten().count(),
+        EncoderSettings::Embedding(_) | EncoderSettings::Classification(_) => values,
+    };
     if found != expected {
         return Err(Error::model(format!(
             "expected {expected} values, as in `config.json`, but found {found}"
@@ -134,9 +142,11 @@ pub(in crate::build) fn check(
     Ok(())
 }
 
-fn encode(text: &str, tokenizer: &Tokenizer, settings: &EncoderSettings) -> Result<Encoding> {
+fn encode(text: &str, tokenizer: &Tokenizer, settings: &EncoderSettings) -> Result<Window> {
     let (_, max_tokens, _) = settings.shape();
-    tokenizer.encode(text, max_tokens, Truncation::At(Side::Right))
+    let options = WindowOptions { stride: None, truncation: Truncation::At(Side::Right), max_windows: 1 };
+    let window = tokenizer.windows(text, max_tokens, options)?.pop();
+    window.ok_or_else(|| Error::model("expected a window of a text, but found none"))
 }
 
 /// The vector or the scores of one text.
@@ -149,10 +159,10 @@ pub(in crate::build) fn vector_of(
     answer(settings, model, &encode(text, tokenizer, settings)?)
 }
 
-/// The vector or the scores of one text.
-fn answer(settings: &EncoderSettings, session: &EncoderModel, encoding: &Encoding) -> Result<Vec<f32>> {
+/// The vector or the scores of one text, or the scores of each of its tokens, without special tokens.
+fn answer(settings: &EncoderSettings, session: &EncoderModel, window: &Window) -> Result<Vec<f32>> {
     let (name, ..) = settings.shape();
-    let outputs = session.run(&inputs(session.signature(), encoding)?)?;
+    let outputs = session.run(&inputs(session.signature(), &window.encoding)?)?;
     let output = session.signature().output(name).and_then(|place| outputs.get(place));
     let found = output.and_then(|output| Some((output.as_fp32()?, *output.shape().last()?)));
     let Some((values, width)) = found else {
@@ -161,6 +171,10 @@ fn answer(settings: &EncoderSettings, session: &EncoderModel, encoding: &Encodin
     Ok(match settings {
         EncoderSettings::Embedding(settings) => settings.pooling.pool(values, width),
         EncoderSettings::Classification(settings) => settings.function.apply(values),
+        EncoderSettings::TokenClassification(_) => {
+            let tokens = values.chunks_exact(width).zip(&window.spans);
+            tokens.filter(|(_, span)| span.is_some()).flat_map(|(logits, _)| softmax(logits)).collect()
+        }
     })
 }
 
@@ -188,6 +202,25 @@ fn compare(settings: &EncoderSettings, answers: &[&Answers]) -> Quality {
                 texts,
                 agreement: mean(pairs().filter(agree).count() as f32),
                 mean_difference: mean(pairs().map(difference).sum()),
+            }
+        }
+        EncoderSettings::TokenClassification(settings) => {
+            let width = settings.labels.len();
+            let tokens =
+                || pairs().flat_map(|(left, right)| left.chunks_exact(width).zip(right.chunks_exact(width)));
+            let count = tokens().count();
+            let agreeing = tokens().filter(|(left, right)| descending(left)[0] == descending(right)[0]);
+            let differences = || {
+                let scores = pairs().flat_map(|(left, right)| left.iter().zip(right));
+                scores.map(|(left, right)| (left - right).abs())
+            };
+            let share = |sum: f64, of: usize| (sum / of.max(1) as f64) as f32;
+            Quality::TokenClassification {
+                texts,
+                tokens: count,
+                agreement: share(agreeing.count() as f64, count),
+                mean_difference: share(differences().map(f64::from).sum(), count * width),
+                worst_difference: differences().fold(0.0, f32::max),
             }
         }
     }

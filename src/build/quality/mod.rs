@@ -58,6 +58,13 @@ pub(super) fn shortfall(quality: &Quality, floor: &QualityFloor) -> Option<Short
             ];
             (texts, checks)
         }
+        Quality::TokenClassification { texts, agreement, mean_difference, .. } => {
+            let checks = vec![
+                at_least("a share of tokens with the label of fp32", agreement, floor.agreement),
+                at_most("a mean difference to the scores of fp32", mean_difference, floor.mean_difference),
+            ];
+            (texts, checks)
+        }
         Quality::Classification { texts, agreement, mean_difference } => {
             let checks = vec![
                 at_least("agreement", "a share of labels equal to those of fp32", agreement, floor.agreement),

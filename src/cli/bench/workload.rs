@@ -26,9 +26,7 @@ pub(super) fn body(task: Task, texts: &[&str]) -> Value {
 
 /// The rows of a request: one per text, and for models that read pairs, one per text and query or label.
 pub(super) fn rows(manifest: &Manifest, tokenizer: &Tokenizer, texts: &[&str]) -> Result<Vec<Encoding>> {
-    let limit = manifest.classification.as_ref().map(|settings| settings.max_tokens);
-    let limit =
-        manifest.embedding.as_ref().map(|settings| settings.max_tokens).or(limit).unwrap_or(usize::MAX);
+    let limit = manifest.max_tokens().unwrap_or(usize::MAX);
     let seconds: &[&str] = match manifest.task {
         Task::TextRanking if manifest.embedding.is_none() => &[QUERY],
         Task::ZeroShotClassification if manifest.embedding.is_none() => &LABELS,

@@ -42,6 +42,13 @@ pub fn write(bundle: &Bundle, repository: &Path, options: &Options) -> Result<Ve
             manifest.name
         )));
     }
+    if options.text && manifest.token_classification.is_some() {
+        return Err(Error::config(format!(
+            "expected no `--text` for `{}`, since Kivu needs the places of tokens in texts; leave the option out, and let \
+             Kivu send token ids",
+            manifest.name
+        )));
+    }
     bundle.verify()?;
     let name = manifest.name.clone();
     let mut names = vec![name.clone()];
@@ -105,10 +112,7 @@ fn graph_config(bundle: &Bundle, options: &Options) -> Result<String> {
 
 /// The maximum number of tokens in a text.
 fn max_tokens(bundle: &Bundle) -> usize {
-    let manifest = bundle.manifest();
-    let embedding = manifest.embedding.as_ref().map(|settings| settings.max_tokens);
-    let classification = manifest.classification.as_ref().map(|settings| settings.max_tokens);
-    embedding.or(classification).unwrap_or(usize::MAX)
+    bundle.manifest().max_tokens().unwrap_or(usize::MAX)
 }
 
 /// The input of the ensemble and of its tokenizer.

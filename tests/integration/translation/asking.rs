@@ -109,6 +109,7 @@ fn model(name: &str, codes: &[&str]) -> Model {
             weights: Weights { precision: Precision::Fp32, plan: "none".into(), quality: None },
             embedding: None,
             classification: None,
+            token_classification: None,
             seq2seq: Some(settings),
             tensors: TensorNames::default(),
             signature: Signature::default(),

@@ -1,0 +1,327 @@
+//! Scores of tokens to entities, with the results of the `token-classification` pipeline of `transformers`.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{error::Result, tokenizer::Tokenizer};
+
+/// How the labels of tokens become those of entities.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Aggregation {
+    /// Each token has its own label.
+    None,
+    /// Neighbouring tokens with labels of the same kind are an entity.
+    #[default]
+    Simple,
+    /// The same, with the label of its first token for each word.
+    First,
+    /// The same, with the label of the mean scores of its tokens for each word.
+    Average,
+    /// The same, with the label of its most certain token for each word.
+    Max,
+}
+
+/// An entity in a text, or the label of a token.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Entity {
+    /// The label.
+    #[serde(flatten)]
+    pub label: EntityLabel,
+    /// The probability of the label.
+    pub score: f32,
+    /// The text of its tokens.
+    pub word: String,
+    /// Its first character in the text.
+    pub start: usize,
+    /// The character after its last.
+    pub end: usize,
+}
+
+/// The label of an entity or of a token.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum EntityLabel {
+    /// Of an entity, without `B-` or `I-`.
+    Group {
+        /// The label.
+        entity_group: String,
+    },
+    /// Of a token.
+    Token {
+        /// The label.
+        entity: Arc<str>,
+        /// The position of the token, special tokens included.
+        index: usize,
+    },
+}
+
+/// The entities of a text, in the form of responses.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum TextEntities {
+    /// The entities alone.
+    Entities(Vec<Entity>),
+    /// With the text in which they are replaced.
+    Redacted {
+        /// The text, with the label of each entity in its place.
+        text: String,
+        /// The entities, with their places in the text as it was sent.
+        entities: Vec<Entity>,
+    },
+}
+
+impl Entity {
+    /// The label.
+    pub fn label(&self) -> &str {
+        match &self.label {
+            EntityLabel::Group { entity_group } => entity_group,
+            EntityLabel::Token { entity, .. } => entity,
+        }
+    }
+}
+
+impl TextEntities {
+    /// The entities.
+    pub fn entities(&self) -> &[Entity] {
+        match self {
+            Self::Entities(entities) | Self::Redacted { entities, .. } => entities,
+        }
+    }
+}
+
+/// A text whose parts are found by the numbers of characters.
+pub(super) struct IndexedText<'a> {
+    text: &'a str,
+    /// The first byte of each character, and the end of the text.
+    starts: Vec<usize>,
+}
+
+impl<'a> IndexedText<'a> {
+    pub(super) fn new(text: &'a str) -> Self {
+        let starts = text.char_indices().map(|(start, _)| start).chain([text.len()]).collect();
+        Self { text, starts }
+    }
+
+    /// The byte at which a character starts.
+    pub(super) fn byte(&self, character: usize) -> usize {
+        self.starts.get(character).copied().unwrap_or(self.text.len())
+    }
+
+    fn part(&self, start: usize, end: usize) -> &'a str {
+        self.text.get(self.byte(start)..self.byte(end)).unwrap_or_default()
+    }
+}
+
+/// A token with its scores.
+pub(super) struct ScoredToken {
+    pub(super) id: u32,
+    /// Its position, special tokens included.
+    pub(super) index: usize,
+    /// Its start and end in the text, in characters.
+    pub(super) span: (usize, usize),
+    /// The probability of each label.
+    pub(super) scores: Vec<f32>,
+}
+
+/// The labels and the tokenizer of a model, and how entities are made of its scores.
+pub(super) struct Grouping<'a> {
+    pub(super) tokenizer: &'a Tokenizer,
+    pub(super) labels: &'a [Arc<str>],
+    pub(super) aggregation: Aggregation,
+    /// Labels that are left out.
+    pub(super) ignored: &'a [String],
+}
+
+/// A token, or a word of several, before it is part of an entity.
+struct Piece {
+    label: usize,
+    score: f32,
+    word: String,
+    start: usize,
+    end: usize,
+    index: usize,
+}
+
+/// A token before the labels of words are decided.
+struct WordPart {
+    token: ScoredToken,
+    word: String,
+    /// Whether it continues the word of the token before.
+    continues: bool,
+}
+
+impl Grouping<'_> {
+    /// The entities of a window of a text.
+    pub(super) fn entities(
+        &self,
+        text: &IndexedText<'_>,
+        tokens: impl IntoIterator<Item = ScoredToken>,
+    ) -> Result<Vec<Entity>> {
+        let parts = self.parts(text, tokens);
+        let pieces = match self.aggregation {
+            Aggregation::None | Aggregation::Simple => parts.into_iter().map(WordPart::into_piece).collect(),
+            Aggregation::First | Aggregation::Average | Aggregation::Max => self.words(parts)?,
+        };
+        let mut entities = match self.aggregation {
+            Aggregation::None => pieces.into_iter().map(|piece| self.of_token(piece)).collect(),
+            _ => self.groups(pieces)?,
+        };
+        entities.retain(|entity| !self.ignored.iter().any(|ignored| ignored == entity.label()));
+        Ok(entities)
+    }
+
+    fn parts(&self, text: &IndexedText<'_>, tokens: impl IntoIterator<Item = ScoredToken>) -> Vec<WordPart> {
+        let (marks_subwords, unknown) = (self.tokenizer.marks_subwords(), self.tokenizer.unknown_id());
+        let part = |token: ScoredToken| {
+            let (start, end) = token.span;
+            let word = self.tokenizer.token(token.id).unwrap_or_default();
+            let original = text.part(start, end);
+            if Some(token.id) == unknown {
+                return WordPart { token, word: original.to_owned(), continues: false };
+            }
+            let continues = match marks_subwords {
+                // The prefix of subwords makes a token longer than its part of the text.
+                true => word.chars().count() != original.chars().count(),
+                // Without a prefix, words are what spaces separate.
+                false => start > 0 && !text.part(start - 1, start + 1).contains(' '),
+            };
+            WordPart { token, word, continues }
+        };
+        tokens.into_iter().map(part).collect()
+    }
+
+    /// Joins the tokens of each word and decides its label.
+    fn words(&self, parts: Vec<WordPart>) -> Result<Vec<Piece>> {
+        let words = parts.chunk_by(|_, next| next.continues);
+        words.map(|word| self.word(word)).collect()
+    }
+
+    fn word(&self, parts: &[WordPart]) -> Result<Piece> {
+        let tokens = || parts.iter().map(|part| &part.token);
+        let certainty = |token: &ScoredToken| best(&token.scores).1;
+        let (label, score) = match self.aggregation {
+            Aggregation::Max => {
+                // The first of equals.
+                let bests = tokens().map(|token| best(&token.scores));
+                bests.reduce(|found, next| if next.1 > found.1 { next } else { found }).unwrap_or((0, 0.0))
+            }
+            Aggregation::Average => best(&mean(tokens().map(|token| &token.scores[..]))),
+            _ => {
+                parts.first().map_or((0, 0.0), |first| (best(&first.token.scores).0, certainty(&first.token)))
+            }
+        };
+        Ok(Piece {
+            label,
+            score,
+            word: self.tokenizer.join(parts.iter().map(|part| part.word.clone()).collect())?,
+            start: parts.first().map_or(0, |first| first.token.span.0),
+            end: parts.last().map_or(0, |last| last.token.span.1),
+            index: parts.first().map_or(0, |first| first.token.index),
+        })
+    }
+
+    fn of_token(&self, piece: Piece) -> Entity {
+        let Piece { label, score, word, start, end, index } = piece;
+        let label = EntityLabel::Token { entity: Arc::clone(&self.labels[label]), index };
+        Entity { label, score, word, start, end }
+    }
+
+    /// Joins neighbours with labels of the same kind; a label with `B-` begins an entity.
+    fn groups(&self, pieces: Vec<Piece>) -> Result<Vec<Entity>> {
+        let continues = |piece: &Piece, next: &Piece| {
+            let ((_, kind), (begins, next)) = (self.kind(piece.label), self.kind(next.label));
+            kind == next && !begins
+        };
+        pieces.chunk_by(continues).map(|group| self.group(group)).collect()
+    }
+
+    /// Whether a label begins an entity, and its kind.
+    fn kind(&self, label: usize) -> (bool, &str) {
+        let label = &*self.labels[label];
+        match (label.strip_prefix("B-"), label.strip_prefix("I-")) {
+            (Some(kind), _) => (true, kind),
+            (None, Some(kind)) => (false, kind),
+            (None, None) => (false, label),
+        }
+    }
+
+    fn group(&self, pieces: &[Piece]) -> Result<Entity> {
+        let name = pieces.first().map_or("", |first| &*self.labels[first.label]);
+        // As in `transformers`, also in labels that do not begin with `B-` or `I-`.
+        let name = name.split_once('-').map_or(name, |(_, kind)| kind);
+        let score = pieces.iter().map(|piece| piece.score).sum::<f32>() / pieces.len().max(1) as f32;
+        Ok(Entity {
+            label: EntityLabel::Group { entity_group: name.to_owned() },
+            score,
+            word: self.tokenizer.join(pieces.iter().map(|piece| piece.word.clone()).collect())?,
+            start: pieces.first().map_or(0, |first| first.start),
+            end: pieces.last().map_or(0, |last| last.end),
+        })
+    }
+}
+
+impl WordPart {
+    fn into_piece(self) -> Piece {
+        let ((label, score), (start, end)) = (best(&self.token.scores), self.token.span);
+        Piece { label, score, word: self.word, start, end, index: self.token.index }
+    }
+}
+
+/// The index of the highest score, the first of equals, and the score.
+fn best(scores: &[f32]) -> (usize, f32) {
+    let scores = scores.iter().copied().enumerate();
+    scores.reduce(|found, next| if next.1 > found.1 { next } else { found }).unwrap_or((0, 0.0))
+}
+
+fn mean<'a>(rows: impl Iterator<Item = &'a [f32]>) -> Vec<f32> {
+    let (mut sums, mut count) = (Vec::new(), 0.0);
+    for row in rows {
+        sums.resize(row.len(), 0.0);
+        sums.iter_mut().zip(row).for_each(|(sum, score)| *sum += score);
+        count += 1.0;
+    }
+    sums.iter().map(|sum: &f32| sum / count).collect()
+}
+
+/// The entities of a text in several windows: of those that overlap the longest, or the most certain of equal length.
+pub(super) fn resolve_overlaps(mut entities: Vec<Entity>) -> Vec<Entity> {
+    entities.sort_by_key(|entity| entity.start);
+    let mut resolved: Vec<Entity> = Vec::new();
+    for entity in entities {
+        match resolved.last_mut() {
+            Some(last) if entity.start < last.end => {
+                let [found, known] = [&entity, &*last].map(|entity| entity.end - entity.start);
+                if found > known || found == known && entity.score > last.score {
+                    *last = entity;
+                }
+            }
+            _ => resolved.push(entity),
+        }
+    }
+    resolved
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entity(start: usize, end: usize, score: f32) -> Entity {
+        let label = EntityLabel::Group { entity_group: "PER".into() };
+        Entity { label, score, word: String::new(), start, end }
+    }
+
+    #[test]
+    fn of_overlapping_entities_the_longest_or_most_certain_is_kept() {
+        let spans = |entities: Vec<Entity>| -> Vec<_> {
+            let entities = resolve_overlaps(entities).into_iter();
+            entities.map(|entity| (entity.start, entity.end, entity.score)).collect()
+        };
+        assert_eq!(spans(vec![entity(5, 9, 0.5), entity(0, 4, 0.9)]), [(0, 4, 0.9), (5, 9, 0.5)]);
+        assert_eq!(spans(vec![entity(0, 4, 0.9), entity(2, 8, 0.1)]), [(2, 8, 0.1)]);
+        assert_eq!(spans(vec![entity(0, 4, 0.1), entity(0, 4, 0.9), entity(0, 4, 0.5)]), [(0, 4, 0.9)]);
+        // Neighbours do not overlap.
+        assert_eq!(spans(vec![entity(0, 4, 0.1), entity(4, 8, 0.9)]).len(), 2);
+    }
+}

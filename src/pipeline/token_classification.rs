@@ -1,0 +1,187 @@
+//! Texts to entities, with the results of the `token-classification` pipeline of `transformers`.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    encoder::{EncodedWindows, Encoder, EncodingOptions, Granularity, Input, Row},
+    entities::{Aggregation, Entity, Grouping, IndexedText, ScoredToken, TextEntities, resolve_overlaps},
+    redaction::redact,
+    scores::softmax,
+    usage::Usage,
+};
+use crate::{
+    backend::{Deadline, routing::Route},
+    error::{Error, Result},
+    tokenizer::{Tokenizer, Truncation, WindowOptions},
+};
+
+/// The maximum size of a request's texts.
+const MAX_BYTES: usize = 32 * 1024 * 1024;
+/// The label of tokens outside of entities.
+pub const OUTSIDE: &str = "O";
+
+/// The settings of a model that labels tokens, from its `config.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TokenClassificationSettings {
+    /// The name of the output, with one value per token and label.
+    pub output: String,
+    /// The labels, by id.
+    pub labels: Vec<String>,
+    /// The maximum number of tokens of a text or a window, special tokens included.
+    pub max_tokens: usize,
+}
+
+/// The options of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenClassificationOptions {
+    /// How the labels of tokens become those of entities.
+    pub aggregation: Aggregation,
+    /// Labels that are left out.
+    pub ignored: Vec<String>,
+    /// How texts of too many tokens are read.
+    pub windows: WindowOptions,
+    /// Whether to replace entities in texts by their labels.
+    pub redacts: bool,
+}
+
+impl TokenClassificationOptions {
+    /// Checks options; those that are `None` have the defaults of the model hub.
+    pub fn new(
+        aggregation: Option<Aggregation>,
+        ignored: Option<Vec<String>>,
+        windows: WindowOptions,
+        redacts: bool,
+    ) -> Result<Self> {
+        let aggregation = aggregation.unwrap_or_default();
+        let needs_entities = [("stride", windows.stride.is_some()), ("redact", redacts)];
+        if let Some((name, _)) = needs_entities.iter().find(|(_, is_set)| *is_set)
+            && aggregation == Aggregation::None
+        {
+            return Err(Error::invalid(format!(
+                "expected an aggregation strategy among `simple`, `first`, `average`, `max` with `{name}`, but found \
+                 `none`"
+            )));
+        }
+        let ignored = ignored.unwrap_or_else(|| vec![OUTSIDE.to_owned()]);
+        Ok(Self { aggregation, ignored, windows, redacts })
+    }
+}
+
+/// The entities of a request's texts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FoundEntities {
+    /// In the order of the texts.
+    pub texts: Vec<TextEntities>,
+    /// The tokens and the time that they took.
+    pub usage: Usage,
+}
+
+/// The logits of a request's tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogits {
+    /// For each input one value per token and label, row-major.
+    pub rows: Vec<Vec<f32>>,
+    /// The tokens and the time that they took.
+    pub usage: Usage,
+}
+
+/// A model that labels tokens.
+#[derive(Clone, Debug)]
+pub struct TokenClassificationPipeline {
+    encoder: Encoder,
+    settings: TokenClassificationSettings,
+    labels: Arc<[Arc<str>]>,
+}
+
+impl TokenClassificationPipeline {
+    /// A pipeline of a tokenizer and a model. A model with another signature than in the settings is refused.
+    pub fn new(
+        tokenizer: Arc<Tokenizer>,
+        route: impl Into<Route>,
+        settings: TokenClassificationSettings,
+    ) -> Result<Self> {
+        if settings.labels.is_empty() {
+            return Err(Error::model("expected labels in the manifest, but found none"));
+        }
+        let output = (settings.output.as_str(), settings.labels.len());
+        let encoder = Encoder::new(tokenizer, route.into(), output, None, settings.max_tokens)?;
+        let labels = settings.labels.iter().map(|label| label.as_str().into()).collect();
+        Ok(Self { encoder, settings, labels })
+    }
+
+    /// The settings of the model.
+    pub fn settings(&self) -> &TokenClassificationSettings {
+        &self.settings
+    }
+
+    /// The tokenizer and the model.
+    pub fn encoder(&self) -> &Encoder {
+        &self.encoder
+    }
+
+    /// The entities of each text.
+    pub async fn entities(
+        &self,
+        texts: Vec<String>,
+        options: &TokenClassificationOptions,
+        deadline: Deadline,
+    ) -> Result<FoundEntities> {
+        self.encoder.require_token_vectors(deadline).await?;
+        let texts: Arc<[String]> = texts.into();
+        let windows = self.encoder.encode_windows(&texts, options.windows, MAX_BYTES, deadline).await?;
+        let indexed: Vec<IndexedText<'_>> = texts.iter().map(|text| IndexedText::new(text)).collect();
+        let grouping = Grouping {
+            tokenizer: self.encoder.tokenizer(),
+            labels: &self.labels,
+            aggregation: options.aggregation,
+            ignored: &options.ignored,
+        };
+        let finish = |window: usize, row: Row<'_>| {
+            let text = &indexed[windows.places[window].text];
+            grouping.entities(text, scored_tokens(&windows, window, row))
+        };
+        let (found, usage) =
+            self.encoder.run_numbered(&windows.encodings, Granularity::Tokens, deadline, finish).await?;
+        let mut by_text: Vec<Vec<Entity>> = vec![Vec::new(); texts.len()];
+        let mut counts = vec![0_usize; texts.len()];
+        for (place, entities) in windows.places.iter().zip(found) {
+            by_text[place.text].extend(entities?);
+            counts[place.text] += 1;
+        }
+        let resolved =
+            by_text.into_iter().zip(counts).zip(texts.iter()).map(|((entities, windows), text)| {
+                let entities = if windows > 1 { resolve_overlaps(entities) } else { entities };
+                match options.redacts {
+                    true => TextEntities::Redacted { text: redact(text, &entities), entities },
+                    false => TextEntities::Entities(entities),
+                }
+            });
+        Ok(FoundEntities { texts: resolved.collect(), usage })
+    }
+
+    /// The logits of each input's tokens, special tokens included.
+    pub async fn logits(
+        &self,
+        inputs: Vec<Input>,
+        truncation: Truncation,
+        deadline: Deadline,
+    ) -> Result<TokenLogits> {
+        self.encoder.require_token_vectors(deadline).await?;
+        let options = EncodingOptions { prompt: None, template: None, truncation, max_bytes: MAX_BYTES };
+        let encodings = self.encoder.encode(inputs, &options, deadline).await?;
+        let values = |row: Row<'_>| row.values.to_vec();
+        let (rows, usage) = self.encoder.run(&encodings, Granularity::Tokens, deadline, values).await?;
+        Ok(TokenLogits { rows, usage })
+    }
+}
+
+/// The tokens of a window, without special tokens.
+fn scored_tokens(windows: &EncodedWindows, window: usize, row: Row<'_>) -> impl Iterator<Item = ScoredToken> {
+    let tokens = windows.tokens(window).zip(row.values.chunks_exact(row.width)).enumerate();
+    tokens.filter_map(|(index, ((id, span), logits))| {
+        Some(ScoredToken { id, index, span: span?, scores: softmax(logits) })
+    })
+}
