@@ -43,8 +43,8 @@ pub(super) fn unused_head(plan: &Plan, source: &Source<'_>) -> Result<Option<Str
     if !is_embedding || !architecture.contains("For") || has_pooling(&plan.folder) {
         return Ok(None);
     }
-    let is_asked = plan.task.is_some() || pipeline_tag(&plan.folder) == Some(Task::FeatureExtraction);
-    if !is_asked && OTHER_HEADS.iter().any(|head| architecture.ends_with(head)) {
+    let is_requested = plan.task.is_some() || pipeline_tag(&plan.folder) == Some(Task::FeatureExtraction);
+    if !is_requested && OTHER_HEADS.iter().any(|head| architecture.ends_with(head)) {
         return Err(Error::model(format!(
             "expected a model with a head that Kivu runs, or without one, but found `{architecture}`; use `--task \
              {}` to leave out the head and compute embeddings",

@@ -33,6 +33,7 @@ fn recipe(name: &str, folder: &Path) -> Request {
     let task = match name {
         "tiny-bert-rank" | "tiny-modernbert-rank" => Task::TextRanking,
         "tiny-modernbert-cls" | "tiny-roberta-nli" | "tiny-deberta-nli" => Task::TextClassification,
+        name if name.ends_with("-ner") => Task::TokenClassification,
         _ => Task::FeatureExtraction,
     };
     let source = fixtures().join("models").join(name);
@@ -86,18 +87,28 @@ fn row(batch: &[Tensor], row: usize, length: usize) -> Vec<Tensor> {
 }
 
 /// Fixtures of every family and task that the engine supports.
-const MODELS: [&str; 6] = [
+const MODELS: [&str; 8] = [
     "tiny-bert",
     "tiny-distilbert",
     "tiny-roberta",
     "tiny-xlm-roberta",
     "tiny-bert-rank",
     "tiny-roberta-nli",
+    "tiny-bert-ner",
+    "tiny-roberta-ner",
 ];
 
 /// The same for families in which positions affect attention, or feed-forward parts have gates.
-const OTHER_MODELS: [&str; 6] =
-    ["tiny-mpnet", "tiny-gte", "tiny-jina", "tiny-modernbert", "tiny-modernbert-cls", "tiny-modernbert-rank"];
+const OTHER_MODELS: [&str; 8] = [
+    "tiny-mpnet",
+    "tiny-gte",
+    "tiny-jina",
+    "tiny-modernbert",
+    "tiny-modernbert-cls",
+    "tiny-modernbert-rank",
+    "tiny-mpnet-ner",
+    "tiny-modernbert-ner",
+];
 
 #[tokio::test]
 async fn the_native_backend_keeps_the_contract() {
@@ -120,7 +131,7 @@ async fn other_families_have_the_results_of_onnx_runtime_too() {
     has_the_results_of_onnx_runtime(OTHER_MODELS).await;
 }
 
-async fn has_the_results_of_onnx_runtime(models: [&str; 6]) {
+async fn has_the_results_of_onnx_runtime(models: [&str; 8]) {
     let folder = tempfile::tempdir().unwrap();
     for name in models {
         let Some(bundle) = build(name, folder.path()) else { return };
@@ -150,7 +161,7 @@ async fn other_families_have_the_same_bits_too() {
     has_the_same_bits(OTHER_MODELS).await;
 }
 
-async fn has_the_same_bits(models: [&str; 6]) {
+async fn has_the_same_bits(models: [&str; 8]) {
     let folder = tempfile::tempdir().unwrap();
     for name in models {
         let Some(bundle) = build(name, folder.path()) else { return };

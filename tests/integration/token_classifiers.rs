@@ -1,20 +1,27 @@
 //! The same entities as the `token-classification` pipeline of `transformers`, on a tiny model of every family.
 
-use std::fs;
+use std::{fs, path::Path};
 
-use axum::{body::Body, http::Request};
+use axum::{body::Body, http};
 use http_body_util::BodyExt;
 use kivu::{
     api::{App, router},
+    backend::Engine,
+    batch::{Job, JobInput, JobOutput, Parameters},
+    build::{Request, build},
     config::Limits,
     model::Model,
     pipeline::Task,
+    repository::{
+        Manifest,
+        manifest::{Precision, Quality},
+    },
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::models::{fixtures, open_for, runtime};
+use crate::models::{Silent, fixtures, open_for, request, runtime};
 
 /// The tolerance of a score relative to `transformers` in fp32.
 const TOLERANCE: f64 = 1e-5;
@@ -34,7 +41,7 @@ struct Entry {
 
 async fn post(model: &Model, path: &str, body: &Value) -> (u16, Value) {
     let app = router(App::new(vec![model.clone()], Limits::default()));
-    let request = Request::post(path).header("content-type", "application/json");
+    let request = http::Request::post(path).header("content-type", "application/json");
     let response = app.oneshot(request.body(Body::from(body.to_string())).unwrap()).await.unwrap();
     let status = response.status().as_u16();
     let bytes = response.into_body().collect().await.unwrap().to_bytes();
@@ -123,4 +130,198 @@ async fn modernbert() {
 #[tokio::test]
 async fn qwen3() {
     compare("tiny-qwen3-ner").await;
+}
+
+fn bert(folder: &Path) -> Option<Model> {
+    Some(open_for(Task::TokenClassification, "tiny-bert-ner", folder, runtime()?).unwrap())
+}
+
+const PATH: &str = "/models/token-classification-tiny-bert-ner";
+const SARAH: &str = "My name is Sarah and I live in Jose\u{301} Town";
+
+#[tokio::test]
+async fn entities_are_grouped_by_default_and_replaced_on_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(model) = bert(folder.path()) else { return };
+    let simple = json!({ "inputs": SARAH, "parameters": { "aggregation_strategy": "simple" } });
+    let (_, simple) = post(&model, PATH, &simple).await;
+    let (status, plain) = post(&model, PATH, &json!({ "inputs": SARAH })).await;
+    assert_eq!((status, &plain), (200, &simple));
+    // The first model is served at `/`, and for Vertex AI.
+    assert_eq!(post(&model, "/", &json!({ "inputs": SARAH })).await.1, plain);
+    let (_, vertex) = post(&model, "/vertex", &json!({ "instances": [{ "inputs": [SARAH] }] })).await;
+    assert_eq!(vertex["predictions"][0][0], plain);
+
+    let (_, redacted) =
+        post(&model, PATH, &json!({ "inputs": [SARAH, "x"], "parameters": { "redact": true } })).await;
+    assert_eq!(redacted[0]["entities"], plain);
+    let text = redacted[0]["text"].as_str().unwrap();
+    let kinds: Vec<&str> =
+        plain.as_array().unwrap().iter().map(|entity| entity["entity_group"].as_str().unwrap()).collect();
+    let replaced: Vec<&str> = text.split(['[', ']']).skip(1).step_by(2).collect();
+    assert_eq!(replaced, kinds, "{text}");
+    // Nothing of an entity remains, and everything else does.
+    let characters: Vec<char> = SARAH.chars().collect();
+    let mut rest = String::new();
+    let mut end = 0;
+    for entity in plain.as_array().unwrap() {
+        let [start, next] = ["start", "end"].map(|name| entity[name].as_u64().unwrap() as usize);
+        rest.extend(&characters[end..start]);
+        rest.push('|');
+        end = next;
+    }
+    rest.extend(&characters[end..]);
+    let parts: Vec<&str> = text.split(['[', ']']).step_by(2).collect();
+    assert_eq!(parts.join("|"), rest.replace("|\u{301}", "|"));
+}
+
+#[tokio::test]
+async fn parameters_that_cannot_be_met_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(model) = bert(folder.path()) else { return };
+    let long = "a long text ".repeat(100);
+    let cases = [
+        json!({ "inputs": "" }),
+        json!({ "inputs": [[1, 2]] }),
+        json!({ "inputs": long }),
+        json!({ "inputs": "a", "parameters": { "aggregation_strategy": "median" } }),
+        json!({ "inputs": "a", "parameters": { "aggregation_strategy": "none", "stride": 4 } }),
+        json!({ "inputs": "a", "parameters": { "aggregation_strategy": "none", "redact": true } }),
+        json!({ "inputs": "a", "parameters": { "stride": 62 } }),
+        json!({ "inputs": "a", "parameters": { "stride": -1 } }),
+        json!({ "inputs": "a", "parameters": { "ignore_labels": "O" } }),
+        json!({ "inputs": long.repeat(20), "parameters": { "stride": 61 } }),
+    ];
+    let mut refusals = String::new();
+    for body in cases {
+        let (status, answer) = post(&model, PATH, &body).await;
+        refusals += &format!("{status} {}\n", answer["error"].as_str().unwrap_or("no error"));
+    }
+    insta::assert_snapshot!(refusals, @"");
+    let (status, answer) = post(&model, "/predict", &json!({ "inputs": "a" })).await;
+    insta::assert_snapshot!(format!("{status} {}", answer["error"]), @"");
+}
+
+#[tokio::test]
+async fn kserve_takes_token_ids_and_texts() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(model) = bert(folder.path()) else { return };
+    let path = format!("/v2{PATH}/infer");
+    let text = json!({ "name": "TEXT", "datatype": "BYTES", "shape": [2], "data": [SARAH, "x"] });
+    let parameters = json!({ "aggregation_strategy": "first", "ignore_labels": "O, LOC", "stride": 3 });
+    let (status, answer) = post(&model, &path, &json!({ "inputs": [text], "parameters": parameters })).await;
+    assert_eq!(status, 200, "{answer}");
+    let output = &answer["outputs"][0];
+    assert_eq!((&output["name"], &output["shape"]), (&json!("entities"), &json!([2, 1])));
+    let parameters = json!({ "aggregation_strategy": "first", "ignore_labels": ["O", "LOC"], "stride": 3 });
+    let (_, hub) = post(&model, PATH, &json!({ "inputs": SARAH, "parameters": parameters })).await;
+    let found: Value = serde_json::from_str(output["data"][0].as_str().unwrap()).unwrap();
+    assert_eq!(found, hub);
+
+    let ids = json!({ "name": "input_ids", "datatype": "INT64", "shape": [2, 4], "data": [2, 9, 8, 3, 2, 9, 3, 0] });
+    let mask = json!({ "name": "attention_mask", "datatype": "INT64", "shape": [2, 4], "data": [1, 1, 1, 1, 1, 1, 1, 0] });
+    let (status, answer) = post(&model, &path, &json!({ "inputs": [ids, mask] })).await;
+    assert_eq!(status, 200, "{answer}");
+    let output = &answer["outputs"][0];
+    assert_eq!((&output["name"], &output["shape"]), (&json!("logits"), &json!([2, 4, 5])));
+    let values: Vec<f64> =
+        output["data"].as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect();
+    assert!(values[..35].iter().all(|value| *value != 0.0) && values[35..].iter().all(|value| *value == 0.0));
+}
+
+/// The bundle of a copy of a fixture with another class in its `config.json`, and the remark of its build.
+fn built_as(architecture: &str, task: Option<Task>, folder: &Path) -> Option<Result<Option<String>, String>> {
+    let runtime = runtime()?;
+    let source = folder.join("source");
+    fs::create_dir_all(&source).unwrap();
+    for file in fs::read_dir(fixtures().join("models/tiny-bert-ner")).unwrap() {
+        let path = file.unwrap().path();
+        fs::copy(&path, source.join(path.file_name().unwrap())).unwrap();
+    }
+    let config = source.join("config.json");
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&config, text.replace("BertForTokenClassification", architecture)).unwrap();
+    let request = Request { task, ..request(source, folder.join("bundle"), Some(Precision::Fp32)) };
+    Some(build(&request, runtime, &Silent).map(|built| built.note).map_err(|error| error.to_string()))
+}
+
+#[test]
+fn heads_that_are_left_out_are_named_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let embeddings = Some(Task::FeatureExtraction);
+    let Some(refusal) = built_as("BertForQuestionAnswering", None, folder.path()) else { return };
+    insta::assert_snapshot!(refusal.unwrap_err(), @"");
+    let note = built_as("BertForQuestionAnswering", embeddings, folder.path()).unwrap().unwrap().unwrap();
+    insta::assert_snapshot!(note, @"");
+    let note = built_as("BertForPreTraining", None, folder.path()).unwrap().unwrap().unwrap();
+    insta::assert_snapshot!(note, @"");
+    assert_eq!(built_as("BertModel", None, folder.path()).unwrap(), Ok(None));
+    let refusal = built_as("BertForTokenClassification", embeddings, folder.path()).unwrap().unwrap_err();
+    insta::assert_snapshot!(refusal, @"");
+}
+
+/// The weights of the fixture are random, so that there is no floor of its quality.
+#[test]
+fn the_quality_of_int8_is_measured_token_by_token() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = fixtures().join("models/tiny-bert-ner");
+    let recipe = |quality: &str| {
+        let path = folder.path().join("recipe.toml");
+        let text = format!(
+            "name = 'ner'\ntask = 'token-classification'\n[source]\nfolder = {source:?}\n[quality]\n{quality}"
+        );
+        fs::write(&path, text).unwrap();
+        request(path, folder.path().join("bundle"), Some(Precision::Int8))
+    };
+    let built = build(&recipe("agreement = 0.5\nmean_difference = 0.5"), runtime, &Silent).unwrap();
+    let manifest = built.bundle.manifest();
+    assert_eq!(manifest.engine, Engine::Native);
+    let Some(Quality::TokenClassification { texts, tokens, agreement, mean_difference, worst_difference }) =
+        manifest.weights.quality
+    else {
+        panic!("expected the quality of labels of tokens, but found {:?}", manifest.weights.quality)
+    };
+    assert!(texts >= 200 && tokens > 10 * texts, "{texts} texts, {tokens} tokens");
+    assert!(agreement < 1.0 && mean_difference > 0.0 && worst_difference > mean_difference);
+    // The same manifest is read again.
+    let text = manifest.to_text().unwrap();
+    assert_eq!(Manifest::parse(&text).unwrap().weights.quality, manifest.weights.quality);
+    let refusal = build(&recipe("agreement = 0.99999"), runtime, &Silent).map(drop).unwrap_err().to_string();
+    assert!(
+        refusal.starts_with("expected a share of tokens with the label of fp32 of at least 1.0000"),
+        "{refusal}"
+    );
+}
+
+/// The output of a job on `rows`, called `name`.
+async fn batch(model: &Model, name: &str, rows: &str, parameters: &Parameters) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output] = ["in", "out"].map(|side| folder.path().join(format!("{side}-{name}")));
+    fs::write(&input, rows).unwrap();
+    let job =
+        Job::new(JobInput::File(input), JobOutput::File(output.clone()), model.clone(), parameters.clone());
+    job.run().await.unwrap();
+    fs::read_to_string(output).unwrap()
+}
+
+#[tokio::test]
+async fn batch_jobs_write_entities_as_json() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(model) = bert(folder.path()) else { return };
+    let parameters = json!({ "aggregation_strategy": "first", "redact": true });
+    let (_, hub) = post(&model, PATH, &json!({ "inputs": SARAH, "parameters": parameters })).await;
+    let options = [("aggregation", "first"), ("redact", "true")];
+    let options = Parameters::of(&options.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
+    let options = options.unwrap();
+    let line = json!({ "text": SARAH }).to_string();
+    let found = batch(&model, "rows.jsonl", &line, &options).await;
+    let found: Value = serde_json::from_str(&found).unwrap();
+    assert_eq!((&found["redacted"], &found["entities"]), (&hub["text"], &hub["entities"]));
+    let found = batch(&model, "rows.csv", &format!("text\n{SARAH}\n"), &Parameters::default()).await;
+    let (header, row) = found.split_once('\n').unwrap();
+    assert_eq!(header.trim(), "text,entities,error");
+    let (_, hub) = post(&model, PATH, &json!({ "inputs": SARAH })).await;
+    let quoted = hub.to_string().replace('"', "\"\"");
+    assert_eq!(row.matches("\"\"entity_group\"\"").count(), hub.as_array().unwrap().len(), "{row}, {quoted}");
 }

@@ -164,7 +164,7 @@ pub(in crate::build) struct Head {
     pub(in crate::build) function: ScoreFunction,
 }
 
-/// What a head labels.
+/// Whether a head labels texts or their tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::build) enum HeadKind {
     Text,

@@ -42,14 +42,25 @@ async fn triton_serves_exported_bundles() {
             "/rerank",
             json!({ "query": "a text", "texts": ["b", "another one, longer"] }),
         ),
+        (
+            Task::TokenClassification,
+            "tiny-bert-ner",
+            "/models/token-classification",
+            json!({
+                "inputs": ["a text", "another one, longer ".repeat(20)],
+                "parameters": { "stride": 8, "redact": true },
+            }),
+        ),
     ];
     let mut bundles = Vec::new();
     for (task, fixture, ..) in &cases {
         let bundle = bundle(*task, fixture, folder.path(), runtime);
-        let options = Options { backend: Some(Runner::Python), tensorrt: false, text: true, ..options() };
+        let text = *task != Task::TokenClassification;
+        let options = Options { backend: Some(Runner::Python), tensorrt: false, text, ..options() };
         let names = write(&Bundle::open(&bundle).unwrap(), &repository, &options).unwrap();
         let name = task.to_string();
-        assert_eq!(names, [name.clone(), format!("{name}_tokenizer"), format!("{name}_text")]);
+        let all = [name.clone(), format!("{name}_tokenizer"), format!("{name}_text")];
+        assert_eq!(names, all[..if text { 3 } else { 1 }]);
         bundles.push(bundle);
     }
     let triton = Triton::start(&packages, &repository);
@@ -62,8 +73,8 @@ async fn triton_serves_exported_bundles() {
     for ((task, _, path, body), bundle) in cases.iter().zip(&bundles) {
         let here = post(&app_of(ModelConfig::from(bundle.clone())), path, body).await;
         for (url, suffix) in triton.urls().iter().flat_map(|url| [(url, ""), (url, "_text")]) {
-            // A model of texts takes no pairs.
-            if *task == Task::TextRanking && suffix == "_text" {
+            // A model of texts takes no pairs, and has no places of tokens.
+            if matches!(task, Task::TextRanking | Task::TokenClassification) && suffix == "_text" {
                 continue;
             }
             let remote = format!("{task}{suffix}");
