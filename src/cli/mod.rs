@@ -51,7 +51,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Batch(batch::Arguments),
+    Batch(Box<batch::Arguments>),
     Bench(bench::Arguments),
     Build(build::Arguments),
     Completions(completions::Arguments),
@@ -79,7 +79,7 @@ fn execute(arguments: Arguments) -> Result<ExitCode> {
     let config = Config::load(arguments.config.as_deref(), &Config::variables())?;
     telemetry::start_log(config.log);
     match arguments.command {
-        Command::Batch(arguments) => batch::run(arguments, config),
+        Command::Batch(arguments) => batch::run(*arguments, config),
         Command::Bench(arguments) => bench::run(&arguments, &config),
         Command::Build(arguments) => build::run(arguments, config),
         Command::Completions(arguments) => completions::run(&arguments, &mut Arguments::command()),

@@ -162,11 +162,11 @@ impl Grouping<'_> {
         let parts = self.parts(text, tokens);
         let pieces = match self.aggregation {
             Aggregation::None | Aggregation::Simple => parts.into_iter().map(WordPart::into_piece).collect(),
-            Aggregation::First | Aggregation::Average | Aggregation::Max => self.words(parts)?,
+            Aggregation::First | Aggregation::Average | Aggregation::Max => self.words(&parts)?,
         };
         let mut entities = match self.aggregation {
             Aggregation::None => pieces.into_iter().map(|piece| self.of_token(piece)).collect(),
-            _ => self.groups(pieces)?,
+            _ => self.groups(&pieces)?,
         };
         entities.retain(|entity| !self.ignored.iter().any(|ignored| ignored == entity.label()));
         Ok(entities)
@@ -193,14 +193,13 @@ impl Grouping<'_> {
     }
 
     /// Joins the tokens of each word and decides its label.
-    fn words(&self, parts: Vec<WordPart>) -> Result<Vec<Piece>> {
+    fn words(&self, parts: &[WordPart]) -> Result<Vec<Piece>> {
         let words = parts.chunk_by(|_, next| next.continues);
         words.map(|word| self.word(word)).collect()
     }
 
     fn word(&self, parts: &[WordPart]) -> Result<Piece> {
         let tokens = || parts.iter().map(|part| &part.token);
-        let certainty = |token: &ScoredToken| best(&token.scores).1;
         let (label, score) = match self.aggregation {
             Aggregation::Max => {
                 // The first of equals.
@@ -229,7 +228,7 @@ impl Grouping<'_> {
     }
 
     /// Joins neighbours with labels of the same kind; a label with `B-` begins an entity.
-    fn groups(&self, pieces: Vec<Piece>) -> Result<Vec<Entity>> {
+    fn groups(&self, pieces: &[Piece]) -> Result<Vec<Entity>> {
         let continues = |piece: &Piece, next: &Piece| {
             let ((_, kind), (begins, next)) = (self.kind(piece.label), self.kind(next.label));
             kind == next && !begins

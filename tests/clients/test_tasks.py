@@ -10,6 +10,7 @@ One server serves all of these models (`kivu serve` on a folder of bundles):
 - `rank`: text-ranking, by embeddings
 - `sentiment`: text-classification with the labels negative, neutral and positive;
   its tests are skipped if it is not served
+- `ner`: token-classification, with random weights; its tests are skipped if it is not served
 - `translate-en-pt`, `translate-pt-en`: translation; their tests are skipped if they are not served
 
 TEST_URL is that of test_clients.py.
@@ -42,6 +43,7 @@ TASKS = {
     "zero-shot": "zero-shot-classification",
     "rank": "text-ranking",
     "sentiment": "text-classification",
+    "ner": "token-classification",
     "translate-en-pt": "translation",
     "translate-pt-en": "translation",
 }
@@ -347,6 +349,73 @@ class SentimentTest(TaskTest):
             with self.subTest(path=path, inputs=inputs):
                 body = {"inputs": inputs, "model": "sentiment"}
                 self.assert_message("tei", self.refusal(path, body, [400, 413, 422]), named)
+
+
+class EntitiesTest(TaskTest):
+    """Token classification: `huggingface_hub` at POST /models/ner, and KServe."""
+
+    PATH = "/models/ner"
+    TEXT = "My name is Sarah\u0301 and I live in 🇵🇹 London"
+
+    @classmethod
+    def setUpClass(cls):
+        need("ner")
+        cls.client = hub("ner")
+
+    def plain(self, **parameters):
+        return self.post(self.PATH, {"inputs": self.TEXT, "parameters": parameters})
+
+    def assert_same(self, found, expected):
+        self.assertEqual(len(found), len(expected))
+        for element, entity in zip(found, expected):
+            for name, value in entity.items():
+                self.assertEqual(getattr(element, name), value, name)
+
+    def test_token_classification(self):
+        found = self.client.token_classification(self.TEXT)
+        self.assertGreater(len(found), 3)
+        self.assert_same(found, self.plain())
+        for element in found:
+            self.assertIn(element.entity_group, ("PER", "LOC"))
+            self.assertLess(0.0, element.score)
+            self.assertLess(0, len(self.TEXT[element.start : element.end]))
+
+    def test_parameters(self):
+        for options in (
+            {"aggregation_strategy": "none"},
+            {"aggregation_strategy": "average"},
+            {"aggregation_strategy": "max", "ignore_labels": ["O", "PER"]},
+            {"aggregation_strategy": "first", "stride": 4},
+        ):
+            with self.subTest(**options):
+                found = self.client.token_classification(self.TEXT, **options)
+                self.assert_same(found, self.plain(**options))
+                self.assertGreater(len(found), 0)
+
+    def test_a_list_of_texts_is_a_list_of_lists(self):
+        found = self.post(self.PATH, {"inputs": [self.TEXT, "a"]})
+        self.assertEqual(found[0], self.plain())
+        self.assertEqual(len(found), 2)
+
+    def test_refusals(self):
+        with self.assertRaises(HfHubHTTPError) as caught:
+            self.client.token_classification(self.TEXT, aggregation_strategy="median")
+        self.assert_refused(caught.exception, [422], "median")
+        with self.assertRaises(HfHubHTTPError) as caught:
+            self.client.token_classification(self.TEXT, stride=500)
+        self.assert_refused(caught.exception, [422], "stride")
+
+    def test_tensors(self):
+        client = triton.InferenceServerClient(URL.removeprefix("http://"), network_timeout=TIMEOUT_S)
+        texts = numpy.array([[self.TEXT.encode()]], dtype=object)
+        tensor = triton.InferInput("TEXT", texts.shape, "BYTES")
+        tensor.set_data_from_numpy(texts, binary_data=True)
+        found = client.infer("ner", [tensor], parameters={"aggregation_strategy": "first"}).as_numpy("entities")
+        self.assertEqual(json.loads(found[0][0]), self.plain(aggregation_strategy="first"))
+        ids = numpy.array([[2, 9, 8, 3]], dtype=numpy.int64)
+        tensor = triton.InferInput("input_ids", ids.shape, "INT64")
+        tensor.set_data_from_numpy(ids, binary_data=True)
+        self.assertEqual(client.infer("ner", [tensor]).as_numpy("logits").shape, (1, 4, 5))
 
 
 class TranslationTest(TaskTest):

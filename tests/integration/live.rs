@@ -35,14 +35,32 @@ pub(crate) fn succeed(command: &mut Command) {
 
 const MINILM: &str = ".kivu/bundles/minilm";
 
+/// A folder with the bundles that `make test` builds and `ner`, which labels tokens.
+pub(crate) fn all_bundles() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for bundle in fs::read_dir(root().join(".kivu/bundles")).unwrap() {
+        let bundle = bundle.unwrap();
+        symlink(bundle.path(), folder.path().join(bundle.file_name())).unwrap();
+    }
+    let out = folder.path().join("ner");
+    let mut request = request(
+        fixtures().join("models/tiny-bert-ner"),
+        out,
+        Some(kivu::repository::manifest::Precision::Fp32),
+    );
+    request.name = Some("ner".into());
+    build_request(&request, runtime().expect("`make test` installs ONNX Runtime")).unwrap();
+    folder
+}
+
 /// Scripts that use the clients.
 const CLIENTS: [&str; 2] = ["tests/clients/test_clients.py", "tests/clients/test_tasks.py"];
 
 #[test]
 fn published_clients_work_unchanged() {
     let Some(python) = tool("TEST_PYTHON") else { return };
-    runtime().expect("`make test` installs ONNX Runtime");
-    let server = Server::wait(kivu(&root().join(".kivu/bundles")).stderr(Stdio::null()).spawn().unwrap());
+    let bundles = all_bundles();
+    let server = Server::wait(kivu(bundles.path()).stderr(Stdio::null()).spawn().unwrap());
     for script in CLIENTS {
         let mut tests = Command::new(&python);
         tests.arg(root().join(script));

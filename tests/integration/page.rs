@@ -20,8 +20,7 @@ use tower::ServiceExt;
 
 use crate::{
     api::scripted,
-    live::{root, succeed, tool},
-    models::runtime,
+    live::{all_bundles, root, succeed, tool},
     serving::{Server, kivu},
 };
 
@@ -79,12 +78,11 @@ fn the_page_works_in_a_browser() {
         eprintln!("skipped: no Chromium");
         return;
     };
-    runtime().expect("`make test` installs ONNX Runtime");
-    let bundles = root().join(".kivu/bundles");
+    let bundles = all_bundles();
     let start = |command: &mut Command| Server::wait(command.stderr(Stdio::null()).spawn().unwrap());
     let (key, line) = make_key("alice").unwrap();
-    let open = start(&mut kivu(&bundles));
-    let locked = start(kivu(&bundles).env("KIVU_AUTH__KEYS", line));
+    let open = start(&mut kivu(bundles.path()));
+    let locked = start(kivu(bundles.path()).env("KIVU_AUTH__KEYS", line));
     let mut browse = Command::new(python);
     browse
         .arg(root().join("tests/page/test_page.py"))

@@ -232,6 +232,24 @@ class OnADesktop(PageTest):
             expect(best).to_contain_text(f"{answer[0]['score'] * 100:.1f} %")
         self.picture("sentiment")
 
+    def test_entities_are_marked(self):
+        name = of_task("token-classification")
+        self.open(name)
+        text = "👩🏽 Sarah lives in London 🇵🇹 now"
+        self.page.get_by_role("textbox", name="Texts, one per line").fill(text)
+        self.press_run()
+        self.settle()
+        entities = post(f"models/{name}", {"inputs": text, "parameters": {"aggregation_strategy": "first"}})
+        marks = self.page.locator("#result mark")
+        expect(marks).to_have_count(len(entities))
+        for place, entity in enumerate(entities):
+            expect(marks.nth(place)).to_have_text(text[entity["start"] : entity["end"]] + entity["entity_group"])
+        unmarked = self.page.locator("#result p").evaluate(
+            "p => { p.querySelectorAll('.label').forEach(label => label.remove()); return p.textContent; }"
+        )
+        self.assertEqual(unmarked, text)
+        self.picture("entities")
+
     def test_edited_labels_are_scored_again(self):
         self.open(of_task("zero-shot-classification"))
         page = self.page

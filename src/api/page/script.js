@@ -44,6 +44,14 @@ const TASKS = {
     show: (answer, { texts }) => answer.map((scores, place) => scored(texts[place], scores)),
     clients: ({ texts }) => hub(texts, "text_classification(text)"),
   },
+  "token-classification": {
+    title: "Find entities",
+    note: (model) => `The labels of the model: ${list(model.labels ?? [])}.`,
+    example: "Sarah Jones moved from London to Lisbon in May.\nThe lake near Zürich belongs to nobody.",
+    body: ({ texts }) => ({ inputs: texts, parameters: { aggregation_strategy: "first" } }),
+    show: (answer, { texts }) => answer.map((entities, place) => marked(texts[place], entities)),
+    clients: ({ texts }) => hub(texts, 'token_classification(text, aggregation_strategy="first")'),
+  },
   "zero-shot-classification": {
     title: "Classify texts by your own labels",
     note: "The model was not trained for these labels. Change them to score the texts again.",
@@ -202,6 +210,21 @@ function scored(text, scores) {
     el("li", { class: place ? "" : "best" }, el("span", {}, label), track(score), el("span", { class: "number" }, percent(score))),
   );
   return el("div", { class: "scored" }, el("p", { class: "text" }, text), el("ul", { class: "bars" }, ...bars));
+}
+
+/** A text whose entities are marked; their places count characters, not UTF-16 units. */
+function marked(text, entities) {
+  const characters = [...text];
+  const parts = [];
+  let done = 0;
+  for (const { entity_group: label, score, start, end } of entities) {
+    if (start < done) continue;
+    const name = el("span", { class: "label" }, label);
+    const title = `${label}, ${percent(score)}`;
+    parts.push(characters.slice(done, start).join(""), el("mark", { title }, characters.slice(start, end).join(""), name));
+    done = end;
+  }
+  return el("p", { class: "scored entities" }, ...parts, characters.slice(done).join(""));
 }
 
 function track(part) {
