@@ -207,9 +207,7 @@ impl Grouping<'_> {
                 bests.reduce(|found, next| if next.1 > found.1 { next } else { found }).unwrap_or((0, 0.0))
             }
             Aggregation::Average => best(&mean(tokens().map(|token| &token.scores[..]))),
-            _ => {
-                parts.first().map_or((0, 0.0), |first| (best(&first.token.scores).0, certainty(&first.token)))
-            }
+            _ => parts.first().map_or((0, 0.0), |first| best(&first.token.scores)),
         };
         Ok(Piece {
             label,

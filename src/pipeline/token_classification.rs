@@ -52,7 +52,7 @@ impl TokenClassificationOptions {
     pub fn new(
         aggregation: Option<Aggregation>,
         ignored: Option<Vec<String>>,
-        windows: WindowOptions,
+        mut windows: WindowOptions,
         redacts: bool,
     ) -> Result<Self> {
         let aggregation = aggregation.unwrap_or_default();
@@ -64,6 +64,10 @@ impl TokenClassificationOptions {
                 "expected an aggregation strategy among `simple`, `first`, `average`, `max` with `{name}`, but found \
                  `none`"
             )));
+        }
+        if redacts {
+            // The rest of a truncated text would be returned as it is.
+            windows.truncation = Truncation::Off;
         }
         let ignored = ignored.unwrap_or_else(|| vec![OUTSIDE.to_owned()]);
         Ok(Self { aggregation, ignored, windows, redacts })

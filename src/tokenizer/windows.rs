@@ -5,7 +5,7 @@ use tokenizers::{
     models::{ModelWrapper, bpe::BPE},
 };
 
-use super::{Encoding, Side, Tokenizer, Truncation, too_long, vocabulary::Vocabulary, within_reach};
+use super::{Encoding, Side, Tokenizer, Truncation, vocabulary::Vocabulary, within_reach};
 use crate::error::{Error, Result};
 
 const UNKNOWN_TOKENS: [&str; 2] = ["[UNK]", "<unk>"];
@@ -48,7 +48,12 @@ impl Tokenizer {
         let found = encoding.len() + self.special_tokens;
         let truncated_from = (found > limit).then_some(found);
         if truncated_from.is_some() {
-            let side = truncation.side().ok_or_else(|| too_long("text", found, limit))?;
+            let side = truncation.side().ok_or_else(|| {
+                Error::too_large(format!(
+                    "the text has {found} tokens, but the model takes at most {limit}; set `stride` to read it in \
+                     windows"
+                ))
+            })?;
             encoding.truncate(room, 0, side.into());
             encoding.take_overflowing();
         }
@@ -64,8 +69,8 @@ impl Tokenizer {
         let step = room - stride;
         let refusal = || {
             Error::too_large(format!(
-                "expected texts of at most {max} windows, {step} tokens apart, but found more; send fewer or shorter \
-                 texts, or a smaller `stride`"
+                "expected at most {max} windows of {room} tokens that share {stride}, but found more; send fewer or \
+                 shorter texts, or a smaller `stride`"
             ))
         };
         if self.exceeds(text, step.saturating_mul(max).saturating_add(stride))? {

@@ -400,7 +400,7 @@ class EntitiesTest(TaskTest):
     def test_refusals(self):
         with self.assertRaises(HfHubHTTPError) as caught:
             self.client.token_classification(self.TEXT, aggregation_strategy="median")
-        self.assert_refused(caught.exception, [422], "median")
+        self.assert_refused(caught.exception, [422], "aggregation_strategy")
         with self.assertRaises(HfHubHTTPError) as caught:
             self.client.token_classification(self.TEXT, stride=500)
         self.assert_refused(caught.exception, [422], "stride")

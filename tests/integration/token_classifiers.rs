@@ -183,7 +183,8 @@ async fn parameters_that_cannot_be_met_are_refused() {
     let cases = [
         json!({ "inputs": "" }),
         json!({ "inputs": [[1, 2]] }),
-        json!({ "inputs": long }),
+        json!({ "inputs": long, "parameters": { "truncate": false } }),
+        json!({ "inputs": long, "parameters": { "truncate": true, "redact": true } }),
         json!({ "inputs": "a", "parameters": { "aggregation_strategy": "median" } }),
         json!({ "inputs": "a", "parameters": { "aggregation_strategy": "none", "stride": 4 } }),
         json!({ "inputs": "a", "parameters": { "aggregation_strategy": "none", "redact": true } }),
@@ -197,9 +198,21 @@ async fn parameters_that_cannot_be_met_are_refused() {
         let (status, answer) = post(&model, PATH, &body).await;
         refusals += &format!("{status} {}\n", answer["error"].as_str().unwrap_or("no error"));
     }
-    insta::assert_snapshot!(refusals, @"");
+    insta::assert_snapshot!(refusals, @r"
+    422 expected a text in `inputs`, but found an empty one
+    422 expected `inputs[0]` to be a string, but found a list
+    413 the text has 902 tokens, but the model takes at most 64; set `stride` to read it in windows
+    413 the text has 902 tokens, but the model takes at most 64; set `stride` to read it in windows
+    422 wrong value in `parameters.aggregation_strategy`: unknown value, expected one of `none`, `simple`, `first`, `average`, `max`
+    422 expected an aggregation strategy among `simple`, `first`, `average`, `max` with `stride`, but found `none`
+    422 expected an aggregation strategy among `simple`, `first`, `average`, `max` with `redact`, but found `none`
+    422 expected a `stride` below 62, the tokens of a window, but found 62
+    422 wrong value in `parameters.stride`: invalid value: integer `-1`, expected usize
+    422 wrong value in `parameters.ignore_labels`: invalid type: a string, expected a sequence
+    413 expected at most 1024 windows of 62 tokens that share 61, but found more; send fewer or shorter texts, or a smaller `stride`
+    ");
     let (status, answer) = post(&model, "/predict", &json!({ "inputs": "a" })).await;
-    insta::assert_snapshot!(format!("{status} {}", answer["error"]), @"");
+    insta::assert_snapshot!(format!("{status} {}", answer["error"]), @r#"422 "expected a model for `text-classification`, but none is served""#);
 }
 
 #[tokio::test]
@@ -250,14 +263,14 @@ fn heads_that_are_left_out_are_named_or_refused() {
     let folder = tempfile::tempdir().unwrap();
     let embeddings = Some(Task::FeatureExtraction);
     let Some(refusal) = built_as("BertForQuestionAnswering", None, folder.path()) else { return };
-    insta::assert_snapshot!(refusal.unwrap_err(), @"");
+    insta::assert_snapshot!(refusal.unwrap_err(), @"expected a model with a head that Kivu runs, or without one, but found `BertForQuestionAnswering`; use `--task feature-extraction` to leave out the head and compute embeddings");
     let note = built_as("BertForQuestionAnswering", embeddings, folder.path()).unwrap().unwrap().unwrap();
-    insta::assert_snapshot!(note, @"");
+    insta::assert_snapshot!(note, @"the head of `BertForQuestionAnswering` is left out: the model computes embeddings");
     let note = built_as("BertForPreTraining", None, folder.path()).unwrap().unwrap().unwrap();
-    insta::assert_snapshot!(note, @"");
+    insta::assert_snapshot!(note, @"the head of `BertForPreTraining` is left out: the model computes embeddings");
     assert_eq!(built_as("BertModel", None, folder.path()).unwrap(), Ok(None));
     let refusal = built_as("BertForTokenClassification", embeddings, folder.path()).unwrap().unwrap_err();
-    insta::assert_snapshot!(refusal, @"");
+    insta::assert_snapshot!(refusal, @"expected a model for `feature-extraction`, but found one with a head for labels of tokens; embeddings do zero-shot classification and ranking with `strategy = \"embedding\"` in a recipe");
 }
 
 /// The weights of the fixture are random, so that there is no floor of its quality.

@@ -47,7 +47,7 @@ const TASKS = {
   "token-classification": {
     title: "Find entities",
     note: (model) => `The labels of the model: ${list(model.labels ?? [])}.`,
-    example: "Sarah Jones moved from London to Lisbon in May.\nThe lake near Zürich belongs to nobody.",
+    example: "Sarah Jones moved from London to Lisbon in May.\nThe lake near Zürich is calm this morning.",
     body: ({ texts }) => ({ inputs: texts, parameters: { aggregation_strategy: "first" } }),
     show: (answer, { texts }) => answer.map((entities, place) => marked(texts[place], entities)),
     clients: ({ texts }) => hub(texts, 'token_classification(text, aggregation_strategy="first")'),
