@@ -48,6 +48,13 @@ pub(super) fn shortfall(quality: &Quality, floor: &QualityFloor) -> Option<Short
     let at_most = |key, name: &str, found: f32, limit: f32| {
         (key, format!("{name} of at most {limit:.4}"), found, found - limit)
     };
+    let of_labels = |name, agreement, difference| {
+        let (least, most) = (floor.agreement, floor.mean_difference);
+        vec![
+            at_least("agreement", name, agreement, least),
+            at_most("mean_difference", "a mean difference to the scores of fp32", difference, most),
+        ]
+    };
     let (texts, checks) = match *quality {
         Quality::Embedding { texts, mean_cosine, worst_cosine, neighbours } => {
             let kept = neighbours.map_or(1.0, |neighbours| neighbours.ten_nearest);
@@ -58,24 +65,11 @@ pub(super) fn shortfall(quality: &Quality, floor: &QualityFloor) -> Option<Short
             ];
             (texts, checks)
         }
-        Quality::TokenClassification { texts, agreement, mean_difference, .. } => {
-            let checks = vec![
-                at_least("a share of tokens with the label of fp32", agreement, floor.agreement),
-                at_most("a mean difference to the scores of fp32", mean_difference, floor.mean_difference),
-            ];
-            (texts, checks)
-        }
         Quality::Classification { texts, agreement, mean_difference } => {
-            let checks = vec![
-                at_least("agreement", "a share of labels equal to those of fp32", agreement, floor.agreement),
-                at_most(
-                    "mean_difference",
-                    "a mean difference to the scores of fp32",
-                    mean_difference,
-                    floor.mean_difference,
-                ),
-            ];
-            (texts, checks)
+            (texts, of_labels("a share of labels equal to those of fp32", agreement, mean_difference))
+        }
+        Quality::TokenClassification { texts, agreement, mean_difference, .. } => {
+            (texts, of_labels("a share of tokens with the label of fp32", agreement, mean_difference))
         }
         Quality::Seq2Seq { texts, similarity, token_agreement: tokens, .. } => {
             let checks = vec![
