@@ -201,8 +201,8 @@ async fn parameters_that_cannot_be_met_are_refused() {
     insta::assert_snapshot!(refusals, @r"
     422 expected a text in `inputs`, but found an empty one
     422 expected `inputs[0]` to be a string, but found a list
-    413 the text has 902 tokens, but the model takes at most 64; set `stride` to read it in windows
-    413 the text has 902 tokens, but the model takes at most 64; set `stride` to read it in windows
+    413 the text has 802 tokens, but the model takes at most 64; set `stride` to read it in windows
+    413 the text has 802 tokens, but the model takes at most 64; set `stride` to read it in windows
     422 wrong value in `parameters.aggregation_strategy`: unknown value, expected one of `none`, `simple`, `first`, `average`, `max`
     422 expected an aggregation strategy among `simple`, `first`, `average`, `max` with `stride`, but found `none`
     422 expected an aggregation strategy among `simple`, `first`, `average`, `max` with `redact`, but found `none`
