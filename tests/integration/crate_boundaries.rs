@@ -31,7 +31,7 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ),
     ("yada::", &["src/tokenizer/"]),
     ("zstd::", &["src/batch/compression.rs"]),
-    ("zip::", &["src/build/fetch.rs", "src/build/pickle.rs"]),
+    ("zip::", &["src/build/fetch.rs", "src/build/pickle/mod.rs"]),
     ("lambda_http::", &["functions/"]),
     ("indicatif::", &["src/cli/terminal.rs"]),
     ("hyper_rustls::", &["src/build/hub/connect.rs"]),

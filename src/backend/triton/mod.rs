@@ -1,4 +1,4 @@
-//! Runs models on servers that speak KServe v2, such as Triton, over HTTP or gRPC.
+//! Runs models on servers that implement KServe v2, such as Triton, over HTTP or gRPC.
 
 mod breaker;
 mod client;

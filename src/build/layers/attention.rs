@@ -113,25 +113,12 @@ impl Blocks {
         let [keys, values] = [keys, values].map(|value| by_head(graph, attention, value));
         let (zero, one, two) =
             (graph.integers("zero", &[0]), graph.integers("one", &[1]), graph.integers("two", &[2]));
-        let slopes = match attention.distance {
-            Distance::Ignored => None,
-            Distance::Alibi => {
-                let slopes: Vec<f32> = alibi_slopes(attention.heads).iter().map(|slope| -slope).collect();
-                Some(graph.floats("alibi_slopes", &[1, attention.heads, 1, 1], &slopes))
-            }
-        };
         let Reach { before, after } = attention.reach;
         let mut limit = |distance: Option<usize>| {
             distance.map(|distance| graph.integers(&format!("distance_{distance}"), &[distance as i64]))
         };
         let limits = [limit(before), limit(after)];
-        let mut float_limit = |distance: Option<usize>| {
-            distance.map(|distance| graph.floats(&format!("float_{distance}"), &[], &[distance as f32]))
-        };
-        let float_limits = [float_limit(before), float_limit(after)];
-        let out_of_reach = graph.floats("out_of_reach", &[], &[OUT_OF_REACH]);
-        let outer = graph.integers("zero_one", &[0, 1]);
-        let is_biased = slopes.is_some() || before.is_some() || after.is_some();
+        let bias = DistanceBias::new(graph, attention);
         let queries = graph.node("Gather", &[queries, &self.tokens], vec![integer("axis", 1)]);
 
         let blocks = graph.repeat(&self.count, |graph, index| {
@@ -157,45 +144,13 @@ impl Blocks {
             };
             let (keys, values, mask) = (part(&keys, &two), part(&values, &two), part(mask, &one));
             let mut inputs = vec![query, keys, values, Value::none(), mask];
-            if is_biased {
+            if let Some(bias) = &bias {
                 let own = node("Slice", &[&self.positions, &start, &end, &zero]);
                 let own = node("Unsqueeze", &[&own, &one]);
                 let others = node("Slice", &[&self.positions, &from, &to, &zero]);
                 // Positive for tokens after the query.
                 let distances = node("Sub", &[&others, &own]);
-                let far = match &float_limits {
-                    [None, None] => None,
-                    [Some(before), Some(after)] if before == after => {
-                        let distances = node("Abs", &[&distances]);
-                        Some(node("Greater", &[&distances, before]))
-                    }
-                    [before, after] => {
-                        let after = after.as_ref().map(|after| node("Greater", &[&distances, after]));
-                        let before = before.as_ref().map(|before| {
-                            let distances = node("Neg", &[&distances]);
-                            node("Greater", &[&distances, before])
-                        });
-                        match (before, after) {
-                            (Some(before), Some(after)) => Some(node("Or", &[&before, &after])),
-                            (before, after) => before.or(after),
-                        }
-                    }
-                };
-                let slope = slopes.as_ref().map(|slopes| {
-                    let distances = node("Abs", &[&distances]);
-                    let distances = node("Unsqueeze", &[&distances, &outer]);
-                    node("Mul", &[&distances, slopes])
-                });
-                let far = far.map(|far| {
-                    let far = graph.cast(&far, data_type::FLOAT);
-                    let far = graph.node("Mul", &[&far, &out_of_reach], vec![]);
-                    graph.node("Unsqueeze", &[&far, &outer], vec![])
-                });
-                let bias = match (far, slope) {
-                    (Some(far), Some(slope)) => Some(graph.node("Add", &[&far, &slope], vec![])),
-                    (far, slope) => far.or(slope),
-                };
-                inputs.extend(bias);
+                inputs.push(bias.of(graph, &distances));
             }
             let attributes = vec![
                 integer("num_heads", attention.heads as i64),
@@ -208,6 +163,82 @@ impl Blocks {
         let blocks = graph.node("Transpose", &[&blocks], vec![integers("perm", &[1, 0, 2, 3])]);
         let tokens = graph.node("Reshape", &[&blocks, &flat], vec![]);
         graph.node("Slice", &[&tokens, &zero, &self.length, &one], vec![])
+    }
+}
+
+/// The effect of distances on scores, as constants of the graph.
+struct DistanceBias {
+    /// The limits before and after a token.
+    reach: [Option<Value>; 2],
+    /// The slopes of ALiBi, below 0.
+    slopes: Option<Value>,
+    out_of_reach: Value,
+    /// The axes of texts and heads.
+    outer: Value,
+}
+
+impl DistanceBias {
+    /// None if distances have no effect.
+    fn new(graph: &mut GraphBuilder, attention: &Attention) -> Option<Self> {
+        let Reach { before, after } = attention.reach;
+        let has_slopes = attention.distance == Distance::Alibi;
+        if !has_slopes && before.is_none() && after.is_none() {
+            return None;
+        }
+        let slopes = has_slopes.then(|| {
+            let slopes: Vec<f32> = alibi_slopes(attention.heads).iter().map(|slope| -slope).collect();
+            graph.floats("alibi_slopes", &[1, attention.heads, 1, 1], &slopes)
+        });
+        let mut limit = |distance: Option<usize>| {
+            distance.map(|distance| graph.floats(&format!("float_{distance}"), &[], &[distance as f32]))
+        };
+        let reach = [limit(before), limit(after)];
+        let out_of_reach = graph.floats("out_of_reach", &[], &[OUT_OF_REACH]);
+        let outer = graph.integers("zero_one", &[0, 1]);
+        Some(Self { reach, slopes, out_of_reach, outer })
+    }
+
+    /// Added to the scores of keys at `distances` from queries.
+    fn of(&self, graph: &mut GraphBuilder, distances: &Value) -> Value {
+        let far = self.are_far(graph, distances);
+        let mut node = |operator: &str, inputs: &[&Value]| graph.node(operator, inputs, vec![]);
+        let slope = self.slopes.as_ref().map(|slopes| {
+            let distances = node("Abs", &[distances]);
+            let distances = node("Unsqueeze", &[&distances, &self.outer]);
+            node("Mul", &[&distances, slopes])
+        });
+        let far = far.map(|far| {
+            let far = graph.cast(&far, data_type::FLOAT);
+            let far = graph.node("Mul", &[&far, &self.out_of_reach], vec![]);
+            graph.node("Unsqueeze", &[&far, &self.outer], vec![])
+        });
+        match (far, slope) {
+            (Some(far), Some(slope)) => graph.node("Add", &[&far, &slope], vec![]),
+            (far, slope) => far.or(slope).unwrap_or_else(Value::none),
+        }
+    }
+
+    /// Whether tokens at `distances` are out of reach; none if all are within.
+    fn are_far(&self, graph: &mut GraphBuilder, distances: &Value) -> Option<Value> {
+        let mut node = |operator: &str, inputs: &[&Value]| graph.node(operator, inputs, vec![]);
+        match &self.reach {
+            [None, None] => None,
+            [Some(before), Some(after)] if before == after => {
+                let distances = node("Abs", &[distances]);
+                Some(node("Greater", &[&distances, before]))
+            }
+            [before, after] => {
+                let after = after.as_ref().map(|after| node("Greater", &[distances, after]));
+                let before = before.as_ref().map(|before| {
+                    let distances = node("Neg", &[distances]);
+                    node("Greater", &[&distances, before])
+                });
+                match (before, after) {
+                    (Some(before), Some(after)) => Some(node("Or", &[&before, &after])),
+                    (before, after) => before.or(after),
+                }
+            }
+        }
     }
 }
 
