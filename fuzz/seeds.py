@@ -35,6 +35,7 @@ REQUESTS = [
     (18, {"id": "1", "inputs": [{"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["cat"]}], "outputs": [{"name": "embedding"}]}),
     (19, {"inputs": [{"name": "TEXT", "shape": [1], "datatype": "BYTES", "data": ["cat"]}, {"name": "LABELS", "shape": [2], "datatype": "BYTES", "data": ["a", "b"]}], "parameters": {"multi_label": True}}),
     (20, {"inputs": [{"name": "input_ids", "shape": [1, 2], "datatype": "INT64", "data": [[7, 8]]}, {"name": "attention_mask", "shape": [1, 2], "datatype": "INT32", "data": [1, 0]}], "parameters": {"num_beams": 2}}),
+    (28, {"inputs": ["the cat", "a dog sat on the mat e\u0301"], "parameters": {"aggregation_strategy": "max", "ignore_labels": ["O"], "stride": 3, "redact": True}}),
 ]
 
 

@@ -245,7 +245,7 @@ class OnADesktop(PageTest):
         for place, entity in enumerate(entities):
             expect(marks.nth(place)).to_have_text(text[entity["start"] : entity["end"]] + entity["entity_group"])
         unmarked = self.page.locator("#result p").evaluate(
-            "p => { p.querySelectorAll('.label').forEach(label => label.remove()); return p.textContent; }"
+            "p => { p = p.cloneNode(true); p.querySelectorAll('.label').forEach(label => label.remove()); return p.textContent; }"
         )
         self.assertEqual(unmarked, text)
         self.picture("entities")
