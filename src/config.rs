@@ -23,6 +23,7 @@ use clap::ValueEnum;
 use config::{Environment, File, FileFormat};
 use serde::{Deserialize, Deserializer};
 
+pub(crate) use self::choice::parse_address;
 pub use self::{
     auth::{AuthConfig, AuthMode, Secret},
     hub::HubConfig,

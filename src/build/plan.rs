@@ -96,9 +96,10 @@ pub(super) fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
     }
     if !source.is_dir() {
         return Err(Error::config(format!(
-            "expected a recipe (`….toml`) or a folder, but found {} at `{}`",
+            "expected a recipe (`….toml`) or a folder, but found {} at `{}`{}",
             if source.exists() { "another file" } else { "nothing" },
-            source.display()
+            source.display(),
+            if source.exists() { "; build the folder that contains it" } else { "" }
         )));
     }
     let folder = source.canonicalize().ok();

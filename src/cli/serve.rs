@@ -23,7 +23,7 @@ use crate::{
     api::{App, BindScope, Guard, below, router},
     backend::MappedFiles,
     build::{abandon, named::Options},
-    config::{Config, EngineChoice},
+    config::{Config, EngineChoice, parse_address},
     error::{Error, Result},
     model::Model,
     pipeline::Task,
@@ -58,7 +58,7 @@ pub(super) struct Arguments {
     #[arg(value_name = "MODEL")]
     models: Vec<PathBuf>,
     /// The address to listen on [default: that of kivu.toml, or 127.0.0.1:8080]
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = parse_address)]
     listen: Option<SocketAddr>,
     /// The engine of local models [default: that of kivu.toml, or auto]
     #[arg(long)]

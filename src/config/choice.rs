@@ -20,9 +20,13 @@ pub(super) fn one_of<'de, D: Deserializer<'de>, T: ValueEnum>(value: D) -> Resul
 
 /// Deserializes an address with its port.
 pub(super) fn address<'de, D: Deserializer<'de>>(value: D) -> Result<SocketAddr, D::Error> {
-    let found = String::deserialize(value)?;
+    parse_address(&String::deserialize(value)?).map_err(D::Error::custom)
+}
+
+/// Parses an address with its port.
+pub(crate) fn parse_address(found: &str) -> Result<SocketAddr, String> {
     found.parse().map_err(|_| {
         let found = found.escape_debug();
-        D::Error::custom(format!("expected an address such as `127.0.0.1:8080`, but found `{found}`"))
+        format!("expected an address such as `127.0.0.1:8080`, but found `{found}`")
     })
 }
