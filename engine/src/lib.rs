@@ -14,3 +14,4 @@ mod math;
 pub mod program;
 pub mod rotary;
 pub mod run;
+pub mod similarity;

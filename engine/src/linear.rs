@@ -1,5 +1,7 @@
 //! Linear layers. Activations are quantised to u8, each row with a scale and a minimum of its own.
 
+use std::ops::Range;
+
 use crate::{
     kernel::{Kernel, LANES, Lanes, MAX_ROWS, Panel, Rows, Sums},
     math::{activate, largest, smallest, sum},
@@ -9,70 +11,74 @@ use crate::{
 /// Quantised rows, and buffers to quantise them.
 #[derive(Debug, Default)]
 pub(crate) struct Quantised {
-    ranges: Vec<Range>,
+    ranges: Vec<RowRange>,
     /// In the format of the kernel.
     activations: Vec<u8>,
 }
 
 /// The range of a row: `value ≈ least + scale × integer`.
 #[derive(Clone, Copy, Debug)]
-struct Range {
+struct RowRange {
     scale: f32,
     least: f32,
 }
 
-/// The product of rows and the weights of `layer`, with its bias and activation.
+/// The product of rows and the weights of `panels` of `layer`, of 16 outputs each, with their bias and activation.
 #[inline(always)]
 pub(crate) fn linear<K: Kernel>(
     kernel: K,
     input: &[f32],
-    layer: &Linear,
+    (layer, panels): (&Linear, Range<usize>),
     scratch: &mut Quantised,
     out: &mut [f32],
 ) {
     quantise(kernel, input, layer.inputs, scratch);
     let steps = layer.inputs / 4;
+    let (first, width) = (panels.start, panels.len() * LANES);
     let tile_bytes = MAX_ROWS * layer.inputs * K::ACTIVATION_SIZE;
     let mut sums = [[[0; LANES]; 2]; MAX_ROWS];
     // All rows of a block pass a pair of panels before the next pair, which is then read from memory once.
-    for (pair, blocks) in layer.panels.chunks(2 * steps).enumerate() {
+    for (pair, blocks) in layer.panels[panels.start * steps..panels.end * steps].chunks(2 * steps).enumerate()
+    {
         let (left, right) = blocks.split_at(steps);
         let has_right = !right.is_empty();
-        let panel = |blocks, index: usize| Panel { blocks, column_sums: &layer.sums[index] };
+        let panel = |blocks, index: usize| Panel { blocks, column_sums: &layer.sums[first + index] };
         let right = if has_right { panel(right, 2 * pair + 1) } else { panel(left, 2 * pair) };
         let panels = [panel(left, 2 * pair), right];
         let tiles = scratch.activations.chunks(tile_bytes).zip(scratch.ranges.chunks(MAX_ROWS));
-        for ((activations, ranges), out) in tiles.zip(out.chunks_mut(MAX_ROWS * layer.outputs)) {
+        for ((activations, ranges), out) in tiles.zip(out.chunks_mut(MAX_ROWS * width)) {
             let sums = &mut sums[..ranges.len()];
             kernel.tile(activations, panels, sums);
             for half in 0..1 + usize::from(has_right) {
-                finish(kernel, layer, (2 * pair + half, half), ranges, sums, out);
+                let columns = (2 * pair + half) * LANES..width;
+                finish(kernel, (layer, first + 2 * pair + half, half), columns, ranges, sums, out);
             }
         }
     }
 }
 
-/// The results of a tile for one panel: sums of integers → scaled sums with bias and activation.
+/// The results of a tile for one panel: sums of integers → scaled sums with bias and activation. Of rows as long as the
+/// end of `columns`, those from its start on are written.
 #[inline(always)]
 fn finish<K: Kernel>(
     kernel: K,
-    layer: &Linear,
-    (panel, half): (usize, usize),
-    ranges: &[Range],
+    (layer, panel, half): (&Linear, usize, usize),
+    columns: Range<usize>,
+    ranges: &[RowRange],
     sums: &[[Sums; 2]],
     out: &mut [f32],
 ) {
     let scales = kernel.load(&layer.scales[panel]);
     let column_sums = kernel.mul(kernel.load_i32(&layer.sums[panel]), scales);
     let bias = kernel.load(&layer.bias[panel]);
-    for ((range, sums), out) in ranges.iter().zip(sums).zip(out.chunks_exact_mut(layer.outputs)) {
+    for ((range, sums), out) in ranges.iter().zip(sums).zip(out.chunks_exact_mut(columns.end)) {
         let base = kernel.mul_add(kernel.splat(range.least), column_sums, bias);
         let scale = kernel.mul(kernel.splat(range.scale), scales);
         let mut values = kernel.mul_add(kernel.load_i32(&sums[half]), scale, base);
         if let Some(function) = layer.activation {
             values = activate(kernel, function, values);
         }
-        if let Some(out) = out[panel * LANES..].first_chunk_mut() {
+        if let Some(out) = out[columns.start..].first_chunk_mut() {
             kernel.store(values, out);
         }
     }
@@ -94,7 +100,7 @@ fn quantise<K: Kernel>(kernel: K, input: &[f32], width: usize, scratch: &mut Qua
 /// Quantises a row. The minimum is a float, not a whole number of steps, so that nothing is lost to the rounding of a
 /// zero point. A row with NaN or infinite values gets the scale NaN, and so do its results.
 #[inline(always)]
-fn quantise_row<K: Kernel>(kernel: K, row: &[f32], out: &mut [u8]) -> Range {
+fn quantise_row<K: Kernel>(kernel: K, row: &[f32], out: &mut [u8]) -> RowRange {
     let row = row.as_chunks::<LANES>().0;
     let zero = kernel.splat(0.0);
     let (mut least, mut most, mut invalid) = (zero, zero, zero);
@@ -114,27 +120,33 @@ fn quantise_row<K: Kernel>(kernel: K, row: &[f32], out: &mut [u8]) -> Range {
         let shifted = kernel.sub(kernel.load(lanes), start);
         kernel.store_activations(kernel.mul_add(shifted, inverse, magic), out);
     }
-    Range { scale: scale + sum(kernel, invalid), least }
+    RowRange { scale: scale + sum(kernel, invalid), least }
 }
 
 /// The product of rows of `width` values and the weights of `layer` in fp32, with its bias.
 #[inline(always)]
 pub(crate) fn dense<K: Kernel>(kernel: K, input: &[f32], width: usize, layer: &Dense, out: &mut [f32]) {
     let outputs = layer.outputs;
-    for (row, out) in input.chunks_exact(width).zip(out.chunks_exact_mut(outputs)) {
-        let whole = outputs - outputs % (2 * LANES);
+    let whole = outputs - outputs % (2 * LANES);
+    let mut sums: [[Lanes; 2]; MAX_ROWS] = [[[0.0; LANES]; 2]; MAX_ROWS];
+    // Rows pass in groups, so that the weights are read once for each group.
+    for (rows, out) in input.chunks(MAX_ROWS * width).zip(out.chunks_mut(MAX_ROWS * outputs)) {
+        let sums = &mut sums[..rows.len() / width];
         for first in (0..whole).step_by(2 * LANES) {
-            let mut sums: [[Lanes; 2]; 1] = [[[0.0; LANES]; 2]];
             let weights = Rows { values: &layer.weights[first..], stride: outputs };
-            kernel.product(width, Rows { values: row, stride: width }, weights, &mut sums);
-            out[first..first + 2 * LANES].copy_from_slice(sums[0].as_flattened());
+            kernel.product(width, Rows { values: rows, stride: width }, weights, sums);
+            for (sums, out) in sums.iter().zip(out.chunks_exact_mut(outputs)) {
+                out[first..first + 2 * LANES].copy_from_slice(sums.as_flattened());
+            }
         }
-        for (column, out) in out.iter_mut().enumerate().skip(whole) {
-            let weights = layer.weights[column..].iter().step_by(outputs);
-            *out = row.iter().zip(weights).fold(0.0, |sum, (value, weight)| value.mul_add(*weight, sum));
-        }
-        if let Some(bias) = &layer.bias {
-            out.iter_mut().zip(bias.iter()).for_each(|(out, bias)| *out += bias);
+        for (row, out) in rows.chunks_exact(width).zip(out.chunks_exact_mut(outputs)) {
+            for (column, out) in out.iter_mut().enumerate().skip(whole) {
+                let weights = layer.weights[column..].iter().step_by(outputs);
+                *out = row.iter().zip(weights).fold(0.0, |sum, (value, weight)| value.mul_add(*weight, sum));
+            }
+            if let Some(bias) = &layer.bias {
+                out.iter_mut().zip(bias.iter()).for_each(|(out, bias)| *out += bias);
+            }
         }
     }
 }
@@ -156,7 +168,7 @@ mod tests {
         #[inline(always)]
         fn call<K: Kernel>(self, kernel: K) -> Vec<f32> {
             let mut out = vec![0.0; self.0.len() / INPUTS * PANELS * LANES];
-            linear(kernel, self.0, self.1, &mut Quantised::default(), &mut out);
+            linear(kernel, self.0, (self.1, 0..PANELS), &mut Quantised::default(), &mut out);
             out
         }
     }

@@ -4,9 +4,11 @@
 //! treat each row on its own, so a run computes them in blocks of rows, and a text has the same bits whatever else is in
 //! the run. Only attention combines rows, those of one text.
 
+use std::ops::Range;
+
 use crate::{
     array::Array,
-    kernel::{Block, Lanes, Sums},
+    kernel::{Block, LANES, Lanes, Sums},
     rotary::Rotary,
 };
 
@@ -19,8 +21,8 @@ pub struct Program {
     pub slots: usize,
     /// In the order of execution. A stage ends where an operation needs rows that other threads may have computed.
     pub stages: Vec<Stage>,
-    /// The value that a run returns.
-    pub output: ValueId,
+    /// The values that a run returns.
+    pub outputs: Vec<ValueId>,
     /// The numbers that the tables have rows for.
     pub limits: Limits,
     /// The id of padding, if positions count as in fairseq: from the one after this id, and this id for padding.
@@ -68,6 +70,8 @@ pub enum Stage {
     Rows(RowStage),
     /// Attention within each text.
     Attention(Attention),
+    /// The largest outputs of a linear layer in each text.
+    Largest(Largest),
 }
 
 /// Operations on blocks of rows.
@@ -268,6 +272,20 @@ pub struct Attention {
     pub out: ValueId,
 }
 
+/// The largest value of each output of a linear layer among the tokens of each text; the lowest number without tokens.
+///
+/// A stage of its own, since the layer may have a hundred thousand outputs: its tasks are parts of the outputs, so that
+/// the weights of a part stay in the cache for all texts, and the outputs of all tokens are never held.
+#[derive(Debug)]
+pub struct Largest {
+    /// A row per token.
+    pub input: ValueId,
+    /// The weights, with as many outputs as `out` has values, padded to a multiple of 16.
+    pub layer: Linear,
+    /// A row per text.
+    pub out: ValueId,
+}
+
 /// The tokens that a query attends to, apart from its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reach {
@@ -309,6 +327,22 @@ pub struct Limits {
     pub positions: usize,
     /// The tokens of a text.
     pub length: usize,
+}
+
+/// Panels of a part of a layer: with 768 inputs, 400 kB of weights, which fit into the second-level cache.
+const PANELS_PER_PART: usize = 32;
+
+impl Largest {
+    /// The number of parts of its outputs.
+    pub(crate) fn tasks(&self) -> usize {
+        (self.layer.outputs / LANES).div_ceil(PANELS_PER_PART)
+    }
+
+    /// The panels of one part.
+    pub(crate) fn panels(&self, part: usize) -> Range<usize> {
+        let first = part * PANELS_PER_PART;
+        first..(first + PANELS_PER_PART).min(self.layer.outputs / LANES)
+    }
 }
 
 impl RowOperation {

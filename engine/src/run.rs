@@ -14,7 +14,9 @@ use crate::{
     kernel::{InstructionSet, Kernel, KernelFn, LANES, MAX_ROWS},
     linear::{Quantised, dense, linear},
     math::{activate, gate, normalise},
-    program::{Attention, Index, Per, Program, RowOperation, RowStage, Stage, Table, Value, ValueId, View},
+    program::{
+        Attention, Index, Largest, Per, Program, RowOperation, RowStage, Stage, Table, Value, ValueId, View,
+    },
 };
 
 /// Rows that pass all operations of a stage together. Their values fit into the second-level cache, and the weights are
@@ -36,12 +38,24 @@ pub struct Token {
     pub position: u32,
 }
 
+/// A text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Text {
+    /// Its tokens.
+    pub tokens: Vec<Token>,
+    /// The number of tokens, from the first on, that all tokens attend to. The others are computed, and nothing else
+    /// depends on them.
+    pub attended: usize,
+}
+
 /// Packed texts and their values.
 #[derive(Debug)]
 pub struct Run {
     tokens: Vec<Token>,
     /// The tokens of each text.
     texts: Vec<Range<usize>>,
+    /// The tokens of each text that its tokens attend to.
+    attended: Vec<Range<usize>>,
     /// The tasks of an attention stage: a text, and a part of its heads.
     heads: Vec<HeadTask>,
     /// The rows of a block.
@@ -72,15 +86,17 @@ impl Program {
     /// Packs texts for a run on `threads` threads. `values` are those of an earlier run, whose memory is used again.
     pub fn pack<'a>(
         &self,
-        texts: impl Iterator<Item = &'a [Token]>,
+        texts: impl Iterator<Item = &'a Text>,
         threads: NonZeroUsize,
         mut values: Values,
     ) -> Run {
         let (mut tokens, mut ranges, mut heads) = (Vec::new(), Vec::new(), Vec::new());
-        for text in texts {
+        let mut attended = Vec::new();
+        for Text { tokens: text, attended: count } in texts {
             let parts = text.len().div_ceil(TOKENS_PER_TASK).next_multiple_of(threads.get());
             let parts = parts.min(MAX_TASKS_PER_TEXT);
             heads.extend((0..parts).map(|part| HeadTask { text: ranges.len(), part, parts }));
+            attended.push(tokens.len()..tokens.len() + text.len().min(*count));
             ranges.push(tokens.len()..tokens.len() + text.len());
             tokens.extend_from_slice(text);
         }
@@ -95,13 +111,14 @@ impl Program {
         for stage in &self.stages {
             match stage {
                 Stage::Attention(attention) => reserve(attention.out, ranges.len() * attention.heads),
+                Stage::Largest(largest) => reserve(largest.out, largest.tasks()),
                 Stage::Rows(stage) => {
                     let rows = if stage.per == Per::Token { tokens.len() } else { ranges.len() };
                     stage.stores.iter().for_each(|value| reserve(*value, rows.div_ceil(block_rows)));
                 }
             }
         }
-        Run { tokens, texts: ranges, heads, block_rows, values }
+        Run { tokens, texts: ranges, attended, heads, block_rows, values }
     }
 }
 
@@ -111,6 +128,7 @@ impl Run {
         match stage {
             Stage::Rows(stage) => self.rows(stage.per).div_ceil(self.block_rows),
             Stage::Attention(_) => self.heads.len(),
+            Stage::Largest(largest) => largest.tasks(),
         }
     }
 
@@ -133,9 +151,26 @@ impl Run {
         instructions.call(Task { run: self, program, stage, task, scratch });
     }
 
-    /// The rows of the output for one text.
-    pub fn output(&self, program: &Program, text: usize) -> Vec<f32> {
-        let value = program.values[program.output];
+    /// The rows of each output for one text.
+    pub fn outputs(&self, program: &Program, text: usize) -> Vec<Vec<f32>> {
+        program.outputs.iter().map(|output| self.output(program, *output, text)).collect()
+    }
+
+    fn output(&self, program: &Program, output: ValueId, text: usize) -> Vec<f32> {
+        let value = program.values[output];
+        let largest = program.stages.iter().find_map(|stage| match stage {
+            Stage::Largest(largest) if largest.out == output => Some(largest),
+            _ => None,
+        });
+        if let Some(largest) = largest {
+            let mut out = Vec::with_capacity(largest.layer.outputs);
+            for task in 0..largest.tasks() {
+                let width = largest.panels(task).len() * LANES;
+                out.extend_from_slice(&self.part(value.slot, task)[text * width..(text + 1) * width]);
+            }
+            out.truncate(value.width);
+            return out;
+        }
         let rows = match value.per {
             Per::Token => self.texts[text].clone(),
             Per::Text => text..text + 1,
@@ -196,6 +231,7 @@ impl KernelFn for Task<'_> {
                     attend(kernel, run, program, attention, (text, head), &mut scratch.head);
                 }
             }
+            Stage::Largest(largest) => largest_outputs(kernel, run, program, (largest, task), scratch),
         }
     }
 }
@@ -237,7 +273,7 @@ fn rows<K: Kernel>(
                 }
             }
             RowOperation::Mean { input, .. } => {
-                for (text, out) in run.texts[rows.clone()].iter().zip(out.chunks_exact_mut(width)) {
+                for (text, out) in run.attended[rows.clone()].iter().zip(out.chunks_exact_mut(width)) {
                     out.fill(0.0);
                     run.each_part(program.values[*input], text.clone(), |part| {
                         part.chunks_exact(width).for_each(|row| add_to(out, row));
@@ -247,7 +283,8 @@ fn rows<K: Kernel>(
                 }
             }
             RowOperation::Linear { input, layer, .. } => {
-                linear(kernel, &values[slot(input)], layer, quantised, &mut out)
+                let panels = 0..layer.outputs / LANES;
+                linear(kernel, &values[slot(input)], (layer, panels), quantised, &mut out);
             }
             RowOperation::Dense { input, layer, .. } => {
                 dense(kernel, &values[slot(input)], program.values[*input].width, layer, &mut out);
@@ -283,6 +320,47 @@ fn rows<K: Kernel>(
     }
     for value in &stage.stores {
         std::mem::swap(&mut *run.part_mut(slot(value), block), &mut values[slot(value)]);
+    }
+}
+
+/// The largest outputs of one part of a layer, for all texts.
+#[inline(always)]
+fn largest_outputs<K: Kernel>(
+    kernel: K,
+    run: &Run,
+    program: &Program,
+    (largest, task): (&Largest, usize),
+    scratch: &mut Scratch,
+) {
+    let Scratch { values, quantised, .. } = scratch;
+    values.resize_with(values.len().max(2), Vec::new);
+    let [rows, outputs, ..] = &mut values[..] else { return };
+    let (input, panels) = (program.values[largest.input], largest.panels(task));
+    let width = panels.len() * LANES;
+    let mut out = run.part_mut(program.values[largest.out].slot, task);
+    out.clear();
+    out.resize(run.texts.len() * width, f32::MIN);
+    for (text, out) in run.attended.iter().zip(out.chunks_exact_mut(width)) {
+        // Comparisons ignore NaN.
+        let out = out.as_chunks_mut::<LANES>().0;
+        let (mut start, mut is_valid) = (text.start, true);
+        while start < text.end {
+            let end = text.end.min(start + MAX_BLOCK_ROWS);
+            rows.clear();
+            run.each_part(input, start..end, |part| rows.extend_from_slice(part));
+            is_valid &= rows.iter().all(|value| value.is_finite());
+            outputs.resize((end - start) * width, 0.0);
+            linear(kernel, rows, (&largest.layer, panels.clone()), quantised, outputs);
+            for row in outputs.chunks_exact(width) {
+                for (row, out) in row.as_chunks().0.iter().zip(out.iter_mut()) {
+                    kernel.store(kernel.max(kernel.load(row), kernel.load(out)), out);
+                }
+            }
+            start = end;
+        }
+        if !is_valid {
+            out.as_flattened_mut().fill(f32::NAN);
+        }
     }
 }
 
@@ -353,9 +431,9 @@ fn attend<K: Kernel>(
 ) {
     let size = attention.queries.width / attention.heads;
     let key_head = head * attention.key_heads / attention.heads;
-    let tokens = run.texts[text].clone();
+    let tokens = run.attended[text].clone();
     let queries = match program.values[attention.queries.value].per {
-        Per::Token => tokens.clone(),
+        Per::Token => run.texts[text].clone(),
         Per::Text => text..text + 1,
     };
     let copy = |view: View, head: usize, rows: Range<usize>, stride: usize, out: &mut Vec<f32>| {

@@ -6,7 +6,7 @@ use kivu_engine::{
     kernel::{InstructionSet, LANES},
     program::*,
     rotary::Rotary,
-    run::{Scratch, Token},
+    run::{Scratch, Text, Token},
 };
 
 const WIDTH: usize = 32;
@@ -93,7 +93,7 @@ fn program(activation: Activation) -> Program {
             stage(Per::Token, vec![(0, true), (2, true)], second, vec![7]),
             stage(Per::Text, vec![], vec![Mean { input: 7, out: 8 }], vec![8]),
         ],
-        output: 8,
+        outputs: vec![8],
         limits: Limits { ids: IDS, types: 1, positions: 512, length: 512 },
         padding: None,
     }
@@ -102,16 +102,16 @@ fn program(activation: Activation) -> Program {
 /// The bits of the outputs for three texts, as a hash (FNV-1a, of words).
 fn hash(program: &Program, instructions: InstructionSet, hash: u64) -> u64 {
     let random = &mut fastrand::Rng::with_seed(11);
-    let texts: [Vec<Token>; 3] = [1, 70, 33].map(|length| {
+    let texts: [Text; 3] = [1, 70, 33].map(|length| {
         let token = |position| Token { id: random.u32(..IDS as u32), type_id: 0, position };
-        (0..length).map(token).collect()
+        Text { tokens: (0..length).map(token).collect(), attended: usize::MAX }
     });
-    let run = program.pack(texts.iter().map(Vec::as_slice), NonZeroUsize::MIN, Vec::new());
+    let run = program.pack(texts.iter(), NonZeroUsize::MIN, Vec::new());
     let mut scratch = Scratch::default();
     for stage in &program.stages {
         (0..run.tasks(stage)).for_each(|task| run.execute(program, instructions, stage, task, &mut scratch));
     }
-    let outputs = (0..texts.len()).flat_map(|text| run.output(program, text));
+    let outputs = (0..texts.len()).flat_map(|text| run.outputs(program, text).concat());
     outputs.fold(hash, |hash, value| (hash ^ u64::from(value.to_bits())).wrapping_mul(0x100_0000_01b3))
 }
 

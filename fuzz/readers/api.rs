@@ -22,7 +22,7 @@ use crate::{
     pipeline::{
         Task,
         classification::{ClassificationPipeline, ClassificationSettings},
-        embedding::{EmbeddingPipeline, EmbeddingSettings},
+        embedding::{DenseSettings, EmbeddingPipeline, EmbeddingSettings},
         generation::{GenerationOptions, GenerationSettings},
         pooling::Pooling,
         ranking::RankingPipeline,
@@ -161,10 +161,14 @@ fn send(request: Request<Body>) {
 fn models() -> Result<Vec<Model>> {
     let tokenizer = Arc::new(Tokenizer::from_json(TOKENIZER)?);
     let embedding = EmbeddingSettings {
-        output: "output".into(),
-        pooling: Pooling::Mean,
-        normalize: true,
-        dimensions: 2,
+        dense: Some(DenseSettings {
+            output: "output".into(),
+            pooling: Pooling::Mean,
+            normalize: true,
+            dimensions: 2,
+        }),
+        sparse: None,
+        multi_vector: None,
         max_tokens: MAX_TOKENS,
         default_prompt: None,
         prompts: [("query".to_owned(), "cat ".to_owned())].into(),
@@ -274,7 +278,12 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
         graph: "model.onnx".into(),
         engine: Engine::default(),
         source: Source { architecture: "Any".into(), from: "nowhere".into(), sha256: String::new() },
-        weights: Weights { precision: Precision::Fp32, plan: "none".into(), quality: None },
+        weights: Weights {
+            precision: Precision::Fp32,
+            plan: "none".into(),
+            quality: None,
+            other_vectors: [].into(),
+        },
         embedding: None,
         classification: None,
         token_classification: None,

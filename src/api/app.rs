@@ -14,7 +14,10 @@ use crate::{
     error::{Error, Result},
     model::{Model, Pipeline},
     pipeline::{
-        Task, classification::ClassificationPipeline, embedding::EmbeddingPipeline, ranking::RankingPipeline,
+        Task,
+        classification::ClassificationPipeline,
+        embedding::{EmbeddingPipeline, VectorKind},
+        ranking::RankingPipeline,
     },
     telemetry::Prometheus,
     tokenizer::{Side, Truncation},
@@ -126,8 +129,8 @@ impl App {
         &'a self,
         name: Option<&str>,
         task: Task,
-        pick: impl Fn(&'a Pipeline) -> Option<&'a P>,
-    ) -> Result<(&'a Model, &'a P)> {
+        pick: impl Fn(&'a Pipeline) -> Option<P>,
+    ) -> Result<(&'a Model, P)> {
         if name.is_none() {
             let found = self.models().find_map(|model| Some((model, pick(&model.pipeline)?)));
             return found.ok_or_else(|| {
@@ -145,10 +148,24 @@ impl App {
     }
 
     pub(super) fn embedding(&self, name: Option<&str>) -> Result<(&Model, &EmbeddingPipeline)> {
-        self.pipeline(name, Task::FeatureExtraction, |pipeline| match pipeline {
-            Pipeline::Embedding(pipeline) => Some(pipeline),
-            _ => None,
-        })
+        self.embedding_with(name, VectorKind::Dense)
+    }
+
+    /// The embedding model of this name, or the first one with vectors of this kind, or the first one.
+    pub(super) fn embedding_with(
+        &self,
+        name: Option<&str>,
+        kind: VectorKind,
+    ) -> Result<(&Model, &EmbeddingPipeline)> {
+        let with = |kind: Option<VectorKind>| {
+            self.pipeline(name, Task::FeatureExtraction, |pipeline| match pipeline {
+                Pipeline::Embedding(pipeline) => {
+                    kind.is_none_or(|kind| pipeline.settings().has(kind)).then_some(pipeline)
+                }
+                _ => None,
+            })
+        };
+        with(Some(kind)).or_else(|_| with(None))
     }
 
     pub(super) fn classification(&self, name: Option<&str>) -> Result<(&Model, &ClassificationPipeline)> {
@@ -158,11 +175,22 @@ impl App {
         })
     }
 
-    pub(super) fn ranking(&self, name: Option<&str>) -> Result<(&Model, &RankingPipeline)> {
-        self.pipeline(name, Task::TextRanking, |pipeline| match pipeline {
-            Pipeline::Ranking(pipeline) => Some(pipeline),
+    /// The ranking model of this name, or the first one. Models with multi-vectors rank too; without a name, they come
+    /// after all others.
+    pub(super) fn ranking(&self, name: Option<&str>) -> Result<(&Model, RankingPipeline)> {
+        let ranking = |pipeline: &Pipeline| match pipeline {
+            Pipeline::Ranking(pipeline) => Some(pipeline.clone()),
             _ => None,
-        })
+        };
+        let late_interaction = |pipeline: &Pipeline| match pipeline {
+            Pipeline::Embedding(pipeline) if pipeline.settings().has(VectorKind::MultiVector) => {
+                Some(RankingPipeline::Embedding(pipeline.clone()))
+            }
+            _ => None,
+        };
+        let task = Task::TextRanking;
+        let found = self.pipeline(name, task, ranking);
+        found.or_else(|error| self.pipeline(name, task, late_interaction).map_err(|_| error))
     }
 
     /// The truncation of a request: its own choice, or that of the configuration.

@@ -1,6 +1,6 @@
-//! TEI's `/embed`, `/embed_all` and `/similarity`.
+//! TEI's `/embed`, `/embed_sparse`, `/embed_all` and `/similarity`.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
@@ -9,14 +9,17 @@ use super::{
     rejection::Reply,
     request::{self, Call, Context, model_name},
     response::{characters, with_usage},
-    vectors::{EncodingFormat, Form},
+    vectors::{EncodingFormat, Form, Vector},
 };
 use crate::{
     error::{Error, Result},
     pipeline::{
         Input,
-        embedding::{EmbeddingOptions, EmbeddingPipeline},
+        embedding::{
+            EmbeddingOptions, EmbeddingPipeline, Embeddings, RequestedVectors, TextVectors, VectorKind,
+        },
         pooling::cosine,
+        sparse::SparseVector,
         vectors::VectorType,
     },
     tokenizer::Side,
@@ -41,6 +44,12 @@ pub(super) struct EmbedOptions {
     encoding_format: Option<EncodingFormat>,
     /// The type of the values; `float` by default.
     output_dtype: Option<VectorType>,
+    /// The kinds of vectors to return for each text, of `/embed`.
+    outputs: Option<Vec<VectorKind>>,
+    /// The number of largest weights to keep of each sparse vector.
+    max_active_dims: Option<usize>,
+    /// Whether the weights of sparse vectors have the words of their tokens.
+    words: Option<bool>,
 }
 
 impl EmbedOptions {
@@ -68,6 +77,37 @@ fn parse(app: &App, mut body: Value) -> Result<(Vec<Input>, usize, EmbedOptions)
     let inputs = inputs::read("inputs", inputs, app.limits.texts)?;
     let characters = characters(inputs.iter().flat_map(Input::texts));
     Ok((inputs, characters, options))
+}
+
+/// The weight of a token in a sparse vector.
+#[derive(Serialize)]
+pub(super) struct SparseValue {
+    index: u32,
+    value: f32,
+    /// The token in the vocabulary.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    word: Option<String>,
+}
+
+/// The requested vectors of a text.
+#[derive(Serialize)]
+pub(super) struct VectorsByKind {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dense: Option<Vector>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sparse: Option<Vec<SparseValue>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    multi_vector: Option<Vec<Vec<f32>>>,
+}
+
+fn sparse_values(
+    pipeline: &EmbeddingPipeline,
+    vector: SparseVector,
+    words: Option<bool>,
+) -> Vec<SparseValue> {
+    let tokenizer = pipeline.encoder().tokenizer();
+    let word = |id| if words == Some(true) { tokenizer.token(id) } else { None };
+    vector.0.into_iter().map(|(index, value)| SparseValue { index, value, word: word(index) }).collect()
 }
 
 #[derive(Deserialize)]
@@ -109,7 +149,10 @@ pub(super) async fn embed_with(
     name: Option<&str>,
     body: Value,
 ) -> Reply {
-    let (inputs, characters, options) = parse(&context.app, body)?;
+    let (inputs, characters, mut options) = parse(&context.app, body)?;
+    if let Some(kinds) = options.outputs.take() {
+        return embed_kinds(context, pipeline, name, (inputs, characters, options), kinds).await;
+    }
     let form = options.form(pipeline)?;
     let options = options.resolve(&context.app, name);
     let embeddings = pipeline.embed(inputs, &options, context.deadline).await?;
@@ -117,14 +160,105 @@ pub(super) async fn embed_with(
     Ok(with_usage(context, &vectors, &embeddings.usage, characters))
 }
 
+/// Embeds with a model, as the route of the first kind of its vectors does.
+pub(super) async fn embed_by_default(
+    context: &Context,
+    pipeline: &EmbeddingPipeline,
+    name: Option<&str>,
+    body: Value,
+) -> Reply {
+    let has_outputs = body.get("outputs").is_some_and(|outputs| !outputs.is_null());
+    match pipeline.settings().outputs().first() {
+        Some((VectorKind::Sparse, _)) if !has_outputs => {
+            embed_sparse_with(context, pipeline, name, body).await
+        }
+        Some((VectorKind::MultiVector, _)) if !has_outputs => {
+            embed_all_with(context, pipeline, name, body).await
+        }
+        _ => embed_with(context, pipeline, name, body).await,
+    }
+}
+
+/// Several kinds of vectors from one run, an object for each text.
+async fn embed_kinds(
+    context: &Context,
+    pipeline: &EmbeddingPipeline,
+    name: Option<&str>,
+    (inputs, characters, options): (Vec<Input>, usize, EmbedOptions),
+    kinds: Vec<VectorKind>,
+) -> Reply {
+    if kinds.is_empty() {
+        return Err(Error::invalid(
+            "expected `outputs` among `dense`, `sparse`, `multi_vector`, but found an empty list",
+        )
+        .into());
+    }
+    let form = kinds.contains(&VectorKind::Dense).then(|| options.form(pipeline)).transpose()?;
+    let requested = RequestedVectors { kinds, max_active_dims: options.max_active_dims };
+    let words = options.words;
+    let options = options.resolve(&context.app, name);
+    let Embeddings { vectors, usage } =
+        pipeline.embed_kinds(inputs, &requested, &options, context.deadline).await?;
+    let by_kind = |TextVectors { dense, sparse, multi_vector }| VectorsByKind {
+        dense: form.as_ref().zip(dense).map(|(form, vector)| form.apply(vector)),
+        sparse: sparse.map(|vector| sparse_values(pipeline, vector, words)),
+        multi_vector,
+    };
+    let vectors: Vec<_> = vectors.into_iter().map(by_kind).collect();
+    Ok(with_usage(context, &vectors, &usage, characters))
+}
+
+/// Embed texts as weights of tokens
+pub(super) async fn embed_sparse(Call(context, body): Call<Value>) -> Reply {
+    let name = model_name(&body).map(str::to_owned);
+    let (_, pipeline) = context.app.embedding_with(name.as_deref(), VectorKind::Sparse)?;
+    embed_sparse_with(&context, pipeline, name.as_deref(), body).await
+}
+
+async fn embed_sparse_with(
+    context: &Context,
+    pipeline: &EmbeddingPipeline,
+    name: Option<&str>,
+    body: Value,
+) -> Reply {
+    let (inputs, characters, options) = parse(&context.app, body)?;
+    let (max_active_dims, words) = (options.max_active_dims, options.words);
+    let requested = RequestedVectors { kinds: vec![VectorKind::Sparse], max_active_dims };
+    let options = options.resolve(&context.app, name);
+    let Embeddings { vectors, usage } =
+        pipeline.embed_kinds(inputs, &requested, &options, context.deadline).await?;
+    let values = vectors.into_iter().filter_map(|text| text.sparse);
+    let vectors: Vec<_> = values.map(|vector| sparse_values(pipeline, vector, words)).collect();
+    Ok(with_usage(context, &vectors, &usage, characters))
+}
+
 /// Embed each token
+///
+/// A model for late interaction returns the projected vectors of a document, or of a query if `prompt_name` is `query`.
 pub(super) async fn embed_all(Call(context, body): Call<Value>) -> Reply {
     let name = model_name(&body).map(str::to_owned);
-    let (_, pipeline) = context.app.embedding(name.as_deref())?;
+    let name = name.as_deref();
+    let (_, pipeline) = match name {
+        Some(_) => context.app.embedding(name)?,
+        // The first model that has vectors of tokens; before there were others, the first with dense vectors.
+        None => match context.app.embedding(None)? {
+            found @ (_, pipeline) if pipeline.settings().has(VectorKind::Dense) => found,
+            _ => context.app.embedding_with(None, VectorKind::MultiVector)?,
+        },
+    };
+    embed_all_with(&context, pipeline, name, body).await
+}
+
+async fn embed_all_with(
+    context: &Context,
+    pipeline: &EmbeddingPipeline,
+    name: Option<&str>,
+    body: Value,
+) -> Reply {
     let (inputs, characters, options) = parse(&context.app, body)?;
-    let options = options.resolve(&context.app, name.as_deref());
+    let options = options.resolve(&context.app, name);
     let embeddings = pipeline.embed_all(inputs, &options, context.deadline).await?;
-    Ok(with_usage(&context, &embeddings.vectors, &embeddings.usage, characters))
+    Ok(with_usage(context, &embeddings.vectors, &embeddings.usage, characters))
 }
 
 /// Compare sentences with a source sentence

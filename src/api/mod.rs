@@ -82,6 +82,7 @@ fn routes() -> Router<Arc<App>> {
         .route("/metrics", get(server::metrics))
         .route("/embed", post(embedding::embed))
         .route("/embed_all", post(embedding::embed_all))
+        .route("/embed_sparse", post(embedding::embed_sparse))
         .route("/similarity", post(embedding::similarity))
         .route("/predict", post(classification::predict))
         .route("/rerank", post(ranking::rerank))

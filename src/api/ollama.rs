@@ -151,8 +151,10 @@ pub(super) async fn show(Call(context, body): Call<Value>) -> Reply<Json<Value>>
     let mut info = json!({ "general.architecture": family });
     info[format!("{family}.context_length")] = model.pipeline.max_tokens().into();
     let mut capabilities = Vec::new();
-    if let Pipeline::Embedding(pipeline) = &model.pipeline {
-        info[format!("{family}.embedding_length")] = pipeline.settings().dimensions.into();
+    if let Pipeline::Embedding(pipeline) = &model.pipeline
+        && let Some(dense) = &pipeline.settings().dense
+    {
+        info[format!("{family}.embedding_length")] = dense.dimensions.into();
         capabilities.push("embedding");
     }
     let details = details(model);

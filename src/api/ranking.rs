@@ -48,7 +48,7 @@ pub(super) struct RerankRequest {
     model: Option<String>,
     truncate: Option<bool>,
     truncation_direction: Option<Side>,
-    /// Whether scores are logits or cosines; by default they are between 0 and 1.
+    /// Whether scores are logits, cosines or sums of products; by default they are between 0 and 1.
     raw_scores: Option<bool>,
     return_text: Option<bool>,
 }
@@ -56,7 +56,7 @@ pub(super) struct RerankRequest {
 /// Rank texts by a query
 pub(super) async fn rerank(Call(context, body): Call<RerankRequest>) -> Reply {
     let (_, pipeline) = context.app.ranking(body.model.as_deref())?;
-    rerank_with(&context, pipeline, body).await
+    rerank_with(&context, &pipeline, body).await
 }
 
 pub(super) async fn rerank_with(context: &Context, pipeline: &RankingPipeline, body: RerankRequest) -> Reply {
@@ -134,7 +134,7 @@ async fn rank_documents(context: &Context, body: DocumentsRequest) -> Result<(&s
     }
     let (model, pipeline) = app.ranking(body.model.as_deref())?;
     let options = RankingOptions { truncation: app.truncation(body.truncation, None), raw_scores: false };
-    let mut ranked = rank(context, pipeline, query, documents, options).await?;
+    let mut ranked = rank(context, &pipeline, query, documents, options).await?;
     ranked.order.truncate(body.top_n.or(body.top_k).unwrap_or(usize::MAX));
     Ok((&model.name, ranked))
 }

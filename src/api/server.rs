@@ -41,7 +41,7 @@ pub(super) async fn info(State(app): State<Arc<App>>) -> Reply<Json<Value>> {
         Precision::Fp32 => "float32",
     };
     let limits = &app.limits;
-    Ok(Json(json!({
+    let mut info = json!({
         "model_id": model.manifest.source.from,
         "model_sha": model.digest,
         "model_dtype": dtype,
@@ -59,7 +59,11 @@ pub(super) async fn info(State(app): State<Arc<App>>) -> Reply<Json<Value>> {
         "version": env!("CARGO_PKG_VERSION"),
         "sha": Value::Null,
         "docker_label": Value::Null,
-    })))
+    });
+    if let Pipeline::Embedding(pipeline) = &model.pipeline {
+        info["outputs"] = outputs(pipeline);
+    }
+    Ok(Json(info))
 }
 
 /// The task of a model in TEI's terms.
@@ -71,15 +75,21 @@ fn model_type(pipeline: &Pipeline) -> Value {
         let label2id: Map<String, Value> = labels.map(|(id, label)| (label.clone(), json!(id))).collect();
         json!({ "id2label": id2label, "label2id": label2id })
     };
-    let pooling = |pipeline: &EmbeddingPipeline| match pipeline.settings().pooling {
-        Pooling::Mean => json!({ "pooling": "mean" }),
-        Pooling::Cls => json!({ "pooling": "cls" }),
-        Pooling::LastToken => json!({ "pooling": "last_token" }),
-        // TEI has no other modes.
-        Pooling::Max => json!({ "pooling": "max" }),
-        Pooling::MeanSqrtLen => json!({ "pooling": "mean_sqrt_len_tokens" }),
-        Pooling::WeightedMean => json!({ "pooling": "weightedmean" }),
-        Pooling::Graph => json!({ "pooling": "graph" }),
+    let pooling = |pipeline: &EmbeddingPipeline| {
+        let settings = pipeline.settings();
+        let mode = match settings.dense.as_ref().map(|dense| dense.pooling) {
+            Some(Pooling::Mean) => "mean",
+            Some(Pooling::Cls) => "cls",
+            Some(Pooling::LastToken) => "last_token",
+            None if settings.sparse.is_some() => "splade",
+            // TEI has no other modes.
+            Some(Pooling::Max) => "max",
+            Some(Pooling::MeanSqrtLen) => "mean_sqrt_len_tokens",
+            Some(Pooling::WeightedMean) => "weightedmean",
+            Some(Pooling::Graph) => "graph",
+            None => "none",
+        };
+        json!({ "pooling": mode })
     };
     match pipeline {
         Pipeline::Embedding(pipeline) | Pipeline::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _)) => {
@@ -101,6 +111,12 @@ fn model_type(pipeline: &Pipeline) -> Value {
     }
 }
 
+/// The kinds of vectors of a model, and the dimensions of each.
+fn outputs(pipeline: &EmbeddingPipeline) -> Value {
+    let outputs = pipeline.settings().outputs();
+    outputs.into_iter().map(|(kind, dimensions)| (kind.to_string(), json!(dimensions))).collect()
+}
+
 /// List the models
 pub(super) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
     let models: Vec<Value> = app.models().map(describe).collect();
@@ -118,7 +134,12 @@ fn describe(model: &Model) -> Value {
         "max_tokens": model.pipeline.max_tokens(),
     });
     match &model.pipeline {
-        Pipeline::Embedding(pipeline) => description["dimensions"] = pipeline.settings().dimensions.into(),
+        Pipeline::Embedding(pipeline) => {
+            if let Some(dense) = &pipeline.settings().dense {
+                description["dimensions"] = dense.dimensions.into();
+            }
+            description["outputs"] = outputs(pipeline);
+        }
         Pipeline::Classification(pipeline) => description["labels"] = json!(pipeline.settings().labels),
         Pipeline::TokenClassification(pipeline) => {
             description["labels"] = json!(pipeline.settings().labels);

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{
     classification::{classify_with, predict_with, zero_shot_with},
-    embedding::{SimilarityRequest, embed_with, similarity_with},
+    embedding::{SimilarityRequest, embed_by_default, embed_with, similarity_with},
     inputs,
     ranking::rerank_with,
     rejection::Reply,
@@ -48,7 +48,7 @@ async fn run_default(context: &Context, body: Value) -> Reply {
         }
         Pipeline::Ranking(pipeline) => rerank_with(context, pipeline, from_value(body)?).await,
         Pipeline::Translation(pipeline) => translate_with(context, pipeline, from_value(body)?).await,
-        Pipeline::Embedding(pipeline) => embed_with(context, pipeline, name, body).await,
+        Pipeline::Embedding(pipeline) => embed_by_default(context, pipeline, name, body).await,
         Pipeline::ZeroShot(_) => {
             let (_, pipeline) = app.embedding(name)?;
             embed_with(context, pipeline, name, body).await
@@ -107,7 +107,7 @@ pub(super) async fn infer(InPath(name): InPath<String>, Call(context, mut body):
         Pipeline::Embedding(pipeline) if is_similarity(&body) => {
             similarity_with(&context, pipeline, Some(&name), from_value(body)?).await
         }
-        Pipeline::Embedding(pipeline) => embed_with(&context, pipeline, Some(&name), body).await,
+        Pipeline::Embedding(pipeline) => embed_by_default(&context, pipeline, Some(&name), body).await,
         Pipeline::Ranking(pipeline) => {
             rerank_with(&context, pipeline, from_value(body["inputs"].take())?).await
         }

@@ -25,7 +25,7 @@ use crate::{
     },
     config::EngineChoice,
     error::{Error, Result},
-    pipeline::Task,
+    pipeline::{Task, embedding::EmbeddingSettings},
     repository::{
         bundle::{MANIFEST, PIECES, RANGES, TOKENIZER, describe},
         manifest::{self, Manifest, Precision, Quality, VectorQuality},
@@ -126,6 +126,7 @@ fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option
             };
             let (measured, of_sentences) = measured.unzip();
             if let EncoderSettings::Embedding(settings) = settings
+                && settings.dense.is_some()
                 && task == Task::FeatureExtraction
             {
                 let (ranges, quality) =
@@ -138,12 +139,14 @@ fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option
         TaskSettings::Seq2Seq(settings) => {
             settings.decoder.signature = signature(DECODER)?;
             let measure = |forms| quality::seq2seq::measure(runtime, forms, settings, progress);
-            (ENCODER, forms.map(measure).transpose()?)
+            let measured = forms.map(measure).transpose()?;
+            (ENCODER, measured.map(|(quality, comparison)| (vec![quality], comparison)))
         }
     };
-    let (quality, comparison) = measured.unzip();
-    let shortfall = quality.as_ref().and_then(|quality| quality::shortfall(quality, &plan.floor));
-    let mut manifest = manifest(plan, task, source, (graph, signature(graph)?), (quality, vectors));
+    let (qualities, comparison) = measured.unzip();
+    let qualities = qualities.unwrap_or_default();
+    let shortfall = qualities.iter().find_map(|quality| quality::shortfall(quality, &plan.floor));
+    let mut manifest = manifest(plan, task, source, (graph, signature(graph)?), (qualities, vectors));
     if let Some(reason) = &reason {
         manifest.weights.plan = format!("{}; {reason}", manifest.weights.plan);
     }
@@ -193,7 +196,7 @@ fn manifest(
     task: Task,
     source: Source<'_>,
     (graph, signature): (&str, Signature),
-    (quality, vectors): (Option<Quality>, Option<VectorQuality>),
+    (qualities, vectors): (Vec<Quality>, Option<VectorQuality>),
 ) -> Manifest {
     let is_seq2seq = matches!(source.settings, TaskSettings::Seq2Seq(_));
     let (mut embedding, mut classification, mut token_classification, mut seq2seq) = (None, None, None, None);
@@ -205,6 +208,10 @@ fn manifest(
         }
         TaskSettings::Seq2Seq(settings) => seq2seq = Some(*settings),
     }
+    let mut qualities = qualities.into_iter();
+    let quality = qualities.next();
+    let kinds = embedding.iter().flat_map(EmbeddingSettings::outputs).skip(1);
+    let other_vectors = kinds.map(|(kind, _)| kind).zip(qualities).collect();
     let storage = match (plan.precision, source.is_quantised) {
         (_, true) => "as the export has them",
         (precision, false) if source.architecture == static_embedding::ARCHITECTURE => match precision {
@@ -229,7 +236,12 @@ fn manifest(
             from: plan.from.clone(),
             sha256: source.sha256,
         },
-        weights: manifest::Weights { precision: plan.precision, plan: storage.to_owned(), quality },
+        weights: manifest::Weights {
+            precision: plan.precision,
+            plan: storage.to_owned(),
+            quality,
+            other_vectors,
+        },
         vectors,
         embedding,
         classification,

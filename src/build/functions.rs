@@ -130,3 +130,29 @@ pub(super) fn quantized_linear(
     let base = graph.node("Add", &[&base, bias], vec![]);
     graph.node("Add", &[&product, &base], vec![])
 }
+
+/// The largest value of each output of a linear layer in int8 among the tokens of a text, without the outputs from
+/// `width` on, which pad the layer. The other inputs are those of [`quantized_linear`].
+pub(super) fn largest_outputs(
+    graph: &mut Graph,
+    [input, mask, weights, scales, sums, bias, shape, width]: [&Value; 8],
+) -> Value {
+    let outputs = quantized_linear(graph, [input, weights, scales, sums, bias, shape]);
+    let (zero, last) = (graph.integers("first_output", &[0]), graph.integers("last_axis", &[-1]));
+    let outputs = graph.node("Slice", &[&outputs, &zero, width, &last], vec![]);
+    largest_of_tokens(graph, [&outputs, mask])
+}
+
+/// The largest of the tokens of a text in each column; the lowest number without tokens.
+pub(super) fn largest_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
+    let mask = graph.cast(mask, data_type::FLOAT);
+    let two = graph.integers("mask_axis", &[2]);
+    let mask = graph.node("Unsqueeze", &[&mask, &two], vec![]);
+    let lowest = graph.floats("lowest", &[], &[f32::MIN]);
+    let one = graph.floats("one_float", &[], &[1.0]);
+    let is_padding = graph.node("Sub", &[&one, &mask], vec![]);
+    let penalty = graph.node("Mul", &[&is_padding, &lowest], vec![]);
+    let tokens = graph.node("Add", &[tokens, &penalty], vec![]);
+    let axis = graph.integers("token_axis", &[1]);
+    graph.node("ReduceMax", &[&tokens, &axis], vec![integer("keepdims", 0)])
+}

@@ -10,7 +10,7 @@ use super::{
     layers::Layers,
     onnx::{GraphBuilder, Value, data_type, float, integer},
     quantise::transpose,
-    weights::Weights,
+    weights::{Weight, Weights},
 };
 use crate::{
     error::{Error, Result, quoted},
@@ -55,8 +55,9 @@ enum Mode {
     LastToken,
 }
 
+/// A linear layer with an activation.
 #[derive(Debug)]
-struct Dense {
+pub(super) struct Dense {
     inputs: usize,
     outputs: usize,
     weight: Vec<f32>,
@@ -64,6 +65,17 @@ struct Dense {
     activation: Activation,
     /// Whether it transforms the vectors of tokens rather than that of the text.
     is_of_tokens: bool,
+    /// Added to the result (PyLate).
+    residual: Residual,
+}
+
+#[derive(Debug, Default)]
+enum Residual {
+    #[default]
+    None,
+    Input,
+    /// The product of the input and a matrix of the same shape as the weights.
+    Projected(Vec<f32>),
 }
 
 /// The activation functions of `torch.nn` that dense layers may have.
@@ -107,6 +119,7 @@ impl Modules {
             bias: None,
             activation: Activation::Identity,
             is_of_tokens: false,
+            residual: Residual::None,
         };
         let list = vec![Module::Pooling(vec![Mode::LastToken]), Module::Dense(layer)];
         Self { list, tokens: width, text: Some(labels), output }
@@ -234,7 +247,10 @@ impl Dense {
         const TOKENS: &str = "token_embeddings";
         const TEXT: &str = POOLED;
         let config = ConfigFile::open(folder)?;
-        let input: String = config.get("module_input_name")?.unwrap_or_else(|| TEXT.to_owned());
+        // PyLate's layers are all of tokens, and their files have no names.
+        let is_pylates = config.fields().contains_key("use_residual");
+        let default = if is_pylates { TOKENS } else { TEXT };
+        let input: String = config.get("module_input_name")?.unwrap_or_else(|| default.to_owned());
         let output = config.get("module_output_name")?.unwrap_or_else(|| input.clone());
         if input != output || ![TOKENS, TEXT].contains(&input.as_str()) {
             return Err(Error::model(format!(
@@ -262,10 +278,52 @@ impl Dense {
             bias,
             activation: Activation::of_class(activation.as_deref().unwrap_or("torch.nn.Tanh"))?,
             is_of_tokens,
+            residual: match config.is_set("use_residual")? {
+                false => Residual::None,
+                true if inputs == outputs => Residual::Input,
+                true => {
+                    Residual::Projected(weights.take("residual.weight", &[outputs, inputs])?.values.clone())
+                }
+            },
         })
     }
 
-    fn write(&self, layers: &mut Layers<'_>, name: &str, input: &Value) -> Value {
+    /// The layer in `folder` that transforms the vectors of tokens, of `width` values.
+    pub(super) fn of_tokens(folder: &Path, width: usize) -> Result<Self> {
+        let layer = Self::open(folder, [Some(width), None])?;
+        match layer.is_of_tokens {
+            true => Ok(layer),
+            false => Err(misplaced(folder, layer.inputs, None)),
+        }
+    }
+
+    /// The layer of vectors of tokens with these weights, without an activation.
+    pub(super) fn of_weights(weight: &Weight, bias: Option<Vec<f32>>) -> Result<Self> {
+        let [outputs, inputs] = weight.shape[..] else {
+            return Err(Error::model(format!("expected a matrix, but found the shape {:?}", weight.shape)));
+        };
+        Ok(Self {
+            inputs,
+            outputs,
+            weight: weight.values.clone(),
+            bias,
+            activation: Activation::Identity,
+            is_of_tokens: true,
+            residual: Residual::None,
+        })
+    }
+
+    /// The number of values of its results.
+    pub(super) fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Whether it has nothing but weights and a bias.
+    pub(super) fn is_linear(&self) -> bool {
+        matches!((&self.activation, &self.residual), (Activation::Identity, Residual::None))
+    }
+
+    pub(super) fn write(&self, layers: &mut Layers<'_>, name: &str, input: &Value) -> Value {
         let graph = &mut layers.graph;
         // In fp32 at all precisions: a dense layer is small, and its errors go straight into the vectors.
         let weight = transpose(&self.weight, self.inputs);
@@ -275,13 +333,24 @@ impl Dense {
             let bias = graph.floats(&format!("{name}.bias"), &[self.outputs], bias);
             value = graph.node("Add", &[&value, &bias], vec![]);
         }
-        match self.activation {
+        let value = match self.activation {
             Activation::Identity => value,
             Activation::Operator(operator) => graph.node(operator, &[&value], vec![]),
             Activation::Microsoft("QuickGelu") => {
                 graph.microsoft("QuickGelu", &[&value], vec![float("alpha", 1.0)])
             }
             Activation::Microsoft(operator) => graph.microsoft(operator, &[&value], vec![]),
+        };
+        match &self.residual {
+            Residual::None => value,
+            Residual::Input => graph.node("Add", &[&value, input], vec![]),
+            Residual::Projected(weight) => {
+                let weight = transpose(weight, self.inputs);
+                let shape = [self.inputs, self.outputs];
+                let weight = graph.floats(&format!("{name}.residual"), &shape, &weight);
+                let residual = graph.node("MatMul", &[input, &weight], vec![]);
+                graph.node("Add", &[&value, &residual], vec![])
+            }
         }
     }
 }

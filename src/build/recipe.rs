@@ -111,6 +111,8 @@ pub struct QualityFloor {
     pub worst_cosine: f32,
     /// The minimum share of the ten nearest texts that are the same.
     pub neighbours: f32,
+    /// The minimum share of the ten largest weights of sparse vectors that are the same.
+    pub terms: f32,
     /// The minimum share of texts with the same best label.
     pub agreement: f32,
     /// The maximum mean difference of scores.
@@ -127,6 +129,7 @@ impl Default for QualityFloor {
             mean_cosine: 0.99,
             worst_cosine: 0.97,
             neighbours: 0.93,
+            terms: 0.9,
             agreement: 0.99,
             mean_difference: 0.01,
             similarity: 0.95,

@@ -7,17 +7,22 @@ use std::path::{Component, Path, PathBuf};
 use serde::Deserialize;
 
 use super::{
-    config::ConfigFile,
+    config::{ConfigFile, OneOrMany},
     encoder::Facts,
     files::{read, read_json_if_exists},
     modules::{Modules, POOLED},
 };
 use crate::{
     error::{Error, Result},
-    pipeline::{embedding::EmbeddingSettings, pooling::Pooling},
+    pipeline::{
+        embedding::{DenseSettings, EmbeddingSettings},
+        pooling::Pooling,
+    },
 };
 
 const MODULES: &str = "modules.json";
+/// Prompts, and the settings of PyLate.
+const SETTINGS: &str = "config_sentence_transformers.json";
 /// The template of chats.
 const TEMPLATE: &str = "chat_template.jinja";
 /// The `model_type` of the `config.json` of model2vec.
@@ -70,8 +75,171 @@ pub(super) fn embedding_settings(
     };
     let pooling = modules.pooling();
     let output = if pooling.is_some() { output } else { POOLED };
-    let settings = settings(folder, output, &modules, max_tokens(folder, facts.max_positions)?)?;
+    let dense = dense_settings(output, &modules)?;
+    let settings = text_settings(folder, Some(dense), max_tokens(folder, facts.max_positions)?)?;
     Ok((settings, pooling.is_none().then_some(modules)))
+}
+
+/// The modules after the transformer of a model.
+pub(super) enum Layout {
+    /// There is no list of modules.
+    None,
+    /// A pooling of the vectors of tokens.
+    Pooled,
+    /// A pooling of logits, in this folder.
+    Sparse(PathBuf),
+    /// Projections of the vectors of tokens.
+    LateInteraction(Box<LateInteraction>),
+}
+
+/// A model whose texts have a vector for each token, in the form of PyLate or of `MultiVectorEncoder`.
+pub(super) struct LateInteraction {
+    /// The folders of its layers.
+    pub(super) projections: Vec<PathBuf>,
+    pub(super) query: RoleFiles,
+    pub(super) document: RoleFiles,
+    /// Whether words without a token of their own are unknown tokens.
+    pub(super) skips_unknown: bool,
+}
+
+/// The form of texts in a role, by the names of tokens.
+#[derive(Default)]
+pub(super) struct RoleFiles {
+    pub(super) marker: Option<String>,
+    pub(super) max_tokens: Option<usize>,
+    pub(super) expansion: Option<Expanding>,
+    pub(super) skipped: Vec<String>,
+}
+
+/// Tokens that texts are filled up with: the mask token if none is named.
+pub(super) struct Expanding {
+    pub(super) token: Option<String>,
+    pub(super) length: usize,
+    pub(super) is_attended: bool,
+}
+
+/// The modules after the transformer of the model in `folder`.
+pub(super) fn layout(folder: &Path) -> Result<Layout> {
+    let list = modules(folder)?;
+    let is_of = |module: &&Module, name: &str| class(&module.r#type) == name;
+    let find = |name: &str| list.iter().find(|module| is_of(module, name));
+    if list.is_empty() {
+        return Ok(Layout::None);
+    }
+    if let Some(module) = find("SpladePooling") {
+        let known = ["MLMTransformer", "Transformer", "SpladePooling"];
+        return match list.iter().find(|module| !known.contains(&class(&module.r#type))) {
+            None => Ok(Layout::Sparse(inside(folder, &module.path)?)),
+            Some(other) => Err(Error::model(format!(
+                "expected only `MLMTransformer` and `SpladePooling` in a model of sparse vectors, but found `{}`",
+                class(&other.r#type)
+            ))),
+        };
+    }
+    let mask = find("MultiVectorMask");
+    let is_pylates = list.iter().any(|module| module.r#type.starts_with("pylate."));
+    if mask.is_none() && !is_pylates {
+        return Ok(Layout::Pooled);
+    }
+    let mut projections = Vec::new();
+    for module in list.iter().skip(1) {
+        match class(&module.r#type) {
+            "Dense" => projections.push(inside(folder, &module.path)?),
+            "Normalize" | "MultiVectorMask" | "Dropout" => {}
+            other => {
+                return Err(Error::model(format!(
+                    "expected modules among `Transformer`, `Dense`, `Normalize`, `MultiVectorMask` in a model for late \
+                     interaction, but found `{other}`"
+                )));
+            }
+        }
+    }
+    let (query, document) = match mask {
+        Some(mask) => multi_vector_roles(folder, &inside(folder, &mask.path)?)?,
+        None => pylate_roles(folder)?,
+    };
+    let skips_unknown = mask.is_none();
+    let files = LateInteraction { projections, query, document, skips_unknown };
+    Ok(Layout::LateInteraction(Box::new(files)))
+}
+
+/// The forms of queries and documents in PyLate's files.
+fn pylate_roles(folder: &Path) -> Result<(RoleFiles, RoleFiles)> {
+    let file = ConfigFile::open_or_empty(folder, SETTINGS)?;
+    let marker = |field: &str, default: &str| {
+        let marker: String = file.get(field)?.unwrap_or_else(|| default.to_owned());
+        Ok::<_, Error>(Some(marker).filter(|marker| !marker.is_empty()))
+    };
+    let length = file.get("query_length")?.unwrap_or(32);
+    let is_expanded = file.get("do_query_expansion")?.unwrap_or(true);
+    let is_attended = file.is_set("attend_to_expansion_tokens")?;
+    let query = RoleFiles {
+        marker: marker("query_prefix", "[Q] ")?,
+        max_tokens: Some(length),
+        expansion: is_expanded.then_some(Expanding { token: None, length, is_attended }),
+        skipped: Vec::new(),
+    };
+    let document = RoleFiles {
+        marker: marker("document_prefix", "[D] ")?,
+        max_tokens: Some(file.get("document_length")?.unwrap_or(180)),
+        expansion: None,
+        skipped: file.get("skiplist_words")?.unwrap_or_else(punctuation),
+    };
+    Ok((query, document))
+}
+
+/// The forms of queries and documents in the files of `MultiVectorEncoder`; its markers are prompts.
+fn multi_vector_roles(folder: &Path, mask: &Path) -> Result<(RoleFiles, RoleFiles)> {
+    #[derive(Deserialize)]
+    struct QueryExpansion {
+        strategy: String,
+        #[serde(default)]
+        attend: bool,
+        token: Option<String>,
+        length: usize,
+    }
+    let transformer = transformer(folder)?;
+    let mask = ConfigFile::open(mask)?;
+    if mask.get::<Vec<u32>>("keep_only_token_ids")?.is_some() {
+        return Err(Error::model(
+            "expected `MultiVectorMask` without `keep_only_token_ids`, but found some: models of images are not supported",
+        ));
+    }
+    let words: Vec<String> = mask.get("skiplist_words")?.unwrap_or_default();
+    let roles: OneOrMany<String> =
+        mask.get("skiplist_tasks")?.unwrap_or_else(|| OneOrMany::One("document".to_owned()));
+    let roles = roles.into_vec();
+    let skipped =
+        |role: &str| if roles.iter().any(|other| other == role) { words.clone() } else { Vec::new() };
+    let expansion: Option<QueryExpansion> = transformer.get("query_expansion")?;
+    let mut query = RoleFiles {
+        max_tokens: transformer.get("query_length")?,
+        skipped: skipped("query"),
+        ..RoleFiles::default()
+    };
+    if let Some(QueryExpansion { strategy, attend, token, length }) = expansion {
+        match strategy.as_str() {
+            "fixed" => query.max_tokens = Some(length),
+            "min" => {}
+            other => {
+                return Err(Error::model(format!(
+                    "expected a `query_expansion` of `fixed` or `min`, but found `{other}`"
+                )));
+            }
+        }
+        query.expansion = Some(Expanding { token, length, is_attended: attend });
+    }
+    let document = RoleFiles {
+        max_tokens: transformer.get("document_length")?,
+        skipped: skipped("document"),
+        ..RoleFiles::default()
+    };
+    Ok((query, document))
+}
+
+/// Python's `string.punctuation`.
+pub(super) fn punctuation() -> Vec<String> {
+    (b'!'..=b'~').filter(u8::is_ascii_punctuation).map(|byte| char::from(byte).to_string()).collect()
 }
 
 /// The folder of a model's table of vectors, if the model is one: see [`static_settings`].
@@ -116,16 +284,29 @@ pub(super) fn static_settings(
     if list.is_empty() && config.is_set("normalize")? {
         modules.add("Normalize", folder)?;
     }
-    Ok((settings(folder, POOLED, &modules, max_tokens)?, modules))
+    Ok((text_settings(folder, Some(dense_settings(POOLED, &modules)?), max_tokens)?, modules))
 }
 
-fn settings(folder: &Path, output: &str, modules: &Modules, max_tokens: usize) -> Result<EmbeddingSettings> {
-    let config = ConfigFile::open_or_empty(folder, "config_sentence_transformers.json")?;
-    let settings = EmbeddingSettings {
+fn dense_settings(output: &str, modules: &Modules) -> Result<DenseSettings> {
+    Ok(DenseSettings {
         output: output.to_owned(),
         pooling: modules.pooling().unwrap_or(Pooling::Graph),
         normalize: modules.normalizes(),
         dimensions: modules.dimensions()?,
+    })
+}
+
+/// The settings of a model with these dense vectors, if it has any, and no others yet.
+pub(super) fn text_settings(
+    folder: &Path,
+    dense: Option<DenseSettings>,
+    max_tokens: usize,
+) -> Result<EmbeddingSettings> {
+    let config = ConfigFile::open_or_empty(folder, SETTINGS)?;
+    let settings = EmbeddingSettings {
+        dense,
+        sparse: None,
+        multi_vector: None,
         max_tokens,
         default_prompt: config.get("default_prompt_name")?,
         prompts: config.get("prompts")?.unwrap_or_default(),
@@ -168,15 +349,19 @@ fn inside(folder: &Path, path: &str) -> Result<PathBuf> {
     Ok(if is_here(path) { folder.to_owned() } else { folder.join(path) })
 }
 
-/// The limit of tokens that the files set, or `positions` if that is less.
-pub(super) fn max_tokens(folder: &Path, positions: usize) -> Result<usize> {
-    let mut transformer = ConfigFile::open_or_empty(folder, TRANSFORMER[0])?;
+/// The settings of the transformer.
+fn transformer(folder: &Path) -> Result<ConfigFile> {
     for name in TRANSFORMER {
         if let Some(file) = ConfigFile::open_if_exists(folder, name)? {
-            transformer = file;
-            break;
+            return Ok(file);
         }
     }
+    ConfigFile::open_or_empty(folder, TRANSFORMER[0])
+}
+
+/// The limit of tokens that the files set, or `positions` if that is less.
+pub(super) fn max_tokens(folder: &Path, positions: usize) -> Result<usize> {
+    let transformer = transformer(folder)?;
     if transformer.is_set("do_lower_case")? {
         return Err(Error::model(
             "expected `do_lower_case` false in `sentence_bert_config.json`, but found true: \

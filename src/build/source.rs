@@ -67,14 +67,12 @@ pub(super) enum EncoderSettings {
 }
 
 impl EncoderSettings {
-    /// The output of the graph, the limit of tokens, and the number of values for a text, or for a token if it has labels.
-    pub(super) fn shape(&self) -> (&str, usize, usize) {
+    /// The limit of tokens.
+    pub(super) fn max_tokens(&self) -> usize {
         match self {
-            Self::Embedding(settings) => (&settings.output, settings.max_tokens, settings.dimensions),
-            Self::Classification(settings) => (&settings.output, settings.max_tokens, settings.labels.len()),
-            Self::TokenClassification(settings) => {
-                (&settings.output, settings.max_tokens, settings.labels.len())
-            }
+            Self::Embedding(settings) => settings.max_tokens,
+            Self::Classification(settings) => settings.max_tokens,
+            Self::TokenClassification(settings) => settings.max_tokens,
         }
     }
 }

@@ -115,6 +115,15 @@ pub(super) fn pipeline_tag(folder: &Path) -> Option<Task> {
     }
 }
 
+/// Whether the front matter of the model card lists one of these tags.
+pub(super) fn has_tag(folder: &Path, tags: &[&str]) -> bool {
+    let Ok(card) = fs::read_to_string(folder.join(CARD)) else { return false };
+    let mut lines = card.lines().map(str::trim);
+    let matter = lines.next().filter(|line| *line == "---").map(|_| lines.take_while(|line| *line != "---"));
+    let listed = matter.into_iter().flatten().filter_map(|line| line.strip_prefix("- "));
+    listed.map(|tag| tag.trim_matches(['"', '\''])).any(|tag| tags.contains(&tag))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

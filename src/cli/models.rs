@@ -148,6 +148,7 @@ mod tests {
                 mean_cosine: 0.9939,
                 worst_cosine: 0.9831,
                 neighbours: None,
+                terms: None,
             }),
             version: Some("0.0.1".into()),
             bundle: "b".into(),

@@ -152,9 +152,9 @@ fn read_tokenizers(bundle: &Bundle, settings: Option<&Seq2SeqSettings>) -> Resul
     let shortlist = settings.and_then(|settings| settings.shortlist.as_ref());
     let shortlist =
         shortlist.map(|name| Shortlist::from_bytes(&bundle.read(name)?).map(Arc::new)).transpose()?;
-    let embedding = bundle.manifest().embedding.as_ref().filter(|_| bundle.manifest().file(RANGES).is_some());
-    let ranges = embedding
-        .map(|embedding| Ranges::from_bytes(&bundle.read(RANGES)?, embedding.dimensions).map(Arc::new));
+    let dense = bundle.manifest().embedding.as_ref().and_then(|embedding| embedding.dense.as_ref());
+    let dense = dense.filter(|_| bundle.manifest().file(RANGES).is_some());
+    let ranges = dense.map(|dense| Ranges::from_bytes(&bundle.read(RANGES)?, dense.dimensions).map(Arc::new));
     Ok(Tokenizers { source, target, shortlist, ranges: ranges.transpose()? })
 }
 

@@ -9,22 +9,37 @@ use super::{
 };
 use crate::{
     backend::{Backend, Deadline, Schedule, Signature, triton::TritonBackend},
-    error::{Error, Result},
+    error::{Error, Result, quoted},
     tensor::{ElementType, Elements, Tensor},
 };
 
-/// The output that a task reads, and the properties of the bundle that its tensors depend on.
+/// The outputs that a task reads, and the properties of the bundle that its tensors depend on.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct OutputSpec {
-    /// The name of the output.
-    pub(super) output: String,
-    /// The length of its last axis.
-    pub(super) width: usize,
+    /// At least one.
+    pub(super) outputs: Vec<NamedOutput>,
     /// The labels of the values, for models that return labels instead, and the function for the scores.
     pub(super) labels: Option<(Vec<String>, ScoreFunction)>,
     pub(super) padding_id: u32,
     /// Whether the weights distinguish the texts of a pair by token type.
     pub(super) distinguishes_pairs: bool,
+}
+
+/// An output that a task reads.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct NamedOutput {
+    pub(super) name: String,
+    /// The length of its last axis.
+    pub(super) width: usize,
+    /// Whether it must have a vector for each token; otherwise it may have one for each text.
+    pub(super) is_of_tokens: bool,
+}
+
+impl OutputSpec {
+    /// The names of the outputs, for messages.
+    fn names(&self) -> String {
+        quoted(&self.outputs.iter().map(|output| output.name.as_str()).collect::<Vec<_>>())
+    }
 }
 
 /// An encoder with the mapping to its tensors.
@@ -37,14 +52,12 @@ pub(super) struct Adapter {
 }
 
 /// The indexes of the outputs that contain the values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Output {
-    Values(usize),
+    /// In the order of the specification.
+    Values(Vec<usize>),
     /// Labels, the best first, and their scores if the model returns them.
-    Labels {
-        names: usize,
-        scores: Option<usize>,
-    },
+    Labels { names: usize, scores: Option<usize> },
 }
 
 /// The output of one text, without padding.
@@ -62,10 +75,13 @@ impl RemoteModel for Adapter {
     fn open(described: TritonBackend, spec: &Arc<OutputSpec>) -> Result<Self> {
         let signature = described.signature();
         let output = infer_output(signature, spec);
-        let output = output.ok_or_else(|| ModelInputs::mismatch(signature, &spec.output))?;
+        let output = output.ok_or_else(|| ModelInputs::mismatch(signature, &spec.names()))?;
         // Unused outputs are not transferred.
         let (used, output) = match output {
-            Output::Values(values) => (vec![values], Output::Values(0)),
+            Output::Values(values) => {
+                let places = (0..values.len()).collect();
+                (values, Output::Values(places))
+            }
             Output::Labels { names, scores } => {
                 let used = [names].into_iter().chain(scores).collect();
                 (used, Output::Labels { names: 0, scores: scores.map(|_| 1) })
@@ -76,39 +92,48 @@ impl RemoteModel for Adapter {
 }
 
 impl Adapter {
-    /// An adapter for a bundle's graph, whose output has the name in the manifest.
+    /// An adapter for a bundle's graph, whose outputs have the names in the manifest.
     pub(super) fn local(backend: Arc<dyn Backend>, spec: &Arc<OutputSpec>) -> Result<Self> {
-        let output = backend.signature().output(&spec.output).map(Output::Values);
-        let output = output.ok_or_else(|| ModelInputs::mismatch(backend.signature(), &spec.output))?;
+        let found = spec.outputs.iter().map(|output| backend.signature().output(&output.name));
+        let output = found.collect::<Option<_>>().map(Output::Values);
+        let output = output.ok_or_else(|| ModelInputs::mismatch(backend.signature(), &spec.names()))?;
         Self::new(backend, Arc::clone(spec), output)
     }
 
     fn new(backend: Arc<dyn Backend>, spec: Arc<OutputSpec>, output: Output) -> Result<Self> {
-        let signature = backend.signature();
-        let inputs = ModelInputs::recognize(signature);
-        let inputs = inputs.ok_or_else(|| ModelInputs::mismatch(signature, &spec.output))?;
-        if let Output::Values(index) = output {
-            let found = &signature.outputs[index];
-            if found.element_type != ElementType::Fp32 {
-                return Err(Error::model(format!(
-                    "expected the model's output `{}` to be FP32, but found {}",
-                    found.name, found.element_type
-                )));
-            }
-            let width = found.shape.last().and_then(|side| usize::try_from(*side).ok());
-            if let Some(width) = width.filter(|width| *width != spec.width) {
-                return Err(Error::model(format!(
-                    "expected `{}` with {} values per text, but found {width}",
-                    found.name, spec.width
-                )));
+        let signature = backend.signature().clone();
+        let inputs = ModelInputs::recognize(&signature);
+        let inputs = inputs.ok_or_else(|| ModelInputs::mismatch(&signature, &spec.names()))?;
+        let adapter = Self { backend, inputs, output, spec };
+        if let Output::Values(places) = &adapter.output {
+            for (output, place) in adapter.spec.outputs.iter().zip(places) {
+                let found = &signature.outputs[*place];
+                if found.element_type != ElementType::Fp32 {
+                    return Err(Error::model(format!(
+                        "expected the model's output `{}` to be FP32, but found {}",
+                        found.name, found.element_type
+                    )));
+                }
+                let width = found.shape.last().and_then(|side| usize::try_from(*side).ok());
+                if let Some(width) = width.filter(|width| *width != output.width) {
+                    return Err(Error::model(format!(
+                        "expected `{}` with {} values per text, but found {width}",
+                        found.name, output.width
+                    )));
+                }
+                if output.is_of_tokens && !adapter.has_token_vectors(*place) {
+                    return Err(Error::model(format!(
+                        "expected `{}` with a vector for each token, but found {:?}",
+                        found.name, found.shape
+                    )));
+                }
             }
         }
-        Ok(Self { backend, inputs, output, spec })
+        Ok(adapter)
     }
 
-    /// Whether the output has a vector for each token; otherwise it has one for each text.
-    fn has_token_vectors(&self) -> bool {
-        let Output::Values(index) = self.output else { return false };
+    /// Whether the output at an index has a vector for each token; otherwise it has one for each text.
+    fn has_token_vectors(&self, index: usize) -> bool {
         let shape = &self.backend.signature().outputs[index].shape;
         match self.inputs.spec(Role::Ids) {
             // The tokens of one text, without a batch axis.
@@ -117,14 +142,17 @@ impl Adapter {
         }
     }
 
+    /// Refuses a model whose first output has no vector for each token.
     pub(super) fn require_token_vectors(&self) -> Result<()> {
-        if self.has_token_vectors() {
-            return Ok(());
+        match &self.output {
+            Output::Values(places) if places.first().is_some_and(|place| self.has_token_vectors(*place)) => {
+                Ok(())
+            }
+            _ => Err(Error::invalid(format!(
+                "expected a model with a vector for each token, but its output {} has one for each text",
+                self.spec.names()
+            ))),
         }
-        Err(Error::invalid(format!(
-            "expected a model with a vector for each token, but its output `{}` has one for each text",
-            self.spec.output
-        )))
     }
 
     /// The number of tokens of every text, if the model takes a fixed number.
@@ -152,26 +180,29 @@ impl Adapter {
         self.inputs.schedule(self.backend.schedule())
     }
 
-    /// Runs batches in one call, and returns the values of each.
+    /// Runs batches in one call, and returns the values of each: a tensor for each output of the specification.
     pub(super) async fn infer(
         &self,
         batches: &[Vec<Sequence<'_>>],
         deadline: Deadline,
-    ) -> Result<Vec<Tensor>> {
+    ) -> Result<Vec<Vec<Tensor>>> {
         let tensors = batches.iter().map(|batch| self.inputs.tensors(batch, self.spec.padding_id));
         let outputs = self.backend.infer_each(tensors.collect::<Result<_>>()?, deadline).await?;
         outputs.into_iter().map(|outputs| self.values(outputs)).collect()
     }
 
-    fn values(&self, mut outputs: Vec<Tensor>) -> Result<Tensor> {
-        let missing = || self.unexpected("no such output");
-        match self.output {
-            Output::Values(index) if index < outputs.len() => Ok(outputs.swap_remove(index)),
-            Output::Values(_) => Err(missing()),
+    fn values(&self, outputs: Vec<Tensor>) -> Result<Vec<Tensor>> {
+        let missing = || self.unexpected(0, "no such output");
+        match &self.output {
+            Output::Values(places) => {
+                let mut outputs: Vec<Option<Tensor>> = outputs.into_iter().map(Some).collect();
+                let mut take = |place: &usize| outputs.get_mut(*place).and_then(Option::take);
+                places.iter().map(|place| take(place).ok_or_else(missing)).collect()
+            }
             Output::Labels { names, scores } => {
-                let names = outputs.get(names).ok_or_else(missing)?;
+                let names = outputs.get(*names).ok_or_else(missing)?;
                 let scores = scores.map(|scores| outputs.get(scores).ok_or_else(missing)).transpose()?;
-                self.values_of_labels(names, scores)
+                Ok(vec![self.values_of_labels(names, scores)?])
             }
         }
     }
@@ -179,8 +210,8 @@ impl Adapter {
     /// The logits of returned labels. The first label has the score 1 if the model returns no scores, and labels that
     /// it does not return have 0.
     fn values_of_labels(&self, names: &Tensor, scores: Option<&Tensor>) -> Result<Tensor> {
-        let Some((labels, function)) = &self.spec.labels else { return Err(self.unexpected("labels")) };
-        let returned = names.as_bytes().ok_or_else(|| self.unexpected("no labels"))?;
+        let Some((labels, function)) = &self.spec.labels else { return Err(self.unexpected(0, "labels")) };
+        let returned = names.as_bytes().ok_or_else(|| self.unexpected(0, "no labels"))?;
         let rows = names.shape().first().copied().unwrap_or(1);
         let per_row = returned.len().checked_div(rows).unwrap_or(0).max(1);
         let scores = match scores {
@@ -188,38 +219,59 @@ impl Adapter {
             Some(scores) => {
                 let scores = scores.as_fp32().filter(|scores| scores.len() == returned.len());
                 Cow::Borrowed(
-                    scores.ok_or_else(|| self.unexpected("another number of scores than of labels"))?,
+                    scores.ok_or_else(|| self.unexpected(0, "another number of scores than of labels"))?,
                 )
             }
         };
         let mut probabilities = vec![0.0; rows * labels.len()];
         for (index, (name, score)) in returned.iter().zip(scores.iter()).enumerate() {
             let label = labels.iter().position(|label| label.as_bytes() == name);
-            let label = label.ok_or_else(|| self.unexpected("a label that the manifest does not name"))?;
+            let label = label.ok_or_else(|| self.unexpected(0, "a label that the manifest does not name"))?;
             probabilities[index / per_row * labels.len() + label] = *score;
         }
         let logits = probabilities.into_iter().map(|score| function.invert(score)).collect();
         Tensor::new(vec![rows, labels.len()], Elements::Fp32(logits))
     }
 
-    fn unexpected(&self, found: &str) -> Error {
-        let (Output::Values(index) | Output::Labels { names: index, .. }) = self.output;
+    /// The error of the output at a place of the specification.
+    fn unexpected(&self, place: usize, found: &str) -> Error {
+        let index = match &self.output {
+            Output::Values(places) => places.get(place).copied().unwrap_or_default(),
+            Output::Labels { names, .. } => *names,
+        };
         let name = self.backend.signature().outputs.get(index).map_or("", |spec| &spec.name);
         Error::inference(format!("expected values in `{name}`, but found {found}"))
     }
 
-    /// Splits the values into those of each text, of `lengths` tokens.
+    /// Splits the values of each output into those of each text, of `lengths` tokens.
     pub(super) fn rows<'a>(
         &self,
+        outputs: &'a [Tensor],
+        lengths: &(impl ExactSizeIterator<Item = usize> + Clone),
+    ) -> Result<Vec<Vec<Row<'a>>>> {
+        let mut texts = vec![Vec::with_capacity(outputs.len()); lengths.len()];
+        for (place, output) in outputs.iter().enumerate() {
+            let rows = self.rows_of(place, output, lengths.clone())?;
+            texts.iter_mut().zip(rows).for_each(|(text, row)| text.push(row));
+        }
+        Ok(texts)
+    }
+
+    fn rows_of<'a>(
+        &self,
+        place: usize,
         output: &'a Tensor,
         lengths: impl ExactSizeIterator<Item = usize>,
     ) -> Result<Vec<Row<'a>>> {
         let (count, shape) = (lengths.len(), output.shape());
         let Some(values) = output.as_fp32() else {
-            return Err(self.unexpected(&format!("{} of shape {shape:?}", output.element_type())));
+            return Err(self.unexpected(place, &format!("{} of shape {shape:?}", output.element_type())));
         };
-        let wrong_shape = || self.unexpected(&format!("shape {shape:?} for {count} texts"));
-        let has_tokens = self.has_token_vectors();
+        let wrong_shape = || self.unexpected(place, &format!("shape {shape:?} for {count} texts"));
+        let has_tokens = match &self.output {
+            Output::Values(places) => self.has_token_vectors(places[place]),
+            Output::Labels { .. } => false,
+        };
         let has_rows = shape.len() == if has_tokens { 3 } else { 2 };
         let (rows, width) = match *shape {
             [] => return Err(wrong_shape()),
@@ -228,15 +280,15 @@ impl Adapter {
             [rows, .., width] if has_rows => (rows, width),
             [.., width] => (1, width),
         };
-        if rows < count || width == 0 || width != self.spec.width || values.is_empty() {
+        if rows < count || width == 0 || width != self.spec.outputs[place].width || values.is_empty() {
             return Err(wrong_shape());
         }
         let row = |(row, length): (&'a [f32], usize)| {
             let kept = if has_tokens { row.get(..length * width) } else { Some(row) };
             let kept =
-                kept.ok_or_else(|| self.unexpected(&format!("shape {shape:?} for {length} tokens")))?;
+                kept.ok_or_else(|| self.unexpected(place, &format!("shape {shape:?} for {length} tokens")))?;
             if kept.iter().any(|value| !value.is_finite()) {
-                return Err(self.unexpected("a value that is not a finite number"));
+                return Err(self.unexpected(place, "a value that is not a finite number"));
             }
             Ok(Row { values: kept, width })
         };
@@ -244,22 +296,31 @@ impl Adapter {
     }
 }
 
-/// The output with the name in the manifest, or `OUTPUT__0`; otherwise labels, or the only FP32 output.
+/// The outputs with the names in the manifest, or `OUTPUT__0` for a single one; otherwise labels, or the only FP32
+/// output.
 fn infer_output(signature: &Signature, spec: &OutputSpec) -> Option<Output> {
     let outputs = &signature.outputs;
     let named = |name: &str| outputs.iter().position(|output| output.name.eq_ignore_ascii_case(name));
+    let [only] = &spec.outputs[..] else {
+        return spec
+            .outputs
+            .iter()
+            .map(|output| named(&output.name))
+            .collect::<Option<_>>()
+            .map(Output::Values);
+    };
     let of_type = |element_type: ElementType| {
         let indexes =
             outputs.iter().enumerate().filter(move |(_, output)| output.element_type == element_type);
         indexes.map(|(index, _)| index)
     };
-    if let Some(index) = named(&spec.output).or_else(|| named("output__0")) {
-        return Some(Output::Values(index));
+    if let Some(index) = named(&only.name).or_else(|| named("output__0")) {
+        return Some(Output::Values(vec![index]));
     }
     let mut floats = of_type(ElementType::Fp32);
     let first = floats.next();
     match of_type(ElementType::Bytes).next().filter(|_| spec.labels.is_some()) {
         Some(names) => Some(Output::Labels { names, scores: first }),
-        None => first.filter(|_| floats.next().is_none()).map(Output::Values),
+        None => first.filter(|_| floats.next().is_none()).map(|index| Output::Values(vec![index])),
     }
 }

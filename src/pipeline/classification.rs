@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    encoder::{Encoder, EncodingOptions, Granularity, Input, Row},
+    encoder::{Encoder, EncodingOptions, Granularity, Input, NamedOutput, Row},
     pair_template::PairTemplate,
     scores::ScoreFunction,
     usage::Usage,
@@ -63,7 +63,8 @@ impl ClassificationPipeline {
         if settings.labels.is_empty() {
             return Err(Error::model("expected labels in the manifest, but found none"));
         }
-        let output = (settings.output.as_str(), settings.labels.len());
+        let (name, width) = (settings.output.clone(), settings.labels.len());
+        let output = vec![NamedOutput { name, width, is_of_tokens: false }];
         let labels = Some((settings.labels.clone(), settings.function));
         let encoder = Encoder::new(tokenizer, route.into(), output, labels, settings.max_tokens)?;
         Ok(Self { encoder, settings })
@@ -87,7 +88,8 @@ impl ClassificationPipeline {
         deadline: Deadline,
     ) -> Result<Logits> {
         let template = self.settings.template.as_ref();
-        let options = EncodingOptions { prompt: None, template, truncation, max_bytes: MAX_BYTES };
+        let options =
+            EncodingOptions { prompt: None, template, truncation, max_bytes: MAX_BYTES, role: None };
         let encodings = self.encoder.encode(inputs, &options, deadline).await?;
         let values = |row: Row<'_>| row.values.to_vec();
         let (rows, usage) = self.encoder.run(&encodings, Granularity::Texts, deadline, values).await?;

@@ -1,79 +1,24 @@
-//! Texts to vectors, with the results of sentence-transformers: prompt, tokenization, model, pooling, normalization.
+//! Texts to vectors, with the results of sentence-transformers: prompt, tokenization, model, pooling, normalization. A model
+//! has dense vectors, sparse vectors, multi-vectors, or several of them from one run.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+mod settings;
 
-use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
+pub use self::settings::{DenseSettings, EmbeddingSettings, VectorKind};
 use super::{
-    encoder::{Encoder, EncodingOptions, Encodings, Granularity, Input, Row},
-    pooling::{Pooling, normalise},
-    roles::{self, UnknownRole},
+    encoder::{Encoder, EncodingOptions, Encodings, Granularity, Input, NamedOutput, Row},
+    multi_vector::{RoleSettings, TextRole},
+    pooling::normalise,
+    sparse::{SparseValues, SparseVector},
     usage::Usage,
     vectors::{Conversion, Ranges, VectorType},
 };
 use crate::{
-    backend::{Deadline, routing::Route},
-    error::{Error, Result, quoted},
+    backend::{Deadline, native::Query, routing::Route},
+    error::{Error, Result},
     tokenizer::{Tokenizer, Truncation},
 };
-
-/// The settings of an embedding model, from its sentence-transformers files.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct EmbeddingSettings {
-    /// The name of the output: a vector for each token, or for each text if the graph pools.
-    pub output: String,
-    /// How the vectors of tokens become the vector of their text.
-    pub pooling: Pooling,
-    /// Whether vectors are scaled to length 1 by default.
-    pub normalize: bool,
-    /// The number of values per vector.
-    pub dimensions: usize,
-    /// The maximum number of tokens of a text, special tokens included.
-    pub max_tokens: usize,
-    /// The name of the default prompt.
-    pub default_prompt: Option<String>,
-    /// Prompts by name.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub prompts: BTreeMap<String, String>,
-}
-
-impl EmbeddingSettings {
-    /// The prompt with this name or for this role, or the default prompt.
-    pub fn prompt(&self, name: Option<&str>) -> Result<Option<&str>> {
-        let Some(name) = name.or(self.default_prompt.as_deref()) else { return Ok(None) };
-        let prompts = &self.prompts;
-        let of_role = || prompts.get(roles::prompt(prompts, name).ok()??);
-        prompts.get(name).or_else(of_role).map(|prompt| Some(prompt.as_str())).ok_or_else(|| {
-            let known: Vec<_> = prompts.keys().collect();
-            let known = if known.is_empty() { "none".into() } else { quoted(&known) };
-            Error::invalid(format!("unknown prompt `{name}`; the model's prompts: {known}"))
-        })
-    }
-
-    /// The name of the prompt for a role, such as `query` or `search_document`, or with this name. `None`, which is the
-    /// default prompt, if the model has no prompt for the role.
-    pub fn prompt_name(&self, role: &str) -> Result<Option<&str>> {
-        let prompts = &self.prompts;
-        if let Some((name, _)) = prompts.get_key_value(role) {
-            return Ok(Some(name));
-        }
-        roles::prompt(prompts, role).map_err(|UnknownRole| {
-            let prompts = prompts.keys().map(String::as_str);
-            let known: BTreeSet<_> = UnknownRole::known().into_iter().chain(prompts).collect();
-            let known: Vec<_> = known.into_iter().collect();
-            let role: String = role.chars().take(40).collect();
-            Error::invalid(format!(
-                "expected a role among {}, but found `{}`",
-                quoted(&known),
-                role.escape_debug()
-            ))
-        })
-    }
-}
 
 /// The options of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,6 +43,35 @@ impl EmbeddingOptions {
     }
 }
 
+/// The vectors that a request asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestedVectors {
+    /// At least one kind.
+    pub kinds: Vec<VectorKind>,
+    /// The number of largest weights to keep of each sparse vector.
+    pub max_active_dims: Option<usize>,
+}
+
+/// The vectors of a text; those that the request does not ask for are `None`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TextVectors {
+    /// The vector of the text.
+    pub dense: Option<Vec<f32>>,
+    /// The weights of tokens.
+    pub sparse: Option<SparseVector>,
+    /// The vectors of tokens.
+    pub multi_vector: Option<Vec<Vec<f32>>>,
+}
+
+impl TextVectors {
+    /// The number of numbers in a response.
+    fn values(&self) -> usize {
+        let sparse = self.sparse.as_ref().map_or(0, |sparse| 2 * sparse.0.len());
+        let multi: usize = self.multi_vector.iter().flatten().map(Vec::len).sum();
+        self.dense.as_ref().map_or(0, Vec::len) + sparse + multi
+    }
+}
+
 /// The vectors of a request's texts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Embeddings<V> {
@@ -111,7 +85,7 @@ pub struct Embeddings<V> {
 #[derive(Clone, Debug)]
 pub struct EmbeddingPipeline {
     encoder: Encoder,
-    settings: EmbeddingSettings,
+    settings: Arc<EmbeddingSettings>,
     /// The ranges of vectors of 8-bit integers.
     ranges: Option<Arc<Ranges>>,
 }
@@ -123,9 +97,16 @@ impl EmbeddingPipeline {
         route: impl Into<Route>,
         settings: EmbeddingSettings,
     ) -> Result<Self> {
-        let output = (settings.output.as_str(), settings.dimensions);
-        let encoder = Encoder::new(tokenizer, route.into(), output, None, settings.max_tokens)?;
-        Ok(Self { encoder, settings, ranges: None })
+        let output = |name: &str, width, is_of_tokens| NamedOutput { name: name.into(), width, is_of_tokens };
+        let dense = settings.dense.as_ref().map(|dense| output(&dense.output, dense.dimensions, false));
+        let sparse = settings.sparse.as_ref().map(|sparse| {
+            let is_of_tokens = matches!(sparse.values, SparseValues::Tokens { .. });
+            output(&sparse.output, sparse.width(), is_of_tokens)
+        });
+        let multi = settings.multi_vector.as_ref().map(|multi| output(&multi.output, multi.dimensions, true));
+        let outputs = [dense, sparse, multi].into_iter().flatten().collect();
+        let encoder = Encoder::new(tokenizer, route.into(), outputs, None, settings.max_tokens)?;
+        Ok(Self { encoder, settings: settings.into(), ranges: None })
     }
 
     /// The same pipeline with the ranges of its vectors, for vectors of 8-bit integers.
@@ -144,42 +125,131 @@ impl EmbeddingPipeline {
         &self.encoder
     }
 
-    /// The vector of each text.
+    /// The dense vector of each text.
     pub async fn embed(
         &self,
         inputs: Vec<Input>,
         options: &EmbeddingOptions,
         deadline: Deadline,
     ) -> Result<Embeddings<Vec<f32>>> {
+        let dense = self.settings.dense()?;
         let dimensions = self.dimensions(options.dimensions)?;
         check_values(options.max_values, inputs.len(), dimensions)?;
-        let normalize = options.normalize.unwrap_or(self.settings.normalize);
         let encodings = self.encode(inputs, options, deadline).await?;
-        let vector = |row: Row<'_>| {
-            let mut vector = self.settings.pooling.pool(row.values, row.width);
-            vector.truncate(dimensions);
-            if normalize {
-                normalise(&mut vector);
-            }
-            vector
-        };
+        let vector = |row: Row<'_>| dense_vector(dense, dimensions, options, row);
         let (vectors, usage) = self.encoder.run(&encodings, Granularity::Texts, deadline, vector).await?;
         Ok(Embeddings { vectors, usage })
     }
 
-    /// The vectors of the tokens of each text, without pooling or normalization. Refused if the graph pools.
+    /// The requested vectors of each text, from one run.
+    pub async fn embed_kinds(
+        &self,
+        inputs: Vec<Input>,
+        requested: &RequestedVectors,
+        options: &EmbeddingOptions,
+        deadline: Deadline,
+    ) -> Result<Embeddings<TextVectors>> {
+        let is_requested = |kind| requested.kinds.contains(&kind);
+        let settings = &self.settings;
+        let dense = is_requested(VectorKind::Dense).then(|| settings.dense()).transpose()?;
+        let sparse = is_requested(VectorKind::Sparse).then(|| settings.sparse()).transpose()?;
+        let multi = is_requested(VectorKind::MultiVector).then(|| settings.multi_vector()).transpose()?;
+        let dimensions = dense.map_or(Ok(0), |_| self.dimensions(options.dimensions))?;
+        if let Some(sparse) = sparse {
+            sparse.check_limit(requested.max_active_dims)?;
+        }
+        check_values(options.max_values, inputs.len(), dimensions)?;
+        let encodings = self.encode(inputs, options, deadline).await?;
+        if let Some(multi) = multi {
+            check_values(options.max_values, encodings.tokens(), multi.dimensions)?;
+        }
+        let role = settings.text_role(options.prompt_name.as_deref());
+        let limit = requested.max_active_dims.unwrap_or(usize::MAX);
+        let vectors = |index: usize, rows: &[Row<'_>]| {
+            let ids = encodings.ids(index);
+            // The rows of the outputs that the model has, in the order of their kinds.
+            let row = |kind| {
+                let outputs = settings.outputs();
+                outputs.iter().position(|(found, _)| *found == kind).map_or(rows[0], |place| rows[place])
+            };
+            TextVectors {
+                dense: dense.map(|dense| dense_vector(dense, dimensions, options, row(VectorKind::Dense))),
+                sparse: sparse
+                    .map(|sparse| sparse.vector(ids, row(VectorKind::Sparse).values).truncated(limit)),
+                multi_vector: multi.map(|multi| {
+                    let values = row(VectorKind::MultiVector).values;
+                    let normalize = options.normalize.unwrap_or(true);
+                    let vectors = multi.vectors(role, ids, values, normalize);
+                    vectors.chunks_exact(multi.dimensions).map(<[f32]>::to_vec).collect()
+                }),
+            }
+        };
+        let (vectors, usage) =
+            self.encoder.run_all(&encodings, Granularity::Texts, deadline, vectors).await?;
+        let values: usize = vectors.iter().map(TextVectors::values).sum();
+        if values > options.max_values {
+            return Err(too_many(options.max_values, &format!("{values} in {} texts", vectors.len())));
+        }
+        Ok(Embeddings { vectors, usage })
+    }
+
+    /// The vectors of the tokens of each text: multi-vectors if the model has them, or else the model's own vectors,
+    /// without pooling or normalization. Refused if the graph pools.
     pub async fn embed_all(
         &self,
         inputs: Vec<Input>,
         options: &EmbeddingOptions,
         deadline: Deadline,
     ) -> Result<Embeddings<Vec<Vec<f32>>>> {
+        if self.settings.has(VectorKind::MultiVector) {
+            let requested = RequestedVectors { kinds: vec![VectorKind::MultiVector], max_active_dims: None };
+            let Embeddings { vectors, usage } =
+                self.embed_kinds(inputs, &requested, options, deadline).await?;
+            let vectors = vectors.into_iter().map(|text| text.multi_vector.unwrap_or_default()).collect();
+            return Ok(Embeddings { vectors, usage });
+        }
+        let lacks = || self.settings.lacks(VectorKind::MultiVector);
+        let dense = self.settings.dense.as_ref().ok_or_else(lacks)?;
         self.encoder.require_token_vectors(deadline).await?;
         let encodings = self.encode(inputs, options, deadline).await?;
-        check_values(options.max_values, encodings.tokens(), self.settings.dimensions)?;
+        check_values(options.max_values, encodings.tokens(), dense.dimensions)?;
         let vectors = |row: Row<'_>| row.values.chunks_exact(row.width).map(<[f32]>::to_vec).collect();
         let (vectors, usage) = self.encoder.run(&encodings, Granularity::Tokens, deadline, vectors).await?;
         Ok(Embeddings { vectors, usage })
+    }
+
+    /// The score of each text by late interaction with a query; raw scores are those of the model's authors. Scores are
+    /// computed as texts are read, so that the vectors of all texts are never held.
+    pub(super) async fn late_interaction(
+        &self,
+        query: String,
+        texts: Vec<String>,
+        (truncation, is_raw): (Truncation, bool),
+        deadline: Deadline,
+    ) -> Result<(Vec<f32>, Usage)> {
+        let multi = self.settings.multi_vector()?;
+        let place = self.settings.outputs().len() - 1;
+        let vectors =
+            |role| move |ids: &[u32], rows: &[Row<'_>]| multi.vectors(role, ids, rows[place].values, true);
+        let of_role = |role| EmbeddingOptions {
+            prompt_name: Some(role_name(role).to_owned()),
+            ..EmbeddingOptions::for_comparison(truncation)
+        };
+        let query = vec![Input::Text(query)];
+        let query = self.encode(query, &of_role(TextRole::Query), deadline).await?;
+        let of_query = vectors(TextRole::Query);
+        let of_query =
+            |index: usize, rows: &[Row<'_>]| Query::new(&of_query(query.ids(index), rows), multi.dimensions);
+        let (queries, of_query) =
+            self.encoder.run_all(&query, Granularity::Texts, deadline, of_query).await?;
+        let texts = texts.into_iter().map(Input::Text).collect();
+        let texts = self.encode(texts, &of_role(TextRole::Document), deadline).await?;
+        let of_text = vectors(TextRole::Document);
+        let score = |index: usize, rows: &[Row<'_>]| {
+            multi.score(&queries[0], &of_text(texts.ids(index), rows), is_raw)
+        };
+        let (scores, usage) = self.encoder.run_all(&texts, Granularity::Texts, deadline, score).await?;
+        Ok((scores, usage.after(&of_query)))
     }
 
     /// See [`EmbeddingSettings::prompt`].
@@ -203,7 +273,7 @@ impl EmbeddingPipeline {
     }
 
     fn dimensions(&self, requested: Option<usize>) -> Result<usize> {
-        let max = self.settings.dimensions;
+        let max = self.settings.dense()?.dimensions;
         match requested.unwrap_or(max) {
             dimensions if (1..=max).contains(&dimensions) => Ok(dimensions),
             found => Err(Error::invalid(format!("expected `dimensions` from 1 to {max}, but found {found}"))),
@@ -216,20 +286,54 @@ impl EmbeddingPipeline {
         options: &EmbeddingOptions,
         deadline: Deadline,
     ) -> Result<Encodings> {
-        let prompt = self.prompt(options.prompt_name.as_deref())?;
-        let options =
-            EncodingOptions { prompt, template: None, truncation: options.truncation, max_bytes: usize::MAX };
+        let settings = &self.settings;
+        let name = options.prompt_name.as_deref();
+        let prompt = settings.prompt(name)?;
+        let role = settings.multi_vector.as_ref().map(|multi| multi.role(settings.text_role(name)));
+        let options = EncodingOptions {
+            prompt,
+            template: None,
+            truncation: options.truncation,
+            max_bytes: usize::MAX,
+            role: role.filter(|role| **role != RoleSettings::default()),
+        };
         self.encoder.encode(inputs, &options, deadline).await
+    }
+}
+
+/// The dense vector of a text.
+fn dense_vector(
+    dense: &DenseSettings,
+    dimensions: usize,
+    options: &EmbeddingOptions,
+    row: Row<'_>,
+) -> Vec<f32> {
+    let mut vector = dense.pooling.pool(row.values, row.width);
+    vector.truncate(dimensions);
+    if options.normalize.unwrap_or(dense.normalize) {
+        normalise(&mut vector);
+    }
+    vector
+}
+
+/// The name of the prompt for a role.
+fn role_name(role: TextRole) -> &'static str {
+    match role {
+        TextRole::Query => "query",
+        TextRole::Document => "document",
     }
 }
 
 /// Refuses a response of too many values before it is computed.
 fn check_values(max: usize, vectors: usize, dimensions: usize) -> Result<()> {
     if vectors.saturating_mul(dimensions) > max {
-        return Err(Error::too_large(format!(
-            "expected a response of at most {max} numbers, but found {vectors} vectors of {dimensions}; send fewer \
-             texts at once"
-        )));
+        return Err(too_many(max, &format!("{vectors} vectors of {dimensions}")));
     }
     Ok(())
+}
+
+fn too_many(max: usize, found: &str) -> Error {
+    Error::too_large(format!(
+        "expected a response of at most {max} numbers, but found {found}; send fewer texts at once"
+    ))
 }

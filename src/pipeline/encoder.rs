@@ -9,11 +9,12 @@ use std::{
 
 use async_trait::async_trait;
 
-pub(super) use super::adapter::Row;
+pub(super) use super::adapter::{NamedOutput, Row};
 use super::{
     adapter::{Adapter, OutputSpec},
     executor::{Executor, Work, run_batches, tokenize},
     model_inputs::{ModelInputs, Sequence},
+    multi_vector::RoleSettings,
     pair_template::PairTemplate,
     scores::ScoreFunction,
     usage::Usage,
@@ -66,6 +67,8 @@ pub(super) struct EncodingOptions<'a> {
     pub(super) truncation: Truncation,
     /// The maximum size of all inputs, each counted as far as it can be read.
     pub(super) max_bytes: usize,
+    /// The form of texts in late interaction.
+    pub(super) role: Option<&'a RoleSettings>,
 }
 
 /// The granularity of the outputs that a request needs.
@@ -86,6 +89,11 @@ pub(super) struct Encodings {
 }
 
 impl Encodings {
+    /// The token ids of an input.
+    pub(super) fn ids(&self, index: usize) -> &[u32] {
+        &self.list[index].ids
+    }
+
     pub(super) fn tokens(&self) -> usize {
         self.list.iter().map(Encoding::len).sum()
     }
@@ -123,19 +131,18 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// An encoder whose `output` has `width` values per vector, one for each of `labels` if it classifies.
+    /// An encoder that is read at `outputs`, with a value for each of `labels` if it classifies.
     ///
     /// A model with another signature is refused: a local one now, one on a fleet when its description is known.
     pub(super) fn new(
         tokenizer: Arc<Tokenizer>,
         route: Route,
-        (output, width): (&str, usize),
+        outputs: Vec<NamedOutput>,
         labels: Option<(Vec<String>, ScoreFunction)>,
         max_tokens: usize,
     ) -> Result<Self> {
         let spec = Arc::new(OutputSpec {
-            output: output.to_owned(),
-            width,
+            outputs,
             labels,
             padding_id: tokenizer.padding_id(),
             distinguishes_pairs: ModelInputs::distinguish_pairs(route.signature()),
@@ -179,11 +186,14 @@ impl Encoder {
         options: &EncodingOptions<'_>,
         deadline: Deadline,
     ) -> Result<Encodings> {
-        let limit = self.limit(deadline).await?;
+        let role = options.role.cloned();
+        let of_role = role.as_ref().and_then(|role| role.max_tokens).unwrap_or(usize::MAX);
+        let limit = self.limit(deadline).await?.min(of_role);
         let reach = tokenizer::reach(limit);
         let size: usize = inputs.iter().map(|input| input.size(reach)).sum();
         check_size(size, options.max_bytes)?;
-        let (tokenizer, keeps_text) = (Arc::clone(&self.tokenizer), self.has_fleet());
+        // Tokens that are inserted are not in the text.
+        let (tokenizer, keeps_text) = (Arc::clone(&self.tokenizer), self.has_fleet() && role.is_none());
         let (prompt, truncation) = (options.prompt.map(str::to_owned), options.truncation);
         let template = options.template.cloned();
         let encode = move |input| match input {
@@ -192,6 +202,11 @@ impl Encoder {
                     None => text,
                     Some(prompt) => format!("{prompt}{text}"),
                 };
+                if let Some(role) = &role {
+                    let marker = usize::from(role.marker.is_some());
+                    let encoding = tokenizer.encode(&text, limit.saturating_sub(marker), truncation)?;
+                    return Ok((role.complete(encoding), None));
+                }
                 let encoding = tokenizer.encode(&text, limit, truncation)?;
                 let text = keeps_text.then(|| tokenizer.truncated_text(text, &encoding, limit, truncation));
                 Ok((encoding, text.transpose()?))
@@ -249,7 +264,7 @@ impl Encoder {
         Ok(fixed.unwrap_or(usize::MAX).min(self.max_tokens))
     }
 
-    /// Runs the model, and returns the result of `finish` for the output of each input.
+    /// Runs the model, and returns the result of `finish` for the first output of each input.
     pub(super) async fn run<T: Send>(
         &self,
         encodings: &Encodings,
@@ -257,16 +272,16 @@ impl Encoder {
         deadline: Deadline,
         finish: impl Fn(Row<'_>) -> T + Send + Sync,
     ) -> Result<(Vec<T>, Usage)> {
-        self.run_numbered(encodings, granularity, deadline, |_, row| finish(row)).await
+        self.run_all(encodings, granularity, deadline, |_, rows| finish(rows[0])).await
     }
 
-    /// The same, with the index of the input.
-    pub(super) async fn run_numbered<T: Send>(
+    /// Runs the model, and returns the result of `finish` for the index and all outputs of each input.
+    pub(super) async fn run_all<T: Send>(
         &self,
         encodings: &Encodings,
         granularity: Granularity,
         deadline: Deadline,
-        finish: impl Fn(usize, Row<'_>) -> T + Send + Sync,
+        finish: impl Fn(usize, &[Row<'_>]) -> T + Send + Sync,
     ) -> Result<(Vec<T>, Usage)> {
         let started = Instant::now();
         let texts = encodings.texts.iter().map(Option::as_deref);
@@ -322,7 +337,7 @@ async fn tokenize_each<I: Send + 'static, T: Send + 'static>(
 struct EncoderWork<'a, T> {
     inputs: Vec<Sequence<'a>>,
     granularity: Granularity,
-    finish: &'a (dyn Fn(usize, Row<'_>) -> T + Send + Sync),
+    finish: &'a (dyn Fn(usize, &[Row<'_>]) -> T + Send + Sync),
 }
 
 #[async_trait]
@@ -377,8 +392,9 @@ impl<T: Send> EncoderWork<'_, T> {
         let outputs = adapter.infer(&inputs, deadline).await?;
         let mut done = Vec::new();
         for ((batch, inputs), output) in batches.iter().zip(&inputs).zip(&outputs) {
-            let rows = adapter.rows(output, inputs.iter().map(|input| input.encoding.len()))?;
-            done.extend(batch.iter().zip(rows).map(|(index, row)| (*index, (self.finish)(*index, row))));
+            let rows = adapter.rows(output, &inputs.iter().map(|input| input.encoding.len()))?;
+            let finished = batch.iter().zip(rows).map(|(index, rows)| (*index, (self.finish)(*index, &rows)));
+            done.extend(finished);
         }
         Ok(done)
     }

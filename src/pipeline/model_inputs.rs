@@ -61,11 +61,11 @@ impl ModelInputs {
     }
 
     /// The error of a signature that is not recognized, with both sides.
-    pub(super) fn mismatch(signature: &Signature, output: &str) -> Error {
+    pub(super) fn mismatch(signature: &Signature, outputs: &str) -> Error {
         let names =
             |specs: &[TensorSpec]| quoted(&specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>());
         Error::model(format!(
-            "expected a model with inputs among {} and the output `{output}`, but found inputs {} and outputs {}",
+            "expected a model with inputs among {} and the output {outputs}, but found inputs {} and outputs {}",
             quoted(&NAMES.map(|(name, _)| name)),
             names(&signature.inputs),
             names(&signature.outputs)
@@ -126,7 +126,9 @@ fn tensor(role: Role, spec: &TensorSpec, batch: &[Sequence<'_>], padding_id: u32
         match role {
             Role::Ids => values.extend(encoding.ids.iter().map(|id| i64::from(*id))),
             Role::Types => values.extend(encoding.type_ids.iter().map(|id| i64::from(*id))),
-            Role::Mask | Role::Text => values.extend(std::iter::repeat_n(1, encoding.len())),
+            Role::Mask | Role::Text => {
+                values.extend(std::iter::repeat_n(1, encoding.len() - encoding.unattended));
+            }
         }
         values.resize((row + 1) * columns, padding);
     }

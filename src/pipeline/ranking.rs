@@ -1,11 +1,11 @@
-//! A query and texts to a relevance score for each text: by a cross-encoder, which reads query and text together, or
-//! by the cosine similarity of their embeddings.
+//! A query and texts to a relevance score for each text: by a cross-encoder, which reads query and text together, by late
+//! interaction of their multi-vectors, or by the cosine similarity of their embeddings.
 
 use std::sync::Arc;
 
 use super::{
     classification::ClassificationPipeline,
-    embedding::{EmbeddingOptions, EmbeddingPipeline},
+    embedding::{EmbeddingOptions, EmbeddingPipeline, VectorKind},
     encoder::Input,
     pooling::cosine,
     scores::ScoreFunction,
@@ -31,7 +31,7 @@ pub enum RankingPipeline {
 pub struct RankingOptions {
     /// Applied to pairs of too many tokens.
     pub truncation: Truncation,
-    /// Whether scores are the model's logits or cosines, instead of numbers from 0 to 1.
+    /// Whether scores are the model's logits, sums of products or cosines, instead of numbers from 0 to 1.
     pub raw_scores: bool,
 }
 
@@ -60,6 +60,10 @@ impl RankingPipeline {
                 let logits = pipeline.logits(pairs.collect(), options.truncation, deadline).await?;
                 let function = if options.raw_scores { ScoreFunction::None } else { ScoreFunction::Sigmoid };
                 Ok((function.apply(&logits.rows.concat()), logits.usage))
+            }
+            Self::Embedding(pipeline) if pipeline.settings().has(VectorKind::MultiVector) => {
+                let how = (options.truncation, options.raw_scores);
+                pipeline.late_interaction(query, texts, how, deadline).await
             }
             Self::Embedding(pipeline) => {
                 let inputs = [query].into_iter().chain(texts).map(Input::Text).collect();

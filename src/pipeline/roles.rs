@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use super::multi_vector::TextRole;
+
 /// A role, after the names that it has in APIs and among the prompts of models. Prompts are searched for in this order.
 type Role = &'static [&'static str];
 
@@ -21,6 +23,13 @@ pub(super) fn prompt<'a>(
     let names = ROLES.iter().find(|names| names.contains(&role)).ok_or(UnknownRole)?;
     let known = names.iter().find_map(|name| prompts.get_key_value(*name));
     Ok(known.map(|(name, _)| name.as_str()))
+}
+
+/// The role of texts in late interaction that has this name.
+pub(super) fn text_role(name: &str) -> Option<TextRole> {
+    let [queries, documents, ..] = ROLES;
+    let role = |names: Role, role| names.contains(&name).then_some(role);
+    role(queries, TextRole::Query).or_else(|| role(documents, TextRole::Document))
 }
 
 /// A word that names no role.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    encoder::{EncodedWindows, Encoder, EncodingOptions, Granularity, Input, Row},
+    encoder::{EncodedWindows, Encoder, EncodingOptions, Granularity, Input, NamedOutput, Row},
     entities::{Aggregation, Entity, Grouping, IndexedText, ScoredToken, TextEntities, resolve_overlaps},
     redaction::redact,
     scores::softmax,
@@ -110,7 +110,8 @@ impl TokenClassificationPipeline {
         if settings.labels.is_empty() {
             return Err(Error::model("expected labels in the manifest, but found none"));
         }
-        let output = (settings.output.as_str(), settings.labels.len());
+        let (name, width) = (settings.output.clone(), settings.labels.len());
+        let output = vec![NamedOutput { name, width, is_of_tokens: false }];
         let encoder = Encoder::new(tokenizer, route.into(), output, None, settings.max_tokens)?;
         let labels = settings.labels.iter().map(|label| label.as_str().into()).collect();
         Ok(Self { encoder, settings, labels })
@@ -143,12 +144,12 @@ impl TokenClassificationPipeline {
             aggregation: options.aggregation,
             ignored: &options.ignored,
         };
-        let finish = |window: usize, row: Row<'_>| {
+        let finish = |window: usize, rows: &[Row<'_>]| {
             let text = &indexed[windows.places[window].text];
-            grouping.entities(text, scored_tokens(&windows, window, row))
+            grouping.entities(text, scored_tokens(&windows, window, rows[0]))
         };
         let (found, usage) =
-            self.encoder.run_numbered(&windows.encodings, Granularity::Tokens, deadline, finish).await?;
+            self.encoder.run_all(&windows.encodings, Granularity::Tokens, deadline, finish).await?;
         let mut by_text: Vec<Vec<Entity>> = vec![Vec::new(); texts.len()];
         let mut counts = vec![0_usize; texts.len()];
         for (place, entities) in windows.places.iter().zip(found) {
@@ -174,7 +175,8 @@ impl TokenClassificationPipeline {
         deadline: Deadline,
     ) -> Result<TokenLogits> {
         self.encoder.require_token_vectors(deadline).await?;
-        let options = EncodingOptions { prompt: None, template: None, truncation, max_bytes: MAX_BYTES };
+        let options =
+            EncodingOptions { prompt: None, template: None, truncation, max_bytes: MAX_BYTES, role: None };
         let encodings = self.encoder.encode(inputs, &options, deadline).await?;
         let values = |row: Row<'_>| row.values.to_vec();
         let (rows, usage) = self.encoder.run(&encodings, Granularity::Tokens, deadline, values).await?;

@@ -18,3 +18,16 @@ pub struct Usage {
     /// Where the model ran.
     pub location: Location,
 }
+
+impl Usage {
+    /// The usage of two runs, one after the other. Truncated texts are those of this one.
+    pub(super) fn after(self, first: &Self) -> Self {
+        Self {
+            tokens: self.tokens + first.tokens,
+            generated: self.generated + first.generated,
+            tokenization: self.tokenization + first.tokenization,
+            inference: self.inference + first.inference,
+            ..self
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! The manifest of a bundle, `manifest.toml`.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     path::{Component, Path},
 };
@@ -11,7 +12,10 @@ use crate::{
     backend::{Engine, Signature},
     error::{Error, Result},
     pipeline::{
-        Task, classification::ClassificationSettings, embedding::EmbeddingSettings, seq2seq::Seq2SeqSettings,
+        Task,
+        classification::ClassificationSettings,
+        embedding::{EmbeddingSettings, VectorKind},
+        seq2seq::Seq2SeqSettings,
         token_classification::TokenClassificationSettings,
     },
 };
@@ -86,6 +90,9 @@ pub struct Weights {
     /// The quality compared with fp32, measured by the build; `None` for fp32, and for weights that were quantized
     /// before the build.
     pub quality: Option<Quality>,
+    /// The quality of the other vectors of an embedding model that has several kinds.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub other_vectors: BTreeMap<VectorKind, Quality>,
 }
 
 /// The numbers that weights are stored as.
@@ -115,7 +122,7 @@ impl fmt::Display for Precision {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Quality {
-    /// Of embeddings.
+    /// Of embeddings. Multi-vectors are compared vector by vector.
     Embedding {
         /// The number of texts.
         texts: usize,
@@ -126,6 +133,9 @@ pub enum Quality {
         /// The nearest texts of each text; none in bundles of older versions.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         neighbours: Option<Neighbours>,
+        /// Of sparse vectors: the mean share of the ten tokens with the largest weights that are the same.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        terms: Option<f32>,
     },
     /// Of scores for the labels of tokens.
     TokenClassification {

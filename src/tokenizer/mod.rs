@@ -94,6 +94,8 @@ pub struct Encoding {
     pub type_ids: Vec<u32>,
     /// The number of tokens before truncation, if there was any; a lower bound for very long texts.
     pub truncated_from: Option<usize>,
+    /// The number of tokens at the end that no other token attends to.
+    pub unattended: usize,
 }
 
 /// A token of a text.
@@ -175,6 +177,11 @@ impl Tokenizer {
     /// The id that pads short texts.
     pub fn padding_id(&self) -> u32 {
         self.padding_id
+    }
+
+    /// The id of a token.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.raw.token_to_id(token)
     }
 
     /// The number of ids, those of added tokens included.
@@ -279,7 +286,7 @@ impl Tokenizer {
                 "the text around a pair has {around} tokens, but the model takes at most {limit}"
             )));
         }
-        Ok(Encoding { type_ids: vec![0; ids.len()], ids, truncated_from })
+        Ok(Encoding { type_ids: vec![0; ids.len()], ids, truncated_from, unattended: 0 })
     }
 
     /// Takes token ids of a client, without adding special tokens.
@@ -293,7 +300,7 @@ impl Tokenizer {
                 Side::Right => ids.truncate(limit),
             }
         }
-        Ok(Encoding { type_ids: vec![0; ids.len()], ids, truncated_from })
+        Ok(Encoding { type_ids: vec![0; ids.len()], ids, truncated_from, unattended: 0 })
     }
 
     fn check_ids(&self, ids: &[u32]) -> Result<()> {
@@ -348,7 +355,8 @@ impl Tokenizer {
 
 impl Encoding {
     fn from_raw(encoding: &RawEncoding, truncated_from: Option<usize>) -> Self {
-        Self { ids: encoding.get_ids().to_vec(), type_ids: encoding.get_type_ids().to_vec(), truncated_from }
+        let (ids, type_ids) = (encoding.get_ids().to_vec(), encoding.get_type_ids().to_vec());
+        Self { ids, type_ids, truncated_from, unattended: 0 }
     }
 
     /// The number of tokens.

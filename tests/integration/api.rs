@@ -17,7 +17,7 @@ use kivu::{
     model::{Model, Pipeline},
     pipeline::{
         Task,
-        embedding::{EmbeddingPipeline, EmbeddingSettings},
+        embedding::{DenseSettings, EmbeddingPipeline, EmbeddingSettings},
         pooling::Pooling,
         ranking::RankingPipeline,
     },
@@ -63,10 +63,14 @@ fn model_of(task: Task, default_prompt: Option<String>, [fails_on, panics_on]: [
         Ok(vec![Tensor::new([inputs[0].shape(), &[2]].concat(), Elements::Fp32(vectors))?])
     });
     let settings = EmbeddingSettings {
-        output: "last_hidden_state".into(),
-        pooling: Pooling::Mean,
-        normalize: true,
-        dimensions: 2,
+        dense: Some(DenseSettings {
+            output: "last_hidden_state".into(),
+            pooling: Pooling::Mean,
+            normalize: true,
+            dimensions: 2,
+        }),
+        sparse: None,
+        multi_vector: None,
         max_tokens: 12,
         default_prompt,
         prompts: [("query".to_owned(), "cat ".to_owned())].into(),
@@ -86,7 +90,12 @@ fn model_of(task: Task, default_prompt: Option<String>, [fails_on, panics_on]: [
             graph: "model.onnx".into(),
             engine: Engine::default(),
             source: Source { architecture: "BertModel".into(), from: "tiny".into(), sha256: String::new() },
-            weights: Weights { precision: Precision::Fp32, plan: "none".into(), quality: None },
+            weights: Weights {
+                precision: Precision::Fp32,
+                plan: "none".into(),
+                quality: None,
+                other_vectors: [].into(),
+            },
             embedding: Some(settings),
             classification: None,
             token_classification: None,

@@ -97,7 +97,7 @@ pub(crate) fn difference(left: &[f32], right: &[f32]) -> f32 {
 async fn compare(name: &str, model: &Model, tolerance: f32) {
     let (golden, pipeline) = (golden(name), pipeline(model));
     assert_eq!(pipeline.settings().max_tokens, golden.max_length, "{name}");
-    assert_eq!(pipeline.settings().dimensions, golden.dimensions, "{name}");
+    assert_eq!(pipeline.settings().dense().unwrap().dimensions, golden.dimensions, "{name}");
     let mut failures = Vec::new();
     for case in &golden.cases {
         let encoding = pipeline

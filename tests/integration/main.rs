@@ -43,6 +43,7 @@ mod reliability;
 #[cfg(all(feature = "lambda", feature = "s3"))]
 mod s3;
 mod scripted;
+mod search;
 mod serving;
 mod static_embeddings;
 mod token_classifiers;

@@ -55,7 +55,11 @@ async fn every_module_gives_the_vectors_of_sentence_transformers() {
     for (name, cases) in goldens() {
         let Some(bundle) = build(&name, folder.path(), Precision::Fp32) else { return };
         let model = serve(&bundle.path("")).unwrap();
-        assert_eq!(pipeline(&model).settings().dimensions, cases[0].embedding.len(), "{name}");
+        assert_eq!(
+            pipeline(&model).settings().dense().unwrap().dimensions,
+            cases[0].embedding.len(),
+            "{name}"
+        );
         for case in &cases {
             let found = pipeline(&model).embed(text(&case.text), &options(), deadline()).await.unwrap();
             let difference = difference(&found.vectors[0], &case.embedding);

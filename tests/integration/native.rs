@@ -29,7 +29,7 @@ fn build(name: &str, folder: &Path) -> Option<Bundle> {
     build_request(&recipe(name, folder), runtime()?).map(Some).unwrap()
 }
 
-fn recipe(name: &str, folder: &Path) -> Request {
+pub(crate) fn recipe(name: &str, folder: &Path) -> Request {
     let task = match name {
         "tiny-bert-rank" | "tiny-modernbert-rank" => Task::TextRanking,
         "tiny-modernbert-cls" | "tiny-roberta-nli" | "tiny-deberta-nli" => Task::TextClassification,

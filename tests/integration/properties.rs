@@ -12,7 +12,7 @@ use kivu::{
     model::Pipeline,
     pipeline::{
         Input,
-        embedding::{EmbeddingOptions, EmbeddingPipeline, EmbeddingSettings},
+        embedding::{DenseSettings, EmbeddingOptions, EmbeddingPipeline, EmbeddingSettings},
         pooling::Pooling,
     },
     tensor::{ElementType, Elements, Tensor},
@@ -90,10 +90,14 @@ fn summing([rows, concurrency, tokens]: [usize; 3]) -> EmbeddingPipeline {
         min_call_tokens: tokens,
     }));
     let settings = EmbeddingSettings {
-        output: "sentence_embedding".into(),
-        pooling: Pooling::Mean,
-        normalize: false,
-        dimensions: 2,
+        dense: Some(DenseSettings {
+            output: "sentence_embedding".into(),
+            pooling: Pooling::Mean,
+            normalize: false,
+            dimensions: 2,
+        }),
+        sparse: None,
+        multi_vector: None,
         max_tokens: 24,
         default_prompt: None,
         prompts: [].into(),

@@ -171,7 +171,7 @@ async fn tables_in_a_folder_of_their_own_and_with_modules() {
     modules(r#", {"path": "1_Normalize", "type": "sentence_transformers.models.Normalize"}"#);
     let built = build_request(&request(from.clone(), folder.path().join("a"), None), runtime).unwrap();
     let settings = built.manifest().embedding.as_ref().unwrap();
-    assert!(settings.normalize && built.manifest().engine == Engine::Native);
+    assert!(settings.dense().unwrap().normalize && built.manifest().engine == Engine::Native);
     let model = serve(&built.path("")).unwrap();
     let found =
         pipeline(&model).embed(text("The cat sits on the mat."), &options(), deadline()).await.unwrap();
@@ -181,5 +181,5 @@ async fn tables_in_a_folder_of_their_own_and_with_modules() {
     modules(r#", {"path": "1_Dense", "type": "sentence_transformers.models.Dense"}"#);
     let built = build_request(&request(from.clone(), folder.path().join("b"), None), runtime).unwrap();
     let settings = built.manifest().embedding.as_ref().unwrap();
-    assert_eq!((settings.dimensions, built.manifest().engine), (12, Engine::Onnx));
+    assert_eq!((settings.dense().unwrap().dimensions, built.manifest().engine), (12, Engine::Onnx));
 }

@@ -58,7 +58,10 @@ impl Interface {
         let (inputs, outputs) = match &model.pipeline {
             Pipeline::Embedding(pipeline) => (
                 [&tokens[..], &[text]].concat(),
-                floats("embedding", &[-1, pipeline.settings().dimensions as i64]),
+                floats(
+                    "embedding",
+                    &[-1, pipeline.settings().dense.as_ref().map_or(-1, |dense| dense.dimensions as i64)],
+                ),
             ),
             Pipeline::Classification(pipeline) => {
                 let labels = pipeline.settings().labels.len() as i64;

@@ -13,8 +13,8 @@ use kivu_engine::{
     array::Array,
     kernel::LANES,
     program::{
-        Activation, Attention, Dense, DistanceBias, Index, Limits, Linear, Norm, Per, Program, Reach,
-        RowOperation, Table, Value, ValueId, View,
+        Activation, Attention, Dense, DistanceBias, Index, Largest, Limits, Linear, Norm, Per, Program,
+        Reach, RowOperation, Table, Value, ValueId, View,
     },
     rotary::{MAX_POSITIONS, Rotary},
 };
@@ -29,6 +29,10 @@ use crate::{
     },
     tensor::ElementType,
 };
+
+/// The output of vectors for late interaction. In a model that has it, masked tokens after the last other token have vectors
+/// too: they fill up queries.
+pub const MULTI_VECTORS: &str = "multi_vectors";
 
 /// The inputs of an encoder.
 pub(super) const INPUTS: [&str; 3] = ["input_ids", "token_type_ids", "attention_mask"];
@@ -58,12 +62,12 @@ pub(super) fn read(graph: &GraphProto, files: &BTreeMap<String, Bytes>) -> Resul
     for node in &graph.node {
         reader.node(node)?;
     }
-    let [output] = &graph.output[..] else { return Err(unsupported("several outputs")) };
-    let output = reader.by_row(&output.name)?.value;
+    let outputs: Vec<ValueId> =
+        graph.output.iter().map(|output| reader.output(&output.name)).collect::<Result<_>>()?;
     let Reader { mut values, operations, limits, padding, .. } = reader;
-    let stages = divide(operations, output);
-    let slots = assign_slots(&mut values, &stages, output);
-    Ok(Program { values, slots, stages, output, limits, padding })
+    let stages = divide(operations, &outputs);
+    let slots = assign_slots(&mut values, &stages, &outputs);
+    Ok(Program { values, slots, stages, outputs, limits, padding })
 }
 
 /// The inputs and outputs of a graph.
@@ -112,6 +116,8 @@ enum Meaning<'a> {
     Activated(Activation, View),
     /// The name of a table of values by distance.
     Distances(&'a str),
+    /// Values in parts of a layer's outputs, which only outputs of the graph read.
+    Largest(ValueId),
 }
 
 /// How heads attend.
@@ -180,6 +186,7 @@ impl<'a> Reader<'a> {
             }
             (FUNCTIONS, name) if name.starts_with("Attention") => self.attention_by_position(node)?,
             (FUNCTIONS, "QuantizedLinear") => self.linear(node)?,
+            (FUNCTIONS, "LargestOutputs") => self.largest(node)?,
             ("", "MatMul") => self.dense(input(0), input(1))?,
             ("", "Add") => self.add(input(0), input(1))?,
             ("", "Mul") => self.gate(node)?,
@@ -257,6 +264,14 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// The value of an output of the graph, of which all columns are used.
+    fn output(&self, name: &str) -> Result<ValueId> {
+        match self.meaning(name)? {
+            Meaning::Largest(value) => Ok(value),
+            _ => self.by_row(name).and_then(|_| self.whole(name)),
+        }
+    }
+
     /// A value of tokens, and one of the same width for texts.
     fn text_from_tokens(&mut self, name: &str) -> Result<(ValueId, ValueId)> {
         let (View { value, .. }, input) = (self.by_row(name)?, self.whole(name)?);
@@ -314,6 +329,14 @@ impl<'a> Reader<'a> {
         };
         let input = self.whole(input)?;
         let Value { per, width: inputs, .. } = self.values[input];
+        let layer = self.layer(inputs, [weights, scales, sums, bias])?;
+        let out = self.value(per, layer.outputs);
+        self.row(per, RowOperation::Linear { input, layer, out });
+        Ok(self.all(out))
+    }
+
+    /// The weights of a linear layer in int8.
+    fn layer(&self, inputs: usize, [weights, scales, sums, bias]: [&str; 4]) -> Result<Linear> {
         let shape = self.tensor(weights)?.dims.clone();
         let groups = inputs / 4;
         let panels = match shape[..] {
@@ -322,19 +345,35 @@ impl<'a> Reader<'a> {
             }
             _ => return Err(unsupported(&format!("weights of shape {shape:?} for {inputs} inputs"))),
         };
-        let outputs = panels.saturating_mul(LANES);
-        let layer = Linear {
+        Ok(Linear {
             inputs,
-            outputs,
+            outputs: panels.saturating_mul(LANES),
             panels: self.array(weights, panels.saturating_mul(groups))?,
             scales: self.array(scales, panels)?,
             sums: self.array(sums, panels)?,
             bias: self.array(bias, panels)?,
             activation: None,
+        })
+    }
+
+    /// The largest outputs of a linear layer among the tokens of a text, without those that pad the layer.
+    fn largest(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
+        let [input, mask, weights, scales, sums, bias, _, width] = &node.input[..] else {
+            return Err(refuse());
         };
-        let out = self.value(per, outputs);
-        self.row(per, RowOperation::Linear { input, layer, out });
-        Ok(self.all(out))
+        self.require_mask(node, mask)?;
+        self.by_row(input)?;
+        let input = self.whole(input)?;
+        let Value { per, width: inputs, .. } = self.values[input];
+        let layer = self.layer(inputs, [weights, scales, sums, bias])?;
+        let width = self.scalar(width).and_then(|width| usize::try_from(width).ok()).unwrap_or(0);
+        if per != Per::Token || width == 0 || layer.outputs != width.next_multiple_of(LANES) {
+            return Err(refuse());
+        }
+        let out = self.value(Per::Text, width);
+        self.operations.push(Operation::Largest(Largest { input, layer, out }));
+        Ok(Meaning::Largest(out))
     }
 
     fn dense(&mut self, input: &str, weights: &str) -> Result<Meaning<'a>> {

@@ -15,9 +15,11 @@ use std::num::NonZeroUsize;
 
 use async_trait::async_trait;
 use kivu_engine::kernel::InstructionSet;
+pub use kivu_engine::similarity::Query;
 
 use self::workers::Workers;
 pub use self::{
+    graph::MULTI_VECTORS,
     model::{NativeModel, WeightFiles},
     table::{MEAN_OF_INT8_ROWS, MEAN_OF_ROWS, TableBackend, TableModel},
     weights::Buffer,
@@ -81,6 +83,6 @@ impl Backend for NativeBackend {
         model.require_unchanged()?;
         let mut outputs = self.workers.run(texts, deadline).await?.into_iter();
         model.require_unchanged()?;
-        batches.iter().map(|inputs| Ok(vec![model.output(inputs, &mut outputs)?])).collect()
+        batches.iter().map(|inputs| model.outputs(inputs, &mut outputs)).collect()
     }
 }

@@ -11,12 +11,12 @@ use bytes::Bytes;
 
 use kivu_engine::{
     kernel::InstructionSet,
-    program::{Per, Program},
-    run::{Scratch, Token, Values},
+    program::{Per, Program, ValueId},
+    run::{Scratch, Text, Token, Values},
 };
 
 use super::{
-    graph,
+    graph::{self, MULTI_VECTORS},
     weights::{self, Buffer},
 };
 use crate::{
@@ -26,8 +26,8 @@ use crate::{
     tensor::{Elements, Tensor},
 };
 
-/// Texts, as tokens.
-pub(super) type Texts = Vec<Vec<Token>>;
+/// The rows of each output for one text.
+pub(super) type TextOutputs = Vec<Vec<f32>>;
 
 /// The files with the weights of a graph.
 #[derive(Debug, Default)]
@@ -91,15 +91,15 @@ impl NativeModel {
     /// Runs one batch on this thread. Inputs and outputs are in the order of the signature.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         let texts = self.texts(inputs)?;
-        let run = self.program.pack(texts.iter().map(Vec::as_slice), NonZeroUsize::MIN, Values::new());
+        let run = self.program.pack(texts.iter(), NonZeroUsize::MIN, Values::new());
         let mut scratch = Scratch::default();
         for stage in &self.program.stages {
             for task in 0..run.tasks(stage) {
                 run.execute(&self.program, self.instructions, stage, task, &mut scratch);
             }
         }
-        let mut outputs = (0..texts.len()).map(|text| run.output(&self.program, text));
-        Ok(vec![self.output(inputs, &mut outputs)?])
+        let mut outputs = (0..texts.len()).map(|text| run.outputs(&self.program, text));
+        self.outputs(inputs, &mut outputs)
     }
 
     /// Fails if mapped weights were written to.
@@ -108,7 +108,7 @@ impl NativeModel {
     }
 
     /// The tokens of each row of a batch.
-    pub(super) fn texts(&self, inputs: &[Tensor]) -> Result<Texts> {
+    pub(super) fn texts(&self, inputs: &[Tensor]) -> Result<Vec<Text>> {
         self.signature.check_inputs(inputs)?;
         let shape = inputs.first().map(Tensor::shape).unwrap_or_default();
         if let Some(other) = inputs.iter().find(|input| input.shape() != shape) {
@@ -129,10 +129,10 @@ impl NativeModel {
     }
 
     /// The tokens of a text with these ids, types and mask. Tokens with a mask of zero are left out, since no other
-    /// token attends to them.
+    /// token attends to them; those after the last other token are kept if the model has [`MULTI_VECTORS`].
     ///
     /// Refuses tokens that are not in the tables of the model.
-    fn tokens(&self, ids: &[i64], types: Option<&[i64]>, mask: Option<&[i64]>) -> Result<Vec<Token>> {
+    fn tokens(&self, ids: &[i64], types: Option<&[i64]>, mask: Option<&[i64]>) -> Result<Text> {
         let limits = &self.program.limits;
         let within = |name: &str, limit: usize, found: i64| match u32::try_from(found) {
             Ok(number) if (number as usize) < limit => Ok(number),
@@ -141,8 +141,9 @@ impl NativeModel {
                 limit.saturating_sub(1)
             ))),
         };
-        let mut count = 0;
+        let (mut count, mut attended) = (0, 0);
         let mut tokens = Vec::with_capacity(ids.len());
+        let end = mask.map_or(ids.len(), |mask| self.end(mask));
         for (index, id) in ids.iter().enumerate() {
             let id = within("token ids", limits.ids, *id)?;
             let position = match self.program.padding {
@@ -153,9 +154,11 @@ impl NativeModel {
                     i64::from(padding) + count
                 }
             };
-            if mask.is_some_and(|mask| mask[index] == 0) {
+            let is_attended = mask.is_none_or(|mask| mask[index] != 0);
+            if !is_attended && index < end {
                 continue;
             }
+            attended += usize::from(is_attended);
             let type_id = within("token types", limits.types, types.map_or(0, |types| types[index]))?;
             let position = within("positions", limits.positions, position)?;
             tokens.push(Token { id, type_id, position });
@@ -167,29 +170,50 @@ impl NativeModel {
                 tokens.len()
             )));
         }
-        Ok(tokens)
+        Ok(Text { tokens, attended })
     }
 
-    /// The output of a batch, from those of its rows. Vectors of masked tokens are zeros.
-    pub(super) fn output(
+    /// The number of tokens up to the last one that is not masked, from where on masked tokens have vectors. As many as
+    /// there are if no token has a vector without the others, or if the model has no [`MULTI_VECTORS`].
+    fn end(&self, mask: &[i64]) -> usize {
+        let last = mask.iter().rposition(|mask| *mask != 0);
+        let has_masked = self.signature.output(MULTI_VECTORS).is_some();
+        last.filter(|_| has_masked).map_or(mask.len(), |last| last + 1)
+    }
+
+    /// The outputs of a batch, from those of its rows. Vectors of tokens that are left out are zeros.
+    pub(super) fn outputs(
         &self,
         inputs: &[Tensor],
-        outputs: &mut impl Iterator<Item = Vec<f32>>,
+        outputs: &mut impl Iterator<Item = TextOutputs>,
+    ) -> Result<Vec<Tensor>> {
+        let rows = inputs.first().and_then(|input| input.shape().first().copied()).unwrap_or(0);
+        let rows: Vec<TextOutputs> = outputs.take(rows).collect();
+        let values = self.program.outputs.iter().enumerate();
+        values.map(|(place, value)| self.output(inputs, (place, *value), &rows)).collect()
+    }
+
+    fn output(
+        &self,
+        inputs: &[Tensor],
+        (place, value): (usize, ValueId),
+        outputs: &[TextOutputs],
     ) -> Result<Tensor> {
         let shape = inputs.first().map(Tensor::shape).unwrap_or_default();
         let &[rows, columns] = shape else { return Err(Error::invalid("expected inputs with two axes")) };
-        let value = self.program.values[self.program.output];
+        let value = self.program.values[value];
         let (width, has_tokens) = (value.width, value.per == Per::Token);
         let mask = self.input(inputs, "attention_mask");
         let mut values = Vec::with_capacity(rows * width * if has_tokens { columns } else { 1 });
-        for (row, output) in outputs.take(rows).enumerate() {
+        for (row, output) in outputs.iter().map(|outputs| &outputs[place]).enumerate() {
             let mask = mask.map(|mask| &mask[row * columns..][..columns]);
             match mask.filter(|mask| has_tokens && mask.contains(&0)) {
                 None => values.extend(output),
                 Some(mask) => {
                     let mut vectors = output.chunks_exact(width).peekable();
-                    for is_token in mask {
-                        match vectors.next_if(|_| *is_token != 0) {
+                    let end = self.end(mask);
+                    for (index, is_token) in mask.iter().enumerate() {
+                        match vectors.next_if(|_| *is_token != 0 || index >= end) {
                             Some(vector) => values.extend(vector),
                             None => values.resize(values.len() + width, 0.0),
                         }

@@ -2,20 +2,22 @@
 
 use std::collections::BTreeSet;
 
-use kivu_engine::program::{Attention, Per, RowOperation, RowStage, Stage, Value, ValueId};
+use kivu_engine::program::{Attention, Largest, Per, RowOperation, RowStage, Stage, Value, ValueId};
 
 /// An operation, and the values that it reads and writes.
 pub(super) enum Operation {
     Row(Per, RowOperation),
     Attention(Attention),
+    Largest(Largest),
 }
 
 /// Divides operations into stages, which end where an operation needs rows that other threads may have computed.
-pub(super) fn divide(operations: Vec<Operation>, output: ValueId) -> Vec<Stage> {
+pub(super) fn divide(operations: Vec<Operation>, outputs: &[ValueId]) -> Vec<Stage> {
     let mut stages: Vec<Stage> = Vec::new();
     for operation in operations {
         match operation {
             Operation::Attention(attention) => stages.push(Stage::Attention(attention)),
+            Operation::Largest(largest) => stages.push(Stage::Largest(largest)),
             Operation::Row(per, operation) => {
                 // The first tokens of a block of texts are in any block of tokens.
                 let continues = !matches!(operation, RowOperation::First { .. } | RowOperation::Mean { .. });
@@ -34,13 +36,14 @@ pub(super) fn divide(operations: Vec<Operation>, output: ValueId) -> Vec<Stage> 
         }
     }
     // From the last stage to the first, so that the values that later stages read are known.
-    let mut read_later: BTreeSet<ValueId> = [output].into();
+    let mut read_later: BTreeSet<ValueId> = outputs.iter().copied().collect();
     for stage in stages.iter_mut().rev() {
         match stage {
             Stage::Attention(attention) => {
                 let views = [attention.queries, attention.keys, attention.values];
                 read_later.extend(views.map(|view| view.value));
             }
+            Stage::Largest(largest) => drop(read_later.insert(largest.input)),
             Stage::Rows(stage) => {
                 let computed: BTreeSet<ValueId> = stage.operations.iter().map(RowOperation::output).collect();
                 stage.stores = computed.intersection(&read_later).copied().collect();
@@ -65,7 +68,7 @@ pub(super) fn divide(operations: Vec<Operation>, output: ValueId) -> Vec<Stage> 
 
 /// Assigns memory to values, so that a value takes that of one that no later operation reads. Returns the number of
 /// slots.
-pub(super) fn assign_slots(values: &mut [Value], stages: &[Stage], output: ValueId) -> usize {
+pub(super) fn assign_slots(values: &mut [Value], stages: &[Stage], outputs: &[ValueId]) -> usize {
     // The values that each operation reads, and the one that it writes.
     let mut operations: Vec<(Vec<ValueId>, ValueId)> = Vec::new();
     let mut is_of_attention = vec![false; values.len()];
@@ -75,6 +78,7 @@ pub(super) fn assign_slots(values: &mut [Value], stages: &[Stage], output: Value
                 is_of_attention[*out] = true;
                 operations.push(([queries, keys, values].map(|view| view.value).into(), *out));
             }
+            Stage::Largest(Largest { input, out, .. }) => operations.push((vec![*input], *out)),
             Stage::Rows(stage) => {
                 operations.extend(stage.operations.iter().map(|it| (it.inputs(), it.output())));
             }
@@ -84,7 +88,7 @@ pub(super) fn assign_slots(values: &mut [Value], stages: &[Stage], output: Value
     for (place, (inputs, _)) in operations.iter().enumerate() {
         inputs.iter().for_each(|input| last_read[*input] = place);
     }
-    last_read[output] = usize::MAX;
+    outputs.iter().for_each(|output| last_read[*output] = usize::MAX);
     let (mut slots, mut free) = (0, Vec::new());
     for (place, (inputs, out)) in operations.iter().enumerate() {
         // Attention divides its output into other parts than blocks of rows.

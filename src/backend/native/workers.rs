@@ -19,10 +19,10 @@ use std::{
     thread,
 };
 
-use kivu_engine::run::{Run, Scratch, Values};
+use kivu_engine::run::{Run, Scratch, Text, Values};
 use tokio::sync::oneshot;
 
-use super::model::{NativeModel, Texts};
+use super::model::{NativeModel, TextOutputs};
 use crate::{
     backend::Deadline,
     error::{Error, Result},
@@ -36,8 +36,8 @@ const MIN_SHARED_TOKENS: usize = 24;
 /// How often a thread that waits for others checks before it gives its CPU away.
 const SPINS: usize = 2_000;
 
-/// The rows of the output for each text.
-pub(super) type Outputs = Vec<Vec<f32>>;
+/// The outputs of each text.
+pub(super) type Outputs = Vec<TextOutputs>;
 
 /// Threads that run one model. They end once this value is dropped.
 #[derive(Debug)]
@@ -68,14 +68,14 @@ struct Queue {
 /// Texts of one caller.
 #[derive(Debug)]
 struct Call {
-    texts: Texts,
+    texts: Vec<Text>,
     deadline: Deadline,
     outputs: oneshot::Sender<Result<Outputs>>,
 }
 
 impl Call {
     fn tokens(&self) -> usize {
-        self.texts.iter().map(Vec::len).sum()
+        self.texts.iter().map(|text| text.tokens.len()).sum()
     }
 
     fn is_wanted(&self) -> bool {
@@ -123,7 +123,7 @@ impl Workers {
     }
 
     /// Runs the model on texts.
-    pub(super) async fn run(&self, texts: Texts, deadline: Deadline) -> Result<Outputs> {
+    pub(super) async fn run(&self, texts: Vec<Text>, deadline: Deadline) -> Result<Outputs> {
         if deadline.has_passed() {
             return Err(deadline.exceeded());
         }
@@ -201,7 +201,7 @@ impl Shared {
             return;
         }
         let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
-        let texts = calls.iter().flat_map(|call| &call.texts).map(Vec::as_slice);
+        let texts = calls.iter().flat_map(|call| &call.texts);
         let idle = self.lock().idle;
         let threads = match calls.iter().map(Call::tokens).sum::<usize>() {
             ..MIN_SHARED_TOKENS => NonZeroUsize::MIN,
@@ -233,7 +233,7 @@ impl Shared {
                 true if deadline.has_passed() => Err(deadline.exceeded()),
                 true => Err(Error::inference("the run of the model panicked")),
                 false => Ok((text..text + texts.len())
-                    .map(|text| team.run.output(&self.model.program, text))
+                    .map(|text| team.run.outputs(&self.model.program, text))
                     .collect()),
             };
             text += texts.len();

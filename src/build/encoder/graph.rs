@@ -5,6 +5,7 @@
 use super::{
     config::{Bias, EncoderConfig, Gate, Head, HeadKind, Heads, Norms, Positions},
     disentangled::Text,
+    heads::VectorHeads,
     relative,
 };
 use crate::{
@@ -15,7 +16,6 @@ use crate::{
             Blocks, Distance, Layers, Projection, Reach, Rotation, alibi_slopes, attend_by_position,
             attention,
         },
-        modules::Modules,
         onnx::{GraphBuilder, ModelProto, Value, any, data_type, fixed, float},
         weights::{Weight, Weights},
     },
@@ -28,13 +28,12 @@ pub(super) const OUTPUT: &str = "last_hidden_state";
 /// The output of an encoder with a head: one value per label.
 pub(super) const LOGITS: &str = "logits";
 
-/// Writes the graph of an encoder, from token ids to [`OUTPUT`], or to [`LOGITS`] if it has a head.
-///
-/// With `modules`, the output is theirs.
+/// Writes the graph of an encoder, from token ids to [`LOGITS`] if it has a head for labels, or else to the outputs of
+/// `heads`, of which [`OUTPUT`] has the vectors of tokens.
 pub(super) fn graph(
     config: &EncoderConfig,
     weights: &Weights,
-    modules: Option<&Modules>,
+    heads: &VectorHeads,
     precision: Precision,
     engine: Engine,
 ) -> Result<ModelProto> {
@@ -77,11 +76,8 @@ pub(super) fn graph(
                 writer.layers.graph.output(&logits, LOGITS, [any("batch"), any("sequence"), labels]);
             }
         }
-    } else if let Some(modules) = modules {
-        let vector = modules.write(&mut writer.layers, &hidden, &attention_mask);
-        writer.layers.graph.output(&vector, modules.output(), [any("batch"), fixed(modules.dimensions()?)]);
     } else {
-        writer.layers.graph.output(&hidden, OUTPUT, [any("batch"), any("sequence"), fixed(width)]);
+        heads.write(&mut writer.layers, config, (&hidden, &attention_mask), OUTPUT)?;
     }
     weights.check_layers(config.names.layer, config.layers)?;
     Ok(writer.layers.graph.finish(&config.facts.architecture))

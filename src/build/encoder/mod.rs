@@ -6,8 +6,10 @@ mod disentangled;
 mod distances;
 mod families;
 mod graph;
+mod heads;
 mod relative;
 mod source;
+mod vectors;
 
 pub(super) use self::{
     config::{Facts, Head, HeadKind},

@@ -7,7 +7,9 @@ use kivu_engine::kernel::LANES;
 use super::{
     config::{Facts, Head, HeadKind},
     decoder, families,
-    graph::{LOGITS, OUTPUT, graph},
+    graph::{LOGITS, graph},
+    heads::VectorHeads,
+    vectors,
 };
 use crate::{
     backend::Engine,
@@ -16,7 +18,7 @@ use crate::{
         files::read_tokenizer,
         lora::Adapter,
         plan::Plan,
-        sentence_transformers::{embedding_settings, max_tokens},
+        sentence_transformers::max_tokens,
         source::{EncoderSettings, MODEL, Source, TaskSettings},
         weights::Weights,
     },
@@ -45,10 +47,13 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
     }
     let scores = decoder::head(plan, &mut config, &weights, (&tokenizer, LOGITS))?;
     let facts = &config.facts;
-    let (settings, modules) = match (&config.head, scores) {
-        (_, Some((settings, modules))) => (EncoderSettings::Classification(settings), Some(modules)),
+    let (settings, heads) = match (&config.head, scores) {
+        (_, Some((settings, modules))) => {
+            (EncoderSettings::Classification(settings), VectorHeads::dense(Some(modules)))
+        }
         (Some(head), None) if head.kind == HeadKind::Tokens => {
-            (EncoderSettings::TokenClassification(token_settings(&plan.folder, head, facts)?), None)
+            let settings = token_settings(&plan.folder, head, facts)?;
+            (EncoderSettings::TokenClassification(settings), VectorHeads::default())
         }
         (Some(head), None) => {
             let settings = ClassificationSettings {
@@ -58,19 +63,19 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
                 max_tokens: max_tokens(&plan.folder, facts.max_positions)?,
                 template: None,
             };
-            (EncoderSettings::Classification(settings), None)
+            (EncoderSettings::Classification(settings), VectorHeads::default())
         }
         (None, None) => {
-            let (settings, modules) = embedding_settings(&plan.folder, OUTPUT, facts)?;
-            (EncoderSettings::Embedding(settings), modules)
+            let (settings, heads) = vectors::open(&plan.folder, &config, &weights, &tokenizer)?;
+            (EncoderSettings::Embedding(settings), heads)
         }
     };
-    let suits_native_engine = config.suits_native_engine() && modules.is_none();
+    let suits_native_engine = config.suits_native_engine() && heads.suit_native_engine();
     let engine = match plan.engine {
         EngineChoice::Onnx => Engine::Onnx,
         EngineChoice::Auto | EngineChoice::Native if suits_native_engine => Engine::Native,
         EngineChoice::Auto => Engine::Onnx,
-        EngineChoice::Native if modules.is_some() => {
+        EngineChoice::Native if !heads.suit_native_engine() => {
             return Err(Error::model(
                 "expected a single pooling for the native engine, but found several, or modules other than `Normalize` \
                  after it; use `--engine auto`",
@@ -94,7 +99,7 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
         engine: if plan.precision == Precision::Int8 { engine } else { Engine::Onnx },
         graphs: Box::new(move |precision| {
             let engine = if precision == Precision::Int8 { engine } else { Engine::Onnx };
-            Ok(vec![(MODEL, graph(&config, &weights, modules.as_ref(), precision, engine)?)])
+            Ok(vec![(MODEL, graph(&config, &weights, &heads, precision, engine)?)])
         }),
     })
 }

@@ -64,13 +64,14 @@ pub(in crate::build) fn open(build: Build<'_>) -> Result<Source<'_>> {
 fn embedding(plan: &Plan, model: &ModelProto, facts: &Facts) -> Result<EmbeddingSettings> {
     let output = output(model, has_pooling(&plan.folder))?;
     let (settings, _) = embedding_settings(&plan.folder, output, facts)?;
+    let read = settings.dense.as_ref().map_or("", |dense| dense.output.as_str());
     let has =
         |name: &str| model.graph.iter().flat_map(|graph| &graph.output).any(|output| output.name == name);
-    if !has(&settings.output) {
+    if !has(read) {
         return Err(Error::model(format!(
             "expected an export with the output `{}`, since the model has modules after its pooling, but found only \
              `{output}`; build from the weights, or export the model with sentence-transformers",
-            settings.output
+            read
         )));
     }
     Ok(settings)

@@ -81,12 +81,20 @@ pub(super) struct Layers<'a> {
 }
 
 /// The weights and biases of linear layers, joined along their outputs.
-struct Linear {
+pub(super) struct Linear {
     name: String,
     weight: Vec<f32>,
     bias: Option<Vec<f32>>,
     inputs: usize,
     outputs: usize,
+}
+
+impl Linear {
+    /// A layer with a row of weights per output.
+    pub(super) fn new(name: &str, weight: &Weight, bias: Option<Vec<f32>>) -> Self {
+        let [outputs, inputs] = weight.shape[..] else { unreachable!("the caller took a matrix") };
+        Self { name: name.to_owned(), weight: weight.values.clone(), bias, inputs, outputs }
+    }
 }
 
 /// The weights of a linear layer in the file.
@@ -176,19 +184,54 @@ impl<'a> Layers<'a> {
     ) -> Result<Value> {
         let layer = self.join(projections, inputs)?;
         Ok(match self.precision {
+            Precision::Int8 if !self.graph.has_functions() => {
+                let bias = self.bias(&layer);
+                self.by_channel(&layer, input, &bias)
+            }
+            _ => self.apply(&layer, input),
+        })
+    }
+
+    /// A linear layer that, in int8, scales the values of each token separately.
+    pub(super) fn apply(&mut self, layer: &Linear, input: &Value) -> Value {
+        match self.precision {
             Precision::Fp32 => {
                 let weight = quantise::transpose(&layer.weight, layer.inputs);
                 let weight = self.graph.floats(&layer.name, &[layer.inputs, layer.outputs], &weight);
                 let product = self.graph.node("MatMul", &[input, &weight], vec![]);
-                self.add_bias(product, &layer)
+                self.add_bias(product, layer)
             }
-            Precision::Int8Blocks if layer.inputs.is_multiple_of(self.block) => self.in_blocks(&layer, input),
-            Precision::Int8 if self.graph.has_functions() => self.by_token(&layer, input),
-            Precision::Int8Blocks | Precision::Int8 => {
-                let bias = self.bias(&layer);
-                self.by_channel(&layer, input, &bias)
+            Precision::Int8Blocks if layer.inputs.is_multiple_of(self.block) => self.in_blocks(layer, input),
+            Precision::Int8 if self.graph.has_functions() => {
+                let [panels, scales, sums, bias, shape] = self.panels(layer);
+                let inputs = [input, &panels, &scales, &sums, &bias, &shape];
+                self.graph.function("QuantizedLinear", inputs, functions::quantized_linear)
             }
-        })
+            Precision::Int8 => self.scaled_by_token(layer, input),
+            Precision::Int8Blocks => {
+                let bias = self.bias(layer);
+                self.by_channel(layer, input, &bias)
+            }
+        }
+    }
+
+    /// The largest value of each output of a linear layer among the tokens of a text; `mask` is 0 for padding. The
+    /// native engine needs no memory for the outputs of all tokens.
+    pub(super) fn largest_outputs(&mut self, mut layer: Linear, input: &Value, mask: &Value) -> Value {
+        if self.precision == Precision::Int8 && self.graph.has_functions() {
+            let width = self.graph.integers("largest_width", &[layer.outputs as i64]);
+            layer.outputs = layer.outputs.next_multiple_of(LANES);
+            layer.weight.resize(layer.outputs * layer.inputs, 0.0);
+            layer.bias.iter_mut().for_each(|bias| bias.resize(layer.outputs, 0.0));
+            let [panels, scales, sums, bias, shape] = self.panels(&layer);
+            let inputs = [input, mask, &panels, &scales, &sums, &bias, &shape, &width];
+            return self.graph.function("LargestOutputs", inputs, functions::largest_outputs);
+        }
+        // The largest sum is that of the largest product, since all have the same bias.
+        let unbiased = Linear { bias: None, ..layer };
+        let outputs = self.apply(&unbiased, input);
+        let largest = functions::largest_of_tokens(&mut self.graph, [&outputs, mask]);
+        self.add_bias(largest, &Linear { bias: layer.bias, ..unbiased })
     }
 
     /// A linear layer that, in int8, scales the values of each token separately; see [`Layers::project_by_token`].
@@ -213,6 +256,10 @@ impl<'a> Layers<'a> {
             return self.project(projections, input, inputs);
         }
         let layer = self.join(projections, inputs)?;
+        Ok(self.scaled_by_token(&layer, input))
+    }
+
+    fn scaled_by_token(&mut self, layer: &Linear, input: &Value) -> Value {
         let last = self.graph.integers("last_axis", &[-1]);
         // Keeps tokens of zeros from a division by zero.
         let smallest = self.graph.floats("smallest", &[], &[f32::MIN_POSITIVE]);
@@ -220,9 +267,9 @@ impl<'a> Layers<'a> {
         let largest = self.graph.node("ReduceMax", &[&largest, &last], vec![integer("keepdims", 1)]);
         let largest = self.graph.node("Max", &[&largest, &smallest], vec![]);
         let scaled = self.graph.node("Div", &[input, &largest], vec![]);
-        let product = self.by_channel(&layer, &scaled, &Value::none());
+        let product = self.by_channel(layer, &scaled, &Value::none());
         let product = self.graph.node("Mul", &[&product, &largest], vec![]);
-        Ok(self.add_bias(product, &layer))
+        self.add_bias(product, layer)
     }
 
     fn join(&mut self, projections: &[Projection], inputs: usize) -> Result<Linear> {
@@ -270,9 +317,9 @@ impl<'a> Layers<'a> {
         self.graph.microsoft("DynamicQuantizeMatMul", &[input, &values, &scales, &zero, bias], vec![])
     }
 
-    /// A linear layer whose weights have one scale per output channel, and its activations a scale and a minimum per
-    /// token. The weights are stored in the order in which the kernels of the native engine read them.
-    fn by_token(&mut self, layer: &Linear, input: &Value) -> Value {
+    /// The weights of a linear layer with one scale per output channel, whose activations have a scale and a minimum per
+    /// token, in the order in which the kernels of the native engine read them: panels, scales, sums, bias and shape.
+    fn panels(&mut self, layer: &Linear) -> [Value; 5] {
         let Linear { name, inputs, outputs, .. } = layer;
         let (inputs, outputs) = (*inputs, *outputs);
         let bias = layer.bias.clone().unwrap_or_else(|| vec![0.0; outputs]);
@@ -290,8 +337,7 @@ impl<'a> Layers<'a> {
         let scales = self.graph.floats(&format!("{name}.scales"), &[outputs], &rows.scales);
         let shape =
             self.graph.integers(&format!("shape_{inputs}_{outputs}"), &[inputs as i64, outputs as i64]);
-        let inputs = [input, &panels, &scales, &sums, &bias, &shape];
-        self.graph.function("QuantizedLinear", inputs, functions::quantized_linear)
+        [panels, scales, sums, bias, shape]
     }
 
     /// A linear layer whose weights have one scale per block of each row.

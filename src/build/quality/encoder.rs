@@ -12,7 +12,7 @@ use super::SENTENCES;
 use crate::{
     backend::{
         Engine, Signature, TensorSpec,
-        native::{NativeModel, TableModel, WeightFiles},
+        native::{NativeModel, Query, TableModel, WeightFiles},
         onnx::{Runtime, Session},
     },
     build::{
@@ -23,8 +23,10 @@ use crate::{
     },
     error::{Error, Result},
     pipeline::{
+        multi_vector::TextRole,
         pooling::cosine,
         scores::{descending, softmax},
+        sparse::SparseVector,
     },
     repository::manifest::{Neighbours, Quality},
     tensor::Tensor,
@@ -32,7 +34,65 @@ use crate::{
 };
 
 /// The answers of both forms for one text, and their times.
-type Answers = [(Vec<f32>, Duration); 2];
+type Answers = [(Vec<Answer>, Duration); 2];
+
+/// The result of a model for a text, at one of its outputs.
+#[derive(Clone, Debug)]
+enum Answer {
+    /// A dense vector, or the scores of labels.
+    Vector(Vec<f32>),
+    Sparse(SparseVector),
+    /// Vectors of length 1, each with `width` values.
+    MultiVector {
+        values: Vec<f32>,
+        width: usize,
+    },
+}
+
+impl Answer {
+    /// A dense vector, or scores; nothing of other outputs.
+    fn values(&self) -> &[f32] {
+        match self {
+            Self::Vector(values) => values,
+            Self::Sparse(_) | Self::MultiVector { .. } => &[],
+        }
+    }
+
+    /// The cosine with the same output of another model for the same text; of multi-vectors, the mean of their cosines.
+    fn cosine(&self, other: &Self) -> f32 {
+        match (self, other) {
+            (Self::Vector(left), Self::Vector(right))
+            | (Self::MultiVector { values: left, .. }, Self::MultiVector { values: right, .. })
+                if left.len() == right.len() =>
+            {
+                cosine(left, right)
+            }
+            (Self::Sparse(left), Self::Sparse(right)) => {
+                let lengths = (left.dot(left) * right.dot(right)).sqrt();
+                if lengths > 0.0 { left.dot(right) / lengths } else { f32::from(u8::from(left == right)) }
+            }
+            _ => f32::NAN,
+        }
+    }
+
+    /// The similarity to the same output for another text.
+    fn similarity(&self, other: &Self) -> f32 {
+        match (self, other) {
+            (Self::MultiVector { values, width }, Self::MultiVector { values: others, .. }) => {
+                Query::new(values, *width).largest_products(others).iter().sum()
+            }
+            _ => self.cosine(other),
+        }
+    }
+
+    /// The share of the ten tokens with the largest weights that are the same in both, for sparse vectors.
+    fn terms_kept(&self, other: &Self) -> Option<f32> {
+        let (Self::Sparse(left), Self::Sparse(right)) = (self, other) else { return None };
+        let [left, right] = [left, right].map(|vector| vector.clone().truncated(10).0);
+        let kept = left.iter().filter(|(id, _)| right.iter().any(|(other, _)| other == id)).count();
+        Some(if left.is_empty() { 1.0 } else { kept as f32 / left.len() as f32 })
+    }
+}
 
 /// The vectors or the scores of the sample texts.
 pub(in crate::build) type Outputs = Vec<Vec<f32>>;
@@ -77,15 +137,15 @@ impl EncoderModel {
     }
 }
 
-/// Runs all sample texts through two models, in fp32 and quantised, of the given sizes in bytes. Returns their quality
-/// and cost, and the vectors or scores of the second.
+/// Runs all sample texts through two models, in fp32 and quantised, of the given sizes in bytes. Returns the quality of
+/// each output and the cost, and the dense vectors or scores of the second.
 pub(in crate::build) fn measure(
     models: [&EncoderModel; 2],
     bytes: [u64; 2],
     tokenizer: &Tokenizer,
     settings: &EncoderSettings,
     progress: &dyn Progress,
-) -> Result<((Quality, Comparison), Outputs)> {
+) -> Result<((Vec<Quality>, Comparison), Outputs)> {
     progress.stage("measure the quality", SENTENCES.lines().count());
     let encodings =
         SENTENCES.lines().map(|text| encode(text, tokenizer, settings)).collect::<Result<Vec<_>>>()?;
@@ -115,9 +175,10 @@ pub(in crate::build) fn measure(
         (0..encodings.len()).filter_map(|text| parts[text % workers].get(text / workers)).collect();
     let time = |form: usize| answers.iter().map(|answers| answers[form].1).sum();
     let comparison = Comparison::new(bytes, [time(0), time(1)], answers.len() * workers);
-    let quality = compare(settings, &answers);
-    let built = answers.iter().map(|[_, (built, _)]| built.clone()).collect();
-    Ok(((quality, comparison), built))
+    let outputs = answers.first().map_or(0, |[reference, _]| reference.0.len());
+    let qualities = (0..outputs).map(|output| compare(settings, &answers, output)).collect();
+    let built = answers.iter().map(|[_, (built, _)]| built[0].values().to_vec()).collect();
+    Ok(((qualities, comparison), built))
 }
 
 /// Runs one text through a model, which must return as many values as `settings` say.
@@ -128,73 +189,109 @@ pub(in crate::build) fn check(
 ) -> Result<()> {
     let text = SENTENCES.lines().next().unwrap_or_default();
     let window = encode(text, tokenizer, settings)?;
-    let found = answer(settings, model, &window)?.len();
-    let (_, _, values) = settings.shape();
-    let expected = match settings {
-        EncoderSettings::TokenClassification(_) => values * window.spans.iter().flatten().count(),
-        EncoderSettings::Embedding(_) | EncoderSettings::Classification(_) => values,
-    };
-    if found != expected {
+    let found = answer(settings, model, &window)?;
+    // The number of values of other outputs is that of tokens or of the vocabulary.
+    if let (EncoderSettings::TokenClassification(settings), [Answer::Vector(found)]) = (settings, &found[..])
+        && found.len() != settings.labels.len() * window.spans.iter().flatten().count()
+    {
         return Err(Error::model(format!(
-            "expected {expected} values, as in `config.json`, but found {found}"
+            "expected {} values for each token, as in `config.json`, but found {} values",
+            settings.labels.len(),
+            found.len()
         )));
     }
     Ok(())
 }
 
 fn encode(text: &str, tokenizer: &Tokenizer, settings: &EncoderSettings) -> Result<Window> {
-    let (_, max_tokens, _) = settings.shape();
     let options = WindowOptions { stride: None, truncation: Truncation::At(Side::Right), max_windows: 1 };
-    let window = tokenizer.windows(text, max_tokens, options)?.pop();
+    let window = tokenizer.windows(text, settings.max_tokens(), options)?.pop();
     window.ok_or_else(|| Error::model("expected a window of a text, but found none"))
 }
 
-/// The vector or the scores of one text.
+/// The dense vector of one text.
 pub(in crate::build) fn vector_of(
     text: &str,
     model: &EncoderModel,
     tokenizer: &Tokenizer,
     settings: &EncoderSettings,
 ) -> Result<Vec<f32>> {
-    answer(settings, model, &encode(text, tokenizer, settings)?)
+    match answer(settings, model, &encode(text, tokenizer, settings)?)?.into_iter().next() {
+        Some(Answer::Vector(vector)) => Ok(vector),
+        _ => Err(Error::model("expected a model with dense vectors, but found one without")),
+    }
 }
 
-/// The vector or the scores of one text, or the scores of each of its tokens, without special tokens.
-fn answer(settings: &EncoderSettings, session: &EncoderModel, window: &Window) -> Result<Vec<f32>> {
-    let (name, ..) = settings.shape();
-    let outputs = session.run(&inputs(session.signature(), &window.encoding)?)?;
-    let output = session.signature().output(name).and_then(|place| outputs.get(place));
-    let found = output.and_then(|output| Some((output.as_fp32()?, *output.shape().last()?)));
-    let Some((values, width)) = found else {
-        return Err(Error::model(format!("expected the float output `{name}`, but found none")));
-    };
-    Ok(match settings {
-        EncoderSettings::Embedding(settings) => settings.pooling.pool(values, width),
-        EncoderSettings::Classification(settings) => settings.function.apply(values),
-        EncoderSettings::TokenClassification(_) => {
-            let tokens = values.chunks_exact(width).zip(&window.spans);
-            tokens.filter(|(_, span)| span.is_some()).flat_map(|(logits, _)| softmax(logits)).collect()
+/// The vectors of one text at each output, or its scores, or those of its tokens, without special tokens.
+fn answer(settings: &EncoderSettings, session: &EncoderModel, window: &Window) -> Result<Vec<Answer>> {
+    let encoding = &window.encoding;
+    let outputs = session.run(&inputs(session.signature(), encoding)?)?;
+    // The values of an output of the given width.
+    let read = |name: &str, expected: usize| {
+        let output = session.signature().output(name).and_then(|place| outputs.get(place));
+        let found = output.and_then(|output| Some((output.as_fp32()?, *output.shape().last()?)));
+        match found {
+            Some((values, width)) if width == expected => Ok(values),
+            Some((_, found)) => Err(Error::model(format!(
+                "expected {expected} values in `{name}`, as in `config.json`, but found {found}"
+            ))),
+            None => Err(Error::model(format!("expected the float output `{name}`, but found none"))),
         }
-    })
+    };
+    match settings {
+        EncoderSettings::Classification(settings) => {
+            let values = read(&settings.output, settings.labels.len())?;
+            Ok(vec![Answer::Vector(settings.function.apply(values))])
+        }
+        EncoderSettings::TokenClassification(settings) => {
+            let width = settings.labels.len();
+            let tokens = read(&settings.output, width)?.chunks_exact(width).zip(&window.spans);
+            let scores = tokens.filter(|(_, span)| span.is_some()).flat_map(|(logits, _)| softmax(logits));
+            Ok(vec![Answer::Vector(scores.collect())])
+        }
+        EncoderSettings::Embedding(settings) => {
+            let mut answers = Vec::new();
+            if let Some(dense) = &settings.dense {
+                let values = read(&dense.output, dense.dimensions)?;
+                answers.push(Answer::Vector(dense.pooling.pool(values, dense.dimensions)));
+            }
+            if let Some(sparse) = &settings.sparse {
+                let values = read(&sparse.output, sparse.width())?;
+                answers.push(Answer::Sparse(sparse.vector(&encoding.ids, values)));
+            }
+            if let Some(multi) = &settings.multi_vector {
+                let (values, width) = (read(&multi.output, multi.dimensions)?, multi.dimensions);
+                let values = multi.vectors(TextRole::Document, &encoding.ids, values, true);
+                answers.push(Answer::MultiVector { values, width });
+            }
+            Ok(answers)
+        }
+    }
 }
 
-fn compare(settings: &EncoderSettings, answers: &[&Answers]) -> Quality {
+/// The quality of the output at a place.
+fn compare(settings: &EncoderSettings, answers: &[&Answers], output: usize) -> Quality {
     let texts = answers.len();
-    let pairs = || answers.iter().map(|[left, right]| (&left.0[..], &right.0[..]));
+    let pairs = || answers.iter().map(|[left, right]| (&left.0[output], &right.0[output]));
     let mean = |sum: f32| sum / texts.max(1) as f32;
     match settings {
         EncoderSettings::Embedding(_) => {
-            let cosines: Vec<f32> = pairs().map(|(left, right)| cosine(left, right)).collect();
+            let cosines: Vec<f32> = pairs().map(|(left, right)| left.cosine(right)).collect();
+            let terms: Option<f32> = pairs().map(|(left, right)| left.terms_kept(right)).sum();
             Quality::Embedding {
                 texts,
                 mean_cosine: mean(cosines.iter().sum()),
                 worst_cosine: cosines.iter().copied().min_by(f32::total_cmp).unwrap_or(f32::NAN),
                 neighbours: Some(neighbours(&pairs().unzip::<_, _, Vec<_>, Vec<_>>().into())),
+                terms: terms.map(mean),
             }
         }
         EncoderSettings::Classification(_) => {
-            let agree = |(left, right): &(&[f32], &[f32])| descending(left)[0] == descending(right)[0];
-            let difference = |(left, right): (&[f32], &[f32])| {
+            let agree = |(left, right): &(&Answer, &Answer)| {
+                descending(left.values()).first() == descending(right.values()).first()
+            };
+            let difference = |(left, right): (&Answer, &Answer)| {
+                let (left, right) = (left.values(), right.values());
                 let differences = left.iter().zip(right).map(|(left, right)| (left - right).abs());
                 differences.sum::<f32>() / left.len().max(1) as f32
             };
@@ -206,6 +303,7 @@ fn compare(settings: &EncoderSettings, answers: &[&Answers]) -> Quality {
         }
         EncoderSettings::TokenClassification(settings) => {
             let width = settings.labels.len();
+            let pairs = || pairs().map(|(left, right)| (left.values(), right.values()));
             let tokens =
                 || pairs().flat_map(|(left, right)| left.chunks_exact(width).zip(right.chunks_exact(width)));
             let count = tokens().count();
@@ -227,11 +325,11 @@ fn compare(settings: &EncoderSettings, answers: &[&Answers]) -> Quality {
 }
 
 /// Compares the nearest texts of each text in both forms, whose vectors are in the same order.
-fn neighbours(forms: &[Vec<&[f32]>; 2]) -> Neighbours {
+fn neighbours(forms: &[Vec<&Answer>; 2]) -> Neighbours {
     let texts = forms[0].len().max(1) as f32;
     let (mut kept, mut expected, mut same) = (0, 0, 0);
     for text in 0..forms[0].len() {
-        let [reference, found] = forms.each_ref().map(|vectors| nearest(vectors, text, cosine));
+        let [reference, found] = forms.each_ref().map(|answers| nearest(answers, text, Answer::similarity));
         kept += reference.iter().filter(|other| found.contains(other)).count();
         expected += reference.len();
         same += usize::from(reference.first() == found.first());
@@ -278,22 +376,35 @@ mod tests {
     #[test]
     fn neighbours_are_compared_text_by_text() {
         let angles = |angles: [f32; 13]| angles.map(|angle| [angle.cos(), angle.sin()]);
-        let vectors =
-            |points: &[[f32; 2]; 13]| -> Vec<Vec<f32>> { points.iter().map(|it| it.to_vec()).collect() };
+        let vectors = |points: &[[f32; 2]; 13]| -> Vec<Answer> {
+            points.iter().map(|point| Answer::Vector(point.to_vec())).collect()
+        };
         let steps: [f32; 13] = std::array::from_fn(|step| step as f32 / 10.0);
         let reference = vectors(&angles(steps));
         let mut moved = steps;
         // The first text, with the ten after it as its neighbours, changes places with the last.
         moved.swap(0, 12);
         let moved = vectors(&angles(moved));
-        let views = |vectors: &'_ [Vec<f32>]| -> Vec<Vec<f32>> { vectors.to_vec() };
-        let compared = |left: &[Vec<f32>], right: &[Vec<f32>]| {
-            neighbours(&[left, right].map(|vectors| vectors.iter().map(Vec::as_slice).collect()))
+        let compared = |left: &[Answer], right: &[Answer]| {
+            neighbours(&[left, right].map(|answers| answers.iter().collect()))
         };
-        assert_eq!(compared(&reference, &views(&reference)), Neighbours { ten_nearest: 1.0, nearest: 1.0 });
+        assert_eq!(compared(&reference, &reference.clone()), Neighbours { ten_nearest: 1.0, nearest: 1.0 });
         let found = compared(&reference, &moved);
         // 1, 2, 10 and 11 lose a neighbour each: the text that moved away.
         assert!(found.ten_nearest < 1.0 && found.nearest < 1.0, "{found:?}");
+    }
+
+    #[test]
+    fn sparse_vectors_and_multi_vectors_are_compared() {
+        let sparse = |entries: &[(u32, f32)]| Answer::Sparse(SparseVector(entries.to_vec()));
+        let (left, right) = (sparse(&[(1, 3.0), (5, 4.0)]), sparse(&[(2, 3.0), (5, 4.0)]));
+        assert!((left.cosine(&right) - 0.64).abs() < 1e-6);
+        assert_eq!((left.terms_kept(&right), left.terms_kept(&left)), (Some(0.5), Some(1.0)));
+        assert_eq!(sparse(&[]).cosine(&sparse(&[])), 1.0);
+        let multi = |values: &[f32]| Answer::MultiVector { values: values.to_vec(), width: 2 };
+        let (left, right) = (multi(&[1.0, 0.0, 0.0, 1.0]), multi(&[0.6, 0.8, 0.0, 1.0]));
+        assert!((left.cosine(&right) - 0.8).abs() < 1e-6);
+        assert!((left.similarity(&right) - 1.6).abs() < 1e-6);
     }
 
     #[test]

@@ -56,12 +56,18 @@ pub(super) fn shortfall(quality: &Quality, floor: &QualityFloor) -> Option<Short
         ]
     };
     let (texts, checks) = match *quality {
-        Quality::Embedding { texts, mean_cosine, worst_cosine, neighbours } => {
+        Quality::Embedding { texts, mean_cosine, worst_cosine, neighbours, terms } => {
             let kept = neighbours.map_or(1.0, |neighbours| neighbours.ten_nearest);
             let checks = vec![
                 at_least("mean_cosine", "a mean cosine to fp32", mean_cosine, floor.mean_cosine),
                 at_least("worst_cosine", "a worst cosine to fp32", worst_cosine, floor.worst_cosine),
                 at_least("neighbours", "a share of the ten nearest texts of fp32", kept, floor.neighbours),
+                at_least(
+                    "terms",
+                    "a share of the ten largest weights of fp32",
+                    terms.unwrap_or(1.0),
+                    floor.terms,
+                ),
             ];
             (texts, checks)
         }
@@ -105,7 +111,7 @@ mod tests {
     use crate::repository::manifest::Neighbours;
 
     fn quality(mean_cosine: f32, worst_cosine: f32) -> Quality {
-        Quality::Embedding { texts: 300, mean_cosine, worst_cosine, neighbours: None }
+        Quality::Embedding { texts: 300, mean_cosine, worst_cosine, neighbours: None, terms: None }
     }
 
     #[test]
@@ -128,6 +134,7 @@ mod tests {
             mean_cosine: 0.999,
             worst_cosine: 0.998,
             neighbours: Some(Neighbours { ten_nearest, nearest: 0.97 }),
+            terms: None,
         };
         assert!(require(&kept(0.94), &floor).is_ok());
         insta::assert_snapshot!(

@@ -147,6 +147,7 @@ mod tests {
                 mean_cosine: 0.9939,
                 worst_cosine: 0.9831,
                 neighbours,
+                terms: None,
             }),
             note: Some("chosen since int8 is below the floor"),
             vectors: Some(VectorQuality { texts: 300, int8: 0.97, binary: Some(0.8234) }),

@@ -58,7 +58,7 @@ impl RemoteModel for RemoteGenerator {
 
     fn open(described: TritonBackend, (): &()) -> Result<Self> {
         let signature = described.signature();
-        let mismatch = || ModelInputs::mismatch(signature, TARGETS);
+        let mismatch = || ModelInputs::mismatch(signature, &format!("`{TARGETS}`"));
         let inputs = ModelInputs::recognize(signature).filter(|inputs| !inputs.has(Role::Text));
         let inputs = inputs.ok_or_else(mismatch)?;
         let scores = signature.output(SCORES);
@@ -136,7 +136,7 @@ impl RemoteGenerator {
         let id = |id: &i64| u32::try_from(*id).map_err(|_| Error::invalid("expected token ids from 0"));
         let encoding = |row: &&[i64]| {
             let ids = row.iter().map(id).collect::<Result<Vec<u32>>>()?;
-            Ok(Encoding { type_ids: vec![0; ids.len()], ids, truncated_from: None })
+            Ok(Encoding { type_ids: vec![0; ids.len()], ids, ..Encoding::default() })
         };
         let encodings = rows.iter().map(encoding).collect::<Result<Vec<_>>>()?;
         let batch: Vec<_> = encodings.iter().map(|encoding| Sequence { encoding, text: None }).collect();

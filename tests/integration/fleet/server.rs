@@ -192,8 +192,9 @@ impl Served<'_> {
             for file in &bundle.manifest().files {
                 fs::copy(bundle.path(&file.name), version.join(&file.name)).unwrap();
             }
-            if let Some(embedding) = &bundle.manifest().embedding {
-                config = config.replace("WIDTH", &embedding.dimensions.to_string());
+            let embedding = bundle.manifest().embedding.as_ref();
+            if let Some(dense) = embedding.and_then(|embedding| embedding.dense.as_ref()) {
+                config = config.replace("WIDTH", &dense.dimensions.to_string());
             }
         }
         fs::write(folder.join("config.pbtxt"), config + self.more).unwrap();

@@ -106,7 +106,12 @@ fn model(name: &str, codes: &[&str]) -> Model {
             graph: "encoder.onnx".into(),
             engine: Engine::default(),
             source: Source { architecture: "M2M100".into(), from: "tiny".into(), sha256: String::new() },
-            weights: Weights { precision: Precision::Fp32, plan: "none".into(), quality: None },
+            weights: Weights {
+                precision: Precision::Fp32,
+                plan: "none".into(),
+                quality: None,
+                other_vectors: [].into(),
+            },
             embedding: None,
             classification: None,
             token_classification: None,

@@ -1,0 +1,282 @@
+//! The vectors of an embedding model according to its files: dense, sparse, multi-vectors, or several of them.
+
+use std::path::Path;
+
+use super::{
+    config::EncoderConfig,
+    graph::OUTPUT,
+    heads::{LARGEST_LOGITS, Prediction, SparseHead, TOKEN_WEIGHTS, VectorHeads},
+};
+use crate::{
+    backend::native::MULTI_VECTORS,
+    build::{
+        config::ConfigFile,
+        files,
+        modules::Dense,
+        pickle,
+        sentence_transformers::{
+            Expanding, LateInteraction, Layout, embedding_settings, layout, max_tokens, punctuation,
+            text_settings,
+        },
+        task::has_tag,
+        weights::{Weight, Weights},
+    },
+    error::{Error, Result},
+    pipeline::{
+        embedding::EmbeddingSettings,
+        multi_vector::{Expansion, MaxSim, MultiVectorSettings, RoleSettings},
+        sparse::{SparseSettings, SparseValues},
+    },
+    tokenizer::Tokenizer,
+};
+
+/// The heads of bge-m3.
+pub(in crate::build) const SPARSE_LINEAR: &str = "sparse_linear.pt";
+pub(in crate::build) const COLBERT_LINEAR: &str = "colbert_linear.pt";
+/// The settings of Stanford's ColBERT.
+pub(in crate::build) const ARTIFACT: &str = "artifact.metadata";
+
+/// The architecture of Stanford's ColBERT, and its projection.
+const STANFORD: &str = "HF_ColBERT";
+const PROJECTION: &str = "linear.weight";
+/// The end of the class names of masked language models.
+const MASKED: &str = "ForMaskedLM";
+/// Tags of model cards of SPLADE models.
+const SPARSE_TAGS: [&str; 3] = ["splade", "sparse-encoder", "sparse"];
+
+/// The settings and heads of the model in `folder`, whose tokenizer is given as JSON.
+pub(super) fn open(
+    folder: &Path,
+    config: &EncoderConfig,
+    weights: &Weights,
+    tokenizer: &[u8],
+) -> Result<(EmbeddingSettings, VectorHeads)> {
+    let facts = &config.facts;
+    let max_tokens = max_tokens(folder, facts.max_positions)?;
+    let is_stanfords = facts.architecture == STANFORD || folder.join(ARTIFACT).is_file();
+    match layout(folder)? {
+        Layout::Sparse(module) => sparse(config, text_settings(folder, None, max_tokens)?, Some(&module)),
+        Layout::LateInteraction(files) => {
+            let settings = text_settings(folder, None, max_tokens)?;
+            late_interaction(config, settings, *files, &Tokenizer::from_json(tokenizer)?)
+        }
+        Layout::None if is_stanfords && weights.has(PROJECTION) => {
+            let settings = text_settings(folder, None, max_tokens)?;
+            stanfords(folder, (config, weights), settings, &Tokenizer::from_json(tokenizer)?)
+        }
+        Layout::None if facts.architecture.ends_with(MASKED) && has_tag(folder, &SPARSE_TAGS) => {
+            sparse(config, text_settings(folder, None, max_tokens)?, None)
+        }
+        Layout::None | Layout::Pooled => {
+            let (mut settings, modules) = embedding_settings(folder, OUTPUT, facts)?;
+            let mut heads = VectorHeads::dense(modules);
+            if folder.join(SPARSE_LINEAR).is_file() && folder.join(COLBERT_LINEAR).is_file() {
+                add_heads(folder, config, (&mut settings, &mut heads), &Tokenizer::from_json(tokenizer)?)?;
+            }
+            Ok((settings, heads))
+        }
+    }
+}
+
+/// SPLADE. `module` is the folder of its pooling.
+fn sparse(
+    config: &EncoderConfig,
+    mut settings: EmbeddingSettings,
+    module: Option<&Path>,
+) -> Result<(EmbeddingSettings, VectorHeads)> {
+    let mut logarithms = 1;
+    if let Some(module) = module {
+        let file = ConfigFile::open(module)?;
+        let pooling: Option<String> = file.get("pooling_strategy")?;
+        if let Some(found) = pooling.filter(|pooling| pooling != "max") {
+            return Err(Error::model(format!("expected `pooling_strategy` `max`, but found `{found}`")));
+        }
+        logarithms = match file.get::<String>("activation_function")?.as_deref() {
+            None | Some("relu") => 1,
+            Some("log1p_relu") => 2,
+            Some(found) => {
+                return Err(Error::model(format!(
+                    "expected `activation_function` `relu` or `log1p_relu`, but found `{found}`"
+                )));
+            }
+        };
+    }
+    settings.sparse = Some(SparseSettings {
+        output: LARGEST_LOGITS.to_owned(),
+        dimensions: config.vocabulary,
+        values: SparseValues::Vocabulary { logarithms },
+    });
+    let heads = VectorHeads {
+        sparse: Some(SparseHead::Vocabulary(Prediction::of(config)?)),
+        ..VectorHeads::default()
+    };
+    Ok((settings, heads))
+}
+
+/// The heads of bge-m3, in addition to its dense vectors.
+fn add_heads(
+    folder: &Path,
+    config: &EncoderConfig,
+    (settings, heads): (&mut EmbeddingSettings, &mut VectorHeads),
+    tokenizer: &Tokenizer,
+) -> Result<()> {
+    let hidden = config.facts.hidden;
+    let layer = |file: &'static str, outputs: Option<usize>| {
+        let values = pickle::read(&files::read(&folder.join(file))?)?;
+        let tensors = values.into_iter().map(|(name, (shape, values))| (name, Weight { shape, values }));
+        let weights = Weights::of_tensors(tensors.collect(), String::new());
+        let found = weights.tensors.get("weight").and_then(|weight| weight.shape.first().copied());
+        let outputs = outputs.or(found).unwrap_or(0);
+        let bias = weights.take_whole("bias", &[outputs])?.values.clone();
+        Dense::of_weights(weights.take_whole("weight", &[outputs, hidden])?, Some(bias))
+    };
+    let named =
+        |error| Error::model_because("cannot read the heads of sparse vectors and multi-vectors", error);
+    let sparse = layer(SPARSE_LINEAR, Some(1)).map_err(named)?;
+    let projection = layer(COLBERT_LINEAR, None).map_err(named)?;
+    let special = ["<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]"];
+    settings.sparse = Some(SparseSettings {
+        output: TOKEN_WEIGHTS.to_owned(),
+        dimensions: config.vocabulary,
+        values: SparseValues::Tokens {
+            ignored: special.iter().filter_map(|token| tokenizer.id(token)).collect(),
+        },
+    });
+    settings.multi_vector = Some(Box::new(MultiVectorSettings {
+        output: MULTI_VECTORS.to_owned(),
+        dimensions: projection.outputs(),
+        skips_first: true,
+        score: MaxSim::Mean,
+        query: RoleSettings::default(),
+        document: RoleSettings::default(),
+    }));
+    heads.sparse = Some(SparseHead::Tokens(sparse));
+    heads.multi_vector = Some(vec![projection]);
+    Ok(())
+}
+
+/// PyLate's models, and `MultiVectorEncoder`.
+fn late_interaction(
+    config: &EncoderConfig,
+    mut settings: EmbeddingSettings,
+    files: LateInteraction,
+    tokenizer: &Tokenizer,
+) -> Result<(EmbeddingSettings, VectorHeads)> {
+    let (mut projections, mut width) = (Vec::new(), config.facts.hidden);
+    for folder in &files.projections {
+        let layer = Dense::of_tokens(folder, width)?;
+        width = layer.outputs();
+        projections.push(layer);
+    }
+    let [query, document] = [files.query, files.document].map(|role| {
+        let marker = role.marker.map(|marker| require_token(tokenizer, &marker)).transpose()?;
+        let expansion = role.expansion.map(|expanding| expansion(expanding, tokenizer)).transpose()?;
+        let skipped = skipped(&role.skipped, files.skips_unknown, tokenizer);
+        Ok::<_, Error>(RoleSettings { marker, max_tokens: role.max_tokens, expansion, skipped })
+    });
+    let (query, document) = (query?, document?);
+    check_reach(config, &query)?;
+    if settings.default_prompt.is_none() && settings.prompts.contains_key("document") {
+        settings.default_prompt = Some("document".to_owned());
+    }
+    Ok(with_multi_vectors(settings, (projections, width), [query, document]))
+}
+
+/// Stanford's ColBERT.
+fn stanfords(
+    folder: &Path,
+    (config, weights): (&EncoderConfig, &Weights),
+    settings: EmbeddingSettings,
+    tokenizer: &Tokenizer,
+) -> Result<(EmbeddingSettings, VectorHeads)> {
+    let file = ConfigFile::open_or_empty(folder, ARTIFACT)?;
+    let marker = |field: &str, default: &str| {
+        let token: String = file.get(field)?.unwrap_or_else(|| default.to_owned());
+        require_token(tokenizer, &token).map(Some)
+    };
+    let length = file.get("query_maxlen")?.unwrap_or(32);
+    let expanding = Expanding { token: None, length, is_attended: file.is_set("attend_to_mask_tokens")? };
+    let query = RoleSettings {
+        marker: marker("query_token_id", "[unused0]")?,
+        max_tokens: Some(length),
+        expansion: Some(expansion(expanding, tokenizer)?),
+        skipped: Vec::new(),
+    };
+    let punctuation: Vec<String> = match file.get("mask_punctuation")?.unwrap_or(true) {
+        true => punctuation(),
+        false => Vec::new(),
+    };
+    let document = RoleSettings {
+        marker: marker("doc_token_id", "[unused1]")?,
+        max_tokens: Some(file.get("doc_maxlen")?.unwrap_or(180)),
+        expansion: None,
+        skipped: skipped(&punctuation, true, tokenizer),
+    };
+    check_reach(config, &query)?;
+    let weight = weights.tensors.get(PROJECTION).map_or(0, |weight| weight.shape[0]);
+    let weight = weights.take_whole(PROJECTION, &[weight, config.facts.hidden])?;
+    let projection = Dense::of_weights(weight, None)?;
+    let width = projection.outputs();
+    Ok(with_multi_vectors(settings, (vec![projection], width), [query, document]))
+}
+
+/// The settings and heads of a model that has only multi-vectors.
+fn with_multi_vectors(
+    mut settings: EmbeddingSettings,
+    (projections, dimensions): (Vec<Dense>, usize),
+    [query, document]: [RoleSettings; 2],
+) -> (EmbeddingSettings, VectorHeads) {
+    settings.multi_vector = Some(Box::new(MultiVectorSettings {
+        output: MULTI_VECTORS.to_owned(),
+        dimensions,
+        skips_first: false,
+        score: MaxSim::Sum,
+        query,
+        document,
+    }));
+    (settings, VectorHeads { multi_vector: Some(projections), ..VectorHeads::default() })
+}
+
+fn require_token(tokenizer: &Tokenizer, token: &str) -> Result<u32> {
+    tokenizer.id(token).ok_or_else(|| {
+        Error::model(format!(
+            "expected the marker `{token}` among the tokens of the tokenizer, but found none"
+        ))
+    })
+}
+
+fn expansion(expanding: Expanding, tokenizer: &Tokenizer) -> Result<Expansion> {
+    let Expanding { token, length, is_attended } = expanding;
+    let found = match &token {
+        Some(token) => tokenizer.id(token),
+        None => ["[MASK]", "<mask>"].iter().find_map(|token| tokenizer.id(token)),
+    };
+    let token = found.ok_or_else(|| {
+        let expected = token.as_deref().unwrap_or("[MASK]");
+        Error::model(format!("expected the token `{expected}`, which fills up queries, but found none"))
+    })?;
+    Ok(Expansion { token, length, is_attended })
+}
+
+/// The tokens of words whose vectors are left out. PyLate leaves out unknown tokens if a word is none.
+fn skipped(words: &[String], with_unknown: bool, tokenizer: &Tokenizer) -> Vec<u32> {
+    let unknown = ["[UNK]", "<unk>"].iter().find_map(|token| tokenizer.id(token)).filter(|_| with_unknown);
+    let mut ids: Vec<u32> = words.iter().filter_map(|word| tokenizer.id(word).or(unknown)).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+/// Refuses expansions that are longer than local attention, whose last tokens would attend to nothing.
+fn check_reach(config: &EncoderConfig, query: &RoleSettings) -> Result<()> {
+    let Some(expansion) = query.expansion.filter(|expansion| !expansion.is_attended) else { return Ok(()) };
+    let reach = config.spans.iter().filter_map(|span| span.reach.before).min().unwrap_or(usize::MAX);
+    match expansion.length > reach {
+        true => Err(Error::model(format!(
+            "expected queries that are filled up to at most {reach} tokens, the reach of local attention, but found \
+             {}: tokens beyond it would attend to nothing",
+            expansion.length
+        ))),
+        false => Ok(()),
+    }
+}

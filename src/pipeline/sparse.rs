@@ -1,0 +1,154 @@
+//! Sparse vectors: a weight for each token of the vocabulary that a text is about, with the results of
+//! sentence-transformers (`SparseEncoder`) and of FlagEmbedding.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// How sparse vectors are read from an output of the graph.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SparseSettings {
+    /// The name of the output.
+    pub output: String,
+    /// The number of dimensions: the tokens of the vocabulary.
+    pub dimensions: usize,
+    /// The values of the output.
+    pub values: SparseValues,
+}
+
+/// The values that weights are computed from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "of", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum SparseValues {
+    /// The largest logit of each token of the vocabulary among the tokens of the text (SPLADE).
+    Vocabulary {
+        /// How many times log(1 + x) is taken of positive logits: once by most models, twice by those of OpenSearch.
+        logarithms: u32,
+    },
+    /// A weight of each token of the text, of which the largest counts (bge-m3).
+    Tokens {
+        /// Tokens that have no weight: special tokens.
+        ignored: Vec<u32>,
+    },
+}
+
+impl SparseSettings {
+    /// The number of values of the output for a text or for a token.
+    pub fn width(&self) -> usize {
+        match self.values {
+            SparseValues::Vocabulary { .. } => self.dimensions,
+            SparseValues::Tokens { .. } => 1,
+        }
+    }
+
+    /// Refuses a number of weights that no vector can have.
+    pub fn check_limit(&self, limit: Option<usize>) -> Result<()> {
+        let max = self.dimensions;
+        match limit.filter(|limit| !(1..=max).contains(limit)) {
+            None => Ok(()),
+            Some(found) => Err(Error::invalid(format!(
+                "expected `max_active_dims` from 1 to {max}, the size of the vocabulary, but found {found}"
+            ))),
+        }
+    }
+
+    /// The vector of a text with these tokens, from the values of the output.
+    pub fn vector(&self, ids: &[u32], values: &[f32]) -> SparseVector {
+        match &self.values {
+            SparseValues::Vocabulary { logarithms } => {
+                let weight = |logit: f32| (0..*logarithms).fold(logit, |value, _| value.ln_1p());
+                let entries = (0..).zip(values).filter(|(_, logit)| **logit > 0.0);
+                SparseVector(entries.map(|(index, logit)| (index, weight(*logit))).collect())
+            }
+            SparseValues::Tokens { ignored } => {
+                let mut largest: BTreeMap<u32, f32> = BTreeMap::new();
+                for (id, weight) in ids.iter().zip(values) {
+                    if *weight > 0.0 && !ignored.contains(id) {
+                        largest.entry(*id).and_modify(|most| *most = most.max(*weight)).or_insert(*weight);
+                    }
+                }
+                SparseVector(largest.into_iter().collect())
+            }
+        }
+    }
+}
+
+/// The weights of tokens, all positive, by the id of their token in ascending order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SparseVector(pub Vec<(u32, f32)>);
+
+impl SparseVector {
+    /// The sum of the products of weights of the same tokens.
+    pub fn dot(&self, other: &Self) -> f32 {
+        let mut others = other.0.iter().peekable();
+        let product = |(id, weight): &(u32, f32)| {
+            while others.next_if(|(other, _)| other < id).is_some() {}
+            others.next_if(|(other, _)| other == id).map_or(0.0, |(_, other)| weight * other)
+        };
+        self.0.iter().map(product).sum()
+    }
+
+    /// The same vector with the `limit` largest weights; of equal ones, those of lower ids.
+    #[must_use]
+    pub fn truncated(mut self, limit: usize) -> Self {
+        if limit < self.0.len() {
+            self.0.sort_by(|left, right| right.1.total_cmp(&left.1));
+            self.0.truncate(limit);
+            self.0.sort_by_key(|(id, _)| *id);
+        }
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(values: SparseValues) -> SparseSettings {
+        SparseSettings { output: "values".into(), dimensions: 5, values }
+    }
+
+    #[test]
+    fn positive_logits_become_weights() {
+        let logits = [1.0, -2.0, 0.0, 3.0, f32::MIN];
+        let once = settings(SparseValues::Vocabulary { logarithms: 1 });
+        assert_eq!(once.vector(&[], &logits).0, [(0, 1.0_f32.ln_1p()), (3, 3.0_f32.ln_1p())]);
+        let twice = settings(SparseValues::Vocabulary { logarithms: 2 });
+        assert_eq!(twice.vector(&[], &logits).0[1], (3, 3.0_f32.ln_1p().ln_1p()));
+    }
+
+    #[test]
+    fn the_largest_weight_of_a_repeated_token_counts() {
+        let tokens = settings(SparseValues::Tokens { ignored: vec![0, 2] });
+        let vector = tokens.vector(&[0, 4, 3, 4, 1, 2], &[9.0, 0.5, 0.1, 0.75, -1.0, 9.0]);
+        assert_eq!(vector.0, [(3, 0.1), (4, 0.75)]);
+    }
+
+    #[test]
+    fn the_largest_weights_are_kept_in_the_order_of_ids() {
+        let vector = SparseVector(vec![(1, 0.5), (2, 2.0), (5, 0.5), (7, 1.0)]);
+        assert_eq!(vector.clone().truncated(3).0, [(1, 0.5), (2, 2.0), (7, 1.0)]);
+        assert_eq!(vector.clone().truncated(4), vector);
+    }
+
+    #[test]
+    fn products_of_common_tokens_are_added() {
+        let [left, right] = [&[(1, 2.0), (3, 1.0), (9, 4.0)][..], &[(0, 5.0), (3, 3.0), (9, 0.5), (12, 1.0)]];
+        let [left, right] = [left, right].map(|entries| SparseVector(entries.to_vec()));
+        assert_eq!((left.dot(&right), right.dot(&left)), (5.0, 5.0));
+        assert_eq!(left.dot(&SparseVector::default()), 0.0);
+    }
+
+    #[test]
+    fn dimensions_beyond_the_vocabulary_are_refused() {
+        let settings = settings(SparseValues::Vocabulary { logarithms: 1 });
+        assert!(settings.check_limit(Some(5)).is_ok() && settings.check_limit(Some(0)).is_err());
+        insta::assert_snapshot!(
+            settings.check_limit(Some(6)).unwrap_err(),
+            @"expected `max_active_dims` from 1 to 5, the size of the vocabulary, but found 6"
+        );
+    }
+}
