@@ -246,6 +246,7 @@ fn translator(tokenizer: &Arc<Tokenizer>) -> Result<Seq2SeqPipeline> {
     let settings = Seq2SeqSettings {
         max_tokens: MAX_TOKENS,
         max_positions: 2 * MAX_TOKENS,
+        prefix: String::new(),
         unknown_tokens: None,
         target_tokenizer: None,
         shortlist: None,

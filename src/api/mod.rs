@@ -10,6 +10,7 @@ mod embedding;
 #[cfg(any(test, feature = "fuzzing"))]
 #[path = "../../fuzz/readers/api.rs"]
 pub(crate) mod fuzzing;
+mod generation;
 mod inputs;
 mod kserve;
 mod ollama;

@@ -106,8 +106,9 @@ fn model_type(pipeline: &Pipeline) -> Value {
             json!({ "reranker": labels(&pipeline.settings().labels) })
         }
         Pipeline::Ranking(RankingPipeline::Embedding(pipeline)) => json!({ "embedding": pooling(pipeline) }),
-        // TEI has no translation models.
+        // TEI has no models that generate.
         Pipeline::Translation(_) => json!({ "translation": {} }),
+        Pipeline::TextToText(_) => json!({ "text_to_text": {} }),
     }
 }
 
@@ -148,7 +149,7 @@ fn describe(model: &Model) -> Value {
             let [from, to] = pipeline.directions().codes();
             description["languages"] = json!({ "from": from, "to": to });
         }
-        Pipeline::Ranking(_) | Pipeline::ZeroShot(_) => {}
+        Pipeline::Ranking(_) | Pipeline::ZeroShot(_) | Pipeline::TextToText(_) => {}
     }
     description
 }

@@ -13,20 +13,20 @@ use serde_json::Value;
 use super::{
     classification::{classify_with, predict_with, zero_shot_with},
     embedding::{SimilarityRequest, embed_by_default, embed_with, similarity_with},
+    generation::generate_with,
     inputs,
     ranking::rerank_with,
     rejection::Reply,
     request::{Call, Context, InPath, from_value, model_name},
     response::BACKEND,
     token_classification::label_tokens_with,
-    translation::translate_with,
 };
 use crate::{error::Error, model::Pipeline};
 
 /// Run the first model
 ///
-/// Takes and answers the body of `/embed`, `/predict`, `/rerank`, token classification or a translation, depending on
-/// the task of the first model, or that of `/similarity` if `inputs` has a `source_sentence`.
+/// Takes and answers the body of `/embed`, `/predict`, `/rerank`, token classification, or texts to generate from, depending
+/// on the task of the first model, or that of `/similarity` if `inputs` has a `source_sentence`.
 pub(super) async fn default_task(Call(context, body): Call<Value>) -> Reply {
     run_default(&context, body).await
 }
@@ -41,13 +41,16 @@ async fn run_default(context: &Context, body: Value) -> Reply {
     }
     let name = model_name(&body).map(str::to_owned);
     let name = name.as_deref();
-    match &app.model(name)?.pipeline {
+    let model = app.model(name)?;
+    match &model.pipeline {
         Pipeline::Classification(pipeline) => predict_with(context, pipeline, from_value(body)?).await,
         Pipeline::TokenClassification(pipeline) => {
             label_tokens_with(context, pipeline, from_value(body)?).await
         }
         Pipeline::Ranking(pipeline) => rerank_with(context, pipeline, from_value(body)?).await,
-        Pipeline::Translation(pipeline) => translate_with(context, pipeline, from_value(body)?).await,
+        Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
+            generate_with(context, (pipeline, model.manifest.task), body).await
+        }
         Pipeline::Embedding(pipeline) => embed_by_default(context, pipeline, name, body).await,
         Pipeline::ZeroShot(_) => {
             let (_, pipeline) = app.embedding(name)?;
@@ -103,7 +106,8 @@ pub(super) async fn infer(InPath(name): InPath<String>, Call(context, mut body):
     if !body.is_object() {
         return Err(Error::invalid("expected an object with `inputs`, but found none").into());
     }
-    match &context.app.model(Some(&name))?.pipeline {
+    let model = context.app.model(Some(&name))?;
+    match &model.pipeline {
         Pipeline::Embedding(pipeline) if is_similarity(&body) => {
             similarity_with(&context, pipeline, Some(&name), from_value(body)?).await
         }
@@ -116,6 +120,8 @@ pub(super) async fn infer(InPath(name): InPath<String>, Call(context, mut body):
             label_tokens_with(&context, pipeline, from_value(body)?).await
         }
         Pipeline::ZeroShot(pipeline) => zero_shot_with(&context, pipeline, from_value(body)?).await,
-        Pipeline::Translation(pipeline) => translate_with(&context, pipeline, from_value(body)?).await,
+        Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
+            generate_with(&context, (pipeline, model.manifest.task), body).await
+        }
     }
 }

@@ -77,8 +77,8 @@ pub(super) async fn tokenize(
         }
     };
     let tokenizer = Arc::clone(model.pipeline.tokenizer());
-    let translator = match &model.pipeline {
-        Pipeline::Translation(pipeline) => Some(pipeline.clone()),
+    let generator = match &model.pipeline {
+        Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => Some(pipeline.clone()),
         _ => None,
     };
     let special = if body.add_special_tokens { SpecialTokens::Added } else { SpecialTokens::LeftOut };
@@ -98,8 +98,8 @@ pub(super) async fn tokenize(
             if tokenizer.exceeds(&text, left)? {
                 return Err(too_many());
             }
-            let tokens = match &translator {
-                Some(translator) => translator.tokens(&text, special, wanted)?,
+            let tokens = match &generator {
+                Some(generator) => generator.tokens(&text, special, wanted)?,
                 None => tokenizer.tokens(&text, body.add_special_tokens)?,
             };
             left = left.checked_sub(tokens.len()).ok_or_else(too_many)?;

@@ -1,4 +1,4 @@
-//! Translation: `POST /translate`, and the body of the model hub.
+//! Translation: `POST /translate`.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -156,74 +156,4 @@ pub(super) fn pick(pipeline: &Pipeline) -> Option<&Seq2SeqPipeline> {
         Pipeline::Translation(pipeline) => Some(pipeline),
         _ => None,
     }
-}
-
-/// The model hub's body.
-#[derive(Deserialize)]
-#[serde(expecting = "an object with `inputs`")]
-pub(super) struct HubTranslationRequest {
-    inputs: Value,
-    #[serde(default, deserialize_with = "request::object")]
-    parameters: Option<HubParameters>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(expecting = "an object")]
-pub(super) struct HubParameters {
-    src_lang: Option<String>,
-    tgt_lang: Option<String>,
-    clean_up_tokenization_spaces: Option<bool>,
-    truncation: Option<HubTruncation>,
-    #[serde(default, deserialize_with = "request::object")]
-    generate_parameters: Option<GenerationOptions>,
-}
-
-/// The hub's truncation strategies; for a single text they amount to two.
-#[derive(Clone, Copy, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum HubTruncation {
-    DoNotTruncate,
-    LongestFirst,
-    OnlyFirst,
-    OnlySecond,
-}
-
-/// Answers like the `translation` pipeline of `transformers`: an object for each text, or a list of objects for each
-/// of several texts with several translations.
-pub(super) async fn translate_with(
-    context: &Context,
-    pipeline: &Seq2SeqPipeline,
-    body: HubTranslationRequest,
-) -> Reply {
-    let app = &context.app;
-    let is_single = body.inputs.is_string();
-    let texts = inputs::texts("inputs", body.inputs, app.limits.texts)?;
-    let characters = characters(texts.iter().map(String::as_str));
-    let parameters = body.parameters.unwrap_or_default();
-    let (split, truncate) = match parameters.truncation {
-        Some(HubTruncation::LongestFirst | HubTruncation::OnlyFirst) => (Some(Split::Never), true),
-        Some(HubTruncation::DoNotTruncate | HubTruncation::OnlySecond) => (None, false),
-        None => (None, app.limits.truncate),
-    };
-    let options = Seq2SeqOptions {
-        source: parameters.src_lang,
-        target: parameters.tgt_lang,
-        split,
-        truncate,
-        clean_up_spaces: parameters.clean_up_tokenization_spaces.unwrap_or(false),
-        generation: parameters.generate_parameters.unwrap_or_default(),
-        max_sentences: app.limits.texts,
-    };
-    let translations = pipeline.generate(texts, &options, context.deadline).await?;
-    let of_text = |texts: &Vec<GeneratedText>| {
-        texts.iter().map(|text| json!({ "translation_text": text.text })).collect::<Vec<_>>()
-    };
-    let lists: Vec<Vec<Value>> = translations.texts.iter().map(of_text).collect();
-    let is_flat = is_single || lists.iter().all(|list| list.len() == 1);
-    let answer: Value = if is_flat {
-        lists.into_iter().flatten().collect()
-    } else {
-        lists.into_iter().map(Value::from).collect()
-    };
-    Ok(with_usage(context, &answer, &translations.usage, characters))
 }

@@ -47,6 +47,8 @@ pub(super) const ENTITIES: Columns = &[("entities", CellType::Json)];
 pub(super) const REDACTED: Columns = &[("redacted", CellType::Text), ("entities", CellType::Json)];
 pub(super) const SCORE: Columns = &[("score", CellType::Number)];
 pub(super) const TRANSLATION: Columns = &[("translation", CellType::Text)];
+pub(super) const SUMMARY: Columns = &[("summary", CellType::Text)];
+pub(super) const GENERATED: Columns = &[("generated_text", CellType::Text)];
 
 /// The column for errors, which follows those of the answers.
 pub(super) const ERROR_COLUMN: &str = "error";

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{
     answer::{
         Answer, Answers, Cell, Columns, EMBEDDING, EMBEDDING_INT8, EMBEDDING_UINT8, ENTITIES, ErrorKind,
-        LABEL, LABELS, REDACTED, RowError, SCORE, TRANSLATION,
+        GENERATED, LABEL, LABELS, REDACTED, RowError, SCORE, SUMMARY, TRANSLATION,
     },
     parameters::Parameters,
 };
@@ -14,7 +14,7 @@ use crate::{
     error::{Error, Result},
     model::{Model, Pipeline},
     pipeline::{
-        Input, Usage,
+        Input, Task as NamedTask, Usage,
         embedding::EmbeddingOptions,
         entities::TextEntities,
         generation::GenerationOptions,
@@ -49,7 +49,8 @@ enum Task {
     TokenClassification(TokenClassificationOptions),
     ZeroShot { options: ZeroShotOptions, labels: Vec<Arc<str>> },
     Ranking { query: String, options: RankingOptions },
-    Translation(Box<Seq2SeqOptions>),
+    // Translations, summaries and other texts, with their column.
+    Seq2Seq(Box<Seq2SeqOptions>, Columns),
 }
 
 impl Predictor {
@@ -124,15 +125,12 @@ impl Predictor {
                 pipeline.check_languages(wanted).map_err(|error| {
                     Error::invalid(format!("{error}; see `source-language` and `target-language`"))
                 })?;
-                Task::Translation(Box::new(Seq2SeqOptions {
-                    source: source.clone(),
-                    target: target.clone(),
-                    split: None,
-                    truncate: parameters.truncate.unwrap_or(true),
-                    clean_up_spaces: false,
-                    generation: GenerationOptions::default(),
-                    max_sentences: usize::MAX,
-                }))
+                Task::Seq2Seq(generation_options(parameters), TRANSLATION)
+            }
+            Pipeline::TextToText(_) => {
+                let column =
+                    if model.manifest.task == NamedTask::Summarization { SUMMARY } else { GENERATED };
+                Task::Seq2Seq(generation_options(parameters), column)
             }
         };
         Ok(Self { model, task })
@@ -151,7 +149,7 @@ impl Predictor {
             Task::TokenClassification(_) => ENTITIES,
             Task::ZeroShot { .. } => LABELS,
             Task::Ranking { .. } => SCORE,
-            Task::Translation(_) => TRANSLATION,
+            Task::Seq2Seq(_, columns) => columns,
         }
     }
 
@@ -267,13 +265,13 @@ impl Predictor {
                 let (scores, usage) = pipeline.score(query.clone(), texts, *options, deadline).await?;
                 Ok((scores.into_iter().map(|score| vec![Cell::Number(score)]).collect(), usage))
             }
-            (Pipeline::Translation(pipeline), Task::Translation(options)) => {
-                let translations = pipeline.generate(texts, options, deadline).await?;
-                let best = translations.texts.into_iter().map(|best_first| best_first.into_iter().next());
+            (Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline), Task::Seq2Seq(options, _)) => {
+                let generated = pipeline.generate(texts, options, deadline).await?;
+                let best = generated.texts.into_iter().map(|best_first| best_first.into_iter().next());
                 let answer = |best: Option<GeneratedText>| {
                     vec![Cell::Text(best.map_or_else(String::new, |best| best.text).into())]
                 };
-                Ok((best.map(answer).collect(), translations.usage))
+                Ok((best.map(answer).collect(), generated.usage))
             }
             _ => Err(Error::inference_because(
                 "the task is not that of the model",
@@ -281,6 +279,18 @@ impl Predictor {
             )),
         }
     }
+}
+
+fn generation_options(parameters: &Parameters) -> Box<Seq2SeqOptions> {
+    Box::new(Seq2SeqOptions {
+        source: parameters.source_language.clone(),
+        target: parameters.target_language.clone(),
+        split: None,
+        truncate: parameters.truncate.unwrap_or(true),
+        clean_up_spaces: false,
+        generation: GenerationOptions::default(),
+        max_sentences: usize::MAX,
+    })
 }
 
 fn count(answers: &mut Answers, usage: &Usage) {

@@ -136,7 +136,7 @@ fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option
             }
             (MODEL, measured)
         }
-        TaskSettings::Seq2Seq(settings) => {
+        TaskSettings::Seq2Seq(settings, _) => {
             settings.decoder.signature = signature(DECODER)?;
             let measure = |forms| quality::seq2seq::measure(runtime, forms, settings, progress);
             let measured = forms.map(measure).transpose()?;
@@ -198,7 +198,7 @@ fn manifest(
     (graph, signature): (&str, Signature),
     (qualities, vectors): (Vec<Quality>, Option<VectorQuality>),
 ) -> Manifest {
-    let is_seq2seq = matches!(source.settings, TaskSettings::Seq2Seq(_));
+    let is_seq2seq = matches!(source.settings, TaskSettings::Seq2Seq(..));
     let (mut embedding, mut classification, mut token_classification, mut seq2seq) = (None, None, None, None);
     match source.settings {
         TaskSettings::Encoder(EncoderSettings::Embedding(settings)) => embedding = Some(settings),
@@ -206,7 +206,7 @@ fn manifest(
         TaskSettings::Encoder(EncoderSettings::TokenClassification(settings)) => {
             token_classification = Some(settings);
         }
-        TaskSettings::Seq2Seq(settings) => seq2seq = Some(*settings),
+        TaskSettings::Seq2Seq(settings, _) => seq2seq = Some(*settings),
     }
     let mut qualities = qualities.into_iter();
     let quality = qualities.next();

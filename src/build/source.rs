@@ -5,6 +5,7 @@ use crate::{
     error::Result,
     onnx_proto::ModelProto,
     pipeline::{
+        Task,
         classification::ClassificationSettings,
         embedding::EmbeddingSettings,
         seq2seq::{Decoder, Seq2SeqSettings},
@@ -56,7 +57,8 @@ pub(super) fn unread_decoder() -> Decoder {
 #[derive(Clone, Debug)]
 pub(super) enum TaskSettings {
     Encoder(EncoderSettings),
-    Seq2Seq(Box<Seq2SeqSettings>),
+    /// With the tasks of the model, the most likely one first. The settings are those of the chosen one.
+    Seq2Seq(Box<Seq2SeqSettings>, &'static [Task]),
 }
 
 #[derive(Clone, Debug)]

@@ -24,11 +24,19 @@ pub(super) fn task(plan: &Plan, settings: &TaskSettings) -> Result<(Task, Vec<Ta
         require(task, plan.strategy, settings)?;
         return Ok((task, Vec::new()));
     }
-    let plausible = plausible(settings);
+    Ok(choose(plan, plausible(settings)))
+}
+
+/// The requested task, or that of the model card if it is among `plausible`, or the first of these; and the others if
+/// neither decides.
+pub(super) fn choose(plan: &Plan, plausible: Vec<Task>) -> (Task, Vec<Task>) {
+    if let Some(task) = plan.task {
+        return (task, Vec::new());
+    }
     let card = plan.adapter.iter().chain([&plan.folder]).find_map(|folder| pipeline_tag(folder));
     let task = card.filter(|task| plausible.contains(task)).unwrap_or(plausible[0]);
     let others = plausible.into_iter().filter(|other| *other != task && card != Some(task));
-    Ok((task, others.collect()))
+    (task, others.collect())
 }
 
 /// Heads for tasks that are not served, by the end of the class name.
@@ -60,15 +68,19 @@ fn require(task: Task, strategy: Strategy, settings: &TaskSettings) -> Result<()
     use TaskSettings::{Encoder, Seq2Seq};
 
     let found = match settings {
-        Seq2Seq(_) => "one that translates",
+        Seq2Seq(_, [Task::Translation]) => "one that translates",
+        Seq2Seq(..) => "one that generates texts",
         Encoder(Embedding(_)) => "one without a head for labels, which computes embeddings",
         Encoder(Classification(_)) => "one with a head for labels",
         Encoder(TokenClassification(_)) => "one with a head for labels of tokens",
     };
     let can = match (settings, task) {
-        (Seq2Seq(_), task) => task == Task::Translation,
+        (Seq2Seq(_, tasks), task) => tasks.contains(&task),
         (Encoder(TokenClassification(_)), task) => task == Task::TokenClassification,
-        (Encoder(_), Task::Translation | Task::TokenClassification)
+        (
+            Encoder(_),
+            Task::Translation | Task::Summarization | Task::TextToText | Task::TokenClassification,
+        )
         | (Encoder(Embedding(_)), Task::TextClassification)
         | (Encoder(Classification(_)), Task::FeatureExtraction) => false,
         (Encoder(Embedding(_)), Task::FeatureExtraction) => true,
@@ -86,11 +98,13 @@ fn require(task: Task, strategy: Strategy, settings: &TaskSettings) -> Result<()
 
 /// The tasks that a model was probably trained for, the most likely one first.
 fn plausible(settings: &TaskSettings) -> Vec<Task> {
-    let TaskSettings::Encoder(settings) = settings else { return vec![Task::Translation] };
     let settings = match settings {
-        EncoderSettings::Embedding(_) => return vec![Task::FeatureExtraction],
-        EncoderSettings::TokenClassification(_) => return vec![Task::TokenClassification],
-        EncoderSettings::Classification(settings) => settings,
+        TaskSettings::Seq2Seq(_, tasks) => return tasks.to_vec(),
+        TaskSettings::Encoder(EncoderSettings::Embedding(_)) => return vec![Task::FeatureExtraction],
+        TaskSettings::Encoder(EncoderSettings::TokenClassification(_)) => {
+            return vec![Task::TokenClassification];
+        }
+        TaskSettings::Encoder(EncoderSettings::Classification(settings)) => settings,
     };
     match &settings.labels[..] {
         [label] if label.to_lowercase().starts_with("label_") => vec![Task::TextRanking],

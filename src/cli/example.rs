@@ -19,6 +19,9 @@ pub(super) fn body(manifest: &Manifest) -> String {
         }
         Task::TextRanking => r#"{"inputs": {"query": "egg", "texts": ["hen", "car"]}}"#,
         Task::Translation => return translation(manifest),
+        Task::Summarization | Task::TextToText => {
+            r#"{"inputs": "The bridge was closed on Monday. Engineers had found cracks in one of its pillars."}"#
+        }
     };
     body.to_owned()
 }

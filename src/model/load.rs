@@ -101,12 +101,12 @@ pub(super) fn load(bundle: &Bundle, config: &Config, placement: &Placement) -> R
     }
     // Files that are read, and verified then; all others are mapped.
     let graphs = iter::once(&manifest.graph).chain(settings.map(|settings| &settings.decoder.graph));
-    let of_translation =
+    let of_seq2seq =
         settings.into_iter().flat_map(|settings| [&settings.target_tokenizer, &settings.shortlist]);
     let read: Vec<&str> = [TOKENIZER, PIECES, RANGES]
         .into_iter()
         .chain(graphs.map(String::as_str))
-        .chain(of_translation.flatten().map(String::as_str))
+        .chain(of_seq2seq.flatten().map(String::as_str))
         .collect();
     let is_mapped = config.map_weights && matches!(bundle.home(), Home::Folder(_));
     let mapped = manifest.files.iter().map(|file| file.name.as_str());
@@ -209,7 +209,7 @@ fn open_natively(
     let manifest = bundle.manifest();
     if manifest.seq2seq.is_some() {
         return Err(Error::config(format!(
-            "expected an encoder for the native engine, but found that `{}` translates; use `engine = \"auto\"`",
+            "expected an encoder for the native engine, but found that `{}` generates texts; use `engine = \"auto\"`",
             manifest.name
         )));
     }

@@ -33,10 +33,12 @@ pub enum Pipeline {
     Ranking(RankingPipeline),
     /// `translation`
     Translation(Seq2SeqPipeline),
+    /// `summarization`, `text2text-generation`
+    TextToText(Seq2SeqPipeline),
 }
 
 impl Pipeline {
-    /// The encoder, of all tasks but translation.
+    /// The encoder, of all tasks that do not generate texts.
     fn encoder(&self) -> Result<&Encoder, &Seq2SeqPipeline> {
         match self {
             Self::Embedding(pipeline)
@@ -46,7 +48,7 @@ impl Pipeline {
             | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
             | Self::Ranking(RankingPipeline::CrossEncoder(pipeline)) => Ok(pipeline.encoder()),
             Self::TokenClassification(pipeline) => Ok(pipeline.encoder()),
-            Self::Translation(pipeline) => Err(pipeline),
+            Self::Translation(pipeline) | Self::TextToText(pipeline) => Err(pipeline),
         }
     }
 
@@ -82,7 +84,11 @@ impl Pipeline {
                 let mut settings = settings.ok_or_else(|| lacks(manifest, "seq2seq"))?;
                 settings.max_tokens = settings.max_tokens.min(limit);
                 let parts = Seq2SeqParts { tokenizer, target, shortlist, route };
-                return Seq2SeqPipeline::new(parts, settings).map(Self::Translation);
+                let pipeline = Seq2SeqPipeline::new(parts, settings)?;
+                return Ok(match manifest.task {
+                    Task::Translation => Self::Translation(pipeline),
+                    _ => Self::TextToText(pipeline),
+                });
             }
         };
         let is_embedding = manifest.classification.is_none() && manifest.embedding.is_some();
@@ -116,7 +122,7 @@ impl Pipeline {
             Task::ZeroShotClassification => {
                 ZeroShotPipeline::entailment(classification()?).map(Self::ZeroShot)
             }
-            Task::Translation => Err(lacks(manifest, "seq2seq")),
+            Task::Translation | Task::Summarization | Task::TextToText => Err(lacks(manifest, "seq2seq")),
         }
     }
 }

@@ -20,18 +20,36 @@ pub enum Task {
     ZeroShotClassification,
     /// A text to a text in another language.
     Translation,
+    /// A text to a summary.
+    Summarization,
+    /// A text to any other text.
+    #[serde(rename = "text2text-generation")]
+    TextToText,
 }
 
 impl Task {
     /// In the order of the variants.
-    const NAMES: [(Self, &str); 6] = [
+    const NAMES: [(Self, &str); 8] = [
         (Self::FeatureExtraction, "feature-extraction"),
         (Self::TextClassification, "text-classification"),
         (Self::TokenClassification, "token-classification"),
         (Self::TextRanking, "text-ranking"),
         (Self::ZeroShotClassification, "zero-shot-classification"),
         (Self::Translation, "translation"),
+        (Self::Summarization, "summarization"),
+        (Self::TextToText, "text2text-generation"),
     ];
+}
+
+impl Task {
+    /// The name of the texts that a model of this task generates.
+    pub fn generated_name(self) -> &'static str {
+        match self {
+            Self::Translation => "translation",
+            Self::Summarization => "summary",
+            _ => "generated_text",
+        }
+    }
 }
 
 impl fmt::Display for Task {

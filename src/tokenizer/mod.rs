@@ -204,6 +204,17 @@ impl Tokenizer {
         Ok(Encoding::from_raw(&self.add_special_tokens(encoding, None)?, truncated_from))
     }
 
+    /// The special tokens before and after a single text.
+    pub fn special_ids(&self) -> Result<[Vec<u32>; 2]> {
+        let whole = self.add_special_tokens(self.encode_raw("a")?, None)?;
+        let ids = whole.get_ids();
+        let is_own = |special: &u32| *special == 0;
+        let mask = whole.get_special_tokens_mask();
+        let first = mask.iter().position(is_own).unwrap_or(ids.len());
+        let last = mask.iter().rposition(is_own).map_or(ids.len(), |last| last + 1);
+        Ok([ids[..first].to_vec(), ids[last..].to_vec()])
+    }
+
     /// The token ids of a text, without special tokens.
     pub fn encode_without_special_tokens(&self, text: &str) -> Result<Vec<u32>> {
         Ok(self.encode_raw(text)?.get_ids().to_vec())

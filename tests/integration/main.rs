@@ -46,6 +46,7 @@ mod scripted;
 mod search;
 mod serving;
 mod static_embeddings;
+mod text_to_text;
 mod token_classifiers;
 mod translation;
 mod translation_graphs;

@@ -17,8 +17,6 @@ use crate::{
 
 /// The default name of the output for token ids.
 pub(super) const IDS: &str = "generated_indices";
-/// The default name of the output for texts.
-pub(super) const TEXTS: &str = "translation";
 
 /// The options in the `parameters` of a request.
 pub(super) fn options(request: &InferRequest, limits: &Limits) -> Result<Seq2SeqOptions> {
@@ -57,15 +55,15 @@ pub(super) async fn ids(
     Ok(Output { shape, elements, location: generated.location })
 }
 
-/// Translates texts: one row for each text, with the requested number of translations.
+/// Generates from texts: one row for each text, with the requested number of results.
 pub(super) async fn texts(
     pipeline: &Seq2SeqPipeline,
     texts: Vec<String>,
     options: &Seq2SeqOptions,
     deadline: Deadline,
 ) -> Result<Output> {
-    let translations = pipeline.generate(texts, options, deadline).await?;
-    let shape = vec![translations.texts.len(), translations.texts.first().map_or(0, Vec::len)];
-    let texts = translations.texts.into_iter().flatten().map(|translation| translation.text.into_bytes());
-    Ok(Output { shape, elements: Elements::Bytes(texts.collect()), location: translations.usage.location })
+    let generated = pipeline.generate(texts, options, deadline).await?;
+    let shape = vec![generated.texts.len(), generated.texts.first().map_or(0, Vec::len)];
+    let texts = generated.texts.into_iter().flatten().map(|generated| generated.text.into_bytes());
+    Ok(Output { shape, elements: Elements::Bytes(texts.collect()), location: generated.usage.location })
 }

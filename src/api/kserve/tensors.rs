@@ -77,9 +77,9 @@ impl Interface {
                 (vec![text, spec(&names.labels, "BYTES", &[-1])], floats("scores", &[-1, -1]))
             }
             Pipeline::Ranking(_) => (vec![spec(&names.query, "BYTES", &[1]), text], floats("scores", &[-1])),
-            Pipeline::Translation(_) => {
+            Pipeline::Translation(_) | Pipeline::TextToText(_) => {
                 let ids = spec(&output_name(seq2seq::IDS), "INT64", &[-1, -1]);
-                let texts = spec(&output_name(seq2seq::TEXTS), "BYTES", &[-1, -1]);
+                let texts = spec(&output_name(model.manifest.task.generated_name()), "BYTES", &[-1, -1]);
                 ([&tokens[..], &[text]].concat(), vec![ids, texts])
             }
         };
@@ -159,7 +159,7 @@ pub(super) async fn run(
             let shape = vec![scores.len()];
             Ok(Output { shape, elements: Elements::Fp32(scores), location: usage.location })
         }
-        Pipeline::Translation(pipeline) => {
+        Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
             let options = seq2seq::options(request, &app.limits)?;
             match rows(names, request, limit)? {
                 Rows::Tokens(rows) => seq2seq::ids(pipeline, rows, &options, deadline).await,

@@ -86,6 +86,22 @@ const TASKS = {
     clients: ({ texts, source, target }) =>
       hub(texts, `translation(text${hasChoice() ? `, src_lang=${python(source)}, tgt_lang=${python(target)}` : ""})`),
   },
+  summarization: {
+    title: "Summarize texts",
+    note: "Each line is summarized separately.",
+    example: "The old bridge was closed on Monday, after engineers had found deep cracks in one of its pillars. The repairs will take until the end of the year, and buses use the road through the valley until then.",
+    body: ({ texts }) => ({ inputs: texts }),
+    show: (answer, { texts }) => showGenerated(answer, texts, "Summary", "summary_text"),
+    clients: ({ texts }) => hub(texts, "summarization(text)"),
+  },
+  "text2text-generation": {
+    title: "Generate a text from a text",
+    note: "Each line is a text of its own. Many models expect an instruction in it.",
+    example: "translate English to German: Where is the nearest train station?",
+    body: ({ texts }) => ({ inputs: texts }),
+    show: (answer, { texts }) => showGenerated(answer, texts, "Generated text", "generated_text"),
+    clients: () => [],
+  },
 };
 
 const OTHER = { title: "Run the model", note: "", example: "", body: ({ texts }) => ({ inputs: texts }), show: showJson, clients: () => [] };
@@ -271,6 +287,12 @@ function showTranslation(answer, { texts, source, target }) {
   const row = ({ translation_text: text }, place) =>
     el("tr", {}, el("td", { lang: code(source) }, texts[place]), el("td", { lang: code(target) }, text));
   const head = [source, target].map((name) => el("th", { scope: "col" }, language(name)));
+  return el("table", { class: "sides" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...answer.map(row)));
+}
+
+function showGenerated(answer, texts, title, field) {
+  const row = (generated, place) => el("tr", {}, el("td", {}, texts[place]), el("td", {}, generated[field]));
+  const head = ["Text", title].map((name) => el("th", { scope: "col" }, name));
   return el("table", { class: "sides" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...answer.map(row)));
 }
 

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
+use self::model::MAX_POSITIONS;
 use super::{
     config::ConfigFile,
     files,
@@ -19,6 +20,7 @@ use crate::{
     backend::Engine,
     error::{Error, Result},
     pipeline::{
+        Task,
         generation::{GenerationOptions, GenerationSettings},
         seq2seq::{Languages, Seq2SeqSettings},
     },
@@ -53,7 +55,8 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
     let tokenizer = tokenizer(&files::read_tokenizer(folder)?).map_err(in_folder)?;
     let settings = Seq2SeqSettings {
         max_tokens: MAX_TOKENS,
-        max_positions: model.positions.length,
+        max_positions: MAX_POSITIONS,
+        prefix: String::new(),
         unknown_tokens: None,
         target_tokenizer: None,
         shortlist: Some(SHORTLIST.to_owned()),
@@ -70,7 +73,7 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
     Ok(Source {
         architecture: model.architecture.clone(),
         sha256,
-        settings: TaskSettings::Seq2Seq(Box::new(settings)),
+        settings: TaskSettings::Seq2Seq(Box::new(settings), &[Task::Translation]),
         tokenizer,
         files: vec![(SHORTLIST, shortlist.to_bytes())],
         is_quantised: false,

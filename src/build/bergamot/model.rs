@@ -6,8 +6,8 @@ use super::file::{File, Options, WORDS};
 use crate::{
     build::{
         config::check_heads,
-        layers::Activation,
-        seq2seq::{Memory, Norms, Positions, Seq2SeqModel, Stack, Table, Tables, Waves},
+        layers::{Activation, NormKind},
+        seq2seq::{Memory, Names, Norms, Positions, Seq2SeqModel, Sinusoids, Stack, Table, Tables, Waves},
         weights::{Weight, Weights},
     },
     error::{Error, Result},
@@ -16,7 +16,8 @@ use crate::{
 /// The class, which the files do not name.
 const ARCHITECTURE: &str = "BergamotStudent";
 /// The limit of decoder steps: 2.5 times the limit of source tokens, and the first step.
-const MAX_POSITIONS: usize = 1281;
+pub(super) const MAX_POSITIONS: usize = 1281;
+const SINUSOIDS: Sinusoids = Sinusoids { length: MAX_POSITIONS, waves: Waves::ToTheEnd, padding: None };
 /// Marian's epsilon of normalisations.
 const EPSILON: f32 = 1e-6;
 
@@ -71,7 +72,7 @@ fn describe(options: &Options, vocabulary: usize) -> Result<Seq2SeqModel> {
     let heads = options.number("transformer-heads")?;
     check_heads(hidden, heads)?;
     let intermediate = options.number("transformer-dim-ffn")?;
-    let stack = |layers| Stack { layers, heads, intermediate };
+    let stack = |layers| Stack { layers, heads, head: hidden / heads, intermediate };
     let words = Table { name: SHARED.into(), rows: vocabulary };
     Ok(Seq2SeqModel {
         architecture: ARCHITECTURE.into(),
@@ -84,11 +85,18 @@ fn describe(options: &Options, vocabulary: usize) -> Result<Seq2SeqModel> {
             output: words,
             bias: Some(BIAS.into()),
         },
+        names: Names::Fairseq,
+        has_biases: true,
         activation: Activation::Relu,
+        is_gated: false,
         norms: Norms::After,
+        norm: NormKind::Layer { has_bias: true },
         epsilon: EPSILON,
-        positions: Positions { length: MAX_POSITIONS, waves: Waves::ToTheEnd, padding: None },
+        positions: Positions::Sinusoidal(SINUSOIDS),
         scale: (hidden as f32).sqrt(),
+        normalises_embeddings: false,
+        attention_scale: None,
+        output_scale: 1.0,
         memory: Memory::Recurrent,
         is_trained_in_int8: true,
         starts_empty: true,

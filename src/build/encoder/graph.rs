@@ -6,14 +6,13 @@ use super::{
     config::{Bias, EncoderConfig, Gate, Head, HeadKind, Heads, Norms, Positions},
     disentangled::Text,
     heads::VectorHeads,
-    relative,
 };
 use crate::{
     backend::Engine,
     build::{
         functions,
         layers::{
-            Blocks, Distance, Layers, Projection, Reach, Rotation, alibi_slopes, attend_by_position,
+            Blocks, Buckets, Distance, Layers, Projection, Reach, Rotation, alibi_slopes, attend_by_position,
             attention,
         },
         onnx::{GraphBuilder, ModelProto, Value, any, data_type, fixed, float},
@@ -27,6 +26,8 @@ use crate::{
 pub(super) const OUTPUT: &str = "last_hidden_state";
 /// The output of an encoder with a head: one value per label.
 pub(super) const LOGITS: &str = "logits";
+/// MPNet's buckets of distances.
+const BUCKETS: Buckets = Buckets { side: 16, farthest: 128 };
 
 /// Writes the graph of an encoder, from token ids to [`LOGITS`] if it has a head for labels, or else to the outputs of
 /// `heads`, of which [`OUTPUT`] has the vectors of tokens.
@@ -52,7 +53,7 @@ pub(super) fn graph(
         }
         Bias::Relative { table } => {
             let shape = (*table, config.heads.queries, config.facts.max_positions);
-            bias = relative::bias(&mut layers, &ids, shape)?;
+            bias = BUCKETS.bias(&mut layers, &ids, shape)?;
         }
         Bias::None | Bias::Alibi => {}
     }

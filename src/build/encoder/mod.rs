@@ -7,7 +7,6 @@ mod distances;
 mod families;
 mod graph;
 mod heads;
-mod relative;
 mod source;
 mod vectors;
 

@@ -1,12 +1,14 @@
 //! Layers of transformers, written into a graph in the form that measured fastest.
 
 mod attention;
+mod buckets;
 mod rotary;
 
 use kivu_engine::kernel::{GROUP, LANES};
 
 pub(super) use self::{
     attention::{Attention, Blocks, Distance, Reach, alibi_slopes, attend_by_position},
+    buckets::Buckets,
     rotary::{Rotary, Rotation, Scaling},
 };
 use super::{
@@ -164,17 +166,6 @@ impl<'a> Layers<'a> {
         Ok(self.graph.node("Add", &[&product, &bias], vec![]))
     }
 
-    /// The linear layers called `names` as one, each with a bias and of the given number of inputs and outputs.
-    pub(super) fn linear(
-        &mut self,
-        names: &[String],
-        input: &Value,
-        [inputs, outputs]: [usize; 2],
-    ) -> Result<Value> {
-        let projection = |name: &String| Projection { name: name.clone(), outputs, has_bias: true };
-        self.project(&names.iter().map(projection).collect::<Vec<_>>(), input, inputs)
-    }
-
     /// Linear layers of the same inputs, as one.
     pub(super) fn project(
         &mut self,
@@ -232,15 +223,6 @@ impl<'a> Layers<'a> {
         let outputs = self.apply(&unbiased, input);
         let largest = functions::largest_of_tokens(&mut self.graph, [&outputs, mask]);
         self.add_bias(largest, &Linear { bias: layer.bias, ..unbiased })
-    }
-
-    /// A linear layer that, in int8, scales the values of each token separately; see [`Layers::project_by_token`].
-    pub(super) fn linear_by_token(&mut self, name: &str, input: &Value, shape: [usize; 2]) -> Result<Value> {
-        if self.is_trained_in_int8 {
-            return self.linear(&[name.to_owned()], input, shape);
-        }
-        let projection = Projection { name: name.to_owned(), outputs: shape[1], has_bias: true };
-        self.project_by_token(&[projection], input, shape[0])
     }
 
     /// Linear layers that, in int8, scale the values of each token separately. With one scale for all tokens, as in

@@ -79,7 +79,7 @@ fn texts(languages: &Languages, weight_bytes: u64) -> impl Iterator<Item = &'sta
         Languages::Pair { source, .. } | Languages::Prefix { source, .. } => {
             ["pt", "por"].iter().any(|code| source.split(['-', '_']).next() == Some(code))
         }
-        Languages::Tokens { .. } => false,
+        Languages::Tokens { .. } | Languages::None => false,
     };
     let list = if reads_portuguese { PORTUGUESE } else { SENTENCES };
     let count = MAX_TEXTS as u64 * MAX_WEIGHT_BYTES / weight_bytes.max(MAX_WEIGHT_BYTES);
@@ -150,9 +150,10 @@ impl Pair {
         // From English and to Portuguese if the model has these languages.
         let pair = pipeline.directions().example_pair();
         let portuguese = pipeline.directions().find_target("portuguese").map(str::to_owned);
+        let translates = settings.languages != Languages::None;
         let options = Seq2SeqOptions {
-            source: Some(pair.source),
-            target: Some(portuguese.unwrap_or(pair.target)),
+            source: translates.then_some(pair.source),
+            target: translates.then(|| portuguese.unwrap_or(pair.target)),
             split: None,
             truncate: true,
             clean_up_spaces: false,

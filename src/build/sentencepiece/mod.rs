@@ -14,7 +14,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use prost::Message;
 use serde_json::{Value, json};
 
-use self::proto::{BPE, ModelProto, NORMAL, SentencePiece, TrainerSpec, UNIGRAM, USER_DEFINED};
+use self::proto::{BPE, BYTE, ModelProto, NORMAL, SentencePiece, TrainerSpec, UNIGRAM, USER_DEFINED};
 use crate::{
     build::files::read,
     error::{Error, Result},
@@ -43,8 +43,10 @@ pub(super) struct Vocabulary {
     pub(super) tokens: BTreeMap<String, Token>,
     /// The token for pieces that are not in the vocabulary.
     pub(super) unknown: String,
-    /// The minimum number of ids of the translation model.
+    /// The minimum number of ids of the model.
     pub(super) size: usize,
+    /// The token that the tokenizer adds to the end of a text, one of `tokens`. For translations, the pipeline adds it.
+    pub(super) end: Option<&'static str>,
 }
 
 /// A token that is never split.
@@ -89,11 +91,11 @@ impl SentencePieces {
         let normalizer = model.normalizer_spec.clone().unwrap_or_default();
         let has_usual_spaces =
             [normalizer.add_dummy_prefix, normalizer.remove_extra_whitespaces, normalizer.escape_whitespaces];
-        if trainer.byte_fallback
+        if (trainer.byte_fallback && trainer.model_type.unwrap_or(UNIGRAM) != UNIGRAM)
             || trainer.treat_whitespace_as_suffix
             || has_usual_spaces.contains(&Some(false))
         {
-            return Err(unusable("one with byte fallback or unusual treatment of spaces"));
+            return Err(unusable("byte pairs with a fallback to bytes, or unusual treatment of spaces"));
         }
         Ok(Self(model))
     }
@@ -118,7 +120,8 @@ impl SentencePieces {
                 )));
             }
         };
-        let json = to_json(&model, &self.normalizer(), &self.added_tokens(vocabulary))?;
+        let end = vocabulary.end.and_then(|end| Some((end, vocabulary.tokens.get(end)?.id)));
+        let json = to_json(&model, &self.normalizer(), &self.added_tokens(vocabulary), end)?;
         Ok(BuiltTokenizer { json, unknown_tokens })
     }
 
@@ -139,7 +142,10 @@ impl SentencePieces {
         }
         let unknown_tokens =
             (list.len() > known).then_some(UnknownTokens { from: known as u32, read_as: unknown });
-        (json!({"type": "Unigram", "unk_id": unknown, "vocab": list, "byte_fallback": false}), unknown_tokens)
+        let byte_fallback = self.has_bytes();
+        let model =
+            json!({"type": "Unigram", "unk_id": unknown, "vocab": list, "byte_fallback": byte_fallback});
+        (model, unknown_tokens)
     }
 
     /// A BPE model, in which pieces without an id have that of the unknown token.
@@ -171,10 +177,15 @@ impl SentencePieces {
         merges.into_iter().map(|(.., pair)| pair).collect()
     }
 
-    /// The pieces that occur in texts.
+    /// Whether unknown characters are spelled as bytes.
+    fn has_bytes(&self) -> bool {
+        self.0.trainer_spec.as_ref().is_some_and(|trainer| trainer.byte_fallback)
+    }
+
+    /// The pieces that occur in texts, those for bytes included.
     fn normal(&self) -> impl Iterator<Item = &SentencePiece> {
         let is_normal = |piece: &&SentencePiece| {
-            matches!(piece.r#type, None | Some(NORMAL | USER_DEFINED)) && !piece.piece.is_empty()
+            matches!(piece.r#type, None | Some(NORMAL | USER_DEFINED | BYTE)) && !piece.piece.is_empty()
         };
         self.0.pieces.iter().filter(is_normal)
     }
@@ -248,16 +259,34 @@ impl Vocabulary {
     pub(super) fn decoder(&self) -> Result<Vec<u8>> {
         let model = json!({"type": "WordLevel", "vocab": self.all(), "unk_token": self.unknown});
         let no_pieces = SentencePieces(ModelProto::default());
-        to_json(&model, &Value::Null, &no_pieces.added_tokens(self))
+        to_json(&model, &Value::Null, &no_pieces.added_tokens(self), None)
     }
 }
 
-fn to_json(model: &Value, normalizer: &Value, added_tokens: &[Value]) -> Result<Vec<u8>> {
+/// A `tokenizer.json`, whose texts end with the token `end`, if there is one.
+fn to_json(
+    model: &Value,
+    normalizer: &Value,
+    added_tokens: &[Value],
+    end: Option<(&str, u32)>,
+) -> Result<Vec<u8>> {
     let spaces =
         json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": true});
+    let decoder = match model["byte_fallback"] == true {
+        true => json!({"type": "Sequence", "decoders": [{"type": "ByteFallback"}, spaces]}),
+        false => spaces.clone(),
+    };
+    let template = end.map(|(end, id)| {
+        let text = |name: &str| json!({"Sequence": {"id": name, "type_id": 0}});
+        let token = json!({"SpecialToken": {"id": end, "type_id": 0}});
+        json!({
+            "type": "TemplateProcessing", "single": [text("A"), token], "pair": [text("A"), token, text("B"), token],
+            "special_tokens": {end: {"id": end, "ids": [id], "tokens": [end]}},
+        })
+    });
     let tokenizer = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": added_tokens,
-        "normalizer": normalizer, "pre_tokenizer": spaces, "post_processor": null, "decoder": spaces,
+        "normalizer": normalizer, "pre_tokenizer": spaces, "post_processor": template, "decoder": decoder,
         "model": model,
     });
     serde_json::to_vec(&tokenizer).map_err(|error| Error::model_because("cannot write the tokenizer", error))

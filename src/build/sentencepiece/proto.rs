@@ -12,6 +12,9 @@ pub(super) const NORMAL: i32 = 1;
 /// `ModelProto.SentencePiece.Type.USER_DEFINED`.
 pub(super) const USER_DEFINED: i32 = 4;
 
+/// `ModelProto.SentencePiece.Type.BYTE`.
+pub(super) const BYTE: i32 = 6;
+
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ModelProto {
     #[prost(message, repeated, tag = "1")]

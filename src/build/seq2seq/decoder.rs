@@ -1,12 +1,13 @@
 //! The decoder's graph: from one token to the logits of the next one and the state of the next step.
 
 use super::{
-    model::{Memory, Norms, Seq2SeqModel},
+    model::{Distances, Memory, Positions, Seq2SeqModel, Sinusoids},
+    names::{Half, Names, Part, Projection},
     parts::{Stream, Writer, decoder_block},
 };
 use crate::{
     build::{
-        layers::attention,
+        layers::Buckets,
         onnx::{Dimension, ModelProto, Value, any, data_type, fixed, integer},
         weights::Weights,
     },
@@ -23,16 +24,17 @@ pub(super) fn write(model: &Seq2SeqModel, weights: &Weights, precision: Precisio
         Precision::Fp32 => Precision::Fp32,
         Precision::Int8 | Precision::Int8Blocks => Precision::Int8Blocks,
     };
-    let mut writer = Writer::new(model, weights, of_layers);
+    let mut writer = Writer::new(model, Half::Decoder, weights, of_layers);
     writer.layers.block = decoder_block(precision, model.hidden);
     let ids = writer.layers.graph.input("input_ids", &["rows", "step"]);
     let mask = writer.layers.graph.input("attention_mask", &["rows", "source"]);
     let mask = writer.layers.cast(&mask, data_type::INT32);
     let position = writer.layers.graph.input("position", &["step"]);
-    let position = writer.step_position(&ids, &position);
-    let embedded = writer.embed(&model.tables.target, &ids, &position)?;
+    let vector = writer.step_position(&ids, &position)?;
+    let embedded = writer.embed(&model.tables.target, &ids, vector.as_ref())?;
+    let bias = writer.step_bias(&position)?;
     let mut states = Vec::new();
-    let hidden = writer.decoder_layers(embedded, &mask, &mut states)?;
+    let hidden = writer.decoder_layers(embedded, [&mask, &bias], &mut states)?;
     let logits = writer.logits(&hidden)?;
     let columns = if model.has_shortlist { any("columns") } else { fixed(model.tables.output.rows) };
     writer.layers.graph.expose(&logits, "logits", [any("rows"), columns]);
@@ -50,62 +52,87 @@ struct State {
 }
 
 impl Writer<'_> {
-    /// The position of the step's token.
-    fn step_position(&mut self, ids: &Value, position: &Value) -> Value {
-        let positions = self.model.positions;
-        let table = self.positions_table();
+    /// The vector of the step's position, if the model has one.
+    fn step_position(&mut self, ids: &Value, position: &Value) -> Result<Option<Value>> {
+        let Some(table) = self.positions_table()? else { return Ok(None) };
         let graph = &mut self.layers.graph;
-        let Some(padding) = positions.padding else {
-            return graph.node("Gather", &[&table, position], vec![]);
+        let Positions::Sinusoidal(Sinusoids { padding: Some(padding), .. }) = self.model.positions else {
+            return Ok(Some(graph.node("Gather", &[&table, position], vec![])));
         };
-        let first = graph.integers("first_position", &[positions.first()]);
+        let first = graph.integers("first_position", &[padding + 1]);
         let padding = graph.integers("padding", &[padding]);
         let position = graph.node("Add", &[position, &first], vec![]);
         let is_padding = graph.node("Equal", &[ids, &padding], vec![]);
         let row = graph.node("Where", &[&is_padding, &padding, &position], vec![]);
-        graph.node("Gather", &[&table, &row], vec![])
+        Ok(Some(graph.node("Gather", &[&table, &row], vec![])))
     }
 
-    fn decoder_layers(&mut self, embedded: Value, mask: &Value, states: &mut Vec<State>) -> Result<Value> {
-        let Seq2SeqModel { decoder, memory, .. } = *self.model;
-        let parts = ["self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"];
-        let norms = (0..decoder.layers)
-            .flat_map(|layer| parts.map(|part| format!("decoder.layers.{layer}.{part}")))
-            .chain((self.model.norms == Norms::Before).then(|| "decoder.layer_norm".to_owned()))
+    /// The values of the distances from the step's token to those before it, if the model has them.
+    fn step_bias(&mut self, position: &Value) -> Result<Value> {
+        let Positions::Distances(Distances { buckets, lengths: [_, length] }) = self.model.positions else {
+            return Ok(Value::none());
+        };
+        let (heads, rows) = (self.model.decoder.heads, 2 * buckets.side);
+        let table = &self.layers.weights.take(&Names::distances(Half::Decoder), &[rows, heads])?.values;
+        // A decoder has no tokens after its own, so that all rows are for those before. The farthest is the first.
+        let buckets = Buckets { side: rows, ..buckets };
+        let values: Vec<f32> = (0..heads)
+            .flat_map(|head| (0..length).rev().map(move |steps| table[buckets.on_side(steps) * heads + head]))
             .collect();
-        let mut stream = self.begin(embedded, norms)?;
+        let graph = &mut self.layers.graph;
+        let values = graph.floats("distance_values", &[1, heads, 1, length], &values);
+        let last = graph.integers("last_distance", &[length as i64 - 1]);
+        let (end, axis) = (graph.integers("distances", &[length as i64]), graph.integers("three", &[3]));
+        let begin = graph.node("Sub", &[&last, position], vec![]);
+        Ok(graph.node("Slice", &[&values, &begin, &end, &axis], vec![]))
+    }
+
+    fn decoder_layers(
+        &mut self,
+        embedded: Value,
+        [mask, bias]: [&Value; 2],
+        states: &mut Vec<State>,
+    ) -> Result<Value> {
+        let Seq2SeqModel { decoder, memory, .. } = *self.model;
+        let mut stream =
+            self.begin(embedded, decoder.layers, &[Part::Own, Part::Source, Part::FeedForward])?;
         for layer in 0..decoder.layers {
             stream = match memory {
-                Memory::Attention => self.attend_to_target(layer, &stream, states)?,
+                Memory::Attention => self.attend_to_target(layer, &stream, bias, states)?,
                 Memory::Recurrent => self.recur(layer, &stream, states)?,
             };
             stream = self.attend_to_source(layer, &stream, mask)?;
-            stream = self.feed_forward(&format!("decoder.layers.{layer}"), &stream, decoder.intermediate)?;
+            stream = self.feed_forward(layer, &stream, decoder.intermediate)?;
         }
         Ok(stream.input)
     }
 
     /// Attention to all tokens generated so far.
-    fn attend_to_target(&mut self, layer: usize, stream: &Stream, states: &mut Vec<State>) -> Result<Stream> {
+    fn attend_to_target(
+        &mut self,
+        layer: usize,
+        stream: &Stream,
+        bias: &Value,
+        states: &mut Vec<State>,
+    ) -> Result<Stream> {
         let Seq2SeqModel { hidden, decoder, .. } = *self.model;
-        let names = ["q", "k", "v"].map(|part| format!("decoder.layers.{layer}.self_attn.{part}_proj"));
-        let projected = self.layers.linear(&names, &stream.input, [hidden, hidden])?;
+        let parts = [Projection::Query, Projection::Key, Projection::Value];
+        let names = self.projections((layer, Part::Own), parts);
+        let projected = self.linear(&names, &stream.input, [hidden, decoder.width()])?;
+        let attributes = self.attention(decoder.heads);
         let graph = &mut self.layers.graph;
         let [query, key, value] = graph.split(&projected);
-        let axes = |length: &str| {
-            vec![any("rows"), fixed(decoder.heads), any(length), fixed(hidden / decoder.heads)]
-        };
+        let axes = |length: &str| vec![any("rows"), fixed(decoder.heads), any(length), fixed(decoder.head)];
         let past =
             ["key", "value"].map(|part| graph.float_input(&format!("past.{layer}.{part}"), axes("past")));
         let none = Value::none();
-        let inputs = [&query, &key, &value, &none, &none, &none, &past[0], &past[1]];
-        let [context, key, value] =
-            graph.several("MultiHeadAttention", &inputs, attention(decoder.heads), [true; 3]);
+        let inputs = [&query, &key, &value, &none, &none, bias, &past[0], &past[1]];
+        let [context, key, value] = graph.several("MultiHeadAttention", &inputs, attributes, [true; 3]);
         for (part, value) in [("key", key), ("value", value)] {
             states.push(State { name: format!("{layer}.{part}"), value, axes: axes("present") });
         }
-        let name = format!("decoder.layers.{layer}.self_attn.out_proj");
-        let attended = self.layers.linear(&[name], &context, [hidden, hidden])?;
+        let names = self.projections((layer, Part::Own), [Projection::Output]);
+        let attended = self.linear(&names, &context, [decoder.width(), hidden])?;
         self.end_part(stream, &attended)
     }
 
@@ -113,7 +140,7 @@ impl Writer<'_> {
     fn recur(&mut self, layer: usize, stream: &Stream, states: &mut Vec<State>) -> Result<Stream> {
         let hidden = self.model.hidden;
         let names = ["candidate", "forget"].map(|part| format!("decoder.layers.{layer}.rnn.{part}"));
-        let projected = self.layers.linear(&names, &stream.input, [hidden, hidden])?;
+        let projected = self.linear(&names, &stream.input, [hidden, hidden])?;
         let axes = vec![any("rows"), fixed(1), fixed(hidden)];
         let graph = &mut self.layers.graph;
         let past = graph.float_input(&format!("past.{layer}.state"), axes.clone());
@@ -130,14 +157,16 @@ impl Writer<'_> {
     /// Attention to the source, whose keys and values are outputs of the encoder.
     fn attend_to_source(&mut self, layer: usize, stream: &Stream, mask: &Value) -> Result<Stream> {
         let Seq2SeqModel { hidden, decoder, .. } = *self.model;
-        let at = |part: &str| format!("decoder.layers.{layer}.encoder_attn.{part}");
+        let width = decoder.width();
+        let [query, output] =
+            self.projections((layer, Part::Source), [Projection::Query, Projection::Output]);
         let [key, value] = ["key", "value"].map(|part| {
-            let axes = [any("rows"), fixed(decoder.heads), any("source"), fixed(hidden / decoder.heads)];
+            let axes = [any("rows"), fixed(decoder.heads), any("source"), fixed(decoder.head)];
             self.layers.graph.float_input(&format!("cross.{layer}.{part}"), axes)
         });
-        let query = self.layers.linear(&[at("q_proj")], &stream.input, [hidden, hidden])?;
-        let context = self.attend([&query, &key, &value], mask, decoder.heads);
-        let attended = self.layers.linear(&[at("out_proj")], &context, [hidden, hidden])?;
+        let query = self.linear(&[query], &stream.input, [hidden, width])?;
+        let context = self.attend([&query, &key, &value], mask, &Value::none(), decoder.heads);
+        let attended = self.linear(&[output], &context, [width, hidden])?;
         self.end_part(stream, &attended)
     }
 
@@ -145,7 +174,11 @@ impl Writer<'_> {
         let model = self.model;
         let graph = &mut self.layers.graph;
         let one = graph.integers("one", &[1]);
-        let hidden = graph.node("Squeeze", &[hidden, &one], vec![]);
+        let mut hidden = graph.node("Squeeze", &[hidden, &one], vec![]);
+        if model.output_scale != 1.0 {
+            let scale = graph.floats("output.scale", &[], &[model.output_scale]);
+            hidden = graph.node("Mul", &[&hidden, &scale], vec![]);
+        }
         if model.has_shortlist {
             let matrix = graph.float_input("shared.output.weight", [any("columns"), fixed(model.hidden)]);
             let bias = graph.float_input("shared.output.bias", [any("columns")]);

@@ -2,7 +2,8 @@
 //! the rows of the output matrix that the text allows.
 
 use super::{
-    model::{Norms, Seq2SeqModel},
+    model::{Positions, Seq2SeqModel},
+    names::{Half, Names, Part, Projection},
     parts::Writer,
 };
 use crate::{
@@ -16,14 +17,25 @@ use crate::{
 
 /// Writes the encoder of `model`.
 pub(super) fn write(model: &Seq2SeqModel, weights: &Weights, precision: Precision) -> Result<ModelProto> {
-    let mut writer = Writer::new(model, weights, precision);
+    let mut writer = Writer::new(model, Half::Encoder, weights, precision);
     let ids = writer.layers.graph.input("input_ids", &["rows", "source"]);
     let mask = writer.layers.graph.input("attention_mask", &["rows", "source"]);
     let mask = writer.layers.cast(&mask, data_type::INT32);
-    let table = writer.positions_table();
-    let positions = writer.layers.positions(&table, &ids, model.positions.padding);
-    let embedded = writer.embed(&model.tables.source, &ids, &positions)?;
-    let hidden = writer.encoder_layers(embedded, &mask)?;
+    let padding = match model.positions {
+        Positions::Sinusoidal(sinusoids) => sinusoids.padding,
+        Positions::Learned { .. } | Positions::Distances(_) => None,
+    };
+    let positions = writer.positions_table()?;
+    let positions = positions.map(|table| writer.layers.positions(&table, &ids, padding));
+    let embedded = writer.embed(&model.tables.source, &ids, positions.as_ref())?;
+    let bias = match model.positions {
+        Positions::Distances(distances) => {
+            let shape = (&*Names::distances(Half::Encoder), model.encoder.heads, distances.lengths[0]);
+            distances.buckets.bias(&mut writer.layers, &ids, shape)?
+        }
+        Positions::Sinusoidal(_) | Positions::Learned { .. } => Value::none(),
+    };
+    let hidden = writer.encoder_layers(embedded, &mask, &bias)?;
     for layer in 0..model.decoder.layers {
         writer.output_keys_and_values(layer, &hidden)?;
     }
@@ -34,40 +46,37 @@ pub(super) fn write(model: &Seq2SeqModel, weights: &Weights, precision: Precisio
 }
 
 impl Writer<'_> {
-    fn encoder_layers(&mut self, embedded: Value, mask: &Value) -> Result<Value> {
+    fn encoder_layers(&mut self, embedded: Value, mask: &Value, bias: &Value) -> Result<Value> {
         let Seq2SeqModel { hidden, encoder, .. } = *self.model;
-        let at = |layer: usize, part: &str| format!("encoder.layers.{layer}.{part}");
-        let norms = (0..encoder.layers)
-            .flat_map(|layer| [at(layer, "self_attn_layer_norm"), at(layer, "final_layer_norm")])
-            .chain((self.model.norms == Norms::Before).then(|| "encoder.layer_norm".to_owned()))
-            .collect();
-        let mut stream = self.begin(embedded, norms)?;
+        let width = encoder.width();
+        let mut stream = self.begin(embedded, encoder.layers, &[Part::Own, Part::FeedForward])?;
         for layer in 0..encoder.layers {
-            let names = ["q", "k", "v"].map(|part| at(layer, &format!("self_attn.{part}_proj")));
-            let projected = self.project(&names, &stream.input)?;
+            let names =
+                self.projections((layer, Part::Own), [Projection::Query, Projection::Key, Projection::Value]);
+            let projected = self.project(&names, &stream.input, width)?;
             let [query, key, value] = self.layers.graph.split(&projected);
-            let context = self.attend([&query, &key, &value], mask, encoder.heads);
-            let attended =
-                self.layers.linear_by_token(&at(layer, "self_attn.out_proj"), &context, [hidden, hidden])?;
+            let context = self.attend([&query, &key, &value], mask, bias, encoder.heads);
+            let names = self.projections((layer, Part::Own), [Projection::Output]);
+            let attended = self.linear_by_token(&names, &context, [width, hidden])?;
             stream = self.end_part(&stream, &attended)?;
-            stream = self.feed_forward(&format!("encoder.layers.{layer}"), &stream, encoder.intermediate)?;
+            stream = self.feed_forward(layer, &stream, encoder.intermediate)?;
         }
         Ok(stream.input)
     }
 
     /// The keys and values of one layer's cross attention, by head, as the decoder's attention takes them.
     fn output_keys_and_values(&mut self, layer: usize, hidden: &Value) -> Result<()> {
-        let Seq2SeqModel { hidden: width, decoder, .. } = *self.model;
-        let names = ["k", "v"].map(|part| format!("decoder.layers.{layer}.encoder_attn.{part}_proj"));
-        let projected = self.project(&names, hidden)?;
+        let Seq2SeqModel { names, decoder, .. } = *self.model;
+        let names = [Projection::Key, Projection::Value]
+            .map(|projection| names.projection(Half::Decoder, layer, Part::Source, projection));
+        let projected = self.project(&names, hidden, decoder.width())?;
         let graph = &mut self.layers.graph;
         let parts: [Value; 2] = graph.split(&projected);
-        let head = width / decoder.heads;
         for (part, name) in parts.iter().zip(["key", "value"]) {
-            let shape = graph.integers("by_head", &[0, 0, decoder.heads as i64, head as i64]);
+            let shape = graph.integers("by_head", &[0, 0, decoder.heads as i64, decoder.head as i64]);
             let by_head = graph.node("Reshape", &[part, &shape], vec![]);
             let by_head = graph.node("Transpose", &[&by_head], vec![integers("perm", &[0, 2, 1, 3])]);
-            let axes = [any("rows"), fixed(decoder.heads), any("source"), fixed(head)];
+            let axes = [any("rows"), fixed(decoder.heads), any("source"), fixed(decoder.head)];
             graph.expose(&by_head, &format!("cross.{layer}.{name}"), axes);
         }
         Ok(())

@@ -1,43 +1,50 @@
-//! Opens M2M100, NLLB and Marian, as `transformers` saves them, as the source of a bundle.
+//! Opens the models that `transformers` saves as the sources of bundles.
 
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{
     graphs,
-    model::{Memory, Norms, Positions, Seq2SeqModel, Stack, Table, Tables, Waves},
-    tokenizer_files::{Tokenizers, many_to_many, marian},
+    model::{Memory, Norms, Positions, Seq2SeqModel, Sinusoids, Stack, Tables, Waves},
+    names::{Half, Names},
+    t5,
+    tokenizer_files::{Tokenizers, many_to_many, marian, monolingual},
 };
 use crate::{
     backend::Engine,
     build::{
         config::{ConfigFile, OneOrMany, check_heads},
         export,
-        layers::Activation,
+        layers::{Activation, NormKind},
         plan::Build,
         source::{Source, TARGET_TOKENIZER, TaskSettings, unread_decoder},
+        task,
         weights::Weights,
     },
     error::{Error, Result, quoted},
     pipeline::{
+        Task,
         generation::{GenerationOptions, GenerationSettings},
-        seq2seq::Seq2SeqSettings,
+        seq2seq::{Languages, Seq2SeqSettings},
     },
 };
 
 /// The `model_type`s that are supported.
-pub(in crate::build) const MODEL_TYPES: [&str; 2] = ["m2m_100", MARIAN];
+pub(in crate::build) const MODEL_TYPES: [&str; 6] = ["m2m_100", MARIAN, BART, PEGASUS, t5::T5, t5::MT5];
 const MARIAN: &str = "marian";
+const BART: &str = "bart";
+const PEGASUS: &str = "pegasus";
 
-/// The epsilon of both families, which their files do not name.
+/// The ends of the names of architectures without another head. `Model` has no head at all: the output matrix is that
+/// of the embeddings.
+const ARCHITECTURES: [&str; 4] = ["ForConditionalGeneration", "WithLMHeadModel", "MTModel", "Model"];
+
+/// The epsilon of the families whose files do not name it.
 const EPSILON: f32 = 1e-5;
 const PREFIX: (&str, &str) = ("model.", "encoder.layers.0.fc1.weight");
-const SHARED: &str = "model.shared.weight";
-const SOURCE: &str = "model.encoder.embed_tokens.weight";
-const TARGET: &str = "model.decoder.embed_tokens.weight";
-const OUTPUT: &str = "lm_head.weight";
-const BIAS: &str = "final_logits_bias";
+/// The rows of BART's tables of positions that belong to no token.
+const UNUSED_POSITIONS: usize = 2;
 
 /// The limit of values in a table of positions, a hundred times that of the largest models.
 const MAX_POSITION_VALUES: usize = 1 << 28;
@@ -66,40 +73,91 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
             quoted(&MODEL_TYPES)
         )));
     }
+    check_head(config)?;
+    let tasks = tasks(model_type);
+    let is_translator = tasks.contains(&Task::Translation);
     let rows = config.require("vocab_size")?;
     let sizes = [rows, config.get("decoder_vocab_size")?.unwrap_or(rows)];
-    let positions = config.require("max_position_embeddings")?;
-    let (sha256, is_quantised, graphs) = if Weights::are_in(folder) {
-        let weights = Weights::open(folder)?.with_prefix(PREFIX.0, PREFIX.1);
-        let model = model(config, &weights, sizes)?;
-        (weights.sha256.clone(), false, graphs(model, weights))
-    } else {
-        export::open_seq2seq(build)?
-    };
     let Tokenizers { source, target, unknown_tokens, languages, max_tokens } = match model_type {
         MARIAN => marian(folder, sizes),
-        _ => many_to_many(folder, rows),
+        _ if is_translator => many_to_many(folder, rows),
+        _ => monolingual(folder, rows),
     }?;
+    // The limits of tokens in a source and in a target.
+    let lengths = match t5::lengths(config, max_tokens)? {
+        Some(lengths) => lengths,
+        None => {
+            let positions = config.require("max_position_embeddings")?;
+            [max_tokens.map_or(positions, |tokens| tokens.min(positions)), positions]
+        }
+    };
+    let (sha256, is_quantised, graphs) = if Weights::are_in(folder) {
+        let weights = Weights::open(folder)?.with_prefix(PREFIX.0, PREFIX.1);
+        let model = match model_type {
+            t5::T5 | t5::MT5 => t5::model(config, &weights, lengths),
+            _ => model(config, &weights, sizes),
+        }?;
+        (weights.sha256.clone(), false, graphs(model, weights))
+    } else if is_translator {
+        export::open_seq2seq(build)?
+    } else {
+        return Err(Error::model(format!(
+            "expected the weights of `{model_type}`, which is not built from an ONNX export, but found none"
+        )));
+    };
+    let generation = generation(folder, config)?;
+    let (task, _) = task::choose(plan, tasks.to_vec());
+    let (languages, generation, prefix) = match is_translator {
+        true => (plan.languages(languages)?, generation, String::new()),
+        false => {
+            let (generation, prefix) = for_pipeline(generation, config, (task, lengths[1]))?;
+            (Languages::None, generation, prefix)
+        }
+    };
     let settings = Seq2SeqSettings {
-        max_tokens: max_tokens.map_or(positions, |tokens| tokens.min(positions)),
-        max_positions: positions,
+        max_tokens: lengths[0],
+        max_positions: lengths[1],
+        prefix,
         unknown_tokens,
         target_tokenizer: target.as_ref().map(|_| TARGET_TOKENIZER.to_owned()),
         shortlist: None,
         decoder: unread_decoder(),
-        languages: plan.languages(languages)?,
-        generation: generation(folder, config)?,
+        languages,
+        generation,
     };
     Ok(Source {
         architecture: config.architecture().to_owned(),
         sha256,
-        settings: TaskSettings::Seq2Seq(Box::new(settings)),
+        settings: TaskSettings::Seq2Seq(Box::new(settings), tasks),
         tokenizer: source,
         files: target.map(|target| (TARGET_TOKENIZER, target)).into_iter().collect(),
         is_quantised,
         engine: Engine::Onnx,
         graphs,
     })
+}
+
+/// Refuses models with another head, such as one for labels, or without a decoder.
+fn check_head(config: &ConfigFile) -> Result<()> {
+    let architecture = config.architecture();
+    let is_known = ARCHITECTURES.iter().any(|end| architecture.ends_with(end));
+    // Files that name no class are known by their type.
+    if architecture == config.model_type() || (is_known && !architecture.ends_with("EncoderModel")) {
+        return Ok(());
+    }
+    Err(Error::model(format!(
+        "expected a model of this family that generates texts (`…ForConditionalGeneration`), but found \
+         `{architecture}`, whose head is not supported"
+    )))
+}
+
+/// The tasks of a family, the most likely one first.
+fn tasks(model_type: &str) -> &'static [Task] {
+    match model_type {
+        BART | PEGASUS => &[Task::Summarization, Task::TextToText],
+        t5::T5 | t5::MT5 => &[Task::TextToText, Task::Summarization],
+        _ => &[Task::Translation],
+    }
 }
 
 /// The shape of a model with the given weights and numbers of source and target ids.
@@ -114,10 +172,11 @@ pub(in crate::build) fn model(
         let heads = config.require(&format!("{half}_attention_heads"))?;
         check_heads(hidden, heads)?;
         let layers = config.require(&format!("{half}_layers"))?;
-        Ok(Stack { layers, heads, intermediate: config.require(&format!("{half}_ffn_dim"))? })
+        let intermediate = config.require(&format!("{half}_ffn_dim"))?;
+        Ok(Stack { layers, heads, head: hidden / heads, intermediate })
     };
     let padding: i64 = config.require("pad_token_id")?;
-    // The table is computed, so that no weight confirms its size.
+    // The table may be computed, so that no weight confirms its size.
     let values = length
         .checked_add(usize::try_from(padding).unwrap_or(0))
         .and_then(|rows| rows.checked_add(1)?.checked_mul(hidden));
@@ -127,44 +186,41 @@ pub(in crate::build) fn model(
              times {hidden}, with the padding at {padding}"
         )));
     }
-    let (norms, waves, padding) = match config.model_type() {
-        MARIAN => (Norms::After, Waves::ShortOfTheEnd, None),
-        _ => (Norms::Before, Waves::ToTheEnd, Some(padding)),
+    let sinusoids = |waves, padding| Positions::Sinusoidal(Sinusoids { length, waves, padding });
+    let has_positions = weights.has(&format!("{}{}", weights.prefix, Names::positions(Half::Encoder)));
+    let (norms, positions) = match config.model_type() {
+        MARIAN => (Norms::After, sinusoids(Waves::ShortOfTheEnd, None)),
+        BART => (Norms::After, Positions::Learned { length, unused: UNUSED_POSITIONS }),
+        // Most files have the sinusoids, some rounded to 16 bits.
+        PEGASUS if has_positions => (Norms::Before, Positions::Learned { length, unused: 0 }),
+        PEGASUS => (Norms::Before, sinusoids(Waves::ShortOfTheEnd, None)),
+        _ => (Norms::Before, sinusoids(Waves::ToTheEnd, Some(padding))),
     };
     let activation: Option<String> = config.get("activation_function")?;
+    let default = if config.model_type() == BART { "gelu" } else { "relu" };
     Ok(Seq2SeqModel {
         architecture: config.architecture().to_owned(),
         hidden,
         encoder: stack("encoder")?,
         decoder: stack("decoder")?,
-        tables: tables(config, weights, sizes)?,
-        activation: Activation::named(activation.as_deref().unwrap_or("relu"))?,
+        tables: Tables::find(config, weights, sizes)?,
+        names: Names::Fairseq,
+        has_biases: true,
+        activation: Activation::named(activation.as_deref().unwrap_or(default))?,
+        is_gated: false,
         norms,
+        norm: NormKind::Layer { has_bias: true },
         epsilon: EPSILON,
-        positions: Positions { length, waves, padding },
+        positions,
         scale: if config.is_set("scale_embedding")? { (hidden as f32).sqrt() } else { 1.0 },
+        normalises_embeddings: config.model_type() == BART,
+        attention_scale: None,
+        output_scale: 1.0,
         memory: Memory::Attention,
         is_trained_in_int8: false,
         starts_empty: false,
         has_shortlist: false,
     })
-}
-
-/// The tables of tokens. Files of tied matrices have one of them, under any of their names.
-fn tables(config: &ConfigFile, weights: &Weights, [rows, target_rows]: [usize; 2]) -> Result<Tables> {
-    let table = |names: &[&str], rows| match names.iter().find(|name| weights.has(name)) {
-        Some(name) => Ok(Table { name: (*name).to_owned(), rows }),
-        None => Err(Error::model(format!("expected one of the weights {}, but found none", quoted(names)))),
-    };
-    let is_shared = config.get("share_encoder_decoder_embeddings")?.unwrap_or(true);
-    let (sources, targets): (&[&str], &[&str]) = match is_shared {
-        true => (&[SHARED, SOURCE, TARGET, OUTPUT], &[SHARED, TARGET, SOURCE, OUTPUT]),
-        false => (&[SOURCE], &[TARGET, OUTPUT]),
-    };
-    let (source, target) = (table(sources, rows)?, table(targets, target_rows)?);
-    let has_own_output = config.get("tie_word_embeddings")? == Some(false) && weights.has(OUTPUT);
-    let output = if has_own_output { table(&[OUTPUT], target_rows)? } else { target.clone() };
-    Ok(Tables { source, target, output, bias: weights.has(BIAS).then(|| BIAS.to_owned()) })
 }
 
 /// The settings of generation in `generation_config.json`, or in `config.json` if that file does not exist.
@@ -175,13 +231,14 @@ pub(in crate::build) fn generation(folder: &Path, config: &ConfigFile) -> Result
     let Some(last) = eos_token_ids.first().copied() else {
         return Err(Error::model("expected an `eos_token_id` at least, but found an empty list"));
     };
-    let mut names = GenerationOptions::names();
-    // Reproducible samples are a matter of requests.
-    names.remove("seed");
-    let fields = config.fields().iter().filter(|(name, _)| names.contains(*name));
-    let fields = fields.map(|(name, value)| (name.clone(), value.clone())).collect();
-    let defaults = serde_json::from_value(Value::Object(fields))
-        .map_err(|error| Error::model_because("cannot read the options of generation", error))?;
+    for (name, neutral) in UNSUPPORTED_OPTIONS {
+        if let Some(found) = config.get::<f64>(name)?.filter(|found| *found != neutral) {
+            return Err(Error::model(format!(
+                "expected no `{name}` in the settings of generation, which is not supported, but found {found}"
+            )));
+        }
+    }
+    let defaults = options(config.fields())?;
     Ok(GenerationSettings {
         decoder_start_token_id: config.require_any(&["decoder_start_token_id", "bos_token_id"])?,
         pad_token_id: config.get("pad_token_id")?.unwrap_or(last),
@@ -189,4 +246,61 @@ pub(in crate::build) fn generation(folder: &Path, config: &ConfigFile) -> Result
         length_factor: None,
         defaults,
     })
+}
+
+/// Options of generation that change results and are not supported, with the values that turn them off.
+const UNSUPPORTED_OPTIONS: [(&str, f64); 4] = [
+    ("num_beam_groups", 1.0),
+    ("diversity_penalty", 0.0),
+    ("encoder_no_repeat_ngram_size", 0.0),
+    ("encoder_repetition_penalty", 1.0),
+];
+
+/// The options of generation among the fields of a file.
+fn options(fields: &Map<String, Value>) -> Result<GenerationOptions> {
+    let mut names = GenerationOptions::names();
+    // Reproducible samples are a matter of requests.
+    names.remove("seed");
+    let fields = fields.iter().filter(|(name, _)| names.contains(*name));
+    let fields = fields.map(|(name, value)| (name.clone(), value.clone())).collect();
+    serde_json::from_value(Value::Object(fields))
+        .map_err(|error| Error::model_because("cannot read the options of generation", error))
+}
+
+/// The settings and the prefix of texts with which the pipeline of `transformers` for `task` runs a model whose decoder has
+/// `positions`.
+///
+/// The pipelines have defaults of their own, which take precedence over those of the model. Both yield to the parameters
+/// of the task in `config.json`, but for the maximum of new tokens, which beats a length there.
+fn for_pipeline(
+    settings: GenerationSettings,
+    config: &ConfigFile,
+    (task, positions): (Task, usize),
+) -> Result<(GenerationSettings, String)> {
+    const BEAMS: usize = 4;
+    const NEW_TOKENS: usize = 256;
+    /// The maximum length of `transformers`, which counts as none.
+    const DEFAULT_LENGTH: usize = 20;
+    let tasks: Option<Map<String, Value>> = config.get("task_specific_params")?;
+    let of_task = tasks.as_ref().and_then(|tasks| tasks.get(&task.to_string())).and_then(Value::as_object);
+    let of_task = of_task.cloned().unwrap_or_default();
+    let mut defaults = settings.defaults;
+    defaults.num_beams = Some(BEAMS);
+    if defaults.max_length.is_none_or(|length| length == DEFAULT_LENGTH) {
+        defaults.max_new_tokens = Some(NEW_TOKENS);
+    }
+    let mut merged = options(&of_task)?;
+    // A request replaces lengths in either unit; here each is a setting of its own.
+    merged.max_length = merged.max_length.or(defaults.max_length);
+    merged.max_new_tokens = merged.max_new_tokens.or(defaults.max_new_tokens);
+    merged.max_length = merged.max_length.map(|length| length.min(positions + 1));
+    merged.max_new_tokens = merged.max_new_tokens.map(|tokens| tokens.min(positions));
+    merged.min_length = merged.min_length.or(defaults.min_length);
+    merged.min_new_tokens = merged.min_new_tokens.or(defaults.min_new_tokens);
+    let prefix = of_task.get("prefix").and_then(Value::as_str).map(str::to_owned);
+    let prefix = match prefix {
+        Some(prefix) => prefix,
+        None => config.get("prefix")?.unwrap_or_default(),
+    };
+    Ok((GenerationSettings { defaults: merged.or(&defaults), ..settings }, prefix))
 }

@@ -4,12 +4,15 @@ mod decoder;
 mod encoder;
 pub(super) mod hugging_face;
 mod model;
+mod names;
 mod parts;
+mod t5;
 pub(super) mod tokenizer_files;
 
 pub(super) use self::{
     hugging_face::{MODEL_TYPES, is_in, open},
-    model::{Memory, Norms, Positions, Seq2SeqModel, Stack, Table, Tables, Waves},
+    model::{Memory, Norms, Positions, Seq2SeqModel, Sinusoids, Stack, Table, Tables, Waves},
+    names::Names,
 };
 use super::{
     source::{DECODER, ENCODER, WriteGraphs},

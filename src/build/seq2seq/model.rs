@@ -1,6 +1,20 @@
 //! The shape of a sequence-to-sequence model of any family.
 
-use crate::build::layers::Activation;
+use super::names::Names;
+use crate::{
+    build::{
+        config::ConfigFile,
+        layers::{Activation, Buckets, NormKind},
+        weights::Weights,
+    },
+    error::{Error, Result, quoted},
+};
+
+const SHARED: &str = "shared.weight";
+const SOURCE: &str = "encoder.embed_tokens.weight";
+const TARGET: &str = "decoder.embed_tokens.weight";
+const OUTPUT: &str = "lm_head.weight";
+const BIAS: &str = "final_logits_bias";
 
 /// An encoder, and a decoder that generates one token at a time.
 #[derive(Debug)]
@@ -12,13 +26,25 @@ pub(in crate::build) struct Seq2SeqModel {
     pub(in crate::build) encoder: Stack,
     pub(in crate::build) decoder: Stack,
     pub(in crate::build) tables: Tables,
+    pub(in crate::build) names: Names,
+    /// Whether linear layers have biases.
+    pub(in crate::build) has_biases: bool,
     pub(in crate::build) activation: Activation,
+    /// Whether the activated half of a feed-forward part is multiplied by another.
+    pub(in crate::build) is_gated: bool,
     pub(in crate::build) norms: Norms,
+    pub(in crate::build) norm: NormKind,
     /// The epsilon of normalisations.
     pub(in crate::build) epsilon: f32,
     pub(in crate::build) positions: Positions,
     /// The factor of embeddings before positions are added.
     pub(in crate::build) scale: f32,
+    /// Whether embeddings are normalised after positions are added.
+    pub(in crate::build) normalises_embeddings: bool,
+    /// The factor of the scores of attention; one divided by the root of a head's width if none.
+    pub(in crate::build) attention_scale: Option<f32>,
+    /// The factor of the decoder's vectors before they are multiplied by the output matrix.
+    pub(in crate::build) output_scale: f32,
     pub(in crate::build) memory: Memory,
     /// Whether the model was trained to run in int8, with one scale for all tokens of a text.
     pub(in crate::build) is_trained_in_int8: bool,
@@ -33,7 +59,16 @@ pub(in crate::build) struct Seq2SeqModel {
 pub(in crate::build) struct Stack {
     pub(in crate::build) layers: usize,
     pub(in crate::build) heads: usize,
+    /// The values of a head.
+    pub(in crate::build) head: usize,
     pub(in crate::build) intermediate: usize,
+}
+
+impl Stack {
+    /// The values of all heads.
+    pub(super) fn width(self) -> usize {
+        self.heads * self.head
+    }
 }
 
 /// A matrix with one row per token, by its whole name in the weights.
@@ -51,6 +86,39 @@ pub(in crate::build) struct Tables {
     pub(in crate::build) output: Table,
     /// The whole name of the bias of the logits, if the model has one.
     pub(in crate::build) bias: Option<String>,
+}
+
+impl Tables {
+    /// The tables of tokens. Files of tied matrices have one of them, under any of their names.
+    pub(super) fn find(
+        config: &ConfigFile,
+        weights: &Weights,
+        [rows, target_rows]: [usize; 2],
+    ) -> Result<Self> {
+        let table = |names: &[&str], rows| {
+            let whole = |name: &&str| match *name {
+                OUTPUT => OUTPUT.to_owned(),
+                name => format!("{}{name}", weights.prefix),
+            };
+            let names: Vec<String> = names.iter().map(whole).collect();
+            match names.iter().find(|name| weights.has(name)) {
+                Some(name) => Ok(Table { name: name.clone(), rows }),
+                None => Err(Error::model(format!(
+                    "expected one of the weights {}, but found none",
+                    quoted(&names)
+                ))),
+            }
+        };
+        let is_shared = config.get("share_encoder_decoder_embeddings")?.unwrap_or(true);
+        let (sources, targets): (&[&str], &[&str]) = match is_shared {
+            true => (&[SHARED, SOURCE, TARGET, OUTPUT], &[SHARED, TARGET, SOURCE, OUTPUT]),
+            false => (&[SOURCE], &[TARGET, OUTPUT]),
+        };
+        let (source, target) = (table(sources, rows)?, table(targets, target_rows)?);
+        let has_own_output = config.get("tie_word_embeddings")? == Some(false) && weights.has(OUTPUT);
+        let output = if has_own_output { table(&[OUTPUT], target_rows)? } else { target.clone() };
+        Ok(Self { source, target, output, bias: weights.has(BIAS).then(|| BIAS.to_owned()) })
+    }
 }
 
 /// The place of normalisations.
@@ -71,9 +139,28 @@ pub(in crate::build) enum Memory {
     Recurrent,
 }
 
+/// How a model represents the positions of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::build) enum Positions {
+    /// By vectors that are computed, and added to embeddings.
+    Sinusoidal(Sinusoids),
+    /// By vectors of the model's files, a table for each half, whose first `unused` rows belong to no token.
+    Learned { length: usize, unused: usize },
+    /// By values for the distance of two tokens, which are added to the scores of attention in all layers.
+    Distances(Distances),
+}
+
+/// The values of distances between tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::build) struct Distances {
+    pub(in crate::build) buckets: Buckets,
+    /// The limits of tokens in a source and in a target.
+    pub(in crate::build) lengths: [usize; 2],
+}
+
 /// Sinusoidal positions: sines in the first half of a vector, cosines in the second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::build) struct Positions {
+pub(in crate::build) struct Sinusoids {
     /// The number of tokens that have positions.
     pub(in crate::build) length: usize,
     pub(in crate::build) waves: Waves,
@@ -90,7 +177,7 @@ pub(in crate::build) enum Waves {
     ShortOfTheEnd,
 }
 
-impl Positions {
+impl Sinusoids {
     /// The row of a text's first token.
     pub(super) fn first(&self) -> i64 {
         self.padding.map_or(0, |padding| padding + 1)
@@ -136,11 +223,11 @@ mod tests {
 
     #[test]
     fn positions_equal_those_of_the_families() {
-        let marian = Positions { length: 3, waves: Waves::ShortOfTheEnd, padding: None };
+        let marian = Sinusoids { length: 3, waves: Waves::ShortOfTheEnd, padding: None };
         let table = marian.table(4);
         assert_eq!(&table[..4], [0.0, 0.0, 1.0, 1.0]);
         assert_eq!(table[5], 0.01_f64.sin() as f32, "10000^(2/4) is 100");
-        let m2m100 = Positions { length: 2, waves: Waves::ToTheEnd, padding: Some(1) };
+        let m2m100 = Sinusoids { length: 2, waves: Waves::ToTheEnd, padding: Some(1) };
         let table = m2m100.table(4);
         assert_eq!(m2m100.rows(), 4);
         assert_eq!(&table[4..8], [0.0; 4], "padding has no position");

@@ -3,11 +3,14 @@
 //! A layer is a chain of parts (attention or memory, feed-forward), each with a residual connection. The sum at the end
 //! of a part and the next normalisation are one operator, whether the family normalises before or after its parts.
 
-use super::model::{Norms, Seq2SeqModel, Table};
+use super::{
+    model::{Norms, Positions, Seq2SeqModel, Table},
+    names::{Half, Names, Part, Projection},
+};
 use crate::{
     build::{
-        layers::{BLOCK, Layers, attention},
-        onnx::{GraphBuilder, Value, integer},
+        layers::{self, BLOCK, Layers, attention},
+        onnx::{AttributeProto, GraphBuilder, Value, float, integer},
         quantise,
         weights::Weights,
     },
@@ -23,6 +26,7 @@ const MIN_BLOCKS: usize = 4;
 /// One of the two graphs under construction.
 pub(super) struct Writer<'a> {
     pub(super) model: &'a Seq2SeqModel,
+    pub(super) half: Half,
     pub(super) layers: Layers<'a>,
     /// The names of the next normalisations, in order.
     norms: std::vec::IntoIter<String>,
@@ -47,15 +51,25 @@ enum Rows {
 
 impl<'a> Writer<'a> {
     /// An empty graph whose linear layers are quantised to `precision`.
-    pub(super) fn new(model: &'a Seq2SeqModel, weights: &'a Weights, precision: Precision) -> Self {
+    pub(super) fn new(
+        model: &'a Seq2SeqModel,
+        half: Half,
+        weights: &'a Weights,
+        precision: Precision,
+    ) -> Self {
         let mut layers = Layers::new(weights, precision, model.hidden, model.epsilon);
         layers.is_trained_in_int8 = model.is_trained_in_int8;
-        Self { model, layers, norms: Vec::new().into_iter() }
+        layers.norm = model.norm;
+        Self { model, half, layers, norms: Vec::new().into_iter() }
     }
 
-    /// Begins a stack of layers. `norms` names the normalisation of each part and the last one, if the family has it.
-    pub(super) fn begin(&mut self, input: Value, norms: Vec<String>) -> Result<Stream> {
-        self.norms = norms.into_iter();
+    /// Begins a stack of layers that consist of `parts`.
+    pub(super) fn begin(&mut self, input: Value, layers: usize, parts: &[Part]) -> Result<Stream> {
+        let Seq2SeqModel { names, norms, .. } = *self.model;
+        let of_layer = |layer| parts.iter().map(move |part| (layer, *part));
+        let all = (0..layers).flat_map(of_layer).map(|(layer, part)| names.norm(self.half, layer, part));
+        let last = (norms == Norms::Before).then(|| names.last_norm(self.half));
+        self.norms = all.chain(last).collect::<Vec<_>>().into_iter();
         let residual = input.clone();
         let input = match self.model.norms {
             Norms::Before => {
@@ -88,36 +102,91 @@ impl<'a> Writer<'a> {
     }
 
     /// The feed-forward part of a layer.
-    pub(super) fn feed_forward(&mut self, layer: &str, stream: &Stream, width: usize) -> Result<Stream> {
-        let hidden = self.model.hidden;
-        let raised = self.layers.linear_by_token(&format!("{layer}.fc1"), &stream.input, [hidden, width])?;
-        let raised = self.layers.activate(self.model.activation, &raised);
-        let lowered = self.layers.linear_by_token(&format!("{layer}.fc2"), &raised, [width, hidden])?;
+    pub(super) fn feed_forward(&mut self, layer: usize, stream: &Stream, width: usize) -> Result<Stream> {
+        let Seq2SeqModel { hidden, names, is_gated, activation, .. } = *self.model;
+        let raising = names.raising(self.half, layer, is_gated);
+        let raised = self.linear_by_token(&raising, &stream.input, [hidden, width])?;
+        let inner = if is_gated {
+            let [activated, other] = self.layers.graph.split(&raised);
+            let activated = self.layers.activate(activation, &activated);
+            self.layers.graph.node("Mul", &[&activated, &other], vec![])
+        } else {
+            self.layers.activate(activation, &raised)
+        };
+        let lowering = names.lowering(self.half, layer);
+        let lowered = self.linear_by_token(&[lowering], &inner, [width, hidden])?;
         self.end_part(stream, &lowered)
+    }
+
+    /// Projections of attention, by their names in the weights.
+    pub(super) fn projections<const COUNT: usize>(
+        &self,
+        (layer, part): (usize, Part),
+        projections: [Projection; COUNT],
+    ) -> [String; COUNT] {
+        projections.map(|projection| self.model.names.projection(self.half, layer, part, projection))
+    }
+
+    /// The linear layers called `names` as one, each of the given numbers of inputs and outputs.
+    pub(super) fn linear(&mut self, names: &[String], input: &Value, shape: [usize; 2]) -> Result<Value> {
+        let projections = self.described(names, shape[1]);
+        self.layers.project(&projections, input, shape[0])
+    }
+
+    /// The same, but in int8, the values of each token are scaled separately; see [`Layers::project_by_token`].
+    pub(super) fn linear_by_token(
+        &mut self,
+        names: &[String],
+        input: &Value,
+        shape: [usize; 2],
+    ) -> Result<Value> {
+        if self.model.is_trained_in_int8 {
+            return self.linear(names, input, shape);
+        }
+        let projections = self.described(names, shape[1]);
+        self.layers.project_by_token(&projections, input, shape[0])
+    }
+
+    fn described(&self, names: &[String], outputs: usize) -> Vec<layers::Projection> {
+        let has_bias = self.model.has_biases;
+        names.iter().map(|name| layers::Projection { name: name.clone(), outputs, has_bias }).collect()
     }
 
     /// The projections that attention compares, which are quantised in blocks even if other layers have one scale per
     /// output channel. In encoders that were not trained in int8, they cause most of the rounding error and take the
     /// least time.
-    pub(super) fn project(&mut self, names: &[String], input: &Value) -> Result<Value> {
-        let hidden = self.model.hidden;
+    pub(super) fn project(&mut self, names: &[String], input: &Value, outputs: usize) -> Result<Value> {
         let precision = self.layers.precision;
         if precision == Precision::Int8 && !self.model.is_trained_in_int8 {
             self.layers.precision = Precision::Int8Blocks;
         }
-        let projected = self.layers.linear(names, input, [hidden, hidden]);
+        let projected = self.linear(names, input, [self.model.hidden, outputs]);
         self.layers.precision = precision;
         projected
     }
 
-    /// Attention to `key` and `value` where `mask` is not zero.
-    pub(super) fn attend(&mut self, [query, key, value]: [&Value; 3], mask: &Value, heads: usize) -> Value {
-        let inputs = [query, key, value, &Value::none(), mask];
-        self.layers.graph.microsoft("MultiHeadAttention", &inputs, attention(heads))
+    /// Attention to `key` and `value` where `mask` is not zero, with `bias` added to the scores.
+    pub(super) fn attend(
+        &mut self,
+        [query, key, value]: [&Value; 3],
+        mask: &Value,
+        bias: &Value,
+        heads: usize,
+    ) -> Value {
+        let inputs = [query, key, value, &Value::none(), mask, bias];
+        let attributes = self.attention(heads);
+        self.layers.graph.microsoft("MultiHeadAttention", &inputs, attributes)
     }
 
-    /// The sum of embeddings and positions. In models that start empty, the embedding of −1 is zero.
-    pub(super) fn embed(&mut self, table: &Table, ids: &Value, positions: &Value) -> Result<Value> {
+    /// The attributes of attention.
+    pub(super) fn attention(&self, heads: usize) -> Vec<AttributeProto> {
+        let scale = self.model.attention_scale.map(|scale| float("scale", scale));
+        attention(heads).into_iter().chain(scale).collect()
+    }
+
+    /// The sum of embeddings and positions, where the model adds them. In models that start empty, the embedding of −1 is
+    /// zero.
+    pub(super) fn embed(&mut self, table: &Table, ids: &Value, positions: Option<&Value>) -> Result<Value> {
         let rows = self.rows(table)?;
         let (graph, mut scale) = (&mut self.layers.graph, self.model.scale);
         let mut words = match rows {
@@ -143,7 +212,13 @@ impl<'a> Writer<'a> {
             let scale = graph.floats("scale", &[], &[scale]);
             words = graph.node("Mul", &[&words, &scale], vec![]);
         }
-        Ok(graph.node("Add", &[&words, positions], vec![]))
+        if let Some(positions) = positions {
+            words = graph.node("Add", &[&words, positions], vec![]);
+        }
+        match self.model.normalises_embeddings {
+            true => self.layers.normalise(&words, &Names::embedding_norm(self.half)),
+            false => Ok(words),
+        }
     }
 
     /// The rows of a table for hundreds of ids. The operator that gathers and dequantises blocks in one takes 15 times
@@ -219,9 +294,19 @@ impl<'a> Writer<'a> {
         Ok(self.layers.graph.floats("output.bias", &[rows], &values))
     }
 
-    pub(super) fn positions_table(&mut self) -> Value {
-        let (positions, width) = (self.model.positions, self.model.hidden);
-        self.layers.graph.floats("positions", &[positions.rows(), width], &positions.table(width))
+    /// The vectors of positions, by their numbers; none if the model has no such vectors.
+    pub(super) fn positions_table(&mut self) -> Result<Option<Value>> {
+        let width = self.model.hidden;
+        let (rows, values) = match self.model.positions {
+            Positions::Sinusoidal(sinusoids) => (sinusoids.rows(), sinusoids.table(width)),
+            Positions::Learned { length, unused } => {
+                let name = Names::positions(self.half);
+                let weight = self.layers.weights.take(&name, &[length + unused, width])?;
+                (length, weight.values[unused * width..].to_vec())
+            }
+            Positions::Distances(_) => return Ok(None),
+        };
+        Ok(Some(self.layers.graph.floats("positions", &[rows, width], &values)))
     }
 
     /// The rows of a table in blocks of the returned size; none if they stay in fp32.

@@ -1,4 +1,4 @@
-//! The tokenizers of translation models, and the languages that their files name.
+//! The tokenizers of models that generate texts, and the languages that their files name.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use crate::{
     build::{
-        files::{read, read_json, read_json_if_exists},
+        files::{read, read_json, read_json_if_exists, read_tokenizer},
         sentencepiece::{BuiltTokenizer, MAX_IDS, SentencePieces, Token, Vocabulary},
     },
     error::{Error, Result},
@@ -17,6 +17,16 @@ use crate::{
 const CONFIG: &str = "tokenizer_config.json";
 const PIECES: &str = "sentencepiece.bpe.model";
 const VOCABULARY: &str = "vocab.json";
+/// The SentencePiece model of T5 and Pegasus.
+const OWN_PIECES: &str = "spiece.model";
+/// The token that ends a text.
+const END: &str = "</s>";
+/// The names of T5's blanks, which follow its pieces in descending order.
+const BLANK: &str = "extra_id_";
+/// The default number of T5's blanks.
+const BLANKS: u32 = 100;
+/// The number of ids before those of Pegasus' pieces, the first pieces of which it has itself.
+const PEGASUS_OFFSET: u32 = 103;
 /// The difference of NLLB's ids to those of its SentencePiece model, which has no padding.
 const SHIFT: u32 = 1;
 /// The first ids of NLLB.
@@ -48,6 +58,9 @@ struct Config {
     legacy_behaviour: bool,
     model_max_length: Option<f64>,
     separate_vocabs: bool,
+    tokenizer_class: Option<String>,
+    extra_ids: Option<u32>,
+    offset: Option<u32>,
     source_lang: Option<String>,
     target_lang: Option<String>,
 }
@@ -153,6 +166,27 @@ pub(in crate::build) fn marian(folder: &Path, sizes: [usize; 2]) -> Result<Token
     })
 }
 
+/// The tokenizer of a model without languages in `folder`, for a model of `size` ids: its `tokenizer.json`, or else its
+/// SentencePiece model.
+pub(in crate::build) fn monolingual(folder: &Path, size: usize) -> Result<Tokenizers> {
+    let config: Config = read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default();
+    let pieces = folder.join(OWN_PIECES);
+    let (source, unknown_tokens) = if folder.join(TOKENIZER).is_file() || !pieces.is_file() {
+        (read_tokenizer(folder)?, None)
+    } else {
+        let pieces = SentencePieces::open(&pieces)?;
+        let is_pegasus = config.tokenizer_class.as_deref().is_some_and(|class| class.contains("Pegasus"));
+        let vocabulary = match is_pegasus {
+            true => config.pegasus_vocabulary(&pieces, size),
+            false => config.t5_vocabulary(&pieces, size),
+        }?;
+        let BuiltTokenizer { json, unknown_tokens } = pieces.tokenizer(&vocabulary)?;
+        (json, unknown_tokens)
+    };
+    let max_tokens = config.max_tokens();
+    Ok(Tokenizers { source, target: None, unknown_tokens, languages: None, max_tokens })
+}
+
 impl Config {
     /// The vocabulary of the given ids, followed by the tokens of languages.
     fn vocabulary(&self, ids: BTreeMap<String, u32>, size: usize) -> Result<Vocabulary> {
@@ -167,7 +201,7 @@ impl Config {
                 tokens.insert(content.to_owned(), Token::new(*id, true));
             }
         }
-        Vocabulary { ids, tokens, unknown: self.unknown(), size }.checked()
+        Vocabulary { ids, tokens, unknown: self.unknown(), size, end: None }.checked()
     }
 
     /// The vocabulary of NLLB, whose ids are those of its pieces plus [`SHIFT`].
@@ -179,7 +213,45 @@ impl Config {
         for (content, id) in NLLB_SPECIAL.iter().zip(0..) {
             tokens.insert((*content).to_owned(), Token::new(id, true));
         }
-        Vocabulary { ids, tokens, unknown: self.unknown(), size }.checked()
+        Vocabulary { ids, tokens, unknown: self.unknown(), size, end: None }.checked()
+    }
+
+    /// The vocabulary of T5: the pieces with the ids of the SentencePiece model, and the blanks after them.
+    fn t5_vocabulary(&self, pieces: &SentencePieces, size: usize) -> Result<Vocabulary> {
+        let ids: BTreeMap<String, u32> =
+            pieces.pieces().zip(0..).map(|(piece, id)| (piece.to_owned(), id)).collect();
+        let mut tokens = if self.added_tokens_decoder.is_empty() {
+            let (first, count) = (pieces.pieces().len() as u32, self.extra_ids.unwrap_or(BLANKS));
+            let blanks = (0..count.min(MAX_IDS as u32)).zip(first..);
+            blanks.map(|(n, id)| (format!("<{BLANK}{}>", count - 1 - n), Token::new(id, true))).collect()
+        } else {
+            self.tokens(0)
+        };
+        for content in ["<pad>", END, "<unk>"] {
+            if let Some(id) = ids.get(content) {
+                tokens.insert(content.to_owned(), Token::new(*id, true));
+            }
+        }
+        Vocabulary { ids, tokens, unknown: self.unknown(), size, end: Some(END) }.checked()
+    }
+
+    /// The vocabulary of Pegasus, whose ids are those of its pieces plus an offset. The ids before belong to tokens of
+    /// its training.
+    fn pegasus_vocabulary(&self, pieces: &SentencePieces, size: usize) -> Result<Vocabulary> {
+        let offset = self.offset.unwrap_or(PEGASUS_OFFSET);
+        if offset as usize >= MAX_IDS {
+            return Err(Error::model(format!("expected an `offset` below {MAX_IDS}, but found {offset}")));
+        }
+        let shifted = pieces.pieces().zip(offset..).skip(2);
+        let ids: BTreeMap<String, u32> = shifted.map(|(piece, id)| (piece.to_owned(), id)).collect();
+        let named = ["<pad>", END, "<mask_1>", "<mask_2>"].map(str::to_owned).into_iter();
+        let others = (2..offset).map(|number| format!("<unk_{number}>"));
+        let mut tokens: BTreeMap<String, Token> =
+            named.chain(others).zip(0..offset).map(|(name, id)| (name, Token::new(id, true))).collect();
+        if let Some(id) = ids.get("<unk>") {
+            tokens.insert("<unk>".to_owned(), Token::new(*id, true));
+        }
+        Vocabulary { ids, tokens, unknown: self.unknown(), size, end: Some(END) }.checked()
     }
 
     /// The tokens that are never split: those that are listed with their ids, or else those of languages, with ids from

@@ -28,7 +28,10 @@ use crate::{
     build::{named::Options, quality::SENTENCES},
     config::Config,
     error::{Error, Result},
-    pipeline::{Task, seq2seq::Directions},
+    pipeline::{
+        Task,
+        seq2seq::{Directions, Languages},
+    },
     repository::{Bundle, Manifest},
 };
 
@@ -103,7 +106,7 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     let mut figures = vec![Figure::new("start to first response, median", "ms", start_ms, None)];
     let server = Server::start(&path, config)?;
     figures.extend(match bundle.manifest().task {
-        Task::Translation => decoding(&server, bundle.manifest())?,
+        Task::Translation | Task::Summarization | Task::TextToText => decoding(&server, bundle.manifest())?,
         _ => {
             let baseline = match &arguments.baseline {
                 Some(baseline) => &Bundle::open(&resolve(baseline, Options::default(), config)?)?,
@@ -176,7 +179,8 @@ fn speed(
 
 /// Generated tokens per second, greedily and with five beams, one request at a time.
 fn decoding(server: &Server, manifest: &Manifest) -> Result<Vec<Figure>> {
-    let pair = manifest.seq2seq.as_ref().map(|settings| Directions::new(&settings.languages).example_pair());
+    let settings = manifest.seq2seq.as_ref().filter(|settings| settings.languages != Languages::None);
+    let pair = settings.map(|settings| Directions::new(&settings.languages).example_pair());
     let mut connection = server.connect()?;
     let mut speed = |name, beams: usize| {
         let generate = json!({ "num_beams": beams, "min_new_tokens": TOKENS, "max_new_tokens": TOKENS });

@@ -66,10 +66,11 @@ pub(super) struct Sampling {
 impl GenerationConfig {
     /// Merges `options` over the model's `settings`. Errors name the option, and both sides of a contradiction.
     pub fn new(settings: &GenerationSettings, options: &GenerationOptions, bounds: Bounds) -> Result<Self> {
+        let sets_min = options.min_length.is_some() || options.min_new_tokens.is_some();
         let options = options.or(&settings.defaults);
         let num_beams = within("num_beams", options.num_beams, 1..=MAX_BEAMS)?;
         let sampling = sampling(&options)?;
-        let (max_length, min_length) = lengths(&options, settings, bounds)?;
+        let (max_length, min_length) = lengths(&options, settings, (bounds, sets_min))?;
         let config = Self {
             start_id: settings.decoder_start_token_id,
             eos_ids: settings.eos_token_ids.clone(),
@@ -120,6 +121,11 @@ impl GenerationConfig {
     /// The maximum number of decoder rows per source.
     pub fn rows(&self) -> usize {
         if self.num_beams > 1 { self.num_beams } else { self.num_return_sequences }
+    }
+
+    /// Whether targets are found by beam search.
+    pub fn has_beams(&self) -> bool {
+        self.num_beams > 1
     }
 
     /// The number of targets per source.
@@ -187,11 +193,12 @@ fn num_return_sequences(options: &GenerationOptions, num_beams: usize, samples: 
     Ok(found)
 }
 
-/// The maximum and the minimum number of tokens of a target, the start token included.
+/// The maximum and the minimum number of tokens of a target, the start token included. A minimum that the request does
+/// not set yields to its maximum.
 fn lengths(
     options: &GenerationOptions,
     settings: &GenerationSettings,
-    bounds: Bounds,
+    (bounds, sets_min): (Bounds, bool),
 ) -> Result<(usize, usize)> {
     let default = match settings.length_factor {
         Some(_) => bounds.max_length,
@@ -212,6 +219,9 @@ fn lengths(
     }
     let new_tokens = options.min_new_tokens.map(|tokens| tokens.saturating_add(1));
     let min = new_tokens.or(options.min_length).unwrap_or(0);
+    if min > max && !sets_min {
+        return Ok((max, max));
+    }
     if min > max {
         return Err(Error::invalid(format!(
             "expected a minimum length of at most `{name}`, which is {}, but found {}",

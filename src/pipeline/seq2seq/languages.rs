@@ -228,6 +228,7 @@ impl Directions {
     /// The languages of a model with these settings.
     pub fn new(languages: &Languages) -> Self {
         let (sources, targets) = match languages {
+            Languages::None => Default::default(),
             Languages::Pair { source, target } => {
                 (LanguageNames::new([source]), LanguageNames::new([target]))
             }

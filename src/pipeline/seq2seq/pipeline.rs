@@ -211,11 +211,18 @@ impl Seq2SeqPipeline {
             Ok(SourceSentence { ids: ids.into_iter().map(i64::from).collect(), first_token })
         };
         let sentences: Vec<_> = sources.into_iter().enumerate().map(sentence).collect::<Result<_>>()?;
+        let has_beams = self.config(&options.generation, first_token)?.has_beams();
         let (generated, location) = self.run(&sentences, &options.generation, deadline).await?;
         let start = Some(settings.generation.decoder_start_token_id).filter(|start| *start >= 0);
         let row = |target: Generated| start.into_iter().chain(target.ids).collect();
         let rows = generated.into_iter().map(|targets| targets.into_iter().map(row).collect()).collect();
-        Ok(GeneratedIds { rows, pad: settings.generation.pad_token_id, location })
+        // `transformers` takes a padding of 0 for none with beam search, and pads with the end of the sequence.
+        let (pad, eos) = (settings.generation.pad_token_id, settings.generation.eos_token_ids.first());
+        let pad = match eos {
+            Some(eos) if pad == 0 && has_beams => *eos,
+            _ => pad,
+        };
+        Ok(GeneratedIds { rows, pad, location })
     }
 
     /// The input of the encoder and the configuration of the decoder for a text that is not split.
@@ -300,7 +307,7 @@ impl Seq2SeqPipeline {
         let ids = target.ids.iter().filter(is_text).filter_map(|id| u32::try_from(*id).ok());
         let ids: Vec<u32> = ids.filter(|id| (*id as usize) < self.target.vocabulary_size()).collect();
         let text = self.target.decode(&ids, true)?;
-        let text = text.trim();
+        let text = if self.sources.translates() { text.trim() } else { &text };
         Ok(if options.clean_up_spaces { clean_up(text) } else { text.to_owned() })
     }
 }

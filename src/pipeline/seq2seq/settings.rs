@@ -14,6 +14,9 @@ pub struct Seq2SeqSettings {
     pub max_tokens: usize,
     /// The number of the decoder's positions: the maximum number of tokens it is fed, the start token included.
     pub max_positions: usize,
+    /// Put before each text.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub prefix: String,
     /// The tokens of the tokenizer that the model does not have.
     pub unknown_tokens: Option<UnknownTokens>,
     /// The file of the target tokenizer, if it is not that of the source.
@@ -63,11 +66,13 @@ impl Decoder {
     }
 }
 
-/// How the languages of a model are selected. Sources end with the first of
+/// How the languages of a model are selected. Sources of models that translate end with the first of
 /// [`eos_token_ids`](GenerationSettings::eos_token_ids).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Languages {
+    /// The model does not translate: texts are never split, and their special tokens are those of the tokenizer.
+    None,
     /// The model has one pair.
     Pair {
         /// The source language.

@@ -74,6 +74,9 @@ pub(super) struct SourceEncoder {
 impl SourceEncoder {
     /// Prepares a text. Tokenization stops beyond the maximum number of sentences; the caller refuses the text.
     pub(super) fn prepare<'a>(&self, text: &'a str, options: &Seq2SeqOptions) -> Result<PreparedText<'a>> {
+        if !self.translates() {
+            return self.prepare_whole(text, options);
+        }
         let (source, target) = (options.source.as_deref(), options.target.as_deref());
         let (languages, text) = self.written_target(text, RequestedLanguages { source, target });
         let pair = self.directions.find(languages)?;
@@ -100,6 +103,35 @@ impl SourceEncoder {
         Ok(prepared)
     }
 
+    /// Whether the model translates between languages.
+    pub(super) fn translates(&self) -> bool {
+        self.settings.languages != Languages::None
+    }
+
+    /// Prepares a text of a model that does not translate: as a whole, with the model's prefix.
+    fn prepare_whole<'a>(&self, text: &'a str, options: &Seq2SeqOptions) -> Result<PreparedText<'a>> {
+        for (field, language) in [("src_lang", &options.source), ("tgt_lang", &options.target)] {
+            if language.is_some() {
+                return Err(Error::invalid(format!(
+                    "expected no `{field}`, since the model does not translate, but found one"
+                )));
+            }
+        }
+        if options.split.is_some_and(|split| split != Split::Never) {
+            return Err(Error::invalid(
+                "expected no `split`, since the model does not translate, but found one",
+            ));
+        }
+        let pair = LanguagePair { source: String::new(), target: String::new() };
+        let special = self.special_ids(&pair)?;
+        let limit = self.settings.max_tokens.saturating_sub(special.len());
+        let whole = format!("{}{text}", self.settings.prefix);
+        let ids = if whole.len() <= reach(limit) { Some(self.ids(&whole)?) } else { None };
+        let (ids, is_truncated) = self.limited(&whole, ids, limit, (options, special.len()))?;
+        let sentences = vec![special.around(&ids)];
+        Ok(PreparedText { pair, layout: vec![Segment::Sentence(text)], sentences, is_truncated })
+    }
+
     /// Adds a sentence, split between words if it is too long.
     fn add<'a>(
         &self,
@@ -112,38 +144,56 @@ impl SourceEncoder {
         let mut pending = vec![sentence];
         while let Some(piece) = pending.pop() {
             let is_within_reach = piece.len() <= reach(limit);
-            let mut ids = if is_within_reach { self.ids(piece)? } else { Vec::new() };
-            if !is_within_reach || ids.len() > limit {
-                if options.split != Some(Split::Never)
-                    && let Some((before, after)) = halves(piece)
-                {
-                    pending.extend([after, before]);
-                    continue;
-                }
-                if !options.truncate {
-                    let found = match ids.len() {
-                        0 => format!("{} bytes", piece.len()),
-                        found => format!("{} tokens", found + special.len()),
-                    };
-                    return Err(Error::too_large(format!(
-                        "the text has {found}, but the model takes at most {} tokens; set `split` or `truncate`",
-                        self.settings.max_tokens
-                    )));
-                }
-                if !is_within_reach {
-                    ids = self.ids(&piece[..piece.floor_char_boundary(reach(limit))])?;
-                }
-                ids.truncate(limit);
-                prepared.is_truncated = true;
+            let ids = if is_within_reach { Some(self.ids(piece)?) } else { None };
+            if ids.as_ref().is_none_or(|ids| ids.len() > limit)
+                && options.split != Some(Split::Never)
+                && let Some((before, after)) = halves(piece)
+            {
+                pending.extend([after, before]);
+                continue;
             }
+            let (ids, is_truncated) = self.limited(piece, ids, limit, (options, special.len()))?;
+            prepared.is_truncated |= is_truncated;
             if matches!(prepared.layout.last(), Some(Segment::Sentence(_))) {
                 prepared.layout.push(Segment::Space(" "));
             }
             prepared.layout.push(Segment::Sentence(piece));
-            let SpecialIds { before, after } = special;
-            prepared.sentences.push(before.iter().copied().chain(ids).chain(after.iter().copied()).collect());
+            prepared.sentences.push(special.around(&ids));
         }
         Ok(())
+    }
+
+    /// The ids of a text, truncated to `limit` or refused if there are more, and whether it was truncated. `ids` are none
+    /// if the text is certainly too long.
+    fn limited(
+        &self,
+        text: &str,
+        ids: Option<Vec<i64>>,
+        limit: usize,
+        (options, special): (&Seq2SeqOptions, usize),
+    ) -> Result<(Vec<i64>, bool)> {
+        if let Some(ids) = &ids
+            && ids.len() <= limit
+        {
+            return Ok((ids.clone(), false));
+        }
+        if !options.truncate {
+            let found = match &ids {
+                None => format!("{} bytes", text.len()),
+                Some(ids) => format!("{} tokens", ids.len() + special),
+            };
+            let hint = if self.translates() { "`split` or `truncate`" } else { "`truncate`" };
+            return Err(Error::too_large(format!(
+                "the text has {found}, but the model takes at most {} tokens; set {hint}",
+                self.settings.max_tokens
+            )));
+        }
+        let mut ids = match ids {
+            Some(ids) => ids,
+            None => self.ids(&text[..text.floor_char_boundary(reach(limit))])?,
+        };
+        ids.truncate(limit);
+        Ok((ids, true))
     }
 
     /// The target language of a text like `>>code<< …`, for models whose own tokenizer reads it. It overrides that of the
@@ -172,6 +222,9 @@ impl SourceEncoder {
         special: SpecialTokens,
         requested: RequestedLanguages<'_>,
     ) -> Result<Vec<Token>> {
+        if !self.translates() {
+            return self.tokenizer.tokens(text, special == SpecialTokens::Added);
+        }
         let (requested, rest) = self.written_target(text, requested);
         let skipped = text.chars().count() - rest.chars().count();
         let own = self.tokenizer.tokens(rest, false)?.into_iter().filter_map(|token| {
@@ -232,12 +285,17 @@ impl SourceEncoder {
             codes.get(code).copied().ok_or_else(unknown)
         };
         let end = self.settings.generation.eos_token_ids.first().copied();
-        let mut special = SpecialIds { before: None, after: end.into_iter().collect() };
+        let mut special = SpecialIds { before: Vec::new(), after: end.into_iter().collect() };
         match &self.settings.languages {
+            Languages::None => {
+                let [before, after] = self.tokenizer.special_ids()?;
+                let ids = |ids: Vec<u32>| ids.into_iter().map(i64::from).collect();
+                special = SpecialIds { before: ids(before), after: ids(after) };
+            }
             Languages::Pair { .. } => {}
-            Languages::Prefix { targets, .. } => special.before = Some(token(targets, &pair.target)?),
+            Languages::Prefix { targets, .. } => special.before.push(token(targets, &pair.target)?),
             Languages::Tokens { codes, side: TokenSide::Before } => {
-                special.before = Some(token(codes, &pair.source)?);
+                special.before.push(token(codes, &pair.source)?);
             }
             Languages::Tokens { codes, side: TokenSide::After } => {
                 special.after.push(token(codes, &pair.source)?)
@@ -250,7 +308,7 @@ impl SourceEncoder {
     pub(super) fn first_token(&self, target: &str) -> Option<i64> {
         match &self.settings.languages {
             Languages::Tokens { codes, .. } => codes.get(target).copied(),
-            Languages::Pair { .. } | Languages::Prefix { .. } => None,
+            Languages::None | Languages::Pair { .. } | Languages::Prefix { .. } => None,
         }
     }
 
@@ -266,12 +324,17 @@ impl SourceEncoder {
 /// The special tokens around a text.
 #[derive(Debug)]
 struct SpecialIds {
-    before: Option<i64>,
+    before: Vec<i64>,
     after: Vec<i64>,
 }
 
 impl SpecialIds {
     fn len(&self) -> usize {
-        usize::from(self.before.is_some()) + self.after.len()
+        self.before.len() + self.after.len()
+    }
+
+    /// The ids of a text with those around them.
+    fn around(&self, ids: &[i64]) -> Vec<i64> {
+        [&self.before[..], ids, &self.after].concat()
     }
 }

@@ -54,6 +54,7 @@ fn settings(codes: &[&str]) -> Seq2SeqSettings {
     Seq2SeqSettings {
         max_tokens: 24,
         max_positions: 64,
+        prefix: String::new(),
         unknown_tokens: None,
         target_tokenizer: None,
         shortlist: None,

@@ -47,7 +47,7 @@ fn settings(name: &str) -> GenerationSettings {
     };
     let mut take = |key: &str| said.remove(key).and_then(|value| value.as_i64()).unwrap();
     let (start, end, pad) = (take("decoder_start_token_id"), take("eos_token_id"), take("pad_token_id"));
-    take("bos_token_id");
+    said.remove("bos_token_id");
     said.remove("transformers_version");
     said.remove("_from_model_config");
     GenerationSettings {
@@ -104,10 +104,14 @@ fn compare(case: &Case, found: &[Vec<Generated>], note: &str) {
 }
 
 async fn generates_as_transformers(name: &str, backend: &OnnxSeq2Seq) {
+    every_case_is_as_in_transformers((name, 50), backend).await;
+}
+
+async fn every_case_is_as_in_transformers((name, count): (&str, usize), backend: &OnnxSeq2Seq) {
     let settings = settings(name);
     let bounds = Bounds { vocabulary: backend.vocabulary().unwrap(), max_length: 65 };
     let cases = goldens(name);
-    assert!(cases.len() > 50);
+    assert!(cases.len() > count, "{name}: {}", cases.len());
     for case in &cases {
         let search = GenerationConfig::new(&settings, &case.options, bounds).unwrap();
         let found = run(backend, &case.sources, &search, settings.pad_token_id).await;
@@ -138,6 +142,21 @@ async fn a_bundle_generates_as_transformers(name: &str) {
     let source = fixtures().join("models").join(name);
     build_request(&request(source, out.clone(), Some(Precision::Fp32)), runtime).unwrap();
     generates_as_transformers(name, &open(&out, Parallelism::WithinStep(threads(2)), runtime)).await;
+}
+
+#[tokio::test]
+async fn bundles_of_summaries_generate_as_transformers() {
+    let Some(runtime) = runtime() else { return };
+    let cases =
+        [("tiny-bart", 50), ("tiny-pegasus", 15), ("tiny-t5", 50), ("tiny-flan-t5", 15), ("tiny-mt5", 10)];
+    for (name, count) in cases {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join(name);
+        let source = fixtures().join("models").join(name);
+        build_request(&request(source, out.clone(), Some(Precision::Fp32)), runtime).unwrap();
+        let backend = open(&out, Parallelism::WithinStep(threads(2)), runtime);
+        every_case_is_as_in_transformers((name, count), &backend).await;
+    }
 }
 
 #[tokio::test]

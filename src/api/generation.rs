@@ -1,0 +1,113 @@
+//! Texts from texts in the body of the model hub: translations, summaries and others.
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::{
+    inputs,
+    rejection::Reply,
+    request::{self, Context},
+    response::{characters, with_usage},
+};
+use crate::pipeline::{
+    Task,
+    generation::GenerationOptions,
+    seq2seq::{GeneratedText, Seq2SeqOptions, Seq2SeqPipeline, Split},
+};
+
+/// The model hub's body.
+#[derive(Deserialize)]
+#[serde(expecting = "an object with `inputs`")]
+pub(super) struct HubGenerationRequest {
+    inputs: Value,
+    #[serde(default, deserialize_with = "request::object")]
+    parameters: Option<HubParameters>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(expecting = "an object")]
+pub(super) struct HubParameters {
+    src_lang: Option<String>,
+    tgt_lang: Option<String>,
+    clean_up_tokenization_spaces: Option<bool>,
+    truncation: Option<HubTruncation>,
+    #[serde(default, deserialize_with = "request::object")]
+    generate_parameters: Option<GenerationOptions>,
+}
+
+/// The hub's truncation strategies; for a single text they amount to two.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum HubTruncation {
+    DoNotTruncate,
+    LongestFirst,
+    OnlyFirst,
+    OnlySecond,
+}
+
+/// Moves options of generation among the parameters of a body, which clients send there as well, into
+/// `generate_parameters`, where options of the same name take precedence.
+fn gather(body: &mut Value) {
+    const OPTIONS: &str = "generate_parameters";
+    let Some(Value::Object(parameters)) = body.get_mut("parameters") else { return };
+    let known = GenerationOptions::names();
+    let (mut options, mut others): (Map<_, _>, Map<_, _>) =
+        std::mem::take(parameters).into_iter().partition(|(name, _)| known.contains(name));
+    match others.get_mut(OPTIONS) {
+        None | Some(Value::Null) if options.is_empty() => {}
+        None | Some(Value::Null) => drop(others.insert(OPTIONS.to_owned(), options.into())),
+        Some(Value::Object(own)) => {
+            options.append(own);
+            *own = options;
+        }
+        // Refused as `generate_parameters`.
+        Some(_) => {}
+    }
+    *parameters = others;
+}
+
+/// Answers like the pipeline of `transformers` for `task`: an object for each text, or a list of objects for each of
+/// several texts with several results.
+pub(super) async fn generate_with(
+    context: &Context,
+    (pipeline, task): (&Seq2SeqPipeline, Task),
+    mut body: Value,
+) -> Reply {
+    gather(&mut body);
+    let body: HubGenerationRequest = request::from_value(body)?;
+    let app = &context.app;
+    let is_single = body.inputs.is_string();
+    let texts = inputs::texts("inputs", body.inputs, app.limits.texts)?;
+    let characters = characters(texts.iter().map(String::as_str));
+    let parameters = body.parameters.unwrap_or_default();
+    let (split, truncate) = match parameters.truncation {
+        Some(HubTruncation::LongestFirst | HubTruncation::OnlyFirst) => (Some(Split::Never), true),
+        Some(HubTruncation::DoNotTruncate | HubTruncation::OnlySecond) => (None, false),
+        None => (None, app.limits.truncate),
+    };
+    let options = Seq2SeqOptions {
+        source: parameters.src_lang,
+        target: parameters.tgt_lang,
+        split,
+        truncate,
+        clean_up_spaces: parameters.clean_up_tokenization_spaces.unwrap_or(false),
+        generation: parameters.generate_parameters.unwrap_or_default(),
+        max_sentences: app.limits.texts,
+    };
+    let generated = pipeline.generate(texts, &options, context.deadline).await?;
+    let field = match task {
+        Task::Translation => "translation_text",
+        Task::Summarization => "summary_text",
+        _ => "generated_text",
+    };
+    let of_text =
+        |texts: &Vec<GeneratedText>| texts.iter().map(|text| json!({ field: text.text })).collect::<Vec<_>>();
+    let lists: Vec<Vec<Value>> = generated.texts.iter().map(of_text).collect();
+    let is_flat = is_single || lists.iter().all(|list| list.len() == 1);
+    let answer: Value = if is_flat {
+        lists.into_iter().flatten().collect()
+    } else {
+        lists.into_iter().map(Value::from).collect()
+    };
+    Ok(with_usage(context, &answer, &generated.usage, characters))
+}

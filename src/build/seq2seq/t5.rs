@@ -1,0 +1,98 @@
+//! T5 and mT5, of both versions.
+
+use super::{
+    model::{Distances, Memory, Norms, Positions, Seq2SeqModel, Stack, Tables},
+    names::Names,
+};
+use crate::{
+    build::{
+        config::ConfigFile,
+        layers::{Activation, Buckets, NormKind},
+        weights::Weights,
+    },
+    error::{Error, Result},
+};
+
+pub(super) const T5: &str = "t5";
+pub(super) const MT5: &str = "mt5";
+
+/// The limit of tokens in a source if the files name none: the length that mT5 was trained on.
+const MAX_TOKENS: usize = 1024;
+/// The limit of tokens in a target. The models have none, but the values of all distances are in the graph.
+const MAX_POSITIONS: usize = 4096;
+/// The limit of a tokenizer's own limit, since the scores of all pairs of tokens are in memory together.
+const LONGEST: usize = 16_384;
+const BUCKETS: usize = 32;
+const FARTHEST: usize = 128;
+const EPSILON: f32 = 1e-6;
+
+/// The limits of tokens in a source and in a target; none for other families.
+pub(super) fn lengths(config: &ConfigFile, max_tokens: Option<usize>) -> Result<Option<[usize; 2]>> {
+    if ![T5, MT5].contains(&config.model_type()) {
+        return Ok(None);
+    }
+    let tokens = match max_tokens {
+        Some(tokens) => tokens,
+        None => config.get("n_positions")?.unwrap_or(MAX_TOKENS),
+    };
+    Ok(Some([tokens.clamp(1, LONGEST), MAX_POSITIONS]))
+}
+
+/// The shape of a model with the given weights and limits of tokens.
+pub(super) fn model(config: &ConfigFile, weights: &Weights, lengths: [usize; 2]) -> Result<Seq2SeqModel> {
+    let (hidden, rows): (usize, usize) = (config.require("d_model")?, config.require("vocab_size")?);
+    let (heads, head, intermediate) =
+        (config.require("num_heads")?, config.require("d_kv")?, config.require("d_ff")?);
+    let stack = |layers| Stack { layers, heads, head, intermediate };
+    let layers = config.require("num_layers")?;
+    let decoder_layers = config.get("num_decoder_layers")?.unwrap_or(layers);
+    let (is_gated, activation) = feed_forward(config)?;
+    let is_tied = config.get("tie_word_embeddings")?.unwrap_or(true);
+    Ok(Seq2SeqModel {
+        architecture: config.architecture().to_owned(),
+        hidden,
+        encoder: stack(layers),
+        decoder: stack(decoder_layers),
+        tables: Tables::find(config, weights, [rows, rows])?,
+        names: Names::T5,
+        has_biases: false,
+        activation,
+        is_gated,
+        norms: Norms::Before,
+        norm: NormKind::RootMeanSquare { adds_one: false },
+        epsilon: config.get("layer_norm_epsilon")?.unwrap_or(EPSILON),
+        positions: Positions::Distances(Distances { buckets: buckets(config)?, lengths }),
+        scale: 1.0,
+        normalises_embeddings: false,
+        attention_scale: Some(1.0),
+        output_scale: if is_tied { (hidden as f32).sqrt().recip() } else { 1.0 },
+        memory: Memory::Attention,
+        is_trained_in_int8: false,
+        starts_empty: false,
+        has_shortlist: false,
+    })
+}
+
+/// Whether feed-forward parts are gated, and their activation.
+fn feed_forward(config: &ConfigFile) -> Result<(bool, Activation)> {
+    let kind: Option<String> = config.get("feed_forward_proj")?;
+    let kind = kind.as_deref().unwrap_or("relu");
+    match kind.strip_prefix("gated-") {
+        // As published, `gelu` is the approximation.
+        Some("gelu") => Ok((true, Activation::GeluTanh)),
+        Some(activation) => Ok((true, Activation::named(activation)?)),
+        None => Ok((false, Activation::named(kind)?)),
+    }
+}
+
+fn buckets(config: &ConfigFile) -> Result<Buckets> {
+    let count = config.get("relative_attention_num_buckets")?.unwrap_or(BUCKETS);
+    let farthest = config.get("relative_attention_max_distance")?.unwrap_or(FARTHEST);
+    if count < 4 || !count.is_multiple_of(4) || farthest <= count / 2 {
+        return Err(Error::model(format!(
+            "expected a `relative_attention_num_buckets` that 4 divides, and `relative_attention_max_distance` of more \
+             than half of it, but found {count} and {farthest}"
+        )));
+    }
+    Ok(Buckets { side: count / 2, farthest })
+}

@@ -1,0 +1,265 @@
+//! Summaries and other texts from texts, against the pipelines `summarization` and `text2text-generation` of
+//! `transformers`.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    http::{Request as HttpRequest, StatusCode},
+};
+use http_body_util::BodyExt;
+use kivu::{
+    api::{App, router},
+    backend::{Deadline, onnx::Runtime},
+    build::Request,
+    config::Limits,
+    model::{Model, Pipeline},
+    pipeline::{
+        Task,
+        seq2seq::{RequestedLanguages, Seq2SeqOptions, Seq2SeqPipeline, SpecialTokens, Split},
+    },
+    repository::{
+        Manifest,
+        manifest::{Precision, Quality},
+    },
+};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use tower::ServiceExt;
+
+use crate::models::{build_request, fixtures, request, runtime, serve};
+
+const MODELS: [&str; 5] = ["tiny-bart", "tiny-pegasus", "tiny-t5", "tiny-flan-t5", "tiny-mt5"];
+
+#[derive(Deserialize)]
+struct Golden {
+    tokenized: Vec<Tokenized>,
+    pipelines: Vec<Call>,
+}
+
+#[derive(Deserialize)]
+struct Tokenized {
+    text: String,
+    ids: Vec<u32>,
+}
+
+/// A call of a pipeline, and its whole result.
+#[derive(Deserialize)]
+struct Call {
+    task: String,
+    inputs: Value,
+    parameters: Map<String, Value>,
+    output: Value,
+}
+
+fn golden(name: &str) -> Golden {
+    let path = fixtures().join("goldens").join(format!("{name}.json"));
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+/// A bundle for a task, as a served model.
+fn built(name: &str, task: Option<Task>, folder: &Path, runtime: Runtime) -> Model {
+    let out = folder.join(task.map_or(name.to_owned(), |task| format!("{name}-{task}")));
+    let source = fixtures().join("models").join(name);
+    build_request(&Request { task, ..request(source, out.clone(), Some(Precision::Fp32)) }, runtime).unwrap();
+    serve(&out).unwrap()
+}
+
+fn pipeline(model: &Model) -> &Seq2SeqPipeline {
+    let Pipeline::TextToText(pipeline) = &model.pipeline else { panic!("{} generates texts", model.name) };
+    pipeline
+}
+
+fn options(mut parameters: Map<String, Value>) -> Seq2SeqOptions {
+    let truncate = parameters.remove("truncation").is_some();
+    Seq2SeqOptions {
+        source: None,
+        target: None,
+        split: truncate.then_some(Split::Never),
+        truncate,
+        clean_up_spaces: false,
+        generation: serde_json::from_value(Value::Object(parameters)).unwrap(),
+        max_sentences: 100,
+    }
+}
+
+#[tokio::test]
+async fn bundles_generate_the_texts_of_the_pipelines_of_transformers() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut wrong = Vec::new();
+    for name in MODELS {
+        let calls = golden(name).pipelines;
+        for task in [Task::Summarization, Task::TextToText] {
+            let calls: Vec<&Call> = calls.iter().filter(|call| call.task == task.to_string()).collect();
+            if calls.is_empty() {
+                continue;
+            }
+            let model = built(name, Some(task), folder.path(), runtime);
+            for Call { inputs, parameters, output, .. } in calls {
+                let texts = match inputs {
+                    Value::String(text) => vec![text.clone()],
+                    texts => serde_json::from_value(texts.clone()).unwrap(),
+                };
+                let deadline = Deadline::within(Duration::from_secs(30));
+                let options = options(parameters.clone());
+                let found = pipeline(&model).generate(texts, &options, deadline).await.unwrap();
+                let found: Vec<String> = found.texts.into_iter().flatten().map(|text| text.text).collect();
+                let key = if task == Task::Summarization { "summary_text" } else { "generated_text" };
+                let expected = output.as_array().unwrap().iter();
+                let expected: Vec<&str> = expected.map(|text| text[key].as_str().unwrap()).collect();
+                if found != expected {
+                    wrong.push(format!("{name} {task} {parameters:?}: {found:?} in place of {expected:?}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn ids_equal_those_of_the_tokenizers_of_transformers() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut wrong = Vec::new();
+    for name in MODELS {
+        let model = built(name, None, folder.path(), runtime);
+        for Tokenized { text, ids } in golden(name).tokenized {
+            let tokens = pipeline(&model).tokens(&text, SpecialTokens::Added, RequestedLanguages::default());
+            let found: Vec<u32> = tokens.unwrap().iter().map(|token| token.id).collect();
+            if found != ids {
+                wrong.push(format!("{name} {text:?}: {found:?} in place of {ids:?}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A copy of a fixture whose `config.json` has other fields.
+fn changed(name: &str, fields: &Value, folder: &Path) -> PathBuf {
+    let (source, copy) = (fixtures().join("models").join(name), folder.join("changed"));
+    fs::create_dir_all(&copy).unwrap();
+    for entry in fs::read_dir(&source).unwrap().map(Result::unwrap) {
+        fs::copy(entry.path(), copy.join(entry.file_name())).unwrap();
+    }
+    let mut config: Value = serde_json::from_slice(&fs::read(source.join("config.json")).unwrap()).unwrap();
+    config.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    fs::write(copy.join("config.json"), config.to_string()).unwrap();
+    copy
+}
+
+#[test]
+fn other_heads_and_options_that_are_not_supported_are_refused() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let refusal = |name: &str, fields: &Value| {
+        let source = changed(name, fields, folder.path());
+        let error =
+            build_request(&request(source, folder.path().join("out"), Some(Precision::Fp32)), runtime);
+        let error = error.unwrap_err().chain();
+        // Most errors begin with the folder.
+        error.split_once("`: ").map_or(error.clone(), |(_, rest)| rest.to_owned())
+    };
+    insta::assert_snapshot!(refusal("tiny-bart", &json!({"architectures": ["BartForSequenceClassification"]})), @"expected a model of this family that generates texts (`…ForConditionalGeneration`), but found `BartForSequenceClassification`, whose head is not supported");
+    insta::assert_snapshot!(refusal("tiny-t5", &json!({"architectures": ["T5EncoderModel"]})), @"expected a model of this family that generates texts (`…ForConditionalGeneration`), but found `T5EncoderModel`, whose head is not supported");
+    insta::assert_snapshot!(refusal("tiny-t5", &json!({"feed_forward_proj": "gated-mish"})), @"expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `swish`, `tanh`, but found `mish`");
+    insta::assert_snapshot!(refusal("tiny-t5", &json!({"relative_attention_num_buckets": 7})), @"expected a `relative_attention_num_buckets` that 4 divides, and `relative_attention_max_distance` of more than half of it, but found 7 and 20");
+    insta::assert_snapshot!(refusal("tiny-flan-t5", &json!({"feed_forward_proj": "relu"})), @"expected the weight `encoder.block.0.layer.1.DenseReluDense.wi.weight`, but found none of that name");
+    let task = Request {
+        task: Some(Task::Translation),
+        ..request(fixtures().join("models/tiny-t5"), folder.path().join("out"), Some(Precision::Fp32))
+    };
+    insta::assert_snapshot!(build_request(&task, runtime).unwrap_err().chain(), @r#"expected a model for `translation`, but found one that generates texts; embeddings do zero-shot classification and ranking with `strategy = "embedding"` in a recipe"#);
+}
+
+#[test]
+fn int8_passes_the_quality_gate() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for (name, task) in [("tiny-bart", Task::Summarization), ("tiny-flan-t5", Task::TextToText)] {
+        let recipe = folder.path().join(format!("{name}.toml"));
+        let source = fixtures().join("models").join(name);
+        // Random weights leave many tokens equally likely.
+        let text = format!(
+            "name = '{name}'\ntask = '{task}'\n[source]\nfolder = '{}'\n[quality]\nsimilarity = 0.0\n\
+             token_agreement = 0.8\n",
+            source.display()
+        );
+        fs::write(&recipe, text).unwrap();
+        let bundle =
+            build_request(&request(recipe, folder.path().join(name), Some(Precision::Int8)), runtime)
+                .unwrap();
+        let Some(Quality::Seq2Seq { token_agreement, .. }) = bundle.manifest().weights.quality else {
+            panic!("{name} is measured")
+        };
+        assert!(token_agreement > 0.8, "{name}: {token_agreement}");
+    }
+}
+
+#[test]
+fn manifests_of_older_versions_are_read() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let model = built("tiny-t5", None, folder.path(), runtime);
+    let text = model.manifest.to_text().unwrap();
+    let older = text.replace("[seq2seq", "[translation").replace("[[seq2seq", "[[translation");
+    assert_ne!(older, text);
+    assert_eq!(Manifest::parse(&older).unwrap(), model.manifest);
+}
+
+async fn ask(app: &Router, path: &str, body: &Value) -> (StatusCode, Value) {
+    let request = HttpRequest::post(path).header("content-type", "application/json");
+    let request = request.body(Body::from(body.to_string())).unwrap();
+    let response = app.clone().oneshot(request).await.unwrap();
+    let status = response.status();
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    (status, serde_json::from_slice(&bytes).unwrap())
+}
+
+#[tokio::test]
+async fn the_hub_route_and_kserve_name_texts_by_their_task() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let models = vec![
+        built("tiny-bart", None, folder.path(), runtime),
+        built("tiny-t5", None, folder.path(), runtime),
+    ];
+    let app = router(App::new(models, Limits { texts: 8, ..Limits::default() }));
+    let text = "The cat sits on the mat.";
+    let short = json!({"inputs": text, "parameters": {"num_beams": 1, "max_new_tokens": 4}});
+    let (status, summary) = ask(&app, "/models/tiny-bart", &short).await;
+    assert_eq!(status, StatusCode::OK, "{summary}");
+    let summary = summary[0]["summary_text"].as_str().unwrap().to_owned();
+    // The same options in the other place, of which one takes precedence.
+    let own = json!({"generate_parameters": {"num_beams": 1, "max_new_tokens": 4}, "num_beams": 3});
+    let (_, same) = ask(&app, "/", &json!({"inputs": [text], "parameters": own})).await;
+    assert_eq!(same, json!([{ "summary_text": summary }]));
+    let (_, generated) = ask(&app, "/models/tiny-t5", &short).await;
+    assert!(generated[0]["generated_text"].is_string(), "{generated}");
+    let tensor = json!({"name": "TEXT", "datatype": "BYTES", "shape": [1, 1], "data": [text]});
+    let parameters = json!({"num_beams": 1, "max_new_tokens": 4});
+    let body = json!({"inputs": [tensor], "parameters": parameters});
+    let (_, tensors) = ask(&app, "/v2/models/tiny-bart/infer", &body).await;
+    assert_eq!(tensors["outputs"][0]["name"], "summary");
+    assert_eq!(tensors["outputs"][0]["data"], json!([summary]));
+
+    let refusal = async |model: &str, body: &Value| {
+        let (status, body) = ask(&app, &format!("/models/{model}"), body).await;
+        format!("{} {}", status.as_u16(), body["error"].as_str().unwrap())
+    };
+    let long = json!({"inputs": text.repeat(20), "parameters": {"truncation": "do_not_truncate"}});
+    insta::assert_snapshot!(refusal("tiny-bart", &long).await, @"413 the text has 303 tokens, but the model takes at most 64 tokens; set `truncate`");
+    let languages = json!({"inputs": text, "parameters": {"src_lang": "en"}});
+    insta::assert_snapshot!(refusal("tiny-t5", &languages).await, @"422 expected no `src_lang`, since the model does not translate, but found one");
+    let unknown =
+        json!({"inputs": text, "parameters": {"num_beams": 1, "generate_parameters": {"beams": 1}}});
+    let refused = refusal("tiny-t5", &unknown).await;
+    assert!(refused.starts_with("422 wrong value in `parameters.generate_parameters.beams`"), "{refused}");
+    let cut = json!({"inputs": text.repeat(20), "parameters": {"truncation": "only_first"}});
+    assert_eq!(ask(&app, "/models/tiny-bart", &cut).await.0, StatusCode::OK);
+}
