@@ -3,6 +3,7 @@
 use std::{num::NonZeroUsize, sync::Arc, thread::available_parallelism};
 
 use axum::{Json, extract::State, http::StatusCode, response::IntoResponse};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -14,7 +15,7 @@ use crate::{
     pipeline::{
         embedding::EmbeddingPipeline, pooling::Pooling, ranking::RankingPipeline, zero_shot::ZeroShotPipeline,
     },
-    repository::manifest::Precision,
+    repository::manifest::{Precision, Quality},
 };
 
 /// Check that the server is up and its models are loaded
@@ -32,38 +33,62 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Reply {
     Ok(prometheus.page().into_response())
 }
 
+/// The first model and its limits, in the fields of TEI and others.
+#[derive(Serialize)]
+pub(super) struct Info {
+    arithmetic: Option<String>,
+    auto_truncate: bool,
+    docker_label: Option<String>,
+    max_batch_requests: Option<usize>,
+    max_batch_tokens: usize,
+    max_client_batch_size: usize,
+    max_concurrent_requests: usize,
+    max_input_length: usize,
+    model_dtype: &'static str,
+    model_id: String,
+    model_sha: String,
+    model_type: Value,
+    /// Of embedding models.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outputs: Option<Value>,
+    quality: Option<Quality>,
+    served_model_name: String,
+    sha: Option<String>,
+    tokenization_workers: usize,
+    version: &'static str,
+}
+
 /// Describe the first model
-pub(super) async fn info(State(app): State<Arc<App>>) -> Reply<Json<Value>> {
+pub(super) async fn info(State(app): State<Arc<App>>) -> Reply<Json<Info>> {
     let model = app.model(None)?;
     let max_tokens = model.pipeline.max_tokens();
-    let dtype = match model.manifest.weights.precision {
-        Precision::Int8 | Precision::Int8Blocks => "int8",
-        Precision::Fp32 => "float32",
-    };
-    let limits = &app.limits;
-    let mut info = json!({
-        "model_id": model.manifest.source.from,
-        "model_sha": model.digest,
-        "model_dtype": dtype,
-        "arithmetic": model.arithmetic,
-        "quality": model.manifest.weights.quality,
-        "served_model_name": model.name,
-        "model_type": model_type(&model.pipeline),
-        "max_concurrent_requests": limits.requests,
-        "max_input_length": max_tokens,
-        "max_batch_tokens": max_tokens,
-        "max_batch_requests": Value::Null,
-        "max_client_batch_size": limits.texts,
-        "auto_truncate": limits.truncate,
-        "tokenization_workers": available_parallelism().map_or(1, NonZeroUsize::get),
-        "version": env!("CARGO_PKG_VERSION"),
-        "sha": Value::Null,
-        "docker_label": Value::Null,
-    });
-    if let Pipeline::Embedding(pipeline) = &model.pipeline {
-        info["outputs"] = outputs(pipeline);
-    }
-    Ok(Json(info))
+    let weights = &model.manifest.weights;
+    Ok(Json(Info {
+        arithmetic: model.arithmetic.clone(),
+        auto_truncate: app.limits.truncate,
+        docker_label: None,
+        max_batch_requests: None,
+        max_batch_tokens: max_tokens,
+        max_client_batch_size: app.limits.texts,
+        max_concurrent_requests: app.limits.requests,
+        max_input_length: max_tokens,
+        model_dtype: match weights.precision {
+            Precision::Int8 | Precision::Int8Blocks => "int8",
+            Precision::Fp32 => "float32",
+        },
+        model_id: model.manifest.source.from.clone(),
+        model_sha: model.digest.clone(),
+        model_type: model_type(&model.pipeline),
+        outputs: match &model.pipeline {
+            Pipeline::Embedding(pipeline) => Some(outputs(pipeline)),
+            _ => None,
+        },
+        quality: weights.quality,
+        served_model_name: model.name.clone(),
+        sha: None,
+        tokenization_workers: available_parallelism().map_or(1, NonZeroUsize::get),
+        version: env!("CARGO_PKG_VERSION"),
+    }))
 }
 
 /// The task of a model in TEI's terms.

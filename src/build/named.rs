@@ -56,7 +56,7 @@ pub enum NamedModel {
 }
 
 /// Restrictions of the bundle of a model.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// The task; any if none.
     pub task: Option<Task>,
@@ -64,6 +64,21 @@ pub struct Options {
     pub precision: Option<Precision>,
     /// The engine.
     pub engine: EngineChoice,
+}
+
+impl Options {
+    /// Whether the bundle at `path` is valid and complies with the options.
+    pub fn complies(self, path: &Path) -> bool {
+        let Ok(bundle) = Bundle::open(path) else { return false };
+        let manifest = bundle.manifest();
+        self.task.is_none_or(|task| task == manifest.task)
+            && self.precision.is_none_or(|precision| precision == manifest.weights.precision)
+            && match self.engine {
+                EngineChoice::Auto => true,
+                EngineChoice::Native => manifest.engine == Engine::Native,
+                EngineChoice::Onnx => manifest.engine == Engine::Onnx,
+            }
+    }
 }
 
 /// The resources of builds by name.
@@ -123,7 +138,7 @@ impl NamedModels {
     pub fn find(&self, model: &NamedModel, options: Options) -> Result<Option<PathBuf>> {
         let Some(id) = self.id(model)? else { return Ok(None) };
         let bundles = self.bundles(&self.folder(model)?.join(VERSION), &id);
-        Ok(bundles.into_iter().find(|(_, path)| complies(path, options)).map(|(_, path)| path))
+        Ok(bundles.into_iter().find(|(_, path)| options.complies(path)).map(|(_, path)| path))
     }
 
     /// Builds a model; `is_new` looks for a newer commit of a repository even if there is a bundle. Processes that build
@@ -329,19 +344,6 @@ fn lock(folder: &Path, progress: &dyn Progress) -> Result<File> {
     }
     file.lock().map_err(failed())?;
     Ok(file)
-}
-
-/// Whether the bundle at `path` is valid and complies with the options.
-fn complies(path: &Path, options: Options) -> bool {
-    let Ok(bundle) = Bundle::open(path) else { return false };
-    let manifest = bundle.manifest();
-    options.task.is_none_or(|task| task == manifest.task)
-        && options.precision.is_none_or(|precision| precision == manifest.weights.precision)
-        && match options.engine {
-            EngineChoice::Auto => true,
-            EngineChoice::Native => manifest.engine == Engine::Native,
-            EngineChoice::Onnx => manifest.engine == Engine::Onnx,
-        }
 }
 
 /// The name of the folder of a bundle.

@@ -14,8 +14,7 @@ use clap::Args;
 use self::report::Report;
 use super::{
     interrupt::interruptible,
-    named::Location,
-    onnx_runtime,
+    named, onnx_runtime,
     terminal::{Progress, print},
 };
 use crate::{
@@ -79,7 +78,7 @@ pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
 
 fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
     if !arguments.source.exists()
-        && let Location::Model(model) = Location::of(&arguments.source, config)?
+        && let Some(model) = named::model(&arguments.source)?
     {
         return build_named(&model, arguments, config);
     }

@@ -12,7 +12,7 @@ use crate::{
         hub::RepositoryName,
         named::{NamedModel, NamedModels, Options, Outcome, Tools, size},
     },
-    config::Config,
+    config::{Config, EngineChoice},
     error::{Error, Result, quoted},
     repository::{bundle::MANIFEST, s3::Url},
 };
@@ -26,9 +26,9 @@ pub(super) enum Location {
 }
 
 impl Location {
-    /// In this order: an S3 URL, a path, a bundle that was built without `--out`, a recipe of the program, a repository of
-    /// the hub.
-    pub(super) fn of(named: &Path, config: &Config) -> Result<Self> {
+    /// In this order: an S3 URL, a path, a bundle that was built without `--out` and complies with the options, a recipe of
+    /// the program, a repository of the hub.
+    pub(super) fn of(named: &Path, options: Options, config: &Config) -> Result<Self> {
         if Url::of(named).is_some() {
             return Ok(Self::Bundle(named.to_owned()));
         }
@@ -42,27 +42,41 @@ impl Location {
             });
         }
         let bundle = config.find_bundle(named.to_owned());
-        if bundle != named {
+        let is_known = bundle != named;
+        // A bundle runs in any engine.
+        let options = Options { engine: EngineChoice::Auto, ..options };
+        if is_known && (options == Options::default() || options.complies(&bundle)) {
             return Ok(Self::Bundle(bundle));
         }
-        let text = named.to_str().unwrap_or_default();
-        if let Some(recipe) = RECIPES.iter().find(|recipe| recipe.name == text) {
-            return Ok(Self::Model(NamedModel::Recipe(recipe)));
+        match model(named)? {
+            Some(model) => Ok(Self::Model(model)),
+            None if is_known => Err(Error::config(format!(
+                "expected `{}` to have been built for this task and precision, but found others in `{}`; build it \
+                 again, or omit `--task` and `--precision`",
+                named.display(),
+                bundle.display()
+            ))),
+            None => Ok(Self::Bundle(named.to_owned())),
         }
-        if let Some((id, revision)) = text.split_once('@').filter(|(id, _)| RepositoryName::is_name(id)) {
-            // For the error of an invalid revision.
-            return Ok(Self::Model(NamedModel::Repository(format!("{id}@{revision}").parse()?)));
-        }
-        Ok(match text.parse() {
-            Ok(name) => Self::Model(NamedModel::Repository(name)),
-            Err(_) => Self::Bundle(named.to_owned()),
-        })
     }
+}
+
+/// The recipe or the repository of a name, if it is that of one.
+pub(super) fn model(named: &Path) -> Result<Option<NamedModel>> {
+    let text = named.to_str().unwrap_or_default();
+    if let Some(recipe) = RECIPES.iter().find(|recipe| recipe.name == text) {
+        return Ok(Some(NamedModel::Recipe(recipe)));
+    }
+    if let Some((id, revision)) = text.split_once('@').filter(|(id, _)| RepositoryName::is_name(id)) {
+        // For the error of an invalid revision.
+        return Ok(Some(NamedModel::Repository(format!("{id}@{revision}").parse()?)));
+    }
+    Ok(text.parse().ok().map(NamedModel::Repository))
 }
 
 /// The bundle of a name; none if it has to be built first.
 pub(super) fn find(named: &Path, options: Options, config: &Config) -> Result<Option<PathBuf>> {
-    match Location::of(named, config)? {
+    match Location::of(named, options, config)? {
         Location::Bundle(path) => require(path).map(Some),
         Location::Model(model) => NamedModels::new(config).find(&model, options),
     }
@@ -70,7 +84,7 @@ pub(super) fn find(named: &Path, options: Options, config: &Config) -> Result<Op
 
 /// The bundle of a name, built if necessary.
 pub(super) fn resolve(named: &Path, options: Options, config: &Config) -> Result<PathBuf> {
-    let model = match Location::of(named, config)? {
+    let model = match Location::of(named, options, config)? {
         Location::Bundle(path) => return require(path),
         Location::Model(model) => model,
     };

@@ -145,6 +145,13 @@ fn outside_a_checkout_everything_is_in_the_users_cache() {
     succeed(&mut build);
     assert!(library::locate(None, &cache.join("kivu")).is_ok(), "ONNX Runtime is installed");
     assert!(cache.join("kivu/bundles/tiny-bert/manifest.toml").is_file());
+    let mut other = serving::kivu(Path::new("tiny-bert"));
+    other.args(["--precision", "int8"]).current_dir(folder.path()).env("XDG_CACHE_HOME", &cache);
+    let refusal = String::from_utf8(other.output().unwrap().stderr).unwrap();
+    assert!(
+        refusal.starts_with("error: expected `tiny-bert` to have been built for this task and precision"),
+        "{refusal}"
+    );
     let mut serve = serving::kivu(Path::new("tiny-bert"));
     let server = serve.current_dir(folder.path()).env("XDG_CACHE_HOME", &cache).spawn().unwrap();
     let answer = Server::wait(server).post("/embed", r#"{"inputs": "hello"}"#);
