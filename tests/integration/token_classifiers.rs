@@ -117,6 +117,11 @@ async fn xlm_roberta() {
 }
 
 #[tokio::test]
+async fn camembert() {
+    compare("tiny-camembert-ner").await;
+}
+
+#[tokio::test]
 async fn deberta() {
     compare("tiny-deberta-ner").await;
 }

@@ -1,4 +1,4 @@
-//! The BERT family: BERT, RoBERTa, XLM-RoBERTa, DistilBERT, DeBERTa and MPNet.
+//! The BERT family: BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, DeBERTa and MPNet.
 
 use super::fields::activation;
 use crate::{
@@ -70,7 +70,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     check_heads(facts.hidden, heads)?;
     let (names, default_types, head_activation) = match model_type {
         "distilbert" => (&DISTILBERT, 0, Activation::Relu),
-        "roberta" | "xlm-roberta" => (&ROBERTA, 1, Activation::Tanh),
+        "roberta" | "xlm-roberta" | "camembert" => (&ROBERTA, 1, Activation::Tanh),
         "deberta-v2" => (&DEBERTA, 0, activation(config, &["pooler_hidden_act"])?),
         "mpnet" => (&MPNET, 0, Activation::Tanh),
         _ => (&BERT, 2, Activation::Tanh),
@@ -83,7 +83,9 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         )));
     }
     let positions = match model_type {
-        "roberta" | "xlm-roberta" | "mpnet" => Positions::TableAfter { padding: padding(config)? },
+        "roberta" | "xlm-roberta" | "camembert" | "mpnet" => {
+            Positions::TableAfter { padding: padding(config)? }
+        }
         "deberta-v2" if !config.get("position_biased_input")?.unwrap_or(true) => Positions::None,
         _ => Positions::Table,
     };

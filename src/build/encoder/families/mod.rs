@@ -19,11 +19,12 @@ use crate::{
 };
 
 /// The `model_type`s that are supported.
-pub(in crate::build) const MODEL_TYPES: [&str; 12] = [
+pub(in crate::build) const MODEL_TYPES: [&str; 13] = [
     "bert",
     "distilbert",
     "roberta",
     "xlm-roberta",
+    "camembert",
     "deberta-v2",
     "mpnet",
     "modernbert",
@@ -53,7 +54,9 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     }
     match model_type {
         "bert" if jina::is_described_by(config)? => jina::read(config),
-        "bert" | "distilbert" | "roberta" | "xlm-roberta" | "deberta-v2" | "mpnet" => bert::read(config),
+        "bert" | "distilbert" | "roberta" | "xlm-roberta" | "camembert" | "deberta-v2" | "mpnet" => {
+            bert::read(config)
+        }
         "modernbert" => modernbert::read(config),
         "nomic_bert" => nomic::read(config),
         "new" | "gte" => gte::read(config),
