@@ -46,9 +46,11 @@ const OTHER_HEADS: [&str; 3] = ["ForQuestionAnswering", "ForMultipleChoice", "Fo
 /// build asks for embeddings.
 pub(super) fn unused_head(plan: &Plan, source: &Source<'_>) -> Result<Option<String>> {
     let architecture = &source.architecture;
-    let is_embedding = matches!(source.settings, TaskSettings::Encoder(EncoderSettings::Embedding(_)));
-    // The files of sentence-transformers say that the model is for embeddings.
-    if !is_embedding || !architecture.contains("For") || has_pooling(&plan.folder) {
+    let TaskSettings::Encoder(EncoderSettings::Embedding(settings)) = &source.settings else {
+        return Ok(None);
+    };
+    // Sparse vectors are those of the head. The files of sentence-transformers say that the model is for embeddings.
+    if settings.dense.is_none() || !architecture.contains("For") || has_pooling(&plan.folder) {
         return Ok(None);
     }
     let is_requested = plan.task.is_some() || pipeline_tag(&plan.folder) == Some(Task::FeatureExtraction);

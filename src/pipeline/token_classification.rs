@@ -111,7 +111,7 @@ impl TokenClassificationPipeline {
             return Err(Error::model("expected labels in the manifest, but found none"));
         }
         let (name, width) = (settings.output.clone(), settings.labels.len());
-        let output = vec![NamedOutput { name, width, is_of_tokens: false }];
+        let output = vec![NamedOutput { name, width, is_of_tokens: true }];
         let encoder = Encoder::new(tokenizer, route.into(), output, None, settings.max_tokens)?;
         let labels = settings.labels.iter().map(|label| label.as_str().into()).collect();
         Ok(Self { encoder, settings, labels })
@@ -134,7 +134,6 @@ impl TokenClassificationPipeline {
         options: &TokenClassificationOptions,
         deadline: Deadline,
     ) -> Result<FoundEntities> {
-        self.encoder.require_token_vectors(deadline).await?;
         let texts: Arc<[String]> = texts.into();
         let windows = self.encoder.encode_windows(&texts, options.windows, MAX_BYTES, deadline).await?;
         let indexed: Vec<IndexedText<'_>> = texts.iter().map(|text| IndexedText::new(text)).collect();
@@ -174,7 +173,6 @@ impl TokenClassificationPipeline {
         truncation: Truncation,
         deadline: Deadline,
     ) -> Result<TokenLogits> {
-        self.encoder.require_token_vectors(deadline).await?;
         let options =
             EncodingOptions { prompt: None, template: None, truncation, max_bytes: MAX_BYTES, role: None };
         let encodings = self.encoder.encode(inputs, &options, deadline).await?;
