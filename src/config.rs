@@ -8,6 +8,7 @@ mod auth;
 mod choice;
 mod hub;
 mod limits;
+mod memory;
 mod models;
 
 use std::{
@@ -23,12 +24,15 @@ use clap::ValueEnum;
 use config::{Environment, File, FileFormat};
 use serde::{Deserialize, Deserializer};
 
-pub(crate) use self::choice::parse_address;
 pub use self::{
     auth::{AuthConfig, AuthMode, Secret},
     hub::HubConfig,
     limits::Limits,
     models::{FleetConfig, ModelConfig, Policy},
+};
+pub(crate) use self::{
+    choice::parse_address,
+    memory::{memory_of, resident as resident_memory},
 };
 use crate::error::{Error, Result};
 
@@ -87,6 +91,9 @@ pub struct Config {
     /// Access to the Hugging Face hub, from the variables of `huggingface_hub`.
     #[serde(skip)]
     pub hub: HubConfig,
+    /// The memory that this process may take, in bytes: that of the Lambda function or of the control group.
+    #[serde(skip)]
+    pub memory_limit: Option<u64>,
     /// Limits of a request.
     pub limits: Limits,
     /// Batch jobs of the function behind a bucket.
@@ -112,6 +119,7 @@ impl Default for Config {
             fleet: FleetConfig::default(),
             s3: S3Config::default(),
             hub: HubConfig::default(),
+            memory_limit: None,
             limits: Limits::default(),
             batch: Batch::default(),
         }
@@ -244,6 +252,7 @@ impl Config {
             })?;
         config.check()?;
         config.hub = HubConfig::new(variables);
+        config.memory_limit = memory::limit(variable(LAMBDA_MEMORY));
         config.threads = config.threads.or_else(|| lambda_cpus(variable(LAMBDA_MEMORY)?));
         Ok(config)
     }

@@ -1,6 +1,7 @@
 //! Models: bundles, opened as the pipelines of their tasks.
 
 mod load;
+mod memory;
 mod pipeline;
 
 use std::{
@@ -10,8 +11,11 @@ use std::{
     time::Duration,
 };
 
-use self::load::{Loaded, Placement, load};
 pub use self::pipeline::Pipeline;
+use self::{
+    load::{Loaded, Placement, load},
+    memory::LongestText,
+};
 use crate::{
     backend::{Deadline, MappedFiles},
     config::{Config, FleetConfig, ModelConfig, Policy},
@@ -40,6 +44,9 @@ pub struct Model {
     pub arithmetic: Option<String>,
     /// The pipeline of its task.
     pub pipeline: Pipeline,
+    /// The memory that a text of the maximum number of tokens takes while it is computed, in bytes; `None` if it is
+    /// unknown.
+    pub max_input_memory: Option<u64>,
     /// The memory-mapped files of its weights; empty if they are in memory or on a fleet.
     pub files: Arc<MappedFiles>,
 }
@@ -77,10 +84,12 @@ impl Model {
                     }
                 };
                 let (arithmetic, files) = (loaded.arithmetic.clone(), Arc::clone(&loaded.files));
+                let backend = loaded.route.local_encoder().cloned();
                 let pipeline = Pipeline::new(&manifest, loaded, config.limits.tokens)?;
                 check_fleet(&name, &pipeline)?;
                 let digest = bundle.digest().to_owned();
-                models.push(Self { name, manifest, digest, arithmetic, pipeline, files });
+                let max_input_memory = backend.and_then(|backend| backend.text_bytes(pipeline.max_tokens()));
+                models.push(Self { name, manifest, digest, arithmetic, pipeline, max_input_memory, files });
             }
         }
         if models.is_empty() {
@@ -90,7 +99,13 @@ impl Model {
             ));
         }
         check_aliases(&models, config)?;
+        memory::warn(models.iter().filter_map(Self::longest_text), config.memory_limit);
         Ok(models)
+    }
+
+    fn longest_text(&self) -> Option<LongestText<'_>> {
+        let (model, tokens) = (&self.name, self.pipeline.max_tokens());
+        self.max_input_memory.map(|bytes| LongestText { model, tokens, bytes })
     }
 }
 

@@ -96,6 +96,12 @@ impl Head {
         size.next_multiple_of(COLUMNS)
     }
 
+    /// The numbers that the buffers have room for, for a text of `tokens` tokens.
+    pub(crate) fn numbers(size: usize, tokens: usize) -> usize {
+        let padded = tokens.next_multiple_of(COLUMNS);
+        tokens * (2 * size + Self::value_stride(size)) + padded * (size + QUERIES)
+    }
+
     /// Writes the context of each query, of `size` numbers, to `out`: values, weighted by softmax(scale × query · key),
     /// where scores may depend on positions. Queries have the positions from 0 on. Contexts without keys are zeros.
     #[inline(always)]

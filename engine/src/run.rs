@@ -120,6 +120,34 @@ impl Program {
         }
         Run { tokens, texts: ranges, attended, heads, block_rows, values }
     }
+
+    /// The memory that the values and the scratch buffers of a run with one text of `tokens` tokens take, in bytes.
+    pub fn bytes(&self, tokens: usize, threads: NonZeroUsize) -> usize {
+        // Numbers per slot that the stages exchange, and those of a row.
+        let (mut exchanged, mut row, mut head) = (vec![0; self.slots], vec![0; self.slots], 0);
+        for stage in &self.stages {
+            let stores = match stage {
+                Stage::Rows(stage) => {
+                    let outputs = stage.operations.iter().map(RowOperation::output);
+                    outputs.for_each(|value| row[self.values[value].slot] = self.values[value].width);
+                    &stage.stores[..]
+                }
+                Stage::Attention(attention) => {
+                    let size = attention.queries.width / attention.heads;
+                    head = head.max(Head::numbers(size, tokens));
+                    &[attention.out]
+                }
+                Stage::Largest(largest) => &[largest.out],
+            };
+            for value in stores {
+                let Value { per, width, slot } = self.values[*value];
+                let rows = if per == Per::Token { tokens } else { 1 };
+                exchanged[slot] = rows * width;
+            }
+        }
+        let block = row.iter().sum::<usize>() * MAX_BLOCK_ROWS.min(tokens);
+        (exchanged.iter().sum::<usize>() + threads.get() * (block + head)) * size_of::<f32>()
+    }
 }
 
 impl Run {

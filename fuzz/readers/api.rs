@@ -294,5 +294,6 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
         files: Vec::new(),
     };
     let (arithmetic, files) = (None, Arc::default());
-    Model { name: name.into(), digest: String::new(), arithmetic, manifest, pipeline, files }
+    let (name, digest, max_input_memory) = (name.into(), String::new(), None);
+    Model { name, digest, arithmetic, manifest, pipeline, max_input_memory, files }
 }

@@ -44,6 +44,8 @@ pub(super) struct Info {
     max_client_batch_size: usize,
     max_concurrent_requests: usize,
     max_input_length: usize,
+    /// The memory of a text of this length, in bytes.
+    max_input_memory: Option<u64>,
     model_dtype: &'static str,
     model_id: String,
     model_sha: String,
@@ -72,6 +74,7 @@ pub(super) async fn info(State(app): State<Arc<App>>) -> Reply<Json<Info>> {
         max_client_batch_size: app.limits.texts,
         max_concurrent_requests: app.limits.requests,
         max_input_length: max_tokens,
+        max_input_memory: model.max_input_memory,
         model_dtype: match weights.precision {
             Precision::Int8 | Precision::Int8Blocks => "int8",
             Precision::Fp32 => "float32",

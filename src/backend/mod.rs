@@ -56,6 +56,12 @@ pub trait Backend: Debug + Send + Sync {
     /// The preferred batching.
     fn schedule(&self) -> Schedule;
 
+    /// The memory that a text of `tokens` tokens takes while it is computed, in bytes, without the weights; `None` if it
+    /// is unknown.
+    fn text_bytes(&self, _tokens: usize) -> Option<u64> {
+        None
+    }
+
     /// Runs one batch.
     async fn infer(&self, inputs: Vec<Tensor>, deadline: Deadline) -> Result<Vec<Tensor>>;
 

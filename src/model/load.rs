@@ -56,6 +56,16 @@ pub(super) enum LoadedRoute {
     Seq2Seq(Route<Arc<dyn Seq2SeqBackend>>),
 }
 
+impl LoadedRoute {
+    /// The local encoder, if there is one.
+    pub(super) fn local_encoder(&self) -> Option<&Arc<dyn Backend>> {
+        match self {
+            Self::Encoder(route) => route.local(),
+            Self::Seq2Seq(_) => None,
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct Tokenizers {
     pub(super) source: Arc<Tokenizer>,

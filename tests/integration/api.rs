@@ -78,6 +78,7 @@ fn model_of(task: Task, default_prompt: Option<String>, [fails_on, panics_on]: [
     let backend: Arc<dyn Backend> = Arc::new(backend);
     let pipeline = EmbeddingPipeline::new(Arc::new(tokenizer()), backend, settings.clone()).unwrap();
     Model {
+        max_input_memory: None,
         name: "tiny".into(),
         digest: "d".repeat(64),
         arithmetic: None,

@@ -1,12 +1,12 @@
 //! The same answers as sentence-transformers, on tiny models of every kind and on the real one.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{fs, time::Duration};
 
 use kivu::{
     backend::{Backend, Deadline},
     model::{Model, Pipeline},
     pipeline::{
-        Input,
+        Input, Task,
         embedding::{EmbeddingOptions, EmbeddingPipeline},
         pooling::cosine,
     },
@@ -16,7 +16,7 @@ use kivu::{
 };
 use serde::Deserialize;
 
-use crate::models::{fixtures, open, runtime, serve};
+use crate::models::{build_request, fixtures, open, request_without_floor, runtime, serve};
 
 /// The tolerance of a vector relative to sentence-transformers in fp32: the same sums in another order.
 const TOLERANCE: f32 = 2e-5;
@@ -249,7 +249,7 @@ async fn padding_does_not_change_vectors() {
     for (name, cases) in families {
         let source = fixtures().join("models").join(name);
         let request = crate::models::request(source, folder.path().join(name), Some(Precision::Fp32));
-        let bundle = crate::models::build_request(&request, runtime).unwrap();
+        let bundle = build_request(&request, runtime).unwrap();
         let backend = crate::models::backend(&bundle, runtime);
         let golden = golden(name);
         let [short, long] = cases.map(|case: usize| &golden.cases[case].ids);
@@ -295,8 +295,10 @@ async fn exports_match_their_originals() {
         ("tiny-bert-st", Some(Precision::Fp32), 0.999_999),
         ("tiny-bert-quantized", None, 0.99),
     ] {
-        let source: PathBuf = fixtures().join("exports").join(export);
-        let model = open(source, folder.path(), precision, runtime).unwrap();
+        let (source, out) = (fixtures().join("exports").join(export), folder.path().join(export));
+        let request = request_without_floor(Task::FeatureExtraction, &source, out.clone(), precision);
+        build_request(&request, runtime).unwrap();
+        let model = serve(&out).unwrap();
         let pipeline = pipeline(&model);
         for case in golden.cases.iter().filter(|case| case.ids.len() < golden.max_length) {
             let found = pipeline.embed(text(&case.text), &options(), deadline()).await.unwrap();
@@ -341,7 +343,7 @@ async fn minilm_in_both_precisions() {
         Some(Precision::Fp32),
     );
     request.cache = root.join(".kivu");
-    crate::models::build_request(&request, runtime).unwrap();
+    build_request(&request, runtime).unwrap();
     let fp32 = serve(&folder.path().join("fp32")).unwrap();
     compare("minilm", &fp32, TOLERANCE).await;
 }

@@ -319,6 +319,32 @@ fn damage(graph: &mut GraphProto, random: &mut fastrand::Rng) {
     }
 }
 
+/// The memory that the backend reports for each token, compared with what runs allocate.
+#[test]
+fn the_memory_of_a_text_is_known() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["tiny-modernbert", "tiny-jina", "tiny-gte"] {
+        let Some(bundle) = build(name, folder.path()) else { return };
+        let (model, backend) = (model(&bundle), backend(&bundle, 1));
+        let memory = |tokens: usize| {
+            let inputs: Vec<Tensor> = model
+                .signature()
+                .inputs
+                .iter()
+                .map(|input| {
+                    let value = i64::from(input.name != "token_type_ids");
+                    Tensor::integers(input.element_type, [1, tokens], vec![value; tokens]).unwrap()
+                })
+                .collect();
+            let taken = allocation_counter::measure(|| drop(model.run(&inputs).unwrap())).bytes_max;
+            [backend.text_bytes(tokens).unwrap(), taken]
+        };
+        let (short, long) = (memory(64), memory(288));
+        let ratio = (long[0] - short[0]) as f64 / (long[1] - short[1]) as f64;
+        assert!((0.9..1.1).contains(&ratio), "{name}: {short:?}, {long:?}");
+    }
+}
+
 #[test]
 fn each_engine_can_be_chosen() {
     let folder = tempfile::tempdir().unwrap();

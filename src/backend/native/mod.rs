@@ -67,6 +67,10 @@ impl Backend for NativeBackend {
         }
     }
 
+    fn text_bytes(&self, tokens: usize) -> Option<u64> {
+        Some(self.model().text_bytes(tokens, self.threads))
+    }
+
     async fn infer(&self, inputs: Vec<Tensor>, deadline: Deadline) -> Result<Vec<Tensor>> {
         let outputs = self.infer_each(vec![inputs], deadline).await?;
         Ok(outputs.into_iter().next().unwrap_or_default())

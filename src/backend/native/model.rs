@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use kivu_engine::{
     kernel::InstructionSet,
-    program::{Per, Program, ValueId},
+    program::{Per, Program, Value, ValueId},
     run::{Scratch, Text, Token, Values},
 };
 
@@ -100,6 +100,17 @@ impl NativeModel {
         }
         let mut outputs = (0..texts.len()).map(|text| run.outputs(&self.program, text));
         self.outputs(inputs, &mut outputs)
+    }
+
+    /// The memory of a run with one text of `tokens` tokens, in bytes, its output included.
+    pub(super) fn text_bytes(&self, tokens: usize, threads: NonZeroUsize) -> u64 {
+        let numbers = |output: &ValueId| {
+            let Value { width, per, .. } = self.program.values[*output];
+            if per == Per::Token { tokens * width } else { width }
+        };
+        let outputs: usize = self.program.outputs.iter().map(numbers).sum();
+        // The rows of the text, and their copy in the output tensor.
+        (self.program.bytes(tokens, threads) + 2 * outputs * size_of::<f32>()) as u64
     }
 
     /// Fails if mapped weights were written to.

@@ -197,9 +197,30 @@ fn decoding(server: &Server, manifest: &Manifest) -> Result<Vec<Figure>> {
     Ok(vec![speed("decoding, greedy", 1)?, speed("decoding, 5 beams", 5)?])
 }
 
-/// Serves a bundle and sends it an example request several times; the memory of the server in MB, and the median
-/// latency in milliseconds.
-pub(super) fn serve_once(bundle: &Path, manifest: &Manifest, config: &Config) -> Result<[f64; 2]> {
+/// Measurements of `kivu serve` with a bundle.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Serving {
+    /// After short texts.
+    pub(super) resident_mb: f64,
+    /// The median latency of a short text over HTTP.
+    pub(super) answer_ms: f64,
+    /// With a text of the maximum number of tokens. None for models that translate, and above [`MAX_TOKENS`].
+    pub(super) longest: Option<Longest>,
+}
+
+/// A text of the maximum number of tokens.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Longest {
+    pub(super) tokens: usize,
+    /// The maximum of the memory of the server.
+    pub(super) peak_mb: f64,
+}
+
+/// Longer texts would take minutes.
+const MAX_TOKENS: usize = 8192;
+
+/// Serves a bundle and sends it an example request several times, and a text of the maximum length.
+pub(super) fn serve_once(bundle: &Path, manifest: &Manifest, config: &Config) -> Result<Serving> {
     const MAX_REQUESTS: usize = 15;
     const MAX_TIME: Duration = Duration::from_millis(800);
     let server = Server::start(bundle, config)?;
@@ -209,5 +230,14 @@ pub(super) fn serve_once(bundle: &Path, manifest: &Manifest, config: &Config) ->
     while times.len() < MAX_REQUESTS && started.elapsed() < MAX_TIME {
         times.push(connection.send(&request)?);
     }
-    Ok([server.resident_mb()?, median(times)])
+    let resident_mb = server.resident_mb()?;
+    let tokens = manifest.max_tokens().filter(|tokens| *tokens <= MAX_TOKENS);
+    let longest = tokens.map(|tokens| {
+        // A word has a token or more; the server truncates.
+        let words = SENTENCES.split_whitespace().cycle().take(tokens);
+        let text = words.collect::<Vec<_>>().join(" ");
+        connection.send(&Request::json(manifest, &body(manifest.task, &[&text]).to_string()))?;
+        Ok::<_, Error>(Longest { tokens, peak_mb: server.peak_mb()? })
+    });
+    Ok(Serving { resident_mb, answer_ms: median(times), longest: longest.transpose()? })
 }

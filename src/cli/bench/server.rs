@@ -1,7 +1,6 @@
 //! `kivu serve` as a child process, and a minimal HTTP client for it.
 
 use std::{
-    fs,
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     path::Path,
@@ -12,7 +11,7 @@ use std::{
 use super::timing::{ms, throughput};
 use crate::{
     backend::onnx::library,
-    config::Config,
+    config::{Config, memory_of},
     error::{Error, Result},
     repository::Manifest,
 };
@@ -137,14 +136,12 @@ impl Server {
 
     /// The resident memory of the server's process in MB, of a million bytes.
     pub(super) fn resident_mb(&self) -> Result<f64> {
-        let path = format!("/proc/{}/status", self.process.id());
-        let status = fs::read_to_string(&path).map_err(Error::io(format!("cannot read `{path}`")))?;
-        let kilobytes = status.lines().find_map(|line| {
-            line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB")?.trim().parse::<f64>().ok()
-        });
-        kilobytes
-            .map(|kilobytes| kilobytes * 1024.0 / 1e6)
-            .ok_or_else(|| Error::config(format!("expected `VmRSS` in `{path}`, but found none")))
+        Ok(memory_of(self.process.id(), "VmRSS")? as f64 / 1e6)
+    }
+
+    /// The maximum of [`Self::resident_mb`] so far.
+    pub(super) fn peak_mb(&self) -> Result<f64> {
+        Ok(memory_of(self.process.id(), "VmHWM")? as f64 / 1e6)
     }
 }
 

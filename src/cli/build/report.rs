@@ -6,7 +6,10 @@ use serde::Serialize;
 
 use crate::{
     build::{Built, cost::Comparison},
-    cli::{bench::serve_once, quality},
+    cli::{
+        bench::{Longest, Serving, serve_once},
+        quality,
+    },
     config::Config,
     pipeline::Task,
     repository::manifest::{Manifest, Precision, Quality, VectorQuality},
@@ -34,22 +37,13 @@ pub(super) struct Report<'a> {
     next: Vec<String>,
 }
 
-/// Measurements of `kivu serve` with the bundle.
-#[derive(Clone, Copy, Debug, Serialize)]
-struct Serving {
-    resident_mb: f64,
-    /// The median latency of a short text over HTTP.
-    answer_ms: f64,
-}
-
 impl<'a> Report<'a> {
     /// Serves the bundle for a moment to measure it. If that fails, the report has no such measurements.
     pub(super) fn new(built: &'a Built, path: &Path, config: &Config) -> Self {
         let manifest = built.bundle.manifest();
         let Manifest { name, task, source, weights, files, .. } = manifest;
         let serving = serve_once(path, manifest, config)
-            .inspect_err(|error| tracing::warn!("cannot measure the bundle: {}", error.chain()))
-            .map(|[resident_mb, answer_ms]| Serving { resident_mb, answer_ms });
+            .inspect_err(|error| tracing::warn!("cannot measure the bundle: {}", error.chain()));
         let path = path.display();
         Self {
             name,
@@ -107,9 +101,13 @@ impl<'a> Report<'a> {
                 "  speed    {after} texts/s, {ratio:.1} × the {before} of fp32 with the same texts"
             ));
         }
-        if let Some(Serving { resident_mb, answer_ms }) = self.serving {
-            lines
-                .push(format!("  serving  {resident_mb:.0} MB resident, {answer_ms:.1} ms for a short text"));
+        if let Some(Serving { resident_mb, answer_ms, longest }) = self.serving {
+            let longest = longest.map_or(String::new(), |Longest { tokens, peak_mb }| {
+                format!("; {peak_mb:.0} MB with a text of {tokens} tokens")
+            });
+            lines.push(format!(
+                "  serving  {resident_mb:.0} MB resident, {answer_ms:.1} ms for a short text{longest}"
+            ));
         }
         let labels = std::iter::once("next").chain(std::iter::repeat(""));
         lines.extend(self.next.iter().zip(labels).map(|(command, label)| format!("  {label:8} {command}")));
@@ -152,7 +150,11 @@ mod tests {
             note: Some("chosen since int8 is below the floor"),
             vectors: Some(VectorQuality { texts: 300, int8: 0.97, binary: Some(0.8234) }),
             comparison: Some(Comparison { fp32: cost(90_000_000, 100.0), built: cost(22_500_000, 450.0) }),
-            serving: Some(Serving { resident_mb: 87.2, answer_ms: 1.26 }),
+            serving: Some(Serving {
+                resident_mb: 87.2,
+                answer_ms: 1.26,
+                longest: Some(Longest { tokens: 256, peak_mb: 101.6 }),
+            }),
             other_tasks: Vec::new(),
             next: vec!["kivu serve my-model".into(), "kivu push my-model s3://BUCKET/PREFIX".into()],
         };
@@ -164,7 +166,7 @@ mod tests {
           note     chosen since int8 is below the floor
           vectors  nearest ten of 300 texts that are found again: int8 97 %, binary 82 %
           speed    450 texts/s, 4.5 × the 100 of fp32 with the same texts
-          serving  87 MB resident, 1.3 ms for a short text
+          serving  87 MB resident, 1.3 ms for a short text; 102 MB with a text of 256 tokens
           next     kivu serve my-model
                    kivu push my-model s3://BUCKET/PREFIX
         ");

@@ -95,6 +95,7 @@ fn model(name: &str, codes: &[&str]) -> Model {
         Seq2SeqParts { target: Arc::clone(&tokenizer), tokenizer, shortlist: None, route: sequences.into() };
     let pipeline = Seq2SeqPipeline::new(parts, settings.clone()).unwrap();
     Model {
+        max_input_memory: None,
         name: name.into(),
         digest: "d".repeat(64),
         arithmetic: None,

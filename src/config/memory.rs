@@ -1,0 +1,51 @@
+//! The memory of this process, and its limit.
+
+use std::{fs, process};
+
+use crate::error::{Error, Result};
+
+/// The limits of control groups, such as those of containers, of both versions.
+const LIMIT_FILES: [&str; 2] = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+
+/// Limits above this are none: version 1 reports the largest multiple of a page.
+const MAX_LIMIT: u64 = 1 << 60;
+
+/// The limit of this process's memory in bytes: that of its control group, or that of its function in MB, as Lambda
+/// writes it.
+pub(super) fn limit(of_function: Option<&String>) -> Option<u64> {
+    let of_function = of_function.and_then(|memory| memory.parse::<u64>().ok());
+    let of_function = of_function.map(|megabytes| megabytes.saturating_mul(1 << 20));
+    let groups = LIMIT_FILES.iter().filter_map(|path| fs::read_to_string(path).ok());
+    let groups = groups.filter_map(|limit| limit.trim().parse().ok());
+    of_function.into_iter().chain(groups).filter(|limit| *limit < MAX_LIMIT).min()
+}
+
+/// The resident memory of this process in bytes.
+pub(crate) fn resident() -> Result<u64> {
+    memory_of(process::id(), "VmRSS")
+}
+
+/// A value of `/proc/PROCESS/status`, in bytes.
+pub(crate) fn memory_of(process: u32, key: &str) -> Result<u64> {
+    let path = format!("/proc/{process}/status");
+    let status = fs::read_to_string(&path).map_err(Error::io(format!("cannot read `{path}`")))?;
+    let kilobytes = status.lines().find_map(|line| {
+        let value = line.strip_prefix(key)?.strip_prefix(':')?;
+        value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+    });
+    let missing = || Error::config(format!("expected `{key}` in `{path}`, but found none"));
+    kilobytes.map(|kilobytes| kilobytes * 1024).ok_or_else(missing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_of_a_function_is_a_limit() {
+        assert!(limit(Some(&"64".into())).is_some_and(|limit| limit <= 64 << 20));
+        let used = resident().unwrap();
+        assert!((1 << 20..1 << 40).contains(&used), "{used}");
+        assert!(memory_of(process::id(), "VmNothing").is_err());
+    }
+}
