@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    pipeline::{Input, embedding::EmbeddingOptions, vectors::VectorType},
+    pipeline::{Input, chunks::Chunks, embedding::EmbeddingOptions, vectors::VectorType},
     tokenizer::cl100k,
 };
 
@@ -52,6 +52,43 @@ pub(super) struct EmbeddingsRequest {
     truncation: Option<bool>,
     /// Whether vectors are scaled to length 1; true by default, as with OpenAI.
     normalized: Option<bool>,
+    /// Whether the model reads the texts as one, of which each is a chunk; or as one whose sentences are chunks.
+    late_chunking: Option<LateChunking>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(untagged, expecting = "expected a boolean or `sentences`")]
+enum LateChunking {
+    /// As in Jina's API: the texts are the chunks.
+    Texts(bool),
+    Sentences(Sentences),
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Sentences {
+    Sentences,
+}
+
+impl LateChunking {
+    /// The chunks of the inputs; none if each has a vector of its own.
+    fn chunks(self, inputs: &[Input]) -> Result<Option<Chunks>> {
+        if let Self::Texts(false) = self {
+            return Ok(None);
+        }
+        let text = |input: &Input| match input {
+            Input::Text(text) => Ok(text.clone()),
+            _ => Err(Error::invalid("expected texts in `input` for `late_chunking`, but found token ids")),
+        };
+        let mut texts = inputs.iter().map(text).collect::<Result<Vec<_>>>()?;
+        match (self, texts.len()) {
+            (Self::Texts(_), _) => Ok(Some(Chunks::joined(texts))),
+            (Self::Sentences(_), 1) => Ok(Some(Chunks::sentences(texts.remove(0)))),
+            (Self::Sentences(_), count) => Err(Error::invalid(format!(
+                "expected one text in `input` for `late_chunking` by sentences, but found {count}"
+            ))),
+        }
+    }
 }
 
 /// The tokenizer of a request's token ids.
@@ -71,6 +108,9 @@ struct Embedding {
     object: &'static str,
     index: usize,
     embedding: Vector,
+    /// The start and the end of the sentence in the text, in characters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    span: Option<[usize; 2]>,
 }
 
 #[derive(Serialize)]
@@ -109,11 +149,21 @@ pub(super) async fn embeddings(Call(context, body): Call<EmbeddingsRequest>) -> 
         dimensions,
         max_values: app.limits.values,
     };
-    let embeddings = pipeline.embed(inputs, &options, context.deadline).await?;
+    let late_chunking = body.late_chunking.unwrap_or(LateChunking::Texts(false));
+    let chunks = late_chunking.chunks(&inputs)?;
+    let embeddings = match &chunks {
+        None => pipeline.embed(inputs, &options, context.deadline).await?,
+        Some(chunks) => pipeline.embed_chunks(chunks, &options, context.deadline).await?,
+    };
+    let spans = match (late_chunking, chunks) {
+        (LateChunking::Sentences(_), Some(chunks)) => chunks.spans(),
+        _ => Vec::new(),
+    };
     let data = embeddings.vectors.into_iter().enumerate().map(|(index, vector)| Embedding {
         object: "embedding",
         index,
         embedding: form.apply(vector),
+        span: spans.get(index).copied(),
     });
     let tokens = embeddings.usage.tokens;
     let answer = EmbeddingsResponse {

@@ -3,13 +3,14 @@
 
 mod settings;
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 pub use self::settings::{DenseSettings, EmbeddingSettings, VectorKind};
 use super::{
+    chunks::Chunks,
     encoder::{Encoder, EncodingOptions, Encodings, Granularity, Input, NamedOutput, Row},
     multi_vector::{RoleSettings, TextRole},
-    pooling::normalise,
+    pooling::{Pooling, normalise},
     sparse::{SparseValues, SparseVector},
     usage::Usage,
     vectors::{Conversion, Ranges, VectorType},
@@ -191,6 +192,36 @@ impl EmbeddingPipeline {
             return Err(too_many(options.max_values, &format!("{values} in {} texts", vectors.len())));
         }
         Ok(Embeddings { vectors, usage })
+    }
+
+    /// The vector of each chunk of a text that the model reads as a whole. Refused if the text has more tokens than the
+    /// model takes, and if the model pools only the first token, or in its graph.
+    pub async fn embed_chunks(
+        &self,
+        chunks: &Chunks,
+        options: &EmbeddingOptions,
+        deadline: Deadline,
+    ) -> Result<Embeddings<Vec<f32>>> {
+        let dense = self.settings.dense()?;
+        if dense.pooling == Pooling::Cls {
+            return Err(Error::invalid(
+                "expected a model that pools all tokens for late chunking, but found one that pools the first token",
+            ));
+        }
+        let dimensions = self.dimensions(options.dimensions)?;
+        check_values(options.max_values, chunks.count(), dimensions)?;
+        self.encoder.require_token_vectors(deadline).await?;
+        let (text, ends) = chunks.prompted(self.prompt(options.prompt_name.as_deref())?);
+        let (encodings, parts) = self.encoder.encode_parts(text, ends, deadline).await?;
+        let vectors = |row: Row<'_>| -> Vec<Vec<f32>> {
+            let part = |tokens: &Range<usize>| {
+                let values = &row.values[tokens.start * row.width..tokens.end * row.width];
+                dense_vector(dense, dimensions, options, Row { values, ..row })
+            };
+            parts.iter().map(part).collect()
+        };
+        let (vectors, usage) = self.encoder.run(&encodings, Granularity::Tokens, deadline, vectors).await?;
+        Ok(Embeddings { vectors: vectors.into_iter().flatten().collect(), usage })
     }
 
     /// The vectors of the tokens of each text: multi-vectors if the model has them, or else the model's own vectors,

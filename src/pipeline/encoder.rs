@@ -3,6 +3,7 @@
 
 use std::{
     cmp::Reverse,
+    ops::Range,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -253,6 +254,26 @@ impl Encoder {
         let (list, places): (Vec<_>, Vec<_>) = windows.unzip();
         let texts = vec![None; list.len()];
         Ok(EncodedWindows { encodings: Encodings { list, texts, tokenization }, places })
+    }
+
+    /// Tokenizes a text that consists of parts, which end at `ends`, in bytes. Also returns the tokens of each part.
+    pub(super) async fn encode_parts(
+        &self,
+        text: String,
+        ends: Vec<usize>,
+        deadline: Deadline,
+    ) -> Result<(Encodings, Vec<Range<usize>>)> {
+        let limit = self.limit(deadline).await?;
+        let (tokenizer, size, started) = (Arc::clone(&self.tokenizer), text.len(), Instant::now());
+        let keeps_text = self.has_fleet();
+        let work = move || {
+            let (encoding, parts) = tokenizer.encode_parts(&text, &ends, limit)?;
+            Ok((encoding, keeps_text.then_some(text), parts))
+        };
+        let (encoding, text, parts) = tokenize(size, deadline, work).await?;
+        let encodings =
+            Encodings { list: vec![encoding], texts: vec![text], tokenization: started.elapsed() };
+        Ok((encodings, parts))
     }
 
     /// The maximum number of tokens of an input, at all locations where the model runs.

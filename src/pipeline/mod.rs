@@ -1,6 +1,7 @@
 //! Texts to embeddings, scores and translations: a file for each task, on top of the steps that tasks share.
 
 mod adapter;
+pub mod chunks;
 pub mod classification;
 pub mod embedding;
 pub mod encoder;

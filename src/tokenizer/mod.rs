@@ -10,6 +10,7 @@ mod windows;
 mod word_pieces;
 
 use std::{
+    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
 };
@@ -213,6 +214,44 @@ impl Tokenizer {
         let first = mask.iter().position(is_own).unwrap_or(ids.len());
         let last = mask.iter().rposition(is_own).map_or(ids.len(), |last| last + 1);
         Ok([ids[..first].to_vec(), ids[last..].to_vec()])
+    }
+
+    /// Encodes a text that consists of parts, special tokens included, into at most `limit` tokens, which it must not
+    /// exceed. `ends` are the ends of the parts in bytes. A token that is in two parts is one of the second; special
+    /// tokens are in the first and in the last part.
+    pub fn encode_parts(
+        &self,
+        text: &str,
+        ends: &[usize],
+        limit: usize,
+    ) -> Result<(Encoding, Vec<Range<usize>>)> {
+        let too_long = |found: usize, unit: &str| {
+            Error::too_large(format!(
+                "the texts have {found} {unit} together, but the model takes at most {limit} tokens; send fewer texts at \
+                 once"
+            ))
+        };
+        if text.len() > reach(limit) {
+            return Err(too_long(text.len(), "bytes"));
+        }
+        // With offsets, unlike `encode_fast`.
+        let encoding = self.call(|raw| raw.encode(text, false)).map_err(cannot_tokenize)?;
+        let found = encoding.len() + self.special_tokens;
+        if found > limit {
+            return Err(too_long(found, "tokens"));
+        }
+        let offsets = encoding.get_offsets();
+        let cuts: Vec<usize> =
+            ends.iter().map(|end| offsets.partition_point(|(_, of_token)| of_token <= end)).collect();
+        let encoding = self.add_special_tokens(encoding, None)?;
+        let before = encoding.get_special_tokens_mask().iter().take_while(|special| **special == 1).count();
+        let mut start = 0;
+        let ranges = cuts.iter().enumerate().map(|(part, cut)| {
+            let end = if part + 1 == cuts.len() { encoding.len() } else { before + cut };
+            std::mem::replace(&mut start, end)..end
+        });
+        let ranges = ranges.collect();
+        Ok((Encoding::from_raw(&encoding, None), ranges))
     }
 
     /// The token ids of a text, without special tokens.

@@ -30,6 +30,7 @@ mod hostile_models;
 mod hub;
 mod imports;
 mod language;
+mod late_chunking;
 mod links;
 mod live;
 mod models;

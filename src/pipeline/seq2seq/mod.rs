@@ -4,7 +4,7 @@ mod execute;
 mod languages;
 mod pipeline;
 pub mod remote;
-mod segmentation;
+pub(super) mod segmentation;
 mod settings;
 pub mod shortlist;
 mod source_encoder;

@@ -13,7 +13,7 @@ const ABBREVIATIONS: [&str; 60] = [
 
 /// A part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Segment<S> {
+pub(in crate::pipeline) enum Segment<S> {
     /// A sentence, without white space around it.
     Sentence(S),
     /// White space; empty between adjacent sentences.
@@ -21,7 +21,7 @@ pub(super) enum Segment<S> {
 }
 
 /// The segments of a text, which add up to it. Line breaks end sentences.
-pub(super) fn split(text: &str) -> Vec<Segment<&str>> {
+pub(in crate::pipeline) fn split(text: &str) -> Vec<Segment<&str>> {
     let mut segments = Vec::new();
     for line in text.split_inclusive(['\n', '\r', '\u{2028}', '\u{2029}']) {
         for sentence in sentences(line) {

@@ -1,0 +1,91 @@
+//! Late chunking: a text that the model reads as a whole, and the chunks of it that get a vector each. The vector of a
+//! chunk is pooled from its own tokens, which attend to those of all chunks.
+
+use std::ops::Range;
+
+use super::seq2seq::segmentation::{Segment, split};
+
+/// A text and its chunks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chunks {
+    text: String,
+    /// In bytes, in the order of the text.
+    spans: Vec<Range<usize>>,
+}
+
+impl Chunks {
+    /// One text of several, each of which is a chunk. Between two of them is a space, unless one has white space there.
+    pub fn joined<S: AsRef<str>>(texts: impl IntoIterator<Item = S>) -> Self {
+        let (mut text, mut spans) = (String::new(), Vec::new());
+        for chunk in texts {
+            let chunk = chunk.as_ref();
+            if !text.is_empty()
+                && !text.ends_with(char::is_whitespace)
+                && !chunk.starts_with(char::is_whitespace)
+            {
+                text.push(' ');
+            }
+            spans.push(text.len()..text.len() + chunk.len());
+            text.push_str(chunk);
+        }
+        Self { text, spans }
+    }
+
+    /// A text whose chunks are its sentences, without the white space around them.
+    pub fn sentences(text: String) -> Self {
+        let (mut spans, mut start) = (Vec::new(), 0);
+        for segment in split(&text) {
+            let (Segment::Sentence(part) | Segment::Space(part)) = segment;
+            if let Segment::Sentence(_) = segment {
+                spans.push(start..start + part.len());
+            }
+            start += part.len();
+        }
+        if spans.is_empty() {
+            spans.push(0..text.len());
+        }
+        Self { text, spans }
+    }
+
+    /// The number of chunks.
+    pub fn count(&self) -> usize {
+        self.spans.len()
+    }
+
+    /// The start and the end of each chunk, in characters.
+    pub fn spans(&self) -> Vec<[usize; 2]> {
+        let (mut byte, mut character) = (0, 0);
+        let mut characters = |end: usize| {
+            character += self.text[byte..end].chars().count();
+            byte = end;
+            character
+        };
+        self.spans.iter().map(|span| [characters(span.start), characters(span.end)]).collect()
+    }
+
+    /// The text after a prompt, and the ends of the chunks in it, in bytes.
+    pub(super) fn prompted(&self, prompt: Option<&str>) -> (String, Vec<usize>) {
+        let prompt = prompt.unwrap_or_default();
+        (format!("{prompt}{}", self.text), self.spans.iter().map(|span| prompt.len() + span.end).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_joined_with_white_space() {
+        let chunks = Chunks::joined(["Olá.", "Two", " three\n", "four"]);
+        assert_eq!(chunks.text, "Olá. Two three\nfour");
+        assert_eq!(chunks.spans(), [[0, 4], [5, 8], [8, 15], [15, 19]]);
+        assert_eq!(chunks.prompted(Some("q: ")).1, [8, 12, 19, 23]);
+    }
+
+    #[test]
+    fn sentences_have_their_places_in_the_text() {
+        let chunks = Chunks::sentences(" É o Dr. Silva.  Two?\nThree ".into());
+        assert_eq!(chunks.spans(), [[1, 15], [17, 21], [22, 27]]);
+        assert_eq!(Chunks::sentences(" \n".into()).spans(), [[0, 2]]);
+    }
+}
