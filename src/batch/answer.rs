@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::pipeline::{entities::Entity, vectors::StoredVector};
 
@@ -19,6 +19,14 @@ pub(super) enum Cell {
     Vector(StoredVector),
     Numbers(Vec<f32>),
     Entities(Vec<Entity>),
+    /// Weights by the id or the word of their token.
+    #[serde(serialize_with = "map")]
+    Weights(Vec<(String, f32)>),
+    Vectors(Vec<Vec<f32>>),
+}
+
+fn map<S: Serializer>(entries: &[(String, f32)], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(entries.iter().map(|(name, weight)| (name, weight)))
 }
 
 /// The types of [`Cell`].
@@ -40,6 +48,15 @@ pub(super) type Columns = &'static [(&'static str, CellType)];
 pub(super) const EMBEDDING: Columns = &[("embedding", CellType::Numbers)];
 pub(super) const EMBEDDING_INT8: Columns = &[("embedding", CellType::Int8s)];
 pub(super) const EMBEDDING_UINT8: Columns = &[("embedding", CellType::Uint8s)];
+pub(super) const SPARSE: Columns = &[("sparse", CellType::Json)];
+pub(super) const MULTI_VECTOR: Columns = &[("multi_vector", CellType::Json)];
+pub(super) const EMBEDDING_SPARSE: Columns = &[("embedding", CellType::Numbers), ("sparse", CellType::Json)];
+pub(super) const EMBEDDING_MULTI_VECTOR: Columns =
+    &[("embedding", CellType::Numbers), ("multi_vector", CellType::Json)];
+pub(super) const SPARSE_MULTI_VECTOR: Columns =
+    &[("sparse", CellType::Json), ("multi_vector", CellType::Json)];
+pub(super) const ALL_VECTORS: Columns =
+    &[("embedding", CellType::Numbers), ("sparse", CellType::Json), ("multi_vector", CellType::Json)];
 pub(super) const LABEL: Columns = &[("label", CellType::Text), ("score", CellType::Number)];
 /// Best first.
 pub(super) const LABELS: Columns = &[("labels", CellType::Texts), ("scores", CellType::Numbers)];

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::format::Format;
 use crate::{
     error::{Error, Result},
-    pipeline::{entities::Aggregation, vectors::VectorType, zero_shot::Labels},
+    pipeline::{embedding::VectorKind, entities::Aggregation, vectors::VectorType, zero_shot::Labels},
 };
 
 /// The prefix of metadata keys for Kivu.
@@ -65,6 +65,15 @@ pub struct Parameters {
     /// The type of the values of vectors [default: float]
     #[arg(long, value_name = "TYPE")]
     pub vector_type: Option<VectorType>,
+    /// Kinds of vectors, separated by commas [default: the first of dense, sparse and multi_vector that the model has]
+    #[arg(long, value_name = "KINDS", value_delimiter = ',')]
+    pub outputs: Vec<VectorKind>,
+    /// Keep this many of the largest weights of sparse vectors
+    #[arg(long, value_name = "NUMBER")]
+    pub max_active_dims: Option<usize>,
+    /// Name the weights of sparse vectors after words instead of token ids
+    #[arg(long, num_args = 0, default_missing_value = "true")]
+    pub words: Option<bool>,
     /// The prompt of the model with this name or for this role, such as `query`
     #[arg(long)]
     pub prompt: Option<String>,
@@ -118,6 +127,15 @@ impl Parameters {
                     self.vector_type =
                         Some(found.map_err(|_| wrong("`float`, `int8`, `uint8`, `binary` or `ubinary`"))?);
                 }
+                "outputs" => {
+                    let kinds = value.split(',').map(|kind| VectorKind::from_str(kind.trim(), false));
+                    let kinds = kinds.collect::<Result<_, _>>();
+                    self.outputs = kinds.map_err(|_| wrong("`dense`, `sparse` or `multi_vector`"))?;
+                }
+                "max-active-dims" => {
+                    self.max_active_dims = Some(value.parse().map_err(|_| wrong("a number"))?);
+                }
+                "words" => self.words = flag()?,
                 "prompt" => self.prompt = Some(value.clone()),
                 "truncate" => self.truncate = flag()?,
                 // Kivu writes it to its outputs.

@@ -4,8 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     answer::{
-        Answer, Answers, Cell, Columns, EMBEDDING, EMBEDDING_INT8, EMBEDDING_UINT8, ENTITIES, ErrorKind,
-        GENERATED, LABEL, LABELS, REDACTED, RowError, SCORE, SUMMARY, TRANSLATION,
+        ALL_VECTORS, Answer, Answers, Cell, Columns, EMBEDDING, EMBEDDING_INT8, EMBEDDING_MULTI_VECTOR,
+        EMBEDDING_SPARSE, EMBEDDING_UINT8, ENTITIES, ErrorKind, GENERATED, LABEL, LABELS, MULTI_VECTOR,
+        REDACTED, RowError, SCORE, SPARSE, SPARSE_MULTI_VECTOR, SUMMARY, TRANSLATION,
     },
     parameters::Parameters,
 };
@@ -15,7 +16,7 @@ use crate::{
     model::{Model, Pipeline},
     pipeline::{
         Input, Task as NamedTask, Usage,
-        embedding::EmbeddingOptions,
+        embedding::{EmbeddingOptions, EmbeddingPipeline, RequestedVectors, TextVectors, VectorKind},
         entities::TextEntities,
         generation::GenerationOptions,
         ranking::RankingOptions,
@@ -45,6 +46,7 @@ pub(super) struct Predictor {
 #[derive(Clone, Debug)]
 enum Task {
     Embedding { options: EmbeddingOptions, vector_type: VectorType, conversion: Conversion },
+    Vectors { options: EmbeddingOptions, requested: RequestedVectors, has_words: bool },
     Classification { truncation: Truncation, labels: Vec<Arc<str>> },
     TokenClassification(TokenClassificationOptions),
     ZeroShot { options: ZeroShotOptions, labels: Vec<Arc<str>> },
@@ -62,26 +64,7 @@ impl Predictor {
         };
         let shared = |labels: &[String]| labels.iter().map(|label| label.as_str().into()).collect();
         let task = match &model.pipeline {
-            Pipeline::Embedding(pipeline) => {
-                pipeline.prompt(parameters.prompt.as_deref())?;
-                pipeline.check_dimensions(parameters.dimensions)?;
-                let vector_type = parameters.vector_type.unwrap_or_default();
-                let conversion = pipeline.conversion(vector_type, parameters.dimensions)?;
-                let is_ranged = matches!(conversion, Conversion::Integers { .. });
-                if is_ranged && parameters.normalize == Some(false) {
-                    return Err(Error::invalid(format!(
-                        "expected normalized vectors for the type `{vector_type}`, but found `normalize` false"
-                    )));
-                }
-                let options = EmbeddingOptions {
-                    truncation,
-                    normalize: if is_ranged { Some(true) } else { parameters.normalize },
-                    prompt_name: parameters.prompt.clone(),
-                    dimensions: parameters.dimensions,
-                    max_values: usize::MAX,
-                };
-                Task::Embedding { options, vector_type, conversion }
-            }
+            Pipeline::Embedding(pipeline) => embedding(pipeline, parameters, truncation)?,
             Pipeline::Classification(pipeline) => {
                 Task::Classification { truncation, labels: shared(&pipeline.settings().labels) }
             }
@@ -138,12 +121,24 @@ impl Predictor {
 
     /// The columns of the answers.
     pub(super) fn columns(&self) -> Columns {
-        match self.task {
+        match &self.task {
             Task::Embedding { vector_type, .. } => match vector_type {
                 VectorType::Float => EMBEDDING,
                 VectorType::Int8 | VectorType::Binary => EMBEDDING_INT8,
                 VectorType::Uint8 | VectorType::Ubinary => EMBEDDING_UINT8,
             },
+            Task::Vectors { requested, .. } => {
+                let has = |kind| requested.kinds.contains(&kind);
+                match [VectorKind::Dense, VectorKind::Sparse, VectorKind::MultiVector].map(has) {
+                    [true, true, true] => ALL_VECTORS,
+                    [true, true, false] => EMBEDDING_SPARSE,
+                    [true, false, true] => EMBEDDING_MULTI_VECTOR,
+                    [true, false, false] => EMBEDDING,
+                    [false, true, true] => SPARSE_MULTI_VECTOR,
+                    [false, true, false] => SPARSE,
+                    [false, false, _] => MULTI_VECTOR,
+                }
+            }
             Task::Classification { .. } => LABEL,
             Task::TokenClassification(TokenClassificationOptions { redacts: true, .. }) => REDACTED,
             Task::TokenClassification(_) => ENTITIES,
@@ -230,6 +225,23 @@ impl Predictor {
                 let cell = |vector| vec![Cell::Vector(conversion.convert(vector))];
                 Ok((embeddings.vectors.into_iter().map(cell).collect(), embeddings.usage))
             }
+            (Pipeline::Embedding(pipeline), Task::Vectors { options, requested, has_words }) => {
+                let inputs = texts.into_iter().map(Input::Text).collect();
+                let embeddings = pipeline.embed_kinds(inputs, requested, options, deadline).await?;
+                let tokenizer = pipeline.encoder().tokenizer();
+                let name = |id: u32| {
+                    let word = if *has_words { tokenizer.token(id) } else { None };
+                    word.unwrap_or_else(|| id.to_string())
+                };
+                let cells = |TextVectors { dense, sparse, multi_vector }| {
+                    let dense = dense.map(Cell::Numbers);
+                    let sparse = sparse.map(|sparse| {
+                        Cell::Weights(sparse.0.into_iter().map(|(id, weight)| (name(id), weight)).collect())
+                    });
+                    dense.into_iter().chain(sparse).chain(multi_vector.map(Cell::Vectors)).collect()
+                };
+                Ok((embeddings.vectors.into_iter().map(cells).collect(), embeddings.usage))
+            }
             (Pipeline::Classification(pipeline), Task::Classification { truncation, labels }) => {
                 let inputs = texts.into_iter().map(Input::Text).collect();
                 let logits = pipeline.logits(inputs, *truncation, deadline).await?;
@@ -291,6 +303,51 @@ fn generation_options(parameters: &Parameters) -> Box<Seq2SeqOptions> {
         generation: GenerationOptions::default(),
         max_sentences: usize::MAX,
     })
+}
+
+/// The task of an embedding model, which must have the vectors that the parameters name.
+fn embedding(pipeline: &EmbeddingPipeline, parameters: &Parameters, truncation: Truncation) -> Result<Task> {
+    pipeline.prompt(parameters.prompt.as_deref())?;
+    let settings = pipeline.settings();
+    let mut kinds = parameters.outputs.clone();
+    if kinds.is_empty() {
+        kinds.extend(settings.outputs().first().map(|(kind, _)| *kind));
+    }
+    let vector_type = parameters.vector_type.unwrap_or_default();
+    if kinds != [VectorKind::Dense] {
+        let requested = RequestedVectors { kinds, max_active_dims: parameters.max_active_dims };
+        pipeline.check(&requested)?;
+        if vector_type != VectorType::Float {
+            return Err(Error::invalid(format!(
+                "expected vectors of type `float` with `outputs` other than `dense`, but found `{vector_type}`"
+            )));
+        }
+        let options = EmbeddingOptions {
+            truncation,
+            normalize: parameters.normalize,
+            prompt_name: parameters.prompt.clone(),
+            dimensions: parameters.dimensions,
+            max_values: usize::MAX,
+        };
+        let has_words = parameters.words == Some(true);
+        return Ok(Task::Vectors { options, requested, has_words });
+    }
+    pipeline.check_dimensions(parameters.dimensions)?;
+    let conversion = pipeline.conversion(vector_type, parameters.dimensions)?;
+    let is_ranged = matches!(conversion, Conversion::Integers { .. });
+    if is_ranged && parameters.normalize == Some(false) {
+        return Err(Error::invalid(format!(
+            "expected normalized vectors for the type `{vector_type}`, but found `normalize` false"
+        )));
+    }
+    let options = EmbeddingOptions {
+        truncation,
+        normalize: if is_ranged { Some(true) } else { parameters.normalize },
+        prompt_name: parameters.prompt.clone(),
+        dimensions: parameters.dimensions,
+        max_values: usize::MAX,
+    };
+    Ok(Task::Embedding { options, vector_type, conversion })
 }
 
 fn count(answers: &mut Answers, usage: &Usage) {

@@ -142,6 +142,19 @@ impl EmbeddingPipeline {
         Ok(Embeddings { vectors, usage })
     }
 
+    /// Refuses a request for vectors that the model does not have.
+    pub fn check(&self, requested: &RequestedVectors) -> Result<()> {
+        let settings = &self.settings;
+        for kind in &requested.kinds {
+            match kind {
+                VectorKind::Dense => drop(settings.dense()?),
+                VectorKind::Sparse => settings.sparse()?.check_limit(requested.max_active_dims)?,
+                VectorKind::MultiVector => drop(settings.multi_vector()?),
+            }
+        }
+        Ok(())
+    }
+
     /// The requested vectors of each text, from one run.
     pub async fn embed_kinds(
         &self,
@@ -150,15 +163,13 @@ impl EmbeddingPipeline {
         options: &EmbeddingOptions,
         deadline: Deadline,
     ) -> Result<Embeddings<TextVectors>> {
-        let is_requested = |kind| requested.kinds.contains(&kind);
+        self.check(requested)?;
+        let is_requested = |kind: VectorKind| requested.kinds.contains(&kind);
         let settings = &self.settings;
-        let dense = is_requested(VectorKind::Dense).then(|| settings.dense()).transpose()?;
-        let sparse = is_requested(VectorKind::Sparse).then(|| settings.sparse()).transpose()?;
-        let multi = is_requested(VectorKind::MultiVector).then(|| settings.multi_vector()).transpose()?;
+        let dense = settings.dense.as_ref().filter(|_| is_requested(VectorKind::Dense));
+        let sparse = settings.sparse.as_ref().filter(|_| is_requested(VectorKind::Sparse));
+        let multi = settings.multi_vector.as_ref().filter(|_| is_requested(VectorKind::MultiVector));
         let dimensions = dense.map_or(Ok(0), |_| self.dimensions(options.dimensions))?;
-        if let Some(sparse) = sparse {
-            sparse.check_limit(requested.max_active_dims)?;
-        }
         check_values(options.max_values, inputs.len(), dimensions)?;
         let encodings = self.encode(inputs, options, deadline).await?;
         if let Some(multi) = multi {

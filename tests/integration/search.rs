@@ -3,8 +3,11 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
+use axum::http::StatusCode;
 use kivu::{
+    api::{App, router},
     backend::{Engine, onnx::Runtime},
+    config::Limits,
     model::Model,
     pipeline::{
         embedding::{EmbeddingOptions, EmbeddingPipeline, RequestedVectors, TextVectors, VectorKind},
@@ -15,8 +18,11 @@ use kivu::{
     tokenizer::{Side, Truncation},
 };
 use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use tower::ServiceExt;
 
 use crate::{
+    api::{answer, post},
     goldens::{deadline, difference, options, pipeline, text},
     models::{build_request, fixtures, runtime, serve},
     native::recipe,
@@ -196,4 +202,102 @@ async fn three_kinds_of_vectors_are_those_of_flag_embedding() {
         assert_eq!(sparse.dense, None);
         assert_eq!(sparse_difference(&sparse.sparse.unwrap().0, &cases[0].sparse).max(TOLERANCE), TOLERANCE);
     }
+}
+
+/// A fixture in fp32, over HTTP.
+async fn send(models: &[Model], path: &str, body: Value) -> (StatusCode, Value) {
+    let app = router(App::new(models.to_vec(), Limits::default()));
+    answer(app.oneshot(post(path, body.to_string())).await.unwrap()).await
+}
+
+#[tokio::test]
+async fn every_kind_of_vectors_is_served() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let names = ["tiny-bge-m3", "tiny-splade-bert", "tiny-colbert-stanford"];
+    let models = names.map(|name| build(name, Precision::Fp32, folder.path(), runtime));
+    let text = "The cat sits on the mat.";
+
+    let sparse = &goldens::<Sparse>("splade")["tiny-splade-bert"][0];
+    let body = json!({ "inputs": text, "model": "tiny-splade-bert", "max_active_dims": 2, "words": true });
+    let (status, found) = send(&models, "/embed_sparse", body).await;
+    assert_eq!(status, StatusCode::OK, "{found}");
+    let mut largest = sparse.sparse.clone();
+    largest.sort_by(|left, right| right.1.total_cmp(&left.1));
+    let mut expected = [largest[0].0, largest[1].0];
+    expected.sort_unstable();
+    let list = found[0].as_array().unwrap();
+    assert_eq!(list.iter().map(|it| it["index"].as_u64().unwrap() as u32).collect::<Vec<_>>(), expected);
+    assert!(list.iter().all(|it| it["word"].is_string()), "{found}");
+    // The route of the model's first kind of vectors.
+    let (_, by_default) = send(&models, "/models/tiny-splade-bert", json!({ "inputs": text })).await;
+    assert_eq!(by_default[0].as_array().unwrap().len(), sparse.sparse.len());
+
+    let three = &goldens::<Three>("bge_m3")["tiny-bge-m3"][0];
+    let outputs = json!(["multi_vector", "dense", "sparse"]);
+    let (_, found) = send(&models, "/embed", json!({ "inputs": [text], "outputs": outputs })).await;
+    let number = |value: &Value| value.as_f64().unwrap() as f32;
+    let dense: Vec<f32> = found[0]["dense"].as_array().unwrap().iter().map(number).collect();
+    assert!(difference(&dense, &three.dense) < TOLERANCE);
+    assert_eq!(found[0]["sparse"].as_array().unwrap().len(), three.sparse.len());
+    assert_eq!(found[0]["multi_vector"].as_array().unwrap().len(), three.vectors.len());
+    let (_, only) = send(&models, "/embed", json!({ "inputs": text, "outputs": ["sparse"] })).await;
+    assert_eq!(only[0], json!({ "sparse": found[0]["sparse"] }));
+
+    let cases = &goldens::<MultiVector>("colbert")["tiny-colbert-stanford"];
+    let texts: Vec<&str> =
+        cases.iter().filter(|case| case.role == "document").map(|case| case.text.as_str()).collect();
+    let body = json!({
+        "model": "tiny-colbert-stanford", "query": cases[0].text, "texts": texts, "raw_scores": true, "truncate": true
+    });
+    let (status, ranks) = send(&models, "/rerank", body).await;
+    assert_eq!(status, StatusCode::OK, "{ranks}");
+    for rank in ranks.as_array().unwrap() {
+        let expected = cases[0].scores[rank["index"].as_u64().unwrap() as usize];
+        assert!((number(&rank["score"]) - expected).abs() < 12.0 * TOLERANCE, "{rank}");
+    }
+    let body = json!({ "model": "tiny-colbert-stanford", "inputs": cases[1].text, "prompt_name": "query" });
+    let (_, found) = send(&models, "/embed_all", body).await;
+    assert_eq!(found[0].as_array().unwrap().len(), cases[1].vectors.len());
+
+    let inputs = json!([{ "name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": [text] }]);
+    let requested = json!([{ "name": "sparse_indices" }, { "name": "multi_vector_lengths" }]);
+    let body = json!({ "inputs": inputs, "outputs": requested });
+    let (_, found) = send(&models, "/v2/models/tiny-bge-m3/infer", body).await;
+    let ids: Vec<u32> = three.sparse.iter().map(|(id, _)| *id).collect();
+    assert_eq!(found["outputs"][0]["data"], json!(ids), "{found}");
+    assert_eq!(found["outputs"][1]["data"], json!([three.vectors.len()]));
+}
+
+#[tokio::test]
+async fn vectors_that_a_model_does_not_have_are_refused() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let names = ["tiny-splade-bert", "tiny-colbert-stanford"];
+    let models = names.map(|name| build(name, Precision::Fp32, folder.path(), runtime));
+    let refusal = async |path: &str, body: Value| {
+        let (status, body) = send(&models, path, body).await;
+        format!("{} {}", status.as_u16(), body["error"].as_str().unwrap_or_default())
+    };
+    let refusals = [
+        refusal("/embed", json!({ "inputs": "a" })).await,
+        refusal("/embed_sparse", json!({ "inputs": "a", "max_active_dims": 1000 })).await,
+        refusal("/embed_sparse", json!({ "inputs": "a", "model": "tiny-colbert-stanford" })).await,
+        refusal("/embed_all", json!({ "inputs": "a", "model": "tiny-splade-bert" })).await,
+        refusal("/embed", json!({ "inputs": "a", "outputs": [] })).await,
+        refusal("/embed", json!({ "inputs": "a", "outputs": ["colbert"] })).await,
+        refusal("/embed_all", json!({ "inputs": "a", "model": "tiny-colbert-stanford", "prompt_name": "x" }))
+            .await,
+        refusal("/rerank", json!({ "query": "a", "texts": ["b"], "model": "tiny-splade-bert" })).await,
+    ];
+    insta::assert_snapshot!(refusals.join("\n"), @r"
+    422 expected a model with `dense` vectors, but found one with `sparse`; `GET /models` lists the `outputs` of each model
+    422 expected `max_active_dims` from 1 to 232, the size of the vocabulary, but found 1000
+    422 expected a model with `sparse` vectors, but found one with `multi_vector`; `GET /models` lists the `outputs` of each model
+    422 expected a model with `multi_vector` vectors, but found one with `sparse`; `GET /models` lists the `outputs` of each model
+    422 expected `outputs` among `dense`, `sparse`, `multi_vector`, but found an empty list
+    422 wrong value in `outputs[0]`: unknown value, expected one of `dense`, `sparse`, `multi_vector`
+    422 unknown prompt `x`; the model's prompts: none
+    422 expected a model for `text-ranking`, but `tiny-splade-bert` is for `feature-extraction`
+    ");
 }

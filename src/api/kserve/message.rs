@@ -14,7 +14,7 @@ use crate::{
         response::{backend_header, with_backend},
     },
     backend::routing::Location,
-    error::{Error, Result},
+    error::{Error, Result, quoted},
     tensor::{ElementType, Elements, read_byte_strings, read_numbers},
 };
 
@@ -147,23 +147,35 @@ impl InferRequest {
         self.inputs.iter().find(|input| input.name == name)
     }
 
-    /// Whether the output is requested as binary data; any other requested output is an error.
+    /// The names of the requested outputs among `known`, or all of `default` if the request names none.
+    pub(super) fn requested<'a>(&'a self, known: &[&'a str], default: &[&'a str]) -> Result<Vec<&'a str>> {
+        let Some(outputs) = self.outputs.as_ref().filter(|outputs| !outputs.is_empty()) else {
+            return Ok(default.to_vec());
+        };
+        let mut names: Vec<&str> = Vec::new();
+        for OutputRequest { name, .. } in outputs {
+            if !known.contains(&name.as_str()) {
+                let found = name.escape_default();
+                return Err(Error::invalid(match known {
+                    [only] => format!("expected the output `{only}`, but found `{found}`"),
+                    known => format!("expected outputs among {}, but found `{found}`", quoted(known)),
+                }));
+            }
+            if names.contains(&name.as_str()) {
+                return Err(Error::invalid(format!(
+                    "expected the output `{name}` once, but found it several times"
+                )));
+            }
+            names.push(name);
+        }
+        Ok(names)
+    }
+
+    /// Whether an output is requested as binary data.
     pub(super) fn is_binary_requested(&self, name: &str) -> Result<bool> {
         let all_binary = self.parameter("binary_data_output")?.unwrap_or(false);
-        let Some(outputs) = self.outputs.as_ref().filter(|outputs| !outputs.is_empty()) else {
-            return Ok(all_binary);
-        };
-        if let Some(other) = outputs.iter().find(|output| output.name != name) {
-            return Err(Error::invalid(format!(
-                "expected the output `{name}`, but found `{}`",
-                other.name.escape_default()
-            )));
-        }
-        let [output] = outputs.as_slice() else {
-            return Err(Error::invalid(format!(
-                "expected the output `{name}` once, but found it several times"
-            )));
-        };
+        let output = self.outputs.iter().flatten().find(|output| output.name == name);
+        let Some(output) = output else { return Ok(all_binary) };
         if output.parameters.contains_key(CLASSIFICATION) {
             return Err(Error::invalid(format!(
                 "expected no parameter `{CLASSIFICATION}` of `{name}`, but found it; \
@@ -273,7 +285,7 @@ pub(super) struct InferResponse<'a> {
     id: Option<&'a str>,
     model_name: &'a str,
     model_version: &'a str,
-    outputs: [OutputTensor<'a>; 1],
+    outputs: Vec<OutputTensor<'a>>,
 }
 
 #[derive(Serialize)]
@@ -287,30 +299,37 @@ struct OutputTensor<'a> {
     data: Option<JsonElements<'a>>,
 }
 
-/// A response with an output in the JSON or, if `is_binary`, after it.
+/// A response with outputs in the JSON or, as far as they are requested as binary data, after it.
 pub(super) fn respond(
     model: &str,
     version: &str,
-    id: Option<&str>,
-    is_binary: bool,
-    name: &str,
-    output: &Output,
+    request: &InferRequest,
+    outputs: &[(&str, Output)],
 ) -> Reply {
-    let bytes = is_binary.then(|| output.elements.to_bytes());
-    let tensor = OutputTensor {
-        name,
-        datatype: output.elements.element_type(),
-        shape: &output.shape,
-        parameters: bytes.as_ref().map(|bytes| json!({ BINARY_SIZE: bytes.len() })),
-        data: bytes.is_none().then_some(JsonElements(&output.elements)),
-    };
-    let answer = InferResponse { id, model_name: model, model_version: version, outputs: [tensor] };
-    let Some(bytes) = bytes else { return Ok(with_backend(&answer, output.location)) };
+    let location = outputs.first().map_or_else(Location::default, |(_, output)| output.location);
+    let (mut tensors, mut all_bytes, mut has_bytes) = (Vec::new(), Vec::new(), false);
+    for (name, output) in outputs {
+        let bytes = request.is_binary_requested(name)?.then(|| output.elements.to_bytes());
+        tensors.push(OutputTensor {
+            name,
+            datatype: output.elements.element_type(),
+            shape: &output.shape,
+            parameters: bytes.as_ref().map(|bytes| json!({ BINARY_SIZE: bytes.len() })),
+            data: bytes.is_none().then_some(JsonElements(&output.elements)),
+        });
+        has_bytes |= bytes.is_some();
+        all_bytes.extend(bytes.unwrap_or_default());
+    }
+    let id = request.id.as_deref();
+    let answer = InferResponse { id, model_name: model, model_version: version, outputs: tensors };
+    if !has_bytes {
+        return Ok(with_backend(&answer, location));
+    }
     let mut body = serde_json::to_vec(&answer)
         .map_err(|error| Error::inference_because("cannot write the response", error))?;
     let json_length = HeaderValue::from(body.len());
-    body.extend(bytes);
+    body.extend(all_bytes);
     let binary = HeaderValue::from_static("application/octet-stream");
     let headers = [(CONTENT_TYPE, binary), (JSON_LENGTH, json_length)];
-    Ok((backend_header(output.location), headers, body).into_response())
+    Ok((backend_header(location), headers, body).into_response())
 }

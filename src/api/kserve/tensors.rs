@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 
 use super::{
     message::{InferInput, InferRequest, InputElements, Output},
-    seq2seq, token_classification,
+    seq2seq, token_classification, vectors,
 };
 use crate::{
-    api::{app::App, classification::zero_shot_options, inputs},
+    api::{app::App, classification::zero_shot_options, inputs as fields},
     backend::{Deadline, routing::Location},
     error::{Error, Result, quoted},
     model::{Model, Pipeline},
@@ -20,7 +20,7 @@ use crate::{
 /// A tensor in a model's metadata.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct DeclaredTensor {
-    name: String,
+    pub(super) name: String,
     datatype: &'static str,
     shape: Vec<i64>,
 }
@@ -56,13 +56,11 @@ impl Interface {
         let output_name = |default: &str| names.output.clone().unwrap_or_else(|| default.into());
         let floats = |default: &str, shape: &[i64]| vec![spec(&output_name(default), "FP32", shape)];
         let (inputs, outputs) = match &model.pipeline {
-            Pipeline::Embedding(pipeline) => (
-                [&tokens[..], &[text]].concat(),
-                floats(
-                    "embedding",
-                    &[-1, pipeline.settings().dense.as_ref().map_or(-1, |dense| dense.dimensions as i64)],
-                ),
-            ),
+            Pipeline::Embedding(pipeline) => {
+                let outputs = vectors::outputs(pipeline, names.output.as_deref());
+                let outputs = outputs.into_iter().map(|(name, datatype, shape)| spec(name, datatype, &shape));
+                ([&tokens[..], &[text]].concat(), outputs.collect())
+            }
             Pipeline::Classification(pipeline) => {
                 let labels = pipeline.settings().labels.len() as i64;
                 ([&tokens[..], &[text]].concat(), floats("logits", &[-1, labels]))
@@ -104,6 +102,12 @@ impl Interface {
             ))),
         }
     }
+}
+
+/// The texts or token ids of a request.
+pub(super) fn inputs(interface: &Interface, request: &InferRequest, limit: usize) -> Result<Vec<Input>> {
+    interface.check_names(request)?;
+    Ok(rows(&interface.names, request, limit)?.into_inputs())
 }
 
 /// Runs a model on the inputs of a request.
@@ -227,7 +231,7 @@ fn text(input: &InferInput) -> Result<String> {
 
 fn texts(input: &InferInput, limit: usize) -> Result<Vec<String>> {
     let texts = strings(input)?;
-    inputs::count(&input.name, texts.len(), limit)?;
+    fields::count(&input.name, texts.len(), limit)?;
     match texts.iter().position(String::is_empty) {
         Some(index) => Err(Error::invalid(format!(
             "expected a text in `{}[{index}]`, but found an empty one",
@@ -254,7 +258,7 @@ fn tokens(ids: &InferInput, mask: Option<&InferInput>, limit: usize) -> Result<V
             )));
         }
     };
-    inputs::count(&ids.name, count, limit)?;
+    fields::count(&ids.name, count, limit)?;
     if length == 0 {
         return Err(Error::invalid(format!("expected tokens in `{}`, but found none", ids.name)));
     }

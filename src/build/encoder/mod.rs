@@ -14,4 +14,5 @@ pub(super) use self::{
     config::{Facts, Head, HeadKind},
     families::MODEL_TYPES,
     source::{open, token_settings},
+    vectors::HEADS,
 };

@@ -30,11 +30,12 @@ use crate::{
     tokenizer::Tokenizer,
 };
 
-/// The heads of bge-m3.
-pub(in crate::build) const SPARSE_LINEAR: &str = "sparse_linear.pt";
-pub(in crate::build) const COLBERT_LINEAR: &str = "colbert_linear.pt";
+const SPARSE_LINEAR: &str = "sparse_linear.pt";
+const COLBERT_LINEAR: &str = "colbert_linear.pt";
+/// The files with the heads of bge-m3.
+pub(in crate::build) const HEADS: [&str; 2] = [COLBERT_LINEAR, SPARSE_LINEAR];
 /// The settings of Stanford's ColBERT.
-pub(in crate::build) const ARTIFACT: &str = "artifact.metadata";
+const ARTIFACT: &str = "artifact.metadata";
 
 /// The architecture of Stanford's ColBERT, and its projection.
 const STANFORD: &str = "HF_ColBERT";
@@ -70,7 +71,7 @@ pub(super) fn open(
         Layout::None | Layout::Pooled => {
             let (mut settings, modules) = embedding_settings(folder, OUTPUT, facts)?;
             let mut heads = VectorHeads::dense(modules);
-            if folder.join(SPARSE_LINEAR).is_file() && folder.join(COLBERT_LINEAR).is_file() {
+            if HEADS.iter().all(|head| folder.join(head).is_file()) {
                 add_heads(folder, config, (&mut settings, &mut heads), &Tokenizer::from_json(tokenizer)?)?;
             }
             Ok((settings, heads))

@@ -15,6 +15,7 @@ const SETTINGS: &[&str] = &[
     "README.md",
     "adapter_config.json",
     "added_tokens.json",
+    "artifact.metadata",
     "config.json",
     "config_sentence_transformers.json",
     "generation_config.json",
@@ -112,6 +113,7 @@ impl Paths<'_> {
             return Err(Error::model(format!("expected `{missing}` in `{name}`, but found none")));
         }
         needed.extend(self.module_weights());
+        needed.extend(encoder::HEADS.iter().filter(|head| self.has(head)).map(|head| (*head).to_owned()));
         Ok(needed)
     }
 
@@ -234,6 +236,8 @@ mod tests {
         assert_eq!(found, ["onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx"]);
         let dense = ["config.json", "model.safetensors", "2_Dense/config.json", "2_Dense/model.safetensors"];
         assert_eq!(weights(BERT, &dense).unwrap(), [dense[1], dense[3]]);
+        let heads = ["config.json", "model.safetensors", "colbert_linear.pt", "sparse_linear.pt", "other.pt"];
+        assert_eq!(weights(BERT, &heads).unwrap(), heads[1..4]);
     }
 
     #[test]

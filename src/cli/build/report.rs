@@ -1,6 +1,6 @@
 //! The report of `kivu build`: size, quality, speed before and after, memory, and the next commands.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use serde::Serialize;
 
@@ -11,7 +11,10 @@ use crate::{
         quality,
     },
     config::Config,
-    pipeline::Task,
+    pipeline::{
+        Task,
+        embedding::{EmbeddingSettings, VectorKind},
+    },
     repository::manifest::{Manifest, Precision, Quality, VectorQuality},
 };
 
@@ -25,7 +28,13 @@ pub(super) struct Report<'a> {
     digest: &'a str,
     /// The size of all files of the bundle.
     bytes: u64,
+    /// The kinds of vectors of an embedding model, and the dimensions of each.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    outputs: BTreeMap<VectorKind, usize>,
     quality: Option<Quality>,
+    /// The quality of the other kinds of vectors.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    other_vectors: BTreeMap<VectorKind, Quality>,
     /// Why the precision is not the default, if the build chose it.
     note: Option<&'a str>,
     vectors: Option<VectorQuality>,
@@ -53,7 +62,9 @@ impl<'a> Report<'a> {
             bundle: path.to_string(),
             digest: built.bundle.digest(),
             bytes: files.iter().map(|file| file.size).sum(),
+            outputs: manifest.embedding.iter().flat_map(EmbeddingSettings::outputs).collect(),
             quality: weights.quality,
+            other_vectors: weights.other_vectors.clone(),
             note: built.note.as_deref(),
             vectors: manifest.vectors,
             comparison: built.comparison,
@@ -85,7 +96,15 @@ impl<'a> Report<'a> {
             let share = after / before * 100.0;
             lines.push(format!("  size     weights {after:.1} MB, {share:.0} % of {before:.1} MB in fp32"));
         }
+        if self.outputs.keys().any(|kind| *kind != VectorKind::Dense) {
+            let outputs: Vec<String> =
+                self.outputs.iter().map(|(kind, dimensions)| format!("{kind} ({dimensions})")).collect();
+            lines.push(format!("  outputs  {}", outputs.join(", ")));
+        }
         lines.push(format!("  quality  {}", quality::text(self.quality)));
+        for (kind, quality) in &self.other_vectors {
+            lines.push(format!("           {kind}: {}", quality::text(Some(*quality))));
+        }
         lines.extend(self.note.map(|note| format!("  note     {note}")));
         if let Some(VectorQuality { texts, int8, binary }) = self.vectors {
             let binary = binary.map_or(String::new(), |binary| format!(", binary {:.0} %", binary * 100.0));
@@ -140,6 +159,8 @@ mod tests {
             bundle: "my-model".into(),
             digest: "0123456789abcdef",
             bytes: 24_000_000,
+            outputs: [(VectorKind::Dense, 384)].into(),
+            other_vectors: BTreeMap::new(),
             quality: Some(Quality::Embedding {
                 texts: 300,
                 mean_cosine: 0.9939,

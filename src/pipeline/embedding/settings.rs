@@ -5,6 +5,7 @@ use std::{
     fmt,
 };
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -18,8 +19,9 @@ use crate::{
 };
 
 /// A kind of vectors that a text can have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
 pub enum VectorKind {
     /// A vector for the text.
     Dense,

@@ -1,0 +1,124 @@
+//! Embedding by tensors: dense vectors, sparse vectors and multi-vectors, as far as the model has them.
+
+use super::message::{InferRequest, Output};
+use crate::{
+    api::app::App,
+    backend::Deadline,
+    error::Result,
+    pipeline::{
+        Input,
+        embedding::{EmbeddingOptions, EmbeddingPipeline, Embeddings, RequestedVectors, VectorKind},
+    },
+    tensor::Elements,
+};
+
+/// The default name of dense vectors.
+const DENSE: &str = "embedding";
+/// The ids of tokens with weights, and the weights: rows of the length of the longest, filled up with -1 and 0.
+const INDICES: &str = "sparse_indices";
+const VALUES: &str = "sparse_values";
+/// Vectors of tokens: as many for each text as of the longest, filled up with zeros.
+const MULTI_VECTORS: &str = "multi_vectors";
+/// The number of vectors of each text.
+const LENGTHS: &str = "multi_vector_lengths";
+
+/// The names, types and shapes of a model's outputs. Dense vectors have the name `dense`, if there is one.
+pub(super) fn outputs<'a>(
+    pipeline: &EmbeddingPipeline,
+    dense: Option<&'a str>,
+) -> Vec<(&'a str, &'static str, Vec<i64>)> {
+    let mut outputs = Vec::new();
+    for (kind, dimensions) in pipeline.settings().outputs() {
+        match kind {
+            VectorKind::Dense => {
+                outputs.push((dense.unwrap_or(DENSE), "FP32", vec![-1, dimensions as i64]));
+            }
+            VectorKind::Sparse => {
+                outputs.extend([(INDICES, "INT64", vec![-1, -1]), (VALUES, "FP32", vec![-1, -1])]);
+            }
+            VectorKind::MultiVector => outputs.extend([
+                (MULTI_VECTORS, "FP32", vec![-1, -1, dimensions as i64]),
+                (LENGTHS, "INT64", vec![-1]),
+            ]),
+        }
+    }
+    outputs
+}
+
+fn kind(name: &str) -> VectorKind {
+    match name {
+        INDICES | VALUES => VectorKind::Sparse,
+        MULTI_VECTORS | LENGTHS => VectorKind::MultiVector,
+        _ => VectorKind::Dense,
+    }
+}
+
+/// The requested outputs, by default those of the first kind; `None` if that is only the dense vectors.
+pub(super) fn requested<'a>(
+    pipeline: &EmbeddingPipeline,
+    known: &[&'a str],
+    request: &'a InferRequest,
+) -> Result<Option<Vec<&'a str>>> {
+    let first = pipeline.settings().outputs().first().map(|(kind, _)| *kind);
+    let default: Vec<&str> = known.iter().copied().filter(|name| Some(kind(name)) == first).collect();
+    let names = request.requested(known, &default)?;
+    Ok(names.iter().any(|name| kind(name) != VectorKind::Dense).then_some(names))
+}
+
+/// Runs a model once, and returns its outputs of these names.
+pub(super) async fn run<'a>(
+    app: &App,
+    pipeline: &EmbeddingPipeline,
+    (inputs, request): (Vec<Input>, &InferRequest),
+    names: &[&'a str],
+    deadline: Deadline,
+) -> Result<Vec<(&'a str, Output)>> {
+    let options = EmbeddingOptions {
+        truncation: app.truncation(None, None),
+        normalize: None,
+        prompt_name: request.parameter("prompt_name")?,
+        dimensions: None,
+        max_values: app.limits.values,
+    };
+    let requested = RequestedVectors {
+        kinds: names.iter().map(|name| kind(name)).collect(),
+        max_active_dims: request.parameter("max_active_dims")?,
+    };
+    let Embeddings { vectors, usage } = pipeline.embed_kinds(inputs, &requested, &options, deadline).await?;
+    let count = vectors.len();
+    let sparse = || vectors.iter().map(|text| text.sparse.as_ref().map_or(&[][..], |sparse| &sparse.0));
+    let multi = || vectors.iter().map(|text| text.multi_vector.as_deref().unwrap_or_default());
+    let most = sparse().map(<[_]>::len).max().unwrap_or(0);
+    let longest = multi().map(<[_]>::len).max().unwrap_or(0);
+    let output = |name: &&'a str| {
+        let (shape, elements) = match *name {
+            INDICES => {
+                let row = |row: &[(u32, f32)]| padded(row.iter().map(|(id, _)| i64::from(*id)), most, -1);
+                (vec![count, most], Elements::Int64(sparse().flat_map(row).collect()))
+            }
+            VALUES => {
+                let row = |row: &[(u32, f32)]| padded(row.iter().map(|(_, weight)| *weight), most, 0.0);
+                (vec![count, most], Elements::Fp32(sparse().flat_map(row).collect()))
+            }
+            MULTI_VECTORS => {
+                let width = pipeline.settings().multi_vector.as_ref().map_or(0, |multi| multi.dimensions);
+                let row = |row: &[Vec<f32>]| padded(row.concat().into_iter(), longest * width, 0.0);
+                (vec![count, longest, width], Elements::Fp32(multi().flat_map(row).collect()))
+            }
+            LENGTHS => (vec![count], Elements::Int64(multi().map(|vectors| vectors.len() as i64).collect())),
+            _ => {
+                let dense: Vec<Vec<f32>> = vectors.iter().filter_map(|text| text.dense.clone()).collect();
+                let width = dense.first().map_or(0, Vec::len);
+                (vec![count, width], Elements::Fp32(dense.concat()))
+            }
+        };
+        (*name, Output { shape, elements, location: usage.location })
+    };
+    Ok(names.iter().map(output).collect())
+}
+
+fn padded<T: Clone>(values: impl Iterator<Item = T>, length: usize, padding: T) -> Vec<T> {
+    let mut values: Vec<T> = values.collect();
+    values.resize(length, padding);
+    values
+}
