@@ -80,7 +80,7 @@ cannot build from `[folder]/model`: expected an activation among `gelu`, `gelu_n
 cannot build from `[folder]/model`: expected `hidden_size` to be a multiple of `num_attention_heads`, but found 30 and 4
 cannot read `[folder]/model/config.json`: EOF while parsing an object at line 1 column 1
 expected a model in `[folder]/model` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`, or for a Bergamot student `model.….bin`, `lex.….bin` and `tokenizer.json`), but found neither `config.json` nor `model.….bin`
-expected `model.safetensors` of an encoder (`bert`, `distilbert`, `roberta`, `xlm-roberta`, `camembert`, `deberta-v2`, `mpnet`, `modernbert`, `nomic_bert`, `new`, `gte`, `qwen3`, `gemma3_text`) or of a model that translates (`m2m_100`, `marian`), or an ONNX export (`model.onnx`) in `[folder]/model`, but found none of these
+expected `model.safetensors` of an encoder (`bert`, `distilbert`, `roberta`, `xlm-roberta`, `camembert`, `deberta-v2`, `mpnet`, `modernbert`, `nomic_bert`, `new`, `gte`, `qwen3`, `gemma3_text`) or of a model that generates texts (`m2m_100`, `marian`, `bart`, `pegasus`, `t5`, `mt5`), or an ONNX export (`model.onnx`) in `[folder]/model`, but found none of these
 `[folder]/model/model.safetensors` is not a safetensors file: header too large
 expected `tokenizer.json` in `[folder]/model`, but found none; the fast tokenizers of `transformers` save it (`save_pretrained`)
 cannot read the tokenizer: missing field `model` at line 1 column 2

@@ -32,7 +32,7 @@ pub(in crate::build) fn open(build: Build<'_>) -> Result<Source<'_>> {
     let path = GRAPHS.iter().map(|name| plan.folder.join(name)).find(|path| path.is_file());
     let path = path.ok_or_else(|| {
         Error::model(format!(
-            "expected `model.safetensors` of an encoder ({}) or of a model that translates ({}), or an ONNX export \
+            "expected `model.safetensors` of an encoder ({}) or of a model that generates texts ({}), or an ONNX export \
              (`model.onnx`) in `{}`, but found none of these",
             quoted(&MODEL_TYPES),
             quoted(&seq2seq::MODEL_TYPES),
