@@ -11,6 +11,7 @@ One server serves all of these models (`kivu serve` on a folder of bundles):
 - `sentiment`: text-classification with the labels negative, neutral and positive;
   its tests are skipped if it is not served
 - `ner`: token-classification, with random weights; its tests are skipped if it is not served
+- `summary`: summarization, with random weights; its tests are skipped if it is not served
 - `translate-en-pt`, `translate-pt-en`: translation; their tests are skipped if they are not served
 
 TEST_URL is that of test_clients.py.
@@ -44,6 +45,7 @@ TASKS = {
     "rank": "text-ranking",
     "sentiment": "text-classification",
     "ner": "token-classification",
+    "summary": "summarization",
     "translate-en-pt": "translation",
     "translate-pt-en": "translation",
 }
@@ -416,6 +418,41 @@ class EntitiesTest(TaskTest):
         tensor = triton.InferInput("input_ids", ids.shape, "INT64")
         tensor.set_data_from_numpy(ids, binary_data=True)
         self.assertEqual(client.infer("ner", [tensor]).as_numpy("logits").shape, (1, 4, 5))
+
+
+class SummaryTest(TaskTest):
+    """Summaries: `huggingface_hub` at POST /models/summary, and KServe."""
+
+    TEXT = "the weather is lovely today and I like it"
+    OPTIONS = {"max_new_tokens": 6, "num_beams": 2}
+
+    @classmethod
+    def setUpClass(cls):
+        need("summary")
+        cls.client = hub("summary")
+
+    def plain(self):
+        body = {"inputs": self.TEXT, "parameters": {"generate_parameters": self.OPTIONS}}
+        return self.post("/models/summary", body)[0]["summary_text"]
+
+    def test_summarization(self):
+        found = self.client.summarization(self.TEXT, generate_parameters=self.OPTIONS)
+        self.assertEqual(found.summary_text, self.plain())
+        self.assertGreater(len(found.summary_text), 0)
+        self.assertNotEqual(found.summary_text, self.client.summarization(self.TEXT).summary_text)
+
+    def test_refusals(self):
+        with self.assertRaises(HfHubHTTPError) as caught:
+            self.client.summarization(self.TEXT, generate_parameters={"num_beams": 0})
+        self.assert_refused(caught.exception, [422], "num_beams")
+
+    def test_tensors(self):
+        client = triton.InferenceServerClient(URL.removeprefix("http://"), network_timeout=TIMEOUT_S)
+        texts = numpy.array([[self.TEXT.encode()]], dtype=object)
+        tensor = triton.InferInput("TEXT", texts.shape, "BYTES")
+        tensor.set_data_from_numpy(texts, binary_data=True)
+        found = client.infer("summary", [tensor], parameters=self.OPTIONS).as_numpy("summary")
+        self.assertEqual(found[0][0].decode(), self.plain())
 
 
 class TranslationTest(TaskTest):

@@ -8,6 +8,8 @@ use std::{
     process::{Command, Stdio},
 };
 
+use kivu::repository::manifest::Precision;
+
 use crate::{
     models::{build_request, fixtures, request, runtime},
     serving::{Server, alone, kivu},
@@ -35,21 +37,20 @@ pub(crate) fn succeed(command: &mut Command) {
 
 const MINILM: &str = ".kivu/bundles/minilm";
 
-/// A folder with the bundles that `make test` builds and `ner`, which labels tokens.
+/// A folder with the bundles that `make test` builds, `ner`, which labels tokens, and `summary`.
 pub(crate) fn all_bundles() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for bundle in fs::read_dir(root().join(".kivu/bundles")).unwrap() {
         let bundle = bundle.unwrap();
         symlink(bundle.path(), folder.path().join(bundle.file_name())).unwrap();
     }
-    let out = folder.path().join("ner");
-    let mut request = request(
-        fixtures().join("models/tiny-bert-ner"),
-        out,
-        Some(kivu::repository::manifest::Precision::Fp32),
-    );
-    request.name = Some("ner".into());
-    build_request(&request, runtime().expect("`make test` installs ONNX Runtime")).unwrap();
+    let runtime = runtime().expect("`make test` installs ONNX Runtime");
+    for (name, fixture) in [("ner", "tiny-bert-ner"), ("summary", "tiny-bart")] {
+        let source = fixtures().join("models").join(fixture);
+        let mut request = request(source, folder.path().join(name), Some(Precision::Fp32));
+        request.name = Some(name.into());
+        build_request(&request, runtime).unwrap();
+    }
     folder
 }
 
