@@ -1,4 +1,4 @@
-//! Linear layers. Activations are quantised to u8, each row with a scale and a minimum of its own.
+//! Linear layers. Activations are quantized to u8, each row with a scale and a minimum of its own.
 
 use std::ops::Range;
 
@@ -8,9 +8,9 @@ use crate::{
     program::{Dense, Linear},
 };
 
-/// Quantised rows, and buffers to quantise them.
+/// Quantized rows, and buffers to quantize them.
 #[derive(Debug, Default)]
-pub(crate) struct Quantised {
+pub(crate) struct Quantized {
     ranges: Vec<RowRange>,
     /// In the format of the kernel.
     activations: Vec<u8>,
@@ -29,10 +29,10 @@ pub(crate) fn linear<K: Kernel>(
     kernel: K,
     input: &[f32],
     (layer, panels): (&Linear, Range<usize>),
-    scratch: &mut Quantised,
+    scratch: &mut Quantized,
     out: &mut [f32],
 ) {
-    quantise(kernel, input, layer.inputs, scratch);
+    quantize(kernel, input, layer.inputs, scratch);
     let steps = layer.inputs / 4;
     let (first, width) = (panels.start, panels.len() * LANES);
     let tile_bytes = MAX_ROWS * layer.inputs * K::ACTIVATION_SIZE;
@@ -84,23 +84,23 @@ fn finish<K: Kernel>(
     }
 }
 
-/// Quantises rows of `width` values.
+/// Quantizes rows of `width` values.
 #[inline(always)]
-fn quantise<K: Kernel>(kernel: K, input: &[f32], width: usize, scratch: &mut Quantised) {
-    let Quantised { ranges, activations } = scratch;
+fn quantize<K: Kernel>(kernel: K, input: &[f32], width: usize, scratch: &mut Quantized) {
+    let Quantized { ranges, activations } = scratch;
     ranges.clear();
     activations.resize(input.len() * K::ACTIVATION_SIZE, 0);
     let rows = activations.chunks_exact_mut(width * K::ACTIVATION_SIZE);
     // A loop: what iterator adapters call in the standard library is not compiled for the kernel.
     for (row, out) in input.chunks_exact(width).zip(rows) {
-        ranges.push(quantise_row(kernel, row, out));
+        ranges.push(quantize_row(kernel, row, out));
     }
 }
 
-/// Quantises a row. The minimum is a float, not a whole number of steps, so that nothing is lost to the rounding of a
+/// Quantizes a row. The minimum is a float, not a whole number of steps, so that nothing is lost to the rounding of a
 /// zero point. A row with NaN or infinite values gets the scale NaN, and so do its results.
 #[inline(always)]
-fn quantise_row<K: Kernel>(kernel: K, row: &[f32], out: &mut [u8]) -> RowRange {
+fn quantize_row<K: Kernel>(kernel: K, row: &[f32], out: &mut [u8]) -> RowRange {
     let row = row.as_chunks::<LANES>().0;
     let zero = kernel.splat(0.0);
     let (mut least, mut most, mut invalid) = (zero, zero, zero);
@@ -168,7 +168,7 @@ mod tests {
         #[inline(always)]
         fn call<K: Kernel>(self, kernel: K) -> Vec<f32> {
             let mut out = vec![0.0; self.0.len() / INPUTS * PANELS * LANES];
-            linear(kernel, self.0, (self.1, 0..PANELS), &mut Quantised::default(), &mut out);
+            linear(kernel, self.0, (self.1, 0..PANELS), &mut Quantized::default(), &mut out);
             out
         }
     }
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn outputs_are_those_of_the_quantised_row() {
+    fn outputs_are_those_of_the_quantized_row() {
         let rows = 2 * MAX_ROWS + 1;
         let input: Vec<f32> =
             (0..rows * INPUTS).map(|at| ((at * 7919) % 1000) as f32 / 100.0 - 3.0).collect();
@@ -215,9 +215,9 @@ mod tests {
                 let least = row.iter().fold(0.0_f32, |a, b| a.min(*b));
                 let scale = (row.iter().fold(0.0_f32, |a, b| a.max(*b)) - least) / 255.0;
                 for (output, found) in out.iter().enumerate() {
-                    let quantised = |value: f32| ((value - least) / scale).round_ties_even() * scale + least;
+                    let quantized = |value: f32| ((value - least) / scale).round_ties_even() * scale + least;
                     let product =
-                        |(input, value): (usize, &f32)| quantised(*value) * f32::from(weight(input, output));
+                        |(input, value): (usize, &f32)| quantized(*value) * f32::from(weight(input, output));
                     let sum: f32 = row.iter().enumerate().map(product).sum();
                     let expected = sum * (0.01 + output as f32 / 1000.0) + output as f32 - 20.0;
                     // At most one value may be rounded to the other side.

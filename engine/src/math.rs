@@ -134,7 +134,7 @@ pub(crate) fn gate<K: Kernel>(
 
 /// Layer normalization of a row.
 #[inline(always)]
-pub(crate) fn normalise<K: Kernel>(kernel: K, row: &mut [Lanes], norm: &Norm) {
+pub(crate) fn normalize<K: Kernel>(kernel: K, row: &mut [Lanes], norm: &Norm) {
     let count = (row.len() * LANES) as f32;
     let mut total = kernel.splat(0.0);
     for lanes in row.iter() {
@@ -208,7 +208,7 @@ mod tests {
         let mut row: Vec<Lanes> =
             (0..2).map(|part| std::array::from_fn(|lane| (part * 16 + lane) as f32)).collect();
         let (gain, bias) = (vec![[2.0; LANES]; 2].into(), vec![[0.5; LANES]; 2].into());
-        normalise(Plain, &mut row, &Norm { gain, bias, epsilon: 0.0 });
+        normalize(Plain, &mut row, &Norm { gain, bias, epsilon: 0.0 });
         // 0…31: mean 15.5, variance (32² − 1) / 12.
         let deviation = (1023.0_f32 / 12.0).sqrt();
         for (index, value) in row.as_flattened().iter().enumerate() {

@@ -79,12 +79,23 @@ pub enum Stage {
 pub struct RowStage {
     /// The rows of its values.
     pub per: Per,
-    /// The values of earlier stages that are read, and whether no later stage reads them.
-    pub loads: Vec<(ValueId, bool)>,
+    /// The values of earlier stages that are read.
+    pub loads: Vec<Load>,
     /// In the order of execution.
     pub operations: Vec<RowOperation>,
     /// The values that later stages read.
     pub stores: Vec<ValueId>,
+}
+
+/// A value that an earlier stage has computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// The value.
+    pub value: ValueId,
+    /// Whether no later stage reads it.
+    pub is_last: bool,
+    /// The number of heads that are joined to rows, if attention has computed it.
+    pub heads: Option<usize>,
 }
 
 /// An operation on each row.

@@ -12,10 +12,11 @@ use std::{
 use crate::{
     attention::{Head, Scores},
     kernel::{InstructionSet, Kernel, KernelFn, LANES, MAX_ROWS},
-    linear::{Quantised, dense, linear},
-    math::{activate, gate, normalise},
+    linear::{Quantized, dense, linear},
+    math::{activate, gate, normalize},
     program::{
-        Attention, Index, Largest, Per, Program, RowOperation, RowStage, Stage, Table, Value, ValueId, View,
+        Attention, Index, Largest, Load, Per, Program, RowOperation, RowStage, Stage, Table, Value, ValueId,
+        View,
     },
 };
 
@@ -78,7 +79,7 @@ struct HeadTask {
 pub struct Scratch {
     /// The values of a block of rows, by slot.
     values: Vec<Vec<f32>>,
-    quantised: Quantised,
+    quantized: Quantized,
     head: Head,
 }
 
@@ -274,13 +275,13 @@ fn rows<K: Kernel>(
     block: usize,
     scratch: &mut Scratch,
 ) {
-    let Scratch { values, quantised, .. } = scratch;
+    let Scratch { values, quantized, .. } = scratch;
     values.resize_with(program.slots, Vec::new);
     let slot = |value: &ValueId| program.values[*value].slot;
     let first = block * run.block_rows;
     let rows = first..run.rows(stage.per).min(first + run.block_rows);
-    for (value, is_last) in &stage.loads {
-        load(run, program, *value, block, *is_last, &rows, &mut values[slot(value)]);
+    for load in &stage.loads {
+        load_block(run, program.values[load.value], load, (block, &rows), &mut values[slot(&load.value)]);
     }
     for operation in &stage.operations {
         let id = operation.output();
@@ -312,7 +313,7 @@ fn rows<K: Kernel>(
             }
             RowOperation::Linear { input, layer, .. } => {
                 let panels = 0..layer.outputs / LANES;
-                linear(kernel, &values[slot(input)], (layer, panels), quantised, &mut out);
+                linear(kernel, &values[slot(input)], (layer, panels), quantized, &mut out);
             }
             RowOperation::Dense { input, layer, .. } => {
                 dense(kernel, &values[slot(input)], program.values[*input].width, layer, &mut out);
@@ -340,7 +341,7 @@ fn rows<K: Kernel>(
                     None => out.copy_from_slice(&values[slot(input)]),
                 }
                 for row in out.chunks_exact_mut(width) {
-                    normalise(kernel, row.as_chunks_mut().0, norm);
+                    normalize(kernel, row.as_chunks_mut().0, norm);
                 }
             }
         }
@@ -360,7 +361,7 @@ fn largest_outputs<K: Kernel>(
     (largest, task): (&Largest, usize),
     scratch: &mut Scratch,
 ) {
-    let Scratch { values, quantised, .. } = scratch;
+    let Scratch { values, quantized, .. } = scratch;
     values.resize_with(values.len().max(2), Vec::new);
     let [rows, outputs, ..] = &mut values[..] else { return };
     let (input, panels) = (program.values[largest.input], largest.panels(task));
@@ -378,7 +379,7 @@ fn largest_outputs<K: Kernel>(
             run.each_part(input, start..end, |part| rows.extend_from_slice(part));
             is_valid &= rows.iter().all(|value| value.is_finite());
             outputs.resize((end - start) * width, 0.0);
-            linear(kernel, rows, (&largest.layer, panels.clone()), quantised, outputs);
+            linear(kernel, rows, (&largest.layer, panels.clone()), quantized, outputs);
             for row in outputs.chunks_exact(width) {
                 for (row, out) in row.as_chunks().0.iter().zip(out.iter_mut()) {
                     kernel.store(kernel.max(kernel.load(row), kernel.load(out)), out);
@@ -394,28 +395,20 @@ fn largest_outputs<K: Kernel>(
 
 /// Loads a block of a value that another stage has computed.
 #[inline(always)]
-fn load(
+fn load_block(
     run: &Run,
-    program: &Program,
-    value: ValueId,
-    block: usize,
-    is_last: bool,
-    rows: &Range<usize>,
+    value: Value,
+    load: &Load,
+    (block, rows): (usize, &Range<usize>),
     out: &mut Vec<f32>,
 ) {
-    let heads = program.stages.iter().find_map(|stage| match stage {
-        Stage::Attention(attention) if attention.out == value => Some(attention.heads),
-        _ => None,
-    });
-    if let Some(heads) = heads {
-        return join_heads(run, program.values[value], heads, rows, out);
-    }
-    let slot = program.values[value].slot;
-    if is_last {
-        std::mem::swap(&mut *run.part_mut(slot, block), out);
-    } else {
-        out.clear();
-        out.extend_from_slice(&run.part(slot, block));
+    match load.heads {
+        Some(heads) => join_heads(run, value, heads, rows, out),
+        None if load.is_last => std::mem::swap(&mut *run.part_mut(value.slot, block), out),
+        None => {
+            out.clear();
+            out.extend_from_slice(&run.part(value.slot, block));
+        }
     }
 }
 

@@ -78,8 +78,8 @@ pub(crate) fn graph(bytes: &[u8]) {
     with_files(&[("encoder_model.onnx", bytes), ("decoder_model_merged.onnx", bytes)], |folder| {
         let Ok(mut model) = onnx::read(&folder.join("encoder_model.onnx")) else { return };
         drop(export::encoder::output(&model, true));
-        if !export::quantise::is_quantised(&model) {
-            export::quantise::quantise(&mut model);
+        if !export::quantize::is_quantized(&model) {
+            export::quantize::quantize(&mut model);
         }
         drop(export::read(folder));
     });

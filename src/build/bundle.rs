@@ -36,7 +36,7 @@ use crate::{
 /// A bundle in a folder inside of the scratch folder.
 pub(super) struct Written {
     pub(super) folder: PathBuf,
-    /// The cost of both forms if the weights were quantised.
+    /// The cost of both forms if the weights were quantized.
     pub(super) comparison: Option<Comparison>,
     /// Why its precision is not the default, and the head that is left out.
     pub(super) note: Option<String>,
@@ -85,7 +85,7 @@ fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option
     let head = unused_head(plan, &source)?;
     progress.step();
 
-    let is_compared = plan.precision != Precision::Fp32 && !source.is_quantised;
+    let is_compared = plan.precision != Precision::Fp32 && !source.is_quantized;
     progress.stage("write the graphs", 1 + usize::from(is_compared));
     let write = |precision, name: &str| {
         let folder = files::create_folder(&scratch.join(name))?;
@@ -212,7 +212,7 @@ fn manifest(
     let quality = qualities.next();
     let kinds = embedding.iter().flat_map(EmbeddingSettings::outputs).skip(1);
     let other_vectors = kinds.map(|(kind, _)| kind).zip(qualities).collect();
-    let storage = match (plan.precision, source.is_quantised) {
+    let storage = match (plan.precision, source.is_quantized) {
         (_, true) => "as the export has them",
         (precision, false) if source.architecture == static_embedding::ARCHITECTURE => match precision {
             Precision::Fp32 => "none",
@@ -258,7 +258,7 @@ fn storage(precision: Precision, is_seq2seq: bool) -> &'static str {
     match (precision, is_seq2seq) {
         (Precision::Fp32, _) => "none",
         (Precision::Int8, false) => {
-            "matrices: int8, one scale an output channel, activations quantised as they come; \
+            "matrices: int8, one scale an output channel, activations quantized as they come; \
              word embeddings: int8, one scale a row; the rest: fp32"
         }
         (Precision::Int8Blocks, false) => {

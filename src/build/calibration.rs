@@ -14,7 +14,7 @@ use crate::{
     error::{Error, Result},
     pipeline::{
         embedding::EmbeddingSettings,
-        pooling::{cosine, normalise},
+        pooling::{cosine, normalize},
         vectors::{Conversion, Ranges, VectorType},
     },
     repository::manifest::VectorQuality,
@@ -79,7 +79,7 @@ fn quality(vectors: &[Vec<f32>], ranges: &Ranges) -> Result<VectorQuality> {
         let conversion = Conversion::new(wanted, dimensions, Some(ranges))?;
         let convert = |vector: &Vec<f32>| {
             let mut vector = vector.clone();
-            normalise(&mut vector);
+            normalize(&mut vector);
             conversion.convert(vector).bytes()
         };
         Ok::<_, Error>(vectors.iter().map(convert).collect::<Vec<Vec<u8>>>())

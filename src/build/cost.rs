@@ -1,4 +1,4 @@
-//! Size and speed before and after quantisation. They are measured together with the quality, and depend on the machine,
+//! Size and speed before and after quantization. They are measured together with the quality, and depend on the machine,
 //! so that the manifest does not contain them.
 
 use std::{path::Path, time::Duration};

@@ -89,7 +89,7 @@ fn mean(graph: &mut Graph, rows: &Value, mask: &Value) -> Value {
     graph.node("Div", &[&sum, &count], vec![])
 }
 
-/// A linear layer in int8. Each token is quantised to u8 with a scale and a minimum of its own: the minimum is a float,
+/// A linear layer in int8. Each token is quantized to u8 with a scale and a minimum of its own: the minimum is a float,
 /// so that nothing is lost to the rounding of a zero point.
 ///
 /// `weights` are panels of 16 outputs, in which the weights of four inputs are adjacent; `sums` are the sums of each
@@ -112,15 +112,15 @@ pub(super) fn quantized_linear(
     let smallest = graph.floats("smallest", &[], &[f32::MIN_POSITIVE]);
     let divisor = graph.node("Max", &[&scale, &smallest], vec![]);
     let shifted = graph.node("Sub", &[input, &least], vec![]);
-    let quantised = graph.node("Div", &[&shifted, &divisor], vec![]);
-    let quantised = graph.node("Round", &[&quantised], vec![]);
-    let quantised = graph.cast(&quantised, data_type::UINT8);
+    let quantized = graph.node("Div", &[&shifted, &divisor], vec![]);
+    let quantized = graph.node("Round", &[&quantized], vec![]);
+    let quantized = graph.cast(&quantized, data_type::UINT8);
     let weights = graph.node("Transpose", &[weights], vec![integers("perm", &[1, 3, 0, 2])]);
     let weights = graph.node("Reshape", &[&weights, shape], vec![]);
     let input_zero = graph.unsigned_bytes("input_zero_point", &[], &[0]);
     // The runtime needs a zero point to make the weights unsigned where signed ones would saturate.
     let weight_zero = graph.bytes("weight_zero_point", &[], &[0]);
-    let product = graph.node("MatMulInteger", &[&quantised, &weights, &input_zero, &weight_zero], vec![]);
+    let product = graph.node("MatMulInteger", &[&quantized, &weights, &input_zero, &weight_zero], vec![]);
     let product = graph.cast(&product, data_type::FLOAT);
     let scale = graph.node("Mul", &[&scale, scales], vec![]);
     let product = graph.node("Mul", &[&product, &scale], vec![]);

@@ -22,7 +22,7 @@ pub mod onnx;
 mod pickle;
 mod plan;
 pub mod quality;
-mod quantise;
+mod quantize;
 mod recipe;
 mod recipes;
 mod scratch;
@@ -53,7 +53,7 @@ use crate::{
 pub struct Built {
     /// The bundle in the requested folder.
     pub bundle: Bundle,
-    /// The cost before and after quantisation; none if the build did not quantise.
+    /// The cost before and after quantization; none if the build did not quantize.
     pub comparison: Option<Comparison>,
     /// Why the precision is not the default, if the build chose it.
     pub note: Option<String>,

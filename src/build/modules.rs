@@ -1,6 +1,6 @@
-//! The modules of sentence-transformers that follow the transformer: pooling, dense layers, normalisations.
+//! The modules of sentence-transformers that follow the transformer: pooling, dense layers, normalizations.
 //!
-//! A single pooling, with or without normalisation after it, is left to the pipeline, where the vectors of tokens remain
+//! A single pooling, with or without normalization after it, is left to the pipeline, where the vectors of tokens remain
 //! available. Any other list of modules becomes a part of the graph, which then returns a vector for each text.
 
 use std::path::Path;
@@ -9,7 +9,7 @@ use super::{
     config::{ConfigFile, OneOrMany},
     layers::Layers,
     onnx::{GraphBuilder, Value, data_type, float, integer},
-    quantise::transpose,
+    quantize::transpose,
     weights::{Weight, Weights},
 };
 use crate::{
@@ -177,7 +177,7 @@ impl Modules {
         self.output
     }
 
-    /// Whether the list ends with a normalisation, which requests can turn off.
+    /// Whether the list ends with a normalization, which requests can turn off.
     pub(super) fn normalizes(&self) -> bool {
         matches!(self.list.last(), Some(Module::Normalize))
     }
@@ -196,18 +196,18 @@ impl Modules {
         })
     }
 
-    /// Whether no module but normalisations follows.
+    /// Whether no module but normalizations follows.
     pub(super) fn is_empty(&self) -> bool {
         self.before_normalization().is_empty()
     }
 
-    /// All modules but normalisations at the end.
+    /// All modules but normalizations at the end.
     fn before_normalization(&self) -> &[Module] {
         let end = self.list.iter().rposition(|module| !matches!(module, Module::Normalize));
         &self.list[..end.map_or(0, |last| last + 1)]
     }
 
-    /// Writes the modules, without a normalisation at the end, from the vectors of tokens (batch, sequence, width), or
+    /// Writes the modules, without a normalization at the end, from the vectors of tokens (batch, sequence, width), or
     /// those of texts (batch, width), and the INT64 attention mask (batch, sequence) to a vector for each text.
     pub(super) fn write(&self, layers: &mut Layers<'_>, vectors: &Value, mask: &Value) -> Value {
         let (mut tokens, mut text) = (vectors.clone(), vectors.clone());

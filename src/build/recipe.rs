@@ -101,7 +101,7 @@ pub struct RecipeSource {
     pub files: BTreeMap<String, String>,
 }
 
-/// The floor of a quantised model's quality, compared with fp32. Below it, no bundle is written.
+/// The floor of a quantized model's quality, compared with fp32. Below it, no bundle is written.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct QualityFloor {

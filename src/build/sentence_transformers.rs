@@ -1,4 +1,4 @@
-//! The files of sentence-transformers: pooling, normalisation, prompts and length limits.
+//! The files of sentence-transformers: pooling, normalization, prompts and length limits.
 //!
 //! Two generations of these files are in use: up to version 4, and from version 5 on.
 
@@ -53,7 +53,7 @@ pub(super) fn has_pooling(folder: &Path) -> bool {
 /// The settings of a model whose graph has the output `output`, and the modules that its graph has to contain; then the
 /// output is [`POOLED`].
 ///
-/// Without the files of sentence-transformers, that package uses the mean of all tokens, not normalised; so does this.
+/// Without the files of sentence-transformers, that package uses the mean of all tokens, not normalized; so does this.
 pub(super) fn embedding_settings(
     folder: &Path,
     output: &str,

@@ -41,9 +41,9 @@ pub(super) struct Source<'a> {
     pub(super) tokenizer: Vec<u8>,
     /// Other files of the bundle.
     pub(super) files: Vec<(&'static str, Vec<u8>)>,
-    /// Whether the source's own weights are quantised. They are kept, and their quality cannot be measured.
-    pub(super) is_quantised: bool,
-    /// The engine that the quantised graph is written for.
+    /// Whether the source's own weights are quantized. They are kept, and their quality cannot be measured.
+    pub(super) is_quantized: bool,
+    /// The engine that the quantized graph is written for.
     pub(super) engine: Engine,
     pub(super) graphs: WriteGraphs<'a>,
 }

@@ -15,7 +15,7 @@ use super::{
     modules::{Modules, POOLED},
     onnx::{GraphBuilder, ModelProto, any, fixed},
     plan::Plan,
-    quantise,
+    quantize,
     sentence_transformers::{static_folder, static_settings},
     source::{EncoderSettings, MODEL, Source, TaskSettings},
     weights::{Weight, Weights},
@@ -73,7 +73,7 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
         settings: TaskSettings::Encoder(EncoderSettings::Embedding(settings)),
         tokenizer,
         files: Vec::new(),
-        is_quantised: false,
+        is_quantized: false,
         engine,
         graphs: Box::new(move |precision| Ok(vec![(MODEL, graph(&weights, &table, &modules, precision)?)])),
     })
@@ -148,7 +148,7 @@ fn graph(weights: &Weights, table: &Weight, modules: &Modules, precision: Precis
             graph.function(MEAN_OF_ROWS, [&values, &ids, &mask], functions::mean_of_rows)
         }
         Precision::Int8 | Precision::Int8Blocks => {
-            let rows = quantise::rows(&table.values, table.shape[1]);
+            let rows = quantize::rows(&table.values, table.shape[1]);
             let values = graph.bytes(&format!("{NAME}.int8"), &table.shape, &rows.values);
             let scales = graph.floats(&format!("{NAME}.scales"), &[table.shape[0], 1], &rows.scales);
             let inputs = [&values, &scales, &ids, &mask];

@@ -10,7 +10,7 @@ use super::{
     chunks::Chunks,
     encoder::{Encoder, EncodingOptions, Encodings, Granularity, Input, NamedOutput, Row},
     multi_vector::{RoleSettings, TextRole},
-    pooling::{Pooling, normalise},
+    pooling::{Pooling, normalize},
     sparse::{SparseValues, SparseVector},
     usage::Usage,
     vectors::{Conversion, Ranges, VectorType},
@@ -164,34 +164,27 @@ impl EmbeddingPipeline {
         deadline: Deadline,
     ) -> Result<Embeddings<TextVectors>> {
         self.check(requested)?;
-        let is_requested = |kind: VectorKind| requested.kinds.contains(&kind);
         let settings = &self.settings;
-        let dense = settings.dense.as_ref().filter(|_| is_requested(VectorKind::Dense));
-        let sparse = settings.sparse.as_ref().filter(|_| is_requested(VectorKind::Sparse));
-        let multi = settings.multi_vector.as_ref().filter(|_| is_requested(VectorKind::MultiVector));
+        let place = |kind| settings.place(kind).filter(|_| requested.kinds.contains(&kind));
+        let dense = settings.dense.as_ref().zip(place(VectorKind::Dense));
+        let sparse = settings.sparse.as_ref().zip(place(VectorKind::Sparse));
+        let multi = settings.multi_vector.as_ref().zip(place(VectorKind::MultiVector));
         let dimensions = dense.map_or(Ok(0), |_| self.dimensions(options.dimensions))?;
         check_values(options.max_values, inputs.len(), dimensions)?;
         let encodings = self.encode(inputs, options, deadline).await?;
-        if let Some(multi) = multi {
+        if let Some((multi, _)) = multi {
             check_values(options.max_values, encodings.tokens(), multi.dimensions)?;
         }
         let role = settings.text_role(options.prompt_name.as_deref());
         let limit = requested.max_active_dims.unwrap_or(usize::MAX);
         let vectors = |index: usize, rows: &[Row<'_>]| {
             let ids = encodings.ids(index);
-            // The rows of the outputs that the model has, in the order of their kinds.
-            let row = |kind| {
-                let outputs = settings.outputs();
-                outputs.iter().position(|(found, _)| *found == kind).map_or(rows[0], |place| rows[place])
-            };
+            let normalize = options.normalize.unwrap_or(true);
             TextVectors {
-                dense: dense.map(|dense| dense_vector(dense, dimensions, options, row(VectorKind::Dense))),
-                sparse: sparse
-                    .map(|sparse| sparse.vector(ids, row(VectorKind::Sparse).values).truncated(limit)),
-                multi_vector: multi.map(|multi| {
-                    let values = row(VectorKind::MultiVector).values;
-                    let normalize = options.normalize.unwrap_or(true);
-                    let vectors = multi.vectors(role, ids, values, normalize);
+                dense: dense.map(|(dense, place)| dense_vector(dense, dimensions, options, rows[place])),
+                sparse: sparse.map(|(sparse, place)| sparse.vector(ids, rows[place].values).truncated(limit)),
+                multi_vector: multi.map(|(multi, place)| {
+                    let vectors = multi.vectors(role, ids, rows[place].values, normalize);
                     vectors.chunks_exact(multi.dimensions).map(<[f32]>::to_vec).collect()
                 }),
             }
@@ -353,7 +346,7 @@ fn dense_vector(
     let mut vector = dense.pooling.pool(row.values, row.width);
     vector.truncate(dimensions);
     if options.normalize.unwrap_or(dense.normalize) {
-        normalise(&mut vector);
+        normalize(&mut vector);
     }
     vector
 }

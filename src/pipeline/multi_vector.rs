@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::pooling::normalise;
+use super::pooling::normalize;
 use crate::{backend::native::Query, tokenizer::Encoding};
 
 /// How multi-vectors are read from an output of the graph, and how texts are prepared for it.
@@ -111,13 +111,13 @@ impl MultiVectorSettings {
     }
 
     /// The vectors of a text, one after the other, from those of all tokens with these ids.
-    pub fn vectors(&self, role: TextRole, ids: &[u32], values: &[f32], normalize: bool) -> Vec<f32> {
+    pub fn vectors(&self, role: TextRole, ids: &[u32], values: &[f32], normalized: bool) -> Vec<f32> {
         let skipped = &self.role(role).skipped;
         let tokens = ids.iter().zip(values.chunks_exact(self.dimensions)).skip(usize::from(self.skips_first));
         let kept = tokens.filter(|(id, _)| skipped.binary_search(id).is_err());
         let mut vectors: Vec<f32> = kept.flat_map(|(_, vector)| vector).copied().collect();
-        if normalize {
-            vectors.chunks_exact_mut(self.dimensions).for_each(normalise);
+        if normalized {
+            vectors.chunks_exact_mut(self.dimensions).for_each(normalize);
         }
         vectors
     }

@@ -64,7 +64,7 @@ fn weighted_sum<'a>(
 }
 
 /// Scales a vector to length 1; zeros are unchanged.
-pub fn normalise(vector: &mut [f32]) {
+pub fn normalize(vector: &mut [f32]) {
     // The `eps` of torch.nn.functional.normalize.
     const MIN_LENGTH: f32 = 1e-12;
     let length = dot(vector, vector).sqrt().max(MIN_LENGTH);
@@ -103,12 +103,12 @@ mod tests {
     }
 
     #[test]
-    fn normalising_gives_length_one_and_leaves_zeros() {
+    fn normalizing_gives_length_one_and_leaves_zeros() {
         let mut vector = [3.0, 4.0];
-        normalise(&mut vector);
+        normalize(&mut vector);
         assert_eq!(vector, [0.6, 0.8]);
         let mut zeros = [0.0, 0.0];
-        normalise(&mut zeros);
+        normalize(&mut zeros);
         assert_eq!(zeros, [0.0, 0.0]);
     }
 

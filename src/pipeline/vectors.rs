@@ -6,7 +6,7 @@ use std::fmt;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use super::pooling::normalise;
+use super::pooling::normalize;
 use crate::error::{Error, Result};
 
 /// The numbers of a vector.
@@ -161,7 +161,7 @@ impl Ranges {
             let (mut lowest, mut highest) = (vec![f32::INFINITY; size], vec![f32::NEG_INFINITY; size]);
             for vector in vectors {
                 let mut vector = vector[..size].to_vec();
-                normalise(&mut vector);
+                normalize(&mut vector);
                 for ((value, lowest), highest) in vector.iter().zip(&mut lowest).zip(&mut highest) {
                     (*lowest, *highest) = (lowest.min(*value), highest.max(*value));
                 }

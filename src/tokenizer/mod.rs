@@ -2,6 +2,7 @@
 
 mod byte_pairs;
 pub mod cl100k;
+mod encode;
 mod file;
 mod trie;
 mod unigram;
@@ -10,18 +11,14 @@ mod windows;
 mod word_pieces;
 
 use std::{
-    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
 };
 
 use bytes::Bytes;
-use serde::Deserialize;
-use tokenizers::{
-    Encoding as RawEncoding, PostProcessor, PostProcessorWrapper, Result as RawResult, TruncationDirection,
-    TruncationParams, TruncationStrategy, utils::truncation::truncate_encodings,
-};
+use tokenizers::{Encoding as RawEncoding, PostProcessor, PostProcessorWrapper, Result as RawResult};
 
+pub use self::encode::{Encoding, Side, Truncation, reach};
 use self::file::RawTokenizer;
 pub use self::windows::{Window, WindowOptions};
 use crate::error::{Error, Result};
@@ -41,63 +38,6 @@ pub struct Tokenizer {
 }
 
 const PADDING_TOKENS: [&str; 2] = ["[PAD]", "<pad>"];
-
-/// The end of a text that is cut off.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Side {
-    /// The beginning.
-    #[serde(alias = "Left")]
-    Left,
-    /// The end.
-    #[default]
-    #[serde(alias = "Right")]
-    Right,
-}
-
-/// Applied to inputs of more tokens than the model takes. Special tokens are kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Truncation {
-    /// Refuses them.
-    Off,
-    /// Truncates at this side; of a pair the longer text, then both.
-    At(Side),
-    /// Truncates only the first text of a pair, at its end.
-    OnlyFirst,
-}
-
-impl Truncation {
-    /// The side at which a single text is truncated.
-    fn side(self) -> Option<Side> {
-        match self {
-            Self::Off => None,
-            Self::At(side) => Some(side),
-            Self::OnlyFirst => Some(Side::Right),
-        }
-    }
-}
-
-impl From<Side> for TruncationDirection {
-    fn from(side: Side) -> Self {
-        match side {
-            Side::Left => Self::Left,
-            Side::Right => Self::Right,
-        }
-    }
-}
-
-/// A text, or a pair of texts, as token ids.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Encoding {
-    /// The token ids, special tokens included.
-    pub ids: Vec<u32>,
-    /// For each token the index of its text in a pair.
-    pub type_ids: Vec<u32>,
-    /// The number of tokens before truncation, if there was any; a lower bound for very long texts.
-    pub truncated_from: Option<usize>,
-    /// The number of tokens at the end that no other token attends to.
-    pub unattended: usize,
-}
 
 /// A token of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -190,189 +130,12 @@ impl Tokenizer {
         self.raw.get_vocab_size(true)
     }
 
-    /// Encodes a text, special tokens included, into at most `limit` tokens.
-    pub fn encode(&self, text: &str, limit: usize, truncation: Truncation) -> Result<Encoding> {
-        let text = within_reach(text, limit, truncation)?;
-        let mut encoding = self.encode_raw(text)?;
-        let found = encoding.len() + self.special_tokens;
-        let truncated_from = (found > limit).then_some(found);
-        if truncated_from.is_some() {
-            let side = truncation.side().ok_or_else(|| too_long("text", found, limit))?;
-            encoding.truncate(limit.saturating_sub(self.special_tokens), 0, side.into());
-            // The crate would add special tokens to the part that was cut off as well.
-            encoding.take_overflowing();
-        }
-        Ok(Encoding::from_raw(&self.add_special_tokens(encoding, None)?, truncated_from))
-    }
-
-    /// The special tokens before and after a single text.
-    pub fn special_ids(&self) -> Result<[Vec<u32>; 2]> {
-        let whole = self.add_special_tokens(self.encode_raw("a")?, None)?;
-        let ids = whole.get_ids();
-        let is_own = |special: &u32| *special == 0;
-        let mask = whole.get_special_tokens_mask();
-        let first = mask.iter().position(is_own).unwrap_or(ids.len());
-        let last = mask.iter().rposition(is_own).map_or(ids.len(), |last| last + 1);
-        Ok([ids[..first].to_vec(), ids[last..].to_vec()])
-    }
-
-    /// Encodes a text that consists of parts, special tokens included, into at most `limit` tokens, which it must not
-    /// exceed. `ends` are the ends of the parts in bytes. A token that is in two parts is one of the second; special
-    /// tokens are in the first and in the last part.
-    pub fn encode_parts(
-        &self,
-        text: &str,
-        ends: &[usize],
-        limit: usize,
-    ) -> Result<(Encoding, Vec<Range<usize>>)> {
-        let too_long = |found: usize, unit: &str| {
-            Error::too_large(format!(
-                "the texts have {found} {unit} together, but the model takes at most {limit} tokens; send fewer texts at \
-                 once"
-            ))
-        };
-        if text.len() > reach(limit) {
-            return Err(too_long(text.len(), "bytes"));
-        }
-        // With offsets, unlike `encode_fast`.
-        let encoding = self.call(|raw| raw.encode(text, false)).map_err(cannot_tokenize)?;
-        let found = encoding.len() + self.special_tokens;
-        if found > limit {
-            return Err(too_long(found, "tokens"));
-        }
-        let offsets = encoding.get_offsets();
-        let cuts: Vec<usize> =
-            ends.iter().map(|end| offsets.partition_point(|(_, of_token)| of_token <= end)).collect();
-        let encoding = self.add_special_tokens(encoding, None)?;
-        let before = encoding.get_special_tokens_mask().iter().take_while(|special| **special == 1).count();
-        let mut start = 0;
-        let ranges = cuts.iter().enumerate().map(|(part, cut)| {
-            let end = if part + 1 == cuts.len() { encoding.len() } else { before + cut };
-            std::mem::replace(&mut start, end)..end
-        });
-        let ranges = ranges.collect();
-        Ok((Encoding::from_raw(&encoding, None), ranges))
-    }
-
-    /// The token ids of a text, without special tokens.
-    pub fn encode_without_special_tokens(&self, text: &str) -> Result<Vec<u32>> {
-        Ok(self.encode_raw(text)?.get_ids().to_vec())
-    }
-
-    /// The part of a text that its encoding covers, for models with a tokenizer of their own.
-    pub fn truncated_text(
-        &self,
-        text: String,
-        encoding: &Encoding,
-        limit: usize,
-        truncation: Truncation,
-    ) -> Result<String> {
-        let (Some(_), Some(side)) = (encoding.truncated_from, truncation.side()) else { return Ok(text) };
-        let reachable = within_reach(&text, limit, truncation)?;
-        // With offsets, unlike `encode_fast`.
-        let encoding = self.call(|raw| raw.encode(reachable, false)).map_err(cannot_tokenize)?;
-        let encoding = self.post_process(encoding, None, false)?;
-        let kept = limit.saturating_sub(self.special_tokens).min(encoding.len());
-        let kept = match side {
-            Side::Right => &encoding.get_offsets()[..kept],
-            Side::Left => &encoding.get_offsets()[encoding.len() - kept..],
-        };
-        let start = kept.iter().map(|(start, _)| *start).min().unwrap_or(0);
-        let end = kept.iter().map(|(_, end)| *end).max().unwrap_or(0);
-        Ok(reachable.get(start..end).unwrap_or_default().to_owned())
-    }
-
-    /// Encodes a pair of texts, special tokens included, into at most `limit` tokens. An empty second text keeps its
-    /// separator.
-    pub fn encode_pair(&self, pair: [&str; 2], limit: usize, truncation: Truncation) -> Result<Encoding> {
-        let encode = |text| self.encode_raw(within_reach(text, limit, truncation)?);
-        let [mut first, mut second] = [encode(pair[0])?, encode(pair[1])?];
-        let special_tokens = self.post_processor.as_ref().map_or(0, |processor| processor.added_tokens(true));
-        let found = first.len() + second.len() + special_tokens;
-        let truncated_from = (found > limit).then_some(found);
-        if truncated_from.is_some() {
-            let too_long = || too_long("pair of texts", found, limit);
-            let side = truncation.side().ok_or_else(too_long)?;
-            let strategy = match truncation {
-                Truncation::OnlyFirst => TruncationStrategy::OnlyFirst,
-                Truncation::Off | Truncation::At(_) => TruncationStrategy::LongestFirst,
-            };
-            let max_length = limit.saturating_sub(special_tokens);
-            let parameters = TruncationParams { direction: side.into(), max_length, strategy, stride: 0 };
-            let (cut_first, cut_second) =
-                truncate_encodings(first, Some(second), &parameters).map_err(|_| too_long())?;
-            (first, second) = (cut_first, cut_second.unwrap_or_default());
-            first.take_overflowing();
-            second.take_overflowing();
-        }
-        Ok(Encoding::from_raw(&self.add_special_tokens(first, Some(second))?, truncated_from))
-    }
-
-    /// Encodes a text between two others, each on its own and without special tokens, into at most `limit` tokens. Only the
-    /// text between them is truncated.
-    pub fn encode_between(
-        &self,
-        [before, text, after]: [&str; 3],
-        limit: usize,
-        truncation: Truncation,
-    ) -> Result<Encoding> {
-        let ids = |text: &str| self.encode_without_special_tokens(text);
-        let (before, after) = (ids(before)?, ids(after)?);
-        let mut between = ids(within_reach(text, limit, truncation)?)?;
-        let around = before.len() + after.len();
-        let found = around + between.len();
-        let truncated_from = (found > limit).then_some(found);
-        if truncated_from.is_some() {
-            let side = truncation.side().ok_or_else(|| too_long("pair of texts", found, limit))?;
-            let kept = limit.saturating_sub(around);
-            match side {
-                Side::Right => between.truncate(kept),
-                Side::Left => drop(between.drain(..between.len() - kept.min(between.len()))),
-            }
-        }
-        let ids = [before, between, after].concat();
-        if ids.len() > limit {
-            return Err(Error::too_large(format!(
-                "the text around a pair has {around} tokens, but the model takes at most {limit}"
-            )));
-        }
-        Ok(Encoding { type_ids: vec![0; ids.len()], ids, truncated_from, unattended: 0 })
-    }
-
-    /// Takes token ids of a client, without adding special tokens.
-    pub fn accept(&self, mut ids: Vec<u32>, limit: usize, truncation: Truncation) -> Result<Encoding> {
-        self.check_ids(&ids)?;
-        let found = ids.len();
-        let truncated_from = (found > limit).then_some(found);
-        if truncated_from.is_some() {
-            match truncation.side().ok_or_else(|| too_long("input", found, limit))? {
-                Side::Left => drop(ids.drain(..found - limit)),
-                Side::Right => ids.truncate(limit),
-            }
-        }
-        Ok(Encoding { type_ids: vec![0; ids.len()], ids, truncated_from, unattended: 0 })
-    }
-
     fn check_ids(&self, ids: &[u32]) -> Result<()> {
         let known = self.vocabulary_size();
         match ids.iter().find(|id| **id as usize >= known) {
             None => Ok(()),
             Some(id) => Err(Error::invalid(format!("expected token ids below {known}, but found {id}"))),
         }
-    }
-
-    /// Whether a text has more than `max` tokens, without the memory of all of them: encodes it in pieces, with an
-    /// allowance for tokens that are cut in two.
-    pub fn exceeds(&self, text: &str, max: usize) -> Result<bool> {
-        const PIECE_BYTES: usize = 64 * 1024;
-        const ALLOWANCE: usize = 64;
-        let (mut rest, mut found) = (text, 0);
-        while rest.len() > PIECE_BYTES && found <= max {
-            let (piece, others) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
-            found += self.encode_raw(piece)?.len().saturating_sub(ALLOWANCE);
-            rest = others;
-        }
-        Ok(found > max)
     }
 
     /// The tokens of a text.
@@ -401,51 +164,6 @@ impl Tokenizer {
         self.call(|raw| raw.decode(ids, skip_special_tokens))
             .map_err(|error| Error::invalid(format!("these token ids cannot be decoded: {error}")))
     }
-}
-
-impl Encoding {
-    fn from_raw(encoding: &RawEncoding, truncated_from: Option<usize>) -> Self {
-        let (ids, type_ids) = (encoding.get_ids().to_vec(), encoding.get_type_ids().to_vec());
-        Self { ids, type_ids, truncated_from, unattended: 0 }
-    }
-
-    /// The number of tokens.
-    pub fn len(&self) -> usize {
-        self.ids.len()
-    }
-
-    /// Whether there are no tokens.
-    pub fn is_empty(&self) -> bool {
-        self.ids.is_empty()
-    }
-}
-
-/// The maximum number of bytes of a text's first or last `limit` tokens.
-pub fn reach(limit: usize) -> usize {
-    /// The tokens of all known vocabularies are much shorter, white space before them included.
-    const MAX_TOKEN_BYTES: usize = 1024;
-    limit.saturating_mul(MAX_TOKEN_BYTES)
-}
-
-/// The part of a text that may be among its first or last `limit` tokens, so that megabytes are not tokenized only to
-/// be cut off or refused.
-fn within_reach(text: &str, limit: usize, truncation: Truncation) -> Result<&str> {
-    let reach = reach(limit);
-    match truncation.side() {
-        _ if text.len() <= reach => Ok(text),
-        Some(Side::Right) => Ok(&text[..text.floor_char_boundary(reach)]),
-        Some(Side::Left) => Ok(&text[text.ceil_char_boundary(text.len() - reach)..]),
-        None => Err(Error::too_large(format!(
-            "the text has {} bytes, but the model takes at most {limit} tokens; set `truncate` to shorten it",
-            text.len()
-        ))),
-    }
-}
-
-fn too_long(input: &str, found: usize, limit: usize) -> Error {
-    Error::too_large(format!(
-        "the {input} has {found} tokens, but the model takes at most {limit}; set `truncate` to shorten it"
-    ))
 }
 
 /// Without the crate's message, which may quote the text: it must not be in a response or a log.

@@ -5,7 +5,7 @@ use tokenizers::{
     models::{ModelWrapper, bpe::BPE},
 };
 
-use super::{Encoding, Side, Tokenizer, Truncation, vocabulary::Vocabulary, within_reach};
+use super::{Encoding, Side, Tokenizer, Truncation, encode::within_reach, vocabulary::Vocabulary};
 use crate::error::{Error, Result};
 
 const UNKNOWN_TOKENS: [&str; 2] = ["[UNK]", "<unk>"];

@@ -131,7 +131,7 @@ async fn qwen3_as_a_cross_encoder_of_sentence_transformers() {
     );
 }
 
-fn quantised(name: &str, folder: &Path, precision: Precision) -> Option<Bundle> {
+fn quantized(name: &str, folder: &Path, precision: Precision) -> Option<Bundle> {
     let source = fixtures().join("models").join(name);
     let out = folder.join(format!("{name}-{precision}"));
     let request = request_without_floor(Task::FeatureExtraction, &source, out, Some(precision));
@@ -139,13 +139,13 @@ fn quantised(name: &str, folder: &Path, precision: Precision) -> Option<Bundle> 
 }
 
 #[tokio::test]
-async fn quantised_decoders_are_close_to_fp32() {
+async fn quantized_decoders_are_close_to_fp32() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["tiny-qwen3", "tiny-gemma3"] {
         let golden = fs::read(fixtures().join(format!("goldens/{name}.json"))).unwrap();
         let golden: Value = serde_json::from_slice(&golden).unwrap();
         for (precision, least) in [(Precision::Int8, 0.98), (Precision::Int8Blocks, 0.98)] {
-            let Some(bundle) = quantised(name, folder.path(), precision) else { return };
+            let Some(bundle) = quantized(name, folder.path(), precision) else { return };
             assert_eq!(bundle.manifest().engine, Engine::Onnx);
             let model = serve(&bundle.path("")).unwrap();
             for case in golden["cases"].as_array().unwrap().iter().take(5) {

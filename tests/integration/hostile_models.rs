@@ -159,7 +159,7 @@ fn unknown_operators_and_cyclic_graphs_are_refused() {
     }
 }
 
-/// Quantisation once relied on both: on the shape of a matrix, whose size is right if both sides are negative, and on the
+/// Quantization once relied on both: on the shape of a matrix, whose size is right if both sides are negative, and on the
 /// output of a node.
 #[test]
 fn negative_shapes_and_nodes_without_outputs_are_refused() {

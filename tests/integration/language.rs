@@ -96,7 +96,7 @@ const PREFIXES: &[(&str, &str)] = &[("MOST_", "MAX_"), ("LONGEST_", "MAX_")];
 /// Lines that contain a phrase and are right, with the reason.
 const EXCEPTIONS: &[(&str, &str)] = &[
     (
-        "\"matrices: int8, one scale an output channel, activations quantised as they come; \\",
+        "\"matrices: int8, one scale an output channel, activations quantized as they come; \\",
         "part of manifests, whose digests must not change",
     ),
     ("(\"\\\"Stop!\\\" he said. Then?\", \"[\\\"Stop!\\\" he said.] [Then?]\"),", "an example of a text"),

@@ -177,7 +177,7 @@ proptest! {
 fn a_text_has_the_same_vector_alone_and_in_a_batch() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
-    // Quantised by default, with scales of the whole batch.
+    // Quantized by default, with scales of the whole batch.
     let model = open(fixtures().join("models/tiny-bert"), folder.path(), None, runtime).unwrap();
     let Pipeline::Embedding(pipeline) = &model.pipeline else { panic!("it embeds") };
     let config = Config { cases: 16, failure_persistence: None, ..Config::default() };

@@ -1,8 +1,8 @@
 //! Divides the operations of a model into stages, and assigns memory to their values.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use kivu_engine::program::{Attention, Largest, Per, RowOperation, RowStage, Stage, Value, ValueId};
+use kivu_engine::program::{Attention, Largest, Load, Per, RowOperation, RowStage, Stage, Value, ValueId};
 
 /// An operation, and the values that it reads and writes.
 pub(super) enum Operation {
@@ -35,6 +35,7 @@ pub(super) fn divide(operations: Vec<Operation>, outputs: &[ValueId]) -> Vec<Sta
             }
         }
     }
+    let heads: BTreeMap<ValueId, usize> = stages.iter().filter_map(heads_of).collect();
     // From the last stage to the first, so that the values that later stages read are known.
     let mut read_later: BTreeSet<ValueId> = outputs.iter().copied().collect();
     for stage in stages.iter_mut().rev() {
@@ -57,13 +58,25 @@ pub(super) fn divide(operations: Vec<Operation>, outputs: &[ValueId]) -> Vec<Sta
                         _ => read.extend(operation.inputs()),
                     }
                 }
-                let loads = read.difference(&computed);
-                stage.loads = loads.map(|value| (*value, !read_later.contains(value))).collect();
-                read_later.extend(stage.loads.iter().map(|(value, _)| *value));
+                let loads = read.difference(&computed).map(|value| Load {
+                    value: *value,
+                    is_last: !read_later.contains(value),
+                    heads: heads.get(value).copied(),
+                });
+                stage.loads = loads.collect();
+                read_later.extend(stage.loads.iter().map(|load| load.value));
             }
         }
     }
     stages
+}
+
+/// The result of attention, and the number of heads in whose parts it is.
+fn heads_of(stage: &Stage) -> Option<(ValueId, usize)> {
+    match stage {
+        Stage::Attention(attention) => Some((attention.out, attention.heads)),
+        Stage::Rows(_) | Stage::Largest(_) => None,
+    }
 }
 
 /// Assigns memory to values, so that a value takes that of one that no later operation reads. Returns the number of

@@ -130,7 +130,7 @@ impl Session {
     }
 
     /// Optimizes the graph at `source` and writes the result to `target`. The result does not depend on this machine.
-    pub fn optimise(runtime: Runtime, source: &Path, target: &Path) -> Result<()> {
+    pub fn optimize(runtime: Runtime, source: &Path, target: &Path) -> Result<()> {
         builder(runtime, GraphOptimizationLevel::Level2, NonZeroUsize::MIN)
             .and_then(|builder| Ok(builder.with_optimized_model_path(target)?))
             .and_then(|mut builder| builder.commit_from_file(source))

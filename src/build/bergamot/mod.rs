@@ -33,7 +33,7 @@ const MAX_TOKENS: usize = 512;
 const LENGTH_FACTOR: f32 = 2.5;
 /// The tokens for the end of a text and for unknown text, by id.
 const SPECIAL: [&str; 2] = ["</s>", "<unk>"];
-/// A character that normalised texts do not contain.
+/// A character that normalized texts do not contain.
 const NEVER: char = '\u{1}';
 
 /// Whether `folder` looks like that of a student.
@@ -76,7 +76,7 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
         settings: TaskSettings::Seq2Seq(Box::new(settings), &[Task::Translation]),
         tokenizer,
         files: vec![(SHORTLIST, shortlist.to_bytes())],
-        is_quantised: false,
+        is_quantized: false,
         engine: Engine::Onnx,
         graphs: graphs(model, weights),
     })

@@ -18,7 +18,7 @@ const ARCHITECTURE: &str = "BergamotStudent";
 /// The limit of decoder steps: 2.5 times the limit of source tokens, and the first step.
 pub(super) const MAX_POSITIONS: usize = 1281;
 const SINUSOIDS: Sinusoids = Sinusoids { length: MAX_POSITIONS, waves: Waves::ToTheEnd, padding: None };
-/// Marian's epsilon of normalisations.
+/// Marian's epsilon of normalizations.
 const EPSILON: f32 = 1e-6;
 
 const SHARED: &str = "shared.weight";
@@ -94,7 +94,7 @@ fn describe(options: &Options, vocabulary: usize) -> Result<Seq2SeqModel> {
         epsilon: EPSILON,
         positions: Positions::Sinusoidal(SINUSOIDS),
         scale: (hidden as f32).sqrt(),
-        normalises_embeddings: false,
+        normalizes_embeddings: false,
         attention_scale: None,
         output_scale: 1.0,
         memory: Memory::Recurrent,

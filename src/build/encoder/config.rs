@@ -66,7 +66,7 @@ pub(in crate::build) struct EncoderConfig {
 /// The parts of a description that most families do without.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Details {
-    /// Whether queries and keys are normalised head by head.
+    /// Whether queries and keys are normalized head by head.
     pub(super) norms_each_head: bool,
     /// The factor of word embeddings.
     pub(super) word_scale: Option<f32>,
@@ -171,7 +171,7 @@ pub(in crate::build) enum HeadKind {
     Tokens,
 }
 
-/// The part of a head before the labels: a linear layer, an activation, and a normalisation in some families.
+/// The part of a head before the labels: a linear layer, an activation, and a normalization in some families.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeadInput {
     pub(super) activation: Activation,
@@ -187,12 +187,12 @@ pub(super) struct Names {
     pub(super) prefix: &'static str,
     /// The table of word embeddings.
     pub(super) words: &'static str,
-    /// The normalisation of embeddings; none in models without.
+    /// The normalization of embeddings; none in models without.
     pub(super) embedding_norm: Option<&'static str>,
     pub(super) layer: &'static str,
     /// Queries, keys and values: three matrices, or one.
     pub(super) projections: &'static [&'static str],
-    /// The normalisations of queries and of keys.
+    /// The normalizations of queries and of keys.
     pub(super) query_key_norms: Option<[&'static str; 2]>,
     pub(super) attention_output: &'static str,
     pub(super) norms: Norms,
@@ -201,18 +201,18 @@ pub(super) struct Names {
     pub(super) down: &'static str,
     /// The head's layer before the labels, and whether it is part of the body.
     pub(super) dense: (&'static str, bool),
-    /// The normalisation after it.
+    /// The normalization after it.
     pub(super) dense_norm: Option<&'static str>,
     pub(super) labels: &'static str,
 }
 
-/// The normalisations of a layer, and of the output.
+/// The normalizations of a layer, and of the output.
 #[derive(Debug)]
 pub(super) enum Norms {
-    /// Of the sum of a part's input and output; a second normalisation adds the input again.
+    /// Of the sum of a part's input and output; a second normalization adds the input again.
     After { attention: &'static [&'static str], output: &'static str },
     /// Of a part's input; the first layer's, unless `is_first_normal`, has none in attention.
-    /// Each part's output is normalised too if there are names in `after`.
+    /// Each part's output is normalized too if there are names in `after`.
     Before {
         attention: &'static str,
         feed_forward: &'static str,

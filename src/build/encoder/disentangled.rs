@@ -7,7 +7,7 @@
 
 use super::{
     config::{Disentangled, EncoderConfig},
-    distances::{Convolution, Distances, Order, Side, head_by_head, normalise, project},
+    distances::{Convolution, Distances, Order, Side, head_by_head, normalize, project},
 };
 use crate::{
     build::{
@@ -277,10 +277,10 @@ fn embeddings(layers: &Layers<'_>, distances: &Distances) -> Result<Vec<f32>> {
     let Layers { weights, hidden, epsilon, .. } = *layers;
     let rows = 2 * distances.span() as usize;
     let mut rows = weights.take("encoder.rel_embeddings.weight", &[rows, hidden])?.values.clone();
-    if distances.is_normalised {
+    if distances.is_normalized {
         let gain = weights.take("encoder.LayerNorm.weight", &[hidden])?;
         let bias = weights.take("encoder.LayerNorm.bias", &[hidden])?;
-        normalise(&mut rows, &gain.values, &bias.values, epsilon);
+        normalize(&mut rows, &gain.values, &bias.values, epsilon);
     }
     Ok(rows)
 }

@@ -20,8 +20,8 @@ pub(super) struct Distances {
     pub(super) buckets: Option<i64>,
     /// All distances from here on are treated alike.
     pub(super) max: i64,
-    /// Whether the embeddings of distances are normalised.
-    pub(super) is_normalised: bool,
+    /// Whether the embeddings of distances are normalized.
+    pub(super) is_normalized: bool,
     /// Whether the keys and queries of distances are computed by the projections of tokens.
     pub(super) shares_projections: bool,
 }
@@ -90,7 +90,7 @@ impl Distances {
             has_queries: is_used && terms[1],
             buckets: config.get("position_buckets")?.filter(|buckets| *buckets > 0),
             max: max.unwrap_or(positions as i64),
-            is_normalised: includes("norm_rel_ebd", "layer_norm")?,
+            is_normalized: includes("norm_rel_ebd", "layer_norm")?,
             shares_projections: config.is_set("share_att_key")?,
         };
         let count = usize::from(terms[0]) + usize::from(terms[1]);
@@ -148,8 +148,8 @@ impl Distances {
     }
 }
 
-/// Normalises each row to mean 0 and variance 1, then multiplies it by `gain` and adds `bias`.
-pub(super) fn normalise(rows: &mut [f32], gain: &[f32], bias: &[f32], epsilon: f32) {
+/// Normalizes each row to mean 0 and variance 1, then multiplies it by `gain` and adds `bias`.
+pub(super) fn normalize(rows: &mut [f32], gain: &[f32], bias: &[f32], epsilon: f32) {
     let width = gain.len().max(1);
     for row in rows.chunks_exact_mut(width) {
         let mean = row.iter().map(|value| f64::from(*value)).sum::<f64>() / width as f64;
@@ -207,7 +207,7 @@ mod tests {
             has_queries: true,
             buckets,
             max,
-            is_normalised: true,
+            is_normalized: true,
             shares_projections: true,
         }
     }
@@ -239,9 +239,9 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_normalised_and_projected() {
+    fn rows_are_normalized_and_projected() {
         let mut rows = [1.0, 3.0, 7.0, 3.0];
-        normalise(&mut rows, &[2.0, 1.0], &[0.0, 1.0], 0.0);
+        normalize(&mut rows, &[2.0, 1.0], &[0.0, 1.0], 0.0);
         assert_eq!(rows, [-2.0, 2.0, 2.0, 0.0]);
         let weight = [1.0, 0.0, 0.0, 1.0, 1.0, 1.0];
         let projected = project(&[1.0, 2.0, 3.0, 4.0], &weight, &[0.5, 0.0, -1.0]);

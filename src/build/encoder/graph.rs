@@ -1,6 +1,6 @@
 //! The graph of an encoder, in the form that measured fastest on ONNX Runtime's CPU kernels: queries, keys and values
-//! from one multiplication, attention as one fused operator, biases inside the quantised multiplications, residuals
-//! inside the layer normalisations.
+//! from one multiplication, attention as one fused operator, biases inside the quantized multiplications, residuals
+//! inside the layer normalizations.
 
 use super::{
     config::{Bias, EncoderConfig, Gate, Head, HeadKind, Heads, Norms, Positions},
@@ -145,7 +145,7 @@ impl Writer<'_> {
             sum = layers.graph.node("Add", &[&sum, &positions], vec![]);
         }
         if let Some(name) = names.embedding_norm {
-            sum = layers.normalise(&sum, name)?;
+            sum = layers.normalize(&sum, name)?;
         }
         Ok(match &self.text {
             Some(text) => text.without_padding(layers, &sum),
@@ -153,7 +153,7 @@ impl Writer<'_> {
         })
     }
 
-    /// All layers, which normalise the sum of a part's input and output.
+    /// All layers, which normalize the sum of a part's input and output.
     ///
     /// A head that reads the first token needs no other vectors of the last layer, which computes only that one.
     fn with_norms_after(&mut self, embedded: &Value) -> Result<Value> {
@@ -195,7 +195,7 @@ impl Writer<'_> {
         self.layers.add_and_norm(&lowered, &attended, &at(output))
     }
 
-    /// All layers, which normalise the input of each part, and the normalisation of their output.
+    /// All layers, which normalize the input of each part, and the normalization of their output.
     fn with_norms_before(&mut self, embedded: &Value) -> Result<Value> {
         let names = self.config.names;
         let Norms::Before { attention, feed_forward, after, last, is_first_normal } = &names.norms else {
@@ -204,25 +204,25 @@ impl Writer<'_> {
         let at = |layer: usize, name: &str| format!("{}{layer}.{name}", names.layer);
         let mut sum = embedded.clone();
         let mut input = match is_first_normal {
-            true => self.layers.normalise(&sum, &at(0, attention))?,
+            true => self.layers.normalize(&sum, &at(0, attention))?,
             false => sum.clone(),
         };
         for layer in 0..self.config.layers {
             let mut attended = self.attention(layer, &input, &input)?;
             if let Some([name, _]) = after {
-                attended = self.layers.normalise(&attended, &at(layer, name))?;
+                attended = self.layers.normalize(&attended, &at(layer, name))?;
             }
             [input, sum] = self.layers.add_norm_and_sum(&attended, &sum, &at(layer, feed_forward))?;
             let mut lowered = self.feed_forward(layer, &input)?;
             if let Some([_, name]) = after {
-                lowered = self.layers.normalise(&lowered, &at(layer, name))?;
+                lowered = self.layers.normalize(&lowered, &at(layer, name))?;
             }
             if layer + 1 == self.config.layers {
                 return self.layers.add_and_norm(&lowered, &sum, last);
             }
             [input, sum] = self.layers.add_norm_and_sum(&lowered, &sum, &at(layer + 1, attention))?;
         }
-        self.layers.normalise(&sum, last)
+        self.layers.normalize(&sum, last)
     }
 
     /// The attention of the tokens of `attending`, all of `input` or the first, to those of `input`.
@@ -262,7 +262,7 @@ impl Writer<'_> {
         self.project(&[output], &context, queries * width)
     }
 
-    /// Normalises and rotates queries and keys, in families that do.
+    /// Normalizes and rotates queries and keys, in families that do.
     fn prepare(&mut self, layer: usize, query: Value, key: Value) -> Result<(Value, Value)> {
         let config = self.config;
         let Heads { queries, keys, width } = config.heads;
@@ -271,8 +271,8 @@ impl Writer<'_> {
             for ((value, heads), name) in parts.iter_mut().zip(names) {
                 let name = format!("{}{layer}.{name}", config.names.layer);
                 *value = match config.details.norms_each_head {
-                    true => self.layers.normalise_heads(value, &name, [*heads, width])?,
-                    false => self.layers.normalise_rows(value, &name, *heads * width)?,
+                    true => self.layers.normalize_heads(value, &name, [*heads, width])?,
+                    false => self.layers.normalize_rows(value, &name, *heads * width)?,
                 };
             }
         }
@@ -387,7 +387,7 @@ impl Writer<'_> {
         self.label(self.config.names.labels, head, &pooled)
     }
 
-    /// The logits of each token. Only families that normalise it keep the layer before the labels.
+    /// The logits of each token. Only families that normalize it keep the layer before the labels.
     fn token_head(&mut self, head: &Head, tokens: &Value) -> Result<Value> {
         let names = self.config.names;
         let read = match names.dense_norm {
@@ -409,7 +409,7 @@ impl Writer<'_> {
         let read = layers.linear_in_fp32((&weight, bias), read, [hidden, hidden])?;
         let read = layers.activate(head_input.activation, &read);
         match names.dense_norm {
-            Some(name) => layers.normalise_whole(&read, name, hidden),
+            Some(name) => layers.normalize_whole(&read, name, hidden),
             None => Ok(read),
         }
     }

@@ -118,7 +118,7 @@ impl Prediction {
         };
         let transformed = layers.apply(&Linear::new(self.dense, dense, bias), tokens);
         let transformed = layers.activate(self.activation, &transformed);
-        let transformed = layers.normalise_whole(&transformed, self.norm, hidden)?;
+        let transformed = layers.normalize_whole(&transformed, self.norm, hidden)?;
         let shape = &[vocabulary, hidden];
         let matrix = match weights.has(self.matrix) {
             true => weights.take_whole(self.matrix, shape)?,

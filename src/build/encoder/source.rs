@@ -95,7 +95,7 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
         settings: TaskSettings::Encoder(settings),
         tokenizer,
         files: Vec::new(),
-        is_quantised: false,
+        is_quantized: false,
         engine: if plan.precision == Precision::Int8 { engine } else { Engine::Onnx },
         graphs: Box::new(move |precision| {
             let engine = if precision == Precision::Int8 { engine } else { Engine::Onnx };

@@ -1,6 +1,6 @@
 //! Opens the export of an encoder as the source of a bundle. The architecture does not matter.
 
-use super::quantise::{check_precision, is_quantised, prepare};
+use super::quantize::{check_precision, is_quantized, prepare};
 use crate::{
     backend::Engine,
     build::{
@@ -42,8 +42,8 @@ pub(in crate::build) fn open(build: Build<'_>) -> Result<Source<'_>> {
     let config = ConfigFile::open(&plan.folder)?;
     let facts = Facts::read(&config)?;
     let model = onnx::read(&path)?;
-    let is_quantised = is_quantised(&model);
-    check_precision(plan.precision, is_quantised, &path)?;
+    let is_quantized = is_quantized(&model);
+    check_precision(plan.precision, is_quantized, &path)?;
     let settings = match Head::read(&config)?.filter(|head| head.kind == HeadKind::Tokens) {
         Some(head) => EncoderSettings::TokenClassification(token_settings(&plan.folder, &head, &facts)?),
         None => EncoderSettings::Embedding(embedding(plan, &model, &facts)?),
@@ -54,7 +54,7 @@ pub(in crate::build) fn open(build: Build<'_>) -> Result<Source<'_>> {
         sha256: sha256_of(&path)?,
         tokenizer: read_tokenizer(&plan.folder)?,
         files: Vec::new(),
-        is_quantised,
+        is_quantized,
         engine: Engine::Onnx,
         graphs: Box::new(move |precision| Ok(vec![(MODEL, prepare(&model, precision, build)?)])),
     })

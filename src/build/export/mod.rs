@@ -3,7 +3,7 @@
 pub(super) mod encoder;
 mod layout;
 mod part;
-pub(super) mod quantise;
+pub(super) mod quantize;
 mod seq2seq;
 
 pub use self::seq2seq::{Seq2Seq, read};

@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     part::{keep, rename, with_rows_of, within},
-    quantise::{check_precision, is_quantised, prepare},
+    quantize::{check_precision, is_quantized, prepare},
 };
 use crate::{
     build::{
@@ -48,7 +48,7 @@ pub(in crate::build) fn is_in(folder: &Path) -> bool {
     inner(folder).join(ENCODER).is_file()
 }
 
-/// Reads the export in the plan's folder: the SHA-256 of the SHA-256s of its files, whether its weights are quantised,
+/// Reads the export in the plan's folder: the SHA-256 of the SHA-256s of its files, whether its weights are quantized,
 /// and its graphs.
 pub(in crate::build) fn open(build: Build<'_>) -> Result<(String, bool, WriteGraphs<'_>)> {
     let plan = build.plan;
@@ -57,13 +57,13 @@ pub(in crate::build) fn open(build: Build<'_>) -> Result<(String, bool, WriteGra
     let hashes = paths.iter().filter(|path| path.is_file()).map(|path| sha256_of(path));
     let sha256 = hex(&Sha256::digest(hashes.collect::<Result<String>>()?));
     let Seq2Seq { encoder, decoder } = read(&plan.folder)?;
-    let is_quantised = is_quantised(&encoder) && is_quantised(&decoder);
-    check_precision(plan.precision, is_quantised, &inner)?;
+    let is_quantized = is_quantized(&encoder) && is_quantized(&decoder);
+    check_precision(plan.precision, is_quantized, &inner)?;
     let graphs = move |precision| {
         let encoder = prepare(&encoder, precision, build)?;
         Ok(vec![(source::ENCODER, encoder), (source::DECODER, prepare(&decoder, precision, build)?)])
     };
-    Ok((sha256, is_quantised, Box::new(graphs)))
+    Ok((sha256, is_quantized, Box::new(graphs)))
 }
 
 /// Reads the export in `folder`.

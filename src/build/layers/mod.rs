@@ -14,7 +14,7 @@ pub(super) use self::{
 use super::{
     functions,
     onnx::{AttributeProto, GraphBuilder, Value, float, integer},
-    quantise,
+    quantize,
     weights::{Weight, Weights},
 };
 use crate::{
@@ -25,9 +25,9 @@ use crate::{
 /// The attention score of padding: `torch.finfo(torch.float32).min`, as in `transformers`.
 const MASKED: f32 = f32::MIN;
 
-/// The number of weights with a common scale when they are quantised in blocks, unless a graph uses another.
+/// The number of weights with a common scale when they are quantized in blocks, unless a graph uses another.
 pub(super) const BLOCK: usize = 32;
-/// The accuracy level of `MatMulNBits` that quantises activations too.
+/// The accuracy level of `MatMulNBits` that quantizes activations too.
 const INT8_ACTIVATIONS: i64 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl Activation {
     }
 }
 
-/// A kind of normalisation.
+/// A kind of normalization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NormKind {
     /// To the mean 0 and the variance 1, times a gain, plus a bias in some models.
@@ -70,13 +70,13 @@ pub(super) struct Layers<'a> {
     pub(super) graph: GraphBuilder,
     pub(super) weights: &'a Weights,
     pub(super) precision: Precision,
-    /// The number of weights with a common scale when they are quantised in blocks.
+    /// The number of weights with a common scale when they are quantized in blocks.
     pub(super) block: usize,
     /// The width of a token's vector.
     pub(super) hidden: usize,
-    /// The epsilon of normalisations.
+    /// The epsilon of normalizations.
     pub(super) epsilon: f32,
-    /// The kind of normalisations.
+    /// The kind of normalizations.
     pub(super) norm: NormKind,
     /// Whether the model was trained to run in int8, with one scale for all tokens of a text.
     pub(super) is_trained_in_int8: bool,
@@ -116,13 +116,13 @@ impl<'a> Layers<'a> {
         Self { graph, weights, precision, block: BLOCK, hidden, epsilon, norm, is_trained_in_int8: false }
     }
 
-    /// The rows of an embedding table: in int8 with one scale per row where weights are quantised.
+    /// The rows of an embedding table: in int8 with one scale per row where weights are quantized.
     pub(super) fn look_up(&mut self, name: &str, table: &Weight, ids: &Value) -> Value {
         if self.precision == Precision::Fp32 {
             let table = self.graph.floats(name, &table.shape, &table.values);
             return self.graph.node("Gather", &[&table, ids], vec![]);
         }
-        let rows = quantise::rows(&table.values, table.shape[1]);
+        let rows = quantize::rows(&table.values, table.shape[1]);
         let values = self.graph.bytes(&format!("{name}.int8"), &table.shape, &rows.values);
         let scales = self.graph.floats(&format!("{name}.scales"), &[table.shape[0], 1], &rows.scales);
         self.graph.function("QuantizedLookup", [&values, &scales, ids], functions::quantized_lookup)
@@ -157,7 +157,7 @@ impl<'a> Layers<'a> {
     ) -> Result<Value> {
         let [inputs, outputs] = shape;
         let weight = self.weights.take_whole(name, &[outputs, inputs])?;
-        let weight = quantise::transpose(&weight.values, inputs);
+        let weight = quantize::transpose(&weight.values, inputs);
         let weight = self.graph.floats(name, &shape, &weight);
         let product = self.graph.node("MatMul", &[input, &weight], vec![]);
         let Some(name) = bias else { return Ok(product) };
@@ -187,7 +187,7 @@ impl<'a> Layers<'a> {
     pub(super) fn apply(&mut self, layer: &Linear, input: &Value) -> Value {
         match self.precision {
             Precision::Fp32 => {
-                let weight = quantise::transpose(&layer.weight, layer.inputs);
+                let weight = quantize::transpose(&layer.weight, layer.inputs);
                 let weight = self.graph.floats(&layer.name, &[layer.inputs, layer.outputs], &weight);
                 let product = self.graph.node("MatMul", &[input, &weight], vec![]);
                 self.add_bias(product, layer)
@@ -290,8 +290,8 @@ impl<'a> Layers<'a> {
     fn by_channel(&mut self, layer: &Linear, input: &Value, bias: &Value) -> Value {
         let Linear { name, inputs, outputs, .. } = layer;
         // Each row of a linear layer's weight produces one output channel.
-        let rows = quantise::rows(&layer.weight, *inputs);
-        let values = quantise::transpose(&rows.values, *inputs);
+        let rows = quantize::rows(&layer.weight, *inputs);
+        let values = quantize::transpose(&rows.values, *inputs);
         let values = self.graph.bytes(&format!("{name}.int8"), &[*inputs, *outputs], &values);
         let scales = self.graph.floats(&format!("{name}.scales"), &[*outputs], &rows.scales);
         // The runtime needs a zero point to make the weights unsigned where signed ones would saturate.
@@ -306,9 +306,9 @@ impl<'a> Layers<'a> {
         let (inputs, outputs) = (*inputs, *outputs);
         let bias = layer.bias.clone().unwrap_or_else(|| vec![0.0; outputs]);
         let bias = self.graph.floats(&format!("{name}.bias"), &[outputs], &bias);
-        let rows = quantise::rows(&layer.weight, inputs);
+        let rows = quantize::rows(&layer.weight, inputs);
         let shape = [outputs / LANES, inputs / GROUP, LANES, GROUP];
-        let panels = quantise::panels(&rows.values, inputs);
+        let panels = quantize::panels(&rows.values, inputs);
         let panels = self.graph.bytes(&format!("{name}.panels"), &shape, &panels);
         let sums: Vec<i32> = rows
             .values
@@ -327,7 +327,7 @@ impl<'a> Layers<'a> {
         let Linear { name, inputs, outputs, .. } = layer;
         let bias = self.bias(layer);
         let block = self.block;
-        let blocks = quantise::rows(&layer.weight, block);
+        let blocks = quantize::rows(&layer.weight, block);
         let shape = [*outputs, inputs / block, block];
         let values = self.graph.shifted_bytes(&format!("{name}.blocks"), &shape, &blocks.values);
         let scales = self.graph.floats(&format!("{name}.scales"), &[blocks.scales.len()], &blocks.scales);
@@ -362,19 +362,19 @@ impl<'a> Layers<'a> {
         }
     }
 
-    /// The normalisation called `name`.
-    pub(super) fn normalise(&mut self, value: &Value, name: &str) -> Result<Value> {
-        self.normalise_rows(value, name, self.hidden)
+    /// The normalization called `name`.
+    pub(super) fn normalize(&mut self, value: &Value, name: &str) -> Result<Value> {
+        self.normalize_rows(value, name, self.hidden)
     }
 
-    /// The normalisation called `name` of rows of `width` values.
-    pub(super) fn normalise_rows(&mut self, value: &Value, name: &str, width: usize) -> Result<Value> {
+    /// The normalization called `name` of rows of `width` values.
+    pub(super) fn normalize_rows(&mut self, value: &Value, name: &str, width: usize) -> Result<Value> {
         let name = format!("{}{name}", self.weights.prefix);
-        self.normalise_whole(value, &name, width)
+        self.normalize_whole(value, &name, width)
     }
 
-    /// The normalisation called `name` of the values of each of `heads` heads.
-    pub(super) fn normalise_heads(
+    /// The normalization called `name` of the values of each of `heads` heads.
+    pub(super) fn normalize_heads(
         &mut self,
         value: &Value,
         name: &str,
@@ -383,12 +383,12 @@ impl<'a> Layers<'a> {
         let by_head = self.graph.integers(&format!("heads_{heads}"), &[0, 0, heads as i64, width as i64]);
         let flat = self.graph.integers(&format!("flat_{heads}"), &[0, 0, (heads * width) as i64]);
         let value = self.graph.node("Reshape", &[value, &by_head], vec![]);
-        let value = self.normalise_rows(&value, name, width)?;
+        let value = self.normalize_rows(&value, name, width)?;
         Ok(self.graph.node("Reshape", &[&value, &flat], vec![]))
     }
 
-    /// The normalisation whose whole name is `name`, of rows of `width` values.
-    pub(super) fn normalise_whole(&mut self, value: &Value, name: &str, width: usize) -> Result<Value> {
+    /// The normalization whose whole name is `name`, of rows of `width` values.
+    pub(super) fn normalize_whole(&mut self, value: &Value, name: &str, width: usize) -> Result<Value> {
         let [gain, bias] = self.norm(name, width)?;
         let attributes = vec![integer("axis", -1), float("epsilon", self.epsilon)];
         Ok(match self.norm {
@@ -401,7 +401,7 @@ impl<'a> Layers<'a> {
         })
     }
 
-    /// The normalisation called `name` of a sum.
+    /// The normalization called `name` of a sum.
     pub(super) fn add_and_norm(&mut self, value: &Value, residual: &Value, name: &str) -> Result<Value> {
         let [gain, bias] = self.norm(&format!("{}{name}", self.weights.prefix), self.hidden)?;
         let attributes = vec![float("epsilon", self.epsilon)];
@@ -417,11 +417,11 @@ impl<'a> Layers<'a> {
         })
     }
 
-    /// The normalisation called `name` of a sum, and the sum.
+    /// The normalization called `name` of a sum, and the sum.
     pub(super) fn add_norm_and_sum(&mut self, value: &Value, sum: &Value, name: &str) -> Result<[Value; 2]> {
         let [gain, bias] = self.norm(&format!("{}{name}", self.weights.prefix), self.hidden)?;
         let (attributes, keep) = (vec![float("epsilon", self.epsilon)], [true, false, false, true]);
-        let [normalised, _, _, sum] = match self.norm {
+        let [normalized, _, _, sum] = match self.norm {
             NormKind::Layer { .. } => {
                 let inputs = [value, sum, &gain, &bias];
                 self.graph.several("SkipLayerNormalization", &inputs, attributes, keep)
@@ -431,10 +431,10 @@ impl<'a> Layers<'a> {
                 self.graph.several("SkipSimplifiedLayerNormalization", &inputs, attributes, keep)
             }
         };
-        Ok([normalised, sum])
+        Ok([normalized, sum])
     }
 
-    /// The gain and the bias of the normalisation whose whole name is `name`.
+    /// The gain and the bias of the normalization whose whole name is `name`.
     fn norm(&mut self, name: &str, width: usize) -> Result<[Value; 2]> {
         let weight = format!("{name}.weight");
         let mut constant = |name: &str| {

@@ -137,7 +137,7 @@ impl EncoderModel {
     }
 }
 
-/// Runs all sample texts through two models, in fp32 and quantised, of the given sizes in bytes. Returns the quality of
+/// Runs all sample texts through two models, in fp32 and quantized, of the given sizes in bytes. Returns the quality of
 /// each output and the cost, and the dense vectors or scores of the second.
 pub(in crate::build) fn measure(
     models: [&EncoderModel; 2],

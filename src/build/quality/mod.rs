@@ -1,4 +1,4 @@
-//! The quality gate: how close a quantised model comes to its fp32 form on sample texts.
+//! The quality gate: how close a quantized model comes to its fp32 form on sample texts.
 
 pub(super) mod encoder;
 pub(super) mod seq2seq;

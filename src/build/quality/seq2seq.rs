@@ -49,7 +49,7 @@ const UNKNOWN: u32 = 1;
 /// The timeout of one text.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Translates sample texts with the graphs in two folders, in fp32 and quantised, of the given sizes in bytes. The
+/// Translates sample texts with the graphs in two folders, in fp32 and quantized, of the given sizes in bytes. The
 /// second folder is that of the bundle, with its tokenizers and its shortlist.
 pub(in crate::build) fn measure(
     runtime: Runtime,
@@ -94,7 +94,7 @@ struct Pair {
     options: Seq2SeqOptions,
     target: Arc<Tokenizer>,
     shortlist: Option<Shortlist>,
-    /// The form in fp32 and the quantised one.
+    /// The form in fp32 and the quantized one.
     forms: [Arc<OnnxSeq2Seq>; 2],
 }
 
@@ -179,21 +179,21 @@ impl Pair {
             }
             None => whole.clone(),
         };
-        let [reference, quantised] = self.generate(&decoding).await?;
-        totals.similarity += similarity(&reference.text, &quantised.text);
-        totals.identical += usize::from(reference.text == quantised.text);
+        let [reference, quantized] = self.generate(&decoding).await?;
+        totals.similarity += similarity(&reference.text, &quantized.text);
+        totals.identical += usize::from(reference.text == quantized.text);
         totals.times[0] += reference.time;
-        totals.times[1] += quantised.time;
-        let [reference, quantised] = self.steps(&decoding.sources, &reference.ids).await?;
-        for (reference, quantised) in reference.into_iter().zip(quantised) {
+        totals.times[1] += quantized.time;
+        let [reference, quantized] = self.steps(&decoding.sources, &reference.ids).await?;
+        for (reference, quantized) in reference.into_iter().zip(quantized) {
             totals.steps += 1;
-            totals.agreeing += usize::from(reference.likeliest == quantised.likeliest);
-            totals.difference += (reference.probability - quantised.probability).abs();
+            totals.agreeing += usize::from(reference.likeliest == quantized.likeliest);
+            totals.difference += (reference.probability - quantized.probability).abs();
         }
         if let Some(shortlist) = &self.shortlist {
             let all = (0..=i64::from(shortlist.largest())).filter(|id| *id != i64::from(UNKNOWN));
-            let [reference, quantised] = self.generate(&within(&whole, all.collect())).await?;
-            *totals.unrestricted.get_or_insert_default() += similarity(&reference.text, &quantised.text);
+            let [reference, quantized] = self.generate(&within(&whole, all.collect())).await?;
+            *totals.unrestricted.get_or_insert_default() += similarity(&reference.text, &quantized.text);
         }
         Ok(())
     }
@@ -213,8 +213,8 @@ impl Pair {
             let known: Vec<u32> = known.filter(|id| (*id as usize) < self.target.vocabulary_size()).collect();
             Ok::<_, Error>(Output { text: self.target.decode(&known, true)?, ids, time })
         };
-        let [reference, quantised] = self.run(sources, work).await?;
-        Ok([translation(reference)?, translation(quantised)?])
+        let [reference, quantized] = self.run(sources, work).await?;
+        Ok([translation(reference)?, translation(quantized)?])
     }
 
     /// The predictions of both forms for each step towards `target`.
@@ -251,9 +251,9 @@ impl Pair {
                 .map_err(|error| Error::model_because("the graphs returned nothing", error))?;
             Ok::<_, Error>((result, started.elapsed()))
         };
-        let [reference, quantised] = &self.forms;
-        let (reference, quantised) = futures::try_join!(run(reference), run(quantised))?;
-        Ok([reference, quantised])
+        let [reference, quantized] = &self.forms;
+        let (reference, quantized) = futures::try_join!(run(reference), run(quantized))?;
+        Ok([reference, quantized])
     }
 }
 

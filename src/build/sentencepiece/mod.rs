@@ -27,7 +27,7 @@ pub(super) const MAX_IDS: usize = 1 << 21;
 const MAX_UNNAMED: usize = 4096;
 /// The character for a space in pieces.
 const SPACE: &str = "▁";
-/// A character that normalised texts do not contain, so that a piece that begins with it is never found.
+/// A character that normalized texts do not contain, so that a piece that begins with it is never found.
 const NEVER: char = '\u{1}';
 
 /// A SentencePiece model.

@@ -17,7 +17,7 @@ use crate::{
 
 /// Writes the decoder of `model`.
 ///
-/// A step reads all weights for one row or a few, so that reading them dominates its time. Quantisation in blocks, whose
+/// A step reads all weights for one row or a few, so that reading them dominates its time. Quantization in blocks, whose
 /// kernels are made for this case, measured fastest and is the most exact.
 pub(super) fn write(model: &Seq2SeqModel, weights: &Weights, precision: Precision) -> Result<ModelProto> {
     let of_layers = match precision {

@@ -91,7 +91,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
             [max_tokens.map_or(positions, |tokens| tokens.min(positions)), positions]
         }
     };
-    let (sha256, is_quantised, graphs) = if Weights::are_in(folder) {
+    let (sha256, is_quantized, graphs) = if Weights::are_in(folder) {
         let weights = Weights::open(folder)?.with_prefix(PREFIX.0, PREFIX.1);
         let model = match model_type {
             t5::T5 | t5::MT5 => t5::model(config, &weights, lengths),
@@ -131,7 +131,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
         settings: TaskSettings::Seq2Seq(Box::new(settings), tasks),
         tokenizer: source,
         files: target.map(|target| (TARGET_TOKENIZER, target)).into_iter().collect(),
-        is_quantised,
+        is_quantized,
         engine: Engine::Onnx,
         graphs,
     })
@@ -213,7 +213,7 @@ pub(in crate::build) fn model(
         epsilon: EPSILON,
         positions,
         scale: if config.is_set("scale_embedding")? { (hidden as f32).sqrt() } else { 1.0 },
-        normalises_embeddings: config.model_type() == BART,
+        normalizes_embeddings: config.model_type() == BART,
         attention_scale: None,
         output_scale: 1.0,
         memory: Memory::Attention,

@@ -34,13 +34,13 @@ pub(in crate::build) struct Seq2SeqModel {
     pub(in crate::build) is_gated: bool,
     pub(in crate::build) norms: Norms,
     pub(in crate::build) norm: NormKind,
-    /// The epsilon of normalisations.
+    /// The epsilon of normalizations.
     pub(in crate::build) epsilon: f32,
     pub(in crate::build) positions: Positions,
     /// The factor of embeddings before positions are added.
     pub(in crate::build) scale: f32,
-    /// Whether embeddings are normalised after positions are added.
-    pub(in crate::build) normalises_embeddings: bool,
+    /// Whether embeddings are normalized after positions are added.
+    pub(in crate::build) normalizes_embeddings: bool,
     /// The factor of the scores of attention; one divided by the root of a head's width if none.
     pub(in crate::build) attention_scale: Option<f32>,
     /// The factor of the decoder's vectors before they are multiplied by the output matrix.
@@ -121,7 +121,7 @@ impl Tables {
     }
 }
 
-/// The place of normalisations.
+/// The place of normalizations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::build) enum Norms {
     /// Before each part of a layer, and after the last layer.

@@ -86,7 +86,7 @@ impl Names {
         }
     }
 
-    /// The normalisation of a part.
+    /// The normalization of a part.
     pub(super) fn norm(self, half: Half, layer: usize, part: Part) -> String {
         match (self, part) {
             (Self::Fairseq, Part::Own) => format!("{half}.layers.{layer}.self_attn_layer_norm"),
@@ -100,7 +100,7 @@ impl Names {
         }
     }
 
-    /// The normalisation after the last layer.
+    /// The normalization after the last layer.
     pub(super) fn last_norm(self, half: Half) -> String {
         match self {
             Self::Fairseq => format!("{half}.layer_norm"),
@@ -108,7 +108,7 @@ impl Names {
         }
     }
 
-    /// The normalisation of embeddings.
+    /// The normalization of embeddings.
     pub(super) fn embedding_norm(half: Half) -> String {
         format!("{half}.layernorm_embedding")
     }

@@ -1,7 +1,7 @@
 //! Parts that the graphs of an encoder and a decoder share: tables, positions and the parts of layers.
 //!
 //! A layer is a chain of parts (attention or memory, feed-forward), each with a residual connection. The sum at the end
-//! of a part and the next normalisation are one operator, whether the family normalises before or after its parts.
+//! of a part and the next normalization are one operator, whether the family normalizes before or after its parts.
 
 use super::{
     model::{Norms, Positions, Seq2SeqModel, Table},
@@ -11,7 +11,7 @@ use crate::{
     build::{
         layers::{self, BLOCK, Layers, attention},
         onnx::{AttributeProto, GraphBuilder, Value, float, integer},
-        quantise,
+        quantize,
         weights::Weights,
     },
     error::Result,
@@ -28,7 +28,7 @@ pub(super) struct Writer<'a> {
     pub(super) model: &'a Seq2SeqModel,
     pub(super) half: Half,
     pub(super) layers: Layers<'a>,
-    /// The names of the next normalisations, in order.
+    /// The names of the next normalizations, in order.
     norms: std::vec::IntoIter<String>,
 }
 
@@ -50,7 +50,7 @@ enum Rows {
 }
 
 impl<'a> Writer<'a> {
-    /// An empty graph whose linear layers are quantised to `precision`.
+    /// An empty graph whose linear layers are quantized to `precision`.
     pub(super) fn new(
         model: &'a Seq2SeqModel,
         half: Half,
@@ -74,14 +74,14 @@ impl<'a> Writer<'a> {
         let input = match self.model.norms {
             Norms::Before => {
                 let name = self.norm();
-                self.layers.normalise(&input, &name)?
+                self.layers.normalize(&input, &name)?
             }
             Norms::After => input,
         };
         Ok(Stream { input, residual })
     }
 
-    /// Ends a part: adds its output to the residual and normalises the sum.
+    /// Ends a part: adds its output to the residual and normalizes the sum.
     pub(super) fn end_part(&mut self, stream: &Stream, output: &Value) -> Result<Stream> {
         let name = self.norm();
         match self.model.norms {
@@ -96,7 +96,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// The name of the next normalisation. There is one for each call.
+    /// The name of the next normalization. There is one for each call.
     fn norm(&mut self) -> String {
         self.norms.next().unwrap_or_default()
     }
@@ -152,7 +152,7 @@ impl<'a> Writer<'a> {
         names.iter().map(|name| layers::Projection { name: name.clone(), outputs, has_bias }).collect()
     }
 
-    /// The projections that attention compares, which are quantised in blocks even if other layers have one scale per
+    /// The projections that attention compares, which are quantized in blocks even if other layers have one scale per
     /// output channel. In encoders that were not trained in int8, they cause most of the rounding error and take the
     /// least time.
     pub(super) fn project(&mut self, names: &[String], input: &Value, outputs: usize) -> Result<Value> {
@@ -194,7 +194,7 @@ impl<'a> Writer<'a> {
             Rows::OneScale(values, step) => {
                 let rows = graph.node("Gather", &[&values, ids], vec![]);
                 let step = step * std::mem::replace(&mut scale, 1.0);
-                dequantise(graph, &rows, "embedding.step", step)
+                dequantize(graph, &rows, "embedding.step", step)
             }
             Rows::Blocks(values, scales, size) => {
                 let attributes = vec![
@@ -215,13 +215,13 @@ impl<'a> Writer<'a> {
         if let Some(positions) = positions {
             words = graph.node("Add", &[&words, positions], vec![]);
         }
-        match self.model.normalises_embeddings {
-            true => self.layers.normalise(&words, &Names::embedding_norm(self.half)),
+        match self.model.normalizes_embeddings {
+            true => self.layers.normalize(&words, &Names::embedding_norm(self.half)),
             false => Ok(words),
         }
     }
 
-    /// The rows of a table for hundreds of ids. The operator that gathers and dequantises blocks in one takes 15 times
+    /// The rows of a table for hundreds of ids. The operator that gathers and dequantizes blocks in one takes 15 times
     /// as long: 1.2 ms instead of 0.07 for 650 of 32000 rows.
     pub(super) fn look_up_many(&mut self, table: &Table, ids: &Value) -> Result<Value> {
         let width = self.model.hidden as i64;
@@ -231,10 +231,10 @@ impl<'a> Writer<'a> {
         let gathered = graph.node("Gather", &[values, ids], vec![]);
         Ok(match rows {
             Rows::Fp32(_) => gathered,
-            Rows::OneScale(_, step) => dequantise(graph, &gathered, "output.step", step),
+            Rows::OneScale(_, step) => dequantize(graph, &gathered, "output.step", step),
             Rows::Blocks(_, scales, _) => {
                 let whole = graph.integers("whole_rows", &[-1, width]);
-                let integers = dequantise(graph, &gathered, "unit", 1.0);
+                let integers = dequantize(graph, &gathered, "unit", 1.0);
                 let scales = graph.node("Gather", &[&scales, ids], vec![]);
                 let rows = graph.node("Mul", &[&integers, &scales], vec![]);
                 graph.node("Reshape", &[&rows, &whole], vec![])
@@ -310,14 +310,14 @@ impl<'a> Writer<'a> {
     }
 
     /// The rows of a table in blocks of the returned size; none if they stay in fp32.
-    fn blocks(&self, values: &[f32]) -> Option<(quantise::Rows, usize)> {
+    fn blocks(&self, values: &[f32]) -> Option<(quantize::Rows, usize)> {
         let size = largest_block(self.model.hidden).filter(|_| self.layers.precision != Precision::Fp32)?;
-        Some((quantise::rows(values, size), size))
+        Some((quantize::rows(values, size), size))
     }
 }
 
 /// Converts the bytes of a table to floats.
-fn dequantise(graph: &mut GraphBuilder, bytes: &Value, name: &str, step: f32) -> Value {
+fn dequantize(graph: &mut GraphBuilder, bytes: &Value, name: &str, step: f32) -> Value {
     let (step, shift) = (graph.floats(name, &[], &[step]), graph.shifted_bytes("shift", &[], &[0]));
     graph.node("DequantizeLinear", &[bytes, &step, &shift], vec![])
 }

@@ -63,7 +63,7 @@ pub(super) fn model(config: &ConfigFile, weights: &Weights, lengths: [usize; 2])
         epsilon: config.get("layer_norm_epsilon")?.unwrap_or(EPSILON),
         positions: Positions::Distances(Distances { buckets: buckets(config)?, lengths }),
         scale: 1.0,
-        normalises_embeddings: false,
+        normalizes_embeddings: false,
         attention_scale: Some(1.0),
         output_scale: if is_tied { (hidden as f32).sqrt().recip() } else { 1.0 },
         memory: Memory::Attention,

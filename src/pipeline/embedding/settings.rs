@@ -143,9 +143,14 @@ impl EmbeddingSettings {
         [dense, sparse, multi].into_iter().flatten().collect()
     }
 
+    /// The place of vectors of this kind among the outputs of the model; `None` if it has none.
+    pub fn place(&self, kind: VectorKind) -> Option<usize> {
+        self.outputs().iter().position(|(found, _)| *found == kind)
+    }
+
     /// Whether the model has vectors of this kind.
     pub fn has(&self, kind: VectorKind) -> bool {
-        self.outputs().iter().any(|(found, _)| *found == kind)
+        self.place(kind).is_some()
     }
 
     /// The settings of dense vectors; an error for a model without them.

@@ -29,7 +29,7 @@ impl GenerationConfig {
     /// `max_length` tokens.
     pub(super) fn process(&self, ids: &[i64], max_length: usize, scores: &mut [f32]) -> Result<()> {
         if self.repetition_penalty != 1.0 {
-            penalise_repetition(ids, self.repetition_penalty, scores);
+            penalize_repetition(ids, self.repetition_penalty, scores);
         }
         if self.no_repeat_ngram_size > 0 {
             forbid(repeated(ids, self.no_repeat_ngram_size), scores);
@@ -90,8 +90,8 @@ fn forbid(tokens: impl IntoIterator<Item = i64>, scores: &mut [f32]) {
     tokens.into_iter().for_each(|token| set(scores, token, |_| NEVER));
 }
 
-/// Penalises each token of the sequence once, the start token included.
-fn penalise_repetition(ids: &[i64], penalty: f32, scores: &mut [f32]) {
+/// Penalizes each token of the sequence once, the start token included.
+fn penalize_repetition(ids: &[i64], penalty: f32, scores: &mut [f32]) {
     for token in ids.iter().collect::<BTreeSet<_>>() {
         set(scores, *token, |score| if score < 0.0 { score * penalty } else { score / penalty });
     }
@@ -169,7 +169,7 @@ mod tests {
             "top_p" => sampling(1.0, 0, 0.8).warp(1, scores),
             "top_p_small" => sampling(1.0, 0, 0.01).warp(1, scores),
             "top_p_beams" => sampling(1.0, 0, 0.01).warp(2, scores),
-            "repetition_penalty" => penalise_repetition(ids, 1.7, scores),
+            "repetition_penalty" => penalize_repetition(ids, 1.7, scores),
             "no_repeat_ngram_size" => forbid(repeated(ids, 2), scores),
             "bad_words_ids" => {
                 let words: [&[i64]; 4] = [&[1], &[3, 5, 9], &[5, 5, 8], &[5, 2]];

@@ -226,7 +226,7 @@ mod tests {
             has_queries: true,
             buckets: Some(256),
             max: 512,
-            is_normalised: true,
+            is_normalized: true,
             shares_projections: true,
         };
         assert_eq!(listed.distances, Some(expected));

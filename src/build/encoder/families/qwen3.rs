@@ -16,7 +16,7 @@ use crate::{
     error::{Error, Result},
 };
 
-/// The names of Qwen3, and of Gemma 3 but for the normalisations.
+/// The names of Qwen3, and of Gemma 3 but for the normalizations.
 pub(super) const NAMES: Names = Names {
     prefix: "model.",
     words: "embed_tokens.weight",

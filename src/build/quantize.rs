@@ -1,4 +1,4 @@
-//! Symmetric 8-bit quantisation with one scale per row.
+//! Symmetric 8-bit quantization with one scale per row.
 
 use kivu_engine::kernel::{GROUP, LANES};
 
@@ -6,7 +6,7 @@ use kivu_engine::kernel::{GROUP, LANES};
 const MAX_INTEGER: f32 = 127.0;
 /// How far a quotient of two rounded values may be from a whole number.
 const TOLERANCE: f32 = 1e-3;
-/// Of values that were quantised before, the smallest is assumed to be at most this many steps.
+/// Of values that were quantized before, the smallest is assumed to be at most this many steps.
 const MAX_STEPS: u8 = 8;
 
 /// A matrix in int8: `value ≈ scale of the row × integer`.
@@ -18,12 +18,12 @@ pub(super) struct Rows {
     pub(super) scales: Vec<f32>,
 }
 
-/// Quantises each row, of `width` values, of a row-major matrix.
+/// Quantizes each row, of `width` values, of a row-major matrix.
 ///
-/// A matrix that was quantised before, as a whole or by rows, keeps its integers: rounding it again would lose as much
+/// A matrix that was quantized before, as a whole or by rows, keeps its integers: rounding it again would lose as much
 /// again.
 pub(super) fn rows(values: &[f32], width: usize) -> Rows {
-    let mut quantised = Rows { values: Vec::with_capacity(values.len()), scales: Vec::new() };
+    let mut quantized = Rows { values: Vec::with_capacity(values.len()), scales: Vec::new() };
     let common = step(values);
     for row in values.chunks_exact(width.max(1)) {
         let scale = common.or_else(|| step(row)).unwrap_or_else(|| match largest(row) {
@@ -31,10 +31,10 @@ pub(super) fn rows(values: &[f32], width: usize) -> Rows {
             0.0 => 1.0,
             largest => largest / MAX_INTEGER,
         });
-        quantised.scales.push(scale);
-        quantised.values.extend(row.iter().map(|value| (value / scale).round_ties_even() as i8));
+        quantized.scales.push(scale);
+        quantized.values.extend(row.iter().map(|value| (value / scale).round_ties_even() as i8));
     }
-    quantised
+    quantized
 }
 
 /// The largest step of which all values are whole multiples that fit into 8 bits; none for most weights.
@@ -83,17 +83,17 @@ mod tests {
     #[test]
     fn values_are_rounded_to_half_a_step_of_their_row() {
         let matrix = [0.5, -1.0, 0.2718, 100.0, -3.1, 7.3, 0.0, 0.0, 0.0];
-        let quantised = rows(&matrix, 3);
+        let quantized = rows(&matrix, 3);
         for (place, value) in matrix.iter().enumerate() {
-            let scale = quantised.scales[place / 3];
-            let restored = f32::from(quantised.values[place]) * scale;
+            let scale = quantized.scales[place / 3];
+            let restored = f32::from(quantized.values[place]) * scale;
             assert!((restored - value).abs() <= scale / 2.0 * 1.001, "{value} became {restored}");
         }
-        assert_eq!(quantised.values[1], -127, "the largest value of a row uses the whole range");
+        assert_eq!(quantized.values[1], -127, "the largest value of a row uses the whole range");
     }
 
     #[test]
-    fn quantised_values_keep_their_integers() {
+    fn quantized_values_keep_their_integers() {
         let step = 0.037_f32;
         let integers = [3_i8, -90, 0, 6, 0, 0, 127, -9, 5, 60, 2, -2];
         let matrix = integers.map(|integer| f32::from(integer) * step);

@@ -1,4 +1,4 @@
-//! Quantises and optimises the graphs of an export.
+//! Quantizes and optimizes the graphs of an export.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,7 +10,7 @@ use crate::{
     build::{
         onnx::{self, float_tensor, int8_tensor, integer},
         plan::Build,
-        quantise::{rows, transpose},
+        quantize::{rows, transpose},
     },
     error::{Error, Result},
     onnx_proto::{GraphProto, MICROSOFT, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, data_type},
@@ -20,41 +20,41 @@ use crate::{
 /// The constants of a graph by name.
 type Constants = BTreeMap<String, TensorProto>;
 
-/// The smallest table that is quantised, in rows.
+/// The smallest table that is quantized, in rows.
 const MIN_TABLE_ROWS: usize = 1024;
 
-/// A graph with weights in `precision`, optimised by ONNX Runtime. The weights of a quantised graph are kept.
+/// A graph with weights in `precision`, optimized by ONNX Runtime. The weights of a quantized graph are kept.
 pub(super) fn prepare(model: &ModelProto, precision: Precision, build: Build<'_>) -> Result<ModelProto> {
     let mut model = model.clone();
-    if precision == Precision::Int8 && !is_quantised(&model) {
-        quantise(&mut model);
+    if precision == Precision::Int8 && !is_quantized(&model) {
+        quantize(&mut model);
     }
     let folder =
         tempfile::tempdir_in(build.scratch).map_err(Error::io("cannot create a folder for a graph"))?;
-    let (plain, optimised) = (folder.path().join("plain.onnx"), folder.path().join("optimised.onnx"));
+    let (plain, optimized) = (folder.path().join("plain.onnx"), folder.path().join("optimized.onnx"));
     onnx::write(model, folder.path(), "plain.onnx")?;
-    Session::optimise(build.runtime, &plain, &optimised)?;
-    onnx::read(&optimised)
+    Session::optimize(build.runtime, &plain, &optimized)?;
+    onnx::read(&optimized)
 }
 
 /// Checks that a build of an export can have `precision`.
-pub(super) fn check_precision(precision: Precision, is_quantised: bool, folder: &Path) -> Result<()> {
+pub(super) fn check_precision(precision: Precision, is_quantized: bool, folder: &Path) -> Result<()> {
     match precision {
         Precision::Int8Blocks => Err(Error::model(
             "expected `int8` or `fp32` for an ONNX export, but found `int8-blocks`, which is for weights",
         )),
-        Precision::Fp32 if is_quantised => Err(Error::model(format!(
-            "expected fp32 weights in `{}`, but found quantised ones; leave out `--precision` to keep them",
+        Precision::Fp32 if is_quantized => Err(Error::model(format!(
+            "expected fp32 weights in `{}`, but found quantized ones; leave out `--precision` to keep them",
             folder.display()
         ))),
         Precision::Fp32 | Precision::Int8 => Ok(()),
     }
 }
 
-/// Whether the graph's weights are quantised.
-pub(in crate::build) fn is_quantised(model: &ModelProto) -> bool {
+/// Whether the graph's weights are quantized.
+pub(in crate::build) fn is_quantized(model: &ModelProto) -> bool {
     let nodes = model.graph.iter().flat_map(|graph| &graph.node);
-    // Operators that only quantised graphs have.
+    // Operators that only quantized graphs have.
     nodes.into_iter().any(|node| {
         matches!(
             node.op_type.as_str(),
@@ -68,9 +68,9 @@ pub(in crate::build) fn is_quantised(model: &ModelProto) -> bool {
     })
 }
 
-/// Quantises each multiplication by a constant matrix, with one scale per output channel, and each large embedding
+/// Quantizes each multiplication by a constant matrix, with one scale per output channel, and each large embedding
 /// table, with one scale per row.
-pub(in crate::build) fn quantise(model: &mut ModelProto) {
+pub(in crate::build) fn quantize(model: &mut ModelProto) {
     let Some(graph) = model.graph.as_mut() else { return };
     let mut constants: Constants =
         graph.initializer.drain(..).map(|tensor| (tensor.name.clone(), tensor)).collect();
@@ -145,7 +145,7 @@ fn take_bias(
     Some((sum.output.into_iter().next()?, bias))
 }
 
-/// A quantised multiplication in place of `node`, with the bias and the name of the sum that follow it, if any.
+/// A quantized multiplication in place of `node`, with the bias and the name of the sum that follow it, if any.
 fn multiplication(
     node: NodeProto,
     (shape, values): ([usize; 2], &[f32]),
@@ -171,7 +171,7 @@ fn multiplication(
     }
 }
 
-/// The nodes that look up rows of a quantised table in place of `node`.
+/// The nodes that look up rows of a quantized table in place of `node`.
 fn table_lookup(
     node: &NodeProto,
     (shape, values): ([usize; 2], &[f32]),

@@ -1,0 +1,147 @@
+//! Attention: of ONNX Runtime, and of Kivu's functions that depend on positions.
+
+use kivu_engine::{
+    array::Array,
+    program::{Attention, DistanceBias, Per, Reach, View},
+    rotary::{MAX_POSITIONS, Rotary},
+};
+
+use super::{Meaning, Operation, Reader, float, integer, unsupported};
+use crate::{error::Result, onnx_proto::NodeProto};
+
+/// How heads attend.
+struct Settings {
+    heads: usize,
+    key_heads: usize,
+    /// That of the size of a head, if none.
+    scale: Option<f32>,
+    frequencies: Option<Vec<f32>>,
+    reach: Reach,
+    bias: DistanceBias,
+}
+
+impl<'a> Reader<'a> {
+    /// Attention of ONNX Runtime.
+    pub(super) fn attention(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
+        let [queries, keys, values, bias, mask, others @ ..] = &node.input[..] else { return Err(refuse()) };
+        self.require_mask(node, mask)?;
+        let heads = integer(node, "num_heads").and_then(|heads| usize::try_from(heads).ok()).unwrap_or(0);
+        let distances = match others {
+            [] => DistanceBias::None,
+            [distances] if bias.is_empty() => self.distances(distances, heads)?,
+            _ => return Err(refuse()),
+        };
+        if !bias.is_empty() {
+            return Err(refuse());
+        }
+        let settings = Settings {
+            heads,
+            key_heads: heads,
+            scale: float(node, "scale"),
+            frequencies: None,
+            reach: Reach::ALL,
+            bias: distances,
+        };
+        self.attend(node, [queries, keys, values], settings)
+    }
+
+    /// The values for each distance, called `name`.
+    fn distances(&mut self, name: &str, heads: usize) -> Result<DistanceBias> {
+        let Meaning::Distances(table) = self.meaning(name)? else {
+            return Err(unsupported(&format!("`{name}` as a bias of attention")));
+        };
+        let shape = &self.tensor(table)?.dims;
+        let count = match shape[..] {
+            [1, found, count] if usize::try_from(found) == Ok(heads) => usize::try_from(count).ok(),
+            _ => None,
+        };
+        let Some(count) = count.filter(|count| count % 2 == 1) else {
+            return Err(unsupported(&format!("`{table}` of shape {shape:?} as values for distances")));
+        };
+        self.limits.length = self.limits.length.min(count / 2 + 1);
+        let values = self.array(table, heads.saturating_mul(count))?;
+        Ok(DistanceBias::Values { values, farthest: count / 2 })
+    }
+
+    /// Attention that depends on positions, see `build/functions.rs`.
+    pub(super) fn attention_by_position(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let refuse = || unsupported(&format!("the arguments of `{}`", node.name));
+        let [queries, keys, values, mask, ids, shape, scale, frequencies, slopes] = &node.input[..] else {
+            return Err(refuse());
+        };
+        self.require_mask(node, mask)?;
+        let shape = self.integers(shape).ok_or_else(refuse)?;
+        let number = |number: i64| usize::try_from(number).ok();
+        let [heads, key_heads, before, after] = shape[..] else { return Err(refuse()) };
+        let (Some(heads), Some(key_heads)) = (number(heads), number(key_heads)) else { return Err(refuse()) };
+        // A negative number means all tokens.
+        let side = |side: i64| number(side).unwrap_or(usize::MAX);
+        let reach = Reach { before: side(before), after: side(after) };
+        let scale: Array<f32> = self.array(scale, 1)?;
+        let bias = match slopes.as_str() {
+            "" => DistanceBias::None,
+            slopes => DistanceBias::Slopes(self.array(slopes, heads)?),
+        };
+        let frequencies = match frequencies.as_str() {
+            "" => None,
+            name => {
+                let (_, pairs) = self.shape(name)?;
+                let frequencies: Array<f32> = self.array(name, pairs)?;
+                Some(frequencies.to_vec())
+            }
+        };
+        let is_of_tokens = matches!(self.meaning(ids)?, Meaning::Ids);
+        let queries_are_tokens = self.values[self.view(queries)?.value].per == Per::Token;
+        if !is_of_tokens || !queries_are_tokens {
+            return Err(refuse());
+        }
+        let settings = Settings { heads, key_heads, scale: Some(scale[0]), frequencies, reach, bias };
+        self.attend(node, [queries, keys, values], settings)
+    }
+
+    fn attend(&mut self, node: &NodeProto, names: [&str; 3], settings: Settings) -> Result<Meaning<'a>> {
+        let Settings { heads, key_heads, scale, frequencies, reach, bias } = settings;
+        let [queries, keys, values] = names.map(|name| self.by_row(name));
+        let (queries, keys, values) = (queries?, keys?, values?);
+        let per = |view: View| self.values[view.value].per;
+        let divides = |heads: usize, width: usize| heads > 0 && width.is_multiple_of(heads);
+        let fits = divides(heads, queries.width)
+            && divides(key_heads, keys.width)
+            && divides(key_heads, heads)
+            && keys.width / key_heads == queries.width / heads
+            && values.width == keys.width
+            && per(keys) == Per::Token
+            && per(values) == Per::Token;
+        if !fits {
+            return Err(unsupported(&format!("the shapes of `{}`", node.name)));
+        }
+        let size = queries.width / heads;
+        let rotary = match frequencies {
+            Some(frequencies) if 2 * frequencies.len() > size => {
+                return Err(unsupported(&format!("the frequencies of `{}`", node.name)));
+            }
+            Some(frequencies) => {
+                self.limits.length = self.limits.length.min(MAX_POSITIONS);
+                Some(Rotary::new(frequencies))
+            }
+            None => None,
+        };
+        let scale = scale.unwrap_or_else(|| 1.0 / (size as f32).sqrt());
+        let out = self.value(per(queries), queries.width);
+        self.attended.insert(out);
+        self.operations.push(Operation::Attention(Attention {
+            queries,
+            keys,
+            values,
+            heads,
+            key_heads,
+            scale,
+            rotary,
+            reach,
+            bias,
+            out,
+        }));
+        Ok(self.all(out))
+    }
+}

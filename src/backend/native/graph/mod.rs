@@ -1,0 +1,319 @@
+//! Reads a program from an ONNX graph, as `kivu build` writes it.
+//!
+//! Operators are those of ONNX and of ONNX Runtime, and the model-local functions of the domain `kivu`, whose bodies in
+//! the file have the same results: see `build/functions.rs`. A graph with other operators, or with the same in another
+//! arrangement, is refused with the name of the first that is not supported; ONNX Runtime can run it.
+
+mod attention;
+mod constants;
+mod rows;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use bytes::Bytes;
+
+use kivu_engine::{
+    kernel::LANES,
+    program::{Activation, Index, Limits, Per, Program, RowOperation, Table, Value, ValueId, View},
+};
+
+pub(super) use self::constants::bytes;
+use super::stages::{Operation, assign_slots, divide};
+use crate::{
+    backend::{Signature, TensorSpec},
+    error::{Error, Result},
+    onnx_proto::{
+        AttributeProto, Dimension, FUNCTIONS, GraphProto, MICROSOFT, NodeProto, TensorProto, ValueInfoProto,
+        data_type,
+    },
+    tensor::ElementType,
+};
+
+/// The output of vectors for late interaction. In a model that has it, masked tokens after the last other token have vectors
+/// too: they fill up queries.
+pub const MULTI_VECTORS: &str = "multi_vectors";
+
+/// The inputs of an encoder.
+pub(super) const INPUTS: [&str; 3] = ["input_ids", "token_type_ids", "attention_mask"];
+
+/// Reads the program of `graph`, whose external weights are in `files`, by name.
+pub(super) fn read(graph: &GraphProto, files: &BTreeMap<String, Bytes>) -> Result<Program> {
+    let constants = graph.initializer.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+    let mut reader = Reader {
+        constants,
+        files,
+        meanings: HashMap::new(),
+        values: Vec::new(),
+        operations: Vec::new(),
+        limits: Limits { ids: usize::MAX, types: usize::MAX, positions: usize::MAX, length: usize::MAX },
+        padding: None,
+        attended: BTreeSet::new(),
+    };
+    for input in &graph.input {
+        let meaning = match input.name.as_str() {
+            "input_ids" => Meaning::Ids,
+            "attention_mask" => Meaning::Mask,
+            "token_type_ids" => Meaning::Types,
+            name => return Err(unsupported(&format!("the input `{name}`"))),
+        };
+        reader.meanings.insert(&input.name, meaning);
+    }
+    for node in &graph.node {
+        reader.node(node)?;
+    }
+    let outputs: Vec<ValueId> =
+        graph.output.iter().map(|output| reader.output(&output.name)).collect::<Result<_>>()?;
+    let Reader { mut values, operations, limits, padding, .. } = reader;
+    let stages = divide(operations, &outputs);
+    let slots = assign_slots(&mut values, &stages, &outputs);
+    Ok(Program { values, slots, stages, outputs, limits, padding })
+}
+
+/// The inputs and outputs of a graph.
+pub(super) fn signature(graph: &GraphProto) -> Result<Signature> {
+    let specs = |values: &[ValueInfoProto]| values.iter().map(spec).collect::<Result<_>>();
+    let constants: Vec<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
+    let inputs: Vec<ValueInfoProto> =
+        graph.input.iter().filter(|input| !constants.contains(&input.name.as_str())).cloned().collect();
+    let signature = Signature { inputs: specs(&inputs)?, outputs: specs(&graph.output)? };
+    let is_known = |input: &TensorSpec| INPUTS.contains(&input.name.as_str()) && input.shape.len() == 2;
+    match signature.inputs.iter().find(|input| !is_known(input)) {
+        Some(input) => Err(unsupported(&format!("the input `{}`", input.name))),
+        None => Ok(signature),
+    }
+}
+
+fn spec(value: &ValueInfoProto) -> Result<TensorSpec> {
+    let found = value.r#type.as_ref().and_then(|value| value.tensor_type.as_ref());
+    let element_type = match found.map(|tensor| tensor.elem_type) {
+        Some(data_type::FLOAT) => ElementType::Fp32,
+        Some(data_type::INT64) => ElementType::Int64,
+        _ => return Err(unsupported(&format!("the type of `{}`", value.name))),
+    };
+    let axes = found.and_then(|tensor| tensor.shape.as_ref()).map_or(&[][..], |shape| &shape.dim);
+    let side = |axis: &crate::onnx_proto::DimensionProto| match axis.value {
+        Some(Dimension::DimValue(length)) => length,
+        _ => -1,
+    };
+    Ok(TensorSpec::new(&*value.name, element_type, axes.iter().map(side).collect::<Vec<_>>()))
+}
+
+fn unsupported(what: &str) -> Error {
+    Error::model(format!(
+        "expected a graph that the native engine supports, but found {what}; use `engine = \"onnx\"`"
+    ))
+}
+
+/// The meaning of a name in the graph.
+#[derive(Clone, Copy, Debug)]
+enum Meaning<'a> {
+    Ids,
+    Types,
+    Mask,
+    Rows(View),
+    /// Activated columns, which a product with other columns of the same matrix reads.
+    Activated(Activation, View),
+    /// The name of a table of values by distance.
+    Distances(&'a str),
+    /// Values in parts of a layer's outputs, which only outputs of the graph read.
+    Largest(ValueId),
+}
+
+struct Reader<'a> {
+    constants: HashMap<&'a str, &'a TensorProto>,
+    files: &'a BTreeMap<String, Bytes>,
+    meanings: HashMap<&'a str, Meaning<'a>>,
+    values: Vec<Value>,
+    operations: Vec<Operation>,
+    limits: Limits,
+    padding: Option<u32>,
+    /// The results of attention, which are in parts of texts and heads: only operations on rows read them.
+    attended: BTreeSet<ValueId>,
+}
+
+impl<'a> Reader<'a> {
+    fn node(&mut self, node: &'a NodeProto) -> Result<()> {
+        let operator = (node.domain.as_str(), node.op_type.as_str());
+        let input = |index: usize| node.input.get(index).map(String::as_str).unwrap_or_default();
+        let meaning = match operator {
+            (FUNCTIONS, "QuantizedLookup") => {
+                let index = self.index(input(2))?;
+                let (rows, width) = self.shape(input(0))?;
+                let table = Table::Int8(self.array(input(0), rows * width)?, self.array(input(1), rows)?);
+                self.lookup(table, (rows, width), index)?
+            }
+            ("", "Gather") => {
+                let index = self.index(input(1))?;
+                let (rows, width) = self.shape(input(0))?;
+                let table = Table::Fp32(self.array(input(0), rows * width)?);
+                self.lookup(table, (rows, width), index)?
+            }
+            (FUNCTIONS, "Positions" | "PositionsAfterPadding") => {
+                let (rows, width) = self.shape(input(0))?;
+                let table = Table::Fp32(self.array(input(0), rows * width)?);
+                if operator.1 == "PositionsAfterPadding" {
+                    let padding = self.scalar(input(2)).and_then(|padding| u32::try_from(padding).ok());
+                    let no_padding = || unsupported(&format!("no id of padding in `{}`", node.name));
+                    self.padding = Some(padding.ok_or_else(no_padding)?);
+                }
+                self.lookup(table, (rows, width), Index::Position)?
+            }
+            (FUNCTIONS, "FirstToken") => {
+                let (input, out) = self.text_from_tokens(input(0))?;
+                self.row(Per::Text, RowOperation::First { input, out });
+                self.all(out)
+            }
+            (FUNCTIONS, "MeanOfTokens") => {
+                self.require_mask(node, input(1))?;
+                let (input, out) = self.text_from_tokens(input(0))?;
+                self.row(Per::Text, RowOperation::Mean { input, out });
+                self.all(out)
+            }
+            (FUNCTIONS, "DistanceValues") if matches!(self.meaning(input(1))?, Meaning::Ids) => {
+                Meaning::Distances(input(0))
+            }
+            (FUNCTIONS, name) if name.starts_with("Attention") => self.attention_by_position(node)?,
+            (FUNCTIONS, "QuantizedLinear") => self.linear(node)?,
+            (FUNCTIONS, "LargestOutputs") => self.largest(node)?,
+            ("", "MatMul") => self.dense(input(0), input(1))?,
+            ("", "Add") => self.add(input(0), input(1))?,
+            ("", "Mul") => self.gate(node)?,
+            ("", "LayerNormalization") => {
+                let norm = self.norm(node, [input(1), input(2)])?;
+                self.normalize([input(0), ""], norm)?
+            }
+            (MICROSOFT, "SkipLayerNormalization") => {
+                let norm = self.norm(node, [input(2), input(3)])?;
+                match node.output.get(3) {
+                    None => self.normalize([input(0), input(1)], norm)?,
+                    Some(sum) => {
+                        let added = self.add(input(0), input(1))?;
+                        self.meanings.insert(sum, added);
+                        self.normalize([sum, ""], norm)?
+                    }
+                }
+            }
+            (MICROSOFT, "Gelu") => self.activate(Activation::Gelu, input(0))?,
+            (MICROSOFT, "FastGelu") if node.input.len() == 1 => {
+                self.activate(Activation::GeluTanh, input(0))?
+            }
+            (MICROSOFT, "QuickGelu") if float(node, "alpha") == Some(1.0) => {
+                self.activate(Activation::Swish, input(0))?
+            }
+            ("", "Relu") => self.activate(Activation::Relu, input(0))?,
+            ("", "Tanh") => self.activate(Activation::Tanh, input(0))?,
+            ("", "Split") => return self.split(node),
+            (MICROSOFT, "MultiHeadAttention") => self.attention(node)?,
+            // Values have a row per text or per token, whatever their axes.
+            ("", "Squeeze" | "Identity" | "Cast") => self.meaning(input(0))?,
+            (domain, operator) => {
+                return Err(unsupported(&format!("`{domain}.{operator}` in `{}`", node.name)));
+            }
+        };
+        let outputs: Vec<&String> = node.output.iter().filter(|name| !name.is_empty()).collect();
+        let output = match outputs[..] {
+            [output] => output,
+            [output, sum] if operator.1 == "SkipLayerNormalization" && node.output.get(3) == Some(sum) => {
+                output
+            }
+            _ => return Err(unsupported(&format!("the outputs of `{}`", node.name))),
+        };
+        self.meanings.insert(output, meaning);
+        Ok(())
+    }
+
+    fn meaning(&self, name: &str) -> Result<Meaning<'a>> {
+        let meaning = self.meanings.get(name).copied();
+        meaning.ok_or_else(|| unsupported(&format!("`{name}`, which no supported operator computes")))
+    }
+
+    fn view(&self, name: &str) -> Result<View> {
+        match self.meaning(name)? {
+            Meaning::Rows(view) => Ok(view),
+            _ => Err(unsupported(&format!("`{name}` in a place of vectors"))),
+        }
+    }
+
+    /// A value of which all columns are used.
+    fn whole(&self, name: &str) -> Result<ValueId> {
+        let view = self.view(name)?;
+        if view.offset > 0 || view.width < self.values[view.value].width {
+            return Err(unsupported(&format!("columns of a matrix as `{name}`")));
+        }
+        Ok(view.value)
+    }
+
+    /// A value that operations other than those on rows can read.
+    fn by_row(&self, name: &str) -> Result<View> {
+        let view = self.view(name)?;
+        match self.attended.contains(&view.value) {
+            true => Err(unsupported(&format!("attention whose result, `{name}`, is not projected"))),
+            false => Ok(view),
+        }
+    }
+
+    /// The value of an output of the graph, of which all columns are used.
+    fn output(&self, name: &str) -> Result<ValueId> {
+        match self.meaning(name)? {
+            Meaning::Largest(value) => Ok(value),
+            _ => self.by_row(name).and_then(|_| self.whole(name)),
+        }
+    }
+
+    /// A value of tokens, and one of the same width for texts.
+    fn text_from_tokens(&mut self, name: &str) -> Result<(ValueId, ValueId)> {
+        let (View { value, .. }, input) = (self.by_row(name)?, self.whole(name)?);
+        let Value { per, width, .. } = self.values[value];
+        match per {
+            Per::Token => Ok((input, self.value(Per::Text, width))),
+            Per::Text => Err(unsupported(&format!("`{name}`, which has no vector per token"))),
+        }
+    }
+
+    fn require_mask(&self, node: &NodeProto, name: &str) -> Result<()> {
+        match self.meaning(name)? {
+            Meaning::Mask => Ok(()),
+            _ => Err(unsupported(&format!("the mask of `{}`", node.name))),
+        }
+    }
+
+    fn all(&self, value: ValueId) -> Meaning<'a> {
+        Meaning::Rows(View { value, offset: 0, width: self.values[value].width })
+    }
+
+    fn value(&mut self, per: Per, width: usize) -> ValueId {
+        self.values.push(Value { per, width, slot: 0 });
+        self.values.len() - 1
+    }
+
+    fn row(&mut self, per: Per, operation: RowOperation) {
+        self.operations.push(Operation::Row(per, operation));
+    }
+
+    fn index(&self, name: &str) -> Result<Index> {
+        match self.meaning(name)? {
+            Meaning::Ids => Ok(Index::Id),
+            Meaning::Types => Ok(Index::Type),
+            _ => Err(unsupported(&format!("`{name}` as the index of a table"))),
+        }
+    }
+
+    fn check_width(&self, width: usize) -> Result<()> {
+        match width.is_multiple_of(LANES) && width > 0 {
+            true => Ok(()),
+            false => Err(unsupported(&format!("vectors of {width} values, not a multiple of {LANES}"))),
+        }
+    }
+}
+
+fn attribute<'a>(node: &'a NodeProto, name: &str) -> Option<&'a AttributeProto> {
+    node.attribute.iter().find(|attribute| attribute.name == name)
+}
+
+fn float(node: &NodeProto, name: &str) -> Option<f32> {
+    attribute(node, name).map(|attribute| attribute.f)
+}
+
+fn integer(node: &NodeProto, name: &str) -> Option<i64> {
+    attribute(node, name).map(|attribute| attribute.i)
+}

@@ -1,0 +1,225 @@
+//! Lookups, linear layers, norms and activations: operations that compute each row on its own.
+
+use kivu_engine::{
+    array::Array,
+    kernel::LANES,
+    program::{
+        Activation, Dense, Index, Largest, Linear, Norm, Per, RowOperation, Table, Value, ValueId, View,
+    },
+};
+
+use super::{Meaning, Operation, Reader, float, integer, unsupported};
+use crate::{error::Result, onnx_proto::NodeProto};
+
+impl<'a> Reader<'a> {
+    pub(super) fn lookup(
+        &mut self,
+        table: Table,
+        (rows, width): (usize, usize),
+        index: Index,
+    ) -> Result<Meaning<'a>> {
+        self.check_width(width)?;
+        let limit = match index {
+            Index::Id => &mut self.limits.ids,
+            Index::Type => &mut self.limits.types,
+            Index::Position => &mut self.limits.positions,
+        };
+        *limit = rows.min(*limit);
+        let out = self.value(Per::Token, width);
+        self.row(Per::Token, RowOperation::Lookup { table, index, out });
+        Ok(self.all(out))
+    }
+
+    pub(super) fn linear(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let [input, weights, scales, sums, bias, _] = &node.input[..] else {
+            return Err(unsupported(&format!("the inputs of `{}`", node.name)));
+        };
+        let input = self.whole(input)?;
+        let Value { per, width: inputs, .. } = self.values[input];
+        let layer = self.layer(inputs, [weights, scales, sums, bias])?;
+        let out = self.value(per, layer.outputs);
+        self.row(per, RowOperation::Linear { input, layer, out });
+        Ok(self.all(out))
+    }
+
+    /// The weights of a linear layer in int8.
+    fn layer(&self, inputs: usize, [weights, scales, sums, bias]: [&str; 4]) -> Result<Linear> {
+        let shape = self.tensor(weights)?.dims.clone();
+        let groups = inputs / 4;
+        let panels = match shape[..] {
+            [panels, found, 16, 4] if usize::try_from(found) == Ok(groups) => {
+                usize::try_from(panels).unwrap_or(0)
+            }
+            _ => return Err(unsupported(&format!("weights of shape {shape:?} for {inputs} inputs"))),
+        };
+        Ok(Linear {
+            inputs,
+            outputs: panels.saturating_mul(LANES),
+            panels: self.array(weights, panels.saturating_mul(groups))?,
+            scales: self.array(scales, panels)?,
+            sums: self.array(sums, panels)?,
+            bias: self.array(bias, panels)?,
+            activation: None,
+        })
+    }
+
+    /// The largest outputs of a linear layer among the tokens of a text, without those that pad the layer.
+    pub(super) fn largest(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
+        let [input, mask, weights, scales, sums, bias, _, width] = &node.input[..] else {
+            return Err(refuse());
+        };
+        self.require_mask(node, mask)?;
+        self.by_row(input)?;
+        let input = self.whole(input)?;
+        let Value { per, width: inputs, .. } = self.values[input];
+        let layer = self.layer(inputs, [weights, scales, sums, bias])?;
+        let width = self.scalar(width).and_then(|width| usize::try_from(width).ok()).unwrap_or(0);
+        if per != Per::Token || width == 0 || layer.outputs != width.next_multiple_of(LANES) {
+            return Err(refuse());
+        }
+        let out = self.value(Per::Text, width);
+        self.operations.push(Operation::Largest(Largest { input, layer, out }));
+        Ok(Meaning::Largest(out))
+    }
+
+    pub(super) fn dense(&mut self, input: &str, weights: &str) -> Result<Meaning<'a>> {
+        let input = self.whole(input)?;
+        let Value { per, width, .. } = self.values[input];
+        let (inputs, outputs) = self.shape(weights)?;
+        if inputs != width {
+            return Err(unsupported(&format!("`{weights}` with {inputs} rows for {width} inputs")));
+        }
+        let layer = Dense { outputs, weights: self.array(weights, inputs * outputs)?, bias: None };
+        let out = self.value(per, outputs);
+        self.row(per, RowOperation::Dense { input, layer, out });
+        Ok(self.all(out))
+    }
+
+    /// The sum of two values, or the bias of the layer before.
+    pub(super) fn add(&mut self, left: &str, right: &str) -> Result<Meaning<'a>> {
+        let left = self.whole(left)?;
+        let Value { per, width, .. } = self.values[left];
+        if self.constants.contains_key(right) {
+            let added: Array<f32> = self.array(right, width)?;
+            if let Some(Operation::Row(_, RowOperation::Dense { layer, out, .. })) =
+                self.operations.last_mut()
+                && *out == left
+                && layer.bias.is_none()
+            {
+                layer.bias = Some(added);
+                return Ok(self.all(left));
+            }
+            return Err(unsupported(&format!("the sum with the constant `{right}`")));
+        }
+        let inputs = [left, self.same(right, left)?];
+        let out = self.value(per, width);
+        self.row(per, RowOperation::Add { inputs, out });
+        Ok(self.all(out))
+    }
+
+    /// A value of the same rows and width as `other`.
+    fn same(&self, name: &str, other: ValueId) -> Result<ValueId> {
+        let found = self.whole(name)?;
+        match self.values[found] == self.values[other] {
+            true => Ok(found),
+            false => Err(unsupported(&format!("`{name}`, whose rows differ from those that it is added to"))),
+        }
+    }
+
+    pub(super) fn norm(&self, node: &NodeProto, [gain, bias]: [&str; 2]) -> Result<Norm> {
+        let width = self.tensor(gain)?.dims.first().copied().unwrap_or(0);
+        let width = usize::try_from(width).unwrap_or(0);
+        let epsilon = float(node, "epsilon").unwrap_or(1e-5);
+        self.check_width(width)?;
+        let bias = match bias {
+            "" => vec![[0.0; LANES]; width / LANES].into(),
+            name => self.array(name, width / LANES)?,
+        };
+        Ok(Norm { gain: self.array(gain, width / LANES)?, bias, epsilon })
+    }
+
+    pub(super) fn normalize(&mut self, [input, residual]: [&str; 2], norm: Norm) -> Result<Meaning<'a>> {
+        let input = self.whole(input)?;
+        let residual = if residual.is_empty() { None } else { Some(self.same(residual, input)?) };
+        let Value { per, width, .. } = self.values[input];
+        if norm.gain.len() * LANES != width {
+            return Err(unsupported(&format!(
+                "a normalization of {} values for {width}",
+                norm.gain.len() * LANES
+            )));
+        }
+        let out = self.value(per, width);
+        self.row(per, RowOperation::Norm { input, residual, norm, out });
+        Ok(self.all(out))
+    }
+
+    /// An activation, as a part of the linear layer before it if there is one.
+    pub(super) fn activate(&mut self, function: Activation, input: &str) -> Result<Meaning<'a>> {
+        let view = self.view(input)?;
+        if view.width < self.values[view.value].width {
+            return Ok(Meaning::Activated(function, view));
+        }
+        let input = self.whole(input)?;
+        if let Some(Operation::Row(_, RowOperation::Linear { layer, out, .. })) = self.operations.last_mut()
+            && *out == input
+            && layer.activation.is_none()
+        {
+            layer.activation = Some(function);
+            return Ok(self.all(input));
+        }
+        let Value { per, width, .. } = self.values[input];
+        self.check_width(width)?;
+        let out = self.value(per, width);
+        self.row(per, RowOperation::Activation { function, input, out });
+        Ok(self.all(out))
+    }
+
+    /// The product of one half of a matrix, activated, and the other half.
+    pub(super) fn gate(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let refuse = || unsupported(&format!("the product `{}`, which is not that of a gate", node.name));
+        let [left, right] = &node.input[..] else { return Err(refuse()) };
+        let (Meaning::Activated(function, activated), Meaning::Rows(other)) =
+            (self.meaning(left)?, self.meaning(right)?)
+        else {
+            return Err(refuse());
+        };
+        let (input, width) = (activated.value, activated.width);
+        let halves = [activated.offset, other.offset];
+        let are_halves = other.value == input
+            && other.width == width
+            && self.values[input].width == 2 * width
+            && (halves == [0, width] || halves == [width, 0]);
+        if !are_halves {
+            return Err(refuse());
+        }
+        self.check_width(width)?;
+        let per = self.values[input].per;
+        let out = self.value(per, width);
+        self.row(per, RowOperation::Gate { function, activates_second: halves[0] > 0, input, out });
+        Ok(self.all(out))
+    }
+
+    pub(super) fn split(&mut self, node: &'a NodeProto) -> Result<()> {
+        let name = node.input.first().map(String::as_str).unwrap_or_default();
+        let View { value, offset, width } = self.view(name)?;
+        let refuse = || unsupported(&format!("the arguments of `{}`", node.name));
+        let parts = node.output.len();
+        let widths = match node.input.get(1) {
+            Some(lengths) => self.integers(lengths).ok_or_else(refuse)?,
+            None if parts > 0 => vec![(width / parts) as i64; parts],
+            None => return Err(refuse()),
+        };
+        let widths: Vec<usize> = widths.into_iter().filter_map(|width| usize::try_from(width).ok()).collect();
+        let total = widths.iter().try_fold(0_usize, |sum, width| sum.checked_add(*width));
+        if integer(node, "axis") != Some(-1) || widths.len() != parts || total != Some(width) {
+            return Err(refuse());
+        }
+        let mut offset = offset;
+        for (width, output) in widths.into_iter().zip(&node.output) {
+            self.meanings.insert(output, Meaning::Rows(View { value, offset, width }));
+            offset += width;
+        }
+        Ok(())
+    }
+}
