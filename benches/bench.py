@@ -1,6 +1,6 @@
 """Measures Kivu against plain ONNX Runtime and writes the figures to a JSON file, which figures.py draws.
 
-    python3 benches/bench.py KIVU LABORATORY BUNDLES --compare BUNDLE … --json .kivu/bench.json
+    python3 benches/bench.py KIVU LABORATORY BUNDLES --baseline BUNDLE --weights FOLDER --compare BUNDLE … --json .kivu/bench.json
 
 KIVU is the program, LABORATORY that of benches/laboratory.rs, BUNDLES a folder with minilm, zero-shot and
 translate-en-pt. Each figure is measured together with its baseline.
@@ -8,9 +8,12 @@ translate-en-pt. Each figure is measured together with its baseline.
 
 import argparse
 import json
+import os
 import pathlib
 import re
+import shutil
 import statistics
+import struct
 import subprocess
 import tempfile
 import time
@@ -77,10 +80,23 @@ def figure(name, value, baseline, unit, against):
     return {"name": name, "value": value, "baseline": baseline, "unit": unit, "against": against}
 
 
+def write_table(source, target):
+    """Writes the table of words of a BERT model as that of a StaticEmbedding module."""
+    with source.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        head = json.loads(file.read(length))
+        (entry,) = (entry for name, entry in head.items() if name.endswith("word_embeddings.weight"))
+        start, end = entry["data_offsets"]
+        file.seek(start, 1)
+        values = file.read(end - start)
+    head = json.dumps({"embedding.weight": {**entry, "data_offsets": [0, len(values)]}}).encode()
+    target.write_bytes(struct.pack("<Q", len(head)) + head + values)
+
+
 class Measurement:
     def __init__(self, arguments, folder):
         self.kivu, self.laboratory, self.bundles = arguments.kivu, arguments.laboratory, arguments.bundles
-        self.compare, self.folder = arguments.compare, folder
+        self.compare, self.weights, self.folder = arguments.compare, arguments.weights, folder
         self.minilm, self.baseline = self.bundles / "minilm", arguments.baseline
 
     def lab(self, *arguments):
@@ -136,6 +152,28 @@ class Measurement:
             figure("reading and writing a row", self.lab("rows"), None, "µs", None),
         ]
 
+    def static(self):
+        """Static embeddings with minilm's table of words."""
+        model = self.folder / "static"
+        model.mkdir()
+        shutil.copy(self.weights / "tokenizer.json", model)
+        write_table(self.weights / "model.safetensors", model / "model.safetensors")
+        (model / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.StaticEmbedding"}]))
+        bundle, source, target = (self.folder / name for name in ("table", "short.jsonl", "vectors.jsonl"))
+        subprocess.run([self.kivu, "build", model, "--out", bundle], check=True)
+        words = SENTENCES.read_text().split()
+        texts = [" ".join(words[at : at + 12]) for at in range(0, len(words) - 11, 12)]
+        with source.open("w") as file:
+            file.writelines(json.dumps({"text": texts[number % len(texts)]}) + "\n" for number in range(ROWS))
+        batch = [self.kivu, "batch", source, target, "--model", bundle, "--overwrite", "--restart"]
+        pairs = []
+        for _ in range(TURNS):
+            subprocess.run(batch, check=True, env=os.environ | {"KIVU_THREADS": "1"})
+            report = json.loads(target.with_name(f"{target.name}.report.json").read_text())
+            pairs.append((report["rows"] / report["seconds"], self.lab("table", model)))
+        rate, table = map(statistics.median, zip(*pairs))
+        return figure("static embeddings of 12 words, `kivu batch` with JSON Lines, one thread for the model", rate, table, "texts/s", "the `tokenizers` crate and the means of the table's rows")
+
     def figures(self):
         product = self.bench(self.minilm)
         throughput, latency = product["throughput, 32 texts, 4 clients"], product["one short text, median"]
@@ -159,6 +197,7 @@ class Measurement:
             memory = server.resident_mb()
         yield self.cold_start(product["start to first response, median"]["value"])
         yield from self.batch(best)
+        yield self.static()
         yield figure("resident memory, serving two models with the same weights", memory, None, "MB", None)
         for decoded in self.lab("decode", self.bundles / "translate-en-pt"):
             beams = "greedily" if decoded["beams"] == 1 else f"with {decoded['beams']} beams"
@@ -171,6 +210,7 @@ def main():
     parser.add_argument("laboratory", type=pathlib.Path)
     parser.add_argument("bundles", type=pathlib.Path)
     parser.add_argument("--baseline", type=pathlib.Path, required=True, help="minilm, built with --engine onnx")
+    parser.add_argument("--weights", type=pathlib.Path, required=True, help="the folder with the weights of minilm")
     parser.add_argument("--compare", type=pathlib.Path, nargs="*", default=[])
     parser.add_argument("--json", type=pathlib.Path, required=True)
     arguments = parser.parse_args()

@@ -7,6 +7,7 @@
 
 use std::{
     env, fs,
+    hint::black_box,
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     num::NonZeroUsize,
@@ -35,6 +36,7 @@ use kivu::{
     tensor::Tensor,
     tokenizer::{Encoding, Side, Tokenizer, Truncation},
 };
+use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
 const USAGE: &str = "\
@@ -43,6 +45,7 @@ usage: laboratory parts BUNDLE            milliseconds of the parts of a cold st
        laboratory single BUNDLE           milliseconds of a run of a short text
        laboratory decode BUNDLE           tokens per second of the decoding loop, and of its session alone
        laboratory ask ADDRESS FILE …      milliseconds of requests, whose bytes are in files
+       laboratory table FOLDER            texts per second of the tokenizer and table of static embeddings, without Kivu
        laboratory fetch BUNDLE            seconds and megabytes to read a bundle into memory
        laboratory rows                    microseconds to read and write a row";
 
@@ -53,6 +56,9 @@ const ROWS: usize = 32;
 const TURNS: usize = 400;
 /// The rows of the file that is read and written.
 const FILE_ROWS: usize = 200_000;
+/// The number of texts for static embeddings, and of the words of each.
+const SHORT_TEXTS: usize = 50_000;
+const SHORT_WORDS: usize = 12;
 /// The text to translate, in any language, and the number of generated tokens.
 const TEXT: &str = "The next train leaves from platform four at half past nine, so please be there on time.";
 const TOKENS: usize = 32;
@@ -72,6 +78,7 @@ fn main() {
         ["single", bundle] => single(&open(bundle)),
         ["decode", bundle] => decode(Path::new(bundle)),
         ["ask", address, ref files @ ..] => ask(address, files),
+        ["table", folder] => table(Path::new(folder)),
         ["fetch", bundle] => fetch(&open(bundle)),
         ["rows"] => rows(),
         _ => {
@@ -270,6 +277,41 @@ async fn decode_once(
     });
     backend.decode(sources, deadline, work).await?;
     Ok(receiver.recv().unwrap())
+}
+
+/// The rate of the `tokenizers` crate and the mean of a table's rows, on one thread.
+fn table(folder: &Path) -> Result<Value> {
+    let read = |name: &str| fs::read(folder.join(name)).unwrap();
+    let mut tokenizer = tokenizers::Tokenizer::from_bytes(read("tokenizer.json")).unwrap();
+    tokenizer.with_padding(None).with_truncation(None).unwrap();
+    let weights = read("model.safetensors");
+    let weights = SafeTensors::deserialize(&weights).unwrap();
+    let weights = weights.tensor("embedding.weight").unwrap();
+    let numbers = weights.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+    let (table, width): (Vec<f32>, _) = (numbers.collect(), weights.shape()[1]);
+    let texts = short_texts();
+    let pass = |_| {
+        let started = Instant::now();
+        for text in &texts {
+            let encoding = tokenizer.encode_fast(text.as_str(), false).unwrap();
+            let mut mean = vec![0.0; width];
+            for id in encoding.get_ids() {
+                let row = &table[*id as usize * width..][..width];
+                mean.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+            }
+            let count = encoding.len() as f32;
+            mean.iter_mut().for_each(|value| *value /= count);
+            black_box(mean);
+        }
+        texts.len() as f64 / started.elapsed().as_secs_f64()
+    };
+    Ok(median((0..5).map(pass).collect()).into())
+}
+
+/// Texts of 12 words.
+fn short_texts() -> Vec<String> {
+    let words: Vec<&str> = SENTENCES.split_whitespace().collect();
+    words.chunks_exact(SHORT_WORDS).map(|words| words.join(" ")).cycle().take(SHORT_TEXTS).collect()
 }
 
 /// Reads a bundle into memory as loading does, verified.
