@@ -17,6 +17,8 @@ use crate::{
 pub struct Program {
     /// The matrices that operations read and write.
     pub values: Vec<Value>,
+    /// The rotations of attention, which layers share.
+    pub rotaries: Vec<Rotary>,
     /// The number of slots of memory.
     pub slots: usize,
     /// In the order of execution. A stage ends where an operation needs rows that other threads may have computed.
@@ -31,6 +33,8 @@ pub struct Program {
 
 /// The index of a value in [`Program::values`].
 pub type ValueId = usize;
+/// The index of a rotation in [`Program::rotaries`].
+pub type RotaryId = usize;
 
 /// A matrix with a row for each token or for each text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -274,7 +278,7 @@ pub struct Attention {
     /// The factor of products of queries and keys.
     pub scale: f32,
     /// Rotates queries and keys.
-    pub rotary: Option<Rotary>,
+    pub rotary: Option<RotaryId>,
     /// The tokens that a query attends to.
     pub reach: Reach,
     /// Added to scores.

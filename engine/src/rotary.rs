@@ -23,6 +23,16 @@ impl Rotary {
         Self { frequencies, blocks }
     }
 
+    /// The angle between neighbouring positions, by pair.
+    pub fn frequencies(&self) -> &[f32] {
+        &self.frequencies
+    }
+
+    /// The memory of the cosines and sines for a text of `tokens` tokens, in bytes.
+    pub(crate) fn bytes(&self, tokens: usize) -> usize {
+        tokens.next_multiple_of(BLOCK) * 2 * self.frequencies.len() * size_of::<f32>()
+    }
+
     /// Rotates a head of the token at `position`. Values beyond the pairs stay as they are.
     #[inline(always)]
     pub(crate) fn rotate(&self, head: &mut [f32], position: usize) {

@@ -122,7 +122,8 @@ impl Program {
         Run { tokens, texts: ranges, attended, heads, block_rows, values }
     }
 
-    /// The memory that the values and the scratch buffers of a run with one text of `tokens` tokens take, in bytes.
+    /// The memory that the values, the scratch buffers and the rotary tables of a run with one text of `tokens` tokens
+    /// take, in bytes.
     pub fn bytes(&self, tokens: usize, threads: NonZeroUsize) -> usize {
         // Numbers per slot that the stages exchange, and those of a row.
         let (mut exchanged, mut row, mut head) = (vec![0; self.slots], vec![0; self.slots], 0);
@@ -147,7 +148,9 @@ impl Program {
             }
         }
         let block = row.iter().sum::<usize>() * MAX_BLOCK_ROWS.min(tokens);
-        (exchanged.iter().sum::<usize>() + threads.get() * (block + head)) * size_of::<f32>()
+        let values = exchanged.iter().sum::<usize>() + threads.get() * (block + head);
+        let rotaries: usize = self.rotaries.iter().map(|rotary| rotary.bytes(tokens)).sum();
+        values * size_of::<f32>() + rotaries
     }
 }
 
@@ -474,7 +477,7 @@ fn attend<K: Kernel>(
     copy(attention.queries, head, queries, size, &mut scratch.queries);
     copy(attention.keys, key_head, tokens.clone(), size, &mut scratch.keys);
     copy(attention.values, key_head, tokens, Head::value_stride(size), &mut scratch.values);
-    if let Some(rotary) = &attention.rotary {
+    if let Some(rotary) = attention.rotary.map(|rotary| &program.rotaries[rotary]) {
         for rows in [&mut scratch.queries, &mut scratch.keys] {
             for (position, row) in rows.chunks_exact_mut(size).enumerate() {
                 rotary.rotate(row, position);

@@ -80,7 +80,7 @@ fn program(activation: Activation) -> Program {
         heads: HEADS,
         key_heads: HEADS,
         scale: 0.25,
-        rotary: Some(Rotary::new((0..WIDTH / HEADS / 2).map(|at| 0.5_f32.powi(at as i32)).collect())),
+        rotary: Some(0),
         reach: Reach { before: 20, after: 20 },
         bias: DistanceBias::None,
         out: 2,
@@ -100,6 +100,7 @@ fn program(activation: Activation) -> Program {
     let largest = Largest { input: 9, layer: linear(random, WIDTH, None), out: 13 };
     Program {
         values: values.collect(),
+        rotaries: vec![Rotary::new((0..WIDTH / HEADS / 2).map(|at| 0.5_f32.powi(at as i32)).collect())],
         slots: widths.len(),
         stages: vec![
             stage(Per::Token, vec![], first, vec![0, 1]),

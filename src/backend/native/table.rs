@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use kivu_engine::array::Array;
 
 use super::{
-    graph::{self, bytes},
+    graph::{self, data},
     model::WeightFiles,
 };
 use crate::{
@@ -77,10 +77,10 @@ impl TableModel {
             return Err(unsupported(&format!("a table of shape {:?}", table.dims)));
         };
         let rows = match mean.op_type == MEAN_OF_ROWS {
-            true => Rows::Fp32(Array::new(&bytes(table, &files.files)?)),
+            true => Rows::Fp32(Array::new(&data(table, &files.files)?)),
             false => {
                 let scales = bytes(constant(1)?, &files.files)?;
-                Rows::Int8(Array::new(&bytes(table, &files.files)?), Array::new(&scales))
+                Rows::Int8(Array::new(&data(table, &files.files)?), Array::new(&scales))
             }
         };
         let is_complete = match &rows {

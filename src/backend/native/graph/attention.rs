@@ -2,7 +2,7 @@
 
 use kivu_engine::{
     array::Array,
-    program::{Attention, DistanceBias, Per, Reach, View},
+    program::{Attention, DistanceBias, Per, Reach, RotaryId, View},
     rotary::{MAX_POSITIONS, Rotary},
 };
 
@@ -100,6 +100,17 @@ impl<'a> Reader<'a> {
         self.attend(node, [queries, keys, values], settings)
     }
 
+    /// The rotation by these frequencies, which layers share.
+    fn rotary(&mut self, frequencies: Vec<f32>) -> RotaryId {
+        self.limits.length = self.limits.length.min(MAX_POSITIONS);
+        let known = self.rotaries.iter().position(|rotary| rotary.frequencies() == frequencies);
+        let id = known.unwrap_or(self.rotaries.len());
+        if known.is_none() {
+            self.rotaries.push(Rotary::new(frequencies));
+        }
+        id
+    }
+
     fn attend(&mut self, node: &NodeProto, names: [&str; 3], settings: Settings) -> Result<Meaning<'a>> {
         let Settings { heads, key_heads, scale, frequencies, reach, bias } = settings;
         let [queries, keys, values] = names.map(|name| self.by_row(name));
@@ -116,19 +127,16 @@ impl<'a> Reader<'a> {
         if !fits {
             return Err(unsupported(&format!("the shapes of `{}`", node.name)));
         }
-        let size = queries.width / heads;
+        let (rows, size) = (per(queries), queries.width / heads);
         let rotary = match frequencies {
             Some(frequencies) if 2 * frequencies.len() > size => {
                 return Err(unsupported(&format!("the frequencies of `{}`", node.name)));
             }
-            Some(frequencies) => {
-                self.limits.length = self.limits.length.min(MAX_POSITIONS);
-                Some(Rotary::new(frequencies))
-            }
+            Some(frequencies) => Some(self.rotary(frequencies)),
             None => None,
         };
         let scale = scale.unwrap_or_else(|| 1.0 / (size as f32).sqrt());
-        let out = self.value(per(queries), queries.width);
+        let out = self.value(rows, queries.width);
         self.attended.insert(out);
         self.operations.push(Operation::Attention(Attention {
             queries,

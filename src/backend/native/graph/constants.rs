@@ -40,7 +40,7 @@ impl<'a> Reader<'a> {
     /// A constant of `length` elements.
     pub(super) fn array<T: Pod + Send>(&self, name: &str, length: usize) -> Result<Array<T>> {
         let tensor = self.tensor(name)?;
-        let bytes = bytes(tensor, self.files)?;
+        let bytes = data(tensor, self.files)?;
         if bytes.len() != length.saturating_mul(size_of::<T>()) {
             return Err(Error::model(format!(
                 "expected `{name}` of {length} elements of {} bytes, but found {} bytes",
@@ -53,7 +53,7 @@ impl<'a> Reader<'a> {
 }
 
 /// The data of a constant.
-pub(in crate::backend::native) fn bytes(
+pub(in crate::backend::native) fn data(
     tensor: &TensorProto,
     files: &BTreeMap<String, Bytes>,
 ) -> Result<Bytes> {

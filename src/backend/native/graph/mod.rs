@@ -15,9 +15,10 @@ use bytes::Bytes;
 use kivu_engine::{
     kernel::LANES,
     program::{Activation, Index, Limits, Per, Program, RowOperation, Table, Value, ValueId, View},
+    rotary::Rotary,
 };
 
-pub(super) use self::constants::bytes;
+pub(super) use self::constants::data;
 use super::stages::{Operation, assign_slots, divide};
 use crate::{
     backend::{Signature, TensorSpec},
@@ -44,6 +45,7 @@ pub(super) fn read(graph: &GraphProto, files: &BTreeMap<String, Bytes>) -> Resul
         files,
         meanings: HashMap::new(),
         values: Vec::new(),
+        rotaries: Vec::new(),
         operations: Vec::new(),
         limits: Limits { ids: usize::MAX, types: usize::MAX, positions: usize::MAX, length: usize::MAX },
         padding: None,
@@ -63,10 +65,10 @@ pub(super) fn read(graph: &GraphProto, files: &BTreeMap<String, Bytes>) -> Resul
     }
     let outputs: Vec<ValueId> =
         graph.output.iter().map(|output| reader.output(&output.name)).collect::<Result<_>>()?;
-    let Reader { mut values, operations, limits, padding, .. } = reader;
+    let Reader { mut values, rotaries, operations, limits, padding, .. } = reader;
     let stages = divide(operations, &outputs);
     let slots = assign_slots(&mut values, &stages, &outputs);
-    Ok(Program { values, slots, stages, outputs, limits, padding })
+    Ok(Program { values, rotaries, slots, stages, outputs, limits, padding })
 }
 
 /// The inputs and outputs of a graph.
@@ -124,6 +126,7 @@ struct Reader<'a> {
     files: &'a BTreeMap<String, Bytes>,
     meanings: HashMap<&'a str, Meaning<'a>>,
     values: Vec<Value>,
+    rotaries: Vec<Rotary>,
     operations: Vec<Operation>,
     limits: Limits,
     padding: Option<u32>,
