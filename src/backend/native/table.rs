@@ -79,7 +79,7 @@ impl TableModel {
         let rows = match mean.op_type == MEAN_OF_ROWS {
             true => Rows::Fp32(Array::new(&data(table, &files.files)?)),
             false => {
-                let scales = bytes(constant(1)?, &files.files)?;
+                let scales = data(constant(1)?, &files.files)?;
                 Rows::Int8(Array::new(&data(table, &files.files)?), Array::new(&scales))
             }
         };
