@@ -34,6 +34,8 @@ pub mod attribute_type {
     pub const FLOAT: i32 = 1;
     /// One integer.
     pub const INT: i32 = 2;
+    /// One string.
+    pub const STRING: i32 = 3;
     /// One tensor.
     pub const TENSOR: i32 = 4;
     /// One graph.

@@ -288,6 +288,7 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
         embedding: None,
         classification: None,
         token_classification: None,
+        zero_shot_entities: None,
         seq2seq: None,
         tensors: TensorNames::default(),
         signature: signature(&[-1, -1]),

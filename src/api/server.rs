@@ -130,6 +130,7 @@ fn model_type(pipeline: &Pipeline) -> Value {
         Pipeline::TokenClassification(pipeline) => {
             json!({ "token_classifier": labels(&pipeline.settings().labels) })
         }
+        Pipeline::ZeroShotEntities(_) => json!({ "token_classifier": labels(&[]) }),
         Pipeline::Ranking(RankingPipeline::CrossEncoder(pipeline)) => {
             json!({ "reranker": labels(&pipeline.settings().labels) })
         }
@@ -177,7 +178,10 @@ fn describe(model: &Model) -> Value {
             let [from, to] = pipeline.directions().codes();
             description["languages"] = json!({ "from": from, "to": to });
         }
-        Pipeline::Ranking(_) | Pipeline::ZeroShot(_) | Pipeline::TextToText(_) => {}
+        Pipeline::Ranking(_)
+        | Pipeline::ZeroShot(_)
+        | Pipeline::ZeroShotEntities(_)
+        | Pipeline::TextToText(_) => {}
     }
     description
 }

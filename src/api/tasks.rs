@@ -19,7 +19,7 @@ use super::{
     rejection::Reply,
     request::{Call, Context, InPath, from_value, model_name},
     response::BACKEND,
-    token_classification::label_tokens_with,
+    token_classification::{find_entities_with, label_tokens_with},
 };
 use crate::{error::Error, model::Pipeline};
 
@@ -46,6 +46,9 @@ async fn run_default(context: &Context, body: Value) -> Reply {
         Pipeline::Classification(pipeline) => predict_with(context, pipeline, from_value(body)?).await,
         Pipeline::TokenClassification(pipeline) => {
             label_tokens_with(context, pipeline, from_value(body)?).await
+        }
+        Pipeline::ZeroShotEntities(pipeline) => {
+            find_entities_with(context, pipeline, from_value(body)?).await
         }
         Pipeline::Ranking(pipeline) => rerank_with(context, pipeline, from_value(body)?).await,
         Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
@@ -118,6 +121,9 @@ pub(super) async fn infer(InPath(name): InPath<String>, Call(context, mut body):
         Pipeline::Classification(pipeline) => classify_with(&context, pipeline, from_value(body)?).await,
         Pipeline::TokenClassification(pipeline) => {
             label_tokens_with(&context, pipeline, from_value(body)?).await
+        }
+        Pipeline::ZeroShotEntities(pipeline) => {
+            find_entities_with(&context, pipeline, from_value(body)?).await
         }
         Pipeline::ZeroShot(pipeline) => zero_shot_with(&context, pipeline, from_value(body)?).await,
         Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {

@@ -1,5 +1,6 @@
-//! Token classification: the body of the model hub.
+//! Token classification: the body of the model hub, and that of models that find entities with labels of the request.
 
+use axum::response::Response;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -10,9 +11,12 @@ use super::{
     response::{OneOrMany, characters, with_usage},
 };
 use crate::{
+    error::Result,
     pipeline::{
         entities::Aggregation,
-        token_classification::{TokenClassificationOptions, TokenClassificationPipeline},
+        token_classification::{FoundEntities, TokenClassificationOptions, TokenClassificationPipeline},
+        zero_shot::Labels,
+        zero_shot_entities::{EntitySearch, ZeroShotEntitiesOptions, ZeroShotEntitiesPipeline},
     },
     tokenizer::{Side, WindowOptions},
 };
@@ -64,6 +68,75 @@ pub(super) async fn label_tokens_with(
     )?;
     let characters = characters(texts.iter().map(String::as_str));
     let found = pipeline.entities(texts, &options, context.deadline).await?;
-    let answer = OneOrMany::new(found.texts, is_single);
-    Ok(with_usage(context, &answer, &found.usage, characters))
+    Ok(answer(context, found, is_single, characters))
+}
+
+/// The body of a model that finds entities with labels of the request, with the parameters of zero-shot classification
+/// or of the package `gliner`.
+#[derive(Deserialize)]
+#[serde(expecting = "an object with `inputs` and `parameters`")]
+pub(super) struct FindEntitiesRequest {
+    inputs: Value,
+    parameters: FindEntitiesParameters,
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "an object with `candidate_labels`")]
+pub(super) struct FindEntitiesParameters {
+    /// A list, or a text with commas between the labels.
+    #[serde(alias = "labels")]
+    candidate_labels: Value,
+    /// Entities have higher scores; 0.5 by default.
+    threshold: Option<f32>,
+    /// Whether no entity is inside of another; true by default.
+    #[serde(alias = "flat")]
+    flat_ner: Option<bool>,
+    /// Whether the same words may be several entities.
+    multi_label: Option<bool>,
+    /// Reads long texts in windows that share this many words.
+    stride: Option<usize>,
+    /// Whether to return texts with labels in the place of entities, too.
+    redact: Option<bool>,
+    truncate: Option<bool>,
+    truncation_direction: Option<Side>,
+}
+
+/// Answers the entities of a text, or for a list of texts a list for each.
+pub(super) async fn find_entities_with(
+    context: &Context,
+    pipeline: &ZeroShotEntitiesPipeline,
+    body: FindEntitiesRequest,
+) -> Reply {
+    let limit = context.app.limits.texts;
+    let is_single = body.inputs.is_string();
+    let texts = inputs::texts("inputs", body.inputs, limit)?;
+    let parameters = body.parameters;
+    let options = ZeroShotEntitiesOptions {
+        labels: labels(parameters.candidate_labels, limit)?,
+        search: EntitySearch::new(parameters.threshold, parameters.flat_ner, parameters.multi_label)?,
+        windows: WindowOptions {
+            stride: parameters.stride,
+            // Labels take a part of the tokens, so that the same text fits or does not.
+            truncation: context
+                .app
+                .truncation(Some(parameters.truncate.unwrap_or(false)), parameters.truncation_direction),
+            max_windows: limit,
+        },
+        redacts: parameters.redact.unwrap_or(false),
+    };
+    let characters = characters(texts.iter().map(String::as_str));
+    let found = pipeline.entities(texts, &options, context.deadline).await?;
+    Ok(answer(context, found, is_single, characters))
+}
+
+fn labels(labels: Value, limit: usize) -> Result<Labels> {
+    let labels = match labels {
+        Value::String(labels) => Labels::split(&labels),
+        labels => inputs::labels("parameters.candidate_labels", labels)?,
+    };
+    Labels::new(labels, limit)
+}
+
+fn answer(context: &Context, found: FoundEntities, is_single: bool, characters: usize) -> Response {
+    with_usage(context, &OneOrMany::new(found.texts, is_single), &found.usage, characters)
 }

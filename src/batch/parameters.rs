@@ -15,7 +15,7 @@ use crate::{
 const PREFIX: &str = "kivu-";
 
 /// The parameters of a job, which are also options of `kivu batch`; what is not set is up to the model.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Args)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Args)]
 pub struct Parameters {
     /// A model of kivu.toml, or a name as in `kivu serve` [default: the first of kivu.toml]
     #[arg(long, value_name = "NAME")]
@@ -26,7 +26,7 @@ pub struct Parameters {
     /// The format of INPUT [default: detected from the content]
     #[arg(long)]
     pub format: Option<Format>,
-    /// Labels of zero-shot classification, separated by commas
+    /// Labels of zero-shot classification, or of entities, separated by commas
     #[arg(long)]
     pub labels: Vec<String>,
     /// The hypothesis of zero-shot classification, with {} for the label
@@ -41,7 +41,13 @@ pub struct Parameters {
     /// Labels of entities to leave out, separated by commas [default: O]
     #[arg(long, value_name = "LABELS")]
     pub ignore_labels: Vec<String>,
-    /// Read long texts in windows that share this many tokens
+    /// Find entities with scores above this one, with a model that takes labels [default: 0.5]
+    #[arg(long, value_name = "SCORE")]
+    pub threshold: Option<f32>,
+    /// Find entities inside of others as well, with a model that takes labels
+    #[arg(long = "nested", num_args = 0, default_missing_value = "false")]
+    pub flat: Option<bool>,
+    /// Read long texts in windows that share this many tokens, or words with a model that takes labels
     #[arg(long, value_name = "TOKENS")]
     pub stride: Option<usize>,
     /// Add texts in which entities are replaced by their labels
@@ -115,6 +121,8 @@ impl Parameters {
                         Some(found.map_err(|_| wrong("`none`, `simple`, `first`, `average` or `max`"))?);
                 }
                 "ignore-labels" => self.ignore_labels = Labels::split(value),
+                "threshold" => self.threshold = Some(value.parse().map_err(|_| wrong("a number"))?),
+                "flat" => self.flat = flag()?,
                 "stride" => self.stride = Some(value.parse().map_err(|_| wrong("a number"))?),
                 "redact" => self.redact = flag()?,
                 "query" => self.query = Some(value.clone()),

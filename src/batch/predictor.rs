@@ -22,9 +22,10 @@ use crate::{
         ranking::RankingOptions,
         scores::descending,
         seq2seq::{GeneratedText, RequestedLanguages, Seq2SeqOptions},
-        token_classification::TokenClassificationOptions,
+        token_classification::{FoundEntities, TokenClassificationOptions},
         vectors::{Conversion, VectorType},
         zero_shot::{Labels, TEMPLATE, Template, ZeroShotOptions},
+        zero_shot_entities::{EntitySearch, ZeroShotEntitiesOptions},
     },
     tokenizer::{Side, Truncation, WindowOptions},
 };
@@ -49,6 +50,7 @@ enum Task {
     Vectors { options: EmbeddingOptions, requested: RequestedVectors, has_words: bool },
     Classification { truncation: Truncation, labels: Vec<Arc<str>> },
     TokenClassification(TokenClassificationOptions),
+    ZeroShotEntities(ZeroShotEntitiesOptions),
     ZeroShot { options: ZeroShotOptions, labels: Vec<Arc<str>> },
     Ranking { query: String, options: RankingOptions },
     // Translations, summaries and other texts, with their column.
@@ -78,15 +80,15 @@ impl Predictor {
                     TokenClassificationOptions::new(parameters.aggregation, ignored, windows, redacts)?;
                 Task::TokenClassification(options)
             }
+            Pipeline::ZeroShotEntities(_) => Task::ZeroShotEntities(ZeroShotEntitiesOptions {
+                labels: labels(&model, parameters)?,
+                search: EntitySearch::new(parameters.threshold, parameters.flat, parameters.multi_label)?,
+                windows: WindowOptions { stride: parameters.stride, truncation, max_windows: MAX_WINDOWS },
+                redacts: parameters.redact.unwrap_or(false),
+            }),
             Pipeline::ZeroShot(_) => {
-                if parameters.labels.is_empty() {
-                    return Err(Error::invalid(format!(
-                        "expected `labels` for `{}`, which is for `{}`, but found none",
-                        model.name, model.manifest.task
-                    )));
-                }
+                let labels = labels(&model, parameters)?;
                 let template = parameters.template.clone().unwrap_or_else(|| TEMPLATE.to_owned());
-                let labels = Labels::new(parameters.labels.clone(), MAX_LABELS)?;
                 let names = shared(labels.as_slice());
                 let multi_label = parameters.multi_label.unwrap_or(false);
                 let options = ZeroShotOptions { labels, template: Template::new(template)?, multi_label };
@@ -140,8 +142,9 @@ impl Predictor {
                 }
             }
             Task::Classification { .. } => LABEL,
-            Task::TokenClassification(TokenClassificationOptions { redacts: true, .. }) => REDACTED,
-            Task::TokenClassification(_) => ENTITIES,
+            Task::TokenClassification(TokenClassificationOptions { redacts: true, .. })
+            | Task::ZeroShotEntities(ZeroShotEntitiesOptions { redacts: true, .. }) => REDACTED,
+            Task::TokenClassification(_) | Task::ZeroShotEntities(_) => ENTITIES,
             Task::ZeroShot { .. } => LABELS,
             Task::Ranking { .. } => SCORE,
             Task::Seq2Seq(_, columns) => columns,
@@ -254,14 +257,10 @@ impl Predictor {
                 Ok((logits.rows.iter().map(best).collect(), logits.usage))
             }
             (Pipeline::TokenClassification(pipeline), Task::TokenClassification(options)) => {
-                let found = pipeline.entities(texts, options, deadline).await?;
-                let answer = |found| match found {
-                    TextEntities::Entities(entities) => vec![Cell::Entities(entities)],
-                    TextEntities::Redacted { text, entities } => {
-                        vec![Cell::Text(text.into()), Cell::Entities(entities)]
-                    }
-                };
-                Ok((found.texts.into_iter().map(answer).collect(), found.usage))
+                Ok(entities(pipeline.entities(texts, options, deadline).await?))
+            }
+            (Pipeline::ZeroShotEntities(pipeline), Task::ZeroShotEntities(options)) => {
+                Ok(entities(pipeline.entities(texts, options, deadline).await?))
             }
             (Pipeline::ZeroShot(pipeline), Task::ZeroShot { options, labels }) => {
                 let (rows, usage) = pipeline.score(&texts, options, deadline).await?;
@@ -291,6 +290,27 @@ impl Predictor {
             )),
         }
     }
+}
+
+/// The labels of a job, which its model needs.
+fn labels(model: &Model, parameters: &Parameters) -> Result<Labels> {
+    if parameters.labels.is_empty() {
+        return Err(Error::invalid(format!(
+            "expected `labels` for `{}`, which is for `{}`, but found none",
+            model.name, model.manifest.task
+        )));
+    }
+    Labels::new(parameters.labels.clone(), MAX_LABELS)
+}
+
+fn entities(found: FoundEntities) -> (Vec<Answer>, Usage) {
+    let answer = |found| match found {
+        TextEntities::Entities(entities) => vec![Cell::Entities(entities)],
+        TextEntities::Redacted { text, entities } => {
+            vec![Cell::Text(text.into()), Cell::Entities(entities)]
+        }
+    };
+    (found.texts.into_iter().map(answer).collect(), found.usage)
 }
 
 fn generation_options(parameters: &Parameters) -> Box<Seq2SeqOptions> {

@@ -165,6 +165,8 @@ fn open(build: Build<'_>) -> Result<Source<'_>> {
         bergamot::open(build.plan)
     } else if static_embedding::is_in(folder)? {
         static_embedding::open(build.plan)
+    } else if encoder::is_gliner(folder) {
+        encoder::open_gliner(build.plan)
     } else if !folder.join(ConfigFile::NAME).is_file() {
         Err(Error::model(format!(
             "expected a model in `{}` (`config.json`, `{TOKENIZER}`, and `model.safetensors` or `model.onnx`, or \
@@ -199,12 +201,16 @@ fn manifest(
     (qualities, vectors): (Vec<Quality>, Option<VectorQuality>),
 ) -> Manifest {
     let is_seq2seq = matches!(source.settings, TaskSettings::Seq2Seq(..));
-    let (mut embedding, mut classification, mut token_classification, mut seq2seq) = (None, None, None, None);
+    let (mut embedding, mut classification, mut token_classification) = (None, None, None);
+    let (mut zero_shot_entities, mut seq2seq) = (None, None);
     match source.settings {
         TaskSettings::Encoder(EncoderSettings::Embedding(settings)) => embedding = Some(settings),
         TaskSettings::Encoder(EncoderSettings::Classification(settings)) => classification = Some(settings),
         TaskSettings::Encoder(EncoderSettings::TokenClassification(settings)) => {
             token_classification = Some(settings);
+        }
+        TaskSettings::Encoder(EncoderSettings::ZeroShotEntities(settings)) => {
+            zero_shot_entities = Some(settings);
         }
         TaskSettings::Seq2Seq(settings, _) => seq2seq = Some(*settings),
     }
@@ -246,6 +252,7 @@ fn manifest(
         embedding,
         classification,
         token_classification,
+        zero_shot_entities,
         seq2seq,
         tensors: plan.tensors.clone(),
         signature,

@@ -10,6 +10,7 @@ use crate::{
         embedding::EmbeddingSettings,
         seq2seq::{Decoder, Seq2SeqSettings},
         token_classification::TokenClassificationSettings,
+        zero_shot_entities::ZeroShotEntitiesSettings,
     },
     repository::manifest::Precision,
 };
@@ -66,6 +67,7 @@ pub(super) enum EncoderSettings {
     Embedding(EmbeddingSettings),
     Classification(ClassificationSettings),
     TokenClassification(TokenClassificationSettings),
+    ZeroShotEntities(ZeroShotEntitiesSettings),
 }
 
 impl EncoderSettings {
@@ -75,6 +77,7 @@ impl EncoderSettings {
             Self::Embedding(settings) => settings.max_tokens,
             Self::Classification(settings) => settings.max_tokens,
             Self::TokenClassification(settings) => settings.max_tokens,
+            Self::ZeroShotEntities(settings) => settings.max_tokens,
         }
     }
 }

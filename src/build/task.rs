@@ -66,7 +66,7 @@ pub(super) fn unused_head(plan: &Plan, source: &Source<'_>) -> Result<Option<Str
 
 /// Refuses a task that the model cannot do.
 fn require(task: Task, strategy: Strategy, settings: &TaskSettings) -> Result<()> {
-    use EncoderSettings::{Classification, Embedding, TokenClassification};
+    use EncoderSettings::{Classification, Embedding, TokenClassification, ZeroShotEntities};
     use TaskSettings::{Encoder, Seq2Seq};
 
     let found = match settings {
@@ -75,10 +75,11 @@ fn require(task: Task, strategy: Strategy, settings: &TaskSettings) -> Result<()
         Encoder(Embedding(_)) => "one without a head for labels, which computes embeddings",
         Encoder(Classification(_)) => "one with a head for labels",
         Encoder(TokenClassification(_)) => "one with a head for labels of tokens",
+        Encoder(ZeroShotEntities(_)) => "one that finds entities with the labels of requests",
     };
     let can = match (settings, task) {
         (Seq2Seq(_, tasks), task) => tasks.contains(&task),
-        (Encoder(TokenClassification(_)), task) => task == Task::TokenClassification,
+        (Encoder(TokenClassification(_) | ZeroShotEntities(_)), task) => task == Task::TokenClassification,
         (
             Encoder(_),
             Task::Translation | Task::Summarization | Task::TextToText | Task::TokenClassification,
@@ -103,9 +104,9 @@ fn plausible(settings: &TaskSettings) -> Vec<Task> {
     let settings = match settings {
         TaskSettings::Seq2Seq(_, tasks) => return tasks.to_vec(),
         TaskSettings::Encoder(EncoderSettings::Embedding(_)) => return vec![Task::FeatureExtraction],
-        TaskSettings::Encoder(EncoderSettings::TokenClassification(_)) => {
-            return vec![Task::TokenClassification];
-        }
+        TaskSettings::Encoder(
+            EncoderSettings::TokenClassification(_) | EncoderSettings::ZeroShotEntities(_),
+        ) => return vec![Task::TokenClassification],
         TaskSettings::Encoder(EncoderSettings::Classification(settings)) => settings,
     };
     match &settings.labels[..] {

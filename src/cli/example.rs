@@ -13,6 +13,9 @@ pub(super) fn body(manifest: &Manifest) -> String {
     let body = match manifest.task {
         Task::FeatureExtraction => r#"{"inputs": "What is deep learning?"}"#,
         Task::TextClassification => r#"{"inputs": "I like it"}"#,
+        Task::TokenClassification if manifest.zero_shot_entities.is_some() => {
+            r#"{"inputs": "My name is Sarah and I live in London", "parameters": {"labels": ["person", "city"]}}"#
+        }
         Task::TokenClassification => r#"{"inputs": "My name is Sarah and I live in London"}"#,
         Task::ZeroShotClassification => {
             r#"{"inputs": "The app crashes", "parameters": {"candidate_labels": ["bug", "billing"]}}"#

@@ -34,7 +34,9 @@ impl Location {
         }
         if named.exists() {
             let is_recipe = named.is_file() && named.extension().is_some_and(|extension| extension == "toml");
-            let is_source = ["config.json", "modules.json"].iter().any(|file| named.join(file).is_file())
+            let is_source = ["config.json", "modules.json", "gliner_config.json"]
+                .iter()
+                .any(|file| named.join(file).is_file())
                 && !named.join(MANIFEST).exists();
             return Ok(match is_recipe || is_source {
                 true => Self::Model(NamedModel::Path(named.to_owned())),

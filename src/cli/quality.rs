@@ -31,6 +31,13 @@ pub(super) fn text(quality: Option<Quality>) -> String {
                 agreement * 100.0
             )
         }
+        Some(Quality::ZeroShotEntities { texts, spans, agreement, mean_difference, worst_difference }) => {
+            format!(
+                "against fp32 over {spans} spans of {texts} texts: {:.1} % of entities in common, difference of scores: \
+                 mean {mean_difference:.4}, worst {worst_difference:.4}",
+                agreement * 100.0
+            )
+        }
         Some(Quality::Classification { texts, agreement, mean_difference }) => format!(
             "against fp32 over {texts} texts: same label for {:.1} %, mean difference of scores {mean_difference:.4}",
             agreement * 100.0
@@ -63,6 +70,9 @@ pub(super) fn short(quality: Option<Quality>) -> String {
         Some(Quality::Embedding { mean_cosine, .. }) => format!("cosine {mean_cosine:.4}"),
         Some(Quality::Classification { agreement, .. } | Quality::TokenClassification { agreement, .. }) => {
             format!("same label {:.1} %", agreement * 100.0)
+        }
+        Some(Quality::ZeroShotEntities { agreement, .. }) => {
+            format!("same entities {:.1} %", agreement * 100.0)
         }
         Some(Quality::Seq2Seq { similarity, .. }) => format!("similarity {similarity:.4}"),
         None => "not measured".to_owned(),

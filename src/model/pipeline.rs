@@ -13,6 +13,7 @@ use crate::{
         seq2seq::{Seq2SeqParts, Seq2SeqPipeline},
         token_classification::TokenClassificationPipeline,
         zero_shot::ZeroShotPipeline,
+        zero_shot_entities::ZeroShotEntitiesPipeline,
     },
     repository::Manifest,
     tokenizer::Tokenizer,
@@ -27,6 +28,8 @@ pub enum Pipeline {
     Classification(ClassificationPipeline),
     /// `token-classification`
     TokenClassification(TokenClassificationPipeline),
+    /// `token-classification`, with labels of the request
+    ZeroShotEntities(ZeroShotEntitiesPipeline),
     /// `zero-shot-classification`
     ZeroShot(ZeroShotPipeline),
     /// `text-ranking`
@@ -48,6 +51,7 @@ impl Pipeline {
             | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
             | Self::Ranking(RankingPipeline::CrossEncoder(pipeline)) => Ok(pipeline.encoder()),
             Self::TokenClassification(pipeline) => Ok(pipeline.encoder()),
+            Self::ZeroShotEntities(pipeline) => Ok(pipeline.encoder()),
             Self::Translation(pipeline) | Self::TextToText(pipeline) => Err(pipeline),
         }
     }
@@ -108,6 +112,12 @@ impl Pipeline {
         match manifest.task {
             Task::FeatureExtraction => embedding().map(Self::Embedding),
             Task::TextClassification => classification().map(Self::Classification),
+            Task::TokenClassification if manifest.zero_shot_entities.is_some() => {
+                let settings = manifest.zero_shot_entities.clone();
+                let mut settings = settings.ok_or_else(|| lacks(manifest, "zero_shot_entities"))?;
+                settings.max_tokens = settings.max_tokens.min(limit);
+                ZeroShotEntitiesPipeline::new(tokenizer, route, settings).map(Self::ZeroShotEntities)
+            }
             Task::TokenClassification => {
                 let settings = manifest.token_classification.clone();
                 let mut settings = settings.ok_or_else(|| lacks(manifest, "token_classification"))?;

@@ -272,7 +272,8 @@ impl Adapter {
             Output::Values(places) => self.has_token_vectors(places[place]),
             Output::Labels { .. } => false,
         };
-        let has_rows = shape.len() == if has_tokens { 3 } else { 2 };
+        // A text may also have a matrix for each word.
+        let has_rows = if has_tokens { shape.len() == 3 } else { matches!(shape.len(), 2 | 4) };
         let (rows, width) = match *shape {
             [] => return Err(wrong_shape()),
             // One value per text, or the values of one text.

@@ -24,7 +24,7 @@ use crate::{
     backend::{Backend, Deadline, Schedule, routing::Route},
     error::{Error, Result, at_text},
     telemetry,
-    tokenizer::{self, Encoding, Tokenizer, Truncation, Window, WindowOptions},
+    tokenizer::{self, Encoding, Tokenizer, Truncation, Window, WindowOptions, WordPrompt},
 };
 
 /// An input of an encoder.
@@ -111,7 +111,7 @@ pub(super) struct EncodedWindows {
 pub(super) struct WindowPlace {
     /// The index of its text.
     pub(super) text: usize,
-    /// The start and the end of each token in its text, in characters; `None` for special tokens.
+    /// The start and the end of each token in its text, in characters, or those of each word; `None` for special tokens.
     pub(super) spans: Vec<Option<(usize, usize)>>,
 }
 
@@ -233,12 +233,38 @@ impl Encoder {
         max_bytes: usize,
         deadline: Deadline,
     ) -> Result<EncodedWindows> {
+        let windows = move |tokenizer: &Tokenizer, text: &str, limit| tokenizer.windows(text, limit, options);
+        self.split_each(texts, (options, max_bytes), deadline, windows).await
+    }
+
+    /// Tokenizes the words of texts after a prompt, in windows. Errors name the text.
+    pub(super) async fn encode_words(
+        &self,
+        texts: &Arc<[String]>,
+        prompt: WordPrompt,
+        options: WindowOptions,
+        max_bytes: usize,
+        deadline: Deadline,
+    ) -> Result<EncodedWindows> {
+        let windows = move |tokenizer: &Tokenizer, text: &str, limit| {
+            tokenizer.word_windows(text, &prompt, limit, options)
+        };
+        self.split_each(texts, (options, max_bytes), deadline, windows).await
+    }
+
+    async fn split_each(
+        &self,
+        texts: &Arc<[String]>,
+        (options, max_bytes): (WindowOptions, usize),
+        deadline: Deadline,
+        split: impl Fn(&Tokenizer, &str, usize) -> Result<Vec<Window>> + Send + 'static,
+    ) -> Result<EncodedWindows> {
         let limit = self.limit(deadline).await?;
         let reach = if options.stride.is_some() { usize::MAX } else { tokenizer::reach(limit) };
         let size: usize = texts.iter().map(|text| text.len().min(reach)).sum();
         check_size(size, max_bytes)?;
         let (tokenizer, shared) = (Arc::clone(&self.tokenizer), Arc::clone(texts));
-        let encode = move |text: usize| tokenizer.windows(&shared[text], limit, options);
+        let encode = move |text: usize| split(&tokenizer, &shared[text], limit);
         let (windows, tokenization) =
             tokenize_each((0..texts.len()).collect(), size, deadline, encode).await?;
         let found: usize = windows.iter().map(Vec::len).sum();

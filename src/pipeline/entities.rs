@@ -109,7 +109,7 @@ impl<'a> IndexedText<'a> {
         self.starts.get(character).copied().unwrap_or(self.text.len())
     }
 
-    fn part(&self, start: usize, end: usize) -> &'a str {
+    pub(super) fn part(&self, start: usize, end: usize) -> &'a str {
         self.text.get(self.byte(start)..self.byte(end)).unwrap_or_default()
     }
 }

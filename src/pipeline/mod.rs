@@ -23,5 +23,6 @@ pub mod token_classification;
 mod usage;
 pub mod vectors;
 pub mod zero_shot;
+pub mod zero_shot_entities;
 
 pub use self::{encoder::Input, task::Task, usage::Usage};

@@ -9,9 +9,16 @@ use crate::{
     tokenizer::Encoding,
 };
 
-/// The names of inputs by the data that they carry, case-insensitive.
-const NAMES: [(&str, Role); 3] =
-    [("input_ids", Role::Ids), ("attention_mask", Role::Mask), ("token_type_ids", Role::Types)];
+/// The names of inputs by the data that they carry, case-insensitive, in their usual order; the last one is the third
+/// of models that read words.
+const NAMES: [(&str, Role); 4] = [
+    ("input_ids", Role::Ids),
+    ("attention_mask", Role::Mask),
+    ("token_type_ids", Role::Types),
+    ("words_mask", Role::Types),
+];
+/// The inputs of a model at most.
+const MAX_INPUTS: usize = 3;
 
 /// The data that an input carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +55,8 @@ impl ModelInputs {
             let name = spec.name.to_ascii_lowercase();
             let by_name = || NAMES.iter().find(|(known, _)| *known == name);
             let position = name.strip_prefix("input__").and_then(|position| position.parse::<usize>().ok());
-            let (_, role) = position.and_then(|position| NAMES.get(position)).or_else(by_name)?;
+            let (_, role) =
+                position.and_then(|position| NAMES[..MAX_INPUTS].get(position)).or_else(by_name)?;
             Some((*role, spec.clone()))
         };
         let inputs = Self(signature.inputs.iter().map(role).collect::<Option<_>>()?);

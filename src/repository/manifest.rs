@@ -17,6 +17,7 @@ use crate::{
         embedding::{EmbeddingSettings, VectorKind},
         seq2seq::Seq2SeqSettings,
         token_classification::TokenClassificationSettings,
+        zero_shot_entities::ZeroShotEntitiesSettings,
     },
 };
 
@@ -51,6 +52,8 @@ pub struct Manifest {
     pub classification: Option<ClassificationSettings>,
     /// The settings of models that label tokens.
     pub token_classification: Option<TokenClassificationSettings>,
+    /// The settings of models that find entities with labels of the request.
+    pub zero_shot_entities: Option<ZeroShotEntitiesSettings>,
     /// The settings of models that generate texts from texts.
     #[serde(alias = "translation")]
     pub seq2seq: Option<Seq2SeqSettings>,
@@ -146,6 +149,19 @@ pub enum Quality {
         /// The share of tokens with the same best label.
         agreement: f32,
         /// The mean absolute difference of scores, over all tokens and labels.
+        mean_difference: f32,
+        /// The largest difference.
+        worst_difference: f32,
+    },
+    /// Of scores for the spans of words, with labels of the build.
+    ZeroShotEntities {
+        /// The number of texts.
+        texts: usize,
+        /// The number of spans.
+        spans: usize,
+        /// The share of entities that both find: twice the common ones, divided by those of both.
+        agreement: f32,
+        /// The mean absolute difference of scores, over all spans and labels.
         mean_difference: f32,
         /// The largest difference.
         worst_difference: f32,
@@ -287,7 +303,8 @@ impl Manifest {
         let embedding = self.embedding.as_ref().map(|settings| settings.max_tokens);
         let classification = self.classification.as_ref().map(|settings| settings.max_tokens);
         let token_classification = self.token_classification.as_ref().map(|settings| settings.max_tokens);
-        embedding.or(classification).or(token_classification)
+        let zero_shot_entities = self.zero_shot_entities.as_ref().map(|settings| settings.max_tokens);
+        embedding.or(classification).or(token_classification).or(zero_shot_entities)
     }
 
     /// The entry of a file.

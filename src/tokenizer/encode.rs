@@ -60,7 +60,7 @@ impl From<Side> for TruncationDirection {
 pub struct Encoding {
     /// The token ids, special tokens included.
     pub ids: Vec<u32>,
-    /// For each token the index of its text in a pair.
+    /// For each token the index of its text in a pair; in windows of words the number of the word that begins there.
     pub type_ids: Vec<u32>,
     /// The number of tokens before truncation, if there was any; a lower bound for very long texts.
     pub truncated_from: Option<usize>,

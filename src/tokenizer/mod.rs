@@ -9,6 +9,7 @@ mod unigram;
 mod vocabulary;
 mod windows;
 mod word_pieces;
+mod words;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -18,9 +19,12 @@ use std::{
 use bytes::Bytes;
 use tokenizers::{Encoding as RawEncoding, PostProcessor, PostProcessorWrapper, Result as RawResult};
 
-pub use self::encode::{Encoding, Side, Truncation, reach};
 use self::file::RawTokenizer;
-pub use self::windows::{Window, WindowOptions};
+pub use self::{
+    encode::{Encoding, Side, Truncation, reach},
+    windows::{Window, WindowOptions},
+    words::WordPrompt,
+};
 use crate::error::{Error, Result};
 
 /// A model's tokenizer.

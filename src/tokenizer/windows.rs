@@ -15,14 +15,14 @@ const UNKNOWN_TOKENS: [&str; 2] = ["[UNK]", "<unk>"];
 pub struct Window {
     /// Its tokens, special tokens included.
     pub encoding: Encoding,
-    /// The start and the end of each token in the text, in characters; `None` for special tokens.
+    /// The start and the end of each token in the text, in characters, or those of each word; `None` for special tokens.
     pub spans: Vec<Option<(usize, usize)>>,
 }
 
 /// How a text becomes windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowOptions {
-    /// The number of tokens that a window shares with the one before; without one, a text is one window.
+    /// The number of tokens, or words, that a window shares with the one before; without one, a text is one window.
     pub stride: Option<usize>,
     /// Applied to texts of too many tokens, without a stride.
     pub truncation: Truncation,

@@ -29,6 +29,7 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
             "src/backend/triton/grpc.rs",
         ],
     ),
+    ("regex::", &["src/tokenizer/"]),
     ("yada::", &["src/tokenizer/"]),
     ("zstd::", &["src/batch/compression.rs"]),
     ("zip::", &["src/build/fetch.rs", "src/build/pickle/mod.rs"]),

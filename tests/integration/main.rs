@@ -52,3 +52,4 @@ mod token_classifiers;
 mod translation;
 mod translation_graphs;
 mod vectors;
+mod zero_shot_entities;

@@ -39,7 +39,7 @@ struct Entry {
     output: Value,
 }
 
-async fn post(model: &Model, path: &str, body: &Value) -> (u16, Value) {
+pub(crate) async fn post(model: &Model, path: &str, body: &Value) -> (u16, Value) {
     let app = router(App::new(vec![model.clone()], Limits::default()));
     let request = http::Request::post(path).header("content-type", "application/json");
     let response = app.oneshot(request.body(Body::from(body.to_string())).unwrap()).await.unwrap();
@@ -49,7 +49,7 @@ async fn post(model: &Model, path: &str, body: &Value) -> (u16, Value) {
 }
 
 /// Whether two outputs are equal but for the tolerance of scores.
-fn are_equal(found: &Value, expected: &Value) -> bool {
+pub(crate) fn are_equal(found: &Value, expected: &Value) -> bool {
     match (found, expected) {
         (Value::Array(found), Value::Array(expected)) => {
             found.len() == expected.len()
@@ -356,7 +356,7 @@ fn the_quality_of_int8_is_measured_token_by_token() {
 }
 
 /// The output of a job on `rows`, called `name`.
-async fn batch(model: &Model, name: &str, rows: &str, parameters: &Parameters) -> String {
+pub(crate) async fn batch(model: &Model, name: &str, rows: &str, parameters: &Parameters) -> String {
     let folder = tempfile::tempdir().unwrap();
     let [input, output] = ["in", "out"].map(|side| folder.path().join(format!("{side}-{name}")));
     fs::write(&input, rows).unwrap();

@@ -58,10 +58,10 @@ def post(path, body):
         return json.load(answer)
 
 
-def of_task(task):
-    """The name of a model for a task; skips the test if there is none."""
+def of_task(task, has_labels=None):
+    """The name of a model for a task, with or without labels of its own; skips the test if there is none."""
     for name, model in MODELS.items():
-        if model["task"] == task:
+        if model["task"] == task and has_labels in (None, "labels" in model):
             return name
     raise unittest.SkipTest(f"skipped: no model for {task} is served")
 
@@ -234,7 +234,7 @@ class OnADesktop(PageTest):
         self.picture("sentiment")
 
     def test_entities_are_marked(self):
-        name = of_task("token-classification")
+        name = of_task("token-classification", has_labels=True)
         self.open(name)
         text = "👩🏽 Sarah lives in London 🇵🇹 now"
         self.page.get_by_role("textbox", name="Texts, one per line").fill(text)
@@ -250,6 +250,24 @@ class OnADesktop(PageTest):
         )
         self.assertEqual(unmarked, text)
         self.picture("entities")
+
+    def test_entities_of_edited_labels_are_searched_again(self):
+        name = of_task("token-classification", has_labels=False)
+        self.open(name)
+        page = self.page
+        text = "Sarah lives in London now"
+        page.get_by_role("textbox", name="Texts, one per line").fill(text)
+        self.press_run()
+        self.settle()
+        marks = page.locator("#result mark")
+        for change in [lambda: None, lambda: page.get_by_role("button", name="Remove label city").click()]:
+            change()
+            self.settle()
+            labels = [item.inner_text().rstrip("×").strip() for item in page.locator("#labels li").all()]
+            parameters = {"candidate_labels": labels}
+            entities = post(f"models/{name}", {"inputs": text, "parameters": parameters})
+            expect(marks).to_have_text([text[it["start"] : it["end"]] + it["entity_group"] for it in entities])
+        self.picture("own-labels")
 
     def test_edited_labels_are_scored_again(self):
         self.open(of_task("zero-shot-classification"))

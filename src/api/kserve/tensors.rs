@@ -71,6 +71,10 @@ impl Interface {
                 let entities = spec(&output_name(token_classification::ENTITIES), "BYTES", &[-1, 1]);
                 ([&tokens[..], &[text]].concat(), vec![logits, entities])
             }
+            Pipeline::ZeroShotEntities(_) => {
+                let entities = spec(&output_name(token_classification::ENTITIES), "BYTES", &[-1, 1]);
+                (vec![text, spec(&names.labels, "BYTES", &[-1])], vec![entities])
+            }
             Pipeline::ZeroShot(_) => {
                 (vec![text, spec(&names.labels, "BYTES", &[-1])], floats("scores", &[-1, -1]))
             }
@@ -145,6 +149,11 @@ pub(super) async fn run(
                 token_classification::texts(pipeline, texts, request, limits, deadline).await
             }
         },
+        Pipeline::ZeroShotEntities(pipeline) => {
+            let texts = texts(required(request, &names.text)?, limit)?;
+            let inputs = (texts, strings(required(request, &names.labels)?)?.to_vec());
+            token_classification::texts_with_labels(pipeline, inputs, request, &app.limits, deadline).await
+        }
         Pipeline::ZeroShot(pipeline) => {
             let texts = texts(required(request, &names.text)?, limit)?;
             let labels = strings(required(request, &names.labels)?)?.to_vec();

@@ -10,8 +10,9 @@ use crate::{
     error::{Error, Result},
     pipeline::{
         Input,
-        token_classification::{TokenClassificationOptions, TokenClassificationPipeline},
+        token_classification::{FoundEntities, TokenClassificationOptions, TokenClassificationPipeline},
         zero_shot::Labels,
+        zero_shot_entities::{EntitySearch, ZeroShotEntitiesOptions, ZeroShotEntitiesPipeline},
     },
     tensor::Elements,
     tokenizer::{Truncation, WindowOptions},
@@ -56,7 +57,34 @@ pub(super) async fn texts(
     let aggregation = request.parameter("aggregation_strategy")?;
     let redacts = request.parameter("redact")?.unwrap_or(false);
     let options = TokenClassificationOptions::new(aggregation, ignored, windows, redacts)?;
-    let found = pipeline.entities(texts, &options, deadline).await?;
+    json(&pipeline.entities(texts, &options, deadline).await?)
+}
+
+/// The entities of each text with labels of the request, as JSON in the form of the model hub.
+pub(super) async fn texts_with_labels(
+    pipeline: &ZeroShotEntitiesPipeline,
+    (texts, labels): (Vec<String>, Vec<String>),
+    request: &InferRequest,
+    limits: &Limits,
+    deadline: Deadline,
+) -> Result<Output> {
+    let search = EntitySearch::new(
+        request.parameter("threshold")?,
+        request.parameter("flat_ner")?,
+        request.parameter("multi_label")?,
+    )?;
+    let windows = WindowOptions {
+        stride: request.parameter("stride")?,
+        truncation: Truncation::Off,
+        max_windows: limits.texts,
+    };
+    let redacts = request.parameter("redact")?.unwrap_or(false);
+    let labels = Labels::new(labels, limits.texts)?;
+    let options = ZeroShotEntitiesOptions { labels, search, windows, redacts };
+    json(&pipeline.entities(texts, &options, deadline).await?)
+}
+
+fn json(found: &FoundEntities) -> Result<Output> {
     let json = found.texts.iter().map(serde_json::to_vec).collect::<Result<Vec<_>, _>>();
     let json = json.map_err(|error| Error::inference_because("the entities cannot be written", error))?;
     Ok(Output { shape: vec![json.len(), 1], elements: Elements::Bytes(json), location: found.usage.location })

@@ -22,6 +22,7 @@ const state = { models: [], model: null, drafts: {}, labels: {}, shown: null, ru
 // ---- Tasks: form, example, request and result of each.
 
 const EXAMPLES = {
+  entities: "Sarah Jones moved from London to Lisbon in May.\nThe lake near Zürich is calm this morning.",
   en: "The lake is calm this morning.\nWhere is the nearest station?\nWe would like to book a table for two, please.",
   pt: "O lago está calmo esta manhã.\nOnde fica a estação mais próxima?\nGostaríamos de reservar uma mesa para dois, por favor.",
 };
@@ -47,10 +48,22 @@ const TASKS = {
   "token-classification": {
     title: "Find entities",
     note: (model) => `The labels of the model: ${list(model.labels ?? [])}.`,
-    example: "Sarah Jones moved from London to Lisbon in May.\nThe lake near Zürich is calm this morning.",
+    example: EXAMPLES.entities,
     body: ({ texts }) => ({ inputs: texts, parameters: { aggregation_strategy: "first" } }),
     show: (answer, { texts }) => answer.map((entities, place) => marked(texts[place], entities)),
     clients: ({ texts }) => hub(texts, 'token_classification(text, aggregation_strategy="first")'),
+  },
+  "zero-shot-entities": {
+    title: "Find entities by your own labels",
+    note: "The model was not trained for these labels. Change them to search the texts again.",
+    example: EXAMPLES.entities,
+    labels: ["person", "city", "month"],
+    body: ({ texts, labels, several }) => ({
+      inputs: texts,
+      parameters: { candidate_labels: labels, ...(several && { multi_label: true }) },
+    }),
+    show: (answer, { texts }) => answer.map((entities, place) => marked(texts[place], entities)),
+    clients: () => [],
   },
   "zero-shot-classification": {
     title: "Classify texts by your own labels",
@@ -106,7 +119,9 @@ const TASKS = {
 
 const OTHER = { title: "Run the model", note: "", example: "", body: ({ texts }) => ({ inputs: texts }), show: showJson, clients: () => [] };
 
-const task = () => TASKS[state.model.task] ?? OTHER;
+/** Models that find entities have labels, or take those of requests. */
+const kind = ({ task, labels }) => (task === "token-classification" && !labels ? "zero-shot-entities" : task);
+const task = () => TASKS[kind(state.model)] ?? OTHER;
 const path = () => task().path?.() ?? `models/${encodeURIComponent(state.model.name)}`;
 const resolve = (value) => (typeof value === "function" ? value(state.model) : value);
 const hasChoice = () => {

@@ -248,6 +248,11 @@ impl EncoderConfig {
             || self.spans.iter().any(is_special)
     }
 
+    /// Whether tokens have no positions, only distances, so that the longest text is not a property of the weights.
+    pub(super) fn depends_on_distances_only(&self) -> bool {
+        self.positions == Positions::None && self.disentangled().is_some()
+    }
+
     /// Whether attention in ONNX Runtime needs blocks of queries.
     pub(super) fn needs_blocks(&self) -> bool {
         match self.bias {

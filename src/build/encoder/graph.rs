@@ -78,7 +78,7 @@ pub(super) fn graph(
             }
         }
     } else {
-        heads.write(&mut writer.layers, config, (&hidden, &attention_mask), OUTPUT)?;
+        heads.write(&mut writer.layers, config, [&hidden, &writer.ids, &attention_mask], OUTPUT)?;
     }
     weights.check_layers(config.names.layer, config.layers)?;
     Ok(writer.layers.graph.finish(&config.facts.architecture))

@@ -1,7 +1,7 @@
 //! The heads of embedding models beyond a pooling: weights of the vocabulary (SPLADE), and the weights and projections of
 //! tokens (bge-m3, ColBERT).
 
-use super::config::EncoderConfig;
+use super::{config::EncoderConfig, spans::SpanHead};
 use crate::{
     backend::native::MULTI_VECTORS,
     build::{
@@ -17,7 +17,7 @@ pub(super) const LARGEST_LOGITS: &str = "largest_logits";
 /// The output of a weight for each token.
 pub(super) const TOKEN_WEIGHTS: &str = "token_weights";
 
-/// The outputs of the graph of an embedding model.
+/// The outputs of the graph of a model without labels of its own: vectors, or the scores of spans.
 #[derive(Debug, Default)]
 pub(super) struct VectorHeads {
     /// The vectors of tokens, or those of texts after modules.
@@ -25,6 +25,7 @@ pub(super) struct VectorHeads {
     pub(super) sparse: Option<SparseHead>,
     /// Layers that project the vectors of tokens, one after the other.
     pub(super) multi_vector: Option<Vec<Dense>>,
+    pub(super) spans: Option<SpanHead>,
 }
 
 #[derive(Debug)]
@@ -143,15 +144,17 @@ impl VectorHeads {
             Some(SparseHead::Tokens(layer)) => Some(layer),
             _ => None,
         });
-        !matches!(self.dense, Some(DenseHead::Modules(_))) && projections.into_iter().all(Dense::is_linear)
+        !matches!(self.dense, Some(DenseHead::Modules(_)))
+            && self.spans.is_none()
+            && projections.into_iter().all(Dense::is_linear)
     }
 
-    /// Writes the outputs of a graph, from the vectors of tokens and the INT64 attention mask.
+    /// Writes the outputs of a graph, from the vectors of tokens, their ids and the INT64 attention mask.
     pub(super) fn write(
         &self,
         layers: &mut Layers<'_>,
         config: &EncoderConfig,
-        (tokens, mask): (&Value, &Value),
+        [tokens, ids, mask]: [&Value; 3],
         output: &str,
     ) -> Result<()> {
         let of_tokens = |width| [any("batch"), any("sequence"), fixed(width)];
@@ -184,6 +187,9 @@ impl VectorHeads {
                 width = layer.outputs();
             }
             layers.graph.output(&vectors, MULTI_VECTORS, of_tokens(width));
+        }
+        if let Some(spans) = &self.spans {
+            spans.write(layers, ids, tokens)?;
         }
         Ok(())
     }

@@ -5,14 +5,17 @@ mod decoder;
 mod disentangled;
 mod distances;
 mod families;
+mod gliner;
 mod graph;
 mod heads;
 mod source;
+mod spans;
 mod vectors;
 
 pub(super) use self::{
     config::{Facts, Head, HeadKind},
     families::MODEL_TYPES,
+    gliner::{GLINER, is_gliner, open_gliner},
     source::{open, token_settings},
     vectors::HEADS,
 };

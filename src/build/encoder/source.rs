@@ -5,7 +5,7 @@ use std::path::Path;
 use kivu_engine::kernel::LANES;
 
 use super::{
-    config::{Facts, Head, HeadKind},
+    config::{EncoderConfig, Facts, Head, HeadKind},
     decoder, families,
     graph::{LOGITS, graph},
     heads::VectorHeads,
@@ -70,6 +70,18 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
             (EncoderSettings::Embedding(settings), heads)
         }
     };
+    of_parts(plan, config, weights, heads, (settings, tokenizer))
+}
+
+/// The source of an encoder with these parts, whose graph is written for the engine that the plan asks for.
+pub(super) fn of_parts(
+    plan: &Plan,
+    config: EncoderConfig,
+    weights: Weights,
+    heads: VectorHeads,
+    (settings, tokenizer): (EncoderSettings, Vec<u8>),
+) -> Result<Source<'static>> {
+    let facts = &config.facts;
     let suits_native_engine = config.suits_native_engine() && heads.suit_native_engine();
     let engine = match plan.engine {
         EngineChoice::Onnx => Engine::Onnx,
@@ -77,8 +89,8 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
         EngineChoice::Auto => Engine::Onnx,
         EngineChoice::Native if !heads.suit_native_engine() => {
             return Err(Error::model(
-                "expected a single pooling for the native engine, but found several, or modules other than `Normalize` \
-                 after it; use `--engine auto`",
+                "expected a single pooling for the native engine, but found several, modules other than `Normalize` \
+                 after it, or spans; use `--engine auto`",
             ));
         }
         EngineChoice::Native => {

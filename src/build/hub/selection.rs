@@ -19,6 +19,7 @@ const SETTINGS: &[&str] = &[
     "config.json",
     "config_sentence_transformers.json",
     "generation_config.json",
+    encoder::GLINER,
     "merges.txt",
     "model.safetensors.index.json",
     "modules.json",
@@ -73,6 +74,15 @@ impl Paths<'_> {
         if static_folder(folder)?.is_some() {
             let whole = weights::names(folder, |file| self.has(file))?.unwrap_or_default();
             return Ok([whole, self.module_weights()].concat());
+        }
+        if self.has(encoder::GLINER) {
+            return weights::names(folder, |file| self.has(file))?.ok_or_else(|| {
+                Error::model(format!(
+                    "expected weights in `{name}` ({}), but found {}",
+                    quoted(&weights::FILES),
+                    self.others()
+                ))
+            });
         }
         if !self.has(ConfigFile::NAME) {
             return Err(Error::model(format!(
@@ -236,6 +246,10 @@ mod tests {
         assert_eq!(found, ["onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx"]);
         let dense = ["config.json", "model.safetensors", "2_Dense/config.json", "2_Dense/model.safetensors"];
         assert_eq!(weights(BERT, &dense).unwrap(), [dense[1], dense[3]]);
+        // GLiNER has no config of its own.
+        let gliner = ["gliner_config.json", "pytorch_model.bin", "tokenizer.json", "onnx/model.onnx"];
+        assert_eq!(paths(&gliner).weights(Path::new("."), &"a/b").unwrap(), [gliner[1]]);
+        assert_eq!(paths(&gliner).settings(), [gliner[0], gliner[2]]);
         let heads = ["config.json", "model.safetensors", "colbert_linear.pt", "sparse_linear.pt", "other.pt"];
         assert_eq!(weights(BERT, &heads).unwrap(), heads[1..4]);
     }

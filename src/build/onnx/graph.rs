@@ -321,6 +321,12 @@ pub fn float(name: &str, value: f32) -> AttributeProto {
     AttributeProto { name: name.into(), f: value, r#type: attribute_type::FLOAT, ..AttributeProto::default() }
 }
 
+/// A string attribute.
+pub fn string(name: &str, value: &'static str) -> AttributeProto {
+    let s = value.as_bytes().into();
+    AttributeProto { name: name.into(), s, r#type: attribute_type::STRING, ..AttributeProto::default() }
+}
+
 /// An axis of any length.
 pub fn any(name: &str) -> Dimension {
     Dimension::DimParam(name.into())

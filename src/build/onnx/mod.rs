@@ -6,7 +6,7 @@ mod graph;
 pub(super) use self::graph::{float_tensor, int8_tensor};
 pub use self::{
     file::{WEIGHTS, read, write, write_all},
-    graph::{GraphBuilder, Value, any, fixed, float, integer, integers},
+    graph::{GraphBuilder, Value, any, fixed, float, integer, integers, string},
 };
 pub use crate::onnx_proto as proto;
 pub(super) use crate::onnx_proto::{AttributeProto, Dimension, ModelProto, data_type};

@@ -25,8 +25,9 @@ use crate::{
     pipeline::{
         multi_vector::TextRole,
         pooling::cosine,
-        scores::{descending, softmax},
+        scores::{ScoreFunction, descending, softmax},
         sparse::SparseVector,
+        zero_shot_entities::THRESHOLD,
     },
     repository::manifest::{Neighbours, Quality},
     tensor::Tensor,
@@ -137,6 +138,10 @@ impl EncoderModel {
     }
 }
 
+/// The labels of entities in the sample texts.
+const LABELS: [&str; 8] =
+    ["person", "organization", "location", "date", "product", "event", "email address", "phone number"];
+
 /// Runs all sample texts through two models, in fp32 and quantized, of the given sizes in bytes. Returns the quality of
 /// each output and the cost, and the dense vectors or scores of the second.
 pub(in crate::build) fn measure(
@@ -205,7 +210,14 @@ pub(in crate::build) fn check(
 
 fn encode(text: &str, tokenizer: &Tokenizer, settings: &EncoderSettings) -> Result<Window> {
     let options = WindowOptions { stride: None, truncation: Truncation::At(Side::Right), max_windows: 1 };
-    let window = tokenizer.windows(text, settings.max_tokens(), options)?.pop();
+    let windows = match settings {
+        EncoderSettings::ZeroShotEntities(settings) => {
+            let prompt = settings.prompt(&LABELS.map(str::to_owned), tokenizer)?;
+            tokenizer.word_windows(text, &prompt, settings.max_tokens, options)
+        }
+        _ => tokenizer.windows(text, settings.max_tokens(), options),
+    };
+    let window = windows?.pop();
     window.ok_or_else(|| Error::model("expected a window of a text, but found none"))
 }
 
@@ -248,6 +260,17 @@ fn answer(settings: &EncoderSettings, session: &EncoderModel, window: &Window) -
             let tokens = read(&settings.output, width)?.chunks_exact(width).zip(&window.spans);
             let scores = tokens.filter(|(_, span)| span.is_some()).flat_map(|(logits, _)| softmax(logits));
             Ok(vec![Answer::Vector(scores.collect())])
+        }
+        EncoderSettings::ZeroShotEntities(settings) => {
+            let longest = settings.max_entity_words;
+            let words = read(&settings.output, longest)?.chunks_exact(LABELS.len() * longest);
+            // Without the spans that end beyond the text.
+            let valid = words.take(window.spans.len()).enumerate().flat_map(|(first, values)| {
+                let count = longest.min(window.spans.len() - first);
+                values.chunks_exact(longest).flat_map(move |lengths| &lengths[..count])
+            });
+            let logits: Vec<f32> = valid.copied().collect();
+            Ok(vec![Answer::Vector(ScoreFunction::Sigmoid.apply(&logits))])
         }
         EncoderSettings::Embedding(settings) => {
             let mut answers = Vec::new();
@@ -308,20 +331,48 @@ fn compare(settings: &EncoderSettings, answers: &[&Answers], output: usize) -> Q
                 || pairs().flat_map(|(left, right)| left.chunks_exact(width).zip(right.chunks_exact(width)));
             let count = tokens().count();
             let agreeing = tokens().filter(|(left, right)| descending(left)[0] == descending(right)[0]);
-            let differences = || {
-                let scores = pairs().flat_map(|(left, right)| left.iter().zip(right));
-                scores.map(|(left, right)| (left - right).abs())
-            };
-            let share = |sum: f64, of: usize| (sum / of.max(1) as f64) as f32;
+            let [mean_difference, worst_difference] = differences(pairs());
             Quality::TokenClassification {
                 texts,
                 tokens: count,
-                agreement: share(agreeing.count() as f64, count),
-                mean_difference: share(differences().map(f64::from).sum(), count * width),
-                worst_difference: differences().fold(0.0, f32::max),
+                agreement: (agreeing.count() as f64 / count.max(1) as f64) as f32,
+                mean_difference,
+                worst_difference,
+            }
+        }
+        EncoderSettings::ZeroShotEntities(_) => {
+            let pairs = || pairs().map(|(left, right)| (left.values(), right.values()));
+            let scores = || pairs().flat_map(|(left, right)| left.iter().zip(right));
+            // Those that requests get by default, if none excludes another.
+            let is_entity = |score: &f32| *score > THRESHOLD;
+            let common = scores().filter(|(left, right)| is_entity(left) && is_entity(right)).count();
+            let found =
+                scores().map(|(left, right)| [left, right].into_iter().filter(|it| is_entity(it)).count());
+            let [mean_difference, worst_difference] = differences(pairs());
+            Quality::ZeroShotEntities {
+                texts,
+                spans: scores().count() / LABELS.len(),
+                agreement: match found.sum::<usize>() {
+                    0 => 1.0,
+                    found => 2.0 * common as f32 / found as f32,
+                },
+                mean_difference,
+                worst_difference,
             }
         }
     }
+}
+
+/// The mean and the largest difference between the scores of both forms.
+fn differences<'a>(pairs: impl Iterator<Item = (&'a [f32], &'a [f32])>) -> [f32; 2] {
+    let (mut sum, mut count, mut largest) = (0.0, 0_usize, 0.0_f32);
+    for (left, right) in pairs.flat_map(|(left, right)| left.iter().zip(right)) {
+        let difference = (left - right).abs();
+        sum += f64::from(difference);
+        count += 1;
+        largest = largest.max(difference);
+    }
+    [(sum / count.max(1) as f64) as f32, largest]
 }
 
 /// Compares the nearest texts of each text in both forms, whose vectors are in the same order.
@@ -356,11 +407,12 @@ pub fn inputs(signature: &Signature, encoding: &Encoding) -> Result<Vec<Tensor>>
     let tensor = |input: &TensorSpec| {
         let values = match input.name.as_str() {
             "input_ids" => encoding.ids.iter().map(|id| i64::from(*id)).collect(),
-            "token_type_ids" => encoding.type_ids.iter().map(|id| i64::from(*id)).collect(),
+            "token_type_ids" | "words_mask" => encoding.type_ids.iter().map(|id| i64::from(*id)).collect(),
             "attention_mask" => vec![1; encoding.len()],
             other => {
                 return Err(Error::model(format!(
-                    "expected inputs among `input_ids`, `attention_mask`, `token_type_ids`, but found `{other}`"
+                    "expected inputs among `input_ids`, `attention_mask`, `token_type_ids`, `words_mask`, but found \
+                     `{other}`"
                 )));
             }
         };

@@ -77,6 +77,9 @@ pub(super) fn shortfall(quality: &Quality, floor: &QualityFloor) -> Option<Short
         Quality::TokenClassification { texts, agreement, mean_difference, .. } => {
             (texts, of_labels("a share of tokens with the label of fp32", agreement, mean_difference))
         }
+        Quality::ZeroShotEntities { texts, agreement, mean_difference, .. } => {
+            (texts, of_labels("a share of entities equal to those of fp32", agreement, mean_difference))
+        }
         Quality::Seq2Seq { texts, similarity, token_agreement: tokens, .. } => {
             let checks = vec![
                 at_least(

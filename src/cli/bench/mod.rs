@@ -148,7 +148,7 @@ fn speed(
     let (manifest, tokenizer) = (bundle.manifest(), bundle.tokenizer()?);
     let graph = baseline.path(&baseline.manifest().graph);
     let raw = Raw { runtime: Runtime::load(&library)?, graph, cpus: config.threads() };
-    let request = |texts: &[&str]| Request::json(manifest, &body(manifest.task, texts).to_string());
+    let request = |texts: &[&str]| Request::json(manifest, &body(manifest, texts).to_string());
     let texts: Vec<&str> = SENTENCES.lines().collect();
     let requests: Vec<Request> = texts.chunks(TEXTS).map(request).collect();
     let all_rows = rows(manifest, &tokenizer, &texts)?;
@@ -236,7 +236,7 @@ pub(super) fn serve_once(bundle: &Path, manifest: &Manifest, config: &Config) ->
         // A word has a token or more; the server truncates.
         let words = SENTENCES.split_whitespace().cycle().take(tokens);
         let text = words.collect::<Vec<_>>().join(" ");
-        connection.send(&Request::json(manifest, &body(manifest.task, &[&text]).to_string()))?;
+        connection.send(&Request::json(manifest, &body(manifest, &[&text]).to_string()))?;
         Ok::<_, Error>(Longest { tokens, peak_mb: server.peak_mb()? })
     });
     Ok(Serving { resident_mb, answer_ms: median(times), longest: longest.transpose()? })

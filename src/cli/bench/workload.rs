@@ -6,7 +6,7 @@ use crate::{
     error::Result,
     pipeline::Task,
     repository::Manifest,
-    tokenizer::{Encoding, Side, Tokenizer, Truncation},
+    tokenizer::{Encoding, Side, Tokenizer, Truncation, WindowOptions},
 };
 
 /// The query of ranking requests, and the labels of zero-shot requests.
@@ -14,10 +14,12 @@ const QUERY: &str = "How do computers learn?";
 const LABELS: [&str; 5] = ["science", "sport", "cooking", "politics", "music"];
 
 /// The body of a request.
-pub(super) fn body(task: Task, texts: &[&str]) -> Value {
-    match task {
+pub(super) fn body(manifest: &Manifest, texts: &[&str]) -> Value {
+    match manifest.task {
         Task::TextRanking => json!({ "inputs": { "query": QUERY, "texts": texts } }),
-        Task::ZeroShotClassification => {
+        Task::ZeroShotClassification | Task::TokenClassification
+            if manifest.task == Task::ZeroShotClassification || manifest.zero_shot_entities.is_some() =>
+        {
             json!({ "inputs": texts, "parameters": { "candidate_labels": LABELS } })
         }
         _ => json!({ "inputs": texts }),
@@ -27,6 +29,13 @@ pub(super) fn body(task: Task, texts: &[&str]) -> Value {
 /// The rows of a request: one per text, and for models that read pairs, one per text and query or label.
 pub(super) fn rows(manifest: &Manifest, tokenizer: &Tokenizer, texts: &[&str]) -> Result<Vec<Encoding>> {
     let limit = manifest.max_tokens().unwrap_or(usize::MAX);
+    if let Some(settings) = &manifest.zero_shot_entities {
+        let prompt = settings.prompt(&LABELS.map(str::to_owned), tokenizer)?;
+        let options = WindowOptions { stride: None, truncation: Truncation::At(Side::Right), max_windows: 1 };
+        let windows = texts.iter().map(|text| tokenizer.word_windows(text, &prompt, limit, options));
+        let windows = windows.collect::<Result<Vec<_>>>()?.into_iter().flatten();
+        return Ok(windows.map(|window| window.encoding).collect());
+    }
     let seconds: &[&str] = match manifest.task {
         Task::TextRanking if manifest.embedding.is_none() => &[QUERY],
         Task::ZeroShotClassification if manifest.embedding.is_none() => &LABELS,

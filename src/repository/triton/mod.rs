@@ -42,7 +42,7 @@ pub fn write(bundle: &Bundle, repository: &Path, options: &Options) -> Result<Ve
             manifest.name
         )));
     }
-    if options.text && manifest.token_classification.is_some() {
+    if options.text && (manifest.token_classification.is_some() || manifest.zero_shot_entities.is_some()) {
         return Err(Error::config(format!(
             "expected no `--text` for `{}`, since Kivu needs the places of tokens in texts; leave the option out, and let \
              Kivu send token ids",

@@ -117,6 +117,7 @@ fn model(name: &str, codes: &[&str]) -> Model {
             embedding: None,
             classification: None,
             token_classification: None,
+            zero_shot_entities: None,
             seq2seq: Some(settings),
             tensors: TensorNames::default(),
             signature: Signature::default(),

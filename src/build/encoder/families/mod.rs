@@ -37,8 +37,12 @@ pub(in crate::build) const MODEL_TYPES: [&str; 13] = [
 
 /// Reads the `config.json` in `folder`; unsupported architectures are refused by name.
 pub(super) fn open(folder: &Path) -> Result<EncoderConfig> {
-    let config = ConfigFile::open(folder)?;
-    read(&config)
+    of(&ConfigFile::open(folder)?, folder)
+}
+
+/// Reads the config of an encoder in `folder`.
+pub(super) fn of(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
+    read(config)
         .map_err(|error| Error::model_because(format!("cannot build from `{}`", folder.display()), error))
 }
 

@@ -1,0 +1,238 @@
+//! GLiNER: an encoder that reads labels in front of a text, and a head for spans of words. Its settings are in
+//! `gliner_config.json`, with those of the encoder.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::{
+    config::EncoderConfig,
+    families,
+    heads::VectorHeads,
+    source,
+    spans::{SPAN_LOGITS, SpanHead},
+};
+use crate::{
+    build::{
+        config::ConfigFile,
+        files::{read_json, read_tokenizer},
+        plan::Plan,
+        sentence_transformers::max_tokens,
+        source::{EncoderSettings, Source},
+        weights::Weights,
+    },
+    error::{Error, Result, quoted},
+    pipeline::zero_shot_entities::ZeroShotEntitiesSettings,
+    tokenizer::Tokenizer,
+};
+
+/// The settings of the model.
+pub(in crate::build) const GLINER: &str = "gliner_config.json";
+/// The prefix of the encoder's weights.
+const PREFIX: &str = "token_rep_layer.bert_layer.model.";
+/// The maximum number of tokens of models whose attention depends on distances only.
+const MAX_TOKENS: usize = 1024;
+/// Fields of other kinds of GLiNER, with these kinds.
+const OTHER_KINDS: [(&str, &str); 3] = [
+    ("labels_encoder", "an encoder for labels (bi-encoder)"),
+    ("labels_decoder", "a decoder that generates labels"),
+    ("relations_layer", "relations"),
+];
+
+/// Whether `folder` has the settings of such a model.
+pub(in crate::build) fn is_gliner(folder: &Path) -> bool {
+    folder.join(GLINER).is_file()
+}
+
+/// Reads the model in the plan's folder.
+pub(in crate::build) fn open_gliner(plan: &Plan) -> Result<Source<'static>> {
+    let folder = &plan.folder;
+    let config = ConfigFile::new(GLINER, read_json(&folder.join(GLINER))?);
+    check(&config)?;
+    let tokenizer = read_tokenizer(folder).map_err(|error| incomplete(&config, error))?;
+    let mut encoder = encoder(&config, folder)?;
+    let weights = Weights::open(folder)?.with_prefix(PREFIX, encoder.names.words);
+    // The tokens for labels were added to those of the encoder's own config.
+    let words = weights.tensors.get(&format!("{PREFIX}{}", encoder.names.words));
+    encoder.vocabulary = words.and_then(|table| table.shape.first().copied()).unwrap_or(encoder.vocabulary);
+    families::adapt(&mut encoder, &weights);
+    let settings = settings(&config, folder, &encoder)?;
+    let head = SpanHead {
+        encoder_width: encoder.facts.hidden,
+        width: width(&config)?,
+        longest: settings.max_entity_words,
+        recurrent_layers: config.get("num_rnn_layers")?.unwrap_or(1),
+        marker: marker(&config, &settings, &tokenizer)?,
+        max_tokens: settings.max_tokens,
+    };
+    let heads = VectorHeads { spans: Some(head), ..VectorHeads::default() };
+    source::of_parts(plan, encoder, weights, heads, (EncoderSettings::ZeroShotEntities(settings), tokenizer))
+}
+
+/// Refuses other kinds of GLiNER, and options that change results and are not supported.
+fn check(config: &ConfigFile) -> Result<()> {
+    let unsupported = |expected: &str, found: &str| {
+        Err(Error::model(format!("expected {expected} in `{GLINER}`, but found {found}")))
+    };
+    if let Some((field, kind)) = OTHER_KINDS.iter().find(|(field, _)| is_set(config, field)) {
+        return unsupported(
+            &format!("a model that scores spans of words, without {kind},"),
+            &format!("`{field}` {}", config.fields()[*field]),
+        );
+    }
+    let texts = [
+        ("model_type", "gliner_uni_encoder_span", &["gliner", "gliner_uni_encoder_span"][..]),
+        ("span_mode", "markerV0", &["markerV0"]),
+        ("subtoken_pooling", "first", &["first"]),
+        ("words_splitter_type", "whitespace", &["whitespace"]),
+    ];
+    for (field, default, supported) in texts {
+        let found: String = config.get(field)?.unwrap_or_else(|| default.to_owned());
+        if !supported.contains(&&*found) {
+            return unsupported(&format!("`{field}` {}", quoted(supported)), &format!("`{found}`"));
+        }
+    }
+    let flags = [("fuse_layers", false), ("embed_ent_token", true), ("precomputed_prompts_mode", false)];
+    for (field, expected) in flags {
+        if let Some(found) = config.get::<bool>(field)?.filter(|found| *found != expected) {
+            return unsupported(&format!("`{field}` {expected}"), &found.to_string());
+        }
+    }
+    match config.get::<String>("post_fusion_schema")?.filter(|schema| !schema.is_empty()) {
+        Some(schema) => unsupported("no `post_fusion_schema`", &format!("`{schema}`")),
+        None => Ok(()),
+    }
+}
+
+fn is_set(config: &ConfigFile, field: &str) -> bool {
+    config.fields().get(field).is_some_and(|value| !value.is_null() && value != "")
+}
+
+/// The description of the encoder.
+fn encoder(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
+    const DEFAULT: &str = "deberta-v2";
+    let own: Option<Map<String, Value>> = config.get("encoder_config")?;
+    let file = match own {
+        Some(mut fields) => {
+            fields.entry("model_type").or_insert_with(|| DEFAULT.into());
+            ConfigFile::new(GLINER, fields)
+        }
+        None => ConfigFile::open(folder).map_err(|error| incomplete(config, error))?,
+    };
+    let mut encoder = families::of(&file, folder)?;
+    // The class that the encoder was trained as may have a head, whose weights are not those of this model.
+    encoder.head = None;
+    encoder.facts.architecture = "GLiNER".to_owned();
+    if encoder.types > 1 {
+        return Err(Error::model(format!(
+            "expected an encoder without types of tokens, but found `{}` with {}",
+            file.model_type(),
+            encoder.types
+        )));
+    }
+    if encoder.depends_on_distances_only() {
+        encoder.facts.max_positions = encoder.facts.max_positions.max(MAX_TOKENS);
+    }
+    Ok(encoder)
+}
+
+/// The error of a model that was published without the files of its encoder.
+fn incomplete(config: &ConfigFile, error: Error) -> Error {
+    let base: String = config.get("model_name").ok().flatten().unwrap_or_default();
+    Error::model_because(
+        format!(
+            "expected the tokenizer and the config of the encoder (`{base}`) next to `{GLINER}`; load the model with \
+             the Python package `gliner` and save it again with `save_pretrained`, which adds them"
+        ),
+        error,
+    )
+}
+
+fn settings(config: &ConfigFile, folder: &Path, encoder: &EncoderConfig) -> Result<ZeroShotEntitiesSettings> {
+    let token =
+        |field: &str, default: &str| Ok::<_, Error>(config.get(field)?.unwrap_or_else(|| default.to_owned()));
+    let settings = ZeroShotEntitiesSettings {
+        output: SPAN_LOGITS.to_owned(),
+        label_token: token("ent_token", "<<ENT>>")?,
+        separator: token("sep_token", "<<SEP>>")?,
+        max_entity_words: config.get("max_width")?.unwrap_or(12),
+        max_words: config.get("max_len")?.unwrap_or(384),
+        max_tokens: max_tokens(folder, encoder.facts.max_positions)?,
+    };
+    // Each number of words is a part of the graph.
+    if !(1..=256).contains(&settings.max_entity_words) || settings.max_words == 0 {
+        return Err(Error::model(format!(
+            "expected `max_width` from 1 to 256 and `max_len` above 0, but found {} and {}",
+            settings.max_entity_words, settings.max_words
+        )));
+    }
+    Ok(settings)
+}
+
+/// The width of the head's vectors.
+fn width(config: &ConfigFile) -> Result<usize> {
+    let width: usize = config.require("hidden_size")?;
+    match width.is_multiple_of(2) && width > 0 {
+        true => Ok(width),
+        false => Err(Error::model(format!("expected an even `hidden_size` above 0, but found {width}"))),
+    }
+}
+
+/// The id of the token in front of labels.
+fn marker(config: &ConfigFile, settings: &ZeroShotEntitiesSettings, tokenizer: &[u8]) -> Result<u32> {
+    let tokenizer = Tokenizer::from_json(tokenizer)?;
+    let token = &settings.label_token;
+    let [marker] = tokenizer.encode_without_special_tokens(token)?[..] else {
+        return Err(Error::model(format!("expected `{token}` to be a single token, but found several")));
+    };
+    let expected = config.get::<i64>("class_token_index")?.filter(|index| *index >= 0);
+    match expected.filter(|expected| *expected != i64::from(marker)) {
+        Some(expected) => Err(Error::model(format!(
+            "expected the token {expected} for `{token}`, the `class_token_index` of `{GLINER}`, but found {marker} in \
+             the tokenizer"
+        ))),
+        None => Ok(marker),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn other_kinds_and_options_are_refused_by_name() {
+        let refusal = |field: &str, value: Value| {
+            let mut config = json!({ "span_mode": "markerV0", "labels_encoder": null, "labels_decoder": "" });
+            config[field] = value;
+            check(&ConfigFile::new(GLINER, config.as_object().cloned().unwrap())).unwrap_err().to_string()
+        };
+        let refusals = [
+            refusal("labels_encoder", json!("BAAI/bge-small-en-v1.5")),
+            refusal("labels_decoder", json!("gpt2")),
+            refusal("relations_layer", json!("biaffine")),
+            refusal("model_type", json!("gliner_uni_encoder_token")),
+            refusal("span_mode", json!("token_level")),
+            refusal("subtoken_pooling", json!("mean")),
+            refusal("words_splitter_type", json!("spacy")),
+            refusal("fuse_layers", json!(true)),
+            refusal("embed_ent_token", json!(false)),
+            refusal("post_fusion_schema", json!("l2l-l2t")),
+        ];
+        insta::assert_snapshot!(refusals.join("\n"), @r#"
+        expected a model that scores spans of words, without an encoder for labels (bi-encoder), in `gliner_config.json`, but found `labels_encoder` "BAAI/bge-small-en-v1.5"
+        expected a model that scores spans of words, without a decoder that generates labels, in `gliner_config.json`, but found `labels_decoder` "gpt2"
+        expected a model that scores spans of words, without relations, in `gliner_config.json`, but found `relations_layer` "biaffine"
+        expected `model_type` `gliner`, `gliner_uni_encoder_span` in `gliner_config.json`, but found `gliner_uni_encoder_token`
+        expected `span_mode` `markerV0` in `gliner_config.json`, but found `token_level`
+        expected `subtoken_pooling` `first` in `gliner_config.json`, but found `mean`
+        expected `words_splitter_type` `whitespace` in `gliner_config.json`, but found `spacy`
+        expected `fuse_layers` false in `gliner_config.json`, but found true
+        expected `embed_ent_token` true in `gliner_config.json`, but found false
+        expected no `post_fusion_schema` in `gliner_config.json`, but found `l2l-l2t`
+        "#);
+        let legacy = json!({ "model_name": "microsoft/deberta-v3-small", "has_rnn": true });
+        check(&ConfigFile::new(GLINER, legacy.as_object().cloned().unwrap())).unwrap();
+    }
+}

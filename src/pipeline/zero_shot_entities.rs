@@ -1,0 +1,330 @@
+//! Texts to entities with labels that the model was not trained on, with the results of the package `gliner`.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    encoder::{Encoder, Granularity, NamedOutput, Row},
+    entities::{Entity, EntityLabel, IndexedText, TextEntities},
+    executor::tokenize,
+    redaction::redact,
+    scores::ScoreFunction,
+    token_classification::FoundEntities,
+    zero_shot::Labels,
+};
+use crate::{
+    backend::{Deadline, routing::Route},
+    error::{Error, Result},
+    tokenizer::{self, Tokenizer, Truncation, WindowOptions, WordPrompt},
+};
+
+/// The maximum size of a request's texts.
+const MAX_BYTES: usize = 32 * 1024 * 1024;
+/// The score that entities exceed by default.
+pub const THRESHOLD: f32 = 0.5;
+/// The maximum number of entities of a request.
+const MAX_ENTITIES: usize = 100_000;
+
+/// The settings of a model that finds entities with labels of the request, from its `gliner_config.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ZeroShotEntitiesSettings {
+    /// The name of the output, with one value per word, label and number of words.
+    pub output: String,
+    /// The token before each label.
+    pub label_token: String,
+    /// The token between the labels and the text.
+    pub separator: String,
+    /// The maximum number of words of an entity.
+    pub max_entity_words: usize,
+    /// The maximum number of words of a text or a window.
+    pub max_words: usize,
+    /// The maximum number of tokens of a text or a window, those of labels and special tokens included.
+    pub max_tokens: usize,
+}
+
+impl ZeroShotEntitiesSettings {
+    /// The tokens in front of each text: the labels, each after its marker.
+    pub fn prompt(&self, labels: &[String], tokenizer: &Tokenizer) -> Result<WordPrompt> {
+        let size: usize = labels.iter().map(String::len).sum();
+        if size > tokenizer::reach(self.max_tokens) {
+            return Err(Error::too_large(format!(
+                "the labels have {size} bytes, but the model takes at most {} tokens; send fewer or shorter labels",
+                self.max_tokens
+            )));
+        }
+        let marker = tokenizer.encode_without_special_tokens(&self.label_token)?;
+        let mut ids = Vec::new();
+        for label in labels {
+            let tokens = tokenizer.encode_without_special_tokens(label)?;
+            // The model finds labels by their markers.
+            let is_marked = marker.iter().any(|marker| tokens.contains(marker));
+            if tokens.is_empty() || is_marked {
+                let (found, token) = (if is_marked { "it" } else { "none" }, &self.label_token);
+                return Err(Error::invalid(format!(
+                    "expected tokens other than `{token}` in each label, but found {found} in `{}`",
+                    label.escape_default()
+                )));
+            }
+            ids.extend(marker.iter().chain(&tokens));
+        }
+        ids.extend(tokenizer.encode_without_special_tokens(&self.separator)?);
+        Ok(WordPrompt { ids, max_words: self.max_words })
+    }
+}
+
+/// How entities are chosen by the scores of spans of words, with the names and defaults of `gliner`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EntitySearch {
+    /// Entities have higher scores.
+    pub threshold: f32,
+    /// Whether no entity is inside of another.
+    pub is_flat: bool,
+    /// Whether the same words may be several entities.
+    pub multi_label: bool,
+}
+
+impl EntitySearch {
+    /// Options that are `None` have their defaults. A threshold that is not a probability is refused.
+    pub fn new(threshold: Option<f32>, is_flat: Option<bool>, multi_label: Option<bool>) -> Result<Self> {
+        let threshold = threshold.unwrap_or(THRESHOLD);
+        if !(0.0..=1.0).contains(&threshold) {
+            return Err(Error::invalid(format!("expected a `threshold` from 0 to 1, but found {threshold}")));
+        }
+        Ok(Self { threshold, is_flat: is_flat.unwrap_or(true), multi_label: multi_label.unwrap_or(false) })
+    }
+}
+
+/// The options of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ZeroShotEntitiesOptions {
+    /// The labels of entities.
+    pub labels: Labels,
+    /// How entities are chosen.
+    pub search: EntitySearch,
+    /// How texts of too many words are read. The rest of a truncated text is never redacted, but refused.
+    pub windows: WindowOptions,
+    /// Whether to replace entities in texts by their labels.
+    pub redacts: bool,
+}
+
+/// A model that finds entities with labels of the request.
+#[derive(Clone, Debug)]
+pub struct ZeroShotEntitiesPipeline {
+    encoder: Encoder,
+    settings: Arc<ZeroShotEntitiesSettings>,
+}
+
+/// Words with the score of a label.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Span {
+    /// Its first character in the text.
+    start: usize,
+    /// The character after its last.
+    end: usize,
+    /// The index of the label.
+    label: usize,
+    score: f32,
+}
+
+impl ZeroShotEntitiesPipeline {
+    /// A pipeline of a tokenizer and a model. A model with another signature than in the settings is refused.
+    pub fn new(
+        tokenizer: Arc<Tokenizer>,
+        route: impl Into<Route>,
+        settings: ZeroShotEntitiesSettings,
+    ) -> Result<Self> {
+        let (name, width) = (settings.output.clone(), settings.max_entity_words);
+        if width == 0 || settings.max_words == 0 {
+            return Err(Error::model("expected `max_entity_words` and `max_words` above 0 in the manifest"));
+        }
+        let output = vec![NamedOutput { name, width, is_of_tokens: false }];
+        let encoder = Encoder::new(tokenizer, route.into(), output, None, settings.max_tokens)?;
+        Ok(Self { encoder, settings: settings.into() })
+    }
+
+    /// The settings of the model.
+    pub fn settings(&self) -> &ZeroShotEntitiesSettings {
+        &self.settings
+    }
+
+    /// The tokenizer and the model.
+    pub fn encoder(&self) -> &Encoder {
+        &self.encoder
+    }
+
+    /// The entities of each text.
+    pub async fn entities(
+        &self,
+        texts: Vec<String>,
+        options: &ZeroShotEntitiesOptions,
+        deadline: Deadline,
+    ) -> Result<FoundEntities> {
+        let ZeroShotEntitiesOptions { labels, search, mut windows, redacts } = options.clone();
+        if redacts {
+            windows.truncation = Truncation::Off;
+        }
+        let texts: Arc<[String]> = texts.into();
+        let (settings, tokenizer) = (Arc::clone(&self.settings), Arc::clone(self.encoder.tokenizer()));
+        let names = labels.clone();
+        let prompt = move || settings.prompt(names.as_slice(), &tokenizer);
+        let size = labels.as_slice().iter().map(String::len).sum();
+        let prompt = tokenize(size, deadline, prompt).await?;
+        let windows = self.encoder.encode_words(&texts, prompt, windows, MAX_BYTES, deadline).await?;
+        let (labels, count) = (labels.as_slice(), AtomicUsize::new(0));
+        let finish = |window: usize, rows: &[Row<'_>]| {
+            let words: Vec<(usize, usize)> = windows.places[window].spans.iter().copied().flatten().collect();
+            let found = search.select(search.spans(&words, rows[0], labels.len())?);
+            match count.fetch_add(found.len(), Ordering::Relaxed) + found.len() {
+                ..=MAX_ENTITIES => Ok(found),
+                _ => Err(Error::too_large(format!(
+                    "expected at most {MAX_ENTITIES} entities in all texts, but found more; send fewer texts, or a \
+                     higher `threshold`"
+                ))),
+            }
+        };
+        let (found, mut usage) =
+            self.encoder.run_all(&windows.encodings, Granularity::Texts, deadline, finish).await?;
+        // Texts without words have no windows.
+        usage.truncated.iter_mut().for_each(|window| *window = windows.places[*window].text);
+        let mut by_text: Vec<Vec<Span>> = vec![Vec::new(); texts.len()];
+        for (place, spans) in windows.places.iter().zip(found) {
+            by_text[place.text].extend(spans?);
+        }
+        let texts = texts.iter().zip(by_text).map(|(text, spans)| {
+            let index = IndexedText::new(text);
+            // Again, for those of several windows.
+            let spans = search.select(spans).into_iter();
+            let entities: Vec<Entity> = spans.map(|span| span.entity(&index, labels)).collect();
+            match redacts {
+                true => TextEntities::Redacted { text: redact(text, &entities), entities },
+                false => TextEntities::Entities(entities),
+            }
+        });
+        Ok(FoundEntities { texts: texts.collect(), usage })
+    }
+}
+
+impl EntitySearch {
+    /// The spans of `words` with scores above the threshold, in the order of their first word, length and label.
+    /// `logits` has a row for each word and label, with a value for each number of words.
+    fn spans(&self, words: &[(usize, usize)], logits: Row<'_>, labels: usize) -> Result<Vec<Span>> {
+        let Row { values, width: longest } = logits;
+        if labels == 0 || !values.len().is_multiple_of(labels * longest) {
+            return Err(Error::inference(format!(
+                "expected values for {labels} labels and {longest} lengths, but found {}",
+                values.len()
+            )));
+        }
+        let mut found = Vec::new();
+        for (first, values) in values.chunks_exact(labels * longest).take(words.len()).enumerate() {
+            let scores = ScoreFunction::Sigmoid.apply(values);
+            for (length, last) in words[first..].iter().take(longest).enumerate() {
+                let of_labels = scores.iter().skip(length).step_by(longest).enumerate();
+                let likely = of_labels.filter(|(_, score)| **score > self.threshold);
+                let (start, end) = (words[first].0, last.1);
+                found.extend(likely.map(|(label, score)| Span { start, end, label, score: *score }));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Of spans that exclude each other the one with the highest score, the first of equals; in the order of the text.
+    ///
+    /// Spans that overlap exclude each other, unless one is inside of the other and entities are not flat, or both have
+    /// the same words and may have several labels.
+    fn select(&self, mut spans: Vec<Span>) -> Vec<Span> {
+        spans.sort_by(|left, right| right.score.total_cmp(&left.score));
+        let longest = spans.iter().map(|span| span.end - span.start).max().unwrap_or(0);
+        let mut labels: BTreeMap<(usize, usize), Vec<usize>> = BTreeMap::new();
+        let is_free = |labels: &BTreeMap<(usize, usize), Vec<usize>>, span: &Span| {
+            let Span { start, end, label, .. } = *span;
+            let near = labels.range((start.saturating_sub(longest), 0)..(end, 0));
+            let mut near = near.filter(|((_, other), _)| *other > start);
+            near.all(|((other_start, other_end), labels)| {
+                let is_inside = start <= *other_start && *other_end <= end;
+                let is_around = *other_start <= start && end <= *other_end;
+                match is_inside && is_around {
+                    true => self.multi_label && !labels.contains(&label),
+                    false => !self.is_flat && (is_inside || is_around),
+                }
+            })
+        };
+        spans.retain(|span| {
+            let is_free = is_free(&labels, span);
+            if is_free {
+                labels.entry((span.start, span.end)).or_default().push(span.label);
+            }
+            is_free
+        });
+        spans.sort_by_key(|span| span.start);
+        spans
+    }
+}
+
+impl Span {
+    fn entity(self, text: &IndexedText<'_>, labels: &[String]) -> Entity {
+        let Self { start, end, label, score } = self;
+        let label = EntityLabel::Group { entity_group: labels[label].clone() };
+        Entity { label, score, word: text.part(start, end).to_owned(), start, end }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn selected(
+        spans: &[(usize, usize, usize, f32)],
+        is_flat: bool,
+        multi_label: bool,
+    ) -> Vec<(usize, usize, usize)> {
+        let span = |(start, end, label, score): &(usize, usize, usize, f32)| Span {
+            start: *start,
+            end: *end,
+            label: *label,
+            score: *score,
+        };
+        let search = EntitySearch::new(None, Some(is_flat), Some(multi_label)).unwrap();
+        let found = search.select(spans.iter().map(span).collect());
+        found.into_iter().map(|span| (span.start, span.end, span.label)).collect()
+    }
+
+    #[test]
+    fn of_spans_that_exclude_each_other_the_likeliest_is_kept() {
+        let crossing = [(0, 5, 0, 0.6), (3, 8, 0, 0.7), (9, 12, 1, 0.5)];
+        for is_flat in [true, false] {
+            assert_eq!(selected(&crossing, is_flat, false), [(3, 8, 0), (9, 12, 1)]);
+        }
+        let nested = [(0, 8, 0, 0.6), (0, 5, 0, 0.9), (6, 8, 1, 0.7)];
+        assert_eq!(selected(&nested, true, false), [(0, 5, 0), (6, 8, 1)]);
+        assert_eq!(selected(&nested, false, false), [(0, 5, 0), (0, 8, 0), (6, 8, 1)]);
+        let same = [(0, 5, 0, 0.6), (0, 5, 1, 0.9), (0, 5, 1, 0.8)];
+        assert_eq!(selected(&same, true, false), [(0, 5, 1)]);
+        // The same span of two windows is one.
+        assert_eq!(selected(&same, true, true), [(0, 5, 1), (0, 5, 0)]);
+        // The first of equals.
+        assert_eq!(selected(&[(0, 5, 0, 0.6), (0, 5, 1, 0.6)], true, false), [(0, 5, 0)]);
+    }
+
+    #[test]
+    fn scores_are_those_of_words_labels_and_lengths() {
+        // Two words, two labels and up to two words; the second word has no span of two.
+        let values = [-9.0, 2.0, 1.0, -9.0, -9.0, 9.0, 3.0, 9.0];
+        let search = EntitySearch::new(None, None, None).unwrap();
+        let row = Row { values: &values, width: 2 };
+        let found = search.spans(&[(0, 3), (4, 6)], row, 2).unwrap();
+        let places: Vec<_> = found.iter().map(|span| (span.start, span.end, span.label)).collect();
+        assert_eq!(places, [(0, 3, 1), (0, 6, 0), (4, 6, 1)]);
+        assert!((found[1].score - 0.880_797).abs() < 1e-6);
+        assert!(search.spans(&[(0, 3)], row, 3).is_err());
+        assert!(EntitySearch::new(Some(f32::NAN), None, None).is_err());
+    }
+}

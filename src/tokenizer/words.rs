@@ -1,0 +1,248 @@
+//! Texts in windows of words, for models that read the first token of each word.
+
+use std::{collections::VecDeque, sync::LazyLock};
+
+use regex::Regex;
+
+use super::{Encoding, Side, Tokenizer, Truncation, Window, WindowOptions, reach};
+use crate::error::{Error, Result};
+
+/// Words of letters and digits, which hyphens may join, and all other characters one by one, as in the package `gliner`.
+///
+/// Unlike those of the crate, the word characters of Python have no combining marks, and four control characters are
+/// white space.
+#[expect(clippy::expect_used, reason = "the pattern is fixed")]
+static WORDS: LazyLock<Regex> = LazyLock::new(|| {
+    Regex::new(r"[\p{L}\p{N}_]+(?:-[\p{L}\p{N}_]+)*|[^\s\x1c-\x1f]").expect("the pattern is valid")
+});
+
+/// The tokens in front of each text, and the number of words that a model reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WordPrompt {
+    /// The token ids between the first special token and the text.
+    pub ids: Vec<u32>,
+    /// The maximum number of words of a text or a window.
+    pub max_words: usize,
+}
+
+/// A word of a text.
+struct Word<'a> {
+    text: &'a str,
+    /// Its start and end in the text, in characters.
+    span: (usize, usize),
+}
+
+/// The tokens of a word.
+struct WordTokens {
+    ids: Vec<u32>,
+    span: (usize, usize),
+}
+
+/// The words of a text.
+fn words(text: &str) -> impl Iterator<Item = Word<'_>> {
+    let (mut byte, mut character) = (0, 0);
+    WORDS.find_iter(text).map(move |found| {
+        let start = character + text[byte..found.start()].chars().count();
+        let end = start + found.as_str().chars().count();
+        (byte, character) = (found.end(), end);
+        Word { text: found.as_str(), span: (start, end) }
+    })
+}
+
+impl Tokenizer {
+    /// Encodes the words of a text one by one, after a prompt, into windows of at most `limit` tokens, special tokens
+    /// included. With a stride, windows share that many words.
+    ///
+    /// The first token of each word has as its type the number of the word in the window, from 1 on; all other tokens
+    /// have the type 0. The places are those of words. A text without words has no windows.
+    pub fn word_windows(
+        &self,
+        text: &str,
+        prompt: &WordPrompt,
+        limit: usize,
+        options: WindowOptions,
+    ) -> Result<Vec<Window>> {
+        let WordPrompt { ids, max_words } = prompt;
+        let room = limit.saturating_sub(self.special_tokens + ids.len());
+        if room == 0 {
+            return Err(Error::too_large(format!(
+                "the labels have {} tokens, but the model takes at most {limit}, those of the text included; send fewer \
+                 or shorter labels",
+                ids.len()
+            )));
+        }
+        let (found, is_whole) = match options.stride {
+            Some(stride) if stride >= *max_words => {
+                return Err(Error::invalid(format!(
+                    "expected a `stride` below {max_words}, the words of a window, but found {stride}"
+                )));
+            }
+            Some(_) => self.read_words(words(text), [*max_words, room], options.max_windows)?,
+            None if options.truncation == Truncation::At(Side::Left) => {
+                let last = last_words(text, max_words + 1).into_iter().rev();
+                let (mut found, is_whole) = self.read_words(last, [*max_words, room], 1)?;
+                found.reverse();
+                (found, is_whole)
+            }
+            None => self.read_words(words(text), [*max_words, room], 1)?,
+        };
+        let windows = match options.stride {
+            None if !is_whole && options.truncation == Truncation::Off => {
+                return Err(Error::too_large(format!(
+                    "expected a text of at most {max_words} words and {room} tokens, without those of the labels, but \
+                     found a longer one; set `stride` to read it in windows"
+                )));
+            }
+            None if found.is_empty() => Vec::new(),
+            None => vec![&found[..]],
+            Some(stride) => {
+                let windows = overlapping(&found, [*max_words, room], stride);
+                if !is_whole || windows.len() > options.max_windows {
+                    return Err(Error::too_large(format!(
+                        "expected at most {} windows of {max_words} words and {room} tokens that share {stride} words, \
+                         but found more; send fewer or shorter texts, or a smaller `stride`",
+                        options.max_windows
+                    )));
+                }
+                windows
+            }
+        };
+        let around = self.special_ids()?;
+        let truncated_from = (!is_whole).then_some(limit + 1);
+        Ok(windows
+            .into_iter()
+            .map(|words| window(words, [&around[0], ids, &around[1]], truncated_from))
+            .collect())
+    }
+
+    /// The tokens of words, without words that have none, as far as they fit into `windows` windows of `max_words` words and `room` tokens, and whether
+    /// all of them do.
+    fn read_words<'a>(
+        &self,
+        words: impl Iterator<Item = Word<'a>>,
+        [max_words, room]: [usize; 2],
+        windows: usize,
+    ) -> Result<(Vec<WordTokens>, bool)> {
+        let [max_words, max_tokens] = [max_words, room].map(|limit| limit.saturating_mul(windows));
+        let (mut read, mut tokens) = (Vec::new(), 0);
+        for Word { text, span } in words {
+            let too_long = |found: usize, unit: &str| {
+                Error::too_large(format!(
+                    "a word of the text has {found} {unit}, but the model takes at most {room} tokens, without those of \
+                     the labels"
+                ))
+            };
+            if read.len() == max_words {
+                return Ok((read, false));
+            }
+            if text.len() > reach(room) {
+                return Err(too_long(text.len(), "bytes"));
+            }
+            let ids = self.encode_without_special_tokens(text)?;
+            if ids.len() > room {
+                return Err(too_long(ids.len(), "tokens"));
+            }
+            tokens += ids.len();
+            if tokens > max_tokens {
+                return Ok((read, false));
+            }
+            // A control character may have no tokens. `gliner` gives its place to the next word.
+            if !ids.is_empty() {
+                read.push(WordTokens { ids, span });
+            }
+        }
+        Ok((read, true))
+    }
+}
+
+/// The last `max` words of a text.
+fn last_words(text: &str, max: usize) -> VecDeque<Word<'_>> {
+    let mut last = VecDeque::new();
+    for word in words(text) {
+        if last.len() == max {
+            last.pop_front();
+        }
+        last.push_back(word);
+    }
+    last
+}
+
+/// Windows of as many words as possible, which share `stride` words.
+fn overlapping(words: &[WordTokens], [max_words, room]: [usize; 2], stride: usize) -> Vec<&[WordTokens]> {
+    let (mut windows, mut start, mut end) = (Vec::new(), 0, 0);
+    while end < words.len() {
+        let mut tokens = 0;
+        let fits = |word: &&WordTokens| {
+            tokens += word.ids.len();
+            tokens <= room
+        };
+        end = start + words[start..].iter().take(max_words).take_while(fits).count();
+        windows.push(&words[start..end]);
+        // Words of many tokens may leave no room for the stride.
+        start = end.saturating_sub(stride).max(start + 1);
+    }
+    windows
+}
+
+/// The window of words behind a prompt.
+fn window(
+    words: &[WordTokens],
+    [before, prompt, after]: [&[u32]; 3],
+    truncated_from: Option<usize>,
+) -> Window {
+    let mut ids = [before, prompt].concat();
+    let mut type_ids = vec![0; ids.len()];
+    for (number, word) in (1..).zip(words) {
+        ids.extend(&word.ids);
+        type_ids.push(number);
+        type_ids.resize(ids.len(), 0);
+    }
+    ids.extend(after);
+    type_ids.resize(ids.len(), 0);
+    let spans = words.iter().map(|word| Some(word.span)).collect();
+    Window { encoding: Encoding { ids, type_ids, truncated_from, unattended: 0 }, spans }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(text: &str) -> Vec<(&str, (usize, usize))> {
+        words(text).map(|word| (word.text, word.span)).collect()
+    }
+
+    #[test]
+    fn words_are_those_of_python() {
+        let found = split("Ann O'Neill-McDonald, a_b--c x- ½²");
+        let texts: Vec<&str> = found.iter().map(|(text, _)| *text).collect();
+        assert_eq!(texts, ["Ann", "O", "'", "Neill-McDonald", ",", "a_b", "-", "-", "c", "x", "-", "½²"]);
+        assert_eq!(found[3].1, (6, 20));
+        // Combining marks, joined emoji and the control characters that Python takes for white space.
+        let texts = split("Jose\u{301} 👩\u{200d}👧 a\u{1c}b\u{85}\u{a0}");
+        let expected: [(&str, (usize, usize)); 7] = [
+            ("Jose", (0, 4)),
+            ("\u{301}", (4, 5)),
+            ("👩", (6, 7)),
+            ("\u{200d}", (7, 8)),
+            ("👧", (8, 9)),
+            ("a", (10, 11)),
+            ("b", (12, 13)),
+        ];
+        assert_eq!(texts, expected);
+        assert!(split(" \t\u{3000}").is_empty());
+    }
+
+    #[test]
+    fn windows_share_words() {
+        let sizes = [1, 1, 5, 1, 1, 1];
+        let words: Vec<WordTokens> =
+            sizes.iter().map(|size| WordTokens { ids: vec![0; *size], span: (0, 0) }).collect();
+        let lengths = |limits, stride| -> Vec<Vec<usize>> {
+            let windows = overlapping(&words, limits, stride);
+            windows.iter().map(|window| window.iter().map(|word| word.ids.len()).collect()).collect()
+        };
+        assert_eq!(lengths([3, 100], 1), [vec![1, 1, 5], vec![5, 1, 1], vec![1, 1]]);
+        assert_eq!(lengths([3, 5], 2), [vec![1, 1], vec![1], vec![5], vec![1, 1, 1]]);
+        assert_eq!(lengths([100, 100], 0), [sizes.to_vec()]);
+    }
+}

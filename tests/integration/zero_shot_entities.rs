@@ -1,0 +1,263 @@
+//! The same entities as the package `gliner`, on tiny models.
+
+use std::{fs, path::Path};
+
+use kivu::{
+    batch::Parameters,
+    build::build,
+    model::Model,
+    pipeline::Task,
+    repository::manifest::{Precision, Quality},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::{
+    models::{Silent, fixtures, open_for, request, request_without_floor, runtime},
+    token_classifiers::{are_equal, batch, post},
+};
+
+#[derive(Deserialize)]
+struct Golden {
+    entries: Vec<Entry>,
+}
+
+/// A call of `predict_entities`, and its result.
+#[derive(Debug, Deserialize)]
+struct Entry {
+    inputs: String,
+    labels: Vec<String>,
+    parameters: Value,
+    output: Vec<Value>,
+}
+
+async fn compare(name: &str) {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let model = open_for(Task::TokenClassification, name, folder.path(), runtime).unwrap();
+    let golden = fs::read(fixtures().join(format!("goldens/{name}.json"))).unwrap();
+    let Golden { entries } = serde_json::from_slice(&golden).unwrap();
+    let (mut failures, mut found) = (Vec::new(), 0);
+    for Entry { inputs, labels, mut parameters, output } in entries {
+        let expected = output.iter().map(|entity| {
+            json!({
+                "entity_group": entity["label"], "score": entity["score"], "word": entity["text"],
+                "start": entity["start"], "end": entity["end"],
+            })
+        });
+        let expected: Value = expected.collect();
+        parameters["labels"] = json!(labels);
+        let body = json!({ "inputs": inputs, "parameters": parameters });
+        let (status, answer) = post(&model, &format!("/models/{}", model.name), &body).await;
+        if status != 200 || !are_equal(&answer, &expected) {
+            failures.push(format!("{body}:\n  found    {answer}\n  expected {expected}"));
+        }
+        found += output.len();
+    }
+    assert!(found >= 100, "{name} has {found} entities");
+    assert!(failures.is_empty(), "{name}, {} calls:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[tokio::test]
+async fn with_a_projection() {
+    compare("tiny-gliner").await;
+}
+
+#[tokio::test]
+async fn with_two_recurrent_layers() {
+    compare("tiny-gliner-deep").await;
+}
+
+fn gliner(folder: &Path) -> Option<Model> {
+    Some(open_for(Task::TokenClassification, "tiny-gliner", folder, runtime()?).unwrap())
+}
+
+const PATH: &str = "/models/token-classification-tiny-gliner";
+const TEXT: &str = "My name is Wolfgang and I live in Jose\u{301} Town 👩\u{200d}👧 now";
+
+fn asked(text: &str, parameters: &Value) -> Value {
+    let mut body =
+        json!({ "inputs": text, "parameters": { "candidate_labels": "person, city, e-mail address" } });
+    for (name, value) in parameters.as_object().unwrap() {
+        body["parameters"][name] = value.clone();
+    }
+    body
+}
+
+#[tokio::test]
+async fn entities_are_replaced_on_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(model) = gliner(folder.path()) else { return };
+    let (status, plain) = post(&model, PATH, &asked(TEXT, &json!({ "threshold": 0.3 }))).await;
+    assert_eq!(status, 200, "{plain}");
+    // The first model is served at `/`.
+    let body = asked(TEXT, &json!({ "threshold": 0.3, "redact": true }));
+    let (_, redacted) = post(&model, "/", &body).await;
+    assert_eq!(redacted["entities"], plain);
+    let labels: Vec<&str> =
+        plain.as_array().unwrap().iter().map(|entity| entity["entity_group"].as_str().unwrap()).collect();
+    let text = redacted["text"].as_str().unwrap();
+    let replaced: Vec<&str> = text.split(['[', ']']).skip(1).step_by(2).collect();
+    assert!(!labels.is_empty() && replaced.iter().all(|label| labels.contains(label)), "{text}, {labels:?}");
+    // Texts without words have no entities.
+    let (_, answer) =
+        post(&model, PATH, &json!({ "inputs": [" ", TEXT], "parameters": body["parameters"] })).await;
+    assert_eq!(answer, json!([{ "text": " ", "entities": [] }, redacted]));
+}
+
+#[tokio::test]
+async fn long_texts_are_read_in_windows() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(model) = gliner(folder.path()) else { return };
+    let long = format!("{TEXT}. ").repeat(9);
+    let (status, answer) = post(&model, PATH, &asked(&long, &json!({ "stride": 4 }))).await;
+    assert_eq!(status, 200, "{answer}");
+    let places: Vec<[u64; 2]> = answer
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entity| ["start", "end"].map(|side| entity[side].as_u64().unwrap()))
+        .collect();
+    let characters: Vec<char> = long.chars().collect();
+    for (entity, [start, end]) in answer.as_array().unwrap().iter().zip(&places) {
+        let part: String = characters[*start as usize..*end as usize].iter().collect();
+        assert_eq!(entity["word"], part);
+    }
+    assert!(places.is_sorted_by(|left, right| left[1] <= right[0]), "{places:?}");
+    assert!(places.last().is_some_and(|[start, _]| *start > 300), "{places:?}");
+    // A text that fits is one window.
+    let plain = post(&model, PATH, &asked(TEXT, &json!({}))).await;
+    assert_eq!(post(&model, PATH, &asked(TEXT, &json!({ "stride": 4 }))).await, plain);
+    // Control characters have no tokens.
+    let (_, with_control) = post(&model, PATH, &asked(&format!("\u{1}{TEXT}"), &json!({}))).await;
+    for (found, expected) in with_control.as_array().unwrap().iter().zip(plain.1.as_array().unwrap()) {
+        assert_eq!((&found["word"], &found["score"]), (&expected["word"], &expected["score"]));
+        assert_eq!(found["start"].as_u64(), expected["start"].as_u64().map(|start| start + 1));
+    }
+    // The last words of a text alone.
+    let left = json!({ "truncate": true, "truncation_direction": "left" });
+    let (status, answer) = post(&model, PATH, &asked(&long, &left)).await;
+    assert_eq!(status, 200, "{answer}");
+    assert!(answer[0]["start"].as_u64().is_none_or(|start| start > 200), "{answer}");
+}
+
+#[tokio::test]
+async fn parameters_that_cannot_be_met_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(model) = gliner(folder.path()) else { return };
+    let long = "a b ".repeat(30);
+    let many: Vec<String> = (0..150).map(|number| format!("label {number}")).collect();
+    let cases = [
+        json!({ "inputs": "a" }),
+        json!({ "inputs": "a", "parameters": {} }),
+        asked("", &json!({})),
+        asked("a", &json!({ "candidate_labels": [] })),
+        asked("a", &json!({ "candidate_labels": "x, x" })),
+        asked("a", &json!({ "candidate_labels": ["a <<ENT>> b"] })),
+        asked("a", &json!({ "candidate_labels": many })),
+        asked("a", &json!({ "threshold": 1.5 })),
+        asked("a", &json!({ "stride": 40 })),
+        asked(&long, &json!({})),
+        asked(&long, &json!({ "truncate": true, "redact": true })),
+        asked(&long.repeat(800), &json!({ "stride": 39 })),
+        asked(&"unaffordablenesses".repeat(60), &json!({})),
+    ];
+    let mut refusals = String::new();
+    for body in cases {
+        let (status, answer) = post(&model, PATH, &body).await;
+        refusals += &format!("{status} {}\n", answer["error"].as_str().unwrap_or("no error"));
+    }
+    insta::assert_snapshot!(refusals, @r"
+    422 wrong value in the body: missing field `parameters`
+    422 wrong value in `parameters`: missing field `candidate_labels`
+    422 expected a text in `inputs`, but found an empty one
+    422 expected 1 to 1024 `candidate_labels`, but found 0
+    422 expected each label once, but found `candidate_labels[1]` twice
+    422 expected tokens other than `<<ENT>>` in each label, but found it in `a <<ENT>> b`
+    413 the labels have 1232 tokens, but the model takes at most 512, those of the text included; send fewer or shorter labels
+    422 expected a `threshold` from 0 to 1, but found 1.5
+    422 expected a `stride` below 40, the words of a window, but found 40
+    413 expected a text of at most 40 words and 486 tokens, without those of the labels, but found a longer one; set `stride` to read it in windows
+    413 expected a text of at most 40 words and 486 tokens, without those of the labels, but found a longer one; set `stride` to read it in windows
+    413 expected at most 1024 windows of 40 words and 486 tokens that share 39 words, but found more; send fewer or shorter texts, or a smaller `stride`
+    413 a word of the text has 780 tokens, but the model takes at most 486 tokens, without those of the labels
+    ");
+}
+
+#[tokio::test]
+async fn kserve_takes_texts_and_labels() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(model) = gliner(folder.path()) else { return };
+    let tensor = |name: &str, texts: &[&str]| json!({ "name": name, "datatype": "BYTES", "shape": [texts.len()], "data": texts });
+    let inputs = json!([tensor("TEXT", &[TEXT, "x"]), tensor("LABELS", &["person", "city"])]);
+    let parameters = json!({ "threshold": 0.2, "flat_ner": false });
+    let (status, answer) =
+        post(&model, &format!("/v2{PATH}/infer"), &json!({ "inputs": inputs, "parameters": parameters }))
+            .await;
+    assert_eq!(status, 200, "{answer}");
+    let output = &answer["outputs"][0];
+    assert_eq!((&output["name"], &output["shape"]), (&json!("entities"), &json!([2, 1])));
+    let parameters = json!({ "labels": ["person", "city"], "threshold": 0.2, "flat": false });
+    let (_, hub) = post(&model, PATH, &json!({ "inputs": TEXT, "parameters": parameters })).await;
+    let found: Value = serde_json::from_str(output["data"][0].as_str().unwrap()).unwrap();
+    assert_eq!(found, hub);
+}
+
+#[tokio::test]
+async fn batch_jobs_need_labels_and_write_entities() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(model) = gliner(folder.path()) else { return };
+    let options = |options: &[(&str, &str)]| {
+        let options = options.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        Parameters::of(&options.collect()).unwrap()
+    };
+    let labels = ("labels", "person, city");
+    let asked = options(&[labels, ("threshold", "0.2"), ("flat", "false"), ("redact", "true")]);
+    let found = batch(&model, "rows.jsonl", &json!({ "text": TEXT }).to_string(), &asked).await;
+    let found: Value = serde_json::from_str(&found).unwrap();
+    let parameters = json!({ "labels": ["person", "city"], "threshold": 0.2, "flat": false, "redact": true });
+    let (_, hub) = post(&model, PATH, &json!({ "inputs": TEXT, "parameters": parameters })).await;
+    assert_eq!((&found["redacted"], &found["entities"]), (&hub["text"], &hub["entities"]));
+}
+
+#[test]
+fn the_quality_of_int8_is_measured_by_entities() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = fixtures().join("models/tiny-gliner");
+    let out = folder.path().join("built");
+    let loose = request_without_floor(Task::TokenClassification, &source, out, Some(Precision::Int8));
+    let built = build(&loose, runtime, &Silent).unwrap();
+    let quality = built.bundle.manifest().weights.quality;
+    let Some(Quality::ZeroShotEntities { texts, spans, agreement, mean_difference, worst_difference }) =
+        quality
+    else {
+        panic!("{quality:?}")
+    };
+    assert_eq!(texts, 300);
+    assert!(spans > 10_000 && (0.5..1.0).contains(&agreement), "{quality:?}");
+    assert!(
+        mean_difference > 0.0 && worst_difference > mean_difference && worst_difference < 1.0,
+        "{quality:?}"
+    );
+    let strict = request(source, folder.path().join("strict"), Some(Precision::Int8));
+    let refusal = build(&strict, runtime, &Silent).map(drop).unwrap_err().to_string();
+    assert!(
+        refusal.starts_with("expected a share of entities equal to those of fp32 of at least 0.9900"),
+        "{refusal}"
+    );
+}
+
+#[test]
+fn models_without_the_files_of_the_encoder_are_refused() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("source");
+    fs::create_dir(&source).unwrap();
+    for name in ["gliner_config.json", "model.safetensors"] {
+        fs::copy(fixtures().join("models/tiny-gliner").join(name), source.join(name)).unwrap();
+    }
+    let request = request(source, folder.path().join("bundle"), Some(Precision::Fp32));
+    let refusal = build(&request, runtime, &Silent).map(drop).unwrap_err().to_string();
+    insta::assert_snapshot!(refusal, @"expected the tokenizer and the config of the encoder (`tiny-deberta-nli`) next to `gliner_config.json`; load the model with the Python package `gliner` and save it again with `save_pretrained`, which adds them");
+}
