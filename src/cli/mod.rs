@@ -90,6 +90,6 @@ fn execute(arguments: Arguments) -> Result<ExitCode> {
         Command::Push(arguments) => push::run(&arguments, &config),
         Command::Rm(arguments) => rm::run(&arguments, &config),
         Command::Serve(arguments) => serve::run(arguments, config),
-        Command::Triton(arguments) => triton::run(&arguments),
+        Command::Triton(arguments) => triton::run(&arguments, &config),
     }
 }

@@ -4,8 +4,14 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
-use super::terminal::print;
+use super::{
+    named::resolve,
+    terminal::{print, print_aside},
+};
 use crate::{
+    backend::Engine,
+    build::named::Options as BuildOptions,
+    config::{Config, EngineChoice},
     error::Result,
     repository::{
         Bundle,
@@ -16,10 +22,10 @@ use crate::{
 /// Write a bundle into a model repository of Triton
 ///
 /// The repository gets a folder with the bundle's name, its configuration and version 1. Existing files are not
-/// overwritten.
+/// overwritten. A model that has no bundle yet is built for ONNX Runtime.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// A bundle
+    /// A bundle made by `kivu build`, or a name as in `kivu serve`
     bundle: PathBuf,
     /// The model repository
     #[arg(long, value_name = "REPOSITORY")]
@@ -28,8 +34,16 @@ pub(super) struct Arguments {
     options: Options,
 }
 
-pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let bundle = Bundle::open(&arguments.bundle)?;
+pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+    let options = BuildOptions { engine: EngineChoice::Onnx, ..BuildOptions::default() };
+    let bundle = Bundle::open(&resolve(&arguments.bundle, options, config)?)?;
+    let manifest = bundle.manifest();
+    if manifest.engine == Engine::Native {
+        print_aside(&format!(
+            "note: the graph of `{}` is for the native engine; built with `--engine onnx`, it is faster on Triton",
+            manifest.name
+        ));
+    }
     for name in write(&bundle, &arguments.out, &arguments.options)? {
         print(&format!("wrote {}", arguments.out.join(name).display()))?;
     }
