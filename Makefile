@@ -145,7 +145,7 @@ bench: $(PRECISIONS:%=.kivu/precisions/%/manifest.toml) .kivu/precisions/onnx/ma
 bench: PROFILE := release
 bench: program $(BUNDLE)/manifest.toml $(BUNDLES)/zero-shot/manifest.toml $(BUNDLES)/translate-en-pt/manifest.toml ## Measure Kivu against plain ONNX Runtime, and update docs/benchmarks.md
 	cargo build --release --bench laboratory
-	$(MAKE) --no-print-directory measure figures
+	$(MAKE) --no-print-directory measure figures summaries
 
 .PHONY: measure
 measure:
@@ -171,7 +171,12 @@ fleet: program $(FLEET_TOOLS) $(BUNDLE)/manifest.toml ## Measure the overhead of
 .PHONY: peers
 peers: PROFILE := release
 peers: program $(PEER_TOOLS) $(BUNDLES)/translate-en-pt/manifest.toml $(BUNDLES)/translate-pt-en/manifest.toml ## Compare the translation speed with other engines
-	$(PEERS)/bin/python tests/translation/bench.py $(KIVU) $(BUNDLES) $(PEERS)/large
+	$(PEERS)/bin/python tests/translation/bench.py $(KIVU) $(PEERS) $(BUNDLES)
+
+.PHONY: summaries
+summaries: PROFILE := release
+summaries: program $(PEER_TOOLS) ## Compare the speed of a model of the shape of BART-large with CTranslate2
+	$(PEERS)/bin/python tests/translation/bench.py $(KIVU) $(PEERS)
 
 INVOKED := --env KIVU_MODELS=$(abspath $(BUNDLE)) --env KIVU_HOME=$(abspath .kivu) --env KIVU_AUTH__MODE=none
 
