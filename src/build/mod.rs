@@ -2,6 +2,7 @@
 
 mod bergamot;
 mod bundle;
+mod byte_pairs;
 mod calibration;
 mod config;
 pub mod cost;

@@ -1,6 +1,6 @@
 //! The same answers as sentence-transformers, on tiny models of every kind and on the real one.
 
-use std::{fs, time::Duration};
+use std::{fs, path::PathBuf, time::Duration};
 
 use kivu::{
     backend::{Backend, Deadline},
@@ -159,9 +159,13 @@ async fn compare(name: &str, model: &Model, tolerance: f32) {
 }
 
 pub(crate) async fn tiny(name: &str) {
+    tiny_in(fixtures().join("models").join(name), name).await;
+}
+
+/// The same for the model in another folder.
+pub(crate) async fn tiny_in(source: PathBuf, name: &str) {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let source = fixtures().join("models").join(name);
     let model = open(source, folder.path(), Some(Precision::Fp32), runtime).unwrap();
     compare(name, &model, TOLERANCE).await;
 }

@@ -47,6 +47,7 @@ mod scripted;
 mod search;
 mod serving;
 mod static_embeddings;
+mod t5_encoders;
 mod text_to_text;
 mod token_classifiers;
 mod translation;

@@ -9,7 +9,7 @@ use super::distances::{Convolution, Distances};
 use crate::{
     build::{
         config::ConfigFile,
-        layers::{Activation, Attention, Distance, NormKind, Projection, Reach, Rotary},
+        layers::{Activation, Attention, Buckets, Distance, NormKind, Projection, Reach, Rotary},
     },
     error::{Error, Result},
     pipeline::scores::ScoreFunction,
@@ -127,6 +127,7 @@ pub(super) enum Bias {
     /// Each head has a value for each bucket of distances, the same in all layers.
     Relative {
         table: &'static str,
+        buckets: Buckets,
     },
     /// The distance times a slope of each head is subtracted.
     Alibi,
@@ -240,6 +241,12 @@ impl EncoderConfig {
             && widths.iter().all(|width| width.is_multiple_of(LANES))
     }
 
+    /// Whether linear layers in int8 have a scale for each token in ONNX Runtime, besides those with blocks of queries:
+    /// vectors that are normalized by their root mean square keep values that are far from the others.
+    pub(super) fn scales_each_token(&self) -> bool {
+        matches!(self.norm, NormKind::RootMeanSquare { .. })
+    }
+
     /// Whether positions affect attention itself, and not only the vectors of tokens.
     pub(super) fn attends_by_position(&self) -> bool {
         let is_special = |span: &Span| span.reach != Reach::ALL || span.rotary.is_some();
@@ -277,6 +284,11 @@ impl EncoderConfig {
                 _ => Distance::Ignored,
             },
         }
+    }
+
+    /// The factor of attention scores of all queries together, if it is not that of the heads' width.
+    pub(super) fn scale_at_once(&self) -> Option<f32> {
+        self.disentangled().map(|settings| 1.0 / settings.scale).or(self.details.attention_scale)
     }
 
     pub(super) fn disentangled(&self) -> Option<&Disentangled> {

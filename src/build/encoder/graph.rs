@@ -12,7 +12,7 @@ use crate::{
     build::{
         functions,
         layers::{
-            Blocks, Buckets, Distance, Layers, Projection, Reach, Rotation, alibi_slopes, attend_by_position,
+            Blocks, Distance, Layers, Projection, Reach, Rotation, alibi_slopes, attend_by_position,
             attention,
         },
         onnx::{GraphBuilder, ModelProto, Value, any, data_type, fixed, float},
@@ -26,8 +26,6 @@ use crate::{
 pub(super) const OUTPUT: &str = "last_hidden_state";
 /// The output of an encoder with a head: one value per label.
 pub(super) const LOGITS: &str = "logits";
-/// MPNet's buckets of distances.
-const BUCKETS: Buckets = Buckets { side: 16, farthest: 128 };
 
 /// Writes the graph of an encoder, from token ids to [`LOGITS`] if it has a head for labels, or else to the outputs of
 /// `heads`, of which [`OUTPUT`] has the vectors of tokens.
@@ -51,9 +49,9 @@ pub(super) fn graph(
         Bias::Disentangled(settings) => {
             text = Some(Text::new(&mut layers, config, settings, [&ids, &mask])?);
         }
-        Bias::Relative { table } => {
+        Bias::Relative { table, buckets } => {
             let shape = (*table, config.heads.queries, config.facts.max_positions);
-            bias = BUCKETS.bias(&mut layers, &ids, shape)?;
+            bias = buckets.bias(&mut layers, &ids, shape)?;
         }
         Bias::None | Bias::Alibi => {}
     }
@@ -334,12 +332,10 @@ impl Writer<'_> {
             }
             None => self.bias.clone(),
         };
-        if let Some(settings) = self.config.disentangled() {
-            inputs.push(&bias);
-            attributes.push(float("scale", 1.0 / settings.scale));
-        } else if bias != none {
+        if bias != none || self.config.disentangled().is_some() {
             inputs.push(&bias);
         }
+        attributes.extend(self.config.scale_at_once().map(|scale| float("scale", scale)));
         Ok(layers.graph.microsoft("MultiHeadAttention", &inputs, attributes))
     }
 
@@ -362,9 +358,9 @@ impl Writer<'_> {
 
     /// Linear layers; in int8, families that the native engine does not run have a scale per token too.
     fn project(&mut self, projections: &[Projection], input: &Value, inputs: usize) -> Result<Value> {
-        match self.blocks {
-            Some(_) => self.layers.project_by_token(projections, input, inputs),
-            None => self.layers.project(projections, input, inputs),
+        match self.blocks.is_some() || self.config.scales_each_token() {
+            true => self.layers.project_by_token(projections, input, inputs),
+            false => self.layers.project(projections, input, inputs),
         }
     }
 

@@ -15,7 +15,6 @@ use crate::{
     backend::Engine,
     build::{
         config::ConfigFile,
-        files::read_tokenizer,
         lora::Adapter,
         plan::Plan,
         sentence_transformers::max_tokens,
@@ -30,10 +29,10 @@ use crate::{
 
 /// Reads the encoder in the plan's folder and merges the plan's adapter, if any.
 pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
-    let tokenizer = read_tokenizer(&plan.folder)?;
     // An adapter's own `config.json` describes the merged model.
     let described = plan.adapter.as_ref().filter(|adapter| adapter.join(ConfigFile::NAME).is_file());
     let mut config = families::open(described.unwrap_or(&plan.folder))?;
+    let tokenizer = families::tokenizer(&plan.folder, &config)?;
     // Models with a head store their body under a prefix.
     let prefix = config.names.prefix;
     let mut weights = Weights::open(&plan.folder)?.with_prefix(prefix, config.names.words);

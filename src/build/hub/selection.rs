@@ -92,7 +92,8 @@ impl Paths<'_> {
             )));
         }
         let config = ConfigFile::open(folder)?;
-        let types: Vec<&str> = encoder::MODEL_TYPES.iter().chain(&seq2seq::MODEL_TYPES).copied().collect();
+        let mut types = encoder::MODEL_TYPES.to_vec();
+        types.extend(seq2seq::MODEL_TYPES.iter().filter(|name| !encoder::MODEL_TYPES.contains(name)));
         let is_supported = types.contains(&config.model_type());
         let mut found = None;
         if is_supported {

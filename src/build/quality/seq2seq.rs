@@ -27,8 +27,8 @@ use crate::{
     pipeline::{
         generation::{Generated, GenerationOptions, SourceInfo, generate},
         seq2seq::{
-            Decoding, Languages, Seq2SeqOptions, Seq2SeqParts, Seq2SeqPipeline, Seq2SeqSettings,
-            shortlist::Shortlist,
+            Decoding, Languages, RequestedLanguages, Seq2SeqOptions, Seq2SeqParts, Seq2SeqPipeline,
+            Seq2SeqSettings, shortlist::Shortlist,
         },
     },
     repository::{bundle::TOKENIZER, manifest::Quality},
@@ -79,7 +79,7 @@ fn texts(languages: &Languages, weight_bytes: u64) -> impl Iterator<Item = &'sta
         Languages::Pair { source, .. } | Languages::Prefix { source, .. } => {
             ["pt", "por"].iter().any(|code| source.split(['-', '_']).next() == Some(code))
         }
-        Languages::Tokens { .. } | Languages::None => false,
+        Languages::Tokens { .. } | Languages::Instructions { .. } | Languages::None => false,
     };
     let list = if reads_portuguese { PORTUGUESE } else { SENTENCES };
     let count = MAX_TEXTS as u64 * MAX_WEIGHT_BYTES / weight_bytes.max(MAX_WEIGHT_BYTES);
@@ -149,11 +149,12 @@ impl Pair {
         let pipeline = Seq2SeqPipeline::new(parts, settings.clone())?;
         // From English and to Portuguese if the model has these languages.
         let pair = pipeline.directions().example_pair();
-        let portuguese = pipeline.directions().find_target("portuguese").map(str::to_owned);
+        let requested = RequestedLanguages { source: Some(&pair.source), target: Some("portuguese") };
+        let pair = pipeline.directions().find(requested).unwrap_or(pair.clone());
         let translates = settings.languages != Languages::None;
         let options = Seq2SeqOptions {
             source: translates.then_some(pair.source),
-            target: translates.then(|| portuguese.unwrap_or(pair.target)),
+            target: translates.then_some(pair.target),
             split: None,
             truncate: true,
             clean_up_spaces: false,

@@ -1,6 +1,6 @@
 //! Opens the models that `transformers` saves as the sources of bundles.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use serde_json::{Map, Value};
 
@@ -9,7 +9,7 @@ use super::{
     model::{Memory, Norms, Positions, Seq2SeqModel, Sinusoids, Stack, Tables, Waves},
     names::{Half, Names},
     t5,
-    tokenizer_files::{Tokenizers, many_to_many, marian, monolingual},
+    tokenizer_files::{Tokenizers, many_to_many, marian, mbart, monolingual},
 };
 use crate::{
     backend::Engine,
@@ -18,6 +18,7 @@ use crate::{
         export,
         layers::{Activation, NormKind},
         plan::Build,
+        sentence_transformers::has_pooling,
         source::{Source, TARGET_TOKENIZER, TaskSettings, unread_decoder},
         task,
         weights::Weights,
@@ -31,9 +32,11 @@ use crate::{
 };
 
 /// The `model_type`s that are supported.
-pub(in crate::build) const MODEL_TYPES: [&str; 6] = ["m2m_100", MARIAN, BART, PEGASUS, t5::T5, t5::MT5];
+pub(in crate::build) const MODEL_TYPES: [&str; 7] =
+    ["m2m_100", MARIAN, BART, MBART, PEGASUS, t5::T5, t5::MT5];
 const MARIAN: &str = "marian";
 const BART: &str = "bart";
+const MBART: &str = "mbart";
 const PEGASUS: &str = "pegasus";
 
 /// The ends of the names of architectures without another head. `Model` has no head at all: the output matrix is that
@@ -50,8 +53,15 @@ const UNUSED_POSITIONS: usize = 2;
 const MAX_POSITION_VALUES: usize = 1 << 28;
 
 /// Whether `folder` has a supported model, or an encoder-decoder export of any model.
+///
+/// The encoder of T5 can also be a model of its own, for embeddings.
 pub(in crate::build) fn is_in(folder: &Path) -> bool {
-    let is_supported = |config: ConfigFile| MODEL_TYPES.contains(&config.model_type());
+    let is_encoder = |config: &ConfigFile| {
+        let is_whole = config.architecture().ends_with("EncoderModel") || has_pooling(folder);
+        is_whole && t5::is_described_by(config)
+    };
+    let is_supported =
+        |config: ConfigFile| MODEL_TYPES.contains(&config.model_type()) && !is_encoder(&config);
     export::is_seq2seq_in(folder)
         || Weights::are_in(folder) && ConfigFile::open(folder).is_ok_and(is_supported)
 }
@@ -74,22 +84,33 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
         )));
     }
     check_head(config)?;
-    let tasks = tasks(model_type);
-    let is_translator = tasks.contains(&Task::Translation);
+    let instructions = instructions(config)?;
+    let tasks = tasks(model_type, !instructions.is_empty());
+    let (task, _) = task::choose(plan, tasks.to_vec());
+    let translates = task == Task::Translation && tasks.contains(&task);
+    if task == Task::Translation && !translates && t5::is_described_by(config) {
+        return Err(Error::model(format!(
+            "expected `translation_…_to_…` with a `prefix` in `task_specific_params` of `config.json` for the task \
+             `{task}`, but found none; use another task, and write the instruction before each text"
+        )));
+    }
     let rows = config.require("vocab_size")?;
     let sizes = [rows, config.get("decoder_vocab_size")?.unwrap_or(rows)];
     let Tokenizers { source, target, unknown_tokens, languages, max_tokens } = match model_type {
         MARIAN => marian(folder, sizes),
-        _ if is_translator => many_to_many(folder, rows),
-        _ => monolingual(folder, rows),
+        MBART => {
+            let class: Option<String> = config.get("tokenizer_class")?;
+            mbart(folder, class.as_deref(), (rows, translates))
+        }
+        BART | PEGASUS | t5::T5 | t5::MT5 => monolingual(folder, rows),
+        _ => many_to_many(folder, rows),
     }?;
     // The limits of tokens in a source and in a target.
-    let lengths = match t5::lengths(config, max_tokens)? {
-        Some(lengths) => lengths,
-        None => {
-            let positions = config.require("max_position_embeddings")?;
-            [max_tokens.map_or(positions, |tokens| tokens.min(positions)), positions]
-        }
+    let lengths = if t5::is_described_by(config) {
+        t5::lengths(config, max_tokens)?
+    } else {
+        let positions = config.require("max_position_embeddings")?;
+        [max_tokens.map_or(positions, |tokens| tokens.min(positions)), positions]
     };
     let (sha256, is_quantized, graphs) = if Weights::are_in(folder) {
         let weights = Weights::open(folder)?.with_prefix(PREFIX.0, PREFIX.1);
@@ -98,7 +119,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
             _ => model(config, &weights, sizes),
         }?;
         (weights.sha256.clone(), false, graphs(model, weights))
-    } else if is_translator {
+    } else if tasks == [Task::Translation] {
         export::open_seq2seq(build)?
     } else {
         return Err(Error::model(format!(
@@ -106,11 +127,14 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
         )));
     };
     let generation = generation(folder, config)?;
-    let (task, _) = task::choose(plan, tasks.to_vec());
-    let (languages, generation, prefix) = match is_translator {
-        true => (plan.languages(languages)?, generation, String::new()),
-        false => {
-            let (generation, prefix) = for_pipeline(generation, config, (task, lengths[1]))?;
+    let (languages, generation, prefix) = match (translates, &instructions[..]) {
+        (true, []) => (plan.languages(languages)?, generation, String::new()),
+        (true, [first, ..]) => {
+            let (generation, _) = for_pipeline(generation, config, (&first.task, lengths[1]))?;
+            (by_instructions(config, &instructions)?, generation, String::new())
+        }
+        (false, _) => {
+            let (generation, prefix) = for_pipeline(generation, config, (&task.to_string(), lengths[1]))?;
             (Languages::None, generation, prefix)
         }
     };
@@ -152,12 +176,60 @@ fn check_head(config: &ConfigFile) -> Result<()> {
 }
 
 /// The tasks of a family, the most likely one first.
-fn tasks(model_type: &str) -> &'static [Task] {
+fn tasks(model_type: &str, has_instructions: bool) -> &'static [Task] {
     match model_type {
         BART | PEGASUS => &[Task::Summarization, Task::TextToText],
+        MBART => &[Task::Translation, Task::Summarization, Task::TextToText],
+        t5::T5 | t5::MT5 if has_instructions => &[Task::TextToText, Task::Summarization, Task::Translation],
         t5::T5 | t5::MT5 => &[Task::TextToText, Task::Summarization],
         _ => &[Task::Translation],
     }
+}
+
+/// An entry of `task_specific_params` for a translation, as in `translation_en_to_de`.
+struct Instruction {
+    task: String,
+    source: String,
+    target: String,
+    prefix: String,
+}
+
+/// The translations that T5 does after an instruction, as far as its config has them.
+fn instructions(config: &ConfigFile) -> Result<Vec<Instruction>> {
+    let instruction = |(task, of_task): (String, Value)| {
+        let (source, target) = task.strip_prefix("translation_")?.split_once("_to_")?;
+        let (source, target) = (source.to_owned(), target.to_owned());
+        let prefix = of_task.get("prefix")?.as_str()?.to_owned();
+        Some(Instruction { task, source, target, prefix })
+    };
+    let all = if t5::is_described_by(config) { of_tasks(config)? } else { Map::new() };
+    Ok(all.into_iter().filter_map(instruction).collect())
+}
+
+/// The languages of translations after instructions, all of which have the same settings of generation.
+fn by_instructions(config: &ConfigFile, instructions: &[Instruction]) -> Result<Languages> {
+    let of_tasks = of_tasks(config)?;
+    let options_of = |task: &str| {
+        let mut fields = of_tasks.get(task).and_then(Value::as_object).cloned().unwrap_or_default();
+        fields.remove("prefix");
+        fields
+    };
+    let mut pairs: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
+    for Instruction { task, source, target, prefix } in instructions {
+        if options_of(task) != options_of(&instructions[0].task) {
+            return Err(Error::model(format!(
+                "expected the same settings in `{task}` and `{}` of `task_specific_params`, but found others",
+                instructions[0].task
+            )));
+        }
+        pairs.entry(source.clone()).or_default().insert(target.clone(), prefix.clone());
+    }
+    Ok(Languages::Instructions { pairs })
+}
+
+/// The parameters of tasks in `config.json`.
+fn of_tasks(config: &ConfigFile) -> Result<Map<String, Value>> {
+    Ok(config.get("task_specific_params")?.unwrap_or_default())
 }
 
 /// The shape of a model with the given weights and numbers of source and target ids.
@@ -191,13 +263,15 @@ pub(in crate::build) fn model(
     let (norms, positions) = match config.model_type() {
         MARIAN => (Norms::After, sinusoids(Waves::ShortOfTheEnd, None)),
         BART => (Norms::After, Positions::Learned { length, unused: UNUSED_POSITIONS }),
+        MBART => (Norms::Before, Positions::Learned { length, unused: UNUSED_POSITIONS }),
         // Most files have the sinusoids, some rounded to 16 bits.
         PEGASUS if has_positions => (Norms::Before, Positions::Learned { length, unused: 0 }),
         PEGASUS => (Norms::Before, sinusoids(Waves::ShortOfTheEnd, None)),
         _ => (Norms::Before, sinusoids(Waves::ToTheEnd, Some(padding))),
     };
     let activation: Option<String> = config.get("activation_function")?;
-    let default = if config.model_type() == BART { "gelu" } else { "relu" };
+    let is_bart = [BART, MBART].contains(&config.model_type());
+    let default = if is_bart { "gelu" } else { "relu" };
     Ok(Seq2SeqModel {
         architecture: config.architecture().to_owned(),
         hidden,
@@ -213,7 +287,7 @@ pub(in crate::build) fn model(
         epsilon: EPSILON,
         positions,
         scale: if config.is_set("scale_embedding")? { (hidden as f32).sqrt() } else { 1.0 },
-        normalizes_embeddings: config.model_type() == BART,
+        normalizes_embeddings: is_bart,
         attention_scale: None,
         output_scale: 1.0,
         memory: Memory::Attention,
@@ -259,8 +333,10 @@ const UNSUPPORTED_OPTIONS: [(&str, f64); 4] = [
 /// The options of generation among the fields of a file.
 fn options(fields: &Map<String, Value>) -> Result<GenerationOptions> {
     let mut names = GenerationOptions::names();
-    // Reproducible samples are a matter of requests.
-    names.remove("seed");
+    // Reproducible samples are a matter of requests, and the start has a setting of its own.
+    for name in ["seed", "decoder_start_token_id"] {
+        names.remove(name);
+    }
     let fields = fields.iter().filter(|(name, _)| names.contains(*name));
     let fields = fields.map(|(name, value)| (name.clone(), value.clone())).collect();
     serde_json::from_value(Value::Object(fields))
@@ -275,15 +351,13 @@ fn options(fields: &Map<String, Value>) -> Result<GenerationOptions> {
 fn for_pipeline(
     settings: GenerationSettings,
     config: &ConfigFile,
-    (task, positions): (Task, usize),
+    (task, positions): (&str, usize),
 ) -> Result<(GenerationSettings, String)> {
     const BEAMS: usize = 4;
     const NEW_TOKENS: usize = 256;
     /// The maximum length of `transformers`, which counts as none.
     const DEFAULT_LENGTH: usize = 20;
-    let tasks: Option<Map<String, Value>> = config.get("task_specific_params")?;
-    let of_task = tasks.as_ref().and_then(|tasks| tasks.get(&task.to_string())).and_then(Value::as_object);
-    let of_task = of_task.cloned().unwrap_or_default();
+    let of_task = of_tasks(config)?.get(task).and_then(Value::as_object).cloned().unwrap_or_default();
     let mut defaults = settings.defaults;
     defaults.num_beams = Some(BEAMS);
     if defaults.max_length.is_none_or(|length| length == DEFAULT_LENGTH) {

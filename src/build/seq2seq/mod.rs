@@ -6,7 +6,7 @@ pub(super) mod hugging_face;
 mod model;
 mod names;
 mod parts;
-mod t5;
+pub(super) mod t5;
 pub(super) mod tokenizer_files;
 
 pub(super) use self::{

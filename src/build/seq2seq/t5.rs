@@ -13,8 +13,8 @@ use crate::{
     error::{Error, Result},
 };
 
-pub(super) const T5: &str = "t5";
-pub(super) const MT5: &str = "mt5";
+pub(in crate::build) const T5: &str = "t5";
+pub(in crate::build) const MT5: &str = "mt5";
 
 /// The limit of tokens in a source if the files name none: the length that mT5 was trained on.
 const MAX_TOKENS: usize = 1024;
@@ -24,18 +24,20 @@ const MAX_POSITIONS: usize = 4096;
 const LONGEST: usize = 16_384;
 const BUCKETS: usize = 32;
 const FARTHEST: usize = 128;
-const EPSILON: f32 = 1e-6;
+pub(in crate::build) const EPSILON: f32 = 1e-6;
 
-/// The limits of tokens in a source and in a target; none for other families.
-pub(super) fn lengths(config: &ConfigFile, max_tokens: Option<usize>) -> Result<Option<[usize; 2]>> {
-    if ![T5, MT5].contains(&config.model_type()) {
-        return Ok(None);
-    }
+/// Whether a config is that of T5 or mT5.
+pub(super) fn is_described_by(config: &ConfigFile) -> bool {
+    [T5, MT5].contains(&config.model_type())
+}
+
+/// The limits of tokens in a source and in a target.
+pub(in crate::build) fn lengths(config: &ConfigFile, max_tokens: Option<usize>) -> Result<[usize; 2]> {
     let tokens = match max_tokens {
         Some(tokens) => tokens,
         None => config.get("n_positions")?.unwrap_or(MAX_TOKENS),
     };
-    Ok(Some([tokens.clamp(1, LONGEST), MAX_POSITIONS]))
+    Ok([tokens.clamp(1, LONGEST), MAX_POSITIONS])
 }
 
 /// The shape of a model with the given weights and limits of tokens.
@@ -74,7 +76,7 @@ pub(super) fn model(config: &ConfigFile, weights: &Weights, lengths: [usize; 2])
 }
 
 /// Whether feed-forward parts are gated, and their activation.
-fn feed_forward(config: &ConfigFile) -> Result<(bool, Activation)> {
+pub(in crate::build) fn feed_forward(config: &ConfigFile) -> Result<(bool, Activation)> {
     let kind: Option<String> = config.get("feed_forward_proj")?;
     let kind = kind.as_deref().unwrap_or("relu");
     match kind.strip_prefix("gated-") {
@@ -85,7 +87,7 @@ fn feed_forward(config: &ConfigFile) -> Result<(bool, Activation)> {
     }
 }
 
-fn buckets(config: &ConfigFile) -> Result<Buckets> {
+pub(in crate::build) fn buckets(config: &ConfigFile) -> Result<Buckets> {
     let count = config.get("relative_attention_num_buckets")?.unwrap_or(BUCKETS);
     let farthest = config.get("relative_attention_max_distance")?.unwrap_or(FARTHEST);
     if count < 4 || !count.is_multiple_of(4) || farthest <= count / 2 {

@@ -3,14 +3,16 @@
 use std::{collections::BTreeMap, path::Path};
 
 use serde::Deserialize;
+use serde_json::{Value, json};
 
 use crate::{
     build::{
-        files::{read, read_json, read_json_if_exists, read_tokenizer},
+        byte_pairs,
+        files::{read, read_json, read_json_if_exists},
         sentencepiece::{BuiltTokenizer, MAX_IDS, SentencePieces, Token, Vocabulary},
     },
     error::{Error, Result},
-    pipeline::seq2seq::{Languages, TokenSide, UnknownTokens},
+    pipeline::seq2seq::{Languages, TargetToken, TokenSide, UnknownTokens},
     repository::bundle::TOKENIZER,
 };
 
@@ -21,6 +23,8 @@ const VOCABULARY: &str = "vocab.json";
 const OWN_PIECES: &str = "spiece.model";
 /// The token that ends a text.
 const END: &str = "</s>";
+/// Its id in the families whose ids are shifted.
+const END_ID: i64 = 2;
 /// The names of T5's blanks, which follow its pieces in descending order.
 const BLANK: &str = "extra_id_";
 /// The default number of T5's blanks.
@@ -31,6 +35,17 @@ const PEGASUS_OFFSET: u32 = 103;
 const SHIFT: u32 = 1;
 /// The first ids of NLLB.
 const NLLB_SPECIAL: [&str; 4] = ["<s>", "<pad>", "</s>", "<unk>"];
+/// The languages of mBART-50, whose tokens follow the pieces in this order. mBART has the first of them.
+const MBART_LANGUAGES: [&str; 52] = [
+    "ar_AR", "cs_CZ", "de_DE", "en_XX", "es_XX", "et_EE", "fi_FI", "fr_XX", "gu_IN", "hi_IN", "it_IT",
+    "ja_XX", "kk_KZ", "ko_KR", "lt_LT", "lv_LV", "my_MM", "ne_NP", "nl_XX", "ro_RO", "ru_RU", "si_LK",
+    "tr_TR", "vi_VN", "zh_CN", "af_ZA", "az_AZ", "bn_IN", "fa_IR", "he_IL", "hr_HR", "id_ID", "ka_GE",
+    "km_KH", "mk_MK", "ml_IN", "mn_MN", "mr_IN", "pl_PL", "ps_AF", "pt_XX", "sv_SE", "sw_KE", "ta_IN",
+    "te_IN", "th_TH", "tl_XX", "uk_UA", "ur_PK", "xh_ZA", "gl_ES", "sl_SI",
+];
+const FIRST_MBART_LANGUAGES: usize = 25;
+/// The language of texts of mBART if the files do not name it.
+const MBART_LANGUAGE: &str = "en_XX";
 
 /// The tokenizers of a model.
 pub(in crate::build) struct Tokenizers {
@@ -62,6 +77,7 @@ struct Config {
     extra_ids: Option<u32>,
     offset: Option<u32>,
     source_lang: Option<String>,
+    src_lang: Option<String>,
     target_lang: Option<String>,
 }
 
@@ -97,22 +113,14 @@ pub(in crate::build) fn many_to_many(folder: &Path, size: usize) -> Result<Token
     let config: Config = read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default();
     let ids: Option<BTreeMap<String, u32>> = read_json_if_exists(&folder.join(VOCABULARY))?;
     let is_m2m100 = ids.is_some();
-    // A `tokenizer.json` was converted from the SentencePiece model, and treats some white space differently.
-    let has_pieces = folder.join(PIECES).is_file();
-    let (source, tokens, unknown_tokens) = if !has_pieces && folder.join(TOKENIZER).is_file() {
-        let json = read(&folder.join(TOKENIZER))?;
-        let tokens = added_tokens(&json)?;
-        (json, tokens, None)
-    } else {
-        let pieces = SentencePieces::open(&folder.join(PIECES))?;
-        let vocabulary = match ids {
+    let (BuiltTokenizer { json: source, unknown_tokens }, tokens) =
+        with_tokens(folder, |pieces| match ids {
             Some(ids) => config.vocabulary(ids, size),
-            None => config.shifted_vocabulary(&pieces, size),
-        }?;
-        let BuiltTokenizer { json, unknown_tokens } = pieces.tokenizer(&vocabulary)?;
-        let tokens = vocabulary.tokens.iter().map(|(content, token)| (content.clone(), token.id)).collect();
-        (json, tokens, unknown_tokens)
-    };
+            None => {
+                let tokens = config.tokens(pieces.pieces().len() as u32 + SHIFT);
+                config.shifted_vocabulary(pieces, tokens, size)
+            }
+        })?;
     let code = |token: &str| match is_m2m100 {
         true => token.strip_prefix("__")?.strip_suffix("__").map(str::to_owned),
         // Three letters for the language, four for the script: `por_Latn`.
@@ -127,8 +135,80 @@ pub(in crate::build) fn many_to_many(folder: &Path, size: usize) -> Result<Token
         )));
     }
     let side = if config.legacy_behaviour { TokenSide::After } else { TokenSide::Before };
-    let languages = Some(Languages::Tokens { codes, side });
+    let languages = Some(Languages::Tokens { codes, side, target: TargetToken::First });
     Ok(Tokenizers { source, target: None, unknown_tokens, languages, max_tokens: config.max_tokens() })
+}
+
+/// The tokenizer of mBART or mBART-50 in `folder`, for a model of `size` ids. `class` is the class of the tokenizer in
+/// `config.json`, if it names one. A model that does not translate reads texts in the language of its files.
+pub(in crate::build) fn mbart(
+    folder: &Path,
+    class: Option<&str>,
+    (size, translates): (usize, bool),
+) -> Result<Tokenizers> {
+    let config: Config = read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default();
+    let class = config.tokenizer_class.as_deref().or(class);
+    let is_mbart50 = class.is_some_and(|class| class.starts_with("MBart50"));
+    let (BuiltTokenizer { json: mut source, unknown_tokens }, tokens) =
+        with_tokens(folder, |pieces| config.mbart_vocabulary(pieces, size, is_mbart50))?;
+    let tokens = tokens.into_iter().filter(|(token, _)| MBART_LANGUAGES.contains(&token.as_str()));
+    let codes: BTreeMap<String, i64> = tokens.map(|(token, id)| (token, i64::from(id))).collect();
+    // The form that each was trained with.
+    let (side, target) = match is_mbart50 {
+        true => (TokenSide::Before, TargetToken::First),
+        false => (TokenSide::After, TargetToken::Start),
+    };
+    if !translates {
+        let name = config.src_lang.as_deref().unwrap_or(MBART_LANGUAGE);
+        let missing = || Error::model(format!("expected the token of the language `{name}`, but found none"));
+        let language = (name, *codes.get(name).ok_or_else(missing)?);
+        let end = (END, END_ID);
+        source = match side {
+            TokenSide::Before => with_template(&source, [&[language], &[end]]),
+            TokenSide::After => with_template(&source, [&[], &[end, language]]),
+        }?;
+    }
+    let languages = translates.then_some(Languages::Tokens { codes, side, target });
+    Ok(Tokenizers { source, target: None, unknown_tokens, languages, max_tokens: config.max_tokens() })
+}
+
+/// The tokenizer of a multilingual model in `folder`, its tokens that are never split, and ids that the model does not
+/// have. It is built with the vocabulary that `vocabulary` returns, unless there is only a `tokenizer.json`: that was
+/// converted from the SentencePiece model, and treats some white space differently.
+fn with_tokens(
+    folder: &Path,
+    vocabulary: impl FnOnce(&SentencePieces) -> Result<Vocabulary>,
+) -> Result<(BuiltTokenizer, BTreeMap<String, u32>)> {
+    if !folder.join(PIECES).is_file() && folder.join(TOKENIZER).is_file() {
+        let json = read(&folder.join(TOKENIZER))?;
+        let tokens = added_tokens(&json)?;
+        return Ok((BuiltTokenizer { json, unknown_tokens: None }, tokens));
+    }
+    let pieces = SentencePieces::open(&folder.join(PIECES))?;
+    let vocabulary = vocabulary(&pieces)?;
+    let tokens = vocabulary.tokens.iter().map(|(content, token)| (content.clone(), token.id));
+    Ok((pieces.tokenizer(&vocabulary)?, tokens.collect()))
+}
+
+/// A `tokenizer.json` that adds these tokens before and after texts.
+fn with_template(json: &[u8], [before, after]: [&[(&str, i64)]; 2]) -> Result<Vec<u8>> {
+    let unreadable = |error| Error::model_because("cannot read the tokenizer", error);
+    let mut tokenizer: Value = serde_json::from_slice(json).map_err(unreadable)?;
+    let token = |(name, _): &(&str, i64)| json!({"SpecialToken": {"id": name, "type_id": 0}});
+    let text = |name: &str| json!({"Sequence": {"id": name, "type_id": 0}});
+    let around = |texts: &[&str]| -> Vec<Value> {
+        let texts = texts.iter().map(|name| text(name));
+        before.iter().map(token).chain(texts).chain(after.iter().map(token)).collect()
+    };
+    let tokens = before
+        .iter()
+        .chain(after)
+        .map(|(name, id)| ((*name).to_owned(), json!({"id": name, "ids": [id], "tokens": [name]})));
+    tokenizer["post_processor"] = json!({
+        "type": "TemplateProcessing", "single": around(&["A"]), "pair": around(&["A", "B"]),
+        "special_tokens": tokens.collect::<serde_json::Map<_, _>>(),
+    });
+    serde_json::to_vec(&tokenizer).map_err(|error| Error::model_because("cannot write the tokenizer", error))
 }
 
 /// The tokenizers of Marian in `folder`, for a model with the given numbers of ids of sources and targets.
@@ -170,21 +250,30 @@ pub(in crate::build) fn marian(folder: &Path, sizes: [usize; 2]) -> Result<Token
 /// SentencePiece model.
 pub(in crate::build) fn monolingual(folder: &Path, size: usize) -> Result<Tokenizers> {
     let config: Config = read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default();
-    let pieces = folder.join(OWN_PIECES);
-    let (source, unknown_tokens) = if folder.join(TOKENIZER).is_file() || !pieces.is_file() {
-        (read_tokenizer(folder)?, None)
-    } else {
-        let pieces = SentencePieces::open(&pieces)?;
-        let is_pegasus = config.tokenizer_class.as_deref().is_some_and(|class| class.contains("Pegasus"));
-        let vocabulary = match is_pegasus {
-            true => config.pegasus_vocabulary(&pieces, size),
-            false => config.t5_vocabulary(&pieces, size),
-        }?;
-        let BuiltTokenizer { json, unknown_tokens } = pieces.tokenizer(&vocabulary)?;
-        (json, unknown_tokens)
-    };
+    let BuiltTokenizer { json: source, unknown_tokens } = own_tokenizer(folder, &config, size)?;
     let max_tokens = config.max_tokens();
     Ok(Tokenizers { source, target: None, unknown_tokens, languages: None, max_tokens })
+}
+
+/// The `tokenizer.json` of T5 in `folder`, for a model of `size` ids.
+pub(in crate::build) fn t5_tokenizer(folder: &Path, size: usize) -> Result<Vec<u8>> {
+    let config: Config = read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default();
+    Ok(own_tokenizer(folder, &config, size)?.json)
+}
+
+/// The tokenizer in `folder`, or that of its byte pairs or its SentencePiece model.
+fn own_tokenizer(folder: &Path, config: &Config, size: usize) -> Result<BuiltTokenizer> {
+    let pieces = folder.join(OWN_PIECES);
+    if folder.join(TOKENIZER).is_file() || !pieces.is_file() {
+        return Ok(BuiltTokenizer { json: byte_pairs::tokenizer(folder)?, unknown_tokens: None });
+    }
+    let pieces = SentencePieces::open(&pieces)?;
+    let is_pegasus = config.tokenizer_class.as_deref().is_some_and(|class| class.contains("Pegasus"));
+    let vocabulary = match is_pegasus {
+        true => config.pegasus_vocabulary(&pieces, size),
+        false => config.t5_vocabulary(&pieces, size),
+    }?;
+    pieces.tokenizer(&vocabulary)
 }
 
 impl Config {
@@ -204,12 +293,33 @@ impl Config {
         Vocabulary { ids, tokens, unknown: self.unknown(), size, end: None }.checked()
     }
 
-    /// The vocabulary of NLLB, whose ids are those of its pieces plus [`SHIFT`].
-    fn shifted_vocabulary(&self, pieces: &SentencePieces, size: usize) -> Result<Vocabulary> {
+    /// The vocabulary of mBART: the pieces, then the languages, and the token for gaps.
+    fn mbart_vocabulary(&self, pieces: &SentencePieces, size: usize, is_mbart50: bool) -> Result<Vocabulary> {
+        let tokens = if self.added_tokens_decoder.is_empty() {
+            let count = if is_mbart50 { MBART_LANGUAGES.len() } else { FIRST_MBART_LANGUAGES };
+            let next = pieces.pieces().len() as u32 + SHIFT;
+            let languages = MBART_LANGUAGES[..count].iter().zip(next..);
+            let mut tokens: BTreeMap<String, Token> =
+                languages.map(|(code, id)| ((*code).to_owned(), Token::new(id, true))).collect();
+            let gap = Token { takes_left: true, ..Token::new(next + count as u32, true) };
+            tokens.insert("<mask>".to_owned(), gap);
+            tokens
+        } else {
+            self.tokens(0)
+        };
+        self.shifted_vocabulary(pieces, tokens, size)
+    }
+
+    /// The vocabulary of NLLB and mBART, whose ids are those of its pieces plus [`SHIFT`], and `tokens`.
+    fn shifted_vocabulary(
+        &self,
+        pieces: &SentencePieces,
+        mut tokens: BTreeMap<String, Token>,
+        size: usize,
+    ) -> Result<Vocabulary> {
         let shifted = pieces.pieces().zip(SHIFT..).map(|(piece, id)| (piece.to_owned(), id));
         let ids: BTreeMap<String, u32> =
             shifted.filter(|(_, id)| *id as usize >= NLLB_SPECIAL.len()).collect();
-        let mut tokens = self.tokens(pieces.pieces().len() as u32 + SHIFT);
         for (content, id) in NLLB_SPECIAL.iter().zip(0..) {
             tokens.insert((*content).to_owned(), Token::new(id, true));
         }

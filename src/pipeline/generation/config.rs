@@ -27,7 +27,8 @@ pub struct Bounds {
 /// A complete configuration of a generation. It serializes to the options of `generate` that request it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GenerationConfig {
-    #[serde(skip)]
+    /// Below 0 if the decoder has no start token.
+    #[serde(rename = "decoder_start_token_id", skip_serializing_if = "is_negative")]
     pub(super) start_id: i64,
     #[serde(skip)]
     pub(super) eos_ids: Vec<i64>,
@@ -72,7 +73,7 @@ impl GenerationConfig {
         let sampling = sampling(&options)?;
         let (max_length, min_length) = lengths(&options, settings, (bounds, sets_min))?;
         let config = Self {
-            start_id: settings.decoder_start_token_id,
+            start_id: options.decoder_start_token_id.unwrap_or(settings.decoder_start_token_id),
             eos_ids: settings.eos_token_ids.clone(),
             length_factor: settings.length_factor,
             num_beams,
@@ -161,13 +162,21 @@ impl GenerationConfig {
         }
     }
 
-    /// The ids that a shortlist has to contain: end-of-sequence and forced tokens.
+    /// The ids that a shortlist has to contain: start, end-of-sequence and forced tokens.
     pub fn required_ids(&self) -> impl Iterator<Item = i64> {
-        self.eos_ids.iter().copied().chain(self.forced_bos_token_id).chain(self.forced_eos_token_id)
+        let start = Some(self.start_id).filter(|id| !is_negative(id));
+        self.eos_ids
+            .iter()
+            .copied()
+            .chain(start)
+            .chain(self.forced_bos_token_id)
+            .chain(self.forced_eos_token_id)
     }
 
     fn check_token_ids(&self, vocabulary: usize) -> Result<()> {
-        let lists: [(&str, Vec<i64>); 5] = [
+        let start = Some(self.start_id).filter(|id| !is_negative(id));
+        let lists: [(&str, Vec<i64>); 6] = [
+            ("decoder_start_token_id", start.into_iter().collect()),
             ("forced_bos_token_id", self.forced_bos_token_id.into_iter().collect()),
             ("forced_eos_token_id", self.forced_eos_token_id.into_iter().collect()),
             ("suppress_tokens", self.suppress_tokens.clone()),
@@ -181,6 +190,10 @@ impl GenerationConfig {
         }
         Ok(())
     }
+}
+
+fn is_negative(id: &i64) -> bool {
+    *id < 0
 }
 
 fn num_return_sequences(options: &GenerationOptions, num_beams: usize, samples: bool) -> Result<usize> {

@@ -53,6 +53,8 @@ pub struct GenerationOptions {
     pub suppress_tokens: Option<Vec<i64>>,
     /// Tokens that are never generated first.
     pub begin_suppress_tokens: Option<Vec<i64>>,
+    /// The decoder's start token, instead of the model's.
+    pub decoder_start_token_id: Option<i64>,
     /// The first generated token.
     pub forced_bos_token_id: Option<i64>,
     /// The last token of a sequence that reaches its maximum length.
@@ -140,6 +142,7 @@ impl GenerationOptions {
             bad_words_ids: own.bad_words_ids.or(defaults.bad_words_ids),
             suppress_tokens: own.suppress_tokens.or(defaults.suppress_tokens),
             begin_suppress_tokens: own.begin_suppress_tokens.or(defaults.begin_suppress_tokens),
+            decoder_start_token_id: own.decoder_start_token_id.or(defaults.decoder_start_token_id),
             forced_bos_token_id: own.forced_bos_token_id.or(defaults.forced_bos_token_id),
             forced_eos_token_id: own.forced_eos_token_id.or(defaults.forced_eos_token_id),
             renormalize_logits: own.renormalize_logits.or(defaults.renormalize_logits),

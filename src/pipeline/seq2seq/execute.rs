@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 
 use super::{
     remote::{RemoteGenerator, RemoteRequest},
+    settings::LanguageToken,
     shortlist::Shortlist,
 };
 use crate::{
@@ -34,8 +35,8 @@ const UNKNOWN_ID: u32 = 1;
 pub(super) struct SourceSentence {
     /// The input of the encoder.
     pub(super) ids: Vec<i64>,
-    /// The first token of the target, if it selects the language.
-    pub(super) first_token: Option<i64>,
+    /// The token that selects the language of the target.
+    pub(super) language: Option<LanguageToken>,
 }
 
 /// The input of an encoder, and the configuration of its decoder.
@@ -70,8 +71,8 @@ impl Decoding {
 /// The work of a translation request.
 pub(super) struct Seq2SeqWork<'a> {
     pub(super) sentences: &'a [SourceSentence],
-    /// By the first token of the target.
-    pub(super) configs: BTreeMap<Option<i64>, GenerationConfig>,
+    /// By the language of the target.
+    pub(super) configs: BTreeMap<Option<LanguageToken>, GenerationConfig>,
     /// The options that the model uses for a request without any.
     pub(super) default_options: Map<String, Value>,
     pub(super) settings: &'a GenerationSettings,
@@ -93,7 +94,7 @@ impl Work<LocalGenerator, RemoteGenerator> for Seq2SeqWork<'_> {
     fn check_remote(&self, remote: &RemoteGenerator) -> Result<()> {
         self.configs
             .iter()
-            .try_for_each(|(first_token, config)| remote.check(self.remote_request(config, *first_token)))?;
+            .try_for_each(|(language, config)| remote.check(self.remote_request(config, *language)))?;
         self.sentences.iter().try_for_each(|sentence| remote.check_length(sentence.ids.len()))
     }
 
@@ -124,7 +125,7 @@ impl Work<LocalGenerator, RemoteGenerator> for Seq2SeqWork<'_> {
 /// Sentences with the same target language, by their indexes.
 struct Batch<'a> {
     indexes: Vec<usize>,
-    first_token: Option<i64>,
+    language: Option<LanguageToken>,
     config: &'a GenerationConfig,
 }
 
@@ -133,15 +134,15 @@ impl Seq2SeqWork<'_> {
     /// configuration and its longest sentence.
     fn batches(&self, size: impl Fn(&GenerationConfig, usize) -> usize) -> Vec<Batch<'_>> {
         let mut batches = Vec::new();
-        for (first_token, config) in &self.configs {
+        for (language, config) in &self.configs {
             let sentences = self.sentences.iter().enumerate();
-            let of_language = sentences.filter(|(_, sentence)| sentence.first_token == *first_token);
+            let of_language = sentences.filter(|(_, sentence)| sentence.language == *language);
             let mut rest: Vec<usize> = of_language.map(|(index, _)| index).collect();
             rest.sort_by_key(|index| Reverse(self.sentences[*index].ids.len()));
             while let Some(first) = rest.first() {
                 let size = size(config, self.sentences[*first].ids.len()).clamp(1, rest.len());
                 let others = rest.split_off(size);
-                batches.push(Batch { indexes: rest, first_token: *first_token, config });
+                batches.push(Batch { indexes: rest, language: *language, config });
                 rest = others;
             }
         }
@@ -151,8 +152,9 @@ impl Seq2SeqWork<'_> {
     fn remote_request<'b>(
         &'b self,
         config: &'b GenerationConfig,
-        first_token: Option<i64>,
+        language: Option<LanguageToken>,
     ) -> RemoteRequest<'b> {
+        let first_token = language.and_then(LanguageToken::first);
         RemoteRequest { config, default_options: &self.default_options, first_token }
     }
 
@@ -164,7 +166,7 @@ impl Seq2SeqWork<'_> {
     ) -> Result<Vec<(usize, Vec<Generated>)>> {
         let rows: Vec<&[i64]> =
             batch.indexes.iter().map(|index| self.sentences[*index].ids.as_slice()).collect();
-        let request = self.remote_request(batch.config, batch.first_token);
+        let request = self.remote_request(batch.config, batch.language);
         let targets = remote.generate(&rows, request, self.settings, deadline).await?;
         Ok(batch.indexes.into_iter().zip(targets).collect())
     }

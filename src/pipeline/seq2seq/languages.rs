@@ -103,10 +103,6 @@ impl LanguageNames {
         self.names.get(code).or_else(|| self.names.get(individual()?.1))
     }
 
-    fn has(&self, name: &str) -> bool {
-        self.find("", name).is_ok()
-    }
-
     fn unknown(&self, field: &str, name: &str) -> Error {
         /// The maximum number of characters of a name in an error.
         const MAX_SHOWN: usize = 40;
@@ -222,11 +218,14 @@ pub struct LanguagePair {
 pub struct Directions {
     sources: LanguageNames,
     targets: LanguageNames,
+    /// The targets of each source, if the model does not translate between all of its languages.
+    pairs: Option<BTreeMap<String, BTreeSet<String>>>,
 }
 
 impl Directions {
     /// The languages of a model with these settings.
     pub fn new(languages: &Languages) -> Self {
+        let mut pairs = None;
         let (sources, targets) = match languages {
             Languages::None => Default::default(),
             Languages::Pair { source, target } => {
@@ -238,14 +237,21 @@ impl Directions {
             Languages::Tokens { codes, .. } => {
                 (LanguageNames::new(codes.keys()), LanguageNames::new(codes.keys()))
             }
+            Languages::Instructions { pairs: instructions } => {
+                let targets = instructions.iter().map(|(source, targets)| (source, targets.keys().cloned()));
+                pairs = Some(targets.map(|(source, targets)| (source.clone(), targets.collect())).collect());
+                let targets = instructions.values().flat_map(BTreeMap::keys);
+                (LanguageNames::new(instructions.keys()), LanguageNames::new(targets))
+            }
         };
-        Self { sources, targets }
+        Self { sources, targets, pairs }
     }
 
     /// The languages of a request. The only language of a side is its default.
     pub fn find(&self, requested: RequestedLanguages<'_>) -> Result<LanguagePair> {
         let found = match self.named(requested)? {
             (Some(source), Some(target)) => {
+                self.check(source, target)?;
                 return Ok(LanguagePair { source: source.to_owned(), target: target.to_owned() });
             }
             (None, None) => {
@@ -255,6 +261,22 @@ impl Directions {
             (Some(_), None) => "expected `tgt_lang` in addition to `src_lang`, but found none",
         };
         Err(Error::invalid(found))
+    }
+
+    /// Refuses languages between which the model does not translate.
+    fn check(&self, source: &str, target: &str) -> Result<()> {
+        let Some(pairs) = &self.pairs else { return Ok(()) };
+        if pairs.get(source).is_some_and(|targets| targets.contains(target)) {
+            return Ok(());
+        }
+        let known = pairs
+            .iter()
+            .flat_map(|(source, targets)| targets.iter().map(move |target| format!("{source} to {target}")));
+        let known: Vec<String> = known.collect();
+        Err(Error::invalid(format!(
+            "expected languages among {}, but found `{source} to {target}`",
+            quoted(&known)
+        )))
     }
 
     /// The source and the target of a request, as far as it names them or the model has only one.
@@ -272,7 +294,8 @@ impl Directions {
     pub fn example_pair(&self) -> LanguagePair {
         let first = self.sources.codes.first().map_or("", String::as_str);
         let source = self.sources.find("src_lang", "english").unwrap_or(first).to_owned();
-        let other = self.targets.codes.iter().find(|code| **code != source);
+        let is_usable = |code: &&String| **code != source && self.check(&source, code).is_ok();
+        let other = self.targets.codes.iter().find(is_usable);
         let target = other.or(self.targets.codes.first()).cloned().unwrap_or_default();
         LanguagePair { source, target }
     }
@@ -303,8 +326,10 @@ impl Directions {
 
     /// Whether the model has the languages that a request names.
     pub fn has(&self, requested: RequestedLanguages<'_>) -> bool {
-        requested.source.is_none_or(|source| self.sources.has(source))
-            && requested.target.is_none_or(|target| self.targets.has(target))
+        match self.named(requested) {
+            Ok((Some(source), Some(target))) => self.check(source, target).is_ok(),
+            named => named.is_ok(),
+        }
     }
 }
 
@@ -386,7 +411,11 @@ mod tests {
     #[test]
     fn the_only_language_of_a_side_is_its_default() {
         let codes: BTreeMap<String, i64> = [("en".to_owned(), 7), ("fr".to_owned(), 8)].into();
-        let many = Directions::new(&Languages::Tokens { codes, side: super::super::TokenSide::Before });
+        let many = Directions::new(&Languages::Tokens {
+            codes,
+            side: super::super::TokenSide::Before,
+            target: Default::default(),
+        });
         let find = |source, target| {
             many.find(RequestedLanguages { source, target }).map_err(|error| error.to_string())
         };
@@ -407,7 +436,11 @@ mod tests {
     fn the_example_pair_begins_with_english() {
         let directions = |codes: &[&str]| {
             let codes = codes.iter().map(|code| ((*code).to_owned(), 7)).collect();
-            Directions::new(&Languages::Tokens { codes, side: super::super::TokenSide::Before })
+            Directions::new(&Languages::Tokens {
+                codes,
+                side: super::super::TokenSide::Before,
+                target: Default::default(),
+            })
         };
         let pair = directions(&["ace_Arab", "eng_Latn", "fra_Latn"]).example_pair();
         assert_eq!((pair.source.as_str(), pair.target.as_str()), ("eng_Latn", "ace_Arab"));

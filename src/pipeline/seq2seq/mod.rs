@@ -13,6 +13,6 @@ pub use self::{
     execute::Decoding,
     languages::{Directions, LanguagePair, ListedLanguage, RequestedLanguages},
     pipeline::{GeneratedIds, GeneratedText, GeneratedTexts, Seq2SeqParts, Seq2SeqPipeline},
-    settings::{Decoder, Languages, Seq2SeqSettings, TokenSide, UnknownTokens},
+    settings::{Decoder, Languages, Seq2SeqSettings, TargetToken, TokenSide, UnknownTokens},
     source_encoder::{Seq2SeqOptions, SpecialTokens, Split},
 };

@@ -5,7 +5,7 @@ use super::{
     languages::{Directions, LanguagePair, RequestedLanguages, is_written_without_spaces},
     remote::RemoteGenerator,
     segmentation::{Segment, join},
-    settings::{Languages, Seq2SeqSettings},
+    settings::{LanguageToken, Languages, Seq2SeqSettings},
     shortlist::Shortlist,
     source_encoder::{Seq2SeqOptions, SourceEncoder, SpecialTokens, Split},
 };
@@ -194,7 +194,7 @@ impl Seq2SeqPipeline {
     ) -> Result<GeneratedIds> {
         let settings = self.settings();
         let target = options.target.as_deref().map(|target| self.directions().find_target(target));
-        let first_token = target.transpose()?.and_then(|target| self.sources.first_token(target));
+        let language = target.transpose()?.and_then(|target| self.sources.target_token(target));
         let (limit, known) = (settings.max_tokens, self.tokenizer().vocabulary_size());
         let sentence = |(row, ids): (usize, Vec<u32>)| {
             if ids.len() > limit {
@@ -208,12 +208,13 @@ impl Seq2SeqPipeline {
                     "expected token ids below {known}, but found {id} in row {row}"
                 )));
             }
-            Ok(SourceSentence { ids: ids.into_iter().map(i64::from).collect(), first_token })
+            Ok(SourceSentence { ids: ids.into_iter().map(i64::from).collect(), language })
         };
         let sentences: Vec<_> = sources.into_iter().enumerate().map(sentence).collect::<Result<_>>()?;
-        let has_beams = self.config(&options.generation, first_token)?.has_beams();
+        let config = self.config(&options.generation, language)?;
+        let has_beams = config.has_beams();
         let (generated, location) = self.run(&sentences, &options.generation, deadline).await?;
-        let start = Some(settings.generation.decoder_start_token_id).filter(|start| *start >= 0);
+        let start = Some(config.start()).filter(|start| *start >= 0);
         let row = |target: Generated| start.into_iter().chain(target.ids).collect();
         let rows = generated.into_iter().map(|targets| targets.into_iter().map(row).collect()).collect();
         // `transformers` takes a padding of 0 for none with beam search, and pads with the end of the sequence.
@@ -230,7 +231,7 @@ impl Seq2SeqPipeline {
         let options =
             Seq2SeqOptions { split: Some(Split::Never), truncate: true, max_sentences: 1, ..options.clone() };
         let prepared = self.sources.prepare(text, &options)?;
-        let config = self.config(&options.generation, self.sources.first_token(&prepared.pair.target))?;
+        let config = self.config(&options.generation, self.sources.target_token(&prepared.pair.target))?;
         let settings = &self.settings().generation;
         Ok(Decoding::new(prepared.sentences, &config, settings, self.shortlist.as_deref()))
     }
@@ -242,9 +243,9 @@ impl Seq2SeqPipeline {
         deadline: Deadline,
     ) -> Result<(Vec<Vec<Generated>>, Location)> {
         let mut configs = BTreeMap::new();
-        for SourceSentence { first_token, .. } in sentences {
-            if !configs.contains_key(first_token) {
-                configs.insert(*first_token, self.config(options, *first_token)?);
+        for SourceSentence { language, .. } in sentences {
+            if !configs.contains_key(language) {
+                configs.insert(*language, self.config(options, *language)?);
             }
         }
         let work = Seq2SeqWork {
@@ -257,11 +258,17 @@ impl Seq2SeqPipeline {
         self.executor.run(&work, deadline).await
     }
 
-    /// The configuration for targets that begin with `first_token`.
-    fn config(&self, options: &GenerationOptions, first_token: Option<i64>) -> Result<GenerationConfig> {
+    /// The configuration for targets in a language.
+    fn config(
+        &self,
+        options: &GenerationOptions,
+        language: Option<LanguageToken>,
+    ) -> Result<GenerationConfig> {
         let settings = self.settings();
         let mut options = options.clone();
-        options.forced_bos_token_id = first_token.or(options.forced_bos_token_id);
+        if let Some(language) = language {
+            language.request(&mut options);
+        }
         let vocabulary = match self.local() {
             Some(backend) => backend.vocabulary(),
             None => settings.decoder.vocabulary(),
@@ -300,7 +307,7 @@ impl Seq2SeqPipeline {
 
     fn decode(&self, target: &Generated, pair: &LanguagePair, options: &Seq2SeqOptions) -> Result<String> {
         let settings = &self.settings().generation;
-        let language = self.sources.first_token(&pair.target);
+        let language = self.sources.target_token(&pair.target).map(|token| token.id);
         let is_text = |id: &&i64| {
             !settings.eos_token_ids.contains(id) && **id != settings.pad_token_id && Some(**id) != language
         };
@@ -325,8 +332,8 @@ fn plan(
         }
         let prepared = sources.prepare(text, options);
         let prepared = prepared.map_err(|error| at_text(error, index, texts.len()))?;
-        let first_token = sources.first_token(&prepared.pair.target);
-        sentences.extend(prepared.sentences.into_iter().map(|ids| SourceSentence { ids, first_token }));
+        let language = sources.target_token(&prepared.pair.target);
+        sentences.extend(prepared.sentences.into_iter().map(|ids| SourceSentence { ids, language }));
         if sentences.len() > options.max_sentences {
             return Err(Error::too_large(format!(
                 "expected at most {} sentences in all texts, but found more; send fewer or shorter texts",

@@ -198,7 +198,7 @@ fn read(
     let ids = token_ids(targets).ok_or_else(|| unexpected("other numbers"))?;
     let scores = scores.and_then(Tensor::as_fp32).filter(|scores| scores.len() == rows && config.rows() > 1);
     let targets = ids.chunks_exact(columns).enumerate().map(|(row, ids)| Generated {
-        ids: target(ids, settings),
+        ids: target(ids, config.start(), settings),
         score: scores.and_then(|scores| scores.get(row).copied()),
     });
     let targets: Vec<Generated> = targets.collect();
@@ -219,8 +219,8 @@ fn token_ids(tensor: &Tensor) -> Option<Vec<i64>> {
 }
 
 /// A row without the decoder's start token, and without the padding after its end.
-fn target(row: &[i64], settings: &GenerationSettings) -> Vec<i64> {
-    let row = row.strip_prefix(&[settings.decoder_start_token_id]).unwrap_or(row);
+fn target(row: &[i64], start: i64, settings: &GenerationSettings) -> Vec<i64> {
+    let row = row.strip_prefix(&[start]).unwrap_or(row);
     let end = row.iter().position(|id| settings.eos_token_ids.contains(id));
     let end = end.map_or_else(
         || row.iter().rposition(|id| *id != settings.pad_token_id).map_or(0, |last| last + 1),
@@ -263,7 +263,7 @@ mod tests {
             (&[2, 2, 1], &[2]),
             (&[2], &[]),
         ] {
-            assert_eq!(target(row, &settings()), expected, "{row:?}");
+            assert_eq!(target(row, 2, &settings()), expected, "{row:?}");
         }
     }
 

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{backend::Signature, pipeline::generation::GenerationSettings};
+use crate::{
+    backend::Signature,
+    pipeline::generation::{GenerationOptions, GenerationSettings},
+};
 
 /// The settings of a model with an encoder and a decoder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -87,13 +90,21 @@ pub enum Languages {
         /// The tokens of the target languages.
         targets: BTreeMap<String, i64>,
     },
-    /// By a token for the source next to the text, and a token for the target as the first that is generated
-    /// (M2M100, NLLB).
+    /// By a token for the source next to the text, and a token for the target at the start of the generated text
+    /// (M2M100, NLLB, mBART).
     Tokens {
         /// The tokens of all languages.
         codes: BTreeMap<String, i64>,
         /// The position of the source's token.
         side: TokenSide,
+        /// The position of the target's token.
+        #[serde(default, skip_serializing_if = "TargetToken::is_default")]
+        target: TargetToken,
+    },
+    /// By an instruction before the text, as in `translate English to German: text` (T5).
+    Instructions {
+        /// The instructions by source and target.
+        pairs: BTreeMap<String, BTreeMap<String, String>>,
     },
 }
 
@@ -105,4 +116,43 @@ pub enum TokenSide {
     Before,
     /// `text </s> [language]`
     After,
+}
+
+/// The position of a language token relative to the text that is generated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TargetToken {
+    /// It is the first token that is generated (`forced_bos_token_id`).
+    #[default]
+    First,
+    /// The decoder starts with it (`decoder_start_token_id`).
+    Start,
+}
+
+impl TargetToken {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// The token that selects the language of a text that is generated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct LanguageToken {
+    pub(super) id: i64,
+    pub(super) position: TargetToken,
+}
+
+impl LanguageToken {
+    /// The id of a token that is generated.
+    pub(super) fn first(self) -> Option<i64> {
+        (self.position == TargetToken::First).then_some(self.id)
+    }
+
+    /// Requests the language.
+    pub(super) fn request(self, options: &mut GenerationOptions) {
+        match self.position {
+            TargetToken::First => options.forced_bos_token_id = Some(self.id),
+            TargetToken::Start => options.decoder_start_token_id = Some(self.id),
+        }
+    }
 }

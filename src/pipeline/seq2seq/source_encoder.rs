@@ -1,11 +1,11 @@
 //! Texts to the inputs of the encoder: sentences, with the special tokens of the model's family around them.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
 use super::{
     languages::{Directions, LanguagePair, RequestedLanguages},
     segmentation::{Segment, halves, split, whole},
-    settings::{Languages, Seq2SeqSettings, TokenSide},
+    settings::{LanguageToken, Languages, Seq2SeqSettings, TokenSide},
 };
 use crate::{
     error::{Error, Result},
@@ -80,14 +80,11 @@ impl SourceEncoder {
         let (source, target) = (options.source.as_deref(), options.target.as_deref());
         let (languages, text) = self.written_target(text, RequestedLanguages { source, target });
         let pair = self.directions.find(languages)?;
-        let special = self.special_ids(&pair)?;
-        let limit = self.settings.max_tokens.saturating_sub(special.len());
+        let frame = self.frame(&pair)?;
         let mut prepared =
             PreparedText { pair, layout: Vec::new(), sentences: Vec::new(), is_truncated: false };
-        // A longer text is certainly split, so its tokens are not counted.
-        let may_be_whole = text.len() <= reach(limit);
         let segments = match options.split.unwrap_or_else(|| self.default_split()) {
-            Split::WhenLong if may_be_whole && self.ids(text.trim())?.len() <= limit => whole(text),
+            Split::WhenLong if self.fits(text.trim(), &frame)? => whole(text),
             Split::Never => whole(text),
             Split::Sentences | Split::WhenLong => split(text),
         };
@@ -97,7 +94,7 @@ impl SourceEncoder {
             }
             match segment {
                 Segment::Space(_) => prepared.layout.push(segment),
-                Segment::Sentence(sentence) => self.add(sentence, limit, options, &special, &mut prepared)?,
+                Segment::Sentence(sentence) => self.add(sentence, options, &frame, &mut prepared)?,
             }
         }
         Ok(prepared)
@@ -123,55 +120,77 @@ impl SourceEncoder {
             ));
         }
         let pair = LanguagePair { source: String::new(), target: String::new() };
-        let special = self.special_ids(&pair)?;
-        let limit = self.settings.max_tokens.saturating_sub(special.len());
-        let whole = format!("{}{text}", self.settings.prefix);
-        let ids = if whole.len() <= reach(limit) { Some(self.ids(&whole)?) } else { None };
-        let (ids, is_truncated) = self.limited(&whole, ids, limit, (options, special.len()))?;
-        let sentences = vec![special.around(&ids)];
+        let frame = self.frame(&pair)?;
+        let whole = frame.with_prefix(text);
+        let (ids, is_truncated) = self.limited(&whole, self.ids_within(&whole, &frame)?, options, &frame)?;
+        let sentences = vec![frame.special.around(&ids)];
         Ok(PreparedText { pair, layout: vec![Segment::Sentence(text)], sentences, is_truncated })
+    }
+
+    /// The prefix and the special tokens of texts in these languages.
+    fn frame(&self, pair: &LanguagePair) -> Result<Frame<'_>> {
+        let prefix = match &self.settings.languages {
+            Languages::Instructions { pairs } => {
+                pairs.get(&pair.source).and_then(|targets| targets.get(&pair.target))
+            }
+            _ => Some(&self.settings.prefix),
+        };
+        let special = self.special_ids(pair)?;
+        let limit = self.settings.max_tokens.saturating_sub(special.len());
+        Ok(Frame { prefix: prefix.map_or("", String::as_str), special, limit })
+    }
+
+    /// The ids of a text with its prefix; none if they are certainly too many.
+    fn ids_within(&self, whole: &str, frame: &Frame<'_>) -> Result<Option<Vec<i64>>> {
+        if whole.len() <= reach(frame.limit) { self.ids(whole).map(Some) } else { Ok(None) }
+    }
+
+    /// Whether the model reads a text as a whole.
+    fn fits(&self, text: &str, frame: &Frame<'_>) -> Result<bool> {
+        let ids = self.ids_within(&frame.with_prefix(text), frame)?;
+        Ok(ids.is_some_and(|ids| ids.len() <= frame.limit))
     }
 
     /// Adds a sentence, split between words if it is too long.
     fn add<'a>(
         &self,
         sentence: &'a str,
-        limit: usize,
         options: &Seq2SeqOptions,
-        special: &SpecialIds,
+        frame: &Frame<'_>,
         prepared: &mut PreparedText<'a>,
     ) -> Result<()> {
         let mut pending = vec![sentence];
         while let Some(piece) = pending.pop() {
-            let is_within_reach = piece.len() <= reach(limit);
-            let ids = if is_within_reach { Some(self.ids(piece)?) } else { None };
-            if ids.as_ref().is_none_or(|ids| ids.len() > limit)
+            let whole = frame.with_prefix(piece);
+            let ids = self.ids_within(&whole, frame)?;
+            if ids.as_ref().is_none_or(|ids| ids.len() > frame.limit)
                 && options.split != Some(Split::Never)
                 && let Some((before, after)) = halves(piece)
             {
                 pending.extend([after, before]);
                 continue;
             }
-            let (ids, is_truncated) = self.limited(piece, ids, limit, (options, special.len()))?;
+            let (ids, is_truncated) = self.limited(&whole, ids, options, frame)?;
             prepared.is_truncated |= is_truncated;
             if matches!(prepared.layout.last(), Some(Segment::Sentence(_))) {
                 prepared.layout.push(Segment::Space(" "));
             }
             prepared.layout.push(Segment::Sentence(piece));
-            prepared.sentences.push(special.around(&ids));
+            prepared.sentences.push(frame.special.around(&ids));
         }
         Ok(())
     }
 
-    /// The ids of a text, truncated to `limit` or refused if there are more, and whether it was truncated. `ids` are none
-    /// if the text is certainly too long.
+    /// The ids of a text with its prefix, truncated or refused if there are too many, and whether it was truncated. `ids`
+    /// are none if the text is certainly too long.
     fn limited(
         &self,
         text: &str,
         ids: Option<Vec<i64>>,
-        limit: usize,
-        (options, special): (&Seq2SeqOptions, usize),
+        options: &Seq2SeqOptions,
+        frame: &Frame<'_>,
     ) -> Result<(Vec<i64>, bool)> {
+        let limit = frame.limit;
         if let Some(ids) = &ids
             && ids.len() <= limit
         {
@@ -180,7 +199,7 @@ impl SourceEncoder {
         if !options.truncate {
             let found = match &ids {
                 None => format!("{} bytes", text.len()),
-                Some(ids) => format!("{} tokens", ids.len() + special),
+                Some(ids) => format!("{} tokens", ids.len() + frame.special.len()),
             };
             let hint = if self.translates() { "`split` or `truncate`" } else { "`truncate`" };
             return Err(Error::too_large(format!(
@@ -292,23 +311,28 @@ impl SourceEncoder {
                 let ids = |ids: Vec<u32>| ids.into_iter().map(i64::from).collect();
                 special = SpecialIds { before: ids(before), after: ids(after) };
             }
-            Languages::Pair { .. } => {}
+            Languages::Pair { .. } | Languages::Instructions { .. } => {}
             Languages::Prefix { targets, .. } => special.before.push(token(targets, &pair.target)?),
-            Languages::Tokens { codes, side: TokenSide::Before } => {
+            Languages::Tokens { codes, side: TokenSide::Before, .. } => {
                 special.before.push(token(codes, &pair.source)?);
             }
-            Languages::Tokens { codes, side: TokenSide::After } => {
+            Languages::Tokens { codes, side: TokenSide::After, .. } => {
                 special.after.push(token(codes, &pair.source)?)
             }
         }
         Ok(special)
     }
 
-    /// The first token of targets in a language, if it selects the language.
-    pub(super) fn first_token(&self, target: &str) -> Option<i64> {
+    /// The token that selects the language of targets, if there is one.
+    pub(super) fn target_token(&self, target: &str) -> Option<LanguageToken> {
         match &self.settings.languages {
-            Languages::Tokens { codes, .. } => codes.get(target).copied(),
-            Languages::None | Languages::Pair { .. } | Languages::Prefix { .. } => None,
+            Languages::Tokens { codes, target: position, .. } => {
+                codes.get(target).map(|id| LanguageToken { id: *id, position: *position })
+            }
+            Languages::None
+            | Languages::Pair { .. }
+            | Languages::Prefix { .. }
+            | Languages::Instructions { .. } => None,
         }
     }
 
@@ -317,6 +341,24 @@ impl SourceEncoder {
         match self.settings.generation.length_factor {
             Some(_) => Split::Sentences,
             None => Split::WhenLong,
+        }
+    }
+}
+
+/// The prefix and the special tokens of a text.
+#[derive(Debug)]
+struct Frame<'a> {
+    prefix: &'a str,
+    special: SpecialIds,
+    /// The limit of tokens of the prefix and the text.
+    limit: usize,
+}
+
+impl Frame<'_> {
+    fn with_prefix<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        match self.prefix {
+            "" => Cow::Borrowed(text),
+            prefix => Cow::Owned(format!("{prefix}{text}")),
         }
     }
 }

@@ -23,7 +23,7 @@ const MAX_QUEUE_DELAY_US: u32 = 500;
 pub struct Options {
     /// The Triton backend that runs the graph: onnxruntime, or python with the package onnxruntime
     ///
-    /// The default is onnxruntime, and python for translation, which needs a program on the server.
+    /// The default is onnxruntime, and python for models that generate texts, which need a program on the server.
     #[arg(long, value_enum)]
     pub backend: Option<Runner>,
     /// The maximum number of texts in a batch

@@ -79,7 +79,8 @@ class Config:
     """Options of `generate`, and the model's start and end tokens."""
 
     def __init__(self, options, settings):
-        self.start, self.ends = settings["decoder_start_token_id"], settings["eos_token_ids"]
+        self.start = options.get("decoder_start_token_id", settings["decoder_start_token_id"])
+        self.ends = settings["eos_token_ids"]
         self.beams = options.get("num_beams", 1)
         self.sequences = options.get("num_return_sequences", 1)
         if self.sequences > self.beams:

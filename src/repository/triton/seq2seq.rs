@@ -56,13 +56,13 @@ fn check(name: &str, settings: &Seq2SeqSettings, options: &Options) -> Result<()
     let expected = if options.backend == Some(Runner::Onnx) || options.tensorrt {
         "the backend `python` without TensorRT, since a program runs its graphs"
     } else if options.text {
-        "no `--text`, since only Kivu supports languages"
+        "no `--text`, since the program on the server takes token ids"
     } else if settings.shortlist.is_some() {
         "no shortlist, which only Kivu supports; such a model is small enough to run without a fleet"
     } else {
         return Ok(());
     };
-    Err(Error::config(format!("expected for the translation model `{name}` {expected}")))
+    Err(Error::config(format!("expected for `{name}`, which generates texts, {expected}")))
 }
 
 /// The settings of the program: special tokens, the maximum length, and the defaults of the options of requests.

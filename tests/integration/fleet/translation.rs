@@ -28,7 +28,7 @@ use crate::models::{fixtures, runtime};
 /// The model of article 001.
 pub(super) const TRANSLATOR: &str = "m2m100_translation_model";
 
-fn options() -> Options {
+pub(super) fn options() -> Options {
     Options { backend: Some(Runner::Python), max_batch_size: 8, instances: 1, tensorrt: false, text: false }
 }
 
@@ -127,18 +127,18 @@ async fn a_translator_on_the_fleet_matches_the_local_one() {
 }
 
 /// Fails if a program printed anything, or Triton reported a problem.
-fn check_log(triton: &Triton) {
+pub(super) fn check_log(triton: &Triton) {
     let log = triton.log();
     assert!(!log.contains("Traceback") && !log.to_lowercase().contains("warning:"), "{log}");
 }
 
-/// The pipeline of a bundle whose model runs only on a fleet.
-fn there(bundle: &Path, url: &str) -> Seq2SeqPipeline {
-    let models = vec![model(bundle, Policy::Fleet, "translation", &[url])];
+/// The pipeline of a bundle whose model runs only on a fleet, as `remote`.
+pub(super) fn there(bundle: &Path, remote: &str, url: &str) -> Seq2SeqPipeline {
+    let models = vec![model(bundle, Policy::Fleet, remote, &[url])];
     let mut models = Model::open_all(&Config { models, ..Config::default() }).unwrap();
     match models.remove(0).pipeline {
-        Pipeline::Translation(pipeline) => pipeline,
-        _ => panic!("the bundle translates"),
+        Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => pipeline,
+        _ => panic!("the bundle generates texts"),
     }
 }
 
@@ -156,7 +156,7 @@ async fn exported_translators_generate_like_transformers() {
         for graph in ["encoder.onnx", "decoder.onnx", "weights.bin"] {
             fs::remove_file(bundle.join(graph)).unwrap();
         }
-        let pipeline = there(&bundle, &triton.urls()[1]);
+        let pipeline = there(&bundle, "translation", &triton.urls()[1]);
         let goldens = fs::read(fixtures().join("goldens").join(format!("{name}.json"))).unwrap();
         let goldens: Value = serde_json::from_slice(&goldens).unwrap();
         let cases = goldens["generated"].as_array().unwrap();
@@ -248,7 +248,7 @@ fn exported_translators_contain_their_settings() {
     output [ { name: "sequences_scores" data_type: TYPE_FP32 dims: [1] } ]
     dynamic_batching { max_queue_delay_microseconds: 500 }
     instance_group [ { count: 1 kind: KIND_CPU } ]
-    parameters { key: "generate_parameters" value { string_value: "bad_words_ids,begin_suppress_tokens,early_stopping,forced_bos_token_id,forced_eos_token_id,length_penalty,max_length,max_new_tokens,min_length,min_new_tokens,no_repeat_ngram_size,num_beams,num_return_sequences,renormalize_logits,repetition_penalty,suppress_tokens" } }
+    parameters { key: "generate_parameters" value { string_value: "bad_words_ids,begin_suppress_tokens,decoder_start_token_id,early_stopping,forced_bos_token_id,forced_eos_token_id,length_penalty,max_length,max_new_tokens,min_length,min_new_tokens,no_repeat_ngram_size,num_beams,num_return_sequences,renormalize_logits,repetition_penalty,suppress_tokens" } }
     "#);
     let generation: Value = serde_json::from_str(&read("1/generation.json")).unwrap();
     let settings = bundle.manifest().seq2seq.as_ref().unwrap();
@@ -270,6 +270,6 @@ fn exported_translators_contain_their_settings() {
         ["decoder.onnx", "encoder.onnx", "generation.json", "generation.py", "model.py", "weights.bin"]
     );
     let refused = |options: Options| write(&bundle, &repository, &options).unwrap_err().to_string();
-    insta::assert_snapshot!(refused(Options { backend: Some(Runner::Onnx), ..options() }), @"expected for the translation model `translation` the backend `python` without TensorRT, since a program runs its graphs");
-    insta::assert_snapshot!(refused(Options { text: true, ..options() }), @"expected for the translation model `translation` no `--text`, since only Kivu supports languages");
+    insta::assert_snapshot!(refused(Options { backend: Some(Runner::Onnx), ..options() }), @"expected for `translation`, which generates texts, the backend `python` without TensorRT, since a program runs its graphs");
+    insta::assert_snapshot!(refused(Options { text: true, ..options() }), @"expected for `translation`, which generates texts, no `--text`, since the program on the server takes token ids");
 }

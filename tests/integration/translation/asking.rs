@@ -16,7 +16,9 @@ use kivu::{
     pipeline::{
         Task,
         generation::{GenerationOptions, GenerationSettings},
-        seq2seq::{Decoder, Languages, Seq2SeqParts, Seq2SeqPipeline, Seq2SeqSettings, TokenSide},
+        seq2seq::{
+            Decoder, Languages, Seq2SeqParts, Seq2SeqPipeline, Seq2SeqSettings, TargetToken, TokenSide,
+        },
     },
     repository::{
         Manifest,
@@ -59,7 +61,7 @@ fn settings(codes: &[&str]) -> Seq2SeqSettings {
         target_tokenizer: None,
         shortlist: None,
         decoder: Decoder { graph: "decoder.onnx".into(), signature },
-        languages: Languages::Tokens { codes, side: TokenSide::Before },
+        languages: Languages::Tokens { codes, side: TokenSide::Before, target: TargetToken::First },
         generation: GenerationSettings {
             decoder_start_token_id: START,
             eos_token_ids: vec![END],
@@ -306,7 +308,7 @@ async fn contradictory_and_invalid_options_are_refused_before_work_starts() {
     insta::assert_snapshot!(generate(json!({ "num_beams": 1_000_000 })).await, @"422: expected `num_beams` of 1 to 64, but found 1000000");
     insta::assert_snapshot!(generate(json!({ "num_beams": -1 })).await, @"422: wrong value in `parameters.generate_parameters.num_beams`: invalid value: integer `-1`, expected usize");
     insta::assert_snapshot!(generate(json!({ "early_stopping": "sometimes" })).await, @r#"422: wrong value in `parameters.generate_parameters.early_stopping`: expected true, false or "never""#);
-    insta::assert_snapshot!(generate(json!({ "beams": 2 })).await, @"422: wrong value in `parameters.generate_parameters.beams`: unknown field `beams`, expected one of `max_length`, `max_new_tokens`, `min_length`, `min_new_tokens`, `num_beams`, `num_return_sequences`, `length_penalty`, `early_stopping`, `no_repeat_ngram_size`, `repetition_penalty`, `bad_words_ids`, `suppress_tokens`, `begin_suppress_tokens`, `forced_bos_token_id`, `forced_eos_token_id`, `renormalize_logits`, `do_sample`, `temperature`, `top_k`, `top_p`, `seed`");
+    insta::assert_snapshot!(generate(json!({ "beams": 2 })).await, @"422: wrong value in `parameters.generate_parameters.beams`: unknown field `beams`, expected one of `max_length`, `max_new_tokens`, `min_length`, `min_new_tokens`, `num_beams`, `num_return_sequences`, `length_penalty`, `early_stopping`, `no_repeat_ngram_size`, `repetition_penalty`, `bad_words_ids`, `suppress_tokens`, `begin_suppress_tokens`, `decoder_start_token_id`, `forced_bos_token_id`, `forced_eos_token_id`, `renormalize_logits`, `do_sample`, `temperature`, `top_k`, `top_p`, `seed`");
     let empty = json!({ "inputs": "", "src_lang": "en", "tgt_lang": "fr" });
     insta::assert_snapshot!(refusal("/translate", empty).await, @"422: expected a text in `inputs`, but found an empty one");
     insta::assert_snapshot!(refusal("/translate", json!({ "src_lang": "en" })).await, @"422: wrong value in the body: missing field `inputs`");

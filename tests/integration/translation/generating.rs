@@ -145,10 +145,17 @@ async fn a_bundle_generates_as_transformers(name: &str) {
 }
 
 #[tokio::test]
-async fn bundles_of_summaries_generate_as_transformers() {
+async fn bundles_of_other_families_generate_as_transformers() {
     let Some(runtime) = runtime() else { return };
-    let cases =
-        [("tiny-bart", 50), ("tiny-pegasus", 15), ("tiny-t5", 50), ("tiny-flan-t5", 15), ("tiny-mt5", 10)];
+    let cases = [
+        ("tiny-bart", 50),
+        ("tiny-pegasus", 15),
+        ("tiny-t5", 50),
+        ("tiny-flan-t5", 15),
+        ("tiny-mt5", 10),
+        ("tiny-mbart", 15),
+        ("tiny-mbart50", 15),
+    ];
     for (name, count) in cases {
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join(name);

@@ -65,7 +65,7 @@ async fn bundles_translate_as_the_pipeline_of_transformers() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     // Not the one of several targets: the pipeline lets it guess, where we want a language named.
-    for name in ["tiny-m2m100", "tiny-nllb", "tiny-marian"] {
+    for name in ["tiny-m2m100", "tiny-nllb", "tiny-marian", "tiny-mbart", "tiny-mbart50"] {
         let source = fixtures().join("models").join(name);
         let model = open(source, folder.path(), Some(Precision::Fp32), runtime).unwrap();
         let Pipeline::Translation(pipeline) = &model.pipeline else { panic!("{name} translates") };
@@ -73,8 +73,10 @@ async fn bundles_translate_as_the_pipeline_of_transformers() {
         let goldens: Goldens = serde_json::from_slice(&goldens).unwrap();
         assert_eq!(goldens.pipelines.len(), 5);
         for call in &goldens.pipelines {
-            let expected: Vec<&str> =
-                call.output.iter().map(|answer| answer["translation_text"].as_str().unwrap()).collect();
+            // Translations do not end with the space before a word that is cut off.
+            let expected =
+                call.output.iter().map(|answer| answer["translation_text"].as_str().unwrap().trim());
+            let expected: Vec<&str> = expected.collect();
             assert_eq!(translate(pipeline, call).await, expected, "{name} {:?}", call.parameters);
         }
     }

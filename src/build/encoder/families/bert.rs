@@ -11,13 +11,15 @@ use crate::{
             },
             distances::{Convolution, Distances},
         },
-        layers::{Activation, NormKind},
+        layers::{Activation, Buckets, NormKind},
     },
     error::{Error, Result},
 };
 
 /// The buckets of distances in MPNet. `transformers` ignores the number in the config.
 const BUCKETS: usize = 32;
+/// All distances from here on share a bucket in MPNet, whose config does not name it.
+const FARTHEST: usize = 128;
 
 pub(super) const BERT: Names = Names {
     prefix: "bert.",
@@ -34,7 +36,7 @@ pub(super) const BERT: Names = Names {
     dense_norm: None,
     labels: "classifier",
 };
-const ROBERTA: Names =
+pub(super) const ROBERTA: Names =
     Names { prefix: "roberta.", dense: ("classifier.dense", false), labels: "classifier.out_proj", ..BERT };
 const DISTILBERT: Names = Names {
     prefix: "distilbert.",
@@ -98,7 +100,8 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
                     "expected `relative_attention_num_buckets` {BUCKETS}, but found {buckets}"
                 )));
             }
-            Bias::Relative { table: "encoder.relative_attention_bias.weight" }
+            let buckets = Buckets { side: BUCKETS / 2, farthest: FARTHEST };
+            Bias::Relative { table: "encoder.relative_attention_bias.weight", buckets }
         }
         _ => Bias::None,
     };

@@ -9,17 +9,21 @@ mod modernbert;
 mod nomic;
 mod qwen3;
 mod rope;
+mod t5;
 
 use std::path::Path;
 
 use super::config::EncoderConfig;
 use crate::{
-    build::{config::ConfigFile, weights::Weights},
+    build::{
+        byte_pairs, config::ConfigFile, files::read_tokenizer, seq2seq::tokenizer_files::t5_tokenizer,
+        weights::Weights,
+    },
     error::{Error, Result, quoted},
 };
 
 /// The `model_type`s that are supported.
-pub(in crate::build) const MODEL_TYPES: [&str; 13] = [
+pub(in crate::build) const MODEL_TYPES: [&str; 15] = [
     "bert",
     "distilbert",
     "roberta",
@@ -33,6 +37,8 @@ pub(in crate::build) const MODEL_TYPES: [&str; 13] = [
     "gte",
     "qwen3",
     "gemma3_text",
+    t5::T5,
+    t5::MT5,
 ];
 
 /// Reads the `config.json` in `folder`; unsupported architectures are refused by name.
@@ -66,12 +72,22 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         "new" | "gte" => gte::read(config),
         "qwen3" => qwen3::read(config),
         "gemma3_text" => gemma3::read(config),
+        t5::T5 | t5::MT5 => t5::read(config),
         other => Err(Error::model(format!(
             "expected a `model_type` among {}, but found `{other}` ({}); export other encoders with `optimum-cli \
              export onnx`",
             quoted(&MODEL_TYPES),
             config.architecture()
         ))),
+    }
+}
+
+/// The `tokenizer.json` of a model in `folder`.
+pub(super) fn tokenizer(folder: &Path, config: &EncoderConfig) -> Result<Vec<u8>> {
+    match config.names {
+        names if names.words == t5::PLAIN.words => t5_tokenizer(folder, config.vocabulary),
+        names if names.prefix == bert::ROBERTA.prefix => byte_pairs::tokenizer(folder),
+        _ => read_tokenizer(folder),
     }
 }
 
