@@ -7,6 +7,7 @@ mod repositories;
 mod seeds;
 mod server;
 mod telemetry;
+mod text_to_text;
 mod translation;
 
 use std::path::Path;
