@@ -38,7 +38,8 @@ pub(crate) fn succeed(command: &mut Command) {
 const MINILM: &str = ".kivu/bundles/minilm";
 
 /// A folder with the bundles that `make test` builds, `ner`, which labels tokens, `ner-labels`, which takes labels of
-/// requests, and `summary`.
+/// requests, `summary`, and models with other vectors than dense ones; names sort the last ones after others, since the
+/// first model of a task is the default.
 pub(crate) fn all_bundles() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for bundle in fs::read_dir(root().join(".kivu/bundles")).unwrap() {
@@ -46,8 +47,14 @@ pub(crate) fn all_bundles() -> tempfile::TempDir {
         symlink(bundle.path(), folder.path().join(bundle.file_name())).unwrap();
     }
     let runtime = runtime().expect("`make test` installs ONNX Runtime");
-    for (name, fixture) in [("ner", "tiny-bert-ner"), ("ner-labels", "tiny-gliner"), ("summary", "tiny-bart")]
-    {
+    for (name, fixture) in [
+        ("ner", "tiny-bert-ner"),
+        ("ner-labels", "tiny-gliner"),
+        ("summary", "tiny-bart"),
+        ("vectors-colbert", "tiny-colbert-stanford"),
+        ("vectors-m3", "tiny-bge-m3"),
+        ("vectors-splade", "tiny-splade-bert"),
+    ] {
         let source = fixtures().join("models").join(fixture);
         let mut request = request(source, folder.path().join(name), Some(Precision::Fp32));
         request.name = Some(name.into());

@@ -66,6 +66,14 @@ def of_task(task, has_labels=None):
     raise unittest.SkipTest(f"skipped: no model for {task} is served")
 
 
+def with_vectors(*kinds):
+    """The name of a model with these kinds of vectors and no others; skips the test if there is none."""
+    for name, model in MODELS.items():
+        if model["task"] == "feature-extraction" and set(model["outputs"]) == set(kinds):
+            return name
+    raise unittest.SkipTest(f"skipped: no model with {kinds} vectors is served")
+
+
 class Gateway(ThreadingHTTPServer):
     """A proxy that serves the server below a stage, like API Gateway."""
 
@@ -302,6 +310,65 @@ class OnADesktop(PageTest):
         shown = page.get_by_role("list", name="Texts, highest score first").locator("p").all_inner_texts()
         self.assertEqual(shown, [texts[rank["index"]] for rank in answer])
         self.picture("ranking")
+
+    def test_weights_of_tokens_have_bars(self):
+        model = with_vectors("sparse")
+        self.open(model)
+        expect(self.page.locator("#kind-field")).to_be_hidden()
+        self.press_run()
+        self.settle()
+        texts = self.page.get_by_role("textbox", name="Texts, one per line").input_value().split("\n")
+        self.assert_weights(post("embed_sparse", {"model": model, "inputs": texts, "words": True}))
+        self.picture("sparse")
+
+    def assert_weights(self, answers):
+        shown = self.page.locator(".scored")
+        expect(shown).to_have_count(len(answers))
+        for index, weights in enumerate(answers):
+            largest = sorted(weights, key=lambda weight: -weight["value"])[:20]
+            bars = shown.nth(index).get_by_role("listitem")
+            self.assertEqual([bar.locator("span").first.inner_text() for bar in bars.all()], [weight["word"] for weight in largest])
+            self.assertEqual(bars.first.locator(".number").inner_text(), f"{largest[0]['value']:.3f}")
+            expect(shown.nth(index)).to_contain_text(f"{len(weights)} weights")
+
+    def assert_ranks(self, model):
+        texts = self.page.get_by_role("textbox", name="Texts, one per line").input_value().split("\n")
+        query = self.page.get_by_role("textbox", name="Query").input_value()
+        answer = post("rerank", {"model": model, "query": query, "texts": texts})
+        shown = self.page.get_by_role("list", name="Texts, highest score first")
+        self.assertEqual(shown.locator("p").all_inner_texts(), [texts[rank["index"]] for rank in answer])
+        self.assertEqual(shown.locator(".number").all_inner_texts(), [f"{rank['score']:.3f}" for rank in answer])
+
+    def test_texts_are_ranked_by_late_interaction(self):
+        model = with_vectors("multi_vector")
+        self.open(model)
+        self.press_run()
+        self.settle()
+        self.assert_ranks(model)
+        self.picture("late-interaction")
+
+    def test_the_kind_of_vectors_is_chosen(self):
+        model = with_vectors("dense", "sparse", "multi_vector")
+        self.open(model)
+        box, kind = self.page.get_by_role("textbox", name="Texts, one per line"), self.page.get_by_role("combobox", name="Vectors")
+        box.fill("a cat\na dog")
+        self.press_run()
+        self.settle()
+        expect(self.page.locator("table.heat tbody tr")).to_have_count(2)
+        kind.select_option("sparse")
+        expect(self.page.locator("#result")).to_be_empty()
+        box.fill("the cat and the dog")
+        self.press_run()
+        self.settle()
+        self.assert_weights(post("embed_sparse", {"model": model, "inputs": "the cat and the dog", "words": True}))
+        kind.select_option("multi_vector")
+        self.press_run()
+        self.settle()
+        self.assert_ranks(model)
+        self.picture("kinds")
+        kind.select_option("dense")
+        expect(box).to_have_value("a cat\na dog")
+        expect(self.page.locator("#query-field")).to_be_hidden()
 
     def test_translation_is_side_by_side(self):
         model = of_task("translation")

@@ -17,7 +17,7 @@ function el(tag, attributes = {}, ...children) {
   return element;
 }
 
-const state = { models: [], model: null, drafts: {}, labels: {}, shown: null, running: null, tab: 0, version: "" };
+const state = { models: [], model: null, form: "", drafts: {}, labels: {}, shown: null, running: null, tab: 0, version: "" };
 
 // ---- Tasks: form, example, request and result of each.
 
@@ -25,6 +25,13 @@ const EXAMPLES = {
   entities: "Sarah Jones moved from London to Lisbon in May.\nThe lake near Zürich is calm this morning.",
   en: "The lake is calm this morning.\nWhere is the nearest station?\nWe would like to book a table for two, please.",
   pt: "O lago está calmo esta manhã.\nOnde fica a estação mais próxima?\nGostaríamos de reservar uma mesa para dois, por favor.",
+};
+
+const RANKING = {
+  query: "How can I keep bread fresh?",
+  example: "Store a loaf in a paper bag at room temperature.\nThe bakery opens at six.\nFreeze what you do not eat within two days.\nTrains to the lake leave every hour.",
+  show: showRanks,
+  clients: rankingClients,
 };
 
 const TASKS = {
@@ -36,6 +43,23 @@ const TASKS = {
     body: ({ texts }) => ({ model: state.model.name, inputs: texts }),
     show: showVectors,
     clients: embeddingClients,
+  },
+  // Kinds of vectors of embedding models, other than dense ones.
+  sparse: {
+    title: "Find the words that a text is about",
+    note: "Each text has weights of tokens of the vocabulary, largest first.",
+    example: "How do I reset my password?\nThe lake is calm this morning.",
+    path: () => "embed_sparse",
+    body: ({ texts }) => ({ model: state.model.name, inputs: texts, words: true }),
+    show: (answer, { texts }) => answer.map((weights, place) => showWeights(texts[place], weights)),
+    clients: () => [],
+  },
+  multi_vector: {
+    title: "Rank texts by late interaction",
+    note: "Each token has a vector. The score is the mean, over the tokens of the query, of the largest product with a token of the text.",
+    ...RANKING,
+    path: () => "rerank",
+    body: ({ query, texts }) => ({ model: state.model.name, query, texts }),
   },
   "text-classification": {
     title: "Classify texts",
@@ -81,11 +105,8 @@ const TASKS = {
   "text-ranking": {
     title: "Rank texts by a query",
     note: "The texts are ordered by their score, highest first.",
-    query: "How can I keep bread fresh?",
-    example: "Store a loaf in a paper bag at room temperature.\nThe bakery opens at six.\nFreeze what you do not eat within two days.\nTrains to the lake leave every hour.",
+    ...RANKING,
     body: ({ query, texts }) => ({ inputs: { query, texts } }),
-    show: showRanks,
-    clients: rankingClients,
   },
   translation: {
     title: "Translate",
@@ -121,7 +142,7 @@ const OTHER = { title: "Run the model", note: "", example: "", body: ({ texts })
 
 /** Models that find entities have labels, or take those of requests. */
 const kind = ({ task, labels }) => (task === "token-classification" && !labels ? "zero-shot-entities" : task);
-const task = () => TASKS[kind(state.model)] ?? OTHER;
+const task = () => TASKS[$("kind").value] ?? TASKS[kind(state.model)] ?? OTHER;
 const path = () => task().path?.() ?? `models/${encodeURIComponent(state.model.name)}`;
 const resolve = (value) => (typeof value === "function" ? value(state.model) : value);
 const hasChoice = () => {
@@ -236,11 +257,23 @@ function truncationNote(headers) {
 
 // ---- Results.
 
-function scored(text, scores) {
+/** A text with a bar for each score, as a part of `whole`. */
+function scored(text, scores, shown = percent, whole = 1) {
   const bars = scores.map(({ label, score }, place) =>
-    el("li", { class: place ? "" : "best" }, el("span", {}, label), track(score), el("span", { class: "number" }, percent(score))),
+    el("li", { class: place ? "" : "best" }, el("span", {}, label), track(score / whole), el("span", { class: "number" }, shown(score))),
   );
   return el("div", { class: "scored" }, el("p", { class: "text" }, text), el("ul", { class: "bars" }, ...bars));
+}
+
+/** The largest weights of a sparse vector. */
+function showWeights(text, weights) {
+  const max = 20;
+  const sorted = weights.sort((left, right) => right.value - left.value);
+  const shown = sorted.slice(0, max).map(({ index, value, word = `${index}` }) => ({ label: word, score: value }));
+  const bars = scored(text, shown, (value) => value.toFixed(3), shown[0]?.score);
+  const rest = weights.length > max ? `; the ${max} largest are shown` : "";
+  bars.append(el("p", { class: "note" }, `${weights.length} weights${rest}.`));
+  return bars;
 }
 
 /** A text whose entities are marked; their places count characters, not UTF-16 units. */
@@ -534,17 +567,29 @@ function edited() {
 // ---- Choosing a model.
 
 function keepDraft() {
-  if (!state.model) return;
-  state.drafts[state.model.name] = { texts: $("texts").value, query: $("query").value };
+  if (state.form) state.drafts[state.form] = { texts: $("texts").value, query: $("query").value };
 }
 
 function chooseModel(model) {
   keepDraft();
-  state.running?.abort();
   state.model = model;
+  const kinds = model.task === "feature-extraction" ? Object.keys(model.outputs ?? {}) : [];
+  $("kind").replaceChildren(...kinds.map((kind) => el("option", { value: kind }, kind.replace("_", "-"))));
+  $("kind-field").hidden = kinds.length < 2;
+  $("languages-field").hidden = !hasChoice();
+  showLanguages(model.languages);
+  showForm();
+  history.replaceState(null, "", `#${encodeURIComponent(model.name)}`);
+}
+
+/** Shows the form of the chosen model and kind of vectors. */
+function showForm() {
+  state.running?.abort();
+  const { model } = state;
+  state.form = `${model.name} ${$("kind").value}`;
   state.shown = null;
   const { title, note, example, query, labels } = task();
-  const draft = state.drafts[model.name] ?? { texts: resolve(example), query: query ?? "" };
+  const draft = state.drafts[state.form] ?? { texts: resolve(example), query: query ?? "" };
   state.labels[model.name] ??= labels ?? [];
   $("task-title").textContent = title;
   $("task-note").textContent = resolve(note);
@@ -552,8 +597,6 @@ function chooseModel(model) {
   $("query").value = draft.query;
   $("query-field").hidden = query === undefined;
   $("labels-field").hidden = labels === undefined;
-  $("languages-field").hidden = !hasChoice();
-  showLanguages(model.languages);
   showLabels();
   $("ask").hidden = $("code").hidden = false;
   $("details").hidden = true;
@@ -563,7 +606,6 @@ function chooseModel(model) {
   showError("");
   showStatus("Press Run to try the example.");
   showCode();
-  history.replaceState(null, "", `#${encodeURIComponent(model.name)}`);
 }
 
 function showLanguages(languages) {
@@ -648,6 +690,10 @@ $("ask").addEventListener("keydown", (event) => {
 });
 $("ask").addEventListener("input", (event) => {
   if (event.target !== $("label")) showCode();
+});
+$("kind").addEventListener("change", () => {
+  keepDraft();
+  showForm();
 });
 for (const id of ["several", "source", "target"]) $(id).addEventListener("change", edited);
 $("add-label").addEventListener("click", addLabel);
