@@ -52,7 +52,7 @@ pub(super) fn write(build: Build<'_>) -> Result<Written> {
     let Some(shortfall) = shortfall else { return Ok(written) };
     let has_blocks = plan.precision == Precision::Int8
         && plan.engine != EngineChoice::Native
-        && Weights::are_in(&plan.folder)
+        && Weights::are_in(&plan.transformer()?)
         && !static_embedding::is_in(&plan.folder)?;
     if !has_blocks {
         return Err(shortfall.refusal(&[Precision::Fp32]));
@@ -160,23 +160,23 @@ fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option
 
 /// Opens the model in the plan's folder.
 fn open(build: Build<'_>) -> Result<Source<'_>> {
-    let folder = &build.plan.folder;
+    let (folder, transformer) = (&build.plan.folder, &build.plan.transformer()?);
     if bergamot::is_in(folder) {
         bergamot::open(build.plan)
     } else if static_embedding::is_in(folder)? {
         static_embedding::open(build.plan)
     } else if encoder::is_gliner(folder) {
         encoder::open_gliner(build.plan)
-    } else if !folder.join(ConfigFile::NAME).is_file() {
+    } else if !transformer.join(ConfigFile::NAME).is_file() {
         Err(Error::model(format!(
             "expected a model in `{}` (`config.json`, `{TOKENIZER}`, and `model.safetensors` or `model.onnx`, or \
              for a Bergamot student `model.….bin`, `lex.….bin` and `{TOKENIZER}`), but found neither `config.json` nor \
              `model.….bin`",
-            folder.display()
+            transformer.display()
         )))
     } else if seq2seq::is_in(folder) {
         seq2seq::open(build)
-    } else if Weights::are_in(folder) && (is_supported(folder) || !export::is_in(folder)) {
+    } else if Weights::are_in(transformer) && (is_supported(transformer) || !export::is_in(folder)) {
         encoder::open(build.plan)
     } else {
         export::open(build)

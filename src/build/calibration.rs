@@ -112,7 +112,9 @@ fn neighbours<'a, V: ?Sized + 'a>(
     similarity: impl Fn(&V, &V) -> f32,
 ) -> Vec<Vec<usize>> {
     let vectors: Vec<&V> = vectors.collect();
-    (0..vectors.len()).map(|text| nearest(&vectors, text, &similarity)).collect()
+    let similarities =
+        |text: usize| vectors.iter().map(|other| similarity(vectors[text], other)).collect::<Vec<_>>();
+    (0..vectors.len()).map(|text| nearest(&similarities(text), text)).collect()
 }
 
 #[cfg(test)]

@@ -28,6 +28,17 @@ pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
     })
 }
 
+/// Whether two contents of `tokenizer.json` make the same tokens; how they truncate and pad is ignored.
+pub(super) fn are_same_tokenizers(left: &[u8], right: &[u8]) -> Result<bool> {
+    let read = |json: &[u8]| {
+        let file = serde_json::from_slice::<serde_json::Map<_, serde_json::Value>>(json);
+        let mut file = file.map_err(|error| Error::model_because("cannot read the tokenizer", error))?;
+        ["truncation", "padding"].iter().for_each(|field| drop(file.remove(*field)));
+        Ok::<_, Error>(file)
+    };
+    Ok(read(left)? == read(right)?)
+}
+
 fn read_if_exists(path: &Path) -> Result<Option<Vec<u8>>> {
     match read(path) {
         Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),

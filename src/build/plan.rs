@@ -2,7 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use super::recipe::{Prompts, QualityFloor, Recipe, Strategy};
+use super::{
+    recipe::{Prompts, QualityFloor, Recipe, Strategy},
+    sentence_transformers::transformer_folder,
+};
 use crate::{
     backend::onnx::Runtime,
     config::EngineChoice,
@@ -65,6 +68,11 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// The folder with the weights, the `config.json` and the tokenizer.
+    pub(super) fn transformer(&self) -> Result<PathBuf> {
+        transformer_folder(&self.folder)
+    }
+
     /// The languages of a model that translates: the recipe's, or those that the model's files name.
     pub(super) fn languages(&self, of_files: Option<Languages>) -> Result<Languages> {
         let pair = |LanguagePair { source, target }| Languages::Pair { source, target };

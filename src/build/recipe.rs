@@ -113,6 +113,8 @@ pub struct QualityFloor {
     pub neighbours: f32,
     /// The minimum share of the ten largest weights of sparse vectors that are the same.
     pub terms: f32,
+    /// The maximum mean difference of scores of multi-vectors.
+    pub score_difference: f32,
     /// The minimum share of texts with the same best label.
     pub agreement: f32,
     /// The maximum mean difference of scores.
@@ -130,6 +132,7 @@ impl Default for QualityFloor {
             worst_cosine: 0.97,
             neighbours: 0.93,
             terms: 0.9,
+            score_difference: 0.01,
             agreement: 0.99,
             mean_difference: 0.01,
             similarity: 0.95,

@@ -2,18 +2,21 @@
 //!
 //! Two generations of these files are in use: up to version 4, and from version 5 on.
 
-use std::path::{Component, Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Component, Path, PathBuf},
+};
 
 use serde::Deserialize;
 
 use super::{
     config::{ConfigFile, OneOrMany},
     encoder::Facts,
-    files::{read, read_json_if_exists},
+    files::{read, read_json, read_json_if_exists},
     modules::{Modules, POOLED},
 };
 use crate::{
-    error::{Error, Result},
+    error::{Error, Result, quoted},
     pipeline::{
         embedding::{DenseSettings, EmbeddingSettings},
         pooling::Pooling,
@@ -39,7 +42,13 @@ const TRANSFORMER: [&str; 7] = [
     "sentence_xlnet_config.json",
 ];
 
-#[derive(Deserialize)]
+/// Classes that send queries and documents through modules of their own, and their settings.
+const ROUTERS: [&str; 2] = ["Router", "Asym"];
+const ROUTER: &str = "router_config.json";
+/// The class of weights of the tokens of queries.
+const STATIC_QUERIES: &str = "SparseStaticEmbedding";
+
+#[derive(Clone, PartialEq, Deserialize)]
 struct Module {
     path: String,
     r#type: String,
@@ -62,12 +71,6 @@ pub(super) fn embedding_settings(
     let list = modules(folder)?;
     let modules = match &list[..] {
         [] => Modules::mean(facts.hidden),
-        [Module { path, r#type }, ..] if class(r#type) == "Transformer" && !is_here(path) => {
-            return Err(Error::model(format!(
-                "expected the files of the transformer next to `{MODULES}`, but found them in `{path}`; build from that \
-                 folder, or save the model again with a newer sentence-transformers"
-            )));
-        }
         [first, rest @ ..] if class(&first.r#type) == "Transformer" => {
             add_all(Modules::new(facts.hidden), rest, folder)?
         }
@@ -126,7 +129,7 @@ pub(super) fn layout(folder: &Path) -> Result<Layout> {
     if list.is_empty() {
         return Ok(Layout::None);
     }
-    if let Some(module) = find("SpladePooling") {
+    if let Some(module) = list.iter().find(|module| module.is_splade()) {
         let known = ["MLMTransformer", "Transformer", "SpladePooling"];
         return match list.iter().find(|module| !known.contains(&class(&module.r#type))) {
             None => Ok(Layout::Sparse(inside(folder, &module.path)?)),
@@ -317,9 +320,129 @@ pub(super) fn text_settings(
     }
 }
 
-/// The list of modules; empty if the folder has none.
+/// The list of modules; empty if the folder has none. Of a `Router`, the modules of documents.
 fn modules(folder: &Path) -> Result<Vec<Module>> {
-    Ok(read_json_if_exists(&folder.join(MODULES))?.unwrap_or_default())
+    let mut list: Vec<Module> = read_json_if_exists(&folder.join(MODULES))?.unwrap_or_default();
+    if let Some(router) = Router::of(&list, folder)? {
+        list.splice(..1, router.documents);
+    }
+    Ok(list)
+}
+
+/// A list of modules for queries, and one for documents. Their paths are those in the folder of the model.
+struct Router {
+    documents: Vec<Module>,
+    /// The folder of the weights of queries, if these are static; otherwise the model reads queries like documents.
+    static_queries: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct RouterFile {
+    types: BTreeMap<String, String>,
+    structure: BTreeMap<String, Vec<String>>,
+    parameters: RouterParameters,
+}
+
+#[derive(Deserialize)]
+struct RouterParameters {
+    default_route: Option<String>,
+    /// Names of routes by tuples of task and modality, in Python's notation.
+    route_mappings: Option<BTreeMap<String, String>>,
+}
+
+impl Router {
+    /// The router that a list of modules begins with, if it does. Routes that need two encoders are refused.
+    fn of(list: &[Module], folder: &Path) -> Result<Option<Self>> {
+        let Some(first) = list.first().filter(|first| ROUTERS.contains(&class(&first.r#type))) else {
+            return Ok(None);
+        };
+        let files = inside(folder, &first.path)?;
+        let file: RouterFile = match read_json_if_exists(&files.join(ROUTER))? {
+            Some(file) => file,
+            // Old versions.
+            None => read_json(&files.join(ConfigFile::NAME))?,
+        };
+        let route = |task| {
+            let modules = file.structure.get(file.route(task)?).into_iter().flatten();
+            let module = |name: &String| {
+                let found = file.types.get(name).map(|r#type| {
+                    let path = Path::new(&first.path).join(name).display().to_string();
+                    Module { path, r#type: r#type.clone() }
+                });
+                found.ok_or_else(|| {
+                    Error::model(format!("expected the type of `{name}` in `{ROUTER}`, but found none"))
+                })
+            };
+            modules.map(module).collect::<Result<Vec<_>>>()
+        };
+        let (queries, documents) = (route("query")?, route("document")?);
+        let static_queries = match &queries[..] {
+            queries if *queries == documents => None,
+            [weights]
+                if class(&weights.r#type) == STATIC_QUERIES && documents.iter().any(Module::is_splade) =>
+            {
+                Some(inside(folder, &weights.path)?)
+            }
+            _ => {
+                let [queries, documents] = [queries, documents].map(|modules| {
+                    quoted(&modules.iter().map(|module| class(&module.r#type)).collect::<Vec<_>>())
+                });
+                return Err(Error::model(format!(
+                    "expected a `Router` with one encoder, for documents with sparse vectors and queries with weights of \
+                     tokens (`{STATIC_QUERIES}`), or for both alike, but found {queries} for queries and {documents} for \
+                     documents; build the models of both on their own"
+                )));
+            }
+        };
+        Ok(Some(Self { documents, static_queries }))
+    }
+}
+
+impl RouterFile {
+    /// The name of the route of texts for a task, which sentence-transformers finds in this order.
+    fn route(&self, task: &str) -> Result<&str> {
+        let mappings = self.parameters.route_mappings.iter().flatten();
+        let keys = [
+            format!("('{task}', 'text')"),
+            format!("('{task}', None)"),
+            "(None, 'text')".into(),
+            "(None, None)".into(),
+        ];
+        let mapped = || {
+            keys.iter()
+                .find_map(|key| mappings.clone().find(|(found, _)| *found == key).map(|(_, name)| name))
+        };
+        let named = || [task, "text"].into_iter().find_map(|name| self.structure.get_key_value(name));
+        let found =
+            mapped().or_else(|| named().map(|(name, _)| name)).or(self.parameters.default_route.as_ref());
+        let found = found.filter(|name| self.structure.contains_key(*name));
+        found.map(String::as_str).ok_or_else(|| {
+            let routes: Vec<_> = self.structure.keys().collect();
+            Error::model(format!("expected a route `{task}` in `{ROUTER}`, but found {}", quoted(&routes)))
+        })
+    }
+}
+
+impl Module {
+    fn is_splade(&self) -> bool {
+        class(&self.r#type) == "SpladePooling"
+    }
+}
+
+/// The folder of the weights of queries, if the model does not read queries.
+pub(super) fn static_queries(folder: &Path) -> Result<Option<PathBuf>> {
+    let list: Vec<Module> = read_json_if_exists(&folder.join(MODULES))?.unwrap_or_default();
+    Ok(Router::of(&list, folder)?.and_then(|router| router.static_queries))
+}
+
+/// The folder with the weights, the `config.json` and the tokenizer of the model in `folder`: that of its transformer.
+pub(super) fn transformer_folder(folder: &Path) -> Result<PathBuf> {
+    match modules(folder)?.first() {
+        Some(first) if ["Transformer", "MLMTransformer"].contains(&class(&first.r#type)) => {
+            inside(folder, &first.path)
+        }
+        _ => Ok(folder.to_owned()),
+    }
 }
 
 /// Adds the modules of a list.
@@ -351,6 +474,7 @@ fn inside(folder: &Path, path: &str) -> Result<PathBuf> {
 
 /// The settings of the transformer.
 fn transformer(folder: &Path) -> Result<ConfigFile> {
+    let folder = &transformer_folder(folder)?;
     for name in TRANSFORMER {
         if let Some(file) = ConfigFile::open_if_exists(folder, name)? {
             return Ok(file);
@@ -369,7 +493,7 @@ pub(super) fn max_tokens(folder: &Path, positions: usize) -> Result<usize> {
         ));
     }
     // A float, since "no limit" is written as 1e30.
-    let tokenizer = ConfigFile::open_or_empty(folder, "tokenizer_config.json")?;
+    let tokenizer = ConfigFile::open_or_empty(&transformer_folder(folder)?, "tokenizer_config.json")?;
     let of_tokenizer = tokenizer.get("model_max_length")?.map_or(positions, |length: f64| length as usize);
     Ok(transformer.get("max_seq_length")?.unwrap_or(of_tokenizer).min(positions))
 }

@@ -149,6 +149,7 @@ mod tests {
                 worst_cosine: 0.9831,
                 neighbours: None,
                 terms: None,
+                score_difference: None,
             }),
             version: Some("0.0.1".into()),
             bundle: "b".into(),

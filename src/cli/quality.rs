@@ -5,17 +5,25 @@ use crate::repository::manifest::{Neighbours, Quality};
 /// One line, without the word "quality".
 pub(super) fn text(quality: Option<Quality>) -> String {
     match quality {
-        Some(Quality::Embedding { texts, mean_cosine, worst_cosine, neighbours, terms }) => {
+        Some(Quality::Embedding {
+            texts,
+            mean_cosine,
+            worst_cosine,
+            neighbours,
+            terms,
+            score_difference,
+        }) => {
             let neighbours = neighbours.map(|Neighbours { ten_nearest, nearest }| {
                 let [ten_nearest, nearest] = [ten_nearest, nearest].map(|share| share * 100.0);
                 format!("; {ten_nearest:.1} % of the ten nearest texts kept, {nearest:.1} % of the nearest")
             });
             let terms =
                 terms.map(|terms| format!("; {:.1} % of the ten largest weights kept", terms * 100.0));
+            let scores =
+                score_difference.map(|difference| format!("; mean difference of scores {difference:.4}"));
             format!(
-                "cosine to fp32 over {texts} texts: mean {mean_cosine:.4}, worst {worst_cosine:.4}{}{}",
-                neighbours.unwrap_or_default(),
-                terms.unwrap_or_default()
+                "cosine to fp32 over {texts} texts: mean {mean_cosine:.4}, worst {worst_cosine:.4}{}",
+                [neighbours, terms, scores].map(Option::unwrap_or_default).concat()
             )
         }
         Some(Quality::TokenClassification {

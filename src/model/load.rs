@@ -18,7 +18,9 @@ use crate::{
     config::{Config, EngineChoice, FleetConfig, Policy},
     error::{Error, Result},
     pipeline::{
+        embedding::EmbeddingSettings,
         seq2seq::{Seq2SeqSettings, shortlist::Shortlist},
+        sparse::QueryWeights,
         vectors::Ranges,
     },
     repository::{
@@ -74,6 +76,8 @@ pub(super) struct Tokenizers {
     pub(super) shortlist: Option<Arc<Shortlist>>,
     /// The ranges of an embedding model's vectors.
     pub(super) ranges: Option<Arc<Ranges>>,
+    /// The weights of an embedding model's queries.
+    pub(super) query_weights: Option<Arc<QueryWeights>>,
 }
 
 /// The graphs of a bundle in ONNX Runtime.
@@ -113,8 +117,10 @@ pub(super) fn load(bundle: &Bundle, config: &Config, placement: &Placement) -> R
     let graphs = iter::once(&manifest.graph).chain(settings.map(|settings| &settings.decoder.graph));
     let of_seq2seq =
         settings.into_iter().flat_map(|settings| [&settings.target_tokenizer, &settings.shortlist]);
+    let queries = manifest.embedding.as_ref().and_then(EmbeddingSettings::static_queries);
     let read: Vec<&str> = [TOKENIZER, PIECES, RANGES]
         .into_iter()
+        .chain(queries.map(|queries| queries.weights.as_str()))
         .chain(graphs.map(String::as_str))
         .chain(of_seq2seq.flatten().map(String::as_str))
         .collect();
@@ -165,7 +171,13 @@ fn read_tokenizers(bundle: &Bundle, settings: Option<&Seq2SeqSettings>) -> Resul
     let dense = bundle.manifest().embedding.as_ref().and_then(|embedding| embedding.dense.as_ref());
     let dense = dense.filter(|_| bundle.manifest().file(RANGES).is_some());
     let ranges = dense.map(|dense| Ranges::from_bytes(&bundle.read(RANGES)?, dense.dimensions).map(Arc::new));
-    Ok(Tokenizers { source, target, shortlist, ranges: ranges.transpose()? })
+    let sparse = bundle.manifest().embedding.as_ref().and_then(|embedding| embedding.sparse.as_ref());
+    let query_weights = sparse.and_then(|sparse| sparse.queries.as_ref().zip(Some(sparse.dimensions)));
+    let query_weights = query_weights.map(|(queries, dimensions)| {
+        QueryWeights::from_bytes(&bundle.read(&queries.weights)?, dimensions).map(Arc::new)
+    });
+    let (ranges, query_weights) = (ranges.transpose()?, query_weights.transpose()?);
+    Ok(Tokenizers { source, target, shortlist, ranges, query_weights })
 }
 
 /// Creates the sessions of a bundle's graphs, with weights in `mapped` files or in memory, and names the arithmetic of

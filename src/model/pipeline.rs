@@ -79,7 +79,7 @@ impl Pipeline {
 
     /// The pipeline of a manifest's task, for inputs of at most `limit` tokens if the model takes more.
     pub(super) fn new(manifest: &Manifest, loaded: Loaded, limit: Option<usize>) -> Result<Self> {
-        let Tokenizers { source: tokenizer, target, shortlist, ranges } = loaded.tokenizers;
+        let Tokenizers { source: tokenizer, target, shortlist, ranges, query_weights } = loaded.tokenizers;
         let limit = limit.unwrap_or(usize::MAX);
         let route = match loaded.route {
             LoadedRoute::Encoder(route) => route,
@@ -101,7 +101,7 @@ impl Pipeline {
             let mut settings = settings.ok_or_else(|| lacks(manifest, "embedding"))?;
             settings.max_tokens = settings.max_tokens.min(limit);
             let pipeline = EmbeddingPipeline::new(Arc::clone(&tokenizer), route.clone(), settings)?;
-            Ok(pipeline.with_ranges(ranges.clone()))
+            Ok(pipeline.with_ranges(ranges.clone()).with_query_weights(query_weights.clone()))
         };
         let classification = || {
             let settings = manifest.classification.clone();

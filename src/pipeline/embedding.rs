@@ -9,9 +9,9 @@ pub use self::settings::{DenseSettings, EmbeddingSettings, VectorKind};
 use super::{
     chunks::Chunks,
     encoder::{Encoder, EncodingOptions, Encodings, Granularity, Input, NamedOutput, Row},
-    multi_vector::{RoleSettings, TextRole},
     pooling::{Pooling, normalize},
-    sparse::{SparseValues, SparseVector},
+    roles::TextRole,
+    sparse::{QueryWeights, SparseValues, SparseVector},
     usage::Usage,
     vectors::{Conversion, Ranges, VectorType},
 };
@@ -89,6 +89,8 @@ pub struct EmbeddingPipeline {
     settings: Arc<EmbeddingSettings>,
     /// The ranges of vectors of 8-bit integers.
     ranges: Option<Arc<Ranges>>,
+    /// The weights of queries that the model does not read.
+    query_weights: Option<Arc<QueryWeights>>,
 }
 
 impl EmbeddingPipeline {
@@ -107,13 +109,19 @@ impl EmbeddingPipeline {
         let multi = settings.multi_vector.as_ref().map(|multi| output(&multi.output, multi.dimensions, true));
         let outputs = [dense, sparse, multi].into_iter().flatten().collect();
         let encoder = Encoder::new(tokenizer, route.into(), outputs, None, settings.max_tokens)?;
-        Ok(Self { encoder, settings: settings.into(), ranges: None })
+        Ok(Self { encoder, settings: settings.into(), ranges: None, query_weights: None })
     }
 
     /// The same pipeline with the ranges of its vectors, for vectors of 8-bit integers.
     #[must_use]
     pub fn with_ranges(self, ranges: Option<Arc<Ranges>>) -> Self {
         Self { ranges, ..self }
+    }
+
+    /// The same pipeline with the weights of queries, which its settings must have.
+    #[must_use]
+    pub fn with_query_weights(self, query_weights: Option<Arc<QueryWeights>>) -> Self {
+        Self { query_weights, ..self }
     }
 
     /// The settings of the model.
@@ -189,8 +197,14 @@ impl EmbeddingPipeline {
                 }),
             }
         };
-        let (vectors, usage) =
-            self.encoder.run_all(&encodings, Granularity::Texts, deadline, vectors).await?;
+        let (vectors, usage) = match &self.query_weights {
+            Some(weights) if role == TextRole::Query => {
+                let vector = |index| weights.vector(encodings.ids(index)).truncated(limit);
+                let vectors = |index| TextVectors { sparse: Some(vector(index)), ..TextVectors::default() };
+                ((0..encodings.count()).map(vectors).collect(), encodings.usage_without_run())
+            }
+            _ => self.encoder.run_all(&encodings, Granularity::Texts, deadline, vectors).await?,
+        };
         let values: usize = vectors.iter().map(TextVectors::values).sum();
         if values > options.max_values {
             return Err(too_many(options.max_values, &format!("{values} in {} texts", vectors.len())));
@@ -266,8 +280,8 @@ impl EmbeddingPipeline {
         let place = self.settings.outputs().len() - 1;
         let vectors =
             |role| move |ids: &[u32], rows: &[Row<'_>]| multi.vectors(role, ids, rows[place].values, true);
-        let of_role = |role| EmbeddingOptions {
-            prompt_name: Some(role_name(role).to_owned()),
+        let of_role = |role: TextRole| EmbeddingOptions {
+            prompt_name: Some(role.name().to_owned()),
             ..EmbeddingOptions::for_comparison(truncation)
         };
         let query = vec![Input::Text(query)];
@@ -324,13 +338,12 @@ impl EmbeddingPipeline {
         let settings = &self.settings;
         let name = options.prompt_name.as_deref();
         let prompt = settings.prompt(name)?;
-        let role = settings.multi_vector.as_ref().map(|multi| multi.role(settings.text_role(name)));
         let options = EncodingOptions {
             prompt,
             template: None,
             truncation: options.truncation,
             max_bytes: usize::MAX,
-            role: role.filter(|role| **role != RoleSettings::default()),
+            role: settings.form(settings.text_role(name)),
         };
         self.encoder.encode(inputs, &options, deadline).await
     }
@@ -349,14 +362,6 @@ fn dense_vector(
         normalize(&mut vector);
     }
     vector
-}
-
-/// The name of the prompt for a role.
-fn role_name(role: TextRole) -> &'static str {
-    match role {
-        TextRole::Query => "query",
-        TextRole::Document => "document",
-    }
 }
 
 /// Refuses a response of too many values before it is computed.

@@ -15,13 +15,16 @@ use super::{
     adapter::{Adapter, OutputSpec},
     executor::{Executor, Work, run_batches, tokenize},
     model_inputs::{ModelInputs, Sequence},
-    multi_vector::RoleSettings,
     pair_template::PairTemplate,
+    roles::RoleSettings,
     scores::ScoreFunction,
     usage::Usage,
 };
 use crate::{
-    backend::{Backend, Deadline, Schedule, routing::Route},
+    backend::{
+        Backend, Deadline, Schedule,
+        routing::{Location, Route},
+    },
     error::{Error, Result, at_text},
     telemetry,
     tokenizer::{self, Encoding, Tokenizer, Truncation, Window, WindowOptions, WordPrompt},
@@ -68,7 +71,7 @@ pub(super) struct EncodingOptions<'a> {
     pub(super) truncation: Truncation,
     /// The maximum size of all inputs, each counted as far as it can be read.
     pub(super) max_bytes: usize,
-    /// The form of texts in late interaction.
+    /// The form of texts in their role.
     pub(super) role: Option<&'a RoleSettings>,
 }
 
@@ -97,6 +100,30 @@ impl Encodings {
 
     pub(super) fn tokens(&self) -> usize {
         self.list.iter().map(Encoding::len).sum()
+    }
+
+    /// The number of inputs.
+    pub(super) fn count(&self) -> usize {
+        self.list.len()
+    }
+
+    /// The usage of inputs that no model reads.
+    pub(super) fn usage_without_run(&self) -> Usage {
+        self.usage(Duration::ZERO, Location::default())
+    }
+
+    fn usage(&self, inference: Duration, location: Location) -> Usage {
+        let tokens = self.tokens();
+        telemetry::encoded(tokens, self.tokenization, inference);
+        let is_truncated = |index: &usize| self.list[*index].truncated_from.is_some();
+        Usage {
+            tokens,
+            generated: 0,
+            truncated: (0..self.list.len()).filter(is_truncated).collect(),
+            tokenization: self.tokenization,
+            inference,
+            location,
+        }
     }
 }
 
@@ -204,9 +231,7 @@ impl Encoder {
                     Some(prompt) => format!("{prompt}{text}"),
                 };
                 if let Some(role) = &role {
-                    let marker = usize::from(role.marker.is_some());
-                    let encoding = tokenizer.encode(&text, limit.saturating_sub(marker), truncation)?;
-                    return Ok((role.complete(encoding), None));
+                    return Ok((role.encode(&tokenizer, &text, limit, truncation)?, None));
                 }
                 let encoding = tokenizer.encode(&text, limit, truncation)?;
                 let text = keeps_text.then(|| tokenizer.truncated_text(text, &encoding, limit, truncation));
@@ -335,18 +360,7 @@ impl Encoder {
         let inputs = encodings.list.iter().zip(texts).map(|(encoding, text)| Sequence { encoding, text });
         let work = EncoderWork { inputs: inputs.collect(), granularity, finish: &finish };
         let (rows, location) = self.executor.run(&work, deadline).await?;
-        let (tokens, inference) = (encodings.tokens(), started.elapsed());
-        telemetry::encoded(tokens, encodings.tokenization, inference);
-        let is_truncated = |index: &usize| encodings.list[*index].truncated_from.is_some();
-        let usage = Usage {
-            tokens,
-            generated: 0,
-            truncated: (0..encodings.list.len()).filter(is_truncated).collect(),
-            tokenization: encodings.tokenization,
-            inference,
-            location,
-        };
-        Ok((rows, usage))
+        Ok((rows, encodings.usage(started.elapsed(), location)))
     }
 }
 

@@ -14,7 +14,7 @@ pub mod pair_template;
 pub mod pooling;
 pub mod ranking;
 mod redaction;
-mod roles;
+pub mod roles;
 pub mod scores;
 pub mod seq2seq;
 pub mod sparse;

@@ -3,8 +3,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::pooling::normalize;
-use crate::{backend::native::Query, tokenizer::Encoding};
+use super::{
+    pooling::normalize,
+    roles::{RoleSettings, TextRole},
+};
+use crate::backend::native::Query;
 
 /// How multi-vectors are read from an output of the graph, and how texts are prepared for it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,70 +38,6 @@ pub enum MaxSim {
     Sum,
     /// Their mean is taken (bge-m3).
     Mean,
-}
-
-/// The form of texts in a role.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RoleSettings {
-    /// The token that is inserted after the first one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub marker: Option<u32>,
-    /// The maximum number of tokens, the marker included, if it is below that of the model.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_tokens: Option<usize>,
-    /// Tokens that texts are filled up with.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub expansion: Option<Expansion>,
-    /// Tokens whose vectors are left out, in ascending order.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub skipped: Vec<u32>,
-}
-
-/// Tokens that a text is filled up with, whose vectors count.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Expansion {
-    /// The token.
-    pub token: u32,
-    /// The number of tokens that texts have at least.
-    pub length: usize,
-    /// Whether other tokens attend to these.
-    pub is_attended: bool,
-}
-
-/// The role of a text in late interaction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TextRole {
-    /// A text to search for.
-    Query,
-    /// A text to find.
-    Document,
-}
-
-impl RoleSettings {
-    fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-
-    /// Inserts the marker into an encoded text, and fills it up.
-    pub(super) fn complete(&self, mut encoding: Encoding) -> Encoding {
-        let fill = |encoding: &mut Encoding, place: usize, token, count| {
-            let place = place.min(encoding.ids.len());
-            encoding.ids.splice(place..place, std::iter::repeat_n(token, count));
-            encoding.type_ids.splice(place..place, std::iter::repeat_n(0, count));
-        };
-        if let Some(marker) = self.marker {
-            fill(&mut encoding, 1, marker, 1);
-            encoding.truncated_from = encoding.truncated_from.map(|found| found + 1);
-        }
-        if let Some(Expansion { token, length, is_attended }) = self.expansion {
-            let count = length.saturating_sub(encoding.len());
-            fill(&mut encoding, usize::MAX, token, count);
-            encoding.unattended = if is_attended { 0 } else { count };
-        }
-        encoding
-    }
 }
 
 impl MultiVectorSettings {
@@ -146,24 +85,9 @@ mod tests {
             dimensions: 2,
             skips_first: false,
             score: MaxSim::Sum,
-            query: RoleSettings {
-                marker: Some(7),
-                expansion: Some(Expansion { token: 9, length: 6, is_attended: false }),
-                ..RoleSettings::default()
-            },
+            query: RoleSettings::default(),
             document: RoleSettings { skipped: vec![4], ..RoleSettings::default() },
         }
-    }
-
-    #[test]
-    fn queries_get_a_marker_and_are_filled_up() {
-        let encoding =
-            |ids: &[u32]| Encoding { ids: ids.into(), type_ids: vec![0; ids.len()], ..Encoding::default() };
-        let found = settings().query.complete(encoding(&[1, 5, 2]));
-        assert_eq!((&found.ids[..], found.unattended), (&[1, 7, 5, 2, 9, 9][..], 2));
-        assert_eq!(found.type_ids.len(), 6);
-        let long = settings().query.complete(encoding(&[1, 5, 5, 5, 5, 2]));
-        assert_eq!((long.len(), long.unattended), (7, 0));
     }
 
     #[test]

@@ -1,8 +1,107 @@
-//! The roles of texts, for which embedding models have prompts.
+//! The roles of texts, for which embedding models have prompts, and the form of texts in a role.
 
 use std::collections::BTreeMap;
 
-use super::multi_vector::TextRole;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    error::Result,
+    tokenizer::{Encoding, Tokenizer, Truncation},
+};
+
+/// The form of texts in a role, if it differs from that of other texts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RoleSettings {
+    /// The token that is inserted after the first one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub marker: Option<u32>,
+    /// The maximum number of tokens, the marker included, if it is below that of the model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<usize>,
+    /// Tokens that texts are filled up with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expansion: Option<Expansion>,
+    /// Tokens whose vectors are left out, in ascending order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub skipped: Vec<u32>,
+    /// Whether texts get no special tokens.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_bare: bool,
+}
+
+/// Tokens that a text is filled up with, whose vectors count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Expansion {
+    /// The token.
+    pub token: u32,
+    /// The number of tokens that texts have at least.
+    pub length: usize,
+    /// Whether other tokens attend to these.
+    pub is_attended: bool,
+}
+
+/// The role of a text in a search.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TextRole {
+    /// A text to search for.
+    Query,
+    /// A text to find.
+    Document,
+}
+
+impl TextRole {
+    /// The name of the prompt for texts in this role.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Query => "query",
+            Self::Document => "document",
+        }
+    }
+}
+
+impl RoleSettings {
+    pub(super) fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The tokens of a text in this role, for a model that reads at most `limit`.
+    pub fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        text: &str,
+        limit: usize,
+        truncation: Truncation,
+    ) -> Result<Encoding> {
+        let limit = self.max_tokens.unwrap_or(usize::MAX).min(limit);
+        let limit = limit.saturating_sub(usize::from(self.marker.is_some()));
+        let encoding = match self.is_bare {
+            true => tokenizer.encode_bare(text, limit, truncation)?,
+            false => tokenizer.encode(text, limit, truncation)?,
+        };
+        Ok(self.complete(encoding))
+    }
+
+    /// Inserts the marker into an encoded text, and fills it up.
+    fn complete(&self, mut encoding: Encoding) -> Encoding {
+        let fill = |encoding: &mut Encoding, place: usize, token, count| {
+            let place = place.min(encoding.ids.len());
+            encoding.ids.splice(place..place, std::iter::repeat_n(token, count));
+            encoding.type_ids.splice(place..place, std::iter::repeat_n(0, count));
+        };
+        if let Some(marker) = self.marker {
+            fill(&mut encoding, 1, marker, 1);
+            encoding.truncated_from = encoding.truncated_from.map(|found| found + 1);
+        }
+        if let Some(Expansion { token, length, is_attended }) = self.expansion {
+            let count = length.saturating_sub(encoding.len());
+            fill(&mut encoding, usize::MAX, token, count);
+            encoding.unattended = if is_attended { 0 } else { count };
+        }
+        encoding
+    }
+}
 
 /// A role, after the names that it has in APIs and among the prompts of models. Prompts are searched for in this order.
 type Role = &'static [&'static str];
@@ -39,5 +138,26 @@ impl UnknownRole {
     /// The first name of each role.
     pub(super) fn known() -> Vec<&'static str> {
         ROLES.iter().filter_map(|names| names.first().copied()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_get_a_marker_and_are_filled_up() {
+        let encoding =
+            |ids: &[u32]| Encoding { ids: ids.into(), type_ids: vec![0; ids.len()], ..Encoding::default() };
+        let form = RoleSettings {
+            marker: Some(7),
+            expansion: Some(Expansion { token: 9, length: 6, is_attended: false }),
+            ..RoleSettings::default()
+        };
+        let found = form.complete(encoding(&[1, 5, 2]));
+        assert_eq!((&found.ids[..], found.unattended), (&[1, 7, 5, 2, 9, 9][..], 2));
+        assert_eq!(found.type_ids.len(), 6);
+        let long = form.complete(encoding(&[1, 5, 5, 5, 5, 2]));
+        assert_eq!((long.len(), long.unattended), (7, 0));
     }
 }

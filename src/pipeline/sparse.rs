@@ -1,10 +1,11 @@
 //! Sparse vectors: a weight for each token of the vocabulary that a text is about, with the results of
 //! sentence-transformers (`SparseEncoder`) and of FlagEmbedding.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::roles::RoleSettings;
 use crate::error::{Error, Result};
 
 /// How sparse vectors are read from an output of the graph.
@@ -17,6 +18,44 @@ pub struct SparseSettings {
     pub dimensions: usize,
     /// The values of the output.
     pub values: SparseValues,
+    /// Queries, if the model does not read them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queries: Option<Box<StaticQueries>>,
+}
+
+/// Queries whose tokens have the same weights in all texts (inference-free SPLADE).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StaticQueries {
+    /// The file with the weight of each token of the vocabulary, as 32-bit floats.
+    pub weights: String,
+    /// The form of queries.
+    pub form: RoleSettings,
+}
+
+/// The weights of the tokens of queries.
+#[derive(Debug)]
+pub struct QueryWeights(Vec<f32>);
+
+impl QueryWeights {
+    /// Reads the file of a model with this number of dimensions.
+    pub fn from_bytes(bytes: &[u8], dimensions: usize) -> Result<Self> {
+        let (weights, rest) = bytes.as_chunks();
+        if weights.len() != dimensions || !rest.is_empty() {
+            return Err(Error::model(format!(
+                "expected {dimensions} weights of queries, but found {} bytes; build the bundle again",
+                bytes.len()
+            )));
+        }
+        Ok(Self(weights.iter().map(|weight| f32::from_le_bytes(*weight)).collect()))
+    }
+
+    /// The vector of a query with these tokens.
+    pub fn vector(&self, ids: &[u32]) -> SparseVector {
+        let ids = BTreeSet::from_iter(ids);
+        let weights = ids.into_iter().filter_map(|id| Some((*id, *self.0.get(*id as usize)?)));
+        SparseVector(weights.filter(|(_, weight)| *weight != 0.0).collect())
+    }
 }
 
 /// The values that weights are computed from.
@@ -76,7 +115,7 @@ impl SparseSettings {
     }
 }
 
-/// The weights of tokens, all positive, by the id of their token in ascending order.
+/// The weights of tokens, none of them 0, by the id of their token in ascending order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SparseVector(pub Vec<(u32, f32)>);
 
@@ -108,7 +147,7 @@ mod tests {
     use super::*;
 
     fn settings(values: SparseValues) -> SparseSettings {
-        SparseSettings { output: "values".into(), dimensions: 5, values }
+        SparseSettings { output: "values".into(), dimensions: 5, values, queries: None }
     }
 
     #[test]
@@ -125,6 +164,17 @@ mod tests {
         let tokens = settings(SparseValues::Tokens { ignored: vec![0, 2] });
         let vector = tokens.vector(&[0, 4, 3, 4, 1, 2], &[9.0, 0.5, 0.1, 0.75, -1.0, 9.0]);
         assert_eq!(vector.0, [(3, 0.1), (4, 0.75)]);
+    }
+
+    #[test]
+    fn a_token_of_a_query_counts_once() {
+        let file: Vec<u8> = [0.5_f32, 0.0, 2.0].iter().flat_map(|weight| weight.to_le_bytes()).collect();
+        let weights = QueryWeights::from_bytes(&file, 3).unwrap();
+        assert_eq!(weights.vector(&[2, 1, 0, 2, 7]).0, [(0, 0.5), (2, 2.0)]);
+        insta::assert_snapshot!(
+            QueryWeights::from_bytes(&file[1..], 3).unwrap_err(),
+            @"expected 3 weights of queries, but found 11 bytes; build the bundle again"
+        );
     }
 
     #[test]

@@ -125,7 +125,8 @@ impl fmt::Display for Precision {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Quality {
-    /// Of embeddings. Multi-vectors are compared vector by vector.
+    /// Of embeddings. Of multi-vectors, cosines are those of single vectors, and the nearest texts those with the highest
+    /// scores for a text as a query.
     Embedding {
         /// The number of texts.
         texts: usize,
@@ -139,6 +140,9 @@ pub enum Quality {
         /// Of sparse vectors: the mean share of the ten tokens with the largest weights that are the same.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         terms: Option<f32>,
+        /// Of multi-vectors: the mean absolute difference of the scores of all pairs of texts, which are at most 1.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        score_difference: Option<f32>,
     },
     /// Of scores for the labels of tokens.
     TokenClassification {

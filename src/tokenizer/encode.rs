@@ -74,6 +74,19 @@ impl Encoding {
         Self { ids, type_ids, truncated_from, unattended: 0 }
     }
 
+    /// At most `limit` of the tokens of an input, which an error calls `what`.
+    fn within(mut ids: Vec<u32>, limit: usize, truncation: Truncation, what: &str) -> Result<Self> {
+        let found = ids.len();
+        let truncated_from = (found > limit).then_some(found);
+        if truncated_from.is_some() {
+            match truncation.side().ok_or_else(|| too_long(what, found, limit))? {
+                Side::Left => drop(ids.drain(..found - limit)),
+                Side::Right => ids.truncate(limit),
+            }
+        }
+        Ok(Self { type_ids: vec![0; ids.len()], ids, truncated_from, unattended: 0 })
+    }
+
     /// The number of tokens.
     pub fn len(&self) -> usize {
         self.ids.len()
@@ -201,6 +214,12 @@ impl Tokenizer {
         Ok((Encoding::from_raw(&encoding, None), ranges))
     }
 
+    /// Encodes a text, without special tokens, into at most `limit` tokens.
+    pub fn encode_bare(&self, text: &str, limit: usize, truncation: Truncation) -> Result<Encoding> {
+        let ids = self.encode_without_special_tokens(within_reach(text, limit, truncation)?)?;
+        Encoding::within(ids, limit, truncation, "text")
+    }
+
     /// The special tokens before and after a single text.
     pub fn special_ids(&self) -> Result<[Vec<u32>; 2]> {
         let whole = self.add_special_tokens(self.encode_raw("a")?, None)?;
@@ -213,17 +232,9 @@ impl Tokenizer {
     }
 
     /// Takes token ids of a client, without adding special tokens.
-    pub fn accept(&self, mut ids: Vec<u32>, limit: usize, truncation: Truncation) -> Result<Encoding> {
+    pub fn accept(&self, ids: Vec<u32>, limit: usize, truncation: Truncation) -> Result<Encoding> {
         self.check_ids(&ids)?;
-        let found = ids.len();
-        let truncated_from = (found > limit).then_some(found);
-        if truncated_from.is_some() {
-            match truncation.side().ok_or_else(|| too_long("input", found, limit))? {
-                Side::Left => drop(ids.drain(..found - limit)),
-                Side::Right => ids.truncate(limit),
-            }
-        }
-        Ok(Encoding { type_ids: vec![0; ids.len()], ids, truncated_from, unattended: 0 })
+        Encoding::within(ids, limit, truncation, "input")
     }
 
     /// Whether a text has more than `max` tokens, without the memory of all of them: encodes it in pieces, with an

@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// A job from file to file, on a scripted model of two dimensions.
-fn job(input: &Path, output: &Path) -> Job {
+pub(crate) fn job(input: &Path, output: &Path) -> Job {
     Job {
         input: JobInput::File(input.to_owned()),
         output: JobOutput::File(output.to_owned()),
@@ -54,7 +54,7 @@ fn run(job: Job) -> kivu::Result<Report> {
     })
 }
 
-fn finished(job: Job) -> Report {
+pub(crate) fn finished(job: Job) -> Report {
     let report = run(job).unwrap();
     assert_eq!(report.status, Status::Finished, "{:?}", report.error);
     report

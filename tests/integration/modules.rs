@@ -176,7 +176,7 @@ fn unusable_modules_are_refused_by_name() {
     expected vectors of 64 values for the module in `[folder]/model/2_Dense`, but found that no `Pooling` comes before it
     expected modules in the folder of the model, but found `../1_Pooling`
     expected a `Pooling` module in `modules.json`, but found none
-    expected the files of the transformer next to `modules.json`, but found them in `0_Transformer`; build from that folder, or save the model again with a newer sentence-transformers
+    expected a model in `[folder]/model/0_Transformer` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`, or for a Bergamot student `model.….bin`, `lex.….bin` and `tokenizer.json`), but found neither `config.json` nor `model.….bin`
     expected vectors of 32 values for the module in `[folder]/model/2_Dense`, but found that the module before it gives 64
     expected an `activation_function` among `Identity`, `Tanh`, `ReLU`, `Sigmoid`, `GELU`, `SiLU` of `torch.nn`, but found `torch.nn.modules.activation.Hardswish`
     expected the weight `linear.bias` of shape [25], but found [24]

@@ -7,6 +7,7 @@ use axum::http::StatusCode;
 use kivu::{
     api::{App, router},
     backend::{Engine, onnx::Runtime},
+    batch::{Job, Parameters},
     config::Limits,
     model::Model,
     pipeline::{
@@ -23,8 +24,10 @@ use tower::ServiceExt;
 
 use crate::{
     api::{answer, post},
+    batch::{finished, job},
+    building::{copy, edit},
     goldens::{deadline, difference, options, pipeline, text},
-    models::{build_request, fixtures, runtime, serve},
+    models::{build_request, fixtures, request, runtime, serve},
     native::recipe,
 };
 
@@ -36,6 +39,17 @@ struct Sparse {
     text: String,
     ids: Vec<u32>,
     sparse: Vec<(u32, f32)>,
+}
+
+#[derive(Deserialize)]
+struct Routed {
+    text: String,
+    role: String,
+    ids: Vec<u32>,
+    sparse: Vec<(u32, f32)>,
+    /// Of a query, with all documents.
+    #[serde(default)]
+    scores: Vec<f32>,
 }
 
 #[derive(Deserialize)]
@@ -72,6 +86,21 @@ fn build(name: &str, precision: Precision, folder: &Path, runtime: Runtime) -> M
     request.out = folder.join(format!("{name}-{precision}"));
     build_request(&request, runtime).unwrap();
     serve(&request.out).unwrap()
+}
+
+/// A fixture in int8 with the floor of the quality gate, or with `floor`, but fewer neighbours: vectors of random weights
+/// are almost equally near to each other.
+fn build_above_floor(name: &str, floor: &str, folder: &Path, runtime: Runtime) -> kivu::Result<Model> {
+    let source = fixtures().join("models").join(name);
+    let recipe = folder.join(format!("{name}.toml"));
+    let text = format!(
+        "name = \"{name}\"\ntask = \"feature-extraction\"\n[source]\nfolder = {source:?}\n[quality]\nneighbours = 0.85\n\
+         {floor}"
+    );
+    fs::write(&recipe, text).unwrap();
+    let out = folder.join(format!("{name}-gated"));
+    build_request(&request(recipe, out.clone(), Some(Precision::Int8)), runtime)?;
+    serve(&out)
 }
 
 async fn vectors(
@@ -129,6 +158,77 @@ async fn sparse_vectors_are_those_of_sentence_transformers() {
     }
 }
 
+/// The vectors and scores of a model whose queries have weights of tokens.
+async fn compare_routed(model: &Model, cases: &[Routed]) {
+    let pipeline = pipeline(model);
+    let mut documents = Vec::new();
+    for case in cases.iter().rev() {
+        let found = vectors(pipeline, &case.text, &[VectorKind::Sparse], &of_role(&case.role)).await;
+        let found = found.sparse.unwrap();
+        let off = sparse_difference(&found.0, &case.sparse);
+        assert!(off < TOLERANCE, "{} {:?}: off by {off}", case.role, case.text);
+        if case.role == "document" {
+            documents.insert(0, found);
+            continue;
+        }
+        let scores: Vec<f32> = documents.iter().map(|document| found.dot(document)).collect();
+        let off = difference(&scores, &case.scores);
+        // Relative to sums of up to a hundred.
+        assert!(off < 100.0 * TOLERANCE, "{:?}: {scores:?}, but {:?}", case.text, case.scores);
+    }
+}
+
+#[tokio::test]
+async fn queries_of_a_router_are_those_of_sentence_transformers() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (name, cases) = goldens::<Routed>("router").pop_first().unwrap();
+    let model = build(&name, Precision::Fp32, folder.path(), runtime);
+    compare_routed(&model, &cases).await;
+    let tokens = cases.iter().filter(|case| case.role == "query").map(|case| case.ids.len());
+    let queries = cases.iter().filter(|case| case.role == "query").map(|case| text(&case.text).remove(0));
+    let requested = RequestedVectors { kinds: vec![VectorKind::Sparse], max_active_dims: Some(3) };
+    let found = pipeline(&model)
+        .embed_kinds(queries.collect(), &requested, &of_role("query"), deadline())
+        .await
+        .unwrap();
+    assert_eq!(found.usage.tokens, tokens.sum::<usize>());
+    assert!(found.vectors.iter().all(|text| text.sparse.as_ref().unwrap().0.len() <= 3));
+
+    // On the hub, the files of the encoder are often next to `modules.json`.
+    let moved = folder.path().join("moved");
+    copy(&fixtures().join("models").join(&name), &moved);
+    let encoder = moved.join("document_0_Transformer");
+    for file in fs::read_dir(&encoder).unwrap().map(Result::unwrap) {
+        fs::rename(file.path(), moved.join(file.file_name())).unwrap();
+    }
+    let router = moved.join("router_config.json");
+    edit(&router, "document_0_Transformer", "");
+    let out = folder.path().join("bundle");
+    let build = || build_request(&request(moved.clone(), out.clone(), Some(Precision::Fp32)), runtime);
+    build().unwrap();
+    compare_routed(&serve(&out).unwrap(), &cases).await;
+
+    let mut refusals = Vec::new();
+    edit(
+        &moved.join("query_0_SparseStaticEmbedding/tokenizer.json"),
+        "\"lowercase\": true",
+        "\"lowercase\": false",
+    );
+    refusals.push(build().unwrap_err().chain());
+    edit(&router, "sparse_static_embedding.SparseStaticEmbedding\"", "transformer.Transformer\"");
+    refusals.push(build().unwrap_err().chain());
+    edit(&router, "\"document\"", "\"passage\"");
+    edit(&router, "\"default_route\": \"passage\"", "\"default_route\": null");
+    refusals.push(build().unwrap_err().chain());
+    let refusals = refusals.join("\n").replace(&folder.path().display().to_string(), "[folder]");
+    insta::assert_snapshot!(refusals, @r"
+    expected the tokenizer of documents for queries as well, but found another in `[folder]/moved/query_0_SparseStaticEmbedding`
+    expected a `Router` with one encoder, for documents with sparse vectors and queries with weights of tokens (`SparseStaticEmbedding`), or for both alike, but found `Transformer` for queries and `Transformer`, `SpladePooling` for documents; build the models of both on their own
+    expected a route `document` in `router_config.json`, but found `passage`, `query`
+    ");
+}
+
 /// The vectors and scores of a model for late interaction.
 async fn compare_multi_vectors(name: &str, model: &Model, cases: &[MultiVector], tolerance: f32) {
     let pipeline = pipeline(model);
@@ -159,9 +259,19 @@ async fn multi_vectors_are_those_of_pylate_and_sentence_transformers() {
     for (name, cases) in goldens.iter().flatten() {
         let model = build(name, Precision::Fp32, folder.path(), runtime);
         compare_multi_vectors(name, &model, cases, TOLERANCE).await;
-        let quantized = build(name, Precision::Int8, folder.path(), runtime);
+        let quantized = build_above_floor(name, "", folder.path(), runtime).unwrap();
         compare_multi_vectors(name, &quantized, cases, 0.1).await;
     }
+    let name = "tiny-colbert-stanford";
+    let refused =
+        build_above_floor(name, "score_difference = 1e-6", folder.path(), runtime).unwrap_err().chain();
+    // The measured value depends on the processor.
+    assert!(
+        refused
+            .starts_with("expected a mean difference to the scores of fp32 of at most 0.0000 over 300 texts"),
+        "{refused}"
+    );
+    assert!(refused.ends_with("another `score_difference` in `[quality]`"), "{refused}");
 }
 
 #[tokio::test]
@@ -267,6 +377,123 @@ async fn every_kind_of_vectors_is_served() {
     let ids: Vec<u32> = three.sparse.iter().map(|(id, _)| *id).collect();
     assert_eq!(found["outputs"][0]["data"], json!(ids), "{found}");
     assert_eq!(found["outputs"][1]["data"], json!([three.vectors.len()]));
+}
+
+/// The vectors of a row of a batch job.
+fn compare_row(columns: [Value; 3], case: &Three, form: &str) {
+    let [dense, sparse, multi_vector] = columns;
+    let dense: Vec<f32> = serde_json::from_value(dense).unwrap();
+    let mut sparse: Vec<(u32, f32)> = serde_json::from_value::<BTreeMap<String, f32>>(sparse)
+        .unwrap()
+        .into_iter()
+        .map(|(id, weight)| (id.parse().unwrap(), weight))
+        .collect();
+    sparse.sort_by_key(|(id, _)| *id);
+    let vectors: Vec<Vec<f32>> = serde_json::from_value(multi_vector).unwrap();
+    assert_eq!(vectors.len(), case.vectors.len(), "{form}");
+    let off = [
+        difference(&dense, &case.dense),
+        sparse_difference(&sparse, &case.sparse),
+        difference(&vectors.concat(), &case.vectors.concat()),
+    ];
+    assert!(off.iter().all(|off| *off < TOLERANCE), "{form}: {:?}: {off:?}", case.text);
+}
+
+#[test]
+fn every_kind_of_vectors_is_a_column_of_batch_jobs() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let model = build("tiny-bge-m3", Precision::Fp32, folder.path(), runtime);
+    let cases = &goldens::<Three>("bge_m3")["tiny-bge-m3"];
+    // The last row has no vectors.
+    let texts: Vec<&str> = cases.iter().map(|case| case.text.as_str()).chain([""]).collect();
+    let run = |input: &Path, parameters: Parameters| {
+        let output = input.with_file_name(format!("out-{}", input.file_name().unwrap().display()));
+        let report = finished(Job { model: model.clone(), parameters, ..job(input, &output) });
+        assert_eq!(
+            (report.progress.rows, report.progress.errors.values().sum::<u64>()),
+            (texts.len() as u64, 1)
+        );
+        fs::read(output).unwrap()
+    };
+    let kinds = [VectorKind::Dense, VectorKind::Sparse, VectorKind::MultiVector];
+    let parameters = || Parameters { outputs: kinds.into(), ..Parameters::default() };
+    let names = ["embedding", "sparse", "multi_vector"];
+
+    let lines = folder.path().join("in.jsonl");
+    let rows: String = texts.iter().map(|text| format!("{}\n", json!({ "text": text }))).collect();
+    fs::write(&lines, rows).unwrap();
+    let read = |output: Vec<u8>| -> Vec<Value> {
+        let output = String::from_utf8(output).unwrap();
+        output.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let found = read(run(&lines, parameters()));
+    for (row, case) in found.iter().zip(cases) {
+        compare_row(names.map(|name| row[name].clone()), case, "JSON lines");
+    }
+    assert!(found[cases.len()]["error"].is_string() && found[cases.len()].get("sparse").is_none());
+
+    let words = Parameters { words: Some(true), max_active_dims: Some(2), ..parameters() };
+    let tokenizer = pipeline(&model).encoder().tokenizer();
+    for (row, case) in
+        read(run(&lines, Parameters { outputs: vec![VectorKind::Sparse], ..words })).iter().zip(cases)
+    {
+        let mut largest = case.sparse.clone();
+        largest.sort_by(|left, right| right.1.total_cmp(&left.1));
+        let expected = largest.iter().take(2).map(|(id, _)| tokenizer.token(*id).unwrap());
+        let found: Vec<&String> = row["sparse"].as_object().unwrap().keys().collect();
+        assert!(expected.clone().all(|word| found.contains(&&word)) && found.len() <= 2, "{found:?}");
+        assert!(row.get("embedding").is_none(), "{row}");
+    }
+
+    let table = folder.path().join("in.csv");
+    let mut writer = csv::Writer::from_path(&table).unwrap();
+    writer.write_record(["id", "text"]).unwrap();
+    texts
+        .iter()
+        .enumerate()
+        .for_each(|(id, text)| writer.write_record([id.to_string().as_str(), text]).unwrap());
+    drop(writer);
+    let output = run(&table, parameters());
+    let mut reader = csv::Reader::from_reader(&output[..]);
+    assert_eq!(
+        reader.headers().unwrap(),
+        &vec!["id", "text", "embedding", "sparse", "multi_vector", "error"]
+    );
+    let found: Vec<csv::StringRecord> = reader.records().map(Result::unwrap).collect();
+    for (row, case) in found.iter().zip(cases) {
+        compare_row([2, 3, 4].map(|place| serde_json::from_str(&row[place]).unwrap()), case, "CSV");
+    }
+    assert_eq!((&found[cases.len()][3], found[cases.len()][5].is_empty()), ("", false));
+
+    #[cfg(feature = "parquet")]
+    compare_parquet(folder.path(), &texts, cases, |input| run(input, parameters()));
+}
+
+#[cfg(feature = "parquet")]
+fn compare_parquet(folder: &Path, texts: &[&str], cases: &[Three], run: impl Fn(&Path) -> Vec<u8>) {
+    use arrow_array::{Array, RecordBatch, StringArray, cast::AsArray, types::Float32Type};
+    use parquet::arrow::{ArrowWriter, arrow_reader::ParquetRecordBatchReader};
+
+    let column = std::sync::Arc::new(StringArray::from(texts.to_vec()));
+    let table = RecordBatch::try_from_iter([("text", column as _)]).unwrap();
+    let input = folder.join("in.parquet");
+    let mut writer = ArrowWriter::try_new(fs::File::create(&input).unwrap(), table.schema(), None).unwrap();
+    writer.write(&table).unwrap();
+    writer.close().unwrap();
+    let output = bytes::Bytes::from(run(&input));
+    let found = ParquetRecordBatchReader::try_new(output, 64).unwrap().next().unwrap().unwrap();
+    let [dense, sparse, multi_vector] =
+        ["embedding", "sparse", "multi_vector"].map(|name| found.column_by_name(name).unwrap());
+    let (dense, sparse) = (dense.as_list::<i32>(), sparse.as_string::<i32>());
+    let multi_vector = multi_vector.as_string::<i32>();
+    for (row, case) in cases.iter().enumerate() {
+        let dense = json!(dense.value(row).as_primitive::<Float32Type>().values().to_vec());
+        let [sparse, multi_vector] =
+            [sparse, multi_vector].map(|column| serde_json::from_str(column.value(row)).unwrap());
+        compare_row([dense, sparse, multi_vector], case, "Parquet");
+    }
+    assert!(dense.is_null(cases.len()) && sparse.is_null(cases.len()) && multi_vector.is_null(cases.len()));
 }
 
 #[tokio::test]

@@ -29,13 +29,14 @@ use crate::{
 
 /// Reads the encoder in the plan's folder and merges the plan's adapter, if any.
 pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
+    let folder = plan.transformer()?;
     // An adapter's own `config.json` describes the merged model.
     let described = plan.adapter.as_ref().filter(|adapter| adapter.join(ConfigFile::NAME).is_file());
-    let mut config = families::open(described.unwrap_or(&plan.folder))?;
-    let tokenizer = families::tokenizer(&plan.folder, &config)?;
+    let mut config = families::open(described.unwrap_or(&folder))?;
+    let tokenizer = families::tokenizer(&folder, &config)?;
     // Models with a head store their body under a prefix.
     let prefix = config.names.prefix;
-    let mut weights = Weights::open(&plan.folder)?.with_prefix(prefix, config.names.words);
+    let mut weights = Weights::open(&folder)?.with_prefix(prefix, config.names.words);
     families::adapt(&mut config, &weights);
     if let Some(folder) = &plan.adapter {
         let adapter = Adapter::open(folder)?;
@@ -46,6 +47,7 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
     }
     let scores = decoder::head(plan, &mut config, &weights, (&tokenizer, LOGITS))?;
     let facts = &config.facts;
+    let mut files = Vec::new();
     let (settings, heads) = match (&config.head, scores) {
         (_, Some((settings, modules))) => {
             (EncoderSettings::Classification(settings), VectorHeads::dense(Some(modules)))
@@ -65,11 +67,12 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
             (EncoderSettings::Classification(settings), VectorHeads::default())
         }
         (None, None) => {
-            let (settings, heads) = vectors::open(&plan.folder, &config, &weights, &tokenizer)?;
+            let (mut settings, heads) = vectors::open(&plan.folder, &config, &weights, &tokenizer)?;
+            files.extend(vectors::add_static_queries(&plan.folder, &config, &mut settings, &tokenizer)?);
             (EncoderSettings::Embedding(settings), heads)
         }
     };
-    of_parts(plan, config, weights, heads, (settings, tokenizer))
+    Ok(Source { files, ..of_parts(plan, config, weights, heads, (settings, tokenizer))? })
 }
 
 /// The source of an encoder with these parts, whose graph is written for the engine that the plan asks for.

@@ -16,7 +16,7 @@ use crate::{
         pickle,
         sentence_transformers::{
             Expanding, LateInteraction, Layout, embedding_settings, layout, max_tokens, punctuation,
-            text_settings,
+            static_queries, text_settings,
         },
         task::has_tag,
         weights::{Weight, Weights},
@@ -24,12 +24,15 @@ use crate::{
     error::{Error, Result},
     pipeline::{
         embedding::EmbeddingSettings,
-        multi_vector::{Expansion, MaxSim, MultiVectorSettings, RoleSettings},
-        sparse::{SparseSettings, SparseValues},
+        multi_vector::{MaxSim, MultiVectorSettings},
+        roles::{Expansion, RoleSettings},
+        sparse::{SparseSettings, SparseValues, StaticQueries},
     },
     tokenizer::Tokenizer,
 };
 
+/// The file of the weights of queries in a bundle.
+const QUERY_WEIGHTS: &str = "query-weights.bin";
 const SPARSE_LINEAR: &str = "sparse_linear.pt";
 const COLBERT_LINEAR: &str = "colbert_linear.pt";
 /// The files with the heads of bge-m3.
@@ -106,12 +109,45 @@ fn sparse(
         output: LARGEST_LOGITS.to_owned(),
         dimensions: config.vocabulary,
         values: SparseValues::Vocabulary { logarithms },
+        queries: None,
     });
     let heads = VectorHeads {
         sparse: Some(SparseHead::Vocabulary(Prediction::of(config)?)),
         ..VectorHeads::default()
     };
     Ok((settings, heads))
+}
+
+/// Queries with weights of tokens, if the model in `folder` has them, and the file of these weights.
+pub(super) fn add_static_queries(
+    folder: &Path,
+    config: &EncoderConfig,
+    settings: &mut EmbeddingSettings,
+    tokenizer: &[u8],
+) -> Result<Option<(&'static str, Vec<u8>)>> {
+    let (Some(folder), Some(sparse)) = (static_queries(folder)?, &mut settings.sparse) else {
+        return Ok(None);
+    };
+    if !files::are_same_tokenizers(&files::read_tokenizer(&folder)?, tokenizer)? {
+        return Err(Error::model(format!(
+            "expected the tokenizer of documents for queries as well, but found another in `{}`",
+            folder.display()
+        )));
+    }
+    let weights = Weights::open(&folder)?;
+    let count = weights.tensors.get("weight").map_or(sparse.dimensions, |weight| weight.values.len());
+    let mut values = weights.take_whole("weight", &[count])?.values.clone();
+    if count > sparse.dimensions {
+        return Err(Error::model(format!(
+            "expected weights of queries for at most {} tokens, the vocabulary of the model, but found {count}",
+            sparse.dimensions
+        )));
+    }
+    values.resize(sparse.dimensions, 0.0);
+    let max_tokens = Some(max_tokens(&folder, config.facts.max_positions)?);
+    let form = RoleSettings { max_tokens, is_bare: true, ..RoleSettings::default() };
+    sparse.queries = Some(StaticQueries { weights: QUERY_WEIGHTS.to_owned(), form }.into());
+    Ok(Some((QUERY_WEIGHTS, values.into_iter().flat_map(f32::to_le_bytes).collect())))
 }
 
 /// The heads of bge-m3, in addition to its dense vectors.
@@ -142,6 +178,7 @@ fn add_heads(
         values: SparseValues::Tokens {
             ignored: special.iter().filter_map(|token| tokenizer.id(token)).collect(),
         },
+        queries: None,
     });
     settings.multi_vector = Some(Box::new(MultiVectorSettings {
         output: MULTI_VECTORS.to_owned(),
@@ -173,7 +210,8 @@ fn late_interaction(
         let marker = role.marker.map(|marker| require_token(tokenizer, &marker)).transpose()?;
         let expansion = role.expansion.map(|expanding| expansion(expanding, tokenizer)).transpose()?;
         let skipped = skipped(&role.skipped, files.skips_unknown, tokenizer);
-        Ok::<_, Error>(RoleSettings { marker, max_tokens: role.max_tokens, expansion, skipped })
+        let max_tokens = role.max_tokens;
+        Ok::<_, Error>(RoleSettings { marker, max_tokens, expansion, skipped, is_bare: false })
     });
     let (query, document) = (query?, document?);
     check_reach(config, &query)?;
@@ -201,7 +239,7 @@ fn stanfords(
         marker: marker("query_token_id", "[unused0]")?,
         max_tokens: Some(length),
         expansion: Some(expansion(expanding, tokenizer)?),
-        skipped: Vec::new(),
+        ..RoleSettings::default()
     };
     let punctuation: Vec<String> = match file.get("mask_punctuation")?.unwrap_or(true) {
         true => punctuation(),
@@ -210,8 +248,8 @@ fn stanfords(
     let document = RoleSettings {
         marker: marker("doc_token_id", "[unused1]")?,
         max_tokens: Some(file.get("doc_maxlen")?.unwrap_or(180)),
-        expansion: None,
         skipped: skipped(&punctuation, true, tokenizer),
+        ..RoleSettings::default()
     };
     check_reach(config, &query)?;
     let weight = weights.tensors.get(PROJECTION).map_or(0, |weight| weight.shape[0]);

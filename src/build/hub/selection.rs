@@ -4,8 +4,12 @@ use std::{collections::BTreeSet, path::Path};
 
 use crate::{
     build::{
-        config::ConfigFile, encoder, export, files::read_json_if_exists, lora,
-        sentence_transformers::static_folder, seq2seq, weights,
+        config::ConfigFile,
+        encoder, export,
+        files::read_json_if_exists,
+        lora,
+        sentence_transformers::{static_folder, transformer_folder},
+        seq2seq, weights,
     },
     error::{Error, Result, quoted},
 };
@@ -24,6 +28,7 @@ const SETTINGS: &[&str] = &[
     "model.safetensors.index.json",
     "modules.json",
     "pytorch_model.bin.index.json",
+    "router_config.json",
     "sentencepiece.bpe.model",
     "source.spm",
     "special_tokens_map.json",
@@ -84,20 +89,26 @@ impl Paths<'_> {
                 ))
             });
         }
-        if !self.has(ConfigFile::NAME) {
+        let transformer = transformer_folder(folder)?;
+        let path = |file: &str| match transformer.strip_prefix(folder) {
+            Ok(module) => module.join(file).display().to_string(),
+            Err(_) => file.to_owned(),
+        };
+        if !self.has(&path(ConfigFile::NAME)) {
             return Err(Error::model(format!(
                 "expected a model in `{name}` with a `{}`, but found {}",
                 ConfigFile::NAME,
                 self.others()
             )));
         }
-        let config = ConfigFile::open(folder)?;
+        let config = ConfigFile::open(&transformer)?;
         let mut types = encoder::MODEL_TYPES.to_vec();
         types.extend(seq2seq::MODEL_TYPES.iter().filter(|name| !encoder::MODEL_TYPES.contains(name)));
         let is_supported = types.contains(&config.model_type());
         let mut found = None;
         if is_supported {
-            found = weights::names(folder, |file| self.has(file))?;
+            found = weights::names(&transformer, |file| self.has(&path(file)))?;
+            found = found.map(|files| files.iter().map(|file| path(file)).collect());
         }
         let mut needed = match found.or_else(|| export::files(|file| self.has(file), self.0.iter().copied()))
         {
@@ -123,7 +134,8 @@ impl Paths<'_> {
         if let Some(missing) = needed.iter().find(|path| !self.has(path)) {
             return Err(Error::model(format!("expected `{missing}` in `{name}`, but found none")));
         }
-        needed.extend(self.module_weights());
+        let others = self.module_weights().into_iter().filter(|path| !needed.contains(path));
+        needed.extend(others.collect::<Vec<_>>());
         needed.extend(encoder::HEADS.iter().filter(|head| self.has(head)).map(|head| (*head).to_owned()));
         Ok(needed)
     }
@@ -161,15 +173,24 @@ fn is_settings(path: &str) -> bool {
             // `sentence_bert_config.json`, and the same with other architectures.
             SETTINGS.contains(&path) || path.starts_with("sentence_") && path.ends_with("_config.json")
         }
-        Some((folder, "config.json" | "tokenizer.json")) => is_module(folder),
+        Some((
+            folder,
+            "config.json" | "tokenizer.json" | "tokenizer_config.json" | "sentence_bert_config.json",
+        )) => is_module(folder),
         Some(_) => false,
     }
 }
 
-/// Whether a folder has the name of a module: `1_Pooling`.
+/// Whether a folder has the name of a module: `1_Pooling`, or `query_0_Transformer` of a router.
 fn is_module(folder: &str) -> bool {
-    let number = folder.split('_').next().unwrap_or_default();
-    folder.len() > number.len() && !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    match folder.split('_').collect::<Vec<_>>()[..] {
+        [number, _, ..] if is_number(number) => true,
+        [.., number, class] => {
+            is_number(number) && class.starts_with(|first: char| first.is_ascii_uppercase())
+        }
+        _ => false,
+    }
 }
 
 /// The base of an adapter, as `ORG/NAME@REVISION`.

@@ -23,8 +23,8 @@ use crate::{
     },
     error::{Error, Result},
     pipeline::{
-        multi_vector::TextRole,
         pooling::cosine,
+        roles::TextRole,
         scores::{ScoreFunction, descending, softmax},
         sparse::SparseVector,
         zero_shot_entities::THRESHOLD,
@@ -43,11 +43,31 @@ enum Answer {
     /// A dense vector, or the scores of labels.
     Vector(Vec<f32>),
     Sparse(SparseVector),
-    /// Vectors of length 1, each with `width` values.
-    MultiVector {
-        values: Vec<f32>,
-        width: usize,
-    },
+    MultiVector(MultiVectors),
+}
+
+/// The vectors of a text for late interaction, of length 1, each with `width` values.
+#[derive(Clone, Debug)]
+struct MultiVectors {
+    document: Vec<f32>,
+    /// None if queries have the form of documents.
+    query: Option<Vec<f32>>,
+    width: usize,
+}
+
+impl MultiVectors {
+    fn query(&self) -> &[f32] {
+        self.query.as_deref().unwrap_or(&self.document)
+    }
+
+    /// The mean of the cosines with the vectors of another model for the same text.
+    fn cosine(&self, other: &Self) -> f32 {
+        let all = |vectors: &Self| {
+            [vectors.document.as_slice(), vectors.query.as_deref().unwrap_or_default()].concat()
+        };
+        let (left, right) = (all(self), all(other));
+        if left.len() == right.len() { cosine(&left, &right) } else { f32::NAN }
+    }
 }
 
 impl Answer {
@@ -55,19 +75,15 @@ impl Answer {
     fn values(&self) -> &[f32] {
         match self {
             Self::Vector(values) => values,
-            Self::Sparse(_) | Self::MultiVector { .. } => &[],
+            Self::Sparse(_) | Self::MultiVector(_) => &[],
         }
     }
 
     /// The cosine with the same output of another model for the same text; of multi-vectors, the mean of their cosines.
     fn cosine(&self, other: &Self) -> f32 {
         match (self, other) {
-            (Self::Vector(left), Self::Vector(right))
-            | (Self::MultiVector { values: left, .. }, Self::MultiVector { values: right, .. })
-                if left.len() == right.len() =>
-            {
-                cosine(left, right)
-            }
+            (Self::Vector(left), Self::Vector(right)) if left.len() == right.len() => cosine(left, right),
+            (Self::MultiVector(left), Self::MultiVector(right)) => left.cosine(right),
             (Self::Sparse(left), Self::Sparse(right)) => {
                 let lengths = (left.dot(left) * right.dot(right)).sqrt();
                 if lengths > 0.0 { left.dot(right) / lengths } else { f32::from(u8::from(left == right)) }
@@ -76,14 +92,34 @@ impl Answer {
         }
     }
 
-    /// The similarity to the same output for another text.
-    fn similarity(&self, other: &Self) -> f32 {
-        match (self, other) {
-            (Self::MultiVector { values, width }, Self::MultiVector { values: others, .. }) => {
-                Query::new(values, *width).largest_products(others).iter().sum()
+    /// The similarity to the same output for each of other texts, as a search ranks them: the cosine of dense vectors, the
+    /// product of sparse ones, and the mean of the largest products of the vectors of this text as a query.
+    fn similarities(&self, others: &[&Self]) -> Vec<f32> {
+        let similarity: Box<dyn Fn(&Self) -> f32> = match self {
+            Self::Vector(_) => Box::new(|other| self.cosine(other)),
+            Self::Sparse(own) => {
+                let mut weights = vec![0.0; own.0.last().map_or(0, |(id, _)| *id as usize + 1)];
+                own.0.iter().for_each(|(id, weight)| weights[*id as usize] = *weight);
+                let product = move |(id, weight): &(u32, f32)| {
+                    weights.get(*id as usize).map_or(0.0, |own| own * weight)
+                };
+                Box::new(move |other| match other {
+                    Self::Sparse(other) => other.0.iter().map(&product).sum(),
+                    _ => f32::NAN,
+                })
             }
-            _ => self.cosine(other),
-        }
+            Self::MultiVector(own) => {
+                let query = Query::new(own.query(), own.width);
+                Box::new(move |other| match other {
+                    Self::MultiVector(other) => {
+                        let largest = query.largest_products(&other.document);
+                        largest.iter().sum::<f32>() / largest.len().max(1) as f32
+                    }
+                    _ => f32::NAN,
+                })
+            }
+        };
+        others.iter().map(|other| similarity(other)).collect()
     }
 
     /// The share of the ten tokens with the largest weights that are the same in both, for sparse vectors.
@@ -152,15 +188,15 @@ pub(in crate::build) fn measure(
     progress: &dyn Progress,
 ) -> Result<((Vec<Quality>, Comparison), Outputs)> {
     progress.stage("measure the quality", SENTENCES.lines().count());
-    let encodings =
-        SENTENCES.lines().map(|text| encode(text, tokenizer, settings)).collect::<Result<Vec<_>>>()?;
+    let samples =
+        SENTENCES.lines().map(|text| Sample::new(text, tokenizer, settings)).collect::<Result<Vec<_>>>()?;
     let workers = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let work = |worker: usize| -> Result<Vec<Answers>> {
-        let own = encodings.iter().skip(worker).step_by(workers);
-        own.map(|encoding| {
+        let own = samples.iter().skip(worker).step_by(workers);
+        own.map(|sample| {
             let timed = |model| {
                 let started = Instant::now();
-                Ok::<_, Error>((answer(settings, model, encoding)?, started.elapsed()))
+                Ok::<_, Error>((answer(settings, model, sample)?, started.elapsed()))
             };
             let answers = [timed(models[0])?, timed(models[1])?];
             progress.step();
@@ -177,9 +213,10 @@ pub(in crate::build) fn measure(
     })?;
     // In the order of the texts, since the order of a sum changes its rounding.
     let answers: Vec<&Answers> =
-        (0..encodings.len()).filter_map(|text| parts[text % workers].get(text / workers)).collect();
+        (0..samples.len()).filter_map(|text| parts[text % workers].get(text / workers)).collect();
     let time = |form: usize| answers.iter().map(|answers| answers[form].1).sum();
-    let comparison = Comparison::new(bytes, [time(0), time(1)], answers.len() * workers);
+    let runs: usize = samples.iter().map(|sample| 1 + usize::from(sample.query.is_some())).sum();
+    let comparison = Comparison::new(bytes, [time(0), time(1)], runs * workers);
     let outputs = answers.first().map_or(0, |[reference, _]| reference.0.len());
     let qualities = (0..outputs).map(|output| compare(settings, &answers, output)).collect();
     let built = answers.iter().map(|[_, (built, _)]| built[0].values().to_vec()).collect();
@@ -193,11 +230,11 @@ pub(in crate::build) fn check(
     settings: &EncoderSettings,
 ) -> Result<()> {
     let text = SENTENCES.lines().next().unwrap_or_default();
-    let window = encode(text, tokenizer, settings)?;
-    let found = answer(settings, model, &window)?;
+    let sample = Sample::new(text, tokenizer, settings)?;
+    let found = answer(settings, model, &sample)?;
     // The number of values of other outputs is that of tokens or of the vocabulary.
     if let (EncoderSettings::TokenClassification(settings), [Answer::Vector(found)]) = (settings, &found[..])
-        && found.len() != settings.labels.len() * window.spans.iter().flatten().count()
+        && found.len() != settings.labels.len() * sample.window.spans.iter().flatten().count()
     {
         return Err(Error::model(format!(
             "expected {} values for each token, as in `config.json`, but found {} values",
@@ -208,17 +245,40 @@ pub(in crate::build) fn check(
     Ok(())
 }
 
-fn encode(text: &str, tokenizer: &Tokenizer, settings: &EncoderSettings) -> Result<Window> {
-    let options = WindowOptions { stride: None, truncation: Truncation::At(Side::Right), max_windows: 1 };
-    let windows = match settings {
-        EncoderSettings::ZeroShotEntities(settings) => {
-            let prompt = settings.prompt(&LABELS.map(str::to_owned), tokenizer)?;
-            tokenizer.word_windows(text, &prompt, settings.max_tokens, options)
+/// A sample text as a model reads it.
+struct Sample {
+    window: Window,
+    /// As a query, if the model has another form for queries.
+    query: Option<Encoding>,
+}
+
+impl Sample {
+    fn new(text: &str, tokenizer: &Tokenizer, settings: &EncoderSettings) -> Result<Self> {
+        let (limit, truncation) = (settings.max_tokens(), Truncation::At(Side::Right));
+        if let EncoderSettings::Embedding(settings) = settings
+            && let Some(multi) = &settings.multi_vector
+            && multi.query != multi.document
+        {
+            let encode = |role: TextRole| {
+                let prompt = settings.prompt(Some(role.name()))?.unwrap_or_default();
+                multi.role(role).encode(tokenizer, &format!("{prompt}{text}"), limit, truncation)
+            };
+            let encoding = encode(TextRole::Document)?;
+            let window = Window { encoding, spans: Vec::new() };
+            return Ok(Self { window, query: Some(encode(TextRole::Query)?) });
         }
-        _ => tokenizer.windows(text, settings.max_tokens(), options),
-    };
-    let window = windows?.pop();
-    window.ok_or_else(|| Error::model("expected a window of a text, but found none"))
+        let options = WindowOptions { stride: None, truncation, max_windows: 1 };
+        let windows = match settings {
+            EncoderSettings::ZeroShotEntities(settings) => {
+                let prompt = settings.prompt(&LABELS.map(str::to_owned), tokenizer)?;
+                tokenizer.word_windows(text, &prompt, limit, options)
+            }
+            _ => tokenizer.windows(text, limit, options),
+        };
+        let window = windows?.pop();
+        let window = window.ok_or_else(|| Error::model("expected a window of a text, but found none"))?;
+        Ok(Self { window, query: None })
+    }
 }
 
 /// The dense vector of one text.
@@ -228,28 +288,17 @@ pub(in crate::build) fn vector_of(
     tokenizer: &Tokenizer,
     settings: &EncoderSettings,
 ) -> Result<Vec<f32>> {
-    match answer(settings, model, &encode(text, tokenizer, settings)?)?.into_iter().next() {
+    match answer(settings, model, &Sample::new(text, tokenizer, settings)?)?.into_iter().next() {
         Some(Answer::Vector(vector)) => Ok(vector),
         _ => Err(Error::model("expected a model with dense vectors, but found one without")),
     }
 }
 
 /// The vectors of one text at each output, or its scores, or those of its tokens, without special tokens.
-fn answer(settings: &EncoderSettings, session: &EncoderModel, window: &Window) -> Result<Vec<Answer>> {
-    let encoding = &window.encoding;
-    let outputs = session.run(&inputs(session.signature(), encoding)?)?;
-    // The values of an output of the given width.
-    let read = |name: &str, expected: usize| {
-        let output = session.signature().output(name).and_then(|place| outputs.get(place));
-        let found = output.and_then(|output| Some((output.as_fp32()?, *output.shape().last()?)));
-        match found {
-            Some((values, width)) if width == expected => Ok(values),
-            Some((_, found)) => Err(Error::model(format!(
-                "expected {expected} values in `{name}`, as in `config.json`, but found {found}"
-            ))),
-            None => Err(Error::model(format!("expected the float output `{name}`, but found none"))),
-        }
-    };
+fn answer(settings: &EncoderSettings, model: &EncoderModel, sample: &Sample) -> Result<Vec<Answer>> {
+    let encoding = &sample.window.encoding;
+    let outputs = model.run(&inputs(model.signature(), encoding)?)?;
+    let read = |name: &str, width| read(model, &outputs, name, width);
     match settings {
         EncoderSettings::Classification(settings) => {
             let values = read(&settings.output, settings.labels.len())?;
@@ -257,7 +306,7 @@ fn answer(settings: &EncoderSettings, session: &EncoderModel, window: &Window) -
         }
         EncoderSettings::TokenClassification(settings) => {
             let width = settings.labels.len();
-            let tokens = read(&settings.output, width)?.chunks_exact(width).zip(&window.spans);
+            let tokens = read(&settings.output, width)?.chunks_exact(width).zip(&sample.window.spans);
             let scores = tokens.filter(|(_, span)| span.is_some()).flat_map(|(logits, _)| softmax(logits));
             Ok(vec![Answer::Vector(scores.collect())])
         }
@@ -265,8 +314,8 @@ fn answer(settings: &EncoderSettings, session: &EncoderModel, window: &Window) -
             let longest = settings.max_entity_words;
             let words = read(&settings.output, longest)?.chunks_exact(LABELS.len() * longest);
             // Without the spans that end beyond the text.
-            let valid = words.take(window.spans.len()).enumerate().flat_map(|(first, values)| {
-                let count = longest.min(window.spans.len() - first);
+            let valid = words.take(sample.window.spans.len()).enumerate().flat_map(|(first, values)| {
+                let count = longest.min(sample.window.spans.len() - first);
                 values.chunks_exact(longest).flat_map(move |lengths| &lengths[..count])
             });
             let logits: Vec<f32> = valid.copied().collect();
@@ -283,12 +332,32 @@ fn answer(settings: &EncoderSettings, session: &EncoderModel, window: &Window) -
                 answers.push(Answer::Sparse(sparse.vector(&encoding.ids, values)));
             }
             if let Some(multi) = &settings.multi_vector {
-                let (values, width) = (read(&multi.output, multi.dimensions)?, multi.dimensions);
-                let values = multi.vectors(TextRole::Document, &encoding.ids, values, true);
-                answers.push(Answer::MultiVector { values, width });
+                let width = multi.dimensions;
+                let document =
+                    multi.vectors(TextRole::Document, &encoding.ids, read(&multi.output, width)?, true);
+                let of_query = |query: &Encoding| {
+                    let outputs = model.run(&inputs(model.signature(), query)?)?;
+                    let values = self::read(model, &outputs, &multi.output, width)?;
+                    Ok::<_, Error>(multi.vectors(TextRole::Query, &query.ids, values, true))
+                };
+                let query = sample.query.as_ref().map(of_query).transpose()?;
+                answers.push(Answer::MultiVector(MultiVectors { document, query, width }));
             }
             Ok(answers)
         }
+    }
+}
+
+/// The values of the output called `name`, of the given width, among the outputs of a model.
+fn read<'a>(model: &EncoderModel, outputs: &'a [Tensor], name: &str, expected: usize) -> Result<&'a [f32]> {
+    let output = model.signature().output(name).and_then(|place| outputs.get(place));
+    let found = output.and_then(|output| Some((output.as_fp32()?, *output.shape().last()?)));
+    match found {
+        Some((values, width)) if width == expected => Ok(values),
+        Some((_, found)) => Err(Error::model(format!(
+            "expected {expected} values in `{name}`, as in `config.json`, but found {found}"
+        ))),
+        None => Err(Error::model(format!("expected the float output `{name}`, but found none"))),
     }
 }
 
@@ -301,12 +370,16 @@ fn compare(settings: &EncoderSettings, answers: &[&Answers], output: usize) -> Q
         EncoderSettings::Embedding(_) => {
             let cosines: Vec<f32> = pairs().map(|(left, right)| left.cosine(right)).collect();
             let terms: Option<f32> = pairs().map(|(left, right)| left.terms_kept(right)).sum();
+            let forms: [Vec<&Answer>; 2] = pairs().unzip::<_, _, Vec<_>, Vec<_>>().into();
+            let similarities = forms.each_ref().map(|answers| similarities(answers));
+            let is_scored = matches!(forms[0].first(), Some(Answer::MultiVector(_)));
             Quality::Embedding {
                 texts,
                 mean_cosine: mean(cosines.iter().sum()),
                 worst_cosine: cosines.iter().copied().min_by(f32::total_cmp).unwrap_or(f32::NAN),
-                neighbours: Some(neighbours(&pairs().unzip::<_, _, Vec<_>, Vec<_>>().into())),
+                neighbours: Some(neighbours(&similarities)),
                 terms: terms.map(mean),
+                score_difference: is_scored.then(|| score_difference(&similarities)),
             }
         }
         EncoderSettings::Classification(_) => {
@@ -375,12 +448,23 @@ fn differences<'a>(pairs: impl Iterator<Item = (&'a [f32], &'a [f32])>) -> [f32;
     [(sum / count.max(1) as f64) as f32, largest]
 }
 
-/// Compares the nearest texts of each text in both forms, whose vectors are in the same order.
-fn neighbours(forms: &[Vec<&Answer>; 2]) -> Neighbours {
+/// The similarities of each text to all texts.
+fn similarities(answers: &[&Answer]) -> Vec<Vec<f32>> {
+    answers.iter().map(|answer| answer.similarities(answers)).collect()
+}
+
+/// The mean difference between the similarities of both forms.
+fn score_difference([reference, found]: &[Vec<Vec<f32>>; 2]) -> f32 {
+    let rows = reference.iter().zip(found);
+    differences(rows.map(|(left, right)| (left.as_slice(), right.as_slice())))[0]
+}
+
+/// Compares the nearest texts of each text in both forms, by its similarities to all texts.
+fn neighbours(forms: &[Vec<Vec<f32>>; 2]) -> Neighbours {
     let texts = forms[0].len().max(1) as f32;
     let (mut kept, mut expected, mut same) = (0, 0, 0);
     for text in 0..forms[0].len() {
-        let [reference, found] = forms.each_ref().map(|answers| nearest(answers, text, Answer::similarity));
+        let [reference, found] = forms.each_ref().map(|rows| nearest(&rows[text], text));
         kept += reference.iter().filter(|other| found.contains(other)).count();
         expected += reference.len();
         same += usize::from(reference.first() == found.first());
@@ -388,14 +472,9 @@ fn neighbours(forms: &[Vec<&Answer>; 2]) -> Neighbours {
     Neighbours { ten_nearest: kept as f32 / expected.max(1) as f32, nearest: same as f32 / texts }
 }
 
-/// The ten other texts whose vectors are most similar to that of `text`, the most similar first.
-pub(in crate::build) fn nearest<V: ?Sized>(
-    vectors: &[&V],
-    text: usize,
-    similarity: impl Fn(&V, &V) -> f32,
-) -> Vec<usize> {
-    let similarities: Vec<f32> = vectors.iter().map(|other| similarity(vectors[text], other)).collect();
-    let mut others: Vec<usize> = (0..vectors.len()).filter(|other| *other != text).collect();
+/// The ten other texts that are most similar to `text` by its similarities to all texts, the most similar first.
+pub(in crate::build) fn nearest(similarities: &[f32], text: usize) -> Vec<usize> {
+    let mut others: Vec<usize> = (0..similarities.len()).filter(|other| *other != text).collect();
     others.sort_by(|left, right| similarities[*right].total_cmp(&similarities[*left]));
     others.truncate(10);
     others
@@ -408,7 +487,10 @@ pub fn inputs(signature: &Signature, encoding: &Encoding) -> Result<Vec<Tensor>>
         let values = match input.name.as_str() {
             "input_ids" => encoding.ids.iter().map(|id| i64::from(*id)).collect(),
             "token_type_ids" | "words_mask" => encoding.type_ids.iter().map(|id| i64::from(*id)).collect(),
-            "attention_mask" => vec![1; encoding.len()],
+            "attention_mask" => {
+                let attended = encoding.len() - encoding.unattended;
+                (0..encoding.len()).map(|token| i64::from(token < attended)).collect()
+            }
             other => {
                 return Err(Error::model(format!(
                     "expected inputs among `input_ids`, `attention_mask`, `token_type_ids`, `words_mask`, but found \
@@ -438,7 +520,7 @@ mod tests {
         moved.swap(0, 12);
         let moved = vectors(&angles(moved));
         let compared = |left: &[Answer], right: &[Answer]| {
-            neighbours(&[left, right].map(|answers| answers.iter().collect()))
+            neighbours(&[left, right].map(|answers| similarities(&answers.iter().collect::<Vec<_>>())))
         };
         assert_eq!(compared(&reference, &reference.clone()), Neighbours { ten_nearest: 1.0, nearest: 1.0 });
         let found = compared(&reference, &moved);
@@ -453,10 +535,20 @@ mod tests {
         assert!((left.cosine(&right) - 0.64).abs() < 1e-6);
         assert_eq!((left.terms_kept(&right), left.terms_kept(&left)), (Some(0.5), Some(1.0)));
         assert_eq!(sparse(&[]).cosine(&sparse(&[])), 1.0);
-        let multi = |values: &[f32]| Answer::MultiVector { values: values.to_vec(), width: 2 };
-        let (left, right) = (multi(&[1.0, 0.0, 0.0, 1.0]), multi(&[0.6, 0.8, 0.0, 1.0]));
+        assert_eq!(left.similarities(&[&left, &right, &sparse(&[(9, 1.0)])]), [25.0, 16.0, 0.0]);
+        let multi = |document: &[f32], query: Option<&[f32]>| {
+            let (document, query) = (document.to_vec(), query.map(<[f32]>::to_vec));
+            Answer::MultiVector(MultiVectors { document, query, width: 2 })
+        };
+        let (left, right) = (multi(&[1.0, 0.0, 0.0, 1.0], None), multi(&[0.6, 0.8, 0.0, 1.0], None));
         assert!((left.cosine(&right) - 0.8).abs() < 1e-6);
-        assert!((left.similarity(&right) - 1.6).abs() < 1e-6);
+        let found = left.similarities(&[&left, &right]);
+        assert!((found[0] - 1.0).abs() < 1e-6 && (found[1] - 0.8).abs() < 1e-6, "{found:?}");
+        // A query is compared with documents.
+        let query = multi(&[1.0, 0.0], Some(&[0.0, 1.0, 0.6, 0.8]));
+        assert!((query.similarities(&[&left])[0] - 0.9).abs() < 1e-6);
+        let forms = [similarities(&[&left, &right]), similarities(&[&left, &left])];
+        assert!((score_difference(&forms) - 0.1).abs() < 1e-6, "{forms:?}");
     }
 
     #[test]

@@ -56,7 +56,7 @@ pub(super) fn shortfall(quality: &Quality, floor: &QualityFloor) -> Option<Short
         ]
     };
     let (texts, checks) = match *quality {
-        Quality::Embedding { texts, mean_cosine, worst_cosine, neighbours, terms } => {
+        Quality::Embedding { texts, mean_cosine, worst_cosine, neighbours, terms, score_difference } => {
             let kept = neighbours.map_or(1.0, |neighbours| neighbours.ten_nearest);
             let checks = vec![
                 at_least("mean_cosine", "a mean cosine to fp32", mean_cosine, floor.mean_cosine),
@@ -67,6 +67,12 @@ pub(super) fn shortfall(quality: &Quality, floor: &QualityFloor) -> Option<Short
                     "a share of the ten largest weights of fp32",
                     terms.unwrap_or(1.0),
                     floor.terms,
+                ),
+                at_most(
+                    "score_difference",
+                    "a mean difference to the scores of fp32",
+                    score_difference.unwrap_or(0.0),
+                    floor.score_difference,
                 ),
             ];
             (texts, checks)
@@ -114,7 +120,14 @@ mod tests {
     use crate::repository::manifest::Neighbours;
 
     fn quality(mean_cosine: f32, worst_cosine: f32) -> Quality {
-        Quality::Embedding { texts: 300, mean_cosine, worst_cosine, neighbours: None, terms: None }
+        Quality::Embedding {
+            texts: 300,
+            mean_cosine,
+            worst_cosine,
+            neighbours: None,
+            terms: None,
+            score_difference: None,
+        }
     }
 
     #[test]
@@ -138,6 +151,7 @@ mod tests {
             worst_cosine: 0.998,
             neighbours: Some(Neighbours { ten_nearest, nearest: 0.97 }),
             terms: None,
+            score_difference: None,
         };
         assert!(require(&kept(0.94), &floor).is_ok());
         insta::assert_snapshot!(

@@ -167,6 +167,7 @@ mod tests {
                 worst_cosine: 0.9831,
                 neighbours,
                 terms: None,
+                score_difference: None,
             }),
             note: Some("chosen since int8 is below the floor"),
             vectors: Some(VectorQuality { texts: 300, int8: 0.97, binary: Some(0.8234) }),

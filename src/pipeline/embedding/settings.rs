@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 use crate::{
     error::{Error, Result, quoted},
     pipeline::{
-        multi_vector::{MultiVectorSettings, TextRole},
+        multi_vector::MultiVectorSettings,
         pooling::Pooling,
-        roles::{self, UnknownRole},
-        sparse::SparseSettings,
+        roles::{self, RoleSettings, TextRole, UnknownRole},
+        sparse::{SparseSettings, StaticQueries},
     },
 };
 
@@ -183,8 +183,9 @@ impl EmbeddingSettings {
         let prompts = &self.prompts;
         let of_role = || prompts.get(roles::prompt(prompts, name).ok()??);
         let prompt = prompts.get(name).or_else(of_role).map(String::as_str);
-        // Texts in these roles differ by more than prompts.
-        if prompt.is_some() || self.multi_vector.is_some() && roles::text_role(name).is_some() {
+        // Texts in these roles may differ by more than prompts.
+        let has_roles = self.multi_vector.is_some() || self.static_queries().is_some();
+        if prompt.is_some() || has_roles && roles::text_role(name).is_some() {
             return Ok(prompt);
         }
         let known: Vec<_> = prompts.keys().collect();
@@ -210,6 +211,19 @@ impl EmbeddingSettings {
                 role.escape_debug()
             ))
         })
+    }
+
+    /// Queries that the model does not read.
+    pub fn static_queries(&self) -> Option<&StaticQueries> {
+        self.sparse.as_ref()?.queries.as_deref()
+    }
+
+    /// The form of texts in a role, if the model has one for it.
+    pub(in crate::pipeline) fn form(&self, role: TextRole) -> Option<&RoleSettings> {
+        let of_queries = self.static_queries().filter(|_| role == TextRole::Query);
+        let form = of_queries.map(|queries| &queries.form);
+        let form = form.or_else(|| self.multi_vector.as_ref().map(|multi| multi.role(role)));
+        form.filter(|form| **form != RoleSettings::default())
     }
 
     /// The role of texts with a prompt of this name: documents, unless the name is one for queries.
@@ -245,6 +259,7 @@ mod tests {
             output: "largest_logits".into(),
             dimensions: 30,
             values: SparseValues::Vocabulary { logarithms: 1 },
+            queries: None,
         });
         let text = toml::to_string(&settings).unwrap();
         assert_eq!(toml::from_str::<EmbeddingSettings>(&text).unwrap(), settings);
