@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use super::{
-    Recipe, bergamot,
+    Recipe, bergamot, byte_pairs,
     config::ConfigFile,
     encoder, export, hub as hugging_face_hub, onnx, pickle,
     plan::Plan,
@@ -96,7 +96,12 @@ pub(crate) fn pieces_of_translation(bytes: &[u8]) {
     let files = [("tokenizer_config.json", settings), ("vocab.json", ids), ("source.spm", pieces)];
     with_files(&files, |folder| read(tokenizer_files::marian(folder, [4, 4])));
     let files = [("tokenizer_config.json", settings), ("sentencepiece.bpe.model", pieces)];
-    with_files(&files, |folder| read(tokenizer_files::many_to_many(folder, 4)));
+    with_files(&files, |folder| {
+        read(tokenizer_files::many_to_many(folder, 4));
+        read(tokenizer_files::mbart(folder, None, (4, false)));
+    });
+    let files = [("tokenizer_config.json", settings), ("vocab.json", ids), ("merges.txt", pieces)];
+    with_files(&files, |folder| drop(byte_pairs::tokenizer(folder).map(|json| Tokenizer::compile(&json))));
 }
 
 /// The configuration of a translation model.

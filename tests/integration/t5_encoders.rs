@@ -2,17 +2,14 @@
 
 use std::fs;
 
-use kivu::{
-    backend::Engine,
-    pipeline::{Task, pooling::cosine},
-    repository::manifest::Precision,
-};
+use kivu::{pipeline::Task, repository::manifest::Precision};
 use serde_json::Value;
 
 use crate::{
     building::copy,
-    goldens::{deadline, options, pipeline, text, tiny, tiny_in},
-    models::{build_request, fixtures, request, request_without_floor, runtime, serve},
+    decoders::quantized_is_close_to_fp32,
+    goldens::{pipeline, tiny, tiny_in},
+    models::{build_request, fixtures, request, runtime, serve},
 };
 
 const NAME: &str = "tiny-sentence-t5";
@@ -41,25 +38,7 @@ async fn a_whole_t5_with_a_pooling() {
 
 #[tokio::test]
 async fn quantized_t5_encoders_are_close_to_fp32() {
-    let Some(runtime) = runtime() else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let golden = fs::read(fixtures().join(format!("goldens/{NAME}.json"))).unwrap();
-    let golden: Value = serde_json::from_slice(&golden).unwrap();
-    for precision in [Precision::Int8, Precision::Int8Blocks] {
-        let out = folder.path().join(precision.to_string());
-        let source = fixtures().join("models").join(NAME);
-        let request = request_without_floor(Task::FeatureExtraction, &source, out, Some(precision));
-        let bundle = build_request(&request, runtime).unwrap();
-        assert_eq!(bundle.manifest().engine, Engine::Onnx);
-        let model = serve(&bundle.path("")).unwrap();
-        for case in golden["cases"].as_array().unwrap().iter().take(5) {
-            let asked = case["text"].as_str().unwrap();
-            let found = pipeline(&model).embed(text(asked), &options(), deadline()).await.unwrap();
-            let expected: Vec<f32> = serde_json::from_value(case["embedding"].clone()).unwrap();
-            let cosine = cosine(&found.vectors[0], &expected);
-            assert!(cosine > 0.98, "{precision}: {asked:?}: {cosine}");
-        }
-    }
+    quantized_is_close_to_fp32(NAME).await;
 }
 
 /// As the authors of T5 publish it, a model has only a SentencePiece model.

@@ -27,7 +27,7 @@ use crate::{
     pipeline::{
         Task,
         generation::{GenerationOptions, GenerationSettings},
-        seq2seq::{Languages, Seq2SeqSettings},
+        seq2seq::{LanguagePair, Languages, Seq2SeqSettings},
     },
 };
 
@@ -84,7 +84,10 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
         )));
     }
     check_head(config)?;
-    let instructions = instructions(config)?;
+    let mut instructions = instructions(config)?;
+    if let Some(LanguagePair { source, target }) = &plan.languages {
+        instructions.retain(|pair| pair.source == *source && pair.target == *target);
+    }
     let tasks = tasks(model_type, !instructions.is_empty());
     let (task, _) = task::choose(plan, tasks.to_vec());
     let translates = task == Task::Translation && tasks.contains(&task);

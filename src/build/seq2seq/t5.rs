@@ -22,6 +22,8 @@ const MAX_TOKENS: usize = 1024;
 const MAX_POSITIONS: usize = 4096;
 /// The limit of a tokenizer's own limit, since the scores of all pairs of tokens are in memory together.
 const LONGEST: usize = 16_384;
+/// The limit of the values of all heads, a multiple of that of the largest models.
+const MAX_WIDTH: usize = 1 << 20;
 const BUCKETS: usize = 32;
 const FARTHEST: usize = 128;
 pub(in crate::build) const EPSILON: f32 = 1e-6;
@@ -43,8 +45,7 @@ pub(in crate::build) fn lengths(config: &ConfigFile, max_tokens: Option<usize>) 
 /// The shape of a model with the given weights and limits of tokens.
 pub(super) fn model(config: &ConfigFile, weights: &Weights, lengths: [usize; 2]) -> Result<Seq2SeqModel> {
     let (hidden, rows): (usize, usize) = (config.require("d_model")?, config.require("vocab_size")?);
-    let (heads, head, intermediate) =
-        (config.require("num_heads")?, config.require("d_kv")?, config.require("d_ff")?);
+    let ([heads, head], intermediate) = (heads(config)?, config.require("d_ff")?);
     let stack = |layers| Stack { layers, heads, head, intermediate };
     let layers = config.require("num_layers")?;
     let decoder_layers = config.get("num_decoder_layers")?.unwrap_or(layers);
@@ -73,6 +74,17 @@ pub(super) fn model(config: &ConfigFile, weights: &Weights, lengths: [usize; 2])
         starts_empty: false,
         has_shortlist: false,
     })
+}
+
+/// The number of heads and the values of each, which are not together as wide as a token's vector in all models.
+pub(in crate::build) fn heads(config: &ConfigFile) -> Result<[usize; 2]> {
+    let [heads, width]: [usize; 2] = [config.require("num_heads")?, config.require("d_kv")?];
+    match heads.checked_mul(width) {
+        Some(1..=MAX_WIDTH) => Ok([heads, width]),
+        _ => Err(Error::model(format!(
+            "expected `num_heads` times `d_kv` from 1 to {MAX_WIDTH}, but found {heads} times {width}"
+        ))),
+    }
 }
 
 /// Whether feed-forward parts are gated, and their activation.

@@ -391,6 +391,16 @@ mod tests {
         {
             assert_eq!(m2m100.find("src_lang", name).map_err(|error| error.to_string()), Ok(code), "{name}");
         }
+        let mbart = names(&["ar_AR", "en_XX", "pt_XX", "sw_KE", "tl_XX", "zh_CN"]);
+        for (name, code) in [
+            ("en", "en_XX"),
+            ("en-XX", "en_XX"),
+            ("pt-BR", "pt_XX"),
+            ("Tagalog", "tl_XX"),
+            ("Chinese", "zh_CN"),
+        ] {
+            assert_eq!(mbart.find("src_lang", name).map_err(|error| error.to_string()), Ok(code), "{name}");
+        }
         let pair = names(&["pt"]);
         assert_eq!(pair.find("tgt_lang", "Portuguese").unwrap(), "pt");
         assert_eq!(pair.find("tgt_lang", "por_Latn").unwrap(), "pt");

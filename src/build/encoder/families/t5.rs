@@ -9,7 +9,7 @@ use crate::{
             Positions, Span,
         },
         layers::{Activation, NormKind},
-        seq2seq::t5::{EPSILON, buckets, feed_forward, lengths},
+        seq2seq::t5::{EPSILON, buckets, feed_forward, heads, lengths},
     },
     error::Result,
 };
@@ -40,7 +40,7 @@ const GATED: Names = Names { up: &["layer.1.DenseReluDense.wi_0", "layer.1.Dense
 /// Reads the `config.json` of a model whose decoder, if its files have one, is not used.
 pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let (is_gated, activation) = feed_forward(config)?;
-    let heads = config.require("num_heads")?;
+    let [heads, width] = heads(config)?;
     let [max_positions, _] = lengths(config, None)?;
     Ok(EncoderConfig {
         facts: Facts {
@@ -50,7 +50,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         },
         vocabulary: config.require("vocab_size")?,
         layers: config.require("num_layers")?,
-        heads: Heads { queries: heads, keys: heads, width: config.require("d_kv")? },
+        heads: Heads { queries: heads, keys: heads, width },
         feed_forward: FeedForward {
             width: config.require("d_ff")?,
             activation,
