@@ -80,11 +80,12 @@ fn build_from(
 ) -> Result<Built> {
     let destination = Destination::new(&request.out)?;
     let mut plan = plan::plan(request, progress)?;
-    if let Some(Fetched { origin, adapter, .. }) = fetched {
+    if let Some(Fetched { origin, adapter, encoder, .. }) = fetched {
         plan.from.clone_from(origin);
         // Requests may name the repository.
         plan.aliases.extend(origin.split('@').next().map(str::to_owned));
         plan.adapter.clone_from(adapter);
+        plan.encoder.clone_from(encoder);
     }
     let scratch = Scratch::new_in(destination.parent())?;
     let build = Build { plan: &plan, scratch: scratch.path(), runtime, progress };

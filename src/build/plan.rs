@@ -54,6 +54,8 @@ pub(super) struct Plan {
     pub(super) folder: PathBuf,
     /// The folder of an adapter that is merged into the weights.
     pub(super) adapter: Option<PathBuf>,
+    /// The folder of the files of the encoder of GLiNER, if the model's own has none.
+    pub(super) encoder: Option<PathBuf>,
     /// The requested task; the model's most likely one if none.
     pub(super) task: Option<Task>,
     pub(super) strategy: Strategy,
@@ -144,6 +146,7 @@ fn of_recipe(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         from: source.package.unwrap_or_else(|| source.folder.display().to_string()),
         folder,
         adapter: source.adapter.map(|adapter| parent.join(adapter)),
+        encoder: None,
         task: Some(recipe.task),
         strategy: recipe.strategy,
         tensors: recipe.tensors,

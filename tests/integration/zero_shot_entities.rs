@@ -1,6 +1,9 @@
 //! The same entities as the package `gliner`, on tiny models.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use kivu::{
     batch::Parameters,
@@ -13,7 +16,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
-    models::{Silent, fixtures, open_for, request, request_without_floor, runtime},
+    models::{Silent, fixtures, open, open_for, request, request_without_floor, runtime},
     token_classifiers::{are_equal, batch, post},
 };
 
@@ -35,6 +38,10 @@ async fn compare(name: &str) {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     let model = open_for(Task::TokenClassification, name, folder.path(), runtime).unwrap();
+    compare_with(name, &model).await;
+}
+
+async fn compare_with(name: &str, model: &Model) {
     let golden = fs::read(fixtures().join(format!("goldens/{name}.json"))).unwrap();
     let Golden { entries } = serde_json::from_slice(&golden).unwrap();
     let (mut failures, mut found) = (Vec::new(), 0);
@@ -48,7 +55,7 @@ async fn compare(name: &str) {
         let expected: Value = expected.collect();
         parameters["labels"] = json!(labels);
         let body = json!({ "inputs": inputs, "parameters": parameters });
-        let (status, answer) = post(&model, &format!("/models/{}", model.name), &body).await;
+        let (status, answer) = post(model, &format!("/models/{}", model.name), &body).await;
         if status != 200 || !are_equal(&answer, &expected) {
             failures.push(format!("{body}:\n  found    {answer}\n  expected {expected}"));
         }
@@ -66,6 +73,43 @@ async fn with_a_projection() {
 #[tokio::test]
 async fn with_two_recurrent_layers() {
     compare("tiny-gliner-deep").await;
+}
+
+/// The published models have neither the tokenizer nor the config of the encoder, which are those of DeBERTa v3.
+#[tokio::test]
+async fn with_the_files_of_the_encoder() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = without_encoder(folder.path());
+    let fixture = fixtures().join("models/tiny-gliner");
+    fs::copy(fixture.join("spm.model"), source.join("spm.model")).unwrap();
+    fs::write(source.join("config.json"), encoder_config()).unwrap();
+    fs::write(source.join("tokenizer_config.json"), r#"{"model_max_length": 512}"#).unwrap();
+    let model = open(source, &folder.path().join("built"), Some(Precision::Fp32), runtime).unwrap();
+    compare_with("tiny-gliner", &model).await;
+}
+
+/// The config of the encoder of a fixture, as in the repository of the encoder.
+fn encoder_config() -> String {
+    let file = fs::read(fixtures().join("models/tiny-gliner/gliner_config.json")).unwrap();
+    let mut config: Value = serde_json::from_slice::<Value>(&file).unwrap()["encoder_config"].take();
+    // Without the tokens of GLiNER.
+    config["vocab_size"] = 281.into();
+    config.to_string()
+}
+
+/// A copy of a fixture without the tokenizer, and in its config neither the encoder nor the ids of tokens.
+fn without_encoder(folder: &Path) -> PathBuf {
+    let (source, fixture) = (folder.join("source"), fixtures().join("models/tiny-gliner"));
+    fs::create_dir(&source).unwrap();
+    fs::copy(fixture.join("model.safetensors"), source.join("model.safetensors")).unwrap();
+    let file = fs::read(fixture.join("gliner_config.json")).unwrap();
+    let mut config: Value = serde_json::from_slice(&file).unwrap();
+    for field in ["encoder_config", "class_token_index", "vocab_size"] {
+        config.as_object_mut().unwrap().remove(field);
+    }
+    fs::write(source.join("gliner_config.json"), config.to_string()).unwrap();
+    source
 }
 
 fn gliner(folder: &Path) -> Option<Model> {
@@ -252,12 +296,8 @@ fn the_quality_of_int8_is_measured_by_entities() {
 fn models_without_the_files_of_the_encoder_are_refused() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let source = folder.path().join("source");
-    fs::create_dir(&source).unwrap();
-    for name in ["gliner_config.json", "model.safetensors"] {
-        fs::copy(fixtures().join("models/tiny-gliner").join(name), source.join(name)).unwrap();
-    }
-    let request = request(source, folder.path().join("bundle"), Some(Precision::Fp32));
+    let request =
+        request(without_encoder(folder.path()), folder.path().join("bundle"), Some(Precision::Fp32));
     let refusal = build(&request, runtime, &Silent).map(drop).unwrap_err().to_string();
-    insta::assert_snapshot!(refusal, @"expected the tokenizer and the config of the encoder (`tiny-deberta-nli`) next to `gliner_config.json`; load the model with the Python package `gliner` and save it again with `save_pretrained`, which adds them");
+    insta::assert_snapshot!(refusal, @"expected the tokenizer and the config of the encoder next to `gliner_config.json`; copy `config.json` and `tokenizer.json` or `spm.model` of `microsoft/deberta-v3-small` there, or load the model with the Python package `gliner` and save it again with `save_pretrained`");
 }

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{
     config::EncoderConfig,
@@ -18,16 +18,22 @@ use crate::{
         files::{read_json, read_tokenizer},
         plan::Plan,
         sentence_transformers::max_tokens,
+        sentencepiece::SentencePieces,
         source::{EncoderSettings, Source},
         weights::Weights,
     },
     error::{Error, Result, quoted},
     pipeline::zero_shot_entities::ZeroShotEntitiesSettings,
+    repository::bundle::TOKENIZER,
     tokenizer::Tokenizer,
 };
 
 /// The settings of the model.
 pub(in crate::build) const GLINER: &str = "gliner_config.json";
+/// The SentencePiece model of DeBERTa v3.
+const PIECES: &str = "spm.model";
+/// The files that have a tokenizer, in order of preference.
+const TOKENIZERS: [&str; 2] = [TOKENIZER, PIECES];
 /// The prefix of the encoder's weights.
 const PREFIX: &str = "token_rep_layer.bert_layer.model.";
 /// The maximum number of tokens of models whose attention depends on distances only.
@@ -44,19 +50,32 @@ pub(in crate::build) fn is_gliner(folder: &Path) -> bool {
     folder.join(GLINER).is_file()
 }
 
+/// The repository of the encoder, if its files are missing: `folder` has the settings, and `has` tells of other files.
+pub(in crate::build) fn missing_encoder(folder: &Path, has: impl Fn(&str) -> bool) -> Result<Option<String>> {
+    let config = ConfigFile::open_or_empty(folder, GLINER)?;
+    let has_tokenizer = TOKENIZERS.iter().any(|name| has(name));
+    let has_config = is_set(&config, "encoder_config") || has(ConfigFile::NAME);
+    if has_tokenizer && has_config { Ok(None) } else { config.get("model_name") }
+}
+
 /// Reads the model in the plan's folder.
 pub(in crate::build) fn open_gliner(plan: &Plan) -> Result<Source<'static>> {
     let folder = &plan.folder;
     let config = ConfigFile::new(GLINER, read_json(&folder.join(GLINER))?);
     check(&config)?;
-    let tokenizer = read_tokenizer(folder).map_err(|error| incomplete(&config, error))?;
-    let mut encoder = encoder(&config, folder)?;
+    let place = |names: &[&str]| {
+        let is_own = names.iter().any(|name| folder.join(name).is_file());
+        plan.encoder.as_ref().filter(|_| !is_own).unwrap_or(folder)
+    };
+    let of_tokenizer = place(&TOKENIZERS);
+    let tokenizer = tokenizer(&config, of_tokenizer)?;
+    let mut encoder = encoder(&config, place(&[ConfigFile::NAME]))?;
     let weights = Weights::open(folder)?.with_prefix(PREFIX, encoder.names.words);
     // The tokens for labels were added to those of the encoder's own config.
     let words = weights.tensors.get(&format!("{PREFIX}{}", encoder.names.words));
     encoder.vocabulary = words.and_then(|table| table.shape.first().copied()).unwrap_or(encoder.vocabulary);
     families::adapt(&mut encoder, &weights);
-    let settings = settings(&config, folder, &encoder)?;
+    let settings = settings(&config, of_tokenizer, &encoder)?;
     let head = SpanHead {
         encoder_width: encoder.facts.hidden,
         width: width(&config)?,
@@ -136,13 +155,48 @@ fn encoder(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
     Ok(encoder)
 }
 
+/// The `tokenizer.json`: the file, or that of the SentencePiece model of DeBERTa v3, with the tokens that `gliner` adds.
+fn tokenizer(config: &ConfigFile, folder: &Path) -> Result<Vec<u8>> {
+    let pieces = folder.join(PIECES);
+    let file = match !folder.join(TOKENIZER).is_file() && pieces.is_file() {
+        true => SentencePieces::open(&pieces)?.deberta()?,
+        false => read_tokenizer(folder).map_err(|error| incomplete(config, error))?,
+    };
+    let [label_token, separator] = tokens(config)?;
+    let tokenizer = Tokenizer::from_json(&file)?;
+    if tokenizer.id(&label_token).is_some() {
+        return Ok(file);
+    }
+    let invalid = |error| Error::model_because("cannot add tokens to the tokenizer", error);
+    let mut json: Map<String, Value> = serde_json::from_slice(&file).map_err(invalid)?;
+    let added = ["[FLERT]", &label_token, &separator].into_iter().zip(tokenizer.vocabulary_size()..);
+    let added = added.map(|(content, id)| {
+        json!({
+            "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true,
+        })
+    });
+    if let Value::Array(known) = json.entry("added_tokens").or_insert_with(|| json!([])) {
+        known.extend(added);
+    }
+    serde_json::to_vec(&json).map_err(invalid)
+}
+
+/// The tokens before each label and after the last one.
+fn tokens(config: &ConfigFile) -> Result<[String; 2]> {
+    let token =
+        |field: &str, default: &str| Ok::<_, Error>(config.get(field)?.unwrap_or_else(|| default.to_owned()));
+    Ok([token("ent_token", "<<ENT>>")?, token("sep_token", "<<SEP>>")?])
+}
+
 /// The error of a model that was published without the files of its encoder.
 fn incomplete(config: &ConfigFile, error: Error) -> Error {
     let base: String = config.get("model_name").ok().flatten().unwrap_or_default();
     Error::model_because(
         format!(
-            "expected the tokenizer and the config of the encoder (`{base}`) next to `{GLINER}`; load the model with \
-             the Python package `gliner` and save it again with `save_pretrained`, which adds them"
+            "expected the tokenizer and the config of the encoder next to `{GLINER}`; copy `config.json` and \
+             `tokenizer.json` or `{PIECES}` of `{base}` there, or load the model with the Python package `gliner` and \
+             save it again with `save_pretrained`"
         ),
         error,
     )

@@ -45,6 +45,8 @@ pub struct Fetched {
     pub folder: PathBuf,
     /// The folder of the adapter, if the repository has one and no model; `folder` is that of its base.
     pub adapter: Option<PathBuf>,
+    /// The folder of the tokenizer and the config of the model's encoder, if they are in another repository.
+    pub encoder: Option<PathBuf>,
 }
 
 /// Downloads the files of a repository that a build needs. Existing files are verified.
@@ -55,9 +57,13 @@ pub struct Fetched {
 pub fn fetch(name: &RepositoryName, config: &HubConfig, meter: &dyn Meter) -> Result<Fetched> {
     let runtime = Builder::new_current_thread().enable_all().build();
     runtime.map_err(Error::io("cannot start a runtime"))?.block_on(async {
-        let fetched = fetch_one(name, config, meter).await?;
+        let fetched = fetch_one(name, Wanted::Model, config, meter).await?;
+        if let Some(encoder) = &fetched.encoder {
+            let encoder = fetch_one(&encoder.parse()?, Wanted::Settings, config, meter).await?;
+            return Ok(Fetched { encoder: Some(encoder.folder), ..fetched.into() });
+        }
         let Some(base) = &fetched.base else { return Ok(fetched.into()) };
-        let base = fetch_one(&base.parse()?, config, meter).await?;
+        let base = fetch_one(&base.parse()?, Wanted::Model, config, meter).await?;
         if base.base.is_some() {
             return Err(Error::model(format!(
                 "expected `{}` to be a model, but found an adapter",
@@ -73,6 +79,14 @@ pub fn remove(name: &RepositoryName, config: &HubConfig) -> Result<Option<u64>> 
     RepositoryCache::new(&config.cache, name).remove()
 }
 
+/// The files of a repository that are needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    Model,
+    /// Without weights.
+    Settings,
+}
+
 /// The files of one repository.
 struct Repository {
     origin: String,
@@ -80,18 +94,25 @@ struct Repository {
     folder: PathBuf,
     /// The base of an adapter.
     base: Option<String>,
+    /// The repository of the model's encoder, if that has files that this one does not have.
+    encoder: Option<String>,
 }
 
 impl From<Repository> for Fetched {
     fn from(Repository { origin, commit, folder, .. }: Repository) -> Self {
-        Self { origin, commit, folder, adapter: None }
+        Self { origin, commit, folder, adapter: None, encoder: None }
     }
 }
 
-async fn fetch_one(name: &RepositoryName, config: &HubConfig, meter: &dyn Meter) -> Result<Repository> {
+async fn fetch_one(
+    name: &RepositoryName,
+    wanted: Wanted,
+    config: &HubConfig,
+    meter: &dyn Meter,
+) -> Result<Repository> {
     let cache = RepositoryCache::new(&config.cache, name);
     if config.offline {
-        return downloaded(name, &cache).and_then(|found| {
+        return downloaded(name, wanted, &cache).and_then(|found| {
             found.ok_or_else(|| {
                 Error::config(format!(
                     "expected `{name}` in `{}`, since HF_HUB_OFFLINE is set, but found none; unset it to download the \
@@ -105,7 +126,7 @@ async fn fetch_one(name: &RepositoryName, config: &HubConfig, meter: &dyn Meter)
     let listing = match hub.list(name).await {
         Err(error @ Error::Unavailable { .. }) => {
             // Files that were downloaded earlier may suffice.
-            let Ok(Some(found)) = downloaded(name, &cache) else { return Err(error) };
+            let Ok(Some(found)) = downloaded(name, wanted, &cache) else { return Err(error) };
             tracing::warn!("using files of `{name}` that were downloaded earlier: {error}");
             return Ok(found);
         }
@@ -121,7 +142,8 @@ async fn fetch_one(name: &RepositoryName, config: &HubConfig, meter: &dyn Meter)
     // Small files, which decide on the others.
     let (large, small): (Vec<_>, _) = of(paths.settings()).into_iter().partition(|file| is_large(file));
     fetch_files(&Snapshot { meter: &(), ..snapshot }, &small).await?;
-    let (base, weights) = base_and_weights(&paths, &folder, name)?;
+    let (base, weights) = base_and_weights(&paths, wanted, &folder, name)?;
+    let encoder = paths.encoder(&folder)?.filter(|_| wanted == Wanted::Model);
     let rest = [large, of(weights)].concat();
     let missing: u64 =
         rest.iter().filter(|file| !cache.blob(&file.hash).exists()).map(|file| file.size).sum();
@@ -134,16 +156,18 @@ async fn fetch_one(name: &RepositoryName, config: &HubConfig, meter: &dyn Meter)
     }
     // Written last: the files of a commit that is found there are complete.
     cache.store_commit(name, commit)?;
-    Ok(Repository { origin: format!("{}@{commit}", name.id), commit: commit.clone(), folder, base })
+    Ok(Repository { origin: format!("{}@{commit}", name.id), commit: commit.clone(), folder, base, encoder })
 }
 
 /// The base of an adapter, and the paths of the repository's weights. `folder` has the files with settings.
 fn base_and_weights(
     paths: &Paths<'_>,
+    wanted: Wanted,
     folder: &Path,
     name: &RepositoryName,
 ) -> Result<(Option<String>, Vec<String>)> {
     Ok(match paths.is_adapter() {
+        _ if wanted == Wanted::Settings => (None, Vec::new()),
         true => (Some(base(folder, name)?), paths.adapter_weights(name)?),
         false => (None, paths.weights(folder, name)?),
     })
@@ -159,7 +183,7 @@ async fn fetch_files(snapshot: &Snapshot<'_>, files: &[&HubFile]) -> Result<()> 
 }
 
 /// The files that were downloaded earlier, verified; none if the commit is not in the cache.
-fn downloaded(name: &RepositoryName, cache: &RepositoryCache) -> Result<Option<Repository>> {
+fn downloaded(name: &RepositoryName, wanted: Wanted, cache: &RepositoryCache) -> Result<Option<Repository>> {
     let Some(commit) = cache.commit(name) else { return Ok(None) };
     let folder = cache.snapshot(&commit);
     let found = cache::files(&folder);
@@ -167,10 +191,11 @@ fn downloaded(name: &RepositoryName, cache: &RepositoryCache) -> Result<Option<R
         return Ok(None);
     }
     let paths = Paths(found.iter().map(String::as_str).collect());
-    let (base, weights) = base_and_weights(&paths, &folder, name)?;
+    let (base, weights) = base_and_weights(&paths, wanted, &folder, name)?;
+    let encoder = paths.encoder(&folder)?.filter(|_| wanted == Wanted::Model);
     let needed = paths.settings().into_iter().chain(weights);
     needed.map(|path| folder.join(path)).try_for_each(|path| cache::verify(&path))?;
-    Ok(Some(Repository { origin: format!("{}@{commit}", name.id), commit, folder, base }))
+    Ok(Some(Repository { origin: format!("{}@{commit}", name.id), commit, folder, base, encoder }))
 }
 
 /// Refuses a download that does not fit on the disk.

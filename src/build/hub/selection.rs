@@ -33,6 +33,7 @@ const SETTINGS: &[&str] = &[
     "source.spm",
     "special_tokens_map.json",
     "spiece.model",
+    "spm.model",
     "target.spm",
     "target_vocab.json",
     "tokenizer.json",
@@ -62,6 +63,14 @@ impl Paths<'_> {
     pub(super) fn is_adapter(&self) -> bool {
         let has_weights = self.0.iter().any(|path| weights::FILES.contains(path) || export::is_graph(path));
         self.has(lora::CONFIG) && !has_weights
+    }
+
+    /// The repository of the encoder of GLiNER, if it has files that this one does not have.
+    pub(super) fn encoder(&self, folder: &Path) -> Result<Option<String>> {
+        match self.has(encoder::GLINER) {
+            true => encoder::missing_encoder(folder, |file| self.has(file)),
+            false => Ok(None),
+        }
     }
 
     /// The paths of the adapter's weights.

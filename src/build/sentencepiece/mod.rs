@@ -3,6 +3,7 @@
 //! The ids of a SentencePiece model are not those of its translation model, which are in another file or shifted. The
 //! converted tokenizer returns the latter.
 
+mod deberta;
 mod proto;
 
 use std::{
@@ -191,10 +192,7 @@ impl SentencePieces {
     }
 
     fn normalizer(&self) -> Value {
-        let map = self.0.normalizer_spec.as_ref().map(|spec| &spec.precompiled_charsmap);
-        let map = map
-            .filter(|map| !map.is_empty())
-            .map(|map| json!({"type": "Precompiled", "precompiled_charsmap": STANDARD.encode(map)}));
+        let map = precompiled(&self.0);
         // Other white space may be part of pieces.
         let spaces = [
             json!({"type": "Replace", "pattern": {"Regex": " +\\z"}, "content": ""}),
@@ -224,6 +222,13 @@ impl SentencePieces {
         });
         added.collect()
     }
+}
+
+/// The normalization by the model's map of characters, if it has one.
+fn precompiled(model: &ModelProto) -> Option<Value> {
+    let map = model.normalizer_spec.as_ref().map(|spec| &spec.precompiled_charsmap);
+    let map = map.filter(|map| !map.is_empty())?;
+    Some(json!({"type": "Precompiled", "precompiled_charsmap": STANDARD.encode(map)}))
 }
 
 impl Vocabulary {

@@ -370,6 +370,34 @@ fn static_embeddings_are_fetched() {
     }
 }
 
+/// The published models of GLiNER have neither the tokenizer nor the config of their encoder.
+#[test]
+fn the_files_of_an_encoder_are_fetched_without_its_weights() {
+    let (server, cache) = (server(), tempfile::tempdir().unwrap());
+    let config = config(&server, cache.path());
+    let mut files = read_folder(&fixtures().join("models/tiny-gliner"));
+    let pieces = files.remove("spm.model").unwrap();
+    server.add_files("tests/whole", files.clone());
+    assert_eq!(fetch("tests/whole", &config).unwrap().encoder, None);
+
+    files.retain(|name, _| ["gliner_config.json", "model.safetensors"].contains(&name.as_str()));
+    let mut settings: serde_json::Value = serde_json::from_slice(&files["gliner_config.json"]).unwrap();
+    let encoder = settings["encoder_config"].take().to_string();
+    settings["model_name"] = "tests/deberta".into();
+    files.insert("gliner_config.json".into(), settings.to_string().into());
+    server.add_files("tests/gliner", files);
+    let files = [("config.json", encoder.into()), ("spm.model", pieces), ("pytorch_model.bin", vec![0; 10])];
+    let files: BTreeMap<String, Vec<u8>> = files.map(|(name, content)| (name.to_owned(), content)).into();
+    server.add_files("tests/deberta", files);
+    let fetched = fetch("tests/gliner", &config).unwrap();
+    assert!(fetched.folder.join("model.safetensors").is_file());
+    let encoder = fetched.encoder.clone().unwrap();
+    assert!(encoder.join("spm.model").is_file() && !encoder.join("pytorch_model.bin").exists());
+    // The same without a connection.
+    let offline = HubConfig { offline: true, ..config };
+    assert_eq!(fetch("tests/gliner", &offline).unwrap(), fetched);
+}
+
 #[test]
 fn links_out_of_the_cache_are_not_followed_when_writing() {
     let (server, cache) = (server(), tempfile::tempdir().unwrap());
