@@ -50,7 +50,7 @@ pub(in crate::build) fn is_gliner(folder: &Path) -> bool {
     folder.join(GLINER).is_file()
 }
 
-/// The repository of the encoder, if its files are missing: `folder` has the settings, and `has` tells of other files.
+/// The repository of the encoder, if its files are missing. `folder` has the settings; `has` finds other files.
 pub(in crate::build) fn missing_encoder(folder: &Path, has: impl Fn(&str) -> bool) -> Result<Option<String>> {
     let config = ConfigFile::open_or_empty(folder, GLINER)?;
     let has_tokenizer = TOKENIZERS.iter().any(|name| has(name));
