@@ -195,6 +195,11 @@ async fn queries_of_a_router_are_those_of_sentence_transformers() {
     assert_eq!(found.usage.tokens, tokens.sum::<usize>());
     assert!(found.vectors.iter().all(|text| text.sparse.as_ref().unwrap().0.len() <= 3));
 
+    let body = json!({ "inputs": &cases[0].text, "prompt_name": "search_query" });
+    let (_, found) = send(std::slice::from_ref(&model), "/embed_sparse", body).await;
+    let ids: Vec<u64> = found[0].as_array().unwrap().iter().map(|it| it["index"].as_u64().unwrap()).collect();
+    assert_eq!(ids, cases[0].sparse.iter().map(|(id, _)| u64::from(*id)).collect::<Vec<_>>());
+
     // On the hub, the files of the encoder are often next to `modules.json`.
     let moved = folder.path().join("moved");
     copy(&fixtures().join("models").join(&name), &moved);

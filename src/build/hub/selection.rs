@@ -257,6 +257,46 @@ mod tests {
     }
 
     #[test]
+    fn modules_of_a_router_are_fetched() {
+        let names = [
+            "README.md",
+            "config_2_old/config.json",
+            "document_0_Transformer/config.json",
+            "document_0_Transformer/model.safetensors",
+            "document_0_Transformer/pytorch_model.bin",
+            "document_1_SpladePooling/config.json",
+            "modules.json",
+            "query_0_SparseStaticEmbedding/model.safetensors",
+            "query_0_SparseStaticEmbedding/tokenizer.json",
+            "router_config.json",
+        ];
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("document_0_Transformer")).unwrap();
+        let router = r#"{
+            "types": {
+                "query_0_SparseStaticEmbedding": "a.SparseStaticEmbedding",
+                "document_0_Transformer": "a.Transformer",
+                "document_1_SpladePooling": "a.SpladePooling"
+            },
+            "structure": {
+                "query": ["query_0_SparseStaticEmbedding"],
+                "document": ["document_0_Transformer", "document_1_SpladePooling"]
+            },
+            "parameters": {}
+        }"#;
+        for (name, text) in [
+            ("modules.json", r#"[{"path": "", "type": "a.Router"}]"#),
+            ("router_config.json", router),
+            ("document_0_Transformer/config.json", BERT),
+        ] {
+            std::fs::write(folder.path().join(name), text).unwrap();
+        }
+        let settings = [&names[..1], &names[2..3], &names[5..7], &names[8..]].concat();
+        assert_eq!(paths(&names).settings(), settings);
+        assert_eq!(paths(&names).weights(folder.path(), &"a/b").unwrap(), [names[3], names[7]]);
+    }
+
+    #[test]
     fn one_format_of_the_weights_is_fetched() {
         let whole =
             ["config.json", "model.safetensors", "pytorch_model.bin", "onnx/model.onnx", "tf_model.h5"];
