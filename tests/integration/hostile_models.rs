@@ -90,6 +90,15 @@ fn sizes_beyond_memory_are_refused() {
             json!(i64::MAX),
             "expected `max_position_embeddings` times",
         ),
+        ("tiny-t5", "config.json", "/d_ff", number(usize::MAX), "expected `d_ff` from 1 to"),
+        ("tiny-sentence-t5", "config.json", "/d_kv", number(usize::MAX), "expected `num_heads` times `d_kv`"),
+        (
+            "tiny-sentence-t5",
+            "config.json",
+            "/num_layers",
+            number(usize::MAX),
+            "expected the weight `encoder.block.2",
+        ),
         ("tiny-marian", "vocab.json", "/far", number(u32::MAX as usize), "expected ids below 2097152"),
         ("tiny-marian", "vocab.json", "/far", number(1_000_000), "expected ids below "),
     ] {

@@ -22,7 +22,7 @@ const MAX_TOKENS: usize = 1024;
 const MAX_POSITIONS: usize = 4096;
 /// The limit of a tokenizer's own limit, since the scores of all pairs of tokens are in memory together.
 const LONGEST: usize = 16_384;
-/// The limit of the values of all heads, a multiple of that of the largest models.
+/// The limit of the values of all heads and of feed-forward parts, a multiple of those of the largest models.
 const MAX_WIDTH: usize = 1 << 20;
 const BUCKETS: usize = 32;
 const FARTHEST: usize = 128;
@@ -45,11 +45,11 @@ pub(in crate::build) fn lengths(config: &ConfigFile, max_tokens: Option<usize>) 
 /// The shape of a model with the given weights and limits of tokens.
 pub(super) fn model(config: &ConfigFile, weights: &Weights, lengths: [usize; 2]) -> Result<Seq2SeqModel> {
     let (hidden, rows): (usize, usize) = (config.require("d_model")?, config.require("vocab_size")?);
-    let ([heads, head], intermediate) = (heads(config)?, config.require("d_ff")?);
+    let [heads, head] = heads(config)?;
+    let (intermediate, is_gated, activation) = feed_forward(config)?;
     let stack = |layers| Stack { layers, heads, head, intermediate };
     let layers = config.require("num_layers")?;
     let decoder_layers = config.get("num_decoder_layers")?.unwrap_or(layers);
-    let (is_gated, activation) = feed_forward(config)?;
     let is_tied = config.get("tie_word_embeddings")?.unwrap_or(true);
     Ok(Seq2SeqModel {
         architecture: config.architecture().to_owned(),
@@ -87,15 +87,19 @@ pub(in crate::build) fn heads(config: &ConfigFile) -> Result<[usize; 2]> {
     }
 }
 
-/// Whether feed-forward parts are gated, and their activation.
-pub(in crate::build) fn feed_forward(config: &ConfigFile) -> Result<(bool, Activation)> {
+/// The width of feed-forward parts, whether they are gated, and their activation.
+pub(in crate::build) fn feed_forward(config: &ConfigFile) -> Result<(usize, bool, Activation)> {
+    let width = config.require("d_ff")?;
+    if !(1..=MAX_WIDTH).contains(&width) {
+        return Err(Error::model(format!("expected `d_ff` from 1 to {MAX_WIDTH}, but found {width}")));
+    }
     let kind: Option<String> = config.get("feed_forward_proj")?;
     let kind = kind.as_deref().unwrap_or("relu");
     match kind.strip_prefix("gated-") {
         // As published, `gelu` is the approximation.
-        Some("gelu") => Ok((true, Activation::GeluTanh)),
-        Some(activation) => Ok((true, Activation::named(activation)?)),
-        None => Ok((false, Activation::named(kind)?)),
+        Some("gelu") => Ok((width, true, Activation::GeluTanh)),
+        Some(activation) => Ok((width, true, Activation::named(activation)?)),
+        None => Ok((width, false, Activation::named(kind)?)),
     }
 }
 

@@ -39,7 +39,7 @@ const GATED: Names = Names { up: &["layer.1.DenseReluDense.wi_0", "layer.1.Dense
 
 /// Reads the `config.json` of a model whose decoder, if its files have one, is not used.
 pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
-    let (is_gated, activation) = feed_forward(config)?;
+    let (inner, is_gated, activation) = feed_forward(config)?;
     let [heads, width] = heads(config)?;
     let [max_positions, _] = lengths(config, None)?;
     Ok(EncoderConfig {
@@ -52,7 +52,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         layers: config.require("num_layers")?,
         heads: Heads { queries: heads, keys: heads, width },
         feed_forward: FeedForward {
-            width: config.require("d_ff")?,
+            width: inner,
             activation,
             gate: if is_gated { Gate::First } else { Gate::None },
         },
