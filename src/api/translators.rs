@@ -228,10 +228,13 @@ fn refuse(field: &str, found: Option<String>, expected: &str) -> Result<()> {
 fn directions(app: &App) -> BTreeMap<ListedLanguage, BTreeSet<ListedLanguage>> {
     let mut all: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     for pipeline in app.models().filter_map(|model| pick(&model.pipeline)) {
-        let (sources, targets) = pipeline.directions().listed();
+        let directions = pipeline.directions();
+        let (sources, targets) = directions.listed();
         for source in sources {
-            let others = targets.iter().filter(|target| target.code != source.code).cloned();
-            all.entry(source.clone()).or_default().extend(others);
+            let is_target = |target: &&ListedLanguage| {
+                target.code != source.code && directions.translates(&source, target)
+            };
+            all.entry(source.clone()).or_default().extend(targets.iter().filter(is_target).cloned());
         }
     }
     all

@@ -185,6 +185,12 @@ async fn t5_translates_after_its_instructions() {
     let all = translate("en", "de", &[sentence; 3].join(" ")).await.unwrap();
     assert_eq!(all, [&*one; 3].join(" "));
     assert_ne!(translate("de", "fr", sentence).await.unwrap(), one);
+    let directions = pipeline(&model).directions();
+    let (sources, targets) = directions.listed();
+    let pairs = sources.iter().flat_map(|source| targets.iter().map(move |target| (source, target)));
+    let pairs: Vec<_> = pairs.filter(|(source, target)| directions.translates(source, target)).collect();
+    let codes: Vec<_> = pairs.iter().map(|(source, target)| (&*source.code, &*target.code)).collect();
+    assert_eq!(codes, [("de", "fr"), ("en", "de")]);
     insta::assert_snapshot!(translate("en", "fr", "x").await.unwrap_err(), @"expected languages among `de to fr`, `en to de`, but found `en to fr`");
     insta::assert_snapshot!(translate("en", "pt", "x").await.unwrap_err(), @"expected a language of the model in `tgt_lang`, but found `pt`; it has `de`, `fr`");
 

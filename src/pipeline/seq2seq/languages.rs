@@ -319,6 +319,12 @@ impl Directions {
         (listed(&self.sources), listed(&self.targets))
     }
 
+    /// Whether the model translates between two languages of its lists.
+    pub fn translates(&self, source: &ListedLanguage, target: &ListedLanguage) -> bool {
+        let pair = RequestedLanguages { source: Some(&source.code), target: Some(&target.code) };
+        self.pairs.is_none() || self.has(pair)
+    }
+
     /// The number of target languages.
     pub fn count(&self) -> usize {
         self.targets.codes.len()
