@@ -52,7 +52,7 @@ pub enum Error {
     },
 
     /// The deadline passed before there was a result.
-    #[error("no answer within {}ms", .after.as_millis())]
+    #[error("no response within {}ms", .after.as_millis())]
     DeadlineExceeded {
         /// The timeout.
         after: Duration,

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{
     classification::{classify_with, predict_with, zero_shot_with},
-    embedding::{SimilarityRequest, embed_by_default, embed_with, similarity_with},
+    embedding::{SimilarityRequest, embed_by_default, similarity_with},
     generation::generate_with,
     inputs,
     ranking::rerank_with,
@@ -25,8 +25,9 @@ use crate::{error::Error, model::Pipeline};
 
 /// Run the first model
 ///
-/// Takes and answers the body of `/embed`, `/predict`, `/rerank`, token classification, or texts to generate from, depending
-/// on the task of the first model, or that of `/similarity` if `inputs` has a `source_sentence`.
+/// Accepts the body of `/embed`, `/predict`, `/rerank`, zero-shot or token classification, or texts to generate from,
+/// depending on the task of the first model, or that of `/similarity` if `inputs` has a `source_sentence`, and returns the
+/// response of that route.
 pub(super) async fn default_task(Call(context, body): Call<Value>) -> Reply {
     run_default(&context, body).await
 }
@@ -55,10 +56,7 @@ async fn run_default(context: &Context, body: Value) -> Reply {
             generate_with(context, (pipeline, model.manifest.task), body).await
         }
         Pipeline::Embedding(pipeline) => embed_by_default(context, pipeline, name, body).await,
-        Pipeline::ZeroShot(_) => {
-            let (_, pipeline) = app.embedding(name)?;
-            embed_with(context, pipeline, name, body).await
-        }
+        Pipeline::ZeroShot(pipeline) => zero_shot_with(context, pipeline, from_value(body)?).await,
     }
 }
 

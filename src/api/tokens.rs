@@ -88,7 +88,7 @@ pub(super) async fn tokenize(
         let (mut left, mut answer) = (max_tokens, Vec::with_capacity(texts.len()));
         let too_many = || {
             Error::too_large(format!(
-                "expected an answer of at most {max_tokens} tokens, but found more; \
+                "expected a response of at most {max_tokens} tokens, but found more; \
                  send fewer or shorter texts at once"
             ))
         };

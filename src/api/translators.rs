@@ -64,13 +64,13 @@ pub(super) struct DeepLRequest {
 }
 
 /// The languages of a request, and the names of its fields for them.
-struct Wanted {
+struct LanguageRequest {
     source: Option<String>,
     target: Option<String>,
     fields: [&'static str; 2],
 }
 
-impl Wanted {
+impl LanguageRequest {
     /// A source language is required if texts in several languages can be translated to the target.
     fn check(&self, app: &App) -> Result<()> {
         let (source, target) = (self.source.as_deref(), self.target.as_deref());
@@ -166,7 +166,7 @@ async fn libre_translate(context: &Context, body: LibreTranslateRequest) -> Repl
         },
     };
     let source = body.source.filter(|source| source != "auto");
-    let wanted = Wanted { source, target: body.target, fields: ["source", "target"] };
+    let wanted = LanguageRequest { source, target: body.target, fields: ["source", "target"] };
     let found = wanted.translate(context, texts, Split::Sentences, generation).await?;
     let of_rank = |ranks: fn(Vec<GeneratedText>) -> Value| {
         let texts = found.texts.iter().cloned().map(ranks).collect();
@@ -197,7 +197,7 @@ pub(super) async fn deepl(Submitted(context, body): Submitted) -> Reply {
     };
     let characters: Vec<usize> = texts.iter().map(|text| text.chars().count()).collect();
     let (source, target) = (body.source_lang, body.target_lang);
-    let wanted = Wanted { source, target, fields: ["source_lang", "target_lang"] };
+    let wanted = LanguageRequest { source, target, fields: ["source_lang", "target_lang"] };
     let found = wanted.translate(&context, texts, split, GenerationOptions::default()).await?;
     let translations = found.texts.iter().zip(&found.pairs).zip(characters);
     let translations = translations.map(|((ranks, pair), characters)| {

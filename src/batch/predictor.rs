@@ -203,7 +203,7 @@ impl Predictor {
                 Ok((mut found, usage)) => {
                     count(answers, &usage);
                     found.pop().ok_or_else(|| {
-                        RowError::new(ErrorKind::Model, "expected an answer, but the model returned none")
+                        RowError::new(ErrorKind::Model, "expected a result, but the model returned none")
                     })
                 }
                 Err(error) if is_internal(&error) => {
@@ -284,10 +284,7 @@ impl Predictor {
                 };
                 Ok((best.map(answer).collect(), generated.usage))
             }
-            _ => Err(Error::inference_because(
-                "the task is not that of the model",
-                "it was another one when the job began",
-            )),
+            _ => Err(Error::inference("the task of the model differs from that at the start of the job")),
         }
     }
 }

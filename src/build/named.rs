@@ -67,6 +67,11 @@ pub struct Options {
 }
 
 impl Options {
+    /// Those of the configuration.
+    pub fn of(config: &Config) -> Self {
+        Self { engine: config.engine, ..Self::default() }
+    }
+
     /// Whether the bundle at `path` is valid and complies with the options.
     pub fn complies(self, path: &Path) -> bool {
         let Ok(bundle) = Bundle::open(path) else { return false };
@@ -196,6 +201,16 @@ impl NamedModels {
         for folder in folders(&self.root) {
             let found = fs::read_to_string(folder.join(NAME));
             if found.is_ok_and(|found| found == name) {
+                let lock = lock_file(&folder)?;
+                match lock.try_lock() {
+                    Ok(()) => {}
+                    Err(TryLockError::WouldBlock) => {
+                        return Err(Error::config(format!(
+                            "expected `{name}` not to be in use, but another process builds it; try again later"
+                        )));
+                    }
+                    Err(TryLockError::Error(error)) => return Err(cannot_lock(&folder)(error)),
+                }
                 let bytes: u64 = folders(&folder)
                     .iter()
                     .flat_map(|version| self.bundles(version, ""))
@@ -332,17 +347,25 @@ pub fn size(manifest: &Manifest) -> u64 {
     manifest.files.iter().map(|file| file.size).sum()
 }
 
+/// The file whose lock is that of a folder.
+fn lock_file(folder: &Path) -> Result<File> {
+    let file = File::options().create(true).truncate(false).write(true).open(folder.join(LOCK));
+    file.map_err(cannot_lock(folder))
+}
+
+fn cannot_lock(folder: &Path) -> impl FnOnce(std::io::Error) -> Error {
+    Error::io(format!("cannot lock `{}`", folder.display()))
+}
+
 /// Waits until no other process builds the model.
 fn lock(folder: &Path, progress: &dyn Progress) -> Result<File> {
-    let path = folder.join(LOCK);
-    let failed = || Error::io(format!("cannot lock `{}`", path.display()));
-    let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed())?;
+    let file = lock_file(folder)?;
     match file.try_lock() {
         Ok(()) => return Ok(file),
         Err(TryLockError::WouldBlock) => progress.stage("wait for another process that builds the model", 1),
-        Err(TryLockError::Error(error)) => return Err(failed()(error)),
+        Err(TryLockError::Error(error)) => return Err(cannot_lock(folder)(error)),
     }
-    file.lock().map_err(failed())?;
+    file.lock().map_err(cannot_lock(folder))?;
     Ok(file)
 }
 

@@ -103,7 +103,7 @@ fn table(weights: &Weights) -> Result<Weight> {
     let mut rows = match mapping {
         None => matrix.values.clone(),
         Some(mapping) => {
-            let mut rows = Vec::with_capacity(mapping.len().saturating_mul(width));
+            let mut rows = Vec::new();
             for row in mapping {
                 let row = usize::try_from(*row).ok().filter(|row| *row < height).ok_or_else(|| {
                     Error::model(format!("expected `mapping` to rows below {height}, but found {row}"))

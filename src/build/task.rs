@@ -121,12 +121,9 @@ fn plausible(settings: &TaskSettings) -> Vec<Task> {
 
 /// The `pipeline_tag` in the front matter of the model card, if it is that of a task.
 pub(super) fn pipeline_tag(folder: &Path) -> Option<Task> {
-    let card = fs::read_to_string(folder.join(CARD)).ok()?;
-    let mut lines = card.lines();
-    lines.next().filter(|line| line.trim_end() == "---")?;
-    let mut matter = lines.take_while(|line| line.trim_end() != "---");
-    let tag = matter.find_map(|line| line.strip_prefix("pipeline_tag:"))?;
-    match tag.trim().trim_matches(['"', '\'']) {
+    let matter = front_matter(folder);
+    let tag = matter.iter().find_map(|line| line.strip_prefix("pipeline_tag:"))?;
+    match unquoted(tag) {
         "sentence-similarity" => Some(Task::FeatureExtraction),
         tag => tag.parse().ok(),
     }
@@ -134,11 +131,28 @@ pub(super) fn pipeline_tag(folder: &Path) -> Option<Task> {
 
 /// Whether the front matter of the model card lists one of these tags.
 pub(super) fn has_tag(folder: &Path, tags: &[&str]) -> bool {
-    let Ok(card) = fs::read_to_string(folder.join(CARD)) else { return false };
-    let mut lines = card.lines().map(str::trim);
-    let matter = lines.next().filter(|line| *line == "---").map(|_| lines.take_while(|line| *line != "---"));
-    let listed = matter.into_iter().flatten().filter_map(|line| line.strip_prefix("- "));
-    listed.map(|tag| tag.trim_matches(['"', '\''])).any(|tag| tags.contains(&tag))
+    let matter = front_matter(folder);
+    let mut lines = matter.iter().skip_while(|line| !line.starts_with("tags:"));
+    let Some(listed) = lines.next().and_then(|line| line.strip_prefix("tags:")) else { return false };
+    // A list in brackets, or an item per line.
+    let inline = listed.trim().trim_matches(['[', ']']).split(',');
+    let items = lines.map_while(|line| line.trim_start().strip_prefix("- "));
+    inline.chain(items).any(|tag| tags.contains(&unquoted(tag)))
+}
+
+/// The lines of the front matter of the model card; none without one.
+fn front_matter(folder: &Path) -> Vec<String> {
+    let card = fs::read_to_string(folder.join(CARD)).unwrap_or_default();
+    let mut lines = card.lines().map(str::trim_end);
+    match lines.next() {
+        Some("---") => lines.take_while(|line| *line != "---").map(str::to_owned).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// A plain or quoted text in YAML.
+fn unquoted(text: &str) -> &str {
+    text.trim().trim_matches(['"', '\''])
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use clap::Args;
 use tokio::runtime::Builder;
 
 use super::{
-    interrupt::Signals,
+    interrupt::{self, Signals, interruptible},
     named::{resolve, resolve_all},
     terminal::{Progress as Bar, print, print_aside},
 };
@@ -75,7 +75,12 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
     };
     let is_stdout = output.is_stdout();
     let mut parameters = arguments.parameters;
-    let model = open(parameters.model.take().as_deref(), &mut config)?;
+    let named = parameters.model.take();
+    let opened = interruptible(move || open(named.as_deref(), &mut config).map(|model| (model, config)))?;
+    let (model, config) = match opened {
+        interrupt::Ended::Done(opened) => opened,
+        interrupt::Ended::Signalled(code) => return Ok(code),
+    };
     for labels in [&mut parameters.labels, &mut parameters.ignore_labels] {
         *labels = labels.iter().flat_map(|labels| Labels::split(labels)).collect();
     }
@@ -143,7 +148,7 @@ fn input(store: &Store, input: &Path) -> Result<JobInput> {
 
 /// The model with this name in the configuration, the bundle at this path, or the model that `kivu serve NAME` serves.
 fn open(name: Option<&str>, config: &mut Config) -> Result<Model> {
-    let options = Options { engine: config.engine, ..Options::default() };
+    let options = Options::of(config);
     if let Some(name) = name {
         let path = Path::new(name);
         let is_configured = config.models.iter().any(|model| model.name.as_deref() == Some(name));

@@ -13,13 +13,13 @@ use clap::Args;
 
 use self::report::Report;
 use super::{
-    interrupt::interruptible,
+    interrupt::{Ended, interruptible},
     named, onnx_runtime,
     terminal::{Progress, print},
 };
 use crate::{
     build::{
-        Request, abandon, build,
+        Request, build,
         named::{NamedModel, NamedModels, Options, Outcome, Tools, build_into},
     },
     config::{Config, EngineChoice},
@@ -73,7 +73,7 @@ pub(super) struct Arguments {
 }
 
 pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
-    interruptible(move || run_build(arguments, &config), abandon)
+    interruptible(move || run_build(arguments, &config)).map(Ended::code)
 }
 
 fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {

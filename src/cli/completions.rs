@@ -1,14 +1,12 @@
 //! `kivu completions`: completion scripts for shells.
 
-use std::{
-    io::{self, Write},
-    process::ExitCode,
-};
+use std::process::ExitCode;
 
 use clap::{Args, Command};
 use clap_complete::Shell;
 
-use crate::error::{Error, Result};
+use super::terminal::print;
+use crate::error::Result;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -29,6 +27,6 @@ pub(super) fn run(arguments: &Arguments, command: &mut Command) -> Result<ExitCo
     // Into memory first: `generate` panics if it cannot write.
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, command, "kivu", &mut script);
-    io::stdout().write_all(&script).map_err(Error::io("cannot write to standard output"))?;
+    print(String::from_utf8_lossy(&script).trim_end())?;
     Ok(ExitCode::SUCCESS)
 }

@@ -8,7 +8,10 @@ use tokio::{
     sync::oneshot,
 };
 
-use crate::error::{Error, Result};
+use crate::{
+    build::abandon,
+    error::{Error, Result},
+};
 
 /// The stack size of a main thread, for work that moves to another thread.
 const STACK_BYTES: usize = 8 * 1024 * 1024;
@@ -45,20 +48,26 @@ pub(super) enum Ended<T> {
     Signalled(ExitCode),
 }
 
-/// Runs `work` on another thread. SIGINT and SIGTERM abandon it, run `clean_up` and return the exit code 130 or 143.
-pub(super) fn interruptible(
-    work: impl FnOnce() -> Result<ExitCode> + Send + 'static,
-    clean_up: impl FnOnce(),
-) -> Result<ExitCode> {
+impl Ended<ExitCode> {
+    pub(super) fn code(self) -> ExitCode {
+        match self {
+            Self::Done(code) | Self::Signalled(code) => code,
+        }
+    }
+}
+
+/// Runs `work`, which may build a model, on another thread. SIGINT and SIGTERM abandon it and its builds, with the exit
+/// code 130 or 143.
+pub(super) fn interruptible<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<Ended<T>> {
     let runtime = Builder::new_current_thread().enable_io().build();
     runtime.map_err(Error::io("cannot wait for signals"))?.block_on(async {
-        match until_signal(&mut Signals::new()?, work).await? {
-            Ended::Done(code) => Ok(code),
-            Ended::Signalled(code) => {
-                clean_up();
-                Ok(code)
-            }
+        let ended = until_signal(&mut Signals::new()?, work).await?;
+        if matches!(ended, Ended::Signalled(_)) {
+            abandon();
         }
+        Ok(ended)
     })
 }
 

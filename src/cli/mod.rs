@@ -35,7 +35,7 @@ Examples:
   kivu doctor --fix                          install what this machine lacks
 
 Exit codes: 0 success; 1 failure, with the reason on standard error; 2 invalid command line;
-130 or 143: Ctrl-C or SIGTERM stopped `kivu build` or `kivu batch`.";
+130 or 143: Ctrl-C or SIGTERM stopped `kivu batch` or a build.";
 
 /// Serves Hugging Face transformer models from AWS Lambda and from a laptop.
 #[derive(Debug, Parser)]
@@ -80,16 +80,16 @@ fn execute(arguments: Arguments) -> Result<ExitCode> {
     telemetry::start_log(config.log);
     match arguments.command {
         Command::Batch(arguments) => batch::run(*arguments, config),
-        Command::Bench(arguments) => bench::run(&arguments, &config),
+        Command::Bench(arguments) => bench::run(arguments, config),
         Command::Build(arguments) => build::run(arguments, config),
         Command::Completions(arguments) => completions::run(&arguments, &mut Arguments::command()),
         Command::Doctor(arguments) => doctor::run(&arguments, &config),
         Command::Key(arguments) => key::run(&arguments),
         Command::Models(arguments) => models::run(&arguments, &config),
         Command::Pull(arguments) => pull::run(&arguments, &config),
-        Command::Push(arguments) => push::run(&arguments, &config),
+        Command::Push(arguments) => push::run(arguments, config),
         Command::Rm(arguments) => rm::run(&arguments, &config),
         Command::Serve(arguments) => serve::run(arguments, config),
-        Command::Triton(arguments) => triton::run(&arguments, &config),
+        Command::Triton(arguments) => triton::run(arguments, config),
     }
 }

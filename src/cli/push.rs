@@ -5,6 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::Args;
 
 use super::{
+    interrupt::{Ended, interruptible},
     named::resolve,
     terminal::{Progress, print},
 };
@@ -39,14 +40,18 @@ pub(super) struct Arguments {
     prefix: Url,
 }
 
-pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
+    interruptible(move || push(&arguments, &config)).map(Ended::code)
+}
+
+fn push(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     if Url::of(&arguments.bundle).is_some() {
         return Err(Error::config(format!(
             "expected a bundle in a folder, but found `{}`; `kivu pull` downloads it",
             arguments.bundle.display()
         )));
     }
-    let bundle = Bundle::open(&resolve(&arguments.bundle, Options::default(), config)?)?;
+    let bundle = Bundle::open(&resolve(&arguments.bundle, Options::of(config), config)?)?;
     let (state, progress) = (config.home.join(STATE), Progress::default());
     let store = Store::new(config.s3.timeout());
     let is_new = remote::push(&store, &bundle, &arguments.prefix, &state, &progress)?;

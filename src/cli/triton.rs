@@ -5,6 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::Args;
 
 use super::{
+    interrupt::{Ended, interruptible},
     named::resolve,
     terminal::{print, print_aside},
 };
@@ -34,7 +35,11 @@ pub(super) struct Arguments {
     options: Options,
 }
 
-pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
+    interruptible(move || write_models(&arguments, &config)).map(Ended::code)
+}
+
+fn write_models(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     let options = BuildOptions { engine: EngineChoice::Onnx, ..BuildOptions::default() };
     let bundle = Bundle::open(&resolve(&arguments.bundle, options, config)?)?;
     let manifest = bundle.manifest();

@@ -434,7 +434,7 @@ async fn slow_requests_time_out() {
     let endless = Body::from_stream(futures::stream::pending::<Result<Vec<u8>, std::io::Error>>());
     let (status, body) = answer(app.clone().oneshot(post("/embed", endless)).await.unwrap()).await;
     assert_eq!(status, StatusCode::GATEWAY_TIMEOUT);
-    insta::assert_snapshot!(body, @r#"{"error":"no answer within 50ms","error_type":"Backend"}"#);
+    insta::assert_snapshot!(body, @r#"{"error":"no response within 50ms","error_type":"Backend"}"#);
     // The platform's deadline applies if it is earlier.
     let mut request = post("/embed", r#"{"inputs": "cat"}"#);
     request.extensions_mut().insert(Deadline::within(Duration::ZERO));

@@ -262,7 +262,7 @@ class BadDays(unittest.TestCase):
         many = json.dumps({"input": [f"{SECRET_TEXT} {number} " + "word " * 400 for number in range(1000)]})
         status, _, body = self.ask(function, event(body=many, x_api_key=key), seconds=0.4)
         self.assertEqual(status, 504)
-        self.assertRegex(json.loads(body)["error"]["message"], "^no answer within [0-9]+ms$")
+        self.assertRegex(json.loads(body)["error"]["message"], "^no response within [0-9]+ms$")
         # With a wrong clock, the deadline is in the past or far in the future.
         for seconds in (-3600, 3600):
             function.number += 1

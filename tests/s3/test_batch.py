@@ -453,7 +453,7 @@ class Survival(Base):
         faults = Faults(self.weed.endpoint)
         function = Function(faults.endpoint, [BUNDLE], self.env)
         try:
-            for command, words in (("HEAD", "the server answered 403"), ("GET", "AccessDenied: made by the test")):
+            for command, words in (("HEAD", "the server responded with 403"), ("GET", "AccessDenied: made by the test")):
                 faults.fault = lambda request, _, command=command: (
                     "denied" if request.command == command and "in/secret" in request.path else None)
                 started = time.monotonic()

@@ -20,8 +20,8 @@ const DAY: Duration = Duration::from_hours(24);
 const PAUSE: Duration = Duration::from_secs(5);
 /// A process reserves this part of what it has served, and of the limit, so that few reserved requests are lost when it
 /// ends, and few requests wait for the table.
-const PART_OF_SERVED: u32 = 8;
-const PART_OF_LIMIT: u32 = 100;
+const SERVED_DIVISOR: u32 = 8;
+const LIMIT_DIVISOR: u32 = 100;
 
 /// The requests that keys may still send today, by the name of the key.
 #[derive(Debug, Default)]
@@ -106,7 +106,7 @@ impl Count {
 
 /// How many requests to reserve at once.
 fn portion(served: u32, per_day: u32) -> u32 {
-    (served / PART_OF_SERVED).min(per_day / PART_OF_LIMIT).max(1)
+    (served / SERVED_DIVISOR).min(per_day / LIMIT_DIVISOR).max(1)
 }
 
 /// The time until the next day, in UTC.

@@ -76,8 +76,8 @@ pub fn locate(configured: Option<&Path>, home: &Path) -> Result<PathBuf> {
         Error::model(match configured {
             Some(path) => format!("expected ONNX Runtime at `{}`, but found no file", path.display()),
             None => format!(
-                "expected ONNX Runtime as `{}` or in the folder `lib` next to this program, but found neither; run \
-                 `kivu doctor --fix` to fetch it",
+                "expected ONNX Runtime as `{}` or in the folder `lib` or `../lib/kivu` next to this program, but found \
+                 none; run `kivu doctor --fix` to fetch it",
                 home.join(FOLDER).join(file_name()).display()
             ),
         })

@@ -1,4 +1,4 @@
-//! Runs a session from several threads at once: with the native engine, the only unsafe code of the crate.
+//! Runs a session from several threads at once: with `native/weights.rs`, the only unsafe code of this crate.
 //!
 //! `ort` allows one thread at a time, for the sake of execution providers (CUDA, DirectML, …) that require it. ONNX
 //! Runtime itself allows concurrent calls of `Run`: its CPU kernels are stateless, and the CPU is the only execution

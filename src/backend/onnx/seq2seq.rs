@@ -165,7 +165,7 @@ impl<'a> OnnxDecoder<'a> {
 impl Decoder for OnnxDecoder<'_> {
     fn step(&mut self, tokens: &[i64]) -> Result<Logits<'_>> {
         if (self.is_abandoned)() {
-            return Err(Error::inference("the caller has gone"));
+            return Err(Error::inference("the request was cancelled"));
         }
         let Model { decoder, bindings, .. } = self.model;
         let failed = |error| Error::inference_because("cannot read the decoder's scores", error);

@@ -202,7 +202,7 @@ impl<'a> Hub<'a> {
             source = cause.source();
         }
         let message = format!(
-            "expected an answer from `{}`, but found {causes}; check the connection, or set HF_HUB_OFFLINE=1 to use \
+            "expected a response from `{}`, but found {causes}; check the connection, or set HF_HUB_OFFLINE=1 to use \
              files that were downloaded earlier",
             self.config.endpoint
         );
@@ -220,7 +220,7 @@ impl<'a> Hub<'a> {
             return Failure::Final(Error::config(message));
         }
         let error = Error::unavailable(format!(
-            "expected an answer from `{}` for `{}`, but found the status {status}{}; try again later",
+            "expected a response from `{}` for `{}`, but found the status {status}{}; try again later",
             self.config.endpoint,
             name.id,
             because(reason)
@@ -237,13 +237,10 @@ impl<'a> Hub<'a> {
         let token =
             if self.config.token.is_some() { "" } else { ", or set HF_TOKEN, which raises the limit" };
         let error = Error::unavailable(format!(
-            "expected an answer from `{}`, but found that it limits requests; try again {when}{token}",
+            "expected a response from `{}`, but found that it limits requests; try again {when}{token}",
             self.config.endpoint
         ));
-        match after {
-            Some(after) if after > MAX_WAIT => Failure::Final(error),
-            after => Failure::Transient(error, after),
-        }
+        Failure::Transient(error, after)
     }
 
     /// The message for a response that another attempt would not change; none if the cause is not known.
@@ -375,7 +372,7 @@ impl Attempts {
             Failure::Transient(error, after) => (error, after),
         };
         self.count += 1;
-        if self.count >= MAX_ATTEMPTS {
+        if self.count >= MAX_ATTEMPTS || after.is_some_and(|after| after > MAX_WAIT) {
             return Err(error);
         }
         tracing::debug!("attempt {} failed: {error}", self.count);

@@ -29,7 +29,7 @@ use crate::{
     repository::Meter,
 };
 
-/// Files that are downloaded without a progress bar.
+/// The maximum size of a file that is downloaded without a progress bar, in bytes.
 const MAX_SMALL_BYTES: u64 = 1 << 20;
 /// Files that are downloaded at the same time.
 const CONCURRENCY: usize = 4;

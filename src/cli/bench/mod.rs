@@ -22,7 +22,13 @@ use self::{
     timing::{median, ms, percentile},
     workload::{body, rows},
 };
-use super::{example, named::resolve, quality, terminal::print};
+use super::{
+    example,
+    interrupt::{Ended, interruptible},
+    named::resolve,
+    quality,
+    terminal::print,
+};
 use crate::{
     backend::onnx::{Runtime, library},
     build::{named::Options, quality::SENTENCES},
@@ -44,7 +50,7 @@ const SHORT: &str = "What is deep learning?";
 const TURNS: usize = 400;
 /// Process starts per cold start measurement.
 const STARTS: usize = 5;
-/// The tokens that each translation generates, and the number of translations.
+/// The tokens that each run generates, and the number of runs.
 const TOKENS: usize = 32;
 const TRANSLATIONS: usize = 20;
 
@@ -57,7 +63,7 @@ Examples:
 /// Measure a bundle: throughput, latency, cold start, memory and quality
 ///
 /// Starts `kivu serve` on a free port of this machine and sends it requests. The baseline of each speed is ONNX
-/// Runtime alone, measured in the same run with the same texts. For translation, the decoding speed is measured
+/// Runtime alone, measured in the same run with the same texts. For models that generate texts, the decoding speed is measured
 /// instead, without a baseline.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -99,8 +105,12 @@ impl Figure {
     }
 }
 
-pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
-    let path = resolve(&arguments.bundle, Options::default(), config)?;
+pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
+    interruptible(move || bench(&arguments, &config)).map(Ended::code)
+}
+
+fn bench(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+    let path = resolve(&arguments.bundle, Options::of(config), config)?;
     let bundle = Bundle::open(&path)?;
     let start_ms = cold_start(&path, bundle.manifest(), config)?;
     let mut figures = vec![Figure::new("start to first response, median", "ms", start_ms, None)];
@@ -109,7 +119,7 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
         Task::Translation | Task::Summarization | Task::TextToText => decoding(&server, bundle.manifest())?,
         _ => {
             let baseline = match &arguments.baseline {
-                Some(baseline) => &Bundle::open(&resolve(baseline, Options::default(), config)?)?,
+                Some(baseline) => &Bundle::open(&resolve(baseline, Options::of(config), config)?)?,
                 None => &bundle,
             };
             speed(&server, [&bundle, baseline], config, Duration::from_secs(arguments.seconds))?
@@ -204,7 +214,7 @@ pub(super) struct Serving {
     pub(super) resident_mb: f64,
     /// The median latency of a short text over HTTP.
     pub(super) answer_ms: f64,
-    /// With a text of the maximum number of tokens. None for models that translate, and above [`MAX_TOKENS`].
+    /// With a text of the maximum number of tokens. None for models that generate texts, and above [`MAX_TOKENS`].
     pub(super) longest: Option<Longest>,
 }
 

@@ -73,9 +73,11 @@ fn fetch(bundle: &Bundle, folder: &Path, meter: &dyn Meter) -> Result<()> {
     }
     let path = folder.join(MANIFEST);
     let manifest = url.join(MANIFEST);
-    let (text, _) = store
-        .read(&manifest)?
-        .ok_or_else(|| Error::model(format!("expected `{manifest}` to stay, but it is gone")))?;
+    let (text, _) = store.read(&manifest)?.ok_or_else(|| {
+        Error::model(format!(
+            "expected `{manifest}` until the end of the download, but it was deleted; run the command again"
+        ))
+    })?;
     fs::write(&path, text).map_err(Error::io(format!("cannot write `{}`", path.display())))
 }
 

@@ -198,7 +198,7 @@ fn slow_connections_are_replaced() {
         server.fail("tokenizer.json", Fault::Status(503, &[]));
     }
     let error = fetch("tests/tiny-bert", &config).unwrap_err().to_string();
-    insta::assert_snapshot!(error.replace(&server.url, "[hub]"), @"expected an answer from `[hub]` for `tests/tiny-bert`, but found the status 503 Service Unavailable; try again later");
+    insta::assert_snapshot!(error.replace(&server.url, "[hub]"), @"expected a response from `[hub]` for `tests/tiny-bert`, but found the status 503 Service Unavailable; try again later");
 }
 
 #[test]
@@ -292,11 +292,11 @@ fn errors_say_what_to_do() {
     expected a repository `tests/private` at `[hub]`, but found none that is public; check the name or, if it is private, set HF_TOKEN
     expected a repository `tests/nothing` at `[hub]`, but found none that is public; check the name or, if it is private, that the account of HF_TOKEN can read it
     expected the revision `v9` of `tests/tiny-bert`, but found none; [hub]/tests/tiny-bert/tree/main lists them
-    expected an answer from `[hub]`, but found that it limits requests; try again in 290 s, or set HF_TOKEN, which raises the limit
+    expected a response from `[hub]`, but found that it limits requests; try again in 290 s, or set HF_TOKEN, which raises the limit
     expected a valid token in HF_TOKEN or from `hf auth login`, but `[hub]` refused it; create one at [hub]/settings/tokens
     expected access to `tests/tiny-bert`, but found that the hub has disabled it; choose another model
     expected `tests/tiny-bert` in `[cache]`, since HF_HUB_OFFLINE is set, but found none; unset it to download the model
-    expected an answer from `http://127.0.0.1:1`, but found tcp connect error: Connection refused (os error 111); check the connection, or set HF_HUB_OFFLINE=1 to use files that were downloaded earlier
+    expected a response from `http://127.0.0.1:1`, but found tcp connect error: Connection refused (os error 111); check the connection, or set HF_HUB_OFFLINE=1 to use files that were downloaded earlier
     ");
 }
 

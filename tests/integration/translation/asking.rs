@@ -341,7 +341,7 @@ async fn a_decoder_that_never_ends_is_bounded_by_length_and_by_time() {
     let hasty = Limits { timeout_ms: 40, ..limits() };
     let (status, answer) = ask_with(hasty, "/translate", &endless).await;
     assert_eq!(status, StatusCode::GATEWAY_TIMEOUT);
-    insta::assert_snapshot!(answer["error"].as_str().unwrap(), @"no answer within 40ms");
+    insta::assert_snapshot!(answer["error"].as_str().unwrap(), @"no response within 40ms");
 }
 
 #[tokio::test]

@@ -112,7 +112,7 @@ async fn the_deadline_is_checked_at_every_step() {
     let deadline = Deadline::within(Duration::from_millis(50));
     let search = search(json!({"max_new_tokens": 4000}));
     let error = run(&decoder, &[vec![1]], search, deadline).await.unwrap_err();
-    insta::assert_snapshot!(error, @"no answer within 50ms");
+    insta::assert_snapshot!(error, @"no response within 50ms");
     assert!(matches!(error, Error::DeadlineExceeded { .. }));
     assert!(decoder.steps().len() < 100);
 }

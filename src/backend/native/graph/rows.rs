@@ -44,6 +44,7 @@ impl<'a> Reader<'a> {
 
     /// The weights of a linear layer in int8.
     fn layer(&self, inputs: usize, [weights, scales, sums, bias]: [&str; 4]) -> Result<Linear> {
+        self.check_width(inputs)?;
         let shape = self.tensor(weights)?.dims.clone();
         let groups = inputs / 4;
         let panels = match shape[..] {
@@ -87,8 +88,10 @@ impl<'a> Reader<'a> {
         let input = self.whole(input)?;
         let Value { per, width, .. } = self.values[input];
         let (inputs, outputs) = self.shape(weights)?;
-        if inputs != width {
-            return Err(unsupported(&format!("`{weights}` with {inputs} rows for {width} inputs")));
+        if inputs != width || outputs == 0 {
+            return Err(unsupported(&format!(
+                "`{weights}` of shape [{inputs}, {outputs}] for {width} inputs"
+            )));
         }
         let layer = Dense { outputs, weights: self.array(weights, inputs * outputs)?, bias: None };
         let out = self.value(per, outputs);

@@ -106,7 +106,7 @@ where
             if inner.is_empty() { error.to_string() } else { inner.join(": ") }
         }
         (_, "RequestTimeTooSkewed", _) => format!("{code}: the clock of this machine is wrong; set it"),
-        (_, "", "") => format!("the server answered {status}"),
+        (_, "", "") => format!("the server responded with {status}"),
         (_, "", message) => message.to_owned(),
         (_, code, "") => code.to_owned(),
         (_, code, message) => format!("{code}: {message}"),
