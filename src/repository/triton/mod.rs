@@ -95,6 +95,10 @@ fn graph_config(bundle: &Bundle, options: &Options) -> Result<String> {
     }
     let mut lengths = WARM_UP.map(|tokens| tokens.min(max_tokens(bundle))).to_vec();
     lengths.dedup();
+    // Zeros have no words and no labels.
+    if manifest.zero_shot_entities.is_some() {
+        lengths.clear();
+    }
     for tokens in lengths {
         let _ = write!(text, "model_warmup [ {{ name: \"{tokens} tokens\" batch_size: 1 ");
         for input in &manifest.signature.inputs {

@@ -1,5 +1,6 @@
 //! Models on a real Triton server: the fleets of five published articles, and failures of servers.
 
+mod entities;
 pub(crate) mod faults;
 pub(crate) mod proxy;
 mod refusals;
