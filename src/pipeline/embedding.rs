@@ -277,7 +277,7 @@ impl EmbeddingPipeline {
         deadline: Deadline,
     ) -> Result<(Vec<f32>, Usage)> {
         let multi = self.settings.multi_vector()?;
-        let place = self.settings.outputs().len() - 1;
+        let place = self.settings.place(VectorKind::MultiVector).unwrap_or_default();
         let vectors =
             |role| move |ids: &[u32], rows: &[Row<'_>]| multi.vectors(role, ids, rows[place].values, true);
         let of_role = |role: TextRole| EmbeddingOptions {

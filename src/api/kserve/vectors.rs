@@ -4,7 +4,7 @@ use super::message::{InferRequest, Output};
 use crate::{
     api::app::App,
     backend::Deadline,
-    error::Result,
+    error::{Error, Result},
     pipeline::{
         Input,
         embedding::{EmbeddingOptions, EmbeddingPipeline, Embeddings, RequestedVectors, VectorKind},
@@ -90,6 +90,19 @@ pub(super) async fn run<'a>(
     let multi = || vectors.iter().map(|text| text.multi_vector.as_deref().unwrap_or_default());
     let most = sparse().map(<[_]>::len).max().unwrap_or(0);
     let longest = multi().map(<[_]>::len).max().unwrap_or(0);
+    let width = pipeline.settings().multi_vector.as_ref().map_or(0, |multi| multi.dimensions);
+    let values = |name: &&str| match *name {
+        INDICES | VALUES => count * most,
+        MULTI_VECTORS => count * longest * width,
+        _ => 0,
+    };
+    let (values, max_values) = (names.iter().map(values).sum::<usize>(), app.limits.values);
+    if values > max_values {
+        return Err(Error::too_large(format!(
+            "expected a response of at most {max_values} numbers, but found {values}, since rows are padded to the longest; \
+             send fewer texts, or texts of similar lengths, at once"
+        )));
+    }
     let output = |name: &&'a str| {
         let (shape, elements) = match *name {
             INDICES => {
@@ -101,7 +114,6 @@ pub(super) async fn run<'a>(
                 (vec![count, most], Elements::Fp32(sparse().flat_map(row).collect()))
             }
             MULTI_VECTORS => {
-                let width = pipeline.settings().multi_vector.as_ref().map_or(0, |multi| multi.dimensions);
                 let row = |row: &[Vec<f32>]| padded(row.concat().into_iter(), longest * width, 0.0);
                 (vec![count, longest, width], Elements::Fp32(multi().flat_map(row).collect()))
             }

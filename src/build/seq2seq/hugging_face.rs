@@ -305,7 +305,7 @@ pub(in crate::build) fn generation(folder: &Path, config: &ConfigFile) -> Result
     let own = ConfigFile::open_if_exists(folder, "generation_config.json")?;
     let config = own.as_ref().unwrap_or(config);
     let eos_token_ids = config.require::<OneOrMany<i64>>("eos_token_id")?.into_vec();
-    let Some(last) = eos_token_ids.first().copied() else {
+    let Some(end) = eos_token_ids.first().copied() else {
         return Err(Error::model("expected an `eos_token_id` at least, but found an empty list"));
     };
     for (name, neutral) in UNSUPPORTED_OPTIONS {
@@ -318,7 +318,7 @@ pub(in crate::build) fn generation(folder: &Path, config: &ConfigFile) -> Result
     let defaults = options(config.fields())?;
     Ok(GenerationSettings {
         decoder_start_token_id: config.require_any(&["decoder_start_token_id", "bos_token_id"])?,
-        pad_token_id: config.get("pad_token_id")?.unwrap_or(last),
+        pad_token_id: config.get("pad_token_id")?.unwrap_or(end),
         eos_token_ids,
         length_factor: None,
         defaults,

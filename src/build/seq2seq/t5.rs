@@ -21,7 +21,7 @@ const MAX_TOKENS: usize = 1024;
 /// The limit of tokens in a target. The models have none, but the values of all distances are in the graph.
 const MAX_POSITIONS: usize = 4096;
 /// The limit of a tokenizer's own limit, since the scores of all pairs of tokens are in memory together.
-const LONGEST: usize = 16_384;
+const MAX_TOKENIZER_LENGTH: usize = 16_384;
 /// The limit of the values of all heads and of feed-forward parts, a multiple of those of the largest models.
 const MAX_WIDTH: usize = 1 << 20;
 const BUCKETS: usize = 32;
@@ -39,7 +39,7 @@ pub(in crate::build) fn lengths(config: &ConfigFile, max_tokens: Option<usize>) 
         Some(tokens) => tokens,
         None => config.get("n_positions")?.unwrap_or(MAX_TOKENS),
     };
-    Ok([tokens.clamp(1, LONGEST), MAX_POSITIONS])
+    Ok([tokens.clamp(1, MAX_TOKENIZER_LENGTH), MAX_POSITIONS])
 }
 
 /// The shape of a model with the given weights and limits of tokens.
