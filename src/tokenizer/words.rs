@@ -79,7 +79,7 @@ impl Tokenizer {
             }
             Some(_) => self.read_words(words(text), [*max_words, room], options.max_windows)?,
             None if options.truncation == Truncation::At(Side::Left) => {
-                let last = last_words(text, max_words + 1).into_iter().rev();
+                let last = last_words(text, max_words.saturating_add(1)).into_iter().rev();
                 let (mut found, is_whole) = self.read_words(last, [*max_words, room], 1)?;
                 found.reverse();
                 (found, is_whole)
@@ -115,8 +115,8 @@ impl Tokenizer {
             .collect())
     }
 
-    /// The tokens of words, without words that have none, as far as they fit into `windows` windows of `max_words` words and `room` tokens, and whether
-    /// all of them do.
+    /// The tokens of words, without words that have none, as far as they fit into `windows` windows of `max_words` words
+    /// and `room` tokens, and whether all of them do.
     fn read_words<'a>(
         &self,
         words: impl Iterator<Item = Word<'a>>,

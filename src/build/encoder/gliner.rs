@@ -38,11 +38,14 @@ const TOKENIZERS: [&str; 2] = [TOKENIZER, PIECES];
 const PREFIX: &str = "token_rep_layer.bert_layer.model.";
 /// The maximum number of tokens of models whose attention depends on distances only.
 const MAX_TOKENS: usize = 1024;
+/// The maximum width of the head's vectors, far above that of published models.
+const MAX_WIDTH: usize = 1 << 16;
 /// Fields of other kinds of GLiNER, with these kinds.
-const OTHER_KINDS: [(&str, &str); 3] = [
+const OTHER_KINDS: [(&str, &str); 4] = [
     ("labels_encoder", "an encoder for labels (bi-encoder)"),
     ("labels_decoder", "a decoder that generates labels"),
     ("relations_layer", "relations"),
+    ("span_encoder_config", "an encoder for spans"),
 ];
 
 /// Whether `folder` has the settings of such a model.
@@ -226,9 +229,11 @@ fn settings(config: &ConfigFile, folder: &Path, encoder: &EncoderConfig) -> Resu
 /// The width of the head's vectors.
 fn width(config: &ConfigFile) -> Result<usize> {
     let width: usize = config.require("hidden_size")?;
-    match width.is_multiple_of(2) && width > 0 {
+    match width.is_multiple_of(2) && (1..=MAX_WIDTH).contains(&width) {
         true => Ok(width),
-        false => Err(Error::model(format!("expected an even `hidden_size` above 0, but found {width}"))),
+        false => Err(Error::model(format!(
+            "expected an even `hidden_size` from 2 to {MAX_WIDTH} in `{GLINER}`, but found {width}"
+        ))),
     }
 }
 
@@ -266,6 +271,7 @@ mod tests {
             refusal("labels_encoder", json!("BAAI/bge-small-en-v1.5")),
             refusal("labels_decoder", json!("gpt2")),
             refusal("relations_layer", json!("biaffine")),
+            refusal("span_encoder_config", json!({ "type": "transformer" })),
             refusal("model_type", json!("gliner_uni_encoder_token")),
             refusal("span_mode", json!("token_level")),
             refusal("subtoken_pooling", json!("mean")),
@@ -278,6 +284,7 @@ mod tests {
         expected a model that scores spans of words, without an encoder for labels (bi-encoder), in `gliner_config.json`, but found `labels_encoder` "BAAI/bge-small-en-v1.5"
         expected a model that scores spans of words, without a decoder that generates labels, in `gliner_config.json`, but found `labels_decoder` "gpt2"
         expected a model that scores spans of words, without relations, in `gliner_config.json`, but found `relations_layer` "biaffine"
+        expected a model that scores spans of words, without an encoder for spans, in `gliner_config.json`, but found `span_encoder_config` {"type":"transformer"}
         expected `model_type` `gliner`, `gliner_uni_encoder_span` in `gliner_config.json`, but found `gliner_uni_encoder_token`
         expected `span_mode` `markerV0` in `gliner_config.json`, but found `token_level`
         expected `subtoken_pooling` `first` in `gliner_config.json`, but found `mean`
