@@ -32,7 +32,7 @@ use crate::{
 
 /// For the rows of one chunk; the job as a whole has no timeout.
 const TIMEOUT: Duration = Duration::from_secs(600);
-/// Of the texts of one chunk, so that a long text with a large stride cannot exhaust memory.
+/// Of the texts of one chunk, so that long texts with a large stride do not exhaust memory.
 const MAX_WINDOWS: usize = 8192;
 /// Of zero-shot classification, which runs the model once per row and label.
 const MAX_LABELS: usize = 100;

@@ -4,7 +4,10 @@
 use std::{
     cmp::Reverse,
     ops::Range,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -289,16 +292,20 @@ impl Encoder {
         let size: usize = texts.iter().map(|text| text.len().min(reach)).sum();
         check_size(size, max_bytes)?;
         let (tokenizer, shared) = (Arc::clone(&self.tokenizer), Arc::clone(texts));
-        let encode = move |text: usize| split(&tokenizer, &shared[text], limit);
+        // Counted while texts are read: windows that share most of their tokens take far more memory than the texts.
+        let found = AtomicUsize::new(0);
+        let encode = move |text: usize| {
+            let windows = split(&tokenizer, &shared[text], limit)?;
+            match found.fetch_add(windows.len(), Ordering::Relaxed) + windows.len() {
+                found if found <= options.max_windows => Ok(windows),
+                _ => Err(Error::too_large(format!(
+                    "expected at most {} windows in all texts, but found more; send fewer texts, or a smaller `stride`",
+                    options.max_windows
+                ))),
+            }
+        };
         let (windows, tokenization) =
             tokenize_each((0..texts.len()).collect(), size, deadline, encode).await?;
-        let found: usize = windows.iter().map(Vec::len).sum();
-        if found > options.max_windows {
-            return Err(Error::too_large(format!(
-                "expected at most {} windows in all texts, but found {found}; send fewer texts, or a smaller `stride`",
-                options.max_windows
-            )));
-        }
         let windows = windows.into_iter().enumerate().flat_map(|(text, windows)| {
             windows.into_iter().map(move |Window { encoding, spans }| (encoding, WindowPlace { text, spans }))
         });

@@ -1,10 +1,16 @@
 //! Scores of tokens to entities, with the results of the `token-classification` pipeline of `transformers`.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{error::Result, tokenizer::Tokenizer};
+use crate::{
+    error::{Error, Result},
+    tokenizer::Tokenizer,
+};
 
 /// How the labels of tokens become those of entities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, clap::ValueEnum)]
@@ -83,10 +89,37 @@ impl Entity {
 }
 
 impl TextEntities {
+    /// With the redacted text, if there is one.
+    pub(super) fn new(redacted: Option<String>, entities: Vec<Entity>) -> Self {
+        match redacted {
+            Some(text) => Self::Redacted { text, entities },
+            None => Self::Entities(entities),
+        }
+    }
+
     /// The entities.
     pub fn entities(&self) -> &[Entity] {
         match self {
             Self::Entities(entities) | Self::Redacted { entities, .. } => entities,
+        }
+    }
+}
+
+/// The maximum number of entities of a request.
+const MAX_ENTITIES: usize = 100_000;
+
+/// Counts the entities of a request, whose number is limited.
+#[derive(Debug, Default)]
+pub(super) struct EntityCount(AtomicUsize);
+
+impl EntityCount {
+    /// Counts the entities of a window.
+    pub(super) fn add<T>(&self, entities: Vec<T>) -> Result<Vec<T>> {
+        match self.0.fetch_add(entities.len(), Ordering::Relaxed) + entities.len() {
+            ..=MAX_ENTITIES => Ok(entities),
+            _ => Err(Error::too_large(format!(
+                "expected at most {MAX_ENTITIES} entities in all texts, but found more; send fewer texts at once"
+            ))),
         }
     }
 }

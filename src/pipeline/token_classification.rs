@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     encoder::{EncodedWindows, Encoder, EncodingOptions, Granularity, Input, NamedOutput, Row},
-    entities::{Aggregation, Entity, Grouping, IndexedText, ScoredToken, TextEntities, resolve_overlaps},
+    entities::{
+        Aggregation, Entity, EntityCount, Grouping, IndexedText, ScoredToken, TextEntities, resolve_overlaps,
+    },
     redaction::redact,
     scores::softmax,
     usage::Usage,
@@ -143,9 +145,10 @@ impl TokenClassificationPipeline {
             aggregation: options.aggregation,
             ignored: &options.ignored,
         };
+        let count = EntityCount::default();
         let finish = |window: usize, rows: &[Row<'_>]| {
             let text = &indexed[windows.places[window].text];
-            grouping.entities(text, scored_tokens(&windows, window, rows[0]))
+            count.add(grouping.entities(text, scored_tokens(&windows, window, rows[0]))?)
         };
         let (found, usage) =
             self.encoder.run_all(&windows.encodings, Granularity::Tokens, deadline, finish).await?;
@@ -157,11 +160,10 @@ impl TokenClassificationPipeline {
         }
         let resolved =
             by_text.into_iter().zip(counts).zip(texts.iter()).map(|((entities, windows), text)| {
+                // With those that another window overrules, which may cover more of the text.
+                let redacted = options.redacts.then(|| redact(text, &entities));
                 let entities = if windows > 1 { resolve_overlaps(entities) } else { entities };
-                match options.redacts {
-                    true => TextEntities::Redacted { text: redact(text, &entities), entities },
-                    false => TextEntities::Entities(entities),
-                }
+                TextEntities::new(redacted, entities)
             });
         Ok(FoundEntities { texts: resolved.collect(), usage })
     }

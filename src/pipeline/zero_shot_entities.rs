@@ -1,18 +1,12 @@
 //! Texts to entities with labels that the model was not trained on, with the results of the package `gliner`.
 
-use std::{
-    collections::BTreeMap,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
 use super::{
     encoder::{Encoder, Granularity, NamedOutput, Row},
-    entities::{Entity, EntityLabel, IndexedText, TextEntities},
+    entities::{Entity, EntityCount, EntityLabel, IndexedText, TextEntities},
     executor::tokenize,
     redaction::redact,
     scores::ScoreFunction,
@@ -29,8 +23,6 @@ use crate::{
 const MAX_BYTES: usize = 32 * 1024 * 1024;
 /// The score that entities exceed by default.
 pub const THRESHOLD: f32 = 0.5;
-/// The maximum number of entities of a request.
-const MAX_ENTITIES: usize = 100_000;
 
 /// The settings of a model that finds entities with labels of the request, from its `gliner_config.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -178,17 +170,10 @@ impl ZeroShotEntitiesPipeline {
         let size = labels.as_slice().iter().map(String::len).sum();
         let prompt = tokenize(size, deadline, prompt).await?;
         let windows = self.encoder.encode_words(&texts, prompt, windows, MAX_BYTES, deadline).await?;
-        let (labels, count) = (labels.as_slice(), AtomicUsize::new(0));
+        let (labels, count) = (labels.as_slice(), EntityCount::default());
         let finish = |window: usize, rows: &[Row<'_>]| {
             let words: Vec<(usize, usize)> = windows.places[window].spans.iter().copied().flatten().collect();
-            let found = search.select(search.spans(&words, rows[0], labels.len())?);
-            match count.fetch_add(found.len(), Ordering::Relaxed) + found.len() {
-                ..=MAX_ENTITIES => Ok(found),
-                _ => Err(Error::too_large(format!(
-                    "expected at most {MAX_ENTITIES} entities in all texts, but found more; send fewer texts, or a \
-                     higher `threshold`"
-                ))),
-            }
+            count.add(search.select(search.spans(&words, rows[0], labels.len())?))
         };
         let (found, mut usage) =
             self.encoder.run_all(&windows.encodings, Granularity::Texts, deadline, finish).await?;
@@ -200,13 +185,12 @@ impl ZeroShotEntitiesPipeline {
         }
         let texts = texts.iter().zip(by_text).map(|(text, spans)| {
             let index = IndexedText::new(text);
-            // Again, for those of several windows.
-            let spans = search.select(spans).into_iter();
-            let entities: Vec<Entity> = spans.map(|span| span.entity(&index, labels)).collect();
-            match redacts {
-                true => TextEntities::Redacted { text: redact(text, &entities), entities },
-                false => TextEntities::Entities(entities),
-            }
+            let entities = |spans: Vec<Span>| -> Vec<Entity> {
+                spans.into_iter().map(|span| span.entity(&index, labels)).collect()
+            };
+            // With those that another window overrules, which may cover more of the text.
+            let redacted = redacts.then(|| redact(text, &entities(spans.clone())));
+            TextEntities::new(redacted, entities(search.select(spans)))
         });
         Ok(FoundEntities { texts: texts.collect(), usage })
     }

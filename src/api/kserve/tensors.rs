@@ -143,7 +143,9 @@ pub(super) async fn run(
             Ok(matrix(logits.rows, logits.usage.location))
         }
         Pipeline::TokenClassification(pipeline) => match rows(names, request, limit)? {
-            Rows::Tokens(rows) => token_classification::ids(pipeline, rows, truncation, deadline).await,
+            Rows::Tokens(rows) => {
+                token_classification::ids(pipeline, rows, (&app.limits, truncation), deadline).await
+            }
             Rows::Texts(texts) => {
                 let limits = (&app.limits, truncation);
                 token_classification::texts(pipeline, texts, request, limits, deadline).await

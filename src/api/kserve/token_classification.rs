@@ -27,13 +27,22 @@ pub(super) const ENTITIES: &str = "entities";
 pub(super) async fn ids(
     pipeline: &TokenClassificationPipeline,
     rows: Vec<Vec<u32>>,
-    truncation: Truncation,
+    (limits, truncation): (&Limits, Truncation),
     deadline: Deadline,
 ) -> Result<Output> {
+    let labels = pipeline.settings().labels.len();
+    let longest = rows.iter().map(Vec::len).max().unwrap_or(0).min(pipeline.settings().max_tokens);
+    let values = rows.len().saturating_mul(longest).saturating_mul(labels);
+    if values > limits.values {
+        return Err(Error::too_large(format!(
+            "expected a response of at most {} numbers, but found {values}, since rows are padded to the longest; send \
+             fewer rows, or rows of similar lengths, at once",
+            limits.values
+        )));
+    }
     let inputs = rows.into_iter().map(Input::Ids).collect();
     let mut logits = pipeline.logits(inputs, truncation, deadline).await?;
     let longest = logits.rows.iter().map(Vec::len).max().unwrap_or(0);
-    let labels = pipeline.settings().labels.len();
     let shape = vec![logits.rows.len(), longest / labels, labels];
     logits.rows.iter_mut().for_each(|row| row.resize(longest, 0.0));
     Ok(Output { shape, elements: Elements::Fp32(logits.rows.concat()), location: logits.usage.location })
