@@ -3,8 +3,8 @@ kinds of vectors of bge-m3 from one run against single kinds.
 
     .kivu/figures/bin/python benches/search.py KIVU LABORATORY FOLDER --json .kivu/search.json
 
-FOLDER is for models with random weights in the shape of bge-m3, which are built on the first run: with all 24 layers
-in ten minutes, with `--layers 2` in one. Both sides of a ratio are measured in turns, in one run.
+FOLDER is for models with random weights in the shape of bge-m3, which are built on the first run; `--layers 2` makes
+small ones. Both sides of a ratio are measured in turns, in one run.
 """
 
 import os

@@ -214,6 +214,22 @@ async fn queries_of_a_router_are_those_of_sentence_transformers() {
     build().unwrap();
     compare_routed(&serve(&out).unwrap(), &cases).await;
 
+    // Queries with the modules of documents are read like these.
+    let alike = folder.path().join("alike");
+    copy(&fixtures().join("models").join(&name), &alike);
+    let modules = |names: &str| format!("\"query\": [\n            {names}\n        ]");
+    edit(
+        &alike.join("router_config.json"),
+        &modules("\"query_0_SparseStaticEmbedding\""),
+        &modules("\"document_0_Transformer\",\n            \"document_1_SpladePooling\""),
+    );
+    build_request(&request(alike, out.clone(), Some(Precision::Fp32)), runtime).unwrap();
+    let model = serve(&out).unwrap();
+    assert_eq!(pipeline(&model).settings().static_queries(), None);
+    let document = cases.last().unwrap();
+    let found = vectors(pipeline(&model), &document.text, &[VectorKind::Sparse], &options()).await;
+    assert!(sparse_difference(&found.sparse.unwrap().0, &document.sparse) < TOLERANCE);
+
     let mut refusals = Vec::new();
     edit(
         &moved.join("query_0_SparseStaticEmbedding/tokenizer.json"),
