@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::{
     config::EncoderConfig,
     families,
-    heads::VectorHeads,
+    heads::OutputHeads,
     source,
     spans::{SPAN_LOGITS, SpanHead},
 };
@@ -87,7 +87,7 @@ pub(in crate::build) fn open_gliner(plan: &Plan) -> Result<Source<'static>> {
         marker: marker(&config, &settings, &tokenizer)?,
         max_tokens: settings.max_tokens,
     };
-    let heads = VectorHeads { spans: Some(head), ..VectorHeads::default() };
+    let heads = OutputHeads { spans: Some(head), ..OutputHeads::default() };
     source::of_parts(plan, encoder, weights, heads, (EncoderSettings::ZeroShotEntities(settings), tokenizer))
 }
 

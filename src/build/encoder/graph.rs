@@ -5,7 +5,7 @@
 use super::{
     config::{Bias, EncoderConfig, Gate, Head, HeadKind, Heads, Norms, Positions},
     disentangled::Text,
-    heads::VectorHeads,
+    heads::OutputHeads,
 };
 use crate::{
     backend::Engine,
@@ -32,7 +32,7 @@ pub(super) const LOGITS: &str = "logits";
 pub(super) fn graph(
     config: &EncoderConfig,
     weights: &Weights,
-    heads: &VectorHeads,
+    heads: &OutputHeads,
     precision: Precision,
     engine: Engine,
 ) -> Result<ModelProto> {

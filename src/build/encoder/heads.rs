@@ -1,5 +1,5 @@
-//! The heads of embedding models beyond a pooling: weights of the vocabulary (SPLADE), and the weights and projections of
-//! tokens (bge-m3, ColBERT).
+//! The heads of models without labels of their own: weights of the vocabulary (SPLADE), weights and projections of tokens
+//! (bge-m3, ColBERT), and scores of spans (GLiNER).
 
 use super::{config::EncoderConfig, spans::SpanHead};
 use crate::{
@@ -19,7 +19,7 @@ pub(super) const TOKEN_WEIGHTS: &str = "token_weights";
 
 /// The outputs of the graph of a model without labels of its own: vectors, or the scores of spans.
 #[derive(Debug, Default)]
-pub(super) struct VectorHeads {
+pub(super) struct OutputHeads {
     /// The vectors of tokens, or those of texts after modules.
     pub(super) dense: Option<DenseHead>,
     pub(super) sparse: Option<SparseHead>,
@@ -131,7 +131,7 @@ impl Prediction {
     }
 }
 
-impl VectorHeads {
+impl OutputHeads {
     /// The heads of a model whose texts have the vectors of their tokens, pooled in the pipeline or by modules.
     pub(super) fn dense(modules: Option<Modules>) -> Self {
         let dense = modules.map_or(DenseHead::Tokens, DenseHead::Modules);

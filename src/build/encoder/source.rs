@@ -8,7 +8,7 @@ use super::{
     config::{EncoderConfig, Facts, Head, HeadKind},
     decoder, families,
     graph::{LOGITS, graph},
-    heads::VectorHeads,
+    heads::OutputHeads,
     vectors,
 };
 use crate::{
@@ -50,11 +50,11 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
     let mut files = Vec::new();
     let (settings, heads) = match (&config.head, scores) {
         (_, Some((settings, modules))) => {
-            (EncoderSettings::Classification(settings), VectorHeads::dense(Some(modules)))
+            (EncoderSettings::Classification(settings), OutputHeads::dense(Some(modules)))
         }
         (Some(head), None) if head.kind == HeadKind::Tokens => {
             let settings = token_settings(&plan.folder, head, facts)?;
-            (EncoderSettings::TokenClassification(settings), VectorHeads::default())
+            (EncoderSettings::TokenClassification(settings), OutputHeads::default())
         }
         (Some(head), None) => {
             let settings = ClassificationSettings {
@@ -64,7 +64,7 @@ pub(in crate::build) fn open(plan: &Plan) -> Result<Source<'static>> {
                 max_tokens: max_tokens(&plan.folder, facts.max_positions)?,
                 template: None,
             };
-            (EncoderSettings::Classification(settings), VectorHeads::default())
+            (EncoderSettings::Classification(settings), OutputHeads::default())
         }
         (None, None) => {
             let (mut settings, heads) = vectors::open(&plan.folder, &config, &weights, &tokenizer)?;
@@ -80,7 +80,7 @@ pub(super) fn of_parts(
     plan: &Plan,
     config: EncoderConfig,
     weights: Weights,
-    heads: VectorHeads,
+    heads: OutputHeads,
     (settings, tokenizer): (EncoderSettings, Vec<u8>),
 ) -> Result<Source<'static>> {
     let facts = &config.facts;

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::{
     config::EncoderConfig,
     graph::OUTPUT,
-    heads::{LARGEST_LOGITS, Prediction, SparseHead, TOKEN_WEIGHTS, VectorHeads},
+    heads::{LARGEST_LOGITS, OutputHeads, Prediction, SparseHead, TOKEN_WEIGHTS},
 };
 use crate::{
     backend::native::MULTI_VECTORS,
@@ -54,7 +54,7 @@ pub(super) fn open(
     config: &EncoderConfig,
     weights: &Weights,
     tokenizer: &[u8],
-) -> Result<(EmbeddingSettings, VectorHeads)> {
+) -> Result<(EmbeddingSettings, OutputHeads)> {
     let facts = &config.facts;
     let max_tokens = max_tokens(folder, facts.max_positions)?;
     let is_stanfords = facts.architecture == STANFORD || folder.join(ARTIFACT).is_file();
@@ -73,7 +73,7 @@ pub(super) fn open(
         }
         Layout::None | Layout::Pooled => {
             let (mut settings, modules) = embedding_settings(folder, OUTPUT, facts)?;
-            let mut heads = VectorHeads::dense(modules);
+            let mut heads = OutputHeads::dense(modules);
             if HEADS.iter().all(|head| folder.join(head).is_file()) {
                 add_heads(folder, config, (&mut settings, &mut heads), &Tokenizer::from_json(tokenizer)?)?;
             }
@@ -87,7 +87,7 @@ fn sparse(
     config: &EncoderConfig,
     mut settings: EmbeddingSettings,
     module: Option<&Path>,
-) -> Result<(EmbeddingSettings, VectorHeads)> {
+) -> Result<(EmbeddingSettings, OutputHeads)> {
     let mut logarithms = 1;
     if let Some(module) = module {
         let file = ConfigFile::open(module)?;
@@ -111,9 +111,9 @@ fn sparse(
         values: SparseValues::Vocabulary { logarithms },
         queries: None,
     });
-    let heads = VectorHeads {
+    let heads = OutputHeads {
         sparse: Some(SparseHead::Vocabulary(Prediction::of(config)?)),
-        ..VectorHeads::default()
+        ..OutputHeads::default()
     };
     Ok((settings, heads))
 }
@@ -154,7 +154,7 @@ pub(super) fn add_static_queries(
 fn add_heads(
     folder: &Path,
     config: &EncoderConfig,
-    (settings, heads): (&mut EmbeddingSettings, &mut VectorHeads),
+    (settings, heads): (&mut EmbeddingSettings, &mut OutputHeads),
     tokenizer: &Tokenizer,
 ) -> Result<()> {
     let hidden = config.facts.hidden;
@@ -199,7 +199,7 @@ fn late_interaction(
     mut settings: EmbeddingSettings,
     files: LateInteraction,
     tokenizer: &Tokenizer,
-) -> Result<(EmbeddingSettings, VectorHeads)> {
+) -> Result<(EmbeddingSettings, OutputHeads)> {
     let (mut projections, mut width) = (Vec::new(), config.facts.hidden);
     for folder in &files.projections {
         let layer = Dense::of_tokens(folder, width)?;
@@ -227,7 +227,7 @@ fn stanfords(
     (config, weights): (&EncoderConfig, &Weights),
     settings: EmbeddingSettings,
     tokenizer: &Tokenizer,
-) -> Result<(EmbeddingSettings, VectorHeads)> {
+) -> Result<(EmbeddingSettings, OutputHeads)> {
     let file = ConfigFile::open_or_empty(folder, ARTIFACT)?;
     let marker = |field: &str, default: &str| {
         let token: String = file.get(field)?.unwrap_or_else(|| default.to_owned());
@@ -264,7 +264,7 @@ fn with_multi_vectors(
     mut settings: EmbeddingSettings,
     (projections, dimensions): (Vec<Dense>, usize),
     [query, document]: [RoleSettings; 2],
-) -> (EmbeddingSettings, VectorHeads) {
+) -> (EmbeddingSettings, OutputHeads) {
     settings.multi_vector = Some(Box::new(MultiVectorSettings {
         output: MULTI_VECTORS.to_owned(),
         dimensions,
@@ -273,7 +273,7 @@ fn with_multi_vectors(
         query,
         document,
     }));
-    (settings, VectorHeads { multi_vector: Some(projections), ..VectorHeads::default() })
+    (settings, OutputHeads { multi_vector: Some(projections), ..OutputHeads::default() })
 }
 
 fn require_token(tokenizer: &Tokenizer, token: &str) -> Result<u32> {

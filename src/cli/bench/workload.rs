@@ -17,10 +17,13 @@ const LABELS: [&str; 5] = ["science", "sport", "cooking", "politics", "music"];
 pub(super) fn body(manifest: &Manifest, texts: &[&str]) -> Value {
     match manifest.task {
         Task::TextRanking => json!({ "inputs": { "query": QUERY, "texts": texts } }),
-        Task::ZeroShotClassification | Task::TokenClassification
-            if manifest.task == Task::ZeroShotClassification || manifest.zero_shot_entities.is_some() =>
-        {
+        Task::ZeroShotClassification => {
             json!({ "inputs": texts, "parameters": { "candidate_labels": LABELS } })
+        }
+        _ if manifest.zero_shot_entities.is_some() => {
+            // Which they are not by default, unlike in other tasks.
+            let truncate = true;
+            json!({ "inputs": texts, "parameters": { "candidate_labels": LABELS, "truncate": truncate } })
         }
         _ => json!({ "inputs": texts }),
     }
