@@ -78,4 +78,14 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn the_memory_of_a_text_is_that_of_its_blocks() {
+        for tokens in [1, 256, 257, 600] {
+            let rotary = Rotary::new(vec![1.0, 0.1, 0.01]);
+            (0..tokens).for_each(|position| rotary.rotate(&mut [1.0; 6], position));
+            let numbers: usize = rotary.blocks.iter().filter_map(OnceLock::get).map(Vec::len).sum();
+            assert_eq!(rotary.bytes(tokens), numbers * size_of::<f32>(), "{tokens}");
+        }
+    }
 }

@@ -79,6 +79,9 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
     })
 }
 
+/// Tokens that share a row have their own ones in the bundle, so that a small file could become a table of any size.
+const MAX_TOKENS_PER_ROW: usize = 64;
+
 /// The rows of all tokens.
 ///
 /// model2vec may store a row for several tokens (`mapping`) and a factor per token (`weights`).
@@ -102,8 +105,15 @@ fn table(weights: &Weights) -> Result<Weight> {
     let mapping = weights.integers.get("mapping");
     let mut rows = match mapping {
         None => matrix.values.clone(),
+        Some(mapping) if mapping.len() / MAX_TOKENS_PER_ROW > height => {
+            return Err(Error::model(format!(
+                "expected at most {MAX_TOKENS_PER_ROW} tokens for each row of the table on average, but found {} in \
+                 `mapping` for {height} rows",
+                mapping.len()
+            )));
+        }
         Some(mapping) => {
-            let mut rows = Vec::new();
+            let mut rows = Vec::with_capacity(mapping.len().saturating_mul(width));
             for row in mapping {
                 let row = usize::try_from(*row).ok().filter(|row| *row < height).ok_or_else(|| {
                     Error::model(format!("expected `mapping` to rows below {height}, but found {row}"))

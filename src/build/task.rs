@@ -190,4 +190,22 @@ mod tests {
         // Only the front matter has tags.
         assert_eq!(of_labels(&["toxic"], "pipeline_tag: text-classification").0, TextRanking);
     }
+
+    #[test]
+    fn tags_are_in_their_own_list() {
+        let has = |matter: &str| {
+            let folder = tempfile::tempdir().unwrap();
+            fs::write(folder.path().join(CARD), format!("---\n{matter}\n---\ntags:\n- splade\n")).unwrap();
+            has_tag(folder.path(), &["splade"])
+        };
+        for tagged in ["tags:\n- en\n- splade", "tags:\n  - 'splade'\nlicense: mit", "tags: [en, \"splade\"]"]
+        {
+            assert!(has(tagged), "{tagged}");
+        }
+        for other in
+            ["tags:\n- en", "datasets:\n- splade", "tags:\n- en\ndatasets:\n- splade", "license: mit"]
+        {
+            assert!(!has(other), "{other}");
+        }
+    }
 }

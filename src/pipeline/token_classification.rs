@@ -191,3 +191,52 @@ fn scored_tokens(windows: &EncodedWindows, window: usize, row: Row<'_>) -> impl 
         Some(ScoredToken { id, index, span: span?, scores: softmax(logits) })
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{path::Path, time::Duration};
+
+    use super::*;
+    use crate::{
+        backend::{Backend, Signature, TensorSpec, scripted::ScriptedBackend},
+        tensor::{ElementType, Elements, Tensor},
+    };
+
+    #[tokio::test]
+    async fn texts_are_redacted_where_any_window_finds_an_entity() {
+        let file = "tests/fixtures/models/tiny-bert-ner/tokenizer.json";
+        let tokenizer = Tokenizer::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
+        let [a, e, o, n] = ["a", "e", "o", "n"].map(|token| i64::from(tokenizer.id(token).unwrap()));
+        let signature = Signature {
+            inputs: ["input_ids", "attention_mask"]
+                .map(|name| TensorSpec::new(name, ElementType::Int64, [-1, -1]))
+                .into(),
+            outputs: vec![TensorSpec::new("logits", ElementType::Fp32, [-1, -1, 3])],
+        };
+        // Of the windows `a e o` and `o n`, the first has a person in `e o`, the second a more certain place in `o n`.
+        let backend = ScriptedBackend::new(signature, move |inputs| {
+            let Elements::Int64(ids) = inputs[0].elements() else { unreachable!("declared") };
+            let logits = |id: &i64| match ids.contains(&a) {
+                true if [e, o].contains(id) => [0.0, 3.0, 0.0],
+                false if [o, n].contains(id) => [0.0, 0.0, 9.0],
+                _ => [9.0, 0.0, 0.0],
+            };
+            let shape = [inputs[0].shape(), &[3]].concat();
+            Ok(vec![Tensor::new(shape, Elements::Fp32(ids.iter().flat_map(logits).collect()))?])
+        });
+        let labels = [OUTSIDE, "PER", "LOC"].map(str::to_owned).into();
+        let settings = TokenClassificationSettings { output: "logits".into(), labels, max_tokens: 5 };
+        let route: Arc<dyn Backend> = Arc::new(backend);
+        let pipeline = TokenClassificationPipeline::new(Arc::new(tokenizer), route, settings).unwrap();
+        let windows = WindowOptions { stride: Some(1), truncation: Truncation::Off, max_windows: 2 };
+        let options = TokenClassificationOptions::new(None, None, windows, true).unwrap();
+        let deadline = Deadline::within(Duration::from_secs(60));
+        let mut found = pipeline.entities(vec!["a e o n".into()], &options, deadline).await.unwrap();
+        let Some(TextEntities::Redacted { text, entities }) = found.texts.pop() else {
+            panic!("not redacted")
+        };
+        let places: Vec<_> = entities.iter().map(|it| (it.label(), it.start, it.end)).collect();
+        assert_eq!(places, [("LOC", 4, 7)]);
+        assert_eq!(text, "a [PER]");
+    }
+}

@@ -145,6 +145,14 @@ fn unusable_tables_are_refused() {
             bytes[start + end - 8..start + end].copy_from_slice(&1000_i64.to_le_bytes());
             fs::write(&path, bytes).unwrap();
         }),
+        refusal("tiny-model2vec", &|model| {
+            // One row for all tokens.
+            let header = r#"{"embeddings":{"dtype":"F32","shape":[1,1],"data_offsets":[0,4]},
+                "mapping":{"dtype":"I64","shape":[282],"data_offsets":[4,2260]}}"#;
+            let length = (header.len() as u64).to_le_bytes();
+            let bytes = [&length, header.as_bytes(), &[0; 2260]].concat();
+            fs::write(model.join("model.safetensors"), bytes).unwrap();
+        }),
     ];
     insta::assert_snapshot!(refusals.join("\n"), @r"
     expected `embedding.weight` or `embeddings` as a matrix of floats, but found neither
@@ -152,6 +160,7 @@ fn unusable_tables_are_refused() {
     expected `tokenizer.json` in `[folder]/model`, but found none; the fast tokenizers of `transformers` save it (`save_pretrained`)
     cannot read `[folder]/model/pytorch_model.bin`; convert it to safetensors with `save_pretrained`: expected a checkpoint of PyTorch: invalid Zip archive: Could not find EOCD
     expected `mapping` to rows below 76, but found 1000
+    expected at most 64 tokens for each row of the table on average, but found 282 in `mapping` for 1 rows
     ");
 }
 

@@ -299,6 +299,17 @@ struct OutputTensor<'a> {
     data: Option<JsonElements<'a>>,
 }
 
+/// Refuses a response of too many numbers, those that pad rows to the longest included.
+pub(super) fn check_padded(numbers: usize, limit: usize) -> Result<()> {
+    if numbers <= limit {
+        return Ok(());
+    }
+    Err(Error::too_large(format!(
+        "expected a response of at most {limit} numbers, but found {numbers}, since rows are padded to the longest; send \
+         fewer rows, or rows of similar lengths, at once"
+    )))
+}
+
 /// A response with outputs in the JSON or, as far as they are requested as binary data, after it.
 pub(super) fn respond(
     model: &str,

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::message::{InferRequest, Output};
+use super::message::{InferRequest, Output, check_padded};
 use crate::{
     api::inputs,
     backend::Deadline,
@@ -32,14 +32,7 @@ pub(super) async fn ids(
 ) -> Result<Output> {
     let labels = pipeline.settings().labels.len();
     let longest = rows.iter().map(Vec::len).max().unwrap_or(0).min(pipeline.settings().max_tokens);
-    let values = rows.len().saturating_mul(longest).saturating_mul(labels);
-    if values > limits.values {
-        return Err(Error::too_large(format!(
-            "expected a response of at most {} numbers, but found {values}, since rows are padded to the longest; send \
-             fewer rows, or rows of similar lengths, at once",
-            limits.values
-        )));
-    }
+    check_padded(rows.len().saturating_mul(longest).saturating_mul(labels), limits.values)?;
     let inputs = rows.into_iter().map(Input::Ids).collect();
     let mut logits = pipeline.logits(inputs, truncation, deadline).await?;
     let longest = logits.rows.iter().map(Vec::len).max().unwrap_or(0);

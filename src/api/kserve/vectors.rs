@@ -1,10 +1,10 @@
 //! Embedding by tensors: dense vectors, sparse vectors and multi-vectors, as far as the model has them.
 
-use super::message::{InferRequest, Output};
+use super::message::{InferRequest, Output, check_padded};
 use crate::{
     api::app::App,
     backend::Deadline,
-    error::{Error, Result},
+    error::Result,
     pipeline::{
         Input,
         embedding::{EmbeddingOptions, EmbeddingPipeline, Embeddings, RequestedVectors, VectorKind},
@@ -96,13 +96,7 @@ pub(super) async fn run<'a>(
         MULTI_VECTORS => count * longest * width,
         _ => 0,
     };
-    let (values, max_values) = (names.iter().map(values).sum::<usize>(), app.limits.values);
-    if values > max_values {
-        return Err(Error::too_large(format!(
-            "expected a response of at most {max_values} numbers, but found {values}, since rows are padded to the longest; \
-             send fewer texts, or texts of similar lengths, at once"
-        )));
-    }
+    check_padded(names.iter().map(values).sum(), app.limits.values)?;
     let output = |name: &&'a str| {
         let (shape, elements) = match *name {
             INDICES => {

@@ -429,4 +429,17 @@ mod tests {
         }
         assert!(file("a", "../../etc/passwd").is_err());
     }
+
+    #[tokio::test]
+    async fn a_server_that_asks_for_a_long_wait_is_not_asked_again() {
+        let failure = |seconds| {
+            Failure::Transient(Error::unavailable("status 503"), Some(Duration::from_secs(seconds)))
+        };
+        let config = HubConfig::default();
+        assert!(Attempts::new(&config).wait(failure(0)).await.is_ok());
+        let long = timeout(Duration::from_secs(5), async {
+            Attempts::new(&config).wait(failure(MAX_WAIT.as_secs() + 1)).await
+        });
+        assert!(long.await.expect("there is no wait").is_err());
+    }
 }

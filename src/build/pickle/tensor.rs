@@ -121,3 +121,17 @@ impl Tensor {
         (self.shape.clone(), values)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tensor_without_values_may_have_axes_of_any_length() {
+        let storage = Storage { kind: Kind::F32, key: "0".into(), len: 4 };
+        let shape = vec![0, 1 << 40, 1 << 40];
+        let tensor = Tensor { storage, offset: 0, shape: shape.clone(), strides: vec![1, 1 << 40, 1] };
+        assert_eq!(tensor.len().ok(), Some(0));
+        assert_eq!(tensor.read(&[0; 16]), (shape, vec![]));
+    }
+}
