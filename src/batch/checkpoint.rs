@@ -25,7 +25,10 @@ pub(super) trait Storage: Send {
     /// Whether parts may be smaller than [`Self::part_bytes`].
     fn accepts_small_parts(&self) -> bool;
 
-    /// Appends a part to the output.
+    /// The minimum time between saves after parts.
+    fn min_interval(&self) -> Duration;
+
+    /// Appends a part to the output, which becomes durable with the next checkpoint.
     fn append(&self, state: &mut State, bytes: Vec<u8>) -> Result<()>;
 
     /// Replaces the checkpoint; an error if another process claimed the job.
@@ -81,7 +84,7 @@ impl Checkpoint {
 
     /// Saves the job with its waiting output.
     pub(super) fn save(&mut self, pieces: &mut Pieces, progress: &Progress) -> Result<()> {
-        if self.storage.accepts_small_parts() {
+        if self.storage.accepts_small_parts() && pieces.size() > 0 {
             self.storage.append(&mut self.state, pieces.take()?)?;
         }
         let (waiting, footers) = pieces.state()?;
@@ -90,9 +93,12 @@ impl Checkpoint {
         self.write(waiting)
     }
 
-    /// Appends a part and saves the job.
+    /// Appends a part, and saves the job if its last save is long enough ago.
     pub(super) fn send(&mut self, bytes: Vec<u8>, pieces: &mut Pieces, progress: &Progress) -> Result<()> {
         self.storage.append(&mut self.state, bytes)?;
+        if self.saved.elapsed() < self.storage.min_interval() {
+            return Ok(());
+        }
         self.save(pieces, progress)
     }
 

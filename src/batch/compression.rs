@@ -127,6 +127,20 @@ impl Packer {
         }
     }
 
+    /// Appends what `write` writes, without a copy unless it is compressed, and otherwise by way of `buffer`.
+    pub(super) fn append(
+        &mut self,
+        buffer: &mut Vec<u8>,
+        write: impl FnOnce(&mut Vec<u8>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        if let Self::None(target) = self {
+            return write(target);
+        }
+        buffer.clear();
+        write(buffer)?;
+        self.write_all(buffer)
+    }
+
     /// The output, which is complete by itself and can be appended to another one.
     pub(super) fn finish(self) -> io::Result<Vec<u8>> {
         match self {

@@ -238,10 +238,13 @@ impl Job {
             }
         }
         let finished = tokio::task::spawn_blocking(move || {
+            let started = Instant::now();
             if input.version()? != version {
                 writer.notes.push("the input was changed while it was read".to_owned());
             }
-            writer.finish().map(|()| writer)
+            writer.finish()?;
+            writer.progress.seconds += started.elapsed().as_secs_f64();
+            Ok::<_, Error>(writer)
         });
         self.done(finished.await.map_err(|_| panicked())??)
     }

@@ -22,6 +22,8 @@ use crate::error::{Error, Result};
 const TRIES: usize = 20;
 /// The size of a part.
 pub(super) const PART_BYTES: usize = 4 * 1024 * 1024;
+/// A save waits for the disk, which a fast model must not do after each part.
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
 struct LocalStorage {
     output: OutputFile,
@@ -147,17 +149,23 @@ impl Storage for LocalStorage {
         true
     }
 
+    fn min_interval(&self) -> Duration {
+        MIN_INTERVAL
+    }
+
     fn append(&self, state: &mut State, bytes: Vec<u8>) -> Result<()> {
         if let Some(file) = &self.file {
-            // A checkpoint must not be more durable than the output.
-            let written = file.write_all_at(&bytes, state.bytes).and_then(|()| file.sync_data());
-            written.map_err(self.output.failed())?;
+            file.write_all_at(&bytes, state.bytes).map_err(self.output.failed())?;
         }
         state.bytes += bytes.len() as u64;
         Ok(())
     }
 
     fn write(&mut self, _: &State, checkpoint: Bytes) -> Result<()> {
+        // A checkpoint must not be more durable than the output.
+        if let Some(file) = &self.file {
+            file.sync_data().map_err(self.output.failed())?;
+        }
         let OutputFile { checkpoint: path, next, .. } = &self.output;
         let written = self.output.create(next, &checkpoint).or_else(|error| match error.kind() {
             // A process was killed before it renamed the file.

@@ -114,6 +114,11 @@ impl Storage for S3Storage {
         false
     }
 
+    /// An upload that the checkpoint does not name would be repeated.
+    fn min_interval(&self) -> Duration {
+        Duration::ZERO
+    }
+
     fn append(&self, state: &mut State, bytes: Vec<u8>) -> Result<()> {
         if state.next > MAX_PARTS {
             return Err(Error::invalid(format!(

@@ -52,10 +52,10 @@ impl ZeroShotEntitiesSettings {
                 self.max_tokens
             )));
         }
-        let marker = tokenizer.encode_without_special_tokens(&self.label_token)?;
+        let marker = tokenizer.ids(&self.label_token)?;
         let mut ids = Vec::new();
         for label in labels {
-            let tokens = tokenizer.encode_without_special_tokens(label)?;
+            let tokens = tokenizer.ids(label)?;
             // The model finds labels by their markers.
             let is_marked = marker.iter().any(|marker| tokens.contains(marker));
             if tokens.is_empty() || is_marked {
@@ -67,7 +67,7 @@ impl ZeroShotEntitiesSettings {
             }
             ids.extend(marker.iter().chain(&tokens));
         }
-        ids.extend(tokenizer.encode_without_special_tokens(&self.separator)?);
+        ids.extend(tokenizer.ids(&self.separator)?);
         Ok(WordPrompt { ids, max_words: self.max_words })
     }
 }

@@ -74,15 +74,27 @@ impl Encoding {
         Self { ids, type_ids, truncated_from, unattended: 0 }
     }
 
-    /// At most `limit` of the tokens of an input, which an error calls `what`.
-    fn within(mut ids: Vec<u32>, limit: usize, truncation: Truncation, what: &str) -> Result<Self> {
-        let found = ids.len();
+    /// Tokens between others, truncated to at most `limit` in all. An error calls the input `what`.
+    fn within(
+        mut ids: Vec<u32>,
+        [before, after]: &[Vec<u32>; 2],
+        limit: usize,
+        truncation: Truncation,
+        what: &str,
+    ) -> Result<Self> {
+        let around = before.len() + after.len();
+        let found = ids.len() + around;
         let truncated_from = (found > limit).then_some(found);
         if truncated_from.is_some() {
+            let kept = limit.saturating_sub(around).min(ids.len());
             match truncation.side().ok_or_else(|| too_long(what, found, limit))? {
-                Side::Left => drop(ids.drain(..found - limit)),
-                Side::Right => ids.truncate(limit),
+                Side::Left => drop(ids.drain(..ids.len() - kept)),
+                Side::Right => ids.truncate(kept),
             }
+        }
+        if around > 0 {
+            ids.splice(..0, before.iter().copied());
+            ids.extend(after);
         }
         Ok(Self { type_ids: vec![0; ids.len()], ids, truncated_from, unattended: 0 })
     }
@@ -102,21 +114,7 @@ impl Tokenizer {
     /// Encodes a text, special tokens included, into at most `limit` tokens.
     pub fn encode(&self, text: &str, limit: usize, truncation: Truncation) -> Result<Encoding> {
         let text = within_reach(text, limit, truncation)?;
-        let mut encoding = self.encode_raw(text)?;
-        let found = encoding.len() + self.special_tokens;
-        let truncated_from = (found > limit).then_some(found);
-        if truncated_from.is_some() {
-            let side = truncation.side().ok_or_else(|| too_long("text", found, limit))?;
-            encoding.truncate(limit.saturating_sub(self.special_tokens), 0, side.into());
-            // The crate would add special tokens to the part that was cut off as well.
-            encoding.take_overflowing();
-        }
-        Ok(Encoding::from_raw(&self.add_special_tokens(encoding, None)?, truncated_from))
-    }
-
-    /// The token ids of a text, without special tokens.
-    pub fn encode_without_special_tokens(&self, text: &str) -> Result<Vec<u32>> {
-        Ok(self.encode_raw(text)?.get_ids().to_vec())
+        Encoding::within(self.ids(text)?, &self.around, limit, truncation, "text")
     }
 
     /// Encodes a pair of texts, special tokens included, into at most `limit` tokens. An empty second text keeps its
@@ -153,27 +151,15 @@ impl Tokenizer {
         limit: usize,
         truncation: Truncation,
     ) -> Result<Encoding> {
-        let ids = |text: &str| self.encode_without_special_tokens(text);
-        let (before, after) = (ids(before)?, ids(after)?);
-        let mut between = ids(within_reach(text, limit, truncation)?)?;
-        let around = before.len() + after.len();
-        let found = around + between.len();
-        let truncated_from = (found > limit).then_some(found);
-        if truncated_from.is_some() {
-            let side = truncation.side().ok_or_else(|| too_long("pair of texts", found, limit))?;
-            let kept = limit.saturating_sub(around);
-            match side {
-                Side::Right => between.truncate(kept),
-                Side::Left => drop(between.drain(..between.len() - kept.min(between.len()))),
-            }
-        }
-        let ids = [before, between, after].concat();
-        if ids.len() > limit {
+        let around = [self.ids(before)?, self.ids(after)?];
+        let size: usize = around.iter().map(Vec::len).sum();
+        if size > limit {
             return Err(Error::too_large(format!(
-                "the text around a pair has {around} tokens, but the model takes at most {limit}"
+                "the text around a pair has {size} tokens, but the model takes at most {limit}"
             )));
         }
-        Ok(Encoding { type_ids: vec![0; ids.len()], ids, truncated_from, unattended: 0 })
+        let between = self.ids(within_reach(text, limit, truncation)?)?;
+        Encoding::within(between, &around, limit, truncation, "pair of texts")
     }
 
     /// Encodes a text that consists of parts, special tokens included, into at most `limit` tokens, which it must not
@@ -196,7 +182,7 @@ impl Tokenizer {
         }
         // With offsets, unlike `encode_fast`.
         let encoding = self.call(|raw| raw.encode(text, false)).map_err(cannot_tokenize)?;
-        let found = encoding.len() + self.special_tokens;
+        let found = encoding.len() + self.special_count();
         if found > limit {
             return Err(too_long(found, "tokens"));
         }
@@ -216,25 +202,19 @@ impl Tokenizer {
 
     /// Encodes a text, without special tokens, into at most `limit` tokens.
     pub fn encode_bare(&self, text: &str, limit: usize, truncation: Truncation) -> Result<Encoding> {
-        let ids = self.encode_without_special_tokens(within_reach(text, limit, truncation)?)?;
-        Encoding::within(ids, limit, truncation, "text")
+        let ids = self.ids(within_reach(text, limit, truncation)?)?;
+        Encoding::within(ids, &Default::default(), limit, truncation, "text")
     }
 
     /// The special tokens before and after a single text.
-    pub fn special_ids(&self) -> Result<[Vec<u32>; 2]> {
-        let whole = self.add_special_tokens(self.encode_raw("a")?, None)?;
-        let ids = whole.get_ids();
-        let is_own = |special: &u32| *special == 0;
-        let mask = whole.get_special_tokens_mask();
-        let first = mask.iter().position(is_own).unwrap_or(ids.len());
-        let last = mask.iter().rposition(is_own).map_or(ids.len(), |last| last + 1);
-        Ok([ids[..first].to_vec(), ids[last..].to_vec()])
+    pub fn special_ids(&self) -> &[Vec<u32>; 2] {
+        &self.around
     }
 
     /// Takes token ids of a client, without adding special tokens.
     pub fn accept(&self, ids: Vec<u32>, limit: usize, truncation: Truncation) -> Result<Encoding> {
         self.check_ids(&ids)?;
-        Encoding::within(ids, limit, truncation, "input")
+        Encoding::within(ids, &Default::default(), limit, truncation, "input")
     }
 
     /// Whether a text has more than `max` tokens, without the memory of all of them: encodes it in pieces, with an
@@ -245,7 +225,7 @@ impl Tokenizer {
         let (mut rest, mut found) = (text, 0);
         while rest.len() > PIECE_BYTES && found <= max {
             let (piece, others) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
-            found += self.encode_raw(piece)?.len().saturating_sub(ALLOWANCE);
+            found += self.ids(piece)?.len().saturating_sub(ALLOWANCE);
             rest = others;
         }
         Ok(found > max)
@@ -264,7 +244,7 @@ impl Tokenizer {
         // With offsets, unlike `encode_fast`.
         let encoding = self.call(|raw| raw.encode(reachable, false)).map_err(cannot_tokenize)?;
         let encoding = self.post_process(encoding, None, false)?;
-        let kept = limit.saturating_sub(self.special_tokens).min(encoding.len());
+        let kept = limit.saturating_sub(self.special_count()).min(encoding.len());
         let kept = match side {
             Side::Right => &encoding.get_offsets()[..kept],
             Side::Left => &encoding.get_offsets()[encoding.len() - kept..],

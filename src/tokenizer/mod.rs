@@ -1,5 +1,6 @@
 //! Texts to token ids and back. The only module that uses the `tokenizers` crate.
 
+mod bert;
 mod byte_pairs;
 pub mod cl100k;
 mod encode;
@@ -19,7 +20,7 @@ use std::{
 use bytes::Bytes;
 use tokenizers::{Encoding as RawEncoding, PostProcessor, PostProcessorWrapper, Result as RawResult};
 
-use self::file::RawTokenizer;
+use self::{bert::BertWords, file::RawTokenizer, vocabulary::Vocabulary};
 pub use self::{
     encode::{Encoding, Side, Truncation, reach},
     windows::{Window, WindowOptions},
@@ -36,8 +37,10 @@ pub struct Tokenizer {
     /// Without its post-processor: applied twice, as that of the crate would be, it trims the spans of tokens twice.
     raw: RawTokenizer,
     post_processor: Option<PostProcessorWrapper>,
-    /// The number of special tokens around a single text.
-    special_tokens: usize,
+    /// The special tokens before and after a single text.
+    around: [Vec<u32>; 2],
+    /// `None` for tokenizers of other models than BERT.
+    bert: Option<BertWords>,
     padding_id: u32,
 }
 
@@ -65,12 +68,12 @@ impl Tokenizer {
 
     /// Reads the contents of a `tokenizer.json`.
     pub fn from_json(json: &[u8]) -> Result<Self> {
-        file::read(json).map(Self::new)
+        Self::new(file::read(json)?)
     }
 
     /// Reads the output of [`compile`](Self::compile).
     pub fn from_compiled(compiled: impl Into<Bytes>) -> Result<Self> {
-        file::read_compiled(compiled.into()).map(Self::new)
+        Self::new(file::read_compiled(compiled.into())?)
     }
 
     /// Converts a `tokenizer.json` to a form that loads some 20 times as fast if its vocabulary is large. Supports
@@ -79,12 +82,36 @@ impl Tokenizer {
         file::compile(json)
     }
 
-    fn new(mut raw: RawTokenizer) -> Self {
+    fn new(mut raw: RawTokenizer) -> Result<Self> {
         let post_processor = raw.get_post_processor().cloned();
         raw.with_post_processor(None::<PostProcessorWrapper>);
-        let special_tokens = post_processor.as_ref().map_or(0, |processor| processor.added_tokens(false));
-        let padding_id = PADDING_TOKENS.iter().find_map(|token| raw.token_to_id(token));
-        Self { raw, post_processor, special_tokens, padding_id: padding_id.unwrap_or(0) }
+        let padding_id = PADDING_TOKENS.iter().find_map(|token| raw.token_to_id(token)).unwrap_or(0);
+        let bert = BertWords::of(&raw);
+        let mut tokenizer = Self { raw, post_processor, around: Default::default(), bert, padding_id };
+        tokenizer.around = tokenizer.special_tokens()?;
+        Ok(tokenizer)
+    }
+
+    /// The special tokens that the post-processor adds before and after a single text.
+    fn special_tokens(&self) -> Result<[Vec<u32>; 2]> {
+        let whole = self.add_special_tokens(encoding(vec![0]), None)?;
+        let (mask, ids) = (whole.get_special_tokens_mask(), whole.get_ids());
+        let is_own = |special: &u32| *special == 0;
+        let has_types = whole.get_type_ids().iter().any(|id| *id != 0);
+        match mask.iter().position(is_own) {
+            Some(own) if !mask[own + 1..].iter().any(is_own) && !has_types => {
+                Ok([ids[..own].to_vec(), ids[own + 1..].to_vec()])
+            }
+            _ => Err(Error::model(
+                "expected a tokenizer that puts special tokens of type 0 around a text, but found one that also repeats or \
+                 drops the text, or gives other types",
+            )),
+        }
+    }
+
+    /// The number of special tokens around a single text.
+    fn special_count(&self) -> usize {
+        self.around.iter().map(Vec::len).sum()
     }
 
     /// Calls the crate, which panics on some damaged files.
@@ -93,8 +120,21 @@ impl Tokenizer {
         result.unwrap_or_else(|_| Err("the tokenizer panicked".into()))
     }
 
+    /// The token ids of a text, without special tokens.
+    pub fn ids(&self, text: &str) -> Result<Vec<u32>> {
+        let raw_ids = |text: &str| self.call(|raw| raw.encode_fast(text, false)).map_err(cannot_tokenize);
+        if let (Some(bert), Vocabulary::WordPieces(pieces)) = (&self.bert, self.raw.get_model())
+            && let Some(ids) =
+                bert.ids(pieces, text, |part, ids| raw_ids(part).map(|found| ids.extend(found.get_ids())))?
+        {
+            return Ok(ids);
+        }
+        Ok(raw_ids(text)?.get_ids().to_vec())
+    }
+
+    /// The encoding of a text, without spans and special tokens.
     fn encode_raw(&self, text: &str) -> Result<RawEncoding> {
-        self.call(|raw| raw.encode_fast(text, false)).map_err(cannot_tokenize)
+        self.ids(text).map(encoding)
     }
 
     fn add_special_tokens(&self, first: RawEncoding, second: Option<RawEncoding>) -> Result<RawEncoding> {
@@ -168,6 +208,23 @@ impl Tokenizer {
         self.call(|raw| raw.decode(ids, skip_special_tokens))
             .map_err(|error| Error::invalid(format!("these token ids cannot be decoded: {error}")))
     }
+}
+
+/// The encoding of token ids, without spans.
+fn encoding(ids: Vec<u32>) -> RawEncoding {
+    let (count, none) = (ids.len(), Default::default());
+    let (zeros, ones) = (vec![0; count], vec![1; count]);
+    RawEncoding::new(
+        ids,
+        zeros.clone(),
+        vec![String::new(); count],
+        vec![None; count],
+        vec![(0, 0); count],
+        zeros,
+        ones,
+        Vec::new(),
+        none,
+    )
 }
 
 /// Without the crate's message, which may quote the text: it must not be in a response or a log.

@@ -51,15 +51,15 @@ impl PieceTrie {
     }
 
     /// The pieces that are prefixes of `text`, the shortest first: their ids and their lengths in bytes.
-    pub(super) fn prefixes<'a>(&'a self, text: &'a str) -> impl Iterator<Item = (u32, usize)> + 'a {
+    pub(super) fn prefixes<'a>(&'a self, text: &'a [u8]) -> impl Iterator<Item = (u32, usize)> + 'a {
         // A zero byte leads the crate to unused units, which may be the beginning of other pieces.
-        let has_no_zero = |(_, length): &(u32, usize)| !text.as_bytes()[..*length].contains(&0);
+        let has_no_zero = |(_, length): &(u32, usize)| !text[..*length].contains(&0);
         let matches = self.trie.common_prefix_search(text).take_while(has_no_zero);
         matches.filter(|(id, _)| (*id as usize) < self.count)
     }
 
     pub(super) fn id_of(&self, piece: &str) -> Option<u32> {
-        self.prefixes(piece).find(|(_, length)| *length == piece.len()).map(|(id, _)| id)
+        self.prefixes(piece.as_bytes()).find(|(_, length)| *length == piece.len()).map(|(id, _)| id)
     }
 
     /// The piece with this id; `None` for unused ids.

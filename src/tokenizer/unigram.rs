@@ -120,7 +120,7 @@ impl Unigram {
         for (start, character) in word.char_indices() {
             let score = spellings[start].score;
             let mut has_character = false;
-            for (id, length) in self.pieces.prefixes(&word[start..]) {
+            for (id, length) in self.pieces.prefixes(&word.as_bytes()[start..]) {
                 let score = score + self.score(id);
                 spellings[start + length].improve(score, start, Some(id) == self.unknown);
                 has_character |= length == character.len_utf8();

@@ -34,7 +34,7 @@ impl Tokenizer {
     /// Encodes a text into windows of at most `limit` tokens, special tokens included.
     pub fn windows(&self, text: &str, limit: usize, options: WindowOptions) -> Result<Vec<Window>> {
         let WindowOptions { stride, truncation, max_windows } = options;
-        let room = limit.saturating_sub(self.special_tokens);
+        let room = limit.saturating_sub(self.special_count());
         if let Some(stride) = stride {
             return self.overlapping_windows(text, room, stride, max_windows);
         }
@@ -45,7 +45,7 @@ impl Tokenizer {
             _ => 0,
         };
         let mut encoding = self.encode_with_spans(read)?;
-        let found = encoding.len() + self.special_tokens;
+        let found = encoding.len() + self.special_count();
         let truncated_from = (found > limit).then_some(found);
         if truncated_from.is_some() {
             let side = truncation.side().ok_or_else(|| {

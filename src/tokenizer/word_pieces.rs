@@ -90,28 +90,70 @@ impl WordPieces {
 
     /// The pieces of a word, or the unknown piece.
     pub(super) fn tokenize(&self, word: &str) -> Vec<Token> {
+        let mut tokens = Vec::new();
+        let token = |id, span| Token::new(id, self.pieces.piece(id).unwrap_or_default().to_owned(), span);
         let is_short = word.chars().nth(self.max_characters).is_none();
-        is_short.then(|| self.split(word)).flatten().unwrap_or_else(|| {
-            let text = self.pieces.piece(self.unknown).unwrap_or_default();
-            vec![Token::new(self.unknown, text.to_owned(), (0, word.len()))]
-        })
+        let mut bytes = self.word();
+        bytes.0.extend(word.as_bytes());
+        if !is_short || !self.split(&mut bytes, |id, span| tokens.push(token(id, span))) {
+            tokens = vec![token(self.unknown, (0, word.len()))];
+        }
+        tokens
     }
 
-    /// Splits a word into pieces; `None` if a part of it has none.
-    fn split(&self, word: &str) -> Option<Vec<Token>> {
-        let (mut tokens, mut start) = (Vec::new(), 0);
-        // The rest of the word, after the prefix within the word.
-        let (mut text, mut prefix) = (word.to_owned(), 0);
-        while start < word.len() {
-            let longest = |(_, length): &(u32, usize)| *length > prefix && text.is_char_boundary(*length);
-            let (id, length) = self.pieces.prefixes(&text).filter(longest).last()?;
-            let end = start + length - prefix;
-            tokens.push(Token::new(id, text[..length].to_owned(), (start, end)));
-            start = end;
-            prefix = self.prefix.len();
-            text.replace_range(..length, &self.prefix);
+    /// Appends the ids of the pieces of a word in ASCII, or that of the unknown piece.
+    pub(super) fn append_ids(&self, word: &mut Word, ids: &mut Vec<u32>) {
+        let before = ids.len();
+        let is_short = word.0.len() - word.1 <= self.max_characters;
+        if !is_short || !self.split(word, |id, _| ids.push(id)) {
+            ids.truncate(before);
+            ids.push(self.unknown);
         }
-        Some(tokens)
+    }
+
+    /// An empty word.
+    pub(super) fn word(&self) -> Word {
+        Word(self.prefix.as_bytes().to_vec(), self.prefix.len())
+    }
+
+    /// Calls `found` with the id and the span in bytes of each piece of a word, which is overwritten; `false` if a part
+    /// of it has none.
+    fn split(&self, Word(bytes, before): &mut Word, mut found: impl FnMut(u32, (usize, usize))) -> bool {
+        // The first piece has no prefix.
+        let (mut start, mut prefix) = (*before, 0);
+        while start < bytes.len() {
+            bytes[start - prefix..start].copy_from_slice(&self.prefix.as_bytes()[..prefix]);
+            let rest = &bytes[start - prefix..];
+            let is_boundary = |length| rest.get(length).is_none_or(|byte| !is_continuation(*byte));
+            let longest = |(_, length): &(u32, usize)| *length > prefix && is_boundary(*length);
+            let Some((id, length)) = self.pieces.prefixes(rest).filter(longest).last() else { return false };
+            let end = start - prefix + length;
+            found(id, (start - *before, end - *before));
+            (start, prefix) = (end, self.prefix.len());
+        }
+        true
+    }
+}
+
+/// Whether a byte is within a character in UTF-8.
+fn is_continuation(byte: u8) -> bool {
+    byte & 0xc0 == 0x80
+}
+
+/// The bytes of a word after those of the prefix, which is put before each of its parts when pieces are looked up.
+pub(super) struct Word(Vec<u8>, usize);
+
+impl Word {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.len() == self.1
+    }
+
+    pub(super) fn push(&mut self, byte: u8) {
+        self.0.push(byte);
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.truncate(self.1);
     }
 }
 

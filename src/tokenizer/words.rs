@@ -63,7 +63,7 @@ impl Tokenizer {
         options: WindowOptions,
     ) -> Result<Vec<Window>> {
         let WordPrompt { ids, max_words } = prompt;
-        let room = limit.saturating_sub(self.special_tokens + ids.len());
+        let room = limit.saturating_sub(self.special_count() + ids.len());
         if room == 0 {
             return Err(Error::too_large(format!(
                 "the labels have {} tokens, but the model takes at most {limit}, those of the text included; send fewer \
@@ -107,12 +107,9 @@ impl Tokenizer {
                 windows
             }
         };
-        let around = self.special_ids()?;
+        let [before, after] = self.special_ids();
         let truncated_from = (!is_whole).then_some(limit + 1);
-        Ok(windows
-            .into_iter()
-            .map(|words| window(words, [&around[0], ids, &around[1]], truncated_from))
-            .collect())
+        Ok(windows.into_iter().map(|words| window(words, [before, ids, after], truncated_from)).collect())
     }
 
     /// The tokens of words, without words that have none, as far as they fit into `windows` windows of `max_words` words
@@ -138,7 +135,7 @@ impl Tokenizer {
             if text.len() > reach(room) {
                 return Err(too_long(text.len(), "bytes"));
             }
-            let ids = self.encode_without_special_tokens(text)?;
+            let ids = self.ids(text)?;
             if ids.len() > room {
                 return Err(too_long(ids.len(), "tokens"));
             }

@@ -5,7 +5,7 @@ use std::{
     cell::OnceCell,
     collections::{BTreeMap, BTreeSet},
     fmt,
-    io::{BufRead, BufReader, Read, Write},
+    io::{self, BufRead, BufReader, Read},
 };
 
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -299,7 +299,8 @@ impl<'de> Visitor<'de> for Text {
 pub(in crate::batch) struct JsonLinesWriter {
     target: Packer,
     columns: Columns,
-    line: Vec<u8>,
+    /// A line that is to be compressed.
+    buffer: Vec<u8>,
     names: BTreeSet<String>,
 }
 
@@ -308,59 +309,19 @@ const MAX_COLUMNS: usize = 20;
 
 impl JsonLinesWriter {
     pub(in crate::batch) fn new(target: Packer, columns: Columns) -> Self {
-        Self { target, columns, line: Vec::new(), names: BTreeSet::new() }
-    }
-
-    fn write_line(&mut self, line: &[u8], result: &RowResult) -> Result<()> {
-        self.line.clear();
-        // The fields that the names of answers must not repeat.
-        let fields = match result {
-            Err(error) if error.kind == ErrorKind::Row => {
-                open_malformed(&mut self.line, line);
-                &b""[..]
-            }
-            _ => {
-                let open = line.strip_suffix(b"}").unwrap_or(line).trim_ascii_end();
-                self.line.extend_from_slice(open);
-                if !open.ends_with(b"{") {
-                    self.line.push(b',');
-                }
-                line
-            }
-        };
-        let taken = OnceCell::new();
-        // Parses the line only if its bytes may contain the name: literally, or with escapes.
-        let is_taken = |name: &str| {
-            (contains(fields, format!("\"{name}\"").as_bytes()) || contains(fields, b"\\u"))
-                && taken.get_or_init(|| field_names(fields)).contains(name)
-        };
-        let error;
-        let cells: Vec<(&str, &Cell)> = match result {
-            Ok(answer) => names(self.columns).zip(answer).collect(),
-            Err(found) => {
-                error = Cell::Text(found.message.as_str().into());
-                vec![(ERROR_COLUMN, &error)]
-            }
-        };
-        for (place, (name, cell)) in cells.into_iter().enumerate() {
-            let name = free_name(name, is_taken);
-            let comma = if place > 0 { "," } else { "" };
-            self.line.extend_from_slice(format!("{comma}\"{name}\":").as_bytes());
-            serde_json::to_writer(&mut self.line, cell)
-                .map_err(|error| Error::inference_because("the answer cannot be written", error))?;
-            if self.names.len() < MAX_COLUMNS {
-                self.names.insert(name);
-            }
-        }
-        self.line.extend_from_slice(b"}\n");
-        self.target.write_all(&self.line).map_err(Error::io("cannot write the output"))
+        Self { target, columns, buffer: Vec::new(), names: BTreeSet::new() }
     }
 }
 
 impl RowWriter for JsonLinesWriter {
     fn write(&mut self, rows: Rows, results: &[RowResult]) -> Result<()> {
         let Rows::Lines(lines) = rows else { return mismatched() };
-        lines.iter().zip(results).try_for_each(|(line, result)| self.write_line(line, result))
+        let Self { target, columns, buffer, names } = self;
+        for (line, result) in lines.iter().zip(results) {
+            let written = target.append(buffer, |output| write_line(output, line, (columns, result), names));
+            written.map_err(Error::io("cannot write the output"))?;
+        }
+        Ok(())
     }
 
     fn columns(&self) -> &BTreeSet<String> {
@@ -374,6 +335,56 @@ impl RowWriter for JsonLinesWriter {
     fn finish(self: Box<Self>) -> Result<WrittenPiece> {
         Ok((self.target.finish().map_err(Error::io("cannot write the output"))?, None))
     }
+}
+
+/// Appends a line with the answers to it, and adds the names of their columns to `known`.
+fn write_line(
+    output: &mut Vec<u8>,
+    line: &[u8],
+    (columns, result): (Columns, &RowResult),
+    known: &mut BTreeSet<String>,
+) -> io::Result<()> {
+    // The fields that the names of answers must not repeat.
+    let fields = match result {
+        Err(error) if error.kind == ErrorKind::Row => {
+            open_malformed(output, line);
+            &b""[..]
+        }
+        _ => {
+            let open = line.strip_suffix(b"}").unwrap_or(line).trim_ascii_end();
+            output.extend_from_slice(open);
+            if !open.ends_with(b"{") {
+                output.push(b',');
+            }
+            line
+        }
+    };
+    let taken = OnceCell::new();
+    // Parses the line only if its bytes may contain the name: literally, or with escapes.
+    let is_taken = |name: &str| {
+        (contains(fields, format!("\"{name}\"").as_bytes()) || contains(fields, b"\\u"))
+            && taken.get_or_init(|| field_names(fields)).contains(name)
+    };
+    let mut write = |comma: &str, name: &str, cell: &Cell| {
+        let name = free_name(name, is_taken);
+        output.extend_from_slice(format!("{comma}\"{name}\":").as_bytes());
+        serde_json::to_writer(&mut *output, cell)?;
+        if known.len() < MAX_COLUMNS {
+            known.insert(name);
+        }
+        io::Result::Ok(())
+    };
+    match result {
+        Ok(answer) => {
+            let commas = std::iter::once("").chain(std::iter::repeat(","));
+            for ((name, cell), comma) in names(columns).zip(answer).zip(commas) {
+                write(comma, name, cell)?;
+            }
+        }
+        Err(error) => write("", ERROR_COLUMN, &Cell::Text(error.message.as_str().into()))?,
+    }
+    output.extend_from_slice(b"}\n");
+    Ok(())
 }
 
 fn contains(line: &[u8], part: &[u8]) -> bool {
@@ -403,7 +414,7 @@ mod tests {
     use crate::batch::answer::SCORE;
 
     fn written(text: &str) -> String {
-        let contents = std::io::Cursor::new(text.as_bytes().to_vec());
+        let contents = io::Cursor::new(text.as_bytes().to_vec());
         let mut reader = JsonLinesReader::new(contents, None);
         let mut writer = JsonLinesWriter::new(Packer::None(Vec::new()), SCORE);
         while let Some(Chunk { texts, rows }) = reader.next().unwrap() {

@@ -86,7 +86,7 @@ fn tokens(plan: &Plan, config: &EncoderConfig, tokenizer: &[u8]) -> Result<Optio
         )));
     }
     let tokenizer = Tokenizer::from_json(tokenizer)?;
-    let token = |word: &str| match tokenizer.encode_without_special_tokens(word)?[..] {
+    let token = |word: &str| match tokenizer.ids(word)?[..] {
         [token] => Ok(token),
         _ => Err(Error::model(format!("expected `{word}` to be a single token, but found several"))),
     };

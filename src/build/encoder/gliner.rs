@@ -241,7 +241,7 @@ fn width(config: &ConfigFile) -> Result<usize> {
 fn marker(config: &ConfigFile, settings: &ZeroShotEntitiesSettings, tokenizer: &[u8]) -> Result<u32> {
     let tokenizer = Tokenizer::from_json(tokenizer)?;
     let token = &settings.label_token;
-    let [marker] = tokenizer.encode_without_special_tokens(token)?[..] else {
+    let [marker] = tokenizer.ids(token)?[..] else {
         return Err(Error::model(format!("expected `{token}` to be a single token, but found several")));
     };
     let expected = config.get::<i64>("class_token_index")?.filter(|index| *index >= 0);

@@ -284,7 +284,7 @@ impl SourceEncoder {
     }
 
     fn ids(&self, text: &str) -> Result<Vec<i64>> {
-        let ids = self.tokenizer.encode_without_special_tokens(text)?.into_iter();
+        let ids = self.tokenizer.ids(text)?.into_iter();
         Ok(ids.filter_map(|id| self.model_id(id)).map(i64::from).collect())
     }
 
@@ -307,8 +307,8 @@ impl SourceEncoder {
         let mut special = SpecialIds { before: Vec::new(), after: end.into_iter().collect() };
         match &self.settings.languages {
             Languages::None => {
-                let [before, after] = self.tokenizer.special_ids()?;
-                let ids = |ids: Vec<u32>| ids.into_iter().map(i64::from).collect();
+                let [before, after] = self.tokenizer.special_ids();
+                let ids = |ids: &[u32]| ids.iter().copied().map(i64::from).collect();
                 special = SpecialIds { before: ids(before), after: ids(after) };
             }
             Languages::Pair { .. } | Languages::Instructions { .. } => {}

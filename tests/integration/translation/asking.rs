@@ -43,7 +43,7 @@ fn tokenizer() -> Arc<Tokenizer> {
 }
 
 fn token(tokenizer: &Tokenizer, text: &str) -> i64 {
-    i64::from(tokenizer.encode_without_special_tokens(text).unwrap()[0])
+    i64::from(tokenizer.ids(text).unwrap()[0])
 }
 
 fn settings(codes: &[&str]) -> Seq2SeqSettings {
@@ -347,7 +347,7 @@ async fn a_decoder_that_never_ends_is_bounded_by_length_and_by_time() {
 #[tokio::test]
 async fn kserve_translates_ids_and_texts() {
     let tokenizer = tokenizer();
-    let ids = |text: &str| tokenizer.encode_without_special_tokens(text).unwrap();
+    let ids = |text: &str| tokenizer.ids(text).unwrap();
     let row = [ids("eng_Latn"), ids("The cat sits."), vec![2]].concat();
     let length = row.len();
     let (rows, mask) = (
