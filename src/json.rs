@@ -38,6 +38,11 @@ pub(crate) fn is_light(text: &[u8]) -> bool {
     taken <= text.len().saturating_mul(MAX_FACTOR).saturating_add(MAX_EXTRA_BYTES)
 }
 
+/// The message of an error of syntax. serde_json calls a value that begins like `null`, `true` or `false` an "ident".
+pub(crate) fn syntax(error: &serde_json::Error) -> String {
+    error.to_string().replace("expected ident", "expected value")
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};

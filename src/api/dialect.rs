@@ -34,6 +34,7 @@ impl Dialect {
             "/v2/rerank" | "/v2/embed" | "/v1/embed" => Self::Cohere,
             "/v2/translate" | "/v2/languages" => Self::DeepL,
             "/languages" => Self::Hub,
+            "/embeddings" => Self::OpenAi,
             _ if path.starts_with("/api/") => Self::Hub,
             _ if path.starts_with("/models/") => Self::Hub,
             _ if path == "/v2" || path.starts_with("/v2/") => Self::KServe,

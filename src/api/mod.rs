@@ -118,6 +118,7 @@ fn routes() -> Router<Arc<App>> {
         .route("/v2/models/{model}/versions/{version}/ready", get(kserve::model_ready))
         .route("/v2/models/{model}/versions/{version}/config", get(kserve::config))
         .route("/v2/models/{model}/versions/{version}/infer", post(kserve::infer))
+        .route("/embeddings", post(openai::embeddings))
         .route("/v1/embeddings", post(openai::embeddings))
         .route("/v1/models", get(openai::models))
         .route("/v1/models/{model}", get(openai::model))

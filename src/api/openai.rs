@@ -1,4 +1,4 @@
-//! OpenAI's `/v1/embeddings`, which is also Voyage's and Jina's, and `/v1/models`.
+//! OpenAI's `/v1/embeddings`, which is also Voyage's, Jina's and (as `/embeddings`) TEI's, and `/v1/models`.
 
 use std::sync::Arc;
 
@@ -176,7 +176,7 @@ pub(super) async fn embeddings(Call(context, body): Call<EmbeddingsRequest>) -> 
     Ok(with_backend(&answer, embeddings.usage.location))
 }
 
-/// Clients of OpenAI may send the ids of its tokenizer, without a word about it, as LangChain does.
+/// Clients of OpenAI such as LangChain send the ids of its tokenizer, without declaring which tokenizer it is.
 fn text_of_ids(input: Input) -> Result<Input> {
     match input {
         Input::Ids(ids) => cl100k::decode(&ids).map(Input::Text).map_err(|error| {

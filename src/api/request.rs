@@ -55,7 +55,7 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for InPath<
     }
 }
 
-/// A request with a JSON body, and the context in which it is answered.
+/// A request with a JSON body, and the context in which it is handled.
 ///
 /// The request is rejected if
 /// - its content type is not JSON (415),
@@ -224,21 +224,50 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
         let at = format!("line {}, column {}", cause.line(), cause.column());
         if cause.is_data() {
             wrong_value(&path, &cause)
+        } else if bytes.trim_ascii().is_empty() {
+            Error::malformed("expected JSON, but found an empty body")
         } else if cause.is_eof() {
             Error::malformed(format!("expected JSON, but the body ends too early ({at})"))
         } else {
-            Error::malformed(format!("the body is not JSON: {cause}"))
+            Error::malformed(format!("the body is not JSON: {}", json::syntax(&cause)))
         }
     })?;
-    deserializer
-        .end()
-        .map_err(|cause| Error::malformed(format!("expected one JSON value, but found more: {cause}")))?;
+    deserializer.end().map_err(|cause| {
+        let (line, column) = (cause.line(), cause.column());
+        Error::malformed(format!("expected one JSON value, but found more at line {line}, column {column}"))
+    })?;
     Ok(parsed)
 }
 
+/// The error of a value that does not fit its field.
 fn wrong_value(path: &str, cause: &serde_json::Error) -> Error {
-    let field = if path == "." { "the body".into() } else { format!("`{path}`") };
-    Error::invalid(format!("wrong value in {field}: {}", redacted(&cause.to_string())))
+    let cause = redacted(&cause.to_string());
+    let is_body = path == ".";
+    let field = if is_body { "the body".to_owned() } else { format!("`{path}`") };
+    if let Some(name) = cause.strip_prefix("missing field `") {
+        let parent = if is_body { String::new() } else { format!("{path}.") };
+        return Error::invalid(format!("expected the field `{parent}{name}, but found none"));
+    }
+    let prefixes = ["invalid type: ", "invalid value: ", "unknown variant: "];
+    let described = prefixes.iter().find_map(|prefix| cause.strip_prefix(prefix)?.split_once(", expected "));
+    Error::invalid(match described {
+        Some((found, expected)) => {
+            format!("expected {field} to be {}, but found {}", in_json(expected), in_json(found))
+        }
+        None => format!("wrong value in {field}: {cause}"),
+    })
+}
+
+/// The terms of JSON for those of serde and of Rust.
+fn in_json(kind: &str) -> &str {
+    match kind {
+        "u8" | "u32" | "u64" | "usize" => "an integer from 0 on",
+        "i64" => "an integer",
+        "f32" | "f64" => "a number",
+        "sequence" | "a sequence" => "a list",
+        "map" | "a map" => "an object",
+        _ => kind.split_once(' ').filter(|(kind, _)| *kind == "integer").map_or(kind, |(_, number)| number),
+    }
 }
 
 /// The cause without its line and column, which are useless where a program wrote the JSON, and without the string
@@ -249,7 +278,7 @@ fn redacted(cause: &str) -> String {
         (from < to).then(|| format!("{}{instead}{}", &cause[..from], &cause[to + 1..]))
     };
     let redacted = without("string \"", "\", expected ", "a string")
-        .or_else(|| without("unknown variant `", "`, expected ", "unknown value"))
+        .or_else(|| without("unknown variant `", "`, expected ", "unknown variant: another value"))
         .unwrap_or_else(|| cause.to_owned());
     redacted.split(" at line ").next().unwrap_or_default().to_owned()
 }
@@ -284,16 +313,10 @@ mod tests {
         let texts = ["a text", "at line 5, \", expected or not", "string \"", ""];
         for text in texts {
             let error = from_value::<bool>(text.into()).unwrap_err().to_string();
-            assert_eq!(
-                error, "wrong value in the body: invalid type: a string, expected a boolean",
-                "{text}"
-            );
+            assert_eq!(error, "expected the body to be a boolean, but found a string", "{text}");
             let error =
                 parse::<bool>(serde_json::json!(text).to_string().as_bytes()).unwrap_err().to_string();
-            assert_eq!(
-                error, "wrong value in the body: invalid type: a string, expected a boolean",
-                "{text}"
-            );
+            assert_eq!(error, "expected the body to be a boolean, but found a string", "{text}");
         }
         #[derive(Debug, serde::Deserialize)]
         enum Closed {
@@ -304,9 +327,9 @@ mod tests {
         }
         for text in ["a text", "at line 5, `, expected", "`", ""] {
             let error = from_value::<Closed>(text.into()).unwrap_err().to_string();
-            assert_eq!(error, "wrong value in the body: unknown value, expected `a` or `b`", "{text}");
+            assert_eq!(error, "expected the body to be `a` or `b`, but found another value", "{text}");
         }
         let error = from_value::<u8>((-1).into()).unwrap_err().to_string();
-        assert_eq!(error, "wrong value in the body: invalid value: integer `-1`, expected u8");
+        assert_eq!(error, "expected the body to be an integer from 0 on, but found `-1`");
     }
 }

@@ -1,5 +1,7 @@
 //! Translation: `POST /translate`.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -123,25 +125,38 @@ pub(super) fn choose<'a>(
         .ok_or_else(|| unsupported_languages(&all, wanted))
 }
 
+/// The error for languages between which no model translates.
 fn unsupported_languages(all: &[(&Model, &Seq2SeqPipeline)], wanted: RequestedLanguages<'_>) -> Error {
+    /// More languages are not listed in the error.
+    const MAX_LISTED: usize = 8;
     let is_supported =
         |side: RequestedLanguages<'_>| all.iter().any(|(_, pipeline)| pipeline.directions().has(side));
     let (source, target) =
         (RequestedLanguages { target: None, ..wanted }, RequestedLanguages { source: None, ..wanted });
+    let shown = |name: Option<&str>| match name {
+        Some(name) => format!("`{}`", name.chars().take(40).collect::<String>().escape_debug()),
+        None => "any language".to_owned(),
+    };
     // A name unknown to all models is probably misspelt: the model with the most languages suggests the nearest.
-    let unknown = [(source, target), (target, source)].into_iter().find(|(side, _)| !is_supported(*side));
-    if let Some((_, other)) = unknown {
+    let sides = [(source, target, "src_lang", wanted.source), (target, source, "tgt_lang", wanted.target)];
+    let unknown = sides.into_iter().enumerate().find(|(_, (side, ..))| !is_supported(*side));
+    if let Some((index, (_, other, field, name))) = unknown {
         let directions = all.iter().map(|(_, pipeline)| pipeline.directions());
+        let codes: BTreeSet<&String> =
+            directions.clone().flat_map(|directions| directions.codes()[index]).collect();
+        if codes.len() <= MAX_LISTED {
+            return Error::invalid(format!(
+                "expected a language of the models in `{field}`, but found {}; they have {}",
+                shown(name),
+                quoted(&codes.into_iter().collect::<Vec<_>>())
+            ));
+        }
         let most =
             directions.filter(|directions| directions.has(other)).max_by_key(|directions| directions.count());
         if let Some(error) = most.and_then(|most| most.find(wanted).err()) {
             return error;
         }
     }
-    let shown = |name: Option<&str>| match name {
-        Some(name) => format!("`{}`", name.chars().take(40).collect::<String>().escape_debug()),
-        None => "any language".to_owned(),
-    };
     let names: Vec<&str> = all.iter().map(|(model, _)| model.name.as_str()).collect();
     Error::invalid(format!(
         "expected a model that translates from {} to {}, but found none among {}",

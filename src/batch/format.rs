@@ -114,14 +114,14 @@ fn is_json(start: &[u8]) -> Result<bool> {
     let next = line.get(1..).unwrap_or_default().trim_ascii();
     match (line.first(), next.first()) {
         (Some(b'{'), None) if has_end => Err(Error::invalid(
-            "expected an object a line, but found one over several lines; write each on a line of its own, such as \
+            "expected an object per line, but found one over several lines; write each on a line of its own, such as \
              with `jq -c .`",
         )),
         (Some(b'['), first) => {
             let first = first.or_else(|| start[line.len()..].trim_ascii_start().first());
             match first {
                 Some(b'{' | b'"' | b'[') => Err(Error::invalid(
-                    "expected an object a line, but found a list; write each of its items on a line of its own, such \
+                    "expected an object per line, but found a list; write each of its items on a line of its own, such \
                      as with `jq -c '.[]'`",
                 )),
                 _ => Ok(false),

@@ -168,10 +168,13 @@ fn open(build: Build<'_>) -> Result<Source<'_>> {
     } else if encoder::is_gliner(folder) {
         encoder::open_gliner(build.plan)
     } else if !transformer.join(ConfigFile::NAME).is_file() {
+        let found = match transformer.join(MANIFEST).is_file() {
+            true => "a bundle; `kivu serve` serves it",
+            false => "neither `config.json` nor `model.….bin`",
+        };
         Err(Error::model(format!(
             "expected a model in `{}` (`config.json`, `{TOKENIZER}`, and `model.safetensors` or `model.onnx`, or \
-             for a Bergamot student `model.….bin`, `lex.….bin` and `{TOKENIZER}`), but found neither `config.json` nor \
-             `model.….bin`",
+             for a Bergamot student `model.….bin`, `lex.….bin` and `{TOKENIZER}`), but found {found}",
             transformer.display()
         )))
     } else if seq2seq::is_in(folder) {

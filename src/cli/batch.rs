@@ -51,9 +51,9 @@ const STANDARD: &str = "-";
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
-    /// The input file
+    /// A file, s3://BUCKET/KEY, or `-` for standard input
     input: PathBuf,
-    /// The output file
+    /// A file that does not exist yet, s3://BUCKET/KEY, or `-` for standard output
     output: PathBuf,
     #[command(flatten)]
     parameters: Parameters,
@@ -170,8 +170,8 @@ fn open(name: Option<&str>, config: &mut Config) -> Result<Model> {
 fn summary(report: &Report) -> Vec<String> {
     let Progress { rows, seconds, tokens, errors, samples, columns, .. } = &report.progress;
     let rate = *rows as f64 / seconds.max(1e-3);
-    let mut lines = vec![format!("{rows} rows in {seconds:.1} s ({rate:.0} a second), {tokens} tokens")];
-    lines.extend(errors.iter().map(|(kind, count)| format!("  {count} errors of the kind `{kind}`")));
+    let mut lines = vec![format!("{rows} rows in {seconds:.1} s ({rate:.0} per second), {tokens} tokens")];
+    lines.extend(errors.iter().map(|(kind, count)| format!("  {count} with an error of the kind `{kind}`")));
     lines.extend(samples.iter().take(3).map(|sample| format!("  row {}: {}", sample.row, sample.message)));
     lines.extend(report.notes.iter().map(|note| format!("  note    {note}")));
     if !columns.is_empty() {

@@ -5,6 +5,7 @@ mod report;
 use std::{
     ffi::{OsStr, OsString},
     fs,
+    io::ErrorKind,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -83,11 +84,17 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
         return build_named(&model, arguments, config);
     }
     let source = &arguments.source;
-    fs::metadata(source).map_err(Error::io(format!("cannot read `{}`", source.display())))?;
+    fs::metadata(source).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => named::unknown("a folder with a model", source, "check the path or the name"),
+        _ => Error::io(format!("cannot read `{}`", source.display()))(error),
+    })?;
     let runtime = onnx_runtime::load(config)?;
-    let out = match arguments.out {
-        Some(out) => out,
-        None => config.bundles().join(default_name(&arguments.source, arguments.name.as_deref())?),
+    let (out, served_name) = match arguments.out {
+        Some(out) => (out, None),
+        None => {
+            let name = PathBuf::from(default_name(&arguments.source, arguments.name.as_deref())?);
+            (config.bundles().join(&name), Some(name))
+        }
     };
     let request = Request {
         source: arguments.source,
@@ -99,7 +106,12 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
         cache: config.home.clone(),
     };
     let built = build(&request, runtime, &Progress::default())?;
-    print_report(&Report::new(&built, &out, config), arguments.json)
+    let report = Report::new(&built, &out, config);
+    let report = match &served_name {
+        Some(name) => report.served_as(name),
+        None => report,
+    };
+    print_report(&report, arguments.json)
 }
 
 /// Builds a recipe of the program or a repository of the hub, whose newest commit is used. Without `--out` and `--name`,

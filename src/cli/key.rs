@@ -1,13 +1,13 @@
 //! `kivu key`: API keys.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::SystemTime};
 
 use clap::Args;
 
 use super::terminal::print;
 use crate::{
     api::{Date, KeyLimits, make_limited_key},
-    error::Result,
+    error::{Error, Result},
 };
 
 const EXAMPLES: &str = "\
@@ -22,7 +22,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
-    /// The name of the caller, which the log has for each request
+    /// The name of the caller, which is logged with each request
     #[arg(value_name = "NAME", default_value = "default")]
     name: String,
     /// The last day on which the key is valid, in UTC
@@ -43,6 +43,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let Arguments { name, expires, models, per_minute, per_day } = arguments;
     let limits =
         KeyLimits { expires: *expires, models: models.clone(), per_minute: *per_minute, per_day: *per_day };
+    if let Some(date) = expires.filter(|_| limits.has_expired(SystemTime::now())) {
+        return Err(Error::config(format!("expected `--expires` to be today or later, but found {date}")));
+    }
     let (key, line) = make_limited_key(name, &limits)?;
     print(&format!("key:  {key}\nline: {line}"))?;
     Ok(ExitCode::SUCCESS)

@@ -66,6 +66,10 @@ impl Location {
 /// The recipe or the repository of a name, if it is that of one.
 pub(super) fn model(named: &Path) -> Result<Option<NamedModel>> {
     let text = named.to_str().unwrap_or_default();
+    // The path of a recipe that does not exist.
+    if text.ends_with(".toml") {
+        return Ok(None);
+    }
     if let Some(recipe) = RECIPES.iter().find(|recipe| recipe.name == text) {
         return Ok(Some(NamedModel::Recipe(recipe)));
     }
@@ -145,13 +149,17 @@ fn require(path: PathBuf) -> Result<PathBuf> {
     if !is_word || path.exists() || Url::of(&path).is_some() {
         return Ok(path);
     }
+    Err(unknown("a bundle", &path, "`kivu models` lists the models on this machine"))
+}
+
+/// The error of a name that is neither `expected` nor that of a recipe or a repository.
+pub(super) fn unknown(expected: &str, named: &Path, hint: &str) -> Error {
     let recipes: Vec<&str> = RECIPES.iter().map(|recipe| recipe.name).collect();
-    Err(Error::config(format!(
-        "expected a bundle, a recipe ({}) or a repository of the Hugging Face hub as ORG/NAME, but found `{}`; \
-         `kivu models` lists the models on this machine",
+    Error::config(format!(
+        "expected {expected}, a recipe ({}) or a repository of the Hugging Face hub as ORG/NAME, but found `{}`; {hint}",
         quoted(&recipes),
-        path.display()
-    )))
+        named.display()
+    ))
 }
 
 fn is_plain(word: &str) -> bool {

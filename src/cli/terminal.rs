@@ -106,7 +106,7 @@ impl batch::Watcher for Progress {
         let before = *lock(&self.rows_before);
         self.update(|bar| {
             let rate = rows.saturating_sub(before) as f64 / bar.elapsed().as_secs_f64().max(1e-3);
-            bar.set_message(format!("{rows} rows, {rate:.0} a second"));
+            bar.set_message(format!("{rows} rows, {rate:.0} per second"));
             match share {
                 Some(share) => bar.set_position((share * STEPS as f64) as u64),
                 None => bar.tick(),

@@ -20,11 +20,18 @@ use crate::{
     },
 };
 
+const EXAMPLES: &str = "\
+Examples:
+  kivu triton my-model --out models                         for servers with the backend onnxruntime
+  kivu triton my-model --out models --backend python        for servers with the package onnxruntime
+  kivu triton BAAI/bge-small-en-v1.5 --out models --text    also takes texts";
+
 /// Write a bundle into a model repository of Triton
 ///
 /// The repository gets a folder with the bundle's name, its configuration and version 1. Existing files are not
 /// overwritten. A model that has no bundle yet is built for ONNX Runtime.
 #[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
     /// A bundle made by `kivu build`, or a name as in `kivu serve`
     bundle: PathBuf,

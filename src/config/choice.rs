@@ -23,9 +23,10 @@ pub(super) fn address<'de, D: Deserializer<'de>>(value: D) -> Result<SocketAddr,
     parse_address(&String::deserialize(value)?).map_err(D::Error::custom)
 }
 
-/// Parses an address with its port.
+/// Parses an address with its port. `localhost` is 127.0.0.1, whatever the system resolves it to.
 pub(crate) fn parse_address(found: &str) -> Result<SocketAddr, String> {
-    found.parse().map_err(|_| {
+    let numeric = found.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
+    numeric.as_deref().unwrap_or(found).parse().map_err(|_| {
         let found = found.escape_debug();
         format!("expected an address such as `127.0.0.1:8080`, but found `{found}`")
     })

@@ -56,10 +56,17 @@ impl Bundle {
     pub fn open(folder: &Path) -> Result<Self> {
         let path = folder.join(MANIFEST);
         let text = fs::read_to_string(&path).map_err(|source| match source.kind() {
-            ErrorKind::NotFound | ErrorKind::NotADirectory => Error::model(format!(
-                "expected a bundle in `{}`, but found no `{MANIFEST}`; `kivu build` makes bundles",
-                folder.display()
-            )),
+            ErrorKind::NotFound | ErrorKind::NotADirectory => {
+                let found = match folder.metadata() {
+                    Ok(metadata) if metadata.is_dir() => format!("no `{MANIFEST}`"),
+                    Ok(_) => "a file".to_owned(),
+                    Err(_) => "no such folder".to_owned(),
+                };
+                let folder = folder.display();
+                Error::model(format!(
+                    "expected a bundle in `{folder}`, but found {found}; `kivu build` makes bundles"
+                ))
+            }
             _ => Error::Io { action: format!("cannot read `{}`", path.display()), source },
         })?;
         Self::parse(&text, Home::Folder(folder.to_owned()), &folder.display())
@@ -72,7 +79,7 @@ impl Bundle {
         Ok(Self { home, manifest, digest: hex(&Sha256::digest(text)) })
     }
 
-    /// The manifest.
+    /// The manifest, which was parsed when the bundle was opened.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }

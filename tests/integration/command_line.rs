@@ -40,6 +40,7 @@ fn the_help_of_every_command_has_examples() {
         "push",
         "rm",
         "serve",
+        "triton",
     ];
     for command in commands {
         let arguments: Vec<&str> = [command, "--help"].into_iter().filter(|word| !word.is_empty()).collect();
@@ -126,6 +127,25 @@ fn exit_codes_are_as_documented() {
     for Case(arguments, code) in cases {
         assert_eq!(kivu(arguments).status.code(), Some(code), "{arguments:?}");
     }
+}
+
+#[test]
+fn errors_of_names_and_values_say_what_was_expected() {
+    let refusal = |arguments: &[&str]| {
+        let output = kivu(arguments);
+        assert!(!output.status.success(), "{arguments:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    for name in ["nowhere", "./nowhere", "models/nowhere.toml"] {
+        let error = refusal(&["build", name]);
+        let expected = "error: expected a folder with a model, a recipe (`minilm`, ";
+        assert!(error.starts_with(expected) && error.contains(&format!("but found `{name}`\n")), "{error}");
+    }
+    insta::assert_snapshot!(refusal(&["serve", "/dev/null", "--listen", "localhost:0"]), @"
+    error: expected a bundle in `/dev/null`, but found a file
+    hint: `kivu build` makes bundles
+    ");
+    insta::assert_snapshot!(refusal(&["key", "alice", "--expires", "2020-01-31"]), @"error: expected `--expires` to be today or later, but found 2020-01-31");
 }
 
 #[test]

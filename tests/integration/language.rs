@@ -11,8 +11,8 @@ use std::{
 
 use crate::crate_boundaries::sources;
 
-const FOLDERS: [&str; 9] =
-    ["benches", "deploy", "docs", "examples", "functions", "fuzz", "models", "src", "tests"];
+const FOLDERS: [&str; 10] =
+    ["benches", "deploy", "docs", "engine", "examples", "functions", "fuzz", "models", "src", "tests"];
 const EXTENSIONS: [&str; 9] = ["css", "html", "js", "md", "py", "rs", "sh", "toml", "yaml"];
 const FILES: [&str; 11] = [
     ".ci/run",

@@ -544,7 +544,7 @@ async fn vectors_that_a_model_does_not_have_are_refused() {
     422 expected a model with `sparse` vectors, but found one with `multi_vector`; `GET /models` lists the `outputs` of each model
     422 expected a model with `multi_vector` vectors, but found one with `sparse`; `GET /models` lists the `outputs` of each model
     422 expected `outputs` among `dense`, `sparse`, `multi_vector`, but found an empty list
-    422 wrong value in `outputs[0]`: unknown value, expected one of `dense`, `sparse`, `multi_vector`
+    422 expected `outputs[0]` to be one of `dense`, `sparse`, `multi_vector`, but found another value
     422 unknown prompt `x`; the model's prompts: none
     422 expected a model for `text-ranking`, but `tiny-splade-bert` is for `feature-extraction`
     ");

@@ -151,7 +151,7 @@ fn startup_errors_are_printed() {
     ");
     let nowhere = refusal(&mut kivu(&folder.path().join("nowhere")));
     insta::assert_snapshot!(nowhere.replace(&folder.path().display().to_string(), "[folder]"), @"
-    error: expected a bundle in `[folder]/nowhere`, but found no `manifest.toml`
+    error: expected a bundle in `[folder]/nowhere`, but found no such folder
     hint: `kivu build` makes bundles
     ");
     let no_library = refusal(

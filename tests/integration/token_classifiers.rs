@@ -251,12 +251,12 @@ async fn parameters_that_cannot_be_met_are_refused() {
     422 expected `inputs[0]` to be a string, but found a list
     413 the text has 802 tokens, but the model takes at most 64; set `stride` to read it in windows
     413 the text has 802 tokens, but the model takes at most 64; set `stride` to read it in windows
-    422 wrong value in `parameters.aggregation_strategy`: unknown value, expected one of `none`, `simple`, `first`, `average`, `max`
+    422 expected `parameters.aggregation_strategy` to be one of `none`, `simple`, `first`, `average`, `max`, but found another value
     422 expected an aggregation strategy among `simple`, `first`, `average`, `max` with `stride`, but found `none`
     422 expected an aggregation strategy among `simple`, `first`, `average`, `max` with `redact`, but found `none`
     422 expected a `stride` below 62, the tokens of a window, but found 62
-    422 wrong value in `parameters.stride`: invalid value: integer `-1`, expected usize
-    422 wrong value in `parameters.ignore_labels`: invalid type: a string, expected a sequence
+    422 expected `parameters.stride` to be an integer from 0 on, but found `-1`
+    422 expected `parameters.ignore_labels` to be a list, but found a string
     413 expected at most 1024 windows of 62 tokens that share 61, but found more; send fewer or shorter texts, or a smaller `stride`
     ");
     let (status, answer) = post(&model, "/predict", &json!({ "inputs": "a" })).await;

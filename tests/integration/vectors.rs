@@ -154,7 +154,7 @@ async fn every_dialect_has_the_same_integers_and_bits() {
     {"error":"expected normalized vectors for the type `int8`, whose ranges are those of normalized vectors, but found `normalize` false","error_type":"Validation"}
     {"error":"expected 32 dimensions or a multiple of 32 for vectors of type `int8`, but found 16","error_type":"Validation"}
     {"error":"expected a number of dimensions that 8 divides for vectors of type `binary`, but found 12","error_type":"Validation"}
-    {"error":"wrong value in `output_dtype`: unknown value, expected one of `float`, `int8`, `uint8`, `binary`, `ubinary`","error_type":"Validation"}
+    {"error":"expected `output_dtype` to be one of `float`, `int8`, `uint8`, `binary`, `ubinary`, but found another value","error_type":"Validation"}
     "#);
 }
 
@@ -285,9 +285,9 @@ async fn frameworks_get_the_vectors_of_embed() {
     }
     insta::assert_snapshot!(errors.join("\n"), @r#"
     /v2/embed {"message":"expected either `texts` or `inputs`, but found both or neither"}
-    /v2/embed {"message":"wrong value in `embedding_types[0]`: unknown value, expected one of `float`, `base64`, `int8`, `uint8`, `binary`, `ubinary`"}
+    /v2/embed {"message":"expected `embedding_types[0]` to be one of `float`, `base64`, `int8`, `uint8`, `binary`, `ubinary`, but found another value"}
     /v2/embed {"message":"expected 1 to 6 `embedding_types`, but found 0"}
-    /v2/embed {"message":"wrong value in `inputs[0].content[0].type`: unknown value, expected `text`"}
+    /v2/embed {"message":"expected `inputs[0].content[0].type` to be `text`, but found another value"}
     /api/embed {"error":"expected `input[0]` to be a string, but found a number","error_type":"Validation"}
     /vertex {"error":"expected 1 to 1024 `instances`, but found 0","error_type":"Validation"}
     /vertex {"error":"expected a text in `inputs`, but found an empty one","error_type":"Validation"}

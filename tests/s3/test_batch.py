@@ -155,7 +155,7 @@ class Files(Base):
         cases = {
             "empty.jsonl": (b"", "expected rows, but found an empty file"),
             "no-text.csv": (b"a,b\n1,2\n", "expected a column called `text` or another that is known, but found `a`, `b`"),
-            "list.json": (b'[{"text": "a"}]', "expected an object a line, but found a list"),
+            "list.json": (b'[{"text": "a"}]', "expected an object per line, but found a list"),
             "not.parquet": (b"text\nhello\n", "expected a Parquet file, as its name says"),
             "cut.jsonl.gz": (gzip.compress(lines(rows(5000)))[:-200], "expected an input that can be read"),
             "torn.parquet": (b"PAR1 and nothing else PAR1", "expected a Parquet file, but found one that cannot be read"),
@@ -330,7 +330,7 @@ class Events(Base):
             function.stop()
         function = Function(self.weed.endpoint, [BUNDLE], self.env | {"KIVU_BATCH__OUTPUT": f"s3://{BUCKET}/in/done/"})
         try:
-            with self.assertRaisesRegex(RuntimeError, "expected answers where no files are taken from"):
+            with self.assertRaisesRegex(RuntimeError, "expected an output outside of the input prefixes"):
                 function.call(s3_event("in/loop.jsonl", self.put("in/loop.jsonl")))
         finally:
             function.stop()

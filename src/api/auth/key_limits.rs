@@ -61,7 +61,7 @@ impl KeyLimits {
         Some(limits)
     }
 
-    pub(super) fn has_expired(&self, now: SystemTime) -> bool {
+    pub(crate) fn has_expired(&self, now: SystemTime) -> bool {
         self.expires.is_some_and(|date| now >= date.end())
     }
 }

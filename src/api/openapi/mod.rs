@@ -202,7 +202,7 @@ mod tests {
         pipeline::generation::GenerationOptions,
     };
 
-    /// A deserializer that only notes the fields of the expected struct.
+    /// A deserializer that only records the fields of the expected struct.
     struct FieldsOf<'a>(&'a mut BTreeSet<&'static str>);
 
     impl<'de> Deserializer<'de> for FieldsOf<'_> {

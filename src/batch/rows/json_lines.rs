@@ -28,6 +28,7 @@ use crate::{
         compression::Packer,
     },
     error::{Error, Result},
+    json::syntax,
 };
 
 /// Some programs write it at the beginning of UTF-8.
@@ -195,11 +196,13 @@ impl RowReader for JsonLinesReader {
     }
 }
 
-/// The message of the parser without the number of the line, which is always 1.
+/// The message of the parser without the number of the line, which is always 1, and without a value of the line.
 fn message(error: &serde_json::Error) -> String {
-    let text = error.to_string();
-    let text = text.split(" at line ").next().unwrap_or_default();
-    format!("`{text}` at column {}", error.column())
+    if error.is_data() {
+        return "another value".to_owned();
+    }
+    let text = syntax(error);
+    format!("an error at column {}: {}", error.column(), text.split(" at line ").next().unwrap_or_default())
 }
 
 /// Extracts the text of a row.
@@ -437,8 +440,8 @@ mod tests {
     fn lines_that_are_not_objects_are_kept_with_their_error() {
         insta::assert_snapshot!(written("{\"text\": \"a\"}\n{\"text\": \n[\"a\"]\n{}\n{\"text\": [1]}"), @r#"
         {"text": "a","score":0.5}
-        {"input":"{\"text\":","error":"expected a JSON object, but found `EOF while parsing a value` at column 8"}
-        {"input":"[\"a\"]","error":"expected a JSON object, but found `invalid type: sequence, expected an object` at column 0"}
+        {"input":"{\"text\":","error":"expected a JSON object, but found an error at column 8: EOF while parsing a value"}
+        {"input":"[\"a\"]","error":"expected a JSON object, but found another value"}
         {"error":"expected text in `text`, but found nothing"}
         {"text": [1],"error":"expected text in `text`, but found a list"}
         "#);

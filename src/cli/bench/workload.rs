@@ -21,7 +21,7 @@ pub(super) fn body(manifest: &Manifest, texts: &[&str]) -> Value {
             json!({ "inputs": texts, "parameters": { "candidate_labels": LABELS } })
         }
         _ if manifest.zero_shot_entities.is_some() => {
-            // Which they are not by default, unlike in other tasks.
+            // By default, these models refuse long texts.
             let truncate = true;
             json!({ "inputs": texts, "parameters": { "candidate_labels": LABELS, "truncate": truncate } })
         }

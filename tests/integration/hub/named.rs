@@ -195,7 +195,7 @@ fn names_without_a_model_are_refused() {
     hint: check the name or, if it is private, set HF_TOKEN
     ");
     insta::assert_snapshot!(refused("./tests/nothing"), @"
-    error: expected a bundle in `./tests/nothing`, but found no `manifest.toml`
+    error: expected a bundle in `./tests/nothing`, but found no such folder
     hint: `kivu build` makes bundles
     ");
     insta::assert_snapshot!(refused("tests/tiny-bert@v9"), @"
