@@ -50,7 +50,7 @@ const LAMBDA_MB_PER_CPU: usize = 1769;
 /// Environment variables.
 pub type Variables = BTreeMap<String, String>;
 
-/// The whole configuration.
+/// The configuration of a server, a job or a command, as documented in `docs/configuration.md`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {

@@ -36,13 +36,13 @@ const FLEET_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct Model {
     /// The name in requests.
     pub name: String,
-    /// The manifest of its bundle.
+    /// The manifest of its bundle, with the aliases of the configuration.
     pub manifest: Manifest,
-    /// The digest of its bundle.
+    /// The SHA-256 of its manifest, in hexadecimal.
     pub digest: String,
     /// The arithmetic of its matrix products on this processor; `None` if it runs only on a fleet.
     pub arithmetic: Option<String>,
-    /// The pipeline of its task.
+    /// Runs requests for its task.
     pub pipeline: Pipeline,
     /// The memory that a text of the maximum number of tokens takes while it is computed, in bytes; `None` if it is
     /// unknown.

@@ -13,34 +13,24 @@ pub const MICROSOFT: &str = "com.microsoft";
 pub const FUNCTIONS: &str = "kivu";
 
 /// `TensorProto.DataType`: the element types that occur here.
+#[expect(missing_docs, reason = "the names are those of onnx.proto")]
 pub mod data_type {
-    /// 32-bit floating point.
     pub const FLOAT: i32 = 1;
-    /// 8-bit unsigned integer.
     pub const UINT8: i32 = 2;
-    /// 8-bit signed integer.
     pub const INT8: i32 = 3;
-    /// 32-bit signed integer.
     pub const INT32: i32 = 6;
-    /// 64-bit signed integer.
     pub const INT64: i32 = 7;
-    /// True or false.
     pub const BOOL: i32 = 9;
 }
 
 /// `AttributeProto.AttributeType`: the kinds of attribute that are written here.
+#[expect(missing_docs, reason = "the names are those of onnx.proto")]
 pub mod attribute_type {
-    /// One float.
     pub const FLOAT: i32 = 1;
-    /// One integer.
     pub const INT: i32 = 2;
-    /// One string.
     pub const STRING: i32 = 3;
-    /// One tensor.
     pub const TENSOR: i32 = 4;
-    /// One graph.
     pub const GRAPH: i32 = 5;
-    /// A list of integers.
     pub const INTS: i32 = 7;
 }
 

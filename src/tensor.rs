@@ -34,7 +34,7 @@ impl fmt::Display for ElementType {
 /// The elements of a tensor, row-major.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Elements {
-    /// 32-bit floating point.
+    /// Numbers in 32-bit floating point.
     Fp32(Vec<f32>),
     /// 32-bit signed integers.
     Int32(Vec<i32>),

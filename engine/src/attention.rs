@@ -1,5 +1,5 @@
-//! Attention within one text, for one head at a time. The matrix of scores is never held: queries pass in groups of
-//! eight.
+//! Attention within one text, for one head at a time. The matrix of scores is never in memory as a whole: queries
+//! are processed in groups of eight.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ const QUERIES: usize = 8;
 /// Columns of a product.
 const COLUMNS: usize = 2 * LANES;
 
-/// One head of one text. The buffers are used again for other heads.
+/// One head of one text. The buffers are reused for other heads.
 #[derive(Debug, Default)]
 pub(crate) struct Head {
     /// The width of a query, key or value.
@@ -48,7 +48,7 @@ enum Bias<'a> {
 }
 
 impl<'a> Scores<'a> {
-    /// Those of one head.
+    /// The settings for one head.
     pub(crate) fn new(attention: &'a Attention, head: usize) -> Self {
         let bias = match &attention.bias {
             DistanceBias::None => Bias::None,
@@ -188,7 +188,7 @@ fn score<K: Kernel>(
     }
 }
 
-/// Replaces scores by the powers of e of their distance to the largest, and returns the inverse of their sum.
+/// Replaces each score by `exp(score - largest)`, and returns the reciprocal of their sum.
 #[inline(always)]
 fn softmax<K: Kernel>(kernel: K, scores: &mut [Lanes]) -> f32 {
     let mut most = kernel.splat(f32::MIN);
@@ -223,7 +223,7 @@ mod tests {
         }
     }
 
-    /// Lengths and sizes around those of panels and groups of queries; the buffers of the head are used again.
+    /// Lengths and sizes around those of panels and groups of queries; the buffers of the head are reused.
     #[test]
     fn contexts_are_those_of_the_definition() {
         let values: Vec<f32> = (0..199).map(|at| (at as f32 * 0.7).sin()).collect();

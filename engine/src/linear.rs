@@ -37,7 +37,7 @@ pub(crate) fn linear<K: Kernel>(
     let (first, width) = (panels.start, panels.len() * LANES);
     let tile_bytes = MAX_ROWS * layer.inputs * K::ACTIVATION_SIZE;
     let mut sums = [[[0; LANES]; 2]; MAX_ROWS];
-    // All rows of a block pass a pair of panels before the next pair, which is then read from memory once.
+    // All rows of a block are multiplied by a pair of panels before the next pair, so that each pair is read once.
     for (pair, blocks) in layer.panels[panels.start * steps..panels.end * steps].chunks(2 * steps).enumerate()
     {
         let (left, right) = blocks.split_at(steps);
@@ -129,7 +129,7 @@ pub(crate) fn dense<K: Kernel>(kernel: K, input: &[f32], width: usize, layer: &D
     let outputs = layer.outputs;
     let whole = outputs - outputs % (2 * LANES);
     let mut sums: [[Lanes; 2]; MAX_ROWS] = [[[0.0; LANES]; 2]; MAX_ROWS];
-    // Rows pass in groups, so that the weights are read once for each group.
+    // Rows are processed in groups, so that the weights are read once per group.
     for (rows, out) in input.chunks(MAX_ROWS * width).zip(out.chunks_mut(MAX_ROWS * outputs)) {
         let sums = &mut sums[..rows.len() / width];
         for first in (0..whole).step_by(2 * LANES) {

@@ -47,19 +47,19 @@ pub struct Value {
     pub slot: usize,
 }
 
-/// What a matrix has rows for.
+/// The unit that each row of a matrix belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Per {
-    /// A row per token.
+    /// A token of any text.
     Token,
-    /// A row per text.
+    /// A text.
     Text,
 }
 
 /// Columns of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
-    /// The matrix.
+    /// The value that has the columns.
     pub value: ValueId,
     /// The first column.
     pub offset: usize,
@@ -94,7 +94,7 @@ pub struct RowStage {
 /// A value that an earlier stage has computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// The value.
+    /// The value that is copied into the block.
     pub value: ValueId,
     /// Whether no later stage reads it.
     pub is_last: bool,
@@ -102,86 +102,43 @@ pub struct Load {
     pub heads: Option<usize>,
 }
 
-/// An operation on each row.
+/// An operation on each row: it reads the value `input`, or both `inputs`, and writes the value `out`.
 #[derive(Debug)]
+#[expect(missing_docs, reason = "the fields that operations share are described above")]
 pub enum RowOperation {
     /// Rows of a table by ids.
     Lookup {
-        /// The table.
         table: Table,
         /// The number that selects the row.
         index: Index,
-        /// The result.
         out: ValueId,
     },
     /// The first token of each text.
-    First {
-        /// The rows.
-        input: ValueId,
-        /// The result.
-        out: ValueId,
-    },
+    First { input: ValueId, out: ValueId },
     /// The mean of the tokens of each text; zeros without tokens.
-    Mean {
-        /// The rows.
-        input: ValueId,
-        /// The result.
-        out: ValueId,
-    },
+    Mean { input: ValueId, out: ValueId },
     /// A linear layer in int8.
-    Linear {
-        /// The rows.
-        input: ValueId,
-        /// The weights.
-        layer: Linear,
-        /// The result.
-        out: ValueId,
-    },
+    Linear { input: ValueId, layer: Linear, out: ValueId },
     /// A linear layer in fp32.
-    Dense {
-        /// The rows.
-        input: ValueId,
-        /// The weights.
-        layer: Dense,
-        /// The result.
-        out: ValueId,
-    },
+    Dense { input: ValueId, layer: Dense, out: ValueId },
     /// An activation function.
-    Activation {
-        /// The function.
-        function: Activation,
-        /// The rows.
-        input: ValueId,
-        /// The result.
-        out: ValueId,
-    },
+    Activation { function: Activation, input: ValueId, out: ValueId },
     /// One half of each row, activated, times the other half.
     Gate {
-        /// The function.
         function: Activation,
         /// Whether the second half is activated.
         activates_second: bool,
-        /// The rows.
         input: ValueId,
-        /// The result.
         out: ValueId,
     },
     /// The sum of two values.
-    Add {
-        /// Values with the same rows.
-        inputs: [ValueId; 2],
-        /// The result.
-        out: ValueId,
-    },
+    Add { inputs: [ValueId; 2], out: ValueId },
     /// Layer normalization of an input, or of the sum of two.
     Norm {
-        /// The rows.
         input: ValueId,
         /// The rows that are added first.
         residual: Option<ValueId>,
-        /// The weights.
         norm: Norm,
-        /// The result.
         out: ValueId,
     },
 }
@@ -206,7 +163,7 @@ pub enum Table {
     Int8(Array<i8>, Array<f32>),
 }
 
-/// The weights of a linear layer in int8, with one scale per output.
+/// A linear layer in int8, with one scale per output.
 #[derive(Debug)]
 pub struct Linear {
     /// Values per input row, a multiple of 16.
@@ -219,20 +176,20 @@ pub struct Linear {
     pub scales: Array<Lanes>,
     /// The sum of each output's weights.
     pub sums: Array<Sums>,
-    /// The bias of each output.
+    /// Added to each output; zeros in a layer without a bias.
     pub bias: Array<Lanes>,
-    /// The activation function of the outputs.
+    /// Applied to the outputs, after the bias.
     pub activation: Option<Activation>,
 }
 
-/// The weights of a linear layer in fp32.
+/// A linear layer in fp32.
 #[derive(Debug)]
 pub struct Dense {
     /// Values per output row.
     pub outputs: usize,
     /// A row per input.
     pub weights: Array<f32>,
-    /// The bias of each output.
+    /// Added to each output.
     pub bias: Option<Array<f32>>,
 }
 
@@ -290,7 +247,7 @@ pub struct Attention {
 /// The largest value of each output of a linear layer among the tokens of each text; the lowest number without tokens.
 ///
 /// A stage of its own, since the layer may have a hundred thousand outputs: its tasks are parts of the outputs, so that
-/// the weights of a part stay in the cache for all texts, and the outputs of all tokens are never held.
+/// the weights of a part stay in the cache for all texts, and the outputs of all tokens are never in memory.
 #[derive(Debug)]
 pub struct Largest {
     /// A row per token.
@@ -315,7 +272,7 @@ impl Reach {
     pub const ALL: Self = Self { before: usize::MAX, after: usize::MAX };
 }
 
-/// What is added to the score of a key, by its distance to the query.
+/// A bias of the score of a key, by its distance to the query.
 #[derive(Debug)]
 pub enum DistanceBias {
     /// Nothing.
@@ -331,16 +288,16 @@ pub enum DistanceBias {
     },
 }
 
-/// The rows of the tables: the numbers that index them are smaller. And the largest number of tokens of a text.
+/// The numbers of rows of the tables, and the maximum length of a text. Ids, types and positions must be smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The vocabulary.
+    /// The size of the vocabulary.
     pub ids: usize,
-    /// The token types.
+    /// The number of token types.
     pub types: usize,
-    /// The positions.
+    /// The number of positions.
     pub positions: usize,
-    /// The tokens of a text.
+    /// The maximum number of tokens of a text.
     pub length: usize,
 }
 

@@ -20,10 +20,10 @@ use crate::{
     },
 };
 
-/// Rows that pass all operations of a stage together. Their values fit into the second-level cache, and the weights are
+/// Rows that are processed by all operations of a stage together. Their values fit into the second-level cache, and the weights are
 /// read once for all of them.
 const MAX_BLOCK_ROWS: usize = 4 * MAX_ROWS;
-/// Attention of a text is divided into as many tasks as it has multiples of this number of tokens.
+/// Attention of a text has one task per this number of tokens.
 const TOKENS_PER_TASK: usize = 32;
 /// The largest number of tasks per text, which is enough for the threads of Lambda's largest functions.
 const MAX_TASKS_PER_TEXT: usize = 16;
@@ -84,7 +84,7 @@ pub struct Scratch {
 }
 
 impl Program {
-    /// Packs texts for a run on `threads` threads. `values` are those of an earlier run, whose memory is used again.
+    /// Packs texts for a run on `threads` threads. `values` are those of an earlier run, whose memory is reused.
     pub fn pack<'a>(
         &self,
         texts: impl Iterator<Item = &'a Text>,
@@ -101,7 +101,7 @@ impl Program {
             ranges.push(tokens.len()..tokens.len() + text.len());
             tokens.extend_from_slice(text);
         }
-        // As many blocks for each thread.
+        // The same number of blocks for each thread.
         let blocks = tokens.len().div_ceil(MAX_BLOCK_ROWS).next_multiple_of(threads.get());
         let block_rows = tokens.len().div_ceil(blocks.max(1)).max(1);
         values.resize_with(self.slots, Vec::new);

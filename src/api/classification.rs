@@ -116,7 +116,7 @@ pub(super) struct ClassifyParameters {
     truncation_direction: Option<Side>,
 }
 
-/// Answers a list for each input, even for a single one, as both official clients expect.
+/// Returns a list for each input, even for a single one, as both official clients expect.
 pub(super) async fn classify_with(
     context: &Context,
     pipeline: &ClassificationPipeline,

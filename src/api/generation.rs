@@ -66,7 +66,7 @@ fn gather(body: &mut Value) {
     *parameters = others;
 }
 
-/// Answers like the pipeline of `transformers` for `task`: an object for each text, or a list of objects for each of
+/// Responds like the pipeline of `transformers` for `task`: an object for each text, or a list of objects for each of
 /// several texts with several results.
 pub(super) async fn generate_with(
     context: &Context,

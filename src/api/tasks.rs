@@ -86,7 +86,7 @@ pub(super) async fn vertex(Call(context, body): Call<VertexRequest>) -> Reply {
     let mut runs = stream::iter(runs).buffered(CONCURRENT_INSTANCES);
     let (mut predictions, mut backend) = (Vec::new(), None);
     while let Some((parts, body)) = runs.try_next().await? {
-        // The bodies of models are in memory.
+        // Responses of models are in memory, so that reading one does not wait.
         let body = body.collect().await.map_err(|_| Error::inference("a response is incomplete"))?.to_bytes();
         if predictions.len() + body.len() > limits.values.saturating_mul(BYTES_PER_VALUE) {
             return Err(

@@ -45,7 +45,7 @@ pub(super) struct LabelTokensParameters {
     truncation_direction: Option<Side>,
 }
 
-/// Answers the entities of a text, or for a list of texts a list for each.
+/// Returns the entities of a text, or for a list of texts a list for each.
 pub(super) async fn label_tokens_with(
     context: &Context,
     pipeline: &TokenClassificationPipeline,
@@ -101,7 +101,7 @@ pub(super) struct FindEntitiesParameters {
     truncation_direction: Option<Side>,
 }
 
-/// Answers the entities of a text, or for a list of texts a list for each.
+/// Returns the entities of a text, or for a list of texts a list for each.
 pub(super) async fn find_entities_with(
     context: &Context,
     pipeline: &ZeroShotEntitiesPipeline,
@@ -116,7 +116,7 @@ pub(super) async fn find_entities_with(
         search: EntitySearch::new(parameters.threshold, parameters.flat_ner, parameters.multi_label)?,
         windows: WindowOptions {
             stride: parameters.stride,
-            // Labels take a part of the tokens, so that the same text fits or does not.
+            // Labels take up a part of the tokens: whether a text fits depends on them.
             truncation: context
                 .app
                 .truncation(Some(parameters.truncate.unwrap_or(false)), parameters.truncation_direction),

@@ -15,7 +15,7 @@ pub(super) fn lookup(path: &Path) -> Result<Option<Metadata>> {
     match fs::symlink_metadata(path) {
         Ok(found) => Ok(Some(found)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(Error::io(format!("cannot look at `{}`", path.display()))(error)),
+        Err(error) => Err(Error::io(format!("cannot access `{}`", path.display()))(error)),
     }
 }
 

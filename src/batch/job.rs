@@ -31,14 +31,14 @@ use crate::{
     repository::s3::{Store, Url},
 };
 
-/// Processes one input.
+/// A job: runs a model on the rows of one input.
 #[derive(Clone)]
 pub struct Job {
-    /// The input.
+    /// The file, object or stream with the rows.
     pub input: JobInput,
-    /// The output.
+    /// The file, object or stream that the rows with their answers are written to.
     pub output: JobOutput,
-    /// The model.
+    /// The model that processes the texts.
     pub model: Model,
     /// The options of the model and the input.
     pub parameters: Parameters,
@@ -52,7 +52,7 @@ pub struct Job {
     pub existing: Existing,
 }
 
-/// The result of a run.
+/// How a run of a job ended.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Ended {
     /// The report is written, and unless the job failed, the output.

@@ -150,7 +150,7 @@ impl Parameters {
                 "job" => {}
                 _ => {
                     return Err(Error::invalid(format!(
-                        "expected metadata that is known, but found `{PREFIX}{name}`"
+                        "expected known metadata, but found `{PREFIX}{name}`"
                     )));
                 }
             }
@@ -182,6 +182,6 @@ mod tests {
         let refused = |pairs| Parameters::default().with_metadata(&metadata(pairs)).unwrap_err().to_string();
         insta::assert_snapshot!(refused(&[("kivu-truncate", "maybe")]), @"expected `true` or `false` in the metadata `kivu-truncate`, but found `maybe`");
         insta::assert_snapshot!(refused(&[("kivu-format", "xml")]), @"expected `json-lines`, `csv` or `parquet` in the metadata `kivu-format`, but found `xml`");
-        insta::assert_snapshot!(refused(&[("kivu-colum", "x")]), @"expected metadata that is known, but found `kivu-colum`");
+        insta::assert_snapshot!(refused(&[("kivu-colum", "x")]), @"expected known metadata, but found `kivu-colum`");
     }
 }

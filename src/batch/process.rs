@@ -182,9 +182,7 @@ pub(super) fn panicked() -> Error {
 /// Converts a panic of a reader into an error. Parquet may panic on damaged files, and the rows before a panic must not
 /// be taken for the whole file.
 pub(super) fn catch_panic<T>(read: impl FnOnce() -> Result<T>) -> Result<T> {
-    let panicked = |_| {
-        Err(Error::invalid("expected a file that can be read, but found one that its reader breaks off at"))
-    };
+    let panicked = |_| Err(Error::invalid("expected a file that can be read, but its reader panicked"));
     catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(panicked)
 }
 

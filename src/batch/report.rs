@@ -16,13 +16,13 @@ pub struct Progress {
     pub rows: u64,
     /// The number of rows with an error, by kind.
     pub errors: BTreeMap<String, u64>,
-    /// The first errors.
+    /// The first twenty errors.
     pub samples: Vec<Sample>,
-    /// Tokens of the texts.
+    /// The input tokens, special tokens included.
     pub tokens: u64,
     /// Texts that were truncated to the maximum of the model.
     pub truncated: u64,
-    /// The duration of all runs.
+    /// The duration of all runs, without the pauses between them.
     pub seconds: f64,
     /// The names of the columns of answers, at most twenty: `label`, or `kivu_label` if the input has a `label`.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
@@ -34,7 +34,7 @@ pub struct Progress {
 pub struct Sample {
     /// The number of the row, from 1, without the header and empty lines.
     pub row: u64,
-    /// The kind of the error.
+    /// `row`, `text`, `input` or `model`.
     pub kind: String,
     /// The message, without any part of the text.
     pub message: String,
@@ -93,7 +93,7 @@ pub enum Status {
 /// The report of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// The final status.
+    /// Whether there is an output.
     pub status: Status,
     /// The error of a failed job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -120,7 +120,7 @@ pub struct Report {
     /// Ranges of missing rows, first and last, if parts of a distributed map were lost.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<[u64; 2]>,
-    /// The progress.
+    /// The rows, errors and columns; in the JSON they are fields of the report itself.
     #[serde(flatten)]
     pub progress: Progress,
 }

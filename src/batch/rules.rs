@@ -37,8 +37,8 @@ impl Rules {
         for output in rules.iter().filter(|rule| rule.bucket.is_none()) {
             if let Some(input) = rules.iter().find(|input| output.output.starts_with(&input.input)) {
                 return Err(Error::config(format!(
-                    "expected answers outside of `{}`, which files are taken from, but found the output `{}`; \
-                     they would be taken for files",
+                    "expected an output outside of the input prefix `{}`, but found `{}`; outputs would be \
+                     processed as inputs",
                     input.input, output.output
                 )));
             }
@@ -69,7 +69,7 @@ impl Rules {
         // A rule for another bucket may name this bucket.
         if output.bucket == url.bucket && self.is_input(&output) {
             return Err(Error::config(format!(
-                "expected answers where no files are taken from, but found `{output}`"
+                "expected an output outside of the input prefixes, but found `{output}`"
             )));
         }
         Ok(output)

@@ -186,5 +186,5 @@ impl Storage for S3Storage {
 fn taken(output: &Url) -> Error {
     let action =
         format!("expected one process for the job that writes `{output}`, but another one took it over");
-    Error::io(action)(io::Error::new(io::ErrorKind::ResourceBusy, "it was taken up twice"))
+    Error::io(action)(io::Error::new(io::ErrorKind::ResourceBusy, "another process resumed it"))
 }

@@ -20,7 +20,7 @@ const VERSION: &str = "#version";
 /// The tokens around a text.
 const BEGIN: &str = "<s>";
 const END: &str = "</s>";
-/// The token for gaps, which includes the spaces before it.
+/// The mask token, which includes the spaces before it.
 const MASK: &str = "<mask>";
 const SPECIAL: [&str; 5] = [BEGIN, "<pad>", END, "<unk>", MASK];
 

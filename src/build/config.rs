@@ -79,7 +79,7 @@ impl ConfigFile {
         Ok(self.get(field)?.unwrap_or(false))
     }
 
-    /// The value of a field that the model cannot do without.
+    /// The value of a required field.
     pub(super) fn require<T: DeserializeOwned>(&self, field: &str) -> Result<T> {
         self.require_any(&[field])
     }

@@ -58,16 +58,16 @@ pub enum NamedModel {
 /// Restrictions of the bundle of a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// The task; any if none.
+    /// The required task, if any.
     pub task: Option<Task>,
-    /// The precision; any if none.
+    /// The required precision, if any.
     pub precision: Option<Precision>,
-    /// The engine.
+    /// The engine that an encoder in int8 is built for.
     pub engine: EngineChoice,
 }
 
 impl Options {
-    /// Those of the configuration.
+    /// The engine of the configuration, for any task and precision.
     pub fn of(config: &Config) -> Self {
         Self { engine: config.engine, ..Self::default() }
     }
@@ -88,7 +88,7 @@ impl Options {
 
 /// The resources of builds by name.
 pub struct Tools<'a, P> {
-    /// The configuration.
+    /// Has the home folder, the engine, and access to the hub.
     pub config: &'a Config,
     /// Loads ONNX Runtime.
     pub runtime: &'a dyn Fn() -> Result<Runtime>,
@@ -101,7 +101,7 @@ pub struct Tools<'a, P> {
 pub struct Entry {
     /// The name of the model.
     pub name: String,
-    /// Its bundle.
+    /// The newest bundle of the model.
     pub bundle: Bundle,
     /// The version of the compiler.
     pub version: String,

@@ -17,7 +17,7 @@ use crate::{
 /// The Python version of packages for one platform. Only their files are used, so that any version would do.
 const PACKAGE_PYTHON: &str = "3.11";
 
-/// The recipe of one model.
+/// A recipe, as documented in `docs/bundles.md`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
@@ -30,7 +30,7 @@ pub struct Recipe {
     pub task: Task,
     /// The location of its files.
     pub source: RecipeSource,
-    /// The way zero-shot classification and ranking are done.
+    /// How the model does zero-shot classification and ranking.
     #[serde(default)]
     pub strategy: Strategy,
     /// The precision of the weights; chosen by quality if none.
@@ -70,7 +70,7 @@ impl Prompts {
     }
 }
 
-/// The way zero-shot classification and ranking are done.
+/// How a model does zero-shot classification and ranking.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Strategy {

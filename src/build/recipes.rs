@@ -26,7 +26,7 @@ macro_rules! recipe {
     };
 }
 
-/// All recipes.
+/// The recipes of `models/`, sorted by name.
 pub static RECIPES: [EmbeddedRecipe; 6] = [
     recipe!("minilm"),
     recipe!("rank"),

@@ -83,7 +83,7 @@ fn lock(folder: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Removes the scratch folders in `parent` whose locks are not held. Folders without a lock are left alone.
+/// Removes the scratch folders in `parent` whose locks are not held. Folders without a lock are kept.
 fn remove_stale(parent: &Path) {
     let entries = fs::read_dir(parent).into_iter().flatten().filter_map(io::Result::ok);
     for entry in entries {

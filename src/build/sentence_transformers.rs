@@ -114,7 +114,7 @@ pub(super) struct RoleFiles {
     pub(super) skipped: Vec<String>,
 }
 
-/// Tokens that texts are filled up with: the mask token if none is named.
+/// The token that texts are padded with; the mask token if none is named.
 pub(super) struct Expanding {
     pub(super) token: Option<String>,
     pub(super) length: usize,

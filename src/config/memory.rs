@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 /// The limits of control groups, such as those of containers, of both versions.
 const LIMIT_FILES: [&str; 2] = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
 
-/// Limits above this are none: version 1 reports the largest multiple of a page.
+/// Larger values mean that there is no limit: version 1 reports the largest multiple of a page.
 const MAX_LIMIT: u64 = 1 << 60;
 
 /// The limit of this process's memory in bytes: that of its control group, or that of its function in MB, as Lambda

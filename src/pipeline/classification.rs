@@ -70,12 +70,12 @@ impl ClassificationPipeline {
         Ok(Self { encoder, settings })
     }
 
-    /// The settings of the model.
+    /// The settings in the manifest of the bundle.
     pub fn settings(&self) -> &ClassificationSettings {
         &self.settings
     }
 
-    /// The tokenizer and the model.
+    /// The encoder, which has the tokenizer and the limit of tokens.
     pub fn encoder(&self) -> &Encoder {
         &self.encoder
     }

@@ -124,12 +124,12 @@ impl EmbeddingPipeline {
         Self { query_weights, ..self }
     }
 
-    /// The settings of the model.
+    /// The settings in the manifest of the bundle.
     pub fn settings(&self) -> &EmbeddingSettings {
         &self.settings
     }
 
-    /// The tokenizer and the model.
+    /// The encoder, which has the tokenizer and the limit of tokens.
     pub fn encoder(&self) -> &Encoder {
         &self.encoder
     }

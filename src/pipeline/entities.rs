@@ -32,7 +32,7 @@ pub enum Aggregation {
 /// An entity in a text, or the label of a token.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Entity {
-    /// The label.
+    /// The label of an entity, or of a token.
     #[serde(flatten)]
     pub label: EntityLabel,
     /// The probability of the label.
@@ -51,12 +51,12 @@ pub struct Entity {
 pub enum EntityLabel {
     /// Of an entity, without `B-` or `I-`.
     Group {
-        /// The label.
+        /// Such as `PER`.
         entity_group: String,
     },
     /// Of a token.
     Token {
-        /// The label.
+        /// Such as `B-PER`.
         entity: Arc<str>,
         /// The position of the token, special tokens included.
         index: usize,
@@ -67,7 +67,7 @@ pub enum EntityLabel {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum TextEntities {
-    /// The entities alone.
+    /// Without redaction.
     Entities(Vec<Entity>),
     /// With the text in which they are replaced.
     Redacted {
@@ -79,7 +79,7 @@ pub enum TextEntities {
 }
 
 impl Entity {
-    /// The label.
+    /// The name of the label, for entities without `B-` or `I-`.
     pub fn label(&self) -> &str {
         match &self.label {
             EntityLabel::Group { entity_group } => entity_group,
@@ -97,7 +97,7 @@ impl TextEntities {
         }
     }
 
-    /// The entities.
+    /// The entities, with their places in the text as it was sent.
     pub fn entities(&self) -> &[Entity] {
         match self {
             Self::Entities(entities) | Self::Redacted { entities, .. } => entities,
@@ -217,7 +217,7 @@ impl Grouping<'_> {
             let continues = match marks_subwords {
                 // The prefix of subwords makes a token longer than its part of the text.
                 true => word.chars().count() != original.chars().count(),
-                // Without a prefix, words are what spaces separate.
+                // Without a prefix, spaces separate words.
                 false => start > 0 && !text.part(start - 1, start + 1).contains(' '),
             };
             WordPart { token, word, continues }

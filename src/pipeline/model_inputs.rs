@@ -111,7 +111,7 @@ impl ModelInputs {
         Schedule { max_batch_size: NonZeroUsize::MIN, ..schedule }
     }
 
-    /// The tensors of a batch, in the model's order; short sequences are filled up with `padding_id`.
+    /// The tensors of a batch, in the model's order; short sequences are padded with `padding_id`.
     pub(super) fn tensors(&self, batch: &[Sequence<'_>], padding_id: u32) -> Result<Vec<Tensor>> {
         self.0.iter().map(|(role, spec)| tensor(*role, spec, batch, padding_id)).collect()
     }
@@ -129,7 +129,7 @@ fn tensor(role: Role, spec: &TensorSpec, batch: &[Sequence<'_>], padding_id: u32
     let rows = if has_rows { fixed(spec.shape.first()).unwrap_or(batch.len()) } else { 1 };
     let padding = if role == Role::Ids { i64::from(padding_id) } else { 0 };
     let mut values = Vec::with_capacity(rows * columns);
-    // A fixed number of rows is filled up by repeating the batch, since a model may fail on an empty row.
+    // A fixed number of rows is reached by repeating the batch, since a model may fail on an empty row.
     for (row, Sequence { encoding, .. }) in batch.iter().cycle().take(rows).enumerate() {
         match role {
             Role::Ids => values.extend(encoding.ids.iter().map(|id| i64::from(*id))),

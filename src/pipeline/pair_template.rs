@@ -11,13 +11,13 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PairTemplate {
-    /// Before all else; never truncated.
+    /// The beginning of the input, which is never truncated.
     pub prefix: String,
     /// Before the first text.
     pub first: String,
     /// Before the second text.
     pub second: String,
-    /// After all else; never truncated.
+    /// The end of the input, which is never truncated.
     pub suffix: String,
 }
 

@@ -19,7 +19,7 @@ pub struct RoleSettings {
     /// The maximum number of tokens, the marker included, if it is below that of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<usize>,
-    /// Tokens that texts are filled up with.
+    /// Tokens that texts are padded with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expansion: Option<Expansion>,
     /// Tokens whose vectors are left out, in ascending order.
@@ -30,11 +30,11 @@ pub struct RoleSettings {
     pub is_bare: bool,
 }
 
-/// Tokens that a text is filled up with, whose vectors count.
+/// Tokens that a text is padded with. Their vectors are part of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Expansion {
-    /// The token.
+    /// The id of the token, such as the mask token.
     pub token: u32,
     /// The number of tokens that texts have at least.
     pub length: usize,
@@ -83,7 +83,7 @@ impl RoleSettings {
         Ok(self.complete(encoding))
     }
 
-    /// Inserts the marker into an encoded text, and fills it up.
+    /// Inserts the marker into an encoded text, and pads it.
     fn complete(&self, mut encoding: Encoding) -> Encoding {
         let fill = |encoding: &mut Encoding, place: usize, token, count| {
             let place = place.min(encoding.ids.len());

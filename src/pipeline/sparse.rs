@@ -12,11 +12,11 @@ use crate::error::{Error, Result};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SparseSettings {
-    /// The name of the output.
+    /// The name of the output of the graph.
     pub output: String,
     /// The number of dimensions: the tokens of the vocabulary.
     pub dimensions: usize,
-    /// The values of the output.
+    /// The kind of values in the output.
     pub values: SparseValues,
     /// Queries, if the model does not read them.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -119,12 +119,12 @@ impl TokenClassificationPipeline {
         Ok(Self { encoder, settings, labels })
     }
 
-    /// The settings of the model.
+    /// The settings in the manifest of the bundle.
     pub fn settings(&self) -> &TokenClassificationSettings {
         &self.settings
     }
 
-    /// The tokenizer and the model.
+    /// The encoder, which has the tokenizer and the limit of tokens.
     pub fn encoder(&self) -> &Encoder {
         &self.encoder
     }

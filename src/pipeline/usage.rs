@@ -7,7 +7,7 @@ use crate::backend::routing::Location;
 pub struct Usage {
     /// The input tokens, special tokens included.
     pub tokens: usize,
-    /// The generated tokens.
+    /// The generated tokens; 0 for encoders.
     pub generated: usize,
     /// The indexes of the truncated texts.
     pub truncated: Vec<usize>,

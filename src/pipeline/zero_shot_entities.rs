@@ -142,12 +142,12 @@ impl ZeroShotEntitiesPipeline {
         Ok(Self { encoder, settings: settings.into() })
     }
 
-    /// The settings of the model.
+    /// The settings in the manifest of the bundle.
     pub fn settings(&self) -> &ZeroShotEntitiesSettings {
         &self.settings
     }
 
-    /// The tokenizer and the model.
+    /// The encoder, which has the tokenizer and the limit of tokens.
     pub fn encoder(&self) -> &Encoder {
         &self.encoder
     }

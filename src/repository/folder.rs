@@ -296,7 +296,7 @@ mod tests {
         prop_oneof![Just(bundle()), parts, some(4), some(2).prop_map(|more| [bundle(), more].concat())]
     }
 
-    /// Writes what fits; of two entries at one path the first stays.
+    /// Writes the entries; of two at one path, the first one.
     fn write(folder: &Path, tree: &Tree) {
         fs::create_dir_all(folder).unwrap();
         for (name, entry) in tree {
@@ -332,7 +332,7 @@ mod tests {
         found
     }
 
-    /// Whether a tree may be replaced, said in another way than the code does.
+    /// Whether a tree may be replaced, decided independently of the code.
     fn is_ours(tree: &BTreeMap<PathBuf, String>) -> bool {
         let has_manifest = tree.get(Path::new(MANIFEST)).is_some_and(|text| text == OURS);
         let is_known = |(name, what): (&PathBuf, &String)| match what.as_str() {

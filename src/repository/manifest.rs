@@ -76,7 +76,7 @@ fn is_default(engine: &Engine) -> bool {
 pub struct Source {
     /// The architecture according to its `config.json`.
     pub architecture: String,
-    /// The package or folder.
+    /// The package, folder or repository, such as `ORG/NAME@COMMIT`.
     pub from: String,
     /// The SHA-256 of the original weights.
     pub sha256: String,
@@ -225,15 +225,15 @@ pub struct VectorQuality {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TensorNames {
-    /// Texts.
+    /// The input with texts.
     pub text: String,
-    /// Token ids.
+    /// The input with token ids.
     pub ids: String,
-    /// The attention mask.
+    /// The input with the attention mask.
     pub mask: String,
-    /// Labels of zero-shot classification.
+    /// The input with the labels of zero-shot classification.
     pub labels: String,
-    /// The query of ranking.
+    /// The input with the query of ranking.
     pub query: String,
     /// The output, by default named after its contents.
     pub output: Option<String>,

@@ -7,7 +7,7 @@ pub const TRACEPARENT: &str = "traceparent";
 /// The header of the X-Ray format.
 pub const X_RAY: &str = "x-amzn-trace-id";
 
-/// A trace context.
+/// The position of a request in a distributed trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
     /// The trace id: 32 hexadecimal digits.

@@ -22,7 +22,7 @@ pub type AvxVnni = Bits256<Vnni>;
 pub trait Int8Products: Copy + Send + Sync + 'static {
     const ACTIVATION_SIZE: usize;
 
-    /// If this processor has the instructions.
+    /// The instructions, or `None` if this processor lacks them.
     fn new() -> Option<Self>;
 
     /// # Safety
@@ -44,7 +44,7 @@ const TILE_ROWS: usize = 6;
 const PREFETCHED_GROUPS: usize = 2048;
 
 impl<I: Int8Products> Bits256<I> {
-    /// The kernel, if this processor has its features.
+    /// The kernel, or `None` if this processor lacks its features.
     pub fn new() -> Option<Self> {
         let detected = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
         if detected { I::new().map(Self) } else { None }

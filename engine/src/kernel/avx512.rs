@@ -17,7 +17,7 @@ pub struct Avx512Vnni(());
 const PREFETCHED_BLOCKS: usize = 128;
 
 impl Avx512Vnni {
-    /// The kernel, if this processor has its features.
+    /// The kernel, or `None` if this processor lacks its features.
     pub fn new() -> Option<Self> {
         let detected = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")

@@ -65,18 +65,18 @@ pub struct Panel<'a> {
     pub column_sums: &'a Sums,
 }
 
-/// Rows that begin `stride` values after each other.
+/// Rows of a matrix, `stride` values apart.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'a> {
-    /// The values of all rows.
+    /// From the first value of the first row to the last value of the last row, at least.
     pub values: &'a [f32],
-    /// The distance of the beginnings of two rows.
+    /// The number of values from the beginning of a row to that of the next.
     pub stride: usize,
 }
 
 /// A function that is compiled for every kernel.
 pub trait KernelFn {
-    /// The result.
+    /// The result of [`KernelFn::call`].
     type Output;
 
     /// Implementations are `#[inline(always)]`, as are the functions that they call with `kernel`: only code that is
@@ -101,7 +101,7 @@ pub trait Kernel: Copy + Send + Sync + 'static {
     fn load(self, values: &Lanes) -> Self::F32x16;
     /// Stores 16 numbers.
     fn store(self, a: Self::F32x16, out: &mut Lanes);
-    /// 16 times the same number.
+    /// Sets all lanes to `value`.
     fn splat(self, value: f32) -> Self::F32x16;
     /// `a + b`
     fn add(self, a: Self::F32x16, b: Self::F32x16) -> Self::F32x16;

@@ -34,7 +34,7 @@ pub trait Int8Products: Copy + Send + Sync + 'static {
     /// Activations are stored with these bits inverted.
     const INVERTED_BITS: u8;
 
-    /// If this processor has the instructions.
+    /// The instructions, or `None` if this processor lacks them.
     fn new() -> Option<Self>;
 
     /// # Safety
@@ -64,7 +64,7 @@ const TILE_ROWS: usize = 4;
 const PRODUCT_ROWS: usize = 6;
 
 impl<I: Int8Products> Neon<I> {
-    /// The kernel, if this processor has its features.
+    /// The kernel, or `None` if this processor lacks its features.
     pub fn new() -> Option<Self> {
         I::new().map(Self)
     }

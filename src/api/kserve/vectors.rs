@@ -14,10 +14,10 @@ use crate::{
 
 /// The default name of dense vectors.
 const DENSE: &str = "embedding";
-/// The ids of tokens with weights, and the weights: rows of the length of the longest, filled up with -1 and 0.
+/// The ids of tokens with weights, and the weights: rows padded to the longest with -1 and 0.
 const INDICES: &str = "sparse_indices";
 const VALUES: &str = "sparse_values";
-/// Vectors of tokens: as many for each text as of the longest, filled up with zeros.
+/// Vectors of tokens, padded with zeros to the largest number of vectors of a text.
 const MULTI_VECTORS: &str = "multi_vectors";
 /// The number of vectors of each text.
 const LENGTHS: &str = "multi_vector_lengths";

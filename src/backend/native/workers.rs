@@ -3,8 +3,8 @@
 //! - A run takes calls from the queue until it has [`RUN_TOKENS`] tokens; no call waits for others to arrive.
 //! - While no calls wait, idle threads execute tasks of the runs in progress, so one long text uses all CPUs; they return
 //!   to the queue at the end of a stage.
-//! - Calls whose caller has gone, or whose deadline has passed, do not start; a run of which no call is wanted any more
-//!   ends after its stage.
+//! - Calls whose caller has gone, or whose deadline has passed, do not start; a run whose callers have all gone ends
+//!   after its stage.
 //! - A task that panics fails its run, and the threads continue.
 
 use std::{

@@ -1,4 +1,4 @@
-//! Weights of graphs in memory: each tensor in an allocation of its own, which the sessions use in place.
+//! Weights of graphs in memory: each tensor has an allocation of its own, which the sessions use in place.
 //!
 //! ONNX Runtime also accepts whole weight files in memory, but it copies every tensor out of them.
 
@@ -311,7 +311,7 @@ mod tests {
         };
         insta::assert_snapshot!(refused(&[("a", 1, &[1 << 30, 4], 0)], 20), @"expected weights that can be loaded, but found `a` of shape [1073741824, 4], which `w.bin` has no room for");
         insta::assert_snapshot!(refused(&[("a", 1, &[4], u64::MAX)], 20), @"expected weights that can be loaded, but found `a` of shape [4], which `w.bin` has no room for");
-        // Many tensors of the same bytes would need much memory as well.
+        // Many tensors that refer to the same bytes would need much memory, too.
         let many: [&[i64]; 3] = [&[20], &[1, 20], &[20, 1]];
         let many = many.map(|shape| ("a", 3, shape, 0));
         insta::assert_snapshot!(refused(&many, 20), @"expected weights that can be loaded, but found `a` of shape [20, 1], which `w.bin` has no room for");

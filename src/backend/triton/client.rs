@@ -95,7 +95,7 @@ impl FleetClient {
                 Ok(response) => return Ok(response),
                 Err(failure) => failure,
             };
-            // That no endpoint is left to try says less than the failure before it.
+            // The previous failure is more informative than the lack of another endpoint.
             let failure = match previous.take() {
                 Some(previous) if failure.kind == FailureKind::Unreachable => previous,
                 _ => failure,
@@ -127,7 +127,7 @@ impl FleetClient {
             return None;
         }
         telemetry::fleet::retried();
-        // Another server needs no rest, and a lost connection may have been lost while it was idle.
+        // Another server needs no pause, and a connection may have been lost while it was idle.
         let is_immediate = attempts == 1 && (has_other || kind == FailureKind::ConnectionLost);
         Some(if is_immediate { Duration::ZERO } else { pause(attempts, fastrand::f64()) })
     }

@@ -21,7 +21,7 @@ use super::{
 use crate::{error::Result, telemetry};
 
 /// A request that times out replaces the connections if none of them received a response for this time: they may
-/// be dead without any sign of it.
+/// have been dropped silently.
 const MAX_SILENCE: Duration = Duration::from_secs(5);
 
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -100,7 +100,7 @@ impl From<FailureKind> for AttemptFailure {
 impl AttemptFailure {
     /// A failure with the server's message.
     ///
-    /// The message may say more than the status `kind` was read from. It is dropped where the code of a model may
+    /// The message may be more specific than the status that `kind` was derived from. It is dropped where the code of a model may
     /// have written it, since it may quote the text.
     pub(super) fn reported(kind: FailureKind, message: &str) -> Self {
         let lower = message.to_ascii_lowercase();

@@ -1,4 +1,4 @@
-//! The endpoints of a fleet: resolved from its URLs again and again, chosen by their load and health.
+//! The endpoints of a fleet: resolved from its URLs at intervals, and chosen by their load and health.
 
 use std::{
     io,

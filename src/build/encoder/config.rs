@@ -63,7 +63,7 @@ pub(in crate::build) struct EncoderConfig {
     pub(super) details: Details,
 }
 
-/// The parts of a description that most families do without.
+/// The parts of a description that most families lack.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Details {
     /// Whether queries and keys are normalized head by head.

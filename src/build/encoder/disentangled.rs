@@ -34,7 +34,7 @@ pub(super) struct Text {
 
 /// The products of tokens and distances, for texts of one length.
 ///
-/// Tokens are split into blocks of equal size; the last block is filled up with the text's last token. Each block is
+/// Tokens are split into blocks of equal size; the last block is padded with the text's last token. Each block is
 /// multiplied by a window of a table's rows: the rows of all distances that any of its tokens has, the farthest
 /// behind first.
 pub(super) struct Windows {

@@ -292,12 +292,12 @@ fn expansion(expanding: Expanding, tokenizer: &Tokenizer) -> Result<Expansion> {
     };
     let token = found.ok_or_else(|| {
         let expected = token.as_deref().unwrap_or("[MASK]");
-        Error::model(format!("expected the token `{expected}`, which fills up queries, but found none"))
+        Error::model(format!("expected the token `{expected}`, which pads queries, but found none"))
     })?;
     Ok(Expansion { token, length, is_attended })
 }
 
-/// The tokens of words whose vectors are left out. PyLate leaves out unknown tokens if a word is none.
+/// The tokens of words whose vectors are left out. PyLate leaves out unknown tokens if a word is not a token.
 fn skipped(words: &[String], with_unknown: bool, tokenizer: &Tokenizer) -> Vec<u32> {
     let unknown = ["[UNK]", "<unk>"].iter().find_map(|token| tokenizer.id(token)).filter(|_| with_unknown);
     let mut ids: Vec<u32> = words.iter().filter_map(|word| tokenizer.id(word).or(unknown)).collect();
@@ -312,7 +312,7 @@ fn check_reach(config: &EncoderConfig, query: &RoleSettings) -> Result<()> {
     let reach = config.spans.iter().filter_map(|span| span.reach.before).min().unwrap_or(usize::MAX);
     match expansion.length > reach {
         true => Err(Error::model(format!(
-            "expected queries that are filled up to at most {reach} tokens, the reach of local attention, but found \
+            "expected queries that are padded to at most {reach} tokens, the reach of local attention, but found \
              {}: tokens beyond it would attend to nothing",
             expansion.length
         ))),

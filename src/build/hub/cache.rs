@@ -48,7 +48,7 @@ impl RepositoryCache {
         self.blob(&format!("{hash}.incomplete"))
     }
 
-    /// The commit that a revision was when it was downloaded.
+    /// The commit that a revision referred to when it was downloaded.
     pub(super) fn commit(&self, name: &RepositoryName) -> Option<String> {
         if name.is_commit() {
             return Some(name.revision.clone());

@@ -45,7 +45,7 @@ struct Download<'a> {
 }
 
 impl Snapshot<'_> {
-    /// Stores a file of the repository in the cache, unless it is there, and links it.
+    /// Stores a file of the repository in the cache, unless it exists, and links it.
     pub(super) async fn fetch(&self, file: &HubFile) -> Result<()> {
         let _lock = self.cache.lock(&file.hash).await?;
         let blob = self.cache.blob(&file.hash);

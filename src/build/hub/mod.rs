@@ -39,7 +39,7 @@ const CONCURRENCY: usize = 4;
 pub struct Fetched {
     /// The name and the commit, as `ORG/NAME@COMMIT`.
     pub origin: String,
-    /// The commit.
+    /// The whole hash of the commit.
     pub commit: String,
     /// The folder of the model.
     pub folder: PathBuf,

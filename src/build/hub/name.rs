@@ -66,7 +66,7 @@ impl fmt::Display for RepositoryName {
     }
 }
 
-/// The hub's rules for names, which also keep them from being paths out of a folder.
+/// The hub's rules for names, which also exclude paths that lead out of a folder.
 fn is_part(part: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     !part.is_empty()

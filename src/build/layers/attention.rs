@@ -49,7 +49,7 @@ pub(in crate::build) struct Attention {
     pub(in crate::build) distance: Distance,
 }
 
-/// The blocks of a text's queries: as even as possible; the last is filled up with the last token.
+/// The blocks of a text's queries: as even as possible; the last is padded with the last token.
 pub(in crate::build) struct Blocks {
     /// The number of blocks, as a scalar.
     count: Value,
@@ -59,7 +59,7 @@ pub(in crate::build) struct Blocks {
     pub(in crate::build) length: Value,
     /// The tokens of all blocks.
     tokens: Value,
-    /// The positions of queries, those that fill up the last block included, as floats from 0.
+    /// The positions of queries, those that pad the last block included, as floats from 0.
     pub(in crate::build) positions: Value,
 }
 

@@ -350,7 +350,7 @@ fn options(fields: &Map<String, Value>) -> Result<GenerationOptions> {
 /// `positions`.
 ///
 /// The pipelines have defaults of their own, which take precedence over those of the model. Both yield to the parameters
-/// of the task in `config.json`, but for the maximum of new tokens, which beats a length there.
+/// of the task in `config.json`, but for the maximum of new tokens, which takes precedence over a length there.
 fn for_pipeline(
     settings: GenerationSettings,
     config: &ConfigFile,
@@ -358,7 +358,7 @@ fn for_pipeline(
 ) -> Result<(GenerationSettings, String)> {
     const BEAMS: usize = 4;
     const NEW_TOKENS: usize = 256;
-    /// The maximum length of `transformers`, which counts as none.
+    /// The maximum length of `transformers`, which counts as unset.
     const DEFAULT_LENGTH: usize = 20;
     let of_task = of_tasks(config)?.get(task).and_then(Value::as_object).cloned().unwrap_or_default();
     let mut defaults = settings.defaults;

@@ -25,9 +25,9 @@ const OWN_PIECES: &str = "spiece.model";
 const END: &str = "</s>";
 /// Its id in the families whose ids are shifted.
 const END_ID: i64 = 2;
-/// The names of T5's blanks, which follow its pieces in descending order.
+/// The names of T5's sentinel tokens, which follow its pieces in descending order.
 const BLANK: &str = "extra_id_";
-/// The default number of T5's blanks.
+/// The default number of T5's sentinel tokens.
 const BLANKS: u32 = 100;
 /// The number of ids before those of Pegasus' pieces, the first pieces of which it has itself.
 const PEGASUS_OFFSET: u32 = 103;
@@ -293,7 +293,7 @@ impl Config {
         Vocabulary { ids, tokens, unknown: self.unknown(), size, end: None }.checked()
     }
 
-    /// The vocabulary of mBART: the pieces, then the languages, and the token for gaps.
+    /// The vocabulary of mBART: the pieces, then the languages, and the mask token.
     fn mbart_vocabulary(&self, pieces: &SentencePieces, size: usize, is_mbart50: bool) -> Result<Vocabulary> {
         let tokens = if self.added_tokens_decoder.is_empty() {
             let count = if is_mbart50 { MBART_LANGUAGES.len() } else { FIRST_MBART_LANGUAGES };
@@ -326,7 +326,7 @@ impl Config {
         Vocabulary { ids, tokens, unknown: self.unknown(), size, end: None }.checked()
     }
 
-    /// The vocabulary of T5: the pieces with the ids of the SentencePiece model, and the blanks after them.
+    /// The vocabulary of T5: the pieces with the ids of the SentencePiece model, and the sentinel tokens after them.
     fn t5_vocabulary(&self, pieces: &SentencePieces, size: usize) -> Result<Vocabulary> {
         let ids: BTreeMap<String, u32> =
             pieces.pieces().zip(0..).map(|(piece, id)| (piece.to_owned(), id)).collect();

@@ -45,17 +45,17 @@ impl fmt::Display for VectorKind {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Table", into = "Table")]
 pub struct EmbeddingSettings {
-    /// The vector of a text.
+    /// The settings of dense vectors, if the model has them.
     pub dense: Option<DenseSettings>,
-    /// The weights of tokens.
+    /// The settings of sparse vectors, if the model has them.
     pub sparse: Option<SparseSettings>,
-    /// The vectors of tokens, for late interaction.
+    /// The settings of multi-vectors, for late interaction, if the model has them.
     pub multi_vector: Option<Box<MultiVectorSettings>>,
     /// The maximum number of tokens of a text, special tokens included.
     pub max_tokens: usize,
     /// The name of the default prompt.
     pub default_prompt: Option<String>,
-    /// Prompts by name.
+    /// The texts that are put before inputs, by name.
     pub prompts: BTreeMap<String, String>,
 }
 

@@ -15,7 +15,7 @@ const DEFAULT_TOP_K: usize = 50;
 /// The maximum of `num_beams` and `num_return_sequences`: each is a row of the decoder's cache.
 pub const MAX_BEAMS: usize = 64;
 
-/// The limits of a model.
+/// The limits that a model sets to generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// The number of tokens in the vocabulary.

@@ -34,7 +34,7 @@ const INDIVIDUAL: [(&str, &str); 24] = [
     ("yid", "ydd"),
     ("zho", "cmn"),
 ];
-/// Common English names that ISO 639 spells otherwise.
+/// Common English names that ISO 639 spells differently.
 const ENGLISH_NAMES: [(&str, &str); 9] = [
     ("arabic", "ara"),
     ("greek", "ell"),

@@ -48,7 +48,7 @@ pub struct GeneratedTexts {
 /// A text that was generated for another one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GeneratedText {
-    /// The text.
+    /// The whole text, joined from its sentences.
     pub text: String,
     /// The sum of the scores of its sentences; `None` without beam search.
     pub score: Option<f32>,
@@ -109,7 +109,7 @@ impl Seq2SeqPipeline {
         &self.sources.tokenizer
     }
 
-    /// The settings of the model.
+    /// The settings in the manifest of the bundle.
     pub fn settings(&self) -> &Seq2SeqSettings {
         &self.sources.settings
     }

@@ -55,7 +55,7 @@ impl UnknownTokens {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decoder {
-    /// The file of the graph.
+    /// The name of the graph's file in the bundle.
     pub graph: String,
     /// The inputs and outputs of the graph.
     pub signature: Signature,

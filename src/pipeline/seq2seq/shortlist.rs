@@ -36,7 +36,7 @@ impl Shortlist {
         Self { always, begins, entries }
     }
 
-    /// Reads a file.
+    /// Reads the contents of a file, which is not trusted.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let damaged = || Error::model(format!("expected a shortlist, but found {} other bytes", bytes.len()));
         let (header, numbers) = bytes.split_at_checked(HEADER).ok_or_else(damaged)?;
@@ -56,7 +56,7 @@ impl Shortlist {
         Ok(Self { always, begins, entries: list })
     }
 
-    /// The contents of a file.
+    /// The contents of a file that [`Shortlist::from_bytes`] reads.
     pub fn to_bytes(&self) -> Vec<u8> {
         let counts = [self.always, self.begins.len() as u32 - 1, self.entries.len() as u32];
         let numbers = counts.iter().chain(&self.begins).chain(&self.entries);

@@ -30,7 +30,7 @@ const PART_BYTES: u64 = 8 * 1024 * 1024;
 /// Parts that are uploaded at once.
 const PARALLEL: usize = 4;
 
-/// Uploads a local bundle to `PREFIX/NAME/DIGEST/` and points `latest` to it; `false` if all its files were there.
+/// Uploads a local bundle to `PREFIX/NAME/DIGEST/` and points `latest` to it; `false` if all its files existed.
 ///
 /// - The manifest is written last; a bundle without one cannot be opened.
 /// - Existing files are skipped, missing ones of an existing bundle are uploaded.

@@ -35,9 +35,9 @@ pub enum Condition {
 /// A multipart upload that is not complete yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Multipart {
-    /// The bucket of the object.
+    /// The bucket of the future object.
     pub bucket: String,
-    /// The key of the object.
+    /// The key of the future object.
     pub key: String,
     /// The id that the server gave the upload.
     pub id: String,

@@ -11,7 +11,7 @@ pub const MAX_KEY_BYTES: usize = 1024;
 /// The location of an object, or a prefix of keys.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Url {
-    /// The bucket.
+    /// The name of the bucket.
     pub bucket: String,
     /// The key, without any escaping.
     pub key: String,

@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// The output of vectors for late interaction. In a model that has it, masked tokens after the last other token have vectors
-/// too: they fill up queries.
+/// too: they pad queries.
 pub const MULTI_VECTORS: &str = "multi_vectors";
 
 /// The inputs of an encoder.

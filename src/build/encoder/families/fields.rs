@@ -14,7 +14,7 @@ pub(super) fn activation(config: &ConfigFile, fields: &[&str]) -> Result<Activat
     Activation::named(config.get_any::<String>(fields)?.as_deref().unwrap_or("gelu"))
 }
 
-/// Refuses a config whose `field` is there and has another value than `expected`.
+/// Refuses a config whose `field` exists and has another value than `expected`.
 pub(super) fn expect<T: DeserializeOwned + Debug + PartialEq>(
     config: &ConfigFile,
     field: &str,

@@ -80,7 +80,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     })
 }
 
-/// Takes the layout of the model for code if the weights have it, which the config does not tell.
+/// Takes the layout of the model for code if the weights have it, which the config does not state.
 pub(super) fn adapt(config: &mut EncoderConfig, weights: &Weights) {
     let name = config.in_layer(0, CODE.up[0], 0, false).name;
     if std::ptr::eq(config.names, &NAMES) && weights.has(&format!("{}{name}.weight", weights.prefix)) {

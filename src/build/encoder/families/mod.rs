@@ -91,7 +91,7 @@ pub(super) fn tokenizer(folder: &Path, config: &EncoderConfig) -> Result<Vec<u8>
     }
 }
 
-/// Completes a description with what only the weights tell.
+/// Completes a description with properties that only the weights show.
 pub(super) fn adapt(config: &mut EncoderConfig, weights: &Weights) {
     jina::adapt(config, weights);
 }

@@ -92,7 +92,7 @@ fn is_mean(config: &ConfigFile) -> Result<bool> {
 }
 
 /// Attention to all tokens in every n-th layer, with a base of its own, and to a window in the others. Files of
-/// `transformers` 5 list the layers instead, and name the bases otherwise.
+/// `transformers` 5 list the layers instead, and have other names for the bases.
 fn spans(config: &ConfigFile, width: usize) -> Result<Vec<Span>> {
     rope::Rope::without_theta(config)?.scaling(&[], 0)?;
     let window: usize = config.get("local_attention")?.unwrap_or(128);

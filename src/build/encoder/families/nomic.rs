@@ -29,7 +29,7 @@ const NAMES: Names = Names {
     labels: "classifier",
 };
 
-/// The positions in training, if the config does not tell.
+/// The positions in training, if the config does not state them.
 const TRAINED_POSITIONS: usize = 2048;
 
 pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {

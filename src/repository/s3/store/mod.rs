@@ -121,7 +121,7 @@ async fn connect() -> [Client; 2] {
     let shared = aws_config::defaults(BehaviorVersion::latest())
         .http_client(http)
         .region(region)
-        // `retry` does it, with a timeout instead of a number of attempts.
+        // Requests are retried by `retry`, until a timeout instead of for a number of attempts.
         .retry_config(RetryConfig::disabled())
         .load()
         .await;
