@@ -8,6 +8,10 @@ use serde_json::{Map, Value};
 use super::files::read_json_if_exists;
 use crate::error::{Error, Result};
 
+/// The limit of the sizes of a model, far above those of published models. The values of some tables follow from sizes
+/// that no weight confirms.
+const MAX_SIZE: usize = 1 << 21;
+
 /// A JSON object with settings of a model. A field that is `null` counts as missing.
 #[derive(Clone, Debug)]
 pub(super) struct ConfigFile {
@@ -67,11 +71,39 @@ impl ConfigFile {
 
     /// The value of a field that families of models call differently.
     pub(super) fn get_any<T: DeserializeOwned>(&self, fields: &[&str]) -> Result<Option<T>> {
-        let mut found = fields.iter().filter_map(|field| Some((field, self.fields.get(*field)?)));
+        Ok(self.find(fields)?.map(|(_, value)| value))
+    }
+
+    /// The first of the fields that is there, and its value.
+    fn find<'a, T: DeserializeOwned>(&self, fields: &[&'a str]) -> Result<Option<(&'a str, T)>> {
+        let mut found = fields.iter().filter_map(|field| Some((*field, self.fields.get(*field)?)));
         let Some((field, value)) = found.find(|(_, value)| !value.is_null()) else { return Ok(None) };
         let unreadable =
             |error| Error::model_because(format!("cannot read `{field}` in `{}`", self.name), error);
-        T::deserialize(value).map(Some).map_err(unreadable)
+        T::deserialize(value).map(|value| Some((field, value))).map_err(unreadable)
+    }
+
+    /// A number of values, layers, heads, tokens or positions; refused if no model has it.
+    pub(super) fn get_size(&self, field: &str) -> Result<Option<usize>> {
+        self.get_any_size(&[field])
+    }
+
+    fn get_any_size(&self, fields: &[&str]) -> Result<Option<usize>> {
+        match self.find(fields)? {
+            Some((field, size)) if !(1..=MAX_SIZE).contains(&size) => {
+                Err(Error::model(format!("expected `{field}` from 1 to {MAX_SIZE}, but found {size}")))
+            }
+            found => Ok(found.map(|(_, size)| size)),
+        }
+    }
+
+    /// A [size](Self::get_size) that the model cannot do without.
+    pub(super) fn require_size(&self, field: &str) -> Result<usize> {
+        self.require_any_size(&[field])
+    }
+
+    pub(super) fn require_any_size(&self, fields: &[&str]) -> Result<usize> {
+        self.get_any_size(fields)?.ok_or_else(|| self.missing(fields))
     }
 
     /// Whether a field is `true`.
@@ -85,8 +117,11 @@ impl ConfigFile {
     }
 
     pub(super) fn require_any<T: DeserializeOwned>(&self, fields: &[&str]) -> Result<T> {
-        let missing = || Error::model(format!("expected `{}` in `{}`, but found none", fields[0], self.name));
-        self.get_any(fields)?.ok_or_else(missing)
+        self.get_any(fields)?.ok_or_else(|| self.missing(fields))
+    }
+
+    fn missing(&self, fields: &[&str]) -> Error {
+        Error::model(format!("expected `{}` in `{}`, but found none", fields[0], self.name))
     }
 
     /// The `model_type`; empty if there is none.
@@ -100,12 +135,12 @@ impl ConfigFile {
     }
 }
 
-/// Checks that attention heads share a token's vector evenly.
-pub(super) fn check_heads(hidden: usize, heads: usize) -> Result<()> {
-    if heads == 0 || hidden == 0 || !hidden.is_multiple_of(heads) {
+/// The values of each head, if all share a token's vector evenly.
+pub(super) fn head_width(hidden: usize, heads: usize) -> Result<usize> {
+    if heads == 0 || !hidden.is_multiple_of(heads) {
         return Err(Error::model(format!(
             "expected `hidden_size` to be a multiple of `num_attention_heads`, but found {hidden} and {heads}"
         )));
     }
-    Ok(())
+    Ok(hidden / heads)
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::file::{File, Options, WORDS};
 use crate::{
     build::{
-        config::check_heads,
+        config::head_width,
         layers::{Activation, NormKind},
         seq2seq::{Memory, Names, Norms, Positions, Seq2SeqModel, Sinusoids, Stack, Table, Tables, Waves},
         weights::{Weight, Weights},
@@ -70,9 +70,9 @@ fn describe(options: &Options, vocabulary: usize) -> Result<Seq2SeqModel> {
     }
     let hidden = options.number("dim-emb")?;
     let heads = options.number("transformer-heads")?;
-    check_heads(hidden, heads)?;
+    let head = head_width(hidden, heads)?;
     let intermediate = options.number("transformer-dim-ffn")?;
-    let stack = |layers| Stack { layers, heads, head: hidden / heads, intermediate };
+    let stack = |layers| Stack { layers, heads, head, intermediate };
     let words = Table { name: SHARED.into(), rows: vocabulary };
     Ok(Seq2SeqModel {
         architecture: ARCHITECTURE.into(),

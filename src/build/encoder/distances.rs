@@ -83,13 +83,17 @@ impl Distances {
             })
         };
         let terms = [includes("pos_att_type", "c2p")?, includes("pos_att_type", "p2c")?];
+        // Numbers below 1 count as missing.
+        let positive = |field: &str| match config.get::<i64>(field)? {
+            Some(1..) => Ok::<_, Error>(config.get_size(field)?.map(|size| size as i64)),
+            _ => Ok(None),
+        };
         let is_used = config.is_set("relative_attention")?;
-        let max = config.get("max_relative_positions")?.filter(|max| *max >= 1);
         let distances = Self {
             has_keys: is_used && terms[0],
             has_queries: is_used && terms[1],
-            buckets: config.get("position_buckets")?.filter(|buckets| *buckets > 0),
-            max: max.unwrap_or(positions as i64),
+            buckets: positive("position_buckets")?,
+            max: positive("max_relative_positions")?.unwrap_or(positions as i64),
             is_normalized: includes("norm_rel_ebd", "layer_norm")?,
             shares_projections: config.is_set("share_att_key")?,
         };

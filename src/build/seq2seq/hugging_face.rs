@@ -14,7 +14,7 @@ use super::{
 use crate::{
     backend::Engine,
     build::{
-        config::{ConfigFile, OneOrMany, check_heads},
+        config::{ConfigFile, OneOrMany, head_width},
         export,
         layers::{Activation, NormKind},
         plan::Build,
@@ -97,8 +97,8 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
              `{task}`, but found none; use another task, and write the instruction before each text"
         )));
     }
-    let rows = config.require("vocab_size")?;
-    let sizes = [rows, config.get("decoder_vocab_size")?.unwrap_or(rows)];
+    let rows = config.require_size("vocab_size")?;
+    let sizes = [rows, config.get_size("decoder_vocab_size")?.unwrap_or(rows)];
     let Tokenizers { source, target, unknown_tokens, languages, max_tokens } = match model_type {
         MARIAN => marian(folder, sizes),
         MBART => {
@@ -112,7 +112,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
     let lengths = if t5::is_described_by(config) {
         t5::lengths(config, max_tokens)?
     } else {
-        let positions = config.require("max_position_embeddings")?;
+        let positions = config.require_size("max_position_embeddings")?;
         [max_tokens.map_or(positions, |tokens| tokens.min(positions)), positions]
     };
     let (sha256, is_quantized, graphs) = if Weights::are_in(folder) {
@@ -241,14 +241,11 @@ pub(in crate::build) fn model(
     weights: &Weights,
     sizes: [usize; 2],
 ) -> Result<Seq2SeqModel> {
-    let (hidden, length): (usize, usize) =
-        (config.require("d_model")?, config.require("max_position_embeddings")?);
+    let (hidden, length) = (config.require_size("d_model")?, config.require_size("max_position_embeddings")?);
     let stack = |half: &str| -> Result<Stack> {
-        let heads = config.require(&format!("{half}_attention_heads"))?;
-        check_heads(hidden, heads)?;
-        let layers = config.require(&format!("{half}_layers"))?;
-        let intermediate = config.require(&format!("{half}_ffn_dim"))?;
-        Ok(Stack { layers, heads, head: hidden / heads, intermediate })
+        let size = |of: &str| config.require_size(&format!("{half}_{of}"));
+        let (layers, heads, intermediate) = (size("layers")?, size("attention_heads")?, size("ffn_dim")?);
+        Ok(Stack { layers, heads, head: head_width(hidden, heads)?, intermediate })
     };
     let padding: i64 = config.require("pad_token_id")?;
     // The table may be computed, so that no weight confirms its size.

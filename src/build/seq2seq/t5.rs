@@ -22,8 +22,6 @@ const MAX_TOKENS: usize = 1024;
 const MAX_POSITIONS: usize = 4096;
 /// The limit of a tokenizer's own limit, since the scores of all pairs of tokens are in memory together.
 const MAX_TOKENIZER_LENGTH: usize = 16_384;
-/// The limit of the values of all heads and of feed-forward parts, a multiple of those of the largest models.
-const MAX_WIDTH: usize = 1 << 20;
 const BUCKETS: usize = 32;
 const FARTHEST: usize = 128;
 pub(in crate::build) const EPSILON: f32 = 1e-6;
@@ -37,19 +35,19 @@ pub(super) fn is_described_by(config: &ConfigFile) -> bool {
 pub(in crate::build) fn lengths(config: &ConfigFile, max_tokens: Option<usize>) -> Result<[usize; 2]> {
     let tokens = match max_tokens {
         Some(tokens) => tokens,
-        None => config.get("n_positions")?.unwrap_or(MAX_TOKENS),
+        None => config.get_size("n_positions")?.unwrap_or(MAX_TOKENS),
     };
     Ok([tokens.clamp(1, MAX_TOKENIZER_LENGTH), MAX_POSITIONS])
 }
 
 /// The shape of a model with the given weights and limits of tokens.
 pub(super) fn model(config: &ConfigFile, weights: &Weights, lengths: [usize; 2]) -> Result<Seq2SeqModel> {
-    let (hidden, rows): (usize, usize) = (config.require("d_model")?, config.require("vocab_size")?);
+    let (hidden, rows) = (config.require_size("d_model")?, config.require_size("vocab_size")?);
     let [heads, head] = heads(config)?;
     let (intermediate, is_gated, activation) = feed_forward(config)?;
     let stack = |layers| Stack { layers, heads, head, intermediate };
-    let layers = config.require("num_layers")?;
-    let decoder_layers = config.get("num_decoder_layers")?.unwrap_or(layers);
+    let layers = config.require_size("num_layers")?;
+    let decoder_layers = config.get_size("num_decoder_layers")?.unwrap_or(layers);
     let is_tied = config.get("tie_word_embeddings")?.unwrap_or(true);
     Ok(Seq2SeqModel {
         architecture: config.architecture().to_owned(),
@@ -78,21 +76,12 @@ pub(super) fn model(config: &ConfigFile, weights: &Weights, lengths: [usize; 2])
 
 /// The number of heads and the values of each, which are not together as wide as a token's vector in all models.
 pub(in crate::build) fn heads(config: &ConfigFile) -> Result<[usize; 2]> {
-    let [heads, width]: [usize; 2] = [config.require("num_heads")?, config.require("d_kv")?];
-    match heads.checked_mul(width) {
-        Some(1..=MAX_WIDTH) => Ok([heads, width]),
-        _ => Err(Error::model(format!(
-            "expected `num_heads` times `d_kv` from 1 to {MAX_WIDTH}, but found {heads} times {width}"
-        ))),
-    }
+    Ok([config.require_size("num_heads")?, config.require_size("d_kv")?])
 }
 
 /// The width of feed-forward parts, whether they are gated, and their activation.
 pub(in crate::build) fn feed_forward(config: &ConfigFile) -> Result<(usize, bool, Activation)> {
-    let width = config.require("d_ff")?;
-    if !(1..=MAX_WIDTH).contains(&width) {
-        return Err(Error::model(format!("expected `d_ff` from 1 to {MAX_WIDTH}, but found {width}")));
-    }
+    let width = config.require_size("d_ff")?;
     let kind: Option<String> = config.get("feed_forward_proj")?;
     let kind = kind.as_deref().unwrap_or("relu");
     match kind.strip_prefix("gated-") {
@@ -104,8 +93,8 @@ pub(in crate::build) fn feed_forward(config: &ConfigFile) -> Result<(usize, bool
 }
 
 pub(in crate::build) fn buckets(config: &ConfigFile) -> Result<Buckets> {
-    let count = config.get("relative_attention_num_buckets")?.unwrap_or(BUCKETS);
-    let farthest = config.get("relative_attention_max_distance")?.unwrap_or(FARTHEST);
+    let count = config.get_size("relative_attention_num_buckets")?.unwrap_or(BUCKETS);
+    let farthest = config.get_size("relative_attention_max_distance")?.unwrap_or(FARTHEST);
     if count < 4 || !count.is_multiple_of(4) || farthest <= count / 2 {
         return Err(Error::model(format!(
             "expected a `relative_attention_num_buckets` that 4 divides, and `relative_attention_max_distance` of more \

@@ -1,9 +1,9 @@
 //! The BERT family: BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, DeBERTa and MPNet.
 
-use super::fields::activation;
+use super::fields::{activation, expect};
 use crate::{
     build::{
-        config::{ConfigFile, check_heads},
+        config::{ConfigFile, head_width},
         encoder::{
             config::{
                 Bias, Biases, Details, Disentangled, EncoderConfig, Facts, FeedForward, Gate, Head,
@@ -13,7 +13,7 @@ use crate::{
         },
         layers::{Activation, Buckets, NormKind},
     },
-    error::{Error, Result},
+    error::Result,
 };
 
 /// The buckets of distances in MPNet. `transformers` ignores the number in the config.
@@ -68,8 +68,7 @@ const MPNET: Names = Names {
 pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let model_type = config.model_type();
     let facts = Facts::read(config)?;
-    let heads = config.require_any(&["num_attention_heads", "n_heads"])?;
-    check_heads(facts.hidden, heads)?;
+    let heads = Heads::read(config, &facts)?;
     let (names, default_types, head_activation) = match model_type {
         "distilbert" => (&DISTILBERT, 0, Activation::Relu),
         "roberta" | "xlm-roberta" | "camembert" => (&ROBERTA, 1, Activation::Tanh),
@@ -78,11 +77,8 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         _ => (&BERT, 2, Activation::Tanh),
     };
     let is_deberta = model_type == "deberta-v2";
-    let position_type: Option<String> = config.get("position_embedding_type")?;
-    if let Some(found) = position_type.filter(|found| !is_deberta && found != "absolute") {
-        return Err(Error::model(format!(
-            "expected `position_embedding_type` `absolute`, but found `{found}`"
-        )));
+    if !is_deberta {
+        expect(config, "position_embedding_type", &"absolute".to_owned())?;
     }
     let positions = match model_type {
         "roberta" | "xlm-roberta" | "camembert" | "mpnet" => {
@@ -92,25 +88,20 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         _ => Positions::Table,
     };
     let bias = match model_type {
-        "deberta-v2" => Bias::Disentangled(Disentangled::read(config, &facts, heads)?),
+        "deberta-v2" => Bias::Disentangled(Disentangled::read(config, &facts, heads.width)?),
         "mpnet" => {
-            let buckets = config.get("relative_attention_num_buckets")?.unwrap_or(BUCKETS);
-            if buckets != BUCKETS {
-                return Err(Error::model(format!(
-                    "expected `relative_attention_num_buckets` {BUCKETS}, but found {buckets}"
-                )));
-            }
+            expect(config, "relative_attention_num_buckets", &BUCKETS)?;
             let buckets = Buckets { side: BUCKETS / 2, farthest: FARTHEST };
             Bias::Relative { table: "encoder.relative_attention_bias.weight", buckets }
         }
         _ => Bias::None,
     };
     Ok(EncoderConfig {
-        vocabulary: config.require("vocab_size")?,
-        layers: config.require_any(&["num_hidden_layers", "n_layers"])?,
-        heads: Heads { queries: heads, keys: heads, width: facts.hidden / heads },
+        vocabulary: config.require_size("vocab_size")?,
+        layers: config.require_any_size(&["num_hidden_layers", "n_layers"])?,
+        heads,
         feed_forward: FeedForward {
-            width: config.require_any(&["intermediate_size", "hidden_dim"])?,
+            width: config.require_any_size(&["intermediate_size", "hidden_dim"])?,
             activation: activation(config, &["hidden_act", "activation"])?,
             gate: Gate::None,
         },
@@ -134,7 +125,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
 
 impl Facts {
     pub(in crate::build) fn read(config: &ConfigFile) -> Result<Self> {
-        let rows: usize = config.require_any(&["max_position_embeddings", "n_positions"])?;
+        let rows = config.require_any_size(&["max_position_embeddings", "n_positions"])?;
         // After RoBERTa, no token has the rows up to the padding's.
         let unusable = match config.model_type() {
             "roberta"
@@ -150,9 +141,17 @@ impl Facts {
         };
         Ok(Self {
             architecture: config.architecture().to_owned(),
-            hidden: config.require_any(&["hidden_size", "dim", "n_embd"])?,
+            hidden: config.require_any_size(&["hidden_size", "dim", "n_embd"])?,
             max_positions: rows.saturating_sub(unusable),
         })
+    }
+}
+
+impl Heads {
+    /// As many heads of keys as of queries, which share a token's vector evenly.
+    pub(super) fn read(config: &ConfigFile, facts: &Facts) -> Result<Self> {
+        let heads = config.require_any_size(&["num_attention_heads", "n_heads", "n_head"])?;
+        Ok(Self { queries: heads, keys: heads, width: head_width(facts.hidden, heads)? })
     }
 }
 
@@ -165,18 +164,10 @@ fn padding(config: &ConfigFile) -> Result<i64> {
 }
 
 impl Disentangled {
-    fn read(config: &ConfigFile, facts: &Facts, heads: usize) -> Result<Self> {
-        let width = facts.hidden / heads;
-        let sizes = [
-            ("embedding_size", facts.hidden),
-            ("attention_head_size", width),
-            ("pooler_hidden_size", facts.hidden),
-        ];
-        for (name, expected) in sizes {
-            if let Some(found) = config.get(name)?.filter(|found: &usize| *found != expected) {
-                return Err(Error::model(format!("expected `{name}` {expected}, but found {found}")));
-            }
-        }
+    fn read(config: &ConfigFile, facts: &Facts, width: usize) -> Result<Self> {
+        expect(config, "embedding_size", &facts.hidden)?;
+        expect(config, "attention_head_size", &width)?;
+        expect(config, "pooler_hidden_size", &facts.hidden)?;
         let (distances, terms) = Distances::read(config, facts.max_positions)?;
         Ok(Self {
             // The model has a term for content and one for each use of distances.

@@ -29,11 +29,31 @@ pub(super) fn expect<T: DeserializeOwned + Debug + PartialEq>(
     }
 }
 
+/// The tokens that layers with a window attend to.
+pub(super) fn window(config: &ConfigFile, field: &str, default: usize) -> Result<usize> {
+    match config.get::<usize>(field)? {
+        Some(found) if found < 2 => {
+            Err(Error::model(format!("expected `{field}` of at least 2, but found {found}")))
+        }
+        _ => Ok(config.get_size(field)?.unwrap_or(default)),
+    }
+}
+
+/// The layers of which one attends to all tokens.
+pub(super) fn period(config: &ConfigFile, fields: &[&str], default: usize) -> Result<usize> {
+    /// Far above that of any model.
+    const MAX: usize = 1 << 12;
+    match config.get_any(fields)?.unwrap_or(default) {
+        layers @ 1..=MAX => Ok(layers),
+        found => Err(Error::model(format!("expected `{}` from 1 to {MAX}, but found {found}", fields[0]))),
+    }
+}
+
 /// The spans of the layers that `layer_types` lists, full or sliding; none in files without the list.
 pub(super) fn spans_by_type(config: &ConfigFile, [full, sliding]: [Span; 2]) -> Result<Option<Vec<Span>>> {
     let Some(types) = config.get::<Vec<String>>("layer_types")? else { return Ok(None) };
-    let layers: usize = config.require("num_hidden_layers")?;
-    if types.len() != layers || layers == 0 {
+    let layers = config.require_size("num_hidden_layers")?;
+    if types.len() != layers {
         return Err(Error::model(format!(
             "expected `layer_types` of {layers} layers, but found {}",
             types.len()

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    fields::spans_by_type,
-    qwen3,
+    fields, qwen3,
     rope::{Rope, rotary},
 };
 use crate::{
@@ -30,9 +29,6 @@ const NAMES: Names = Names {
     ..qwen3::NAMES
 };
 
-/// The limit of `sliding_window_pattern`, far above that of any model.
-const MAX_PERIOD: usize = 1 << 12;
-
 pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     if let Some(found) = config.get::<f64>("attn_logit_softcapping")? {
         return Err(Error::model(format!("expected no `attn_logit_softcapping`, but found {found}")));
@@ -46,11 +42,11 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         return Err(Error::model(format!("expected `query_pre_attn_scalar` above 0, but found {scalar}")));
     }
     Ok(EncoderConfig {
-        vocabulary: config.require("vocab_size")?,
-        layers: config.require("num_hidden_layers")?,
+        vocabulary: config.require_size("vocab_size")?,
+        layers: config.require_size("num_hidden_layers")?,
         heads,
         feed_forward: FeedForward {
-            width: config.require("intermediate_size")?,
+            width: config.require_size("intermediate_size")?,
             activation: Activation::named(
                 config.get::<String>("hidden_activation")?.as_deref().unwrap_or("gelu_pytorch_tanh"),
             )?,
@@ -77,10 +73,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
 
 /// Attention to all tokens in some layers, and to a window in the others, which rotate by another base.
 fn spans(config: &ConfigFile, width: usize, is_decoder: bool) -> Result<Vec<Span>> {
-    let window: usize = config.get("sliding_window")?.unwrap_or(4096);
-    if window < 2 {
-        return Err(Error::model(format!("expected `sliding_window` of at least 2, but found {window}")));
-    }
+    let window = fields::window(config, "sliding_window", 4096)?;
     let mut parameters: BTreeMap<String, Rope> = config.get("rope_parameters")?.unwrap_or_default();
     let scaling = Rope::without_theta(config)?;
     let mut span = |kind: &str, field: &str, default, reach, scaling: Rope| {
@@ -96,16 +89,10 @@ fn spans(config: &ConfigFile, width: usize, is_decoder: bool) -> Result<Vec<Span
     };
     let full = span("full_attention", "rope_theta", 1_000_000.0, all, scaling)?;
     let local = span("sliding_attention", "rope_local_base_freq", 10_000.0, near, Rope::default())?;
-    if let Some(spans) = spans_by_type(config, [full, local])? {
+    if let Some(spans) = fields::spans_by_type(config, [full, local])? {
         return Ok(spans);
     }
-    let fields = ["sliding_window_pattern", "_sliding_window_pattern"];
-    let every: usize = config.get_any(&fields)?.unwrap_or(6);
-    if every == 0 || every > MAX_PERIOD {
-        return Err(Error::model(format!(
-            "expected `sliding_window_pattern` from 1 to {MAX_PERIOD}, but found {every}"
-        )));
-    }
+    let every = fields::period(config, &["sliding_window_pattern", "_sliding_window_pattern"], 6)?;
     let mut spans = vec![local; every];
     spans[every - 1] = full;
     Ok(spans)

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     build::{
-        config::{ConfigFile, check_heads},
+        config::ConfigFile,
         encoder::config::{
             Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput, Heads, Names,
             Norms, Positions, Span, WORDS,
@@ -38,20 +38,19 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     expect(config, "pack_qkv", &true)?;
     expect(config, "logn_attention_scale", &false)?;
     let facts = Facts::read(config)?;
-    let heads = config.require("num_attention_heads")?;
-    check_heads(facts.hidden, heads)?;
-    let width = facts.hidden / heads;
-    expect(config, "head_dim", &width)?;
+    let heads = Heads::read(config, &facts)?;
+    expect(config, "head_dim", &heads.width)?;
     let rope = rope::Rope::read(config)?;
     let default_base = if config.model_type() == "gte" { 160_000.0 } else { 10_000.0 };
     let base = rope.rope_theta.unwrap_or(default_base);
-    let rotary = rope::rotary(width, rope.fraction(), base, rope.scaling(&["ntk"], facts.max_positions)?)?;
+    let rotary =
+        rope::rotary(heads.width, rope.fraction(), base, rope.scaling(&["ntk"], facts.max_positions)?)?;
     Ok(EncoderConfig {
-        vocabulary: config.require("vocab_size")?,
-        layers: config.require("num_hidden_layers")?,
-        heads: Heads { queries: heads, keys: heads, width },
+        vocabulary: config.require_size("vocab_size")?,
+        layers: config.require_size("num_hidden_layers")?,
+        heads,
         feed_forward: FeedForward {
-            width: config.require("intermediate_size")?,
+            width: config.require_size("intermediate_size")?,
             activation: activation(config, &["hidden_act"])?,
             gate: Gate::Second,
         },

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     build::{
-        config::{ConfigFile, check_heads},
+        config::ConfigFile,
         encoder::config::{
             Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput, Heads, Names,
             Norms, Positions, Span,
@@ -43,8 +43,7 @@ pub(super) fn is_described_by(config: &ConfigFile) -> Result<bool> {
 pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     expect(config, "is_decoder", &false)?;
     let facts = Facts::read(config)?;
-    let heads = config.require("num_attention_heads")?;
-    check_heads(facts.hidden, heads)?;
+    let heads = Heads::read(config, &facts)?;
     let gelu = activation(config, &["hidden_act"])?;
     let activation = match config.get::<String>("feed_forward_type")?.as_deref() {
         Some("geglu") => gelu,
@@ -57,11 +56,11 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         }
     };
     Ok(EncoderConfig {
-        vocabulary: config.require("vocab_size")?,
-        layers: config.require("num_hidden_layers")?,
-        heads: Heads { queries: heads, keys: heads, width: facts.hidden / heads },
+        vocabulary: config.require_size("vocab_size")?,
+        layers: config.require_size("num_hidden_layers")?,
+        heads,
         feed_forward: FeedForward {
-            width: config.require("intermediate_size")?,
+            width: config.require_size("intermediate_size")?,
             activation,
             gate: Gate::First,
         },

@@ -3,7 +3,7 @@
 use super::{fields, rope};
 use crate::{
     build::{
-        config::{ConfigFile, check_heads},
+        config::ConfigFile,
         encoder::config::{
             Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput, Heads, Names,
             Norms, Positions, Span,
@@ -35,21 +35,17 @@ const NAMES: Names = Names {
     labels: "classifier",
 };
 
-/// The limit of `global_attn_every_n_layers`, far above that of any model.
-const MAX_PERIOD: usize = 1 << 12;
-
 pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let facts = Facts::read(config)?;
-    let heads = config.require("num_attention_heads")?;
-    check_heads(facts.hidden, heads)?;
+    let heads = Heads::read(config, &facts)?;
     let attention_bias = config.is_set("attention_bias")?;
     let mlp_bias = config.is_set("mlp_bias")?;
     Ok(EncoderConfig {
-        vocabulary: config.require("vocab_size")?,
-        layers: config.require("num_hidden_layers")?,
-        heads: Heads { queries: heads, keys: heads, width: facts.hidden / heads },
+        vocabulary: config.require_size("vocab_size")?,
+        layers: config.require_size("num_hidden_layers")?,
+        heads,
         feed_forward: FeedForward {
-            width: config.require("intermediate_size")?,
+            width: config.require_size("intermediate_size")?,
             activation: activation(config, "hidden_activation")?,
             gate: Gate::First,
         },
@@ -57,7 +53,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         epsilon: config.get("norm_eps")?.unwrap_or(1e-5),
         positions: Positions::None,
         types: 0,
-        spans: spans(config, facts.hidden / heads)?,
+        spans: spans(config, heads.width)?,
         bias: Bias::None,
         biases: Biases {
             projections: attention_bias,
@@ -95,10 +91,7 @@ fn is_mean(config: &ConfigFile) -> Result<bool> {
 /// `transformers` 5 list the layers instead, and have other names for the bases.
 fn spans(config: &ConfigFile, width: usize) -> Result<Vec<Span>> {
     rope::Rope::without_theta(config)?.scaling(&[], 0)?;
-    let window: usize = config.get("local_attention")?.unwrap_or(128);
-    if window < 2 {
-        return Err(Error::model(format!("expected `local_attention` of at least 2, but found {window}")));
-    }
+    let window = fields::window(config, "local_attention", 128)?;
     let mut parameters: std::collections::BTreeMap<String, rope::Rope> =
         config.get("rope_parameters")?.unwrap_or_default();
     let mut base = |name: &str, field: &str| {
@@ -118,12 +111,7 @@ fn spans(config: &ConfigFile, width: usize) -> Result<Vec<Span>> {
     if let Some(spans) = fields::spans_by_type(config, [global, local])? {
         return Ok(spans);
     }
-    let every: usize = config.get("global_attn_every_n_layers")?.unwrap_or(3);
-    if every == 0 || every > MAX_PERIOD {
-        return Err(Error::model(format!(
-            "expected `global_attn_every_n_layers` from 1 to {MAX_PERIOD}, but found {every}"
-        )));
-    }
+    let every = fields::period(config, &["global_attn_every_n_layers"], 3)?;
     let mut spans = vec![global];
     spans.resize(every, local);
     Ok(spans)

@@ -3,7 +3,7 @@
 use super::{fields::expect, rope};
 use crate::{
     build::{
-        config::{ConfigFile, check_heads},
+        config::ConfigFile,
         encoder::config::{
             Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput, Heads, Names,
             Norms, Positions, Span, WORDS,
@@ -51,17 +51,15 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         return Err(Error::model(format!("expected no layers of experts, but found one in {found}")));
     }
     let facts = Facts::read(config)?;
-    let heads = config.require_any(&["num_attention_heads", "n_head"])?;
-    check_heads(facts.hidden, heads)?;
-    let head_width = facts.hidden / heads;
-    expect(config, "head_dim", &head_width)?;
+    let heads = Heads::read(config, &facts)?;
+    expect(config, "head_dim", &heads.width)?;
     let attention_bias = config.is_set("qkv_proj_bias")?;
-    let vocabulary: usize = config.require("vocab_size")?;
+    let vocabulary = config.require_size("vocab_size")?;
     let multiple = config.get("pad_vocab_size_multiple")?.filter(|multiple| *multiple > 0).unwrap_or(1);
     Ok(EncoderConfig {
         vocabulary: vocabulary.next_multiple_of(multiple),
-        layers: config.require_any(&["num_hidden_layers", "n_layer"])?,
-        heads: Heads { queries: heads, keys: heads, width: head_width },
+        layers: config.require_any_size(&["num_hidden_layers", "n_layer"])?,
+        heads,
         feed_forward: FeedForward {
             width: feed_forward(config, facts.hidden)?,
             activation: activation(config)?,
@@ -71,7 +69,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         epsilon: config.get_any(&["layer_norm_epsilon", "layer_norm_eps"])?.unwrap_or(1e-12),
         positions: Positions::None,
         types: config.get("type_vocab_size")?.unwrap_or(2),
-        spans: vec![span(config, head_width)?],
+        spans: vec![span(config, heads.width)?],
         bias: Bias::None,
         biases: Biases {
             projections: attention_bias,
@@ -89,9 +87,9 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
 
 /// The width of the feed-forward part. The authors' code rounds its own field up.
 fn feed_forward(config: &ConfigFile, hidden: usize) -> Result<usize> {
-    match config.get("intermediate_size")? {
+    match config.get_size("intermediate_size")? {
         Some(width) => Ok(width),
-        None => Ok(config.get("n_inner")?.unwrap_or(hidden.saturating_mul(4)).next_multiple_of(256)),
+        None => Ok(config.get_size("n_inner")?.unwrap_or(hidden.saturating_mul(4)).next_multiple_of(256)),
     }
 }
 

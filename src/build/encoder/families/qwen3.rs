@@ -47,11 +47,11 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let rotary = rope::rotary(heads.width, rope.fraction(), base, rope.scaling(&[], 0)?)?;
     let bias = config.is_set("attention_bias")?;
     Ok(EncoderConfig {
-        vocabulary: config.require("vocab_size")?,
-        layers: config.require("num_hidden_layers")?,
+        vocabulary: config.require_size("vocab_size")?,
+        layers: config.require_size("num_hidden_layers")?,
         heads,
         feed_forward: FeedForward {
-            width: config.require("intermediate_size")?,
+            width: config.require_size("intermediate_size")?,
             activation: activation(config, &["hidden_act"])?,
             gate: Gate::First,
         },
@@ -72,14 +72,14 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
 
 /// Heads of any width, of which several may share keys and values.
 pub(super) fn heads(config: &ConfigFile) -> Result<Heads> {
-    let hidden: usize = config.require("hidden_size")?;
-    let queries: usize = config.require("num_attention_heads")?;
+    let hidden = config.require_size("hidden_size")?;
+    let queries = config.require_size("num_attention_heads")?;
     let heads = Heads {
         queries,
-        keys: config.get("num_key_value_heads")?.unwrap_or(queries),
-        width: config.get("head_dim")?.unwrap_or(hidden / queries.max(1)),
+        keys: config.get_size("num_key_value_heads")?.unwrap_or(queries),
+        width: config.get_size("head_dim")?.unwrap_or(hidden / queries),
     };
-    if heads.keys == 0 || heads.width == 0 || queries == 0 || !queries.is_multiple_of(heads.keys) {
+    if heads.width == 0 || !queries.is_multiple_of(heads.keys) {
         return Err(Error::model(format!(
             "expected `num_attention_heads` to be a multiple of `num_key_value_heads`, but found {queries} and {}, of \
              {} values",

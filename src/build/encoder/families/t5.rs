@@ -45,11 +45,11 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     Ok(EncoderConfig {
         facts: Facts {
             architecture: config.architecture().to_owned(),
-            hidden: config.require("d_model")?,
+            hidden: config.require_size("d_model")?,
             max_positions,
         },
-        vocabulary: config.require("vocab_size")?,
-        layers: config.require("num_layers")?,
+        vocabulary: config.require_size("vocab_size")?,
+        layers: config.require_size("num_layers")?,
         heads: Heads { queries: heads, keys: heads, width },
         feed_forward: FeedForward {
             width: inner,
