@@ -184,10 +184,7 @@ pub(super) async fn zero_shot_with(
     let is_single = body.inputs.is_string();
     let texts = inputs::texts("inputs", body.inputs, limit)?;
     let parameters = body.parameters;
-    let labels = match parameters.candidate_labels {
-        Value::String(labels) => Labels::split(&labels),
-        labels => inputs::labels("parameters.candidate_labels", labels)?,
-    };
+    let labels = inputs::labels("parameters.candidate_labels", parameters.candidate_labels)?;
     let options = zero_shot_options(
         labels,
         texts.len(),

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::{
     error::{Error, Result},
-    pipeline::Input,
+    pipeline::{Input, zero_shot::Labels},
 };
 
 /// A text, texts, token ids or token id lists: 1 to `limit` inputs, none of them empty.
@@ -55,15 +55,16 @@ pub(super) fn text(field: &str, value: Value) -> Result<String> {
     }
 }
 
-/// A list of labels of any number and length, which the pipeline checks.
+/// A list of labels, or a string with commas between them, of any number and length, which the pipeline checks.
 pub(super) fn labels(field: &str, value: Value) -> Result<Vec<String>> {
-    let Value::Array(values) = value else {
-        return Err(unexpected(field, "a list of strings, or a string with commas", &value));
-    };
-    items(field, values, |field, value| match value {
-        Value::String(label) => Ok(label),
-        other => Err(unexpected(field, "a string", &other)),
-    })
+    match value {
+        Value::String(labels) => Ok(Labels::split(&labels)),
+        Value::Array(values) => items(field, values, |field, value| match value {
+            Value::String(label) => Ok(label),
+            other => Err(unexpected(field, "a string", &other)),
+        }),
+        other => Err(unexpected(field, "a list of strings, or a string with commas", &other)),
+    }
 }
 
 /// Token ids or token id lists: 1 to `limit` lists, none of them empty.

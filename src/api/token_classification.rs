@@ -11,7 +11,6 @@ use super::{
     response::{OneOrMany, characters, with_usage},
 };
 use crate::{
-    error::Result,
     pipeline::{
         entities::Aggregation,
         token_classification::{FoundEntities, TokenClassificationOptions, TokenClassificationPipeline},
@@ -112,7 +111,10 @@ pub(super) async fn find_entities_with(
     let texts = inputs::texts("inputs", body.inputs, limit)?;
     let parameters = body.parameters;
     let options = ZeroShotEntitiesOptions {
-        labels: labels(parameters.candidate_labels, limit)?,
+        labels: Labels::new(
+            inputs::labels("parameters.candidate_labels", parameters.candidate_labels)?,
+            limit,
+        )?,
         search: EntitySearch::new(parameters.threshold, parameters.flat_ner, parameters.multi_label)?,
         windows: WindowOptions {
             stride: parameters.stride,
@@ -127,14 +129,6 @@ pub(super) async fn find_entities_with(
     let characters = characters(texts.iter().map(String::as_str));
     let found = pipeline.entities(texts, &options, context.deadline).await?;
     Ok(answer(context, found, is_single, characters))
-}
-
-fn labels(labels: Value, limit: usize) -> Result<Labels> {
-    let labels = match labels {
-        Value::String(labels) => Labels::split(&labels),
-        labels => inputs::labels("parameters.candidate_labels", labels)?,
-    };
-    Labels::new(labels, limit)
 }
 
 fn answer(context: &Context, found: FoundEntities, is_single: bool, characters: usize) -> Response {

@@ -398,6 +398,14 @@ async fn every_kind_of_vectors_is_served() {
     let ids: Vec<u32> = three.sparse.iter().map(|(id, _)| *id).collect();
     assert_eq!(found["outputs"][0]["data"], json!(ids), "{found}");
     assert_eq!(found["outputs"][1]["data"], json!([three.vectors.len()]));
+    // The first kind of vectors, whether it is named or not.
+    for outputs in [json!([]), json!([{ "name": "embedding" }])] {
+        let body = json!({ "inputs": inputs, "outputs": outputs });
+        let (_, found) = send(&models, "/v2/models/tiny-bge-m3/infer", body).await;
+        assert_eq!(found["outputs"][0]["name"], "embedding", "{found}");
+        let dense: Vec<f32> = serde_json::from_value(found["outputs"][0]["data"].clone()).unwrap();
+        assert!(difference(&dense, &three.dense) < TOLERANCE);
+    }
 }
 
 /// The vectors of a row of a batch job.

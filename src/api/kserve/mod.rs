@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    model::{Model, Pipeline},
+    model::Model,
 };
 
 /// The only version of each model: bundles are immutable.
@@ -121,17 +121,6 @@ pub(super) async fn infer(
         request.parameters.entry("prompt_name".to_owned()).or_insert(prompt.into());
     }
     let interface = Interface::of(model);
-    let known: Vec<&str> = interface.outputs.iter().map(|output| output.name.as_str()).collect();
-    if let Pipeline::Embedding(pipeline) = &model.pipeline
-        && let Some(names) = vectors::requested(pipeline, &known, &request)?
-    {
-        let inputs = tensors::inputs(&interface, &request, app.limits.texts)?;
-        let outputs = vectors::run(&app, pipeline, (inputs, &request), &names, deadline).await?;
-        return message::respond(&model.name, VERSION, &request, &outputs);
-    }
-    let name = interface.output(&request);
-    request.requested(&[name], &[name])?;
-    request.is_binary_requested(name)?;
-    let output = tensors::run(&app, model, &interface, &request, deadline).await?;
-    message::respond(&model.name, VERSION, &request, &[(name, output)])
+    let outputs = tensors::run(&app, model, &interface, &request, deadline).await?;
+    message::respond(&model.name, VERSION, &request, &outputs)
 }

@@ -12,7 +12,7 @@ use crate::{
     backend::{Deadline, routing::Location},
     error::{Error, Result, quoted},
     model::{Model, Pipeline},
-    pipeline::{Input, embedding::EmbeddingOptions, ranking::RankingOptions},
+    pipeline::{Input, ranking::RankingOptions},
     repository::manifest::TensorNames,
     tensor::Elements,
 };
@@ -88,11 +88,17 @@ impl Interface {
         Self { inputs, outputs, names }
     }
 
-    /// The name of the output of a request: the last one for texts, the first one for ids.
-    pub(super) fn output(&self, request: &InferRequest) -> &str {
-        let is_text = request.input(&self.names.text).is_some();
-        let output = if is_text { self.outputs.last() } else { self.outputs.first() };
-        output.map_or("", |output| &output.name)
+    /// The names of the outputs of a request: any that it names of an embedding model; of other models the last one for
+    /// texts, the first one for ids.
+    fn requested<'a>(&'a self, pipeline: &Pipeline, request: &'a InferRequest) -> Result<Vec<&'a str>> {
+        let known: Vec<&str> = self.outputs.iter().map(|output| output.name.as_str()).collect();
+        if let Pipeline::Embedding(pipeline) = pipeline {
+            return request.requested(&known, &vectors::by_default(pipeline, &known));
+        }
+        let of_texts = request.input(&self.names.text).is_some();
+        let only = if of_texts { known.last() } else { known.first() };
+        let only: Vec<&str> = only.copied().into_iter().collect();
+        request.requested(&only, &only)
     }
 
     fn check_names(&self, request: &InferRequest) -> Result<()> {
@@ -108,34 +114,22 @@ impl Interface {
     }
 }
 
-/// The texts or token ids of a request.
-pub(super) fn inputs(interface: &Interface, request: &InferRequest, limit: usize) -> Result<Vec<Input>> {
-    interface.check_names(request)?;
-    Ok(rows(&interface.names, request, limit)?.into_inputs())
-}
-
-/// Runs a model on the inputs of a request.
-pub(super) async fn run(
+/// Runs a model on the inputs of a request, and returns the outputs that it asks for.
+pub(super) async fn run<'a>(
     app: &App,
     model: &Model,
-    interface: &Interface,
-    request: &InferRequest,
+    interface: &'a Interface,
+    request: &'a InferRequest,
     deadline: Deadline,
-) -> Result<Output> {
+) -> Result<Vec<(&'a str, Output)>> {
+    let outputs = interface.requested(&model.pipeline, request)?;
+    outputs.iter().try_for_each(|name| request.is_binary_requested(name).map(drop))?;
     interface.check_names(request)?;
     let (names, limit, truncation) = (&interface.names, app.limits.texts, app.truncation(None, None));
-    match &model.pipeline {
+    let output = match &model.pipeline {
         Pipeline::Embedding(pipeline) => {
             let inputs = rows(names, request, limit)?.into_inputs();
-            let options = EmbeddingOptions {
-                truncation,
-                normalize: None,
-                prompt_name: request.parameter("prompt_name")?,
-                dimensions: None,
-                max_values: app.limits.values,
-            };
-            let embeddings = pipeline.embed(inputs, &options, deadline).await?;
-            Ok(matrix(embeddings.vectors, embeddings.usage.location))
+            return vectors::run(app, pipeline, (inputs, request), &outputs, deadline).await;
         }
         Pipeline::Classification(pipeline) => {
             let inputs = rows(names, request, limit)?.into_inputs();
@@ -181,7 +175,8 @@ pub(super) async fn run(
                 Rows::Texts(texts) => seq2seq::texts(pipeline, texts, &options, deadline).await,
             }
         }
-    }
+    };
+    Ok(outputs.into_iter().zip([output?]).collect())
 }
 
 fn matrix(rows: Vec<Vec<f32>>, location: Location) -> Output {

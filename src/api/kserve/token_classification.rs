@@ -49,11 +49,8 @@ pub(super) async fn texts(
     (limits, truncation): (&Limits, Truncation),
     deadline: Deadline,
 ) -> Result<Output> {
-    let ignored = match request.parameter("ignore_labels")? {
-        None => None,
-        Some(Value::String(labels)) => Some(Labels::split(&labels)),
-        Some(labels) => Some(inputs::labels("parameters.ignore_labels", labels)?),
-    };
+    let ignored: Option<Value> = request.parameter("ignore_labels")?;
+    let ignored = ignored.map(|labels| inputs::labels("parameters.ignore_labels", labels)).transpose()?;
     let windows =
         WindowOptions { stride: request.parameter("stride")?, truncation, max_windows: limits.texts };
     let aggregation = request.parameter("aggregation_strategy")?;

@@ -53,16 +53,10 @@ fn kind(name: &str) -> VectorKind {
     }
 }
 
-/// The requested outputs, by default those of the first kind; `None` if that is only the dense vectors.
-pub(super) fn requested<'a>(
-    pipeline: &EmbeddingPipeline,
-    known: &[&'a str],
-    request: &'a InferRequest,
-) -> Result<Option<Vec<&'a str>>> {
+/// The outputs of a request that names none: those of the first kind.
+pub(super) fn by_default<'a>(pipeline: &EmbeddingPipeline, outputs: &[&'a str]) -> Vec<&'a str> {
     let first = pipeline.settings().outputs().first().map(|(kind, _)| *kind);
-    let default: Vec<&str> = known.iter().copied().filter(|name| Some(kind(name)) == first).collect();
-    let names = request.requested(known, &default)?;
-    Ok(names.iter().any(|name| kind(name) != VectorKind::Dense).then_some(names))
+    outputs.iter().copied().filter(|name| Some(kind(name)) == first).collect()
 }
 
 /// Runs a model once, and returns its outputs of these names.
@@ -86,6 +80,7 @@ pub(super) async fn run<'a>(
     };
     let Embeddings { vectors, usage } = pipeline.embed_kinds(inputs, &requested, &options, deadline).await?;
     let count = vectors.len();
+    let dense = || vectors.iter().filter_map(|text| text.dense.as_deref());
     let sparse = || vectors.iter().map(|text| text.sparse.as_ref().map_or(&[][..], |sparse| &sparse.0));
     let multi = || vectors.iter().map(|text| text.multi_vector.as_deref().unwrap_or_default());
     let most = sparse().map(<[_]>::len).max().unwrap_or(0);
@@ -113,9 +108,8 @@ pub(super) async fn run<'a>(
             }
             LENGTHS => (vec![count], Elements::Int64(multi().map(|vectors| vectors.len() as i64).collect())),
             _ => {
-                let dense: Vec<Vec<f32>> = vectors.iter().filter_map(|text| text.dense.clone()).collect();
-                let width = dense.first().map_or(0, Vec::len);
-                (vec![count, width], Elements::Fp32(dense.concat()))
+                let width = dense().next().map_or(0, <[_]>::len);
+                (vec![count, width], Elements::Fp32(dense().flatten().copied().collect()))
             }
         };
         (*name, Output { shape, elements, location: usage.location })
