@@ -62,16 +62,13 @@ pub trait Backend: Debug + Send + Sync {
         None
     }
 
-    /// Runs one batch.
-    async fn infer(&self, inputs: Vec<Tensor>, deadline: Deadline) -> Result<Vec<Tensor>>;
+    /// Runs batches as a single call, and returns the outputs of each.
+    async fn infer_each(&self, batches: Vec<Vec<Tensor>>, deadline: Deadline) -> Result<Vec<Vec<Tensor>>>;
 
-    /// Runs several batches one after the other, as a single call, and returns the outputs of each.
-    async fn infer_each(&self, batches: Vec<Vec<Tensor>>, deadline: Deadline) -> Result<Vec<Vec<Tensor>>> {
-        let mut outputs = Vec::with_capacity(batches.len());
-        for inputs in batches {
-            outputs.push(self.infer(inputs, deadline).await?);
-        }
-        Ok(outputs)
+    /// Runs one batch.
+    async fn infer(&self, inputs: Vec<Tensor>, deadline: Deadline) -> Result<Vec<Tensor>> {
+        let outputs = self.infer_each(vec![inputs], deadline).await?;
+        Ok(outputs.into_iter().next().unwrap_or_default())
     }
 }
 
@@ -84,6 +81,13 @@ pub struct Schedule {
     pub concurrency: NonZeroUsize,
     /// Batches of fewer tokens are combined into one call, which saves thread switches.
     pub min_call_tokens: usize,
+}
+
+impl Schedule {
+    /// Batches of one row, which need no padding.
+    pub(crate) fn row_by_row(concurrency: NonZeroUsize, min_call_tokens: usize) -> Self {
+        Self { max_batch_size: NonZeroUsize::MIN, concurrency, min_call_tokens }
+    }
 }
 
 /// A model's inputs and outputs.

@@ -71,15 +71,18 @@ impl Backend for ScriptedBackend {
         self.schedule
     }
 
-    async fn infer(&self, inputs: Vec<Tensor>, deadline: Deadline) -> Result<Vec<Tensor>> {
-        if deadline.has_passed() {
-            return Err(deadline.exceeded());
-        }
-        self.signature.check_inputs(&inputs)?;
-        if let (Ok(mut shapes), Some(first)) = (self.shapes.lock(), inputs.first()) {
-            shapes.push(first.shape().to_vec());
-        }
-        (self.script)(&inputs)
+    async fn infer_each(&self, batches: Vec<Vec<Tensor>>, deadline: Deadline) -> Result<Vec<Vec<Tensor>>> {
+        let run = |inputs: Vec<Tensor>| {
+            if deadline.has_passed() {
+                return Err(deadline.exceeded());
+            }
+            self.signature.check_inputs(&inputs)?;
+            if let (Ok(mut shapes), Some(first)) = (self.shapes.lock(), inputs.first()) {
+                shapes.push(first.shape().to_vec());
+            }
+            (self.script)(&inputs)
+        };
+        batches.into_iter().map(run).collect()
     }
 }
 

@@ -60,20 +60,11 @@ impl Backend for NativeBackend {
     }
 
     fn schedule(&self) -> Schedule {
-        Schedule {
-            max_batch_size: NonZeroUsize::MIN,
-            concurrency: self.threads,
-            min_call_tokens: MIN_CALL_TOKENS,
-        }
+        Schedule::row_by_row(self.threads, MIN_CALL_TOKENS)
     }
 
     fn text_bytes(&self, tokens: usize) -> Option<u64> {
         Some(self.model().text_bytes(tokens, self.threads))
-    }
-
-    async fn infer(&self, inputs: Vec<Tensor>, deadline: Deadline) -> Result<Vec<Tensor>> {
-        let outputs = self.infer_each(vec![inputs], deadline).await?;
-        Ok(outputs.into_iter().next().unwrap_or_default())
     }
 
     /// Runs the texts of all batches together.
@@ -83,7 +74,7 @@ impl Backend for NativeBackend {
         for inputs in &batches {
             texts.extend(model.texts(inputs)?);
         }
-        telemetry::ran("native");
+        telemetry::record_run("native");
         model.require_unchanged()?;
         let mut outputs = self.workers.run(texts, deadline).await?.into_iter();
         model.require_unchanged()?;

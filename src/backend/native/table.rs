@@ -181,23 +181,14 @@ impl Backend for TableBackend {
     }
 
     fn schedule(&self) -> Schedule {
-        Schedule {
-            max_batch_size: NonZeroUsize::MIN,
-            concurrency: self.threads,
-            min_call_tokens: MIN_CALL_TOKENS,
-        }
-    }
-
-    async fn infer(&self, inputs: Vec<Tensor>, deadline: Deadline) -> Result<Vec<Tensor>> {
-        let outputs = self.infer_each(vec![inputs], deadline).await?;
-        Ok(outputs.into_iter().next().unwrap_or_default())
+        Schedule::row_by_row(self.threads, MIN_CALL_TOKENS)
     }
 
     async fn infer_each(&self, batches: Vec<Vec<Tensor>>, deadline: Deadline) -> Result<Vec<Vec<Tensor>>> {
         if deadline.has_passed() {
             return Err(deadline.exceeded());
         }
-        telemetry::ran("native");
+        telemetry::record_run("native");
         let tokens: usize = batches.iter().filter_map(|inputs| inputs.first()).map(tokens).sum();
         let model = Arc::clone(&self.model);
         let run = move || {

@@ -34,11 +34,7 @@ impl OnnxBackend {
         let signature = session.signature().clone();
         // With one row per batch nothing is padded, and dynamic quantization, whose scale is that of the whole
         // batch, gives a text the same result whatever else is in the request.
-        let schedule = Schedule {
-            max_batch_size: NonZeroUsize::MIN,
-            concurrency: threads,
-            min_call_tokens: MIN_CALL_TOKENS,
-        };
+        let schedule = Schedule::row_by_row(threads, MIN_CALL_TOKENS);
         Ok(Self { signature, schedule, workers: Workers::start("onnx", threads, session)? })
     }
 }
@@ -51,11 +47,6 @@ impl Backend for OnnxBackend {
 
     fn schedule(&self) -> Schedule {
         self.schedule
-    }
-
-    async fn infer(&self, inputs: Vec<Tensor>, deadline: Deadline) -> Result<Vec<Tensor>> {
-        let outputs = self.infer_each(vec![inputs], deadline).await?;
-        Ok(outputs.into_iter().next().unwrap_or_default())
     }
 
     async fn infer_each(&self, batches: Vec<Vec<Tensor>>, deadline: Deadline) -> Result<Vec<Vec<Tensor>>> {

@@ -99,16 +99,21 @@ impl Backend for TritonBackend {
         self.interface.schedule
     }
 
-    async fn infer(&self, inputs: Vec<Tensor>, deadline: Deadline) -> Result<Vec<Tensor>> {
-        if deadline.has_passed() {
-            return Err(deadline.exceeded());
+    /// Runs the batches one after the other.
+    async fn infer_each(&self, batches: Vec<Vec<Tensor>>, deadline: Deadline) -> Result<Vec<Vec<Tensor>>> {
+        let mut outputs = Vec::with_capacity(batches.len());
+        for inputs in batches {
+            if deadline.has_passed() {
+                return Err(deadline.exceeded());
+            }
+            self.signature().check_inputs(&inputs)?;
+            telemetry::record_run("triton");
+            let tokens = inputs.first().map_or(0, tokens);
+            let call = Call::new(self.signature(), &inputs, self.request_parameters.clone());
+            drop(inputs);
+            outputs.push(deadline.bound(self.client.infer(&call, tokens, deadline)).await?);
         }
-        self.signature().check_inputs(&inputs)?;
-        telemetry::ran("triton");
-        let tokens = inputs.first().map_or(0, tokens);
-        let call = Call::new(self.signature(), &inputs, self.request_parameters.clone());
-        drop(inputs);
-        deadline.bound(self.client.infer(&call, tokens, deadline)).await
+        Ok(outputs)
     }
 }
 
