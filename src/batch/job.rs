@@ -125,7 +125,7 @@ impl Job {
     fn begin(&self) -> Result<ControlFlow<Ended, Ready>> {
         let destination = self.destination()?;
         let opened = catch_panic(|| {
-            let predictor = Predictor::new(self.model.clone(), &self.parameters)?;
+            let predictor = Predictor::new(&self.model, &self.parameters)?;
             let input = OpenInput::new(&self.input)?;
             let format = input.format(self.parameters.format)?;
             let gauge = Gauge::default();

@@ -15,17 +15,18 @@ use crate::{
     error::{Error, Result},
     model::{Model, Pipeline},
     pipeline::{
-        Input, Task as NamedTask, Usage,
+        Input, Task, Usage,
+        classification::ClassificationPipeline,
         embedding::{EmbeddingOptions, EmbeddingPipeline, RequestedVectors, TextVectors, VectorKind},
         entities::TextEntities,
         generation::GenerationOptions,
-        ranking::RankingOptions,
+        ranking::{RankingOptions, RankingPipeline},
         scores::descending,
-        seq2seq::{GeneratedText, RequestedLanguages, Seq2SeqOptions},
-        token_classification::{FoundEntities, TokenClassificationOptions},
+        seq2seq::{GeneratedText, RequestedLanguages, Seq2SeqOptions, Seq2SeqPipeline},
+        token_classification::{FoundEntities, TokenClassificationOptions, TokenClassificationPipeline},
         vectors::{Conversion, VectorType},
-        zero_shot::{Labels, TEMPLATE, Template, ZeroShotOptions},
-        zero_shot_entities::{EntitySearch, ZeroShotEntitiesOptions},
+        zero_shot::{Labels, TEMPLATE, Template, ZeroShotOptions, ZeroShotPipeline},
+        zero_shot_entities::{EntitySearch, ZeroShotEntitiesOptions, ZeroShotEntitiesPipeline},
     },
     tokenizer::{Side, Truncation, WindowOptions},
 };
@@ -39,70 +40,81 @@ const MAX_LABELS: usize = 100;
 
 /// A model with the options of a job.
 #[derive(Clone, Debug)]
-pub(super) struct Predictor {
-    model: Model,
-    task: Task,
-}
-
-#[derive(Clone, Debug)]
-enum Task {
-    Embedding { options: EmbeddingOptions, vector_type: VectorType, conversion: Conversion },
-    Vectors { options: EmbeddingOptions, requested: RequestedVectors, has_words: bool },
-    Classification { truncation: Truncation, labels: Vec<Arc<str>> },
-    TokenClassification(TokenClassificationOptions),
-    ZeroShotEntities(ZeroShotEntitiesOptions),
-    ZeroShot { options: ZeroShotOptions, labels: Vec<Arc<str>> },
-    Ranking { query: String, options: RankingOptions },
-    // Translations, summaries and other texts, with their column.
-    Seq2Seq(Box<Seq2SeqOptions>, Columns),
+pub(super) enum Predictor {
+    Embedding {
+        pipeline: EmbeddingPipeline,
+        options: EmbeddingOptions,
+        vector_type: VectorType,
+        conversion: Conversion,
+    },
+    Vectors {
+        pipeline: EmbeddingPipeline,
+        options: EmbeddingOptions,
+        requested: RequestedVectors,
+        has_words: bool,
+    },
+    Classification {
+        pipeline: ClassificationPipeline,
+        truncation: Truncation,
+        labels: Vec<Arc<str>>,
+    },
+    TokenClassification(TokenClassificationPipeline, TokenClassificationOptions),
+    ZeroShotEntities(ZeroShotEntitiesPipeline, ZeroShotEntitiesOptions),
+    ZeroShot {
+        pipeline: ZeroShotPipeline,
+        options: ZeroShotOptions,
+        labels: Vec<Arc<str>>,
+    },
+    Ranking {
+        pipeline: RankingPipeline,
+        query: String,
+        options: RankingOptions,
+    },
+    /// Translations, summaries and other texts, with their column.
+    Seq2Seq(Seq2SeqPipeline, Box<Seq2SeqOptions>, Columns),
 }
 
 impl Predictor {
     /// Checks that the model supports the parameters.
-    pub(super) fn new(model: Model, parameters: &Parameters) -> Result<Self> {
+    pub(super) fn new(model: &Model, parameters: &Parameters) -> Result<Self> {
         let truncation = match parameters.truncate {
             Some(false) => Truncation::Off,
             _ => Truncation::At(Side::Right),
         };
+        let windows = WindowOptions { stride: parameters.stride, truncation, max_windows: MAX_WINDOWS };
+        let redacts = parameters.redact.unwrap_or(false);
         let shared = |labels: &[String]| labels.iter().map(|label| label.as_str().into()).collect();
-        let task = match &model.pipeline {
+        Ok(match model.pipeline.clone() {
             Pipeline::Embedding(pipeline) => embedding(pipeline, parameters, truncation)?,
             Pipeline::Classification(pipeline) => {
-                Task::Classification { truncation, labels: shared(&pipeline.settings().labels) }
+                let labels = shared(&pipeline.settings().labels);
+                Self::Classification { pipeline, truncation, labels }
             }
-            Pipeline::TokenClassification(_) => {
-                let windows =
-                    WindowOptions { stride: parameters.stride, truncation, max_windows: MAX_WINDOWS };
+            Pipeline::TokenClassification(pipeline) => {
                 let ignored = parameters.ignore_labels.clone();
                 let ignored = (!ignored.is_empty()).then_some(ignored);
-                let redacts = parameters.redact.unwrap_or(false);
                 let options =
                     TokenClassificationOptions::new(parameters.aggregation, ignored, windows, redacts)?;
-                Task::TokenClassification(options)
+                Self::TokenClassification(pipeline, options)
             }
-            Pipeline::ZeroShotEntities(_) => Task::ZeroShotEntities(ZeroShotEntitiesOptions {
-                labels: labels(&model, parameters)?,
-                search: EntitySearch::new(parameters.threshold, parameters.flat, parameters.multi_label)?,
-                windows: WindowOptions { stride: parameters.stride, truncation, max_windows: MAX_WINDOWS },
-                redacts: parameters.redact.unwrap_or(false),
-            }),
-            Pipeline::ZeroShot(_) => {
-                let labels = labels(&model, parameters)?;
+            Pipeline::ZeroShotEntities(pipeline) => {
+                let labels = labels(model, parameters)?;
+                let search =
+                    EntitySearch::new(parameters.threshold, parameters.flat, parameters.multi_label)?;
+                Self::ZeroShotEntities(pipeline, ZeroShotEntitiesOptions { labels, search, windows, redacts })
+            }
+            Pipeline::ZeroShot(pipeline) => {
+                let labels = labels(model, parameters)?;
                 let template = parameters.template.clone().unwrap_or_else(|| TEMPLATE.to_owned());
                 let names = shared(labels.as_slice());
                 let multi_label = parameters.multi_label.unwrap_or(false);
                 let options = ZeroShotOptions { labels, template: Template::new(template)?, multi_label };
-                Task::ZeroShot { options, labels: names }
+                Self::ZeroShot { pipeline, options, labels: names }
             }
-            Pipeline::Ranking(_) => {
+            Pipeline::Ranking(pipeline) => {
                 let query = parameters.query.clone().filter(|query| !query.trim().is_empty());
-                let query = query.ok_or_else(|| {
-                    Error::invalid(format!(
-                        "expected a `query` for `{}`, which is for `{}`, but found none",
-                        model.name, model.manifest.task
-                    ))
-                })?;
-                Task::Ranking { query, options: RankingOptions { truncation, raw_scores: false } }
+                let query = query.ok_or_else(|| lacks(model, "a `query`"))?;
+                Self::Ranking { pipeline, query, options: RankingOptions { truncation, raw_scores: false } }
             }
             Pipeline::Translation(pipeline) => {
                 let (source, target) = (&parameters.source_language, &parameters.target_language);
@@ -110,26 +122,24 @@ impl Predictor {
                 pipeline.check_languages(wanted).map_err(|error| {
                     Error::invalid(format!("{error}; see `source-language` and `target-language`"))
                 })?;
-                Task::Seq2Seq(generation_options(parameters), TRANSLATION)
+                Self::Seq2Seq(pipeline, generation_options(parameters), TRANSLATION)
             }
-            Pipeline::TextToText(_) => {
-                let column =
-                    if model.manifest.task == NamedTask::Summarization { SUMMARY } else { GENERATED };
-                Task::Seq2Seq(generation_options(parameters), column)
+            Pipeline::TextToText(pipeline) => {
+                let column = if model.manifest.task == Task::Summarization { SUMMARY } else { GENERATED };
+                Self::Seq2Seq(pipeline, generation_options(parameters), column)
             }
-        };
-        Ok(Self { model, task })
+        })
     }
 
     /// The columns of the answers.
     pub(super) fn columns(&self) -> Columns {
-        match &self.task {
-            Task::Embedding { vector_type, .. } => match vector_type {
+        match self {
+            Self::Embedding { vector_type, .. } => match vector_type {
                 VectorType::Float => EMBEDDING,
                 VectorType::Int8 | VectorType::Binary => EMBEDDING_INT8,
                 VectorType::Uint8 | VectorType::Ubinary => EMBEDDING_UINT8,
             },
-            Task::Vectors { requested, .. } => {
+            Self::Vectors { requested, .. } => {
                 let has = |kind| requested.kinds.contains(&kind);
                 match [VectorKind::Dense, VectorKind::Sparse, VectorKind::MultiVector].map(has) {
                     [true, true, true] => ALL_VECTORS,
@@ -141,13 +151,13 @@ impl Predictor {
                     [false, false, _] => MULTI_VECTOR,
                 }
             }
-            Task::Classification { .. } => LABEL,
-            Task::TokenClassification(TokenClassificationOptions { redacts: true, .. })
-            | Task::ZeroShotEntities(ZeroShotEntitiesOptions { redacts: true, .. }) => REDACTED,
-            Task::TokenClassification(_) | Task::ZeroShotEntities(_) => ENTITIES,
-            Task::ZeroShot { .. } => LABELS,
-            Task::Ranking { .. } => SCORE,
-            Task::Seq2Seq(_, columns) => columns,
+            Self::Classification { .. } => LABEL,
+            Self::TokenClassification(_, TokenClassificationOptions { redacts: true, .. })
+            | Self::ZeroShotEntities(_, ZeroShotEntitiesOptions { redacts: true, .. }) => REDACTED,
+            Self::TokenClassification(..) | Self::ZeroShotEntities(..) => ENTITIES,
+            Self::ZeroShot { .. } => LABELS,
+            Self::Ranking { .. } => SCORE,
+            Self::Seq2Seq(.., columns) => columns,
         }
     }
 
@@ -221,14 +231,14 @@ impl Predictor {
 
     async fn run(&self, texts: Vec<String>) -> Result<(Vec<Answer>, Usage)> {
         let deadline = Deadline::within(TIMEOUT);
-        match (&self.model.pipeline, &self.task) {
-            (Pipeline::Embedding(pipeline), Task::Embedding { options, conversion, .. }) => {
+        match self {
+            Self::Embedding { pipeline, options, conversion, .. } => {
                 let inputs = texts.into_iter().map(Input::Text).collect();
                 let embeddings = pipeline.embed(inputs, options, deadline).await?;
                 let cell = |vector| vec![Cell::Vector(conversion.convert(vector))];
                 Ok((embeddings.vectors.into_iter().map(cell).collect(), embeddings.usage))
             }
-            (Pipeline::Embedding(pipeline), Task::Vectors { options, requested, has_words }) => {
+            Self::Vectors { pipeline, options, requested, has_words } => {
                 let inputs = texts.into_iter().map(Input::Text).collect();
                 let embeddings = pipeline.embed_kinds(inputs, requested, options, deadline).await?;
                 let tokenizer = pipeline.encoder().tokenizer();
@@ -245,7 +255,7 @@ impl Predictor {
                 };
                 Ok((embeddings.vectors.into_iter().map(cells).collect(), embeddings.usage))
             }
-            (Pipeline::Classification(pipeline), Task::Classification { truncation, labels }) => {
+            Self::Classification { pipeline, truncation, labels } => {
                 let inputs = texts.into_iter().map(Input::Text).collect();
                 let logits = pipeline.logits(inputs, *truncation, deadline).await?;
                 let function = pipeline.settings().function;
@@ -256,13 +266,13 @@ impl Predictor {
                 };
                 Ok((logits.rows.iter().map(best).collect(), logits.usage))
             }
-            (Pipeline::TokenClassification(pipeline), Task::TokenClassification(options)) => {
+            Self::TokenClassification(pipeline, options) => {
                 Ok(entities(pipeline.entities(texts, options, deadline).await?))
             }
-            (Pipeline::ZeroShotEntities(pipeline), Task::ZeroShotEntities(options)) => {
+            Self::ZeroShotEntities(pipeline, options) => {
                 Ok(entities(pipeline.entities(texts, options, deadline).await?))
             }
-            (Pipeline::ZeroShot(pipeline), Task::ZeroShot { options, labels }) => {
+            Self::ZeroShot { pipeline, options, labels } => {
                 let (rows, usage) = pipeline.score(&texts, options, deadline).await?;
                 let sorted = |scores: Vec<f32>| {
                     let order = descending(&scores);
@@ -272,11 +282,11 @@ impl Predictor {
                 };
                 Ok((rows.into_iter().map(sorted).collect(), usage))
             }
-            (Pipeline::Ranking(pipeline), Task::Ranking { query, options }) => {
+            Self::Ranking { pipeline, query, options } => {
                 let (scores, usage) = pipeline.score(query.clone(), texts, *options, deadline).await?;
                 Ok((scores.into_iter().map(|score| vec![Cell::Number(score)]).collect(), usage))
             }
-            (Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline), Task::Seq2Seq(options, _)) => {
+            Self::Seq2Seq(pipeline, options, _) => {
                 let generated = pipeline.generate(texts, options, deadline).await?;
                 let best = generated.texts.into_iter().map(|best_first| best_first.into_iter().next());
                 let answer = |best: Option<GeneratedText>| {
@@ -284,7 +294,6 @@ impl Predictor {
                 };
                 Ok((best.map(answer).collect(), generated.usage))
             }
-            _ => Err(Error::inference("the task of the model differs from that at the start of the job")),
         }
     }
 }
@@ -292,12 +301,17 @@ impl Predictor {
 /// The labels of a job, which its model needs.
 fn labels(model: &Model, parameters: &Parameters) -> Result<Labels> {
     if parameters.labels.is_empty() {
-        return Err(Error::invalid(format!(
-            "expected `labels` for `{}`, which is for `{}`, but found none",
-            model.name, model.manifest.task
-        )));
+        return Err(lacks(model, "`labels`"));
     }
     Labels::new(parameters.labels.clone(), MAX_LABELS)
+}
+
+fn lacks(model: &Model, parameter: &str) -> Error {
+    let Model { name, manifest, .. } = model;
+    Error::invalid(format!(
+        "expected {parameter} for `{name}`, which is for `{}`, but found none",
+        manifest.task
+    ))
 }
 
 fn entities(found: FoundEntities) -> (Vec<Answer>, Usage) {
@@ -322,14 +336,25 @@ fn generation_options(parameters: &Parameters) -> Box<Seq2SeqOptions> {
     })
 }
 
-/// The task of an embedding model, which must have the vectors that the parameters name.
-fn embedding(pipeline: &EmbeddingPipeline, parameters: &Parameters, truncation: Truncation) -> Result<Task> {
+/// The predictor of an embedding model, which must have the vectors that the parameters name.
+fn embedding(
+    pipeline: EmbeddingPipeline,
+    parameters: &Parameters,
+    truncation: Truncation,
+) -> Result<Predictor> {
     pipeline.prompt(parameters.prompt.as_deref())?;
     let settings = pipeline.settings();
     let mut kinds = parameters.outputs.clone();
     if kinds.is_empty() {
         kinds.extend(settings.outputs().first().map(|(kind, _)| *kind));
     }
+    let mut options = EmbeddingOptions {
+        truncation,
+        normalize: parameters.normalize,
+        prompt_name: parameters.prompt.clone(),
+        dimensions: parameters.dimensions,
+        max_values: usize::MAX,
+    };
     let vector_type = parameters.vector_type.unwrap_or_default();
     if kinds != [VectorKind::Dense] {
         let requested = RequestedVectors { kinds, max_active_dims: parameters.max_active_dims };
@@ -339,32 +364,20 @@ fn embedding(pipeline: &EmbeddingPipeline, parameters: &Parameters, truncation: 
                 "expected vectors of type `float` with `outputs` other than `dense`, but found `{vector_type}`"
             )));
         }
-        let options = EmbeddingOptions {
-            truncation,
-            normalize: parameters.normalize,
-            prompt_name: parameters.prompt.clone(),
-            dimensions: parameters.dimensions,
-            max_values: usize::MAX,
-        };
         let has_words = parameters.words == Some(true);
-        return Ok(Task::Vectors { options, requested, has_words });
+        return Ok(Predictor::Vectors { pipeline, options, requested, has_words });
     }
     pipeline.check_dimensions(parameters.dimensions)?;
     let conversion = pipeline.conversion(vector_type, parameters.dimensions)?;
-    let is_ranged = matches!(conversion, Conversion::Integers { .. });
-    if is_ranged && parameters.normalize == Some(false) {
-        return Err(Error::invalid(format!(
-            "expected normalized vectors for the type `{vector_type}`, but found `normalize` false"
-        )));
+    if matches!(conversion, Conversion::Integers { .. }) {
+        if parameters.normalize == Some(false) {
+            return Err(Error::invalid(format!(
+                "expected normalized vectors for the type `{vector_type}`, but found `normalize` false"
+            )));
+        }
+        options.normalize = Some(true);
     }
-    let options = EmbeddingOptions {
-        truncation,
-        normalize: if is_ranged { Some(true) } else { parameters.normalize },
-        prompt_name: parameters.prompt.clone(),
-        dimensions: parameters.dimensions,
-        max_values: usize::MAX,
-    };
-    Ok(Task::Embedding { options, vector_type, conversion })
+    Ok(Predictor::Embedding { pipeline, options, vector_type, conversion })
 }
 
 fn count(answers: &mut Answers, usage: &Usage) {
