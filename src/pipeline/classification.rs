@@ -6,19 +6,16 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    encoder::{Encoder, EncodingOptions, Granularity, Input, NamedOutput, Row},
+    encoder::{Encoder, Granularity, Logits, NamedOutput},
+    encoding::{EncodingOptions, Input},
     pair_template::PairTemplate,
     scores::ScoreFunction,
-    usage::Usage,
 };
 use crate::{
     backend::{Deadline, routing::Route},
     error::{Error, Result},
     tokenizer::{Tokenizer, Truncation},
 };
-
-/// The maximum size of a request's inputs. A text that is paired with a thousand labels counts a thousand times.
-const MAX_BYTES: usize = 32 * 1024 * 1024;
 
 /// The settings of a classifier, from its `config.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,15 +32,6 @@ pub struct ClassificationSettings {
     /// The text around pairs; none if the tokenizer joins them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<PairTemplate>,
-}
-
-/// The logits of a request's inputs.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Logits {
-    /// In the order of the inputs; each in the order of the labels.
-    pub rows: Vec<Vec<f32>>,
-    /// The tokens and the time that they took.
-    pub usage: Usage,
 }
 
 /// A model that scores labels.
@@ -80,7 +68,7 @@ impl ClassificationPipeline {
         &self.encoder
     }
 
-    /// The logits of each input.
+    /// The logits of each input, in the order of the labels.
     pub async fn logits(
         &self,
         inputs: Vec<Input>,
@@ -88,11 +76,7 @@ impl ClassificationPipeline {
         deadline: Deadline,
     ) -> Result<Logits> {
         let template = self.settings.template.as_ref();
-        let options =
-            EncodingOptions { prompt: None, template, truncation, max_bytes: MAX_BYTES, role: None };
-        let encodings = self.encoder.encode(inputs, &options, deadline).await?;
-        let values = |row: Row<'_>| row.values.to_vec();
-        let (rows, usage) = self.encoder.run(&encodings, Granularity::Texts, deadline, values).await?;
-        Ok(Logits { rows, usage })
+        let options = EncodingOptions { template, ..EncodingOptions::new(truncation) };
+        self.encoder.logits(inputs, options, Granularity::Texts, deadline).await
     }
 }

@@ -8,7 +8,8 @@ use std::{ops::Range, sync::Arc};
 pub use self::settings::{DenseSettings, EmbeddingSettings, VectorKind};
 use super::{
     chunks::Chunks,
-    encoder::{Encoder, EncodingOptions, Encodings, Granularity, Input, NamedOutput, Row},
+    encoder::{Encoder, Granularity, NamedOutput, Row},
+    encoding::{EncodingOptions, Encodings, Input},
     pooling::{Pooling, normalize},
     roles::TextRole,
     sparse::{QueryWeights, SparseValues, SparseVector},
@@ -51,6 +52,12 @@ pub struct RequestedVectors {
     pub kinds: Vec<VectorKind>,
     /// The number of largest weights to keep of each sparse vector.
     pub max_active_dims: Option<usize>,
+}
+
+impl RequestedVectors {
+    fn only(kind: VectorKind) -> Self {
+        Self { kinds: vec![kind], max_active_dims: None }
+    }
 }
 
 /// The vectors of a text; those that the request does not ask for are `None`.
@@ -141,13 +148,9 @@ impl EmbeddingPipeline {
         options: &EmbeddingOptions,
         deadline: Deadline,
     ) -> Result<Embeddings<Vec<f32>>> {
-        let dense = self.settings.dense()?;
-        let dimensions = self.dimensions(options.dimensions)?;
-        check_values(options.max_values, inputs.len(), dimensions)?;
-        let encodings = self.encode(inputs, options, deadline).await?;
-        let vector = |row: Row<'_>| dense_vector(dense, dimensions, options, row);
-        let (vectors, usage) = self.encoder.run(&encodings, Granularity::Texts, deadline, vector).await?;
-        Ok(Embeddings { vectors, usage })
+        let requested = RequestedVectors::only(VectorKind::Dense);
+        let Embeddings { vectors, usage } = self.embed_kinds(inputs, &requested, options, deadline).await?;
+        Ok(Embeddings { vectors: vectors.into_iter().filter_map(|text| text.dense).collect(), usage })
     }
 
     /// Refuses a request for vectors that the model does not have.
@@ -230,7 +233,8 @@ impl EmbeddingPipeline {
         check_values(options.max_values, chunks.count(), dimensions)?;
         self.encoder.require_token_vectors(deadline).await?;
         let (text, ends) = chunks.prompted(self.prompt(options.prompt_name.as_deref())?);
-        let (encodings, parts) = self.encoder.encode_parts(text, ends, deadline).await?;
+        let tokenizer = self.encoder.input_tokenizer(deadline).await?;
+        let (encodings, parts) = tokenizer.encode_parts(text, ends).await?;
         let vectors = |row: Row<'_>| -> Vec<Vec<f32>> {
             let part = |tokens: &Range<usize>| {
                 let values = &row.values[tokens.start * row.width..tokens.end * row.width];
@@ -251,10 +255,10 @@ impl EmbeddingPipeline {
         deadline: Deadline,
     ) -> Result<Embeddings<Vec<Vec<f32>>>> {
         if self.settings.has(VectorKind::MultiVector) {
-            let requested = RequestedVectors { kinds: vec![VectorKind::MultiVector], max_active_dims: None };
+            let requested = RequestedVectors::only(VectorKind::MultiVector);
             let Embeddings { vectors, usage } =
                 self.embed_kinds(inputs, &requested, options, deadline).await?;
-            let vectors = vectors.into_iter().map(|text| text.multi_vector.unwrap_or_default()).collect();
+            let vectors = vectors.into_iter().filter_map(|text| text.multi_vector).collect();
             return Ok(Embeddings { vectors, usage });
         }
         let lacks = || self.settings.lacks(VectorKind::MultiVector);
@@ -337,15 +341,12 @@ impl EmbeddingPipeline {
     ) -> Result<Encodings> {
         let settings = &self.settings;
         let name = options.prompt_name.as_deref();
-        let prompt = settings.prompt(name)?;
         let options = EncodingOptions {
-            prompt,
-            template: None,
-            truncation: options.truncation,
-            max_bytes: usize::MAX,
+            prompt: settings.prompt(name)?,
             role: settings.form(settings.text_role(name)),
+            ..EncodingOptions::new(options.truncation)
         };
-        self.encoder.encode(inputs, &options, deadline).await
+        self.encoder.input_tokenizer(deadline).await?.encode(inputs, &options).await
     }
 }
 

@@ -1,82 +1,23 @@
-//! The steps that all tasks on an encoder share: texts to tokens, and tokens to the model's outputs, at whichever
-//! location the model runs.
+//! A model that reads texts as a whole: tokens to the model's outputs, at whichever location it runs.
 
-use std::{
-    cmp::Reverse,
-    ops::Range,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::{cmp::Reverse, sync::Arc, time::Instant};
 
 use async_trait::async_trait;
 
 pub(super) use super::adapter::{NamedOutput, Row};
 use super::{
     adapter::{Adapter, OutputSpec},
-    executor::{Executor, Work, run_batches, tokenize},
+    encoding::{EncodingOptions, Encodings, Input, InputTokenizer, MAX_BYTES},
+    executor::{Executor, Work, run_batches},
     model_inputs::{ModelInputs, Sequence},
-    pair_template::PairTemplate,
-    roles::RoleSettings,
     scores::ScoreFunction,
     usage::Usage,
 };
 use crate::{
-    backend::{
-        Backend, Deadline, Schedule,
-        routing::{Location, Route},
-    },
-    error::{Error, Result, at_text},
-    telemetry,
-    tokenizer::{self, Encoding, Tokenizer, Truncation, Window, WindowOptions, WordPrompt},
+    backend::{Backend, Deadline, Schedule, routing::Route},
+    error::Result,
+    tokenizer::Tokenizer,
 };
-
-/// An input of an encoder.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Input {
-    /// A text.
-    Text(String),
-    /// A pair of texts that the model reads together. Shared, since a long text may be in many pairs.
-    Pair(Arc<str>, Arc<str>),
-    /// Token ids, special tokens included.
-    Ids(Vec<u32>),
-}
-
-impl Input {
-    /// Its texts; none for token ids.
-    pub fn texts(&self) -> impl Iterator<Item = &str> {
-        let (first, second) = match self {
-            Self::Text(text) => (Some(text.as_str()), None),
-            Self::Pair(first, second) => (Some(&**first), Some(&**second)),
-            Self::Ids(_) => (None, None),
-        };
-        first.into_iter().chain(second)
-    }
-
-    /// Its bytes, at most `reach` of each text.
-    fn size(&self, reach: usize) -> usize {
-        match self {
-            Self::Text(text) => text.len().min(reach),
-            Self::Pair(first, second) => first.len().min(reach) + second.len().min(reach),
-            Self::Ids(ids) => size_of_val(ids.as_slice()),
-        }
-    }
-}
-
-/// How inputs become tokens.
-pub(super) struct EncodingOptions<'a> {
-    /// Put before each text.
-    pub(super) prompt: Option<&'a str>,
-    /// Put around each pair.
-    pub(super) template: Option<&'a PairTemplate>,
-    pub(super) truncation: Truncation,
-    /// The maximum size of all inputs, each counted as far as it can be read.
-    pub(super) max_bytes: usize,
-    /// The form of texts in their role.
-    pub(super) role: Option<&'a RoleSettings>,
-}
 
 /// The granularity of the outputs that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,70 +28,13 @@ pub(super) enum Granularity {
     Tokens,
 }
 
-/// The tokens of a request's inputs.
-pub(super) struct Encodings {
-    list: Vec<Encoding>,
-    /// The text of each input that is a single text, for models with a tokenizer of their own.
-    texts: Vec<Option<String>>,
-    tokenization: Duration,
-}
-
-impl Encodings {
-    /// The token ids of an input.
-    pub(super) fn ids(&self, index: usize) -> &[u32] {
-        &self.list[index].ids
-    }
-
-    pub(super) fn tokens(&self) -> usize {
-        self.list.iter().map(Encoding::len).sum()
-    }
-
-    /// The number of inputs.
-    pub(super) fn count(&self) -> usize {
-        self.list.len()
-    }
-
-    /// The usage of inputs that no model reads.
-    pub(super) fn usage_without_run(&self) -> Usage {
-        self.usage(Duration::ZERO, Location::default())
-    }
-
-    fn usage(&self, inference: Duration, location: Location) -> Usage {
-        let tokens = self.tokens();
-        telemetry::encoded(tokens, self.tokenization, inference);
-        let is_truncated = |index: &usize| self.list[*index].truncated_from.is_some();
-        Usage {
-            tokens,
-            generated: 0,
-            truncated: (0..self.list.len()).filter(is_truncated).collect(),
-            tokenization: self.tokenization,
-            inference,
-            location,
-        }
-    }
-}
-
-/// The windows of a request's texts.
-pub(super) struct EncodedWindows {
-    pub(super) encodings: Encodings,
-    /// Of each encoding.
-    pub(super) places: Vec<WindowPlace>,
-}
-
-/// The place of a window in the texts of a request.
-pub(super) struct WindowPlace {
-    /// The index of its text.
-    pub(super) text: usize,
-    /// The start and the end of each token in its text, in characters, or those of each word; `None` for special tokens.
-    pub(super) spans: Vec<Option<(usize, usize)>>,
-}
-
-impl EncodedWindows {
-    /// The id and the span of each token of a window.
-    pub(super) fn tokens(&self, window: usize) -> impl Iterator<Item = (u32, Option<(usize, usize)>)> {
-        let ids = self.encodings.list[window].ids.iter().copied();
-        ids.zip(self.places[window].spans.iter().copied())
-    }
+/// The values of an output of a model that classifies.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Logits {
+    /// In the order of the inputs.
+    pub rows: Vec<Vec<f32>>,
+    /// The tokens and the time that they took.
+    pub usage: Usage,
 }
 
 /// A tokenizer and an encoder, at all locations where the encoder runs.
@@ -210,137 +94,29 @@ impl Encoder {
         }
     }
 
-    /// Tokenizes inputs. Errors name the input.
-    pub(super) async fn encode(
-        &self,
-        inputs: Vec<Input>,
-        options: &EncodingOptions<'_>,
-        deadline: Deadline,
-    ) -> Result<Encodings> {
-        let role = options.role.cloned();
-        let of_role = role.as_ref().and_then(|role| role.max_tokens).unwrap_or(usize::MAX);
-        let limit = self.limit(deadline).await?.min(of_role);
-        let reach = tokenizer::reach(limit);
-        let size: usize = inputs.iter().map(|input| input.size(reach)).sum();
-        check_size(size, options.max_bytes)?;
-        // Tokens that are inserted are not in the text.
-        let (tokenizer, keeps_text) = (Arc::clone(&self.tokenizer), self.has_fleet() && role.is_none());
-        let (prompt, truncation) = (options.prompt.map(str::to_owned), options.truncation);
-        let template = options.template.cloned();
-        let encode = move |input| match input {
-            Input::Text(text) => {
-                let text = match &prompt {
-                    None => text,
-                    Some(prompt) => format!("{prompt}{text}"),
-                };
-                if let Some(role) = &role {
-                    return Ok((role.encode(&tokenizer, &text, limit, truncation)?, None));
-                }
-                let encoding = tokenizer.encode(&text, limit, truncation)?;
-                let text = keeps_text.then(|| tokenizer.truncated_text(text, &encoding, limit, truncation));
-                Ok((encoding, text.transpose()?))
-            }
-            Input::Pair(first, second) if let Some(template) = &template => {
-                Ok((template.encode(&tokenizer, [&first, &second], limit, truncation)?, None))
-            }
-            Input::Pair(first, second) => {
-                Ok((tokenizer.encode_pair([&first, &second], limit, truncation)?, None))
-            }
-            Input::Ids(ids) => Ok((tokenizer.accept(ids, limit, truncation)?, None)),
-        };
-        let (encoded, tokenization) = tokenize_each(inputs, size, deadline, encode).await?;
-        let (list, texts) = encoded.into_iter().unzip();
-        Ok(Encodings { list, texts, tokenization })
-    }
-
-    /// Tokenizes texts in windows, `options.max_windows` for all of them. Errors name the text.
-    pub(super) async fn encode_windows(
-        &self,
-        texts: &Arc<[String]>,
-        options: WindowOptions,
-        max_bytes: usize,
-        deadline: Deadline,
-    ) -> Result<EncodedWindows> {
-        let windows = move |tokenizer: &Tokenizer, text: &str, limit| tokenizer.windows(text, limit, options);
-        self.split_each(texts, (options, max_bytes), deadline, windows).await
-    }
-
-    /// Tokenizes the words of texts after a prompt, in windows. Errors name the text.
-    pub(super) async fn encode_words(
-        &self,
-        texts: &Arc<[String]>,
-        prompt: WordPrompt,
-        options: WindowOptions,
-        max_bytes: usize,
-        deadline: Deadline,
-    ) -> Result<EncodedWindows> {
-        let windows = move |tokenizer: &Tokenizer, text: &str, limit| {
-            tokenizer.word_windows(text, &prompt, limit, options)
-        };
-        self.split_each(texts, (options, max_bytes), deadline, windows).await
-    }
-
-    async fn split_each(
-        &self,
-        texts: &Arc<[String]>,
-        (options, max_bytes): (WindowOptions, usize),
-        deadline: Deadline,
-        split: impl Fn(&Tokenizer, &str, usize) -> Result<Vec<Window>> + Send + 'static,
-    ) -> Result<EncodedWindows> {
-        let limit = self.limit(deadline).await?;
-        let reach = if options.stride.is_some() { usize::MAX } else { tokenizer::reach(limit) };
-        let size: usize = texts.iter().map(|text| text.len().min(reach)).sum();
-        check_size(size, max_bytes)?;
-        let (tokenizer, shared) = (Arc::clone(&self.tokenizer), Arc::clone(texts));
-        // Counted while texts are read: windows that share most of their tokens take far more memory than the texts.
-        let found = AtomicUsize::new(0);
-        let encode = move |text: usize| {
-            let windows = split(&tokenizer, &shared[text], limit)?;
-            match found.fetch_add(windows.len(), Ordering::Relaxed) + windows.len() {
-                found if found <= options.max_windows => Ok(windows),
-                _ => Err(Error::too_large(format!(
-                    "expected at most {} windows in all texts, but found more; send fewer texts, or a smaller `stride`",
-                    options.max_windows
-                ))),
-            }
-        };
-        let (windows, tokenization) =
-            tokenize_each((0..texts.len()).collect(), size, deadline, encode).await?;
-        let windows = windows.into_iter().enumerate().flat_map(|(text, windows)| {
-            windows.into_iter().map(move |Window { encoding, spans }| (encoding, WindowPlace { text, spans }))
-        });
-        let (list, places): (Vec<_>, Vec<_>) = windows.unzip();
-        let texts = vec![None; list.len()];
-        Ok(EncodedWindows { encodings: Encodings { list, texts, tokenization }, places })
-    }
-
-    /// Tokenizes a text that consists of parts, which end at `ends`, in bytes. Also returns the tokens of each part.
-    pub(super) async fn encode_parts(
-        &self,
-        text: String,
-        ends: Vec<usize>,
-        deadline: Deadline,
-    ) -> Result<(Encodings, Vec<Range<usize>>)> {
-        let limit = self.limit(deadline).await?;
-        let (tokenizer, size, started) = (Arc::clone(&self.tokenizer), text.len(), Instant::now());
-        let keeps_text = self.has_fleet();
-        let work = move || {
-            let (encoding, parts) = tokenizer.encode_parts(&text, &ends, limit)?;
-            Ok((encoding, keeps_text.then_some(text), parts))
-        };
-        let (encoding, text, parts) = tokenize(size, deadline, work).await?;
-        let encodings =
-            Encodings { list: vec![encoding], texts: vec![text], tokenization: started.elapsed() };
-        Ok((encodings, parts))
-    }
-
-    /// The maximum number of tokens of an input, at all locations where the model runs.
-    async fn limit(&self, deadline: Deadline) -> Result<usize> {
+    /// The tokenizer of a request's inputs, with the limits of all locations where the model runs.
+    pub(super) async fn input_tokenizer(&self, deadline: Deadline) -> Result<InputTokenizer<'_>> {
         let fixed = match self.executor.local() {
             Some(_) => None,
             None => self.executor.remote(deadline).await?.fixed_length(),
         };
-        Ok(fixed.unwrap_or(usize::MAX).min(self.max_tokens))
+        let limit = fixed.unwrap_or(usize::MAX).min(self.max_tokens);
+        Ok(InputTokenizer { tokenizer: &self.tokenizer, limit, keeps_text: self.has_fleet(), deadline })
+    }
+
+    /// Tokenizes inputs, runs the model, and returns the values of its first output.
+    pub(super) async fn logits(
+        &self,
+        inputs: Vec<Input>,
+        options: EncodingOptions<'_>,
+        granularity: Granularity,
+        deadline: Deadline,
+    ) -> Result<Logits> {
+        let options = EncodingOptions { max_bytes: MAX_BYTES, ..options };
+        let encodings = self.input_tokenizer(deadline).await?.encode(inputs, &options).await?;
+        let values = |row: Row<'_>| row.values.to_vec();
+        let (rows, usage) = self.run(&encodings, granularity, deadline, values).await?;
+        Ok(Logits { rows, usage })
     }
 
     /// Runs the model, and returns the result of `finish` for the first output of each input.
@@ -369,36 +145,6 @@ impl Encoder {
         let (rows, location) = self.executor.run(&work, deadline).await?;
         Ok((rows, encodings.usage(started.elapsed(), location)))
     }
-}
-
-fn check_size(found: usize, max: usize) -> Result<()> {
-    if found > max {
-        return Err(Error::too_large(format!(
-            "expected at most {max} bytes of text in all inputs, but found {found}; send fewer or shorter texts"
-        )));
-    }
-    Ok(())
-}
-
-/// Applies `encode` to each input of a request, of `size` bytes in all, and measures the time. Errors name the input.
-async fn tokenize_each<I: Send + 'static, T: Send + 'static>(
-    inputs: Vec<I>,
-    size: usize,
-    deadline: Deadline,
-    encode: impl Fn(I) -> Result<T> + Send + 'static,
-) -> Result<(Vec<T>, Duration)> {
-    let work = move || {
-        let count = inputs.len();
-        let encode = |(index, input)| {
-            if deadline.has_passed() {
-                return Err(deadline.exceeded());
-            }
-            encode(input).map_err(|error| at_text(error, index, count))
-        };
-        inputs.into_iter().enumerate().map(encode).collect::<Result<Vec<_>>>()
-    };
-    let started = Instant::now();
-    Ok((tokenize(size, deadline, work).await?, started.elapsed()))
 }
 
 /// The work of a request on an encoder.

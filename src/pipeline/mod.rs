@@ -5,6 +5,7 @@ pub mod chunks;
 pub mod classification;
 pub mod embedding;
 pub mod encoder;
+mod encoding;
 pub mod entities;
 mod executor;
 pub mod generation;
@@ -25,4 +26,4 @@ pub mod vectors;
 pub mod zero_shot;
 pub mod zero_shot_entities;
 
-pub use self::{encoder::Input, task::Task, usage::Usage};
+pub use self::{encoding::Input, task::Task, usage::Usage};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{
     classification::ClassificationPipeline,
     embedding::{EmbeddingOptions, EmbeddingPipeline, VectorKind},
-    encoder::Input,
+    encoding::Input,
     pooling::cosine,
     scores::ScoreFunction,
     usage::Usage,

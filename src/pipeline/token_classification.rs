@@ -5,7 +5,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    encoder::{EncodedWindows, Encoder, EncodingOptions, Granularity, Input, NamedOutput, Row},
+    encoder::{Encoder, Granularity, Logits, NamedOutput, Row},
+    encoding::{EncodedWindows, EncodingOptions, Input},
     entities::{
         Aggregation, Entity, EntityCount, Grouping, IndexedText, ScoredToken, TextEntities, resolve_overlaps,
     },
@@ -19,8 +20,6 @@ use crate::{
     tokenizer::{Tokenizer, Truncation, WindowOptions},
 };
 
-/// The maximum size of a request's texts.
-const MAX_BYTES: usize = 32 * 1024 * 1024;
 /// The label of tokens outside of entities.
 pub const OUTSIDE: &str = "O";
 
@@ -85,15 +84,6 @@ pub struct FoundEntities {
     pub usage: Usage,
 }
 
-/// The logits of a request's tokens.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TokenLogits {
-    /// For each input one value per token and label, row-major.
-    pub rows: Vec<Vec<f32>>,
-    /// The tokens and the time that they took.
-    pub usage: Usage,
-}
-
 /// A model that labels tokens.
 #[derive(Clone, Debug)]
 pub struct TokenClassificationPipeline {
@@ -137,7 +127,8 @@ impl TokenClassificationPipeline {
         deadline: Deadline,
     ) -> Result<FoundEntities> {
         let texts: Arc<[String]> = texts.into();
-        let windows = self.encoder.encode_windows(&texts, options.windows, MAX_BYTES, deadline).await?;
+        let tokenizer = self.encoder.input_tokenizer(deadline).await?;
+        let windows = tokenizer.encode_windows(&texts, options.windows).await?;
         let indexed: Vec<IndexedText<'_>> = texts.iter().map(|text| IndexedText::new(text)).collect();
         let grouping = Grouping {
             tokenizer: self.encoder.tokenizer(),
@@ -168,19 +159,14 @@ impl TokenClassificationPipeline {
         Ok(FoundEntities { texts: resolved.collect(), usage })
     }
 
-    /// The logits of each input's tokens, special tokens included.
+    /// The logits of each input's tokens, special tokens included: one value per token and label, row-major.
     pub async fn logits(
         &self,
         inputs: Vec<Input>,
         truncation: Truncation,
         deadline: Deadline,
-    ) -> Result<TokenLogits> {
-        let options =
-            EncodingOptions { prompt: None, template: None, truncation, max_bytes: MAX_BYTES, role: None };
-        let encodings = self.encoder.encode(inputs, &options, deadline).await?;
-        let values = |row: Row<'_>| row.values.to_vec();
-        let (rows, usage) = self.encoder.run(&encodings, Granularity::Tokens, deadline, values).await?;
-        Ok(TokenLogits { rows, usage })
+    ) -> Result<Logits> {
+        self.encoder.logits(inputs, EncodingOptions::new(truncation), Granularity::Tokens, deadline).await
     }
 }
 

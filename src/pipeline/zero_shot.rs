@@ -14,7 +14,7 @@ use lru::LruCache;
 use super::{
     classification::ClassificationPipeline,
     embedding::{EmbeddingOptions, EmbeddingPipeline},
-    encoder::Input,
+    encoding::Input,
     pooling::cosine,
     scores::softmax,
     usage::Usage,

@@ -19,8 +19,6 @@ use crate::{
     tokenizer::{self, Tokenizer, Truncation, WindowOptions, WordPrompt},
 };
 
-/// The maximum size of a request's texts.
-const MAX_BYTES: usize = 32 * 1024 * 1024;
 /// The score that entities exceed by default.
 pub const THRESHOLD: f32 = 0.5;
 
@@ -169,7 +167,8 @@ impl ZeroShotEntitiesPipeline {
         let prompt = move || settings.prompt(names.as_slice(), &tokenizer);
         let size = labels.as_slice().iter().map(String::len).sum();
         let prompt = tokenize(size, deadline, prompt).await?;
-        let windows = self.encoder.encode_words(&texts, prompt, windows, MAX_BYTES, deadline).await?;
+        let tokenizer = self.encoder.input_tokenizer(deadline).await?;
+        let windows = tokenizer.encode_words(&texts, prompt, windows).await?;
         let (labels, count) = (labels.as_slice(), EntityCount::default());
         let finish = |window: usize, rows: &[Row<'_>]| {
             let words: Vec<(usize, usize)> = windows.places[window].spans.iter().copied().flatten().collect();

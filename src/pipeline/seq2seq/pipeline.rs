@@ -174,7 +174,7 @@ impl Seq2SeqPipeline {
             inference: started.elapsed(),
             location,
         };
-        telemetry::encoded(usage.tokens, usage.tokenization, usage.inference);
+        telemetry::record_encoding(usage.tokens, usage.tokenization, usage.inference);
         let mut generated = generated.into_iter();
         let texts = plan.texts.iter().map(|(layout, pair)| {
             let sentences = layout.iter().filter(|part| matches!(part, Segment::Sentence(_))).count();

@@ -1,0 +1,297 @@
+//! Inputs to tokens, within the limits of the locations where their model runs.
+
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use super::{executor::tokenize, pair_template::PairTemplate, roles::RoleSettings, usage::Usage};
+use crate::{
+    backend::{Deadline, routing::Location},
+    error::{Error, Result, at_text},
+    telemetry,
+    tokenizer::{self, Encoding, Tokenizer, Truncation, Window, WindowOptions, WordPrompt},
+};
+
+/// The maximum size of a request's inputs, for tasks whose results are far larger than vectors or that read a text
+/// several times: a text that is paired with a thousand labels counts a thousand times.
+pub(super) const MAX_BYTES: usize = 32 * 1024 * 1024;
+
+/// An input of an encoder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// A text.
+    Text(String),
+    /// A pair of texts that the model reads together. Shared, since a long text may be in many pairs.
+    Pair(Arc<str>, Arc<str>),
+    /// Token ids, special tokens included.
+    Ids(Vec<u32>),
+}
+
+impl Input {
+    /// Its texts; none for token ids.
+    pub fn texts(&self) -> impl Iterator<Item = &str> {
+        let (first, second) = match self {
+            Self::Text(text) => (Some(text.as_str()), None),
+            Self::Pair(first, second) => (Some(&**first), Some(&**second)),
+            Self::Ids(_) => (None, None),
+        };
+        first.into_iter().chain(second)
+    }
+
+    /// Its bytes, at most `reach` of each text.
+    fn size(&self, reach: usize) -> usize {
+        match self {
+            Self::Text(text) => text.len().min(reach),
+            Self::Pair(first, second) => first.len().min(reach) + second.len().min(reach),
+            Self::Ids(ids) => size_of_val(ids.as_slice()),
+        }
+    }
+}
+
+/// How inputs become tokens.
+pub(super) struct EncodingOptions<'a> {
+    /// Put before each text.
+    pub(super) prompt: Option<&'a str>,
+    /// Put around each pair.
+    pub(super) template: Option<&'a PairTemplate>,
+    pub(super) truncation: Truncation,
+    /// The maximum size of all inputs, each counted as far as it can be read.
+    pub(super) max_bytes: usize,
+    /// The form of texts in their role.
+    pub(super) role: Option<&'a RoleSettings>,
+}
+
+impl EncodingOptions<'_> {
+    /// Texts as they are, of any size.
+    pub(super) fn new(truncation: Truncation) -> Self {
+        Self { prompt: None, template: None, truncation, max_bytes: usize::MAX, role: None }
+    }
+}
+
+/// The tokens of a request's inputs.
+pub(super) struct Encodings {
+    pub(super) list: Vec<Encoding>,
+    /// The text of each input that is a single text, for models with a tokenizer of their own.
+    pub(super) texts: Vec<Option<String>>,
+    tokenization: Duration,
+}
+
+impl Encodings {
+    /// The token ids of an input.
+    pub(super) fn ids(&self, index: usize) -> &[u32] {
+        &self.list[index].ids
+    }
+
+    pub(super) fn tokens(&self) -> usize {
+        self.list.iter().map(Encoding::len).sum()
+    }
+
+    /// The number of inputs.
+    pub(super) fn count(&self) -> usize {
+        self.list.len()
+    }
+
+    /// The usage of inputs that no model reads.
+    pub(super) fn usage_without_run(&self) -> Usage {
+        self.usage(Duration::ZERO, Location::default())
+    }
+
+    pub(super) fn usage(&self, inference: Duration, location: Location) -> Usage {
+        let tokens = self.tokens();
+        telemetry::record_encoding(tokens, self.tokenization, inference);
+        let is_truncated = |index: &usize| self.list[*index].truncated_from.is_some();
+        Usage {
+            tokens,
+            generated: 0,
+            truncated: (0..self.list.len()).filter(is_truncated).collect(),
+            tokenization: self.tokenization,
+            inference,
+            location,
+        }
+    }
+}
+
+/// The windows of a request's texts.
+pub(super) struct EncodedWindows {
+    pub(super) encodings: Encodings,
+    /// Of each encoding.
+    pub(super) places: Vec<WindowPlace>,
+}
+
+/// The place of a window in the texts of a request.
+pub(super) struct WindowPlace {
+    /// The index of its text.
+    pub(super) text: usize,
+    /// The start and the end of each token in its text, in characters, or those of each word; `None` for special tokens.
+    pub(super) spans: Vec<Option<(usize, usize)>>,
+}
+
+impl EncodedWindows {
+    /// The id and the span of each token of a window.
+    pub(super) fn tokens(&self, window: usize) -> impl Iterator<Item = (u32, Option<(usize, usize)>)> {
+        let ids = self.encodings.list[window].ids.iter().copied();
+        ids.zip(self.places[window].spans.iter().copied())
+    }
+}
+
+/// Tokenizes the inputs of a request.
+pub(super) struct InputTokenizer<'a> {
+    pub(super) tokenizer: &'a Arc<Tokenizer>,
+    /// The maximum number of tokens of an input.
+    pub(super) limit: usize,
+    /// Whether the model may need texts, for a tokenizer of its own.
+    pub(super) keeps_text: bool,
+    pub(super) deadline: Deadline,
+}
+
+impl InputTokenizer<'_> {
+    /// Tokenizes inputs. Errors name the input.
+    pub(super) async fn encode(
+        &self,
+        inputs: Vec<Input>,
+        options: &EncodingOptions<'_>,
+    ) -> Result<Encodings> {
+        let role = options.role.cloned();
+        let limit = self.limit.min(role.as_ref().and_then(|role| role.max_tokens).unwrap_or(usize::MAX));
+        let reach = tokenizer::reach(limit);
+        let size: usize = inputs.iter().map(|input| input.size(reach)).sum();
+        check_size(size, options.max_bytes)?;
+        // Tokens that are inserted are not in the text.
+        let (tokenizer, keeps_text) = (Arc::clone(self.tokenizer), self.keeps_text && role.is_none());
+        let (prompt, truncation) = (options.prompt.map(str::to_owned), options.truncation);
+        let template = options.template.cloned();
+        let encode = move |input| match input {
+            Input::Text(text) => {
+                let text = match &prompt {
+                    None => text,
+                    Some(prompt) => format!("{prompt}{text}"),
+                };
+                if let Some(role) = &role {
+                    return Ok((role.encode(&tokenizer, &text, limit, truncation)?, None));
+                }
+                let encoding = tokenizer.encode(&text, limit, truncation)?;
+                let text = keeps_text.then(|| tokenizer.truncated_text(text, &encoding, limit, truncation));
+                Ok((encoding, text.transpose()?))
+            }
+            Input::Pair(first, second) if let Some(template) = &template => {
+                Ok((template.encode(&tokenizer, [&first, &second], limit, truncation)?, None))
+            }
+            Input::Pair(first, second) => {
+                Ok((tokenizer.encode_pair([&first, &second], limit, truncation)?, None))
+            }
+            Input::Ids(ids) => Ok((tokenizer.accept(ids, limit, truncation)?, None)),
+        };
+        let (encoded, tokenization) = tokenize_each(inputs, size, self.deadline, encode).await?;
+        let (list, texts) = encoded.into_iter().unzip();
+        Ok(Encodings { list, texts, tokenization })
+    }
+
+    /// Tokenizes texts in windows, `options.max_windows` for all of them. Errors name the text.
+    pub(super) async fn encode_windows(
+        &self,
+        texts: &Arc<[String]>,
+        options: WindowOptions,
+    ) -> Result<EncodedWindows> {
+        let windows = move |tokenizer: &Tokenizer, text: &str, limit| tokenizer.windows(text, limit, options);
+        self.split_each(texts, options, windows).await
+    }
+
+    /// Tokenizes the words of texts after a prompt, in windows. Errors name the text.
+    pub(super) async fn encode_words(
+        &self,
+        texts: &Arc<[String]>,
+        prompt: WordPrompt,
+        options: WindowOptions,
+    ) -> Result<EncodedWindows> {
+        let windows = move |tokenizer: &Tokenizer, text: &str, limit| {
+            tokenizer.word_windows(text, &prompt, limit, options)
+        };
+        self.split_each(texts, options, windows).await
+    }
+
+    async fn split_each(
+        &self,
+        texts: &Arc<[String]>,
+        options: WindowOptions,
+        split: impl Fn(&Tokenizer, &str, usize) -> Result<Vec<Window>> + Send + 'static,
+    ) -> Result<EncodedWindows> {
+        let limit = self.limit;
+        let reach = if options.stride.is_some() { usize::MAX } else { tokenizer::reach(limit) };
+        let size: usize = texts.iter().map(|text| text.len().min(reach)).sum();
+        check_size(size, MAX_BYTES)?;
+        let (tokenizer, shared) = (Arc::clone(self.tokenizer), Arc::clone(texts));
+        // Counted while texts are read: windows that share most of their tokens take far more memory than the texts.
+        let found = AtomicUsize::new(0);
+        let encode = move |text: usize| {
+            let windows = split(&tokenizer, &shared[text], limit)?;
+            match found.fetch_add(windows.len(), Ordering::Relaxed) + windows.len() {
+                found if found <= options.max_windows => Ok(windows),
+                _ => Err(Error::too_large(format!(
+                    "expected at most {} windows in all texts, but found more; send fewer texts, or a smaller `stride`",
+                    options.max_windows
+                ))),
+            }
+        };
+        let (windows, tokenization) =
+            tokenize_each((0..texts.len()).collect(), size, self.deadline, encode).await?;
+        let windows = windows.into_iter().enumerate().flat_map(|(text, windows)| {
+            windows.into_iter().map(move |Window { encoding, spans }| (encoding, WindowPlace { text, spans }))
+        });
+        let (list, places): (Vec<_>, Vec<_>) = windows.unzip();
+        let texts = vec![None; list.len()];
+        Ok(EncodedWindows { encodings: Encodings { list, texts, tokenization }, places })
+    }
+
+    /// Tokenizes a text that consists of parts, which end at `ends`, in bytes. Also returns the tokens of each part.
+    pub(super) async fn encode_parts(
+        &self,
+        text: String,
+        ends: Vec<usize>,
+    ) -> Result<(Encodings, Vec<Range<usize>>)> {
+        let (limit, keeps_text) = (self.limit, self.keeps_text);
+        let (tokenizer, size, started) = (Arc::clone(self.tokenizer), text.len(), Instant::now());
+        let work = move || {
+            let (encoding, parts) = tokenizer.encode_parts(&text, &ends, limit)?;
+            Ok((encoding, keeps_text.then_some(text), parts))
+        };
+        let (encoding, text, parts) = tokenize(size, self.deadline, work).await?;
+        let encodings =
+            Encodings { list: vec![encoding], texts: vec![text], tokenization: started.elapsed() };
+        Ok((encodings, parts))
+    }
+}
+
+fn check_size(found: usize, max: usize) -> Result<()> {
+    if found > max {
+        return Err(Error::too_large(format!(
+            "expected at most {max} bytes of text in all inputs, but found {found}; send fewer or shorter texts"
+        )));
+    }
+    Ok(())
+}
+
+/// Applies `encode` to each input of a request, of `size` bytes in all, and measures the time. Errors name the input.
+async fn tokenize_each<I: Send + 'static, T: Send + 'static>(
+    inputs: Vec<I>,
+    size: usize,
+    deadline: Deadline,
+    encode: impl Fn(I) -> Result<T> + Send + 'static,
+) -> Result<(Vec<T>, Duration)> {
+    let work = move || {
+        let count = inputs.len();
+        let encode = |(index, input)| {
+            if deadline.has_passed() {
+                return Err(deadline.exceeded());
+            }
+            encode(input).map_err(|error| at_text(error, index, count))
+        };
+        inputs.into_iter().enumerate().map(encode).collect::<Result<Vec<_>>>()
+    };
+    let started = Instant::now();
+    Ok((tokenize(size, deadline, work).await?, started.elapsed()))
+}
