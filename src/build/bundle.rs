@@ -11,7 +11,7 @@ use super::{
     cost::{self, Comparison},
     encoder, export, files, onnx,
     plan::{Build, Plan},
-    quality::{self, Shortfall, encoder::EncoderModel},
+    quality::{self, Shortfall, model::EncoderModel},
     seq2seq,
     source::{DECODER, ENCODER, EncoderSettings, MODEL, Source, TaskSettings},
     static_embedding,

@@ -6,7 +6,9 @@ use super::{
     plan::Progress,
     quality::{
         SENTENCES,
-        encoder::{EncoderModel, Outputs, nearest, vector_of},
+        compare::nearest,
+        encoder::{Outputs, vector_of},
+        model::EncoderModel,
     },
     source::EncoderSettings,
 };

@@ -1,9 +1,12 @@
 //! The quality gate: how close a quantized model comes to its fp32 form on sample texts.
 
+mod answer;
+pub(super) mod compare;
 pub(super) mod encoder;
+pub(super) mod model;
 pub(super) mod seq2seq;
 
-pub use self::encoder::inputs;
+pub use self::model::inputs;
 use super::recipe::QualityFloor;
 use crate::{
     error::Error,
@@ -164,5 +167,12 @@ mod tests {
         assert!(require(&scores(0.995, 0.005), &floor).is_ok());
         assert!(require(&scores(0.98, 0.005), &floor).is_err());
         assert!(require(&scores(1.0, 0.02), &floor).is_err());
+    }
+
+    #[test]
+    fn the_sentences_are_many_and_of_mixed_length() {
+        let lengths: Vec<usize> = SENTENCES.lines().map(str::len).collect();
+        assert!(lengths.len() >= 200);
+        assert!(lengths.iter().any(|length| *length < 20) && lengths.iter().any(|length| *length > 800));
     }
 }
