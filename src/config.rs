@@ -5,11 +5,13 @@
 //! file.
 
 mod auth;
+mod batch;
 mod choice;
 mod hub;
 mod limits;
 mod memory;
 mod models;
+mod s3;
 
 use std::{
     collections::BTreeMap,
@@ -17,18 +19,19 @@ use std::{
     num::NonZeroUsize,
     path::{Path, PathBuf},
     thread,
-    time::Duration,
 };
 
-use clap::ValueEnum;
 use config::{Environment, File, FileFormat};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 
 pub use self::{
     auth::{AuthConfig, AuthMode, Secret},
+    batch::{BatchConfig, BatchRule},
+    choice::{EngineChoice, LogFormat},
     hub::HubConfig,
     limits::Limits,
     models::{FleetConfig, ModelConfig, Policy},
+    s3::S3Config,
 };
 pub(crate) use self::{
     choice::parse_address,
@@ -97,7 +100,7 @@ pub struct Config {
     /// Limits of a request.
     pub limits: Limits,
     /// Batch jobs of the function behind a bucket.
-    pub batch: Batch,
+    pub batch: BatchConfig,
 }
 
 impl Default for Config {
@@ -121,99 +124,9 @@ impl Default for Config {
             hub: HubConfig::default(),
             memory_limit: None,
             limits: Limits::default(),
-            batch: Batch::default(),
+            batch: BatchConfig::default(),
         }
     }
-}
-
-/// The engine that runs local models.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum EngineChoice {
-    /// The one that the bundle was built for; for a build, `native` if it supports the model.
-    #[default]
-    Auto,
-    /// Kivu's own. Models that it does not support are refused.
-    Native,
-    /// ONNX Runtime.
-    Onnx,
-}
-
-impl<'de> Deserialize<'de> for EngineChoice {
-    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        choice::one_of(value)
-    }
-}
-
-/// The format of the log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// One line of text per event, coloured on a terminal.
-    #[default]
-    Text,
-    /// One JSON object per line.
-    Json,
-}
-
-impl<'de> Deserialize<'de> for LogFormat {
-    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        choice::one_of(value)
-    }
-}
-
-/// S3. Its endpoint and credentials come from the environment variables of AWS.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct S3Config {
-    /// Milliseconds for which a failed request is retried.
-    pub timeout_ms: u64,
-}
-
-impl Default for S3Config {
-    fn default() -> Self {
-        Self { timeout_ms: 60_000 }
-    }
-}
-
-impl S3Config {
-    /// [`Self::timeout_ms`] as a duration.
-    pub fn timeout(&self) -> Duration {
-        Duration::from_millis(self.timeout_ms)
-    }
-}
-
-/// Batch jobs for objects that are created in a bucket.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Batch {
-    /// The prefix of input objects that no rule matches.
-    pub input: String,
-    /// The prefix of their outputs, in the same bucket or as `s3://BUCKET/PREFIX`.
-    pub output: String,
-    /// Parameters by the prefix of the input; the first match wins.
-    pub rules: Vec<Rule>,
-    /// The maximum interval between checkpoints of a job, in milliseconds.
-    pub save_ms: u64,
-    /// How long before the function's timeout a job saves a checkpoint and stops, in milliseconds.
-    pub margin_ms: u64,
-}
-
-impl Default for Batch {
-    fn default() -> Self {
-        let (input, output) = ("in/".into(), "out/".into());
-        Self { input, output, rules: Vec::new(), save_ms: 60_000, margin_ms: 30_000 }
-    }
-}
-
-/// Parameters of the jobs whose input has a certain prefix.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Rule {
-    /// The prefix of input objects.
-    pub input: String,
-    /// The prefix of their outputs.
-    pub output: String,
-    /// The parameters of the job, as in object metadata without `kivu-`.
-    pub ask: BTreeMap<String, String>,
 }
 
 impl Config {

@@ -74,7 +74,7 @@ async fn answer(
     metrics: Embedded,
     request: Request,
 ) -> Result<Response<Body>, Infallible> {
-    let response = router.answer(prepare(request).map(axum::body::Body::new)).await;
+    let response = router.respond(prepare(request).map(axum::body::Body::new)).await;
     let response = response.into_response().await;
     metrics.flush();
     Ok(response)
@@ -87,7 +87,7 @@ async fn load(config: Config, started: Instant) -> kivu::Result<Router> {
     // An error is logged, the keys are read again with the next request, and that request fails.
     let _ = guard.prepare().await;
     let models = models.await.map_err(|_| kivu::Error::model("loading the models panicked"))??;
-    telemetry::started(started.elapsed());
+    telemetry::record_cold_start(started.elapsed());
     Ok(below(prefix.as_deref(), router(App::new(models, limits).with_guard(guard).with_page(page))))
 }
 

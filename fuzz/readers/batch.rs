@@ -11,7 +11,7 @@ use super::{
     answer::{Cell, RowError, RowResult, SCORE},
     checkpoint,
     compression::Compression,
-    distributed_map::{Batch, Join},
+    distributed_map::{Join, MapBatch},
     event,
     output::Shape,
     rows::{CsvReader, Head, JsonLinesReader, RowReader},
@@ -26,7 +26,7 @@ pub(crate) fn event(bytes: &[u8]) {
     let Ok(event) = serde_json::from_slice::<Value>(bytes) else { return };
     // An error is a valid outcome, here and below.
     let _ = Join::of(&event);
-    let _ = Batch::of(&event);
+    let _ = MapBatch::of(&event);
     for message in event::messages(&event) {
         for written in message.objects.into_iter().flatten() {
             assert!(fit_key(&written.url.key).len() <= MAX_KEY_BYTES, "a key that is too long");

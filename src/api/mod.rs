@@ -165,7 +165,7 @@ async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) -> R
         Dialect::of(&path).complete(rejection, &mut response);
     }
     let (status, took) = (response.status(), started.elapsed());
-    telemetry::answered(status.as_u16(), took);
+    telemetry::record_response(status.as_u16(), took);
     let ms = took.as_micros() as f64 / 1000.0;
     let (id_text, status_code) = (id.to_str().unwrap_or_default(), status.as_u16());
     if let Some(rejection) = rejection.filter(|_| status.is_server_error()) {

@@ -83,7 +83,7 @@ impl LazyRouter {
     }
 
     /// The router's response, or 503 if there is no router within the deadline of the request.
-    pub async fn answer(&self, request: Request) -> Response {
+    pub async fn respond(&self, request: Request) -> Response {
         let started = Instant::now();
         let limit = request.extensions().get::<Deadline>().map_or(TIMEOUT, Deadline::remaining);
         let unavailable = StatusCode::SERVICE_UNAVAILABLE;
@@ -96,7 +96,7 @@ impl LazyRouter {
             }
             Err(_) => Rejection::new(unavailable, "the models are still being loaded; try again shortly"),
         };
-        telemetry::answered(unavailable.as_u16(), started.elapsed());
+        telemetry::record_response(unavailable.as_u16(), started.elapsed());
         let (mut parts, _) = request.into_parts();
         let id = request_id(&mut parts.headers);
         let (path, cause) = (parts.uri.path(), rejection.chain());
@@ -143,7 +143,7 @@ mod tests {
     }
 
     async fn ask(router: &LazyRouter, path: &str) -> (u16, String) {
-        let response = router.answer(request(path)).await;
+        let response = router.respond(request(path)).await;
         let status = response.status().as_u16();
         assert_eq!(response.headers().contains_key(REQUEST_ID), status == 503, "request id");
         let body = axum::body::to_bytes(response.into_body(), 4096).await.unwrap();

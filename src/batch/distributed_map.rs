@@ -42,7 +42,7 @@ type Row = Map<String, Value>;
 /// A batch of rows or of objects.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "other fields")]
-pub(super) enum Batch {
+pub(super) enum MapBatch {
     #[serde(rename_all = "PascalCase")]
     Rows { batch_input: Run, items: Vec<Item> },
     #[serde(rename_all = "PascalCase")]
@@ -89,7 +89,7 @@ struct Results {
     key: String,
 }
 
-impl Batch {
+impl MapBatch {
     /// Parses an event; `None` if it is not a batch.
     pub(super) fn of(event: &Value) -> Result<Option<Self>> {
         let wrong =
@@ -124,7 +124,7 @@ impl Plan {
             object.ok_or_else(|| Error::invalid(format!("expected a file at `{url}`, but found none")))?;
         let mut output = rules.output(&url)?;
         let (model, parameters) = rules.model(&url, &object)?;
-        let predictor = Predictor::new(model.clone(), &parameters)?;
+        let predictor = Predictor::new(&model, &parameters)?;
         let input = JobInput::Object(store.clone(), url, object);
         let opened = OpenInput::new(&input)?;
         let format = opened.format(parameters.format)?;
@@ -370,7 +370,7 @@ fn failed(store: &Store, results: Option<&Results>) -> Result<Vec<(u64, Part)>> 
         for execution in read(file)?.as_array().into_iter().flatten() {
             let text = |name: &str| execution.get(name).and_then(Value::as_str).unwrap_or_default();
             let input: Value = serde_json::from_str(text("Input")).map_err(wrong)?;
-            if let Some(Batch::Rows { items, .. }) = Batch::of(&input)? {
+            if let Some(MapBatch::Rows { items, .. }) = MapBatch::of(&input)? {
                 let (first, rows) = rows_of(items)?;
                 failed.push((first, Part::Failed(rows, text("Error").to_owned())));
             }

@@ -8,7 +8,7 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    distributed_map::{self, Batch, Join, Listed, Listing},
+    distributed_map::{self, Join, Listed, Listing, MapBatch},
     event::{self, Message, ObjectEvent},
     job::{Ended, Job},
     location::{JobInput, JobOutput},
@@ -96,13 +96,13 @@ impl Handler {
         if let Some(join) = Join::of(&event)? {
             return distributed_map::join(&self.rules, &self.store, &join).await;
         }
-        if let Some(batch) = Batch::of(&event)? {
+        if let Some(batch) = MapBatch::of(&event)? {
             return match batch {
-                Batch::Listing { batch_input: Listing { bucket }, items } => {
+                MapBatch::Listing { batch_input: Listing { bucket }, items } => {
                     let urls = items.into_iter().map(|Listed { key }| Url { bucket: bucket.clone(), key });
                     self.listed(urls, until).await
                 }
-                Batch::Rows { batch_input, items } => {
+                MapBatch::Rows { batch_input, items } => {
                     distributed_map::process_batch(&self.rules, &self.store, batch_input, items).await
                 }
             };

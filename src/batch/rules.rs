@@ -27,11 +27,11 @@ struct Rule {
 
 impl Rules {
     /// Parses the configuration. No output prefix may begin with an input prefix: outputs would become inputs.
-    pub(super) fn new(models: Vec<Model>, config: &config::Batch) -> Result<Self> {
-        let default = config::Rule {
+    pub(super) fn new(models: Vec<Model>, config: &config::BatchConfig) -> Result<Self> {
+        let default = config::BatchRule {
             input: config.input.clone(),
             output: config.output.clone(),
-            ..config::Rule::default()
+            ..config::BatchRule::default()
         };
         let rules = config.rules.iter().chain([&default]).map(Rule::new).collect::<Result<Vec<_>>>()?;
         for output in rules.iter().filter(|rule| rule.bucket.is_none()) {
@@ -101,7 +101,7 @@ impl Rules {
 }
 
 impl Rule {
-    fn new(rule: &config::Rule) -> Result<Self> {
+    fn new(rule: &config::BatchRule) -> Result<Self> {
         let (bucket, output) = match rule.output.parse::<Url>() {
             Ok(url) => (Some(url.bucket), url.key),
             Err(_) => (None, rule.output.clone()),

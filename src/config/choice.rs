@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use clap::ValueEnum;
 use serde::{Deserialize, Deserializer, de::Error};
 
-use crate::error::quoted;
+use crate::error::{Result, quoted};
 
 /// Deserializes a value of a closed set. The error of a derived implementation does not name the others, as the crate
 /// `config` uses it.
@@ -30,4 +30,38 @@ pub(crate) fn parse_address(found: &str) -> Result<SocketAddr, String> {
         let found = found.escape_debug();
         format!("expected an address such as `127.0.0.1:8080`, but found `{found}`")
     })
+}
+
+/// The engine that runs local models.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum EngineChoice {
+    /// The one that the bundle was built for; for a build, `native` if it supports the model.
+    #[default]
+    Auto,
+    /// Kivu's own. Models that it does not support are refused.
+    Native,
+    /// ONNX Runtime.
+    Onnx,
+}
+
+impl<'de> Deserialize<'de> for EngineChoice {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        one_of(value)
+    }
+}
+
+/// The format of the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// One line of text per event, coloured on a terminal.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+impl<'de> Deserialize<'de> for LogFormat {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        one_of(value)
+    }
 }

@@ -29,7 +29,7 @@ use crate::{
         manifest::{File, Precision},
         remote,
     },
-    telemetry::starting,
+    telemetry::time_start,
     tokenizer::Tokenizer,
 };
 
@@ -136,7 +136,7 @@ pub(super) fn load(bundle: &Bundle, config: &Config, placement: &Placement) -> R
         let tokenizers = scope.spawn(|| {
             let tokenizers = read_tokenizers(bundle, settings)?;
             if is_mapped {
-                starting("verify", verify)?;
+                time_start("verify", verify)?;
             }
             Ok(tokenizers)
         });
@@ -160,7 +160,7 @@ pub(super) fn load(bundle: &Bundle, config: &Config, placement: &Placement) -> R
 }
 
 fn read_tokenizers(bundle: &Bundle, settings: Option<&Seq2SeqSettings>) -> Result<Tokenizers> {
-    let source = Arc::new(starting("tokenizer", || bundle.tokenizer())?);
+    let source = Arc::new(time_start("tokenizer", || bundle.tokenizer())?);
     let target = match settings.and_then(|settings| settings.target_tokenizer.as_ref()) {
         Some(name) => Arc::new(Tokenizer::from_json(&bundle.read(name)?)?),
         None => Arc::clone(&source),
@@ -191,12 +191,12 @@ fn open_graphs(
         return open_natively(bundle, config, mapped);
     }
     let library = library::locate(config.onnxruntime.as_deref(), &config.home)?;
-    let runtime = starting("library", || Runtime::load(&library))?;
+    let runtime = time_start("library", || Runtime::load(&library))?;
     let manifest = bundle.manifest();
     let threads = config.threads();
     let Some(settings) = &manifest.seq2seq else {
         let ([graph], arithmetic) = read_graphs(bundle, [&manifest.graph], mapped)?;
-        let backend = starting("session", || OnnxBackend::open(runtime, graph, threads))?;
+        let backend = time_start("session", || OnnxBackend::open(runtime, graph, threads))?;
         check_signature(manifest, &manifest.signature, backend.signature())?;
         return Ok((Local::Encoder(Arc::new(backend)), arithmetic));
     };
@@ -206,7 +206,7 @@ fn open_graphs(
         Some(_) => Parallelism::AcrossSources(threads),
         None => Parallelism::WithinStep(threads),
     };
-    let backend = starting("session", || OnnxSeq2Seq::open(runtime, graphs, parallelism))?;
+    let backend = time_start("session", || OnnxSeq2Seq::open(runtime, graphs, parallelism))?;
     let [encoder, decoder] = backend.signatures();
     check_signature(manifest, &manifest.signature, encoder)?;
     check_signature(manifest, &settings.decoder.signature, decoder)?;
@@ -250,18 +250,18 @@ fn open_natively(
         let mut files = WeightFiles::default();
         for name in &names {
             let mut buffer = Buffer::new(size(name)?);
-            starting("weights", || bundle.stream(name, |piece| buffer.fill(piece)))?;
+            time_start("weights", || bundle.stream(name, |piece| buffer.fill(piece)))?;
             files.insert(name, buffer)?;
         }
         files
     };
     if TableModel::is_in(&graph)? {
-        let model = starting("session", || TableModel::open(&graph, files))?;
+        let model = time_start("session", || TableModel::open(&graph, files))?;
         check_signature(manifest, &manifest.signature, model.signature())?;
         let backend = TableBackend::new(model, config.threads());
         return Ok((Local::Encoder(Arc::new(backend)), format!("{} (table)", manifest.weights.precision)));
     }
-    let model = starting("session", || NativeModel::open(&graph, files))?;
+    let model = time_start("session", || NativeModel::open(&graph, files))?;
     check_signature(manifest, &manifest.signature, model.signature())?;
     let backend = NativeBackend::start(model, config.threads())?;
     Ok((
@@ -299,7 +299,7 @@ fn read_graphs<const COUNT: usize>(
         return Ok((graphs, arithmetic));
     }
     let mut weights = ExternalWeights::of(&graphs, |name| manifest.file(name).map(|file| file.size))?;
-    starting("weights", || {
+    time_start("weights", || {
         weights.files().iter().try_for_each(|name| {
             let mut file = weights.file(name);
             bundle.stream(name, |piece| file.fill(piece))

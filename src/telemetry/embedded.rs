@@ -139,12 +139,12 @@ mod tests {
     fn metrics_are_one_line_in_the_embedded_metric_format() {
         let embedded = Embedded::new("kivu-api");
         metrics::with_local_recorder(&embedded, || {
-            telemetry::answered(200, Duration::from_millis(5));
-            telemetry::answered(503, Duration::from_millis(7));
-            telemetry::encoded(30, Duration::from_millis(1), Duration::from_millis(4));
-            telemetry::ran("onnx");
-            telemetry::starting("session", || ());
-            telemetry::started(Duration::from_millis(90));
+            telemetry::record_response(200, Duration::from_millis(5));
+            telemetry::record_response(503, Duration::from_millis(7));
+            telemetry::record_encoding(30, Duration::from_millis(1), Duration::from_millis(4));
+            telemetry::record_run("onnx");
+            telemetry::time_start("session", || ());
+            telemetry::record_cold_start(Duration::from_millis(90));
         });
         let lines = embedded.lines(UNIX_EPOCH + Duration::from_millis(1_700_000_000_000));
         insta::assert_json_snapshot!(lines, { "[0].ColdSessionMs" => "[ms]" }, @r#"
@@ -241,14 +241,14 @@ mod tests {
             line.to_string()
         };
         let happened = line(&|| {
-            telemetry::fleet::attempted(0, "ok", Duration::from_millis(3));
-            telemetry::fleet::attempted(1, "not_ready", Duration::from_millis(2));
-            telemetry::fleet::retried();
-            telemetry::fleet::breaker_opened(1);
+            telemetry::fleet::record_attempt(0, "ok", Duration::from_millis(3));
+            telemetry::fleet::record_attempt(1, "not_ready", Duration::from_millis(2));
+            telemetry::fleet::record_retry();
+            telemetry::fleet::record_breaker_opened(1);
         });
         insta::assert_snapshot!(happened, @r#"{"FleetOpenBreakers1":1.0,"FleetRequest0Ms":3.0,"FleetRequest1Ms":2.0,"FleetRequests0Ok":1.0,"FleetRequests1NotReady":1.0,"FleetRetries":1.0,"Function":"kivu-api"}"#);
         insta::assert_snapshot!(line(&|| ()), @r#"{"FleetOpenBreakers1":1.0,"Function":"kivu-api"}"#);
-        insta::assert_snapshot!(line(&|| telemetry::fleet::breaker_closed(1)), @"null");
+        insta::assert_snapshot!(line(&|| telemetry::fleet::record_breaker_closed(1)), @"null");
     }
 
     #[test]
@@ -256,7 +256,7 @@ mod tests {
         let embedded = Embedded::new("kivu-api");
         metrics::with_local_recorder(&embedded, || {
             for _ in 0..250 {
-                telemetry::answered(200, Duration::from_millis(5));
+                telemetry::record_response(200, Duration::from_millis(5));
             }
         });
         let lines = embedded.lines(SystemTime::now());

@@ -5,23 +5,23 @@ use std::time::Duration;
 use metrics::{counter, gauge, histogram};
 
 /// Records an attempt at a server and its outcome.
-pub fn attempted(server: usize, outcome: &'static str, took: Duration) {
+pub fn record_attempt(server: usize, outcome: &'static str, took: Duration) {
     let server = server.to_string();
     counter!("kivu_fleet_requests_total", "server" => server.clone(), "outcome" => outcome).increment(1);
     histogram!("kivu_fleet_request_seconds", "server" => server).record(took);
 }
 
 /// Records a retry.
-pub fn retried() {
+pub fn record_retry() {
     counter!("kivu_fleet_retries_total").increment(1);
 }
 
 /// Records that the circuit breaker of a server opened.
-pub fn breaker_opened(server: usize) {
+pub fn record_breaker_opened(server: usize) {
     gauge!("kivu_fleet_open_breakers", "server" => server.to_string()).increment(1.0);
 }
 
 /// Records that the circuit breaker of a server closed.
-pub fn breaker_closed(server: usize) {
+pub fn record_breaker_closed(server: usize) {
     gauge!("kivu_fleet_open_breakers", "server" => server.to_string()).decrement(1.0);
 }

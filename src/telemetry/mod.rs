@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 const BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
 /// Records a response.
-pub fn answered(status: u16, took: Duration) {
+pub fn record_response(status: u16, took: Duration) {
     counter!("kivu_requests_total").increment(1);
     let class = match status {
         ..400 => "2xx",
@@ -32,19 +32,19 @@ pub fn answered(status: u16, took: Duration) {
 }
 
 /// Records the tokens of a request, and the durations of its stages.
-pub fn encoded(tokens: usize, tokenizing: Duration, inferring: Duration) {
+pub fn record_encoding(tokens: usize, tokenizing: Duration, inferring: Duration) {
     counter!("kivu_tokens_total").increment(tokens as u64);
     histogram!("kivu_tokenize_seconds").record(tokenizing);
     histogram!("kivu_infer_seconds").record(inferring);
 }
 
 /// Records a batch that a backend ran.
-pub fn ran(backend: &'static str) {
+pub fn record_run(backend: &'static str) {
     counter!("kivu_runs_total", "backend" => backend).increment(1);
 }
 
 /// Runs a part of a cold start and records its duration.
-pub fn starting<T>(part: &'static str, work: impl FnOnce() -> T) -> T {
+pub fn time_start<T>(part: &'static str, work: impl FnOnce() -> T) -> T {
     let started = Instant::now();
     let outcome = work();
     histogram!("kivu_cold_seconds", "part" => part).record(started.elapsed());
@@ -52,7 +52,7 @@ pub fn starting<T>(part: &'static str, work: impl FnOnce() -> T) -> T {
 }
 
 /// Records the cold start of a function, up to its readiness for requests.
-pub fn started(took: Duration) {
+pub fn record_cold_start(took: Duration) {
     counter!("kivu_cold_starts_total").increment(1);
     histogram!("kivu_cold_start_seconds").record(took);
 }

@@ -666,9 +666,9 @@ fn metrics_of_alarms_and_dashboard_exist() {
     let Some([deployment, ..]) = deployments() else { return };
     let embedded = Embedded::new("kivu-api");
     metrics::with_local_recorder(&embedded, || {
-        telemetry::answered(200, Duration::ZERO);
-        telemetry::encoded(1, Duration::ZERO, Duration::ZERO);
-        telemetry::started(Duration::ZERO);
+        telemetry::record_response(200, Duration::ZERO);
+        telemetry::record_encoding(1, Duration::ZERO, Duration::ZERO);
+        telemetry::record_cold_start(Duration::ZERO);
     });
     let lines = embedded.lines(SystemTime::now());
     let known: BTreeSet<&str> = lines[0].as_object().unwrap().keys().map(String::as_str).collect();

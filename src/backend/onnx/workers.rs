@@ -48,7 +48,7 @@ impl<M: Send + Sync + 'static> Workers<M> {
         deadline: Deadline,
         work: impl FnOnce(&M, &dyn Fn() -> bool) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        telemetry::ran("onnx");
+        telemetry::record_run("onnx");
         let stopped = || Error::inference("the threads of the ONNX session have stopped");
         let (sender, outcome) = oneshot::channel();
         let task: Task<M> = Box::new(move |model| {

@@ -126,7 +126,7 @@ impl FleetClient {
         if attempts >= MAX_ATTEMPTS || !is_worthwhile || !self.budget.spend() {
             return None;
         }
-        telemetry::fleet::retried();
+        telemetry::fleet::record_retry();
         // Another server needs no pause, and a connection may have been lost while it was idle.
         let is_immediate = attempts == 1 && (has_other || kind == FailureKind::ConnectionLost);
         Some(if is_immediate { Duration::ZERO } else { pause(attempts, fastrand::f64()) })

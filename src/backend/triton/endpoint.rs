@@ -82,8 +82,8 @@ impl Endpoint {
             state.breaker.succeeded();
         }
         match (was_closed, state.breaker.is_closed()) {
-            (true, false) => telemetry::fleet::breaker_opened(self.server),
-            (false, true) => telemetry::fleet::breaker_closed(self.server),
+            (true, false) => telemetry::fleet::record_breaker_opened(self.server),
+            (false, true) => telemetry::fleet::record_breaker_closed(self.server),
             _ => {}
         }
         let silence = now.saturating_duration_since(state.responded_at);
@@ -99,7 +99,7 @@ impl Endpoint {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         if !locked(&self.state).breaker.is_closed() {
-            telemetry::fleet::breaker_closed(self.server);
+            telemetry::fleet::record_breaker_closed(self.server);
         }
     }
 }
@@ -141,7 +141,11 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        telemetry::fleet::attempted(self.endpoint.server, *locked(&self.outcome), self.started.elapsed());
+        telemetry::fleet::record_attempt(
+            self.endpoint.server,
+            *locked(&self.outcome),
+            self.started.elapsed(),
+        );
         self.endpoint.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }
