@@ -43,7 +43,7 @@ impl Activation {
     /// The activation that a `config.json` names.
     pub(super) fn named(name: &str) -> Result<Self> {
         match name {
-            "gelu" => Ok(Self::Gelu),
+            "gelu" | "gelu_python" => Ok(Self::Gelu),
             "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Self::GeluTanh),
             "relu" => Ok(Self::Relu),
             "silu" | "swish" => Ok(Self::Swish),

@@ -110,12 +110,14 @@ impl Tables {
             }
         };
         let is_shared = config.get("share_encoder_decoder_embeddings")?.unwrap_or(true);
+        let is_untied = config.get("tie_word_embeddings")? == Some(false);
         let (sources, targets): (&[&str], &[&str]) = match is_shared {
+            true if is_untied => (&[SOURCE, SHARED, TARGET], &[TARGET, SHARED, SOURCE]),
             true => (&[SHARED, SOURCE, TARGET, OUTPUT], &[SHARED, TARGET, SOURCE, OUTPUT]),
             false => (&[SOURCE], &[TARGET, OUTPUT]),
         };
         let (source, target) = (table(sources, rows)?, table(targets, target_rows)?);
-        let has_own_output = config.get("tie_word_embeddings")? == Some(false) && weights.has(OUTPUT);
+        let has_own_output = is_untied && weights.has(OUTPUT);
         let output = if has_own_output { table(&[OUTPUT], target_rows)? } else { target.clone() };
         Ok(Self { source, target, output, bias: weights.has(BIAS).then(|| BIAS.to_owned()) })
     }
@@ -220,6 +222,23 @@ impl Sinusoids {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::build::weights::Weight;
+
+    #[test]
+    fn untied_tables_are_those_of_their_half() {
+        let tensors = [SHARED, SOURCE, TARGET, OUTPUT].map(|name| {
+            let weight = Weight { shape: vec![1, 1], values: vec![0.0] };
+            (name.to_owned(), weight)
+        });
+        let weights = Weights::of_tensors(tensors.into(), String::new());
+        let find = |is_tied: bool| {
+            let fields = [("tie_word_embeddings".to_owned(), is_tied.into())].into_iter().collect();
+            let tables = Tables::find(&ConfigFile::new("config.json", fields), &weights, [1, 1]).unwrap();
+            [tables.source.name, tables.target.name, tables.output.name]
+        };
+        assert_eq!(find(true), [SHARED; 3]);
+        assert_eq!(find(false), [SOURCE, TARGET, OUTPUT]);
+    }
 
     #[test]
     fn positions_equal_those_of_the_families() {

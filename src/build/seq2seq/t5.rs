@@ -84,12 +84,16 @@ pub(in crate::build) fn feed_forward(config: &ConfigFile) -> Result<(usize, bool
     let width = config.require_size("d_ff")?;
     let kind: Option<String> = config.get("feed_forward_proj")?;
     let kind = kind.as_deref().unwrap_or("relu");
-    match kind.strip_prefix("gated-") {
+    let (is_gated, activation) = match kind.strip_prefix("gated-") {
         // As published, `gelu` is the approximation.
-        Some("gelu") => Ok((width, true, Activation::GeluTanh)),
-        Some(activation) => Ok((width, true, Activation::named(activation)?)),
-        None => Ok((width, false, Activation::named(kind)?)),
-    }
+        Some("gelu") => (true, "gelu_new"),
+        Some(activation) => (true, activation),
+        None => (false, kind),
+    };
+    // Fields that repeat both take precedence.
+    let is_gated = config.get("is_gated_act")?.unwrap_or(is_gated);
+    let own: Option<String> = config.get("dense_act_fn")?;
+    Ok((width, is_gated, Activation::named(own.as_deref().unwrap_or(activation))?))
 }
 
 pub(in crate::build) fn buckets(config: &ConfigFile) -> Result<Buckets> {
@@ -102,4 +106,29 @@ pub(in crate::build) fn buckets(config: &ConfigFile) -> Result<Buckets> {
         )));
     }
     Ok(Buckets { side: count / 2, farthest })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn feed_forward_of(fields: &Value) -> (bool, Activation) {
+        let mut fields = fields.as_object().cloned().unwrap();
+        fields.insert("d_ff".to_owned(), json!(64));
+        let (_, is_gated, activation) = feed_forward(&ConfigFile::new("config.json", fields)).unwrap();
+        (is_gated, activation)
+    }
+
+    #[test]
+    fn repeated_fields_of_feed_forward_parts_take_precedence() {
+        assert_eq!(feed_forward_of(&json!({})), (false, Activation::Relu));
+        let gated = json!({"feed_forward_proj": "gated-gelu"});
+        assert_eq!(feed_forward_of(&gated), (true, Activation::GeluTanh));
+        let exact = json!({"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu"});
+        assert_eq!(feed_forward_of(&exact), (true, Activation::Gelu));
+        let own = json!({"feed_forward_proj": "relu", "dense_act_fn": "silu", "is_gated_act": true});
+        assert_eq!(feed_forward_of(&own), (true, Activation::Swish));
+    }
 }

@@ -77,6 +77,9 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         _ => (&BERT, 2, Activation::Tanh),
     };
     let is_deberta = model_type == "deberta-v2";
+    let is_distilbert = model_type == "distilbert";
+    // Tokens of a decoder attend to those before them.
+    expect(config, "is_decoder", &false)?;
     if !is_deberta {
         expect(config, "position_embedding_type", &"absolute".to_owned())?;
     }
@@ -102,14 +105,17 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         heads,
         feed_forward: FeedForward {
             width: config.require_any_size(&["intermediate_size", "hidden_dim"])?,
-            activation: activation(config, &["hidden_act", "activation"])?,
+            activation: activation(config, &[if is_distilbert { "activation" } else { "hidden_act" }])?,
             gate: Gate::None,
         },
         norm: NormKind::Layer { has_bias: true },
-        epsilon: config.get("layer_norm_eps")?.unwrap_or(if is_deberta { 1e-7 } else { 1e-12 }),
+        epsilon: match model_type {
+            "distilbert" => 1e-12,
+            _ => config.get("layer_norm_eps")?.unwrap_or(if is_deberta { 1e-7 } else { 1e-12 }),
+        },
         positions,
         types: match model_type {
-            "mpnet" => 0,
+            "mpnet" | "distilbert" => 0,
             _ => config.get("type_vocab_size")?.unwrap_or(default_types),
         },
         spans: vec![Span::ALL],

@@ -79,7 +79,7 @@ fn spans(config: &ConfigFile, width: usize, is_decoder: bool) -> Result<Vec<Span
     let mut span = |kind: &str, field: &str, default, reach, scaling: Rope| {
         let rope = parameters.remove(kind).unwrap_or(scaling);
         let base = rope.rope_theta.or(config.get(field)?).unwrap_or(default);
-        let rotary = rotary(width, rope.fraction(), base, rope.scaling(&[], 0)?)?;
+        let rotary = rotary(width, 1.0, base, rope.scaling(&[], 0)?)?;
         Ok::<_, Error>(Span { reach, rotary: Some(rotary) })
     };
     let [all, near] = match is_decoder {

@@ -43,8 +43,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let rope = rope::Rope::read(config)?;
     let default_base = if config.model_type() == "gte" { 160_000.0 } else { 10_000.0 };
     let base = rope.rope_theta.unwrap_or(default_base);
-    let rotary =
-        rope::rotary(heads.width, rope.fraction(), base, rope.scaling(&["ntk"], facts.max_positions)?)?;
+    let rotary = rope::rotary(heads.width, 1.0, base, rope.scaling(&["ntk"], facts.max_positions)?)?;
     Ok(EncoderConfig {
         vocabulary: config.require_size("vocab_size")?,
         layers: config.require_size("num_hidden_layers")?,

@@ -103,7 +103,7 @@ mod tests {
     use serde_json::{Map, Value, json};
 
     use super::*;
-    use crate::build::layers::{Reach, Scaling};
+    use crate::build::layers::{Activation, Reach, Scaling};
 
     /// The config of a fixture, except for one field.
     fn changed(fixture: &str, field: &str, value: Value) -> Result<EncoderConfig> {
@@ -117,6 +117,7 @@ mod tests {
     #[test]
     fn odd_configs_are_refused_by_name() {
         let refusals = [
+            changed("tiny-bert", "is_decoder", json!(true)),
             changed("tiny-mpnet", "relative_attention_num_buckets", json!(16)),
             changed("tiny-mpnet", "num_attention_heads", json!(5)),
             changed("tiny-modernbert", "local_attention", json!(0)),
@@ -139,6 +140,7 @@ mod tests {
             changed("tiny-gte", "rope_scaling", json!({"type": "ntk"})),
             changed("tiny-gte", "rope_scaling", json!({"type": "ntk", "factor": 2.0, "mixed_b": 0.2})),
             changed("tiny-gte", "rope_scaling", json!({"rope_type": "longrope", "factor": 2.0})),
+            changed("tiny-gte", "rope_scaling", json!({"rope_type": "default", "partial_rotary_factor": 0.5})),
             changed("tiny-gte", "layer_norm_type", json!("rms_norm")),
             changed("tiny-gte", "position_embedding_type", json!("absolute")),
             changed("tiny-gte", "pack_qkv", json!(false)),
@@ -148,6 +150,7 @@ mod tests {
         ];
         let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
         insta::assert_snapshot!(refusals, @r"
+        expected `is_decoder` false, but found true
         expected `relative_attention_num_buckets` 32, but found 16
         expected `hidden_size` to be a multiple of `num_attention_heads`, but found 32 and 5
         expected `local_attention` of at least 2, but found 0
@@ -170,6 +173,7 @@ mod tests {
         expected a `factor` of at least 1 for `ntk` scaling, but found none
         expected `ntk` scaling without `mixed_b`, but found 0.2
         expected rotary positions without scaling (`default`), `ntk`, but found `longrope`
+        expected rotary positions without `partial_rotary_factor`, but found 0.5
         expected `layer_norm_type` `layer_norm`, but found `rms_norm`
         expected `position_embedding_type` `rope`, but found `absolute`
         expected `pack_qkv` true, but found false
@@ -177,6 +181,26 @@ mod tests {
         expected `feed_forward_type` `geglu` or `reglu`, but found `original`
         expected `position_embedding_type` `absolute`, but found `relative_key`
         ");
+    }
+
+    #[test]
+    fn fields_that_a_family_does_not_have_change_nothing() {
+        for (field, value) in
+            [("layer_norm_eps", json!(0.1)), ("hidden_act", json!("relu")), ("type_vocab_size", json!(2))]
+        {
+            let config = changed("tiny-distilbert", field, value).unwrap();
+            let found = (config.epsilon, config.feed_forward.activation, config.types);
+            assert_eq!(found, (1e-12, Activation::Gelu, 0), "{field}");
+        }
+    }
+
+    #[test]
+    fn scaling_is_named_by_either_field() {
+        let both = json!({"type": "linear", "rope_type": "default"});
+        let config = changed("tiny-qwen3", "rope_scaling", both).unwrap();
+        assert_eq!(config.spans[0].rotary.unwrap().scaling, Scaling::None);
+        let refusal = changed("tiny-qwen3", "rope_scaling", json!({"type": "yarn", "factor": 2.0}));
+        assert!(refusal.unwrap_err().to_string().contains("`yarn`"));
     }
 
     #[test]

@@ -118,7 +118,7 @@ fn span(config: &ConfigFile, head_width: usize) -> Result<Span> {
         }
         None => rope.scaling(&["dynamic"], trained)?,
     };
-    let fraction = config.get("rotary_emb_fraction")?.unwrap_or(rope.fraction());
+    let fraction = config.get("rotary_emb_fraction")?.unwrap_or(1.0);
     let base = config.get("rotary_emb_base")?.or(rope.rope_theta).unwrap_or(1000.0);
     Ok(Span { reach: Reach::ALL, rotary: Some(rope::rotary(head_width, fraction, base, scaling)?) })
 }

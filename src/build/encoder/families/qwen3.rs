@@ -44,7 +44,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let heads = heads(config)?;
     let rope = rope::Rope::read(config)?;
     let base = rope.rope_theta.unwrap_or(10_000.0);
-    let rotary = rope::rotary(heads.width, rope.fraction(), base, rope.scaling(&[], 0)?)?;
+    let rotary = rope::rotary(heads.width, 1.0, base, rope.scaling(&[], 0)?)?;
     let bias = config.is_set("attention_bias")?;
     Ok(EncoderConfig {
         vocabulary: config.require_size("vocab_size")?,

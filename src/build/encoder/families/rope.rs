@@ -13,8 +13,9 @@ use crate::{
 /// An entry of `rope_parameters`, or `rope_scaling` in older files.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct Rope {
-    #[serde(alias = "type")]
     rope_type: Option<String>,
+    /// The former name of `rope_type`; files of some versions of `transformers` have both.
+    r#type: Option<String>,
     pub(super) rope_theta: Option<f64>,
     factor: Option<f64>,
     partial_rotary_factor: Option<f64>,
@@ -41,7 +42,12 @@ impl Rope {
 
     /// The scaling, which must be one of `supported`. `positions` are those in training.
     pub(super) fn scaling(&self, supported: &[&str], positions: usize) -> Result<Scaling> {
-        let kind = self.rope_type.as_deref().unwrap_or("default");
+        let kind = self.rope_type.as_ref().or(self.r#type.as_ref()).map_or("default", String::as_str);
+        if let Some(found) = self.partial_rotary_factor.filter(|factor| *factor != 1.0) {
+            return Err(Error::model(format!(
+                "expected rotary positions without `partial_rotary_factor`, but found {found}"
+            )));
+        }
         if kind == "default" {
             return Ok(Scaling::None);
         }
@@ -67,11 +73,6 @@ impl Rope {
                 Scaling::DynamicNtk { factor, positions }
             }
         })
-    }
-
-    /// The part of a head's values that is rotated.
-    pub(super) fn fraction(&self) -> f64 {
-        self.partial_rotary_factor.unwrap_or(1.0)
     }
 }
 
