@@ -124,10 +124,10 @@ fn routes() -> Router<Arc<App>> {
         .route("/v1/models/{model}", get(openai::model))
 }
 
-/// Nests a router below `prefix`, if there is one.
+/// Nests a router below `prefix`, if there is one. Its root is at the prefix with and without a slash at the end.
 pub fn below(prefix: Option<&str>, router: Router) -> Router {
     match prefix {
-        Some(prefix) => Router::new().nest(prefix, router),
+        Some(prefix) => Router::new().nest_service(prefix, router),
         None => router,
     }
 }

@@ -71,7 +71,7 @@ enum Sentences {
 }
 
 impl LateChunking {
-    /// The chunks of the inputs; none if each has a vector of its own.
+    /// The chunks of the inputs; `None` if each has a vector of its own.
     fn chunks(self, inputs: &[Input]) -> Result<Option<Chunks>> {
         if let Self::Texts(false) = self {
             return Ok(None);

@@ -51,7 +51,7 @@ impl ConfigFile {
         })
     }
 
-    /// Reads the file called `name` in `folder`; none if it does not exist.
+    /// Reads the file called `name` in `folder`; `None` if it does not exist.
     pub(super) fn open_if_exists(folder: &Path, name: &'static str) -> Result<Option<Self>> {
         Ok(read_json_if_exists(&folder.join(name))?.map(|fields| Self::new(name, fields)))
     }

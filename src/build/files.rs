@@ -79,7 +79,7 @@ pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     parse(&read(path)?, path)
 }
 
-/// The content of a JSON file; none if the file does not exist.
+/// The content of a JSON file; `None` if the file does not exist.
 pub(super) fn read_json_if_exists<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     read_if_exists(path)?.map(|bytes| parse(&bytes, path)).transpose()
 }

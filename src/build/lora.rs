@@ -26,7 +26,7 @@ pub(super) struct Adapter {
 }
 
 impl Adapter {
-    /// Reads the configuration in `folder`; kinds of adapter other than LoRA are refused by name.
+    /// Reads the configuration in `folder`; other kinds of adapters than LoRA are refused.
     pub(super) fn open(folder: &Path) -> Result<Self> {
         let config = ConfigFile::new(CONFIG, read_json(&folder.join(CONFIG))?);
         let kind: String = config.require("peft_type")?;

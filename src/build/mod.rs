@@ -54,7 +54,7 @@ use crate::{
 pub struct Built {
     /// The bundle in the requested folder.
     pub bundle: Bundle,
-    /// The cost before and after quantization; none if the build did not quantize.
+    /// The cost before and after quantization; `None` if the build did not quantize.
     pub comparison: Option<Comparison>,
     /// Why the precision is not the default, if the build chose it.
     pub note: Option<String>,
@@ -66,7 +66,7 @@ pub struct Built {
 ///
 /// - [`Request::out`] is not written to before the bundle is complete and its quality above the floor.
 /// - Only a bundle is replaced there: see [`Destination`].
-/// - Unsupported sources are refused by name, with the supported ones.
+/// - Unsupported sources are refused; the error names them and the supported ones.
 pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Result<Built> {
     build_from(request, None, runtime, progress)
 }

@@ -182,7 +182,7 @@ impl Modules {
         matches!(self.list.last(), Some(Module::Normalize))
     }
 
-    /// The pooling that is left to the pipeline; none if the graph has to contain the modules.
+    /// The pooling that is left to the pipeline; `None` if the graph has to contain the modules.
     pub(super) fn pooling(&self) -> Option<Pooling> {
         let [Module::Pooling(modes)] = self.before_normalization() else { return None };
         let [mode] = modes[..] else { return None };

@@ -139,7 +139,7 @@ impl NamedModels {
         Self { root: config.home.join("models") }
     }
 
-    /// The newest bundle of a model that complies with the options; none if there is none from this version.
+    /// The newest bundle of a model that complies with the options; `None` if there is none from this version.
     pub fn find(&self, model: &NamedModel, options: Options) -> Result<Option<PathBuf>> {
         let Some(id) = self.id(model)? else { return Ok(None) };
         let bundles = self.bundles(&self.folder(model)?.join(VERSION), &id);
@@ -237,7 +237,7 @@ impl NamedModels {
         }))
     }
 
-    /// The commit or the hash of a model; none for a repository that was never built.
+    /// The commit or the hash of a model; `None` for a repository that was never built.
     fn id(&self, model: &NamedModel) -> Result<Option<String>> {
         match model {
             NamedModel::Recipe(recipe) => Ok(Some(recipe_id(recipe))),

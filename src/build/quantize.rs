@@ -37,7 +37,7 @@ pub(super) fn rows(values: &[f32], width: usize) -> Rows {
     quantized
 }
 
-/// The largest step of which all values are whole multiples that fit into 8 bits; none for most weights.
+/// The largest step of which all values are whole multiples that fit into 8 bits; `None` for most weights.
 fn step(values: &[f32]) -> Option<f32> {
     let largest = largest(values);
     let magnitudes = values.iter().map(|value| value.abs()).filter(|magnitude| *magnitude > 0.0);

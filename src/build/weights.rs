@@ -171,7 +171,7 @@ fn current_name(name: String) -> String {
     }
 }
 
-/// The names of the files with the weights of a model that has the files for which `has` is true; none if it has no
+/// The names of the files with the weights of a model that has the files for which `has` is true; `None` if it has no
 /// weights. `folder` has the index, if there is one.
 pub(super) fn names(folder: &Path, has: impl Fn(&str) -> bool) -> Result<Option<Vec<String>>> {
     for (index, whole) in LAYOUTS {
@@ -198,7 +198,7 @@ fn shards(folder: &Path, index: &'static str) -> Result<Vec<String>> {
     Ok(names.into_iter().collect())
 }
 
-/// The values as fp32; none for integers, which are buffers that graphs compute themselves.
+/// The values as fp32; `None` for integers, which are buffers that graphs compute themselves.
 fn to_fp32(view: &TensorView<'_>) -> Option<Vec<f32>> {
     let halves = |convert: fn([u8; 2]) -> f32| {
         view.data().as_chunks().0.iter().map(|bytes| convert(*bytes)).collect::<Vec<f32>>()
@@ -214,7 +214,7 @@ fn to_fp32(view: &TensorView<'_>) -> Option<Vec<f32>> {
     }
 }
 
-/// The values of a list of integers; none for other types and shapes.
+/// The values of a list of integers; `None` for other types and shapes.
 fn to_integers(view: &TensorView<'_>) -> Option<Vec<i64>> {
     let data = view.data();
     match view.dtype() {

@@ -80,7 +80,7 @@ pub(super) fn model(named: &Path) -> Result<Option<NamedModel>> {
     Ok(text.parse().ok().map(NamedModel::Repository))
 }
 
-/// The bundle of a name; none if it has to be built first.
+/// The bundle of a name; `None` if it has to be built first.
 pub(super) fn find(named: &Path, options: Options, config: &Config) -> Result<Option<PathBuf>> {
     match Location::of(named, options, config)? {
         Location::Bundle(path) => require(path).map(Some),

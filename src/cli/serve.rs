@@ -127,7 +127,8 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     let models = tokio::task::block_in_place(|| Model::open_all(&config))?;
     let mut signals = early_signals.map_or_else(Signals::new, Ok)?;
     // A closed standard output does not keep the server from serving.
-    let _ = announce(address, &models, config.page);
+    let url = format!("http://{address}{}", config.prefix.as_deref().unwrap_or_default());
+    let _ = announce(&url, &models, config.page, guard.requires_key());
     let files: Vec<_> = models.iter().map(|model| Arc::clone(&model.files)).collect();
     let stop = async {
         tokio::select! {
@@ -171,15 +172,16 @@ async fn changed(files: &[Arc<MappedFiles>]) -> &Path {
     }
 }
 
-fn announce(address: SocketAddr, models: &[Model], has_page: bool) -> Result<()> {
+fn announce(url: &str, models: &[Model], has_page: bool, requires_key: bool) -> Result<()> {
     for model in models {
-        print(&format!("serving `{}` ({}) on http://{address}", model.name, model.manifest.task))?;
+        print(&format!("serving `{}` ({}) on {url}", model.name, model.manifest.task))?;
     }
     let Some(first) = models.first() else { return Ok(()) };
     print(&match has_page {
-        true => format!("try it: open http://{address}/ in a browser, or"),
+        true => format!("try it: open {url}/ in a browser, or"),
         false => "try it:".to_owned(),
     })?;
     let (name, body) = (&first.name, example::body(&first.manifest));
-    print(&format!("  curl http://{address}/models/{name} -H 'content-type: application/json' -d '{body}'"))
+    let key = if requires_key { " -H 'authorization: Bearer KEY'" } else { "" };
+    print(&format!("  curl {url}/models/{name}{key} -H 'content-type: application/json' -d '{body}'"))
 }

@@ -29,7 +29,7 @@ pub struct ClassificationSettings {
     pub function: ScoreFunction,
     /// The maximum number of tokens of a text or a pair, special tokens included.
     pub max_tokens: usize,
-    /// The text around pairs; none if the tokenizer joins them.
+    /// The text around pairs; `None` if the tokenizer joins them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<PairTemplate>,
 }

@@ -134,7 +134,7 @@ pub enum Quality {
         mean_cosine: f32,
         /// The lowest cosine.
         worst_cosine: f32,
-        /// The nearest texts of each text; none in bundles of older versions.
+        /// The nearest texts of each text; `None` in bundles of older versions.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         neighbours: Option<Neighbours>,
         /// Of sparse vectors: the mean share of the ten tokens with the largest weights that are the same.
@@ -302,7 +302,7 @@ impl Manifest {
         toml::to_string(self).map_err(|error| Error::model_because("the manifest cannot be written", error))
     }
 
-    /// The maximum number of tokens of an encoder's input; none in models that translate.
+    /// The maximum number of tokens of an encoder's input; `None` in models that translate.
     pub fn max_tokens(&self) -> Option<usize> {
         let embedding = self.embedding.as_ref().map(|settings| settings.max_tokens);
         let classification = self.classification.as_ref().map(|settings| settings.max_tokens);

@@ -92,6 +92,8 @@ async fn each_dialect_has_its_own_401() {
     "#);
     let response = send(&router, post("/v1/embeddings", "{}"), &[("x-api-key", "kivu_0")]).await;
     insta::assert_snapshot!(answer(response).await.1["error"]["message"], @r#""unknown key""#);
+    let response = send(&router, post("/v1/embeddings", "{}"), &[("authorization", "kivu_0")]).await;
+    insta::assert_snapshot!(answer(response).await.1["error"]["message"], @r#""expected a key in the header `authorization` as `Bearer KEY`, or in `x-api-key`, but found another header or form""#);
 }
 
 #[tokio::test]

@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use kivu::api::make_key;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
 use crate::models::{build_request, fixtures, library_path, request, runtime};
@@ -135,6 +136,23 @@ fn refusal(command: &mut Command) -> String {
     let Output { status, stderr, .. } = command.output().unwrap();
     assert_eq!(status.code(), Some(1), "an error, not a crash");
     String::from_utf8(stderr).unwrap()
+}
+
+#[test]
+fn the_printed_request_has_the_prefix_and_the_key() {
+    let Some((_folder, bundle)) = bundle() else { return };
+    let (_, line) = make_key("alice").unwrap();
+    let mut server = kivu(&bundle).env("KIVU_PREFIX", "/large").env("KIVU_AUTH__KEYS", line).spawn().unwrap();
+    let output = BufReader::new(server.stdout.take().unwrap());
+    let lines: Vec<String> = output.lines().take(3).map(Result::unwrap).collect();
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let address = lines[0].split("http://").nth(1).unwrap().trim_end_matches("/large");
+    insta::assert_snapshot!(lines.join("\n").replace(address, "[address]"), @r#"
+    serving `tiny-bert` (feature-extraction) on http://[address]/large
+    try it: open http://[address]/large/ in a browser, or
+      curl http://[address]/large/models/tiny-bert -H 'authorization: Bearer KEY' -H 'content-type: application/json' -d '{"inputs": "What is deep learning?"}'
+    "#);
 }
 
 #[test]

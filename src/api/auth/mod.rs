@@ -31,6 +31,7 @@ pub(super) const OPEN_PATHS: [&str; 7] =
 
 pub(super) const NO_KEY: &str =
     "expected a key in the header `authorization` as `Bearer KEY`, or in `x-api-key`, but found none";
+const MISPLACED_KEY: &str = "expected a key in the header `authorization` as `Bearer KEY`, or in `x-api-key`, but found another header or form";
 const EXPIRED: &str = "expected a valid key, but found one that has expired";
 pub(super) const NOT_PROXIED: &str =
     "expected a request through the trusted proxy, but found a direct one; use the proxy's address";
@@ -119,6 +120,10 @@ impl Guard {
         Ok(Self { access, proxy, rates: Rates::default(), quotas })
     }
 
+    pub(crate) fn requires_key(&self) -> bool {
+        matches!(self.access, Access::Keys(_))
+    }
+
     /// Reads the keys and the proxy's secret for the first time, so that unreadable ones are an error at startup.
     pub async fn prepare(&self) -> Result<()> {
         let keys = async {
@@ -172,11 +177,10 @@ impl Guard {
             Access::Keys(keys) => {
                 let shown = shown_keys(&request.headers);
                 if shown.is_empty() {
-                    let is_misplaced = has_misplaced_key(&request.headers);
-                    return unauthorized(
-                        if is_misplaced { "key in the wrong header" } else { "no key" },
-                        NO_KEY,
-                    );
+                    return match has_misplaced_key(&request.headers) {
+                        true => unauthorized("key in the wrong header", MISPLACED_KEY),
+                        false => unauthorized("no key", NO_KEY),
+                    };
                 }
                 match keys.find(&shown).await {
                     Ok(Some(key)) => self.within_limits(key).await.map(Some),

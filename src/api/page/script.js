@@ -4,6 +4,7 @@
 const base = location.origin + location.pathname.replace(/\/*$/, "/");
 const address = (path) => new URL(path, base).href;
 const $ = (id) => document.getElementById(id);
+for (const link of document.querySelectorAll("nav a")) link.href = address(link.getAttribute("href"));
 
 /** An element with attributes and children; text is always text, never markup. */
 function el(tag, attributes = {}, ...children) {

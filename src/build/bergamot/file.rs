@@ -85,7 +85,7 @@ impl File {
     }
 }
 
-/// A matrix as fp32; none for text.
+/// A matrix as fp32; `None` for text.
 fn matrix(name: &str, kind: u64, shape: Vec<usize>, data: &[u8]) -> Result<Option<Weight>> {
     let size = shape.iter().try_fold(1_usize, |size, side| size.checked_mul(*side));
     let damaged = || {

@@ -188,7 +188,7 @@ pub(super) struct Names {
     pub(super) prefix: &'static str,
     /// The table of word embeddings.
     pub(super) words: &'static str,
-    /// The normalization of embeddings; none in models without.
+    /// The normalization of embeddings; `None` in models without.
     pub(super) embedding_norm: Option<&'static str>,
     pub(super) layer: &'static str,
     /// Queries, keys and values: three matrices, or one.
@@ -359,7 +359,7 @@ impl Head {
         Self { kind, labels, function: ScoreFunction::Softmax }
     }
 
-    /// The head that a config describes, as `transformers` reads it; none if its class has none.
+    /// The head that a config describes, as `transformers` reads it; `None` if its class has none.
     pub(in crate::build) fn read(config: &ConfigFile) -> Result<Option<Self>> {
         let found = CLASSIFIERS.iter().find(|(end, _)| config.architecture().ends_with(end));
         let Some((_, kind)) = found else { return Ok(None) };

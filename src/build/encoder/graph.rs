@@ -85,11 +85,11 @@ pub(super) fn graph(
 struct Writer<'a> {
     config: &'a EncoderConfig,
     layers: Layers<'a>,
-    /// Shared values of DeBERTa's layers; none in other families.
+    /// Shared values of DeBERTa's layers; `None` in other families.
     text: Option<Text>,
     /// Added to the scores of all layers.
     bias: Value,
-    /// Blocks of queries; none if all queries attend at once.
+    /// Blocks of queries; `None` if all queries attend at once.
     blocks: Option<Blocks>,
     /// The rotations of queries and keys that layers have used so far.
     rotations: Vec<Rotation>,

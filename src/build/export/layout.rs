@@ -14,7 +14,7 @@ pub(in crate::build) fn is_graph(path: &str) -> bool {
     files(|graph| graph == path, []).is_some() || path.rsplit('/').next() == Some(seq2seq::ENCODER)
 }
 
-/// The graphs of an export and the files with their weights, among `paths`; none without an export.
+/// The graphs of an export and the files with their weights, among `paths`; `None` without an export.
 pub(in crate::build) fn files<'a>(
     has: impl Fn(&str) -> bool,
     paths: impl IntoIterator<Item = &'a str> + Clone,

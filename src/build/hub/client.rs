@@ -243,7 +243,7 @@ impl<'a> Hub<'a> {
         Failure::Transient(error, after)
     }
 
-    /// The message for a response that another attempt would not change; none if the cause is not known.
+    /// The message for a response that another attempt would not change; `None` if the cause is not known.
     fn explanation(
         &self,
         status: StatusCode,
@@ -333,7 +333,7 @@ fn because(reason: &str) -> String {
     if reason.is_empty() { String::new() } else { format!(" ({reason})") }
 }
 
-/// The target of a redirect; none if it is missing, or would give up TLS.
+/// The target of a redirect; `None` if it is missing, or would give up TLS.
 fn redirected(from: &Uri, headers: &HeaderMap) -> Option<Uri> {
     let location = headers.get(LOCATION)?.to_str().ok()?;
     let location = match location.strip_prefix('/').filter(|rest| !rest.starts_with('/')) {

@@ -182,7 +182,7 @@ async fn fetch_files(snapshot: &Snapshot<'_>, files: &[&HubFile]) -> Result<()> 
     stream::iter(files).map(|file| snapshot.fetch(file)).buffer_unordered(CONCURRENCY).try_collect().await
 }
 
-/// The files that were downloaded earlier, verified; none if the commit is not in the cache.
+/// The files that were downloaded earlier, verified; `None` if the commit is not in the cache.
 fn downloaded(name: &RepositoryName, wanted: Wanted, cache: &RepositoryCache) -> Result<Option<Repository>> {
     let Some(commit) = cache.commit(name) else { return Ok(None) };
     let folder = cache.snapshot(&commit);

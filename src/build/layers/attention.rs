@@ -218,7 +218,7 @@ impl DistanceBias {
         }
     }
 
-    /// Whether tokens at `distances` are out of reach; none if all are within.
+    /// Whether tokens at `distances` are out of reach; `None` if all are within.
     fn are_far(&self, graph: &mut GraphBuilder, distances: &Value) -> Option<Value> {
         let mut node = |operator: &str, inputs: &[&Value]| graph.node(operator, inputs, vec![]);
         match &self.reach {

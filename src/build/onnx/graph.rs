@@ -34,7 +34,7 @@ pub struct GraphBuilder {
     graph: GraphProto,
     constants: BTreeSet<String>,
     nodes: usize,
-    /// Model-local functions, by name; none if their nodes are written into the graph.
+    /// Model-local functions, by name; `None` if their nodes are written into the graph.
     functions: Option<BTreeMap<String, FunctionProto>>,
     /// Whether this is the body of a function, whose constants are nodes.
     is_body: bool,

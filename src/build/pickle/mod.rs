@@ -2,7 +2,7 @@
 //! after the other.
 //!
 //! A pickle is a program for a stack machine that may call any function of Python. This reader executes none: it has
-//! the instructions that build dictionaries, tuples and tensors, and refuses everything else by name.
+//! the instructions that build dictionaries, tuples and tensors, and refuses everything else.
 
 mod machine;
 mod tensor;

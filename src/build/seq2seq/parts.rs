@@ -294,7 +294,7 @@ impl<'a> Writer<'a> {
         Ok(self.layers.graph.floats("output.bias", &[rows], &values))
     }
 
-    /// The vectors of positions, by their numbers; none if the model has no such vectors.
+    /// The vectors of positions, by their numbers; `None` if the model has no such vectors.
     pub(super) fn positions_table(&mut self) -> Result<Option<Value>> {
         let width = self.model.hidden;
         let (rows, values) = match self.model.positions {
@@ -309,7 +309,7 @@ impl<'a> Writer<'a> {
         Ok(Some(self.layers.graph.floats("positions", &[rows, width], &values)))
     }
 
-    /// The rows of a table in blocks of the returned size; none if they stay in fp32.
+    /// The rows of a table in blocks of the returned size; `None` if they stay in fp32.
     fn blocks(&self, values: &[f32]) -> Option<(quantize::Rows, usize)> {
         let size = largest_block(self.model.hidden).filter(|_| self.layers.precision != Precision::Fp32)?;
         Some((quantize::rows(values, size), size))

@@ -140,7 +140,7 @@ impl SourceEncoder {
         Ok(Frame { prefix: prefix.map_or("", String::as_str), special, limit })
     }
 
-    /// The ids of a text with its prefix; none if they are certainly too many.
+    /// The ids of a text with its prefix; `None` if they are certainly too many.
     fn ids_within(&self, whole: &str, frame: &Frame<'_>) -> Result<Option<Vec<i64>>> {
         if whole.len() <= reach(frame.limit) { self.ids(whole).map(Some) } else { Ok(None) }
     }

@@ -29,7 +29,7 @@ pub(super) fn expect<T: DeserializeOwned + Debug + PartialEq>(
     }
 }
 
-/// The tokens that layers with a window attend to.
+/// The number of tokens in the window of layers with local attention.
 pub(super) fn window(config: &ConfigFile, field: &str, default: usize) -> Result<usize> {
     match config.get::<usize>(field)? {
         Some(found) if found < 2 => {
@@ -39,7 +39,7 @@ pub(super) fn window(config: &ConfigFile, field: &str, default: usize) -> Result
     }
 }
 
-/// The layers of which one attends to all tokens.
+/// The number of layers of which one attends to all tokens.
 pub(super) fn period(config: &ConfigFile, fields: &[&str], default: usize) -> Result<usize> {
     /// Far above that of any model.
     const MAX: usize = 1 << 12;
@@ -49,7 +49,7 @@ pub(super) fn period(config: &ConfigFile, fields: &[&str], default: usize) -> Re
     }
 }
 
-/// The spans of the layers that `layer_types` lists, full or sliding; none in files without the list.
+/// The spans of the layers that `layer_types` lists, full or sliding; `None` in files without the list.
 pub(super) fn spans_by_type(config: &ConfigFile, [full, sliding]: [Span; 2]) -> Result<Option<Vec<Span>>> {
     let Some(types) = config.get::<Vec<String>>("layer_types")? else { return Ok(None) };
     let layers = config.require_size("num_hidden_layers")?;

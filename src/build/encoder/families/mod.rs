@@ -41,7 +41,7 @@ pub(in crate::build) const MODEL_TYPES: [&str; 15] = [
     t5::MT5,
 ];
 
-/// Reads the `config.json` in `folder`; unsupported architectures are refused by name.
+/// Reads the `config.json` in `folder`; unsupported architectures are refused.
 pub(super) fn open(folder: &Path) -> Result<EncoderConfig> {
     of(&ConfigFile::open(folder)?, folder)
 }
