@@ -140,7 +140,11 @@ mod tests {
             changed("tiny-gte", "rope_scaling", json!({"type": "ntk"})),
             changed("tiny-gte", "rope_scaling", json!({"type": "ntk", "factor": 2.0, "mixed_b": 0.2})),
             changed("tiny-gte", "rope_scaling", json!({"rope_type": "longrope", "factor": 2.0})),
-            changed("tiny-gte", "rope_scaling", json!({"rope_type": "default", "partial_rotary_factor": 0.5})),
+            changed(
+                "tiny-gte",
+                "rope_scaling",
+                json!({"rope_type": "default", "partial_rotary_factor": 0.5}),
+            ),
             changed("tiny-gte", "layer_norm_type", json!("rms_norm")),
             changed("tiny-gte", "position_embedding_type", json!("absolute")),
             changed("tiny-gte", "pack_qkv", json!(false)),
