@@ -74,7 +74,7 @@ impl ConfigFile {
         Ok(self.find(fields)?.map(|(_, value)| value))
     }
 
-    /// The first of the fields that is there, and its value.
+    /// The first of the fields that exists, and its value.
     fn find<'a, T: DeserializeOwned>(&self, fields: &[&'a str]) -> Result<Option<(&'a str, T)>> {
         let mut found = fields.iter().filter_map(|field| Some((*field, self.fields.get(*field)?)));
         let Some((field, value)) = found.find(|(_, value)| !value.is_null()) else { return Ok(None) };
@@ -97,7 +97,7 @@ impl ConfigFile {
         }
     }
 
-    /// A [size](Self::get_size) that the model cannot do without.
+    /// A required [size](Self::get_size).
     pub(super) fn require_size(&self, field: &str) -> Result<usize> {
         self.require_any_size(&[field])
     }

@@ -24,7 +24,7 @@ use crate::{
     config::Config,
     error::{Error, Result, quoted},
     model::Model,
-    pipeline::zero_shot::Labels,
+    pipeline::{Task, zero_shot::Labels},
     repository::{
         bundle::MANIFEST,
         s3::{Store, Url},
@@ -81,6 +81,7 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
         interrupt::Ended::Done(opened) => opened,
         interrupt::Ended::Signalled(code) => return Ok(code),
     };
+    require_options_of(model.manifest.task, &parameters)?;
     for labels in [&mut parameters.labels, &mut parameters.ignore_labels] {
         *labels = labels.iter().flat_map(|labels| Labels::split(labels)).collect();
     }
@@ -133,6 +134,42 @@ fn summarize(summary: &str, is_stdout: bool) -> Result<ExitCode> {
         print(summary)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses options that have no effect on models for `task`.
+fn require_options_of(task: Task, parameters: &Parameters) -> Result<()> {
+    use Task::{FeatureExtraction, TextRanking, TokenClassification, Translation, ZeroShotClassification};
+    let options: [(&str, bool, &[Task]); 18] = [
+        ("--labels", !parameters.labels.is_empty(), &[ZeroShotClassification, TokenClassification]),
+        ("--template", parameters.template.is_some(), &[ZeroShotClassification]),
+        ("--multi-label", parameters.multi_label.is_some(), &[ZeroShotClassification, TokenClassification]),
+        ("--aggregation", parameters.aggregation.is_some(), &[TokenClassification]),
+        ("--ignore-labels", !parameters.ignore_labels.is_empty(), &[TokenClassification]),
+        ("--threshold", parameters.threshold.is_some(), &[TokenClassification]),
+        ("--nested", parameters.flat.is_some(), &[TokenClassification]),
+        ("--stride", parameters.stride.is_some(), &[TokenClassification]),
+        ("--redact", parameters.redact.is_some(), &[TokenClassification]),
+        ("--query", parameters.query.is_some(), &[TextRanking]),
+        ("--source-language", parameters.source_language.is_some(), &[Translation]),
+        ("--target-language", parameters.target_language.is_some(), &[Translation]),
+        ("--dimensions", parameters.dimensions.is_some(), &[FeatureExtraction]),
+        ("--vector-type", parameters.vector_type.is_some(), &[FeatureExtraction]),
+        ("--outputs", !parameters.outputs.is_empty(), &[FeatureExtraction]),
+        ("--max-active-dims", parameters.max_active_dims.is_some(), &[FeatureExtraction]),
+        ("--words", parameters.words.is_some(), &[FeatureExtraction]),
+        ("--prompt", parameters.prompt.is_some(), &[FeatureExtraction]),
+    ];
+    match options.iter().find(|(_, is_set, tasks)| *is_set && !tasks.contains(&task)) {
+        Some((option, _, tasks)) => {
+            let tasks: Vec<String> = tasks.iter().map(ToString::to_string).collect();
+            Err(Error::config(format!(
+                "expected a model for {} with `{option}`, but found one for `{task}`; omit the option, or choose \
+                 another model",
+                quoted(&tasks)
+            )))
+        }
+        None => Ok(()),
+    }
 }
 
 fn input(store: &Store, input: &Path) -> Result<JobInput> {

@@ -51,18 +51,18 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Serve(serve::Arguments),
+    Build(build::Arguments),
+    Models(models::Arguments),
+    Rm(rm::Arguments),
     Batch(Box<batch::Arguments>),
     Bench(bench::Arguments),
-    Build(build::Arguments),
-    Completions(completions::Arguments),
-    Doctor(doctor::Arguments),
-    Key(key::Arguments),
-    Models(models::Arguments),
-    Pull(pull::Arguments),
     Push(push::Arguments),
-    Rm(rm::Arguments),
-    Serve(serve::Arguments),
+    Pull(pull::Arguments),
     Triton(triton::Arguments),
+    Key(key::Arguments),
+    Doctor(doctor::Arguments),
+    Completions(completions::Arguments),
 }
 
 /// Runs the command line of this process; errors go to standard error.

@@ -550,6 +550,21 @@ fn a_killed_process_is_continued_and_signals_end_it_with_their_codes() {
 }
 
 #[test]
+fn options_of_other_tasks_are_refused() {
+    let Some((folder, bundle)) = program() else { return };
+    let [input, output] = ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name));
+    fs::write(&input, rows(2)).unwrap();
+    for option in ["--labels=a,b", "--query=a", "--redact", "--nested"] {
+        let refused =
+            kivu(&[&input, &output, Path::new("--model"), &bundle, Path::new(option)]).output().unwrap();
+        let error = String::from_utf8(refused.stderr).unwrap();
+        let name = option.split('=').next().unwrap();
+        assert!(error.contains(&format!("with `{name}`, but found one for `feature-extraction`")), "{error}");
+        assert!(!output.exists());
+    }
+}
+
+#[test]
 fn the_program_reads_and_writes_pipes() {
     let Some((folder, bundle)) = program() else { return };
     let _alone = alone();
