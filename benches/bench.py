@@ -165,11 +165,14 @@ class Measurement:
         texts = [" ".join(words[at : at + 12]) for at in range(0, len(words) - 11, 12)]
         with source.open("w") as file:
             file.writelines(json.dumps({"text": texts[number % len(texts)]}) + "\n" for number in range(ROWS))
-        batch = [self.kivu, "batch", source, target, "--model", bundle, "--overwrite", "--restart"]
+        report_file = target.with_name(f"{target.name}.report.json")
         pairs = []
         for _ in range(TURNS):
+            batch = [self.kivu, "batch", source, target, "--model", bundle]
             subprocess.run(batch, check=True, env=os.environ | {"KIVU_THREADS": "1"})
-            report = json.loads(target.with_name(f"{target.name}.report.json").read_text())
+            report = json.loads(report_file.read_text())
+            target.unlink()
+            report_file.unlink()
             pairs.append((report["rows"] / report["seconds"], self.lab("table", model)))
         rate, table = map(statistics.median, zip(*pairs))
         return figure("static embeddings of 12 words, `kivu batch` with JSON Lines, one thread for the model", rate, table, "texts/s", "the `tokenizers` crate and the means of the table's rows")

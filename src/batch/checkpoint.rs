@@ -29,13 +29,13 @@ pub(super) trait Storage: Send {
     fn min_interval(&self) -> Duration;
 
     /// Appends a part to the output, which becomes durable with the next checkpoint.
-    fn append(&self, state: &mut State, bytes: Vec<u8>) -> Result<()>;
+    fn append(&mut self, state: &mut State, bytes: Vec<u8>) -> Result<()>;
 
     /// Replaces the checkpoint; an error if another process claimed the job.
     fn write(&mut self, state: &State, checkpoint: Bytes) -> Result<()>;
 
     /// The BLAKE3 of the output; `None` for storages that do not use it.
-    fn digest(&self) -> Result<Option<String>>;
+    fn digest(&mut self) -> Result<Option<String>>;
 
     /// Gives the complete output its name. Idempotent.
     fn complete(&self, state: &State) -> Result<()>;

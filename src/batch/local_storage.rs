@@ -3,14 +3,17 @@
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
     io,
-    os::unix::fs::{FileExt, MetadataExt},
+    os::unix::fs::MetadataExt,
+    sync::Arc,
     time::Duration,
 };
 
+use blake3::Hasher;
 use bytes::Bytes;
 use uuid::Uuid;
 
 use super::{
+    appender::Appender,
     checkpoint::{Checkpoint, State, Storage, encode},
     files::{digest, lookup, remove, rename_new},
     output_file::OutputFile,
@@ -28,7 +31,29 @@ const MIN_INTERVAL: Duration = Duration::from_secs(1);
 struct LocalStorage {
     output: OutputFile,
     /// The output so far, locked; `None` after it got its name.
-    file: Option<File>,
+    file: Option<Arc<File>>,
+    /// Of the output, while this process writes all of it.
+    hasher: Option<Hasher>,
+    /// Writes to the file, with the hasher.
+    appender: Option<Appender>,
+}
+
+impl LocalStorage {
+    /// Waits until all parts are in the file.
+    fn flush(&mut self) -> Result<()> {
+        if let Some(appender) = self.appender.take() {
+            self.hasher = appender.finish().map_err(self.output.failed())?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for LocalStorage {
+    /// The thread would keep the file locked.
+    fn drop(&mut self) {
+        // An error was returned before, or concerns parts that no checkpoint has.
+        let _ = self.flush();
+    }
 }
 
 /// The unfinished output of a job.
@@ -108,7 +133,8 @@ pub(super) fn claim(
             }
             file.set_len(state.bytes).map_err(output.failed())?;
         }
-        let mut storage = LocalStorage { output, file };
+        let hasher = (file.is_some() && state.bytes == 0).then(Hasher::new);
+        let mut storage = LocalStorage { output, file: file.map(Arc::new), hasher, appender: None };
         storage.write(&state, encode(&state, &[])?)?;
         return Ok(Checkpoint::new(Box::new(storage), state, Vec::new(), interval));
     }
@@ -153,15 +179,21 @@ impl Storage for LocalStorage {
         MIN_INTERVAL
     }
 
-    fn append(&self, state: &mut State, bytes: Vec<u8>) -> Result<()> {
-        if let Some(file) = &self.file {
-            file.write_all_at(&bytes, state.bytes).map_err(self.output.failed())?;
-        }
+    fn append(&mut self, state: &mut State, bytes: Vec<u8>) -> Result<()> {
+        let offset = state.bytes;
         state.bytes += bytes.len() as u64;
+        if let Some(file) = &self.file {
+            let appender = match self.appender.take() {
+                Some(appender) => Ok(appender),
+                None => Appender::start(Arc::clone(file), self.hasher.take()),
+            };
+            self.appender.insert(appender.map_err(self.output.failed())?).append(offset, bytes);
+        }
         Ok(())
     }
 
     fn write(&mut self, _: &State, checkpoint: Bytes) -> Result<()> {
+        self.flush()?;
         // A checkpoint must not be more durable than the output.
         if let Some(file) = &self.file {
             file.sync_data().map_err(self.output.failed())?;
@@ -177,8 +209,12 @@ impl Storage for LocalStorage {
         written.and_then(|_| fs::rename(next, path)).map_err(self.output.failed())
     }
 
-    fn digest(&self) -> Result<Option<String>> {
-        digest(if self.file.is_some() { &self.output.partial } else { &self.output.path }).map(Some)
+    fn digest(&mut self) -> Result<Option<String>> {
+        self.flush()?;
+        Ok(Some(match &self.hasher {
+            Some(hasher) => hasher.finalize().to_hex().to_string(),
+            None => digest(if self.file.is_some() { &self.output.partial } else { &self.output.path })?,
+        }))
     }
 
     fn complete(&self, _: &State) -> Result<()> {

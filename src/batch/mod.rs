@@ -4,6 +4,7 @@
 //! process can resume it: see [`checkpoint`].
 
 mod answer;
+mod appender;
 mod benchmark;
 mod checkpoint;
 mod compression;

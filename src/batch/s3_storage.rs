@@ -119,7 +119,7 @@ impl Storage for S3Storage {
         Duration::ZERO
     }
 
-    fn append(&self, state: &mut State, bytes: Vec<u8>) -> Result<()> {
+    fn append(&mut self, state: &mut State, bytes: Vec<u8>) -> Result<()> {
         if state.next > MAX_PARTS {
             return Err(Error::invalid(format!(
                 "expected an output of at most {MAX_PARTS} parts, but found more"
@@ -151,7 +151,7 @@ impl Storage for S3Storage {
         Ok(())
     }
 
-    fn digest(&self) -> Result<Option<String>> {
+    fn digest(&mut self) -> Result<Option<String>> {
         Ok(None)
     }
 
