@@ -1,4 +1,5 @@
-//! Runs the commands and programs of the README, in order, and the requests of the API documentation.
+//! Runs the commands and programs of the README, in order, and the requests of the API documentation, and compares
+//! messages in the documentation with those of the program.
 //!
 //! A code block that cannot run in a test is marked `<!-- not run: REASON -->` on the line before it.
 
@@ -10,6 +11,7 @@ use std::{
 };
 
 use crate::{
+    crate_boundaries::sources,
     live::{root, succeed, tool},
     models::{library_path, runtime},
     serving::{Server, kivu},
@@ -211,6 +213,25 @@ fn requests_of_the_api_documentation_get_the_responses_in_it() {
         count += 1;
     }
     assert!(count > 10, "{count} requests");
+}
+
+/// The messages that the page quotes are those of the program; `…` is any text.
+#[test]
+fn messages_of_troubleshooting_exist() {
+    let page = fs::read_to_string(root().join("docs/troubleshooting.md")).unwrap();
+    let files = sources(&root().join("src"), "rs");
+    let source: String = files.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+    // A backslash joins the lines of a string.
+    let mut parts = source.split("\\\n");
+    let first = parts.next().unwrap_or_default().to_owned();
+    let source = parts.fold(first, |joined, part| joined + part.trim_start());
+    let begins = |span: &&str| {
+        ["cannot ", "expected ", "the ", "this ", "unknown "].iter().any(|word| span.starts_with(word))
+    };
+    let quoted = page.split('`').skip(1).step_by(2).filter(begins).filter(|span| !span.contains("s3://"));
+    let unknown: Vec<&str> =
+        quoted.filter(|span| !span.split(['…', '"']).all(|part| source.contains(part.trim()))).collect();
+    assert!(unknown.is_empty(), "{unknown:#?}");
 }
 
 fn has_node() -> bool {
