@@ -122,12 +122,12 @@ impl Error {
         Self::TooLarge { message: message.into() }
     }
 
-    /// A model that ran and failed.
+    /// [`Error::Inference`] without a source.
     pub fn inference(message: impl Into<String>) -> Self {
         Self::Inference { message: message.into(), source: None }
     }
 
-    /// The same, with the cause that another crate gave.
+    /// [`Error::Inference`] with the error of another crate as its source.
     pub fn inference_because(message: impl Into<String>, source: impl Into<Source>) -> Self {
         Self::Inference { message: message.into(), source: Some(source.into()) }
     }
@@ -142,7 +142,7 @@ impl Error {
         Self::Model { message: message.into(), source: None }
     }
 
-    /// The same, with the cause that another crate gave.
+    /// [`Error::Model`] with the error of another crate as its source.
     pub fn model_because(message: impl Into<String>, source: impl Into<Source>) -> Self {
         Self::Model { message: message.into(), source: Some(source.into()) }
     }
@@ -152,7 +152,7 @@ impl Error {
         Self::Config { message: message.into(), source: None }
     }
 
-    /// The same, with the cause that another crate gave.
+    /// [`Error::Config`] with the error of another crate as its source.
     pub fn config_because(message: impl Into<String>, source: impl Into<Source>) -> Self {
         Self::Config { message: message.into(), source: Some(source.into()) }
     }

@@ -21,7 +21,7 @@ pub struct Package<'a> {
     pub requirement: &'a str,
     /// The SHA-256 of the wheel.
     pub sha256: &'a str,
-    /// The platform and Python version of the wheel; those of this machine if none.
+    /// The platform and Python version of the wheel; by default those of this machine.
     pub platform: Option<(&'a str, &'a str)>,
 }
 

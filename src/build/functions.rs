@@ -71,7 +71,7 @@ pub(super) fn mean_of_rows(graph: &mut Graph, [table, ids, mask]: [&Value; 3]) -
     mean(graph, &rows, mask)
 }
 
-/// The same for a table in int8, with a scale per row.
+/// The mean of the rows of a table in int8, with a scale per row, as in [`mean_of_rows`].
 pub(super) fn mean_of_int8_rows(graph: &mut Graph, [values, scales, ids, mask]: [&Value; 4]) -> Value {
     let rows = quantized_lookup(graph, [values, scales, ids]);
     mean(graph, &rows, mask)

@@ -24,11 +24,11 @@ pub struct Request {
     pub source: PathBuf,
     /// The bundle's folder. An existing bundle is replaced when the new one is complete.
     pub out: PathBuf,
-    /// The model's name; that of the recipe or the folder if none.
+    /// The model's name; by default that of the recipe or the folder.
     pub name: Option<String>,
-    /// The model's task; that of the recipe or the most likely one if none.
+    /// The model's task; by default that of the recipe, or the most likely one.
     pub task: Option<Task>,
-    /// The precision of the weights; if none the recipe's, or int8 unless its quality is below the floor.
+    /// The precision of the weights; by default the recipe's, or int8 unless its quality is below the floor.
     pub precision: Option<Precision>,
     /// The engine that an encoder in int8 is built for.
     pub engine: EngineChoice,
@@ -56,7 +56,7 @@ pub(super) struct Plan {
     pub(super) adapter: Option<PathBuf>,
     /// The folder of the files of the encoder of GLiNER, if the model's own has none.
     pub(super) encoder: Option<PathBuf>,
-    /// The requested task; the model's most likely one if none.
+    /// The requested task; by default the model's most likely one.
     pub(super) task: Option<Task>,
     pub(super) strategy: Strategy,
     pub(super) tensors: TensorNames,

@@ -33,7 +33,7 @@ pub struct Recipe {
     /// How the model does zero-shot classification and ranking.
     #[serde(default)]
     pub strategy: Strategy,
-    /// The precision of the weights; chosen by quality if none.
+    /// The precision of the weights; by default chosen by quality.
     pub precision: Option<Precision>,
     /// The names of its tensors for clients of KServe v2.
     #[serde(default)]

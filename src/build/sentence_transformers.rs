@@ -114,7 +114,7 @@ pub(super) struct RoleFiles {
     pub(super) skipped: Vec<String>,
 }
 
-/// The token that texts are padded with; the mask token if none is named.
+/// The token that texts are padded with; by default the mask token.
 pub(super) struct Expanding {
     pub(super) token: Option<String>,
     pub(super) length: usize,

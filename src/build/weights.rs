@@ -23,7 +23,7 @@ const CHECKPOINT_INDEX: &str = "pytorch_model.bin.index.json";
 
 /// The files of whole models, in order of preference.
 pub(super) const FILES: [&str; 2] = [WHOLE, CHECKPOINT];
-/// The same, each after the index of its shards.
+/// The indexes of shards, each with the file of a model that is not in shards, in order of preference.
 const LAYOUTS: [(&str, &str); 2] = [(INDEX, WHOLE), (CHECKPOINT_INDEX, CHECKPOINT)];
 
 /// A model's weights by name, as fp32.

@@ -21,11 +21,11 @@ pub enum Aggregation {
     /// Neighbouring tokens with labels of the same kind are an entity.
     #[default]
     Simple,
-    /// The same, with the label of its first token for each word.
+    /// As `simple`, but each word has the label of its first token.
     First,
-    /// The same, with the label of the mean scores of its tokens for each word.
+    /// As `simple`, but each word has the best label by the mean scores of its tokens.
     Average,
-    /// The same, with the label of its most certain token for each word.
+    /// As `simple`, but each word has the label of its most certain token.
     Max,
 }
 

@@ -16,13 +16,13 @@ pub enum VectorType {
     /// 32-bit floating point.
     #[default]
     Float,
-    /// 8-bit integers, of 255 steps between the lowest and the highest value of each dimension, less 128.
+    /// 8-bit integers from -128 to 127, of 255 steps between the lowest and the highest value of each dimension.
     Int8,
-    /// The same integers from 0 to 255.
+    /// As `int8`, but from 0 to 255.
     Uint8,
-    /// A bit for each dimension, set for values above 0: eight in a byte, the first one highest, less 128.
+    /// A bit for each dimension, set for values above 0, in bytes from -128 to 127, the first bit highest.
     Binary,
-    /// The same bytes from 0 to 255.
+    /// As `binary`, but bytes from 0 to 255.
     Ubinary,
 }
 

@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(selected(&nested, false, false), [(0, 5, 0), (0, 8, 0), (6, 8, 1)]);
         let same = [(0, 5, 0, 0.6), (0, 5, 1, 0.9), (0, 5, 1, 0.8)];
         assert_eq!(selected(&same, true, false), [(0, 5, 1)]);
-        // The same span of two windows is one.
+        // A span that two windows have is one entity.
         assert_eq!(selected(&same, true, true), [(0, 5, 1), (0, 5, 0)]);
         // The first of equals.
         assert_eq!(selected(&[(0, 5, 0, 0.6), (0, 5, 1, 0.6)], true, false), [(0, 5, 0)]);

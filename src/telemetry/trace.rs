@@ -80,7 +80,7 @@ fn is_hex(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// The same, and not all zero.
+/// Whether `text` is `digits` lower-case hexadecimal digits, not all of them zero.
 fn is_id(text: &str, digits: usize) -> bool {
     is_hex(text, digits) && text.bytes().any(|byte| byte != b'0')
 }

@@ -18,7 +18,7 @@ use crate::{
 
 /// The shortest interval between two reads of the source, however many unknown keys arrive.
 const MIN_INTERVAL: Duration = Duration::from_secs(5);
-/// The same until keys have been loaded.
+/// The shortest interval until keys have been loaded for the first time.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a request waits for the source.
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -40,7 +40,7 @@ enum KeySource {
     File(PathBuf),
     /// The setting that names it, and the secret.
     Secret(&'static str, Secret),
-    /// The same, with the value before the last rotation, in lines.
+    /// The setting that names it, and a secret whose value before the last rotation is valid, too.
     RotatedSecret(&'static str, Secret),
 }
 

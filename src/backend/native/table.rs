@@ -22,7 +22,7 @@ const MIN_CALL_TOKENS: usize = 16 * 1024;
 
 /// The functions of graphs with nothing else: see `build/functions.rs`.
 pub const MEAN_OF_ROWS: &str = "MeanOfRows";
-/// The same for a table in int8.
+/// The function of graphs with nothing but a table in int8.
 pub const MEAN_OF_INT8_ROWS: &str = "MeanOfInt8Rows";
 
 /// A table of vectors by token id.

@@ -24,7 +24,7 @@ use crate::{
 
 /// All but the unreserved characters of RFC 3986.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
-/// The same, for paths.
+/// All but the unreserved characters and the slash, for paths.
 const RESERVED_IN_PATHS: &AsciiSet = &RESERVED.remove(b'/');
 const MAX_REDIRECTS: usize = 10;
 /// The limit of a list of files.

@@ -19,9 +19,9 @@ const OUT_OF_REACH: f32 = -1e30;
 /// The tokens that a token attends to, apart from itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::build) struct Reach {
-    /// The number of tokens before it; all if none.
+    /// The number of tokens before it; `None` for all.
     pub(in crate::build) before: Option<usize>,
-    /// The number of tokens after it; all if none.
+    /// The number of tokens after it; `None` for all.
     pub(in crate::build) after: Option<usize>,
 }
 

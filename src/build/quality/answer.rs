@@ -22,7 +22,7 @@ pub(super) enum Answer {
 #[derive(Clone, Debug)]
 pub(super) struct MultiVectors {
     pub(super) document: Vec<f32>,
-    /// None if queries have the form of documents.
+    /// `None` if queries have the form of documents.
     pub(super) query: Option<Vec<f32>>,
     pub(super) width: usize,
 }
@@ -43,7 +43,7 @@ impl MultiVectors {
 }
 
 impl Answer {
-    /// A dense vector, or scores; nothing of other outputs.
+    /// A dense vector, or scores; empty for other outputs.
     pub(super) fn values(&self) -> &[f32] {
         match self {
             Self::Vector(values) => values,

@@ -67,7 +67,7 @@ pub(super) fn compare(settings: &EncoderSettings, answers: &[&Answers], output: 
         EncoderSettings::ZeroShotEntities(_) => {
             let pairs = || pairs().map(|(left, right)| (left.values(), right.values()));
             let scores = || pairs().flat_map(|(left, right)| left.iter().zip(right));
-            // Those that requests get by default, if none excludes another.
+            // The entities that requests get by default, as far as they do not exclude each other.
             let is_entity = |score: &f32| *score > THRESHOLD;
             let common = scores().filter(|(left, right)| is_entity(left) && is_entity(right)).count();
             let found =

@@ -41,7 +41,7 @@ pub(in crate::build) struct Seq2SeqModel {
     pub(in crate::build) scale: f32,
     /// Whether embeddings are normalized after positions are added.
     pub(in crate::build) normalizes_embeddings: bool,
-    /// The factor of the scores of attention; one divided by the root of a head's width if none.
+    /// The factor of the scores of attention; by default one divided by the root of a head's width.
     pub(in crate::build) attention_scale: Option<f32>,
     /// The factor of the decoder's vectors before they are multiplied by the output matrix.
     pub(in crate::build) output_scale: f32,
@@ -166,7 +166,7 @@ pub(in crate::build) struct Sinusoids {
     /// The number of tokens that have positions.
     pub(in crate::build) length: usize,
     pub(in crate::build) waves: Waves,
-    /// The id that has no position, and after which positions count (M2M100); they count from 0 if none.
+    /// The id that has no position, and after which positions count (M2M100); without it they count from 0.
     pub(in crate::build) padding: Option<i64>,
 }
 

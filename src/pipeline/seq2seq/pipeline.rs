@@ -341,7 +341,7 @@ fn plan(
             )));
         }
         truncated.extend(prepared.is_truncated.then_some(index));
-        // The text of the sentences is not needed any more.
+        // The text of the sentences is no longer needed.
         let owned = prepared.layout.into_iter().map(|segment| match segment {
             Segment::Sentence(_) => Segment::Sentence(String::new()),
             Segment::Space(space) => Segment::Space(space.to_owned()),

@@ -13,7 +13,7 @@ use crate::{error::Result, onnx_proto::NodeProto};
 struct Settings {
     heads: usize,
     key_heads: usize,
-    /// That of the size of a head, if none.
+    /// The factor of products of queries and keys; by default one divided by the root of a head's width.
     scale: Option<f32>,
     frequencies: Option<Vec<f32>>,
     reach: Reach,

@@ -9,7 +9,7 @@ use crate::{
     error::{Error, Result},
 };
 
-/// The activation that one of the fields names; GELU if none does.
+/// The activation that one of the fields names; GELU by default.
 pub(super) fn activation(config: &ConfigFile, fields: &[&str]) -> Result<Activation> {
     Activation::named(config.get_any::<String>(fields)?.as_deref().unwrap_or("gelu"))
 }

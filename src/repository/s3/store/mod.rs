@@ -33,7 +33,7 @@ const DEFAULT_REGION: &str = "us-east-1";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// The time until the first byte of a response.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
-/// The same for requests with a body, which takes long on a slow line. The SDK detects stalled uploads earlier.
+/// The time until the first byte of a response to a request with a body, which takes long on a slow line. The SDK detects stalled uploads earlier.
 const UPLOAD_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// AWS, or the server in `AWS_ENDPOINT_URL`. Region and credentials come from the usual variables, profiles and roles.
