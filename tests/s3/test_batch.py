@@ -325,7 +325,7 @@ class Events(Base):
         try:
             function.start()
             wait_for("its end", lambda: function.process.poll() is not None, 30)
-            self.assertIn("expected answers outside of `in/`", function.text())
+            self.assertIn("expected an output outside of the input prefix `in/`", function.text())
         finally:
             function.stop()
         function = Function(self.weed.endpoint, [BUNDLE], self.env | {"KIVU_BATCH__OUTPUT": f"s3://{BUCKET}/in/done/"})
