@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use super::{
     config::ConfigFile,
-    files::{read, read_json, read_tokenizer},
+    files::{read, read_json},
+    tokenizer_config::read_tokenizer,
 };
 use crate::{
     error::{Error, Result},

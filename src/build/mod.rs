@@ -33,6 +33,7 @@ mod seq2seq;
 mod source;
 mod static_embedding;
 mod task;
+mod tokenizer_config;
 mod weights;
 
 use self::{cost::Comparison, hub::Fetched, plan::Build, scratch::Scratch};

@@ -306,6 +306,11 @@ pub(super) fn text_settings(
     max_tokens: usize,
 ) -> Result<EmbeddingSettings> {
     let config = ConfigFile::open_or_empty(folder, SETTINGS)?;
+    if let Some(found) = config.get::<usize>("truncate_dim")? {
+        return Err(Error::model(format!(
+            "expected no `truncate_dim` in `{SETTINGS}`, but found {found}; remove it, and set `dimensions` in requests"
+        )));
+    }
     let settings = EmbeddingSettings {
         dense,
         sparse: None,

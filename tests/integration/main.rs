@@ -50,6 +50,7 @@ mod static_embeddings;
 mod t5_encoders;
 mod text_to_text;
 mod token_classifiers;
+mod tokenizer_settings;
 mod translation;
 mod translation_graphs;
 mod vectors;

@@ -233,8 +233,8 @@ async fn queries_of_a_router_are_those_of_sentence_transformers() {
     let mut refusals = Vec::new();
     edit(
         &moved.join("query_0_SparseStaticEmbedding/tokenizer.json"),
-        "\"lowercase\": true",
-        "\"lowercase\": false",
+        "\"clean_text\": true",
+        "\"clean_text\": false",
     );
     refusals.push(build().unwrap_err().chain());
     edit(&router, "sparse_static_embedding.SparseStaticEmbedding\"", "transformer.Transformer\"");

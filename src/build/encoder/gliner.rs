@@ -15,11 +15,12 @@ use super::{
 use crate::{
     build::{
         config::ConfigFile,
-        files::{read_json, read_tokenizer},
+        files::read_json,
         plan::Plan,
         sentence_transformers::max_tokens,
         sentencepiece::SentencePieces,
         source::{EncoderSettings, Source},
+        tokenizer_config::read_tokenizer,
         weights::Weights,
     },
     error::{Error, Result, quoted},

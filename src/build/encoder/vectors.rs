@@ -19,6 +19,7 @@ use crate::{
             static_queries, text_settings,
         },
         task::has_tag,
+        tokenizer_config::read_tokenizer,
         weights::{Weight, Weights},
     },
     error::{Error, Result},
@@ -128,7 +129,7 @@ pub(super) fn add_static_queries(
     let (Some(folder), Some(sparse)) = (static_queries(folder)?, &mut settings.sparse) else {
         return Ok(None);
     };
-    if !files::are_same_tokenizers(&files::read_tokenizer(&folder)?, tokenizer)? {
+    if !files::are_same_tokenizers(&read_tokenizer(&folder)?, tokenizer)? {
         return Err(Error::model(format!(
             "expected the tokenizer of documents for queries as well, but found another in `{}`",
             folder.display()

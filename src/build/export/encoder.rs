@@ -6,12 +6,12 @@ use crate::{
     build::{
         config::ConfigFile,
         encoder::{Facts, Head, HeadKind, MODEL_TYPES, token_settings},
-        files::read_tokenizer,
         onnx,
         plan::{Build, Plan},
         sentence_transformers::{embedding_settings, has_pooling},
         seq2seq,
         source::{EncoderSettings, MODEL, Source, TaskSettings},
+        tokenizer_config::read_tokenizer,
     },
     error::{Error, Result, quoted},
     onnx_proto::ModelProto,

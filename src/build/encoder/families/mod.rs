@@ -16,8 +16,8 @@ use std::path::Path;
 use super::config::EncoderConfig;
 use crate::{
     build::{
-        byte_pairs, config::ConfigFile, files::read_tokenizer, seq2seq::tokenizer_files::t5_tokenizer,
-        weights::Weights,
+        byte_pairs, config::ConfigFile, seq2seq::tokenizer_files::t5_tokenizer,
+        tokenizer_config::read_tokenizer, weights::Weights,
     },
     error::{Error, Result, quoted},
 };
