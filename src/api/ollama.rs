@@ -180,7 +180,7 @@ fn family(model: &Model) -> String {
     end.filter(|end| *end > 0).map_or_else(|| name.clone(), |end| name[..end].to_owned())
 }
 
-/// Tell the version
+/// Return the version
 pub(super) async fn version() -> Json<Value> {
     Json(json!({ "version": env!("CARGO_PKG_VERSION") }))
 }

@@ -130,6 +130,12 @@ async fn each_operation_has_a_summary_and_examples() {
 }
 
 #[tokio::test]
+async fn descriptions_are_for_readers_without_the_source() {
+    let document = document().await.to_string();
+    assert!(!document.contains("[`"), "a link of rustdoc");
+}
+
+#[tokio::test]
 async fn each_dialect_has_its_own_errors() {
     let document = document().await;
     let refusal = |path: &str, status: &str| {

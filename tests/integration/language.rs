@@ -14,7 +14,7 @@ use crate::crate_boundaries::sources;
 const FOLDERS: [&str; 10] =
     ["benches", "deploy", "docs", "engine", "examples", "functions", "fuzz", "models", "src", "tests"];
 const EXTENSIONS: [&str; 9] = ["css", "html", "js", "md", "py", "rs", "sh", "toml", "yaml"];
-const FILES: [&str; 11] = [
+const FILES: [&str; 12] = [
     ".ci/run",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -25,6 +25,7 @@ const FILES: [&str; 11] = [
     "deny.toml",
     "functions/Makefile",
     "samconfig.toml",
+    "src/api/openapi/openapi.json",
     "template.yaml",
 ];
 
