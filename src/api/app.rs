@@ -134,7 +134,9 @@ impl App {
         if name.is_none() {
             let found = self.models().find_map(|model| Some((model, pick(&model.pipeline)?)));
             return found.ok_or_else(|| {
-                Error::invalid(format!("expected a served model for `{task}`, but found none"))
+                Error::invalid(format!(
+                    "expected a served model for `{task}`, but found none; `GET /models` lists the models"
+                ))
             });
         }
         let model = self.model(name)?;

@@ -81,7 +81,7 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
         interrupt::Ended::Done(opened) => opened,
         interrupt::Ended::Signalled(code) => return Ok(code),
     };
-    require_options_of(model.manifest.task, &parameters)?;
+    require_options_of(&model, &parameters)?;
     for labels in [&mut parameters.labels, &mut parameters.ignore_labels] {
         *labels = labels.iter().flat_map(|labels| Labels::split(labels)).collect();
     }
@@ -120,7 +120,7 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
         Ended::Known => summarize(&format!("known  {}", arguments.output.display()), is_stdout),
         Ended::Unfinished(Progress { rows, .. }) => {
             let next = if is_resumable { "; run the same command again to resume" } else { "" };
-            print_aside(&format!("stopped after {rows} rows{next}"));
+            print_aside(&format!("stopped after {}{next}", rows_text(rows)));
             Ok(ExitCode::from(code.load(Ordering::Relaxed)))
         }
     }
@@ -136,38 +136,39 @@ fn summarize(summary: &str, is_stdout: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Refuses options that have no effect on models for `task`.
-fn require_options_of(task: Task, parameters: &Parameters) -> Result<()> {
-    use Task::{FeatureExtraction, TextRanking, TokenClassification, Translation, ZeroShotClassification};
-    let options: [(&str, bool, &[Task]); 18] = [
-        ("--labels", !parameters.labels.is_empty(), &[ZeroShotClassification, TokenClassification]),
-        ("--template", parameters.template.is_some(), &[ZeroShotClassification]),
-        ("--multi-label", parameters.multi_label.is_some(), &[ZeroShotClassification, TokenClassification]),
-        ("--aggregation", parameters.aggregation.is_some(), &[TokenClassification]),
-        ("--ignore-labels", !parameters.ignore_labels.is_empty(), &[TokenClassification]),
-        ("--threshold", parameters.threshold.is_some(), &[TokenClassification]),
-        ("--nested", parameters.flat.is_some(), &[TokenClassification]),
-        ("--stride", parameters.stride.is_some(), &[TokenClassification]),
-        ("--redact", parameters.redact.is_some(), &[TokenClassification]),
-        ("--query", parameters.query.is_some(), &[TextRanking]),
-        ("--source-language", parameters.source_language.is_some(), &[Translation]),
-        ("--target-language", parameters.target_language.is_some(), &[Translation]),
-        ("--dimensions", parameters.dimensions.is_some(), &[FeatureExtraction]),
-        ("--vector-type", parameters.vector_type.is_some(), &[FeatureExtraction]),
-        ("--outputs", !parameters.outputs.is_empty(), &[FeatureExtraction]),
-        ("--max-active-dims", parameters.max_active_dims.is_some(), &[FeatureExtraction]),
-        ("--words", parameters.words.is_some(), &[FeatureExtraction]),
-        ("--prompt", parameters.prompt.is_some(), &[FeatureExtraction]),
+/// Refuses options that have no effect on the model.
+fn require_options_of(model: &Model, parameters: &Parameters) -> Result<()> {
+    let task = model.manifest.task;
+    let (is_embedding, labels_tokens) = (task == Task::FeatureExtraction, task == Task::TokenClassification);
+    let is_zero_shot = task == Task::ZeroShotClassification;
+    let takes_labels = is_zero_shot || model.manifest.zero_shot_entities.is_some();
+    let (is_ranking, translates) = (task == Task::TextRanking, task == Task::Translation);
+    let options = [
+        ("--labels", !parameters.labels.is_empty(), takes_labels),
+        ("--template", parameters.template.is_some(), is_zero_shot),
+        ("--multi-label", parameters.multi_label.is_some(), takes_labels),
+        ("--aggregation", parameters.aggregation.is_some(), labels_tokens && !takes_labels),
+        ("--ignore-labels", !parameters.ignore_labels.is_empty(), labels_tokens && !takes_labels),
+        ("--threshold", parameters.threshold.is_some(), labels_tokens && takes_labels),
+        ("--nested", parameters.flat.is_some(), labels_tokens && takes_labels),
+        ("--stride", parameters.stride.is_some(), labels_tokens),
+        ("--redact", parameters.redact.is_some(), labels_tokens),
+        ("--query", parameters.query.is_some(), is_ranking),
+        ("--source-language", parameters.source_language.is_some(), translates),
+        ("--target-language", parameters.target_language.is_some(), translates),
+        ("--dimensions", parameters.dimensions.is_some(), is_embedding),
+        ("--vector-type", parameters.vector_type.is_some(), is_embedding),
+        ("--outputs", !parameters.outputs.is_empty(), is_embedding),
+        ("--max-active-dims", parameters.max_active_dims.is_some(), is_embedding),
+        ("--words", parameters.words.is_some(), is_embedding),
+        ("--prompt", parameters.prompt.is_some(), is_embedding),
     ];
-    match options.iter().find(|(_, is_set, tasks)| *is_set && !tasks.contains(&task)) {
-        Some((option, _, tasks)) => {
-            let tasks: Vec<String> = tasks.iter().map(ToString::to_string).collect();
-            Err(Error::config(format!(
-                "expected a model for {} with `{option}`, but found one for `{task}`; omit the option, or choose \
-                 another model",
-                quoted(&tasks)
-            )))
-        }
+    match options.iter().find(|(_, is_set, has_effect)| *is_set && !has_effect) {
+        Some((option, ..)) => Err(Error::config(format!(
+            "expected options for `{}` (`{task}`), but found `{option}`, which has no effect on it; omit the option, \
+             or choose another model",
+            model.name
+        ))),
         None => Ok(()),
     }
 }
@@ -204,10 +205,15 @@ fn open(name: Option<&str>, config: &mut Config) -> Result<Model> {
     index.map(|index| models.swap_remove(index)).ok_or_else(unknown)
 }
 
+fn rows_text(rows: u64) -> String {
+    if rows == 1 { "1 row".to_owned() } else { format!("{rows} rows") }
+}
+
 fn summary(report: &Report) -> Vec<String> {
     let Progress { rows, seconds, tokens, errors, samples, columns, .. } = &report.progress;
     let rate = *rows as f64 / seconds.max(1e-3);
-    let mut lines = vec![format!("{rows} rows in {seconds:.1} s ({rate:.0} per second), {tokens} tokens")];
+    let mut lines =
+        vec![format!("{} in {seconds:.1} s ({rate:.0} per second), {tokens} tokens", rows_text(*rows))];
     lines.extend(errors.iter().map(|(kind, count)| format!("  {count} with an error of the kind `{kind}`")));
     lines.extend(samples.iter().take(3).map(|sample| format!("  row {}: {}", sample.row, sample.message)));
     lines.extend(report.notes.iter().map(|note| format!("  note    {note}")));

@@ -260,7 +260,7 @@ async fn parameters_that_cannot_be_met_are_refused() {
     413 expected at most 1024 windows of 62 tokens that share 61, but found more; send fewer or shorter texts, or a smaller `stride`
     ");
     let (status, answer) = post(&model, "/predict", &json!({ "inputs": "a" })).await;
-    insta::assert_snapshot!(format!("{status} {}", answer["error"]), @r#"422 "expected a served model for `text-classification`, but found none""#);
+    insta::assert_snapshot!(format!("{status} {}", answer["error"]), @r#"422 "expected a served model for `text-classification`, but found none; `GET /models` lists the models""#);
 }
 
 #[tokio::test]

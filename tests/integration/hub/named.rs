@@ -78,7 +78,7 @@ fn a_repository_is_built_once_and_served_by_its_name() {
     let input = home.path().join("in.csv");
     fs::write(&input, "text\nhello\n").unwrap();
     let batch = ["batch", "in.csv", "out.csv", "--model", "tests/tiny-bert"];
-    assert!(output(&mut command(&hub, home.path(), &batch)).starts_with("1 rows in"));
+    assert!(output(&mut command(&hub, home.path(), &batch)).starts_with("1 row in"));
 
     let listed = output(&mut command(&hub, home.path(), &["models"]));
     let [header, row] = listed.lines().collect::<Vec<_>>()[..] else { panic!("{listed}") };
