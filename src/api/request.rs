@@ -248,6 +248,12 @@ fn wrong_value(path: &str, cause: &serde_json::Error) -> Error {
         let parent = if is_body { String::new() } else { format!("{path}.") };
         return Error::invalid(format!("expected the field `{parent}{name}, but found none"));
     }
+    if let Some((_, known)) =
+        cause.strip_prefix("unknown field `").and_then(|rest| rest.split_once("`, expected "))
+    {
+        let known = known.strip_prefix("one of ").unwrap_or(known);
+        return Error::invalid(format!("unknown field {field}; known fields: {known}"));
+    }
     let prefixes = ["invalid type: ", "invalid value: ", "unknown variant: "];
     let described = prefixes.iter().find_map(|prefix| cause.strip_prefix(prefix)?.split_once(", expected "));
     Error::invalid(match described {
