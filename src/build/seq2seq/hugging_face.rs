@@ -300,6 +300,7 @@ pub(in crate::build) fn model(
 /// The settings of generation in `generation_config.json`, or in `config.json` if that file does not exist.
 pub(in crate::build) fn generation(folder: &Path, config: &ConfigFile) -> Result<GenerationSettings> {
     let own = ConfigFile::open_if_exists(folder, "generation_config.json")?;
+    let forced = if own.is_none() { forced_tokens(config)? } else { GenerationOptions::default() };
     let config = own.as_ref().unwrap_or(config);
     let eos_token_ids = config.require::<OneOrMany<i64>>("eos_token_id")?.into_vec();
     let Some(end) = eos_token_ids.first().copied() else {
@@ -312,7 +313,14 @@ pub(in crate::build) fn generation(folder: &Path, config: &ConfigFile) -> Result
             )));
         }
     }
-    let defaults = options(config.fields())?;
+    for name in UNSUPPORTED_LISTS {
+        if let Some(found) = config.get::<Value>(name)? {
+            return Err(Error::model(format!(
+                "expected no `{name}` in the settings of generation, which is not supported, but found {found}"
+            )));
+        }
+    }
+    let defaults = options(config.fields())?.or(&forced);
     Ok(GenerationSettings {
         decoder_start_token_id: config.require_any(&["decoder_start_token_id", "bos_token_id"])?,
         pad_token_id: config.get("pad_token_id")?.unwrap_or(end),
@@ -322,12 +330,43 @@ pub(in crate::build) fn generation(folder: &Path, config: &ConfigFile) -> Result
     })
 }
 
+/// The tokens that `transformers` forces in models without a `generation_config.json`, by the class of their config.
+fn forced_tokens(config: &ConfigFile) -> Result<GenerationOptions> {
+    let end = match config.model_type() {
+        BART | MBART => Some(2),
+        PEGASUS => Some(1),
+        MARIAN => Some(0),
+        _ => None,
+    };
+    // A field that is `null` forces nothing.
+    let is_given = config.fields().contains_key("forced_eos_token_id");
+    // The name of the option in old files of BART.
+    let forces_begin = config.model_type() == BART && config.is_set("force_bos_token_to_be_generated")?;
+    let begin = if forces_begin { Some(config.get("bos_token_id")?.unwrap_or(0)) } else { None };
+    Ok(GenerationOptions {
+        forced_bos_token_id: begin,
+        forced_eos_token_id: end.filter(|_| !is_given),
+        ..GenerationOptions::default()
+    })
+}
+
 /// Options of generation that change results and are not supported, with the values that turn them off.
-const UNSUPPORTED_OPTIONS: [(&str, f64); 4] = [
+const UNSUPPORTED_OPTIONS: [(&str, f64); 6] = [
     ("num_beam_groups", 1.0),
     ("diversity_penalty", 0.0),
     ("encoder_no_repeat_ngram_size", 0.0),
     ("encoder_repetition_penalty", 1.0),
+    ("penalty_alpha", 0.0),
+    ("guidance_scale", 1.0),
+];
+/// The same, of other types than numbers.
+const UNSUPPORTED_LISTS: [&str; 6] = [
+    "constraints",
+    "exponential_decay_length_penalty",
+    "force_words_ids",
+    "forced_decoder_ids",
+    "sequence_bias",
+    "stop_strings",
 ];
 
 /// The options of generation among the fields of a file.
@@ -377,4 +416,46 @@ fn for_pipeline(
         None => config.get("prefix")?.unwrap_or_default(),
     };
     Ok((GenerationSettings { defaults: merged.or(&defaults), ..settings }, prefix))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// The settings of a model with `config.json` alone.
+    fn generation_of(fields: &Value) -> Result<GenerationOptions> {
+        let mut config = json!({"eos_token_id": 2, "decoder_start_token_id": 2});
+        config.as_object_mut().unwrap().extend(fields.as_object().cloned().unwrap());
+        let config = ConfigFile::new("config.json", config.as_object().cloned().unwrap());
+        Ok(generation(tempfile::tempdir().unwrap().path(), &config)?.defaults)
+    }
+
+    #[test]
+    fn classes_force_tokens_that_their_files_leave_out() {
+        let forced = |fields: &Value| {
+            let options = generation_of(fields).unwrap();
+            (options.forced_bos_token_id, options.forced_eos_token_id)
+        };
+        assert_eq!(forced(&json!({"model_type": "bart"})), (None, Some(2)));
+        assert_eq!(forced(&json!({"model_type": "pegasus"})), (None, Some(1)));
+        assert_eq!(forced(&json!({"model_type": "marian"})), (None, Some(0)));
+        assert_eq!(forced(&json!({"model_type": "m2m_100"})), (None, None));
+        assert_eq!(forced(&json!({"model_type": "mbart", "forced_eos_token_id": null})), (None, None));
+        let old = json!({"model_type": "bart", "bos_token_id": 7, "force_bos_token_to_be_generated": true});
+        assert_eq!(forced(&old), (Some(7), Some(2)));
+    }
+
+    #[test]
+    fn options_of_generation_that_are_not_supported_are_refused() {
+        let unused = json!({"penalty_alpha": null, "guidance_scale": 1.0, "sequence_bias": null});
+        assert!(generation_of(&unused).is_ok());
+        let refusals = [json!({"exponential_decay_length_penalty": [2, 1.5]}), json!({"num_beam_groups": 2})];
+        let refusals = refusals.map(|fields| generation_of(&fields).unwrap_err().to_string()).join("\n");
+        insta::assert_snapshot!(refusals, @r"
+        expected no `exponential_decay_length_penalty` in the settings of generation, which is not supported, but found [2,1.5]
+        expected no `num_beam_groups` in the settings of generation, which is not supported, but found 2
+        ");
+    }
 }
