@@ -98,10 +98,13 @@ fn pieces(bytes: &[u8]) {
 }
 
 fn tokenize(tokenizer: &Tokenizer) {
-    for text in ["Hello, wörld!", "", "\u{0}\u{10ffff} 漢字 👩‍👩‍👧"] {
+    for text in ["Hello, wörld! [SEP] a\u{b}b", "", "\u{0}\u{10ffff} 漢字 👩‍👩‍👧"] {
         if let Ok(tokens) = tokenizer.tokens(text, true) {
             let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
             let _ = tokenizer.decode(&ids, true);
+        }
+        if let (Ok(tokens), Ok(ids)) = (tokenizer.tokens(text, false), tokenizer.ids(text)) {
+            assert!(tokens.iter().map(|token| token.id).eq(ids), "other ids without spans");
         }
     }
 }

@@ -23,8 +23,6 @@ impl Appender {
         let thread = thread::Builder::new().name("batch-output".into()).spawn(move || {
             for (offset, bytes) in waiting {
                 file.write_all_at(&bytes, offset)?;
-                // One by one, so that a save does not wait for all of them.
-                file.sync_data()?;
                 hasher.as_mut().map(|hasher| hasher.update(&bytes));
             }
             Ok(hasher)

@@ -26,7 +26,7 @@ const TRIES: usize = 20;
 /// The size of a part.
 pub(super) const PART_BYTES: usize = 4 * 1024 * 1024;
 /// A save waits for the disk, which a fast model must not do after each part.
-const MIN_INTERVAL: Duration = Duration::from_secs(1);
+const MIN_INTERVAL: Duration = Duration::from_secs(5);
 
 struct LocalStorage {
     output: OutputFile,
