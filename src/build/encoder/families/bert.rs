@@ -1,17 +1,17 @@
 //! The BERT family: BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, DeBERTa and MPNet.
 
-use super::fields::{activation, expect};
+use super::fields::{activation, expect, padding};
 use crate::{
     build::{
-        config::{ConfigFile, head_width},
+        config::ConfigFile,
         encoder::{
             config::{
-                Bias, Biases, Details, Disentangled, EncoderConfig, Facts, FeedForward, Gate, Head,
-                HeadInput, Heads, Names, Norms, Positions, Span, WORDS, rows_up_to,
+                Bias, Disentangled, EncoderConfig, FeedForward, Gate, HeadInput, Heads, Names, Norms,
+                Positions, WORDS,
             },
             distances::{Convolution, Distances},
         },
-        layers::{Activation, Buckets, NormKind},
+        layers::{Activation, Buckets},
     },
     error::Result,
 };
@@ -67,8 +67,7 @@ const MPNET: Names = Names {
 /// Reads the `config.json` of a family member.
 pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let model_type = config.model_type();
-    let facts = Facts::read(config)?;
-    let heads = Heads::read(config, &facts)?;
+    let is_deberta = model_type == "deberta-v2";
     let (names, default_types, head_activation) = match model_type {
         "distilbert" => (&DISTILBERT, 0, Activation::Relu),
         "roberta" | "xlm-roberta" | "camembert" => (&ROBERTA, 1, Activation::Tanh),
@@ -76,13 +75,20 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         "mpnet" => (&MPNET, 0, Activation::Tanh),
         _ => (&BERT, 2, Activation::Tanh),
     };
-    let is_deberta = model_type == "deberta-v2";
-    let is_distilbert = model_type == "distilbert";
     // Tokens of a decoder attend to those before them.
     expect(config, "is_decoder", &false)?;
     if !is_deberta {
         expect(config, "position_embedding_type", &"absolute".to_owned())?;
     }
+    let feed_forward = FeedForward {
+        width: config.require_any_size(&["intermediate_size", "hidden_dim"])?,
+        activation: activation(
+            config,
+            &[if model_type == "distilbert" { "activation" } else { "hidden_act" }],
+        )?,
+        gate: Gate::None,
+    };
+    let shared = EncoderConfig::new(config, names, Heads::read(config)?, feed_forward)?;
     let positions = match model_type {
         "roberta" | "xlm-roberta" | "camembert" | "mpnet" => {
             Positions::TableAfter { padding: padding(config)? }
@@ -91,7 +97,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         _ => Positions::Table,
     };
     let bias = match model_type {
-        "deberta-v2" => Bias::Disentangled(Disentangled::read(config, &facts, heads.width)?),
+        "deberta-v2" => Bias::Disentangled(Disentangled::read(config, &shared)?),
         "mpnet" => {
             expect(config, "relative_attention_num_buckets", &BUCKETS)?;
             let buckets = Buckets { side: BUCKETS / 2, farthest: FARTHEST };
@@ -100,15 +106,6 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         _ => Bias::None,
     };
     Ok(EncoderConfig {
-        vocabulary: config.require_size("vocab_size")?,
-        layers: config.require_any_size(&["num_hidden_layers", "n_layers"])?,
-        heads,
-        feed_forward: FeedForward {
-            width: config.require_any_size(&["intermediate_size", "hidden_dim"])?,
-            activation: activation(config, &[if is_distilbert { "activation" } else { "hidden_act" }])?,
-            gate: Gate::None,
-        },
-        norm: NormKind::Layer { has_bias: true },
         epsilon: match model_type {
             "distilbert" => 1e-12,
             _ => config.get("layer_norm_eps")?.unwrap_or(if is_deberta { 1e-7 } else { 1e-12 }),
@@ -118,61 +115,17 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             "mpnet" | "distilbert" => 0,
             _ => config.get("type_vocab_size")?.unwrap_or(default_types),
         },
-        spans: vec![Span::ALL],
         bias,
-        biases: Biases::ALL,
-        names,
-        head: Head::read(config)?,
         head_input: HeadInput::first(head_activation),
-        details: Details::default(),
-        facts,
+        ..shared
     })
 }
 
-impl Facts {
-    pub(in crate::build) fn read(config: &ConfigFile) -> Result<Self> {
-        let rows = config.require_any_size(&["max_position_embeddings", "n_positions"])?;
-        // After RoBERTa, no token has the rows up to the padding's.
-        let unusable = match config.model_type() {
-            "roberta"
-            | "xlm-roberta"
-            | "xlm-roberta-xl"
-            | "roberta-prelayernorm"
-            | "camembert"
-            | "mpnet"
-            | "longformer"
-            | "data2vec-text"
-            | "luke" => rows_up_to(padding(config)?),
-            _ => 0,
-        };
-        Ok(Self {
-            architecture: config.architecture().to_owned(),
-            hidden: config.require_any_size(&["hidden_size", "dim", "n_embd"])?,
-            max_positions: rows.saturating_sub(unusable),
-        })
-    }
-}
-
-impl Heads {
-    /// As many heads of keys as of queries, which share a token's vector evenly.
-    pub(super) fn read(config: &ConfigFile, facts: &Facts) -> Result<Self> {
-        let heads = config.require_any_size(&["num_attention_heads", "n_heads", "n_head"])?;
-        Ok(Self { queries: heads, keys: heads, width: head_width(facts.hidden, heads)? })
-    }
-}
-
-/// The id of padding. MPNet ignores that of its config.
-fn padding(config: &ConfigFile) -> Result<i64> {
-    match config.model_type() {
-        "mpnet" => Ok(1),
-        _ => Ok(config.get("pad_token_id")?.unwrap_or(1)),
-    }
-}
-
 impl Disentangled {
-    fn read(config: &ConfigFile, facts: &Facts, width: usize) -> Result<Self> {
+    fn read(config: &ConfigFile, shared: &EncoderConfig) -> Result<Self> {
+        let EncoderConfig { facts, heads: Heads { width, .. }, .. } = shared;
         expect(config, "embedding_size", &facts.hidden)?;
-        expect(config, "attention_head_size", &width)?;
+        expect(config, "attention_head_size", width)?;
         expect(config, "pooler_hidden_size", &facts.hidden)?;
         let (distances, terms) = Distances::read(config, facts.max_positions)?;
         Ok(Self {

@@ -5,9 +5,90 @@ use std::fmt::Debug;
 use serde::de::DeserializeOwned;
 
 use crate::{
-    build::{config::ConfigFile, encoder::config::Span, layers::Activation},
+    build::{
+        config::{ConfigFile, head_width},
+        encoder::config::{
+            Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Head, HeadInput, Heads, Names,
+            Positions, Span, rows_up_to,
+        },
+        layers::{Activation, NormKind},
+    },
     error::{Error, Result},
 };
+
+/// The names of the width of a token's vector.
+const HIDDEN: [&str; 3] = ["hidden_size", "dim", "n_embd"];
+
+impl EncoderConfig {
+    /// The parts that most families share: attention to all tokens, normalizations and linear layers with biases, and
+    /// neither positions nor types of tokens.
+    pub(super) fn new(
+        config: &ConfigFile,
+        names: &'static Names,
+        heads: Heads,
+        feed_forward: FeedForward,
+    ) -> Result<Self> {
+        Ok(Self {
+            facts: Facts::read(config)?,
+            vocabulary: config.require_size("vocab_size")?,
+            layers: config.require_any_size(&["num_hidden_layers", "n_layers", "n_layer"])?,
+            heads,
+            feed_forward,
+            norm: NormKind::Layer { has_bias: true },
+            epsilon: config.get("layer_norm_eps")?.unwrap_or(1e-12),
+            positions: Positions::None,
+            types: 0,
+            spans: vec![Span::ALL],
+            bias: Bias::None,
+            biases: Biases::ALL,
+            names,
+            head: Head::read(config)?,
+            head_input: HeadInput::first(Activation::Tanh),
+            details: Details::default(),
+        })
+    }
+}
+
+impl Facts {
+    pub(in crate::build) fn read(config: &ConfigFile) -> Result<Self> {
+        let rows = config.require_any_size(&["max_position_embeddings", "n_positions"])?;
+        // After RoBERTa, no token has the rows up to the padding's.
+        let unusable = match config.model_type() {
+            "roberta"
+            | "xlm-roberta"
+            | "xlm-roberta-xl"
+            | "roberta-prelayernorm"
+            | "camembert"
+            | "mpnet"
+            | "longformer"
+            | "data2vec-text"
+            | "luke" => rows_up_to(padding(config)?),
+            _ => 0,
+        };
+        Ok(Self {
+            architecture: config.architecture().to_owned(),
+            hidden: config.require_any_size(&HIDDEN)?,
+            max_positions: rows.saturating_sub(unusable),
+        })
+    }
+}
+
+impl Heads {
+    /// As many heads of keys as of queries, which share a token's vector evenly.
+    pub(super) fn read(config: &ConfigFile) -> Result<Self> {
+        let heads = config.require_any_size(&["num_attention_heads", "n_heads", "n_head"])?;
+        let width = head_width(config.require_any_size(&HIDDEN)?, heads)?;
+        Ok(Self { queries: heads, keys: heads, width })
+    }
+}
+
+/// The id of padding. MPNet ignores that of its config.
+pub(super) fn padding(config: &ConfigFile) -> Result<i64> {
+    match config.model_type() {
+        "mpnet" => Ok(1),
+        _ => Ok(config.get("pad_token_id")?.unwrap_or(1)),
+    }
+}
 
 /// The activation that one of the fields names; GELU by default.
 pub(super) fn activation(config: &ConfigFile, fields: &[&str]) -> Result<Activation> {

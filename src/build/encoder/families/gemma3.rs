@@ -9,10 +9,7 @@ use super::{
 use crate::{
     build::{
         config::ConfigFile,
-        encoder::config::{
-            Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput, Names, Norms,
-            Positions, Span,
-        },
+        encoder::config::{Biases, Details, EncoderConfig, FeedForward, Gate, Names, Norms, Span},
         layers::{Activation, NormKind, Reach},
     },
     error::{Error, Result},
@@ -33,7 +30,6 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     if let Some(found) = config.get::<f64>("attn_logit_softcapping")? {
         return Err(Error::model(format!("expected no `attn_logit_softcapping`, but found {found}")));
     }
-    let facts = Facts::read(config)?;
     let heads = qwen3::heads(config)?;
     let is_decoder = !config.is_set("use_bidirectional_attention")?;
     let bias = config.is_set("attention_bias")?;
@@ -41,33 +37,24 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     if !(scalar > 0.0 && scalar.is_finite()) {
         return Err(Error::model(format!("expected `query_pre_attn_scalar` above 0, but found {scalar}")));
     }
+    let kind = config.get::<String>("hidden_activation")?;
+    let feed_forward = FeedForward {
+        width: config.require_size("intermediate_size")?,
+        activation: Activation::named(kind.as_deref().unwrap_or("gelu_pytorch_tanh"))?,
+        gate: Gate::First,
+    };
+    let shared = EncoderConfig::new(config, &NAMES, heads, feed_forward)?;
     Ok(EncoderConfig {
-        vocabulary: config.require_size("vocab_size")?,
-        layers: config.require_size("num_hidden_layers")?,
-        heads,
-        feed_forward: FeedForward {
-            width: config.require_size("intermediate_size")?,
-            activation: Activation::named(
-                config.get::<String>("hidden_activation")?.as_deref().unwrap_or("gelu_pytorch_tanh"),
-            )?,
-            gate: Gate::First,
-        },
         norm: NormKind::RootMeanSquare { adds_one: true },
         epsilon: config.get("rms_norm_eps")?.unwrap_or(1e-6),
-        positions: Positions::None,
-        types: 0,
         spans: spans(config, heads.width, is_decoder)?,
-        bias: Bias::None,
         biases: Biases { projections: bias, attention_output: bias, up: false, down: false },
-        names: &NAMES,
-        head: Head::read(config)?,
-        head_input: HeadInput::first(Activation::Tanh),
         details: Details {
             norms_each_head: true,
-            word_scale: Some((facts.hidden as f32).sqrt()),
+            word_scale: Some((shared.facts.hidden as f32).sqrt()),
             attention_scale: Some(1.0 / scalar.sqrt()),
         },
-        facts,
+        ..shared
     })
 }
 

@@ -8,11 +8,8 @@ use super::{
 use crate::{
     build::{
         config::ConfigFile,
-        encoder::config::{
-            Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput, Heads, Names,
-            Norms, Positions, Span,
-        },
-        layers::{Activation, NormKind},
+        encoder::config::{Bias, Biases, EncoderConfig, FeedForward, Gate, Heads, Names, Norms},
+        layers::Activation,
         weights::Weights,
     },
     error::{Error, Result},
@@ -42,8 +39,6 @@ pub(super) fn is_described_by(config: &ConfigFile) -> Result<bool> {
 
 pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     expect(config, "is_decoder", &false)?;
-    let facts = Facts::read(config)?;
-    let heads = Heads::read(config, &facts)?;
     let gelu = activation(config, &["hidden_act"])?;
     let activation = match config.get::<String>("feed_forward_type")?.as_deref() {
         Some("geglu") => gelu,
@@ -55,27 +50,13 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             )));
         }
     };
+    let width = config.require_size("intermediate_size")?;
+    let feed_forward = FeedForward { width, activation, gate: Gate::First };
     Ok(EncoderConfig {
-        vocabulary: config.require_size("vocab_size")?,
-        layers: config.require_size("num_hidden_layers")?,
-        heads,
-        feed_forward: FeedForward {
-            width: config.require_size("intermediate_size")?,
-            activation,
-            gate: Gate::First,
-        },
-        norm: NormKind::Layer { has_bias: true },
-        epsilon: config.get("layer_norm_eps")?.unwrap_or(1e-12),
-        positions: Positions::None,
         types: config.get("type_vocab_size")?.unwrap_or(2),
-        spans: vec![Span::ALL],
         bias: Bias::Alibi,
         biases: Biases { up: false, ..Biases::ALL },
-        names: &NAMES,
-        head: Head::read(config)?,
-        head_input: HeadInput::first(Activation::Tanh),
-        details: Details::default(),
-        facts,
+        ..EncoderConfig::new(config, &NAMES, Heads::read(config)?, feed_forward)?
     })
 }
 

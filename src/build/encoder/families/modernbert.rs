@@ -4,10 +4,7 @@ use super::{fields, rope};
 use crate::{
     build::{
         config::ConfigFile,
-        encoder::config::{
-            Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput, Heads, Names,
-            Norms, Positions, Span,
-        },
+        encoder::config::{Biases, EncoderConfig, FeedForward, Gate, HeadInput, Heads, Names, Norms, Span},
         layers::{Activation, NormKind, Reach, Scaling},
     },
     error::{Error, Result},
@@ -36,40 +33,30 @@ const NAMES: Names = Names {
 };
 
 pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
-    let facts = Facts::read(config)?;
-    let heads = Heads::read(config, &facts)?;
+    let heads = Heads::read(config)?;
+    let feed_forward = FeedForward {
+        width: config.require_size("intermediate_size")?,
+        activation: activation(config, "hidden_activation")?,
+        gate: Gate::First,
+    };
     let attention_bias = config.is_set("attention_bias")?;
     let mlp_bias = config.is_set("mlp_bias")?;
     Ok(EncoderConfig {
-        vocabulary: config.require_size("vocab_size")?,
-        layers: config.require_size("num_hidden_layers")?,
-        heads,
-        feed_forward: FeedForward {
-            width: config.require_size("intermediate_size")?,
-            activation: activation(config, "hidden_activation")?,
-            gate: Gate::First,
-        },
         norm: NormKind::Layer { has_bias: config.is_set("norm_bias")? },
         epsilon: config.get("norm_eps")?.unwrap_or(1e-5),
-        positions: Positions::None,
-        types: 0,
         spans: spans(config, heads.width)?,
-        bias: Bias::None,
         biases: Biases {
             projections: attention_bias,
             attention_output: attention_bias,
             up: mlp_bias,
             down: mlp_bias,
         },
-        names: &NAMES,
-        head: Head::read(config)?,
         head_input: HeadInput {
             activation: activation(config, "classifier_activation")?,
             has_bias: config.is_set("classifier_bias")?,
             is_mean: is_mean(config)?,
         },
-        details: Details::default(),
-        facts,
+        ..EncoderConfig::new(config, &NAMES, heads, feed_forward)?
     })
 }
 

@@ -4,11 +4,8 @@ use super::{fields::expect, rope};
 use crate::{
     build::{
         config::ConfigFile,
-        encoder::config::{
-            Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput, Heads, Names,
-            Norms, Positions, Span, WORDS,
-        },
-        layers::{Activation, NormKind, Reach, Scaling},
+        encoder::config::{Biases, EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Span, WORDS},
+        layers::{Activation, Reach, Scaling},
     },
     error::{Error, Result},
 };
@@ -50,46 +47,36 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     if let Some(found) = config.get::<i64>("moe_every_n_layers")?.filter(|every| *every > 0) {
         return Err(Error::model(format!("expected no layers of experts, but found one in {found}")));
     }
-    let facts = Facts::read(config)?;
-    let heads = Heads::read(config, &facts)?;
+    let heads = Heads::read(config)?;
     expect(config, "head_dim", &heads.width)?;
     let attention_bias = config.is_set("qkv_proj_bias")?;
-    let vocabulary = config.require_size("vocab_size")?;
     let multiple = config.get("pad_vocab_size_multiple")?.filter(|multiple| *multiple > 0).unwrap_or(1);
+    let feed_forward = FeedForward {
+        width: feed_forward(config, heads)?,
+        activation: activation(config)?,
+        gate: Gate::Second,
+    };
     Ok(EncoderConfig {
-        vocabulary: vocabulary.next_multiple_of(multiple),
-        layers: config.require_any_size(&["num_hidden_layers", "n_layer"])?,
-        heads,
-        feed_forward: FeedForward {
-            width: feed_forward(config, facts.hidden)?,
-            activation: activation(config)?,
-            gate: Gate::Second,
-        },
-        norm: NormKind::Layer { has_bias: true },
+        vocabulary: config.require_size("vocab_size")?.next_multiple_of(multiple),
         epsilon: config.get_any(&["layer_norm_epsilon", "layer_norm_eps"])?.unwrap_or(1e-12),
-        positions: Positions::None,
         types: config.get("type_vocab_size")?.unwrap_or(2),
         spans: vec![span(config, heads.width)?],
-        bias: Bias::None,
         biases: Biases {
             projections: attention_bias,
             attention_output: attention_bias,
             up: config.is_set("mlp_fc1_bias")?,
             down: config.is_set("mlp_fc2_bias")?,
         },
-        names: &NAMES,
-        head: Head::read(config)?,
-        head_input: HeadInput::first(Activation::Tanh),
-        details: Details::default(),
-        facts,
+        ..EncoderConfig::new(config, &NAMES, heads, feed_forward)?
     })
 }
 
 /// The width of the feed-forward part. The authors' code rounds its own field up.
-fn feed_forward(config: &ConfigFile, hidden: usize) -> Result<usize> {
+fn feed_forward(config: &ConfigFile, heads: Heads) -> Result<usize> {
+    let hidden = heads.queries * heads.width;
     match config.get_size("intermediate_size")? {
         Some(width) => Ok(width),
-        None => Ok(config.get_size("n_inner")?.unwrap_or(hidden.saturating_mul(4)).next_multiple_of(256)),
+        None => Ok(config.get_size("n_inner")?.unwrap_or(4 * hidden).next_multiple_of(256)),
     }
 }
 

@@ -7,11 +7,8 @@ use super::{
 use crate::{
     build::{
         config::ConfigFile,
-        encoder::config::{
-            Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput, Heads, Names,
-            Norms, Positions, Span,
-        },
-        layers::{Activation, NormKind, Reach},
+        encoder::config::{Biases, Details, EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Span},
+        layers::{NormKind, Reach},
     },
     error::{Error, Result},
 };
@@ -46,27 +43,18 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let base = rope.rope_theta.unwrap_or(10_000.0);
     let rotary = rope::rotary(heads.width, 1.0, base, rope.scaling(&[], 0)?)?;
     let bias = config.is_set("attention_bias")?;
+    let feed_forward = FeedForward {
+        width: config.require_size("intermediate_size")?,
+        activation: activation(config, &["hidden_act"])?,
+        gate: Gate::First,
+    };
     Ok(EncoderConfig {
-        vocabulary: config.require_size("vocab_size")?,
-        layers: config.require_size("num_hidden_layers")?,
-        heads,
-        feed_forward: FeedForward {
-            width: config.require_size("intermediate_size")?,
-            activation: activation(config, &["hidden_act"])?,
-            gate: Gate::First,
-        },
         norm: NormKind::RootMeanSquare { adds_one: false },
         epsilon: config.get("rms_norm_eps")?.unwrap_or(1e-6),
-        positions: Positions::None,
-        types: 0,
         spans: vec![Span { reach: Reach::BEFORE, rotary: Some(rotary) }],
-        bias: Bias::None,
         biases: Biases { projections: bias, attention_output: bias, up: false, down: false },
-        names: &NAMES,
-        head: Head::read(config)?,
-        head_input: HeadInput::first(Activation::Tanh),
         details: Details { norms_each_head: true, ..Details::default() },
-        facts: Facts::read(config)?,
+        ..EncoderConfig::new(config, &NAMES, heads, feed_forward)?
     })
 }
 
