@@ -12,7 +12,7 @@ fn every_documented_fault_has_a_test() {
         .map(|file| fs::read_to_string(file).unwrap())
         .collect();
     let page = fs::read_to_string(root().join("docs/reliability.md")).unwrap();
-    let (_, faults) = page.split_once("\n| what happens |").expect("the page has a table of faults");
+    let (_, faults) = page.split_once("\n| fault |").expect("the page has a table of faults");
     let rows: Vec<&str> = faults.lines().skip(2).take_while(|line| line.starts_with('|')).collect();
     assert!(rows.len() > 10, "{rows:#?}");
     for row in rows {
