@@ -18,8 +18,8 @@ pub(super) struct Appender {
 
 impl Appender {
     pub(super) fn start(file: Arc<File>, mut hasher: Option<Hasher>) -> io::Result<Self> {
-        // One part waits while another one is written.
-        let (parts, waiting) = flume::bounded::<(u64, Vec<u8>)>(1);
+        // No part waits in the channel, since each takes memory.
+        let (parts, waiting) = flume::bounded::<(u64, Vec<u8>)>(0);
         let thread = thread::Builder::new().name("batch-output".into()).spawn(move || {
             for (offset, bytes) in waiting {
                 file.write_all_at(&bytes, offset)?;
