@@ -74,18 +74,20 @@ fn unsupported_sources_are_refused_by_name() {
     ];
     let refusals: Option<Vec<String>> = refusals.into_iter().collect();
     let Some(refusals) = refusals else { return };
-    insta::assert_snapshot!(refusals.join("\n"), @r#"cannot build from `[folder]/model`: expected a `model_type` among `bert`, `distilbert`, `roberta`, `xlm-roberta`, `camembert`, `deberta-v2`, `mpnet`, `modernbert`, `nomic_bert`, `new`, `gte`, `qwen3`, `gemma3_text`, `t5`, `mt5`, but found `gpt2` (GPT2LMHeadModel); export other encoders with `optimum-cli export onnx`
-cannot build from `[folder]/model`: expected a `model_type` among `bert`, `distilbert`, `roberta`, `xlm-roberta`, `camembert`, `deberta-v2`, `mpnet`, `modernbert`, `nomic_bert`, `new`, `gte`, `qwen3`, `gemma3_text`, `t5`, `mt5`, but found `gpt2` (BertModel); export other encoders with `optimum-cli export onnx`
-cannot build from `[folder]/model`: expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `swish`, `tanh`, but found `mish`
-cannot build from `[folder]/model`: expected `hidden_size` to be a multiple of `num_attention_heads`, but found 30 and 4
-cannot read `[folder]/model/config.json`: EOF while parsing an object at line 1 column 1
-expected a model in `[folder]/model` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`, or for a Bergamot student `model.….bin`, `lex.….bin` and `tokenizer.json`), but found neither `config.json` nor `model.….bin`
-expected `model.safetensors` of an encoder (`bert`, `distilbert`, `roberta`, `xlm-roberta`, `camembert`, `deberta-v2`, `mpnet`, `modernbert`, `nomic_bert`, `new`, `gte`, `qwen3`, `gemma3_text`, `t5`, `mt5`) or of a model that generates texts (`m2m_100`, `marian`, `bart`, `mbart`, `pegasus`, `t5`, `mt5`), or an ONNX export (`model.onnx`) in `[folder]/model`, but found none of these
-`[folder]/model/model.safetensors` is not a safetensors file: header too large
-expected `tokenizer.json` in `[folder]/model`, but found none; the fast tokenizers of `transformers` save it (`save_pretrained`)
-cannot read the tokenizer: missing field `model` at line 1 column 2
-expected modules among `Transformer`, `Pooling`, `Dense`, `LayerNorm`, `Normalize`, `Dropout`, but found `LSTM`
-expected modules among `Transformer`, `Pooling`, `Dense`, `LayerNorm`, `Normalize`, `Dropout`, but found `Router`"#);
+    insta::assert_snapshot!(refusals.join("\n"), @r#"
+    cannot build from `[folder]/model`: expected a `model_type` among `bert`, `distilbert`, `roberta`, `xlm-roberta`, `camembert`, `deberta-v2`, `mpnet`, `modernbert`, `nomic_bert`, `new`, `gte`, `qwen3`, `gemma3_text`, `t5`, `mt5`, but found `gpt2` (GPT2LMHeadModel); export other encoders with `optimum-cli export onnx`
+    cannot build from `[folder]/model`: expected a `model_type` among `bert`, `distilbert`, `roberta`, `xlm-roberta`, `camembert`, `deberta-v2`, `mpnet`, `modernbert`, `nomic_bert`, `new`, `gte`, `qwen3`, `gemma3_text`, `t5`, `mt5`, but found `gpt2` (BertModel); export other encoders with `optimum-cli export onnx`
+    cannot build from `[folder]/model`: expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `swish`, `tanh`, but found `mish`
+    cannot build from `[folder]/model`: expected `hidden_size` to be a multiple of `num_attention_heads`, but found 30 and 4
+    cannot read `[folder]/model/config.json`: EOF while parsing an object at line 1 column 1
+    expected a model in `[folder]/model` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`, or for a Bergamot student `model.….bin`, `lex.….bin` and `tokenizer.json`), but found neither `config.json` nor `model.….bin`
+    expected `model.safetensors` of an encoder (`bert`, `distilbert`, `roberta`, `xlm-roberta`, `camembert`, `deberta-v2`, `mpnet`, `modernbert`, `nomic_bert`, `new`, `gte`, `qwen3`, `gemma3_text`, `t5`, `mt5`) or of a model that generates texts (`m2m_100`, `marian`, `bart`, `mbart`, `pegasus`, `t5`, `mt5`), or an ONNX export (`model.onnx`) in `[folder]/model`, but found none of these
+    `[folder]/model/model.safetensors` is not a safetensors file: header too large
+    expected `tokenizer.json` in `[folder]/model`, but found none; the fast tokenizers of `transformers` save it (`save_pretrained`)
+    cannot read the tokenizer: missing field `model` at line 1 column 2
+    expected modules among `Transformer`, `Pooling`, `Dense`, `LayerNorm`, `Normalize`, `Dropout`, but found `LSTM`
+    expected modules among `Transformer`, `Pooling`, `Dense`, `LayerNorm`, `Normalize`, `Dropout`, but found `Router`
+    "#);
 }
 
 #[test]
@@ -128,11 +130,13 @@ fn missing_and_empty_sources_are_refused() {
     };
     insta::assert_snapshot!(refusal("nowhere", "out"), @"expected a recipe (`….toml`) or a folder, but found nothing at `[folder]/nowhere`");
     fs::write(folder.path().join("recipe.toml"), "name = 1").unwrap();
-    insta::assert_snapshot!(refusal("recipe.toml", "out"), @"`[folder]/recipe.toml` is not a recipe: TOML parse error at line 1, column 8
-  |
-1 | name = 1
-  |        ^
-invalid type: integer `1`, expected a string");
+    insta::assert_snapshot!(refusal("recipe.toml", "out"), @r"
+    `[folder]/recipe.toml` is not a recipe: TOML parse error at line 1, column 8
+      |
+    1 | name = 1
+      |        ^
+    invalid type: integer `1`, expected a string
+    ");
     fs::create_dir(folder.path().join("empty")).unwrap();
     insta::assert_snapshot!(refusal("empty", "out"), @"expected a model in `[folder]/empty` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`, or for a Bergamot student `model.….bin`, `lex.….bin` and `tokenizer.json`), but found neither `config.json` nor `model.….bin`");
     // A folder that is not a bundle is not replaced.
@@ -263,16 +267,18 @@ fn a_damaged_bundle_is_not_served() {
             edit(&bundle.join("manifest.toml"), "output = \"last_hidden_state\"", "output = \"logits\"")
         }),
     ];
-    insta::assert_snapshot!(refusals.join("\n"), @r#"expected `[folder]/spoilt/weights.bin` to have the BLAKE3 … but found … the bundle is damaged: build or fetch it again
-expected `[folder]/spoilt/model.onnx` to have the BLAKE3 … but found … the bundle is damaged: build or fetch it again
-expected `[folder]/spoilt/tokenizer.pieces` to have the BLAKE3 … but found … the bundle is damaged: build or fetch it again
-expected `[folder]/spoilt/weights.bin` to have 31936 bytes, but found 100; the bundle is damaged: build or fetch it again
-cannot read `[folder]/spoilt/weights.bin`: No such file or directory (os error 2)
-expected a bundle in `[folder]/spoilt`, but found no `manifest.toml`; `kivu build` makes bundles
-`[folder]/spoilt` is not a bundle: expected a manifest of format 1, but found 2; build the bundle again
-`[folder]/spoilt` is not a bundle: expected file names inside the bundle, but found `../weights.bin`
-expected `tiny-bert` to be `input_ids` INT64 [-1, -1], `attention_mask` INT64 [-1, -1], `token_type_ids` INT64 [-1, -1] → `last_hidden_state` FP32 [-1, -1, 33], as its manifest says, but its graph is `input_ids` INT64 [-1, -1], `attention_mask` INT64 [-1, -1], `token_type_ids` INT64 [-1, -1] → `last_hidden_state` FP32 [-1, -1, 32]
-expected a model with inputs among `input_ids`, `attention_mask`, `token_type_ids`, `words_mask` and the output `logits`, but found inputs `input_ids`, `attention_mask`, `token_type_ids` and outputs `last_hidden_state`"#);
+    insta::assert_snapshot!(refusals.join("\n"), @r#"
+    expected `[folder]/spoilt/weights.bin` to have the BLAKE3 … but found … the bundle is damaged: build or fetch it again
+    expected `[folder]/spoilt/model.onnx` to have the BLAKE3 … but found … the bundle is damaged: build or fetch it again
+    expected `[folder]/spoilt/tokenizer.pieces` to have the BLAKE3 … but found … the bundle is damaged: build or fetch it again
+    expected `[folder]/spoilt/weights.bin` to have 31936 bytes, but found 100; the bundle is damaged: build or fetch it again
+    cannot read `[folder]/spoilt/weights.bin`: No such file or directory (os error 2)
+    expected a bundle in `[folder]/spoilt`, but found no `manifest.toml`; `kivu build` makes bundles
+    `[folder]/spoilt` is not a bundle: expected a manifest of format 1, but found 2; build the bundle again
+    `[folder]/spoilt` is not a bundle: expected file names inside the bundle, but found `../weights.bin`
+    expected `tiny-bert` to be `input_ids` INT64 [-1, -1], `attention_mask` INT64 [-1, -1], `token_type_ids` INT64 [-1, -1] → `last_hidden_state` FP32 [-1, -1, 33], as its manifest says, but its graph is `input_ids` INT64 [-1, -1], `attention_mask` INT64 [-1, -1], `token_type_ids` INT64 [-1, -1] → `last_hidden_state` FP32 [-1, -1, 32]
+    expected a model with inputs among `input_ids`, `attention_mask`, `token_type_ids`, `words_mask` and the output `logits`, but found inputs `input_ids`, `attention_mask`, `token_type_ids` and outputs `last_hidden_state`
+    "#);
 }
 
 #[test]
