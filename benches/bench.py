@@ -166,9 +166,9 @@ class Measurement:
         with source.open("w") as file:
             file.writelines(json.dumps({"text": texts[number % len(texts)]}) + "\n" for number in range(ROWS))
         report_file = target.with_name(f"{target.name}.report.json")
+        batch = [self.kivu, "batch", source, target, "--model", bundle]
         pairs = []
         for _ in range(TURNS):
-            batch = [self.kivu, "batch", source, target, "--model", bundle]
             subprocess.run(batch, check=True, env=os.environ | {"KIVU_THREADS": "1"})
             report = json.loads(report_file.read_text())
             target.unlink()

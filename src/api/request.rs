@@ -267,7 +267,9 @@ fn wrong_value(path: &str, cause: &serde_json::Error) -> Error {
 /// The terms of JSON for those of serde and of Rust.
 fn in_json(kind: &str) -> &str {
     match kind {
-        "u8" | "u32" | "u64" | "usize" => "an integer from 0 on",
+        "u8" => "an integer from 0 to 255",
+        "u32" => "an integer from 0 to 4294967295",
+        "u64" | "usize" => "an integer from 0 on",
         "i64" => "an integer",
         "f32" | "f64" => "a number",
         "sequence" | "a sequence" => "a list",
@@ -336,6 +338,6 @@ mod tests {
             assert_eq!(error, "expected the body to be `a` or `b`, but found another value", "{text}");
         }
         let error = from_value::<u8>((-1).into()).unwrap_err().to_string();
-        assert_eq!(error, "expected the body to be an integer from 0 on, but found `-1`");
+        assert_eq!(error, "expected the body to be an integer from 0 to 255, but found `-1`");
     }
 }

@@ -19,8 +19,8 @@ pub(super) trait Storage: Send {
     /// Prepares the storage for the first part; returns whether the state changed.
     fn begin(&self, state: &mut State) -> Result<bool>;
 
-    /// The size of the next part, in bytes.
-    fn part_bytes(&self, state: &State) -> usize;
+    /// The size of the next part, in bytes, which may depend on whether the output is plain text.
+    fn part_bytes(&self, state: &State, is_plain: bool) -> usize;
 
     /// Whether parts may be smaller than [`Self::part_bytes`].
     fn accepts_small_parts(&self) -> bool;
@@ -68,8 +68,8 @@ impl Checkpoint {
         Box::new(Self { storage, state, waiting, saved: Instant::now(), interval })
     }
 
-    pub(super) fn part_bytes(&self) -> usize {
-        self.storage.part_bytes(&self.state)
+    pub(super) fn part_bytes(&self, is_plain: bool) -> usize {
+        self.storage.part_bytes(&self.state, is_plain)
     }
 
     /// Whether the interval is over.

@@ -333,7 +333,7 @@ struct JoinedOutput {
 impl JoinedOutput {
     fn write(&mut self, plan: &Plan, bytes: &[u8]) -> Result<()> {
         self.packer.write_all(bytes).map_err(Error::io("cannot write the output"))?;
-        if self.packer.len() < self.checkpoint.part_bytes() {
+        if self.packer.len() < self.checkpoint.part_bytes(false) {
             return Ok(());
         }
         let packed = std::mem::replace(&mut self.packer, plan.shape.packer()?).finish();

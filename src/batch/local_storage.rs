@@ -25,6 +25,8 @@ use crate::error::{Error, Result};
 const TRIES: usize = 20;
 /// The size of a part.
 pub(super) const PART_BYTES: usize = 4 * 1024 * 1024;
+/// The same of a part that is not compressed, which may have any size: smaller ones take less memory.
+const PLAIN_PART_BYTES: usize = 1024 * 1024;
 /// A save waits for the disk, which a fast model must not do after each part.
 const MIN_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -167,8 +169,8 @@ impl Storage for LocalStorage {
         Ok(false)
     }
 
-    fn part_bytes(&self, _: &State) -> usize {
-        PART_BYTES
+    fn part_bytes(&self, _: &State, is_plain: bool) -> usize {
+        if is_plain { PLAIN_PART_BYTES } else { PART_BYTES }
     }
 
     fn accepts_small_parts(&self) -> bool {

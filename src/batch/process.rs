@@ -26,8 +26,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-/// Chunks that are predicted at once, so that the threads of the model are busy at the end of a chunk, and that wait to
-/// be written at most.
+/// Chunks that are predicted at once, so that the threads of the model are busy at the end of a chunk.
 const CHUNKS_AT_ONCE: usize = 3;
 
 /// The rows of an input.
@@ -94,7 +93,7 @@ pub(super) async fn process(
     let mut sent_rows = writer.progress.rows;
     let is_over = Arc::new(AtomicBool::new(false));
     let chunks = read(input, until, Arc::clone(&is_over));
-    let (predicted, to_write) = flume::bounded::<(Rows, Answers, Option<f64>)>(CHUNKS_AT_ONCE);
+    let (predicted, to_write) = flume::bounded::<(Rows, Answers, Option<f64>)>(1);
     let writing = thread::Builder::new().name("batch-writer".into()).spawn(move || {
         let written = to_write.iter().try_for_each(|(rows, answers, share)| {
             writer.progress.seconds = before + started.elapsed().as_secs_f64();

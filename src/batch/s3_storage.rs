@@ -106,7 +106,7 @@ impl Storage for S3Storage {
         Ok(true)
     }
 
-    fn part_bytes(&self, state: &State) -> usize {
+    fn part_bytes(&self, state: &State, _: bool) -> usize {
         MIN_PART_BYTES * (1 + state.parts.len() / PARTS_OF_SAME_SIZE)
     }
 

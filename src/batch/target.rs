@@ -42,7 +42,7 @@ impl Writer {
             Target::Stream(_) | Target::Memory => Ok(()),
             Target::Checkpoint(checkpoint) => {
                 checkpoint.begin()?;
-                if self.pieces.size() >= checkpoint.part_bytes() {
+                if self.pieces.size() >= checkpoint.part_bytes(self.pieces.is_plain()) {
                     let bytes = self.pieces.take()?;
                     checkpoint.send(bytes, &mut self.pieces, &self.progress)
                 } else if checkpoint.is_due() {

@@ -1,5 +1,5 @@
-//! The token ids of BERT's tokenizers for words in ASCII. The `tokenizers` crate takes ten times as long, since it
-//! records where each character of a word comes from.
+//! The token ids of BERT's tokenizers for words in ASCII, without the work of the `tokenizers` crate to record where each
+//! character of a word comes from.
 
 use aho_corasick::AhoCorasick;
 use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};

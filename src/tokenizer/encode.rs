@@ -92,10 +92,7 @@ impl Encoding {
                 Side::Right => ids.truncate(kept),
             }
         }
-        if around > 0 {
-            ids.splice(..0, before.iter().copied());
-            ids.extend(after);
-        }
+        let ids = [before, &ids, after].map(Vec::as_slice).concat();
         Ok(Self { type_ids: vec![0; ids.len()], ids, truncated_from, unattended: 0 })
     }
 
