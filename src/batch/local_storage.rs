@@ -250,3 +250,41 @@ impl Storage for LocalStorage {
         self.forget()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::{
+        answer::LABEL,
+        compression::Compression,
+        location::{Existing, JobInput},
+        output::{Pieces, Shape},
+        report::Progress,
+        rows::Head,
+    };
+
+    #[test]
+    fn parts_are_saved_together_and_hashed_in_every_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out.jsonl");
+        let output = OutputFile::new(&path, &JobInput::Stdin, Existing::default()).unwrap();
+        let claimed = || claim(output.clone(), "job", true, Duration::MAX).unwrap();
+        let saved = || output.read_checkpoint().unwrap().unwrap().0.bytes;
+        let shape = Shape { compression: Compression::None, columns: LABEL, head: Head::JsonLines };
+        let (mut pieces, progress) = (Pieces::new(shape), Progress::default());
+        let mut first = claimed();
+        first.send(b"one\n".to_vec(), &mut pieces, &progress).unwrap();
+        first.send(b"two\n".to_vec(), &mut pieces, &progress).unwrap();
+        assert_eq!(saved(), 0, "a save within the interval");
+        first.save(&mut pieces, &progress).unwrap();
+        assert_eq!(saved(), 8);
+        first.send(b"lost\n".to_vec(), &mut pieces, &progress).unwrap();
+        drop(first);
+        let mut second = claimed();
+        second.finish(b"three\n".to_vec(), &mut pieces, &progress).unwrap();
+        let expected = b"one\ntwo\nthree\n";
+        assert_eq!(fs::read(&path).unwrap(), expected);
+        let digest = blake3::hash(expected).to_hex().to_string();
+        assert_eq!(second.state.digest.as_deref(), Some(digest.as_str()));
+    }
+}

@@ -17,6 +17,7 @@ pub(crate) mod fuzzing;
 pub mod hub;
 mod layers;
 mod lora;
+mod module_list;
 mod modules;
 pub mod named;
 pub mod onnx;

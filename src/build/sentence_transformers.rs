@@ -2,28 +2,25 @@
 //!
 //! Two generations of these files are in use: up to version 4, and from version 5 on.
 
-use std::{
-    collections::BTreeMap,
-    path::{Component, Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
 use super::{
     config::{ConfigFile, OneOrMany},
     encoder::Facts,
-    files::{read, read_json, read_json_if_exists},
+    files::read,
+    module_list::{Module, modules},
     modules::{Modules, POOLED},
 };
 use crate::{
-    error::{Error, Result, quoted},
+    error::{Error, Result},
     pipeline::{
         embedding::{DenseSettings, EmbeddingSettings},
         pooling::Pooling,
     },
 };
 
-const MODULES: &str = "modules.json";
 /// Prompts, and the settings of PyLate.
 const SETTINGS: &str = "config_sentence_transformers.json";
 /// The template of chats.
@@ -42,23 +39,6 @@ const TRANSFORMER: [&str; 7] = [
     "sentence_xlnet_config.json",
 ];
 
-/// Classes that send queries and documents through modules of their own, and their settings.
-const ROUTERS: [&str; 2] = ["Router", "Asym"];
-const ROUTER: &str = "router_config.json";
-/// The class of weights of the tokens of queries.
-const STATIC_QUERIES: &str = "SparseStaticEmbedding";
-
-#[derive(Clone, PartialEq, Deserialize)]
-struct Module {
-    path: String,
-    r#type: String,
-}
-
-/// Whether the folder has settings for pooling.
-pub(super) fn has_pooling(folder: &Path) -> bool {
-    folder.join(MODULES).is_file()
-}
-
 /// The settings of a model whose graph has the output `output`, and the modules that its graph has to contain; then the
 /// output is [`POOLED`].
 ///
@@ -71,7 +51,7 @@ pub(super) fn embedding_settings(
     let list = modules(folder)?;
     let modules = match &list[..] {
         [] => Modules::mean(facts.hidden),
-        [first, rest @ ..] if class(&first.r#type) == "Transformer" => {
+        [first, rest @ ..] if first.class() == "Transformer" => {
             add_all(Modules::new(facts.hidden), rest, folder)?
         }
         list => add_all(Modules::new(facts.hidden), list, folder)?,
@@ -124,30 +104,30 @@ pub(super) struct Expanding {
 /// The modules after the transformer of the model in `folder`.
 pub(super) fn layout(folder: &Path) -> Result<Layout> {
     let list = modules(folder)?;
-    let is_of = |module: &&Module, name: &str| class(&module.r#type) == name;
+    let is_of = |module: &&Module, name: &str| module.class() == name;
     let find = |name: &str| list.iter().find(|module| is_of(module, name));
     if list.is_empty() {
         return Ok(Layout::None);
     }
     if let Some(module) = list.iter().find(|module| module.is_splade()) {
         let known = ["MLMTransformer", "Transformer", "SpladePooling"];
-        return match list.iter().find(|module| !known.contains(&class(&module.r#type))) {
-            None => Ok(Layout::Sparse(inside(folder, &module.path)?)),
+        return match list.iter().find(|module| !known.contains(&module.class())) {
+            None => Ok(Layout::Sparse(module.folder(folder)?)),
             Some(other) => Err(Error::model(format!(
                 "expected only `MLMTransformer` and `SpladePooling` in a model of sparse vectors, but found `{}`",
-                class(&other.r#type)
+                other.class()
             ))),
         };
     }
     let mask = find("MultiVectorMask");
-    let is_pylates = list.iter().any(|module| module.r#type.starts_with("pylate."));
+    let is_pylates = list.iter().any(|module| module.is_in("pylate"));
     if mask.is_none() && !is_pylates {
         return Ok(Layout::Pooled);
     }
     let mut projections = Vec::new();
     for module in list.iter().skip(1) {
-        match class(&module.r#type) {
-            "Dense" => projections.push(inside(folder, &module.path)?),
+        match module.class() {
+            "Dense" => projections.push(module.folder(folder)?),
             "Normalize" | "MultiVectorMask" | "Dropout" => {}
             other => {
                 return Err(Error::model(format!(
@@ -158,7 +138,7 @@ pub(super) fn layout(folder: &Path) -> Result<Layout> {
         }
     }
     let (query, document) = match mask {
-        Some(mask) => multi_vector_roles(folder, &inside(folder, &mask.path)?)?,
+        Some(mask) => multi_vector_roles(folder, &mask.folder(folder)?)?,
         None => pylate_roles(folder)?,
     };
     let skips_unknown = mask.is_none();
@@ -248,7 +228,7 @@ pub(super) fn punctuation() -> Vec<String> {
 /// The folder of a model's table of vectors, if the model is one: see [`static_settings`].
 pub(super) fn static_folder(folder: &Path) -> Result<Option<PathBuf>> {
     match modules(folder)?.first() {
-        Some(first) if class(&first.r#type) == "StaticEmbedding" => inside(folder, &first.path).map(Some),
+        Some(first) if first.class() == "StaticEmbedding" => first.folder(folder).map(Some),
         Some(_) => Ok(None),
         // Old exports of model2vec have no list of modules.
         None => {
@@ -262,10 +242,10 @@ pub(super) fn static_folder(folder: &Path) -> Result<Option<PathBuf>> {
 /// template, if it has one of its own, must contain `sentence`.
 pub(super) fn logit_score(folder: &Path, sentence: &str) -> Result<Option<[u32; 2]>> {
     let list = modules(folder)?;
-    let Some(module) = list.iter().find(|module| class(&module.r#type) == "LogitScore") else {
+    let Some(module) = list.iter().find(|module| module.class() == "LogitScore") else {
         return Ok(None);
     };
-    let config = ConfigFile::open(&inside(folder, &module.path)?)?;
+    let config = ConfigFile::open(&module.folder(folder)?)?;
     let template = folder.join(TEMPLATE);
     if template.is_file() && !String::from_utf8_lossy(&read(&template)?).contains(sentence) {
         return Err(Error::model(format!(
@@ -325,156 +305,20 @@ pub(super) fn text_settings(
     }
 }
 
-/// The list of modules; empty if the folder has none. Of a `Router`, the modules of documents.
-fn modules(folder: &Path) -> Result<Vec<Module>> {
-    let mut list: Vec<Module> = read_json_if_exists(&folder.join(MODULES))?.unwrap_or_default();
-    if let Some(router) = Router::of(&list, folder)? {
-        list.splice(..1, router.documents);
-    }
-    Ok(list)
-}
-
-/// A list of modules for queries, and one for documents. Their paths are those in the folder of the model.
-struct Router {
-    documents: Vec<Module>,
-    /// The folder of the weights of queries, if these are static; otherwise the model reads queries like documents.
-    static_queries: Option<PathBuf>,
-}
-
-#[derive(Deserialize)]
-struct RouterFile {
-    types: BTreeMap<String, String>,
-    structure: BTreeMap<String, Vec<String>>,
-    parameters: RouterParameters,
-}
-
-#[derive(Deserialize)]
-struct RouterParameters {
-    default_route: Option<String>,
-    /// Names of routes by tuples of task and modality, in Python's notation.
-    route_mappings: Option<BTreeMap<String, String>>,
-}
-
-impl Router {
-    /// The router that a list of modules begins with, if it does. Routes that need two encoders are refused.
-    fn of(list: &[Module], folder: &Path) -> Result<Option<Self>> {
-        let Some(first) = list.first().filter(|first| ROUTERS.contains(&class(&first.r#type))) else {
-            return Ok(None);
-        };
-        let files = inside(folder, &first.path)?;
-        let file: RouterFile = match read_json_if_exists(&files.join(ROUTER))? {
-            Some(file) => file,
-            // Old versions.
-            None => read_json(&files.join(ConfigFile::NAME))?,
-        };
-        let route = |task| {
-            let modules = file.structure.get(file.route(task)?).into_iter().flatten();
-            let module = |name: &String| {
-                let found = file.types.get(name).map(|r#type| {
-                    let path = Path::new(&first.path).join(name).display().to_string();
-                    Module { path, r#type: r#type.clone() }
-                });
-                found.ok_or_else(|| {
-                    Error::model(format!("expected the type of `{name}` in `{ROUTER}`, but found none"))
-                })
-            };
-            modules.map(module).collect::<Result<Vec<_>>>()
-        };
-        let (queries, documents) = (route("query")?, route("document")?);
-        let static_queries = match &queries[..] {
-            queries if *queries == documents => None,
-            [weights]
-                if class(&weights.r#type) == STATIC_QUERIES && documents.iter().any(Module::is_splade) =>
-            {
-                Some(inside(folder, &weights.path)?)
-            }
-            _ => {
-                let [queries, documents] = [queries, documents].map(|modules| {
-                    quoted(&modules.iter().map(|module| class(&module.r#type)).collect::<Vec<_>>())
-                });
-                return Err(Error::model(format!(
-                    "expected a `Router` with one encoder, for documents with sparse vectors and queries with weights of \
-                     tokens (`{STATIC_QUERIES}`), or for both alike, but found {queries} for queries and {documents} for \
-                     documents; build the models of both on their own"
-                )));
-            }
-        };
-        Ok(Some(Self { documents, static_queries }))
-    }
-}
-
-impl RouterFile {
-    /// The name of the route of texts for a task, which sentence-transformers finds in this order.
-    fn route(&self, task: &str) -> Result<&str> {
-        let mappings = self.parameters.route_mappings.iter().flatten();
-        let keys = [
-            format!("('{task}', 'text')"),
-            format!("('{task}', None)"),
-            "(None, 'text')".into(),
-            "(None, None)".into(),
-        ];
-        let mapped = || {
-            keys.iter()
-                .find_map(|key| mappings.clone().find(|(found, _)| *found == key).map(|(_, name)| name))
-        };
-        let named = || [task, "text"].into_iter().find_map(|name| self.structure.get_key_value(name));
-        let found =
-            mapped().or_else(|| named().map(|(name, _)| name)).or(self.parameters.default_route.as_ref());
-        let found = found.filter(|name| self.structure.contains_key(*name));
-        found.map(String::as_str).ok_or_else(|| {
-            let routes: Vec<_> = self.structure.keys().collect();
-            Error::model(format!("expected a route `{task}` in `{ROUTER}`, but found {}", quoted(&routes)))
-        })
-    }
-}
-
-impl Module {
-    fn is_splade(&self) -> bool {
-        class(&self.r#type) == "SpladePooling"
-    }
-}
-
-/// The folder of the weights of queries, if the model does not read queries.
-pub(super) fn static_queries(folder: &Path) -> Result<Option<PathBuf>> {
-    let list: Vec<Module> = read_json_if_exists(&folder.join(MODULES))?.unwrap_or_default();
-    Ok(Router::of(&list, folder)?.and_then(|router| router.static_queries))
-}
-
 /// The folder with the weights, the `config.json` and the tokenizer of the model in `folder`: that of its transformer.
 pub(super) fn transformer_folder(folder: &Path) -> Result<PathBuf> {
     match modules(folder)?.first() {
-        Some(first) if ["Transformer", "MLMTransformer"].contains(&class(&first.r#type)) => {
-            inside(folder, &first.path)
-        }
+        Some(first) if ["Transformer", "MLMTransformer"].contains(&first.class()) => first.folder(folder),
         _ => Ok(folder.to_owned()),
     }
 }
 
 /// Adds the modules of a list.
 fn add_all(mut modules: Modules, list: &[Module], folder: &Path) -> Result<Modules> {
-    for Module { path, r#type } in list {
-        modules.add(class(r#type), &inside(folder, path)?)?;
+    for module in list {
+        modules.add(module.class(), &module.folder(folder)?)?;
     }
     Ok(modules)
-}
-
-/// The class of a module, without its package.
-fn class(name: &str) -> &str {
-    name.rsplit('.').next().unwrap_or_default()
-}
-
-/// Whether the path of a module is that of the model.
-fn is_here(path: &str) -> bool {
-    path.is_empty() || path == "."
-}
-
-/// The folder of a module, which must be inside of the model's.
-fn inside(folder: &Path, path: &str) -> Result<PathBuf> {
-    let mut parts = Path::new(path).components();
-    if !parts.all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
-        return Err(Error::model(format!("expected modules in the folder of the model, but found `{path}`")));
-    }
-    Ok(if is_here(path) { folder.to_owned() } else { folder.join(path) })
 }
 
 /// The settings of the transformer.

@@ -3,9 +3,9 @@
 use std::{fs, path::Path};
 
 use super::{
+    module_list::has_pooling,
     plan::Plan,
     recipe::Strategy,
-    sentence_transformers::has_pooling,
     source::{EncoderSettings, Source, TaskSettings},
 };
 use crate::{

@@ -4,9 +4,10 @@
 use super::config::{EncoderConfig, HeadKind};
 use crate::{
     build::{
+        module_list::has_pooling,
         modules::Modules,
         plan::Plan,
-        sentence_transformers::{has_pooling, logit_score, max_tokens},
+        sentence_transformers::{logit_score, max_tokens},
         task::pipeline_tag,
         weights::Weights,
     },

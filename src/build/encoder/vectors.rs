@@ -12,11 +12,12 @@ use crate::{
     build::{
         config::ConfigFile,
         files,
+        module_list::static_queries,
         modules::Dense,
         pickle,
         sentence_transformers::{
             Expanding, LateInteraction, Layout, embedding_settings, layout, max_tokens, punctuation,
-            static_queries, text_settings,
+            text_settings,
         },
         task::has_tag,
         tokenizer_config::read_tokenizer,

@@ -6,9 +6,10 @@ use crate::{
     build::{
         config::ConfigFile,
         encoder::{Facts, Head, HeadKind, MODEL_TYPES, token_settings},
+        module_list::has_pooling,
         onnx,
         plan::{Build, Plan},
-        sentence_transformers::{embedding_settings, has_pooling},
+        sentence_transformers::embedding_settings,
         seq2seq,
         source::{EncoderSettings, MODEL, Source, TaskSettings},
         tokenizer_config::read_tokenizer,
