@@ -272,7 +272,7 @@ class Function:
                 outer.asked.set()
                 while True:
                     with contextlib.suppress(queue.Empty):
-                        number, event, deadline = outer.events.get(timeout=0.2)
+                        number, event, seconds = outer.events.get(timeout=0.2)
                         break
                     if outer.process is None or outer.process.poll() is not None:
                         self.close_connection = True
@@ -280,7 +280,7 @@ class Function:
                 body = json.dumps(event).encode()
                 self.send_response(200)
                 self.send_header("lambda-runtime-aws-request-id", str(number))
-                self.send_header("lambda-runtime-deadline-ms", str(int(deadline * 1000)))
+                self.send_header("lambda-runtime-deadline-ms", str(int((time.time() + seconds) * 1000)))
                 self.send_header("lambda-runtime-invoked-function-arn", "arn:aws:lambda:us-east-1:1:function:batch")
                 self.send_header("content-type", "application/json")
                 self.send_header("content-length", str(len(body)))
@@ -308,10 +308,11 @@ class Function:
                                         preexec_fn=self.box and self.box.enter)
 
     def send(self, event, seconds=600):
+        """Queues an event. The function has `seconds` from when it takes the event, as on Lambda."""
         if self.process is None or self.process.poll() is not None:
             self.start()
         self.number += 1
-        self.events.put((self.number, event, time.time() + seconds))
+        self.events.put((self.number, event, seconds))
         return str(self.number)
 
     def wait(self, number, seconds=120):
