@@ -520,7 +520,7 @@ fn a_killed_process_is_continued_and_signals_end_it_with_their_codes() {
     let [input, output, uncut] =
         ["in.jsonl", "out.jsonl", "uncut.jsonl"].map(|name| folder.path().join(name));
     let checkpoint = folder.path().join(".out.jsonl.kivu-checkpoint");
-    fs::write(&input, rows(6000)).unwrap();
+    fs::write(&input, rows(20_000)).unwrap();
     let model = [Path::new("--model"), &bundle];
     assert!(kivu(&[&[&*input, &*uncut], &model[..]].concat()).output().unwrap().status.success());
     let arguments: Vec<&Path> = [&[&*input, &*output], &model[..]].concat();
