@@ -75,7 +75,7 @@ fn joined(first: Option<String>, second: Option<String>) -> Option<String> {
 
 /// Writes the bundle of a plan, with the reason for its precision. Returns it with the shortfall of its quality.
 fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option<Shortfall>)> {
-    let Build { plan, scratch, runtime, progress } = build;
+    let Build { plan, scratch, progress, .. } = build;
     progress.stage("read the weights", 1);
     let mut source = open(build)?;
     if let TaskSettings::Encoder(EncoderSettings::Embedding(settings)) = &mut source.settings {
@@ -83,6 +83,7 @@ fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option
     }
     let (task, other_tasks) = task(plan, &source.settings)?;
     let head = unused_head(plan, &source)?;
+    let runtime = (build.runtime)()?;
     progress.step();
 
     let is_compared = plan.precision != Precision::Fp32 && !source.is_quantized;

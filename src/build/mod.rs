@@ -39,13 +39,12 @@ mod weights;
 
 use self::{cost::Comparison, hub::Fetched, plan::Build, scratch::Scratch};
 pub use self::{
-    plan::{Progress, Request},
+    plan::{LoadRuntime, Progress, Request},
     recipe::{QualityFloor, Recipe, Strategy},
     recipes::{EmbeddedRecipe, RECIPES},
     scratch::abandon,
 };
 use crate::{
-    backend::onnx::Runtime,
     error::Result,
     pipeline::Task,
     repository::{bundle::Bundle, folder::Destination},
@@ -69,7 +68,7 @@ pub struct Built {
 /// - [`Request::out`] is not written to before the bundle is complete and its quality above the floor.
 /// - Only a bundle is replaced there: see [`Destination`].
 /// - Unsupported sources are refused; the error names them and the supported ones.
-pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Result<Built> {
+pub fn build(request: &Request, runtime: LoadRuntime<'_>, progress: &dyn Progress) -> Result<Built> {
     build_from(request, None, runtime, progress)
 }
 
@@ -77,7 +76,7 @@ pub fn build(request: &Request, runtime: Runtime, progress: &dyn Progress) -> Re
 fn build_from(
     request: &Request,
     fetched: Option<&Fetched>,
-    runtime: Runtime,
+    runtime: LoadRuntime<'_>,
     progress: &dyn Progress,
 ) -> Result<Built> {
     let destination = Destination::new(&request.out)?;

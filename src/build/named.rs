@@ -14,14 +14,14 @@ use std::{
 use sha2::{Digest, Sha256};
 
 use super::{
-    Built, Progress, Request, build_from, files,
+    Built, LoadRuntime, Progress, Request, build_from, files,
     hub::{self, Fetched, RepositoryName},
     recipe::Recipe,
     recipes::EmbeddedRecipe,
     scratch::Scratch,
 };
 use crate::{
-    backend::{Engine, onnx::Runtime},
+    backend::Engine,
     config::{Config, EngineChoice},
     error::{Error, Result},
     pipeline::Task,
@@ -91,7 +91,7 @@ pub struct Tools<'a, P> {
     /// Has the home folder, the engine, and access to the hub.
     pub config: &'a Config,
     /// Loads ONNX Runtime.
-    pub runtime: &'a dyn Fn() -> Result<Runtime>,
+    pub runtime: LoadRuntime<'a>,
     /// Observes builds and downloads.
     pub progress: &'a P,
 }
@@ -315,7 +315,7 @@ impl Prepared {
             engine: options.engine,
             cache: tools.config.home.clone(),
         };
-        build_from(&request, self.fetched.as_ref(), (tools.runtime)()?, tools.progress)
+        build_from(&request, self.fetched.as_ref(), tools.runtime, tools.progress)
     }
 }
 

@@ -88,12 +88,15 @@ impl Plan {
     }
 }
 
+/// Loads ONNX Runtime, or downloads it first. Builds call it when they need it: an unusable source is refused before.
+pub type LoadRuntime<'a> = &'a dyn Fn() -> Result<Runtime>;
+
 /// A plan and the resources of its build.
 #[derive(Clone, Copy)]
 pub(super) struct Build<'a> {
     pub(super) plan: &'a Plan,
     pub(super) scratch: &'a Path,
-    pub(super) runtime: Runtime,
+    pub(super) runtime: LoadRuntime<'a>,
     pub(super) progress: &'a dyn Progress,
 }
 

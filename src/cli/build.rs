@@ -88,7 +88,6 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
         ErrorKind::NotFound => named::unknown("a folder with a model", source, "check the path or the name"),
         _ => Error::io(format!("cannot read `{}`", source.display()))(error),
     })?;
-    let runtime = onnx_runtime::load(config)?;
     let (out, served_name) = match arguments.out {
         Some(out) => (out, None),
         None => {
@@ -105,7 +104,7 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
         engine: arguments.engine.unwrap_or(config.engine),
         cache: config.home.clone(),
     };
-    let built = build(&request, runtime, &Progress::default())?;
+    let built = build(&request, &|| onnx_runtime::load(config), &Progress::default())?;
     let report = Report::new(&built, &out, config);
     let report = match &served_name {
         Some(name) => report.served_as(name),

@@ -76,7 +76,7 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
         ),
         program(
             Command::new(cargo_lambda).args(["lambda", "--version"]),
-            "cargo-lambda, which builds and emulates the functions; `make invoke` installs it into .kivu",
+            "cargo-lambda, which builds and emulates the functions in a checkout of Kivu, where `make invoke` installs it",
         ),
     ];
     let is_ready = !findings.iter().any(|finding| finding.state == MISSING);

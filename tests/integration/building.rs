@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use kivu::{
-    build::{QualityFloor, Recipe},
+    build::{QualityFloor, Recipe, build},
     config::EngineChoice,
     pipeline::Task,
     repository::{
@@ -12,7 +12,7 @@ use kivu::{
     },
 };
 
-use crate::models::{build_request, fixtures, request, request_without_floor, runtime, serve};
+use crate::models::{Silent, build_request, fixtures, request, request_without_floor, runtime, serve};
 
 pub(crate) fn copy(source: &Path, target: &Path) {
     fs::create_dir_all(target).unwrap();
@@ -120,12 +120,11 @@ fn weights_that_contradict_their_config_are_refused_by_name() {
 }
 
 #[test]
-fn missing_and_empty_sources_are_refused() {
-    let Some(runtime) = runtime() else { return };
+fn missing_and_empty_sources_are_refused_before_onnx_runtime_is_loaded() {
     let folder = tempfile::tempdir().unwrap();
     let refusal = |source: &str, out: &str| {
         let request = request(folder.path().join(source), folder.path().join(out), None);
-        let error = build_request(&request, runtime).unwrap_err();
+        let error = build(&request, &|| panic!("ONNX Runtime is loaded"), &Silent).unwrap_err();
         error.chain().replace(&folder.path().display().to_string(), "[folder]")
     };
     insta::assert_snapshot!(refusal("nowhere", "out"), @"expected a recipe (`….toml`) or a folder, but found nothing at `[folder]/nowhere`");

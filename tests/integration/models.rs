@@ -68,7 +68,7 @@ pub(crate) fn request_without_floor(
 }
 
 pub(crate) fn build_request(request: &Request, runtime: Runtime) -> kivu::Result<Bundle> {
-    build(request, runtime, &Silent).map(|built| built.bundle)
+    build(request, &|| Ok(runtime), &Silent).map(|built| built.bundle)
 }
 
 /// Builds a fixture into `folder` and opens it as a served model.

@@ -303,7 +303,7 @@ fn built_as(architecture: &str, task: Option<Task>, folder: &Path) -> Option<Res
     let text = fs::read_to_string(&config).unwrap();
     fs::write(&config, text.replace("BertForTokenClassification", architecture)).unwrap();
     let request = Request { task, ..request(source, folder.join("bundle"), Some(Precision::Fp32)) };
-    Some(build(&request, runtime, &Silent).map(|built| built.note).map_err(|error| error.to_string()))
+    Some(build(&request, &|| Ok(runtime), &Silent).map(|built| built.note).map_err(|error| error.to_string()))
 }
 
 #[test]
@@ -335,7 +335,7 @@ fn the_quality_of_int8_is_measured_token_by_token() {
         fs::write(&path, text).unwrap();
         request(path, folder.path().join("bundle"), Some(Precision::Int8))
     };
-    let built = build(&recipe("agreement = 0.5\nmean_difference = 0.5"), runtime, &Silent).unwrap();
+    let built = build(&recipe("agreement = 0.5\nmean_difference = 0.5"), &|| Ok(runtime), &Silent).unwrap();
     let manifest = built.bundle.manifest();
     assert_eq!(manifest.engine, Engine::Native);
     let Some(Quality::TokenClassification { texts, tokens, agreement, mean_difference, worst_difference }) =
@@ -348,7 +348,8 @@ fn the_quality_of_int8_is_measured_token_by_token() {
     // The same manifest is read again.
     let text = manifest.to_text().unwrap();
     assert_eq!(Manifest::parse(&text).unwrap().weights.quality, manifest.weights.quality);
-    let refusal = build(&recipe("agreement = 0.99999"), runtime, &Silent).map(drop).unwrap_err().to_string();
+    let refusal =
+        build(&recipe("agreement = 0.99999"), &|| Ok(runtime), &Silent).map(drop).unwrap_err().to_string();
     assert!(
         refusal.starts_with("expected a share of tokens with the label of fp32 of at least 1.0000"),
         "{refusal}"

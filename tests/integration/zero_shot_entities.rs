@@ -271,7 +271,7 @@ fn the_quality_of_int8_is_measured_by_entities() {
     let source = fixtures().join("models/tiny-gliner");
     let out = folder.path().join("built");
     let loose = request_without_floor(Task::TokenClassification, &source, out, Some(Precision::Int8));
-    let built = build(&loose, runtime, &Silent).unwrap();
+    let built = build(&loose, &|| Ok(runtime), &Silent).unwrap();
     let quality = built.bundle.manifest().weights.quality;
     let Some(Quality::ZeroShotEntities { texts, spans, agreement, mean_difference, worst_difference }) =
         quality
@@ -285,7 +285,7 @@ fn the_quality_of_int8_is_measured_by_entities() {
         "{quality:?}"
     );
     let strict = request(source, folder.path().join("strict"), Some(Precision::Int8));
-    let refusal = build(&strict, runtime, &Silent).map(drop).unwrap_err().to_string();
+    let refusal = build(&strict, &|| Ok(runtime), &Silent).map(drop).unwrap_err().to_string();
     assert!(
         refusal.starts_with("expected a share of entities equal to those of fp32 of at least 0.9900"),
         "{refusal}"
@@ -298,6 +298,6 @@ fn models_without_the_files_of_the_encoder_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let request =
         request(without_encoder(folder.path()), folder.path().join("bundle"), Some(Precision::Fp32));
-    let refusal = build(&request, runtime, &Silent).map(drop).unwrap_err().to_string();
+    let refusal = build(&request, &|| Ok(runtime), &Silent).map(drop).unwrap_err().to_string();
     insta::assert_snapshot!(refusal, @"expected the tokenizer and the config of the encoder next to `gliner_config.json`; copy `config.json` and `tokenizer.json` or `spm.model` of `microsoft/deberta-v3-small` there, or load the model with the Python package `gliner` and save it again with `save_pretrained`");
 }

@@ -33,7 +33,7 @@ pub(super) fn prepare(model: &ModelProto, precision: Precision, build: Build<'_>
         tempfile::tempdir_in(build.scratch).map_err(Error::io("cannot create a folder for a graph"))?;
     let (plain, optimized) = (folder.path().join("plain.onnx"), folder.path().join("optimized.onnx"));
     onnx::write(model, folder.path(), "plain.onnx")?;
-    Session::optimize(build.runtime, &plain, &optimized)?;
+    Session::optimize((build.runtime)()?, &plain, &optimized)?;
     onnx::read(&optimized)
 }
 
