@@ -129,12 +129,13 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use axum::{body::Body, routing::get};
+    use tokio::sync::Notify;
 
     use super::*;
 
-    fn request(path: &str) -> Request {
+    fn request(path: &str, time: Duration) -> Request {
         let mut request = Request::get(path).body(Body::empty()).unwrap();
-        request.extensions_mut().insert(Deadline::within(Duration::from_millis(200)));
+        request.extensions_mut().insert(Deadline::within(time));
         request
     }
 
@@ -142,8 +143,8 @@ mod tests {
         Error::io("cannot read `s3://secret/place`")(std::io::Error::other("connection refused"))
     }
 
-    async fn ask(router: &LazyRouter, path: &str) -> (u16, String) {
-        let response = router.respond(request(path)).await;
+    async fn ask(router: &LazyRouter, path: &str, time: Duration) -> (u16, String) {
+        let response = router.respond(request(path, time)).await;
         let status = response.status().as_u16();
         assert_eq!(response.headers().contains_key(REQUEST_ID), status == 503, "request id");
         let body = axum::body::to_bytes(response.into_body(), 4096).await.unwrap();
@@ -159,27 +160,32 @@ mod tests {
             async move { if nth == 0 { Err(transient()) } else { Ok(Router::new().route("/", get(|| async {}))) } }
         });
         assert!(router.prepare(TIMEOUT).await.is_ok(), "transient");
-        let (status, body) = ask(&router, "/large/v1/models").await;
+        let (status, body) = ask(&router, "/large/v1/models", TIMEOUT).await;
         assert_eq!(status, 503);
         insta::assert_snapshot!(body, @r#"{"error":{"code":null,"message":"the models cannot be loaded at the moment; try again shortly","param":null,"type":"server_error"}}"#);
         assert_eq!(tries.load(Ordering::Relaxed), 1, "within the interval");
         tokio::time::sleep(RETRY_INTERVAL).await;
-        assert_eq!(ask(&router, "/").await.0, 200);
+        assert_eq!(ask(&router, "/", TIMEOUT).await.0, 200);
         assert_eq!(tries.load(Ordering::Relaxed), 2);
     }
 
     #[tokio::test]
     async fn a_request_waits_until_its_deadline() {
-        let router = LazyRouter::new(None, || async {
-            tokio::time::sleep(Duration::from_millis(400)).await;
-            Ok(Router::new().route("/", get(|| async {})))
+        let loaded = Arc::new(Notify::new());
+        let waiting = Arc::clone(&loaded);
+        let router = LazyRouter::new(None, move || {
+            let loaded = Arc::clone(&waiting);
+            async move {
+                loaded.notified().await;
+                Ok(Router::new().route("/", get(|| async {})))
+            }
         });
         assert!(router.prepare(Duration::ZERO).await.is_ok());
-        let (status, body) = ask(&router, "/v1/models").await;
+        let (status, body) = ask(&router, "/v1/models", Duration::from_millis(200)).await;
         assert_eq!(status, 503);
         insta::assert_snapshot!(body, @r#"{"error":{"code":null,"message":"the models are still being loaded; try again shortly","param":null,"type":"server_error"}}"#);
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        assert_eq!(ask(&router, "/").await.0, 200);
+        loaded.notify_one();
+        assert_eq!(ask(&router, "/", TIMEOUT).await.0, 200);
     }
 
     #[tokio::test]
