@@ -236,6 +236,13 @@ fn bad_requests_do_not_end_the_server() {
     assert_eq!(body(good()), expected, "after a truncated body");
 }
 
+/// Waits until the server reads the body of a request with `expect: 100-continue`.
+pub(crate) fn wait_for_continue(connection: &mut TcpStream) {
+    let mut interim = [0; 25];
+    connection.read_exact(&mut interim).unwrap();
+    assert_eq!(&interim, b"HTTP/1.1 100 Continue\r\n\r\n");
+}
+
 fn post(head: &str, body: &[u8]) -> Vec<u8> {
     let mut request = format!("{head}content-length: {}\r\n\r\n", body.len()).into_bytes();
     request.extend_from_slice(body);
@@ -249,8 +256,8 @@ fn sigterm_lets_accepted_requests_finish() {
     let mut connection = TcpStream::connect(&server.address).unwrap();
     let body = r#"{"inputs": "a text"}"#;
     let head = "POST /embed HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n";
-    write!(connection, "{head}content-length: {}\r\n\r\n{{", body.len()).unwrap();
-    thread::sleep(Duration::from_millis(100));
+    write!(connection, "{head}expect: 100-continue\r\ncontent-length: {}\r\n\r\n{{", body.len()).unwrap();
+    wait_for_continue(&mut connection);
     let killed = Command::new("kill").arg(server.process.id().to_string()).status().unwrap();
     assert!(killed.success());
     thread::sleep(Duration::from_millis(200));

