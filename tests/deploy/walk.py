@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -263,10 +264,10 @@ class Walk:
         for part in (self.outputs["Url"], self.outputs["DataBucket"], f"{STACK}-", "messages in Uploads", "messages in DeadLetters"):
             if part not in said:
                 raise Problem(f"expected {part} from `make status`, but found {said}")
-        expect("the followed log", True, '"message":"done"' in self.logs())
+        expect("the followed log", True, self.follows(b'"message":"done"'))
 
-    def logs(self, within_s=10):
-        """The output of `make logs` until it is interrupted."""
+    def follows(self, expected, within_s=120):
+        """Whether `make logs` prints a line with `expected` before it is interrupted."""
         command = ["make", "logs", f"STACK={STACK}"]
         environment = os.environ | self.emulator.environment
         process = subprocess.Popen(
@@ -274,9 +275,14 @@ class Walk:
             # The parent process may ignore this signal.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
-        time.sleep(within_s)
-        os.killpg(process.pid, signal.SIGINT)
-        return process.communicate(timeout=within_s)[0].decode()
+        interrupt = lambda: os.killpg(process.pid, signal.SIGINT)
+        timer = threading.Timer(within_s, interrupt)
+        timer.start()
+        found = any(expected in line for line in process.stdout)
+        timer.cancel()
+        interrupt()
+        process.communicate(timeout=10)
+        return found
 
     def the_deployment_is_deleted(self):
         self.make("undeploy")

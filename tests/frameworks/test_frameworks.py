@@ -258,7 +258,10 @@ class Requests(FrameworkTest):
 
 
 class Overhead(FrameworkTest):
-    """The cost of a dialect, in the server: medians of the time for one short text over one connection."""
+    """The cost of a dialect, in the server: the time for one short text over one connection.
+
+    The 10th percentile has less noise of a busy machine than the median.
+    """
 
     MAX_MS = 0.5
 
@@ -281,10 +284,10 @@ class Overhead(FrameworkTest):
                 connection.request("POST", path, body, {"content-type": "application/json"})
                 connection.getresponse().read()
                 times[path].append(time.perf_counter() - started)
-        medians = {path: float(numpy.median(found)) * 1000 for path, found in times.items()}
-        print("p50 in ms:", {path: round(found, 3) for path, found in medians.items()}, file=sys.stderr)
-        for path, found in medians.items():
-            self.assertLessEqual(found - medians["/embed"], self.MAX_MS, path)
+        fast = {path: float(numpy.percentile(found, 10)) * 1000 for path, found in times.items()}
+        print("p10 in ms:", {path: round(found, 3) for path, found in fast.items()}, file=sys.stderr)
+        for path, found in fast.items():
+            self.assertLessEqual(found - fast["/embed"], self.MAX_MS, path)
 
 
 if __name__ == "__main__":

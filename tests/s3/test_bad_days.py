@@ -157,12 +157,16 @@ class BadDays(unittest.TestCase):
             faults.stop()
 
     def test_a_bucket_that_does_not_respond(self):
-        with socket.create_server((HOST, 0)) as silent:
-            function = self.function(f"http://{HOST}:{silent.getsockname()[1]}")
+        def time_to_start(function):
             started = time.monotonic()
             function.start()
-            self.assertTrue(function.asked.wait(10), "Lambda gives a start ten seconds")
-            self.assertLess(time.monotonic() - started, 10)
+            self.assertTrue(function.asked.wait(60), "it starts")
+            return time.monotonic() - started
+
+        usual = time_to_start(self.function(self.weed.endpoint))
+        with socket.create_server((HOST, 0)) as silent:
+            function = self.function(f"http://{HOST}:{silent.getsockname()[1]}")
+            self.assertLess(time_to_start(function) - usual, 10, "Lambda gives a start ten seconds")
             unavailable = self.ask(function, event(), seconds=2)
             self.assert_unavailable(unavailable, "the models are still being loaded; try again shortly")
             wait_for("the log", lambda: '"cannot start"' in function.text(), 30)
@@ -263,10 +267,16 @@ class BadDays(unittest.TestCase):
         # A request that takes too long ends before the function does: with a tenth of the time that it needs here, besides
         # the time that the function keeps for the response.
         many = event(body=json.dumps({"input": [f"{SECRET_TEXT} {number} " + "word " * 400 for number in range(1000)]}), x_api_key=key)
-        started = time.monotonic()
-        self.assertEqual(self.ask(function, many)[0], 200)
-        needed = time.monotonic() - started
-        status, _, body = self.ask(function, many, seconds=MARGIN_SECONDS + needed / 10)
+        needed = []
+        for _ in range(2):
+            started = time.monotonic()
+            self.assertEqual(self.ask(function, many)[0], 200)
+            needed.append(time.monotonic() - started)
+        # The function ignores a deadline that has passed when the request arrives, as on a busy machine.
+        for _ in range(5):
+            status, _, body = self.ask(function, many, seconds=MARGIN_SECONDS + min(needed) / 10)
+            if status != 200:
+                break
         self.assertEqual(status, 504)
         self.assertRegex(json.loads(body)["error"]["message"], "^no response within [0-9]+ms$")
         # With a wrong clock, the deadline is in the past or far in the future.
