@@ -1,24 +1,32 @@
-//! Linear layers. Activations are quantized to u8, each row with a scale and a minimum of its own.
+//! Linear layers. Activations are quantized to u8, each block of a row with a scale and a minimum of its own.
 
 use std::ops::Range;
 
 use crate::{
-    kernel::{Kernel, LANES, Lanes, MAX_ROWS, Panel, Rows, Sums},
+    kernel::{GROUP, Kernel, LANES, Lanes, MAX_ROWS, Panel, Rows, Sums},
     math::{activate, largest, smallest, sum},
     program::{Dense, Linear},
 };
 
-/// Quantized rows, and buffers to quantize them.
+/// Quantized rows. Tiles of [`MAX_ROWS`] rows follow each other; within a tile, the rows of a block of inputs are together.
 #[derive(Debug, Default)]
 pub(crate) struct Quantized {
-    ranges: Vec<RowRange>,
+    ranges: Vec<BlockRange>,
     /// In the format of the kernel.
     activations: Vec<u8>,
 }
 
-/// The range of a row: `value ≈ least + scale × integer`.
-#[derive(Clone, Copy, Debug)]
-struct RowRange {
+/// The results of a tile, aligned so that a register is in one line of the cache.
+#[derive(Default)]
+#[repr(align(64))]
+struct Tile {
+    sums: [[Sums; 2]; MAX_ROWS],
+    totals: [[Lanes; 2]; MAX_ROWS],
+}
+
+/// The range of one block of a row: `value ≈ least + scale × integer`.
+#[derive(Clone, Copy, Debug, Default)]
+struct BlockRange {
     scale: f32,
     least: f32,
 }
@@ -32,79 +40,108 @@ pub(crate) fn linear<K: Kernel>(
     scratch: &mut Quantized,
     out: &mut [f32],
 ) {
-    quantize(kernel, input, layer.inputs, scratch);
-    let steps = layer.inputs / 4;
-    let (first, width) = (panels.start, panels.len() * LANES);
-    let tile_bytes = MAX_ROWS * layer.inputs * K::ACTIVATION_SIZE;
-    let mut sums = [[[0; LANES]; 2]; MAX_ROWS];
+    quantize(kernel, input, layer, scratch);
+    let blocks = layer.blocks();
+    let width = panels.len() * LANES;
+    let Tile { sums, totals } = &mut Tile::default();
     // All rows of a block are multiplied by a pair of panels before the next pair, so that each pair is read once.
-    for (pair, blocks) in layer.panels[panels.start * steps..panels.end * steps].chunks(2 * steps).enumerate()
-    {
-        let (left, right) = blocks.split_at(steps);
-        let has_right = !right.is_empty();
-        let panel = |blocks, index: usize| Panel { blocks, column_sums: &layer.sums[first + index] };
-        let right = if has_right { panel(right, 2 * pair + 1) } else { panel(left, 2 * pair) };
-        let panels = [panel(left, 2 * pair), right];
-        let tiles = scratch.activations.chunks(tile_bytes).zip(scratch.ranges.chunks(MAX_ROWS));
-        for ((activations, ranges), out) in tiles.zip(out.chunks_mut(MAX_ROWS * width)) {
-            let sums = &mut sums[..ranges.len()];
-            kernel.tile(activations, panels, sums);
-            for half in 0..1 + usize::from(has_right) {
-                let columns = (2 * pair + half) * LANES..width;
-                finish(kernel, (layer, first + 2 * pair + half, half), columns, ranges, sums, out);
+    for first in panels.clone().step_by(2) {
+        // The last panel may be without another.
+        let pair = [first, (first + 1).min(panels.end - 1)];
+        let halves = 1 + pair[1] - first;
+        let tiles = scratch.ranges.chunks(MAX_ROWS * blocks);
+        let activations = scratch.activations.chunks(MAX_ROWS * layer.inputs * K::ACTIVATION_SIZE);
+        for ((ranges, activations), out) in tiles.zip(activations).zip(out.chunks_mut(MAX_ROWS * width)) {
+            let rows = ranges.len() / blocks;
+            let by_block =
+                ranges.chunks_exact(rows).zip(activations.chunks_exact(activations.len() / blocks));
+            for (block, (ranges, activations)) in by_block.enumerate() {
+                let sums = &mut sums[..rows];
+                let weights = [weights(layer, pair[0], block), weights(layer, pair[1], block)];
+                kernel.tile(activations, weights, sums);
+                for (half, panel) in pair.into_iter().enumerate().take(halves) {
+                    let columns = (first - panels.start + half) * LANES..width;
+                    let place = (layer, panel, block);
+                    add_block(kernel, place, half, (ranges, sums), totals, (columns, &mut *out));
+                }
             }
         }
     }
 }
 
-/// The results of a tile for one panel: sums of integers → scaled sums with bias and activation. Of rows as long as the
-/// end of `columns`, those from its start on are written.
+/// A block of a panel.
 #[inline(always)]
-fn finish<K: Kernel>(
+fn weights(layer: &Linear, panel: usize, block: usize) -> Panel<'_> {
+    let (place, depth) = (panel * layer.blocks() + block, layer.block / GROUP);
+    Panel {
+        blocks: &layer.panels[place * depth..(place + 1) * depth],
+        column_sums: &layer.sums[place],
+    }
+}
+
+/// Adds the products of a block of inputs with a panel to the totals of a tile, which begin with the bias. After the last
+/// block, the totals are the outputs, with the activation: of rows as long as the end of `columns`, those from its start
+/// on are written.
+#[inline(always)]
+fn add_block<K: Kernel>(
     kernel: K,
-    (layer, panel, half): (&Linear, usize, usize),
-    columns: Range<usize>,
-    ranges: &[RowRange],
-    sums: &[[Sums; 2]],
-    out: &mut [f32],
+    (layer, panel, block): (&Linear, usize, usize),
+    half: usize,
+    (ranges, sums): (&[BlockRange], &[[Sums; 2]]),
+    totals: &mut [[Lanes; 2]],
+    (columns, out): (Range<usize>, &mut [f32]),
 ) {
-    let scales = kernel.load(&layer.scales[panel]);
-    let column_sums = kernel.mul(kernel.load_i32(&layer.sums[panel]), scales);
+    let place = panel * layer.blocks() + block;
+    let scales = kernel.load(&layer.scales[place]);
+    let column_sums = kernel.mul(kernel.load_i32(&layer.sums[place]), scales);
     let bias = kernel.load(&layer.bias[panel]);
-    for ((range, sums), out) in ranges.iter().zip(sums).zip(out.chunks_exact_mut(columns.end)) {
-        let base = kernel.mul_add(kernel.splat(range.least), column_sums, bias);
+    let is_last = block + 1 == layer.blocks();
+    let rows = ranges.iter().zip(sums).zip(totals).zip(out.chunks_exact_mut(columns.end));
+    for (((range, sums), totals), out) in rows {
+        let total = if block == 0 { bias } else { kernel.load(&totals[half]) };
+        let base = kernel.mul_add(kernel.splat(range.least), column_sums, total);
         let scale = kernel.mul(kernel.splat(range.scale), scales);
-        let mut values = kernel.mul_add(kernel.load_i32(&sums[half]), scale, base);
+        let mut total = kernel.mul_add(kernel.load_i32(&sums[half]), scale, base);
+        if !is_last {
+            kernel.store(total, &mut totals[half]);
+            continue;
+        }
         if let Some(function) = layer.activation {
-            values = activate(kernel, function, values);
+            total = activate(kernel, function, total);
         }
         if let Some(out) = out[columns.start..].first_chunk_mut() {
-            kernel.store(values, out);
+            kernel.store(total, out);
         }
     }
 }
 
-/// Quantizes rows of `width` values.
+/// Quantizes rows in the order of [`Quantized`].
 #[inline(always)]
-fn quantize<K: Kernel>(kernel: K, input: &[f32], width: usize, scratch: &mut Quantized) {
+fn quantize<K: Kernel>(kernel: K, input: &[f32], layer: &Linear, scratch: &mut Quantized) {
     let Quantized { ranges, activations } = scratch;
-    ranges.clear();
+    let (blocks, bytes) = (layer.blocks(), layer.block * K::ACTIVATION_SIZE);
+    ranges.resize(input.len() / layer.block, BlockRange::default());
     activations.resize(input.len() * K::ACTIVATION_SIZE, 0);
-    let rows = activations.chunks_exact_mut(width * K::ACTIVATION_SIZE);
-    // A loop: what iterator adapters call in the standard library is not compiled for the kernel.
-    for (row, out) in input.chunks_exact(width).zip(rows) {
-        ranges.push(quantize_row(kernel, row, out));
+    for (tile, input) in input.chunks(MAX_ROWS * layer.inputs).enumerate() {
+        let rows = input.len() / layer.inputs;
+        // A loop: what iterator adapters call in the standard library is not compiled for the kernel.
+        for (index, values) in input.chunks_exact(layer.block).enumerate() {
+            let (row, block) = (index / blocks, index % blocks);
+            let place = tile * MAX_ROWS * blocks + block * rows + row;
+            let out = &mut activations[place * bytes..(place + 1) * bytes];
+            ranges[place] = quantize_block(kernel, values, out);
+        }
     }
 }
 
-/// Quantizes a row. The minimum is a float, not a whole number of steps, so that nothing is lost to the rounding of a
-/// zero point. A row with NaN or infinite values gets the scale NaN, and so do its results.
+/// Quantizes a block of a row. The minimum is a float, not a whole number of steps, so that nothing is lost to the rounding
+/// of a zero point. A block with NaN or infinite values gets the scale NaN, and so do the results of its row.
 #[inline(always)]
-fn quantize_row<K: Kernel>(kernel: K, row: &[f32], out: &mut [u8]) -> RowRange {
-    let row = row.as_chunks::<LANES>().0;
+fn quantize_block<K: Kernel>(kernel: K, values: &[f32], out: &mut [u8]) -> BlockRange {
+    let values = values.as_chunks::<LANES>().0;
     let zero = kernel.splat(0.0);
     let (mut least, mut most, mut invalid) = (zero, zero, zero);
-    for lanes in row {
+    for lanes in values {
         let lanes = kernel.load(lanes);
         least = kernel.min(lanes, least);
         most = kernel.max(lanes, most);
@@ -116,11 +153,11 @@ fn quantize_row<K: Kernel>(kernel: K, row: &[f32], out: &mut [u8]) -> RowRange {
     let inverse = kernel.splat(if scale > 0.0 { 1.0 / scale } else { 0.0 });
     // Adding 2^23 rounds to an integer, which is then in the lowest byte.
     let (magic, start) = (kernel.splat(8_388_608.0), kernel.splat(least));
-    for (lanes, out) in row.iter().zip(out.chunks_exact_mut(LANES * K::ACTIVATION_SIZE)) {
+    for (lanes, out) in values.iter().zip(out.chunks_exact_mut(LANES * K::ACTIVATION_SIZE)) {
         let shifted = kernel.sub(kernel.load(lanes), start);
         kernel.store_activations(kernel.mul_add(shifted, inverse, magic), out);
     }
-    RowRange { scale: scale + sum(kernel, invalid), least }
+    BlockRange { scale: scale + sum(kernel, invalid), least }
 }
 
 /// The product of rows of `width` values and the weights of `layer` in fp32, with its bias.
@@ -178,51 +215,68 @@ mod tests {
         ((input * 37 + output * 11) % 255) as u8 as i8
     }
 
-    fn layer() -> Linear {
-        let block = |panel: usize, step: usize| -> Block {
+    /// The scale of the weights of an output in a block of inputs.
+    fn scale(output: usize, block: usize) -> f32 {
+        0.01 + output as f32 / 1000.0 + block as f32 / 200.0
+    }
+
+    fn layer(block: usize) -> Linear {
+        let group = |panel: usize, step: usize| -> Block {
             std::array::from_fn(|lane| {
                 std::array::from_fn(|input| weight(step * 4 + input, panel * LANES + lane))
             })
         };
-        let blocks: Vec<Block> =
-            (0..PANELS).flat_map(|panel| (0..INPUTS / 4).map(move |step| block(panel, step))).collect();
-        let by_output = |f: &dyn Fn(usize) -> f32| -> Vec<Lanes> {
-            (0..PANELS).map(|panel| std::array::from_fn(|lane| f(panel * LANES + lane))).collect()
+        let groups: Vec<Block> =
+            (0..PANELS).flat_map(|panel| (0..INPUTS / 4).map(move |step| group(panel, step))).collect();
+        let blocks = INPUTS / block;
+        let lanes =
+            |place: usize| (0..LANES).map(move |lane| (place / blocks * LANES + lane, place % blocks));
+        let scales = |place| lanes(place).map(|(output, block)| scale(output, block)).collect::<Vec<_>>();
+        let sum = |(output, at): (usize, usize)| {
+            (at * block..(at + 1) * block).map(|input| i32::from(weight(input, output))).sum()
         };
-        let sum = |output| (0..INPUTS).map(|input| i32::from(weight(input, output))).sum();
-        let sums: Vec<Sums> =
-            (0..PANELS).map(|panel| std::array::from_fn(|lane| sum(panel * LANES + lane))).collect();
+        let sums = |place| lanes(place).map(sum).collect::<Vec<i32>>();
+        let bias: Vec<f32> = (0..PANELS * LANES).map(|output| output as f32 - 20.0).collect();
         Linear {
             inputs: INPUTS,
+            block,
             outputs: PANELS * LANES,
-            panels: blocks.into(),
-            scales: by_output(&|output| 0.01 + output as f32 / 1000.0).into(),
-            sums: sums.into(),
-            bias: by_output(&|output| output as f32 - 20.0).into(),
+            panels: groups.into(),
+            scales: (0..PANELS * blocks).flat_map(scales).collect::<Vec<_>>().as_chunks().0.to_vec().into(),
+            sums: (0..PANELS * blocks).flat_map(sums).collect::<Vec<_>>().as_chunks().0.to_vec().into(),
+            bias: bias.as_chunks().0.to_vec().into(),
             activation: None,
         }
     }
 
     #[test]
-    fn outputs_are_those_of_the_quantized_row() {
+    fn outputs_are_those_of_the_quantized_blocks() {
         let rows = 2 * MAX_ROWS + 1;
         let input: Vec<f32> =
             (0..rows * INPUTS).map(|at| ((at * 7919) % 1000) as f32 / 100.0 - 3.0).collect();
-        let layer = layer();
-        for instructions in InstructionSet::available() {
+        for (block, instructions) in [INPUTS, INPUTS / 2]
+            .into_iter()
+            .flat_map(|block| InstructionSet::available().map(move |it| (block, it)))
+        {
+            let layer = layer(block);
             let out = instructions.call(Call(&input, &layer));
             for (row, out) in input.chunks_exact(INPUTS).zip(out.chunks_exact(PANELS * LANES)) {
-                let least = row.iter().fold(0.0_f32, |a, b| a.min(*b));
-                let scale = (row.iter().fold(0.0_f32, |a, b| a.max(*b)) - least) / 255.0;
                 for (output, found) in out.iter().enumerate() {
-                    let quantized = |value: f32| ((value - least) / scale).round_ties_even() * scale + least;
-                    let product =
-                        |(input, value): (usize, &f32)| quantized(*value) * f32::from(weight(input, output));
-                    let sum: f32 = row.iter().enumerate().map(product).sum();
-                    let expected = sum * (0.01 + output as f32 / 1000.0) + output as f32 - 20.0;
+                    let (mut expected, mut step) = (output as f32 - 20.0, 0.0_f32);
+                    for (at, values) in row.chunks_exact(block).enumerate() {
+                        let least = values.iter().fold(0.0_f32, |a, b| a.min(*b));
+                        let range = (values.iter().fold(0.0_f32, |a, b| a.max(*b)) - least) / 255.0;
+                        let quantized =
+                            |value: f32| ((value - least) / range).round_ties_even() * range + least;
+                        for (input, value) in values.iter().enumerate() {
+                            let weight = f32::from(weight(at * block + input, output));
+                            expected += quantized(*value) * weight * scale(output, at);
+                        }
+                        step = step.max(range);
+                    }
                     // At most one value may be rounded to the other side.
                     assert!(
-                        (found - expected).abs() < 0.05 + scale * 128.0 * 0.06,
+                        (found - expected).abs() < 0.05 + step * 128.0 * 0.07,
                         "{instructions}: {found}, {expected}"
                     );
                 }
@@ -232,11 +286,12 @@ mod tests {
 
     #[test]
     fn values_that_are_not_finite_spoil_their_own_row_alone() {
-        for invalid in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for (invalid, block) in [(f32::NAN, INPUTS), (f32::INFINITY, INPUTS / 2), (f32::NEG_INFINITY, INPUTS)]
+        {
             let mut input = vec![1.0; 3 * INPUTS];
             input[INPUTS + 5] = invalid;
             for instructions in InstructionSet::available() {
-                let out = instructions.call(Call(&input, &layer()));
+                let out = instructions.call(Call(&input, &layer(block)));
                 let rows: Vec<bool> = out
                     .chunks_exact(PANELS * LANES)
                     .map(|row| row.iter().all(|value| value.is_finite()))

@@ -132,13 +132,15 @@ pub(crate) fn gate<K: Kernel>(
     }
 }
 
-/// Layer normalization of a row.
+/// Normalization of a row: to the mean 0 and the variance 1, or to the mean square 1.
 #[inline(always)]
 pub(crate) fn normalize<K: Kernel>(kernel: K, row: &mut [Lanes], norm: &Norm) {
     let count = (row.len() * LANES) as f32;
     let mut total = kernel.splat(0.0);
-    for lanes in row.iter() {
-        total = kernel.add(total, kernel.load(lanes));
+    if norm.centers {
+        for lanes in row.iter() {
+            total = kernel.add(total, kernel.load(lanes));
+        }
     }
     let mean = kernel.splat(sum(kernel, total) / count);
     let mut squares = kernel.splat(0.0);
@@ -204,11 +206,22 @@ mod tests {
     }
 
     #[test]
-    fn a_normalized_row_has_mean_zero_and_variance_one() {
+    fn a_normalized_row_has_mean_zero_and_variance_one_or_mean_square_one() {
         let mut row: Vec<Lanes> =
             (0..2).map(|part| std::array::from_fn(|lane| (part * 16 + lane) as f32)).collect();
-        let (gain, bias) = (vec![[2.0; LANES]; 2].into(), vec![[0.5; LANES]; 2].into());
-        normalize(Plain, &mut row, &Norm { gain, bias, epsilon: 0.0 });
+        let norm = |centers| {
+            let (gain, bias) = (vec![[2.0; LANES]; 2].into(), vec![[0.5; LANES]; 2].into());
+            Norm { centers, gain, bias, epsilon: 0.0 }
+        };
+        let mut uncentered = row.clone();
+        normalize(Plain, &mut uncentered, &norm(false));
+        // The sum of the squares of 0…31 is 31 × 32 × 63 / 6.
+        let root = (10_416.0_f32 / 32.0).sqrt();
+        for (index, value) in uncentered.as_flattened().iter().enumerate() {
+            let expected = 2.0 * index as f32 / root + 0.5;
+            assert!((value - expected).abs() < 1e-5, "{index}: {value}, not {expected}");
+        }
+        normalize(Plain, &mut row, &norm(true));
         // 0…31: mean 15.5, variance (32² − 1) / 12.
         let deviation = (1023.0_f32 / 12.0).sqrt();
         for (index, value) in row.as_flattened().iter().enumerate() {

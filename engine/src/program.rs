@@ -113,10 +113,8 @@ pub enum RowOperation {
         index: Index,
         out: ValueId,
     },
-    /// The first token of each text.
-    First { input: ValueId, out: ValueId },
-    /// The mean of the tokens of each text; zeros without tokens.
-    Mean { input: ValueId, out: ValueId },
+    /// A row for each text, from those of its tokens; zeros without tokens.
+    Pool { pooling: Pooling, input: ValueId, out: ValueId },
     /// A linear layer in int8.
     Linear { input: ValueId, layer: Linear, out: ValueId },
     /// A linear layer in fp32.
@@ -133,14 +131,26 @@ pub enum RowOperation {
     },
     /// The sum of two values.
     Add { inputs: [ValueId; 2], out: ValueId },
-    /// Layer normalization of an input, or of the sum of two.
+    /// Normalization of an input, or of the sum of two.
     Norm {
-        input: ValueId,
+        /// Columns of a value.
+        input: View,
         /// The rows that are added first.
         residual: Option<ValueId>,
         norm: Norm,
         out: ValueId,
     },
+}
+
+/// The row of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// That of the first token.
+    First,
+    /// That of the last token.
+    Last,
+    /// The mean of all tokens.
+    Mean,
 }
 
 /// The number by which a row of a table is selected.
@@ -163,18 +173,20 @@ pub enum Table {
     Int8(Array<i8>, Array<f32>),
 }
 
-/// A linear layer in int8, with one scale per output.
+/// A linear layer in int8, with a scale for each output and block of inputs.
 #[derive(Debug)]
 pub struct Linear {
-    /// Values per input row, a multiple of 16.
+    /// Values per input row, a multiple of [`Linear::block`].
     pub inputs: usize,
+    /// The number of inputs that have a common scale: all of them, or a part of each row; a multiple of 16.
+    pub block: usize,
     /// Values per output row, a multiple of 16.
     pub outputs: usize,
     /// Panels of 16 outputs, each of `inputs` / 4 blocks.
     pub panels: Array<Block>,
-    /// The scale of each output.
+    /// The scales of the blocks of each panel.
     pub scales: Array<Lanes>,
-    /// The sum of each output's weights.
+    /// The sums of the weights of the blocks of each panel.
     pub sums: Array<Sums>,
     /// Added to each output; zeros in a layer without a bias.
     pub bias: Array<Lanes>,
@@ -208,9 +220,11 @@ pub enum Activation {
     Tanh,
 }
 
-/// Layer normalization.
+/// Normalization of a row, or of each of its parts (heads) that are as wide as the gain.
 #[derive(Debug)]
 pub struct Norm {
+    /// Whether the mean is subtracted first (layer normalization, rather than root mean square).
+    pub centers: bool,
     /// The factor of each value.
     pub gain: Array<Lanes>,
     /// The bias of each value.
@@ -304,6 +318,13 @@ pub struct Limits {
 /// Panels of a part of a layer: with 768 inputs, 400 kB of weights, which fit into the second-level cache.
 const PANELS_PER_PART: usize = 32;
 
+impl Linear {
+    /// The number of blocks of a row of inputs.
+    pub(crate) fn blocks(&self) -> usize {
+        self.inputs / self.block
+    }
+}
+
 impl Largest {
     /// The number of parts of its outputs.
     pub(crate) fn tasks(&self) -> usize {
@@ -322,14 +343,15 @@ impl RowOperation {
     pub fn inputs(&self) -> Vec<ValueId> {
         match *self {
             Self::Lookup { .. } => Vec::new(),
-            Self::First { input, .. }
-            | Self::Mean { input, .. }
+            Self::Pool { input, .. }
             | Self::Linear { input, .. }
             | Self::Dense { input, .. }
             | Self::Activation { input, .. }
             | Self::Gate { input, .. }
-            | Self::Norm { input, residual: None, .. } => vec![input],
-            Self::Norm { input, residual: Some(residual), .. } => vec![input, residual],
+            | Self::Norm { input: View { value: input, .. }, residual: None, .. } => vec![input],
+            Self::Norm { input: View { value: input, .. }, residual: Some(residual), .. } => {
+                vec![input, residual]
+            }
             Self::Add { inputs, .. } => inputs.to_vec(),
         }
     }
@@ -338,8 +360,7 @@ impl RowOperation {
     pub fn output(&self) -> ValueId {
         match *self {
             Self::Lookup { out, .. }
-            | Self::First { out, .. }
-            | Self::Mean { out, .. }
+            | Self::Pool { out, .. }
             | Self::Linear { out, .. }
             | Self::Dense { out, .. }
             | Self::Activation { out, .. }

@@ -15,8 +15,8 @@ use crate::{
     linear::{Quantized, dense, linear},
     math::{activate, gate, normalize},
     program::{
-        Attention, Index, Largest, Load, Per, Program, RowOperation, RowStage, Stage, Table, Value, ValueId,
-        View,
+        Attention, Index, Largest, Load, Per, Pooling, Program, RowOperation, RowStage, Stage, Table, Value,
+        ValueId, View,
     },
 };
 
@@ -297,20 +297,18 @@ fn rows<K: Kernel>(
                     look_up(kernel, table, index.of(token), out);
                 }
             }
-            RowOperation::First { input, .. } => {
-                for (text, out) in run.texts[rows.clone()].iter().zip(out.chunks_exact_mut(width)) {
-                    let first = text.start..text.end.min(text.start + 1);
-                    out.fill(0.0);
-                    run.each_part(program.values[*input], first, |part| out.copy_from_slice(part));
-                }
-            }
-            RowOperation::Mean { input, .. } => {
+            RowOperation::Pool { pooling, input, .. } => {
                 for (text, out) in run.attended[rows.clone()].iter().zip(out.chunks_exact_mut(width)) {
+                    let tokens = match pooling {
+                        Pooling::First => text.start..text.end.min(text.start + 1),
+                        Pooling::Last => text.start.max(text.end.saturating_sub(1))..text.end,
+                        Pooling::Mean => text.clone(),
+                    };
+                    let count = tokens.len().max(1) as f32;
                     out.fill(0.0);
-                    run.each_part(program.values[*input], text.clone(), |part| {
+                    run.each_part(program.values[*input], tokens, |part| {
                         part.chunks_exact(width).for_each(|row| add_to(out, row));
                     });
-                    let count = text.len().max(1) as f32;
                     out.iter_mut().for_each(|value| *value /= count);
                 }
             }
@@ -339,12 +337,26 @@ fn rows<K: Kernel>(
                 add(&values[slot(left)], &values[slot(right)], &mut out)
             }
             RowOperation::Norm { input, residual, norm, .. } => {
+                let stride = program.values[input.value].width;
+                let columns = values[slot(&input.value)].chunks_exact(stride);
+                let columns = columns.map(|row| &row[input.offset..input.offset + width]);
                 match residual {
-                    Some(residual) => add(&values[slot(input)], &values[slot(residual)], &mut out),
-                    None => out.copy_from_slice(&values[slot(input)]),
+                    Some(residual) => {
+                        let residuals = values[slot(residual)].chunks_exact(width);
+                        for ((input, residual), out) in
+                            columns.zip(residuals).zip(out.chunks_exact_mut(width))
+                        {
+                            add(input, residual, out);
+                        }
+                    }
+                    None => {
+                        for (input, out) in columns.zip(out.chunks_exact_mut(width)) {
+                            out.copy_from_slice(input);
+                        }
+                    }
                 }
-                for row in out.chunks_exact_mut(width) {
-                    normalize(kernel, row.as_chunks_mut().0, norm);
+                for part in out.chunks_exact_mut(norm.gain.len() * LANES) {
+                    normalize(kernel, part.as_chunks_mut().0, norm);
                 }
             }
         }

@@ -15,7 +15,7 @@ const IDS: usize = 50;
 /// Not a multiple of the lanes.
 const OUTPUTS: usize = 27;
 /// On x86-64, by the reference in plain Rust.
-const RECORDED: u64 = 0x2a37_0beb_db03_720c;
+const RECORDED: u64 = 0x0345_5af9_678f_a245;
 
 /// Numbers from -1 to 1.
 fn numbers(random: &mut fastrand::Rng, count: usize) -> Vec<f32> {
@@ -26,53 +26,66 @@ fn lanes(values: &[f32]) -> Vec<[f32; LANES]> {
     values.as_chunks().0.to_vec()
 }
 
-fn linear(random: &mut fastrand::Rng, outputs: usize, activation: Option<Activation>) -> Linear {
+fn linear(
+    random: &mut fastrand::Rng,
+    (outputs, block): (usize, usize),
+    activation: Option<Activation>,
+) -> Linear {
     let panels: Vec<[[i8; 4]; LANES]> = (0..outputs / LANES * WIDTH / 4)
         .map(|_| std::array::from_fn(|_| std::array::from_fn(|_| random.i8(..))))
         .collect();
-    let sum = |panel: usize, output: usize| {
-        let blocks = &panels[panel * WIDTH / 4..(panel + 1) * WIDTH / 4];
-        blocks.iter().flat_map(|block| block[output]).map(i32::from).sum()
+    // Of the weights of each block.
+    let sum = |weights: &[[[i8; 4]; LANES]], output: usize| {
+        weights.iter().flat_map(|weights| weights[output]).map(i32::from).sum()
     };
-    let sums: Vec<[i32; LANES]> =
-        (0..outputs / LANES).map(|panel| std::array::from_fn(|output| sum(panel, output))).collect();
+    let sums: Vec<[i32; LANES]> = panels
+        .chunks_exact(block / 4)
+        .map(|weights| std::array::from_fn(|output| sum(weights, output)))
+        .collect();
     Linear {
         inputs: WIDTH,
+        block,
         outputs,
         sums: sums.into(),
         panels: panels.into(),
-        scales: vec![[0.002; LANES]; outputs / LANES].into(),
+        scales: vec![[0.002; LANES]; outputs / LANES * WIDTH / block].into(),
         bias: lanes(&numbers(random, outputs)).into(),
         activation,
     }
 }
 
-/// Embeddings, attention with rotary positions and a window, a gated layer, a residual, and the poolings: the mean with a
-/// layer in fp32, the first token, and the largest outputs of a layer.
+/// Embeddings, attention with rotary positions and a window, a gated layer in blocks, a normalization of heads, residuals,
+/// and the poolings: the mean with a layer in fp32, the first and the last token, and the largest outputs of a layer.
 fn program(activation: Activation) -> Program {
     use RowOperation::{
-        Activation as Activate, Add, Dense as Project, First, Gate, Lookup, Mean, Norm as Normalize,
+        Activation as Activate, Add, Dense as Project, Gate, Lookup, Norm as Normalize, Pool,
     };
     let random = &mut fastrand::Rng::with_seed(7);
-    // Those of texts are the last four.
-    let mut widths = [WIDTH; 14];
+    // Those of texts are the last five.
+    let mut widths = [WIDTH; 15];
     (widths[1], widths[5], widths[11], widths[13]) = (3 * WIDTH, 2 * WIDTH, OUTPUTS, OUTPUTS);
     let per = |id| if id < 10 { Per::Token } else { Per::Text };
     let values = widths.iter().enumerate().map(|(id, width)| Value { per: per(id), width: *width, slot: id });
     let norm = |random: &mut fastrand::Rng| {
         let mut row = || lanes(&numbers(random, WIDTH)).into();
-        Norm { gain: row(), bias: row(), epsilon: 1e-5 }
+        Norm { centers: true, gain: row(), bias: row(), epsilon: 1e-5 }
     };
-    let layer = |random: &mut fastrand::Rng, input, outputs, activation, out| RowOperation::Linear {
+    let of_heads = |random: &mut fastrand::Rng| {
+        let mut part = || lanes(&numbers(random, WIDTH / HEADS)).into();
+        Norm { centers: false, gain: part(), bias: part(), epsilon: 1e-6 }
+    };
+    let layer = |random: &mut fastrand::Rng, input, size, activation, out| RowOperation::Linear {
         input,
-        layer: linear(random, outputs, activation),
+        layer: linear(random, size, activation),
         out,
     };
     let table = Table::Fp32(numbers(random, IDS * WIDTH).into());
+    let all = |value| View { value, offset: 0, width: WIDTH };
     let projected = |part| View { value: 1, offset: part * WIDTH, width: WIDTH };
     let load = |value, heads| Load { value, is_last: true, heads };
     let stage = |per, loads, operations, stores| Stage::Rows(RowStage { per, loads, operations, stores });
-    let first = vec![Lookup { table, index: Index::Id, out: 0 }, layer(random, 0, 3 * WIDTH, None, 1)];
+    let first =
+        vec![Lookup { table, index: Index::Id, out: 0 }, layer(random, 0, (3 * WIDTH, WIDTH), None, 1)];
     let attention = Attention {
         queries: projected(0),
         keys: projected(1),
@@ -86,18 +99,24 @@ fn program(activation: Activation) -> Program {
         out: 2,
     };
     let second = vec![
-        layer(random, 2, WIDTH, Some(activation), 3),
-        Normalize { input: 3, residual: Some(0), norm: norm(random), out: 4 },
-        layer(random, 4, 2 * WIDTH, None, 5),
+        layer(random, 2, (WIDTH, WIDTH), Some(activation), 3),
+        Normalize { input: all(3), residual: Some(0), norm: norm(random), out: 4 },
+        layer(random, 4, (2 * WIDTH, WIDTH / 2), None, 5),
         Gate { function: activation, activates_second: false, input: 5, out: 6 },
-        Normalize { input: 6, residual: None, norm: norm(random), out: 7 },
+        Normalize {
+            input: View { value: 5, offset: WIDTH, width: WIDTH },
+            residual: Some(6),
+            norm: of_heads(random),
+            out: 7,
+        },
         Add { inputs: [7, 4], out: 8 },
         Activate { function: activation, input: 8, out: 9 },
     ];
     let (weights, bias) = (numbers(random, WIDTH * OUTPUTS), numbers(random, OUTPUTS));
     let layer = Dense { outputs: OUTPUTS, weights: weights.into(), bias: Some(bias.into()) };
-    let pooled = vec![Mean { input: 9, out: 10 }, Project { input: 10, layer, out: 11 }];
-    let largest = Largest { input: 9, layer: linear(random, WIDTH, None), out: 13 };
+    let pooled =
+        vec![Pool { pooling: Pooling::Mean, input: 9, out: 10 }, Project { input: 10, layer, out: 11 }];
+    let largest = Largest { input: 9, layer: linear(random, (WIDTH, WIDTH), None), out: 13 };
     Program {
         values: values.collect(),
         rotaries: vec![Rotary::new((0..WIDTH / HEADS / 2).map(|at| 0.5_f32.powi(at as i32)).collect())],
@@ -107,10 +126,11 @@ fn program(activation: Activation) -> Program {
             Stage::Attention(attention),
             stage(Per::Token, vec![load(0, None), load(2, Some(HEADS))], second, vec![9]),
             stage(Per::Text, vec![], pooled, vec![11]),
-            stage(Per::Text, vec![], vec![First { input: 9, out: 12 }], vec![12]),
+            stage(Per::Text, vec![], vec![Pool { pooling: Pooling::First, input: 9, out: 12 }], vec![12]),
+            stage(Per::Text, vec![], vec![Pool { pooling: Pooling::Last, input: 9, out: 14 }], vec![14]),
             Stage::Largest(largest),
         ],
-        outputs: vec![11, 12, 13],
+        outputs: vec![11, 12, 13, 14],
         limits: Limits { ids: IDS, types: 1, positions: 512, length: 512 },
         padding: None,
     }

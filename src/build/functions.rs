@@ -59,6 +59,25 @@ pub(super) fn mean_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> 
     mean(graph, tokens, mask)
 }
 
+/// The vector of the first or last token of each text that is not masked; zeros for a text without tokens.
+pub(super) fn token_at_end(graph: &mut Graph, is_last: bool, [tokens, mask]: [&Value; 2]) -> Value {
+    let (one, last) = (graph.integers("one", &[1]), graph.integers("last_axis", &[-1]));
+    let mask = graph.cast(mask, data_type::FLOAT);
+    // Positions from 1 on; 0 for padding.
+    let positions = graph.node("CumSum", &[&mask, &one], vec![]);
+    let positions = graph.node("Mul", &[&positions, &mask], vec![]);
+    let position = match is_last {
+        true => graph.node("ReduceSum", &[&mask, &one], vec![integer("keepdims", 1)]),
+        false => graph.floats("first_position", &[], &[1.0]),
+    };
+    let is_there = graph.node("Equal", &[&positions, &position], vec![]);
+    let is_there = graph.cast(&is_there, data_type::FLOAT);
+    let is_there = graph.node("Mul", &[&is_there, &mask], vec![]);
+    let weights = graph.node("Unsqueeze", &[&is_there, &last], vec![]);
+    let rows = graph.node("Mul", &[tokens, &weights], vec![]);
+    graph.node("ReduceSum", &[&rows, &one], vec![integer("keepdims", 0)])
+}
+
 /// The vector of each text's first token.
 pub(super) fn first_token(graph: &mut Graph, [hidden]: [&Value; 1]) -> Value {
     let (zero, one) = (graph.integers("zero", &[0]), graph.integers("one", &[1]));
@@ -89,39 +108,20 @@ fn mean(graph: &mut Graph, rows: &Value, mask: &Value) -> Value {
     graph.node("Div", &[&sum, &count], vec![])
 }
 
+/// A linear layer in int8, from its input, panels, scales, sums, bias and shape.
+pub(super) type QuantizedLinear = fn(&mut Graph, [&Value; 6]) -> Value;
+
 /// A linear layer in int8. Each token is quantized to u8 with a scale and a minimum of its own: the minimum is a float,
 /// so that nothing is lost to the rounding of a zero point.
 ///
-/// `weights` are panels of 16 outputs, in which the weights of four inputs are adjacent; `sums` are the sums of each
-/// output's weights; `shape` is the number of inputs and of outputs.
+/// `panels` have 16 outputs, in which the weights of four inputs are adjacent; `sums` are the sums of each output's
+/// weights; `shape` is the number of inputs and of outputs.
 pub(super) fn quantized_linear(
     graph: &mut Graph,
-    [input, weights, scales, sums, bias, shape]: [&Value; 6],
+    [input, panels, scales, sums, bias, shape]: [&Value; 6],
 ) -> Value {
-    let last = graph.integers("last_axis", &[-1]);
-    let zero = graph.floats("zero_float", &[], &[0.0]);
-    let keep = || vec![integer("keepdims", 1)];
-    let least = graph.node("ReduceMin", &[input, &last], keep());
-    let least = graph.node("Min", &[&least, &zero], vec![]);
-    let most = graph.node("ReduceMax", &[input, &last], keep());
-    let most = graph.node("Max", &[&most, &zero], vec![]);
-    let span = graph.node("Sub", &[&most, &least], vec![]);
-    let steps = graph.floats("steps", &[], &[255.0]);
-    let scale = graph.node("Div", &[&span, &steps], vec![]);
-    // Keeps tokens of zeros from a division by zero.
-    let smallest = graph.floats("smallest", &[], &[f32::MIN_POSITIVE]);
-    let divisor = graph.node("Max", &[&scale, &smallest], vec![]);
-    let shifted = graph.node("Sub", &[input, &least], vec![]);
-    let quantized = graph.node("Div", &[&shifted, &divisor], vec![]);
-    let quantized = graph.node("Round", &[&quantized], vec![]);
-    let quantized = graph.cast(&quantized, data_type::UINT8);
-    let weights = graph.node("Transpose", &[weights], vec![integers("perm", &[1, 3, 0, 2])]);
-    let weights = graph.node("Reshape", &[&weights, shape], vec![]);
-    let input_zero = graph.unsigned_bytes("input_zero_point", &[], &[0]);
-    // The runtime needs a zero point to make the weights unsigned where signed ones would saturate.
-    let weight_zero = graph.bytes("weight_zero_point", &[], &[0]);
-    let product = graph.node("MatMulInteger", &[&quantized, &weights, &input_zero, &weight_zero], vec![]);
-    let product = graph.cast(&product, data_type::FLOAT);
+    let [quantized, scale, least] = quantized(graph, input);
+    let product = integer_product(graph, &quantized, panels, shape);
     let scale = graph.node("Mul", &[&scale, scales], vec![]);
     let product = graph.node("Mul", &[&product, &scale], vec![]);
     let sums = graph.cast(sums, data_type::FLOAT);
@@ -131,13 +131,80 @@ pub(super) fn quantized_linear(
     graph.node("Add", &[&product, &base], vec![])
 }
 
+/// As [`quantized_linear`], with a scale and a minimum for each block of a token, and scales and sums of weights for each
+/// panel, block and output of the panel. `shape` is the number of blocks, of inputs in a block, and of outputs.
+pub(super) fn quantized_linear_in_blocks(
+    graph: &mut Graph,
+    [input, panels, scales, sums, bias, shape]: [&Value; 6],
+) -> Value {
+    let (zero, two) = (graph.integers("zero", &[0]), graph.integers("two", &[2]));
+    let rows = graph.integers("rows", &[0, 0]);
+    let blocks = graph.node("Slice", &[shape, &zero, &two], vec![]);
+    let blocks = graph.node("Concat", &[&rows, &blocks], vec![integer("axis", 0)]);
+    let input = graph.node("Reshape", &[input, &blocks], vec![]);
+    // To batch, blocks, tokens, inputs.
+    let input = graph.node("Transpose", &[&input], vec![integers("perm", &[0, 2, 1, 3])]);
+    let [quantized, scale, least] = quantized(graph, &input);
+    let product = integer_product(graph, &quantized, panels, shape);
+    // To blocks, 1, outputs.
+    let flat = graph.integers("by_block", &[0, 1, -1]);
+    let by_block = |graph: &mut Graph, value: &Value| {
+        let value = graph.node("Transpose", &[value], vec![integers("perm", &[1, 0, 2])]);
+        graph.node("Reshape", &[&value, &flat], vec![])
+    };
+    let scales = by_block(graph, scales);
+    let scale = graph.node("Mul", &[&scale, &scales], vec![]);
+    let product = graph.node("Mul", &[&product, &scale], vec![]);
+    let sums = graph.cast(sums, data_type::FLOAT);
+    let sums = by_block(graph, &sums);
+    let sums = graph.node("Mul", &[&sums, &scales], vec![]);
+    let base = graph.node("Mul", &[&least, &sums], vec![]);
+    let parts = graph.node("Add", &[&product, &base], vec![]);
+    let one = graph.integers("one", &[1]);
+    let product = graph.node("ReduceSum", &[&parts, &one], vec![integer("keepdims", 0)]);
+    graph.node("Add", &[&product, bias], vec![])
+}
+
+/// Rows as u8, and the scale and the minimum of each: `value ≈ minimum + scale × integer`.
+fn quantized(graph: &mut Graph, rows: &Value) -> [Value; 3] {
+    let last = graph.integers("last_axis", &[-1]);
+    let zero = graph.floats("zero_float", &[], &[0.0]);
+    let keep = || vec![integer("keepdims", 1)];
+    let least = graph.node("ReduceMin", &[rows, &last], keep());
+    let least = graph.node("Min", &[&least, &zero], vec![]);
+    let most = graph.node("ReduceMax", &[rows, &last], keep());
+    let most = graph.node("Max", &[&most, &zero], vec![]);
+    let span = graph.node("Sub", &[&most, &least], vec![]);
+    let steps = graph.floats("steps", &[], &[255.0]);
+    let scale = graph.node("Div", &[&span, &steps], vec![]);
+    // Keeps rows of zeros from a division by zero.
+    let smallest = graph.floats("smallest", &[], &[f32::MIN_POSITIVE]);
+    let divisor = graph.node("Max", &[&scale, &smallest], vec![]);
+    let shifted = graph.node("Sub", &[rows, &least], vec![]);
+    let quantized = graph.node("Div", &[&shifted, &divisor], vec![]);
+    let quantized = graph.node("Round", &[&quantized], vec![]);
+    [graph.cast(&quantized, data_type::UINT8), scale, least]
+}
+
+/// The product of quantized rows and weights in panels, whose shape is `shape` without panels.
+fn integer_product(graph: &mut Graph, quantized: &Value, panels: &Value, shape: &Value) -> Value {
+    let weights = graph.node("Transpose", &[panels], vec![integers("perm", &[1, 3, 0, 2])]);
+    let weights = graph.node("Reshape", &[&weights, shape], vec![]);
+    let input_zero = graph.unsigned_bytes("input_zero_point", &[], &[0]);
+    // The runtime needs a zero point to make the weights unsigned where signed ones would saturate.
+    let weight_zero = graph.bytes("weight_zero_point", &[], &[0]);
+    let product = graph.node("MatMulInteger", &[quantized, &weights, &input_zero, &weight_zero], vec![]);
+    graph.cast(&product, data_type::FLOAT)
+}
+
 /// The largest value of each output of a linear layer in int8 among the tokens of a text, without the outputs from
-/// `width` on, which pad the layer. The other inputs are those of [`quantized_linear`].
+/// `width` on, which pad the layer.
 pub(super) fn largest_outputs(
     graph: &mut Graph,
-    [input, mask, weights, scales, sums, bias, shape, width]: [&Value; 8],
+    linear: QuantizedLinear,
+    [input, mask, panels, scales, sums, bias, shape, width]: [&Value; 8],
 ) -> Value {
-    let outputs = quantized_linear(graph, [input, weights, scales, sums, bias, shape]);
+    let outputs = linear(graph, [input, panels, scales, sums, bias, shape]);
     let (zero, last) = (graph.integers("first_output", &[0]), graph.integers("last_axis", &[-1]));
     let outputs = graph.node("Slice", &[&outputs, &zero, width, &last], vec![]);
     largest_of_tokens(graph, [&outputs, mask])

@@ -5,8 +5,11 @@
 
 use std::path::Path;
 
+use kivu_engine::kernel::LANES;
+
 use super::{
     config::{ConfigFile, OneOrMany},
+    functions,
     layers::Layers,
     onnx::{GraphBuilder, Value, data_type, float, integer},
     quantize::transpose,
@@ -201,6 +204,15 @@ impl Modules {
         self.before_normalization().is_empty()
     }
 
+    /// Whether the native engine has the modules: a pooling, and then layers for the vectors of texts.
+    pub(super) fn suit_native_engine(&self) -> bool {
+        let mut widths = self.list.iter().filter_map(Module::width).rev();
+        // Only the output may have any width.
+        widths.next();
+        widths.all(|width| width.is_multiple_of(LANES))
+            && self.before_normalization().iter().all(Module::is_native)
+    }
+
     /// All modules but normalizations at the end.
     fn before_normalization(&self) -> &[Module] {
         let end = self.list.iter().rposition(|module| !matches!(module, Module::Normalize));
@@ -214,7 +226,14 @@ impl Modules {
         for (place, module) in self.before_normalization().iter().enumerate() {
             let name = format!("modules.{place}");
             match module {
-                Module::Pooling(modes) => text = pool(layers, modes, &tokens, mask),
+                Module::Pooling(modes) => {
+                    text = match modes[..] {
+                        [mode] if layers.graph.has_functions() => {
+                            pool_natively(layers, mode, [&tokens, mask])
+                        }
+                        _ => pool(layers, modes, &tokens, mask),
+                    }
+                }
                 Module::Dense(layer) if layer.is_of_tokens => tokens = layer.write(layers, &name, &tokens),
                 Module::Dense(layer) => text = layer.write(layers, &name, &text),
                 Module::LayerNorm { gain, bias } => {
@@ -238,6 +257,31 @@ impl Modules {
             }
         }
         text
+    }
+}
+
+impl Module {
+    /// The width of the vectors that a layer computes.
+    fn width(&self) -> Option<usize> {
+        match self {
+            Self::Dense(layer) => Some(layer.outputs),
+            Self::LayerNorm { gain, .. } => Some(gain.len()),
+            Self::Pooling(_) | Self::Normalize => None,
+        }
+    }
+
+    /// Whether the native engine has the module.
+    fn is_native(&self) -> bool {
+        match self {
+            Self::Pooling(modes) => matches!(modes[..], [Mode::Cls | Mode::Mean | Mode::LastToken]),
+            Self::Dense(layer) => {
+                let is_known =
+                    matches!(layer.activation, Activation::Identity | Activation::Operator("Tanh" | "Relu"));
+                is_known && !layer.is_of_tokens && matches!(layer.residual, Residual::None)
+            }
+            Self::LayerNorm { gain, .. } => gain.len().is_multiple_of(LANES),
+            Self::Normalize => false,
+        }
     }
 }
 
@@ -441,6 +485,18 @@ fn poolings(folder: &Path) -> Result<Vec<Mode>> {
         ))),
     };
     modes.iter().map(pooling).collect()
+}
+
+/// A pooling that the native engine has.
+fn pool_natively(layers: &mut Layers<'_>, mode: Mode, inputs: [&Value; 2]) -> Value {
+    let graph = &mut layers.graph;
+    match mode {
+        Mode::Cls => graph
+            .function("FirstOfTokens", inputs, |graph, inputs| functions::token_at_end(graph, false, inputs)),
+        Mode::LastToken => graph
+            .function("LastOfTokens", inputs, |graph, inputs| functions::token_at_end(graph, true, inputs)),
+        _ => graph.function("MeanOfTokens", inputs, functions::mean_of_tokens),
+    }
 }
 
 /// Writes poolings, whose vectors are concatenated.

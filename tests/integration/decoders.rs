@@ -139,13 +139,13 @@ fn quantized(name: &str, folder: &Path, precision: Precision) -> Option<Bundle> 
 }
 
 /// Builds a model in both forms of int8, and compares its vectors with those of fp32.
-pub(crate) async fn quantized_is_close_to_fp32(name: &str) {
+pub(crate) async fn quantized_is_close_to_fp32(name: &str, engine: Engine) {
     let folder = tempfile::tempdir().unwrap();
     let golden = fs::read(fixtures().join(format!("goldens/{name}.json"))).unwrap();
     let golden: Value = serde_json::from_slice(&golden).unwrap();
     for precision in [Precision::Int8, Precision::Int8Blocks] {
         let Some(bundle) = quantized(name, folder.path(), precision) else { return };
-        assert_eq!(bundle.manifest().engine, Engine::Onnx);
+        assert_eq!(bundle.manifest().engine, engine);
         let model = serve(&bundle.path("")).unwrap();
         for case in golden["cases"].as_array().unwrap().iter().take(5) {
             let asked = case["text"].as_str().unwrap();
@@ -160,7 +160,7 @@ pub(crate) async fn quantized_is_close_to_fp32(name: &str) {
 #[tokio::test]
 async fn quantized_decoders_are_close_to_fp32() {
     for name in ["tiny-qwen3", "tiny-gemma3"] {
-        quantized_is_close_to_fp32(name).await;
+        quantized_is_close_to_fp32(name, Engine::Native).await;
     }
 }
 

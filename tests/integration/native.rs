@@ -24,20 +24,21 @@ use crate::{
     models::{build_request, fixtures, request_without_floor, runtime},
 };
 
-/// A fixture in int8.
+/// A fixture in int8, or in blocks.
 fn build(name: &str, folder: &Path) -> Option<Bundle> {
     build_request(&recipe(name, folder), runtime()?).map(Some).unwrap()
 }
 
 pub(crate) fn recipe(name: &str, folder: &Path) -> Request {
     let task = match name {
-        "tiny-bert-rank" | "tiny-modernbert-rank" => Task::TextRanking,
+        "tiny-bert-rank" | "tiny-modernbert-rank" | "tiny-qwen3-rank" => Task::TextRanking,
         "tiny-modernbert-cls" | "tiny-roberta-nli" | "tiny-deberta-nli" => Task::TextClassification,
         name if name.ends_with("-ner") => Task::TokenClassification,
         _ => Task::FeatureExtraction,
     };
     let source = fixtures().join("models").join(name);
-    request_without_floor(task, &source, folder.join(name), Some(Precision::Int8))
+    let precision = if name == WIDE { Precision::Int8Blocks } else { Precision::Int8 };
+    request_without_floor(task, &source, folder.join(name), Some(precision))
 }
 
 fn model(bundle: &Bundle) -> NativeModel {
@@ -110,6 +111,12 @@ const OTHER_MODELS: [&str; 8] = [
     "tiny-modernbert-ner",
 ];
 
+/// A fixture whose layers have several blocks.
+const WIDE: &str = "tiny-qwen3-wide";
+
+/// The same for families that normalize by the root mean square, most of them with layers after their pooling.
+const RMS_MODELS: [&str; 5] = ["tiny-qwen3", WIDE, "tiny-qwen3-rank", "tiny-gemma3", "tiny-sentence-t5"];
+
 #[tokio::test]
 async fn the_native_backend_keeps_the_contract() {
     let folder = tempfile::tempdir().unwrap();
@@ -131,7 +138,12 @@ async fn other_families_have_the_results_of_onnx_runtime_too() {
     has_the_results_of_onnx_runtime(OTHER_MODELS).await;
 }
 
-async fn has_the_results_of_onnx_runtime(models: [&str; 8]) {
+#[tokio::test]
+async fn decoders_and_t5_have_the_results_of_onnx_runtime_too() {
+    has_the_results_of_onnx_runtime(RMS_MODELS).await;
+}
+
+async fn has_the_results_of_onnx_runtime<const COUNT: usize>(models: [&str; COUNT]) {
     let folder = tempfile::tempdir().unwrap();
     for name in models {
         let Some(bundle) = build(name, folder.path()) else { return };
@@ -161,7 +173,12 @@ async fn other_families_have_the_same_bits_too() {
     has_the_same_bits(OTHER_MODELS).await;
 }
 
-async fn has_the_same_bits(models: [&str; 8]) {
+#[tokio::test(flavor = "multi_thread")]
+async fn decoders_and_t5_have_the_same_bits_too() {
+    has_the_same_bits(RMS_MODELS).await;
+}
+
+async fn has_the_same_bits<const COUNT: usize>(models: [&str; COUNT]) {
     let folder = tempfile::tempdir().unwrap();
     for name in models {
         let Some(bundle) = build(name, folder.path()) else { return };
@@ -202,14 +219,14 @@ async fn has_the_same_bits(models: [&str; 8]) {
 fn the_bits_are_the_same_on_every_processor() {
     let folder = tempfile::tempdir().unwrap();
     let mut digests = Vec::new();
-    for name in ["tiny-xlm-roberta", "tiny-modernbert"] {
+    for name in ["tiny-xlm-roberta", "tiny-modernbert", WIDE] {
         let Some(bundle) = build(name, folder.path()) else { return };
         let backend = backend(&bundle, 1);
         let output = model(&bundle).run(&row(&batch(&backend, &[60]), 0, 60)).unwrap();
         let bits = output[0].as_fp32().unwrap().iter().flat_map(|value| value.to_bits().to_le_bytes());
         digests.push(blake3::hash(&bits.collect::<Vec<u8>>()).to_hex()[..16].to_owned());
     }
-    insta::assert_snapshot!(digests.join(" "), @"db5c554c4e61cc57 93a2b0752bb074c4");
+    insta::assert_snapshot!(digests.join(" "), @"db5c554c4e61cc57 93a2b0752bb074c4 d7f6a7d8c853bf74");
 }
 
 #[tokio::test]

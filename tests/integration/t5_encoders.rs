@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use kivu::{pipeline::Task, repository::manifest::Precision};
+use kivu::{backend::Engine, pipeline::Task, repository::manifest::Precision};
 use serde_json::Value;
 
 use crate::{
@@ -38,7 +38,7 @@ async fn a_whole_t5_with_a_pooling() {
 
 #[tokio::test]
 async fn quantized_t5_encoders_are_close_to_fp32() {
-    quantized_is_close_to_fp32(NAME).await;
+    quantized_is_close_to_fp32(NAME, Engine::Native).await;
 }
 
 /// As the authors of T5 publish it, a model has only a SentencePiece model.

@@ -19,8 +19,8 @@ pub(super) fn divide(operations: Vec<Operation>, outputs: &[ValueId]) -> Vec<Sta
             Operation::Attention(attention) => stages.push(Stage::Attention(attention)),
             Operation::Largest(largest) => stages.push(Stage::Largest(largest)),
             Operation::Row(per, operation) => {
-                // The first tokens of a block of texts are in any block of tokens.
-                let continues = !matches!(operation, RowOperation::First { .. } | RowOperation::Mean { .. });
+                // The tokens of a block of texts are in any block of tokens.
+                let continues = !matches!(operation, RowOperation::Pool { .. });
                 match stages.last_mut() {
                     Some(Stage::Rows(stage)) if stage.per == per && continues => {
                         stage.operations.push(operation)
@@ -52,9 +52,7 @@ pub(super) fn divide(operations: Vec<Operation>, outputs: &[ValueId]) -> Vec<Sta
                 for operation in &stage.operations {
                     match *operation {
                         // Read from its blocks, not from the stage's own.
-                        RowOperation::First { input, .. } | RowOperation::Mean { input, .. } => {
-                            read_later.insert(input);
-                        }
+                        RowOperation::Pool { input, .. } => drop(read_later.insert(input)),
                         _ => read.extend(operation.inputs()),
                     }
                 }

@@ -231,9 +231,8 @@ impl EncoderConfig {
     pub(super) fn suits_native_engine(&self) -> bool {
         let widths = [self.facts.hidden, self.feed_forward.width];
         let is_fixed = |span: &Span| span.rotary.is_none_or(|rotary| rotary.is_fixed());
-        matches!(self.norm, NormKind::Layer { .. })
-            && matches!(self.names.norms, Norms::Before { .. } | Norms::After { attention: [_], .. })
-            && self.names.query_key_norms.is_none()
+        matches!(self.names.norms, Norms::Before { .. } | Norms::After { attention: [_], .. })
+            && (!self.details.norms_each_head || self.heads.width.is_multiple_of(LANES))
             // A single type is added to positions.
             && (self.types != 1 || self.positions != Positions::None)
             && self.disentangled().is_none()

@@ -144,7 +144,11 @@ impl OutputHeads {
             Some(SparseHead::Tokens(layer)) => Some(layer),
             _ => None,
         });
-        !matches!(self.dense, Some(DenseHead::Modules(_)))
+        let suits = |head: &DenseHead| match head {
+            DenseHead::Tokens => true,
+            DenseHead::Modules(modules) => modules.suit_native_engine(),
+        };
+        self.dense.as_ref().is_none_or(suits)
             && self.spans.is_none()
             && projections.into_iter().all(Dense::is_linear)
     }

@@ -110,9 +110,9 @@ pub(super) fn of_parts(
         tokenizer,
         files: Vec::new(),
         is_quantized: false,
-        engine: if plan.precision == Precision::Int8 { engine } else { Engine::Onnx },
+        engine: if plan.precision == Precision::Fp32 { Engine::Onnx } else { engine },
         graphs: Box::new(move |precision| {
-            let engine = if precision == Precision::Int8 { engine } else { Engine::Onnx };
+            let engine = if precision == Precision::Fp32 { Engine::Onnx } else { engine };
             Ok(vec![(MODEL, graph(&config, &weights, &heads, precision, engine)?)])
         }),
     })

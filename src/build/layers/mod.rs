@@ -12,7 +12,7 @@ pub(super) use self::{
     rotary::{Rotary, Rotation, Scaling},
 };
 use super::{
-    functions,
+    functions::{self, QuantizedLinear},
     onnx::{AttributeProto, GraphBuilder, Value, float, integer},
     quantize,
     weights::{Weight, Weights},
@@ -27,6 +27,8 @@ const MASKED: f32 = f32::MIN;
 
 /// The number of weights with a common scale when they are quantized in blocks, unless a graph uses another.
 pub(super) const BLOCK: usize = 32;
+/// The same for the native engine, whose kernels are slower with smaller blocks.
+const NATIVE_BLOCK: usize = 64;
 /// The accuracy level of `MatMulNBits` that quantizes activations too.
 const INT8_ACTIVATIONS: i64 = 4;
 
@@ -97,6 +99,16 @@ impl Linear {
         let [outputs, inputs] = weight.shape[..] else { unreachable!("the caller took a matrix") };
         Self { name: name.to_owned(), weight: weight.values.clone(), bias, inputs, outputs }
     }
+}
+
+/// A linear layer in int8 for the native engine.
+struct Panels {
+    /// The end of the names of functions that have such a layer.
+    suffix: &'static str,
+    /// The function of the layer.
+    linear: QuantizedLinear,
+    /// Panels, scales, sums, bias and shape.
+    constants: [Value; 5],
 }
 
 /// The weights of a linear layer in the file.
@@ -192,12 +204,13 @@ impl<'a> Layers<'a> {
                 let product = self.graph.node("MatMul", &[input, &weight], vec![]);
                 self.add_bias(product, layer)
             }
-            Precision::Int8Blocks if layer.inputs.is_multiple_of(self.block) => self.in_blocks(layer, input),
-            Precision::Int8 if self.graph.has_functions() => {
-                let [panels, scales, sums, bias, shape] = self.panels(layer);
+            _ if self.graph.has_functions() => {
+                let Panels { suffix, linear, constants: [panels, scales, sums, bias, shape] } =
+                    self.panels(layer);
                 let inputs = [input, &panels, &scales, &sums, &bias, &shape];
-                self.graph.function("QuantizedLinear", inputs, functions::quantized_linear)
+                self.graph.function(&format!("QuantizedLinear{suffix}"), inputs, linear)
             }
+            Precision::Int8Blocks if layer.inputs.is_multiple_of(self.block) => self.in_blocks(layer, input),
             Precision::Int8 => self.scaled_by_token(layer, input),
             Precision::Int8Blocks => {
                 let bias = self.bias(layer);
@@ -209,14 +222,17 @@ impl<'a> Layers<'a> {
     /// The largest value of each output of a linear layer among the tokens of a text; `mask` is 0 for padding. The
     /// native engine needs no memory for the outputs of all tokens.
     pub(super) fn largest_outputs(&mut self, mut layer: Linear, input: &Value, mask: &Value) -> Value {
-        if self.precision == Precision::Int8 && self.graph.has_functions() {
+        if self.precision != Precision::Fp32 && self.graph.has_functions() {
             let width = self.graph.integers("largest_width", &[layer.outputs as i64]);
             layer.outputs = layer.outputs.next_multiple_of(LANES);
             layer.weight.resize(layer.outputs * layer.inputs, 0.0);
             layer.bias.iter_mut().for_each(|bias| bias.resize(layer.outputs, 0.0));
-            let [panels, scales, sums, bias, shape] = self.panels(&layer);
+            let Panels { suffix, linear, constants: [panels, scales, sums, bias, shape] } =
+                self.panels(&layer);
             let inputs = [input, mask, &panels, &scales, &sums, &bias, &shape, &width];
-            return self.graph.function("LargestOutputs", inputs, functions::largest_outputs);
+            return self.graph.function(&format!("LargestOutputs{suffix}"), inputs, |graph, inputs| {
+                functions::largest_outputs(graph, linear, inputs)
+            });
         }
         // The largest sum is that of the largest product, since all have the same bias.
         let unbiased = Linear { bias: None, ..layer };
@@ -299,27 +315,49 @@ impl<'a> Layers<'a> {
         self.graph.microsoft("DynamicQuantizeMatMul", &[input, &values, &scales, &zero, bias], vec![])
     }
 
-    /// The weights of a linear layer with one scale per output channel, whose activations have a scale and a minimum per
-    /// token, in the order in which the kernels of the native engine read them: panels, scales, sums, bias and shape.
-    fn panels(&mut self, layer: &Linear) -> [Value; 5] {
+    /// The weights of a linear layer in the order in which the kernels of the native engine read them. Each output, or each
+    /// block of an output's weights, has a scale.
+    fn panels(&mut self, layer: &Linear) -> Panels {
         let Linear { name, inputs, outputs, .. } = layer;
         let (inputs, outputs) = (*inputs, *outputs);
+        let is_in_blocks = self.precision == Precision::Int8Blocks && inputs.is_multiple_of(NATIVE_BLOCK);
+        let block = if is_in_blocks { NATIVE_BLOCK } else { inputs };
+        let (panels, blocks) = (outputs / LANES, inputs / block);
         let bias = layer.bias.clone().unwrap_or_else(|| vec![0.0; outputs]);
         let bias = self.graph.floats(&format!("{name}.bias"), &[outputs], &bias);
-        let rows = quantize::rows(&layer.weight, inputs);
-        let shape = [outputs / LANES, inputs / GROUP, LANES, GROUP];
-        let panels = quantize::panels(&rows.values, inputs);
-        let panels = self.graph.bytes(&format!("{name}.panels"), &shape, &panels);
+        let rows = quantize::rows(&layer.weight, block);
         let sums: Vec<i32> = rows
             .values
-            .chunks_exact(inputs)
+            .chunks_exact(block)
             .map(|row| row.iter().map(|weight| i32::from(*weight)).sum())
             .collect();
-        let sums = self.graph.sums(&format!("{name}.sums"), &[outputs], &sums);
-        let scales = self.graph.floats(&format!("{name}.scales"), &[outputs], &rows.scales);
-        let shape =
-            self.graph.integers(&format!("shape_{inputs}_{outputs}"), &[inputs as i64, outputs as i64]);
-        [panels, scales, sums, bias, shape]
+        // From outputs and their blocks to panels, their blocks, and the outputs of each.
+        let order = |place: usize| {
+            let (panel, block, lane) = (place / LANES / blocks, place / LANES % blocks, place % LANES);
+            (panel * LANES + lane) * blocks + block
+        };
+        let sums: Vec<i32> = (0..sums.len()).map(|place| sums[order(place)]).collect();
+        let scales: Vec<f32> = (0..rows.scales.len()).map(|place| rows.scales[order(place)]).collect();
+        let of_panels = [panels, inputs / GROUP, LANES, GROUP];
+        let values =
+            self.graph.bytes(&format!("{name}.panels"), &of_panels, &quantize::panels(&rows.values, inputs));
+        let (shape, of_blocks) = match is_in_blocks {
+            true => (vec![blocks, block, outputs], vec![panels, blocks, LANES]),
+            false => (vec![inputs, outputs], vec![outputs]),
+        };
+        let scales = self.graph.floats(&format!("{name}.scales"), &of_blocks, &scales);
+        let sums = self.graph.sums(&format!("{name}.sums"), &of_blocks, &sums);
+        let shape: Vec<i64> = shape.into_iter().map(|side| side as i64).collect();
+        let names: Vec<String> = shape.iter().map(i64::to_string).collect();
+        let shape = self.graph.integers(&format!("shape_{}", names.join("_")), &shape);
+        Panels {
+            suffix: if is_in_blocks { "InBlocks" } else { "" },
+            linear: match is_in_blocks {
+                true => functions::quantized_linear_in_blocks,
+                false => functions::quantized_linear,
+            },
+            constants: [values, scales, sums, bias, shape],
+        }
     }
 
     /// A linear layer whose weights have one scale per block of each row.

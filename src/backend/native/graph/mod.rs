@@ -14,7 +14,7 @@ use bytes::Bytes;
 
 use kivu_engine::{
     kernel::LANES,
-    program::{Activation, Index, Limits, Per, Program, RowOperation, Table, Value, ValueId, View},
+    program::{Activation, Index, Limits, Per, Pooling, Program, RowOperation, Table, Value, ValueId, View},
     rotary::Rotary,
 };
 
@@ -161,31 +161,30 @@ impl<'a> Reader<'a> {
                 }
                 self.lookup(table, (rows, width), Index::Position)?
             }
-            (FUNCTIONS, "FirstToken") => {
-                let (input, out) = self.text_from_tokens(input(0))?;
-                self.row(Per::Text, RowOperation::First { input, out });
-                self.all(out)
-            }
-            (FUNCTIONS, "MeanOfTokens") => {
+            (FUNCTIONS, "FirstToken") => self.pool(Pooling::First, input(0))?,
+            (FUNCTIONS, name @ ("FirstOfTokens" | "LastOfTokens" | "MeanOfTokens")) => {
                 self.require_mask(node, input(1))?;
-                let (input, out) = self.text_from_tokens(input(0))?;
-                self.row(Per::Text, RowOperation::Mean { input, out });
-                self.all(out)
+                let pooling = match name {
+                    "FirstOfTokens" => Pooling::First,
+                    "LastOfTokens" => Pooling::Last,
+                    _ => Pooling::Mean,
+                };
+                self.pool(pooling, input(0))?
             }
             (FUNCTIONS, "DistanceValues") if matches!(self.meaning(input(1))?, Meaning::Ids) => {
                 Meaning::Distances(input(0))
             }
             (FUNCTIONS, name) if name.starts_with("Attention") => self.attention_by_position(node)?,
-            (FUNCTIONS, "QuantizedLinear") => self.linear(node)?,
-            (FUNCTIONS, "LargestOutputs") => self.largest(node)?,
+            (FUNCTIONS, "QuantizedLinear" | "QuantizedLinearInBlocks") => self.linear(node)?,
+            (FUNCTIONS, "LargestOutputs" | "LargestOutputsInBlocks") => self.largest(node)?,
             ("", "MatMul") => self.dense(input(0), input(1))?,
             ("", "Add") => self.add(input(0), input(1))?,
             ("", "Mul") => self.gate(node)?,
-            ("", "LayerNormalization") => {
+            ("", "LayerNormalization" | "SimplifiedLayerNormalization") => {
                 let norm = self.norm(node, [input(1), input(2)])?;
                 self.normalize([input(0), ""], norm)?
             }
-            (MICROSOFT, "SkipLayerNormalization") => {
+            (MICROSOFT, "SkipLayerNormalization" | "SkipSimplifiedLayerNormalization") => {
                 let norm = self.norm(node, [input(2), input(3)])?;
                 match node.output.get(3) {
                     None => self.normalize([input(0), input(1)], norm)?,
@@ -209,6 +208,7 @@ impl<'a> Reader<'a> {
             (MICROSOFT, "MultiHeadAttention") => self.attention(node)?,
             // Values have a row per text or per token, whatever their axes.
             ("", "Squeeze" | "Identity" | "Cast") => self.meaning(input(0))?,
+            ("", "Reshape") => self.heads(node)?,
             (domain, operator) => {
                 return Err(unsupported(&format!("`{domain}.{operator}` in `{}`", node.name)));
             }
@@ -216,9 +216,7 @@ impl<'a> Reader<'a> {
         let outputs: Vec<&String> = node.output.iter().filter(|name| !name.is_empty()).collect();
         let output = match outputs[..] {
             [output] => output,
-            [output, sum] if operator.1 == "SkipLayerNormalization" && node.output.get(3) == Some(sum) => {
-                output
-            }
+            [output, sum] if operator.1.starts_with("Skip") && node.output.get(3) == Some(sum) => output,
             _ => return Err(unsupported(&format!("the outputs of `{}`", node.name))),
         };
         self.meanings.insert(output, meaning);
@@ -263,14 +261,16 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A value of tokens, and one of the same width for texts.
-    fn text_from_tokens(&mut self, name: &str) -> Result<(ValueId, ValueId)> {
+    /// A vector for each text, from the vectors `name` of its tokens.
+    fn pool(&mut self, pooling: Pooling, name: &str) -> Result<Meaning<'a>> {
         let (View { value, .. }, input) = (self.by_row(name)?, self.whole(name)?);
         let Value { per, width, .. } = self.values[value];
-        match per {
-            Per::Token => Ok((input, self.value(Per::Text, width))),
-            Per::Text => Err(unsupported(&format!("`{name}`, which has no vector per token"))),
+        if per == Per::Text {
+            return Err(unsupported(&format!("`{name}`, which has no vector per token")));
         }
+        let out = self.value(Per::Text, width);
+        self.row(Per::Text, RowOperation::Pool { pooling, input, out });
+        Ok(self.all(out))
     }
 
     fn require_mask(&self, node: &NodeProto, name: &str) -> Result<()> {

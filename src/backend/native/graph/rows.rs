@@ -53,12 +53,24 @@ impl<'a> Reader<'a> {
             }
             _ => return Err(unsupported(&format!("weights of shape {shape:?} for {inputs} inputs"))),
         };
+        let shape = &self.tensor(scales)?.dims;
+        let blocks = match shape[..] {
+            // One for each output.
+            [_] => 1,
+            [_, blocks, _] => usize::try_from(blocks).unwrap_or(0),
+            _ => 0,
+        };
+        if blocks == 0 || !inputs.is_multiple_of(blocks) || !(inputs / blocks).is_multiple_of(LANES) {
+            return Err(unsupported(&format!("scales of shape {shape:?} for {inputs} inputs")));
+        }
+        let all_blocks = panels.saturating_mul(blocks);
         Ok(Linear {
             inputs,
+            block: inputs / blocks,
             outputs: panels.saturating_mul(LANES),
             panels: self.array(weights, panels.saturating_mul(groups))?,
-            scales: self.array(scales, panels)?,
-            sums: self.array(sums, panels)?,
+            scales: self.array(scales, all_blocks)?,
+            sums: self.array(sums, all_blocks)?,
             bias: self.array(bias, panels)?,
             activation: None,
         })
@@ -134,19 +146,23 @@ impl<'a> Reader<'a> {
         let width = self.tensor(gain)?.dims.first().copied().unwrap_or(0);
         let width = usize::try_from(width).unwrap_or(0);
         let epsilon = float(node, "epsilon").unwrap_or(1e-5);
+        let centers = !node.op_type.contains("Simplified");
         self.check_width(width)?;
         let bias = match bias {
             "" => vec![[0.0; LANES]; width / LANES].into(),
             name => self.array(name, width / LANES)?,
         };
-        Ok(Norm { gain: self.array(gain, width / LANES)?, bias, epsilon })
+        Ok(Norm { centers, gain: self.array(gain, width / LANES)?, bias, epsilon })
     }
 
     pub(super) fn normalize(&mut self, [input, residual]: [&str; 2], norm: Norm) -> Result<Meaning<'a>> {
-        let input = self.whole(input)?;
-        let residual = if residual.is_empty() { None } else { Some(self.same(residual, input)?) };
-        let Value { per, width, .. } = self.values[input];
-        if norm.gain.len() * LANES != width {
+        let residual = match residual {
+            "" => None,
+            residual => Some(self.same(residual, self.whole(input)?)?),
+        };
+        let input = self.view(input)?;
+        let (per, width) = (self.values[input.value].per, input.width);
+        if !width.is_multiple_of(norm.gain.len() * LANES) {
             return Err(unsupported(&format!(
                 "a normalization of {} values for {width}",
                 norm.gain.len() * LANES
@@ -155,6 +171,21 @@ impl<'a> Reader<'a> {
         let out = self.value(per, width);
         self.row(per, RowOperation::Norm { input, residual, norm, out });
         Ok(self.all(out))
+    }
+
+    /// Rows that are divided into heads, which only a normalization of each head reads, or joined again.
+    pub(super) fn heads(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let [input, shape] = &node.input[..] else {
+            return Err(unsupported(&format!("the inputs of `{}`", node.name)));
+        };
+        let view = self.view(input)?;
+        let shape = self.integers(shape).unwrap_or_default();
+        match shape[..] {
+            [0, 0, ref widths @ ..] if widths.iter().product::<i64>() == view.width as i64 => {
+                Ok(Meaning::Rows(view))
+            }
+            _ => Err(unsupported(&format!("the shape of `{}`", node.name))),
+        }
     }
 
     /// An activation, as a part of the linear layer before it if there is one.
