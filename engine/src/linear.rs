@@ -73,10 +73,7 @@ pub(crate) fn linear<K: Kernel>(
 #[inline(always)]
 fn weights(layer: &Linear, panel: usize, block: usize) -> Panel<'_> {
     let (place, depth) = (panel * layer.blocks() + block, layer.block / GROUP);
-    Panel {
-        blocks: &layer.panels[place * depth..(place + 1) * depth],
-        column_sums: &layer.sums[place],
-    }
+    Panel { blocks: &layer.panels[place * depth..(place + 1) * depth], column_sums: &layer.sums[place] }
 }
 
 /// Adds the products of a block of inputs with a panel to the totals of a tile, which begin with the bias. After the last

@@ -228,7 +228,7 @@ fn manifest(
             Precision::Fp32 => "none",
             Precision::Int8 | Precision::Int8Blocks => "table: int8, one scale a row",
         },
-        (_, false) if source.engine == Engine::Native => {
+        (Precision::Int8, false) if source.engine == Engine::Native => {
             "matrices: int8, one scale an output channel; activations: int8, one scale and minimum a token; \
              word embeddings: int8, one scale a row; the rest: fp32"
         }

@@ -105,7 +105,7 @@ pub enum Precision {
     /// 8-bit integers with one scale per output channel: the fastest.
     #[default]
     Int8,
-    /// 8-bit integers with one scale per 32 weights and 32 activations: nearly fp32, at half the speed.
+    /// 8-bit integers with one scale per 32 weights and 32 activations: nearly fp32, but slower.
     Int8Blocks,
     /// 32-bit floating point.
     Fp32,

@@ -24,12 +24,16 @@ use crate::{
     models::{build_request, fixtures, request_without_floor, runtime},
 };
 
-/// A fixture in int8, or in blocks.
+/// A fixture in int8, or in blocks if its name is followed by [`IN_BLOCKS`].
 fn build(name: &str, folder: &Path) -> Option<Bundle> {
     build_request(&recipe(name, folder), runtime()?).map(Some).unwrap()
 }
 
 pub(crate) fn recipe(name: &str, folder: &Path) -> Request {
+    let (name, precision) = match name.strip_suffix(IN_BLOCKS) {
+        Some(name) => (name, Precision::Int8Blocks),
+        None => (name, Precision::Int8),
+    };
     let task = match name {
         "tiny-bert-rank" | "tiny-modernbert-rank" | "tiny-qwen3-rank" => Task::TextRanking,
         "tiny-modernbert-cls" | "tiny-roberta-nli" | "tiny-deberta-nli" => Task::TextClassification,
@@ -37,9 +41,10 @@ pub(crate) fn recipe(name: &str, folder: &Path) -> Request {
         _ => Task::FeatureExtraction,
     };
     let source = fixtures().join("models").join(name);
-    let precision = if name == WIDE { Precision::Int8Blocks } else { Precision::Int8 };
     request_without_floor(task, &source, folder.join(name), Some(precision))
 }
+
+const IN_BLOCKS: &str = " in blocks";
 
 fn model(bundle: &Bundle) -> NativeModel {
     let graph = bundle.read(&bundle.manifest().graph).unwrap();
@@ -111,11 +116,17 @@ const OTHER_MODELS: [&str; 8] = [
     "tiny-modernbert-ner",
 ];
 
-/// A fixture whose layers have several blocks.
-const WIDE: &str = "tiny-qwen3-wide";
-
-/// The same for families that normalize by the root mean square, most of them with layers after their pooling.
-const RMS_MODELS: [&str; 5] = ["tiny-qwen3", WIDE, "tiny-qwen3-rank", "tiny-gemma3", "tiny-sentence-t5"];
+/// The same for families that normalize by the root mean square, most of them with layers after their pooling, and for
+/// weights in blocks.
+const RMS_MODELS: [&str; 7] = [
+    "tiny-qwen3",
+    "tiny-qwen3-rank",
+    "tiny-gemma3",
+    "tiny-sentence-t5",
+    "tiny-bert in blocks",
+    "tiny-gemma3 in blocks",
+    "tiny-splade-bert in blocks",
+];
 
 #[tokio::test]
 async fn the_native_backend_keeps_the_contract() {
@@ -219,14 +230,14 @@ async fn has_the_same_bits<const COUNT: usize>(models: [&str; COUNT]) {
 fn the_bits_are_the_same_on_every_processor() {
     let folder = tempfile::tempdir().unwrap();
     let mut digests = Vec::new();
-    for name in ["tiny-xlm-roberta", "tiny-modernbert", WIDE] {
+    for name in ["tiny-xlm-roberta", "tiny-modernbert", "tiny-qwen3 in blocks"] {
         let Some(bundle) = build(name, folder.path()) else { return };
         let backend = backend(&bundle, 1);
         let output = model(&bundle).run(&row(&batch(&backend, &[60]), 0, 60)).unwrap();
         let bits = output[0].as_fp32().unwrap().iter().flat_map(|value| value.to_bits().to_le_bytes());
         digests.push(blake3::hash(&bits.collect::<Vec<u8>>()).to_hex()[..16].to_owned());
     }
-    insta::assert_snapshot!(digests.join(" "), @"db5c554c4e61cc57 93a2b0752bb074c4 d7f6a7d8c853bf74");
+    insta::assert_snapshot!(digests.join(" "), @"db5c554c4e61cc57 93a2b0752bb074c4 8077cbf516210e60");
 }
 
 #[tokio::test]

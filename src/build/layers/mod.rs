@@ -27,8 +27,6 @@ const MASKED: f32 = f32::MIN;
 
 /// The number of weights with a common scale when they are quantized in blocks, unless a graph uses another.
 pub(super) const BLOCK: usize = 32;
-/// The same for the native engine, whose kernels are slower with smaller blocks.
-const NATIVE_BLOCK: usize = 64;
 /// The accuracy level of `MatMulNBits` that quantizes activations too.
 const INT8_ACTIVATIONS: i64 = 4;
 
@@ -320,8 +318,8 @@ impl<'a> Layers<'a> {
     fn panels(&mut self, layer: &Linear) -> Panels {
         let Linear { name, inputs, outputs, .. } = layer;
         let (inputs, outputs) = (*inputs, *outputs);
-        let is_in_blocks = self.precision == Precision::Int8Blocks && inputs.is_multiple_of(NATIVE_BLOCK);
-        let block = if is_in_blocks { NATIVE_BLOCK } else { inputs };
+        let is_in_blocks = self.precision == Precision::Int8Blocks && inputs.is_multiple_of(self.block);
+        let block = if is_in_blocks { self.block } else { inputs };
         let (panels, blocks) = (outputs / LANES, inputs / block);
         let bias = layer.bias.clone().unwrap_or_else(|| vec![0.0; outputs]);
         let bias = self.graph.floats(&format!("{name}.bias"), &[outputs], &bias);
