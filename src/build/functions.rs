@@ -59,23 +59,41 @@ pub(super) fn mean_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> 
     mean(graph, tokens, mask)
 }
 
-/// The vector of the first or last token of each text that is not masked; zeros for a text without tokens.
-pub(super) fn token_at_end(graph: &mut Graph, is_last: bool, [tokens, mask]: [&Value; 2]) -> Value {
-    let (one, last) = (graph.integers("one", &[1]), graph.integers("last_axis", &[-1]));
+/// The vector of each text's first token that is not masked; zeros for a text without tokens.
+pub(super) fn first_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
+    let positions = positions_of_tokens(graph, mask);
+    let first = graph.floats("first_position", &[], &[1.0]);
+    let is_first = graph.node("Equal", &[&positions, &first], vec![]);
+    let is_first = graph.cast(&is_first, data_type::FLOAT);
+    weighted_sum(graph, tokens, &is_first)
+}
+
+/// The vector of each text's last token that is not masked; zeros for a text without tokens.
+pub(super) fn last_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
+    let one = graph.integers("one", &[1]);
+    let positions = positions_of_tokens(graph, mask);
+    let last = graph.node("ReduceMax", &[&positions, &one], vec![integer("keepdims", 1)]);
+    let least = graph.floats("first_position", &[], &[1.0]);
+    let last = graph.node("Max", &[&last, &least], vec![]);
+    let is_last = graph.node("Equal", &[&positions, &last], vec![]);
+    let is_last = graph.cast(&is_last, data_type::FLOAT);
+    weighted_sum(graph, tokens, &is_last)
+}
+
+/// The position of each token, from 1 on; 0 for padding.
+pub(super) fn positions_of_tokens(graph: &mut Graph, mask: &Value) -> Value {
+    let one = graph.integers("one", &[1]);
     let mask = graph.cast(mask, data_type::FLOAT);
-    // Positions from 1 on; 0 for padding.
     let positions = graph.node("CumSum", &[&mask, &one], vec![]);
-    let positions = graph.node("Mul", &[&positions, &mask], vec![]);
-    let position = match is_last {
-        true => graph.node("ReduceSum", &[&mask, &one], vec![integer("keepdims", 1)]),
-        false => graph.floats("first_position", &[], &[1.0]),
-    };
-    let is_there = graph.node("Equal", &[&positions, &position], vec![]);
-    let is_there = graph.cast(&is_there, data_type::FLOAT);
-    let is_there = graph.node("Mul", &[&is_there, &mask], vec![]);
-    let weights = graph.node("Unsqueeze", &[&is_there, &last], vec![]);
-    let rows = graph.node("Mul", &[tokens, &weights], vec![]);
-    graph.node("ReduceSum", &[&rows, &one], vec![integer("keepdims", 0)])
+    graph.node("Mul", &[&positions, &mask], vec![])
+}
+
+/// The sum of the vectors of each text's tokens, times their weights.
+pub(super) fn weighted_sum(graph: &mut Graph, tokens: &Value, weights: &Value) -> Value {
+    let (one, last) = (graph.integers("one", &[1]), graph.integers("last_axis", &[-1]));
+    let weights = graph.node("Unsqueeze", &[weights, &last], vec![]);
+    let products = graph.node("Mul", &[tokens, &weights], vec![]);
+    graph.node("ReduceSum", &[&products, &one], vec![integer("keepdims", 0)])
 }
 
 /// The vector of each text's first token.
@@ -97,11 +115,9 @@ pub(super) fn mean_of_int8_rows(graph: &mut Graph, [values, scales, ids, mask]: 
 }
 
 fn mean(graph: &mut Graph, rows: &Value, mask: &Value) -> Value {
-    let (one, last) = (graph.integers("one", &[1]), graph.integers("last_axis", &[-1]));
+    let one = graph.integers("one", &[1]);
     let mask = graph.cast(mask, data_type::FLOAT);
-    let weights = graph.node("Unsqueeze", &[&mask, &last], vec![]);
-    let rows = graph.node("Mul", &[rows, &weights], vec![]);
-    let sum = graph.node("ReduceSum", &[&rows, &one], vec![integer("keepdims", 0)]);
+    let sum = weighted_sum(graph, rows, &mask);
     let count = graph.node("ReduceSum", &[&mask, &one], vec![integer("keepdims", 1)]);
     let least = graph.floats("least_count", &[], &[1.0]);
     let count = graph.node("Max", &[&count, &least], vec![]);

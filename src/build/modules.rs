@@ -206,11 +206,8 @@ impl Modules {
 
     /// Whether the native engine has the modules: a pooling, and then layers for the vectors of texts.
     pub(super) fn suit_native_engine(&self) -> bool {
-        let mut widths = self.list.iter().filter_map(Module::width).rev();
-        // Only the output may have any width.
-        widths.next();
-        widths.all(|width| width.is_multiple_of(LANES))
-            && self.before_normalization().iter().all(Module::is_native)
+        let list = self.before_normalization();
+        list.iter().enumerate().all(|(place, module)| module.is_native(place + 1 == list.len()))
     }
 
     /// All modules but normalizations at the end.
@@ -226,14 +223,7 @@ impl Modules {
         for (place, module) in self.before_normalization().iter().enumerate() {
             let name = format!("modules.{place}");
             match module {
-                Module::Pooling(modes) => {
-                    text = match modes[..] {
-                        [mode] if layers.graph.has_functions() => {
-                            pool_natively(layers, mode, [&tokens, mask])
-                        }
-                        _ => pool(layers, modes, &tokens, mask),
-                    }
-                }
+                Module::Pooling(modes) => text = pool(layers, modes, &tokens, mask),
                 Module::Dense(layer) if layer.is_of_tokens => tokens = layer.write(layers, &name, &tokens),
                 Module::Dense(layer) => text = layer.write(layers, &name, &text),
                 Module::LayerNorm { gain, bias } => {
@@ -260,23 +250,51 @@ impl Modules {
     }
 }
 
-impl Module {
-    /// The width of the vectors that a layer computes.
-    fn width(&self) -> Option<usize> {
+impl Mode {
+    /// Writes the pooling. Those that the native engine has are functions.
+    fn write(self, graph: &mut GraphBuilder, inputs: [&Value; 2]) -> Value {
+        let [tokens, mask] = inputs;
+        let (one, last) = (graph.integers("one", &[1]), graph.integers("last_axis", &[-1]));
         match self {
-            Self::Dense(layer) => Some(layer.outputs),
-            Self::LayerNorm { gain, .. } => Some(gain.len()),
-            Self::Pooling(_) | Self::Normalize => None,
+            Self::Cls => graph.function("FirstOfTokens", inputs, functions::first_of_tokens),
+            Self::LastToken => graph.function("LastOfTokens", inputs, functions::last_of_tokens),
+            Self::Mean => graph.function("MeanOfTokens", inputs, functions::mean_of_tokens),
+            Self::Max => {
+                let lowest = graph.floats("lowest", &[], &[f32::MIN]);
+                let is_token = graph.cast(mask, data_type::BOOL);
+                let is_token = graph.node("Unsqueeze", &[&is_token, &last], vec![]);
+                let kept = graph.node("Where", &[&is_token, tokens, &lowest], vec![]);
+                graph.node("ReduceMax", &[&kept, &one], vec![integer("keepdims", 0)])
+            }
+            Self::MeanSqrtLen => {
+                let weights = graph.cast(mask, data_type::FLOAT);
+                let sum = functions::weighted_sum(graph, tokens, &weights);
+                let count = graph.node("ReduceSum", &[&weights, &one], vec![integer("keepdims", 1)]);
+                let root = graph.node("Sqrt", &[&count], vec![]);
+                graph.node("Div", &[&sum, &root], vec![])
+            }
+            Self::WeightedMean => {
+                let positions = functions::positions_of_tokens(graph, mask);
+                let sum = functions::weighted_sum(graph, tokens, &positions);
+                let total = graph.node("ReduceSum", &[&positions, &one], vec![integer("keepdims", 1)]);
+                graph.node("Div", &[&sum, &total], vec![])
+            }
         }
     }
+}
 
-    /// Whether the native engine has the module.
-    fn is_native(&self) -> bool {
+impl Module {
+    /// Whether the native engine has the module. The result of a product that nothing else reads may have any width.
+    fn is_native(&self, is_last: bool) -> bool {
         match self {
             Self::Pooling(modes) => matches!(modes[..], [Mode::Cls | Mode::Mean | Mode::LastToken]),
             Self::Dense(layer) => {
-                let is_known =
-                    matches!(layer.activation, Activation::Identity | Activation::Operator("Tanh" | "Relu"));
+                let has_lanes = layer.outputs.is_multiple_of(LANES);
+                let is_known = match layer.activation {
+                    Activation::Identity => is_last || has_lanes,
+                    Activation::Operator("Sigmoid") => false,
+                    Activation::Operator(_) | Activation::Microsoft(_) => has_lanes,
+                };
                 is_known && !layer.is_of_tokens && matches!(layer.residual, Residual::None)
             }
             Self::LayerNorm { gain, .. } => gain.len().is_multiple_of(LANES),
@@ -487,68 +505,10 @@ fn poolings(folder: &Path) -> Result<Vec<Mode>> {
     modes.iter().map(pooling).collect()
 }
 
-/// A pooling that the native engine has.
-fn pool_natively(layers: &mut Layers<'_>, mode: Mode, inputs: [&Value; 2]) -> Value {
-    let graph = &mut layers.graph;
-    match mode {
-        Mode::Cls => graph
-            .function("FirstOfTokens", inputs, |graph, inputs| functions::token_at_end(graph, false, inputs)),
-        Mode::LastToken => graph
-            .function("LastOfTokens", inputs, |graph, inputs| functions::token_at_end(graph, true, inputs)),
-        _ => graph.function("MeanOfTokens", inputs, functions::mean_of_tokens),
-    }
-}
-
 /// Writes poolings, whose vectors are concatenated.
 fn pool(layers: &mut Layers<'_>, modes: &[Mode], tokens: &Value, mask: &Value) -> Value {
     let graph = &mut layers.graph;
-    let (one, last) = (graph.integers("one", &[1]), graph.integers("last_axis", &[-1]));
-    let weights = graph.cast(mask, data_type::FLOAT);
-    let is_token = graph.node("Unsqueeze", &[&weights, &last], vec![]);
-    let count = graph.node("ReduceSum", &[&weights, &one], vec![integer("keepdims", 1)]);
-    // Positions from 1 on; 0 for padding.
-    let positions = graph.node("CumSum", &[&weights, &one], vec![]);
-    let positions = graph.node("Mul", &[&positions, &weights], vec![]);
-    let weighted = |graph: &mut GraphBuilder, weights: &Value| {
-        let weights = graph.node("Unsqueeze", &[weights, &last], vec![]);
-        let products = graph.node("Mul", &[tokens, &weights], vec![]);
-        graph.node("ReduceSum", &[&products, &one], vec![integer("keepdims", 0)])
-    };
-    let at = |graph: &mut GraphBuilder, position: &Value| {
-        let is_there = graph.node("Equal", &[&positions, position], vec![]);
-        let is_there = graph.cast(&is_there, data_type::FLOAT);
-        weighted(graph, &is_there)
-    };
-    let mut vectors = Vec::new();
-    for mode in modes {
-        vectors.push(match mode {
-            Mode::Cls => {
-                let first = graph.floats("first_position", &[], &[1.0]);
-                at(graph, &first)
-            }
-            Mode::LastToken => at(graph, &count),
-            Mode::Max => {
-                let lowest = graph.floats("lowest", &[], &[f32::MIN]);
-                let zero = graph.floats("zero_float", &[], &[0.0]);
-                let is_kept = graph.node("Greater", &[&is_token, &zero], vec![]);
-                let kept = graph.node("Where", &[&is_kept, tokens, &lowest], vec![]);
-                graph.node("ReduceMax", &[&kept, &one], vec![integer("keepdims", 0)])
-            }
-            Mode::Mean => {
-                let sum = weighted(graph, &weights);
-                graph.node("Div", &[&sum, &count], vec![])
-            }
-            Mode::MeanSqrtLen => {
-                let (sum, root) = (weighted(graph, &weights), graph.node("Sqrt", &[&count], vec![]));
-                graph.node("Div", &[&sum, &root], vec![])
-            }
-            Mode::WeightedMean => {
-                let sum = weighted(graph, &positions);
-                let total = graph.node("ReduceSum", &[&positions, &one], vec![integer("keepdims", 1)]);
-                graph.node("Div", &[&sum, &total], vec![])
-            }
-        });
-    }
+    let vectors: Vec<Value> = modes.iter().map(|mode| mode.write(graph, [tokens, mask])).collect();
     match &vectors[..] {
         [vector] => vector.clone(),
         _ => graph.node("Concat", &vectors.iter().collect::<Vec<_>>(), vec![integer("axis", -1)]),

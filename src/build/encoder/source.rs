@@ -91,8 +91,8 @@ pub(super) fn of_parts(
         EngineChoice::Auto => Engine::Onnx,
         EngineChoice::Native if !heads.suit_native_engine() => {
             return Err(Error::model(
-                "expected one pooling and then layers without an activation, or with tanh or ReLU, for the native engine, \
-                 but found other modules, or spans; use `--engine auto`",
+                "expected one pooling (cls, mean or last token), and then layers of texts without a sigmoid, for the native \
+                 engine, but found other modules, or spans; use `--engine auto`",
             ));
         }
         EngineChoice::Native => {
