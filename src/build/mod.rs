@@ -23,6 +23,7 @@ pub mod named;
 pub mod onnx;
 mod pickle;
 mod plan;
+mod poolings;
 pub mod quality;
 mod quantize;
 mod recipe;

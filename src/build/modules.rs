@@ -8,15 +8,15 @@ use std::path::Path;
 use kivu_engine::kernel::LANES;
 
 use super::{
-    config::{ConfigFile, OneOrMany},
-    functions,
+    config::ConfigFile,
     layers::Layers,
-    onnx::{GraphBuilder, Value, data_type, float, integer},
+    onnx::{Value, float, integer},
+    poolings::{self, Mode},
     quantize::transpose,
     weights::{Weight, Weights},
 };
 use crate::{
-    error::{Error, Result, quoted},
+    error::{Error, Result},
     pipeline::pooling::Pooling,
 };
 
@@ -45,17 +45,6 @@ enum Module {
         bias: Vec<f32>,
     },
     Normalize,
-}
-
-/// A mode of pooling.
-#[derive(Clone, Copy, Debug)]
-enum Mode {
-    Cls,
-    Max,
-    Mean,
-    MeanSqrtLen,
-    WeightedMean,
-    LastToken,
 }
 
 /// A linear layer with an activation.
@@ -132,7 +121,7 @@ impl Modules {
     pub(super) fn add(&mut self, class: &str, folder: &Path) -> Result<()> {
         let module = match class {
             "Pooling" => {
-                let modes = poolings(folder)?;
+                let modes = poolings::open(folder)?;
                 self.text = Some(self.tokens * modes.len());
                 Module::Pooling(modes)
             }
@@ -223,7 +212,9 @@ impl Modules {
         for (place, module) in self.before_normalization().iter().enumerate() {
             let name = format!("modules.{place}");
             match module {
-                Module::Pooling(modes) => text = pool(layers, modes, &tokens, mask),
+                Module::Pooling(modes) => {
+                    text = poolings::write(&mut layers.graph, modes, [&tokens, mask]);
+                }
                 Module::Dense(layer) if layer.is_of_tokens => tokens = layer.write(layers, &name, &tokens),
                 Module::Dense(layer) => text = layer.write(layers, &name, &text),
                 Module::LayerNorm { gain, bias } => {
@@ -247,39 +238,6 @@ impl Modules {
             }
         }
         text
-    }
-}
-
-impl Mode {
-    /// Writes the pooling. Those that the native engine has are functions.
-    fn write(self, graph: &mut GraphBuilder, inputs: [&Value; 2]) -> Value {
-        let [tokens, mask] = inputs;
-        let (one, last) = (graph.integers("one", &[1]), graph.integers("last_axis", &[-1]));
-        match self {
-            Self::Cls => graph.function("FirstOfTokens", inputs, functions::first_of_tokens),
-            Self::LastToken => graph.function("LastOfTokens", inputs, functions::last_of_tokens),
-            Self::Mean => graph.function("MeanOfTokens", inputs, functions::mean_of_tokens),
-            Self::Max => {
-                let lowest = graph.floats("lowest", &[], &[f32::MIN]);
-                let is_token = graph.cast(mask, data_type::BOOL);
-                let is_token = graph.node("Unsqueeze", &[&is_token, &last], vec![]);
-                let kept = graph.node("Where", &[&is_token, tokens, &lowest], vec![]);
-                graph.node("ReduceMax", &[&kept, &one], vec![integer("keepdims", 0)])
-            }
-            Self::MeanSqrtLen => {
-                let weights = graph.cast(mask, data_type::FLOAT);
-                let sum = functions::weighted_sum(graph, tokens, &weights);
-                let count = graph.node("ReduceSum", &[&weights, &one], vec![integer("keepdims", 1)]);
-                let root = graph.node("Sqrt", &[&count], vec![]);
-                graph.node("Div", &[&sum, &root], vec![])
-            }
-            Self::WeightedMean => {
-                let positions = functions::positions_of_tokens(graph, mask);
-                let sum = functions::weighted_sum(graph, tokens, &positions);
-                let total = graph.node("ReduceSum", &[&positions, &one], vec![integer("keepdims", 1)]);
-                graph.node("Div", &[&sum, &total], vec![])
-            }
-        }
     }
 }
 
@@ -455,62 +413,4 @@ fn misplaced(folder: &Path, expected: usize, found: Option<usize>) -> Error {
         "expected vectors of {expected} values for the module in `{}`, but found that {found}",
         folder.display()
     ))
-}
-
-/// The poolings of the module in `folder`, in the order of their vectors.
-fn poolings(folder: &Path) -> Result<Vec<Mode>> {
-    /// The flags of versions up to 4, in the order of their vectors.
-    const FLAGS: [&str; 6] = [
-        "cls_token",
-        "max_tokens",
-        "mean_tokens",
-        "mean_sqrt_len_tokens",
-        "weightedmean_tokens",
-        "lasttoken",
-    ];
-    let config = ConfigFile::open(folder)?;
-    if config.get("include_prompt")? == Some(false) {
-        return Err(Error::model(
-            "expected `include_prompt` true, but found false: pooling without the prompt is not supported",
-        ));
-    }
-    let modes = match config.get::<OneOrMany<String>>("pooling_mode")? {
-        Some(modes) => modes.into_vec(),
-        None => {
-            let mut modes = Vec::new();
-            for flag in FLAGS {
-                if config.is_set(&format!("pooling_mode_{flag}"))? {
-                    modes.push(flag.to_owned());
-                }
-            }
-            modes
-        }
-    };
-    if modes.is_empty() {
-        return Ok(vec![Mode::Mean]);
-    }
-    let pooling = |mode: &String| match mode.as_str() {
-        "cls" | "cls_token" => Ok(Mode::Cls),
-        "max" | "max_tokens" => Ok(Mode::Max),
-        "mean" | "mean_tokens" => Ok(Mode::Mean),
-        "mean_sqrt_len_tokens" | "mean_sqrt_len" => Ok(Mode::MeanSqrtLen),
-        "weightedmean" | "weightedmean_tokens" => Ok(Mode::WeightedMean),
-        "lasttoken" => Ok(Mode::LastToken),
-        _ => Err(Error::model(format!(
-            "expected pooling modes among `cls`, `max`, `mean`, `mean_sqrt_len_tokens`, `weightedmean`, `lasttoken`, but \
-             found {}",
-            quoted(&modes)
-        ))),
-    };
-    modes.iter().map(pooling).collect()
-}
-
-/// Writes poolings, whose vectors are concatenated.
-fn pool(layers: &mut Layers<'_>, modes: &[Mode], tokens: &Value, mask: &Value) -> Value {
-    let graph = &mut layers.graph;
-    let vectors: Vec<Value> = modes.iter().map(|mode| mode.write(graph, [tokens, mask])).collect();
-    match &vectors[..] {
-        [vector] => vector.clone(),
-        _ => graph.node("Concat", &vectors.iter().collect::<Vec<_>>(), vec![integer("axis", -1)]),
-    }
 }
