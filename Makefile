@@ -3,8 +3,8 @@
 # `make run` and `make test` compile each crate once, in one profile; what is measured or deployed is compiled with
 # --release.
 PROFILE := dev
-# S3, Parquet, zstd and the functions for Lambda are about a quarter of the compile time. The program that `make`
-# builds in `dev` omits them; `cargo build` and `cargo test` include them.
+# S3, Parquet and zstd are about a quarter of the compile time. The program that `make` builds in `dev` omits them;
+# `cargo build` and `cargo test` include them.
 FEATURES = $(if $(filter dev,$(PROFILE)),--no-default-features)
 KIVU = target/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/kivu
 BUNDLES := .kivu/bundles
@@ -76,14 +76,14 @@ test-tools:
 	$(TIMED) make --silent tools browser
 
 test-compile:
-	$(TIMED) cargo test --workspace --no-run
+	$(TIMED) sh -c 'cargo build --workspace --bins && cargo test --workspace --no-run'
 
 # Uses the program that was compiled for the tests.
 test-bundles: test-compile
 	$(TIMED) make --silent --old-file=program bundles
 
 test-unit: test-compile
-	$(TIMED) cargo test --workspace --lib --test bits
+	$(TIMED) cargo test --workspace --lib --bins --test bits
 
 test-integration: test-tools test-bundles test-unit
 	$(TIMED) env $(TEST_TOOLS) cargo test --test integration -- --skip s3::
@@ -131,8 +131,8 @@ check: lint test ## Run the tests and clippy
 
 .PHONY: features
 features: ## Check the program without optional features, and with each of them
-	for features in "" lambda parquet s3 zstd; do \
-	  cargo clippy --no-default-features --features "$$features" --bin kivu -- --deny warnings || exit 1; done
+	for features in "" parquet s3 zstd; do \
+	  cargo clippy --package kivu-cli --no-default-features --features "$$features" -- --deny warnings || exit 1; done
 
 .PHONY: lint
 lint:
@@ -196,7 +196,7 @@ invoke: $(CLIENT_TOOLS) $(LAMBDA_TOOLS) $(S3_TOOLS) $(BUNDLE)/manifest.toml ## S
 .PHONY: package
 package: $(LAMBDA_TOOLS) $(BUNDLE)/manifest.toml ## Make the archive to deploy: function, ONNX Runtime, model and bill of materials
 	python3 functions/parts.py target/kivu.cdx.json
-	PATH=$(abspath $(LAMBDA)):$$PATH cargo lambda build --release --bin api
+	PATH=$(abspath $(LAMBDA)):$$PATH cargo lambda build --release --package kivu-functions --bin api
 	python3 functions/package.py $(PACKAGE) --binary api --bundle $(BUNDLE)
 	python3 tests/lambda/archive.py $(PACKAGE) tests/lambda/rest_plain.json
 
@@ -377,7 +377,7 @@ reliability: ## Write the results of fuzz, load, soak and processors into docs/r
 program:
 	@mkdir -p .kivu
 	@test -e $(KIVU) || echo "Compiling Kivu and its crates: 1 to 5 minutes on two cores, the first time only."
-	cargo build --profile $(PROFILE) $(FEATURES) --bin kivu
+	cargo build --profile $(PROFILE) --package kivu-cli $(FEATURES)
 	$(KIVU) doctor --fix
 
 # The tools of tests and packaging, pinned by version and hash.

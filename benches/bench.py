@@ -26,7 +26,7 @@ STARTS = 25
 TURNS = 3
 ROWS = 100_000
 PATTERN = re.compile(r"http://([\d.:]+)")
-SENTENCES = pathlib.Path(__file__).parent.parent / "src/build/sentences.txt"
+SENTENCES = pathlib.Path(__file__).parent.parent / "compiler/src/sentences.txt"
 
 
 class Server:

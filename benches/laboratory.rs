@@ -26,7 +26,6 @@ use kivu::{
         seq2seq::{Decoder, Seq2SeqBackend},
     },
     batch::pass_through,
-    build::quality::{SENTENCES, inputs},
     config::Config,
     model::{Model, Pipeline},
     pipeline::{
@@ -39,6 +38,7 @@ use kivu::{
     tensor::Tensor,
     tokenizer::{Encoding, Side, Tokenizer, Truncation},
 };
+use kivu_compiler::quality::{SENTENCES, inputs};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 

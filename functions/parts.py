@@ -1,4 +1,4 @@
-"""Writes the list of the program's crates as CycloneDX, with version, licence and SHA-256.
+"""Writes the list of the crates in the program and the functions as CycloneDX, with version, licence and SHA-256.
 
     python3 functions/parts.py OUT.json
 
@@ -19,21 +19,22 @@ TARGET = "x86_64-unknown-linux-gnu"
 
 
 def crates():
-    """The program's package, and those of the crates that are compiled into it, by name and version."""
+    """The program's package, and the crates that are compiled into it or into the functions, by name and version."""
     command = ["cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", TARGET]
     metadata = json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
     packages = {package["id"]: package for package in metadata["packages"]}
     nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
-    root = metadata["resolve"]["root"]
-    reached, waiting = {root}, [root]
+    ids = {packages[member]["name"]: member for member in metadata["workspace_members"]}
+    programs = {ids["kivu-cli"], ids["kivu-functions"]}
+    reached, waiting = set(programs), list(programs)
     while waiting:
         for needed in nodes[waiting.pop()]["deps"]:
             is_normal = any(kind["kind"] is None for kind in needed["dep_kinds"])
             if is_normal and needed["pkg"] not in reached:
                 reached.add(needed["pkg"])
                 waiting.append(needed["pkg"])
-    reached.remove(root)
-    return packages[root], sorted((packages[each] for each in reached), key=lambda crate: (crate["name"], crate["version"]))
+    crates = (packages[each] for each in reached - programs)
+    return packages[ids["kivu-cli"]], sorted(crates, key=lambda crate: (crate["name"], crate["version"]))
 
 
 def component(crate, kind, hashes):

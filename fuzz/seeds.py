@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 FIXTURES = ROOT / "tests/fixtures"
 CORPUS = ROOT / "fuzz/corpus"
 
-# In the order of ROUTES in fuzz/readers/api.rs.
+# In the order of ROUTES in src/api/fuzzing.rs.
 REQUESTS = [
     (0, {"inputs": "the cat"}),
     (0, {"inputs": {"source_sentence": "cat", "sentences": ["dog", "fish"]}}),

@@ -41,8 +41,9 @@ TIME = 315532800
 class Release:
     def __init__(self, out):
         self.out = out
-        manifest = tomllib.loads((ROOT / "Cargo.toml").read_text())["package"]
-        self.version, self.description, self.license = (manifest[key] for key in ("version", "description", "license"))
+        manifest = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]
+        self.version, self.license = manifest["version"], manifest["license"]
+        self.description = tomllib.loads((ROOT / "cli/Cargo.toml").read_text())["package"]["description"]
         self.crates, self.licenses = out / f"kivu-{self.version}.cdx.json", out / f"kivu-{self.version}-licenses.txt"
 
     def notices(self):

@@ -27,15 +27,12 @@ use serde::Deserialize;
 pub use self::{
     auth::{AuthConfig, AuthMode, Secret},
     batch::{BatchConfig, BatchRule},
-    choice::{EngineChoice, LogFormat},
+    choice::{EngineChoice, LogFormat, parse_address},
     hub::HubConfig,
     limits::Limits,
+    memory::{memory_of, resident as resident_memory},
     models::{FleetConfig, ModelConfig, Policy},
     s3::S3Config,
-};
-pub(crate) use self::{
-    choice::parse_address,
-    memory::{memory_of, resident as resident_memory},
 };
 use crate::error::{Error, Result};
 
@@ -205,7 +202,7 @@ impl Config {
     }
 
     /// The bundle that a command line names: a path or URL, or else the name of a bundle in [`Config::bundles`].
-    pub(crate) fn find_bundle(&self, named: PathBuf) -> PathBuf {
+    pub fn find_bundle(&self, named: PathBuf) -> PathBuf {
         let built = self.bundles().join(&named);
         let is_name = named.components().count() == 1 && !named.exists();
         if is_name && built.is_dir() { built } else { named }

@@ -186,7 +186,7 @@ pub(crate) fn at_text(error: Error, place: usize, count: usize) -> Error {
 }
 
 /// The names in backticks, separated by commas.
-pub(crate) fn quoted<T: AsRef<str>>(names: &[T]) -> String {
+pub fn quoted<T: AsRef<str>>(names: &[T]) -> String {
     names.iter().map(|name| format!("`{}`", name.as_ref())).collect::<Vec<_>>().join(", ")
 }
 

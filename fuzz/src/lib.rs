@@ -10,8 +10,9 @@ pub fn feed(bytes: &[u8]) {
     static READER: OnceLock<(String, kivu::fuzzing::Reader)> = OnceLock::new();
     let (name, reader) = READER.get_or_init(|| {
         let name = std::env::var("READER").unwrap_or_default();
-        let reader = kivu::fuzzing::reader(&name).expect("`READER` names one of fuzz/readers");
-        (name, reader)
+        let mut readers = kivu::fuzzing::READERS.into_iter().chain(kivu_compiler::fuzzing::READERS);
+        let reader = readers.find(|(known, _)| *known == name).expect("`READER` names a folder of fuzz/corpus");
+        (name, reader.1)
     });
     let taken = allocation_counter::measure(|| reader(bytes)).bytes_max;
     let allowed = kivu::fuzzing::MAX_FACTOR * bytes.len() as u64 + kivu::fuzzing::MAX_EXTRA_BYTES;

@@ -8,7 +8,6 @@ mod content_encoding;
 mod dialect;
 mod embedding;
 #[cfg(any(test, feature = "fuzzing"))]
-#[path = "../../fuzz/readers/api.rs"]
 pub(crate) mod fuzzing;
 mod generation;
 mod inputs;

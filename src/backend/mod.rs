@@ -5,9 +5,7 @@ pub mod native;
 pub mod onnx;
 pub mod processor;
 pub mod routing;
-#[cfg(any(test, feature = "fuzzing"))]
-#[path = "../../tests/integration/scripted.rs"]
-pub(crate) mod scripted;
+pub mod scripted;
 pub mod seq2seq;
 pub mod speed;
 pub mod triton;

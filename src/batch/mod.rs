@@ -13,7 +13,6 @@ mod event;
 mod files;
 mod format;
 #[cfg(any(test, feature = "fuzzing"))]
-#[path = "../../fuzz/readers/batch.rs"]
 pub(crate) mod fuzzing;
 mod handler;
 mod input;

@@ -24,7 +24,7 @@ pub(super) fn address<'de, D: Deserializer<'de>>(value: D) -> Result<SocketAddr,
 }
 
 /// Parses an address with its port. `localhost` is 127.0.0.1, whatever the system resolves it to.
-pub(crate) fn parse_address(found: &str) -> Result<SocketAddr, String> {
+pub fn parse_address(found: &str) -> Result<SocketAddr, String> {
     let numeric = found.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
     numeric.as_deref().unwrap_or(found).parse().map_err(|_| {
         let found = found.escape_debug();

@@ -21,12 +21,12 @@ pub(super) fn limit(of_function: Option<&String>) -> Option<u64> {
 }
 
 /// The resident memory of this process in bytes.
-pub(crate) fn resident() -> Result<u64> {
+pub fn resident() -> Result<u64> {
     memory_of(process::id(), "VmRSS")
 }
 
 /// A value of `/proc/PROCESS/status`, in bytes.
-pub(crate) fn memory_of(process: u32, key: &str) -> Result<u64> {
+pub fn memory_of(process: u32, key: &str) -> Result<u64> {
     let path = format!("/proc/{process}/status");
     let status = fs::read_to_string(&path).map_err(Error::io(format!("cannot read `{path}`")))?;
     let kilobytes = status.lines().find_map(|line| {

@@ -235,7 +235,8 @@ fn cannot_tokenize(_: tokenizers::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build::quality::SENTENCES;
+
+    const SENTENCES: &str = include_str!("../../compiler/src/sentences.txt");
 
     const ODD: [&str; 8] = [
         "",

@@ -31,7 +31,8 @@ use kivu::{
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::{models::fixtures, scripted::ScriptedBackend};
+use crate::models::fixtures;
+use kivu::backend::scripted::ScriptedBackend;
 
 /// Words on whose ids the scripted model fails or panics.
 const FAILS: &str = "fish";

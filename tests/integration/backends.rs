@@ -4,15 +4,13 @@ use std::time::Duration;
 
 use kivu::{
     Error,
+    backend::scripted::ScriptedBackend,
     backend::{Backend, Deadline, Schedule, onnx::OnnxBackend},
     repository::manifest::Precision,
     tensor::{ElementType, Elements, Tensor},
 };
 
-use crate::{
-    models::{backend, build_request, fixtures, request, runtime},
-    scripted::ScriptedBackend,
-};
+use crate::models::{backend, build_request, fixtures, request, runtime};
 
 fn deadline() -> Deadline {
     Deadline::within(Duration::from_secs(30))

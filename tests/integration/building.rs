@@ -3,7 +3,6 @@
 use std::{fs, path::Path};
 
 use kivu::{
-    build::{QualityFloor, Recipe, build},
     config::EngineChoice,
     pipeline::Task,
     repository::{
@@ -11,6 +10,7 @@ use kivu::{
         manifest::{Precision, Quality},
     },
 };
+use kivu_compiler::{QualityFloor, Recipe, build};
 
 use crate::models::{Silent, build_request, fixtures, request, request_without_floor, runtime, serve};
 

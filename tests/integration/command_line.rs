@@ -151,7 +151,7 @@ fn errors_of_names_and_values_say_what_was_expected() {
 #[test]
 fn outside_a_checkout_everything_is_in_the_users_cache() {
     // ONNX Runtime is installed from the packages that were downloaded before.
-    let packages = Path::new(env!("CARGO_MANIFEST_DIR")).join(".kivu/packages");
+    let packages = Path::new(crate::ROOT).join(".kivu/packages");
     if runtime().is_none() || !packages.is_dir() {
         return;
     }

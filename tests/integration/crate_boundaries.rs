@@ -8,9 +8,9 @@ use std::{
 /// External crates, as paths begin with them, and the files and folders that may use them.
 const BOUNDARIES: &[(&str, &[&str])] = &[
     ("ort::", &["src/backend/onnx/"]),
-    ("kivu_engine::", &["src/backend/native/", "src/backend/processor.rs", "src/build/"]),
+    ("kivu_engine::", &["src/backend/native/", "src/backend/processor.rs", "compiler/src/"]),
     ("tokenizers::", &["src/tokenizer/"]),
-    ("safetensors::", &["src/build/weights.rs"]),
+    ("safetensors::", &["compiler/src/weights.rs"]),
     ("arrow_array::", &["src/batch/"]),
     ("arrow_schema::", &["src/batch/"]),
     ("aws_config::", &["src/repository/s3/", "src/aws/"]),
@@ -21,9 +21,9 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     (
         "prost::",
         &[
-            "src/build/onnx/",
+            "compiler/src/onnx/",
             "src/onnx_proto.rs",
-            "src/build/sentencepiece/",
+            "compiler/src/sentencepiece/",
             "src/backend/onnx/external_weights.rs",
             "src/backend/triton/messages.rs",
             "src/backend/triton/grpc.rs",
@@ -32,25 +32,30 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ("regex::", &["src/tokenizer/"]),
     ("yada::", &["src/tokenizer/"]),
     ("zstd::", &["src/batch/compression.rs"]),
-    ("zip::", &["src/build/fetch.rs", "src/build/pickle/mod.rs"]),
+    ("zip::", &["compiler/src/fetch.rs", "compiler/src/pickle/mod.rs"]),
     ("lambda_http::", &["functions/"]),
-    ("indicatif::", &["src/cli/terminal.rs"]),
-    ("hyper_rustls::", &["src/build/hub/connect.rs"]),
+    ("indicatif::", &["cli/src/terminal.rs"]),
+    ("hyper_rustls::", &["compiler/src/hub/connect.rs"]),
     (
         "hyper_util::",
-        &["src/backend/triton/connect.rs", "src/build/hub/connect.rs", "src/cli/connections.rs"],
+        &["src/backend/triton/connect.rs", "compiler/src/hub/connect.rs", "cli/src/connections.rs"],
     ),
-    ("tokio_rustls::", &["src/backend/triton/connect.rs", "src/build/hub/connect.rs"]),
+    ("tokio_rustls::", &["src/backend/triton/connect.rs", "compiler/src/hub/connect.rs"]),
     ("tonic::", &["src/backend/triton/grpc.rs"]),
     ("tonic_prost::", &["src/backend/triton/grpc.rs"]),
     ("metrics::", &["src/telemetry/"]),
     ("subtle::", &["src/api/auth/"]),
-    ("axum::", &["src/api/", "src/cli/connections.rs", "functions/"]),
-    ("hyper::", &["src/build/hub/client.rs", "src/cli/connections.rs"]),
+    ("axum::", &["src/api/", "cli/src/connections.rs", "functions/"]),
+    ("hyper::", &["compiler/src/hub/client.rs", "cli/src/connections.rs"]),
     ("http_body::", &["src/api/permit_body.rs", "src/backend/triton/connect.rs"]),
     (
         "rustix::",
-        &["src/build/hub/mod.rs", "src/build/scratch.rs", "src/cli/mod.rs", "src/repository/folder.rs"],
+        &[
+            "compiler/src/hub/mod.rs",
+            "compiler/src/scratch.rs",
+            "cli/src/main.rs",
+            "src/repository/folder.rs",
+        ],
     ),
 ];
 
@@ -71,8 +76,8 @@ fn uses(line: &str, name: &str) -> bool {
 
 #[test]
 fn external_crates_are_used_within_their_boundaries() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let files: Vec<(String, String)> = ["src", "functions"]
+    let root = Path::new(crate::ROOT);
+    let files: Vec<(String, String)> = ["src", "compiler/src", "cli/src", "functions"]
         .iter()
         .flat_map(|folder| sources(&root.join(folder), "rs"))
         .map(|file| {

@@ -24,7 +24,7 @@ use tower::ServiceExt;
 use crate::{
     api::scripted,
     crate_boundaries::sources,
-    live::{root, succeed, tool},
+    live::{function, root, succeed, tool},
     serving::bundle,
 };
 
@@ -162,7 +162,7 @@ fn the_template_can_be_deployed_and_used() {
     };
     let Some(mut walk) = script("walk") else { return };
     if functions == "compiled" {
-        walk.args(["--compiled", env!("CARGO_BIN_EXE_api")]);
+        walk.arg("--compiled").arg(function("api"));
     }
     succeed(walk.arg(env!("CARGO_BIN_EXE_kivu")));
 }

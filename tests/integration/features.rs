@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, path::Path, process::Command};
 /// Each crate of a build with its version and the features that are enabled in it.
 fn crates(options: &[&str]) -> BTreeSet<String> {
     let mut command = Command::new(env!("CARGO"));
-    let command = command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR"))).args([
+    let command = command.current_dir(Path::new(crate::ROOT)).args([
         "tree",
         "--locked",
         "--offline",
@@ -16,13 +16,13 @@ fn crates(options: &[&str]) -> BTreeSet<String> {
     let output = command.args(options).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
-    text.lines().filter(|line| !line.starts_with("kivu ")).map(str::to_owned).collect()
+    text.lines().filter(|line| !line.starts_with("kivu")).map(str::to_owned).collect()
 }
 
 #[test]
 fn tests_compile_no_crate_of_make_run_a_second_time() {
-    let run = crates(&["--edges=normal,build", "--no-default-features"]);
-    let tests = crates(&["--edges=normal,build,dev"]);
+    let run = crates(&["--package=kivu-cli", "--edges=normal,build", "--no-default-features"]);
+    let tests = crates(&["--workspace", "--edges=normal,build,dev"]);
     let differing: Vec<_> = run.difference(&tests).collect();
     assert!(
         differing.is_empty(),
@@ -30,4 +30,15 @@ fn tests_compile_no_crate_of_make_run_a_second_time() {
          add those that are missing at the end of `[dependencies]` in `Cargo.toml`: {differing:#?}"
     );
     assert!(run.len() * 4 < tests.len() * 3, "{} of {} crates", run.len(), tests.len());
+}
+
+#[test]
+fn tests_and_programs_share_their_crates() {
+    let programs = crates(&["--workspace", "--edges=normal,build"]);
+    let tests = crates(&["--workspace", "--edges=normal,build,dev"]);
+    let differing: Vec<_> = programs.difference(&tests).collect();
+    assert!(
+        differing.is_empty(),
+        "expected the same features with and without tests, but found {differing:#?}"
+    );
 }

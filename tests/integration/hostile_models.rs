@@ -8,9 +8,9 @@ use std::{
 
 use kivu::{
     Error,
-    build::{onnx, onnx::proto::ModelProto},
     repository::{Bundle, bundle::describe},
 };
+use kivu_compiler::{onnx, onnx::proto::ModelProto};
 use prost::Message;
 use serde_json::{Value, json};
 

@@ -11,8 +11,20 @@ use std::{
 
 use crate::crate_boundaries::sources;
 
-const FOLDERS: [&str; 10] =
-    ["benches", "deploy", "docs", "engine", "examples", "functions", "fuzz", "models", "src", "tests"];
+const FOLDERS: [&str; 12] = [
+    "benches",
+    "cli",
+    "compiler",
+    "deploy",
+    "docs",
+    "engine",
+    "examples",
+    "functions",
+    "fuzz",
+    "models",
+    "src",
+    "tests",
+];
 const EXTENSIONS: [&str; 9] = ["css", "html", "js", "md", "py", "rs", "sh", "toml", "yaml"];
 const FILES: [&str; 12] = [
     ".ci/run",
@@ -179,7 +191,7 @@ fn read(path: &Path, name: &str) -> Vec<Finding> {
 
 #[test]
 fn texts_are_plain_technical_english() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(crate::ROOT);
     let mut findings = Vec::new();
     for path in texts(root) {
         let name = path.strip_prefix(root).unwrap().display().to_string();

@@ -4,7 +4,7 @@
 use std::{
     env, fs,
     os::unix::fs::symlink,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -25,7 +25,16 @@ pub(crate) fn tool(variable: &str) -> Option<PathBuf> {
 }
 
 pub(crate) fn root() -> PathBuf {
-    fixtures().join("../..").canonicalize().unwrap()
+    Path::new(crate::ROOT).canonicalize().unwrap()
+}
+
+/// The program of a Lambda function, which is compiled if it is not up to date.
+pub(crate) fn function(name: &str) -> PathBuf {
+    let mut build = Command::new(env!("CARGO"));
+    let status =
+        build.args(["build", "--quiet", "--workspace", "--bins"]).current_dir(crate::ROOT).status().unwrap();
+    assert!(status.success(), "the functions cannot be compiled");
+    Path::new(env!("CARGO_BIN_EXE_kivu")).with_file_name(name)
 }
 
 pub(crate) fn succeed(command: &mut Command) {
@@ -148,7 +157,7 @@ fn emulated(variable: &str, script: &str, models: &str) -> Option<Command> {
 #[test]
 fn the_api_function_accepts_all_event_formats() {
     let Some(mut invoke) = emulated("TEST_PYTHON", "tests/lambda/invoke.py", MINILM) else { return };
-    succeed(invoke.arg("tests/lambda"));
+    succeed(invoke.arg(root().join("tests/lambda")));
 }
 
 #[test]

@@ -7,6 +7,9 @@
     reason = "a test that meets what it does not expect fails"
 )]
 
+/// The root of the repository.
+pub(crate) const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
 mod access;
 mod api;
 mod backends;
@@ -18,7 +21,6 @@ mod classifiers;
 mod command_line;
 mod crate_boundaries;
 mod decoders;
-#[cfg(feature = "lambda")]
 mod deploying;
 mod document;
 mod examples;
@@ -41,9 +43,8 @@ mod processors;
 mod properties;
 mod readme;
 mod reliability;
-#[cfg(all(feature = "lambda", feature = "s3"))]
+#[cfg(feature = "s3")]
 mod s3;
-mod scripted;
 mod search;
 mod serving;
 mod static_embeddings;

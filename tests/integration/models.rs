@@ -7,21 +7,21 @@ use std::{
 
 use kivu::{
     backend::onnx::{OnnxBackend, Runtime, library},
-    build::{Progress, Request, build},
     config::{Config, EngineChoice, ModelConfig},
     model::Model,
     pipeline::Task,
     repository::{Bundle, manifest::Precision},
 };
+use kivu_compiler::{Progress, Request, build};
 
 /// The folder of the fixtures.
 pub(crate) fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+    Path::new(crate::ROOT).join("tests/fixtures")
 }
 
 /// The path of ONNX Runtime's library, if it is installed.
 pub(crate) fn library_path() -> kivu::Result<PathBuf> {
-    library::locate(None, &Path::new(env!("CARGO_MANIFEST_DIR")).join(".kivu"))
+    library::locate(None, &Path::new(crate::ROOT).join(".kivu"))
 }
 
 /// ONNX Runtime, or nothing where it is not installed: `cargo test` alone fetches nothing, `make test` does.

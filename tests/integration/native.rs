@@ -8,7 +8,6 @@ use kivu::{
         native::{NativeBackend, NativeModel, WeightFiles},
         onnx::Session,
     },
-    build::Request,
     config::{Config, EngineChoice, ModelConfig},
     model::Model,
     onnx_proto::{GraphProto, ModelProto},
@@ -16,6 +15,7 @@ use kivu::{
     repository::{Bundle, manifest::Precision},
     tensor::{ElementType, Elements, Tensor},
 };
+use kivu_compiler::Request;
 
 use prost::Message;
 

@@ -8,11 +8,11 @@ use kivu::{
         onnx::{ExternalWeights, Graph, Session, keeps_signed_weights},
         processor::Int8Instructions,
     },
-    build::onnx::{GraphBuilder, Value, WEIGHTS, proto::Dimension, write},
     pipeline::Task,
     repository::manifest::Precision,
     tensor::{Elements, Tensor},
 };
+use kivu_compiler::onnx::{GraphBuilder, Value, WEIGHTS, proto::Dimension, write};
 
 use crate::models::{build_request, fixtures, request_without_floor, runtime};
 

@@ -7,6 +7,7 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use http_body_util::BodyExt;
 use kivu::{
     api::router,
+    backend::scripted::ScriptedBackend,
     backend::{Backend, Deadline, Schedule, Signature, TensorSpec},
     config::Limits,
     model::Pipeline,
@@ -25,7 +26,6 @@ use tower::ServiceExt;
 use crate::{
     api::scripted,
     models::{fixtures, open, runtime},
-    scripted::ScriptedBackend,
 };
 
 /// Tokenizers of every kind that there are fixtures of.

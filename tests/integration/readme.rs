@@ -219,7 +219,7 @@ fn requests_of_the_api_documentation_get_the_responses_in_it() {
 #[test]
 fn messages_of_troubleshooting_exist() {
     let page = fs::read_to_string(root().join("docs/troubleshooting.md")).unwrap();
-    let files = sources(&root().join("src"), "rs");
+    let files = ["src", "compiler/src", "cli/src"].map(|folder| sources(&root().join(folder), "rs")).concat();
     let source: String = files.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
     // A backslash joins the lines of a string.
     let mut parts = source.split("\\\n");

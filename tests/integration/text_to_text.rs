@@ -16,7 +16,6 @@ use http_body_util::BodyExt;
 use kivu::{
     api::{App, router},
     backend::{Deadline, onnx::Runtime},
-    build::Request,
     config::Limits,
     model::{Model, Pipeline},
     pipeline::{
@@ -29,6 +28,7 @@ use kivu::{
         manifest::{Precision, Quality},
     },
 };
+use kivu_compiler::Request;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tower::ServiceExt;

@@ -8,7 +8,6 @@ use kivu::{
     api::{App, router},
     backend::Engine,
     batch::{Job, JobInput, JobOutput, Parameters},
-    build::{Request, build},
     config::Limits,
     model::Model,
     pipeline::Task,
@@ -17,6 +16,7 @@ use kivu::{
         manifest::{Precision, Quality},
     },
 };
+use kivu_compiler::{Request, build};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tower::ServiceExt;

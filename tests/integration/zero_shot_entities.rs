@@ -7,11 +7,11 @@ use std::{
 
 use kivu::{
     batch::Parameters,
-    build::build,
     model::Model,
     pipeline::Task,
     repository::manifest::{Precision, Quality},
 };
+use kivu_compiler::build;
 use serde::Deserialize;
 use serde_json::{Value, json};
 

@@ -73,7 +73,7 @@ def processors(found):
         else:
             cells = ["", f"{result['same']} of {result['of']} translations identical"]
         lines.append(row(result["processor"], result["model"], arithmetic, *cells))
-    return [*lines, "", f"{found['texts']} texts of `src/build/sentences.txt`; fp32 on the first processor."]
+    return [*lines, "", f"{found['texts']} texts of `compiler/src/sentences.txt`; fp32 on the first processor."]
 
 
 def main():

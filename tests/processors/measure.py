@@ -38,8 +38,8 @@ def main():
     parser.add_argument("--texts", type=int, default=60)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    texts = spread((ROOT / "src/build/sentences.txt").read_text().splitlines(), options.texts)
-    portuguese = (ROOT / "src/build/sentences-pt.txt").read_text().splitlines()
+    texts = spread((ROOT / "compiler/src/sentences.txt").read_text().splitlines(), options.texts)
+    portuguese = (ROOT / "compiler/src/sentences-pt.txt").read_text().splitlines()
     embedding = {
         "fp32": options.precisions / "fp32",
         "int8": options.bundles / "minilm",

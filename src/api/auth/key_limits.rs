@@ -61,7 +61,8 @@ impl KeyLimits {
         Some(limits)
     }
 
-    pub(crate) fn has_expired(&self, now: SystemTime) -> bool {
+    /// Whether the key has an expiry date that `now` is past.
+    pub fn has_expired(&self, now: SystemTime) -> bool {
         self.expires.is_some_and(|date| now >= date.end())
     }
 }

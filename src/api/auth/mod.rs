@@ -120,7 +120,8 @@ impl Guard {
         Ok(Self { access, proxy, rates: Rates::default(), quotas })
     }
 
-    pub(crate) fn requires_key(&self) -> bool {
+    /// Whether requests need an API key.
+    pub fn requires_key(&self) -> bool {
         matches!(self.access, Access::Keys(_))
     }
 

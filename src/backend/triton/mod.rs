@@ -7,7 +7,6 @@ mod connect;
 mod endpoint;
 mod failure;
 #[cfg(any(test, feature = "fuzzing"))]
-#[path = "../../../fuzz/readers/triton.rs"]
 pub(crate) mod fuzzing;
 mod grpc;
 mod http;

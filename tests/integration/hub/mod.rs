@@ -15,10 +15,10 @@ use std::{
 };
 
 use kivu::{
-    build::hub::{self, Fetched},
     config::{HubConfig, Secret, Variables},
     repository::Meter,
 };
+use kivu_compiler::hub::{self, Fetched};
 
 use self::server::{COMMIT, Fault, HubServer, Seen, TOKEN, read_folder};
 use crate::{

@@ -14,6 +14,7 @@ use std::{
 use kivu::repository::manifest::Precision;
 
 use crate::{
+    live::function,
     models::{build_request, fixtures, library_path, request, runtime},
     serving::alone,
 };
@@ -42,7 +43,7 @@ fn run(script: &str) {
         source.display()
     );
     std::fs::write(&recipe, text).unwrap();
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(crate::ROOT);
     let mut tests = Command::new(python);
     tests
         .args(["-W", "ignore"])
@@ -50,8 +51,8 @@ fn run(script: &str) {
         .env("PYTHONPATH", root.join("tests/lambda"))
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("TEST_KIVU", env!("CARGO_BIN_EXE_kivu"))
-        .env("TEST_API", env!("CARGO_BIN_EXE_api"))
-        .env("TEST_BATCH", env!("CARGO_BIN_EXE_batch"))
+        .env("TEST_API", function("api"))
+        .env("TEST_BATCH", function("batch"))
         .env("TEST_ONNXRUNTIME", library_path().unwrap().canonicalize().unwrap())
         .env("TEST_BUNDLE", build("tiny-bert"))
         .env("TEST_CLASSIFIER", build("tiny-bert-sentiment"))

@@ -43,7 +43,7 @@ impl Storage {
             eprintln!("skipped: TEST_S3_PYTHON is not set; `make test` sets it");
             return None;
         };
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/s3/serve.py");
+        let script = Path::new(crate::ROOT).join("tests/s3/serve.py");
         let mut process = Command::new(python)
             .arg(script)
             .env("PYTHONDONTWRITEBYTECODE", "1")

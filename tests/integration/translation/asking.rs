@@ -30,7 +30,8 @@ use kivu::{
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::{models::fixtures, scripted::ScriptedSeq2Seq};
+use crate::models::fixtures;
+use kivu::backend::scripted::ScriptedSeq2Seq;
 
 const START: i64 = 2;
 const END: i64 = 2;

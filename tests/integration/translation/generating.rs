@@ -9,11 +9,11 @@ use kivu::{
         onnx::{OnnxSeq2Seq, Parallelism, Runtime},
         seq2seq::{Seq2SeqBackend, SourceBatch},
     },
-    build::{export, onnx},
     pipeline::generation::{
         Bounds, Generated, GenerationConfig, GenerationOptions, GenerationSettings, SourceInfo, generate,
     },
 };
+use kivu_compiler::{export, onnx};
 use serde::Deserialize;
 use serde_json::Value;
 

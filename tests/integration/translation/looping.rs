@@ -14,7 +14,7 @@ use kivu::{
 };
 use serde_json::{Value, json};
 
-use crate::scripted::ScriptedSeq2Seq;
+use kivu::backend::scripted::ScriptedSeq2Seq;
 
 const END: i64 = 0;
 const START: i64 = 5;

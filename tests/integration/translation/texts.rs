@@ -7,7 +7,6 @@ use std::{
 
 use kivu::{
     backend::{Deadline, onnx::Runtime},
-    build::Request,
     model::{Model, Pipeline},
     pipeline::{
         generation::GenerationOptions,
@@ -15,6 +14,7 @@ use kivu::{
     },
     repository::manifest::Precision,
 };
+use kivu_compiler::Request;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 

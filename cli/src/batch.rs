@@ -1,0 +1,225 @@
+//! `kivu batch`: inference on the rows of a file.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{self, ExitCode},
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering},
+    },
+    time::Duration,
+};
+
+use clap::Args;
+use tokio::runtime::Builder;
+
+use super::{
+    interrupt::{self, Signals, interruptible},
+    named::{resolve, resolve_all},
+    terminal::{Progress as Bar, print, print_aside},
+};
+use kivu::{
+    batch::{Ended, Existing, Job, JobInput, JobOutput, Parameters, Progress, Report, Status},
+    config::Config,
+    error::{Error, Result, quoted},
+    model::Model,
+    pipeline::{Task, zero_shot::Labels},
+    repository::{
+        bundle::MANIFEST,
+        s3::{Store, Url},
+    },
+};
+use kivu_compiler::{hub::RepositoryName, named::Options};
+
+const EXAMPLES: &str = "\
+Examples:
+  kivu batch reviews.csv answers.csv --model my-model
+  kivu batch texts.jsonl.gz labels.jsonl.gz --model zero-shot --labels sport,cooking
+  kivu batch s3://bucket/in/a.parquet s3://bucket/out/a.parquet --model my-model
+  zcat texts.jsonl.gz | kivu batch - - --model my-model > answers.jsonl
+
+Running the same command again resumes a job that was stopped.";
+
+/// The path that means standard input or output.
+const STANDARD: &str = "-";
+
+/// Run a model on every row of a file: JSON Lines, CSV or Parquet, plain or compressed with gzip or zstd
+///
+/// OUTPUT has the format and the columns of INPUT, and columns with the results; rows that fail have an error there.
+/// OUTPUT.report.json is a summary. INPUT and OUTPUT may be s3://BUCKET/KEY, a pipe, or `-` for standard input or
+/// output.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Arguments {
+    /// A file, s3://BUCKET/KEY, or `-` for standard input
+    input: PathBuf,
+    /// A file that does not exist yet, s3://BUCKET/KEY, or `-` for standard output
+    output: PathBuf,
+    #[command(flatten)]
+    parameters: Parameters,
+    /// Replace OUTPUT even if Kivu did not write it, or it was changed since
+    #[arg(long)]
+    overwrite: bool,
+    /// Start from the first row even if an earlier run can be resumed
+    #[arg(long)]
+    restart: bool,
+}
+
+pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
+    let store = Store::new(config.s3.timeout());
+    let input = input(&store, &arguments.input)?;
+    let output = match Url::of(&arguments.output) {
+        Some(url) => JobOutput::Object(store, url?),
+        None if arguments.output.as_os_str() == STANDARD => JobOutput::Stdout,
+        None => JobOutput::File(arguments.output.clone()),
+    };
+    let is_stdout = output.is_stdout();
+    let mut parameters = arguments.parameters;
+    let named = parameters.model.take();
+    let opened = interruptible(move || open(named.as_deref(), &mut config).map(|model| (model, config)))?;
+    let (model, config) = match opened {
+        interrupt::Ended::Done(opened) => opened,
+        interrupt::Ended::Signalled(code) => return Ok(code),
+    };
+    require_options_of(&model, &parameters)?;
+    for labels in [&mut parameters.labels, &mut parameters.ignore_labels] {
+        *labels = labels.iter().flat_map(|labels| Labels::split(labels)).collect();
+    }
+    let watcher = Arc::new(Bar::default());
+    let job = Job {
+        watcher: Arc::clone(&watcher) as _,
+        interval: Duration::from_millis(config.batch.save_ms),
+        existing: Existing { overwrite: arguments.overwrite, restart: arguments.restart },
+        ..Job::new(input, output, model, parameters)
+    };
+    let is_resumable = job.is_resumable();
+    let runtime = Builder::new_multi_thread()
+        .enable_all()
+        .max_blocking_threads(config.threads().get() + 1)
+        .build()
+        .map_err(Error::io("cannot start the threads of the job"))?;
+    let code = Arc::new(AtomicU8::new(0));
+    let stopped = Arc::clone(&code);
+    let ended = runtime.block_on(async {
+        let mut signals = Signals::new()?;
+        let stop = async move {
+            stopped.store(signals.next().await, Ordering::Relaxed);
+            // A second signal ends the process at once.
+            tokio::spawn(async move { process::exit(signals.next().await.into()) });
+        };
+        job.run_until(stop).await
+    });
+    // A thread may still be blocked on a pipe, or run a batch of an abandoned job.
+    runtime.shutdown_background();
+    watcher.clear();
+    match ended? {
+        Ended::Done(report) if report.status == Status::Failed => {
+            Err(Error::config(report.error.unwrap_or_default()))
+        }
+        Ended::Done(report) => summarize(&summary(&report).join("\n"), is_stdout),
+        Ended::Known => summarize(&format!("known  {}", arguments.output.display()), is_stdout),
+        Ended::Unfinished(Progress { rows, .. }) => {
+            let next = if is_resumable { "; run the same command again to resume" } else { "" };
+            print_aside(&format!("stopped after {}{next}", rows_text(rows)));
+            Ok(ExitCode::from(code.load(Ordering::Relaxed)))
+        }
+    }
+}
+
+/// Prints a summary, to standard error if standard output has the results.
+fn summarize(summary: &str, is_stdout: bool) -> Result<ExitCode> {
+    if is_stdout {
+        print_aside(summary);
+    } else {
+        print(summary)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses options that have no effect on the model.
+fn require_options_of(model: &Model, parameters: &Parameters) -> Result<()> {
+    let task = model.manifest.task;
+    let (is_embedding, labels_tokens) = (task == Task::FeatureExtraction, task == Task::TokenClassification);
+    let is_zero_shot = task == Task::ZeroShotClassification;
+    let takes_labels = is_zero_shot || model.manifest.zero_shot_entities.is_some();
+    let (is_ranking, translates) = (task == Task::TextRanking, task == Task::Translation);
+    let options = [
+        ("--labels", !parameters.labels.is_empty(), takes_labels),
+        ("--template", parameters.template.is_some(), is_zero_shot),
+        ("--multi-label", parameters.multi_label.is_some(), takes_labels),
+        ("--aggregation", parameters.aggregation.is_some(), labels_tokens && !takes_labels),
+        ("--ignore-labels", !parameters.ignore_labels.is_empty(), labels_tokens && !takes_labels),
+        ("--threshold", parameters.threshold.is_some(), labels_tokens && takes_labels),
+        ("--nested", parameters.flat.is_some(), labels_tokens && takes_labels),
+        ("--stride", parameters.stride.is_some(), labels_tokens),
+        ("--redact", parameters.redact.is_some(), labels_tokens),
+        ("--query", parameters.query.is_some(), is_ranking),
+        ("--source-language", parameters.source_language.is_some(), translates),
+        ("--target-language", parameters.target_language.is_some(), translates),
+        ("--dimensions", parameters.dimensions.is_some(), is_embedding),
+        ("--vector-type", parameters.vector_type.is_some(), is_embedding),
+        ("--outputs", !parameters.outputs.is_empty(), is_embedding),
+        ("--max-active-dims", parameters.max_active_dims.is_some(), is_embedding),
+        ("--words", parameters.words.is_some(), is_embedding),
+        ("--prompt", parameters.prompt.is_some(), is_embedding),
+    ];
+    match options.iter().find(|(_, is_set, has_effect)| *is_set && !has_effect) {
+        Some((option, ..)) => Err(Error::config(format!(
+            "expected options for `{}` (`{task}`), but found `{option}`, which has no effect on it; omit the option, \
+             or choose another model",
+            model.name
+        ))),
+        None => Ok(()),
+    }
+}
+
+fn input(store: &Store, input: &Path) -> Result<JobInput> {
+    if input.as_os_str() == STANDARD {
+        return Ok(JobInput::Stdin);
+    }
+    let Some(url) = Url::of(input).transpose()? else { return Ok(JobInput::File(input.to_owned())) };
+    let object = store.head(&url, None)?;
+    let object =
+        object.ok_or_else(|| Error::config(format!("expected a file at `{url}`, but found none")))?;
+    Ok(JobInput::Object(store.clone(), url, object))
+}
+
+/// The model with this name in the configuration, the bundle at this path, or the model that `kivu serve NAME` serves.
+fn open(name: Option<&str>, config: &mut Config) -> Result<Model> {
+    let options = Options::of(config);
+    if let Some(name) = name {
+        let path = Path::new(name);
+        let is_configured = config.models.iter().any(|model| model.name.as_deref() == Some(name));
+        let is_bundle = Url::of(path).is_some() || path.join(MANIFEST).is_file();
+        let is_named = config.models.is_empty() || RepositoryName::is_name(name);
+        if !is_configured && (is_bundle || is_named) {
+            config.models = vec![resolve(path, options, config)?.into()];
+            return Ok(Model::open_all(config)?.remove(0));
+        }
+    }
+    resolve_all(config, options)?;
+    let mut models = Model::open_all(config)?;
+    let known = models.iter().map(|model| model.name.clone()).collect();
+    let index = models.iter().position(|model| name.is_none_or(|name| model.name == name));
+    let unknown = || Error::UnknownModel { name: name.unwrap_or_default().to_owned(), known };
+    index.map(|index| models.swap_remove(index)).ok_or_else(unknown)
+}
+
+fn rows_text(rows: u64) -> String {
+    if rows == 1 { "1 row".to_owned() } else { format!("{rows} rows") }
+}
+
+fn summary(report: &Report) -> Vec<String> {
+    let Progress { rows, seconds, tokens, errors, samples, columns, .. } = &report.progress;
+    let rate = *rows as f64 / seconds.max(1e-3);
+    let mut lines =
+        vec![format!("{} in {seconds:.1} s ({rate:.0} per second), {tokens} tokens", rows_text(*rows))];
+    lines.extend(errors.iter().map(|(kind, count)| format!("  {count} with an error of the kind `{kind}`")));
+    lines.extend(samples.iter().take(3).map(|sample| format!("  row {}: {}", sample.row, sample.message)));
+    lines.extend(report.notes.iter().map(|note| format!("  note    {note}")));
+    if !columns.is_empty() {
+        lines.push(format!("  columns {}", quoted(&columns.iter().collect::<Vec<_>>())));
+    }
+    lines.push(format!("  output  {}", report.output));
+    lines
+}

@@ -1,0 +1,254 @@
+//! `kivu bench`: throughput, latency, cold start and memory of a bundle, with the bare runtime as the baseline.
+
+mod raw;
+mod server;
+mod timing;
+mod workload;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+use serde::Serialize;
+use serde_json::json;
+
+use self::{
+    raw::Raw,
+    server::{Request, Server},
+    timing::{median, ms, percentile},
+    workload::{body, rows},
+};
+use super::{
+    example,
+    interrupt::{Ended, interruptible},
+    named::resolve,
+    quality,
+    terminal::print,
+};
+use kivu::{
+    backend::onnx::{Runtime, library},
+    config::Config,
+    error::{Error, Result},
+    pipeline::{
+        Task,
+        seq2seq::{Directions, Languages},
+    },
+    repository::{Bundle, Manifest},
+};
+use kivu_compiler::{named::Options, quality::SENTENCES};
+
+/// The texts of one request of the throughput measurement, and the clients that send such requests concurrently.
+const TEXTS: usize = 32;
+const CLIENTS: usize = 4;
+/// The text of the latency measurement.
+const SHORT: &str = "What is deep learning?";
+/// Requests per latency measurement; the first tenth warms up.
+const TURNS: usize = 400;
+/// Process starts per cold start measurement.
+const STARTS: usize = 5;
+/// The tokens that each run generates, and the number of runs.
+const TOKENS: usize = 32;
+const TRANSLATIONS: usize = 20;
+
+const EXAMPLES: &str = "\
+Examples:
+  kivu bench my-model
+  kivu bench my-model --baseline other       the baseline runs a bundle of `--engine onnx`
+  kivu bench my-model --json figures.json    also writes the figures for a script";
+
+/// Measure a bundle: throughput, latency, cold start, memory and quality
+///
+/// Starts `kivu serve` on a free port of this machine and sends it requests. The baseline of each speed is ONNX
+/// Runtime alone, measured in the same run with the same texts. For models that generate texts, the decoding speed is measured
+/// instead, without a baseline.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Arguments {
+    /// A bundle, or a name as in `kivu serve`
+    bundle: PathBuf,
+    /// The bundle whose graph ONNX Runtime runs, if not the same one: a graph for the native engine is slower there
+    #[arg(long, value_name = "BUNDLE")]
+    baseline: Option<PathBuf>,
+    /// The duration of the throughput measurement, in seconds
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..))]
+    seconds: u64,
+    /// Also write the figures to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// A measured value, and that of the bare runtime in the same run.
+#[derive(Debug, Serialize)]
+struct Figure {
+    name: &'static str,
+    unit: &'static str,
+    value: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    baseline: Option<f64>,
+}
+
+impl Figure {
+    fn new(name: &'static str, unit: &'static str, value: f64, baseline: Option<f64>) -> Self {
+        Self { name, unit, value, baseline }
+    }
+
+    fn line(&self) -> String {
+        let Self { name, unit, value, baseline } = self;
+        let baseline = baseline.map(|baseline| {
+            format!("   bare runtime {baseline:9.3} {unit:9}  ratio {:.3}", value / baseline)
+        });
+        format!("{name:34} {value:9.3} {unit:9}{}", baseline.unwrap_or_default()).trim_end().to_owned()
+    }
+}
+
+pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
+    interruptible(move || bench(&arguments, &config)).map(Ended::code)
+}
+
+fn bench(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+    let path = resolve(&arguments.bundle, Options::of(config), config)?;
+    let bundle = Bundle::open(&path)?;
+    let start_ms = cold_start(&path, bundle.manifest(), config)?;
+    let mut figures = vec![Figure::new("start to first response, median", "ms", start_ms, None)];
+    let server = Server::start(&path, config)?;
+    figures.extend(match bundle.manifest().task {
+        Task::Translation | Task::Summarization | Task::TextToText => decoding(&server, bundle.manifest())?,
+        _ => {
+            let baseline = match &arguments.baseline {
+                Some(baseline) => &Bundle::open(&resolve(baseline, Options::of(config), config)?)?,
+                None => &bundle,
+            };
+            speed(&server, [&bundle, baseline], config, Duration::from_secs(arguments.seconds))?
+        }
+    });
+    figures.push(Figure::new("resident memory", "MB", server.resident_mb()?, None));
+    print(&format!("quality: {}", quality::text(bundle.manifest().weights.quality)))?;
+    figures.iter().try_for_each(|figure| print(&figure.line()))?;
+    if let Some(path) = &arguments.json {
+        let json = serde_json::to_vec_pretty(&figures)
+            .map_err(|error| Error::model_because("cannot serialize the figures", error))?;
+        fs::write(path, json).map_err(Error::io(format!("cannot write `{}`", path.display())))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Milliseconds from the start of the process to the first complete response.
+fn cold_start(bundle: &Path, manifest: &Manifest, config: &Config) -> Result<f64> {
+    let request = Request::json(manifest, &example::body(manifest));
+    let start = |_| {
+        let started = Instant::now();
+        Server::start(bundle, config)?.connect()?.send(&request)?;
+        Ok(ms(started.elapsed()))
+    };
+    Ok(median((0..STARTS).map(start).collect::<Result<_>>()?))
+}
+
+/// Throughput and latency, both against the same rows run by the bare session.
+fn speed(
+    server: &Server,
+    [bundle, baseline]: [&Bundle; 2],
+    config: &Config,
+    time: Duration,
+) -> Result<Vec<Figure>> {
+    let library = library::locate(config.onnxruntime.as_deref(), &config.home)?;
+    let (manifest, tokenizer) = (bundle.manifest(), bundle.tokenizer()?);
+    let graph = baseline.path(&baseline.manifest().graph);
+    let raw = Raw { runtime: Runtime::load(&library)?, graph, cpus: config.threads() };
+    let request = |texts: &[&str]| Request::json(manifest, &body(manifest, texts).to_string());
+    let texts: Vec<&str> = SENTENCES.lines().collect();
+    let requests: Vec<Request> = texts.chunks(TEXTS).map(request).collect();
+    let all_rows = rows(manifest, &tokenizer, &texts)?;
+    let rows_per_request = all_rows.len() as f64 / requests.len() as f64;
+    // Alternated, so that other load on the machine affects both.
+    let (mut served, mut bare) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        bare.push(raw.throughput(&all_rows, time / 3)?);
+        served.push(server.throughput(&requests, CLIENTS, time / 3)? * rows_per_request);
+    }
+    let (short, row) = (request(&[SHORT]), rows(manifest, &tokenizer, &[SHORT])?);
+    let (mut run, mut connection) = (raw.runner(&row)?, server.connect()?);
+    let (mut http, mut alone) = (Vec::new(), Vec::new());
+    for turn in 0..TURNS {
+        let times = (connection.send(&short)?, run()?);
+        if turn >= TURNS / 10 {
+            http.push(times.0);
+            alone.push(times.1);
+        }
+    }
+    let [p99, p99_alone] = [&mut http, &mut alone].map(|times| percentile(times, 99));
+    Ok(vec![
+        Figure::new("throughput, 32 texts, 4 clients", "rows/s", median(served), Some(median(bare))),
+        Figure::new("one short text, median", "ms", median(http), Some(median(alone))),
+        Figure::new("one short text, 99th percentile", "ms", p99, Some(p99_alone)),
+    ])
+}
+
+/// Generated tokens per second, greedily and with five beams, one request at a time.
+fn decoding(server: &Server, manifest: &Manifest) -> Result<Vec<Figure>> {
+    let settings = manifest.seq2seq.as_ref().filter(|settings| settings.languages != Languages::None);
+    let pair = settings.map(|settings| Directions::new(&settings.languages).example_pair());
+    let mut connection = server.connect()?;
+    let mut speed = |name, beams: usize| {
+        let generate = json!({ "num_beams": beams, "min_new_tokens": TOKENS, "max_new_tokens": TOKENS });
+        let mut parameters = json!({ "generate_parameters": generate });
+        if let Some(pair) = &pair {
+            parameters["src_lang"] = pair.source.as_str().into();
+            parameters["tgt_lang"] = pair.target.as_str().into();
+        }
+        let body = json!({ "inputs": SHORT, "parameters": parameters });
+        let request = Request::json(manifest, &body.to_string());
+        let times = (0..TRANSLATIONS).map(|_| connection.send(&request)).collect::<Result<_>>()?;
+        Ok(Figure::new(name, "tokens/s", TOKENS as f64 * 1000.0 / median(times), None))
+    };
+    Ok(vec![speed("decoding, greedy", 1)?, speed("decoding, 5 beams", 5)?])
+}
+
+/// Measurements of `kivu serve` with a bundle.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Serving {
+    /// After short texts.
+    pub(super) resident_mb: f64,
+    /// The median latency of a short text over HTTP.
+    pub(super) answer_ms: f64,
+    /// With a text of the maximum number of tokens. None for models that generate texts, and above [`MAX_TOKENS`].
+    pub(super) longest: Option<Longest>,
+}
+
+/// A text of the maximum number of tokens.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Longest {
+    pub(super) tokens: usize,
+    /// The maximum of the memory of the server.
+    pub(super) peak_mb: f64,
+}
+
+/// Longer texts would take minutes.
+const MAX_TOKENS: usize = 8192;
+
+/// Serves a bundle and sends it an example request several times, and a text of the maximum length.
+pub(super) fn serve_once(bundle: &Path, manifest: &Manifest, config: &Config) -> Result<Serving> {
+    const MAX_REQUESTS: usize = 15;
+    const MAX_TIME: Duration = Duration::from_millis(800);
+    let server = Server::start(bundle, config)?;
+    let (mut connection, request) = (server.connect()?, Request::json(manifest, &example::body(manifest)));
+    connection.send(&request)?;
+    let (mut times, started) = (vec![connection.send(&request)?], Instant::now());
+    while times.len() < MAX_REQUESTS && started.elapsed() < MAX_TIME {
+        times.push(connection.send(&request)?);
+    }
+    let resident_mb = server.resident_mb()?;
+    let tokens = manifest.max_tokens().filter(|tokens| *tokens <= MAX_TOKENS);
+    let longest = tokens.map(|tokens| {
+        // A word has a token or more; the server truncates.
+        let words = SENTENCES.split_whitespace().cycle().take(tokens);
+        let text = words.collect::<Vec<_>>().join(" ");
+        connection.send(&Request::json(manifest, &body(manifest, &[&text]).to_string()))?;
+        Ok::<_, Error>(Longest { tokens, peak_mb: server.peak_mb()? })
+    });
+    // The figures of short texts are of use without it.
+    Ok(Serving { resident_mb, answer_ms: median(times), longest: longest.and_then(Result::ok) })
+}

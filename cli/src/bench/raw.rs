@@ -1,0 +1,66 @@
+//! The baseline: ONNX Runtime's session alone.
+
+use std::{
+    cmp::Reverse,
+    num::NonZeroUsize,
+    path::PathBuf,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::{Duration, Instant},
+};
+
+use super::timing::{ms, throughput};
+use kivu::{
+    backend::onnx::{Runtime, Session},
+    error::Result,
+    tokenizer::Encoding,
+};
+use kivu_compiler::quality;
+
+pub(super) struct Raw {
+    pub(super) runtime: Runtime,
+    pub(super) graph: PathBuf,
+    pub(super) cpus: NonZeroUsize,
+}
+
+impl Raw {
+    /// Rows per second of the fastest schedule: one row per run, one session shared by a thread per CPU, longest
+    /// row first.
+    pub(super) fn throughput(&self, rows: &[Encoding], time: Duration) -> Result<f64> {
+        let mut rows: Vec<_> = rows.iter().collect();
+        rows.sort_by_key(|row| Reverse(row.len()));
+        let session = self.session()?;
+        let (next, end) = (AtomicUsize::new(0), AtomicUsize::new(usize::MAX));
+        let started = Instant::now();
+        throughput(self.cpus.get(), |_| {
+            let mut done = 0;
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                // Whole passes only, since the first rows of a pass are longer than the last ones.
+                if index % rows.len() == 0 && started.elapsed() >= time {
+                    end.fetch_min(index, Ordering::Relaxed);
+                }
+                if index >= end.load(Ordering::Relaxed) {
+                    return Ok(done);
+                }
+                session.run(&quality::inputs(session.signature(), rows[index % rows.len()])?)?;
+                done += 1;
+            }
+        })
+    }
+
+    /// A function that runs all `rows` on one thread and returns the milliseconds that it took.
+    pub(super) fn runner(&self, rows: &[Encoding]) -> Result<impl FnMut() -> Result<f64> + use<>> {
+        let session = self.session()?;
+        let inputs =
+            rows.iter().map(|row| quality::inputs(session.signature(), row)).collect::<Result<Vec<_>>>()?;
+        Ok(move || {
+            let started = Instant::now();
+            inputs.iter().try_for_each(|inputs| session.run(inputs).map(drop))?;
+            Ok(ms(started.elapsed()))
+        })
+    }
+
+    fn session(&self) -> Result<Session> {
+        Session::open(self.runtime, self.graph.as_path(), NonZeroUsize::MIN)
+    }
+}

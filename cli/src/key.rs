@@ -1,0 +1,52 @@
+//! `kivu key`: API keys.
+
+use std::{process::ExitCode, time::SystemTime};
+
+use clap::Args;
+
+use super::terminal::print;
+use kivu::{
+    api::{Date, KeyLimits, make_limited_key},
+    error::{Error, Result},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  kivu key alice    a key for alice, and the line for `auth.keys` of the server that accepts it
+  kivu key bob --expires 2027-01-31 --models minilm,rank --per-minute 60 --per-day 5000";
+
+/// Make an API key, and the line that makes a server accept it
+///
+/// The key is for the caller and is not stored. The line contains only a hash of it; add it to `auth.keys`, to
+/// `auth.keys_file` or to the secret.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Arguments {
+    /// The name of the caller, which is logged with each request
+    #[arg(value_name = "NAME", default_value = "default")]
+    name: String,
+    /// The last day on which the key is valid, in UTC
+    #[arg(long, value_name = "YYYY-MM-DD")]
+    expires: Option<Date>,
+    /// The models that the key may use, separated by commas; all by default
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    models: Vec<String>,
+    /// The requests per minute that each server process accepts with the key
+    #[arg(long, value_name = "COUNT")]
+    per_minute: Option<u32>,
+    /// The requests per day, in UTC, that are accepted with the key; `auth.quota_table` shares the count among servers
+    #[arg(long, value_name = "COUNT")]
+    per_day: Option<u32>,
+}
+
+pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let Arguments { name, expires, models, per_minute, per_day } = arguments;
+    let limits =
+        KeyLimits { expires: *expires, models: models.clone(), per_minute: *per_minute, per_day: *per_day };
+    if let Some(date) = expires.filter(|_| limits.has_expired(SystemTime::now())) {
+        return Err(Error::config(format!("expected `--expires` to be today or later, but found {date}")));
+    }
+    let (key, line) = make_limited_key(name, &limits)?;
+    print(&format!("key:  {key}\nline: {line}"))?;
+    Ok(ExitCode::SUCCESS)
+}

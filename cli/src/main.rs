@@ -1,0 +1,94 @@
+//! The `kivu` command.
+
+mod batch;
+mod bench;
+mod build;
+mod completions;
+mod connections;
+mod doctor;
+mod example;
+mod interrupt;
+mod key;
+mod models;
+mod named;
+mod onnx_runtime;
+mod pull;
+mod push;
+mod quality;
+mod rm;
+mod serve;
+mod terminal;
+mod triton;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{CommandFactory, Parser, Subcommand};
+use rustix::process::{Resource, Rlimit, setrlimit};
+
+use kivu::{config::Config, error::Result, telemetry};
+
+const EXAMPLES: &str = "\
+Examples:
+  kivu serve BAAI/bge-small-en-v1.5          serve a model of the Hugging Face hub
+  kivu models                                list the models on this machine
+  kivu build path/to/model --out my-model    make a bundle from a folder with weights
+  kivu doctor --fix                          install what this machine lacks
+
+Exit codes: 0 success; 1 failure, with the reason on standard error; 2 invalid command line;
+130 or 143: Ctrl-C or SIGTERM stopped `kivu batch` or a build.";
+
+/// Serves Hugging Face transformer models from AWS Lambda and from a laptop.
+#[derive(Debug, Parser)]
+#[command(version, arg_required_else_help = true, after_help = EXAMPLES)]
+struct Arguments {
+    /// The configuration file [default: KIVU_CONFIG, or kivu.toml if it exists]
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Serve(serve::Arguments),
+    Build(build::Arguments),
+    Models(models::Arguments),
+    Rm(rm::Arguments),
+    Batch(Box<batch::Arguments>),
+    Bench(bench::Arguments),
+    Push(push::Arguments),
+    Pull(pull::Arguments),
+    Triton(triton::Arguments),
+    Key(key::Arguments),
+    Doctor(doctor::Arguments),
+    Completions(completions::Arguments),
+}
+
+fn main() -> ExitCode {
+    // A core dump would contain keys and the texts of requests. Ignored if the system refuses.
+    let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
+    execute(Arguments::parse()).unwrap_or_else(|error| {
+        terminal::print_error(&error);
+        ExitCode::FAILURE
+    })
+}
+
+fn execute(arguments: Arguments) -> Result<ExitCode> {
+    let config = Config::load(arguments.config.as_deref(), &Config::variables())?;
+    telemetry::start_log(config.log);
+    match arguments.command {
+        Command::Batch(arguments) => batch::run(*arguments, config),
+        Command::Bench(arguments) => bench::run(arguments, config),
+        Command::Build(arguments) => build::run(arguments, config),
+        Command::Completions(arguments) => completions::run(&arguments, &mut Arguments::command()),
+        Command::Doctor(arguments) => doctor::run(&arguments, &config),
+        Command::Key(arguments) => key::run(&arguments),
+        Command::Models(arguments) => models::run(&arguments, &config),
+        Command::Pull(arguments) => pull::run(&arguments, &config),
+        Command::Push(arguments) => push::run(arguments, config),
+        Command::Rm(arguments) => rm::run(&arguments, &config),
+        Command::Serve(arguments) => serve::run(arguments, config),
+        Command::Triton(arguments) => triton::run(arguments, config),
+    }
+}

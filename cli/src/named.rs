@@ -1,0 +1,167 @@
+//! The models that command lines and `kivu.toml` name.
+
+use std::path::{Path, PathBuf};
+
+use super::{
+    onnx_runtime, quality,
+    terminal::{Progress, print_aside},
+};
+use kivu::{
+    config::{Config, EngineChoice},
+    error::{Error, Result, quoted},
+    repository::{bundle::MANIFEST, s3::Url},
+};
+use kivu_compiler::{
+    RECIPES,
+    hub::RepositoryName,
+    named::{NamedModel, NamedModels, Options, Outcome, Tools, size},
+};
+
+/// The meaning of a name.
+pub(super) enum Location {
+    /// The path or the URL of a bundle, or of a folder of bundles.
+    Bundle(PathBuf),
+    /// A model that is built when it is needed.
+    Model(NamedModel),
+}
+
+impl Location {
+    /// In this order: an S3 URL, a path, a bundle that was built without `--out` and complies with the options, a recipe of
+    /// the program, a repository of the hub.
+    pub(super) fn of(named: &Path, options: Options, config: &Config) -> Result<Self> {
+        if Url::of(named).is_some() {
+            return Ok(Self::Bundle(named.to_owned()));
+        }
+        if named.exists() {
+            let is_recipe = named.is_file() && named.extension().is_some_and(|extension| extension == "toml");
+            let is_source = ["config.json", "modules.json", "gliner_config.json"]
+                .iter()
+                .any(|file| named.join(file).is_file())
+                && !named.join(MANIFEST).exists();
+            return Ok(match is_recipe || is_source {
+                true => Self::Model(NamedModel::Path(named.to_owned())),
+                false => Self::Bundle(named.to_owned()),
+            });
+        }
+        let bundle = config.find_bundle(named.to_owned());
+        let is_known = bundle != named;
+        // A bundle runs in any engine.
+        let options = Options { engine: EngineChoice::Auto, ..options };
+        if is_known && (options == Options::default() || options.complies(&bundle)) {
+            return Ok(Self::Bundle(bundle));
+        }
+        match model(named)? {
+            Some(model) => Ok(Self::Model(model)),
+            None if is_known => Err(Error::config(format!(
+                "expected `{}` to have been built for this task and precision, but found others in `{}`; build it \
+                 again, or omit `--task` and `--precision`",
+                named.display(),
+                bundle.display()
+            ))),
+            None => Ok(Self::Bundle(named.to_owned())),
+        }
+    }
+}
+
+/// The recipe or the repository of a name, if it is that of one.
+pub(super) fn model(named: &Path) -> Result<Option<NamedModel>> {
+    let text = named.to_str().unwrap_or_default();
+    // The path of a recipe that does not exist.
+    if text.ends_with(".toml") {
+        return Ok(None);
+    }
+    if let Some(recipe) = RECIPES.iter().find(|recipe| recipe.name == text) {
+        return Ok(Some(NamedModel::Recipe(recipe)));
+    }
+    if let Some((id, revision)) = text.split_once('@').filter(|(id, _)| RepositoryName::is_name(id)) {
+        // For the error of an invalid revision.
+        return Ok(Some(NamedModel::Repository(format!("{id}@{revision}").parse()?)));
+    }
+    Ok(text.parse().ok().map(NamedModel::Repository))
+}
+
+/// The bundle of a name; `None` if it has to be built first.
+pub(super) fn find(named: &Path, options: Options, config: &Config) -> Result<Option<PathBuf>> {
+    match Location::of(named, options, config)? {
+        Location::Bundle(path) => require(path).map(Some),
+        Location::Model(model) => NamedModels::new(config).find(&model, options),
+    }
+}
+
+/// The bundle of a name, built if necessary.
+pub(super) fn resolve(named: &Path, options: Options, config: &Config) -> Result<PathBuf> {
+    let model = match Location::of(named, options, config)? {
+        Location::Bundle(path) => return require(path),
+        Location::Model(model) => model,
+    };
+    let models = NamedModels::new(config);
+    if let Some(path) = models.find(&model, options)? {
+        return Ok(path);
+    }
+    let progress = Progress::default();
+    let runtime = || onnx_runtime::load(config);
+    let tools = Tools { config, runtime: &runtime, progress: &progress };
+    let outcome = models.build(&model, options, false, &tools);
+    progress.clear();
+    let outcome = outcome?;
+    if let Outcome::Built(_, built) = &outcome {
+        let manifest = built.bundle.manifest();
+        print_aside(&format!(
+            "built `{}` ({}, {}, {:.1} MB); {}",
+            manifest.name,
+            manifest.task,
+            manifest.weights.precision,
+            size(manifest) as f64 / 1e6,
+            quality::text(manifest.weights.quality)
+        ));
+        if !built.other_tasks.is_empty() {
+            let others: Vec<String> = built.other_tasks.iter().map(|task| format!("--task {task}")).collect();
+            print_aside(&format!("note: `{}` can also be served with {}", manifest.name, quoted(&others)));
+        }
+    }
+    Ok(outcome.into_path())
+}
+
+/// Replaces the names in the configuration by bundles; `false` if one of them has to be built first.
+pub(super) fn find_all(config: &mut Config, options: Options) -> Result<bool> {
+    let mut are_found = true;
+    for index in 0..config.models.len() {
+        match find(&config.models[index].path, options, config)? {
+            Some(path) => config.models[index].path = path,
+            None => are_found = false,
+        }
+    }
+    Ok(are_found)
+}
+
+/// Replaces the names in the configuration by bundles, which are built if necessary.
+pub(super) fn resolve_all(config: &mut Config, options: Options) -> Result<()> {
+    for index in 0..config.models.len() {
+        config.models[index].path = resolve(&config.models[index].path, options, config)?;
+    }
+    Ok(())
+}
+
+/// Refuses a single word that is not the name of anything. Errors about paths come from their readers.
+fn require(path: PathBuf) -> Result<PathBuf> {
+    let is_word =
+        path.components().count() == 1 && !path.is_absolute() && path.to_str().is_some_and(is_plain);
+    if !is_word || path.exists() || Url::of(&path).is_some() {
+        return Ok(path);
+    }
+    Err(unknown("a bundle", &path, "`kivu models` lists the models on this machine"))
+}
+
+/// The error of a name that is neither `expected` nor that of a recipe or a repository.
+pub(super) fn unknown(expected: &str, named: &Path, hint: &str) -> Error {
+    let recipes: Vec<&str> = RECIPES.iter().map(|recipe| recipe.name).collect();
+    Error::config(format!(
+        "expected {expected}, a recipe ({}) or a repository of the Hugging Face hub as ORG/NAME, but found `{}`; {hint}",
+        quoted(&recipes),
+        named.display()
+    ))
+}
+
+fn is_plain(word: &str) -> bool {
+    word.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c))
+}

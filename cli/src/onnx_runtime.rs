@@ -1,0 +1,106 @@
+//! ONNX Runtime for commands that need it, installed if this machine does not have it.
+
+use std::{fs, path::Path};
+
+use tempfile::NamedTempFile;
+
+use super::terminal::print_aside;
+use kivu::{
+    backend::onnx::{
+        Runtime,
+        library::{FOLDER, VERSION, file_name, locate},
+    },
+    config::Config,
+    error::{Error, Result},
+    repository::bundle::sha256_of,
+};
+use kivu_compiler::fetch::{self, Package};
+
+/// Loads ONNX Runtime. If the configuration names no library and this machine has none, it is installed first.
+pub(super) fn load(config: &Config) -> Result<Runtime> {
+    let located = match locate(config.onnxruntime.as_deref(), &config.home) {
+        Err(_) if config.onnxruntime.is_none() => {
+            print_aside(&format!("installing ONNX Runtime {VERSION} into `{}`", config.home.display()));
+            Library::of(std::env::consts::ARCH)?.install(&config.home)?;
+            locate(None, &config.home)
+        }
+        located => located,
+    };
+    Runtime::load(&located?)
+}
+
+/// A build of ONNX Runtime, which is published as part of a Python wheel.
+pub(super) struct Library {
+    /// Rust's name of the processor architecture, and that of Lambda.
+    architectures: [&'static str; 2],
+    wheel_sha256: &'static str,
+    sha256: &'static str,
+}
+
+const LIBRARIES: [Library; 2] = [
+    Library {
+        architectures: ["x86_64", "x86_64"],
+        wheel_sha256: "11a8df4dcfe9ad5ff0bd71a7571dbed019fabc7594676c89fe8b86ea029c246f",
+        sha256: "50775d390eb55e7abd9f6d734da103a04f0e5342ef0a76b1c6ec795544439295",
+    },
+    Library {
+        architectures: ["aarch64", "arm64"],
+        wheel_sha256: "35c7c7b0ac2e02001d28fab6c9fc24e9abc5e6faa35e6e19c63cecf1406ba89f",
+        sha256: "8cac3d595f13c6c87c7d9b0590083f299bdd654def63960a58c8407b8b112328",
+    },
+];
+
+/// The Python version of the downloaded wheel. The library is the same in all of them.
+const PYTHON: &str = "3.11";
+
+impl Library {
+    /// The library for Rust's name of an architecture, or Lambda's.
+    pub(super) fn of(architecture: &str) -> Result<&'static Self> {
+        let library = LIBRARIES.iter().find(|library| library.architectures.contains(&architecture));
+        library.ok_or_else(|| {
+            Error::config(format!(
+                "expected Linux on x86_64 or aarch64, but found {architecture}; \
+                 set `onnxruntime` to the path of a library for this system"
+            ))
+        })
+    }
+
+    /// Refuses a file with other contents.
+    pub(super) fn verify(&self, path: &Path) -> Result<()> {
+        let found = sha256_of(path)?;
+        if found == self.sha256 {
+            return Ok(());
+        }
+        Err(Error::model(format!(
+            "expected `{}` to have the SHA-256 {}, but found {found}; remove it and run `kivu doctor --fix`",
+            path.display(),
+            self.sha256
+        )))
+    }
+
+    /// Downloads the library and its licences into `home`.
+    pub(super) fn install(&self, home: &Path) -> Result<()> {
+        let package = Package {
+            requirement: &format!("onnxruntime=={VERSION}"),
+            sha256: self.wheel_sha256,
+            platform: Some((&format!("manylinux_2_28_{}", self.architectures[0]), PYTHON)),
+        };
+        let unpacked = fetch::package(&package, home)?.join("onnxruntime");
+        let (source, folder) = (unpacked.join("capi").join(file_name()), home.join(FOLDER));
+        self.verify(&source)?;
+        fs::create_dir_all(&folder).map_err(Error::io(format!("cannot create `{}`", folder.display())))?;
+        // Anyone who distributes the library, as `make package` does, has to include its licences.
+        copy(&unpacked.join("LICENSE"), &folder.join("LICENSE.txt"))?;
+        copy(&unpacked.join("ThirdPartyNotices.txt"), &folder.join("ThirdPartyNotices.txt"))?;
+        copy(&source, &folder.join(file_name()))
+    }
+}
+
+/// Copies a file; `target` never has a part of it.
+fn copy(source: &Path, target: &Path) -> Result<()> {
+    let failed = || Error::io(format!("cannot write `{}`", target.display()));
+    let partial = NamedTempFile::new_in(target.parent().unwrap_or(Path::new("."))).map_err(failed())?;
+    fs::copy(source, &partial).map_err(failed())?;
+    partial.persist(target).map_err(|error| failed()(error.error))?;
+    Ok(())
+}

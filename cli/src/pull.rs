@@ -1,0 +1,43 @@
+//! `kivu pull`: bundles from S3.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::Args;
+
+use super::terminal::{Progress, print};
+use kivu::{
+    config::Config,
+    error::Result,
+    repository::{
+        remote,
+        s3::{Store, Url},
+    },
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  kivu pull s3://bucket/models/my-model --out my-model";
+
+/// Download a bundle from S3
+///
+/// An interrupted download is resumed.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Arguments {
+    /// The bundle, as s3://BUCKET/PREFIX/NAME or s3://BUCKET/PREFIX/NAME/DIGEST
+    #[arg(value_name = "URL")]
+    bundle: Url,
+    /// The folder of the bundle; an existing bundle is replaced, other files are an error
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+}
+
+pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+    let bundle = remote::open(&Store::new(config.s3.timeout()), &arguments.bundle)?;
+    let (digest, out) = (&bundle.digest()[..12], arguments.out.display());
+    print(&match remote::pull(&bundle, &arguments.out, &Progress::default())? {
+        true => format!("fetched {digest} into {out}"),
+        false => format!("known   {digest} in {out}"),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}

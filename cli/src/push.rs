@@ -1,0 +1,62 @@
+//! `kivu push`: bundles to S3.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::Args;
+
+use super::{
+    interrupt::{Ended, interruptible},
+    named::resolve,
+    terminal::{Progress, print},
+};
+use kivu::{
+    config::Config,
+    error::{Error, Result},
+    repository::{
+        Bundle, remote,
+        s3::{Store, Url},
+    },
+};
+use kivu_compiler::named::Options;
+
+/// The folder in `home` with the state of interrupted uploads.
+const STATE: &str = "pushes";
+
+const EXAMPLES: &str = "\
+Examples:
+  kivu push my-model s3://bucket/models    afterwards: kivu serve s3://bucket/models/my-model";
+
+/// Upload a bundle to S3
+///
+/// The bundle is stored under PREFIX/NAME/DIGEST, and PREFIX/NAME/latest refers to it. Existing objects are skipped,
+/// and an interrupted upload is resumed. AWS_ENDPOINT_URL selects a store other than that of AWS.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Arguments {
+    /// A bundle made by `kivu build`, or a name as in `kivu serve`
+    bundle: PathBuf,
+    /// The prefix, as s3://BUCKET/PREFIX
+    #[arg(value_name = "URL")]
+    prefix: Url,
+}
+
+pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
+    interruptible(move || push(&arguments, &config)).map(Ended::code)
+}
+
+fn push(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+    if Url::of(&arguments.bundle).is_some() {
+        return Err(Error::config(format!(
+            "expected a bundle in a folder, but found `{}`; `kivu pull` downloads it",
+            arguments.bundle.display()
+        )));
+    }
+    let bundle = Bundle::open(&resolve(&arguments.bundle, Options::of(config), config)?)?;
+    let (state, progress) = (config.home.join(STATE), Progress::default());
+    let store = Store::new(config.s3.timeout());
+    let is_new = remote::push(&store, &bundle, &arguments.prefix, &state, &progress)?;
+    let outcome = if is_new { "sent " } else { "known" };
+    let name = arguments.prefix.join(&bundle.manifest().name);
+    print(&format!("{outcome}  {}\nnext   kivu serve {name}", name.join(bundle.digest())))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,71 @@
+//! `kivu rm`: removes models from this machine.
+
+use std::{fs, path::PathBuf, process::ExitCode};
+
+use clap::Args;
+
+use super::terminal::print;
+use kivu::{
+    config::Config,
+    error::{Error, Result},
+    repository::{Bundle, folder::Destination},
+};
+use kivu_compiler::{
+    hub::{self, RepositoryName},
+    named::{NamedModels, size},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  kivu rm minilm
+  kivu rm BAAI/bge-small-en-v1.5 --weights    also removes the downloaded files";
+
+/// Remove models that were built by name, or without `--out`
+///
+/// The names are those of `kivu models`. All bundles of a model are removed.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Arguments {
+    /// The name of a model
+    #[arg(value_name = "NAME", required = true)]
+    models: Vec<String>,
+    /// Also remove the files that were downloaded from the hub, which other programs may use
+    #[arg(long)]
+    weights: bool,
+}
+
+pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+    for name in &arguments.models {
+        let mut removed = NamedModels::new(config).remove(name)?;
+        if removed.is_none() {
+            removed = remove_bundle(name, config)?;
+        }
+        if arguments.weights
+            && let Ok(repository) = name.parse::<RepositoryName>()
+        {
+            let weights = hub::remove(&repository, &config.hub)?;
+            removed = removed.map_or(weights, |bytes| Some(bytes + weights.unwrap_or(0)));
+        }
+        let bytes = removed.ok_or_else(|| {
+            Error::config(format!(
+                "expected the name of a model on this machine, but found `{name}`; `kivu models` lists them"
+            ))
+        })?;
+        print(&format!("removed {name}, {:.1} MB", bytes as f64 / 1e6))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Removes a bundle that was built without `--out`; its size in bytes.
+fn remove_bundle(name: &str, config: &Config) -> Result<Option<u64>> {
+    let path = PathBuf::from(name);
+    let folder = config.bundles().join(&path);
+    if path.components().count() != 1 || !folder.is_dir() {
+        return Ok(None);
+    }
+    let bundle = Bundle::open(&folder)?;
+    // Refuses a folder with files that are not part of the bundle.
+    Destination::new(&folder)?;
+    fs::remove_dir_all(&folder).map_err(Error::io(format!("cannot remove `{}`", folder.display())))?;
+    Ok(Some(size(bundle.manifest())))
+}

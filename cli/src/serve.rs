@@ -1,0 +1,187 @@
+//! `kivu serve`: the HTTP server.
+
+use std::{
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::{self, ExitCode},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use clap::Args;
+use tokio::{net::TcpListener, runtime::Builder};
+
+use super::{
+    connections, example,
+    interrupt::{Ended, Signals, until_signal},
+    named::{find_all, resolve_all},
+    terminal::print,
+};
+use kivu::{
+    api::{App, BindScope, Guard, below, router},
+    backend::MappedFiles,
+    config::{Config, EngineChoice, parse_address},
+    error::{Error, Result},
+    model::Model,
+    pipeline::Task,
+    repository::manifest::Precision,
+    telemetry::Prometheus,
+};
+use kivu_compiler::{abandon, named::Options};
+
+/// The interval at which recorded durations are sorted into buckets, which bounds their memory.
+const METRICS_UPKEEP: Duration = Duration::from_secs(5);
+
+/// The interval at which mapped files are checked for changes.
+const FILE_CHECK: Duration = Duration::from_millis(500);
+
+const EXAMPLES: &str = "\
+Examples:
+  kivu serve BAAI/bge-small-en-v1.5             a model of the Hugging Face hub
+  kivu serve my-model                           a bundle, or a folder with weights
+  kivu serve bundles --listen 127.0.0.1:9000    all bundles of a folder, on another port
+  kivu serve minilm                             a recipe of the program, or a model by its name
+  kivu serve                                    all models of kivu.toml, or of this machine";
+
+/// Serve models over HTTP
+///
+/// Each MODEL is a repository of the Hugging Face hub, as ORG/NAME or ORG/NAME@REVISION, a recipe of the program, a
+/// folder with weights, a bundle made by `kivu build` or its name, a folder of bundles, or the URL of a bundle in S3, as
+/// s3://BUCKET/PREFIX/NAME[/DIGEST]. Models that are not bundles are built at the first start and kept. The default is
+/// the models of kivu.toml, or else all bundles that were built without `--out`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Arguments {
+    /// A repository of the hub, a recipe, a bundle, a folder of bundles, or the URL of a bundle
+    #[arg(value_name = "MODEL")]
+    models: Vec<PathBuf>,
+    /// The address to listen on [default: that of kivu.toml, or 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDR", value_parser = parse_address)]
+    listen: Option<SocketAddr>,
+    /// The engine of local models [default: that of kivu.toml, or auto]
+    #[arg(long)]
+    engine: Option<EngineChoice>,
+    /// The task of models that are built [default: by their files]
+    #[arg(long)]
+    task: Option<Task>,
+    /// The number format of the weights of models that are built [default: that of an earlier build, or int8]
+    #[arg(long)]
+    precision: Option<Precision>,
+    /// Exit when standard input is closed, as it is when the parent process ends
+    #[arg(long, hide = true)]
+    until_stdin_closes: bool,
+}
+
+pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
+    if arguments.until_stdin_closes {
+        thread::spawn(|| {
+            let _ = io::copy(&mut io::stdin(), &mut io::sink());
+            process::exit(0)
+        });
+    }
+    if !arguments.models.is_empty() {
+        config.models = arguments.models.into_iter().map(Into::into).collect();
+    }
+    if config.models.is_empty() && config.bundles().is_dir() {
+        config.models = vec![config.bundles().into()];
+    }
+    config.engine = arguments.engine.unwrap_or(config.engine);
+    if let Some(listen) = arguments.listen {
+        config.listen = listen;
+    }
+    // Blocking tasks tokenize, which needs a CPU each; none waits for input or output.
+    let runtime = Builder::new_multi_thread()
+        .enable_all()
+        .max_blocking_threads(config.threads().get())
+        .build()
+        .map_err(Error::io("cannot start the server's threads"))?;
+    let options = Options { task: arguments.task, precision: arguments.precision, engine: config.engine };
+    runtime.block_on(serve(config, options))
+}
+
+async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
+    let guard = Guard::new(&config.auth, BindScope::Address(config.listen))?;
+    // Bound before models are loaded: an occupied port is reported at once, and early requests wait.
+    let listener = TcpListener::bind(config.listen).await.map_err(|source| Error::Io {
+        action: format!("cannot listen on `{}`; choose another address with `--listen`", config.listen),
+        source,
+    })?;
+    let address = listener.local_addr().map_err(Error::io("cannot read the address of the listener"))?;
+    let prometheus = Prometheus::install()?;
+    tokio::spawn(upkeep(prometheus.clone()));
+    guard.prepare().await?;
+    let mut early_signals = None;
+    if !find_all(&mut config, options)? {
+        let mut signals = Signals::new()?;
+        config = match until_signal(&mut signals, move || build_all(config, options)).await? {
+            Ended::Done(config) => config,
+            Ended::Signalled(code) => {
+                abandon();
+                return Ok(code);
+            }
+        };
+        early_signals = Some(signals);
+    }
+    let models = tokio::task::block_in_place(|| Model::open_all(&config))?;
+    let mut signals = early_signals.map_or_else(Signals::new, Ok)?;
+    // A closed standard output does not keep the server from serving.
+    let url = format!("http://{address}{}", config.prefix.as_deref().unwrap_or_default());
+    let _ = announce(&url, &models, config.page, guard.requires_key());
+    let files: Vec<_> = models.iter().map(|model| Arc::clone(&model.files)).collect();
+    let stop = async {
+        tokio::select! {
+            _ = signals.next() => Ok(()),
+            path = changed(&files) => Err(Error::model(format!(
+                "expected `{}` to be unchanged since it was loaded, but it was written to; replace bundles as a whole \
+                 (`kivu build`, `kivu pull`, or a new folder and a rename), and start the server again",
+                path.display()
+            ))),
+        }
+    };
+    let timeout = config.limits.timeout();
+    let app = App::new(models, config.limits).with_guard(guard).with_metrics(prometheus);
+    let router = router(app.with_page(config.page));
+    connections::serve(listener, below(config.prefix.as_deref(), router), timeout, stop).await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Builds the models that are not bundles.
+fn build_all(mut config: Config, options: Options) -> Result<Config> {
+    resolve_all(&mut config, options)?;
+    Ok(config)
+}
+
+async fn upkeep(prometheus: Prometheus) {
+    let mut interval = tokio::time::interval(METRICS_UPKEEP);
+    loop {
+        interval.tick().await;
+        prometheus.upkeep();
+    }
+}
+
+/// Waits until a mapped weight file is written to; the file's path.
+async fn changed(files: &[Arc<MappedFiles>]) -> &Path {
+    let mut interval = tokio::time::interval(FILE_CHECK);
+    loop {
+        interval.tick().await;
+        if let Some(path) = files.iter().find_map(|files| files.changed()) {
+            return path;
+        }
+    }
+}
+
+fn announce(url: &str, models: &[Model], has_page: bool, requires_key: bool) -> Result<()> {
+    for model in models {
+        print(&format!("serving `{}` ({}) on {url}", model.name, model.manifest.task))?;
+    }
+    let Some(first) = models.first() else { return Ok(()) };
+    print(&match has_page {
+        true => format!("try it: open {url}/ in a browser, or"),
+        false => "try it:".to_owned(),
+    })?;
+    let (name, body) = (&first.name, example::body(&first.manifest));
+    let key = if requires_key { " -H 'authorization: Bearer KEY'" } else { "" };
+    print(&format!("  curl {url}/models/{name}{key} -H 'content-type: application/json' -d '{body}'"))
+}

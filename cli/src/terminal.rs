@@ -1,0 +1,125 @@
+//! Output: results on standard output, errors and progress on standard error.
+
+use std::{
+    io::{self, IsTerminal, Write},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use kivu::{
+    batch,
+    error::{Error, Result},
+    repository::Meter,
+};
+use kivu_compiler::Progress as BuildProgress;
+
+/// Writes a line to standard output. A closed pipe, as `head` leaves it, is not an error.
+pub(super) fn print(line: &str) -> Result<()> {
+    match writeln!(io::stdout(), "{line}") {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Error::io("cannot write to standard output")(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes a line to standard error, if that is open.
+pub(super) fn print_aside(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Prints an error with its causes, and on a line of its own what to do about it: the part of the message after the
+/// first semicolon.
+pub(super) fn print_error(error: &Error) {
+    let (message, chain) = (error.to_string(), error.chain());
+    let causes = chain.strip_prefix(&message).unwrap_or_default();
+    match message.split_once("; ") {
+        Some((problem, hint)) => print_aside(&format!("error: {problem}{causes}\nhint: {hint}")),
+        None => print_aside(&format!("error: {chain}")),
+    }
+}
+
+/// The steps of the bar of a job, whose number of rows is not known.
+const STEPS: u64 = 10_000;
+
+/// A progress bar on standard error; one line per stage if that is not a terminal.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    bar: Mutex<Option<ProgressBar>>,
+    /// Rows of earlier processes, which the rate of this one ignores.
+    rows_before: Mutex<u64>,
+}
+
+impl Progress {
+    fn begin(&self, title: &str, plain: &str, length: u64, template: &str) {
+        if !io::stderr().is_terminal() {
+            return print_aside(plain);
+        }
+        let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+        let bar = ProgressBar::new(length).with_style(style).with_message(title.to_owned());
+        bar.tick();
+        *lock(&self.bar) = Some(bar);
+    }
+
+    fn update(&self, update: impl FnOnce(&ProgressBar)) {
+        lock(&self.bar).as_ref().map(update);
+    }
+
+    /// Removes the bar.
+    pub(super) fn clear(&self) {
+        self.update(ProgressBar::finish_and_clear);
+    }
+}
+
+impl BuildProgress for Progress {
+    fn stage(&self, name: &str, steps: usize) {
+        self.begin(name, name, steps as u64, "{msg:24} {wide_bar} {pos}/{len} {eta:>4}");
+    }
+
+    fn step(&self) {
+        self.update(|bar| bar.inc(1));
+    }
+}
+
+impl Meter for Progress {
+    fn begin(&self, name: &str, bytes: u64) {
+        let template = "{msg:24} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta:>4}";
+        self.begin(name, &format!("{name}: {:.1} MB", bytes as f64 / 1e6), bytes, template);
+    }
+
+    fn advance(&self, bytes: u64) {
+        self.update(|bar| bar.inc(bytes));
+    }
+}
+
+impl batch::Watcher for Progress {
+    fn begin(&self, input: &str, rows: u64) {
+        let plain = match rows {
+            0 => format!("batch: {input}"),
+            rows => format!("batch: {input}, continued after {rows} rows"),
+        };
+        *lock(&self.rows_before) = rows;
+        self.begin(input, &plain, STEPS, "{msg} {wide_bar} {percent:>3} % {eta:>4}");
+    }
+
+    fn advance(&self, rows: u64, share: Option<f64>) {
+        let before = *lock(&self.rows_before);
+        self.update(|bar| {
+            let rate = rows.saturating_sub(before) as f64 / bar.elapsed().as_secs_f64().max(1e-3);
+            bar.set_message(format!("{rows} rows, {rate:.0} per second"));
+            match share {
+                Some(share) => bar.set_position((share * STEPS as f64) as u64),
+                None => bar.tick(),
+            }
+            // The remaining time is estimated from the rows of this process alone.
+            if rows == before {
+                bar.reset_eta();
+            }
+        });
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,63 @@
+//! `kivu triton`: bundles as models of Triton.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::Args;
+
+use super::{
+    interrupt::{Ended, interruptible},
+    named::resolve,
+    terminal::{print, print_aside},
+};
+use kivu::{
+    backend::Engine,
+    config::{Config, EngineChoice},
+    error::Result,
+    repository::{
+        Bundle,
+        triton::{Options, write},
+    },
+};
+use kivu_compiler::named::Options as BuildOptions;
+
+const EXAMPLES: &str = "\
+Examples:
+  kivu triton my-model --out models                         for servers with the backend onnxruntime
+  kivu triton my-model --out models --backend python        for servers with the package onnxruntime
+  kivu triton BAAI/bge-small-en-v1.5 --out models --text    also takes texts";
+
+/// Write a bundle into a model repository of Triton
+///
+/// The repository gets a folder with the bundle's name, its configuration and version 1. Existing files are not
+/// overwritten. A model that has no bundle yet is built for ONNX Runtime.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Arguments {
+    /// A bundle made by `kivu build`, or a name as in `kivu serve`
+    bundle: PathBuf,
+    /// The model repository
+    #[arg(long, value_name = "REPOSITORY")]
+    out: PathBuf,
+    #[command(flatten)]
+    options: Options,
+}
+
+pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
+    interruptible(move || write_models(&arguments, &config)).map(Ended::code)
+}
+
+fn write_models(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+    let options = BuildOptions { engine: EngineChoice::Onnx, ..BuildOptions::default() };
+    let bundle = Bundle::open(&resolve(&arguments.bundle, options, config)?)?;
+    let manifest = bundle.manifest();
+    if manifest.engine == Engine::Native {
+        print_aside(&format!(
+            "note: the graph of `{}` is for the native engine; built with `--engine onnx`, it is faster on Triton",
+            manifest.name
+        ));
+    }
+    for name in write(&bundle, &arguments.out, &arguments.options)? {
+        print(&format!("wrote {}", arguments.out.join(name).display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,154 @@
+//! Bergamot students: small translation models for browsers.
+
+pub(super) mod file;
+pub(super) mod lexicon;
+pub(super) mod model;
+
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use self::model::MAX_POSITIONS;
+use super::{
+    config::ConfigFile,
+    files,
+    plan::Plan,
+    seq2seq::graphs,
+    source::{SHORTLIST, Source, TaskSettings, unread_decoder},
+};
+use kivu::{
+    backend::Engine,
+    error::{Error, Result},
+    pipeline::{
+        Task,
+        generation::{GenerationOptions, GenerationSettings},
+        seq2seq::{Languages, Seq2SeqSettings},
+    },
+    repository::bundle::hex,
+};
+
+/// The limit of tokens in a text: the models were trained on sentences.
+const MAX_TOKENS: usize = 512;
+/// The limit of generated tokens per source token, from the models' own options.
+const LENGTH_FACTOR: f32 = 2.5;
+/// The tokens for the end of a text and for unknown text, by id.
+const SPECIAL: [&str; 2] = ["</s>", "<unk>"];
+/// A character that normalized texts do not contain.
+const NEVER: char = '\u{1}';
+
+/// Whether `folder` looks like that of a student.
+pub(super) fn is_in(folder: &Path) -> bool {
+    !folder.join(ConfigFile::NAME).is_file() && matches!(find(folder, "model."), Ok(Some(_)))
+}
+
+/// Reads the student in the plan's folder.
+pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
+    let folder = &plan.folder;
+    let in_folder = |error| Error::model_because(format!("cannot build from `{}`", folder.display()), error);
+    let path = require(folder, "model.")?;
+    let bytes = files::read(&path)?;
+    let sha256 = hex(&Sha256::digest(&bytes));
+    let file = file::File::parse(&bytes).map_err(in_folder)?;
+    let (model, weights) = model::model(file, sha256.clone()).map_err(in_folder)?;
+    let lexicon = files::read(&require(folder, "lex.")?)?;
+    let shortlist = lexicon::shortlist(&lexicon, model.tables.output.rows).map_err(in_folder)?;
+    let tokenizer = tokenizer(&files::read_tokenizer(folder)?).map_err(in_folder)?;
+    let settings = Seq2SeqSettings {
+        max_tokens: MAX_TOKENS,
+        max_positions: MAX_POSITIONS,
+        prefix: String::new(),
+        unknown_tokens: None,
+        target_tokenizer: None,
+        shortlist: Some(SHORTLIST.to_owned()),
+        decoder: unread_decoder(),
+        languages: plan.languages(languages(&path))?,
+        generation: GenerationSettings {
+            decoder_start_token_id: -1,
+            eos_token_ids: vec![0],
+            pad_token_id: 0,
+            length_factor: Some(LENGTH_FACTOR),
+            defaults: GenerationOptions { num_beams: Some(1), ..GenerationOptions::default() },
+        },
+    };
+    Ok(Source {
+        architecture: model.architecture.clone(),
+        sha256,
+        settings: TaskSettings::Seq2Seq(Box::new(settings), &[Task::Translation]),
+        tokenizer,
+        files: vec![(SHORTLIST, shortlist.to_bytes())],
+        is_quantized: false,
+        engine: Engine::Onnx,
+        graphs: graphs(model, weights),
+    })
+}
+
+/// The languages in the name of a model's file: `model.enpt.intgemm.alphas.bin`.
+fn languages(model: &Path) -> Option<Languages> {
+    let pair = model.file_name()?.to_str()?.split('.').nth(1)?;
+    let is_pair = pair.len() == 4 && pair.bytes().all(|letter| letter.is_ascii_lowercase());
+    let (source, target) = is_pair.then(|| pair.split_at(2))?;
+    Some(Languages::Pair { source: source.into(), target: target.into() })
+}
+
+/// The tokenizer with special tokens that no text can contain, so that `</s>` in a text does not end it.
+pub(super) fn tokenizer(json: &[u8]) -> Result<Vec<u8>> {
+    let unreadable = |error| Error::model_because("cannot read the tokenizer", error);
+    let mut tokenizer: serde_json::Value = serde_json::from_slice(json).map_err(unreadable)?;
+    for (id, expected) in SPECIAL.iter().enumerate() {
+        let piece = tokenizer.pointer_mut(&format!("/model/vocab/{id}/0"));
+        match piece {
+            Some(piece) if piece == expected => *piece = format!("{NEVER}{expected}").into(),
+            other => {
+                return Err(Error::model(format!(
+                    "expected `{expected}` as piece {id} of the tokenizer, but found {}",
+                    other.map_or("none".to_owned(), |piece| piece.to_string())
+                )));
+            }
+        }
+    }
+    serde_json::to_vec(&tokenizer).map_err(unreadable)
+}
+
+fn require(folder: &Path, prefix: &str) -> Result<PathBuf> {
+    find(folder, prefix)?.ok_or_else(|| {
+        Error::model(format!(
+            "expected a Bergamot student in `{}` (`model.….bin`, `lex.….bin`, `tokenizer.json`), but found no \
+             `{prefix}….bin`",
+            folder.display()
+        ))
+    })
+}
+
+/// The first file whose name begins with `prefix` and ends with `.bin`.
+fn find(folder: &Path, prefix: &str) -> Result<Option<PathBuf>> {
+    let is_found = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| name.starts_with(prefix) && name.ends_with(".bin"))
+    };
+    Ok(files::list(folder)?.into_iter().map(|(path, _)| path).find(is_found))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn languages_are_read_from_the_file_name() {
+        let pair = |name: &str| languages(Path::new(name));
+        let en_pt = Languages::Pair { source: "en".into(), target: "pt".into() };
+        assert_eq!(pair("/models/model.enpt.intgemm.alphas.bin"), Some(en_pt));
+        for name in ["model.bin", "model.english.bin", "model.EN12.bin"] {
+            assert_eq!(pair(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn special_tokens_cannot_occur_in_texts() {
+        let json = r#"{"model": {"type": "Unigram", "vocab": [["</s>", 0.0], ["<unk>", 0.0], [",", -3.113255262374878]]}}"#;
+        let guarded = String::from_utf8(tokenizer(json.as_bytes()).unwrap()).unwrap();
+        insta::assert_snapshot!(guarded, @r#"{"model":{"type":"Unigram","vocab":[["\u0001</s>",0.0],["\u0001<unk>",0.0],[",",-3.113255262374878]]}}"#);
+        let refusal = |json: &str| tokenizer(json.as_bytes()).unwrap_err().to_string();
+        insta::assert_snapshot!(refusal("{}"), @"expected `</s>` as piece 0 of the tokenizer, but found none");
+        insta::assert_snapshot!(refusal(r#"{"model": {"vocab": [["a", 0.0]]}}"#), @r#"expected `</s>` as piece 0 of the tokenizer, but found "a""#);
+    }
+}

@@ -1,0 +1,289 @@
+//! Writes a source as a bundle and measures its quality.
+
+use std::{
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    bergamot, calibration,
+    config::ConfigFile,
+    cost::{self, Comparison},
+    encoder, export, files, onnx,
+    plan::{Build, Plan},
+    quality::{self, Shortfall, model::EncoderModel},
+    seq2seq,
+    source::{DECODER, ENCODER, EncoderSettings, MODEL, Source, TaskSettings},
+    static_embedding,
+    task::{task, unused_head},
+    weights::Weights,
+};
+use kivu::{
+    backend::{
+        Engine, Signature,
+        onnx::{Runtime, Session},
+    },
+    config::EngineChoice,
+    error::{Error, Result},
+    pipeline::{Task, embedding::EmbeddingSettings},
+    repository::{
+        bundle::{MANIFEST, PIECES, RANGES, TOKENIZER, describe},
+        manifest::{self, Manifest, Precision, Quality, VectorQuality},
+    },
+    tokenizer::Tokenizer,
+};
+
+/// A bundle in a folder inside of the scratch folder.
+pub(super) struct Written {
+    pub(super) folder: PathBuf,
+    /// The cost of both forms if the weights were quantized.
+    pub(super) comparison: Option<Comparison>,
+    /// Why its precision is not the default, and the head that is left out.
+    pub(super) note: Option<String>,
+    /// Tasks that are as plausible as that of the bundle, if none was requested.
+    pub(super) other_tasks: Vec<Task>,
+}
+
+/// Writes the bundle of a plan. Unless a precision was requested, an encoder whose quality in int8 is below the floor is
+/// written in blocks, if that is better.
+pub(super) fn write(build: Build<'_>) -> Result<Written> {
+    let plan = build.plan;
+    let (written, shortfall) = write_in(build, None)?;
+    let Some(shortfall) = shortfall else { return Ok(written) };
+    let has_blocks = plan.precision == Precision::Int8
+        && plan.engine != EngineChoice::Native
+        && Weights::are_in(&plan.transformer()?)
+        && !static_embedding::is_in(&plan.folder)?;
+    if !has_blocks {
+        return Err(shortfall.refusal(&[Precision::Fp32]));
+    }
+    if plan.is_precision_fixed || seq2seq::is_in(&plan.folder) {
+        return Err(shortfall.refusal(&[Precision::Int8Blocks, Precision::Fp32]));
+    }
+    let reason = format!("chosen since int8 is below the floor: {}", shortfall.description);
+    let better = Plan { precision: Precision::Int8Blocks, ..plan.clone() };
+    match write_in(Build { plan: &better, ..build }, Some(reason))? {
+        (written, None) => Ok(written),
+        (_, Some(shortfall)) => Err(shortfall.refusal(&[Precision::Fp32])),
+    }
+}
+
+fn joined(first: Option<String>, second: Option<String>) -> Option<String> {
+    let notes: Vec<String> = first.into_iter().chain(second).collect();
+    (!notes.is_empty()).then(|| notes.join("; "))
+}
+
+/// Writes the bundle of a plan, with the reason for its precision. Returns it with the shortfall of its quality.
+fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option<Shortfall>)> {
+    let Build { plan, scratch, progress, .. } = build;
+    progress.stage("read the weights", 1);
+    let mut source = open(build)?;
+    if let TaskSettings::Encoder(EncoderSettings::Embedding(settings)) = &mut source.settings {
+        plan.prompts.apply(settings)?;
+    }
+    let (task, other_tasks) = task(plan, &source.settings)?;
+    let head = unused_head(plan, &source)?;
+    let runtime = (build.runtime)()?;
+    progress.step();
+
+    let is_compared = plan.precision != Precision::Fp32 && !source.is_quantized;
+    progress.stage("write the graphs", 1 + usize::from(is_compared));
+    let write = |precision, name: &str| {
+        let folder = files::create_folder(&scratch.join(name))?;
+        onnx::write_all((source.graphs)(precision)?, &folder)?;
+        progress.step();
+        Ok::<_, Error>(folder)
+    };
+    let reference = is_compared.then(|| write(Precision::Fp32, "fp32")).transpose()?;
+    let folder = write(plan.precision, &format!("bundle-{}", plan.precision))?;
+    let forms = match &reference {
+        Some(reference) => {
+            Some(([reference.as_path(), &folder], [cost::size(reference)?, cost::size(&folder)?]))
+        }
+        None => None,
+    };
+    files::write(&folder.join(TOKENIZER), &source.tokenizer)?;
+    if let Some(compiled) = Tokenizer::compile(&source.tokenizer)? {
+        files::write(&folder.join(PIECES), &compiled)?;
+    }
+    for (name, bytes) in &source.files {
+        files::write(&folder.join(name), bytes)?;
+    }
+
+    let signature = |graph| signature(&folder.join(graph), runtime);
+    let mut vectors = None;
+    let (graph, measured) = match &mut source.settings {
+        TaskSettings::Encoder(settings) => {
+            let tokenizer = Tokenizer::from_json(&source.tokenizer)?;
+            let open = |folder: &Path, engine| EncoderModel::open(runtime, folder, engine);
+            let model = open(&folder, source.engine)?;
+            quality::encoder::check(&model, &tokenizer, settings)?;
+            let measured = match forms {
+                None => None,
+                Some(([reference, _], sizes)) => {
+                    let models = [&open(reference, Engine::Onnx)?, &model];
+                    Some(quality::encoder::measure(models, sizes, &tokenizer, settings, progress)?)
+                }
+            };
+            let (measured, of_sentences) = measured.unzip();
+            if let EncoderSettings::Embedding(settings) = settings
+                && settings.dense.is_some()
+                && task == Task::FeatureExtraction
+            {
+                let (ranges, quality) =
+                    calibration::calibrate(&model, &tokenizer, settings, of_sentences, progress)?;
+                files::write(&folder.join(RANGES), &ranges.to_bytes())?;
+                vectors = Some(quality);
+            }
+            (MODEL, measured)
+        }
+        TaskSettings::Seq2Seq(settings, _) => {
+            settings.decoder.signature = signature(DECODER)?;
+            let measure = |forms| quality::seq2seq::measure(runtime, forms, settings, progress);
+            let measured = forms.map(measure).transpose()?;
+            (ENCODER, measured.map(|(quality, comparison)| (vec![quality], comparison)))
+        }
+    };
+    let (qualities, comparison) = measured.unzip();
+    let qualities = qualities.unwrap_or_default();
+    let shortfall = qualities.iter().find_map(|quality| quality::shortfall(quality, &plan.floor));
+    let mut manifest = manifest(plan, task, source, (graph, signature(graph)?), (qualities, vectors));
+    if let Some(reason) = &reason {
+        manifest.weights.plan = format!("{}; {reason}", manifest.weights.plan);
+    }
+    manifest.files = files::list(&folder)?
+        .iter()
+        .map(|(path, _)| describe(path, path.file_name().unwrap_or_default().to_string_lossy().into_owned()))
+        .collect::<Result<_>>()?;
+    files::write(&folder.join(MANIFEST), manifest.to_text()?.as_bytes())?;
+    Ok((Written { folder, comparison, note: joined(head, reason), other_tasks }, shortfall))
+}
+
+/// Opens the model in the plan's folder.
+fn open(build: Build<'_>) -> Result<Source<'_>> {
+    let (folder, transformer) = (&build.plan.folder, &build.plan.transformer()?);
+    if bergamot::is_in(folder) {
+        bergamot::open(build.plan)
+    } else if static_embedding::is_in(folder)? {
+        static_embedding::open(build.plan)
+    } else if encoder::is_gliner(folder) {
+        encoder::open_gliner(build.plan)
+    } else if !transformer.join(ConfigFile::NAME).is_file() {
+        let found = match transformer.join(MANIFEST).is_file() {
+            true => "a bundle; `kivu serve` serves it",
+            false => "neither `config.json` nor `model.….bin`",
+        };
+        Err(Error::model(format!(
+            "expected a model in `{}` (`config.json`, `{TOKENIZER}`, and `model.safetensors` or `model.onnx`, or \
+             for a Bergamot student `model.….bin`, `lex.….bin` and `{TOKENIZER}`), but found {found}",
+            transformer.display()
+        )))
+    } else if seq2seq::is_in(folder) {
+        seq2seq::open(build)
+    } else if Weights::are_in(transformer) && (is_supported(transformer) || !export::is_in(folder)) {
+        encoder::open(build.plan)
+    } else {
+        export::open(build)
+    }
+}
+
+/// Whether `folder` has the weights of a supported encoder. Those of other models are ignored if there is an export.
+fn is_supported(folder: &Path) -> bool {
+    ConfigFile::open(folder).is_ok_and(|config| encoder::MODEL_TYPES.contains(&config.model_type()))
+}
+
+fn signature(graph: &Path, runtime: Runtime) -> Result<Signature> {
+    Ok(Session::open(runtime, graph, NonZeroUsize::MIN)?.signature().clone())
+}
+
+/// The manifest of the bundle in `folder`.
+fn manifest(
+    plan: &Plan,
+    task: Task,
+    source: Source<'_>,
+    (graph, signature): (&str, Signature),
+    (qualities, vectors): (Vec<Quality>, Option<VectorQuality>),
+) -> Manifest {
+    let is_seq2seq = matches!(source.settings, TaskSettings::Seq2Seq(..));
+    let (mut embedding, mut classification, mut token_classification) = (None, None, None);
+    let (mut zero_shot_entities, mut seq2seq) = (None, None);
+    match source.settings {
+        TaskSettings::Encoder(EncoderSettings::Embedding(settings)) => embedding = Some(settings),
+        TaskSettings::Encoder(EncoderSettings::Classification(settings)) => classification = Some(settings),
+        TaskSettings::Encoder(EncoderSettings::TokenClassification(settings)) => {
+            token_classification = Some(settings);
+        }
+        TaskSettings::Encoder(EncoderSettings::ZeroShotEntities(settings)) => {
+            zero_shot_entities = Some(settings);
+        }
+        TaskSettings::Seq2Seq(settings, _) => seq2seq = Some(*settings),
+    }
+    let mut qualities = qualities.into_iter();
+    let quality = qualities.next();
+    let kinds = embedding.iter().flat_map(EmbeddingSettings::outputs).skip(1);
+    let other_vectors = kinds.map(|(kind, _)| kind).zip(qualities).collect();
+    let storage = match (plan.precision, source.is_quantized) {
+        (_, true) => "as the export has them",
+        (precision, false) if source.architecture == static_embedding::ARCHITECTURE => match precision {
+            Precision::Fp32 => "none",
+            Precision::Int8 | Precision::Int8Blocks => "table: int8, one scale a row",
+        },
+        (Precision::Int8, false) if source.engine == Engine::Native => {
+            "matrices: int8, one scale an output channel; activations: int8, one scale and minimum a token; \
+             word embeddings: int8, one scale a row; the rest: fp32"
+        }
+        (precision, false) => storage(precision, is_seq2seq),
+    };
+    Manifest {
+        format: Manifest::FORMAT,
+        name: plan.name.clone(),
+        aliases: plan.aliases.clone(),
+        task,
+        graph: graph.to_owned(),
+        engine: source.engine,
+        source: manifest::Source {
+            architecture: source.architecture,
+            from: plan.from.clone(),
+            sha256: source.sha256,
+        },
+        weights: manifest::Weights {
+            precision: plan.precision,
+            plan: storage.to_owned(),
+            quality,
+            other_vectors,
+        },
+        vectors,
+        embedding,
+        classification,
+        token_classification,
+        zero_shot_entities,
+        seq2seq,
+        tensors: plan.tensors.clone(),
+        signature,
+        files: Vec::new(),
+    }
+}
+
+/// The description of how weights are stored, for the manifest.
+fn storage(precision: Precision, is_seq2seq: bool) -> &'static str {
+    match (precision, is_seq2seq) {
+        (Precision::Fp32, _) => "none",
+        (Precision::Int8, false) => {
+            "matrices: int8, one scale an output channel, activations quantized as they come; \
+             word embeddings: int8, one scale a row; the rest: fp32"
+        }
+        (Precision::Int8Blocks, false) => {
+            "matrices: int8, one scale for every 32 weights, activations likewise; \
+             word embeddings: int8, one scale a row; the rest: fp32"
+        }
+        (Precision::Int8, true) => {
+            "encoder: int8, one scale an output channel and one a token, but queries, keys and values one for every \
+             32 weights; decoder and tables: int8, one scale for every 64 to 256 weights; activations likewise; the \
+             rest: fp32"
+        }
+        (Precision::Int8Blocks, true) => {
+            "matrices: int8, one scale for every 32 weights, activations likewise; tables: int8, one scale for \
+             every 64 to 256 weights; the rest: fp32"
+        }
+    }
+}

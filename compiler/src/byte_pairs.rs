@@ -1,0 +1,73 @@
+//! Tokenizers of byte pairs in the files of their slow form: `vocab.json` and `merges.txt` of RoBERTa and BART.
+
+use std::{collections::BTreeMap, path::Path};
+
+use serde_json::{Value, json};
+
+use super::{
+    config::ConfigFile,
+    files::{read, read_json},
+    tokenizer_config::read_tokenizer,
+};
+use kivu::{
+    error::{Error, Result},
+    repository::bundle::TOKENIZER,
+};
+
+const VOCABULARY: &str = "vocab.json";
+const MERGES: &str = "merges.txt";
+/// The beginning of the first line of [`MERGES`].
+const VERSION: &str = "#version";
+/// The tokens around a text.
+const BEGIN: &str = "<s>";
+const END: &str = "</s>";
+/// The mask token, which includes the spaces before it.
+const MASK: &str = "<mask>";
+const SPECIAL: [&str; 5] = [BEGIN, "<pad>", END, "<unk>", MASK];
+
+/// The `tokenizer.json` in `folder`, or the one that `transformers` converts from the files of the slow tokenizer.
+pub(super) fn tokenizer(folder: &Path) -> Result<Vec<u8>> {
+    let merges = folder.join(MERGES);
+    if folder.join(TOKENIZER).is_file() || !merges.is_file() {
+        return read_tokenizer(folder);
+    }
+    let ids: BTreeMap<String, u32> = read_json(&folder.join(VOCABULARY))?;
+    let special = |token: &str| {
+        let missing = || Error::model(format!("expected `{token}` in `{VOCABULARY}`, but found none"));
+        ids.get(token).copied().ok_or_else(missing)
+    };
+    let (begin, end) = (special(BEGIN)?, special(END)?);
+    let merges = String::from_utf8_lossy(&read(&merges)?).into_owned();
+    let merges = merges.lines().filter(|line| !line.is_empty() && !line.starts_with(VERSION));
+    let merges = merges.map(|line| {
+        line.split_once(' ').map(|(left, right)| [left, right]).ok_or_else(|| {
+            Error::model(format!("expected two pieces in each line of `{MERGES}`, but found `{line}`"))
+        })
+    });
+    let merges = merges.collect::<Result<Vec<_>>>()?;
+    let added = SPECIAL.iter().filter_map(|token| Some((token, ids.get(*token)?))).map(|(token, id)| {
+        json!({
+            "id": id, "content": token, "single_word": false, "lstrip": *token == MASK, "rstrip": false,
+            "normalized": false, "special": true,
+        })
+    });
+    let config = ConfigFile::open_or_empty(folder, "tokenizer_config.json")?;
+    let bytes = json!({
+        "type": "ByteLevel", "add_prefix_space": config.is_set("add_prefix_space")?, "trim_offsets": true,
+        "use_regex": true,
+    });
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added.collect::<Vec<_>>(),
+        "normalizer": null, "pre_tokenizer": bytes, "decoder": bytes,
+        "post_processor": {
+            "type": "RobertaProcessing", "sep": [END, end], "cls": [BEGIN, begin], "trim_offsets": true,
+            "add_prefix_space": bytes["add_prefix_space"],
+        },
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": "",
+            "end_of_word_suffix": "", "fuse_unk": false, "byte_fallback": false, "vocab": ids, "merges": merges,
+        },
+    });
+    serde_json::to_vec::<Value>(&tokenizer)
+        .map_err(|error| Error::model_because("cannot write the tokenizer", error))
+}

@@ -1,0 +1,137 @@
+//! The ranges of vectors of 8-bit integers, from sample texts, and how well integers and bits keep the order of vectors.
+
+use std::{num::NonZeroUsize, thread};
+
+use super::{
+    plan::Progress,
+    quality::{
+        SENTENCES,
+        compare::nearest,
+        encoder::{Outputs, vector_of},
+        model::EncoderModel,
+    },
+    source::EncoderSettings,
+};
+use kivu::{
+    error::{Error, Result},
+    pipeline::{
+        embedding::EmbeddingSettings,
+        pooling::{cosine, normalize},
+        vectors::{Conversion, Ranges, VectorType},
+    },
+    repository::manifest::VectorQuality,
+    tokenizer::Tokenizer,
+};
+
+/// The ranges of a model's vectors as documents and as queries, and the quality of stored vectors.
+///
+/// `without_prompt` are the vectors of the sample texts without a prompt, if they are known.
+pub(super) fn calibrate(
+    model: &EncoderModel,
+    tokenizer: &Tokenizer,
+    settings: &EmbeddingSettings,
+    mut without_prompt: Option<Outputs>,
+    progress: &dyn Progress,
+) -> Result<(Ranges, VectorQuality)> {
+    let prompt = |role| Ok::<_, Error>(settings.prompt(settings.prompt_name(role)?)?.unwrap_or_default());
+    let (document, query) = (prompt("document")?, prompt("query")?);
+    let has_queries = query != document;
+    progress.stage("calibrate the vectors", if has_queries { 2 } else { 1 });
+    let mut embed = |prompt: &str| {
+        let known = without_prompt.take_if(|_| prompt.is_empty());
+        let vectors = known.map_or_else(|| embed(model, tokenizer, settings, prompt), Ok)?;
+        progress.step();
+        Ok::<_, Error>(vectors)
+    };
+    let documents = embed(document)?;
+    let queries = if has_queries { embed(query)? } else { Vec::new() };
+    let ranges = Ranges::of(&[documents.as_slice(), &queries].concat());
+    let quality = quality(&documents, &ranges)?;
+    Ok((ranges, quality))
+}
+
+/// The vectors of the sample texts.
+fn embed(
+    model: &EncoderModel,
+    tokenizer: &Tokenizer,
+    settings: &EmbeddingSettings,
+    prompt: &str,
+) -> Result<Outputs> {
+    let texts: Vec<&str> = SENTENCES.lines().collect();
+    let settings = EncoderSettings::Embedding(settings.clone());
+    let vector = |text: &&str| vector_of(&format!("{prompt}{text}"), model, tokenizer, &settings);
+    let workers = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let vector = &vector;
+    thread::scope(|scope| {
+        let parts = texts.chunks(texts.len().div_ceil(workers).max(1));
+        let parts =
+            parts.map(|texts| scope.spawn(move || texts.iter().map(vector).collect::<Result<Vec<_>>>()));
+        let panicked = |_| Err(Error::model("calibrating the vectors panicked"));
+        let parts: Vec<_> = parts.collect();
+        let parts = parts.into_iter().map(|part| part.join().unwrap_or_else(panicked));
+        Ok(parts.collect::<Result<Vec<_>>>()?.concat())
+    })
+}
+
+/// The shares of nearest vectors that integers by their cosine, and bits by their Hamming distance, have in common with
+/// floating point.
+fn quality(vectors: &[Vec<f32>], ranges: &Ranges) -> Result<VectorQuality> {
+    let dimensions = vectors.first().map_or(0, Vec::len);
+    let stored = |wanted| {
+        let conversion = Conversion::new(wanted, dimensions, Some(ranges))?;
+        let convert = |vector: &Vec<f32>| {
+            let mut vector = vector.clone();
+            normalize(&mut vector);
+            conversion.convert(vector).bytes()
+        };
+        Ok::<_, Error>(vectors.iter().map(convert).collect::<Vec<Vec<u8>>>())
+    };
+    let exact = neighbours(vectors.iter().map(Vec::as_slice), cosine);
+    let share = |found: Vec<Vec<usize>>| {
+        let kept = exact.iter().zip(&found);
+        let kept = kept.map(|(exact, found)| exact.iter().filter(|text| found.contains(text)).count());
+        kept.sum::<usize>() as f32 / exact.iter().map(Vec::len).sum::<usize>().max(1) as f32
+    };
+    let binary = match dimensions % 8 {
+        0 => {
+            let bytes = stored(VectorType::Ubinary)?;
+            let hamming = |left: &[u8], right: &[u8]| {
+                -(left.iter().zip(right).map(|(left, right)| (left ^ right).count_ones()).sum::<u32>() as f32)
+            };
+            Some(share(neighbours(bytes.iter().map(Vec::as_slice), hamming)))
+        }
+        _ => None,
+    };
+    let signed =
+        |bytes: Vec<u8>| bytes.iter().map(|byte| f32::from(byte.cast_signed())).collect::<Vec<f32>>();
+    let integers: Vec<Vec<f32>> = stored(VectorType::Int8)?.into_iter().map(signed).collect();
+    let int8 = share(neighbours(integers.iter().map(Vec::as_slice), cosine));
+    Ok(VectorQuality { texts: vectors.len(), int8, binary })
+}
+
+fn neighbours<'a, V: ?Sized + 'a>(
+    vectors: impl Iterator<Item = &'a V>,
+    similarity: impl Fn(&V, &V) -> f32,
+) -> Vec<Vec<usize>> {
+    let vectors: Vec<&V> = vectors.collect();
+    let similarities =
+        |text: usize| vectors.iter().map(|other| similarity(vectors[text], other)).collect::<Vec<_>>();
+    (0..vectors.len()).map(|text| nearest(&similarities(text), text)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_keep_more_neighbours_than_bits() {
+        let mut random = fastrand::Rng::with_seed(1);
+        let vectors: Vec<Vec<f32>> =
+            (0..60).map(|_| (0..64).map(|_| random.f32() * 2.0 - 1.0).collect()).collect();
+        let found = quality(&vectors, &Ranges::of(&vectors)).unwrap();
+        let binary = found.binary.unwrap();
+        assert!(found.int8 > 0.9 && found.int8 < 1.0 && binary > 0.3 && binary < found.int8, "{found:?}");
+        let odd: Vec<Vec<f32>> = vectors.iter().map(|vector| vector[..63].to_vec()).collect();
+        assert_eq!(quality(&odd, &Ranges::of(&odd)).unwrap().binary, None);
+    }
+}

@@ -1,0 +1,146 @@
+//! The fields of a model's `config.json` and of similar files.
+
+use std::path::Path;
+
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::{Map, Value};
+
+use super::files::read_json_if_exists;
+use kivu::error::{Error, Result};
+
+/// The limit of the sizes of a model, far above those of published models. The values of some tables follow from sizes
+/// that no weight confirms.
+const MAX_SIZE: usize = 1 << 21;
+
+/// A JSON object with settings of a model. A field that is `null` counts as missing.
+#[derive(Clone, Debug)]
+pub(super) struct ConfigFile {
+    name: &'static str,
+    fields: Map<String, Value>,
+}
+
+/// A value or a list of values.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub(super) enum OneOrMany<T> {
+    One(T),
+    Many(Vec<T>),
+}
+
+impl<T> OneOrMany<T> {
+    pub(super) fn into_vec(self) -> Vec<T> {
+        match self {
+            Self::One(value) => vec![value],
+            Self::Many(values) => values,
+        }
+    }
+}
+
+impl ConfigFile {
+    /// The name of the main file.
+    pub(super) const NAME: &str = "config.json";
+
+    pub(super) fn new(name: &'static str, fields: Map<String, Value>) -> Self {
+        Self { name, fields }
+    }
+
+    /// Reads the `config.json` in `folder`.
+    pub(super) fn open(folder: &Path) -> Result<Self> {
+        Self::open_if_exists(folder, Self::NAME)?.ok_or_else(|| {
+            Error::model(format!("expected a model in `{}`, but found no `config.json`", folder.display()))
+        })
+    }
+
+    /// Reads the file called `name` in `folder`; `None` if it does not exist.
+    pub(super) fn open_if_exists(folder: &Path, name: &'static str) -> Result<Option<Self>> {
+        Ok(read_json_if_exists(&folder.join(name))?.map(|fields| Self::new(name, fields)))
+    }
+
+    /// Reads the file called `name` in `folder`, which has no fields if it does not exist.
+    pub(super) fn open_or_empty(folder: &Path, name: &'static str) -> Result<Self> {
+        Ok(Self::open_if_exists(folder, name)?.unwrap_or_else(|| Self::new(name, Map::new())))
+    }
+
+    pub(super) fn fields(&self) -> &Map<String, Value> {
+        &self.fields
+    }
+
+    pub(super) fn get<T: DeserializeOwned>(&self, field: &str) -> Result<Option<T>> {
+        self.get_any(&[field])
+    }
+
+    /// The value of a field that families of models call differently.
+    pub(super) fn get_any<T: DeserializeOwned>(&self, fields: &[&str]) -> Result<Option<T>> {
+        Ok(self.find(fields)?.map(|(_, value)| value))
+    }
+
+    /// The first of the fields that exists, and its value.
+    fn find<'a, T: DeserializeOwned>(&self, fields: &[&'a str]) -> Result<Option<(&'a str, T)>> {
+        let mut found = fields.iter().filter_map(|field| Some((*field, self.fields.get(*field)?)));
+        let Some((field, value)) = found.find(|(_, value)| !value.is_null()) else { return Ok(None) };
+        let unreadable =
+            |error| Error::model_because(format!("cannot read `{field}` in `{}`", self.name), error);
+        T::deserialize(value).map(|value| Some((field, value))).map_err(unreadable)
+    }
+
+    /// A number of values, layers, heads, tokens or positions; refused if no model has it.
+    pub(super) fn get_size(&self, field: &str) -> Result<Option<usize>> {
+        self.get_any_size(&[field])
+    }
+
+    fn get_any_size(&self, fields: &[&str]) -> Result<Option<usize>> {
+        match self.find(fields)? {
+            Some((field, size)) if !(1..=MAX_SIZE).contains(&size) => {
+                Err(Error::model(format!("expected `{field}` from 1 to {MAX_SIZE}, but found {size}")))
+            }
+            found => Ok(found.map(|(_, size)| size)),
+        }
+    }
+
+    /// A required [size](Self::get_size).
+    pub(super) fn require_size(&self, field: &str) -> Result<usize> {
+        self.require_any_size(&[field])
+    }
+
+    pub(super) fn require_any_size(&self, fields: &[&str]) -> Result<usize> {
+        self.get_any_size(fields)?.ok_or_else(|| self.missing(fields))
+    }
+
+    /// Whether a field is `true`.
+    pub(super) fn is_set(&self, field: &str) -> Result<bool> {
+        Ok(self.get(field)?.unwrap_or(false))
+    }
+
+    /// The value of a required field.
+    pub(super) fn require<T: DeserializeOwned>(&self, field: &str) -> Result<T> {
+        self.require_any(&[field])
+    }
+
+    pub(super) fn require_any<T: DeserializeOwned>(&self, fields: &[&str]) -> Result<T> {
+        self.get_any(fields)?.ok_or_else(|| self.missing(fields))
+    }
+
+    fn missing(&self, fields: &[&str]) -> Error {
+        Error::model(format!("expected `{}` in `{}`, but found none", fields[0], self.name))
+    }
+
+    /// The `model_type`; empty if there is none.
+    pub(super) fn model_type(&self) -> &str {
+        self.fields.get("model_type").and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// The class that the weights were trained as, or the model type if no class is named.
+    pub(super) fn architecture(&self) -> &str {
+        self.fields.get("architectures").and_then(|names| names[0].as_str()).unwrap_or(self.model_type())
+    }
+}
+
+/// The values of each head, if all share a token's vector evenly.
+pub(super) fn head_width(hidden: usize, heads: usize) -> Result<usize> {
+    if heads == 0 || !hidden.is_multiple_of(heads) {
+        return Err(Error::model(format!(
+            "expected `hidden_size` to be a multiple of `num_attention_heads`, but found {hidden} and {heads}"
+        )));
+    }
+    Ok(hidden / heads)
+}

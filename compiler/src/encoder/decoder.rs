@@ -1,0 +1,109 @@
+//! Heads of the families of decoders, which read the vector of the last token: scores for labels, and the logits of `yes`
+//! and `no`.
+
+use super::config::{EncoderConfig, HeadKind};
+use crate::{
+    module_list::has_pooling,
+    modules::Modules,
+    plan::Plan,
+    sentence_transformers::{logit_score, max_tokens},
+    task::pipeline_tag,
+    weights::Weights,
+};
+use kivu::{
+    error::{Error, Result},
+    pipeline::{
+        Task, classification::ClassificationSettings, pair_template::PairTemplate, scores::ScoreFunction,
+    },
+    tokenizer::Tokenizer,
+};
+
+/// The end of the class names of models that generate text.
+const GENERATOR: &str = "ForCausalLM";
+
+/// A sentence of the template of Qwen3-Reranker, which other templates do not have.
+const JUDGE: &str =
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided";
+
+/// The scores of a decoder in the output `output`, if it has a head or ranks by the logits of two tokens. Removes the
+/// head of `config`, since the modules contain it.
+pub(super) fn head(
+    plan: &Plan,
+    config: &mut EncoderConfig,
+    weights: &Weights,
+    (tokenizer, output): (&[u8], &'static str),
+) -> Result<Option<(ClassificationSettings, Modules)>> {
+    // The heads of other families begin with a dense layer.
+    if !config.names.dense.0.is_empty() {
+        return Ok(None);
+    }
+    let hidden = config.facts.hidden;
+    let settings = |labels, function, template| -> Result<ClassificationSettings> {
+        let max_tokens = max_tokens(&plan.folder, config.facts.max_positions)?;
+        Ok(ClassificationSettings { output: output.to_owned(), labels, function, max_tokens, template })
+    };
+    if config.head.as_ref().is_some_and(|head| head.kind == HeadKind::Tokens) {
+        return Ok(None);
+    }
+    if let Some(head) = &config.head {
+        let scores = weights.take_whole("score.weight", &[head.labels.len(), hidden])?;
+        let settings = settings(head.labels.clone(), head.function, None)?;
+        config.head = None;
+        return Ok(Some((settings, Modules::of_last_token(hidden, scores.values.clone(), output))));
+    }
+    let Some([yes, no]) = tokens(plan, config, tokenizer)? else { return Ok(None) };
+    // Models without a matrix for logits use that of words.
+    let words = &[config.vocabulary, hidden];
+    let matrix = match weights.has("lm_head.weight") {
+        true => weights.take_whole("lm_head.weight", words)?,
+        false => weights.take(config.names.words, words)?,
+    };
+    let row = |token: u32| matrix.values.chunks_exact(hidden).nth(token as usize).unwrap_or_default();
+    // The sigmoid of the difference is the probability of `yes` among the two.
+    let difference: Vec<f32> = row(yes).iter().zip(row(no)).map(|(yes, no)| yes - no).collect();
+    if difference.len() != hidden {
+        return Err(Error::model(format!(
+            "expected the tokens {yes} and {no} among the {} of the model",
+            config.vocabulary
+        )));
+    }
+    let settings = settings(vec!["LABEL_0".to_owned()], ScoreFunction::Sigmoid, Some(template()))?;
+    Ok(Some((settings, Modules::of_last_token(hidden, difference, output))))
+}
+
+/// The tokens whose logits are compared, if the model ranks: those that its files name, or `yes` and `no`.
+fn tokens(plan: &Plan, config: &EncoderConfig, tokenizer: &[u8]) -> Result<Option<[u32; 2]>> {
+    if let Some(tokens) = logit_score(&plan.folder, JUDGE)? {
+        return Ok(Some(tokens));
+    }
+    if has_pooling(&plan.folder) || !config.facts.architecture.ends_with(GENERATOR) {
+        return Ok(None);
+    }
+    if plan.task.or_else(|| pipeline_tag(&plan.folder)) != Some(Task::TextRanking) {
+        return Err(Error::model(format!(
+            "expected an embedding model with `modules.json`, or a model that ranks, but found `{}` without \
+             `modules.json`; if it is a Qwen3-Reranker, build it with `--task text-ranking`",
+            config.facts.architecture
+        )));
+    }
+    let tokenizer = Tokenizer::from_json(tokenizer)?;
+    let token = |word: &str| match tokenizer.ids(word)?[..] {
+        [token] => Ok(token),
+        _ => Err(Error::model(format!("expected `{word}` to be a single token, but found several"))),
+    };
+    Ok(Some([token("yes")?, token("no")?]))
+}
+
+/// The template of Qwen3-Reranker, with the instruction that its authors use by default.
+fn template() -> PairTemplate {
+    PairTemplate {
+        prefix: format!(
+            "<|im_start|>system\n{JUDGE}. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n\
+             <|im_start|>user\n"
+        ),
+        first: "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n<Query>: "
+            .to_owned(),
+        second: "\n<Document>: ".to_owned(),
+        suffix: "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n".to_owned(),
+    }
+}

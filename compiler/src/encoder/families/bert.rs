@@ -1,0 +1,209 @@
+//! The BERT family: BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, DeBERTa and MPNet.
+
+use super::fields::{activation, expect, padding};
+use crate::{
+    config::ConfigFile,
+    encoder::{
+        config::{
+            Bias, Disentangled, EncoderConfig, FeedForward, Gate, HeadInput, Heads, Names, Norms, Positions,
+            WORDS,
+        },
+        distances::{Convolution, Distances},
+    },
+    layers::{Activation, Buckets},
+};
+use kivu::error::Result;
+
+/// The buckets of distances in MPNet. `transformers` ignores the number in the config.
+const BUCKETS: usize = 32;
+/// All distances from here on share a bucket in MPNet, whose config does not name it.
+const FARTHEST: usize = 128;
+
+pub(super) const BERT: Names = Names {
+    prefix: "bert.",
+    words: WORDS,
+    embedding_norm: Some("embeddings.LayerNorm"),
+    layer: "encoder.layer.",
+    projections: &["attention.self.query", "attention.self.key", "attention.self.value"],
+    query_key_norms: None,
+    attention_output: "attention.output.dense",
+    norms: Norms::After { attention: &["attention.output.LayerNorm"], output: "output.LayerNorm" },
+    up: &["intermediate.dense"],
+    down: "output.dense",
+    dense: ("pooler.dense", true),
+    dense_norm: None,
+    labels: "classifier",
+};
+pub(super) const ROBERTA: Names =
+    Names { prefix: "roberta.", dense: ("classifier.dense", false), labels: "classifier.out_proj", ..BERT };
+const DISTILBERT: Names = Names {
+    prefix: "distilbert.",
+    layer: "transformer.layer.",
+    projections: &["attention.q_lin", "attention.k_lin", "attention.v_lin"],
+    attention_output: "attention.out_lin",
+    norms: Norms::After { attention: &["sa_layer_norm"], output: "output_layer_norm" },
+    up: &["ffn.lin1"],
+    down: "ffn.lin2",
+    dense: ("pre_classifier", false),
+    labels: "classifier",
+    ..BERT
+};
+const DEBERTA: Names = Names {
+    prefix: "deberta.",
+    projections: &["attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"],
+    dense: ("pooler.dense", false),
+    ..BERT
+};
+const MPNET: Names = Names {
+    prefix: "mpnet.",
+    projections: &["attention.attn.q", "attention.attn.k", "attention.attn.v"],
+    attention_output: "attention.attn.o",
+    norms: Norms::After { attention: &["attention.LayerNorm"], output: "output.LayerNorm" },
+    ..ROBERTA
+};
+
+/// Reads the `config.json` of a family member.
+pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+    let model_type = config.model_type();
+    let is_deberta = model_type == "deberta-v2";
+    let (names, default_types, head_activation) = match model_type {
+        "distilbert" => (&DISTILBERT, 0, Activation::Relu),
+        "roberta" | "xlm-roberta" | "camembert" => (&ROBERTA, 1, Activation::Tanh),
+        "deberta-v2" => (&DEBERTA, 0, activation(config, &["pooler_hidden_act"])?),
+        "mpnet" => (&MPNET, 0, Activation::Tanh),
+        _ => (&BERT, 2, Activation::Tanh),
+    };
+    // Tokens of a decoder attend to those before them.
+    expect(config, "is_decoder", &false)?;
+    if !is_deberta {
+        expect(config, "position_embedding_type", &"absolute".to_owned())?;
+    }
+    let feed_forward = FeedForward {
+        width: config.require_any_size(&["intermediate_size", "hidden_dim"])?,
+        activation: activation(
+            config,
+            &[if model_type == "distilbert" { "activation" } else { "hidden_act" }],
+        )?,
+        gate: Gate::None,
+    };
+    let shared = EncoderConfig::new(config, names, Heads::read(config)?, feed_forward)?;
+    let positions = match model_type {
+        "roberta" | "xlm-roberta" | "camembert" | "mpnet" => {
+            Positions::TableAfter { padding: padding(config)? }
+        }
+        "deberta-v2" if !config.get("position_biased_input")?.unwrap_or(true) => Positions::None,
+        _ => Positions::Table,
+    };
+    let bias = match model_type {
+        "deberta-v2" => Bias::Disentangled(Disentangled::read(config, &shared)?),
+        "mpnet" => {
+            expect(config, "relative_attention_num_buckets", &BUCKETS)?;
+            let buckets = Buckets { side: BUCKETS / 2, farthest: FARTHEST };
+            Bias::Relative { table: "encoder.relative_attention_bias.weight", buckets }
+        }
+        _ => Bias::None,
+    };
+    Ok(EncoderConfig {
+        epsilon: match model_type {
+            "distilbert" => 1e-12,
+            _ => config.get("layer_norm_eps")?.unwrap_or(if is_deberta { 1e-7 } else { 1e-12 }),
+        },
+        positions,
+        types: match model_type {
+            "mpnet" | "distilbert" => 0,
+            _ => config.get("type_vocab_size")?.unwrap_or(default_types),
+        },
+        bias,
+        head_input: HeadInput::first(head_activation),
+        ..shared
+    })
+}
+
+impl Disentangled {
+    fn read(config: &ConfigFile, shared: &EncoderConfig) -> Result<Self> {
+        let EncoderConfig { facts, heads: Heads { width, .. }, .. } = shared;
+        expect(config, "embedding_size", &facts.hidden)?;
+        expect(config, "attention_head_size", width)?;
+        expect(config, "pooler_hidden_size", &facts.hidden)?;
+        let (distances, terms) = Distances::read(config, facts.max_positions)?;
+        Ok(Self {
+            // The model has a term for content and one for each use of distances.
+            scale: ((width * (1 + terms)) as f32).sqrt(),
+            distances,
+            convolution: Convolution::read(config)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A config like that of DeBERTa-v3, except for one field.
+    fn config(name: &str, value: serde_json::Value) -> Result<Disentangled> {
+        let mut config = json!({
+            "architectures": ["DebertaV2ForSequenceClassification"],
+            "model_type": "deberta-v2",
+            "vocab_size": 288,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+            "max_position_embeddings": 512,
+            "max_relative_positions": -1,
+            "norm_rel_ebd": "layer_norm",
+            "pos_att_type": ["p2c", "c2p"],
+            "position_biased_input": false,
+            "position_buckets": 256,
+            "relative_attention": true,
+            "share_att_key": true,
+        });
+        config[name] = value;
+        let fields = config.as_object().cloned().unwrap();
+        let config = read(&ConfigFile::new("config.json", fields))?;
+        match config.bias {
+            Bias::Disentangled(settings) => Ok(settings),
+            other => panic!("expected disentangled attention, but found {other:?}"),
+        }
+    }
+
+    #[test]
+    fn terms_are_a_list_or_one_string() {
+        let listed = config("pos_att_type", json!(["p2c", "c2p"])).unwrap();
+        let expected = Distances {
+            has_keys: true,
+            has_queries: true,
+            buckets: Some(256),
+            max: 512,
+            is_normalized: true,
+            shares_projections: true,
+        };
+        assert_eq!(listed.distances, Some(expected));
+        assert_eq!(config("pos_att_type", json!("c2p|P2C")).unwrap().distances, listed.distances);
+        assert_eq!(config("pos_att_type", json!(null)).unwrap().distances, None);
+        // A model that ignores distances still divides by the number of terms.
+        let without = config("relative_attention", json!(false)).unwrap();
+        assert_eq!((without.distances, without.scale), (None, listed.scale));
+    }
+
+    #[test]
+    fn unsupported_fields_of_deberta_are_refused_by_name() {
+        let refusals = [
+            config("embedding_size", json!(128)),
+            config("attention_head_size", json!(64)),
+            config("conv_kernel_size", json!(4)),
+            config("position_buckets", json!(1)),
+            config("pooler_hidden_act", json!("mish")),
+        ];
+        let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
+        insta::assert_snapshot!(refusals, @r"
+        expected `embedding_size` 32, but found 128
+        expected `attention_head_size` 8, but found 64
+        expected an odd `conv_kernel_size` and `conv_groups` of at least 1, but found 4 and 1
+        expected distances that go beyond half of `position_buckets`, but found 512 distances and 1 buckets
+        expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `swish`, `tanh`, but found `mish`
+        ");
+    }
+}

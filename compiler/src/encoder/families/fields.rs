@@ -1,0 +1,149 @@
+//! Fields of a `config.json` that families share.
+
+use std::fmt::Debug;
+
+use serde::de::DeserializeOwned;
+
+use crate::{
+    config::{ConfigFile, head_width},
+    encoder::config::{
+        Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Head, HeadInput, Heads, Names, Positions,
+        Span, rows_up_to,
+    },
+    layers::{Activation, NormKind},
+};
+use kivu::error::{Error, Result};
+
+/// The names of the width of a token's vector.
+const HIDDEN: [&str; 3] = ["hidden_size", "dim", "n_embd"];
+
+impl EncoderConfig {
+    /// The parts that most families share: attention to all tokens, normalizations and linear layers with biases, and
+    /// neither positions nor types of tokens.
+    pub(super) fn new(
+        config: &ConfigFile,
+        names: &'static Names,
+        heads: Heads,
+        feed_forward: FeedForward,
+    ) -> Result<Self> {
+        Ok(Self {
+            facts: Facts::read(config)?,
+            vocabulary: config.require_size("vocab_size")?,
+            layers: config.require_any_size(&["num_hidden_layers", "n_layers", "n_layer"])?,
+            heads,
+            feed_forward,
+            norm: NormKind::Layer { has_bias: true },
+            epsilon: config.get("layer_norm_eps")?.unwrap_or(1e-12),
+            positions: Positions::None,
+            types: 0,
+            spans: vec![Span::ALL],
+            bias: Bias::None,
+            biases: Biases::ALL,
+            names,
+            head: Head::read(config)?,
+            head_input: HeadInput::first(Activation::Tanh),
+            details: Details::default(),
+        })
+    }
+}
+
+impl Facts {
+    pub(crate) fn read(config: &ConfigFile) -> Result<Self> {
+        let rows = config.require_any_size(&["max_position_embeddings", "n_positions"])?;
+        // After RoBERTa, no token has the rows up to the padding's.
+        let unusable = match config.model_type() {
+            "roberta"
+            | "xlm-roberta"
+            | "xlm-roberta-xl"
+            | "roberta-prelayernorm"
+            | "camembert"
+            | "mpnet"
+            | "longformer"
+            | "data2vec-text"
+            | "luke" => rows_up_to(padding(config)?),
+            _ => 0,
+        };
+        Ok(Self {
+            architecture: config.architecture().to_owned(),
+            hidden: config.require_any_size(&HIDDEN)?,
+            max_positions: rows.saturating_sub(unusable),
+        })
+    }
+}
+
+impl Heads {
+    /// As many heads of keys as of queries, which share a token's vector evenly.
+    pub(super) fn read(config: &ConfigFile) -> Result<Self> {
+        let heads = config.require_any_size(&["num_attention_heads", "n_heads", "n_head"])?;
+        let width = head_width(config.require_any_size(&HIDDEN)?, heads)?;
+        Ok(Self { queries: heads, keys: heads, width })
+    }
+}
+
+/// The id of padding. MPNet ignores that of its config.
+pub(super) fn padding(config: &ConfigFile) -> Result<i64> {
+    match config.model_type() {
+        "mpnet" => Ok(1),
+        _ => Ok(config.get("pad_token_id")?.unwrap_or(1)),
+    }
+}
+
+/// The activation that one of the fields names; GELU by default.
+pub(super) fn activation(config: &ConfigFile, fields: &[&str]) -> Result<Activation> {
+    Activation::named(config.get_any::<String>(fields)?.as_deref().unwrap_or("gelu"))
+}
+
+/// Refuses a config whose `field` exists and has another value than `expected`.
+pub(super) fn expect<T: DeserializeOwned + Debug + PartialEq>(
+    config: &ConfigFile,
+    field: &str,
+    expected: &T,
+) -> Result<()> {
+    match config.get::<T>(field)? {
+        Some(found) if found != *expected => {
+            let message = format!("expected `{field}` {expected:?}, but found {found:?}");
+            Err(Error::model(message.replace('"', "`")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The number of tokens in the window of layers with local attention.
+pub(super) fn window(config: &ConfigFile, field: &str, default: usize) -> Result<usize> {
+    match config.get::<usize>(field)? {
+        Some(found) if found < 2 => {
+            Err(Error::model(format!("expected `{field}` of at least 2, but found {found}")))
+        }
+        _ => Ok(config.get_size(field)?.unwrap_or(default)),
+    }
+}
+
+/// The number of layers of which one attends to all tokens.
+pub(super) fn period(config: &ConfigFile, fields: &[&str], default: usize) -> Result<usize> {
+    /// Far above that of any model.
+    const MAX: usize = 1 << 12;
+    match config.get_any(fields)?.unwrap_or(default) {
+        layers @ 1..=MAX => Ok(layers),
+        found => Err(Error::model(format!("expected `{}` from 1 to {MAX}, but found {found}", fields[0]))),
+    }
+}
+
+/// The spans of the layers that `layer_types` lists, full or sliding; `None` in files without the list.
+pub(super) fn spans_by_type(config: &ConfigFile, [full, sliding]: [Span; 2]) -> Result<Option<Vec<Span>>> {
+    let Some(types) = config.get::<Vec<String>>("layer_types")? else { return Ok(None) };
+    let layers = config.require_size("num_hidden_layers")?;
+    if types.len() != layers {
+        return Err(Error::model(format!(
+            "expected `layer_types` of {layers} layers, but found {}",
+            types.len()
+        )));
+    }
+    let spans = types.iter().map(|name| match name.as_str() {
+        "full_attention" => Ok(full),
+        "sliding_attention" => Ok(sliding),
+        other => Err(Error::model(format!(
+            "expected `layer_types` `full_attention` or `sliding_attention`, but found `{other}`"
+        ))),
+    });
+    spans.collect::<Result<_>>().map(Some)
+}

@@ -1,0 +1,52 @@
+//! GTE v1.5 (`new`): gte-base-en-v1.5, gte-multilingual-base, snowflake-arctic-embed-m-v2.0.
+
+use super::{
+    fields::{activation, expect},
+    rope,
+};
+use crate::{
+    config::ConfigFile,
+    encoder::config::{Biases, EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Span, WORDS},
+    layers::Reach,
+};
+use kivu::error::Result;
+
+const NAMES: Names = Names {
+    prefix: "new.",
+    words: WORDS,
+    embedding_norm: Some("embeddings.LayerNorm"),
+    layer: "encoder.layer.",
+    projections: &["attention.qkv_proj"],
+    query_key_norms: None,
+    attention_output: "attention.o_proj",
+    norms: Norms::After { attention: &["attn_ln"], output: "mlp_ln" },
+    up: &["mlp.up_gate_proj"],
+    down: "mlp.down_proj",
+    dense: ("pooler.dense", true),
+    dense_norm: None,
+    labels: "classifier",
+};
+
+pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+    expect(config, "position_embedding_type", &"rope".to_owned())?;
+    expect(config, "layer_norm_type", &"layer_norm".to_owned())?;
+    expect(config, "pack_qkv", &true)?;
+    expect(config, "logn_attention_scale", &false)?;
+    let heads = Heads::read(config)?;
+    expect(config, "head_dim", &heads.width)?;
+    let rope = rope::Rope::read(config)?;
+    let default_base = if config.model_type() == "gte" { 160_000.0 } else { 10_000.0 };
+    let base = rope.rope_theta.unwrap_or(default_base);
+    let rotary = rope::rotary(heads.width, 1.0, base, rope.scaling(&["ntk"], 0)?)?;
+    let feed_forward = FeedForward {
+        width: config.require_size("intermediate_size")?,
+        activation: activation(config, &["hidden_act"])?,
+        gate: Gate::Second,
+    };
+    Ok(EncoderConfig {
+        types: config.get("type_vocab_size")?.unwrap_or(1),
+        spans: vec![Span { reach: Reach::ALL, rotary: Some(rotary) }],
+        biases: Biases { up: false, ..Biases::ALL },
+        ..EncoderConfig::new(config, &NAMES, heads, feed_forward)?
+    })
+}

@@ -1,0 +1,68 @@
+//! JinaBERT v2: jina-embeddings-v2-base-en and others of that series, among them the one for code, whose layers have
+//! other parts.
+
+use super::{
+    bert::BERT,
+    fields::{activation, expect},
+};
+use crate::{
+    config::ConfigFile,
+    encoder::config::{Bias, Biases, EncoderConfig, FeedForward, Gate, Heads, Names, Norms},
+    layers::Activation,
+    weights::Weights,
+};
+use kivu::error::{Error, Result};
+
+const NAMES: Names = Names {
+    norms: Norms::After { attention: &["attention.output.LayerNorm"], output: "mlp.layernorm" },
+    up: &["mlp.gated_layers"],
+    down: "mlp.wo",
+    ..BERT
+};
+const CODE: Names = Names {
+    query_key_norms: Some(["attention.self.layer_norm_q", "attention.self.layer_norm_k"]),
+    norms: Norms::After {
+        attention: &["attention.output.LayerNorm", "layer_norm_1"],
+        output: "layer_norm_2",
+    },
+    up: &["mlp.up_gated_layer"],
+    down: "mlp.down_layer",
+    ..BERT
+};
+
+/// Whether a config with the type `bert` is of this family.
+pub(super) fn is_described_by(config: &ConfigFile) -> Result<bool> {
+    Ok(config.get::<String>("position_embedding_type")?.as_deref() == Some("alibi"))
+}
+
+pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+    expect(config, "is_decoder", &false)?;
+    let gelu = activation(config, &["hidden_act"])?;
+    let activation = match config.get::<String>("feed_forward_type")?.as_deref() {
+        Some("geglu") => gelu,
+        Some("reglu") => Activation::Relu,
+        other => {
+            return Err(Error::model(format!(
+                "expected `feed_forward_type` `geglu` or `reglu`, but found `{}`",
+                other.unwrap_or("none")
+            )));
+        }
+    };
+    let width = config.require_size("intermediate_size")?;
+    let feed_forward = FeedForward { width, activation, gate: Gate::First };
+    Ok(EncoderConfig {
+        types: config.get("type_vocab_size")?.unwrap_or(2),
+        bias: Bias::Alibi,
+        biases: Biases { up: false, ..Biases::ALL },
+        ..EncoderConfig::new(config, &NAMES, Heads::read(config)?, feed_forward)?
+    })
+}
+
+/// Takes the layout of the model for code if the weights have it, which the config does not state.
+pub(super) fn adapt(config: &mut EncoderConfig, weights: &Weights) {
+    let name = config.in_layer(0, CODE.up[0], 0, false).name;
+    if std::ptr::eq(config.names, &NAMES) && weights.has(&format!("{}{name}.weight", weights.prefix)) {
+        config.names = &CODE;
+        config.feed_forward.gate = Gate::Second;
+    }
+}

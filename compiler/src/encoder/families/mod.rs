@@ -1,0 +1,247 @@
+//! Families of encoders: their `config.json`, read into a description, and the names of their weights.
+
+mod bert;
+mod fields;
+mod gemma3;
+mod gte;
+mod jina;
+mod modernbert;
+mod nomic;
+mod qwen3;
+mod rope;
+mod t5;
+
+use std::path::Path;
+
+use super::config::EncoderConfig;
+use crate::{
+    byte_pairs, config::ConfigFile, seq2seq::tokenizer_files::t5_tokenizer, tokenizer_config::read_tokenizer,
+    weights::Weights,
+};
+use kivu::error::{Error, Result, quoted};
+
+/// The `model_type`s that are supported.
+pub(crate) const MODEL_TYPES: [&str; 15] = [
+    "bert",
+    "distilbert",
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "deberta-v2",
+    "mpnet",
+    "modernbert",
+    "nomic_bert",
+    "new",
+    "gte",
+    "qwen3",
+    "gemma3_text",
+    t5::T5,
+    t5::MT5,
+];
+
+/// Reads the `config.json` in `folder`; unsupported architectures are refused.
+pub(super) fn open(folder: &Path) -> Result<EncoderConfig> {
+    of(&ConfigFile::open(folder)?, folder)
+}
+
+/// Reads the config of an encoder in `folder`.
+pub(super) fn of(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
+    read(config)
+        .map_err(|error| Error::model_because(format!("cannot build from `{}`", folder.display()), error))
+}
+
+fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+    let model_type = config.model_type();
+    // The families that were published with code of their own, after which they are built here.
+    let is_known = matches!(model_type, "nomic_bert" | "new") || jina::is_described_by(config)?;
+    if config.fields().contains_key("auto_map") && !is_known {
+        tracing::warn!(
+            "`config.json` names code of its own (`auto_map`), which is not run: the model is built as `{model_type}`; \
+             compare its results with those of that code"
+        );
+    }
+    match model_type {
+        "bert" if jina::is_described_by(config)? => jina::read(config),
+        "bert" | "distilbert" | "roberta" | "xlm-roberta" | "camembert" | "deberta-v2" | "mpnet" => {
+            bert::read(config)
+        }
+        "modernbert" => modernbert::read(config),
+        "nomic_bert" => nomic::read(config),
+        "new" | "gte" => gte::read(config),
+        "qwen3" => qwen3::read(config),
+        "gemma3_text" => gemma3::read(config),
+        t5::T5 | t5::MT5 => t5::read(config),
+        other => Err(Error::model(format!(
+            "expected a `model_type` among {}, but found `{other}` ({}); export other encoders with `optimum-cli \
+             export onnx`",
+            quoted(&MODEL_TYPES),
+            config.architecture()
+        ))),
+    }
+}
+
+/// The `tokenizer.json` of a model in `folder`.
+pub(super) fn tokenizer(folder: &Path, config: &EncoderConfig) -> Result<Vec<u8>> {
+    match config.names {
+        names if names.words == t5::PLAIN.words => t5_tokenizer(folder, config.vocabulary),
+        names if names.prefix == bert::ROBERTA.prefix => byte_pairs::tokenizer(folder),
+        _ => read_tokenizer(folder),
+    }
+}
+
+/// Completes a description with properties that only the weights show.
+pub(super) fn adapt(config: &mut EncoderConfig, weights: &Weights) {
+    jina::adapt(config, weights);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use serde_json::{Map, Value, json};
+
+    use super::*;
+    use crate::layers::{Activation, Reach, Scaling};
+
+    /// The config of a fixture, except for one field.
+    fn changed(fixture: &str, field: &str, value: Value) -> Result<EncoderConfig> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models");
+        let text = fs::read(folder.join(fixture).join("config.json")).unwrap();
+        let mut fields: Map<String, Value> = serde_json::from_slice(&text).unwrap();
+        fields.insert(field.to_owned(), value);
+        read(&ConfigFile::new("config.json", fields))
+    }
+
+    #[test]
+    fn odd_configs_are_refused_by_name() {
+        let refusals = [
+            changed("tiny-bert", "is_decoder", json!(true)),
+            changed("tiny-mpnet", "relative_attention_num_buckets", json!(16)),
+            changed("tiny-mpnet", "num_attention_heads", json!(5)),
+            changed("tiny-modernbert", "local_attention", json!(0)),
+            changed("tiny-modernbert", "global_attn_every_n_layers", json!(0)),
+            changed("tiny-modernbert", "num_attention_heads", json!(32)),
+            changed("tiny-modernbert", "rope_scaling", json!({"type": "yarn", "factor": 4.0})),
+            changed("tiny-modernbert", "rope_parameters", json!({"full_attention": {"rope_type": "linear"}})),
+            changed("tiny-modernbert", "layer_types", json!(["full_attention"])),
+            changed("tiny-modernbert", "layer_types", json!(["full_attention", "chunked", "a", "b"])),
+            changed("tiny-modernbert", "global_rope_theta", json!(0.0)),
+            changed("tiny-modernbert", "hidden_activation", json!("mish")),
+            changed("tiny-modernbert-cls", "classifier_pooling", json!("max")),
+            changed("tiny-nomic", "prenorm", json!(true)),
+            changed("tiny-nomic", "rotary_emb_interleaved", json!(true)),
+            changed("tiny-nomic", "rotary_emb_fraction", json!(0.0)),
+            changed("tiny-nomic", "rotary_emb_scale_base", json!(512)),
+            changed("tiny-nomic", "rotary_scaling_factor", json!(0.5)),
+            changed("tiny-nomic", "moe_every_n_layers", json!(2)),
+            changed("tiny-nomic", "activation_function", json!("gelu")),
+            changed("tiny-gte", "rope_scaling", json!({"type": "ntk"})),
+            changed("tiny-gte", "rope_scaling", json!({"type": "ntk", "factor": 2.0, "mixed_b": 0.2})),
+            changed("tiny-gte", "rope_scaling", json!({"rope_type": "longrope", "factor": 2.0})),
+            changed(
+                "tiny-gte",
+                "rope_scaling",
+                json!({"rope_type": "default", "partial_rotary_factor": 0.5}),
+            ),
+            changed("tiny-gte", "layer_norm_type", json!("rms_norm")),
+            changed("tiny-gte", "position_embedding_type", json!("absolute")),
+            changed("tiny-gte", "pack_qkv", json!(false)),
+            changed("tiny-gte", "logn_attention_scale", json!(true)),
+            changed("tiny-jina", "feed_forward_type", json!("original")),
+            changed("tiny-jina", "position_embedding_type", json!("relative_key")),
+        ];
+        let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
+        insta::assert_snapshot!(refusals, @r"
+        expected `is_decoder` false, but found true
+        expected `relative_attention_num_buckets` 32, but found 16
+        expected `hidden_size` to be a multiple of `num_attention_heads`, but found 32 and 5
+        expected `local_attention` of at least 2, but found 0
+        expected `global_attn_every_n_layers` from 1 to 4096, but found 0
+        expected an even number of rotated values in a head, but found 1 of 1
+        expected rotary positions without scaling (`default`), but found `yarn`
+        expected rotary positions without scaling (`default`), but found `linear`
+        expected `layer_types` of 4 layers, but found 1
+        expected `layer_types` `full_attention` or `sliding_attention`, but found `chunked`
+        expected a base of rotary positions above 1, but found 0
+        expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `swish`, `tanh`, but found `mish`
+        expected `classifier_pooling` `cls` or `mean`, but found `max`
+        expected `prenorm` false, but found true
+        expected `rotary_emb_interleaved` false, but found true
+        expected an even number of rotated values in a head, but found 0 of 8
+        expected no `rotary_emb_scale_base`, but found 512
+        expected `rotary_scaling_factor` of at least 1, but found 0.5
+        expected no layers of experts, but found one in 2
+        expected `activation_function` `swiglu` or `geglu`, but found `gelu`
+        expected a `factor` of at least 1 for `ntk` scaling, but found none
+        expected `ntk` scaling without `mixed_b`, but found 0.2
+        expected rotary positions without scaling (`default`), `ntk`, but found `longrope`
+        expected rotary positions without `partial_rotary_factor`, but found 0.5
+        expected `layer_norm_type` `layer_norm`, but found `rms_norm`
+        expected `position_embedding_type` `rope`, but found `absolute`
+        expected `pack_qkv` true, but found false
+        expected `logn_attention_scale` false, but found true
+        expected `feed_forward_type` `geglu` or `reglu`, but found `original`
+        expected `position_embedding_type` `absolute`, but found `relative_key`
+        ");
+    }
+
+    #[test]
+    fn fields_that_a_family_does_not_have_change_nothing() {
+        for (field, value) in
+            [("layer_norm_eps", json!(0.1)), ("hidden_act", json!("relu")), ("type_vocab_size", json!(2))]
+        {
+            let config = changed("tiny-distilbert", field, value).unwrap();
+            let found = (config.epsilon, config.feed_forward.activation, config.types);
+            assert_eq!(found, (1e-12, Activation::Gelu, 0), "{field}");
+        }
+    }
+
+    #[test]
+    fn scaling_is_named_by_either_field() {
+        let both = json!({"type": "linear", "rope_type": "default"});
+        let config = changed("tiny-qwen3", "rope_scaling", both).unwrap();
+        assert_eq!(config.spans[0].rotary.unwrap().scaling, Scaling::None);
+        let refusal = changed("tiny-qwen3", "rope_scaling", json!({"type": "yarn", "factor": 2.0}));
+        assert!(refusal.unwrap_err().to_string().contains("`yarn`"));
+    }
+
+    #[test]
+    fn layers_of_modernbert_are_listed_or_counted() {
+        let counted = changed("tiny-modernbert", "local_attention", json!(12)).unwrap();
+        let spans = |config: &EncoderConfig| {
+            let reaches = (0..4).map(|layer| config.spans[layer % config.spans.len()].reach);
+            reaches.collect::<Vec<_>>()
+        };
+        let (all, near) = (Reach::ALL, Reach::within(6));
+        assert_eq!(spans(&counted), [all, near, near, all]);
+        let types = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"];
+        let listed = changed("tiny-modernbert", "layer_types", json!(types)).unwrap();
+        assert_eq!(spans(&listed), spans(&counted));
+        // As `transformers` 5 writes the bases.
+        let bases = json!({
+            "full_attention": { "rope_type": "default", "rope_theta": 5.0 },
+            "sliding_attention": { "rope_type": "default", "rope_theta": 7.0 },
+        });
+        let named = changed("tiny-modernbert", "rope_parameters", bases).unwrap();
+        let base = |layer: usize| named.spans[layer].rotary.unwrap().base;
+        assert_eq!([base(0), base(1)], [5.0, 7.0]);
+        let shared = changed("tiny-modernbert", "local_rope_theta", Value::Null).unwrap();
+        assert_eq!(shared.spans[1].rotary, shared.spans[0].rotary);
+    }
+
+    #[test]
+    fn nomic_reads_both_forms_of_its_config() {
+        let rotary = |config: EncoderConfig| config.spans[0].rotary.unwrap();
+        let own = rotary(changed("tiny-nomic", "causal", json!(false)).unwrap());
+        assert_eq!(own.scaling, Scaling::DynamicNtk { factor: 2.0, positions: 64 });
+        let config = json!({
+            "model_type": "nomic_bert", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2,
+            "intermediate_size": 200, "vocab_size": 70, "hidden_act": "silu", "max_position_embeddings": 64,
+            "rope_parameters": { "rope_type": "dynamic", "factor": 2.0, "rope_theta": 1000.0 },
+        });
+        let fields = config.as_object().cloned().unwrap();
+        let config = read(&ConfigFile::new("config.json", fields)).unwrap();
+        assert_eq!((config.vocabulary, config.feed_forward.width), (70, 200));
+        assert_eq!(rotary(config), own);
+    }
+}

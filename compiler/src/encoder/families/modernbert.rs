@@ -1,0 +1,103 @@
+//! ModernBERT: gte-modernbert, granite-embedding r2, mmBERT.
+
+use super::{fields, rope};
+use crate::{
+    config::ConfigFile,
+    encoder::config::{Biases, EncoderConfig, FeedForward, Gate, HeadInput, Heads, Names, Norms, Span},
+    layers::{Activation, NormKind, Reach, Scaling},
+};
+use kivu::error::{Error, Result};
+
+const NAMES: Names = Names {
+    prefix: "model.",
+    words: "embeddings.tok_embeddings.weight",
+    embedding_norm: Some("embeddings.norm"),
+    layer: "layers.",
+    projections: &["attn.Wqkv"],
+    query_key_norms: None,
+    attention_output: "attn.Wo",
+    norms: Norms::Before {
+        attention: "attn_norm",
+        feed_forward: "mlp_norm",
+        after: None,
+        last: "final_norm",
+        is_first_normal: false,
+    },
+    up: &["mlp.Wi"],
+    down: "mlp.Wo",
+    dense: ("head.dense", false),
+    dense_norm: Some("head.norm"),
+    labels: "classifier",
+};
+
+pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+    let heads = Heads::read(config)?;
+    let feed_forward = FeedForward {
+        width: config.require_size("intermediate_size")?,
+        activation: activation(config, "hidden_activation")?,
+        gate: Gate::First,
+    };
+    let attention_bias = config.is_set("attention_bias")?;
+    let mlp_bias = config.is_set("mlp_bias")?;
+    Ok(EncoderConfig {
+        norm: NormKind::Layer { has_bias: config.is_set("norm_bias")? },
+        epsilon: config.get("norm_eps")?.unwrap_or(1e-5),
+        spans: spans(config, heads.width)?,
+        biases: Biases {
+            projections: attention_bias,
+            attention_output: attention_bias,
+            up: mlp_bias,
+            down: mlp_bias,
+        },
+        head_input: HeadInput {
+            activation: activation(config, "classifier_activation")?,
+            has_bias: config.is_set("classifier_bias")?,
+            is_mean: is_mean(config)?,
+        },
+        ..EncoderConfig::new(config, &NAMES, heads, feed_forward)?
+    })
+}
+
+fn activation(config: &ConfigFile, field: &str) -> Result<Activation> {
+    fields::activation(config, &[field])
+}
+
+fn is_mean(config: &ConfigFile) -> Result<bool> {
+    match config.get::<String>("classifier_pooling")?.as_deref() {
+        None | Some("cls") => Ok(false),
+        Some("mean") => Ok(true),
+        Some(other) => {
+            Err(Error::model(format!("expected `classifier_pooling` `cls` or `mean`, but found `{other}`")))
+        }
+    }
+}
+
+/// Attention to all tokens in every n-th layer, with a base of its own, and to a window in the others. Files of
+/// `transformers` 5 list the layers instead, and have other names for the bases.
+fn spans(config: &ConfigFile, width: usize) -> Result<Vec<Span>> {
+    rope::Rope::without_theta(config)?.scaling(&[], 0)?;
+    let window = fields::window(config, "local_attention", 128)?;
+    let mut parameters: std::collections::BTreeMap<String, rope::Rope> =
+        config.get("rope_parameters")?.unwrap_or_default();
+    let mut base = |name: &str, field: &str| {
+        let rope = parameters.remove(name).unwrap_or_default();
+        rope.scaling(&[], 0)?;
+        Ok::<Option<f64>, Error>(rope.rope_theta.or(config.get(field)?))
+    };
+    let global_base = base("full_attention", "global_rope_theta")?.unwrap_or(160_000.0);
+    let is_null = config.fields().get("local_rope_theta").is_some_and(serde_json::Value::is_null);
+    let local_base = base("sliding_attention", "local_rope_theta")?;
+    let local_base = local_base.unwrap_or(if is_null { global_base } else { 10_000.0 });
+    let span = |reach, base| {
+        Ok::<_, Error>(Span { reach, rotary: Some(rope::rotary(width, 1.0, base, Scaling::None)?) })
+    };
+    let global = span(Reach::ALL, global_base)?;
+    let local = span(Reach::within(window / 2), local_base)?;
+    if let Some(spans) = fields::spans_by_type(config, [global, local])? {
+        return Ok(spans);
+    }
+    let every = fields::period(config, &["global_attn_every_n_layers"], 3)?;
+    let mut spans = vec![global];
+    spans.resize(every, local);
+    Ok(spans)
+}

@@ -1,0 +1,76 @@
+//! Qwen3: Qwen3-Embedding and Qwen3-Reranker.
+
+use super::{
+    fields::{activation, expect},
+    rope,
+};
+use crate::{
+    config::ConfigFile,
+    encoder::config::{Biases, Details, EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Span},
+    layers::{NormKind, Reach},
+};
+use kivu::error::{Error, Result};
+
+/// The names of Qwen3, and of Gemma 3 but for the normalizations.
+pub(super) const NAMES: Names = Names {
+    prefix: "model.",
+    words: "embed_tokens.weight",
+    embedding_norm: None,
+    layer: "layers.",
+    projections: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    query_key_norms: Some(["self_attn.q_norm", "self_attn.k_norm"]),
+    attention_output: "self_attn.o_proj",
+    norms: Norms::Before {
+        attention: "input_layernorm",
+        feed_forward: "post_attention_layernorm",
+        after: None,
+        last: "norm",
+        is_first_normal: true,
+    },
+    up: &["mlp.gate_proj", "mlp.up_proj"],
+    down: "mlp.down_proj",
+    dense: ("", false),
+    dense_norm: None,
+    labels: "",
+};
+
+pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+    expect(config, "use_sliding_window", &false)?;
+    let heads = heads(config)?;
+    let rope = rope::Rope::read(config)?;
+    let base = rope.rope_theta.unwrap_or(10_000.0);
+    let rotary = rope::rotary(heads.width, 1.0, base, rope.scaling(&[], 0)?)?;
+    let bias = config.is_set("attention_bias")?;
+    let feed_forward = FeedForward {
+        width: config.require_size("intermediate_size")?,
+        activation: activation(config, &["hidden_act"])?,
+        gate: Gate::First,
+    };
+    Ok(EncoderConfig {
+        norm: NormKind::RootMeanSquare { adds_one: false },
+        epsilon: config.get("rms_norm_eps")?.unwrap_or(1e-6),
+        spans: vec![Span { reach: Reach::BEFORE, rotary: Some(rotary) }],
+        biases: Biases { projections: bias, attention_output: bias, up: false, down: false },
+        details: Details { norms_each_head: true, ..Details::default() },
+        ..EncoderConfig::new(config, &NAMES, heads, feed_forward)?
+    })
+}
+
+/// Heads of any width, of which several may share keys and values.
+pub(super) fn heads(config: &ConfigFile) -> Result<Heads> {
+    let hidden = config.require_size("hidden_size")?;
+    let queries = config.require_size("num_attention_heads")?;
+    let heads = Heads {
+        queries,
+        keys: config.get_size("num_key_value_heads")?.unwrap_or(queries),
+        width: config.get_size("head_dim")?.unwrap_or(hidden / queries),
+    };
+    if heads.width == 0 || !queries.is_multiple_of(heads.keys) {
+        return Err(Error::model(format!(
+            "expected `num_attention_heads` to be a multiple of `num_key_value_heads`, but found {queries} and {}, of \
+             {} values",
+            heads.keys, heads.width
+        )));
+    }
+    Ok(heads)
+}

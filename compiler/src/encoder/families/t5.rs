@@ -1,0 +1,72 @@
+//! The encoders of T5 and mT5, of both versions: sentence-t5, GTR.
+
+pub(super) use crate::seq2seq::t5::{MT5, T5};
+use crate::{
+    config::ConfigFile,
+    encoder::config::{
+        Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Gate, HeadInput, Heads, Names, Norms,
+        Positions, Span,
+    },
+    layers::{Activation, NormKind},
+    seq2seq::t5::{EPSILON, buckets, feed_forward, heads, lengths},
+};
+use kivu::error::Result;
+
+pub(super) const PLAIN: Names = Names {
+    prefix: "",
+    words: "shared.weight",
+    embedding_norm: None,
+    layer: "encoder.block.",
+    projections: &["layer.0.SelfAttention.q", "layer.0.SelfAttention.k", "layer.0.SelfAttention.v"],
+    query_key_norms: None,
+    attention_output: "layer.0.SelfAttention.o",
+    norms: Norms::Before {
+        attention: "layer.0.layer_norm",
+        feed_forward: "layer.1.layer_norm",
+        after: None,
+        last: "encoder.final_layer_norm",
+        is_first_normal: true,
+    },
+    up: &["layer.1.DenseReluDense.wi"],
+    down: "layer.1.DenseReluDense.wo",
+    dense: ("", false),
+    dense_norm: None,
+    labels: "",
+};
+const GATED: Names = Names { up: &["layer.1.DenseReluDense.wi_0", "layer.1.DenseReluDense.wi_1"], ..PLAIN };
+
+/// Reads the `config.json` of a model whose decoder, if its files have one, is not used.
+pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+    let (inner, is_gated, activation) = feed_forward(config)?;
+    let [heads, width] = heads(config)?;
+    let [max_positions, _] = lengths(config, None)?;
+    Ok(EncoderConfig {
+        facts: Facts {
+            architecture: config.architecture().to_owned(),
+            hidden: config.require_size("d_model")?,
+            max_positions,
+        },
+        vocabulary: config.require_size("vocab_size")?,
+        layers: config.require_size("num_layers")?,
+        heads: Heads { queries: heads, keys: heads, width },
+        feed_forward: FeedForward {
+            width: inner,
+            activation,
+            gate: if is_gated { Gate::First } else { Gate::None },
+        },
+        norm: NormKind::RootMeanSquare { adds_one: false },
+        epsilon: config.get("layer_norm_epsilon")?.unwrap_or(EPSILON),
+        positions: Positions::None,
+        types: 0,
+        spans: vec![Span::ALL],
+        bias: Bias::Relative {
+            table: "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+            buckets: buckets(config)?,
+        },
+        biases: Biases { projections: false, attention_output: false, up: false, down: false },
+        names: if is_gated { &GATED } else { &PLAIN },
+        head: None,
+        head_input: HeadInput::first(Activation::Tanh),
+        details: Details { attention_scale: Some(1.0), ..Details::default() },
+    })
+}

@@ -1,0 +1,300 @@
+//! GLiNER: an encoder that reads labels in front of a text, and a head for spans of words. Its settings are in
+//! `gliner_config.json`, with those of the encoder.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    config::EncoderConfig,
+    families,
+    heads::OutputHeads,
+    source,
+    spans::{SPAN_LOGITS, SpanHead},
+};
+use crate::{
+    config::ConfigFile,
+    files::read_json,
+    plan::Plan,
+    sentence_transformers::max_tokens,
+    sentencepiece::SentencePieces,
+    source::{EncoderSettings, Source},
+    tokenizer_config::read_tokenizer,
+    weights::Weights,
+};
+use kivu::{
+    error::{Error, Result, quoted},
+    pipeline::zero_shot_entities::ZeroShotEntitiesSettings,
+    repository::bundle::TOKENIZER,
+    tokenizer::Tokenizer,
+};
+
+/// The settings of the model.
+pub(crate) const GLINER: &str = "gliner_config.json";
+/// The SentencePiece model of DeBERTa v3.
+const PIECES: &str = "spm.model";
+/// The files that have a tokenizer, in order of preference.
+const TOKENIZERS: [&str; 2] = [TOKENIZER, PIECES];
+/// The prefix of the encoder's weights.
+const PREFIX: &str = "token_rep_layer.bert_layer.model.";
+/// The maximum number of tokens of models whose attention depends on distances only.
+const MAX_TOKENS: usize = 1024;
+/// The maximum width of the head's vectors, far above that of published models.
+const MAX_WIDTH: usize = 1 << 16;
+/// Fields of other kinds of GLiNER, with these kinds.
+const OTHER_KINDS: [(&str, &str); 4] = [
+    ("labels_encoder", "an encoder for labels (bi-encoder)"),
+    ("labels_decoder", "a decoder that generates labels"),
+    ("relations_layer", "relations"),
+    ("span_encoder_config", "an encoder for spans"),
+];
+
+/// Whether `folder` has the settings of such a model.
+pub(crate) fn is_gliner(folder: &Path) -> bool {
+    folder.join(GLINER).is_file()
+}
+
+/// The repository of the encoder, if its files are missing. `folder` has the settings; `has` finds other files.
+pub(crate) fn missing_encoder(folder: &Path, has: impl Fn(&str) -> bool) -> Result<Option<String>> {
+    let config = ConfigFile::open_or_empty(folder, GLINER)?;
+    let has_tokenizer = TOKENIZERS.iter().any(|name| has(name));
+    let has_config = is_set(&config, "encoder_config") || has(ConfigFile::NAME);
+    if has_tokenizer && has_config { Ok(None) } else { config.get("model_name") }
+}
+
+/// Reads the model in the plan's folder.
+pub(crate) fn open_gliner(plan: &Plan) -> Result<Source<'static>> {
+    let folder = &plan.folder;
+    let config = ConfigFile::new(GLINER, read_json(&folder.join(GLINER))?);
+    check(&config)?;
+    let place = |names: &[&str]| {
+        let is_own = names.iter().any(|name| folder.join(name).is_file());
+        plan.encoder.as_ref().filter(|_| !is_own).unwrap_or(folder)
+    };
+    let of_tokenizer = place(&TOKENIZERS);
+    let tokenizer = tokenizer(&config, of_tokenizer)?;
+    let mut encoder = encoder(&config, place(&[ConfigFile::NAME]))?;
+    let weights = Weights::open(folder)?.with_prefix(PREFIX, encoder.names.words);
+    // The tokens for labels were added to those of the encoder's own config.
+    let words = weights.tensors.get(&format!("{PREFIX}{}", encoder.names.words));
+    encoder.vocabulary = words.and_then(|table| table.shape.first().copied()).unwrap_or(encoder.vocabulary);
+    families::adapt(&mut encoder, &weights);
+    let settings = settings(&config, of_tokenizer, &encoder)?;
+    let head = SpanHead {
+        encoder_width: encoder.facts.hidden,
+        width: width(&config)?,
+        longest: settings.max_entity_words,
+        recurrent_layers: config.get("num_rnn_layers")?.unwrap_or(1),
+        marker: marker(&config, &settings, &tokenizer)?,
+        max_tokens: settings.max_tokens,
+    };
+    let heads = OutputHeads { spans: Some(head), ..OutputHeads::default() };
+    source::of_parts(plan, encoder, weights, heads, (EncoderSettings::ZeroShotEntities(settings), tokenizer))
+}
+
+/// Refuses other kinds of GLiNER, and options that change results and are not supported.
+fn check(config: &ConfigFile) -> Result<()> {
+    let unsupported = |expected: &str, found: &str| {
+        Err(Error::model(format!("expected {expected} in `{GLINER}`, but found {found}")))
+    };
+    if let Some((field, kind)) = OTHER_KINDS.iter().find(|(field, _)| is_set(config, field)) {
+        return unsupported(
+            &format!("a model that scores spans of words, without {kind},"),
+            &format!("`{field}` {}", config.fields()[*field]),
+        );
+    }
+    let texts = [
+        ("model_type", "gliner_uni_encoder_span", &["gliner", "gliner_uni_encoder_span"][..]),
+        ("span_mode", "markerV0", &["markerV0"]),
+        ("subtoken_pooling", "first", &["first"]),
+        ("words_splitter_type", "whitespace", &["whitespace"]),
+    ];
+    for (field, default, supported) in texts {
+        let found: String = config.get(field)?.unwrap_or_else(|| default.to_owned());
+        if !supported.contains(&&*found) {
+            return unsupported(&format!("`{field}` {}", quoted(supported)), &format!("`{found}`"));
+        }
+    }
+    let flags = [("fuse_layers", false), ("embed_ent_token", true), ("precomputed_prompts_mode", false)];
+    for (field, expected) in flags {
+        if let Some(found) = config.get::<bool>(field)?.filter(|found| *found != expected) {
+            return unsupported(&format!("`{field}` {expected}"), &found.to_string());
+        }
+    }
+    match config.get::<String>("post_fusion_schema")?.filter(|schema| !schema.is_empty()) {
+        Some(schema) => unsupported("no `post_fusion_schema`", &format!("`{schema}`")),
+        None => Ok(()),
+    }
+}
+
+fn is_set(config: &ConfigFile, field: &str) -> bool {
+    config.fields().get(field).is_some_and(|value| !value.is_null() && value != "")
+}
+
+/// The description of the encoder.
+fn encoder(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
+    const DEFAULT: &str = "deberta-v2";
+    let own: Option<Map<String, Value>> = config.get("encoder_config")?;
+    let file = match own {
+        Some(mut fields) => {
+            fields.entry("model_type").or_insert_with(|| DEFAULT.into());
+            ConfigFile::new(GLINER, fields)
+        }
+        None => ConfigFile::open(folder).map_err(|error| incomplete(config, error))?,
+    };
+    let mut encoder = families::of(&file, folder)?;
+    // The class that the encoder was trained as may have a head, whose weights are not those of this model.
+    encoder.head = None;
+    encoder.facts.architecture = "GLiNER".to_owned();
+    if encoder.types > 1 {
+        return Err(Error::model(format!(
+            "expected an encoder without types of tokens, but found `{}` with {}",
+            file.model_type(),
+            encoder.types
+        )));
+    }
+    if encoder.depends_on_distances_only() {
+        encoder.facts.max_positions = encoder.facts.max_positions.max(MAX_TOKENS);
+    }
+    Ok(encoder)
+}
+
+/// The `tokenizer.json`: the file, or that of the SentencePiece model of DeBERTa v3, with the tokens that `gliner` adds.
+fn tokenizer(config: &ConfigFile, folder: &Path) -> Result<Vec<u8>> {
+    let pieces = folder.join(PIECES);
+    let file = match !folder.join(TOKENIZER).is_file() && pieces.is_file() {
+        true => SentencePieces::open(&pieces)?.deberta()?,
+        false => read_tokenizer(folder).map_err(|error| incomplete(config, error))?,
+    };
+    let [label_token, separator] = tokens(config)?;
+    let tokenizer = Tokenizer::from_json(&file)?;
+    if tokenizer.id(&label_token).is_some() {
+        return Ok(file);
+    }
+    let invalid = |error| Error::model_because("cannot add tokens to the tokenizer", error);
+    let mut json: Map<String, Value> = serde_json::from_slice(&file).map_err(invalid)?;
+    let added = ["[FLERT]", &label_token, &separator].into_iter().zip(tokenizer.vocabulary_size()..);
+    let added = added.map(|(content, id)| {
+        json!({
+            "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true,
+        })
+    });
+    if let Value::Array(known) = json.entry("added_tokens").or_insert_with(|| json!([])) {
+        known.extend(added);
+    }
+    serde_json::to_vec(&json).map_err(invalid)
+}
+
+/// The tokens before each label and after the last one.
+fn tokens(config: &ConfigFile) -> Result<[String; 2]> {
+    let token =
+        |field: &str, default: &str| Ok::<_, Error>(config.get(field)?.unwrap_or_else(|| default.to_owned()));
+    Ok([token("ent_token", "<<ENT>>")?, token("sep_token", "<<SEP>>")?])
+}
+
+/// The error of a model that was published without the files of its encoder.
+fn incomplete(config: &ConfigFile, error: Error) -> Error {
+    let base: String = config.get("model_name").ok().flatten().unwrap_or_default();
+    Error::model_because(
+        format!(
+            "expected the tokenizer and the config of the encoder next to `{GLINER}`; copy `config.json` and \
+             `tokenizer.json` or `{PIECES}` of `{base}` there, or load the model with the Python package `gliner` and \
+             save it again with `save_pretrained`"
+        ),
+        error,
+    )
+}
+
+fn settings(config: &ConfigFile, folder: &Path, encoder: &EncoderConfig) -> Result<ZeroShotEntitiesSettings> {
+    let token =
+        |field: &str, default: &str| Ok::<_, Error>(config.get(field)?.unwrap_or_else(|| default.to_owned()));
+    let settings = ZeroShotEntitiesSettings {
+        output: SPAN_LOGITS.to_owned(),
+        label_token: token("ent_token", "<<ENT>>")?,
+        separator: token("sep_token", "<<SEP>>")?,
+        max_entity_words: config.get("max_width")?.unwrap_or(12),
+        max_words: config.get("max_len")?.unwrap_or(384),
+        max_tokens: max_tokens(folder, encoder.facts.max_positions)?,
+    };
+    // Each number of words is a part of the graph.
+    if !(1..=256).contains(&settings.max_entity_words) || settings.max_words == 0 {
+        return Err(Error::model(format!(
+            "expected `max_width` from 1 to 256 and `max_len` above 0, but found {} and {}",
+            settings.max_entity_words, settings.max_words
+        )));
+    }
+    Ok(settings)
+}
+
+/// The width of the head's vectors.
+fn width(config: &ConfigFile) -> Result<usize> {
+    let width: usize = config.require("hidden_size")?;
+    match width.is_multiple_of(2) && (1..=MAX_WIDTH).contains(&width) {
+        true => Ok(width),
+        false => Err(Error::model(format!(
+            "expected an even `hidden_size` from 2 to {MAX_WIDTH} in `{GLINER}`, but found {width}"
+        ))),
+    }
+}
+
+/// The id of the token in front of labels.
+fn marker(config: &ConfigFile, settings: &ZeroShotEntitiesSettings, tokenizer: &[u8]) -> Result<u32> {
+    let tokenizer = Tokenizer::from_json(tokenizer)?;
+    let token = &settings.label_token;
+    let [marker] = tokenizer.ids(token)?[..] else {
+        return Err(Error::model(format!("expected `{token}` to be a single token, but found several")));
+    };
+    let expected = config.get::<i64>("class_token_index")?.filter(|index| *index >= 0);
+    match expected.filter(|expected| *expected != i64::from(marker)) {
+        Some(expected) => Err(Error::model(format!(
+            "expected the token {expected} for `{token}`, the `class_token_index` of `{GLINER}`, but found {marker} in \
+             the tokenizer"
+        ))),
+        None => Ok(marker),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn other_kinds_and_options_are_refused_by_name() {
+        let refusal = |field: &str, value: Value| {
+            let mut config = json!({ "span_mode": "markerV0", "labels_encoder": null, "labels_decoder": "" });
+            config[field] = value;
+            check(&ConfigFile::new(GLINER, config.as_object().cloned().unwrap())).unwrap_err().to_string()
+        };
+        let refusals = [
+            refusal("labels_encoder", json!("BAAI/bge-small-en-v1.5")),
+            refusal("labels_decoder", json!("gpt2")),
+            refusal("relations_layer", json!("biaffine")),
+            refusal("span_encoder_config", json!({ "type": "transformer" })),
+            refusal("model_type", json!("gliner_uni_encoder_token")),
+            refusal("span_mode", json!("token_level")),
+            refusal("subtoken_pooling", json!("mean")),
+            refusal("words_splitter_type", json!("spacy")),
+            refusal("fuse_layers", json!(true)),
+            refusal("embed_ent_token", json!(false)),
+            refusal("post_fusion_schema", json!("l2l-l2t")),
+        ];
+        insta::assert_snapshot!(refusals.join("\n"), @r#"
+        expected a model that scores spans of words, without an encoder for labels (bi-encoder), in `gliner_config.json`, but found `labels_encoder` "BAAI/bge-small-en-v1.5"
+        expected a model that scores spans of words, without a decoder that generates labels, in `gliner_config.json`, but found `labels_decoder` "gpt2"
+        expected a model that scores spans of words, without relations, in `gliner_config.json`, but found `relations_layer` "biaffine"
+        expected a model that scores spans of words, without an encoder for spans, in `gliner_config.json`, but found `span_encoder_config` {"type":"transformer"}
+        expected `model_type` `gliner`, `gliner_uni_encoder_span` in `gliner_config.json`, but found `gliner_uni_encoder_token`
+        expected `span_mode` `markerV0` in `gliner_config.json`, but found `token_level`
+        expected `subtoken_pooling` `first` in `gliner_config.json`, but found `mean`
+        expected `words_splitter_type` `whitespace` in `gliner_config.json`, but found `spacy`
+        expected `fuse_layers` false in `gliner_config.json`, but found true
+        expected `embed_ent_token` true in `gliner_config.json`, but found false
+        expected no `post_fusion_schema` in `gliner_config.json`, but found `l2l-l2t`
+        "#);
+        let legacy = json!({ "model_name": "microsoft/deberta-v3-small", "has_rnn": true });
+        check(&ConfigFile::new(GLINER, legacy.as_object().cloned().unwrap())).unwrap();
+    }
+}

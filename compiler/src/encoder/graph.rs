@@ -1,0 +1,414 @@
+//! The graph of an encoder, in the form that measured fastest on ONNX Runtime's CPU kernels: queries, keys and values
+//! from one multiplication, attention as one fused operator, biases inside the quantized multiplications, residuals
+//! inside the layer normalizations.
+
+use super::{
+    config::{Bias, EncoderConfig, Gate, Head, HeadKind, Heads, Norms, Positions},
+    disentangled::Text,
+    heads::OutputHeads,
+};
+use crate::{
+    functions,
+    layers::{
+        Blocks, Distance, Layers, Projection, Reach, Rotation, alibi_slopes, attend_by_position, attention,
+    },
+    onnx::{GraphBuilder, ModelProto, Value, any, data_type, fixed, float},
+    weights::{Weight, Weights},
+};
+use kivu::{backend::Engine, error::Result, repository::manifest::Precision};
+
+/// The output of an encoder without a head: one vector per token.
+pub(super) const OUTPUT: &str = "last_hidden_state";
+/// The output of an encoder with a head: one value per label.
+pub(super) const LOGITS: &str = "logits";
+
+/// Writes the graph of an encoder, from token ids to [`LOGITS`] if it has a head for labels, or else to the outputs of
+/// `heads`, of which [`OUTPUT`] has the vectors of tokens.
+pub(super) fn graph(
+    config: &EncoderConfig,
+    weights: &Weights,
+    heads: &OutputHeads,
+    precision: Precision,
+    engine: Engine,
+) -> Result<ModelProto> {
+    let width = config.facts.hidden;
+    let mut layers = Layers::new(weights, precision, width, config.epsilon);
+    layers.norm = config.norm;
+    if engine == Engine::Native {
+        layers.graph = GraphBuilder::with_functions();
+    }
+    let ids = layers.graph.input("input_ids", &["batch", "sequence"]);
+    let mask = layers.graph.input("attention_mask", &["batch", "sequence"]);
+    let (mut text, mut bias, mut blocks) = (None, Value::none(), None);
+    match &config.bias {
+        Bias::Disentangled(settings) => {
+            text = Some(Text::new(&mut layers, config, settings, [&ids, &mask])?);
+        }
+        Bias::Relative { table, buckets } => {
+            let shape = (*table, config.heads.queries, config.facts.max_positions);
+            bias = buckets.bias(&mut layers, &ids, shape)?;
+        }
+        Bias::None | Bias::Alibi => {}
+    }
+    if engine == Engine::Onnx && config.needs_blocks() {
+        blocks = Some(Blocks::new(&mut layers.graph, &ids));
+    }
+    let attention_mask = mask;
+    let mask = layers.cast(&attention_mask, data_type::INT32);
+    let mut writer = Writer { config, layers, text, bias, blocks, rotations: Vec::new(), ids, mask };
+    let embedded = writer.embeddings(&writer.ids.clone())?;
+    let hidden = match &config.names.norms {
+        Norms::After { .. } => writer.with_norms_after(&embedded)?,
+        Norms::Before { .. } => writer.with_norms_before(&embedded)?,
+    };
+    if let Some(head) = &config.head {
+        let logits = writer.head(head, &hidden)?;
+        let labels = fixed(head.labels.len());
+        match head.kind {
+            HeadKind::Text => writer.layers.graph.output(&logits, LOGITS, [any("batch"), labels]),
+            HeadKind::Tokens => {
+                writer.layers.graph.output(&logits, LOGITS, [any("batch"), any("sequence"), labels]);
+            }
+        }
+    } else {
+        heads.write(&mut writer.layers, config, [&hidden, &writer.ids, &attention_mask], OUTPUT)?;
+    }
+    weights.check_layers(config.names.layer, config.layers)?;
+    Ok(writer.layers.graph.finish(&config.facts.architecture))
+}
+
+struct Writer<'a> {
+    config: &'a EncoderConfig,
+    layers: Layers<'a>,
+    /// Shared values of DeBERTa's layers; `None` in other families.
+    text: Option<Text>,
+    /// Added to the scores of all layers.
+    bias: Value,
+    /// Blocks of queries; `None` if all queries attend at once.
+    blocks: Option<Blocks>,
+    /// The rotations of queries and keys that layers have used so far.
+    rotations: Vec<Rotation>,
+    ids: Value,
+    /// 1 for tokens and 0 for padding.
+    mask: Value,
+}
+
+impl Writer<'_> {
+    fn embeddings(&mut self, ids: &Value) -> Result<Value> {
+        let EncoderConfig { vocabulary, types, positions, names, .. } = *self.config;
+        let (layers, hidden) = (&mut self.layers, self.config.facts.hidden);
+        let words = layers.weights.take(names.words, &[vocabulary, hidden])?;
+        let mut sum = match self.config.details.word_scale {
+            None => layers.look_up(names.words, words, ids),
+            Some(scale) => {
+                let values = words.values.iter().map(|value| value * scale).collect();
+                layers.look_up(names.words, &Weight { shape: words.shape.clone(), values }, ids)
+            }
+        };
+        let type_table = match types {
+            0 => None,
+            _ => Some(layers.weights.take("embeddings.token_type_embeddings.weight", &[types, hidden])?),
+        };
+        let is_shared = types == 1 && positions != Positions::None;
+        if let Some(table) = type_table.filter(|_| types == 1 && !is_shared) {
+            let table = layers.graph.floats("token_type", &[hidden], &table.values);
+            sum = layers.graph.node("Add", &[&sum, &table], vec![]);
+        }
+        if let Some(table) = type_table.filter(|_| types > 1) {
+            let table = layers.graph.floats("token_types", &table.shape, &table.values);
+            let type_ids = layers.graph.input("token_type_ids", &["batch", "sequence"]);
+            let types = layers.graph.node("Gather", &[&table, &type_ids], vec![]);
+            sum = layers.graph.node("Add", &[&sum, &types], vec![]);
+        }
+        if positions != Positions::None {
+            let name = "embeddings.position_embeddings.weight";
+            let mut table = layers.weights.take(name, &[self.config.position_rows(), hidden])?.clone();
+            // A single type is added to all tokens, and therefore to all positions.
+            if let Some(shared) = type_table.filter(|_| is_shared) {
+                for row in table.values.chunks_exact_mut(hidden) {
+                    row.iter_mut().zip(&shared.values).for_each(|(position, shared)| *position += shared);
+                }
+            }
+            let table = layers.graph.floats("positions", &table.shape, &table.values);
+            let padding = match positions {
+                Positions::TableAfter { padding } => Some(padding),
+                Positions::Table | Positions::None => None,
+            };
+            let positions = layers.positions(&table, ids, padding);
+            sum = layers.graph.node("Add", &[&sum, &positions], vec![]);
+        }
+        if let Some(name) = names.embedding_norm {
+            sum = layers.normalize(&sum, name)?;
+        }
+        Ok(match &self.text {
+            Some(text) => text.without_padding(layers, &sum),
+            None => sum,
+        })
+    }
+
+    /// All layers, which normalize the sum of a part's input and output.
+    ///
+    /// A head that reads the first token needs no other vectors of the last layer, which computes only that one.
+    fn with_norms_after(&mut self, embedded: &Value) -> Result<Value> {
+        let mut hidden = embedded.clone();
+        for layer in 0..self.config.layers {
+            let settings = self.config.disentangled().filter(|_| layer == 0);
+            let convolution = settings.and_then(|settings| settings.convolution.as_ref());
+            let is_last = layer + 1 == self.config.layers;
+            let is_first_only = self.reads_first_only() && is_last && convolution.is_none();
+            let attending = if is_first_only { self.layers.first_token(&hidden) } else { hidden.clone() };
+            hidden = self.layer_with_norms_after(layer, &attending, &hidden)?;
+            if let (Some(text), Some(convolution)) = (&self.text, convolution) {
+                hidden = text.convolve(&mut self.layers, convolution, [embedded, &hidden])?;
+            }
+        }
+        Ok(hidden)
+    }
+
+    /// Whether the last layer can leave out all tokens but the first.
+    fn reads_first_only(&self) -> bool {
+        let head = self.config.head.as_ref().filter(|head| head.kind == HeadKind::Text);
+        let has_one_row = head.is_some() && !self.config.head_input.is_mean;
+        has_one_row
+            && self.blocks.is_none()
+            && self.bias == Value::none()
+            && !self.config.attends_by_position()
+    }
+
+    /// One layer: the tokens of `attending`, all of `input` or the first, attend to those of `input`.
+    fn layer_with_norms_after(&mut self, layer: usize, attending: &Value, input: &Value) -> Result<Value> {
+        let names = self.config.names;
+        let Norms::After { attention, output } = &names.norms else { unreachable!("the caller matched") };
+        let at = |name: &str| format!("{}{layer}.{name}", names.layer);
+        let mut attended = self.attention(layer, attending, input)?;
+        for name in *attention {
+            attended = self.layers.add_and_norm(&attended, attending, &at(name))?;
+        }
+        let lowered = self.feed_forward(layer, &attended)?;
+        self.layers.add_and_norm(&lowered, &attended, &at(output))
+    }
+
+    /// All layers, which normalize the input of each part, and the normalization of their output.
+    fn with_norms_before(&mut self, embedded: &Value) -> Result<Value> {
+        let names = self.config.names;
+        let Norms::Before { attention, feed_forward, after, last, is_first_normal } = &names.norms else {
+            unreachable!("the caller matched")
+        };
+        let at = |layer: usize, name: &str| format!("{}{layer}.{name}", names.layer);
+        let mut sum = embedded.clone();
+        let mut input = match is_first_normal {
+            true => self.layers.normalize(&sum, &at(0, attention))?,
+            false => sum.clone(),
+        };
+        for layer in 0..self.config.layers {
+            let mut attended = self.attention(layer, &input, &input)?;
+            if let Some([name, _]) = after {
+                attended = self.layers.normalize(&attended, &at(layer, name))?;
+            }
+            [input, sum] = self.layers.add_norm_and_sum(&attended, &sum, &at(layer, feed_forward))?;
+            let mut lowered = self.feed_forward(layer, &input)?;
+            if let Some([_, name]) = after {
+                lowered = self.layers.normalize(&lowered, &at(layer, name))?;
+            }
+            if layer + 1 == self.config.layers {
+                return self.layers.add_and_norm(&lowered, &sum, last);
+            }
+            [input, sum] = self.layers.add_norm_and_sum(&lowered, &sum, &at(layer + 1, attention))?;
+        }
+        self.layers.normalize(&sum, last)
+    }
+
+    /// The attention of the tokens of `attending`, all of `input` or the first, to those of `input`.
+    fn attention(&mut self, layer: usize, attending: &Value, input: &Value) -> Result<Value> {
+        let config = self.config;
+        let (names, hidden) = (config.names, config.facts.hidden);
+        let Heads { queries, keys, width } = config.heads;
+        let projections = config.projections(layer);
+        let is_first_only = attending != input;
+        let [query, key, value] = match &projections[..] {
+            [of_query, others @ ..] if is_first_only && !others.is_empty() => {
+                let projected = self.project(others, input, hidden)?;
+                let [key, value] = self.layers.graph.split(&projected);
+                [self.project(std::slice::from_ref(of_query), attending, hidden)?, key, value]
+            }
+            _ => {
+                let projected = self.project(&projections, input, hidden)?;
+                match queries == keys {
+                    true => self.layers.graph.split(&projected),
+                    false => {
+                        let parts = [queries * width, keys * width, keys * width];
+                        self.layers.graph.split_into(&projected, parts)
+                    }
+                }
+            }
+        };
+        let (query, key) = self.prepare(layer, query, key)?;
+        let parts = [&query, &key, &value];
+        let context = if let Some(blocks) = &self.blocks {
+            blocks.attend(&mut self.layers.graph, &config.attention(layer), parts, &self.mask)
+        } else if config.attends_by_position() {
+            self.attend_by_position(layer, parts)
+        } else {
+            self.attend_at_once(layer, parts, is_first_only)?
+        };
+        let output = config.in_layer(layer, names.attention_output, hidden, config.biases.attention_output);
+        self.project(&[output], &context, queries * width)
+    }
+
+    /// Normalizes and rotates queries and keys, in families that do.
+    fn prepare(&mut self, layer: usize, query: Value, key: Value) -> Result<(Value, Value)> {
+        let config = self.config;
+        let Heads { queries, keys, width } = config.heads;
+        let mut parts = [(query, queries), (key, keys)];
+        if let Some(names) = config.names.query_key_norms {
+            for ((value, heads), name) in parts.iter_mut().zip(names) {
+                let name = format!("{}{layer}.{name}", config.names.layer);
+                *value = match config.details.norms_each_head {
+                    true => self.layers.normalize_heads(value, &name, [*heads, width])?,
+                    false => self.layers.normalize_rows(value, &name, *heads * width)?,
+                };
+            }
+        }
+        let rotary = config.spans[layer % config.spans.len()].rotary;
+        if let (Some(rotary), Some(blocks)) = (rotary, &self.blocks) {
+            let found = self.rotations.iter().position(|rotation| rotation.rotary() == rotary);
+            let place = found.unwrap_or_else(|| {
+                let of = [&blocks.length, &blocks.positions];
+                self.rotations.push(Rotation::new(&mut self.layers.graph, rotary, of));
+                self.rotations.len() - 1
+            });
+            for (value, heads) in &mut parts {
+                *value = self.rotations[place].apply(&mut self.layers.graph, value, *heads);
+            }
+        }
+        let [(query, _), (key, _)] = parts;
+        Ok((query, key))
+    }
+
+    /// Attention that depends on positions, as a function that the native engine executes by name.
+    fn attend_by_position(&mut self, layer: usize, [query, key, value]: [&Value; 3]) -> Value {
+        let attention = self.config.attention(layer);
+        let place = layer % self.config.spans.len();
+        let rotary = self.config.spans[place].rotary;
+        let graph = &mut self.layers.graph;
+        // A negative number means all tokens.
+        let side = |tokens: Option<usize>| tokens.map_or(-1, |tokens| tokens as i64);
+        let Reach { before, after } = attention.reach;
+        let shape = [attention.heads as i64, attention.key_heads as i64, side(before), side(after)];
+        let shape = graph.integers(&format!("attention_{place}"), &shape);
+        let scale = graph.floats("attention_scale", &[], &[attention.scale]);
+        let frequencies = rotary.map_or(Value::none(), |rotary| rotary.constant(graph));
+        let slopes = match attention.distance {
+            Distance::Ignored => Value::none(),
+            Distance::Alibi => graph.floats("slopes", &[attention.heads], &alibi_slopes(attention.heads)),
+        };
+        let inputs = [query, key, value, &self.mask, &self.ids, &shape, &scale, &frequencies, &slopes];
+        graph.function(&format!("Attention{place}"), inputs, |graph, inputs| {
+            let [query, key, value, mask, ids, ..] = inputs;
+            attend_by_position(graph, &attention, rotary, [query, key, value, mask, ids])
+        })
+    }
+
+    /// Attention of all queries together.
+    fn attend_at_once(
+        &mut self,
+        layer: usize,
+        [query, key, value]: [&Value; 3],
+        is_first_only: bool,
+    ) -> Result<Value> {
+        let layers = &mut self.layers;
+        let none = Value::none();
+        let mut inputs = vec![query, key, value, &none, &self.mask];
+        let mut attributes = attention(self.config.heads.queries);
+        let bias = match self.text.as_ref().and_then(|text| text.windows.as_ref()) {
+            Some(windows) => {
+                let name = format!("{}{layer}.attention.self", self.config.names.layer);
+                windows.bias(layers, &name, [query, key], is_first_only)?
+            }
+            None => self.bias.clone(),
+        };
+        if bias != none || self.config.disentangled().is_some() {
+            inputs.push(&bias);
+        }
+        attributes.extend(self.config.scale_at_once().map(|scale| float("scale", scale)));
+        Ok(layers.graph.microsoft("MultiHeadAttention", &inputs, attributes))
+    }
+
+    fn feed_forward(&mut self, layer: usize, input: &Value) -> Result<Value> {
+        let config = self.config;
+        let (hidden, part) = (config.facts.hidden, config.feed_forward);
+        let raised = self.project(&config.up(layer), input, hidden)?;
+        let raised = match part.gate {
+            Gate::None => self.layers.activate(part.activation, &raised),
+            Gate::First | Gate::Second => {
+                let halves: [Value; 2] = self.layers.graph.split(&raised);
+                let place = usize::from(part.gate == Gate::Second);
+                let activated = self.layers.activate(part.activation, &halves[place]);
+                self.layers.graph.node("Mul", &[&activated, &halves[1 - place]], vec![])
+            }
+        };
+        let down = config.in_layer(layer, config.names.down, hidden, config.biases.down);
+        self.project(&[down], &raised, part.width)
+    }
+
+    /// Linear layers; in int8, families that the native engine does not run have a scale per token too.
+    fn project(&mut self, projections: &[Projection], input: &Value, inputs: usize) -> Result<Value> {
+        match self.blocks.is_some() || self.config.scales_each_token() {
+            true => self.layers.project_by_token(projections, input, inputs),
+            false => self.layers.project(projections, input, inputs),
+        }
+    }
+
+    /// The logits of labels. They are computed in fp32 at all precisions, since a head is small and its errors go
+    /// straight into the scores.
+    fn head(&mut self, head: &Head, tokens: &Value) -> Result<Value> {
+        if head.kind == HeadKind::Tokens {
+            return self.token_head(head, tokens);
+        }
+        let is_first_only = self.reads_first_only() && self.text.is_none();
+        let layers = &mut self.layers;
+        let one = layers.graph.integers("one", &[1]);
+        let read = if self.config.head_input.is_mean {
+            layers.graph.function("MeanOfTokens", [tokens, &self.mask], functions::mean_of_tokens)
+        } else {
+            let first = if is_first_only { tokens.clone() } else { layers.first_token(tokens) };
+            layers.graph.node("Squeeze", &[&first, &one], vec![])
+        };
+        let pooled = self.before_labels(&read)?;
+        self.label(self.config.names.labels, head, &pooled)
+    }
+
+    /// The logits of each token. Only families that normalize it keep the layer before the labels.
+    fn token_head(&mut self, head: &Head, tokens: &Value) -> Result<Value> {
+        let names = self.config.names;
+        let read = match names.dense_norm {
+            Some(_) => self.before_labels(tokens)?,
+            None => tokens.clone(),
+        };
+        let is_decoder = names.dense.0.is_empty();
+        self.label(if is_decoder { "score" } else { "classifier" }, head, &read)
+    }
+
+    /// The part of a head before the labels.
+    fn before_labels(&mut self, read: &Value) -> Result<Value> {
+        let EncoderConfig { names, head_input, .. } = *self.config;
+        let (layers, hidden) = (&mut self.layers, self.config.facts.hidden);
+        let (dense, is_of_body) = names.dense;
+        let prefix = if is_of_body { layers.weights.prefix.as_str() } else { "" };
+        let [weight, bias] = ["weight", "bias"].map(|part| format!("{prefix}{dense}.{part}"));
+        let bias = head_input.has_bias.then_some(&*bias);
+        let read = layers.linear_in_fp32((&weight, bias), read, [hidden, hidden])?;
+        let read = layers.activate(head_input.activation, &read);
+        match names.dense_norm {
+            Some(name) => layers.normalize_whole(&read, name, hidden),
+            None => Ok(read),
+        }
+    }
+
+    /// The layer called `name`, with an output per label.
+    fn label(&mut self, name: &str, head: &Head, read: &Value) -> Result<Value> {
+        let [weight, bias] = ["weight", "bias"].map(|part| format!("{name}.{part}"));
+        let shape = [self.config.facts.hidden, head.labels.len()];
+        self.layers.linear_in_fp32((&weight, Some(&bias)), read, shape)
+    }
+}

@@ -1,0 +1,200 @@
+//! The heads of models without labels of their own: weights of the vocabulary (SPLADE), weights and projections of tokens
+//! (bge-m3, ColBERT), and scores of spans (GLiNER).
+
+use super::{config::EncoderConfig, spans::SpanHead};
+use crate::{
+    layers::{Activation, Layers, Linear},
+    modules::{Dense, Modules},
+    onnx::{Value, any, fixed},
+};
+use kivu::{
+    backend::native::MULTI_VECTORS,
+    error::{Error, Result},
+};
+
+/// The output of a vocabulary's largest logits.
+pub(super) const LARGEST_LOGITS: &str = "largest_logits";
+/// The output of a weight for each token.
+pub(super) const TOKEN_WEIGHTS: &str = "token_weights";
+
+/// The outputs of the graph of a model without labels of its own: vectors, or the scores of spans.
+#[derive(Debug, Default)]
+pub(super) struct OutputHeads {
+    /// The vectors of tokens, or those of texts after modules.
+    pub(super) dense: Option<DenseHead>,
+    pub(super) sparse: Option<SparseHead>,
+    /// Layers that project the vectors of tokens, one after the other.
+    pub(super) multi_vector: Option<Vec<Dense>>,
+    pub(super) spans: Option<SpanHead>,
+}
+
+#[derive(Debug)]
+pub(super) enum DenseHead {
+    Tokens,
+    Modules(Modules),
+}
+
+#[derive(Debug)]
+pub(super) enum SparseHead {
+    /// The head that a masked language model predicts words with.
+    Vocabulary(Prediction),
+    /// A layer with one output.
+    Tokens(Dense),
+}
+
+/// The weights of a head that predicts words, by their whole names.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Prediction {
+    dense: &'static str,
+    has_bias: bool,
+    activation: Activation,
+    norm: &'static str,
+    /// The matrix of logits; models without one of their own use that of words.
+    matrix: &'static str,
+    /// The names that the bias of logits may have.
+    biases: [&'static str; 2],
+}
+
+impl Prediction {
+    /// The head of a masked language model.
+    pub(super) fn of(config: &EncoderConfig) -> Result<Self> {
+        let roberta = Self {
+            dense: "lm_head.dense",
+            has_bias: true,
+            activation: Activation::Gelu,
+            norm: "lm_head.layer_norm",
+            matrix: "lm_head.decoder.weight",
+            biases: ["lm_head.bias", "lm_head.decoder.bias"],
+        };
+        Ok(match config.facts.architecture.as_str() {
+            "BertForMaskedLM" => Self {
+                dense: "cls.predictions.transform.dense",
+                activation: config.feed_forward.activation,
+                norm: "cls.predictions.transform.LayerNorm",
+                matrix: "cls.predictions.decoder.weight",
+                biases: ["cls.predictions.bias", "cls.predictions.decoder.bias"],
+                ..roberta
+            },
+            "DistilBertForMaskedLM" => Self {
+                dense: "vocab_transform",
+                activation: config.feed_forward.activation,
+                norm: "vocab_layer_norm",
+                matrix: "vocab_projector.weight",
+                biases: ["vocab_projector.bias"; 2],
+                ..roberta
+            },
+            "RobertaForMaskedLM" | "XLMRobertaForMaskedLM" | "MPNetForMaskedLM" => roberta,
+            "ModernBertForMaskedLM" => Self {
+                dense: "head.dense",
+                has_bias: config.head_input.has_bias,
+                activation: config.head_input.activation,
+                norm: "head.norm",
+                matrix: "decoder.weight",
+                biases: ["decoder.bias"; 2],
+            },
+            other => {
+                return Err(Error::model(format!(
+                    "expected a class among `BertForMaskedLM`, `DistilBertForMaskedLM`, `RobertaForMaskedLM`, \
+                     `XLMRobertaForMaskedLM`, `MPNetForMaskedLM`, `ModernBertForMaskedLM` for sparse vectors, but found \
+                     `{other}`"
+                )));
+            }
+        })
+    }
+
+    /// Writes the largest logit of each word among the tokens of a text.
+    fn write(
+        &self,
+        layers: &mut Layers<'_>,
+        config: &EncoderConfig,
+        tokens: &Value,
+        mask: &Value,
+    ) -> Result<Value> {
+        let (hidden, vocabulary) = (config.facts.hidden, config.vocabulary);
+        let weights = layers.weights;
+        let dense = weights.take_whole(&format!("{}.weight", self.dense), &[hidden, hidden])?;
+        let bias = match self.has_bias {
+            true => Some(weights.take_whole(&format!("{}.bias", self.dense), &[hidden])?.values.clone()),
+            false => None,
+        };
+        let transformed = layers.apply(&Linear::new(self.dense, dense, bias), tokens);
+        let transformed = layers.activate(self.activation, &transformed);
+        let transformed = layers.normalize_whole(&transformed, self.norm, hidden)?;
+        let shape = &[vocabulary, hidden];
+        let matrix = match weights.has(self.matrix) {
+            true => weights.take_whole(self.matrix, shape)?,
+            false => weights.take(config.names.words, shape)?,
+        };
+        let bias = self.biases.iter().find(|name| weights.has(name)).unwrap_or(&self.biases[0]);
+        let bias = weights.take_whole(bias, &[vocabulary])?.values.clone();
+        Ok(layers.largest_outputs(Linear::new(self.matrix, matrix, Some(bias)), &transformed, mask))
+    }
+}
+
+impl OutputHeads {
+    /// The heads of a model whose texts have the vectors of their tokens, pooled in the pipeline or by modules.
+    pub(super) fn dense(modules: Option<Modules>) -> Self {
+        let dense = modules.map_or(DenseHead::Tokens, DenseHead::Modules);
+        Self { dense: Some(dense), ..Self::default() }
+    }
+
+    /// Whether the native engine has the heads.
+    pub(super) fn suit_native_engine(&self) -> bool {
+        let projections = self.multi_vector.iter().flatten().chain(match &self.sparse {
+            Some(SparseHead::Tokens(layer)) => Some(layer),
+            _ => None,
+        });
+        let suits = |head: &DenseHead| match head {
+            DenseHead::Tokens => true,
+            DenseHead::Modules(modules) => modules.suit_native_engine(),
+        };
+        self.dense.as_ref().is_none_or(suits)
+            && self.spans.is_none()
+            && projections.into_iter().all(Dense::is_linear)
+    }
+
+    /// Writes the outputs of a graph, from the vectors of tokens, their ids and the INT64 attention mask.
+    pub(super) fn write(
+        &self,
+        layers: &mut Layers<'_>,
+        config: &EncoderConfig,
+        [tokens, ids, mask]: [&Value; 3],
+        output: &str,
+    ) -> Result<()> {
+        let of_tokens = |width| [any("batch"), any("sequence"), fixed(width)];
+        match &self.dense {
+            None => {}
+            Some(DenseHead::Tokens) => {
+                layers.graph.output(tokens, output, of_tokens(config.facts.hidden));
+            }
+            Some(DenseHead::Modules(modules)) => {
+                let vector = modules.write(layers, tokens, mask);
+                let axes = [any("batch"), fixed(modules.dimensions()?)];
+                layers.graph.output(&vector, modules.output(), axes);
+            }
+        }
+        match &self.sparse {
+            None => {}
+            Some(SparseHead::Vocabulary(prediction)) => {
+                let logits = prediction.write(layers, config, tokens, mask)?;
+                layers.graph.output(&logits, LARGEST_LOGITS, [any("batch"), fixed(config.vocabulary)]);
+            }
+            Some(SparseHead::Tokens(layer)) => {
+                let weights = layer.write(layers, TOKEN_WEIGHTS, tokens);
+                layers.graph.output(&weights, TOKEN_WEIGHTS, of_tokens(1));
+            }
+        }
+        if let Some(projections) = &self.multi_vector {
+            let (mut vectors, mut width) = (tokens.clone(), config.facts.hidden);
+            for (place, layer) in projections.iter().enumerate() {
+                vectors = layer.write(layers, &format!("projections.{place}"), &vectors);
+                width = layer.outputs();
+            }
+            layers.graph.output(&vectors, MULTI_VECTORS, of_tokens(width));
+        }
+        if let Some(spans) = &self.spans {
+            spans.write(layers, ids, tokens)?;
+        }
+        Ok(())
+    }
+}

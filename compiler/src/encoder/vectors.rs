@@ -1,0 +1,323 @@
+//! The vectors of an embedding model according to its files: dense, sparse, multi-vectors, or several of them.
+
+use std::path::Path;
+
+use super::{
+    config::EncoderConfig,
+    graph::OUTPUT,
+    heads::{LARGEST_LOGITS, OutputHeads, Prediction, SparseHead, TOKEN_WEIGHTS},
+};
+use crate::{
+    config::ConfigFile,
+    files,
+    module_list::static_queries,
+    modules::Dense,
+    pickle,
+    sentence_transformers::{
+        Expanding, LateInteraction, Layout, embedding_settings, layout, max_tokens, punctuation,
+        text_settings,
+    },
+    task::has_tag,
+    tokenizer_config::read_tokenizer,
+    weights::{Weight, Weights},
+};
+use kivu::{
+    backend::native::MULTI_VECTORS,
+    error::{Error, Result},
+    pipeline::{
+        embedding::EmbeddingSettings,
+        multi_vector::{MaxSim, MultiVectorSettings},
+        roles::{Expansion, RoleSettings},
+        sparse::{SparseSettings, SparseValues, StaticQueries},
+    },
+    tokenizer::Tokenizer,
+};
+
+/// The file of the weights of queries in a bundle.
+const QUERY_WEIGHTS: &str = "query-weights.bin";
+const SPARSE_LINEAR: &str = "sparse_linear.pt";
+const COLBERT_LINEAR: &str = "colbert_linear.pt";
+/// The files with the heads of bge-m3.
+pub(crate) const HEADS: [&str; 2] = [COLBERT_LINEAR, SPARSE_LINEAR];
+/// The settings of Stanford's ColBERT.
+const ARTIFACT: &str = "artifact.metadata";
+
+/// The architecture of Stanford's ColBERT, and its projection.
+const STANFORD: &str = "HF_ColBERT";
+const PROJECTION: &str = "linear.weight";
+/// The end of the class names of masked language models.
+const MASKED: &str = "ForMaskedLM";
+/// Tags of model cards of SPLADE models.
+const SPARSE_TAGS: [&str; 3] = ["splade", "sparse-encoder", "sparse"];
+
+/// The settings and heads of the model in `folder`, whose tokenizer is given as JSON.
+pub(super) fn open(
+    folder: &Path,
+    config: &EncoderConfig,
+    weights: &Weights,
+    tokenizer: &[u8],
+) -> Result<(EmbeddingSettings, OutputHeads)> {
+    let facts = &config.facts;
+    let max_tokens = max_tokens(folder, facts.max_positions)?;
+    let is_stanfords = facts.architecture == STANFORD || folder.join(ARTIFACT).is_file();
+    match layout(folder)? {
+        Layout::Sparse(module) => sparse(config, text_settings(folder, None, max_tokens)?, Some(&module)),
+        Layout::LateInteraction(files) => {
+            let settings = text_settings(folder, None, max_tokens)?;
+            late_interaction(config, settings, *files, &Tokenizer::from_json(tokenizer)?)
+        }
+        Layout::None if is_stanfords && weights.has(PROJECTION) => {
+            let settings = text_settings(folder, None, max_tokens)?;
+            stanfords(folder, (config, weights), settings, &Tokenizer::from_json(tokenizer)?)
+        }
+        Layout::None if facts.architecture.ends_with(MASKED) && has_tag(folder, &SPARSE_TAGS) => {
+            sparse(config, text_settings(folder, None, max_tokens)?, None)
+        }
+        Layout::None | Layout::Pooled => {
+            let (mut settings, modules) = embedding_settings(folder, OUTPUT, facts)?;
+            let mut heads = OutputHeads::dense(modules);
+            if HEADS.iter().all(|head| folder.join(head).is_file()) {
+                add_heads(folder, config, (&mut settings, &mut heads), &Tokenizer::from_json(tokenizer)?)?;
+            }
+            Ok((settings, heads))
+        }
+    }
+}
+
+/// SPLADE. `module` is the folder of its pooling.
+fn sparse(
+    config: &EncoderConfig,
+    mut settings: EmbeddingSettings,
+    module: Option<&Path>,
+) -> Result<(EmbeddingSettings, OutputHeads)> {
+    let mut logarithms = 1;
+    if let Some(module) = module {
+        let file = ConfigFile::open(module)?;
+        let pooling: Option<String> = file.get("pooling_strategy")?;
+        if let Some(found) = pooling.filter(|pooling| pooling != "max") {
+            return Err(Error::model(format!("expected `pooling_strategy` `max`, but found `{found}`")));
+        }
+        logarithms = match file.get::<String>("activation_function")?.as_deref() {
+            None | Some("relu") => 1,
+            Some("log1p_relu") => 2,
+            Some(found) => {
+                return Err(Error::model(format!(
+                    "expected `activation_function` `relu` or `log1p_relu`, but found `{found}`"
+                )));
+            }
+        };
+    }
+    settings.sparse = Some(SparseSettings {
+        output: LARGEST_LOGITS.to_owned(),
+        dimensions: config.vocabulary,
+        values: SparseValues::Vocabulary { logarithms },
+        queries: None,
+    });
+    let heads = OutputHeads {
+        sparse: Some(SparseHead::Vocabulary(Prediction::of(config)?)),
+        ..OutputHeads::default()
+    };
+    Ok((settings, heads))
+}
+
+/// Queries with weights of tokens, if the model in `folder` has them, and the file of these weights.
+pub(super) fn add_static_queries(
+    folder: &Path,
+    config: &EncoderConfig,
+    settings: &mut EmbeddingSettings,
+    tokenizer: &[u8],
+) -> Result<Option<(&'static str, Vec<u8>)>> {
+    let (Some(folder), Some(sparse)) = (static_queries(folder)?, &mut settings.sparse) else {
+        return Ok(None);
+    };
+    if !files::are_same_tokenizers(&read_tokenizer(&folder)?, tokenizer)? {
+        return Err(Error::model(format!(
+            "expected the tokenizer of documents for queries as well, but found another in `{}`",
+            folder.display()
+        )));
+    }
+    let weights = Weights::open(&folder)?;
+    let count = weights.tensors.get("weight").map_or(sparse.dimensions, |weight| weight.values.len());
+    let mut values = weights.take_whole("weight", &[count])?.values.clone();
+    if count > sparse.dimensions {
+        return Err(Error::model(format!(
+            "expected weights of queries for at most {} tokens, the vocabulary of the model, but found {count}",
+            sparse.dimensions
+        )));
+    }
+    values.resize(sparse.dimensions, 0.0);
+    let max_tokens = Some(max_tokens(&folder, config.facts.max_positions)?);
+    let form = RoleSettings { max_tokens, is_bare: true, ..RoleSettings::default() };
+    sparse.queries = Some(StaticQueries { weights: QUERY_WEIGHTS.to_owned(), form }.into());
+    Ok(Some((QUERY_WEIGHTS, values.into_iter().flat_map(f32::to_le_bytes).collect())))
+}
+
+/// The heads of bge-m3, in addition to its dense vectors.
+fn add_heads(
+    folder: &Path,
+    config: &EncoderConfig,
+    (settings, heads): (&mut EmbeddingSettings, &mut OutputHeads),
+    tokenizer: &Tokenizer,
+) -> Result<()> {
+    let hidden = config.facts.hidden;
+    let layer = |file: &'static str, outputs: Option<usize>| {
+        let values = pickle::read(&files::read(&folder.join(file))?)?;
+        let tensors = values.into_iter().map(|(name, (shape, values))| (name, Weight { shape, values }));
+        let weights = Weights::of_tensors(tensors.collect(), String::new());
+        let found = weights.tensors.get("weight").and_then(|weight| weight.shape.first().copied());
+        let outputs = outputs.or(found).unwrap_or(0);
+        let bias = weights.take_whole("bias", &[outputs])?.values.clone();
+        Dense::of_weights(weights.take_whole("weight", &[outputs, hidden])?, Some(bias))
+    };
+    let named =
+        |error| Error::model_because("cannot read the heads of sparse vectors and multi-vectors", error);
+    let sparse = layer(SPARSE_LINEAR, Some(1)).map_err(named)?;
+    let projection = layer(COLBERT_LINEAR, None).map_err(named)?;
+    let special = ["<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]"];
+    settings.sparse = Some(SparseSettings {
+        output: TOKEN_WEIGHTS.to_owned(),
+        dimensions: config.vocabulary,
+        values: SparseValues::Tokens {
+            ignored: special.iter().filter_map(|token| tokenizer.id(token)).collect(),
+        },
+        queries: None,
+    });
+    settings.multi_vector = Some(Box::new(MultiVectorSettings {
+        output: MULTI_VECTORS.to_owned(),
+        dimensions: projection.outputs(),
+        skips_first: true,
+        score: MaxSim::Mean,
+        query: RoleSettings::default(),
+        document: RoleSettings::default(),
+    }));
+    heads.sparse = Some(SparseHead::Tokens(sparse));
+    heads.multi_vector = Some(vec![projection]);
+    Ok(())
+}
+
+/// PyLate's models, and `MultiVectorEncoder`.
+fn late_interaction(
+    config: &EncoderConfig,
+    mut settings: EmbeddingSettings,
+    files: LateInteraction,
+    tokenizer: &Tokenizer,
+) -> Result<(EmbeddingSettings, OutputHeads)> {
+    let (mut projections, mut width) = (Vec::new(), config.facts.hidden);
+    for folder in &files.projections {
+        let layer = Dense::of_tokens(folder, width)?;
+        width = layer.outputs();
+        projections.push(layer);
+    }
+    let [query, document] = [files.query, files.document].map(|role| {
+        let marker = role.marker.map(|marker| require_token(tokenizer, &marker)).transpose()?;
+        let expansion = role.expansion.map(|expanding| expansion(expanding, tokenizer)).transpose()?;
+        let skipped = skipped(&role.skipped, files.skips_unknown, tokenizer);
+        let max_tokens = role.max_tokens;
+        Ok::<_, Error>(RoleSettings { marker, max_tokens, expansion, skipped, is_bare: false })
+    });
+    let (query, document) = (query?, document?);
+    check_reach(config, &query)?;
+    if settings.default_prompt.is_none() && settings.prompts.contains_key("document") {
+        settings.default_prompt = Some("document".to_owned());
+    }
+    Ok(with_multi_vectors(settings, (projections, width), [query, document]))
+}
+
+/// Stanford's ColBERT.
+fn stanfords(
+    folder: &Path,
+    (config, weights): (&EncoderConfig, &Weights),
+    settings: EmbeddingSettings,
+    tokenizer: &Tokenizer,
+) -> Result<(EmbeddingSettings, OutputHeads)> {
+    let file = ConfigFile::open_or_empty(folder, ARTIFACT)?;
+    let marker = |field: &str, default: &str| {
+        let token: String = file.get(field)?.unwrap_or_else(|| default.to_owned());
+        require_token(tokenizer, &token).map(Some)
+    };
+    let length = file.get("query_maxlen")?.unwrap_or(32);
+    let expanding = Expanding { token: None, length, is_attended: file.is_set("attend_to_mask_tokens")? };
+    let query = RoleSettings {
+        marker: marker("query_token_id", "[unused0]")?,
+        max_tokens: Some(length),
+        expansion: Some(expansion(expanding, tokenizer)?),
+        ..RoleSettings::default()
+    };
+    let punctuation: Vec<String> = match file.get("mask_punctuation")?.unwrap_or(true) {
+        true => punctuation(),
+        false => Vec::new(),
+    };
+    let document = RoleSettings {
+        marker: marker("doc_token_id", "[unused1]")?,
+        max_tokens: Some(file.get("doc_maxlen")?.unwrap_or(180)),
+        skipped: skipped(&punctuation, true, tokenizer),
+        ..RoleSettings::default()
+    };
+    check_reach(config, &query)?;
+    let weight = weights.tensors.get(PROJECTION).map_or(0, |weight| weight.shape[0]);
+    let weight = weights.take_whole(PROJECTION, &[weight, config.facts.hidden])?;
+    let projection = Dense::of_weights(weight, None)?;
+    let width = projection.outputs();
+    Ok(with_multi_vectors(settings, (vec![projection], width), [query, document]))
+}
+
+/// The settings and heads of a model that has only multi-vectors.
+fn with_multi_vectors(
+    mut settings: EmbeddingSettings,
+    (projections, dimensions): (Vec<Dense>, usize),
+    [query, document]: [RoleSettings; 2],
+) -> (EmbeddingSettings, OutputHeads) {
+    settings.multi_vector = Some(Box::new(MultiVectorSettings {
+        output: MULTI_VECTORS.to_owned(),
+        dimensions,
+        skips_first: false,
+        score: MaxSim::Sum,
+        query,
+        document,
+    }));
+    (settings, OutputHeads { multi_vector: Some(projections), ..OutputHeads::default() })
+}
+
+fn require_token(tokenizer: &Tokenizer, token: &str) -> Result<u32> {
+    tokenizer.id(token).ok_or_else(|| {
+        Error::model(format!(
+            "expected the marker `{token}` among the tokens of the tokenizer, but found none"
+        ))
+    })
+}
+
+fn expansion(expanding: Expanding, tokenizer: &Tokenizer) -> Result<Expansion> {
+    let Expanding { token, length, is_attended } = expanding;
+    let found = match &token {
+        Some(token) => tokenizer.id(token),
+        None => ["[MASK]", "<mask>"].iter().find_map(|token| tokenizer.id(token)),
+    };
+    let token = found.ok_or_else(|| {
+        let expected = token.as_deref().unwrap_or("[MASK]");
+        Error::model(format!("expected the token `{expected}`, which pads queries, but found none"))
+    })?;
+    Ok(Expansion { token, length, is_attended })
+}
+
+/// The tokens of words whose vectors are left out. PyLate leaves out unknown tokens if a word is not a token.
+fn skipped(words: &[String], with_unknown: bool, tokenizer: &Tokenizer) -> Vec<u32> {
+    let unknown = ["[UNK]", "<unk>"].iter().find_map(|token| tokenizer.id(token)).filter(|_| with_unknown);
+    let mut ids: Vec<u32> = words.iter().filter_map(|word| tokenizer.id(word).or(unknown)).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+/// Refuses expansions that are longer than local attention, whose last tokens would attend to nothing.
+fn check_reach(config: &EncoderConfig, query: &RoleSettings) -> Result<()> {
+    let Some(expansion) = query.expansion.filter(|expansion| !expansion.is_attended) else { return Ok(()) };
+    let reach = config.spans.iter().filter_map(|span| span.reach.before).min().unwrap_or(usize::MAX);
+    match expansion.length > reach {
+        true => Err(Error::model(format!(
+            "expected queries that are padded to at most {reach} tokens, the reach of local attention, but found \
+             {}: tokens beyond it would attend to nothing",
+            expansion.length
+        ))),
+        false => Ok(()),
+    }
+}

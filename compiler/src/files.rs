@@ -1,0 +1,90 @@
+//! Reading and writing files, with errors that name the path.
+
+use std::{
+    fmt::Display,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde::de::DeserializeOwned;
+
+use kivu::{
+    error::{Error, Result},
+    repository::bundle::{TOKENIZER, sha256_of},
+};
+
+pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).map_err(Error::io(format!("cannot read `{}`", path.display())))
+}
+
+/// The `tokenizer.json` in `folder`.
+pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
+    read_if_exists(&folder.join(TOKENIZER))?.ok_or_else(|| {
+        Error::model(format!(
+            "expected `{TOKENIZER}` in `{}`, but found none; the fast tokenizers of `transformers` save it \
+             (`save_pretrained`)",
+            folder.display()
+        ))
+    })
+}
+
+/// Whether two contents of `tokenizer.json` make the same tokens; how they truncate and pad is ignored.
+pub(super) fn are_same_tokenizers(left: &[u8], right: &[u8]) -> Result<bool> {
+    let read = |json: &[u8]| {
+        let file = serde_json::from_slice::<serde_json::Map<_, serde_json::Value>>(json);
+        let mut file = file.map_err(|error| Error::model_because("cannot read the tokenizer", error))?;
+        ["truncation", "padding"].iter().for_each(|field| drop(file.remove(*field)));
+        Ok::<_, Error>(file)
+    };
+    Ok(read(left)? == read(right)?)
+}
+
+fn read_if_exists(path: &Path) -> Result<Option<Vec<u8>>> {
+    match read(path) {
+        Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        read => read.map(Some),
+    }
+}
+
+pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    fs::write(path, bytes).map_err(Error::io(format!("cannot write `{}`", path.display())))
+}
+
+pub(super) fn create_folder(path: &Path) -> Result<PathBuf> {
+    fs::create_dir_all(path).map_err(Error::io(format!("cannot create `{}`", path.display())))?;
+    Ok(path.to_owned())
+}
+
+/// The entries of a folder with their metadata, ordered by path.
+pub(super) fn list(folder: &Path) -> Result<Vec<(PathBuf, fs::Metadata)>> {
+    let entries = || {
+        let entries = fs::read_dir(folder)?.map(|entry| entry.and_then(|it| Ok((it.path(), it.metadata()?))));
+        entries.collect::<io::Result<Vec<_>>>()
+    };
+    let mut entries = entries().map_err(Error::io(format!("cannot read `{}`", folder.display())))?;
+    entries.sort_by(|left, right| left.0.cmp(&right.0));
+    Ok(entries)
+}
+
+/// Refuses a file with another SHA-256; the error calls it `name`.
+pub(super) fn check_sha256(path: &Path, name: &dyn Display, expected: &str) -> Result<()> {
+    let found = sha256_of(path)?;
+    if found == expected {
+        return Ok(());
+    }
+    Err(Error::model(format!("expected `{name}` to have the SHA-256 {expected}, but found {found}")))
+}
+
+pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
+    parse(&read(path)?, path)
+}
+
+/// The content of a JSON file; `None` if the file does not exist.
+pub(super) fn read_json_if_exists<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+    read_if_exists(path)?.map(|bytes| parse(&bytes, path)).transpose()
+}
+
+fn parse<T: DeserializeOwned>(json: &[u8], path: &Path) -> Result<T> {
+    serde_json::from_slice(json)
+        .map_err(|error| Error::model_because(format!("cannot read `{}`", path.display()), error))
+}

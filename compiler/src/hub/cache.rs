@@ -1,0 +1,245 @@
+//! The cache of `huggingface_hub`: a folder per repository, with blobs that are named by their hashes, and snapshots of
+//! commits, whose files are relative links to blobs.
+
+use std::{
+    fs::{self, File, TryLockError},
+    io::{self, Read},
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use sha1::Sha1;
+use sha2::{Digest, Sha256};
+use tokio::time::sleep;
+
+use super::name::{RepositoryName, is_commit, is_hex};
+use kivu::{
+    error::{Error, Result},
+    repository::bundle::hex,
+};
+
+/// The interval at which a lock of another process is tried again.
+const LOCK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The folder of a repository in the cache.
+#[derive(Clone, Debug)]
+pub(super) struct RepositoryCache {
+    folder: PathBuf,
+    locks: PathBuf,
+}
+
+impl RepositoryCache {
+    pub(super) fn new(cache: &Path, name: &RepositoryName) -> Self {
+        let folder = format!("models--{}", name.folder());
+        Self { locks: cache.join(".locks").join(&folder), folder: cache.join(folder) }
+    }
+
+    pub(super) fn snapshot(&self, commit: &str) -> PathBuf {
+        self.folder.join("snapshots").join(commit)
+    }
+
+    pub(super) fn blob(&self, hash: &str) -> PathBuf {
+        self.folder.join("blobs").join(hash)
+    }
+
+    /// The file of a download in progress.
+    pub(super) fn incomplete(&self, hash: &str) -> PathBuf {
+        self.blob(&format!("{hash}.incomplete"))
+    }
+
+    /// The commit that a revision referred to when it was downloaded.
+    pub(super) fn commit(&self, name: &RepositoryName) -> Option<String> {
+        if name.is_commit() {
+            return Some(name.revision.clone());
+        }
+        let commit = fs::read_to_string(self.folder.join("refs").join(&name.revision)).ok()?;
+        Some(commit.trim().to_owned()).filter(|commit| is_commit(commit))
+    }
+
+    pub(super) fn store_commit(&self, name: &RepositoryName, commit: &str) -> Result<()> {
+        let path = self.folder.join("refs").join(&name.revision);
+        if name.is_commit() || fs::read_to_string(&path).is_ok_and(|stored| stored == commit) {
+            return Ok(());
+        }
+        create_parent(&path)?;
+        fs::write(&path, commit).map_err(Error::io(format!("cannot write `{}`", path.display())))
+    }
+
+    /// Links the file `path` of a snapshot to its blob.
+    pub(super) fn link(&self, commit: &str, path: &str, hash: &str) -> Result<()> {
+        let link = self.snapshot(commit).join(path);
+        let up = "../".repeat(2 + path.matches('/').count());
+        let target = PathBuf::from(format!("{up}blobs/{hash}"));
+        if fs::read_link(&link).is_ok_and(|found| found == target) {
+            return Ok(());
+        }
+        create_parent(&link)?;
+        let failed = || Error::io(format!("cannot create the link `{}`", link.display()));
+        // A link to another blob, or a copy of the file.
+        match fs::remove_file(&link) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed()(error)),
+            _ => {}
+        }
+        match symlink(&target, &link) {
+            // Another process has created it.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            linked => linked.map_err(failed()),
+        }
+    }
+
+    /// Removes everything; the size of the blobs in bytes, none if there are none.
+    pub(super) fn remove(&self) -> Result<Option<u64>> {
+        if !self.folder.is_dir() {
+            return Ok(None);
+        }
+        let blobs = fs::read_dir(self.folder.join("blobs")).into_iter().flatten().flatten();
+        let bytes = blobs.filter_map(|blob| blob.metadata().ok()).map(|blob| blob.len()).sum();
+        for folder in [&self.folder, &self.locks] {
+            match fs::remove_dir_all(folder) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(Error::io(format!("cannot remove `{}`", folder.display()))(error));
+                }
+                _ => {}
+            }
+        }
+        Ok(Some(bytes))
+    }
+
+    /// Waits until no other process, of `huggingface_hub` either, downloads the blob.
+    pub(super) async fn lock(&self, hash: &str) -> Result<File> {
+        let path = self.locks.join(format!("{hash}.lock"));
+        create_parent(&path)?;
+        let failed = || Error::io(format!("cannot lock `{}`", path.display()));
+        let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed())?;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(file),
+                Err(TryLockError::WouldBlock) => sleep(LOCK_INTERVAL).await,
+                Err(TryLockError::Error(error)) => return Err(failed()(error)),
+            }
+        }
+    }
+}
+
+/// The relative paths of all files in a snapshot.
+pub(super) fn files(snapshot: &Path) -> Vec<String> {
+    let (mut files, mut folders) = (Vec::new(), vec![PathBuf::new()]);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(snapshot.join(&folder)).into_iter().flatten().flatten() {
+            let path = folder.join(entry.file_name());
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => folders.push(path),
+                // A link without a blob is a file that is missing.
+                _ if entry.path().exists() => files.extend(path.to_str().map(str::to_owned)),
+                _ => {}
+            }
+        }
+    }
+    files
+}
+
+/// Refuses a file of a snapshot whose contents do not have the hash that is the name of its blob.
+pub(super) fn verify(path: &Path) -> Result<()> {
+    let blob = fs::canonicalize(path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+    let Some(hash) = blob.file_name().and_then(|name| name.to_str()) else { return Ok(()) };
+    if !is_hash(hash) || is_intact(&blob, hash)? {
+        return Ok(());
+    }
+    Err(Error::model(format!(
+        "expected `{}` to have the hash {hash}, but found another; remove `{}`, and it is downloaded again",
+        path.display(),
+        blob.display()
+    )))
+}
+
+/// Whether a blob's name is a hash. Copies in file systems without links have the names of their files.
+fn is_hash(name: &str) -> bool {
+    is_hex(name, 64) || is_hex(name, 40)
+}
+
+/// Whether the contents of a file have a hash.
+pub(super) fn is_intact(path: &Path, hash: &str) -> Result<bool> {
+    let failed = || Error::io(format!("cannot read `{}`", path.display()));
+    let mut file = File::open(path).map_err(failed())?;
+    let size = file.metadata().map_err(failed())?.len();
+    let mut hasher = Hasher::new(hash, size);
+    hasher.read(&mut file).map_err(failed())?;
+    Ok(hasher.finish() == hash)
+}
+
+/// The hash of a blob: SHA-256, or for 40 digits Git's SHA-1.
+pub(super) enum Hasher {
+    Sha256(Sha256),
+    Git(Sha1),
+}
+
+impl Hasher {
+    /// A hasher for `size` bytes whose hash should be `expected`.
+    pub(super) fn new(expected: &str, size: u64) -> Self {
+        match expected.len() {
+            40 => Self::Git(Sha1::new().chain_update(format!("blob {size}\0"))),
+            _ => Self::Sha256(Sha256::new()),
+        }
+    }
+
+    pub(super) fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Sha256(hash) => hash.update(bytes),
+            Self::Git(hash) => hash.update(bytes),
+        }
+    }
+
+    /// Hashes the rest of a file.
+    pub(super) fn read(&mut self, file: &mut File) -> io::Result<()> {
+        let mut piece = vec![0; 1 << 18];
+        loop {
+            match file.read(&mut piece)? {
+                0 => return Ok(()),
+                read => self.update(&piece[..read]),
+            }
+        }
+    }
+
+    pub(super) fn finish(self) -> String {
+        match self {
+            Self::Sha256(hash) => hex(&hash.finalize()),
+            Self::Git(hash) => hex(&hash.finalize()),
+        }
+    }
+}
+
+/// Creates the folder of a file.
+pub(super) fn create_parent(path: &Path) -> Result<()> {
+    let parent = path.parent().unwrap_or(path);
+    fs::create_dir_all(parent).map_err(Error::io(format!("cannot create `{}`", parent.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_files_have_the_hashes_of_git() {
+        let mut hasher = Hasher::new(&"0".repeat(40), 6);
+        hasher.update(b"hello\n");
+        // printf 'hello\n' | git hash-object --stdin
+        assert_eq!(hasher.finish(), "ce013625030ba8dba906f756967f9e9ca394464a");
+    }
+
+    #[test]
+    fn links_are_relative_and_replace_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = RepositoryCache::new(folder.path(), &"a/b".parse().unwrap());
+        fs::create_dir_all(cache.blob("x").parent().unwrap()).unwrap();
+        fs::write(cache.blob("old"), "old").unwrap();
+        fs::write(cache.blob("new"), "new").unwrap();
+        for hash in ["old", "new", "new"] {
+            cache.link("c", "1_Pooling/config.json", hash).unwrap();
+        }
+        let link = cache.snapshot("c").join("1_Pooling/config.json");
+        assert_eq!(fs::read_link(&link).unwrap(), Path::new("../../../blobs/new"));
+        assert_eq!(fs::read_to_string(link).unwrap(), "new");
+        assert_eq!(files(&cache.snapshot("c")), ["1_Pooling/config.json"]);
+    }
+}

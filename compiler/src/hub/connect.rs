@@ -1,0 +1,82 @@
+//! Connections to the hub: TCP and TLS, directly or through the proxy in `HTTPS_PROXY`.
+
+use std::{
+    error::Error as StdError,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http::Uri;
+use http_body_util::Empty;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::{
+    client::{
+        legacy::{
+            Client,
+            connect::{HttpConnector, proxy::Tunnel},
+        },
+        proxy::matcher::Matcher,
+    },
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+};
+use tokio::net::TcpStream;
+use tokio_rustls::rustls::crypto::ring;
+use tower_service::Service;
+
+use kivu::error::{Error, Result};
+
+pub(super) use hyper_util::client::legacy::Error as ClientError;
+
+/// A client with a pool of connections.
+pub(super) type HttpClient = Client<HttpsConnector<ProxyConnector>, Empty<Bytes>>;
+
+/// A client that trusts the certificates of the system, or those in `SSL_CERT_FILE`.
+pub(super) fn client() -> Result<HttpClient> {
+    let mut direct = HttpConnector::new();
+    direct.enforce_http(false);
+    direct.set_nodelay(true);
+    let connector = ProxyConnector { direct, proxies: Arc::new(Matcher::from_env()) };
+    let tls = HttpsConnectorBuilder::new().with_provider_and_native_roots(ring::default_provider());
+    let tls = tls.map_err(Error::io("cannot read trusted certificates; set SSL_CERT_FILE"))?;
+    let https = tls.https_or_http().enable_http1().wrap_connector(connector);
+    Ok(Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(https))
+}
+
+/// Opens TCP connections. Those for HTTPS go through a proxy if the environment names one for the host.
+#[derive(Clone, Debug)]
+pub(super) struct ProxyConnector {
+    direct: HttpConnector,
+    proxies: Arc<Matcher>,
+}
+
+type ConnectError = Box<dyn StdError + Send + Sync>;
+
+impl Service<Uri> for ProxyConnector {
+    type Response = TokioIo<TcpStream>;
+    type Error = ConnectError;
+    type Future = BoxFuture<'static, Result<Self::Response, ConnectError>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
+        self.direct.poll_ready(context).map_err(Into::into)
+    }
+
+    fn call(&mut self, target: Uri) -> Self::Future {
+        let is_https = target.scheme_str() == Some("https");
+        match self.proxies.intercept(&target).filter(|_| is_https) {
+            None => {
+                let connecting = self.direct.call(target);
+                Box::pin(async { connecting.await.map_err(Into::into) })
+            }
+            Some(proxy) => {
+                let mut tunnel = Tunnel::new(proxy.uri().clone(), self.direct.clone());
+                if let Some(authorization) = proxy.basic_auth() {
+                    tunnel = tunnel.with_auth(authorization.clone());
+                }
+                let connecting = tunnel.call(target);
+                Box::pin(async { connecting.await.map_err(Into::into) })
+            }
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Models of the Hugging Face hub, downloaded into the cache of `huggingface_hub`.
+//!
+//! The `hf-hub` crate is not used: it neither resumes downloads nor checks SHA-256, and brings more than 100 crates. These files
+//! need two small ones in addition to those of other parts of Kivu.
+
+mod cache;
+pub(super) mod client;
+mod connect;
+mod download;
+mod name;
+mod selection;
+
+use std::path::{Path, PathBuf};
+
+use futures::{StreamExt, TryStreamExt, stream};
+use rustix::fs::statvfs;
+use tokio::runtime::Builder;
+
+pub use self::name::RepositoryName;
+use self::{
+    cache::RepositoryCache,
+    client::{Hub, HubFile, Listing},
+    download::Snapshot,
+    selection::{Paths, base},
+};
+use kivu::{
+    config::HubConfig,
+    error::{Error, Result},
+    repository::Meter,
+};
+
+/// The maximum size of a file that is downloaded without a progress bar, in bytes.
+const MAX_SMALL_BYTES: u64 = 1 << 20;
+/// Files that are downloaded at the same time.
+const CONCURRENCY: usize = 4;
+
+/// A repository whose files are in the cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fetched {
+    /// The name and the commit, as `ORG/NAME@COMMIT`.
+    pub origin: String,
+    /// The whole hash of the commit.
+    pub commit: String,
+    /// The folder of the model.
+    pub folder: PathBuf,
+    /// The folder of the adapter, if the repository has one and no model; `folder` is that of its base.
+    pub adapter: Option<PathBuf>,
+    /// The folder of the tokenizer and the config of the model's encoder, if they are in another repository.
+    pub encoder: Option<PathBuf>,
+}
+
+/// Downloads the files of a repository that a build needs. Existing files are verified.
+///
+/// # Errors
+/// If the repository does not exist, cannot be read, or has no model that Kivu supports, or if a file does not have its
+/// hash.
+pub fn fetch(name: &RepositoryName, config: &HubConfig, meter: &dyn Meter) -> Result<Fetched> {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    runtime.map_err(Error::io("cannot start a runtime"))?.block_on(async {
+        let fetched = fetch_one(name, Wanted::Model, config, meter).await?;
+        if let Some(encoder) = &fetched.encoder {
+            let encoder = fetch_one(&encoder.parse()?, Wanted::Settings, config, meter).await?;
+            return Ok(Fetched { encoder: Some(encoder.folder), ..fetched.into() });
+        }
+        let Some(base) = &fetched.base else { return Ok(fetched.into()) };
+        let base = fetch_one(&base.parse()?, Wanted::Model, config, meter).await?;
+        if base.base.is_some() {
+            return Err(Error::model(format!(
+                "expected `{}` to be a model, but found an adapter",
+                base.origin
+            )));
+        }
+        Ok(Fetched { folder: base.folder, adapter: Some(fetched.folder.clone()), ..fetched.into() })
+    })
+}
+
+/// Removes all files of a repository from the cache; their size in bytes, none if there are none.
+pub fn remove(name: &RepositoryName, config: &HubConfig) -> Result<Option<u64>> {
+    RepositoryCache::new(&config.cache, name).remove()
+}
+
+/// The files of a repository that are needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    Model,
+    /// Without weights.
+    Settings,
+}
+
+/// The files of one repository.
+struct Repository {
+    origin: String,
+    commit: String,
+    folder: PathBuf,
+    /// The base of an adapter.
+    base: Option<String>,
+    /// The repository of the model's encoder, if that has files that this one does not have.
+    encoder: Option<String>,
+}
+
+impl From<Repository> for Fetched {
+    fn from(Repository { origin, commit, folder, .. }: Repository) -> Self {
+        Self { origin, commit, folder, adapter: None, encoder: None }
+    }
+}
+
+async fn fetch_one(
+    name: &RepositoryName,
+    wanted: Wanted,
+    config: &HubConfig,
+    meter: &dyn Meter,
+) -> Result<Repository> {
+    let cache = RepositoryCache::new(&config.cache, name);
+    if config.offline {
+        return downloaded(name, wanted, &cache).and_then(|found| {
+            found.ok_or_else(|| {
+                Error::config(format!(
+                    "expected `{name}` in `{}`, since HF_HUB_OFFLINE is set, but found none; unset it to download the \
+                     model",
+                    config.cache.display()
+                ))
+            })
+        });
+    }
+    let hub = Hub::new(config)?;
+    let listing = match hub.list(name).await {
+        Err(error @ Error::Unavailable { .. }) => {
+            // Files that were downloaded earlier may suffice.
+            let Ok(Some(found)) = downloaded(name, wanted, &cache) else { return Err(error) };
+            tracing::warn!("using files of `{name}` that were downloaded earlier: {error}");
+            return Ok(found);
+        }
+        listing => listing?,
+    };
+    let Listing { commit, files } = &listing;
+    let snapshot = Snapshot { hub: &hub, name, commit, cache: &cache, meter };
+    let folder = cache.snapshot(commit);
+    let paths = Paths(files.iter().map(|file| file.path.as_str()).collect());
+    let of =
+        |paths: Vec<String>| files.iter().filter(move |file| paths.contains(&file.path)).collect::<Vec<_>>();
+
+    // Small files, which decide on the others.
+    let (large, small): (Vec<_>, _) = of(paths.settings()).into_iter().partition(|file| is_large(file));
+    fetch_files(&Snapshot { meter: &(), ..snapshot }, &small).await?;
+    let (base, weights) = base_and_weights(&paths, wanted, &folder, name)?;
+    let encoder = paths.encoder(&folder)?.filter(|_| wanted == Wanted::Model);
+    let rest = [large, of(weights)].concat();
+    let missing: u64 =
+        rest.iter().filter(|file| !cache.blob(&file.hash).exists()).map(|file| file.size).sum();
+    if missing > 0 {
+        require_space(&config.cache, missing)?;
+        meter.begin(&format!("fetch {name}"), rest.iter().map(|file| file.size).sum());
+        fetch_files(&snapshot, &rest).await?;
+    } else {
+        fetch_files(&Snapshot { meter: &(), ..snapshot }, &rest).await?;
+    }
+    // Written last: the files of a commit that is found there are complete.
+    cache.store_commit(name, commit)?;
+    Ok(Repository { origin: format!("{}@{commit}", name.id), commit: commit.clone(), folder, base, encoder })
+}
+
+/// The base of an adapter, and the paths of the repository's weights. `folder` has the files with settings.
+fn base_and_weights(
+    paths: &Paths<'_>,
+    wanted: Wanted,
+    folder: &Path,
+    name: &RepositoryName,
+) -> Result<(Option<String>, Vec<String>)> {
+    Ok(match paths.is_adapter() {
+        _ if wanted == Wanted::Settings => (None, Vec::new()),
+        true => (Some(base(folder, name)?), paths.adapter_weights(name)?),
+        false => (None, paths.weights(folder, name)?),
+    })
+}
+
+/// Whether a file with settings is downloaded with the weights: vocabularies, which do not decide on other files.
+fn is_large(file: &HubFile) -> bool {
+    file.size > MAX_SMALL_BYTES && !file.path.ends_with("config.json") && !file.path.ends_with(".index.json")
+}
+
+async fn fetch_files(snapshot: &Snapshot<'_>, files: &[&HubFile]) -> Result<()> {
+    stream::iter(files).map(|file| snapshot.fetch(file)).buffer_unordered(CONCURRENCY).try_collect().await
+}
+
+/// The files that were downloaded earlier, verified; `None` if the commit is not in the cache.
+fn downloaded(name: &RepositoryName, wanted: Wanted, cache: &RepositoryCache) -> Result<Option<Repository>> {
+    let Some(commit) = cache.commit(name) else { return Ok(None) };
+    let folder = cache.snapshot(&commit);
+    let found = cache::files(&folder);
+    if found.is_empty() {
+        return Ok(None);
+    }
+    let paths = Paths(found.iter().map(String::as_str).collect());
+    let (base, weights) = base_and_weights(&paths, wanted, &folder, name)?;
+    let encoder = paths.encoder(&folder)?.filter(|_| wanted == Wanted::Model);
+    let needed = paths.settings().into_iter().chain(weights);
+    needed.map(|path| folder.join(path)).try_for_each(|path| cache::verify(&path))?;
+    Ok(Some(Repository { origin: format!("{}@{commit}", name.id), commit, folder, base, encoder }))
+}
+
+/// Refuses a download that does not fit on the disk.
+fn require_space(cache: &Path, bytes: u64) -> Result<()> {
+    let existing = cache.ancestors().find(|folder| folder.exists());
+    // Some file systems do not report their free space.
+    let Some(Ok(found)) = existing.map(statvfs) else { return Ok(()) };
+    let free = found.f_bavail.saturating_mul(found.f_frsize);
+    if free == 0 && found.f_blocks == 0 || free >= bytes {
+        return Ok(());
+    }
+    Err(Error::config(format!(
+        "expected {:.1} MB of free space in `{}`, but found {:.1}; free some, or set HF_HOME to a folder on another disk",
+        bytes as f64 / 1e6,
+        cache.display(),
+        free as f64 / 1e6
+    )))
+}

@@ -1,0 +1,296 @@
+//! Attention of long texts, in blocks of queries, so that the scores of a whole text are never in memory together.
+
+use super::{MASKED, Rotary, Rotation};
+use crate::{
+    functions,
+    onnx::{GraphBuilder, Value, data_type, float, integer, integers},
+};
+
+/// The limit of queries in a block.
+///
+/// With 12 heads, the scores of a block are 50 MB at 8,192 tokens. Texts up to this length have one block; at 512 tokens,
+/// four blocks measured faster than the whole text, since their scores remain in the cache.
+const QUERIES: i64 = 128;
+
+/// Added to the score of a token that is out of reach: much less than any score, and more than the score of padding,
+/// which it leaves finite.
+const OUT_OF_REACH: f32 = -1e30;
+
+/// The tokens that a token attends to, apart from itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reach {
+    /// The number of tokens before it; `None` for all.
+    pub(crate) before: Option<usize>,
+    /// The number of tokens after it; `None` for all.
+    pub(crate) after: Option<usize>,
+}
+
+/// The effect of the distance between two tokens on the score of their attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Distance {
+    /// Without effect.
+    Ignored,
+    /// The distance times a slope of each head is subtracted (ALiBi, in its symmetric form).
+    Alibi,
+}
+
+/// Attention with several heads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Attention {
+    /// The heads of queries.
+    pub(crate) heads: usize,
+    /// The heads of keys and of values, each of which serves as many heads of queries.
+    pub(crate) key_heads: usize,
+    /// The values of a head.
+    pub(crate) width: usize,
+    /// The factor of products of queries and keys.
+    pub(crate) scale: f32,
+    pub(crate) reach: Reach,
+    pub(crate) distance: Distance,
+}
+
+/// The blocks of a text's queries: as even as possible; the last is padded with the last token.
+pub(crate) struct Blocks {
+    /// The number of blocks, as a scalar.
+    count: Value,
+    /// The queries of a block.
+    size: Value,
+    /// The number of tokens.
+    pub(crate) length: Value,
+    /// The tokens of all blocks.
+    tokens: Value,
+    /// The positions of queries, those that pad the last block included, as floats from 0.
+    pub(crate) positions: Value,
+}
+
+impl Reach {
+    pub(crate) const ALL: Self = Self { before: None, after: None };
+
+    /// All tokens before it.
+    pub(crate) const BEFORE: Self = Self { before: None, after: Some(0) };
+
+    /// The same number of tokens on both sides.
+    pub(crate) fn within(distance: usize) -> Self {
+        Self { before: Some(distance), after: Some(distance) }
+    }
+}
+
+impl Blocks {
+    /// The blocks of texts with these ids.
+    pub(crate) fn new(graph: &mut GraphBuilder, ids: &Value) -> Self {
+        let length = functions::length(graph, ids);
+        let mut constant = |name: &str, value: i64| graph.integers(name, &[value]);
+        let (zero, one) = (constant("zero", 0), constant("one", 1));
+        let (most, rest) = (constant("queries", QUERIES), constant("queries_rest", QUERIES - 1));
+        let zero_float = graph.floats("zero_float", &[], &[0.0]);
+        let one_float = graph.floats("one_float", &[], &[1.0]);
+        let mut node = |operator: &str, inputs: &[&Value]| graph.node(operator, inputs, vec![]);
+        let count = node("Add", &[&length, &rest]);
+        let count = node("Div", &[&count, &most]);
+        // The length divided by the number of blocks, rounded up.
+        let size = node("Add", &[&length, &count]);
+        let size = node("Sub", &[&size, &one]);
+        let size = node("Div", &[&size, &count]);
+        let total = node("Mul", &[&count, &size]);
+        let count = node("Squeeze", &[&count, &zero]);
+        let total = node("Squeeze", &[&total, &zero]);
+        let total = graph.cast(&total, data_type::FLOAT);
+        let positions = graph.node("Range", &[&zero_float, &total, &one_float], vec![]);
+        let tokens = graph.cast(&positions, data_type::INT64);
+        let last = graph.node("Sub", &[&length, &one], vec![]);
+        let tokens = graph.node("Min", &[&tokens, &last], vec![]);
+        Self { count, size, length, tokens, positions }
+    }
+
+    /// Attention of all tokens; `mask` is 1 for tokens and 0 for padding.
+    pub(crate) fn attend(
+        &self,
+        graph: &mut GraphBuilder,
+        attention: &Attention,
+        [queries, keys, values]: [&Value; 3],
+        mask: &Value,
+    ) -> Value {
+        let [keys, values] = [keys, values].map(|value| by_head(graph, attention, value));
+        let (zero, one, two) =
+            (graph.integers("zero", &[0]), graph.integers("one", &[1]), graph.integers("two", &[2]));
+        let Reach { before, after } = attention.reach;
+        let mut limit = |distance: Option<usize>| {
+            distance.map(|distance| graph.integers(&format!("distance_{distance}"), &[distance as i64]))
+        };
+        let limits = [limit(before), limit(after)];
+        let bias = DistanceBias::new(graph, attention);
+        let queries = graph.node("Gather", &[queries, &self.tokens], vec![integer("axis", 1)]);
+
+        let blocks = graph.repeat(&self.count, |graph, index| {
+            let mut node = |operator: &str, inputs: &[&Value]| graph.node(operator, inputs, vec![]);
+            let start = node("Mul", &[index, &self.size]);
+            let end = node("Add", &[&start, &self.size]);
+            let query = node("Slice", &[&queries, &start, &end, &one]);
+            // The first key that the first query reaches, and the one after the last that the last query reaches.
+            let from = limits[0].as_ref().map(|before| {
+                let from = node("Sub", &[&start, before]);
+                node("Max", &[&from, &zero])
+            });
+            let to = limits[1].as_ref().map(|after| {
+                let to = node("Add", &[&end, after]);
+                node("Min", &[&to, &self.length])
+            });
+            let is_part = from.is_some() || to.is_some();
+            let from = from.unwrap_or_else(|| zero.clone());
+            let to = to.unwrap_or_else(|| self.length.clone());
+            let mut part = |value: &Value, axis: &Value| match is_part {
+                true => node("Slice", &[value, &from, &to, axis]),
+                false => value.clone(),
+            };
+            let (keys, values, mask) = (part(&keys, &two), part(&values, &two), part(mask, &one));
+            let mut inputs = vec![query, keys, values, Value::none(), mask];
+            if let Some(bias) = &bias {
+                let own = node("Slice", &[&self.positions, &start, &end, &zero]);
+                let own = node("Unsqueeze", &[&own, &one]);
+                let others = node("Slice", &[&self.positions, &from, &to, &zero]);
+                // Positive for tokens after the query.
+                let distances = node("Sub", &[&others, &own]);
+                inputs.push(bias.of(graph, &distances));
+            }
+            let attributes = vec![
+                integer("num_heads", attention.heads as i64),
+                float("mask_filter_value", MASKED),
+                float("scale", attention.scale),
+            ];
+            graph.microsoft("MultiHeadAttention", &inputs.iter().collect::<Vec<_>>(), attributes)
+        });
+        let flat = graph.integers("flat_blocks", &[0, -1, (attention.heads * attention.width) as i64]);
+        let blocks = graph.node("Transpose", &[&blocks], vec![integers("perm", &[1, 0, 2, 3])]);
+        let tokens = graph.node("Reshape", &[&blocks, &flat], vec![]);
+        graph.node("Slice", &[&tokens, &zero, &self.length, &one], vec![])
+    }
+}
+
+/// The effect of distances on scores, as constants of the graph.
+struct DistanceBias {
+    /// The limits before and after a token.
+    reach: [Option<Value>; 2],
+    /// The slopes of ALiBi, below 0.
+    slopes: Option<Value>,
+    out_of_reach: Value,
+    /// The axes of texts and heads.
+    outer: Value,
+}
+
+impl DistanceBias {
+    /// None if distances have no effect.
+    fn new(graph: &mut GraphBuilder, attention: &Attention) -> Option<Self> {
+        let Reach { before, after } = attention.reach;
+        let has_slopes = attention.distance == Distance::Alibi;
+        if !has_slopes && before.is_none() && after.is_none() {
+            return None;
+        }
+        let slopes = has_slopes.then(|| {
+            let slopes: Vec<f32> = alibi_slopes(attention.heads).iter().map(|slope| -slope).collect();
+            graph.floats("alibi_slopes", &[1, attention.heads, 1, 1], &slopes)
+        });
+        let mut limit = |distance: Option<usize>| {
+            distance.map(|distance| graph.floats(&format!("float_{distance}"), &[], &[distance as f32]))
+        };
+        let reach = [limit(before), limit(after)];
+        let out_of_reach = graph.floats("out_of_reach", &[], &[OUT_OF_REACH]);
+        let outer = graph.integers("zero_one", &[0, 1]);
+        Some(Self { reach, slopes, out_of_reach, outer })
+    }
+
+    /// Added to the scores of keys at `distances` from queries.
+    fn of(&self, graph: &mut GraphBuilder, distances: &Value) -> Value {
+        let far = self.are_far(graph, distances);
+        let mut node = |operator: &str, inputs: &[&Value]| graph.node(operator, inputs, vec![]);
+        let slope = self.slopes.as_ref().map(|slopes| {
+            let distances = node("Abs", &[distances]);
+            let distances = node("Unsqueeze", &[&distances, &self.outer]);
+            node("Mul", &[&distances, slopes])
+        });
+        let far = far.map(|far| {
+            let far = graph.cast(&far, data_type::FLOAT);
+            let far = graph.node("Mul", &[&far, &self.out_of_reach], vec![]);
+            graph.node("Unsqueeze", &[&far, &self.outer], vec![])
+        });
+        match (far, slope) {
+            (Some(far), Some(slope)) => graph.node("Add", &[&far, &slope], vec![]),
+            (far, slope) => far.or(slope).unwrap_or_else(Value::none),
+        }
+    }
+
+    /// Whether tokens at `distances` are out of reach; `None` if all are within.
+    fn are_far(&self, graph: &mut GraphBuilder, distances: &Value) -> Option<Value> {
+        let mut node = |operator: &str, inputs: &[&Value]| graph.node(operator, inputs, vec![]);
+        match &self.reach {
+            [None, None] => None,
+            [Some(before), Some(after)] if before == after => {
+                let distances = node("Abs", &[distances]);
+                Some(node("Greater", &[&distances, before]))
+            }
+            [before, after] => {
+                let after = after.as_ref().map(|after| node("Greater", &[distances, after]));
+                let before = before.as_ref().map(|before| {
+                    let distances = node("Neg", &[distances]);
+                    node("Greater", &[&distances, before])
+                });
+                match (before, after) {
+                    (Some(before), Some(after)) => Some(node("Or", &[&before, &after])),
+                    (before, after) => before.or(after),
+                }
+            }
+        }
+    }
+}
+
+/// Attention by position of texts with these ids, with queries and keys rotated first.
+pub(crate) fn attend_by_position(
+    graph: &mut GraphBuilder,
+    attention: &Attention,
+    rotary: Option<Rotary>,
+    [queries, keys, values, mask, ids]: [&Value; 5],
+) -> Value {
+    let blocks = Blocks::new(graph, ids);
+    let (mut queries, mut keys) = (queries.clone(), keys.clone());
+    if let Some(rotary) = rotary {
+        let rotation = Rotation::new(graph, rotary, [&blocks.length, &blocks.positions]);
+        queries = rotation.apply(graph, &queries, attention.heads);
+        keys = rotation.apply(graph, &keys, attention.key_heads);
+    }
+    blocks.attend(graph, attention, [&queries, &keys, values], mask)
+}
+
+/// Keys or values by head, one for each head of queries.
+fn by_head(graph: &mut GraphBuilder, attention: &Attention, tokens: &Value) -> Value {
+    let Attention { heads, key_heads, width, .. } = *attention;
+    let shape = graph.integers(&format!("heads_{key_heads}"), &[0, 0, key_heads as i64, width as i64]);
+    let tokens = graph.node("Reshape", &[tokens, &shape], vec![]);
+    let tokens = graph.node("Transpose", &[&tokens], vec![integers("perm", &[0, 2, 1, 3])]);
+    if heads == key_heads {
+        return tokens;
+    }
+    let rows: Vec<i64> = (0..heads).map(|head| (head * key_heads / heads) as i64).collect();
+    let rows = graph.integers("key_heads", &rows);
+    graph.node("Gather", &[&tokens, &rows], vec![integer("axis", 1)])
+}
+
+/// The slopes of ALiBi: powers of 2 that end at 2^-8. For other numbers of heads than powers of 2, those of the
+/// next lower power, and then every second one of the next higher.
+pub(crate) fn alibi_slopes(heads: usize) -> Vec<f32> {
+    let powers = |count: usize| {
+        let ratio = (-8.0 / count as f64).exp2();
+        (1..=count).map(move |head| ratio.powi(head as i32) as f32)
+    };
+    let lower = if heads.is_power_of_two() { heads } else { heads.next_power_of_two() / 2 };
+    powers(lower).chain(powers(2 * lower).step_by(2)).take(heads).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slopes_of_alibi_are_those_of_its_authors() {
+        assert_eq!(alibi_slopes(4), [0.25, 0.0625, 0.015_625, 0.003_906_25]);
+        assert_eq!(alibi_slopes(6), [0.25, 0.0625, 0.015_625, 0.003_906_25, 0.5, 0.125]);
+    }
+}

@@ -1,0 +1,73 @@
+//! Buckets of distances: each head has a value for each bucket, which is added to the scores of attention.
+
+use super::Layers;
+use crate::{functions, onnx::Value};
+use kivu::error::Result;
+
+/// How distances share values: near ones have one each, those further apart share them in logarithmic steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Buckets {
+    /// The number of buckets for tokens before a token, its own included, or for those after it.
+    pub(crate) side: usize,
+    /// From here on, all distances have the same bucket.
+    pub(crate) farthest: usize,
+}
+
+impl Buckets {
+    /// The bucket of a distance in one direction.
+    pub(crate) fn on_side(self, steps: usize) -> usize {
+        let exact = self.side / 2;
+        if steps < exact {
+            return steps;
+        }
+        let (near, far) = (exact as f32, self.farthest as f32);
+        let step = (steps as f32 / near).ln() / (far / near).ln() * (self.side - exact) as f32;
+        (exact + step as usize).min(self.side - 1)
+    }
+
+    /// The bucket of a token at this distance, which is negative for tokens before, among those of both directions.
+    fn of(self, distance: i64) -> usize {
+        let side = if distance > 0 { self.side } else { 0 };
+        side + self.on_side(distance.unsigned_abs() as usize)
+    }
+
+    /// The values that are added to the scores of texts with these ids, by head; the first axis has the length 1. `table`
+    /// is the name of the model's values, by bucket, and `positions` the limit of tokens.
+    pub(crate) fn bias(
+        self,
+        layers: &mut Layers<'_>,
+        ids: &Value,
+        (table, heads, positions): (&str, usize, usize),
+    ) -> Result<Value> {
+        let rows = &layers.weights.take(table, &[2 * self.side, heads])?.values;
+        let farthest = positions as i64 - 1;
+        let distances = || -farthest..=farthest;
+        let values: Vec<f32> = (0..heads)
+            .flat_map(|head| distances().map(move |distance| rows[self.of(distance) * heads + head]))
+            .collect();
+        let values = layers.graph.floats("distance_values", &[1, heads, values.len() / heads], &values);
+        Ok(layers.graph.function("DistanceValues", [&values, ids], |graph, [values, ids]| {
+            functions::distance_values(graph, [values, ids], positions)
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_begin_at_the_distances_of_transformers() {
+        let buckets = Buckets { side: 16, farthest: 128 };
+        let begins: Vec<i64> =
+            (1..512).filter(|steps| buckets.of(-*steps) != buckets.of(1 - *steps)).collect();
+        assert_eq!(begins, [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]);
+        assert!((1..512).all(|steps| buckets.of(steps) == buckets.of(-steps) + 16));
+        assert_eq!(buckets.of(0), 0);
+        // Of a decoder, whose tokens only have others before them.
+        let buckets = Buckets { side: 32, farthest: 128 };
+        let begins: Vec<usize> =
+            (17..512).filter(|steps| buckets.on_side(*steps) != buckets.on_side(steps - 1)).collect();
+        assert_eq!(begins, [19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]);
+    }
+}

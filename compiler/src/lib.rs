@@ -1,0 +1,97 @@
+//! The model compiler: from weights to a bundle whose quality was measured, without Python or PyTorch.
+
+mod bergamot;
+mod bundle;
+mod byte_pairs;
+mod calibration;
+mod config;
+pub mod cost;
+mod encoder;
+pub mod export;
+pub mod fetch;
+mod files;
+mod functions;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
+pub mod hub;
+mod layers;
+mod lora;
+mod module_list;
+mod modules;
+pub mod named;
+pub mod onnx;
+mod pickle;
+mod plan;
+mod poolings;
+pub mod quality;
+mod quantize;
+mod recipe;
+mod recipes;
+mod scratch;
+mod sentence_transformers;
+mod sentencepiece;
+mod seq2seq;
+mod source;
+mod static_embedding;
+mod task;
+mod tokenizer_config;
+mod weights;
+
+use self::{cost::Comparison, hub::Fetched, plan::Build, scratch::Scratch};
+pub use self::{
+    plan::{LoadRuntime, Progress, Request},
+    recipe::{QualityFloor, Recipe, Strategy},
+    recipes::{EmbeddedRecipe, RECIPES},
+    scratch::abandon,
+};
+use kivu::{
+    error::Result,
+    pipeline::Task,
+    repository::{bundle::Bundle, folder::Destination},
+};
+
+/// The result of a build.
+#[derive(Debug)]
+pub struct Built {
+    /// The bundle in the requested folder.
+    pub bundle: Bundle,
+    /// The cost before and after quantization; `None` if the build did not quantize.
+    pub comparison: Option<Comparison>,
+    /// Why the precision is not the default, if the build chose it.
+    pub note: Option<String>,
+    /// Tasks that are as plausible as that of the bundle, if none was requested.
+    pub other_tasks: Vec<Task>,
+}
+
+/// Builds a bundle.
+///
+/// - [`Request::out`] is not written to before the bundle is complete and its quality above the floor.
+/// - Only a bundle is replaced there: see [`Destination`].
+/// - Unsupported sources are refused; the error names them and the supported ones.
+pub fn build(request: &Request, runtime: LoadRuntime<'_>, progress: &dyn Progress) -> Result<Built> {
+    build_from(request, None, runtime, progress)
+}
+
+/// Builds a bundle from a folder that may be that of a repository of the hub.
+fn build_from(
+    request: &Request,
+    fetched: Option<&Fetched>,
+    runtime: LoadRuntime<'_>,
+    progress: &dyn Progress,
+) -> Result<Built> {
+    let destination = Destination::new(&request.out)?;
+    let mut plan = plan::plan(request, progress)?;
+    if let Some(Fetched { origin, adapter, encoder, .. }) = fetched {
+        plan.from.clone_from(origin);
+        // Requests may name the repository.
+        plan.aliases.extend(origin.split('@').next().map(str::to_owned));
+        plan.adapter.clone_from(adapter);
+        plan.encoder.clone_from(encoder);
+    }
+    let scratch = Scratch::new_in(destination.parent())?;
+    let build = Build { plan: &plan, scratch: scratch.path(), runtime, progress };
+    let bundle::Written { folder, comparison, note, other_tasks } = bundle::write(build)?;
+    destination.replace(&folder)?;
+    Ok(Built { bundle: Bundle::open(&request.out)?, comparison, note, other_tasks })
+}

@@ -1,0 +1,416 @@
+//! The modules of sentence-transformers that follow the transformer: pooling, dense layers, normalizations.
+//!
+//! A single pooling, with or without normalization after it, is left to the pipeline, where the vectors of tokens remain
+//! available. Any other list of modules becomes a part of the graph, which then returns a vector for each text.
+
+use std::path::Path;
+
+use kivu_engine::kernel::LANES;
+
+use super::{
+    config::ConfigFile,
+    layers::Layers,
+    onnx::{Value, float, integer},
+    poolings::{self, Mode},
+    quantize::transpose,
+    weights::{Weight, Weights},
+};
+use kivu::{
+    error::{Error, Result},
+    pipeline::pooling::Pooling,
+};
+
+/// The name of the output of a graph that pools.
+pub(super) const POOLED: &str = "sentence_embedding";
+
+/// The modules that vectors of tokens pass on their way to the vector of a text.
+#[derive(Debug)]
+pub(super) struct Modules {
+    list: Vec<Module>,
+    /// The width of a token's vector after the modules so far.
+    tokens: usize,
+    /// The width of a text's vector after the modules so far; none before the pooling.
+    text: Option<usize>,
+    /// The name of the graph's output.
+    output: &'static str,
+}
+
+#[derive(Debug)]
+enum Module {
+    /// Vectors that are concatenated.
+    Pooling(Vec<Mode>),
+    Dense(Dense),
+    LayerNorm {
+        gain: Vec<f32>,
+        bias: Vec<f32>,
+    },
+    Normalize,
+}
+
+/// A linear layer with an activation.
+#[derive(Debug)]
+pub(super) struct Dense {
+    inputs: usize,
+    outputs: usize,
+    weight: Vec<f32>,
+    bias: Option<Vec<f32>>,
+    activation: Activation,
+    /// Whether it transforms the vectors of tokens rather than that of the text.
+    is_of_tokens: bool,
+    /// Added to the result (PyLate).
+    residual: Residual,
+}
+
+#[derive(Debug, Default)]
+enum Residual {
+    #[default]
+    None,
+    Input,
+    /// The product of the input and a matrix of the same shape as the weights.
+    Projected(Vec<f32>),
+}
+
+/// The activation functions of `torch.nn` that dense layers may have.
+#[derive(Clone, Copy, Debug)]
+enum Activation {
+    Identity,
+    Operator(&'static str),
+    /// An operator of ONNX Runtime.
+    Microsoft(&'static str),
+}
+
+impl Modules {
+    /// No modules yet, for tokens of `width` values.
+    pub(super) fn new(width: usize) -> Self {
+        Self { list: Vec::new(), tokens: width, text: None, output: POOLED }
+    }
+
+    /// No modules yet, for texts whose vectors have `width` values.
+    pub(super) fn of_texts(width: usize) -> Self {
+        Self { list: Vec::new(), tokens: width, text: Some(width), output: POOLED }
+    }
+
+    /// The mean of tokens, which sentence-transformers uses for models without its files.
+    pub(super) fn mean(width: usize) -> Self {
+        Self {
+            list: vec![Module::Pooling(vec![Mode::Mean])],
+            tokens: width,
+            text: Some(width),
+            output: POOLED,
+        }
+    }
+
+    /// The scores of labels, from the vector of the last token: the output called `output`. `weight` has a row of `width`
+    /// values for each label.
+    pub(super) fn of_last_token(width: usize, weight: Vec<f32>, output: &'static str) -> Self {
+        let labels = weight.len() / width.max(1);
+        let layer = Dense {
+            inputs: width,
+            outputs: labels,
+            weight,
+            bias: None,
+            activation: Activation::Identity,
+            is_of_tokens: false,
+            residual: Residual::None,
+        };
+        let list = vec![Module::Pooling(vec![Mode::LastToken]), Module::Dense(layer)];
+        Self { list, tokens: width, text: Some(labels), output }
+    }
+
+    /// Adds the module of the class `class`, whose files are in `folder`.
+    pub(super) fn add(&mut self, class: &str, folder: &Path) -> Result<()> {
+        let module = match class {
+            "Pooling" => {
+                let modes = poolings::open(folder)?;
+                self.text = Some(self.tokens * modes.len());
+                Module::Pooling(modes)
+            }
+            "Dense" => {
+                let layer = Dense::open(folder, [Some(self.tokens), self.text])?;
+                match layer.is_of_tokens {
+                    true => self.tokens = layer.outputs,
+                    false => self.text = Some(layer.outputs),
+                }
+                Module::Dense(layer)
+            }
+            "LayerNorm" => {
+                let dimension: usize = ConfigFile::open(folder)?.require("dimension")?;
+                if self.text != Some(dimension) {
+                    return Err(misplaced(folder, dimension, self.text));
+                }
+                let weights = open_weights(folder)?;
+                let take = |name| Ok::<_, Error>(weights.take(name, &[dimension])?.values.clone());
+                Module::LayerNorm { gain: take("norm.weight")?, bias: take("norm.bias")? }
+            }
+            "Normalize" if self.text.is_some() => Module::Normalize,
+            "Normalize" => {
+                return Err(Error::model("expected `Normalize` after `Pooling`, but found it before"));
+            }
+            // It has an effect in training only.
+            "Dropout" => return Ok(()),
+            other => {
+                return Err(Error::model(format!(
+                    "expected modules among `Transformer`, `Pooling`, `Dense`, `LayerNorm`, `Normalize`, `Dropout`, \
+                     but found `{other}`"
+                )));
+            }
+        };
+        self.list.push(module);
+        Ok(())
+    }
+
+    /// The number of values in the vector of a text.
+    pub(super) fn dimensions(&self) -> Result<usize> {
+        self.text.ok_or_else(|| Error::model("expected a `Pooling` module in `modules.json`, but found none"))
+    }
+
+    /// The name of the graph's output.
+    pub(super) fn output(&self) -> &'static str {
+        self.output
+    }
+
+    /// Whether the list ends with a normalization, which requests can turn off.
+    pub(super) fn normalizes(&self) -> bool {
+        matches!(self.list.last(), Some(Module::Normalize))
+    }
+
+    /// The pooling that is left to the pipeline; `None` if the graph has to contain the modules.
+    pub(super) fn pooling(&self) -> Option<Pooling> {
+        let [Module::Pooling(modes)] = self.before_normalization() else { return None };
+        let [mode] = modes[..] else { return None };
+        Some(match mode {
+            Mode::Cls => Pooling::Cls,
+            Mode::Max => Pooling::Max,
+            Mode::Mean => Pooling::Mean,
+            Mode::MeanSqrtLen => Pooling::MeanSqrtLen,
+            Mode::WeightedMean => Pooling::WeightedMean,
+            Mode::LastToken => Pooling::LastToken,
+        })
+    }
+
+    /// Whether no module but normalizations follows.
+    pub(super) fn is_empty(&self) -> bool {
+        self.before_normalization().is_empty()
+    }
+
+    /// Whether the native engine has the modules: a pooling, and then layers for the vectors of texts.
+    pub(super) fn suit_native_engine(&self) -> bool {
+        let list = self.before_normalization();
+        list.iter().enumerate().all(|(place, module)| module.is_native(place + 1 == list.len()))
+    }
+
+    /// All modules but normalizations at the end.
+    fn before_normalization(&self) -> &[Module] {
+        let end = self.list.iter().rposition(|module| !matches!(module, Module::Normalize));
+        &self.list[..end.map_or(0, |last| last + 1)]
+    }
+
+    /// Writes the modules, without a normalization at the end, from the vectors of tokens (batch, sequence, width), or
+    /// those of texts (batch, width), and the INT64 attention mask (batch, sequence) to a vector for each text.
+    pub(super) fn write(&self, layers: &mut Layers<'_>, vectors: &Value, mask: &Value) -> Value {
+        let (mut tokens, mut text) = (vectors.clone(), vectors.clone());
+        for (place, module) in self.before_normalization().iter().enumerate() {
+            let name = format!("modules.{place}");
+            match module {
+                Module::Pooling(modes) => {
+                    text = poolings::write(&mut layers.graph, modes, [&tokens, mask]);
+                }
+                Module::Dense(layer) if layer.is_of_tokens => tokens = layer.write(layers, &name, &tokens),
+                Module::Dense(layer) => text = layer.write(layers, &name, &text),
+                Module::LayerNorm { gain, bias } => {
+                    // The `eps` of `torch.nn.LayerNorm`.
+                    const EPSILON: f32 = 1e-5;
+                    let graph = &mut layers.graph;
+                    let gain = graph.floats(&format!("{name}.gain"), &[gain.len()], gain);
+                    let bias = graph.floats(&format!("{name}.bias"), &[bias.len()], bias);
+                    let attributes = vec![integer("axis", -1), float("epsilon", EPSILON)];
+                    text = graph.node("LayerNormalization", &[&text, &gain, &bias], attributes);
+                }
+                Module::Normalize => {
+                    let graph = &mut layers.graph;
+                    let last = graph.integers("last_axis", &[-1]);
+                    // The `eps` of `torch.nn.functional.normalize`.
+                    let least = graph.floats("least_length", &[], &[1e-12]);
+                    let length = graph.node("ReduceL2", &[&text, &last], vec![integer("keepdims", 1)]);
+                    let length = graph.node("Max", &[&length, &least], vec![]);
+                    text = graph.node("Div", &[&text, &length], vec![]);
+                }
+            }
+        }
+        text
+    }
+}
+
+impl Module {
+    /// Whether the native engine has the module. The result of a product that nothing else reads may have any width.
+    fn is_native(&self, is_last: bool) -> bool {
+        match self {
+            Self::Pooling(modes) => matches!(modes[..], [Mode::Cls | Mode::Mean | Mode::LastToken]),
+            Self::Dense(layer) => {
+                let has_lanes = layer.outputs.is_multiple_of(LANES);
+                let is_known = match layer.activation {
+                    Activation::Identity => is_last || has_lanes,
+                    Activation::Operator("Sigmoid") => false,
+                    Activation::Operator(_) | Activation::Microsoft(_) => has_lanes,
+                };
+                is_known && !layer.is_of_tokens && matches!(layer.residual, Residual::None)
+            }
+            Self::LayerNorm { gain, .. } => gain.len().is_multiple_of(LANES),
+            Self::Normalize => false,
+        }
+    }
+}
+
+impl Dense {
+    /// Reads a layer for the vectors of tokens or of texts, which have the given widths.
+    fn open(folder: &Path, [of_tokens, of_text]: [Option<usize>; 2]) -> Result<Self> {
+        const TOKENS: &str = "token_embeddings";
+        const TEXT: &str = POOLED;
+        let config = ConfigFile::open(folder)?;
+        // PyLate's layers are all of tokens, and their files have no names.
+        let is_pylates = config.fields().contains_key("use_residual");
+        let default = if is_pylates { TOKENS } else { TEXT };
+        let input: String = config.get("module_input_name")?.unwrap_or_else(|| default.to_owned());
+        let output = config.get("module_output_name")?.unwrap_or_else(|| input.clone());
+        if input != output || ![TOKENS, TEXT].contains(&input.as_str()) {
+            return Err(Error::model(format!(
+                "expected `module_input_name` and `module_output_name` to be both `{TEXT}` or both `{TOKENS}` in `{}`, \
+                 but found `{input}` and `{output}`",
+                folder.display()
+            )));
+        }
+        let [inputs, outputs] = [config.require("in_features")?, config.require("out_features")?];
+        let is_of_tokens = input == TOKENS;
+        let width = if is_of_tokens { of_tokens } else { of_text };
+        if width != Some(inputs) {
+            return Err(misplaced(folder, inputs, width));
+        }
+        let weights = open_weights(folder)?;
+        let bias = match config.get("bias")?.unwrap_or(true) {
+            true => Some(weights.take("linear.bias", &[outputs])?.values.clone()),
+            false => None,
+        };
+        let activation: Option<String> = config.get("activation_function")?;
+        Ok(Self {
+            inputs,
+            outputs,
+            weight: weights.take("linear.weight", &[outputs, inputs])?.values.clone(),
+            bias,
+            activation: Activation::of_class(activation.as_deref().unwrap_or("torch.nn.Tanh"))?,
+            is_of_tokens,
+            residual: match config.is_set("use_residual")? {
+                false => Residual::None,
+                true if inputs == outputs => Residual::Input,
+                true => {
+                    Residual::Projected(weights.take("residual.weight", &[outputs, inputs])?.values.clone())
+                }
+            },
+        })
+    }
+
+    /// The layer in `folder` that transforms the vectors of tokens, of `width` values.
+    pub(super) fn of_tokens(folder: &Path, width: usize) -> Result<Self> {
+        let layer = Self::open(folder, [Some(width), None])?;
+        match layer.is_of_tokens {
+            true => Ok(layer),
+            false => Err(misplaced(folder, layer.inputs, None)),
+        }
+    }
+
+    /// The layer of vectors of tokens with these weights, without an activation.
+    pub(super) fn of_weights(weight: &Weight, bias: Option<Vec<f32>>) -> Result<Self> {
+        let [outputs, inputs] = weight.shape[..] else {
+            return Err(Error::model(format!("expected a matrix, but found the shape {:?}", weight.shape)));
+        };
+        Ok(Self {
+            inputs,
+            outputs,
+            weight: weight.values.clone(),
+            bias,
+            activation: Activation::Identity,
+            is_of_tokens: true,
+            residual: Residual::None,
+        })
+    }
+
+    /// The number of values of its results.
+    pub(super) fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Whether it has nothing but weights and a bias.
+    pub(super) fn is_linear(&self) -> bool {
+        matches!((&self.activation, &self.residual), (Activation::Identity, Residual::None))
+    }
+
+    pub(super) fn write(&self, layers: &mut Layers<'_>, name: &str, input: &Value) -> Value {
+        let graph = &mut layers.graph;
+        // In fp32 at all precisions: a dense layer is small, and its errors go straight into the vectors.
+        let weight = transpose(&self.weight, self.inputs);
+        let weight = graph.floats(&format!("{name}.weight"), &[self.inputs, self.outputs], &weight);
+        let mut value = graph.node("MatMul", &[input, &weight], vec![]);
+        if let Some(bias) = &self.bias {
+            let bias = graph.floats(&format!("{name}.bias"), &[self.outputs], bias);
+            value = graph.node("Add", &[&value, &bias], vec![]);
+        }
+        let value = match self.activation {
+            Activation::Identity => value,
+            Activation::Operator(operator) => graph.node(operator, &[&value], vec![]),
+            Activation::Microsoft("QuickGelu") => {
+                graph.microsoft("QuickGelu", &[&value], vec![float("alpha", 1.0)])
+            }
+            Activation::Microsoft(operator) => graph.microsoft(operator, &[&value], vec![]),
+        };
+        match &self.residual {
+            Residual::None => value,
+            Residual::Input => graph.node("Add", &[&value, input], vec![]),
+            Residual::Projected(weight) => {
+                let weight = transpose(weight, self.inputs);
+                let shape = [self.inputs, self.outputs];
+                let weight = graph.floats(&format!("{name}.residual"), &shape, &weight);
+                let residual = graph.node("MatMul", &[input, &weight], vec![]);
+                graph.node("Add", &[&value, &residual], vec![])
+            }
+        }
+    }
+}
+
+impl Activation {
+    /// The activation that is an instance of a class of `torch.nn`.
+    fn of_class(class: &str) -> Result<Self> {
+        match class.rsplit('.').next().unwrap_or_default() {
+            "Identity" => Ok(Self::Identity),
+            "Tanh" => Ok(Self::Operator("Tanh")),
+            "ReLU" => Ok(Self::Operator("Relu")),
+            "Sigmoid" => Ok(Self::Operator("Sigmoid")),
+            "GELU" => Ok(Self::Microsoft("Gelu")),
+            "SiLU" => Ok(Self::Microsoft("QuickGelu")),
+            _ => Err(Error::model(format!(
+                "expected an `activation_function` among `Identity`, `Tanh`, `ReLU`, `Sigmoid`, `GELU`, `SiLU` of \
+                 `torch.nn`, but found `{class}`"
+            ))),
+        }
+    }
+}
+
+/// The weights of the module in `folder`.
+fn open_weights(folder: &Path) -> Result<Weights> {
+    if !Weights::are_in(folder) {
+        return Err(Error::model(format!(
+            "expected `model.safetensors` or `pytorch_model.bin` in `{}`, but found neither",
+            folder.display()
+        )));
+    }
+    Weights::open(folder)
+}
+
+fn misplaced(folder: &Path, expected: usize, found: Option<usize>) -> Error {
+    let found = match found {
+        Some(width) => format!("the module before it gives {width}"),
+        None => "no `Pooling` comes before it".to_owned(),
+    };
+    Error::model(format!(
+        "expected vectors of {expected} values for the module in `{}`, but found that {found}",
+        folder.display()
+    ))
+}

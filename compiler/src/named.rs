@@ -1,0 +1,435 @@
+//! Models that are built by name, once, into the user's cache folder: recipes of the program, repositories of the
+//! Hugging Face hub, and folders with weights.
+//!
+//! `HOME/models/NAME/VERSION/BUNDLE`, where VERSION is that of the compiler and BUNDLE begins with the commit. `refs` has
+//! the commits of revisions, so that a model that was built starts without a connection to the hub.
+
+use std::{
+    cmp::Reverse,
+    fs::{self, File, TryLockError},
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use sha2::{Digest, Sha256};
+
+use super::{
+    Built, LoadRuntime, Progress, Request, build_from, files,
+    hub::{self, Fetched, RepositoryName},
+    recipe::Recipe,
+    recipes::EmbeddedRecipe,
+    scratch::Scratch,
+};
+use kivu::{
+    backend::Engine,
+    config::{Config, EngineChoice},
+    error::{Error, Result},
+    pipeline::Task,
+    repository::{
+        Bundle, Meter,
+        bundle::{MANIFEST, hex},
+        folder::Destination,
+        manifest::{Manifest, Precision},
+    },
+};
+
+/// The version of the compiler, on which bundles depend.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// The file with the name of a model.
+const NAME: &str = "name";
+/// The file that is locked while a model is built.
+const LOCK: &str = "lock";
+/// The folder with the commits of revisions.
+const REFS: &str = "refs";
+/// The digits of commits and hashes in names of folders.
+const ID_DIGITS: usize = 12;
+
+/// A model that can be built by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NamedModel {
+    /// A recipe that is part of the program.
+    Recipe(&'static EmbeddedRecipe),
+    /// A repository of the hub.
+    Repository(RepositoryName),
+    /// A recipe or a folder with weights.
+    Path(PathBuf),
+}
+
+/// Restrictions of the bundle of a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// The required task, if any.
+    pub task: Option<Task>,
+    /// The required precision, if any.
+    pub precision: Option<Precision>,
+    /// The engine that an encoder in int8 is built for.
+    pub engine: EngineChoice,
+}
+
+impl Options {
+    /// The engine of the configuration, for any task and precision.
+    pub fn of(config: &Config) -> Self {
+        Self { engine: config.engine, ..Self::default() }
+    }
+
+    /// Whether the bundle at `path` is valid and complies with the options.
+    pub fn complies(self, path: &Path) -> bool {
+        let Ok(bundle) = Bundle::open(path) else { return false };
+        let manifest = bundle.manifest();
+        self.task.is_none_or(|task| task == manifest.task)
+            && self.precision.is_none_or(|precision| precision == manifest.weights.precision)
+            && match self.engine {
+                EngineChoice::Auto => true,
+                EngineChoice::Native => manifest.engine == Engine::Native,
+                EngineChoice::Onnx => manifest.engine == Engine::Onnx,
+            }
+    }
+}
+
+/// The resources of builds by name.
+pub struct Tools<'a, P> {
+    /// Has the home folder, the engine, and access to the hub.
+    pub config: &'a Config,
+    /// Loads ONNX Runtime.
+    pub runtime: LoadRuntime<'a>,
+    /// Observes builds and downloads.
+    pub progress: &'a P,
+}
+
+/// A bundle that was built by name.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// The name of the model.
+    pub name: String,
+    /// The newest bundle of the model.
+    pub bundle: Bundle,
+    /// The version of the compiler.
+    pub version: String,
+    /// The time of the build.
+    pub built: SystemTime,
+}
+
+/// The outcome of [`NamedModels::build`].
+#[derive(Debug)]
+pub enum Outcome {
+    /// The bundle existed.
+    Known(PathBuf),
+    /// The bundle was built, at this path.
+    Built(PathBuf, Box<Built>),
+}
+
+impl Outcome {
+    /// The folder of the bundle.
+    pub fn into_path(self) -> PathBuf {
+        match self {
+            Self::Known(path) | Self::Built(path, _) => path,
+        }
+    }
+}
+
+/// The bundles that were built by name.
+#[derive(Clone, Debug)]
+pub struct NamedModels {
+    root: PathBuf,
+}
+
+impl NamedModels {
+    /// The bundles in the `home` of the configuration.
+    pub fn new(config: &Config) -> Self {
+        Self { root: config.home.join("models") }
+    }
+
+    /// The newest bundle of a model that complies with the options; `None` if there is none from this version.
+    pub fn find(&self, model: &NamedModel, options: Options) -> Result<Option<PathBuf>> {
+        let Some(id) = self.id(model)? else { return Ok(None) };
+        let bundles = self.bundles(&self.folder(model)?.join(VERSION), &id);
+        Ok(bundles.into_iter().find(|(_, path)| options.complies(path)).map(|(_, path)| path))
+    }
+
+    /// Builds a model; `is_new` looks for a newer commit of a repository even if there is a bundle. Processes that build
+    /// the same model wait for each other.
+    pub fn build<P: Progress + Meter>(
+        &self,
+        model: &NamedModel,
+        options: Options,
+        is_new: bool,
+        tools: &Tools<'_, P>,
+    ) -> Result<Outcome> {
+        let folder = files::create_folder(&self.folder(model)?)?;
+        let _lock = lock(&folder, tools.progress)?;
+        if !is_new && let Some(path) = self.find(model, options)? {
+            return Ok(Outcome::Known(path));
+        }
+        let source = Prepared::new(model, &folder, tools)?;
+        let out = folder.join(VERSION).join(bundle_name(&source.id[..ID_DIGITS], options));
+        let outcome = if Bundle::open(&out).is_ok() {
+            Outcome::Known(out)
+        } else {
+            let built = source.build(out.clone(), None, options, tools)?;
+            Outcome::Built(out, Box::new(built))
+        };
+        files::write(&folder.join(NAME), model.name().as_bytes())?;
+        if let (NamedModel::Repository(name), Some(Fetched { commit, .. })) = (model, &source.fetched) {
+            let path = folder.join(REFS).join(&name.revision);
+            files::create_folder(path.parent().unwrap_or(&folder))?;
+            files::write(&path, commit.as_bytes())?;
+        }
+        Ok(outcome)
+    }
+
+    /// All bundles, by name.
+    pub fn list(&self) -> Vec<Entry> {
+        let mut entries = Vec::new();
+        for model in folders(&self.root) {
+            let Ok(name) = fs::read_to_string(model.join(NAME)) else { continue };
+            for version in folders(&model).into_iter().filter(|folder| !folder.ends_with(REFS)) {
+                for (built, path) in self.bundles(&version, "") {
+                    let Ok(bundle) = Bundle::open(&path) else { continue };
+                    let version = version.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                    entries.push(Entry { name: name.clone(), bundle, version, built });
+                }
+            }
+        }
+        entries.sort_by(|left, right| left.name.cmp(&right.name).then(right.built.cmp(&left.built)));
+        entries
+    }
+
+    /// Removes all bundles of the models with this name; their size in bytes. With a revision, all revisions are removed.
+    pub fn remove(&self, name: &str) -> Result<Option<u64>> {
+        let name = name.split('@').next().unwrap_or(name);
+        let mut removed = None;
+        for folder in folders(&self.root) {
+            let found = fs::read_to_string(folder.join(NAME));
+            if found.is_ok_and(|found| found == name) {
+                let lock = lock_file(&folder)?;
+                match lock.try_lock() {
+                    Ok(()) => {}
+                    Err(TryLockError::WouldBlock) => {
+                        return Err(Error::config(format!(
+                            "expected `{name}` not to be in use, but another process builds it; try again later"
+                        )));
+                    }
+                    Err(TryLockError::Error(error)) => return Err(cannot_lock(&folder)(error)),
+                }
+                let bytes: u64 = folders(&folder)
+                    .iter()
+                    .flat_map(|version| self.bundles(version, ""))
+                    .fold(0, |sum, (_, path)| {
+                        sum + Bundle::open(&path).map_or(0, |bundle| size(bundle.manifest()))
+                    });
+                fs::remove_dir_all(&folder)
+                    .map_err(Error::io(format!("cannot remove `{}`", folder.display())))?;
+                *removed.get_or_insert(0) += bytes;
+            }
+        }
+        Ok(removed)
+    }
+
+    fn folder(&self, model: &NamedModel) -> Result<PathBuf> {
+        Ok(self.root.join(match model {
+            NamedModel::Recipe(recipe) => recipe.name.to_owned(),
+            NamedModel::Repository(name) => name.folder(),
+            NamedModel::Path(path) => {
+                let path = canonical(path)?;
+                let hash = hex(&Sha256::digest(path.as_os_str().as_encoded_bytes()));
+                format!("_{}", &hash[..ID_DIGITS])
+            }
+        }))
+    }
+
+    /// The commit or the hash of a model; `None` for a repository that was never built.
+    fn id(&self, model: &NamedModel) -> Result<Option<String>> {
+        match model {
+            NamedModel::Recipe(recipe) => Ok(Some(recipe_id(recipe))),
+            NamedModel::Path(path) => path_id(path).map(Some),
+            NamedModel::Repository(name) if name.is_commit() => Ok(Some(name.revision.clone())),
+            NamedModel::Repository(name) => {
+                let path = self.folder(model)?.join(REFS).join(&name.revision);
+                Ok(fs::read_to_string(path)
+                    .ok()
+                    .filter(|commit| commit.len() >= ID_DIGITS && commit.is_ascii()))
+            }
+        }
+    }
+
+    /// The bundles in a folder whose names begin with an id, the newest first.
+    fn bundles(&self, folder: &Path, id: &str) -> Vec<(SystemTime, PathBuf)> {
+        let id = &id[..id.len().min(ID_DIGITS)];
+        let has_id = |path: &PathBuf| {
+            path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(id.as_bytes()))
+        };
+        let built = |path: PathBuf| {
+            let found = fs::metadata(path.join(MANIFEST)).and_then(|found| found.modified()).ok()?;
+            Some((found, path))
+        };
+        let mut bundles: Vec<_> = folders(folder).into_iter().filter(has_id).filter_map(built).collect();
+        bundles.sort_by_key(|(built, _)| Reverse(*built));
+        bundles
+    }
+}
+
+/// The source of a model, on this machine.
+struct Prepared {
+    /// The commit, or a hash.
+    id: String,
+    name: Option<String>,
+    path: PathBuf,
+    fetched: Option<Fetched>,
+    /// The files of a recipe.
+    _scratch: Option<Scratch>,
+}
+
+impl Prepared {
+    fn new<P: Progress + Meter>(model: &NamedModel, scratch: &Path, tools: &Tools<'_, P>) -> Result<Self> {
+        Ok(match model {
+            NamedModel::Recipe(recipe) => {
+                let scratch = Scratch::new_in(scratch)?;
+                let path = recipe.write(scratch.path())?;
+                Self { id: recipe_id(recipe), name: None, path, fetched: None, _scratch: Some(scratch) }
+            }
+            NamedModel::Path(path) => {
+                let id = path_id(path)?;
+                Self { id, name: None, path: path.clone(), fetched: None, _scratch: None }
+            }
+            NamedModel::Repository(name) => {
+                let fetched = hub::fetch(name, &tools.config.hub, tools.progress)?;
+                let (id, path) = (fetched.commit.clone(), fetched.folder.clone());
+                Self { id, name: Some(name.short().to_owned()), path, fetched: Some(fetched), _scratch: None }
+            }
+        })
+    }
+
+    fn build<P: Progress + Meter>(
+        &self,
+        out: PathBuf,
+        name: Option<String>,
+        options: Options,
+        tools: &Tools<'_, P>,
+    ) -> Result<Built> {
+        let request = Request {
+            source: self.path.clone(),
+            out,
+            name: name.or_else(|| self.name.clone()),
+            task: options.task,
+            precision: options.precision,
+            engine: options.engine,
+            cache: tools.config.home.clone(),
+        };
+        build_from(&request, self.fetched.as_ref(), tools.runtime, tools.progress)
+    }
+}
+
+/// Builds a model into a folder of the caller's choice.
+pub fn build_into<P: Progress + Meter>(
+    out: PathBuf,
+    name: Option<String>,
+    model: &NamedModel,
+    options: Options,
+    tools: &Tools<'_, P>,
+) -> Result<Built> {
+    let destination = Destination::new(&out)?;
+    Prepared::new(model, destination.parent(), tools)?.build(out, name, options, tools)
+}
+
+impl NamedModel {
+    /// The name without a revision.
+    fn name(&self) -> String {
+        match self {
+            Self::Recipe(recipe) => recipe.name.to_owned(),
+            Self::Repository(name) => name.id.clone(),
+            Self::Path(path) => canonical(path).unwrap_or_else(|_| path.clone()).display().to_string(),
+        }
+    }
+}
+
+/// The size of a bundle's files in bytes.
+pub fn size(manifest: &Manifest) -> u64 {
+    manifest.files.iter().map(|file| file.size).sum()
+}
+
+/// The file whose lock is that of a folder.
+fn lock_file(folder: &Path) -> Result<File> {
+    let file = File::options().create(true).truncate(false).write(true).open(folder.join(LOCK));
+    file.map_err(cannot_lock(folder))
+}
+
+fn cannot_lock(folder: &Path) -> impl FnOnce(std::io::Error) -> Error {
+    Error::io(format!("cannot lock `{}`", folder.display()))
+}
+
+/// Waits until no other process builds the model.
+fn lock(folder: &Path, progress: &dyn Progress) -> Result<File> {
+    let file = lock_file(folder)?;
+    match file.try_lock() {
+        Ok(()) => return Ok(file),
+        Err(TryLockError::WouldBlock) => progress.stage("wait for another process that builds the model", 1),
+        Err(TryLockError::Error(error)) => return Err(cannot_lock(folder)(error)),
+    }
+    file.lock().map_err(cannot_lock(folder))?;
+    Ok(file)
+}
+
+/// The name of the folder of a bundle.
+fn bundle_name(id: &str, options: Options) -> String {
+    let task = options.task.map(|task| format!("-{task}"));
+    let precision = options.precision.map(|precision| format!("-{precision}"));
+    let engine = match options.engine {
+        EngineChoice::Auto => None,
+        EngineChoice::Native => Some("-native".to_owned()),
+        EngineChoice::Onnx => Some("-onnx".to_owned()),
+    };
+    [Some(id.to_owned()), task, precision, engine].into_iter().flatten().collect()
+}
+
+fn recipe_id(recipe: &EmbeddedRecipe) -> String {
+    let mut hash = Sha256::new();
+    for (name, bytes) in recipe.files {
+        hash.update(name);
+        hash.update(bytes);
+    }
+    hex(&hash.finalize())
+}
+
+/// A hash of the names, sizes and times of a folder's files; of a recipe, also those of the folders that it names.
+fn path_id(path: &Path) -> Result<String> {
+    let path = canonical(path)?;
+    let mut hash = Sha256::new();
+    hash.update(path.as_os_str().as_encoded_bytes());
+    let mut pending = if path.is_dir() {
+        vec![path]
+    } else {
+        let source = Recipe::open(&path)?.source;
+        hash.update(files::read(&path)?);
+        let local = Some(source.folder).filter(|_| source.package.is_none()).into_iter();
+        let folder = path.parent().unwrap_or(Path::new("."));
+        local.chain(source.adapter).map(|inner| folder.join(inner)).collect()
+    };
+    while let Some(folder) = pending.pop() {
+        for (path, entry) in files::list(&folder)? {
+            // Hidden folders may be large, such as `.git`.
+            if path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".")) {
+                continue;
+            }
+            if entry.is_dir() {
+                pending.push(path);
+            } else if let Ok(found) = fs::metadata(&path) {
+                hash.update(path.as_os_str().as_encoded_bytes());
+                hash.update(format!("\0{}\0{:?}\0", found.len(), found.modified().ok()));
+            }
+        }
+    }
+    Ok(hex(&hash.finalize()))
+}
+
+fn canonical(path: &Path) -> Result<PathBuf> {
+    fs::canonicalize(path).map_err(Error::io(format!("cannot find `{}`", path.display())))
+}
+
+fn folders(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    folders
+        .filter(|entry| !entry.file_name().as_encoded_bytes().starts_with(b"."))
+        .map(|entry| entry.path())
+        .collect()
+}

@@ -1,0 +1,351 @@
+//! A builder for ONNX graphs, node by node.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kivu::onnx_proto::{
+    AttributeProto, Dimension, DimensionProto, FUNCTIONS, FunctionProto, GraphProto, MICROSOFT, ModelProto,
+    NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto,
+    attribute_type, data_type,
+};
+
+const OPSET: i64 = 21;
+/// The file format that belongs to [`OPSET`].
+const IR_VERSION: i64 = 10;
+
+type Attributes = Vec<AttributeProto>;
+
+/// The name of a tensor in the graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Value(String);
+
+impl Value {
+    /// An optional input or output that is left out.
+    pub fn none() -> Self {
+        Self(String::new())
+    }
+}
+
+/// A graph under construction.
+///
+/// The output of a node is named after its operator. A constant is added once: a second one of the same name refers to
+/// the first.
+#[derive(Debug, Default)]
+pub struct GraphBuilder {
+    graph: GraphProto,
+    constants: BTreeSet<String>,
+    nodes: usize,
+    /// Model-local functions, by name; `None` if their nodes are written into the graph.
+    functions: Option<BTreeMap<String, FunctionProto>>,
+    /// Whether this is the body of a function, whose constants are nodes.
+    is_body: bool,
+}
+
+impl GraphBuilder {
+    /// A graph that calls model-local functions of the domain `kivu`, for engines that know them by name.
+    pub fn with_functions() -> Self {
+        Self { functions: Some(BTreeMap::new()), ..Self::default() }
+    }
+
+    /// Whether the graph calls model-local functions.
+    pub fn has_functions(&self) -> bool {
+        self.functions.is_some()
+    }
+
+    /// Adds the nodes of `body`: as a call of the function `name` if this graph has functions, and else one by one.
+    pub fn function<const INPUTS: usize>(
+        &mut self,
+        name: &str,
+        inputs: [&Value; INPUTS],
+        body: impl FnOnce(&mut Self, [&Value; INPUTS]) -> Value,
+    ) -> Value {
+        let Some(functions) = &mut self.functions else { return body(self, inputs) };
+        if !functions.contains_key(name) {
+            let names = std::array::from_fn::<_, INPUTS, _>(|input| Value(format!("input_{input}")));
+            let mut nodes = Self { is_body: true, ..Self::default() };
+            let output = body(&mut nodes, names.each_ref());
+            let function = FunctionProto {
+                name: name.to_owned(),
+                domain: FUNCTIONS.to_owned(),
+                input: names.map(|name| name.0).into(),
+                output: vec![output.0],
+                node: nodes.graph.node,
+                opset_import: opsets([("", OPSET), (MICROSOFT, 1)]),
+                ..FunctionProto::default()
+            };
+            functions.insert(name.to_owned(), function);
+        }
+        let output = self.fresh(name);
+        self.push([FUNCTIONS, name], &inputs, vec![output.clone()], Vec::new());
+        Value(output)
+    }
+
+    /// Adds an INT64 input. Each axis has a name and may have any length.
+    pub fn input(&mut self, name: &str, axes: &[&str]) -> Value {
+        self.graph.input.push(value_info(name, data_type::INT64, axes.iter().map(|axis| any(axis))));
+        Value(name.to_owned())
+    }
+
+    /// Adds a float input.
+    pub fn float_input(&mut self, name: &str, axes: impl IntoIterator<Item = Dimension>) -> Value {
+        self.graph.input.push(value_info(name, data_type::FLOAT, axes));
+        Value(name.to_owned())
+    }
+
+    /// Adds the float output `name` and an `Identity` that copies `value` to it.
+    pub fn output(&mut self, value: &Value, name: &str, axes: impl IntoIterator<Item = Dimension>) {
+        self.push(["", "Identity"], &[value], vec![name.to_owned()], Vec::new());
+        self.graph.output.push(value_info(name, data_type::FLOAT, axes));
+    }
+
+    /// Renames `value`, the output of a node, to `name` and makes it a float output. Unlike [`GraphBuilder::output`],
+    /// this copies nothing.
+    pub fn expose(&mut self, value: &Value, name: &str, axes: impl IntoIterator<Item = Dimension>) {
+        for node in &mut self.graph.node {
+            let names = node.input.iter_mut().chain(&mut node.output);
+            names.filter(|used| **used == value.0).for_each(|used| name.clone_into(used));
+        }
+        self.graph.output.push(value_info(name, data_type::FLOAT, axes));
+    }
+
+    /// Adds a FLOAT constant.
+    pub fn floats(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Value {
+        self.constant(float_tensor(name, shape, values))
+    }
+
+    /// Adds an INT8 constant.
+    pub fn bytes(&mut self, name: &str, shape: &[usize], values: &[i8]) -> Value {
+        self.constant(int8_tensor(name, shape, values))
+    }
+
+    /// Adds a UINT8 constant that stores each value plus 128.
+    pub fn shifted_bytes(&mut self, name: &str, shape: &[usize], values: &[i8]) -> Value {
+        let bytes: Vec<u8> = values.iter().map(|value| value.cast_unsigned() ^ 0x80).collect();
+        self.unsigned_bytes(name, shape, &bytes)
+    }
+
+    /// Adds an INT32 constant.
+    pub fn sums(&mut self, name: &str, shape: &[usize], values: &[i32]) -> Value {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.constant(tensor(name, data_type::INT32, shape, bytes))
+    }
+
+    /// Adds a UINT8 constant.
+    pub fn unsigned_bytes(&mut self, name: &str, shape: &[usize], values: &[u8]) -> Value {
+        self.constant(tensor(name, data_type::UINT8, shape, values.to_vec()))
+    }
+
+    /// Adds a list of integers: axes, sizes, bounds.
+    pub fn integers(&mut self, name: &str, values: &[i64]) -> Value {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.constant(tensor(name, data_type::INT64, &[values.len()], bytes))
+    }
+
+    fn constant(&mut self, tensor: TensorProto) -> Value {
+        let name = tensor.name.clone();
+        if self.constants.insert(name.clone()) {
+            match self.is_body {
+                false => self.graph.initializer.push(tensor),
+                true => self.push(["", "Constant"], &[], vec![name.clone()], vec![constant("value", tensor)]),
+            }
+        }
+        Value(name)
+    }
+
+    /// Adds a node of a standard operator with one output.
+    pub fn node(&mut self, operator: &str, inputs: &[&Value], attributes: Attributes) -> Value {
+        let output = self.fresh(operator);
+        self.push(["", operator], inputs, vec![output.clone()], attributes);
+        Value(output)
+    }
+
+    /// `value` in another element type, of [`data_type`].
+    pub fn cast(&mut self, value: &Value, to: i32) -> Value {
+        self.node("Cast", &[value], vec![integer("to", i64::from(to))])
+    }
+
+    /// Adds a node of one of ONNX Runtime's own operators with one output.
+    pub fn microsoft(&mut self, operator: &str, inputs: &[&Value], attributes: Attributes) -> Value {
+        let output = self.fresh(operator);
+        self.push([MICROSOFT, operator], inputs, vec![output.clone()], attributes);
+        Value(output)
+    }
+
+    /// Adds a node of one of ONNX Runtime's own operators with several outputs; those that `keep` marks `false` are
+    /// left out.
+    pub fn several<const OUTPUTS: usize>(
+        &mut self,
+        operator: &str,
+        inputs: &[&Value],
+        attributes: Attributes,
+        keep: [bool; OUTPUTS],
+    ) -> [Value; OUTPUTS] {
+        let outputs = self.outputs(operator, keep);
+        self.push([MICROSOFT, operator], inputs, outputs.to_vec(), attributes);
+        outputs.map(Value)
+    }
+
+    /// Cuts `value` into equal parts along its last axis.
+    pub fn split<const PARTS: usize>(&mut self, value: &Value) -> [Value; PARTS] {
+        let parts = self.outputs("Split", [true; PARTS]);
+        let attributes = vec![integer("axis", -1), integer("num_outputs", PARTS as i64)];
+        self.push(["", "Split"], &[value], parts.to_vec(), attributes);
+        parts.map(Value)
+    }
+
+    /// Cuts `value` into parts of the given lengths along its last axis.
+    pub fn split_into<const PARTS: usize>(
+        &mut self,
+        value: &Value,
+        lengths: [usize; PARTS],
+    ) -> [Value; PARTS] {
+        let parts = self.outputs("Split", [true; PARTS]);
+        let lengths = lengths.map(|length| length as i64);
+        let name = format!("lengths_{}", lengths.map(|length| length.to_string()).join("_"));
+        let lengths = self.integers(&name, &lengths);
+        self.push(["", "Split"], &[value, &lengths], parts.to_vec(), vec![integer("axis", -1)]);
+        parts.map(Value)
+    }
+
+    /// The values of `body` for each index below the scalar `count`, along a new first axis. The body reads values of
+    /// this graph by name, and its index is a scalar.
+    pub fn repeat(&mut self, count: &Value, body: impl FnOnce(&mut Self, &Value) -> Value) -> Value {
+        let name = self.fresh("Loop");
+        let [index, before, after] = ["index", "before", "after"].map(|part| Value(format!("{name}.{part}")));
+        let outside = std::mem::take(&mut self.graph.node);
+        let output = body(self, &index);
+        self.push(["", "Identity"], &[&before], vec![after.0.clone()], Vec::new());
+        let node = std::mem::replace(&mut self.graph.node, outside);
+        let scalar = |value: &Value, kind| value_info(&value.0, kind, []);
+        let body = GraphProto {
+            name: name.clone(),
+            node,
+            input: vec![scalar(&index, data_type::INT64), scalar(&before, data_type::BOOL)],
+            output: vec![scalar(&after, data_type::BOOL), of_any_shape(&output.0, data_type::FLOAT)],
+            ..GraphProto::default()
+        };
+        self.push(["", "Loop"], &[count, &Value::none()], vec![name.clone()], vec![subgraph("body", body)]);
+        Value(name)
+    }
+
+    fn outputs<const COUNT: usize>(&mut self, operator: &str, keep: [bool; COUNT]) -> [String; COUNT] {
+        let name = self.fresh(operator);
+        std::array::from_fn(|output| if keep[output] { format!("{name}.{output}") } else { String::new() })
+    }
+
+    fn fresh(&mut self, operator: &str) -> String {
+        self.nodes += 1;
+        format!("{operator}_{}", self.nodes)
+    }
+
+    fn push(&mut self, operator: [&str; 2], inputs: &[&Value], output: Vec<String>, attribute: Attributes) {
+        let [domain, op_type] = operator.map(str::to_owned);
+        let input = inputs.iter().map(|input| input.0.clone()).collect();
+        let name = output.first().cloned().unwrap_or_default();
+        self.graph.node.push(NodeProto { name, op_type, domain, input, output, attribute });
+    }
+
+    /// The finished model.
+    pub fn finish(mut self, name: &str) -> ModelProto {
+        self.graph.name = name.to_owned();
+        ModelProto {
+            ir_version: IR_VERSION,
+            producer_name: "kivu".into(),
+            producer_version: env!("CARGO_PKG_VERSION").into(),
+            opset_import: match &self.functions {
+                None => opsets([("", OPSET), (MICROSOFT, 1)]),
+                Some(_) => opsets([("", OPSET), (MICROSOFT, 1), (FUNCTIONS, 1)]),
+            },
+            graph: Some(self.graph),
+            functions: self.functions.unwrap_or_default().into_values().collect(),
+        }
+    }
+}
+
+fn opsets<const COUNT: usize>(domains: [(&str, i64); COUNT]) -> Vec<OperatorSetIdProto> {
+    domains.map(|(domain, version)| OperatorSetIdProto { domain: domain.into(), version }).into()
+}
+
+/// A FLOAT constant.
+pub(crate) fn float_tensor(name: &str, shape: &[usize], values: &[f32]) -> TensorProto {
+    let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    tensor(name, data_type::FLOAT, shape, bytes)
+}
+
+/// An INT8 constant.
+pub(crate) fn int8_tensor(name: &str, shape: &[usize], values: &[i8]) -> TensorProto {
+    let bytes = values.iter().map(|value| value.cast_unsigned()).collect();
+    tensor(name, data_type::INT8, shape, bytes)
+}
+
+fn tensor(name: &str, data_type: i32, shape: &[usize], bytes: Vec<u8>) -> TensorProto {
+    TensorProto {
+        name: name.into(),
+        data_type,
+        dims: shape.iter().map(|side| *side as i64).collect(),
+        raw_data: bytes.into(),
+        ..TensorProto::default()
+    }
+}
+
+fn constant(name: &str, tensor: TensorProto) -> AttributeProto {
+    AttributeProto {
+        name: name.into(),
+        t: Some(tensor),
+        r#type: attribute_type::TENSOR,
+        ..AttributeProto::default()
+    }
+}
+
+fn subgraph(name: &str, graph: GraphProto) -> AttributeProto {
+    AttributeProto {
+        name: name.into(),
+        g: Some(graph),
+        r#type: attribute_type::GRAPH,
+        ..AttributeProto::default()
+    }
+}
+
+/// An integer attribute.
+pub fn integer(name: &str, value: i64) -> AttributeProto {
+    AttributeProto { name: name.into(), i: value, r#type: attribute_type::INT, ..AttributeProto::default() }
+}
+
+/// An attribute with a list of integers.
+pub fn integers(name: &str, values: &[i64]) -> AttributeProto {
+    let ints = values.to_vec();
+    AttributeProto { name: name.into(), ints, r#type: attribute_type::INTS, ..AttributeProto::default() }
+}
+
+/// A float attribute.
+pub fn float(name: &str, value: f32) -> AttributeProto {
+    AttributeProto { name: name.into(), f: value, r#type: attribute_type::FLOAT, ..AttributeProto::default() }
+}
+
+/// A string attribute.
+pub fn string(name: &str, value: &'static str) -> AttributeProto {
+    let s = value.as_bytes().into();
+    AttributeProto { name: name.into(), s, r#type: attribute_type::STRING, ..AttributeProto::default() }
+}
+
+/// An axis of any length.
+pub fn any(name: &str) -> Dimension {
+    Dimension::DimParam(name.into())
+}
+
+/// An axis of a fixed length.
+pub fn fixed(length: usize) -> Dimension {
+    Dimension::DimValue(length as i64)
+}
+
+fn value_info(name: &str, elem_type: i32, axes: impl IntoIterator<Item = Dimension>) -> ValueInfoProto {
+    let dim = axes.into_iter().map(|axis| DimensionProto { value: Some(axis) }).collect();
+    typed(name, TensorTypeProto { elem_type, shape: Some(TensorShapeProto { dim }) })
+}
+
+fn of_any_shape(name: &str, elem_type: i32) -> ValueInfoProto {
+    typed(name, TensorTypeProto { elem_type, shape: None })
+}
+
+fn typed(name: &str, tensor_type: TensorTypeProto) -> ValueInfoProto {
+    ValueInfoProto { name: name.into(), r#type: Some(TypeProto { tensor_type: Some(tensor_type) }) }
+}

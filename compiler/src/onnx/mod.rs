@@ -1,0 +1,12 @@
+//! Reading and writing ONNX files without ONNX Runtime.
+
+mod file;
+mod graph;
+
+pub(super) use self::graph::{float_tensor, int8_tensor};
+pub use self::{
+    file::{WEIGHTS, read, write, write_all},
+    graph::{GraphBuilder, Value, any, fixed, float, integer, integers, string},
+};
+pub use kivu::onnx_proto as proto;
+pub(super) use kivu::onnx_proto::{AttributeProto, Dimension, ModelProto, data_type};

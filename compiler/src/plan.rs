@@ -1,0 +1,164 @@
+//! The request for a build, and the plan that it becomes with its recipe, if it has one.
+
+use std::path::{Path, PathBuf};
+
+use super::{
+    recipe::{Prompts, QualityFloor, Recipe, Strategy},
+    sentence_transformers::transformer_folder,
+};
+use kivu::{
+    backend::onnx::Runtime,
+    config::EngineChoice,
+    error::{Error, Result},
+    pipeline::{
+        Task,
+        seq2seq::{LanguagePair, Languages},
+    },
+    repository::manifest::{Precision, TensorNames},
+};
+
+/// The source of a build, its target, and settings that override the source's.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// A recipe, a Hugging Face folder or an ONNX export.
+    pub source: PathBuf,
+    /// The bundle's folder. An existing bundle is replaced when the new one is complete.
+    pub out: PathBuf,
+    /// The model's name; by default that of the recipe or the folder.
+    pub name: Option<String>,
+    /// The model's task; by default that of the recipe, or the most likely one.
+    pub task: Option<Task>,
+    /// The precision of the weights; by default the recipe's, or int8 unless its quality is below the floor.
+    pub precision: Option<Precision>,
+    /// The engine that an encoder in int8 is built for.
+    pub engine: EngineChoice,
+    /// The folder of downloaded packages.
+    pub cache: PathBuf,
+}
+
+/// Receives the stages of a build.
+pub trait Progress: Sync {
+    /// A stage of `steps` steps begins.
+    fn stage(&self, name: &str, steps: usize);
+    /// A step of the stage is done.
+    fn step(&self);
+}
+
+/// The source of a build and its settings.
+#[derive(Clone, Default)]
+pub(super) struct Plan {
+    pub(super) name: String,
+    pub(super) aliases: Vec<String>,
+    /// The package or folder of the source, for the manifest.
+    pub(super) from: String,
+    pub(super) folder: PathBuf,
+    /// The folder of an adapter that is merged into the weights.
+    pub(super) adapter: Option<PathBuf>,
+    /// The folder of the files of the encoder of GLiNER, if the model's own has none.
+    pub(super) encoder: Option<PathBuf>,
+    /// The requested task; by default the model's most likely one.
+    pub(super) task: Option<Task>,
+    pub(super) strategy: Strategy,
+    pub(super) tensors: TensorNames,
+    pub(super) prompts: Prompts,
+    pub(super) languages: Option<LanguagePair>,
+    pub(super) precision: Precision,
+    /// Whether the precision was requested. Otherwise, the build may choose a better one.
+    pub(super) is_precision_fixed: bool,
+    pub(super) engine: EngineChoice,
+    pub(super) floor: QualityFloor,
+}
+
+impl Plan {
+    /// The folder with the weights, the `config.json` and the tokenizer.
+    pub(super) fn transformer(&self) -> Result<PathBuf> {
+        transformer_folder(&self.folder)
+    }
+
+    /// The languages of a model that translates: the recipe's, or those that the model's files name.
+    pub(super) fn languages(&self, of_files: Option<Languages>) -> Result<Languages> {
+        let pair = |LanguagePair { source, target }| Languages::Pair { source, target };
+        self.languages.clone().map(pair).or(of_files).ok_or_else(|| {
+            Error::model(format!(
+                "expected the languages of `{}` in its files, but found none; name them in a recipe: \
+                 `[languages]` with `source` and `target`",
+                self.name
+            ))
+        })
+    }
+}
+
+/// Loads ONNX Runtime, or downloads it first. Builds call it when they need it: an unusable source is refused before.
+pub type LoadRuntime<'a> = &'a dyn Fn() -> Result<Runtime>;
+
+/// A plan and the resources of its build.
+#[derive(Clone, Copy)]
+pub(super) struct Build<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) scratch: &'a Path,
+    pub(super) runtime: LoadRuntime<'a>,
+    pub(super) progress: &'a dyn Progress,
+}
+
+/// Plans a build; downloads the package that its recipe names.
+pub(super) fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
+    let source = &request.source;
+    let is_recipe = source.extension().is_some_and(|extension| extension == "toml") && source.is_file();
+    if is_recipe {
+        return of_recipe(request, progress);
+    }
+    if !source.is_dir() {
+        return Err(Error::config(format!(
+            "expected a recipe (`….toml`) or a folder, but found {} at `{}`{}",
+            if source.exists() { "another file" } else { "nothing" },
+            source.display(),
+            if source.exists() { "; build the folder that contains it" } else { "" }
+        )));
+    }
+    let folder = source.canonicalize().ok();
+    let from = folder.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
+    let from = from.unwrap_or("model").to_owned();
+    Ok(Plan {
+        name: request.name.clone().unwrap_or_else(|| from.clone()),
+        from,
+        folder: source.clone(),
+        task: request.task,
+        precision: request.precision.unwrap_or_default(),
+        is_precision_fixed: request.precision.is_some(),
+        engine: request.engine,
+        ..Plan::default()
+    })
+}
+
+fn of_recipe(request: &Request, progress: &dyn Progress) -> Result<Plan> {
+    let path = &request.source;
+    let recipe = Recipe::open(path)?;
+    if let Some(task) = request.task.filter(|task| *task != recipe.task) {
+        return Err(Error::config(format!(
+            "expected the recipe's task `{}`, but found `--task {task}`",
+            recipe.task
+        )));
+    }
+    progress.stage("fetch the weights", 1);
+    let folder = recipe.folder(path, &request.cache)?;
+    progress.step();
+    let parent = path.parent().unwrap_or(Path::new("."));
+    let (source, precision) = (recipe.source, request.precision.or(recipe.precision));
+    Ok(Plan {
+        name: request.name.clone().unwrap_or(recipe.name),
+        from: source.package.unwrap_or_else(|| source.folder.display().to_string()),
+        folder,
+        adapter: source.adapter.map(|adapter| parent.join(adapter)),
+        encoder: None,
+        task: Some(recipe.task),
+        strategy: recipe.strategy,
+        tensors: recipe.tensors,
+        prompts: recipe.prompts,
+        aliases: recipe.aliases,
+        languages: recipe.languages,
+        precision: precision.unwrap_or_default(),
+        is_precision_fixed: precision.is_some(),
+        engine: request.engine,
+        floor: recipe.quality,
+    })
+}

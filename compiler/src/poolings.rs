@@ -1,0 +1,111 @@
+//! The poolings of sentence-transformers: their settings, and their nodes in a graph.
+
+use std::path::Path;
+
+use super::{
+    config::{ConfigFile, OneOrMany},
+    functions,
+    onnx::{GraphBuilder, Value, data_type, integer},
+};
+use kivu::error::{Error, Result, quoted};
+
+/// A mode of pooling.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Mode {
+    Cls,
+    Max,
+    Mean,
+    MeanSqrtLen,
+    WeightedMean,
+    LastToken,
+}
+
+/// The poolings of the module in `folder`, in the order of their vectors.
+pub(super) fn open(folder: &Path) -> Result<Vec<Mode>> {
+    /// The flags of versions up to 4, in the order of their vectors.
+    const FLAGS: [&str; 6] = [
+        "cls_token",
+        "max_tokens",
+        "mean_tokens",
+        "mean_sqrt_len_tokens",
+        "weightedmean_tokens",
+        "lasttoken",
+    ];
+    let config = ConfigFile::open(folder)?;
+    if config.get("include_prompt")? == Some(false) {
+        return Err(Error::model(
+            "expected `include_prompt` true, but found false: pooling without the prompt is not supported",
+        ));
+    }
+    let modes = match config.get::<OneOrMany<String>>("pooling_mode")? {
+        Some(modes) => modes.into_vec(),
+        None => {
+            let mut modes = Vec::new();
+            for flag in FLAGS {
+                if config.is_set(&format!("pooling_mode_{flag}"))? {
+                    modes.push(flag.to_owned());
+                }
+            }
+            modes
+        }
+    };
+    if modes.is_empty() {
+        return Ok(vec![Mode::Mean]);
+    }
+    let pooling = |mode: &String| match mode.as_str() {
+        "cls" | "cls_token" => Ok(Mode::Cls),
+        "max" | "max_tokens" => Ok(Mode::Max),
+        "mean" | "mean_tokens" => Ok(Mode::Mean),
+        "mean_sqrt_len_tokens" | "mean_sqrt_len" => Ok(Mode::MeanSqrtLen),
+        "weightedmean" | "weightedmean_tokens" => Ok(Mode::WeightedMean),
+        "lasttoken" => Ok(Mode::LastToken),
+        _ => Err(Error::model(format!(
+            "expected pooling modes among `cls`, `max`, `mean`, `mean_sqrt_len_tokens`, `weightedmean`, `lasttoken`, but \
+             found {}",
+            quoted(&modes)
+        ))),
+    };
+    modes.iter().map(pooling).collect()
+}
+
+/// Writes poolings of the vectors of tokens with their mask, whose results are concatenated.
+pub(super) fn write(graph: &mut GraphBuilder, modes: &[Mode], inputs: [&Value; 2]) -> Value {
+    let vectors: Vec<Value> = modes.iter().map(|mode| mode.write(graph, inputs)).collect();
+    match &vectors[..] {
+        [vector] => vector.clone(),
+        _ => graph.node("Concat", &vectors.iter().collect::<Vec<_>>(), vec![integer("axis", -1)]),
+    }
+}
+
+impl Mode {
+    /// Writes the pooling. Those that the native engine has are functions.
+    fn write(self, graph: &mut GraphBuilder, inputs: [&Value; 2]) -> Value {
+        let [tokens, mask] = inputs;
+        let (one, last) = (graph.integers("one", &[1]), graph.integers("last_axis", &[-1]));
+        match self {
+            Self::Cls => graph.function("FirstOfTokens", inputs, functions::first_of_tokens),
+            Self::LastToken => graph.function("LastOfTokens", inputs, functions::last_of_tokens),
+            Self::Mean => graph.function("MeanOfTokens", inputs, functions::mean_of_tokens),
+            Self::Max => {
+                let lowest = graph.floats("lowest", &[], &[f32::MIN]);
+                let is_token = graph.cast(mask, data_type::BOOL);
+                let is_token = graph.node("Unsqueeze", &[&is_token, &last], vec![]);
+                let kept = graph.node("Where", &[&is_token, tokens, &lowest], vec![]);
+                graph.node("ReduceMax", &[&kept, &one], vec![integer("keepdims", 0)])
+            }
+            Self::MeanSqrtLen => {
+                let weights = graph.cast(mask, data_type::FLOAT);
+                let sum = functions::weighted_sum(graph, tokens, &weights);
+                let count = graph.node("ReduceSum", &[&weights, &one], vec![integer("keepdims", 1)]);
+                let root = graph.node("Sqrt", &[&count], vec![]);
+                graph.node("Div", &[&sum, &root], vec![])
+            }
+            Self::WeightedMean => {
+                let positions = functions::positions_of_tokens(graph, mask);
+                let sum = functions::weighted_sum(graph, tokens, &positions);
+                let total = graph.node("ReduceSum", &[&positions, &one], vec![integer("keepdims", 1)]);
+                graph.node("Div", &[&sum, &total], vec![])
+            }
+        }
+    }
+}

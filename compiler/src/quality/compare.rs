@@ -1,0 +1,169 @@
+//! The agreement of two forms of an encoder, by their answers.
+
+use std::time::Duration;
+
+use super::answer::{Answer, LABELS};
+use crate::source::EncoderSettings;
+use kivu::{
+    pipeline::{scores::descending, zero_shot_entities::THRESHOLD},
+    repository::manifest::{Neighbours, Quality},
+};
+
+/// The answers of both forms for one text, and their times.
+pub(super) type Answers = [(Vec<Answer>, Duration); 2];
+
+/// The quality of the output at a place.
+pub(super) fn compare(settings: &EncoderSettings, answers: &[&Answers], output: usize) -> Quality {
+    let texts = answers.len();
+    let pairs = || answers.iter().map(|[left, right]| (&left.0[output], &right.0[output]));
+    let mean = |sum: f32| sum / texts.max(1) as f32;
+    match settings {
+        EncoderSettings::Embedding(_) => {
+            let cosines: Vec<f32> = pairs().map(|(left, right)| left.cosine(right)).collect();
+            let terms: Option<f32> = pairs().map(|(left, right)| left.terms_kept(right)).sum();
+            let forms: [Vec<&Answer>; 2] = pairs().unzip::<_, _, Vec<_>, Vec<_>>().into();
+            let similarities = forms.each_ref().map(|answers| similarities(answers));
+            let is_scored = matches!(forms[0].first(), Some(Answer::MultiVector(_)));
+            Quality::Embedding {
+                texts,
+                mean_cosine: mean(cosines.iter().sum()),
+                worst_cosine: cosines.iter().copied().min_by(f32::total_cmp).unwrap_or(f32::NAN),
+                neighbours: Some(neighbours(&similarities)),
+                terms: terms.map(mean),
+                score_difference: is_scored.then(|| score_difference(&similarities)),
+            }
+        }
+        EncoderSettings::Classification(_) => {
+            let agree = |(left, right): &(&Answer, &Answer)| {
+                descending(left.values()).first() == descending(right.values()).first()
+            };
+            let difference = |(left, right): (&Answer, &Answer)| {
+                let (left, right) = (left.values(), right.values());
+                let differences = left.iter().zip(right).map(|(left, right)| (left - right).abs());
+                differences.sum::<f32>() / left.len().max(1) as f32
+            };
+            Quality::Classification {
+                texts,
+                agreement: mean(pairs().filter(agree).count() as f32),
+                mean_difference: mean(pairs().map(difference).sum()),
+            }
+        }
+        EncoderSettings::TokenClassification(settings) => {
+            let width = settings.labels.len();
+            let pairs = || pairs().map(|(left, right)| (left.values(), right.values()));
+            let tokens =
+                || pairs().flat_map(|(left, right)| left.chunks_exact(width).zip(right.chunks_exact(width)));
+            let count = tokens().count();
+            let agreeing = tokens().filter(|(left, right)| descending(left)[0] == descending(right)[0]);
+            let [mean_difference, worst_difference] = differences(pairs());
+            Quality::TokenClassification {
+                texts,
+                tokens: count,
+                agreement: (agreeing.count() as f64 / count.max(1) as f64) as f32,
+                mean_difference,
+                worst_difference,
+            }
+        }
+        EncoderSettings::ZeroShotEntities(_) => {
+            let pairs = || pairs().map(|(left, right)| (left.values(), right.values()));
+            let scores = || pairs().flat_map(|(left, right)| left.iter().zip(right));
+            // The entities that requests get by default, as far as they do not exclude each other.
+            let is_entity = |score: &f32| *score > THRESHOLD;
+            let common = scores().filter(|(left, right)| is_entity(left) && is_entity(right)).count();
+            let found =
+                scores().map(|(left, right)| [left, right].into_iter().filter(|it| is_entity(it)).count());
+            let [mean_difference, worst_difference] = differences(pairs());
+            Quality::ZeroShotEntities {
+                texts,
+                spans: scores().count() / LABELS.len(),
+                agreement: match found.sum::<usize>() {
+                    0 => 1.0,
+                    found => 2.0 * common as f32 / found as f32,
+                },
+                mean_difference,
+                worst_difference,
+            }
+        }
+    }
+}
+
+/// The mean and the largest difference between the scores of both forms.
+fn differences<'a>(pairs: impl Iterator<Item = (&'a [f32], &'a [f32])>) -> [f32; 2] {
+    let (mut sum, mut count, mut largest) = (0.0, 0_usize, 0.0_f32);
+    for (left, right) in pairs.flat_map(|(left, right)| left.iter().zip(right)) {
+        let difference = (left - right).abs();
+        sum += f64::from(difference);
+        count += 1;
+        largest = largest.max(difference);
+    }
+    [(sum / count.max(1) as f64) as f32, largest]
+}
+
+/// The similarities of each text to all texts.
+fn similarities(answers: &[&Answer]) -> Vec<Vec<f32>> {
+    answers.iter().map(|answer| answer.similarities(answers)).collect()
+}
+
+/// The mean difference between the similarities of both forms.
+fn score_difference([reference, found]: &[Vec<Vec<f32>>; 2]) -> f32 {
+    let rows = reference.iter().zip(found);
+    differences(rows.map(|(left, right)| (left.as_slice(), right.as_slice())))[0]
+}
+
+/// Compares the nearest texts of each text in both forms, by its similarities to all texts.
+fn neighbours(forms: &[Vec<Vec<f32>>; 2]) -> Neighbours {
+    let texts = forms[0].len().max(1) as f32;
+    let (mut kept, mut expected, mut same) = (0, 0, 0);
+    for text in 0..forms[0].len() {
+        let [reference, found] = forms.each_ref().map(|rows| nearest(&rows[text], text));
+        kept += reference.iter().filter(|other| found.contains(other)).count();
+        expected += reference.len();
+        same += usize::from(reference.first() == found.first());
+    }
+    Neighbours { ten_nearest: kept as f32 / expected.max(1) as f32, nearest: same as f32 / texts }
+}
+
+/// The ten other texts that are most similar to `text` by its similarities to all texts, the most similar first.
+pub(crate) fn nearest(similarities: &[f32], text: usize) -> Vec<usize> {
+    let mut others: Vec<usize> = (0..similarities.len()).filter(|other| *other != text).collect();
+    others.sort_by(|left, right| similarities[*right].total_cmp(&similarities[*left]));
+    others.truncate(10);
+    others
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quality::answer::MultiVectors;
+
+    #[test]
+    fn neighbours_are_compared_text_by_text() {
+        let angles = |angles: [f32; 13]| angles.map(|angle| [angle.cos(), angle.sin()]);
+        let vectors = |points: &[[f32; 2]; 13]| -> Vec<Answer> {
+            points.iter().map(|point| Answer::Vector(point.to_vec())).collect()
+        };
+        let steps: [f32; 13] = std::array::from_fn(|step| step as f32 / 10.0);
+        let reference = vectors(&angles(steps));
+        let mut moved = steps;
+        // The first text, with the ten after it as its neighbours, changes places with the last.
+        moved.swap(0, 12);
+        let moved = vectors(&angles(moved));
+        let compared = |left: &[Answer], right: &[Answer]| {
+            neighbours(&[left, right].map(|answers| similarities(&answers.iter().collect::<Vec<_>>())))
+        };
+        assert_eq!(compared(&reference, &reference.clone()), Neighbours { ten_nearest: 1.0, nearest: 1.0 });
+        let found = compared(&reference, &moved);
+        // 1, 2, 10 and 11 lose a neighbour each: the text that moved away.
+        assert!(found.ten_nearest < 1.0 && found.nearest < 1.0, "{found:?}");
+    }
+
+    #[test]
+    fn scores_are_compared_pair_by_pair() {
+        let multi = |document: [f32; 4]| {
+            Answer::MultiVector(MultiVectors { document: document.into(), query: None, width: 2 })
+        };
+        let (left, right) = (multi([1.0, 0.0, 0.0, 1.0]), multi([0.6, 0.8, 0.0, 1.0]));
+        let forms = [similarities(&[&left, &right]), similarities(&[&left, &left])];
+        assert!((score_difference(&forms) - 0.075).abs() < 1e-6, "{forms:?}");
+    }
+}

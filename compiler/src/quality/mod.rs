@@ -1,0 +1,178 @@
+//! The quality gate: how close a quantized model comes to its fp32 form on sample texts.
+
+mod answer;
+pub(super) mod compare;
+pub(super) mod encoder;
+pub(super) mod model;
+pub(super) mod seq2seq;
+
+pub use self::model::inputs;
+use super::recipe::QualityFloor;
+use kivu::{
+    error::Error,
+    repository::manifest::{Precision, Quality},
+};
+
+/// Texts of mixed kinds and lengths, like real traffic, one per line.
+pub const SENTENCES: &str = include_str!("../sentences.txt");
+
+/// Texts for models that read Portuguese, one per line.
+const PORTUGUESE: &str = include_str!("../sentences-pt.txt");
+
+/// How far a quality is below its floor.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Shortfall {
+    /// The requirement, the measured value and their difference.
+    pub(super) description: String,
+    /// The limit's key in `[quality]` of a recipe.
+    key: &'static str,
+}
+
+impl Shortfall {
+    /// The error of a build. `others` are precisions that lose less.
+    pub(super) fn refusal(&self, others: &[Precision]) -> Error {
+        let others: Vec<String> =
+            others.iter().map(|precision| format!("`--precision {precision}`")).collect();
+        Error::model(format!(
+            "{}; build with {}, or from a recipe with another `{}` in `[quality]`",
+            self.description,
+            others.join(" or "),
+            self.key
+        ))
+    }
+}
+
+/// Compares a quality with the floor. `None` if no measure is below it.
+pub(super) fn shortfall(quality: &Quality, floor: &QualityFloor) -> Option<Shortfall> {
+    // The key, the requirement, the measured value and its distance to the limit: above zero or NaN is a failure.
+    let at_least = |key, name: &str, found: f32, limit: f32| {
+        (key, format!("{name} of at least {limit:.4}"), found, limit - found)
+    };
+    let at_most = |key, name: &str, found: f32, limit: f32| {
+        (key, format!("{name} of at most {limit:.4}"), found, found - limit)
+    };
+    let of_labels = |name, agreement, difference| {
+        let (least, most) = (floor.agreement, floor.mean_difference);
+        vec![
+            at_least("agreement", name, agreement, least),
+            at_most("mean_difference", "a mean difference to the scores of fp32", difference, most),
+        ]
+    };
+    let (texts, checks) = match *quality {
+        Quality::Embedding { texts, mean_cosine, worst_cosine, neighbours, terms, score_difference } => {
+            let kept = neighbours.map_or(1.0, |neighbours| neighbours.ten_nearest);
+            let checks = vec![
+                at_least("mean_cosine", "a mean cosine to fp32", mean_cosine, floor.mean_cosine),
+                at_least("worst_cosine", "a worst cosine to fp32", worst_cosine, floor.worst_cosine),
+                at_least("neighbours", "a share of the ten nearest texts of fp32", kept, floor.neighbours),
+                at_least(
+                    "terms",
+                    "a share of the ten largest weights of fp32",
+                    terms.unwrap_or(1.0),
+                    floor.terms,
+                ),
+                at_most(
+                    "score_difference",
+                    "a mean difference to the scores of fp32",
+                    score_difference.unwrap_or(0.0),
+                    floor.score_difference,
+                ),
+            ];
+            (texts, checks)
+        }
+        Quality::Classification { texts, agreement, mean_difference } => {
+            (texts, of_labels("a share of labels equal to those of fp32", agreement, mean_difference))
+        }
+        Quality::TokenClassification { texts, agreement, mean_difference, .. } => {
+            (texts, of_labels("a share of tokens with the label of fp32", agreement, mean_difference))
+        }
+        Quality::ZeroShotEntities { texts, agreement, mean_difference, .. } => {
+            (texts, of_labels("a share of entities equal to those of fp32", agreement, mean_difference))
+        }
+        Quality::Seq2Seq { texts, similarity, token_agreement: tokens, .. } => {
+            let checks = vec![
+                at_least(
+                    "similarity",
+                    "a similarity to the translations of fp32",
+                    similarity,
+                    floor.similarity,
+                ),
+                at_least(
+                    "token_agreement",
+                    "a share of tokens equal to those of fp32",
+                    tokens,
+                    floor.token_agreement,
+                ),
+            ];
+            (texts, checks)
+        }
+    };
+    let mut failed = checks.into_iter().filter(|(.., off)| *off > 0.0 || off.is_nan());
+    let (key, requirement, found, off) = failed.next()?;
+    Some(Shortfall {
+        description: format!(
+            "expected {requirement} over {texts} texts, but found {found:.4}, which is off by {off:.4}"
+        ),
+        key,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kivu::repository::manifest::Neighbours;
+
+    fn quality(mean_cosine: f32, worst_cosine: f32) -> Quality {
+        Quality::Embedding {
+            texts: 300,
+            mean_cosine,
+            worst_cosine,
+            neighbours: None,
+            terms: None,
+            score_difference: None,
+        }
+    }
+
+    #[test]
+    fn a_quality_below_the_floor_is_refused_with_the_difference() {
+        let floor = QualityFloor::default();
+        let others = [Precision::Int8Blocks, Precision::Fp32];
+        let require = |quality: &Quality, floor: &QualityFloor| match shortfall(quality, floor) {
+            Some(shortfall) => Err(shortfall.refusal(&others)),
+            None => Ok(()),
+        };
+        assert!(require(&quality(0.991, 0.975), &floor).is_ok());
+        insta::assert_snapshot!(
+            require(&quality(0.95, 0.9), &floor).unwrap_err(),
+            @"expected a mean cosine to fp32 of at least 0.9900 over 300 texts, but found 0.9500, which is off by 0.0400; build with `--precision int8-blocks` or `--precision fp32`, or from a recipe with another `mean_cosine` in `[quality]`"
+        );
+        assert!(require(&quality(0.995, 0.96), &floor).is_err());
+        assert!(require(&quality(f32::NAN, f32::NAN), &floor).is_err());
+        let kept = |ten_nearest| Quality::Embedding {
+            texts: 300,
+            mean_cosine: 0.999,
+            worst_cosine: 0.998,
+            neighbours: Some(Neighbours { ten_nearest, nearest: 0.97 }),
+            terms: None,
+            score_difference: None,
+        };
+        assert!(require(&kept(0.94), &floor).is_ok());
+        insta::assert_snapshot!(
+            require(&kept(0.9), &floor).unwrap_err(),
+            @"expected a share of the ten nearest texts of fp32 of at least 0.9300 over 300 texts, but found 0.9000, which is off by 0.0300; build with `--precision int8-blocks` or `--precision fp32`, or from a recipe with another `neighbours` in `[quality]`"
+        );
+        assert!(require(&kept(0.9), &QualityFloor { neighbours: 0.89, ..floor }).is_ok());
+        let scores =
+            |agreement, mean_difference| Quality::Classification { texts: 300, agreement, mean_difference };
+        assert!(require(&scores(0.995, 0.005), &floor).is_ok());
+        assert!(require(&scores(0.98, 0.005), &floor).is_err());
+        assert!(require(&scores(1.0, 0.02), &floor).is_err());
+    }
+
+    #[test]
+    fn the_sentences_are_many_and_of_mixed_length() {
+        let lengths: Vec<usize> = SENTENCES.lines().map(str::len).collect();
+        assert!(lengths.len() >= 200);
+        assert!(lengths.iter().any(|length| *length < 20) && lengths.iter().any(|length| *length > 800));
+    }
+}

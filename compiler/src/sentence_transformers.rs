@@ -1,0 +1,348 @@
+//! The files of sentence-transformers: pooling, normalization, prompts and length limits.
+//!
+//! Two generations of these files are in use: up to version 4, and from version 5 on.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::{
+    config::{ConfigFile, OneOrMany},
+    encoder::Facts,
+    files::read,
+    module_list::{Module, modules},
+    modules::{Modules, POOLED},
+};
+use kivu::{
+    error::{Error, Result},
+    pipeline::{
+        embedding::{DenseSettings, EmbeddingSettings},
+        pooling::Pooling,
+    },
+};
+
+/// Prompts, and the settings of PyLate.
+const SETTINGS: &str = "config_sentence_transformers.json";
+/// The template of chats.
+const TEMPLATE: &str = "chat_template.jinja";
+/// The `model_type` of the `config.json` of model2vec.
+const MODEL2VEC: &str = "model2vec";
+/// The settings of the transformer, in the order in which sentence-transformers looks for them: old versions named the
+/// file after the architecture.
+const TRANSFORMER: [&str; 7] = [
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+];
+
+/// The settings of a model whose graph has the output `output`, and the modules that its graph has to contain; then the
+/// output is [`POOLED`].
+///
+/// Without the files of sentence-transformers, that package uses the mean of all tokens, not normalized; so does this.
+pub(super) fn embedding_settings(
+    folder: &Path,
+    output: &str,
+    facts: &Facts,
+) -> Result<(EmbeddingSettings, Option<Modules>)> {
+    let list = modules(folder)?;
+    let modules = match &list[..] {
+        [] => Modules::mean(facts.hidden),
+        [first, rest @ ..] if first.class() == "Transformer" => {
+            add_all(Modules::new(facts.hidden), rest, folder)?
+        }
+        list => add_all(Modules::new(facts.hidden), list, folder)?,
+    };
+    let pooling = modules.pooling();
+    let output = if pooling.is_some() { output } else { POOLED };
+    let dense = dense_settings(output, &modules)?;
+    let settings = text_settings(folder, Some(dense), max_tokens(folder, facts.max_positions)?)?;
+    Ok((settings, pooling.is_none().then_some(modules)))
+}
+
+/// The modules after the transformer of a model.
+pub(super) enum Layout {
+    /// There is no list of modules.
+    None,
+    /// A pooling of the vectors of tokens.
+    Pooled,
+    /// A pooling of logits, in this folder.
+    Sparse(PathBuf),
+    /// Projections of the vectors of tokens.
+    LateInteraction(Box<LateInteraction>),
+}
+
+/// A model whose texts have a vector for each token, in the form of PyLate or of `MultiVectorEncoder`.
+pub(super) struct LateInteraction {
+    /// The folders of its layers.
+    pub(super) projections: Vec<PathBuf>,
+    pub(super) query: RoleFiles,
+    pub(super) document: RoleFiles,
+    /// Whether words without a token of their own are unknown tokens.
+    pub(super) skips_unknown: bool,
+}
+
+/// The form of texts in a role, by the names of tokens.
+#[derive(Default)]
+pub(super) struct RoleFiles {
+    pub(super) marker: Option<String>,
+    pub(super) max_tokens: Option<usize>,
+    pub(super) expansion: Option<Expanding>,
+    pub(super) skipped: Vec<String>,
+}
+
+/// The token that texts are padded with; by default the mask token.
+pub(super) struct Expanding {
+    pub(super) token: Option<String>,
+    pub(super) length: usize,
+    pub(super) is_attended: bool,
+}
+
+/// The modules after the transformer of the model in `folder`.
+pub(super) fn layout(folder: &Path) -> Result<Layout> {
+    let list = modules(folder)?;
+    let is_of = |module: &&Module, name: &str| module.class() == name;
+    let find = |name: &str| list.iter().find(|module| is_of(module, name));
+    if list.is_empty() {
+        return Ok(Layout::None);
+    }
+    if let Some(module) = list.iter().find(|module| module.is_splade()) {
+        let known = ["MLMTransformer", "Transformer", "SpladePooling"];
+        return match list.iter().find(|module| !known.contains(&module.class())) {
+            None => Ok(Layout::Sparse(module.folder(folder)?)),
+            Some(other) => Err(Error::model(format!(
+                "expected only `MLMTransformer` and `SpladePooling` in a model of sparse vectors, but found `{}`",
+                other.class()
+            ))),
+        };
+    }
+    let mask = find("MultiVectorMask");
+    let is_pylates = list.iter().any(|module| module.is_in("pylate"));
+    if mask.is_none() && !is_pylates {
+        return Ok(Layout::Pooled);
+    }
+    let mut projections = Vec::new();
+    for module in list.iter().skip(1) {
+        match module.class() {
+            "Dense" => projections.push(module.folder(folder)?),
+            "Normalize" | "MultiVectorMask" | "Dropout" => {}
+            other => {
+                return Err(Error::model(format!(
+                    "expected modules among `Transformer`, `Dense`, `Normalize`, `MultiVectorMask` in a model for late \
+                     interaction, but found `{other}`"
+                )));
+            }
+        }
+    }
+    let (query, document) = match mask {
+        Some(mask) => multi_vector_roles(folder, &mask.folder(folder)?)?,
+        None => pylate_roles(folder)?,
+    };
+    let skips_unknown = mask.is_none();
+    let files = LateInteraction { projections, query, document, skips_unknown };
+    Ok(Layout::LateInteraction(Box::new(files)))
+}
+
+/// The forms of queries and documents in PyLate's files.
+fn pylate_roles(folder: &Path) -> Result<(RoleFiles, RoleFiles)> {
+    let file = ConfigFile::open_or_empty(folder, SETTINGS)?;
+    let marker = |field: &str, default: &str| {
+        let marker: String = file.get(field)?.unwrap_or_else(|| default.to_owned());
+        Ok::<_, Error>(Some(marker).filter(|marker| !marker.is_empty()))
+    };
+    let length = file.get("query_length")?.unwrap_or(32);
+    let is_expanded = file.get("do_query_expansion")?.unwrap_or(true);
+    let is_attended = file.is_set("attend_to_expansion_tokens")?;
+    let query = RoleFiles {
+        marker: marker("query_prefix", "[Q] ")?,
+        max_tokens: Some(length),
+        expansion: is_expanded.then_some(Expanding { token: None, length, is_attended }),
+        skipped: Vec::new(),
+    };
+    let document = RoleFiles {
+        marker: marker("document_prefix", "[D] ")?,
+        max_tokens: Some(file.get("document_length")?.unwrap_or(180)),
+        expansion: None,
+        skipped: file.get("skiplist_words")?.unwrap_or_else(punctuation),
+    };
+    Ok((query, document))
+}
+
+/// The forms of queries and documents in the files of `MultiVectorEncoder`; its markers are prompts.
+fn multi_vector_roles(folder: &Path, mask: &Path) -> Result<(RoleFiles, RoleFiles)> {
+    #[derive(Deserialize)]
+    struct QueryExpansion {
+        strategy: String,
+        #[serde(default)]
+        attend: bool,
+        token: Option<String>,
+        length: usize,
+    }
+    let transformer = transformer(folder)?;
+    let mask = ConfigFile::open(mask)?;
+    if mask.get::<Vec<u32>>("keep_only_token_ids")?.is_some() {
+        return Err(Error::model(
+            "expected `MultiVectorMask` without `keep_only_token_ids`, but found some: models of images are not supported",
+        ));
+    }
+    let words: Vec<String> = mask.get("skiplist_words")?.unwrap_or_default();
+    let roles: OneOrMany<String> =
+        mask.get("skiplist_tasks")?.unwrap_or_else(|| OneOrMany::One("document".to_owned()));
+    let roles = roles.into_vec();
+    let skipped =
+        |role: &str| if roles.iter().any(|other| other == role) { words.clone() } else { Vec::new() };
+    let expansion: Option<QueryExpansion> = transformer.get("query_expansion")?;
+    let mut query = RoleFiles {
+        max_tokens: transformer.get("query_length")?,
+        skipped: skipped("query"),
+        ..RoleFiles::default()
+    };
+    if let Some(QueryExpansion { strategy, attend, token, length }) = expansion {
+        match strategy.as_str() {
+            "fixed" => query.max_tokens = Some(length),
+            "min" => {}
+            other => {
+                return Err(Error::model(format!(
+                    "expected a `query_expansion` of `fixed` or `min`, but found `{other}`"
+                )));
+            }
+        }
+        query.expansion = Some(Expanding { token, length, is_attended: attend });
+    }
+    let document = RoleFiles {
+        max_tokens: transformer.get("document_length")?,
+        skipped: skipped("document"),
+        ..RoleFiles::default()
+    };
+    Ok((query, document))
+}
+
+/// Python's `string.punctuation`.
+pub(super) fn punctuation() -> Vec<String> {
+    (b'!'..=b'~').filter(u8::is_ascii_punctuation).map(|byte| char::from(byte).to_string()).collect()
+}
+
+/// The folder of a model's table of vectors, if the model is one: see [`static_settings`].
+pub(super) fn static_folder(folder: &Path) -> Result<Option<PathBuf>> {
+    match modules(folder)?.first() {
+        Some(first) if first.class() == "StaticEmbedding" => first.folder(folder).map(Some),
+        Some(_) => Ok(None),
+        // Old exports of model2vec have no list of modules.
+        None => {
+            let config = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
+            Ok((config.model_type() == MODEL2VEC).then(|| folder.to_owned()))
+        }
+    }
+}
+
+/// The tokens whose logits a model compares to rank, if it is a CrossEncoder that does: the better one first. Its chat
+/// template, if it has one of its own, must contain `sentence`.
+pub(super) fn logit_score(folder: &Path, sentence: &str) -> Result<Option<[u32; 2]>> {
+    let list = modules(folder)?;
+    let Some(module) = list.iter().find(|module| module.class() == "LogitScore") else {
+        return Ok(None);
+    };
+    let config = ConfigFile::open(&module.folder(folder)?)?;
+    let template = folder.join(TEMPLATE);
+    if template.is_file() && !String::from_utf8_lossy(&read(&template)?).contains(sentence) {
+        return Err(Error::model(format!(
+            "expected the template of Qwen3-Reranker in `{TEMPLATE}`, but found another: templates are not run"
+        )));
+    }
+    Ok(Some([config.require("true_token_id")?, config.require("false_token_id")?]))
+}
+
+/// The settings of a model whose texts have the mean of vectors of `width` values, and the modules that follow.
+pub(super) fn static_settings(
+    folder: &Path,
+    width: usize,
+    max_tokens: usize,
+) -> Result<(EmbeddingSettings, Modules)> {
+    let list = modules(folder)?;
+    let mut modules = add_all(Modules::of_texts(width), list.get(1..).unwrap_or_default(), folder)?;
+    let config = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
+    if list.is_empty() && config.is_set("normalize")? {
+        modules.add("Normalize", folder)?;
+    }
+    Ok((text_settings(folder, Some(dense_settings(POOLED, &modules)?), max_tokens)?, modules))
+}
+
+fn dense_settings(output: &str, modules: &Modules) -> Result<DenseSettings> {
+    Ok(DenseSettings {
+        output: output.to_owned(),
+        pooling: modules.pooling().unwrap_or(Pooling::Graph),
+        normalize: modules.normalizes(),
+        dimensions: modules.dimensions()?,
+    })
+}
+
+/// The settings of a model with these dense vectors, if it has any, and no others yet.
+pub(super) fn text_settings(
+    folder: &Path,
+    dense: Option<DenseSettings>,
+    max_tokens: usize,
+) -> Result<EmbeddingSettings> {
+    let config = ConfigFile::open_or_empty(folder, SETTINGS)?;
+    if let Some(found) = config.get::<usize>("truncate_dim")? {
+        return Err(Error::model(format!(
+            "expected no `truncate_dim` in `{SETTINGS}`, but found {found}; remove it, and set `dimensions` in requests"
+        )));
+    }
+    let settings = EmbeddingSettings {
+        dense,
+        sparse: None,
+        multi_vector: None,
+        max_tokens,
+        default_prompt: config.get("default_prompt_name")?,
+        prompts: config.get("prompts")?.unwrap_or_default(),
+    };
+    match settings.default_prompt.as_ref().filter(|name| !settings.prompts.contains_key(*name)) {
+        Some(name) => Err(Error::model(format!("expected the default prompt `{name}` among the prompts"))),
+        None => Ok(settings),
+    }
+}
+
+/// The folder with the weights, the `config.json` and the tokenizer of the model in `folder`: that of its transformer.
+pub(super) fn transformer_folder(folder: &Path) -> Result<PathBuf> {
+    match modules(folder)?.first() {
+        Some(first) if ["Transformer", "MLMTransformer"].contains(&first.class()) => first.folder(folder),
+        _ => Ok(folder.to_owned()),
+    }
+}
+
+/// Adds the modules of a list.
+fn add_all(mut modules: Modules, list: &[Module], folder: &Path) -> Result<Modules> {
+    for module in list {
+        modules.add(module.class(), &module.folder(folder)?)?;
+    }
+    Ok(modules)
+}
+
+/// The settings of the transformer.
+fn transformer(folder: &Path) -> Result<ConfigFile> {
+    let folder = &transformer_folder(folder)?;
+    for name in TRANSFORMER {
+        if let Some(file) = ConfigFile::open_if_exists(folder, name)? {
+            return Ok(file);
+        }
+    }
+    ConfigFile::open_or_empty(folder, TRANSFORMER[0])
+}
+
+/// The limit of tokens that the files set, or `positions` if that is less.
+pub(super) fn max_tokens(folder: &Path, positions: usize) -> Result<usize> {
+    let transformer = transformer(folder)?;
+    if transformer.is_set("do_lower_case")? {
+        return Err(Error::model(
+            "expected `do_lower_case` false in `sentence_bert_config.json`, but found true: \
+             lower-casing before the tokenizer is not supported",
+        ));
+    }
+    // A float, since "no limit" is written as 1e30.
+    let tokenizer = ConfigFile::open_or_empty(&transformer_folder(folder)?, "tokenizer_config.json")?;
+    let of_tokenizer = tokenizer.get("model_max_length")?.map_or(positions, |length: f64| length as usize);
+    Ok(transformer.get("max_seq_length")?.unwrap_or(of_tokenizer).min(positions))
+}

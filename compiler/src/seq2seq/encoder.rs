@@ -1,0 +1,94 @@
+//! The encoder's graph: from a text to the keys and values of the decoder's cross attention, and, with a shortlist, to
+//! the rows of the output matrix that the text allows.
+
+use super::{
+    model::{Positions, Seq2SeqModel},
+    names::{Half, Names, Part, Projection},
+    parts::Writer,
+};
+use crate::{
+    onnx::{ModelProto, Value, any, data_type, fixed, integers},
+    weights::Weights,
+};
+use kivu::{error::Result, repository::manifest::Precision};
+
+/// Writes the encoder of `model`.
+pub(super) fn write(model: &Seq2SeqModel, weights: &Weights, precision: Precision) -> Result<ModelProto> {
+    let mut writer = Writer::new(model, Half::Encoder, weights, precision);
+    let ids = writer.layers.graph.input("input_ids", &["rows", "source"]);
+    let mask = writer.layers.graph.input("attention_mask", &["rows", "source"]);
+    let mask = writer.layers.cast(&mask, data_type::INT32);
+    let padding = match model.positions {
+        Positions::Sinusoidal(sinusoids) => sinusoids.padding,
+        Positions::Learned { .. } | Positions::Distances(_) => None,
+    };
+    let positions = writer.positions_table()?;
+    let positions = positions.map(|table| writer.layers.positions(&table, &ids, padding));
+    let embedded = writer.embed(&model.tables.source, &ids, positions.as_ref())?;
+    let bias = match model.positions {
+        Positions::Distances(distances) => {
+            let shape = (&*Names::distances(Half::Encoder), model.encoder.heads, distances.lengths[0]);
+            distances.buckets.bias(&mut writer.layers, &ids, shape)?
+        }
+        Positions::Sinusoidal(_) | Positions::Learned { .. } => Value::none(),
+    };
+    let hidden = writer.encoder_layers(embedded, &mask, &bias)?;
+    for layer in 0..model.decoder.layers {
+        writer.output_keys_and_values(layer, &hidden)?;
+    }
+    if model.has_shortlist {
+        writer.output_matrix()?;
+    }
+    Ok(writer.layers.graph.finish(&model.architecture))
+}
+
+impl Writer<'_> {
+    fn encoder_layers(&mut self, embedded: Value, mask: &Value, bias: &Value) -> Result<Value> {
+        let Seq2SeqModel { hidden, encoder, .. } = *self.model;
+        let width = encoder.width();
+        let mut stream = self.begin(embedded, encoder.layers, &[Part::Own, Part::FeedForward])?;
+        for layer in 0..encoder.layers {
+            let names =
+                self.projections((layer, Part::Own), [Projection::Query, Projection::Key, Projection::Value]);
+            let projected = self.project(&names, &stream.input, width)?;
+            let [query, key, value] = self.layers.graph.split(&projected);
+            let context = self.attend([&query, &key, &value], mask, bias, encoder.heads);
+            let names = self.projections((layer, Part::Own), [Projection::Output]);
+            let attended = self.linear_by_token(&names, &context, [width, hidden])?;
+            stream = self.end_part(&stream, &attended)?;
+            stream = self.feed_forward(layer, &stream, encoder.intermediate)?;
+        }
+        Ok(stream.input)
+    }
+
+    /// The keys and values of one layer's cross attention, by head, as the decoder's attention takes them.
+    fn output_keys_and_values(&mut self, layer: usize, hidden: &Value) -> Result<()> {
+        let Seq2SeqModel { names, decoder, .. } = *self.model;
+        let names = [Projection::Key, Projection::Value]
+            .map(|projection| names.projection(Half::Decoder, layer, Part::Source, projection));
+        let projected = self.project(&names, hidden, decoder.width())?;
+        let graph = &mut self.layers.graph;
+        let parts: [Value; 2] = graph.split(&projected);
+        for (part, name) in parts.iter().zip(["key", "value"]) {
+            let shape = graph.integers("by_head", &[0, 0, decoder.heads as i64, decoder.head as i64]);
+            let by_head = graph.node("Reshape", &[part, &shape], vec![]);
+            let by_head = graph.node("Transpose", &[&by_head], vec![integers("perm", &[0, 2, 1, 3])]);
+            let axes = [any("rows"), fixed(decoder.heads), any("source"), fixed(decoder.head)];
+            graph.expose(&by_head, &format!("cross.{layer}.{name}"), axes);
+        }
+        Ok(())
+    }
+
+    /// The rows of the output matrix, and of its bias, for the tokens of the shortlist.
+    fn output_matrix(&mut self) -> Result<()> {
+        let shortlist = self.layers.graph.input("shortlist", &["columns"]);
+        let model = self.model;
+        let matrix = self.look_up_many(&model.tables.output, &shortlist)?;
+        let bias = self.output_bias()?;
+        let graph = &mut self.layers.graph;
+        let bias = graph.node("Gather", &[&bias, &shortlist], vec![]);
+        graph.expose(&matrix, "shared.output.weight", [any("columns"), fixed(model.hidden)]);
+        graph.expose(&bias, "shared.output.bias", [any("columns")]);
+        Ok(())
+    }
+}

@@ -1,0 +1,456 @@
+//! Opens the models that `transformers` saves as the sources of bundles.
+
+use std::{collections::BTreeMap, path::Path};
+
+use serde_json::{Map, Value};
+
+use super::{
+    graphs,
+    model::{Memory, Norms, Positions, Seq2SeqModel, Sinusoids, Stack, Tables, Waves},
+    names::{Half, Names},
+    t5,
+    tokenizer_files::{Tokenizers, many_to_many, marian, mbart, monolingual},
+};
+use crate::{
+    config::{ConfigFile, OneOrMany, head_width},
+    export,
+    layers::{Activation, NormKind},
+    module_list::has_pooling,
+    plan::Build,
+    source::{Source, TARGET_TOKENIZER, TaskSettings, unread_decoder},
+    task,
+    weights::Weights,
+};
+use kivu::{
+    backend::Engine,
+    error::{Error, Result, quoted},
+    pipeline::{
+        Task,
+        generation::{GenerationOptions, GenerationSettings},
+        seq2seq::{LanguagePair, Languages, Seq2SeqSettings},
+    },
+};
+
+/// The `model_type`s that are supported.
+pub(crate) const MODEL_TYPES: [&str; 7] = ["m2m_100", MARIAN, BART, MBART, PEGASUS, t5::T5, t5::MT5];
+const MARIAN: &str = "marian";
+const BART: &str = "bart";
+const MBART: &str = "mbart";
+const PEGASUS: &str = "pegasus";
+
+/// The ends of the names of architectures without another head. `Model` has no head at all: the output matrix is that
+/// of the embeddings.
+const ARCHITECTURES: [&str; 4] = ["ForConditionalGeneration", "WithLMHeadModel", "MTModel", "Model"];
+
+/// The epsilon of the families whose files do not name it.
+const EPSILON: f32 = 1e-5;
+const PREFIX: (&str, &str) = ("model.", "encoder.layers.0.fc1.weight");
+/// The rows of BART's tables of positions that belong to no token.
+const UNUSED_POSITIONS: usize = 2;
+
+/// The limit of values in a table of positions, a hundred times that of the largest models.
+const MAX_POSITION_VALUES: usize = 1 << 28;
+
+/// Whether `folder` has a supported model, or an encoder-decoder export of any model.
+///
+/// The encoder of T5 can also be a model of its own, for embeddings.
+pub(crate) fn is_in(folder: &Path) -> bool {
+    let is_encoder = |config: &ConfigFile| {
+        let is_whole = config.architecture().ends_with("EncoderModel") || has_pooling(folder);
+        is_whole && t5::is_described_by(config)
+    };
+    let is_supported =
+        |config: ConfigFile| MODEL_TYPES.contains(&config.model_type()) && !is_encoder(&config);
+    export::is_seq2seq_in(folder)
+        || Weights::are_in(folder) && ConfigFile::open(folder).is_ok_and(is_supported)
+}
+
+/// Reads the weights or the export in the plan's folder.
+pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
+    let folder = &build.plan.folder;
+    let config = ConfigFile::open(folder)?;
+    read(build, &config)
+        .map_err(|error| Error::model_because(format!("cannot build from `{}`", folder.display()), error))
+}
+
+fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
+    let plan = build.plan;
+    let (folder, model_type) = (&plan.folder, config.model_type());
+    if !MODEL_TYPES.contains(&model_type) {
+        return Err(Error::model(format!(
+            "expected a `model_type` of {}, but found `{model_type}`",
+            quoted(&MODEL_TYPES)
+        )));
+    }
+    check_head(config)?;
+    let mut instructions = instructions(config)?;
+    if let Some(LanguagePair { source, target }) = &plan.languages {
+        instructions.retain(|pair| pair.source == *source && pair.target == *target);
+    }
+    let tasks = tasks(model_type, !instructions.is_empty());
+    let (task, _) = task::choose(plan, tasks.to_vec());
+    let translates = task == Task::Translation && tasks.contains(&task);
+    if task == Task::Translation && !translates && t5::is_described_by(config) {
+        return Err(Error::model(format!(
+            "expected `translation_…_to_…` with a `prefix` in `task_specific_params` of `config.json` for the task \
+             `{task}`, but found none; use another task, and write the instruction before each text"
+        )));
+    }
+    let rows = config.require_size("vocab_size")?;
+    let sizes = [rows, config.get_size("decoder_vocab_size")?.unwrap_or(rows)];
+    let Tokenizers { source, target, unknown_tokens, languages, max_tokens } = match model_type {
+        MARIAN => marian(folder, sizes),
+        MBART => {
+            let class: Option<String> = config.get("tokenizer_class")?;
+            mbart(folder, class.as_deref(), (rows, translates))
+        }
+        BART | PEGASUS | t5::T5 | t5::MT5 => monolingual(folder, rows),
+        _ => many_to_many(folder, rows),
+    }?;
+    // The limits of tokens in a source and in a target.
+    let lengths = if t5::is_described_by(config) {
+        t5::lengths(config, max_tokens)?
+    } else {
+        let positions = config.require_size("max_position_embeddings")?;
+        [max_tokens.map_or(positions, |tokens| tokens.min(positions)), positions]
+    };
+    let (sha256, is_quantized, graphs) = if Weights::are_in(folder) {
+        let weights = Weights::open(folder)?.with_prefix(PREFIX.0, PREFIX.1);
+        let model = match model_type {
+            t5::T5 | t5::MT5 => t5::model(config, &weights, lengths),
+            _ => model(config, &weights, sizes),
+        }?;
+        (weights.sha256.clone(), false, graphs(model, weights))
+    } else if tasks == [Task::Translation] {
+        export::open_seq2seq(build)?
+    } else {
+        return Err(Error::model(format!(
+            "expected the weights of `{model_type}`, which is not built from an ONNX export, but found none"
+        )));
+    };
+    let generation = generation(folder, config)?;
+    let (languages, generation, prefix) = match (translates, &instructions[..]) {
+        (true, []) => (plan.languages(languages)?, generation, String::new()),
+        (true, [first, ..]) => {
+            let (generation, _) = for_pipeline(generation, config, (&first.task, lengths[1]))?;
+            (by_instructions(config, &instructions)?, generation, String::new())
+        }
+        (false, _) => {
+            let (generation, prefix) = for_pipeline(generation, config, (&task.to_string(), lengths[1]))?;
+            (Languages::None, generation, prefix)
+        }
+    };
+    let settings = Seq2SeqSettings {
+        max_tokens: lengths[0],
+        max_positions: lengths[1],
+        prefix,
+        unknown_tokens,
+        target_tokenizer: target.as_ref().map(|_| TARGET_TOKENIZER.to_owned()),
+        shortlist: None,
+        decoder: unread_decoder(),
+        languages,
+        generation,
+    };
+    Ok(Source {
+        architecture: config.architecture().to_owned(),
+        sha256,
+        settings: TaskSettings::Seq2Seq(Box::new(settings), tasks),
+        tokenizer: source,
+        files: target.map(|target| (TARGET_TOKENIZER, target)).into_iter().collect(),
+        is_quantized,
+        engine: Engine::Onnx,
+        graphs,
+    })
+}
+
+/// Refuses models with another head, such as one for labels, or without a decoder.
+fn check_head(config: &ConfigFile) -> Result<()> {
+    let architecture = config.architecture();
+    let is_known = ARCHITECTURES.iter().any(|end| architecture.ends_with(end));
+    // Files that name no class are known by their type.
+    if architecture == config.model_type() || (is_known && !architecture.ends_with("EncoderModel")) {
+        return Ok(());
+    }
+    Err(Error::model(format!(
+        "expected a model of this family that generates texts (`…ForConditionalGeneration`), but found \
+         `{architecture}`, whose head is not supported"
+    )))
+}
+
+/// The tasks of a family, the most likely one first.
+fn tasks(model_type: &str, has_instructions: bool) -> &'static [Task] {
+    match model_type {
+        BART | PEGASUS => &[Task::Summarization, Task::TextToText],
+        MBART => &[Task::Translation, Task::Summarization, Task::TextToText],
+        t5::T5 | t5::MT5 if has_instructions => &[Task::TextToText, Task::Summarization, Task::Translation],
+        t5::T5 | t5::MT5 => &[Task::TextToText, Task::Summarization],
+        _ => &[Task::Translation],
+    }
+}
+
+/// An entry of `task_specific_params` for a translation, as in `translation_en_to_de`.
+struct Instruction {
+    task: String,
+    source: String,
+    target: String,
+    prefix: String,
+}
+
+/// The translations that T5 does after an instruction, as far as its config has them.
+fn instructions(config: &ConfigFile) -> Result<Vec<Instruction>> {
+    let instruction = |(task, of_task): (String, Value)| {
+        let (source, target) = task.strip_prefix("translation_")?.split_once("_to_")?;
+        let (source, target) = (source.to_owned(), target.to_owned());
+        let prefix = of_task.get("prefix")?.as_str()?.to_owned();
+        Some(Instruction { task, source, target, prefix })
+    };
+    let all = if t5::is_described_by(config) { of_tasks(config)? } else { Map::new() };
+    Ok(all.into_iter().filter_map(instruction).collect())
+}
+
+/// The languages of translations after instructions, all of which have the same settings of generation.
+fn by_instructions(config: &ConfigFile, instructions: &[Instruction]) -> Result<Languages> {
+    let of_tasks = of_tasks(config)?;
+    let options_of = |task: &str| {
+        let mut fields = of_tasks.get(task).and_then(Value::as_object).cloned().unwrap_or_default();
+        fields.remove("prefix");
+        fields
+    };
+    let mut pairs: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
+    for Instruction { task, source, target, prefix } in instructions {
+        if options_of(task) != options_of(&instructions[0].task) {
+            return Err(Error::model(format!(
+                "expected the same settings in `{task}` and `{}` of `task_specific_params`, but found others",
+                instructions[0].task
+            )));
+        }
+        pairs.entry(source.clone()).or_default().insert(target.clone(), prefix.clone());
+    }
+    Ok(Languages::Instructions { pairs })
+}
+
+/// The parameters of tasks in `config.json`.
+fn of_tasks(config: &ConfigFile) -> Result<Map<String, Value>> {
+    Ok(config.get("task_specific_params")?.unwrap_or_default())
+}
+
+/// The shape of a model with the given weights and numbers of source and target ids.
+pub(crate) fn model(config: &ConfigFile, weights: &Weights, sizes: [usize; 2]) -> Result<Seq2SeqModel> {
+    let (hidden, length) = (config.require_size("d_model")?, config.require_size("max_position_embeddings")?);
+    let stack = |half: &str| -> Result<Stack> {
+        let size = |of: &str| config.require_size(&format!("{half}_{of}"));
+        let (layers, heads, intermediate) = (size("layers")?, size("attention_heads")?, size("ffn_dim")?);
+        Ok(Stack { layers, heads, head: head_width(hidden, heads)?, intermediate })
+    };
+    let padding: i64 = config.require("pad_token_id")?;
+    // The table may be computed, so that no weight confirms its size.
+    let values = length
+        .checked_add(usize::try_from(padding).unwrap_or(0))
+        .and_then(|rows| rows.checked_add(1)?.checked_mul(hidden));
+    if values.is_none_or(|values| values > MAX_POSITION_VALUES) {
+        return Err(Error::model(format!(
+            "expected `max_position_embeddings` times `d_model` of at most {MAX_POSITION_VALUES}, but found {length} \
+             times {hidden}, with the padding at {padding}"
+        )));
+    }
+    let sinusoids = |waves, padding| Positions::Sinusoidal(Sinusoids { length, waves, padding });
+    let has_positions = weights.has(&format!("{}{}", weights.prefix, Names::positions(Half::Encoder)));
+    let (norms, positions) = match config.model_type() {
+        MARIAN => (Norms::After, sinusoids(Waves::ShortOfTheEnd, None)),
+        BART => (Norms::After, Positions::Learned { length, unused: UNUSED_POSITIONS }),
+        MBART => (Norms::Before, Positions::Learned { length, unused: UNUSED_POSITIONS }),
+        // Most files have the sinusoids, some rounded to 16 bits.
+        PEGASUS if has_positions => (Norms::Before, Positions::Learned { length, unused: 0 }),
+        PEGASUS => (Norms::Before, sinusoids(Waves::ShortOfTheEnd, None)),
+        _ => (Norms::Before, sinusoids(Waves::ToTheEnd, Some(padding))),
+    };
+    let activation: Option<String> = config.get("activation_function")?;
+    let is_bart = [BART, MBART].contains(&config.model_type());
+    let default = if is_bart { "gelu" } else { "relu" };
+    Ok(Seq2SeqModel {
+        architecture: config.architecture().to_owned(),
+        hidden,
+        encoder: stack("encoder")?,
+        decoder: stack("decoder")?,
+        tables: Tables::find(config, weights, sizes)?,
+        names: Names::Fairseq,
+        has_biases: true,
+        activation: Activation::named(activation.as_deref().unwrap_or(default))?,
+        is_gated: false,
+        norms,
+        norm: NormKind::Layer { has_bias: true },
+        epsilon: EPSILON,
+        positions,
+        scale: if config.is_set("scale_embedding")? { (hidden as f32).sqrt() } else { 1.0 },
+        normalizes_embeddings: is_bart,
+        attention_scale: None,
+        output_scale: 1.0,
+        memory: Memory::Attention,
+        is_trained_in_int8: false,
+        starts_empty: false,
+        has_shortlist: false,
+    })
+}
+
+/// The settings of generation in `generation_config.json`, or in `config.json` if that file does not exist.
+pub(crate) fn generation(folder: &Path, config: &ConfigFile) -> Result<GenerationSettings> {
+    let own = ConfigFile::open_if_exists(folder, "generation_config.json")?;
+    let forced = if own.is_none() { forced_tokens(config)? } else { GenerationOptions::default() };
+    let config = own.as_ref().unwrap_or(config);
+    let eos_token_ids = config.require::<OneOrMany<i64>>("eos_token_id")?.into_vec();
+    let Some(end) = eos_token_ids.first().copied() else {
+        return Err(Error::model("expected an `eos_token_id` at least, but found an empty list"));
+    };
+    for (name, neutral) in UNSUPPORTED_OPTIONS {
+        if let Some(found) = config.get::<f64>(name)?.filter(|found| *found != neutral) {
+            return Err(Error::model(format!(
+                "expected no `{name}` in the settings of generation, which is not supported, but found {found}"
+            )));
+        }
+    }
+    for name in UNSUPPORTED_LISTS {
+        if let Some(found) = config.get::<Value>(name)? {
+            return Err(Error::model(format!(
+                "expected no `{name}` in the settings of generation, which is not supported, but found {found}"
+            )));
+        }
+    }
+    let defaults = options(config.fields())?.or(&forced);
+    Ok(GenerationSettings {
+        decoder_start_token_id: config.require_any(&["decoder_start_token_id", "bos_token_id"])?,
+        pad_token_id: config.get("pad_token_id")?.unwrap_or(end),
+        eos_token_ids,
+        length_factor: None,
+        defaults,
+    })
+}
+
+/// The tokens that `transformers` forces in models without a `generation_config.json`, by the class of their config.
+fn forced_tokens(config: &ConfigFile) -> Result<GenerationOptions> {
+    let end = match config.model_type() {
+        BART | MBART => Some(2),
+        PEGASUS => Some(1),
+        MARIAN => Some(0),
+        _ => None,
+    };
+    // A field that is `null` forces nothing.
+    let is_given = config.fields().contains_key("forced_eos_token_id");
+    // The name of the option in old files of BART.
+    let forces_begin = config.model_type() == BART && config.is_set("force_bos_token_to_be_generated")?;
+    let begin = if forces_begin { Some(config.get("bos_token_id")?.unwrap_or(0)) } else { None };
+    Ok(GenerationOptions {
+        forced_bos_token_id: begin,
+        forced_eos_token_id: end.filter(|_| !is_given),
+        ..GenerationOptions::default()
+    })
+}
+
+/// Options of generation that change results and are not supported, with the values that turn them off.
+const UNSUPPORTED_OPTIONS: [(&str, f64); 6] = [
+    ("num_beam_groups", 1.0),
+    ("diversity_penalty", 0.0),
+    ("encoder_no_repeat_ngram_size", 0.0),
+    ("encoder_repetition_penalty", 1.0),
+    ("penalty_alpha", 0.0),
+    ("guidance_scale", 1.0),
+];
+/// The same, of other types than numbers.
+const UNSUPPORTED_LISTS: [&str; 6] = [
+    "constraints",
+    "exponential_decay_length_penalty",
+    "force_words_ids",
+    "forced_decoder_ids",
+    "sequence_bias",
+    "stop_strings",
+];
+
+/// The options of generation among the fields of a file.
+fn options(fields: &Map<String, Value>) -> Result<GenerationOptions> {
+    let mut names = GenerationOptions::names();
+    // Reproducible samples are a matter of requests, and the start has a setting of its own.
+    for name in ["seed", "decoder_start_token_id"] {
+        names.remove(name);
+    }
+    let fields = fields.iter().filter(|(name, _)| names.contains(*name));
+    let fields = fields.map(|(name, value)| (name.clone(), value.clone())).collect();
+    serde_json::from_value(Value::Object(fields))
+        .map_err(|error| Error::model_because("cannot read the options of generation", error))
+}
+
+/// The settings and the prefix of texts with which the pipeline of `transformers` for `task` runs a model whose decoder has
+/// `positions`.
+///
+/// The pipelines have defaults of their own, which take precedence over those of the model. Both yield to the parameters
+/// of the task in `config.json`, but for the maximum of new tokens, which takes precedence over a length there.
+fn for_pipeline(
+    settings: GenerationSettings,
+    config: &ConfigFile,
+    (task, positions): (&str, usize),
+) -> Result<(GenerationSettings, String)> {
+    const BEAMS: usize = 4;
+    const NEW_TOKENS: usize = 256;
+    /// The maximum length of `transformers`, which counts as unset.
+    const DEFAULT_LENGTH: usize = 20;
+    let of_task = of_tasks(config)?.get(task).and_then(Value::as_object).cloned().unwrap_or_default();
+    let mut defaults = settings.defaults;
+    defaults.num_beams = Some(BEAMS);
+    if defaults.max_length.is_none_or(|length| length == DEFAULT_LENGTH) {
+        defaults.max_new_tokens = Some(NEW_TOKENS);
+    }
+    let mut merged = options(&of_task)?;
+    // A request replaces lengths in either unit; here each is a setting of its own.
+    merged.max_length = merged.max_length.or(defaults.max_length);
+    merged.max_new_tokens = merged.max_new_tokens.or(defaults.max_new_tokens);
+    merged.max_length = merged.max_length.map(|length| length.min(positions + 1));
+    merged.max_new_tokens = merged.max_new_tokens.map(|tokens| tokens.min(positions));
+    merged.min_length = merged.min_length.or(defaults.min_length);
+    merged.min_new_tokens = merged.min_new_tokens.or(defaults.min_new_tokens);
+    let prefix = of_task.get("prefix").and_then(Value::as_str).map(str::to_owned);
+    let prefix = match prefix {
+        Some(prefix) => prefix,
+        None => config.get("prefix")?.unwrap_or_default(),
+    };
+    Ok((GenerationSettings { defaults: merged.or(&defaults), ..settings }, prefix))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// The settings of a model with `config.json` alone.
+    fn generation_of(fields: &Value) -> Result<GenerationOptions> {
+        let mut config = json!({"eos_token_id": 2, "decoder_start_token_id": 2});
+        config.as_object_mut().unwrap().extend(fields.as_object().cloned().unwrap());
+        let config = ConfigFile::new("config.json", config.as_object().cloned().unwrap());
+        Ok(generation(tempfile::tempdir().unwrap().path(), &config)?.defaults)
+    }
+
+    #[test]
+    fn classes_force_tokens_that_their_files_leave_out() {
+        let forced = |fields: &Value| {
+            let options = generation_of(fields).unwrap();
+            (options.forced_bos_token_id, options.forced_eos_token_id)
+        };
+        assert_eq!(forced(&json!({"model_type": "bart"})), (None, Some(2)));
+        assert_eq!(forced(&json!({"model_type": "pegasus"})), (None, Some(1)));
+        assert_eq!(forced(&json!({"model_type": "marian"})), (None, Some(0)));
+        assert_eq!(forced(&json!({"model_type": "m2m_100"})), (None, None));
+        assert_eq!(forced(&json!({"model_type": "mbart", "forced_eos_token_id": null})), (None, None));
+        let old = json!({"model_type": "bart", "bos_token_id": 7, "force_bos_token_to_be_generated": true});
+        assert_eq!(forced(&old), (Some(7), Some(2)));
+    }
+
+    #[test]
+    fn options_of_generation_that_are_not_supported_are_refused() {
+        let unused = json!({"penalty_alpha": null, "guidance_scale": 1.0, "sequence_bias": null});
+        assert!(generation_of(&unused).is_ok());
+        let refusals = [json!({"exponential_decay_length_penalty": [2, 1.5]}), json!({"num_beam_groups": 2})];
+        let refusals = refusals.map(|fields| generation_of(&fields).unwrap_err().to_string()).join("\n");
+        insta::assert_snapshot!(refusals, @r"
+        expected no `exponential_decay_length_penalty` in the settings of generation, which is not supported, but found [2,1.5]
+        expected no `num_beam_groups` in the settings of generation, which is not supported, but found 2
+        ");
+    }
+}

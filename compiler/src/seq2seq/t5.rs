@@ -1,0 +1,132 @@
+//! T5 and mT5, of both versions.
+
+use super::{
+    model::{Distances, Memory, Norms, Positions, Seq2SeqModel, Stack, Tables},
+    names::Names,
+};
+use crate::{
+    config::ConfigFile,
+    layers::{Activation, Buckets, NormKind},
+    weights::Weights,
+};
+use kivu::error::{Error, Result};
+
+pub(crate) const T5: &str = "t5";
+pub(crate) const MT5: &str = "mt5";
+
+/// The limit of tokens in a source if the files name none: the length that mT5 was trained on.
+const MAX_TOKENS: usize = 1024;
+/// The limit of tokens in a target. The models have none, but the values of all distances are in the graph.
+const MAX_POSITIONS: usize = 4096;
+/// The limit of a tokenizer's own limit, since the scores of all pairs of tokens are in memory together.
+const MAX_TOKENIZER_LENGTH: usize = 16_384;
+const BUCKETS: usize = 32;
+const FARTHEST: usize = 128;
+pub(crate) const EPSILON: f32 = 1e-6;
+
+/// Whether a config is that of T5 or mT5.
+pub(super) fn is_described_by(config: &ConfigFile) -> bool {
+    [T5, MT5].contains(&config.model_type())
+}
+
+/// The limits of tokens in a source and in a target.
+pub(crate) fn lengths(config: &ConfigFile, max_tokens: Option<usize>) -> Result<[usize; 2]> {
+    let tokens = match max_tokens {
+        Some(tokens) => tokens,
+        None => config.get_size("n_positions")?.unwrap_or(MAX_TOKENS),
+    };
+    Ok([tokens.clamp(1, MAX_TOKENIZER_LENGTH), MAX_POSITIONS])
+}
+
+/// The shape of a model with the given weights and limits of tokens.
+pub(super) fn model(config: &ConfigFile, weights: &Weights, lengths: [usize; 2]) -> Result<Seq2SeqModel> {
+    let (hidden, rows) = (config.require_size("d_model")?, config.require_size("vocab_size")?);
+    let [heads, head] = heads(config)?;
+    let (intermediate, is_gated, activation) = feed_forward(config)?;
+    let stack = |layers| Stack { layers, heads, head, intermediate };
+    let layers = config.require_size("num_layers")?;
+    let decoder_layers = config.get_size("num_decoder_layers")?.unwrap_or(layers);
+    let is_tied = config.get("tie_word_embeddings")?.unwrap_or(true);
+    Ok(Seq2SeqModel {
+        architecture: config.architecture().to_owned(),
+        hidden,
+        encoder: stack(layers),
+        decoder: stack(decoder_layers),
+        tables: Tables::find(config, weights, [rows, rows])?,
+        names: Names::T5,
+        has_biases: false,
+        activation,
+        is_gated,
+        norms: Norms::Before,
+        norm: NormKind::RootMeanSquare { adds_one: false },
+        epsilon: config.get("layer_norm_epsilon")?.unwrap_or(EPSILON),
+        positions: Positions::Distances(Distances { buckets: buckets(config)?, lengths }),
+        scale: 1.0,
+        normalizes_embeddings: false,
+        attention_scale: Some(1.0),
+        output_scale: if is_tied { (hidden as f32).sqrt().recip() } else { 1.0 },
+        memory: Memory::Attention,
+        is_trained_in_int8: false,
+        starts_empty: false,
+        has_shortlist: false,
+    })
+}
+
+/// The number of heads and the values of each, which are not together as wide as a token's vector in all models.
+pub(crate) fn heads(config: &ConfigFile) -> Result<[usize; 2]> {
+    Ok([config.require_size("num_heads")?, config.require_size("d_kv")?])
+}
+
+/// The width of feed-forward parts, whether they are gated, and their activation.
+pub(crate) fn feed_forward(config: &ConfigFile) -> Result<(usize, bool, Activation)> {
+    let width = config.require_size("d_ff")?;
+    let kind: Option<String> = config.get("feed_forward_proj")?;
+    let kind = kind.as_deref().unwrap_or("relu");
+    let (is_gated, activation) = match kind.strip_prefix("gated-") {
+        // As published, `gelu` is the approximation.
+        Some("gelu") => (true, "gelu_new"),
+        Some(activation) => (true, activation),
+        None => (false, kind),
+    };
+    // Fields that repeat both take precedence.
+    let is_gated = config.get("is_gated_act")?.unwrap_or(is_gated);
+    let own: Option<String> = config.get("dense_act_fn")?;
+    Ok((width, is_gated, Activation::named(own.as_deref().unwrap_or(activation))?))
+}
+
+pub(crate) fn buckets(config: &ConfigFile) -> Result<Buckets> {
+    let count = config.get_size("relative_attention_num_buckets")?.unwrap_or(BUCKETS);
+    let farthest = config.get_size("relative_attention_max_distance")?.unwrap_or(FARTHEST);
+    if count < 4 || !count.is_multiple_of(4) || farthest <= count / 2 {
+        return Err(Error::model(format!(
+            "expected a `relative_attention_num_buckets` that 4 divides, and `relative_attention_max_distance` of more \
+             than half of it, but found {count} and {farthest}"
+        )));
+    }
+    Ok(Buckets { side: count / 2, farthest })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn feed_forward_of(fields: &Value) -> (bool, Activation) {
+        let mut fields = fields.as_object().cloned().unwrap();
+        fields.insert("d_ff".to_owned(), json!(64));
+        let (_, is_gated, activation) = feed_forward(&ConfigFile::new("config.json", fields)).unwrap();
+        (is_gated, activation)
+    }
+
+    #[test]
+    fn repeated_fields_of_feed_forward_parts_take_precedence() {
+        assert_eq!(feed_forward_of(&json!({})), (false, Activation::Relu));
+        let gated = json!({"feed_forward_proj": "gated-gelu"});
+        assert_eq!(feed_forward_of(&gated), (true, Activation::GeluTanh));
+        let exact = json!({"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu"});
+        assert_eq!(feed_forward_of(&exact), (true, Activation::Gelu));
+        let own = json!({"feed_forward_proj": "relu", "dense_act_fn": "silu", "is_gated_act": true});
+        assert_eq!(feed_forward_of(&own), (true, Activation::Swish));
+    }
+}

@@ -1,0 +1,406 @@
+//! The tokenizers of models that generate texts, and the languages that their files name.
+
+use std::{collections::BTreeMap, path::Path};
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::{
+    byte_pairs,
+    files::{read, read_json, read_json_if_exists},
+    sentencepiece::{BuiltTokenizer, MAX_IDS, SentencePieces, Token, Vocabulary},
+};
+use kivu::{
+    error::{Error, Result},
+    pipeline::seq2seq::{Languages, TargetToken, TokenSide, UnknownTokens},
+    repository::bundle::TOKENIZER,
+};
+
+const CONFIG: &str = "tokenizer_config.json";
+const PIECES: &str = "sentencepiece.bpe.model";
+const VOCABULARY: &str = "vocab.json";
+/// The SentencePiece model of T5 and Pegasus.
+const OWN_PIECES: &str = "spiece.model";
+/// The token that ends a text.
+const END: &str = "</s>";
+/// Its id in the families whose ids are shifted.
+const END_ID: i64 = 2;
+/// The names of T5's sentinel tokens, which follow its pieces in descending order.
+const BLANK: &str = "extra_id_";
+/// The default number of T5's sentinel tokens.
+const BLANKS: u32 = 100;
+/// The number of ids before those of Pegasus' pieces, the first pieces of which it has itself.
+const PEGASUS_OFFSET: u32 = 103;
+/// The difference of NLLB's ids to those of its SentencePiece model, which has no padding.
+const SHIFT: u32 = 1;
+/// The first ids of NLLB.
+const NLLB_SPECIAL: [&str; 4] = ["<s>", "<pad>", "</s>", "<unk>"];
+/// The languages of mBART-50, whose tokens follow the pieces in this order. mBART has the first of them.
+const MBART_LANGUAGES: [&str; 52] = [
+    "ar_AR", "cs_CZ", "de_DE", "en_XX", "es_XX", "et_EE", "fi_FI", "fr_XX", "gu_IN", "hi_IN", "it_IT",
+    "ja_XX", "kk_KZ", "ko_KR", "lt_LT", "lv_LV", "my_MM", "ne_NP", "nl_XX", "ro_RO", "ru_RU", "si_LK",
+    "tr_TR", "vi_VN", "zh_CN", "af_ZA", "az_AZ", "bn_IN", "fa_IR", "he_IL", "hr_HR", "id_ID", "ka_GE",
+    "km_KH", "mk_MK", "ml_IN", "mn_MN", "mr_IN", "pl_PL", "ps_AF", "pt_XX", "sv_SE", "sw_KE", "ta_IN",
+    "te_IN", "th_TH", "tl_XX", "uk_UA", "ur_PK", "xh_ZA", "gl_ES", "sl_SI",
+];
+const FIRST_MBART_LANGUAGES: usize = 25;
+/// The language of texts of mBART if the files do not name it.
+const MBART_LANGUAGE: &str = "en_XX";
+
+/// The tokenizers of a model.
+pub(crate) struct Tokenizers {
+    /// The `tokenizer.json` of sources.
+    pub(crate) source: Vec<u8>,
+    /// The `tokenizer.json` of targets, if it differs.
+    pub(super) target: Option<Vec<u8>>,
+    pub(super) unknown_tokens: Option<UnknownTokens>,
+    /// None if the files do not name them.
+    pub(super) languages: Option<Languages>,
+    /// The limit of tokens in a text, if the files set one.
+    pub(super) max_tokens: Option<usize>,
+}
+
+/// The used fields of `tokenizer_config.json`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Config {
+    added_tokens_decoder: BTreeMap<u32, AddedToken>,
+    additional_special_tokens: Vec<Content>,
+    bos_token: Option<Content>,
+    eos_token: Option<Content>,
+    pad_token: Option<Content>,
+    unk_token: Option<Content>,
+    legacy_behaviour: bool,
+    model_max_length: Option<f64>,
+    separate_vocabs: bool,
+    tokenizer_class: Option<String>,
+    extra_ids: Option<u32>,
+    offset: Option<u32>,
+    source_lang: Option<String>,
+    src_lang: Option<String>,
+    target_lang: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct AddedToken {
+    /// Only in a `tokenizer.json`.
+    id: u32,
+    content: String,
+    lstrip: bool,
+    rstrip: bool,
+    special: bool,
+}
+
+/// A token as a string or with its properties.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Content {
+    Plain(String),
+    Described { content: String },
+}
+
+impl Content {
+    fn as_str(&self) -> &str {
+        match self {
+            Self::Plain(content) | Self::Described { content } => content,
+        }
+    }
+}
+
+/// The tokenizer of M2M100 or NLLB in `folder`, for a model of `size` ids.
+pub(crate) fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
+    let config: Config = read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default();
+    let ids: Option<BTreeMap<String, u32>> = read_json_if_exists(&folder.join(VOCABULARY))?;
+    let is_m2m100 = ids.is_some();
+    let (BuiltTokenizer { json: source, unknown_tokens }, tokens) =
+        with_tokens(folder, |pieces| match ids {
+            Some(ids) => config.vocabulary(ids, size),
+            None => {
+                let tokens = config.tokens(pieces.pieces().len() as u32 + SHIFT);
+                config.shifted_vocabulary(pieces, tokens, size)
+            }
+        })?;
+    let code = |token: &str| match is_m2m100 {
+        true => token.strip_prefix("__")?.strip_suffix("__").map(str::to_owned),
+        // Three letters for the language, four for the script: `por_Latn`.
+        false => (token.len() == 8 && token.find('_') == Some(3)).then(|| token.to_owned()),
+    };
+    let codes: BTreeMap<String, i64> =
+        tokens.iter().filter_map(|(token, id)| Some((code(token)?, i64::from(*id)))).collect();
+    if codes.is_empty() {
+        return Err(Error::model(format!(
+            "expected the tokens of languages in `{CONFIG}` of `{}` (`additional_special_tokens`), but found none",
+            folder.display()
+        )));
+    }
+    let side = if config.legacy_behaviour { TokenSide::After } else { TokenSide::Before };
+    let languages = Some(Languages::Tokens { codes, side, target: TargetToken::First });
+    Ok(Tokenizers { source, target: None, unknown_tokens, languages, max_tokens: config.max_tokens() })
+}
+
+/// The tokenizer of mBART or mBART-50 in `folder`, for a model of `size` ids. `class` is the class of the tokenizer in
+/// `config.json`, if it names one. A model that does not translate reads texts in the language of its files.
+pub(crate) fn mbart(
+    folder: &Path,
+    class: Option<&str>,
+    (size, translates): (usize, bool),
+) -> Result<Tokenizers> {
+    let config: Config = read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default();
+    let class = config.tokenizer_class.as_deref().or(class);
+    let is_mbart50 = class.is_some_and(|class| class.starts_with("MBart50"));
+    let (BuiltTokenizer { json: mut source, unknown_tokens }, tokens) =
+        with_tokens(folder, |pieces| config.mbart_vocabulary(pieces, size, is_mbart50))?;
+    let tokens = tokens.into_iter().filter(|(token, _)| MBART_LANGUAGES.contains(&token.as_str()));
+    let codes: BTreeMap<String, i64> = tokens.map(|(token, id)| (token, i64::from(id))).collect();
+    // The form that each was trained with.
+    let (side, target) = match is_mbart50 {
+        true => (TokenSide::Before, TargetToken::First),
+        false => (TokenSide::After, TargetToken::Start),
+    };
+    if !translates {
+        let name = config.src_lang.as_deref().unwrap_or(MBART_LANGUAGE);
+        let missing = || Error::model(format!("expected the token of the language `{name}`, but found none"));
+        let language = (name, *codes.get(name).ok_or_else(missing)?);
+        let end = (END, END_ID);
+        source = match side {
+            TokenSide::Before => with_template(&source, [&[language], &[end]]),
+            TokenSide::After => with_template(&source, [&[], &[end, language]]),
+        }?;
+    }
+    let languages = translates.then_some(Languages::Tokens { codes, side, target });
+    Ok(Tokenizers { source, target: None, unknown_tokens, languages, max_tokens: config.max_tokens() })
+}
+
+/// The tokenizer of a multilingual model in `folder`, its tokens that are never split, and ids that the model does not
+/// have. It is built with the vocabulary that `vocabulary` returns, unless there is only a `tokenizer.json`: that was
+/// converted from the SentencePiece model, and treats some white space differently.
+fn with_tokens(
+    folder: &Path,
+    vocabulary: impl FnOnce(&SentencePieces) -> Result<Vocabulary>,
+) -> Result<(BuiltTokenizer, BTreeMap<String, u32>)> {
+    if !folder.join(PIECES).is_file() && folder.join(TOKENIZER).is_file() {
+        let json = read(&folder.join(TOKENIZER))?;
+        let tokens = added_tokens(&json)?;
+        return Ok((BuiltTokenizer { json, unknown_tokens: None }, tokens));
+    }
+    let pieces = SentencePieces::open(&folder.join(PIECES))?;
+    let vocabulary = vocabulary(&pieces)?;
+    let tokens = vocabulary.tokens.iter().map(|(content, token)| (content.clone(), token.id));
+    Ok((pieces.tokenizer(&vocabulary)?, tokens.collect()))
+}
+
+/// A `tokenizer.json` that adds these tokens before and after texts.
+fn with_template(json: &[u8], [before, after]: [&[(&str, i64)]; 2]) -> Result<Vec<u8>> {
+    let unreadable = |error| Error::model_because("cannot read the tokenizer", error);
+    let mut tokenizer: Value = serde_json::from_slice(json).map_err(unreadable)?;
+    let token = |(name, _): &(&str, i64)| json!({"SpecialToken": {"id": name, "type_id": 0}});
+    let text = |name: &str| json!({"Sequence": {"id": name, "type_id": 0}});
+    let around = |texts: &[&str]| -> Vec<Value> {
+        let texts = texts.iter().map(|name| text(name));
+        before.iter().map(token).chain(texts).chain(after.iter().map(token)).collect()
+    };
+    let tokens = before
+        .iter()
+        .chain(after)
+        .map(|(name, id)| ((*name).to_owned(), json!({"id": name, "ids": [id], "tokens": [name]})));
+    tokenizer["post_processor"] = json!({
+        "type": "TemplateProcessing", "single": around(&["A"]), "pair": around(&["A", "B"]),
+        "special_tokens": tokens.collect::<serde_json::Map<_, _>>(),
+    });
+    serde_json::to_vec(&tokenizer).map_err(|error| Error::model_because("cannot write the tokenizer", error))
+}
+
+/// The tokenizers of Marian in `folder`, for a model with the given numbers of ids of sources and targets.
+pub(crate) fn marian(folder: &Path, sizes: [usize; 2]) -> Result<Tokenizers> {
+    let config: Config = read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default();
+    let source: BTreeMap<String, u32> = read_json(&folder.join(VOCABULARY))?;
+    let targets: BTreeMap<String, i64> = source
+        .iter()
+        .filter_map(|(piece, id)| {
+            let code = piece.strip_prefix(">>")?.strip_suffix("<<")?;
+            Some((code.to_owned(), i64::from(*id)))
+        })
+        .collect();
+    let languages = match (config.source_lang.clone(), config.target_lang.clone()) {
+        (source, _) if !targets.is_empty() => {
+            Some(Languages::Prefix { source: source.unwrap_or_default(), targets })
+        }
+        (Some(source), Some(target)) => Some(Languages::Pair { source, target }),
+        _ => None,
+    };
+    let target = match config.separate_vocabs {
+        true => read_json(&folder.join("target_vocab.json"))?,
+        false => source.clone(),
+    };
+    let target = config.vocabulary(target, sizes[1])?.decoder()?;
+    let source = config.vocabulary(source, sizes[0])?;
+    let BuiltTokenizer { json, unknown_tokens } =
+        SentencePieces::open(&folder.join("source.spm"))?.tokenizer(&source)?;
+    Ok(Tokenizers {
+        source: json,
+        target: Some(target),
+        unknown_tokens,
+        languages,
+        max_tokens: config.max_tokens(),
+    })
+}
+
+/// The tokenizer of a model without languages in `folder`, for a model of `size` ids: its `tokenizer.json`, or else its
+/// SentencePiece model.
+pub(crate) fn monolingual(folder: &Path, size: usize) -> Result<Tokenizers> {
+    let config: Config = read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default();
+    let BuiltTokenizer { json: source, unknown_tokens } = own_tokenizer(folder, &config, size)?;
+    let max_tokens = config.max_tokens();
+    Ok(Tokenizers { source, target: None, unknown_tokens, languages: None, max_tokens })
+}
+
+/// The `tokenizer.json` of T5 in `folder`, for a model of `size` ids.
+pub(crate) fn t5_tokenizer(folder: &Path, size: usize) -> Result<Vec<u8>> {
+    let config: Config = read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default();
+    Ok(own_tokenizer(folder, &config, size)?.json)
+}
+
+/// The tokenizer in `folder`, or that of its byte pairs or its SentencePiece model.
+fn own_tokenizer(folder: &Path, config: &Config, size: usize) -> Result<BuiltTokenizer> {
+    let pieces = folder.join(OWN_PIECES);
+    if folder.join(TOKENIZER).is_file() || !pieces.is_file() {
+        return Ok(BuiltTokenizer { json: byte_pairs::tokenizer(folder)?, unknown_tokens: None });
+    }
+    let pieces = SentencePieces::open(&pieces)?;
+    let is_pegasus = config.tokenizer_class.as_deref().is_some_and(|class| class.contains("Pegasus"));
+    let vocabulary = match is_pegasus {
+        true => config.pegasus_vocabulary(&pieces, size),
+        false => config.t5_vocabulary(&pieces, size),
+    }?;
+    pieces.tokenizer(&vocabulary)
+}
+
+impl Config {
+    /// The vocabulary of the given ids, followed by the tokens of languages.
+    fn vocabulary(&self, ids: BTreeMap<String, u32>, size: usize) -> Result<Vocabulary> {
+        let last = ids.values().max().copied();
+        if let Some(last) = last.filter(|last| *last as usize >= MAX_IDS) {
+            return Err(Error::model(format!("expected ids below {MAX_IDS}, but found {last}")));
+        }
+        let next = last.map_or(0, |id| id + 1);
+        let mut tokens = self.tokens(next);
+        for content in self.special() {
+            if let Some(id) = ids.get(content) {
+                tokens.insert(content.to_owned(), Token::new(*id, true));
+            }
+        }
+        Vocabulary { ids, tokens, unknown: self.unknown(), size, end: None }.checked()
+    }
+
+    /// The vocabulary of mBART: the pieces, then the languages, and the mask token.
+    fn mbart_vocabulary(&self, pieces: &SentencePieces, size: usize, is_mbart50: bool) -> Result<Vocabulary> {
+        let tokens = if self.added_tokens_decoder.is_empty() {
+            let count = if is_mbart50 { MBART_LANGUAGES.len() } else { FIRST_MBART_LANGUAGES };
+            let next = pieces.pieces().len() as u32 + SHIFT;
+            let languages = MBART_LANGUAGES[..count].iter().zip(next..);
+            let mut tokens: BTreeMap<String, Token> =
+                languages.map(|(code, id)| ((*code).to_owned(), Token::new(id, true))).collect();
+            let gap = Token { takes_left: true, ..Token::new(next + count as u32, true) };
+            tokens.insert("<mask>".to_owned(), gap);
+            tokens
+        } else {
+            self.tokens(0)
+        };
+        self.shifted_vocabulary(pieces, tokens, size)
+    }
+
+    /// The vocabulary of NLLB and mBART, whose ids are those of its pieces plus [`SHIFT`], and `tokens`.
+    fn shifted_vocabulary(
+        &self,
+        pieces: &SentencePieces,
+        mut tokens: BTreeMap<String, Token>,
+        size: usize,
+    ) -> Result<Vocabulary> {
+        let shifted = pieces.pieces().zip(SHIFT..).map(|(piece, id)| (piece.to_owned(), id));
+        let ids: BTreeMap<String, u32> =
+            shifted.filter(|(_, id)| *id as usize >= NLLB_SPECIAL.len()).collect();
+        for (content, id) in NLLB_SPECIAL.iter().zip(0..) {
+            tokens.insert((*content).to_owned(), Token::new(id, true));
+        }
+        Vocabulary { ids, tokens, unknown: self.unknown(), size, end: None }.checked()
+    }
+
+    /// The vocabulary of T5: the pieces with the ids of the SentencePiece model, and the sentinel tokens after them.
+    fn t5_vocabulary(&self, pieces: &SentencePieces, size: usize) -> Result<Vocabulary> {
+        let ids: BTreeMap<String, u32> =
+            pieces.pieces().zip(0..).map(|(piece, id)| (piece.to_owned(), id)).collect();
+        let mut tokens = if self.added_tokens_decoder.is_empty() {
+            let (first, count) = (pieces.pieces().len() as u32, self.extra_ids.unwrap_or(BLANKS));
+            let blanks = (0..count.min(MAX_IDS as u32)).zip(first..);
+            blanks.map(|(n, id)| (format!("<{BLANK}{}>", count - 1 - n), Token::new(id, true))).collect()
+        } else {
+            self.tokens(0)
+        };
+        for content in ["<pad>", END, "<unk>"] {
+            if let Some(id) = ids.get(content) {
+                tokens.insert(content.to_owned(), Token::new(*id, true));
+            }
+        }
+        Vocabulary { ids, tokens, unknown: self.unknown(), size, end: Some(END) }.checked()
+    }
+
+    /// The vocabulary of Pegasus, whose ids are those of its pieces plus an offset. The ids before belong to tokens of
+    /// its training.
+    fn pegasus_vocabulary(&self, pieces: &SentencePieces, size: usize) -> Result<Vocabulary> {
+        let offset = self.offset.unwrap_or(PEGASUS_OFFSET);
+        if offset as usize >= MAX_IDS {
+            return Err(Error::model(format!("expected an `offset` below {MAX_IDS}, but found {offset}")));
+        }
+        let shifted = pieces.pieces().zip(offset..).skip(2);
+        let ids: BTreeMap<String, u32> = shifted.map(|(piece, id)| (piece.to_owned(), id)).collect();
+        let named = ["<pad>", END, "<mask_1>", "<mask_2>"].map(str::to_owned).into_iter();
+        let others = (2..offset).map(|number| format!("<unk_{number}>"));
+        let mut tokens: BTreeMap<String, Token> =
+            named.chain(others).zip(0..offset).map(|(name, id)| (name, Token::new(id, true))).collect();
+        if let Some(id) = ids.get("<unk>") {
+            tokens.insert("<unk>".to_owned(), Token::new(*id, true));
+        }
+        Vocabulary { ids, tokens, unknown: self.unknown(), size, end: Some(END) }.checked()
+    }
+
+    /// The tokens that are never split: those that are listed with their ids, or else those of languages, with ids from
+    /// `next` on.
+    fn tokens(&self, next: u32) -> BTreeMap<String, Token> {
+        if self.added_tokens_decoder.is_empty() {
+            let contents = self.additional_special_tokens.iter().map(|content| content.as_str().to_owned());
+            return contents.zip((next..).map(|id| Token::new(id, true))).collect();
+        }
+        let token = |(id, token): (&u32, &AddedToken)| {
+            let AddedToken { lstrip: takes_left, rstrip: takes_right, special: is_special, .. } = *token;
+            (token.content.clone(), Token { id: *id, is_special, takes_left, takes_right })
+        };
+        self.added_tokens_decoder.iter().map(token).collect()
+    }
+
+    /// The special tokens.
+    fn special(&self) -> impl Iterator<Item = &str> {
+        let named = [&self.bos_token, &self.eos_token, &self.pad_token, &self.unk_token];
+        named.into_iter().flatten().map(Content::as_str).chain(["</s>", "<unk>", "<pad>"])
+    }
+
+    fn unknown(&self) -> String {
+        self.unk_token.as_ref().map_or("<unk>", Content::as_str).to_owned()
+    }
+
+    /// The limit of tokens; "no limit" is written as an enormous number.
+    fn max_tokens(&self) -> Option<usize> {
+        self.model_max_length.filter(|length| (1.0..1e9).contains(length)).map(|length| length as usize)
+    }
+}
+
+/// The tokens that a `tokenizer.json` adds, with their ids.
+fn added_tokens(json: &[u8]) -> Result<BTreeMap<String, u32>> {
+    #[derive(Deserialize)]
+    struct File {
+        added_tokens: Vec<AddedToken>,
+    }
+    let file: File = serde_json::from_slice(json)
+        .map_err(|error| Error::model_because("cannot read the tokenizer", error))?;
+    Ok(file.added_tokens.into_iter().map(|token| (token.content, token.id)).collect())
+}

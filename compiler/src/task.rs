@@ -1,0 +1,211 @@
+//! The task of a model: by its architecture, its labels and the pipeline tag of its model card.
+
+use std::{fs, path::Path};
+
+use super::{
+    module_list::has_pooling,
+    plan::Plan,
+    recipe::Strategy,
+    source::{EncoderSettings, Source, TaskSettings},
+};
+use kivu::{
+    error::{Error, Result},
+    pipeline::Task,
+};
+
+/// The model card.
+const CARD: &str = "README.md";
+
+/// The task of the bundle, and other tasks that are as plausible.
+///
+/// A requested task must be one that the model can do. Otherwise the model card decides between the plausible ones.
+pub(super) fn task(plan: &Plan, settings: &TaskSettings) -> Result<(Task, Vec<Task>)> {
+    if let Some(task) = plan.task {
+        require(task, plan.strategy, settings)?;
+        return Ok((task, Vec::new()));
+    }
+    Ok(choose(plan, plausible(settings)))
+}
+
+/// The requested task, or that of the model card if it is among `plausible`, or the first of these; and the others if
+/// neither decides.
+pub(super) fn choose(plan: &Plan, plausible: Vec<Task>) -> (Task, Vec<Task>) {
+    if let Some(task) = plan.task {
+        return (task, Vec::new());
+    }
+    let card = plan.adapter.iter().chain([&plan.folder]).find_map(|folder| pipeline_tag(folder));
+    let task = card.filter(|task| plausible.contains(task)).unwrap_or(plausible[0]);
+    let others = plausible.into_iter().filter(|other| *other != task && card != Some(task));
+    (task, others.collect())
+}
+
+/// Heads for tasks that are not served, by the end of the class name.
+const OTHER_HEADS: [&str; 3] = ["ForQuestionAnswering", "ForMultipleChoice", "ForNextSentencePrediction"];
+
+/// A remark on the head of an embedding model that is left out. A head that the model is for is refused, unless the
+/// build asks for embeddings.
+pub(super) fn unused_head(plan: &Plan, source: &Source<'_>) -> Result<Option<String>> {
+    let architecture = &source.architecture;
+    let TaskSettings::Encoder(EncoderSettings::Embedding(settings)) = &source.settings else {
+        return Ok(None);
+    };
+    // Sparse vectors are those of the head. The files of sentence-transformers say that the model is for embeddings.
+    if settings.dense.is_none() || !architecture.contains("For") || has_pooling(&plan.folder) {
+        return Ok(None);
+    }
+    let is_requested = plan.task.is_some() || pipeline_tag(&plan.folder) == Some(Task::FeatureExtraction);
+    if !is_requested && OTHER_HEADS.iter().any(|head| architecture.ends_with(head)) {
+        return Err(Error::model(format!(
+            "expected a model with a head that Kivu runs, or without one, but found `{architecture}`; use `--task \
+             {}` to leave out the head and compute embeddings",
+            Task::FeatureExtraction
+        )));
+    }
+    Ok(Some(format!("the head of `{architecture}` is left out: the model computes embeddings")))
+}
+
+/// Refuses a task that the model cannot do.
+fn require(task: Task, strategy: Strategy, settings: &TaskSettings) -> Result<()> {
+    use EncoderSettings::{Classification, Embedding, TokenClassification, ZeroShotEntities};
+    use TaskSettings::{Encoder, Seq2Seq};
+
+    let found = match settings {
+        Seq2Seq(_, [Task::Translation]) => "one that translates",
+        Seq2Seq(..) => "one that generates texts",
+        Encoder(Embedding(_)) => "one without a head for labels, which computes embeddings",
+        Encoder(Classification(_)) => "one with a head for labels",
+        Encoder(TokenClassification(_)) => "one with a head for labels of tokens",
+        Encoder(ZeroShotEntities(_)) => "one that finds entities with the labels of requests",
+    };
+    let can = match (settings, task) {
+        (Seq2Seq(_, tasks), task) => tasks.contains(&task),
+        (Encoder(TokenClassification(_) | ZeroShotEntities(_)), task) => task == Task::TokenClassification,
+        (
+            Encoder(_),
+            Task::Translation | Task::Summarization | Task::TextToText | Task::TokenClassification,
+        )
+        | (Encoder(Embedding(_)), Task::TextClassification)
+        | (Encoder(Classification(_)), Task::FeatureExtraction) => false,
+        (Encoder(Embedding(_)), Task::FeatureExtraction) => true,
+        (Encoder(Embedding(_)), _) => strategy == Strategy::Embedding,
+        (Encoder(Classification(_)), _) => strategy == Strategy::Model,
+    };
+    if can {
+        return Ok(());
+    }
+    Err(Error::model(format!(
+        "expected a model for `{task}`, but found {found}; embeddings do zero-shot classification and ranking with \
+         `strategy = \"embedding\"` in a recipe"
+    )))
+}
+
+/// The tasks that a model was probably trained for, the most likely one first.
+fn plausible(settings: &TaskSettings) -> Vec<Task> {
+    let settings = match settings {
+        TaskSettings::Seq2Seq(_, tasks) => return tasks.to_vec(),
+        TaskSettings::Encoder(EncoderSettings::Embedding(_)) => return vec![Task::FeatureExtraction],
+        TaskSettings::Encoder(
+            EncoderSettings::TokenClassification(_) | EncoderSettings::ZeroShotEntities(_),
+        ) => return vec![Task::TokenClassification],
+        TaskSettings::Encoder(EncoderSettings::Classification(settings)) => settings,
+    };
+    match &settings.labels[..] {
+        [label] if label.to_lowercase().starts_with("label_") => vec![Task::TextRanking],
+        [_] => vec![Task::TextRanking, Task::TextClassification],
+        labels if labels.iter().any(|label| label.to_lowercase().starts_with("entail")) => {
+            vec![Task::TextClassification, Task::ZeroShotClassification]
+        }
+        _ => vec![Task::TextClassification],
+    }
+}
+
+/// The `pipeline_tag` in the front matter of the model card, if it is that of a task.
+pub(super) fn pipeline_tag(folder: &Path) -> Option<Task> {
+    let matter = front_matter(folder);
+    let tag = matter.iter().find_map(|line| line.strip_prefix("pipeline_tag:"))?;
+    match unquoted(tag) {
+        "sentence-similarity" => Some(Task::FeatureExtraction),
+        tag => tag.parse().ok(),
+    }
+}
+
+/// Whether the front matter of the model card lists one of these tags.
+pub(super) fn has_tag(folder: &Path, tags: &[&str]) -> bool {
+    let matter = front_matter(folder);
+    let mut lines = matter.iter().skip_while(|line| !line.starts_with("tags:"));
+    let Some(listed) = lines.next().and_then(|line| line.strip_prefix("tags:")) else { return false };
+    // A list in brackets, or an item per line.
+    let inline = listed.trim().trim_matches(['[', ']']).split(',');
+    let items = lines.map_while(|line| line.trim_start().strip_prefix("- "));
+    inline.chain(items).any(|tag| tags.contains(&unquoted(tag)))
+}
+
+/// The lines of the front matter of the model card; none without one.
+fn front_matter(folder: &Path) -> Vec<String> {
+    let card = fs::read_to_string(folder.join(CARD)).unwrap_or_default();
+    let mut lines = card.lines().map(str::trim_end);
+    match lines.next() {
+        Some("---") => lines.take_while(|line| *line != "---").map(str::to_owned).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// A plain or quoted text in YAML.
+fn unquoted(text: &str) -> &str {
+    text.trim().trim_matches(['"', '\''])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kivu::pipeline::{classification::ClassificationSettings, scores::ScoreFunction};
+
+    fn of_labels(labels: &[&str], card: &str) -> (Task, Vec<Task>) {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(CARD), card).unwrap();
+        let plan = Plan { folder: folder.path().to_owned(), ..Plan::default() };
+        let settings = ClassificationSettings {
+            output: "logits".into(),
+            labels: labels.iter().map(|label| (*label).to_owned()).collect(),
+            function: ScoreFunction::Softmax,
+            max_tokens: 8,
+            template: None,
+        };
+        task(&plan, &TaskSettings::Encoder(EncoderSettings::Classification(settings))).unwrap()
+    }
+
+    #[test]
+    fn labels_and_the_model_card_decide() {
+        use Task::{TextClassification, TextRanking, ZeroShotClassification};
+        const NLI: [&str; 3] = ["CONTRADICTION", "NEUTRAL", "ENTAILMENT"];
+        let tagged = |tag: &str| format!("---\nlicense: mit\npipeline_tag: {tag}\n---\n# A model\n");
+        assert_eq!(of_labels(&["good", "bad"], ""), (TextClassification, vec![]));
+        assert_eq!(of_labels(&NLI, ""), (TextClassification, vec![ZeroShotClassification]));
+        assert_eq!(of_labels(&NLI, &tagged("zero-shot-classification")), (ZeroShotClassification, vec![]));
+        assert_eq!(of_labels(&NLI, &tagged("text-classification")), (TextClassification, vec![]));
+        assert_eq!(of_labels(&NLI, &tagged("fill-mask")), (TextClassification, vec![ZeroShotClassification]));
+        assert_eq!(of_labels(&["LABEL_0"], &tagged("text-classification")), (TextRanking, vec![]));
+        assert_eq!(of_labels(&["toxic"], ""), (TextRanking, vec![TextClassification]));
+        assert_eq!(of_labels(&["toxic"], &tagged("'text-classification'")), (TextClassification, vec![]));
+        // Only the front matter has tags.
+        assert_eq!(of_labels(&["toxic"], "pipeline_tag: text-classification").0, TextRanking);
+    }
+
+    #[test]
+    fn tags_are_in_their_own_list() {
+        let has = |matter: &str| {
+            let folder = tempfile::tempdir().unwrap();
+            fs::write(folder.path().join(CARD), format!("---\n{matter}\n---\ntags:\n- splade\n")).unwrap();
+            has_tag(folder.path(), &["splade"])
+        };
+        for tagged in ["tags:\n- en\n- splade", "tags:\n  - 'splade'\nlicense: mit", "tags: [en, \"splade\"]"]
+        {
+            assert!(has(tagged), "{tagged}");
+        }
+        for other in
+            ["tags:\n- en", "datasets:\n- splade", "tags:\n- en\ndatasets:\n- splade", "license: mit"]
+        {
+            assert!(!has(other), "{other}");
+        }
+    }
+}

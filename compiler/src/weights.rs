@@ -1,0 +1,228 @@
+//! The weights of a Hugging Face folder: `model.safetensors`, or else `pytorch_model.bin`, whole or in shards, in any
+//! float type.
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
+
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use sha2::{Digest, Sha256};
+
+use super::{config::ConfigFile, files, pickle};
+use kivu::{
+    error::{Error, Result},
+    repository::bundle::hex,
+};
+
+const WHOLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+const CHECKPOINT: &str = "pytorch_model.bin";
+const CHECKPOINT_INDEX: &str = "pytorch_model.bin.index.json";
+
+/// The files of whole models, in order of preference.
+pub(super) const FILES: [&str; 2] = [WHOLE, CHECKPOINT];
+/// The indexes of shards, each with the file of a model that is not in shards, in order of preference.
+const LAYOUTS: [(&str, &str); 2] = [(INDEX, WHOLE), (CHECKPOINT_INDEX, CHECKPOINT)];
+
+/// A model's weights by name, as fp32.
+#[derive(Debug)]
+pub(super) struct Weights {
+    /// All weights by their whole names.
+    pub(super) tensors: BTreeMap<String, Weight>,
+    /// Lists of integers by their names.
+    pub(super) integers: BTreeMap<String, Vec<i64>>,
+    /// The prefix of the body's names.
+    pub(super) prefix: String,
+    /// The SHA-256 of the files that the weights came from, one after the other.
+    pub(super) sha256: String,
+    /// The whole names of the weights that a graph has.
+    taken: RefCell<BTreeSet<String>>,
+}
+
+/// One tensor of weights.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Weight {
+    /// The length of each axis.
+    pub(super) shape: Vec<usize>,
+    /// The values, row-major.
+    pub(super) values: Vec<f32>,
+}
+
+impl Weights {
+    /// Whether `folder` has weights that [`Weights::open`] can read.
+    pub(super) fn are_in(folder: &Path) -> bool {
+        LAYOUTS.iter().any(|(index, whole)| [index, whole].iter().any(|file| folder.join(file).is_file()))
+    }
+
+    /// Reads all weights in `folder`.
+    pub(super) fn open(folder: &Path) -> Result<Self> {
+        let names = names(folder, |file| folder.join(file).is_file())?;
+        // For the error that names the file.
+        let names = names.unwrap_or_else(|| vec![WHOLE.to_owned()]);
+        Self::of_files(&names.iter().map(|name| folder.join(name)).collect::<Vec<_>>())
+    }
+
+    /// Reads safetensors files and checkpoints of PyTorch.
+    pub(super) fn of_files(paths: &[PathBuf]) -> Result<Self> {
+        let (mut tensors, mut integers, mut hash) = (BTreeMap::new(), BTreeMap::new(), Sha256::new());
+        for path in paths {
+            let bytes = files::read(path)?;
+            hash.update(&bytes);
+            if path.extension().is_some_and(|extension| extension == "bin") {
+                let failed = |error| {
+                    let (name, hint) = (path.display(), "convert it to safetensors with `save_pretrained`");
+                    Error::model_because(format!("cannot read `{name}`; {hint}"), error)
+                };
+                let values = pickle::read(&bytes).map_err(failed)?.into_iter();
+                tensors.extend(values.map(|(name, (shape, values))| (name, Weight { shape, values })));
+                continue;
+            }
+            let file = SafeTensors::deserialize(&bytes).map_err(|error| {
+                Error::model_because(format!("`{}` is not a safetensors file", path.display()), error)
+            })?;
+            for (name, view) in file.iter() {
+                if let Some(values) = to_fp32(&view) {
+                    tensors.insert(name.to_owned(), Weight { shape: view.shape().to_vec(), values });
+                } else if let Some(values) = to_integers(&view) {
+                    integers.insert(name.to_owned(), values);
+                }
+            }
+        }
+        let tensors = tensors.into_iter().map(|(name, weight)| (current_name(name), weight)).collect();
+        Ok(Self { integers, ..Self::of_tensors(tensors, hex(&hash.finalize())) })
+    }
+
+    /// Weights from files of another format, with the SHA-256 of these files.
+    pub(super) fn of_tensors(tensors: BTreeMap<String, Weight>, sha256: String) -> Self {
+        Self { tensors, integers: BTreeMap::new(), prefix: String::new(), sha256, taken: RefCell::default() }
+    }
+
+    /// Whether there is a weight whose whole name is `name`.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// Looks names up under `prefix` if `landmark` exists there. Models with a head store their body under a prefix.
+    pub(super) fn with_prefix(mut self, prefix: &str, landmark: &str) -> Self {
+        if self.has(&format!("{prefix}{landmark}")) {
+            self.prefix = prefix.to_owned();
+        }
+        self
+    }
+
+    /// The body's weight called `name`, which must have the given shape.
+    pub(super) fn take(&self, name: &str, shape: &[usize]) -> Result<&Weight> {
+        self.take_whole(&format!("{}{name}", self.prefix), shape)
+    }
+
+    /// The weight whose whole name is `name`, which must have the given shape.
+    pub(super) fn take_whole(&self, name: &str, shape: &[usize]) -> Result<&Weight> {
+        let weight = self.tensors.get(name).ok_or_else(|| {
+            Error::model(format!("expected the weight `{name}`, but found none of that name"))
+        })?;
+        if weight.shape != shape {
+            return Err(Error::model(format!(
+                "expected the weight `{name}` of shape {shape:?}, but found {:?}",
+                weight.shape
+            )));
+        }
+        if !self.taken.borrow().contains(name) {
+            self.taken.borrow_mut().insert(name.to_owned());
+        }
+        Ok(weight)
+    }
+
+    /// Refuses weights of the first `count` layers, whose names begin with `layer` and a number, that no graph has: they
+    /// belong to parts that the family does not have. Frequencies of rotary positions are not weights.
+    pub(super) fn check_layers(&self, layer: &str, count: usize) -> Result<()> {
+        let (prefix, taken) = (format!("{}{layer}", self.prefix), self.taken.borrow());
+        let is_unknown = |name: &&String| {
+            let Some((number, _)) = name.strip_prefix(&prefix).and_then(|rest| rest.split_once('.')) else {
+                return false;
+            };
+            number.parse().is_ok_and(|number: usize| number < count)
+                && !taken.contains(*name)
+                && !name.ends_with(".inv_freq")
+        };
+        match self.tensors.keys().find(is_unknown) {
+            None => Ok(()),
+            Some(name) => Err(Error::model(format!(
+                "expected a model whose layers have only the weights of its family, but found `{name}`"
+            ))),
+        }
+    }
+
+    /// The weight that another file calls `name`, with or without `prefix`.
+    pub(super) fn find_mut(&mut self, name: &str, prefix: &str) -> Option<&mut Weight> {
+        let bare = name.strip_prefix(prefix).unwrap_or(name);
+        let found = if self.has(name) { name } else { bare };
+        self.tensors.get_mut(found)
+    }
+}
+
+/// The name that `transformers` gives a weight that was converted from TensorFlow.
+fn current_name(name: String) -> String {
+    match (name.strip_suffix("LayerNorm.gamma"), name.strip_suffix("LayerNorm.beta")) {
+        (Some(module), _) => format!("{module}LayerNorm.weight"),
+        (_, Some(module)) => format!("{module}LayerNorm.bias"),
+        _ => name,
+    }
+}
+
+/// The names of the files with the weights of a model that has the files for which `has` is true; `None` if it has no
+/// weights. `folder` has the index, if there is one.
+pub(super) fn names(folder: &Path, has: impl Fn(&str) -> bool) -> Result<Option<Vec<String>>> {
+    for (index, whole) in LAYOUTS {
+        if has(index) {
+            return shards(folder, index).map(Some);
+        }
+        if has(whole) {
+            return Ok(Some(vec![whole.to_owned()]));
+        }
+    }
+    Ok(None)
+}
+
+/// The names of the files in the index of a folder.
+fn shards(folder: &Path, index: &'static str) -> Result<Vec<String>> {
+    let index = ConfigFile::new(index, files::read_json(&folder.join(index))?);
+    let files: BTreeMap<String, String> = index.require("weight_map")?;
+    let names: BTreeSet<String> = files.into_values().collect();
+    if let Some(name) = names.iter().find(|name| name.contains(['/', '\\']) || *name == "..") {
+        return Err(Error::model(format!(
+            "expected shards in the folder of their index, but found `{name}`"
+        )));
+    }
+    Ok(names.into_iter().collect())
+}
+
+/// The values as fp32; `None` for integers, which are buffers that graphs compute themselves.
+fn to_fp32(view: &TensorView<'_>) -> Option<Vec<f32>> {
+    let halves = |convert: fn([u8; 2]) -> f32| {
+        view.data().as_chunks().0.iter().map(|bytes| convert(*bytes)).collect::<Vec<f32>>()
+    };
+    match view.dtype() {
+        Dtype::F32 => Some(view.data().as_chunks().0.iter().map(|it| f32::from_le_bytes(*it)).collect()),
+        Dtype::F64 => {
+            Some(view.data().as_chunks().0.iter().map(|it| f64::from_le_bytes(*it) as f32).collect())
+        }
+        Dtype::F16 => Some(halves(|bytes| half::f16::from_le_bytes(bytes).to_f32())),
+        Dtype::BF16 => Some(halves(|bytes| half::bf16::from_le_bytes(bytes).to_f32())),
+        _ => None,
+    }
+}
+
+/// The values of a list of integers; `None` for other types and shapes.
+fn to_integers(view: &TensorView<'_>) -> Option<Vec<i64>> {
+    let data = view.data();
+    match view.dtype() {
+        _ if view.shape().len() != 1 => None,
+        Dtype::I64 => Some(data.as_chunks().0.iter().map(|it| i64::from_le_bytes(*it)).collect()),
+        Dtype::I32 => Some(data.as_chunks().0.iter().map(|it| i32::from_le_bytes(*it).into()).collect()),
+        Dtype::U32 => Some(data.as_chunks().0.iter().map(|it| u32::from_le_bytes(*it).into()).collect()),
+        Dtype::U16 => Some(data.as_chunks().0.iter().map(|it| u16::from_le_bytes(*it).into()).collect()),
+        _ => None,
+    }
+}

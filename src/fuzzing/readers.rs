@@ -1,0 +1,109 @@
+//! The readers of this crate, by name.
+
+use std::collections::BTreeMap;
+
+use super::Reader;
+use crate::{api, backend::triton, batch, config::Config, repository::Manifest, tokenizer::Tokenizer};
+
+/// The readers of this crate, with the names of their folders in `fuzz/corpus`.
+pub const READERS: [(&str, Reader); 14] = [
+    ("config", config),
+    ("csv", batch::fuzzing::csv),
+    ("event", batch::fuzzing::event),
+    ("grpc", triton::fuzzing::grpc),
+    ("http", triton::fuzzing::http),
+    ("json_lines", batch::fuzzing::json_lines),
+    ("key", batch::fuzzing::key),
+    ("keys", api::fuzzing::keys),
+    ("manifest", manifest),
+    ("packed", api::fuzzing::packed_request),
+    ("pieces", pieces),
+    ("request", api::fuzzing::request),
+    ("tensors", api::fuzzing::tensors),
+    ("tokenizer", tokenizer),
+];
+
+/// `kivu.toml`, and after a line of dashes an environment.
+fn config(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let (file, environment) = text.split_once("\n---\n").unwrap_or((&text, ""));
+    let variables = environment.lines().filter_map(|line| line.split_once('='));
+    let variables: BTreeMap<_, _> =
+        variables.map(|(name, value)| (format!("KIVU_{name}"), value.to_owned())).collect();
+    let Ok(folder) = tempfile::tempdir() else { return };
+    let path = folder.path().join("kivu.toml");
+    if std::fs::write(&path, file).is_ok() {
+        // An error is a valid outcome, here and below.
+        let _ = Config::load(Some(&path), &variables);
+    }
+}
+
+/// A manifest: serializing the parsed manifest and parsing it again gives the same.
+fn manifest(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let Ok(manifest) = Manifest::parse(text) else { return };
+    for name in manifest.files.iter().map(|file| &file.name).chain([&manifest.graph]) {
+        assert!(
+            !name.starts_with('/') && !name.split('/').any(|part| part == ".."),
+            "a path out of the bundle: {name}"
+        );
+    }
+    let Ok(written) = manifest.to_text() else { return };
+    let again = Manifest::parse(&written).and_then(|manifest| manifest.to_text());
+    assert_eq!(again.ok(), Some(written), "the manifest changed");
+}
+
+/// A `tokenizer.json`, directly and converted to a trie.
+fn tokenizer(bytes: &[u8]) {
+    if let Ok(tokenizer) = Tokenizer::from_json(bytes) {
+        tokenize(&tokenizer);
+    }
+    if let Ok(Some(made)) = Tokenizer::compile(bytes) {
+        pieces(&made);
+    }
+}
+
+/// A tokenizer with a trie.
+fn pieces(bytes: &[u8]) {
+    if let Ok(tokenizer) = Tokenizer::from_compiled(bytes.to_vec()) {
+        tokenize(&tokenizer);
+    }
+}
+
+fn tokenize(tokenizer: &Tokenizer) {
+    for text in ["Hello, wörld! [SEP] a\u{b}b", "", "\u{0}\u{10ffff} 漢字 👩‍👩‍👧"] {
+        if let Ok(tokens) = tokenizer.tokens(text, true) {
+            let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
+            let _ = tokenizer.decode(&ids, true);
+        }
+        if let (Ok(tokens), Ok(ids)) = (tokenizer.tokens(text, false), tokenizer.ids(text)) {
+            assert!(tokens.iter().map(|token| token.id).eq(ids), "other ids without spans");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::READERS;
+    use crate::fuzzing::Corpus;
+
+    fn corpus() -> Corpus<'static> {
+        Corpus {
+            readers: &READERS,
+            folder: Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus")),
+            measure: |run| allocation_counter::measure(run).bytes_max,
+        }
+    }
+
+    #[test]
+    fn the_corpus_is_handled() {
+        corpus().replay();
+    }
+
+    #[test]
+    fn mutated_inputs_are_handled() {
+        corpus().mutate();
+    }
+}

@@ -1,7 +1,0 @@
-//! The `kivu` command.
-
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    kivu::cli::run()
-}
