@@ -586,7 +586,7 @@ fn the_program_reads_and_writes_pipes() {
         .env("MODEL", &bundle)
         .output();
     let Ok(shell) = shell else {
-        eprintln!("skipped: there is no bash");
+        crate::skips::unsupported("bash is not installed");
         return;
     };
     let said = String::from_utf8_lossy(&shell.stdout);

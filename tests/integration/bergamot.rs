@@ -49,7 +49,7 @@ async fn in_fp32_every_text_is_that_of_the_engine() {
     for direction in ["en-pt", "pt-en"] {
         let name = format!("translate-{direction}");
         if !root.join(".kivu/bundles").join(&name).is_dir() {
-            eprintln!("skipped: no bundle of {name}; `make test` builds it");
+            crate::skips::missing(format_args!("the bundle of {name}"));
             return;
         }
         let folder = tempfile::tempdir().unwrap();
@@ -73,7 +73,7 @@ async fn in_int8_texts_are_like_those_of_fp32_and_cannot_end_early() {
     for direction in ["en-pt", "pt-en"] {
         let bundle = fixtures().join("../../.kivu/bundles").join(format!("translate-{direction}"));
         if !bundle.is_dir() {
-            eprintln!("skipped: no bundle of translate-{direction}; `make test` builds it");
+            crate::skips::missing(format_args!("the bundle of translate-{direction}"));
             return;
         }
         let model = serve(&bundle).unwrap();

@@ -331,7 +331,7 @@ async fn the_sentiment_model_is_the_one_that_was_trained() {
     let root = fixtures().join("../..");
     let served = root.join(".kivu/bundles/sentiment");
     if !served.is_dir() {
-        eprintln!("skipped: no bundle of the sentiment model; `make test` builds it");
+        crate::skips::missing("the bundle of the sentiment model");
         return;
     }
     let folder = tempfile::tempdir().unwrap();

@@ -65,7 +65,7 @@ fn completion_scripts_contain_the_commands() {
     let script = stdout(&kivu(&["completions", "bash"]));
     let ask = "COMP_WORDS=(kivu do); COMP_CWORD=1; _kivu kivu do kivu; echo ${COMPREPLY[@]}";
     let Ok(output) = bash.args(["-c", &format!("{script}\n{ask}")]).output() else {
-        eprintln!("skipped: bash is not installed");
+        crate::skips::unsupported("bash is not installed");
         return;
     };
     assert_eq!(stdout(&output).trim(), "doctor");

@@ -25,6 +25,7 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
             "src/onnx_proto.rs",
             "compiler/src/sentencepiece/",
             "src/backend/onnx/external_weights.rs",
+            "src/backend/triton/fuzzing.rs",
             "src/backend/triton/messages.rs",
             "src/backend/triton/grpc.rs",
         ],

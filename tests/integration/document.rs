@@ -198,7 +198,7 @@ fn every_response_conforms_to_the_document() {
     let Some(python) = tool("TEST_DOCUMENT") else { return };
     let has_tester = Command::new(&python).args(["-c", "import schemathesis"]).stderr(Stdio::null()).status();
     if !has_tester.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: schemathesis needs Python 3.11");
+        crate::skips::unsupported("schemathesis needs Python 3.11");
         return;
     }
     runtime().expect("`make test` installs ONNX Runtime");

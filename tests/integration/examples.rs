@@ -77,7 +77,7 @@ fn the_bot_translates_both_ways() {
     let served = root().join(".kivu/bundles");
     if !["en-pt", "pt-en"].iter().all(|pair| served.join(format!("translate-{pair}/manifest.toml")).is_file())
     {
-        eprintln!("skipped: no model for translation is built");
+        crate::skips::missing("the bundles for translation");
         return;
     }
     let answers = run(&server, &python, "bot.py", &[], "Good morning!\n/pt-en\nOnde fica a estação?\n");

@@ -330,7 +330,7 @@ async fn minilm_in_both_precisions() {
     let root = fixtures().join("../..");
     let bundle = root.join(".kivu/bundles/minilm");
     if !bundle.is_dir() {
-        eprintln!("skipped: no bundle of all-MiniLM-L6-v2; `make test` builds it");
+        crate::skips::missing("the bundle of all-MiniLM-L6-v2");
         return;
     }
     let int8 = serve(&bundle).unwrap();

@@ -19,7 +19,7 @@ use crate::{
 pub(crate) fn tool(variable: &str) -> Option<PathBuf> {
     let tool = env::var_os(variable).map(PathBuf::from);
     if tool.is_none() {
-        eprintln!("skipped: {variable} is not set; `make test` sets it");
+        crate::skips::missing(variable);
     }
     tool
 }
@@ -94,7 +94,7 @@ fn frameworks_work_unchanged() {
     let Some(python) = tool("TEST_FRAMEWORKS") else { return };
     let has_frameworks = Command::new(&python).args(["-c", "import haystack"]).stderr(Stdio::null()).status();
     if !has_frameworks.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: haystack-ai needs Python 3.11");
+        crate::skips::unsupported("haystack-ai needs Python 3.11");
         return;
     }
     let folder = tempfile::tempdir().unwrap();

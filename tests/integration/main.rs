@@ -47,6 +47,7 @@ mod reliability;
 mod s3;
 mod search;
 mod serving;
+mod skips;
 mod static_embeddings;
 mod t5_encoders;
 mod text_to_text;

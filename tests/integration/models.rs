@@ -29,7 +29,7 @@ pub(crate) fn runtime() -> Option<Runtime> {
     match library_path() {
         Ok(path) => Some(Runtime::load(&path).expect("ONNX Runtime is there, but does not load")),
         Err(error) => {
-            eprintln!("skipped: {error}");
+            crate::skips::missing(error);
             None
         }
     }

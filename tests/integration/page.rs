@@ -75,7 +75,7 @@ async fn models_are_listed_with_their_properties() {
 fn the_page_works_in_a_browser() {
     let Some(python) = tool("TEST_PAGE") else { return };
     let Some(chromium) = tool("TEST_CHROMIUM").filter(|path| !path.as_os_str().is_empty()) else {
-        eprintln!("skipped: no Chromium");
+        crate::skips::unsupported("Chromium is not installed");
         return;
     };
     let bundles = all_bundles();

@@ -151,7 +151,7 @@ fn commands_and_programs_of_the_readme_run() {
             "python" => (python.clone(), "-c"),
             "js" if has_node() => (PathBuf::from("node"), "--eval"),
             "js" => {
-                eprintln!("skipped: `node` is not installed");
+                crate::skips::unsupported("node is not installed");
                 continue;
             }
             other => panic!("expected sh, python or js, but found {other}"),

@@ -24,7 +24,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// The packages in the Python environment at `TEST_TRITON`.
 pub(crate) fn packages() -> Option<PathBuf> {
     let Some(folder) = env::var_os("TEST_TRITON").map(PathBuf::from) else {
-        eprintln!("skipped: TEST_TRITON is not set; `make test` sets it");
+        crate::skips::missing("TEST_TRITON");
         return None;
     };
     let versions = fs::read_dir(folder.join("lib")).expect("TEST_TRITON names a Python environment");

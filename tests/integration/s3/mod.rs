@@ -22,7 +22,7 @@ use crate::{
 /// Runs a script of `tests/s3` with the programs that cargo built and bundles of small models.
 fn run(script: &str) {
     let Some(python) = env::var_os("TEST_S3_PYTHON") else {
-        eprintln!("skipped: TEST_S3_PYTHON is not set; `make test` sets it");
+        crate::skips::missing("TEST_S3_PYTHON");
         return;
     };
     let _alone = alone();

@@ -40,7 +40,7 @@ impl Storage {
     /// `None` without an S3 server.
     pub(super) fn start() -> Option<Self> {
         let Some(python) = env::var_os("TEST_S3_PYTHON") else {
-            eprintln!("skipped: TEST_S3_PYTHON is not set; `make test` sets it");
+            crate::skips::missing("TEST_S3_PYTHON");
             return None;
         };
         let script = Path::new(crate::ROOT).join("tests/s3/serve.py");

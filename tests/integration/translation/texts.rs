@@ -123,7 +123,7 @@ fn student(direction: &str, folder: &Path, runtime: Runtime) -> Option<Model> {
     let recipe = std::fs::read_to_string(&source).unwrap();
     let sha256 = recipe.lines().find_map(|line| line.strip_prefix("sha256 = ")).unwrap().trim_matches('"');
     if !cache().join("packages").join(sha256).is_dir() {
-        eprintln!("skipped: the package of the students is not fetched; `make test` fetches it");
+        crate::skips::missing("the package of the translation models");
         return None;
     }
     let out = folder.join(direction);
