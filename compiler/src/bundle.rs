@@ -23,10 +23,10 @@ use kivu::{
         Engine, Signature,
         onnx::{Runtime, Session},
     },
-    config::EngineChoice,
     error::{Error, Result},
     pipeline::{Task, embedding::EmbeddingSettings},
     repository::{
+        ModelKind, WeightForm,
         bundle::{MANIFEST, PIECES, RANGES, TOKENIZER, describe},
         manifest::{self, Manifest, Precision, Quality, VectorQuality},
     },
@@ -49,22 +49,18 @@ pub(super) struct Written {
 pub(super) fn write(build: Build<'_>) -> Result<Written> {
     let plan = build.plan;
     let (written, shortfall) = write_in(build, None)?;
-    let Some(shortfall) = shortfall else { return Ok(written) };
-    let has_blocks = plan.precision == Precision::Int8
-        && plan.engine != EngineChoice::Native
-        && Weights::are_in(&plan.transformer()?)
-        && !static_embedding::is_in(&plan.folder)?;
-    if !has_blocks {
-        return Err(shortfall.refusal(&[Precision::Fp32]));
-    }
-    if plan.is_precision_fixed || seq2seq::is_in(&plan.folder) {
-        return Err(shortfall.refusal(&[Precision::Int8Blocks, Precision::Fp32]));
+    let Some((form, shortfall)) = shortfall else { return Ok(written) };
+    let others = if Weights::are_in(&plan.transformer()?) { form.fallbacks() } else { &[Precision::Fp32] };
+    let is_fixed = plan.is_precision_fixed || seq2seq::is_in(&plan.folder);
+    let [better, _] = others else { return Err(shortfall.refusal(others)) };
+    if is_fixed {
+        return Err(shortfall.refusal(others));
     }
     let reason = format!("chosen since int8 is below the floor: {}", shortfall.description);
-    let better = Plan { precision: Precision::Int8Blocks, ..plan.clone() };
+    let better = Plan { precision: *better, ..plan.clone() };
     match write_in(Build { plan: &better, ..build }, Some(reason))? {
         (written, None) => Ok(written),
-        (_, Some(shortfall)) => Err(shortfall.refusal(&[Precision::Fp32])),
+        (_, Some((form, shortfall))) => Err(shortfall.refusal(form.fallbacks())),
     }
 }
 
@@ -73,8 +69,8 @@ fn joined(first: Option<String>, second: Option<String>) -> Option<String> {
     (!notes.is_empty()).then(|| notes.join("; "))
 }
 
-/// Writes the bundle of a plan, with the reason for its precision. Returns it with the shortfall of its quality.
-fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option<Shortfall>)> {
+/// Writes the bundle of a plan, with the reason for its precision. Returns it with a shortfall of its quality.
+fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option<(WeightForm, Shortfall)>)> {
     let Build { plan, scratch, progress, .. } = build;
     progress.stage("read the weights", 1);
     let mut source = open(build)?;
@@ -147,6 +143,7 @@ fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option
     let (qualities, comparison) = measured.unzip();
     let qualities = qualities.unwrap_or_default();
     let shortfall = qualities.iter().find_map(|quality| quality::shortfall(quality, &plan.floor));
+    let form = form(plan, &source);
     let mut manifest = manifest(plan, task, source, (graph, signature(graph)?), (qualities, vectors));
     if let Some(reason) = &reason {
         manifest.weights.plan = format!("{}; {reason}", manifest.weights.plan);
@@ -156,7 +153,10 @@ fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option
         .map(|(path, _)| describe(path, path.file_name().unwrap_or_default().to_string_lossy().into_owned()))
         .collect::<Result<_>>()?;
     files::write(&folder.join(MANIFEST), manifest.to_text()?.as_bytes())?;
-    Ok((Written { folder, comparison, note: joined(head, reason), other_tasks }, shortfall))
+    Ok((
+        Written { folder, comparison, note: joined(head, reason), other_tasks },
+        shortfall.map(|shortfall| (form, shortfall)),
+    ))
 }
 
 /// Opens the model in the plan's folder.
@@ -196,6 +196,17 @@ fn signature(graph: &Path, runtime: Runtime) -> Result<Signature> {
     Ok(Session::open(runtime, graph, NonZeroUsize::MIN)?.signature().clone())
 }
 
+/// The form of the weights that a plan writes.
+fn form(plan: &Plan, source: &Source<'_>) -> WeightForm {
+    let kind = match source.settings {
+        _ if source.is_quantized => ModelKind::Export,
+        _ if source.architecture == static_embedding::ARCHITECTURE => ModelKind::Table,
+        TaskSettings::Seq2Seq(..) => ModelKind::Generator,
+        TaskSettings::Encoder(_) => ModelKind::Encoder,
+    };
+    WeightForm::new(plan.precision, source.engine, kind)
+}
+
 /// The manifest of the bundle in `folder`.
 fn manifest(
     plan: &Plan,
@@ -204,7 +215,7 @@ fn manifest(
     (graph, signature): (&str, Signature),
     (qualities, vectors): (Vec<Quality>, Option<VectorQuality>),
 ) -> Manifest {
-    let is_seq2seq = matches!(source.settings, TaskSettings::Seq2Seq(..));
+    let storage = form(plan, &source).storage();
     let (mut embedding, mut classification, mut token_classification) = (None, None, None);
     let (mut zero_shot_entities, mut seq2seq) = (None, None);
     match source.settings {
@@ -222,18 +233,6 @@ fn manifest(
     let quality = qualities.next();
     let kinds = embedding.iter().flat_map(EmbeddingSettings::outputs).skip(1);
     let other_vectors = kinds.map(|(kind, _)| kind).zip(qualities).collect();
-    let storage = match (plan.precision, source.is_quantized) {
-        (_, true) => "as the export has them",
-        (precision, false) if source.architecture == static_embedding::ARCHITECTURE => match precision {
-            Precision::Fp32 => "none",
-            Precision::Int8 | Precision::Int8Blocks => "table: int8, one scale a row",
-        },
-        (Precision::Int8, false) if source.engine == Engine::Native => {
-            "matrices: int8, one scale an output channel; activations: int8, one scale and minimum a token; \
-             word embeddings: int8, one scale a row; the rest: fp32"
-        }
-        (precision, false) => storage(precision, is_seq2seq),
-    };
     Manifest {
         format: Manifest::FORMAT,
         name: plan.name.clone(),
@@ -261,29 +260,5 @@ fn manifest(
         tensors: plan.tensors.clone(),
         signature,
         files: Vec::new(),
-    }
-}
-
-/// The description of how weights are stored, for the manifest.
-fn storage(precision: Precision, is_seq2seq: bool) -> &'static str {
-    match (precision, is_seq2seq) {
-        (Precision::Fp32, _) => "none",
-        (Precision::Int8, false) => {
-            "matrices: int8, one scale an output channel, activations quantized as they come; \
-             word embeddings: int8, one scale a row; the rest: fp32"
-        }
-        (Precision::Int8Blocks, false) => {
-            "matrices: int8, one scale for every 32 weights, activations likewise; \
-             word embeddings: int8, one scale a row; the rest: fp32"
-        }
-        (Precision::Int8, true) => {
-            "encoder: int8, one scale an output channel and one a token, but queries, keys and values one for every \
-             32 weights; decoder and tables: int8, one scale for every 64 to 256 weights; activations likewise; the \
-             rest: fp32"
-        }
-        (Precision::Int8Blocks, true) => {
-            "matrices: int8, one scale for every 32 weights, activations likewise; tables: int8, one scale for \
-             every 64 to 256 weights; the rest: fp32"
-        }
     }
 }

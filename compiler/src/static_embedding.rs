@@ -27,12 +27,13 @@ use kivu::{
     },
     config::EngineChoice,
     error::{Error, Result},
+    repository::STATIC_EMBEDDING,
     repository::manifest::Precision,
     tokenizer::Tokenizer,
 };
 
 /// The architecture in the manifest.
-pub(super) const ARCHITECTURE: &str = "StaticEmbedding";
+pub(super) const ARCHITECTURE: &str = STATIC_EMBEDDING;
 /// The limit of tokens of models that have none, far above that of requests.
 const MAX_TOKENS: usize = 1 << 20;
 

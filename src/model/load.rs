@@ -5,12 +5,11 @@ use std::{iter, sync::Arc, thread};
 use crate::{
     backend::{
         Backend, Engine, MappedFiles, Signature,
-        native::{self, Buffer, NativeBackend, NativeModel, TableBackend, TableModel, WeightFiles},
+        native::{Buffer, NativeBackend, NativeModel, TableBackend, TableModel, WeightFiles},
         onnx::{
             ExternalWeights, Graph, OnnxBackend, OnnxSeq2Seq, Parallelism, Runtime, keeps_signed_weights,
             library, require_known_files,
         },
-        processor::Int8Instructions,
         routing::Route,
         seq2seq::Seq2SeqBackend,
         triton::Fleet,
@@ -24,9 +23,9 @@ use crate::{
         vectors::Ranges,
     },
     repository::{
-        Bundle, Manifest,
+        Bundle, Manifest, WeightForm,
         bundle::{Home, PIECES, RANGES, TOKENIZER},
-        manifest::{File, Precision},
+        manifest::File,
         remote,
     },
     telemetry::time_start,
@@ -259,15 +258,12 @@ fn open_natively(
         let model = time_start("session", || TableModel::open(&graph, files))?;
         check_signature(manifest, &manifest.signature, model.signature())?;
         let backend = TableBackend::new(model, config.threads());
-        return Ok((Local::Encoder(Arc::new(backend)), format!("{} (table)", manifest.weights.precision)));
+        return Ok((Local::Encoder(Arc::new(backend)), arithmetic(manifest, Engine::Native, &[])?));
     }
     let model = time_start("session", || NativeModel::open(&graph, files))?;
     check_signature(manifest, &manifest.signature, model.signature())?;
     let backend = NativeBackend::start(model, config.threads())?;
-    Ok((
-        Local::Encoder(Arc::new(backend)),
-        format!("int8 by token (native engine, {})", native::instructions()),
-    ))
+    Ok((Local::Encoder(Arc::new(backend)), arithmetic(manifest, Engine::Native, &[])?))
 }
 
 fn check_signature(manifest: &Manifest, expected: &Signature, found: &Signature) -> Result<()> {
@@ -290,7 +286,7 @@ fn read_graphs<const COUNT: usize>(
     let manifest = bundle.manifest();
     // Verified while they are read, since they are parsed.
     let graphs = names.iter().map(|name| bundle.read(name)).collect::<Result<Vec<_>>>()?;
-    let arithmetic = arithmetic(manifest, &graphs)?;
+    let arithmetic = arithmetic(manifest, Engine::Onnx, &graphs)?;
     if let Some(mapped) = mapped {
         for graph in &graphs {
             require_known_files(graph, |name| manifest.file(name).is_some())?;
@@ -310,25 +306,18 @@ fn read_graphs<const COUNT: usize>(
     Ok((graphs, arithmetic))
 }
 
-/// The arithmetic of the graphs' matrix products on this processor.
-fn arithmetic(manifest: &Manifest, graphs: &[Vec<u8>]) -> Result<String> {
-    let instructions = Int8Instructions::detected();
-    Ok(match manifest.weights.precision {
-        Precision::Fp32 => "fp32".into(),
-        Precision::Int8Blocks => format!("int8-blocks ({instructions})"),
-        Precision::Int8 if !instructions.saturate() => format!("int8 (u8·s8, {instructions})"),
-        Precision::Int8 => {
-            for graph in graphs {
-                if keeps_signed_weights(graph)? {
-                    tracing::warn!(
-                        model = manifest.name,
-                        "int8 products of this bundle saturate on this processor ({instructions}), which costs \
-                         quality; build it again"
-                    );
-                    return Ok(format!("int8 (u8·s8, {instructions}, saturating)"));
-                }
+/// The arithmetic of matrix products in an engine on this processor.
+fn arithmetic(manifest: &Manifest, engine: Engine, graphs: &[Vec<u8>]) -> Result<String> {
+    WeightForm::of(manifest).arithmetic(engine, || {
+        for graph in graphs {
+            if keeps_signed_weights(graph)? {
+                tracing::warn!(
+                    model = manifest.name,
+                    "int8 products of this bundle saturate on this processor, which costs quality; build it again"
+                );
+                return Ok(true);
             }
-            format!("int8 (u8·u8, {instructions})")
         }
+        Ok(false)
     })
 }

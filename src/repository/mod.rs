@@ -8,8 +8,13 @@ pub mod manifest;
 pub mod remote;
 pub mod s3;
 pub mod triton;
+mod weight_form;
 
-pub use self::{bundle::Bundle, manifest::Manifest};
+pub use self::{
+    bundle::Bundle,
+    manifest::Manifest,
+    weight_form::{ModelKind, STATIC_EMBEDDING, WeightForm},
+};
 
 /// Observes a transfer.
 pub trait Meter: Sync {
