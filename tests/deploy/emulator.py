@@ -100,14 +100,34 @@ def expand_nested_templates():
 
     parse, deploy = engine._parse_template, provisioners._cfn_nested_stack_deploy
 
-    def deploy_expanded(*arguments, **named):
-        engine._parse_template = lambda body: engine._apply_transforms(parse(body))
+    def deploy_expanded(name, properties, *arguments, **named):
+        given = [{"Key": key, "Value": str(value)} for key, value in (properties.get("Parameters") or {}).items()]
+        engine._parse_template = lambda body: engine._apply_transforms(parse(body), given)
         try:
-            return deploy(*arguments, **named)
+            return deploy(name, properties, *arguments, **named)
         finally:
             engine._parse_template = parse
 
     provisioners._cfn_nested_stack_deploy = deploy_expanded
+
+
+def pass_parameters_to_sam():
+    """Passes the values of parameters to SAM's translator, which ministack omits."""
+    from ministack.services.cloudformation import changesets, engine, handlers
+    from samtranslator.translator import transform as sam
+
+    apply, expand = engine._apply_transforms, sam.transform
+
+    def apply_with_parameters(template, given=None, previous=None):
+        values = engine._transform_parameters(template, given, previous)
+        sam.transform = lambda template, _, policies: expand(template, values, policies)
+        try:
+            return apply(template, given, previous)
+        finally:
+            sam.transform = expand
+
+    for module in (changesets, engine, handlers):
+        module._apply_transforms = apply_with_parameters
 
 
 def accept_alarms_on_expressions():
@@ -144,7 +164,7 @@ def convert_numbers_of_parameters():
 
 def accept_unknown_types():
     """Accepts resources of types that ministack lacks, without effect, so that stacks with them can be created."""
-    from ministack.services.cloudformation import provisioners
+    from ministack.services.cloudformation import engine, provisioners
 
     provision = provisioners._provision_resource
 
@@ -157,9 +177,22 @@ def accept_unknown_types():
             print(f"{UNKNOWN}{kind}", flush=True)
             return name, {"Arn": f"arn:aws:unknown:{REGION}:000000000000:{name}"}
 
+    validate = engine.validate_template_support
+
+    def validate_known(template, *others, **named):
+        try:
+            return validate(template, *others, **named)
+        except ValueError as error:
+            if "Unrecognized resource types" not in str(error):
+                raise
+        # Types are not checked in templates with a transform.
+        return validate(template | {"Transform": "any"}, *others, **named)
+
     for module in list(sys.modules.values()):
         if getattr(module, "_provision_resource", None) is provision:
             module._provision_resource = provision_known
+        if getattr(module, "validate_template_support", None) is validate:
+            module.validate_template_support = validate_known
 
 
 def treat_requests_as_tls():
@@ -182,6 +215,7 @@ def add_distributed_maps():
 
 if __name__ == "__main__":
     add_distributed_maps()
+    pass_parameters_to_sam()
     expand_nested_templates()
     accept_alarms_on_expressions()
     convert_numbers_of_parameters()
