@@ -224,21 +224,38 @@ PARAMETERS ?=
 # Tags of all resources: TAGS="team=search stage=test".
 TAGS ?=
 PACKED ?= $(BUNDLE)
-# Set to pack ONNX Runtime even if no packed bundle needs it, for bundles in S3.
+# Set to pack ONNX Runtime even if no packed bundle needs it, for bundles in S3; ONNX=no packs none again.
 ONNX ?=
 # The folder of `cargo-lambda`, which compiles the functions.
 CARGO_LAMBDA ?= $(abspath $(LAMBDA))
 SAM := SAM_CLI_TELEMETRY=0 $(DEPLOY)/sam
 OPERATE := $(DEPLOY)/python functions/operate.py $(STACK)
 
-SAM_BUILD = ARCHITECTURE=$(ARCHITECTURE) PACKED="$(PACKED)" ONNX="$(ONNX)" CARGO_LAMBDA=$(CARGO_LAMBDA) \
+SAM_BUILD = ARCHITECTURE=$(ARCHITECTURE) PACKED="$(PACKED)" ONNX="$(filter-out no,$(ONNX))" CARGO_LAMBDA=$(CARGO_LAMBDA) \
   $(SAM) build --parameter-overrides Architecture=$(ARCHITECTURE)
 
+# As the SDKs of AWS; SAM reads only the other name.
+ifdef AWS_REGION
+export AWS_DEFAULT_REGION := $(AWS_REGION)
+endif
+
+# How to build the functions: as the variables say, or else as in the last deployment, which the stack's parameters record.
+IS_GIVEN = $(filter-out file undefined,$(foreach name,$(1),$(origin $(name))))
+GIVEN = $(if $(call IS_GIVEN,PACKED BUNDLE),--packed '$(PACKED)') $(if $(call IS_GIVEN,ARCHITECTURE),--architecture '$(ARCHITECTURE)') \
+  $(if $(call IS_GIVEN,ONNX),--onnx $(if $(filter-out no,$(ONNX)),yes,no))
+RECORDED = Architecture=$(ARCHITECTURE) Packed="$(PACKED)" PackedOnnx=$(if $(filter-out no,$(ONNX)),yes,no)
+
 .PHONY: deploy
-deploy: packed $(DEPLOY_TOOLS) ## Deploy to the AWS account of the credentials in the environment
+deploy: program $(DEPLOY_TOOLS) ## Deploy to the AWS account of the credentials in the environment
+	settings=$$($(OPERATE) settings '$(PARAMETERS)' $(GIVEN)) && eval make --no-print-directory --old-file=program release "$$settings"
+
+# Builds and deploys with the settings of `make deploy`.
+.PHONY: release
+release: packed $(DEPLOY_TOOLS)
 	$(SAM_BUILD)
 	$(OPERATE) quotas '$(PARAMETERS)'
-	$(SAM) deploy --stack-name $(STACK) --parameter-overrides 'Architecture=$(ARCHITECTURE) $(PARAMETERS)' $(if $(TAGS),--tags '$(TAGS)')
+	$(SAM) deploy --stack-name $(STACK) --parameter-overrides '$(RECORDED) $(PARAMETERS)' $(if $(TAGS),--tags '$(TAGS)')
+	$(OPERATE) served
 
 .PHONY: local
 local: ARCHITECTURE := $(subst aarch64,arm64,$(shell uname -m))

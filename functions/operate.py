@@ -1,6 +1,8 @@
 """Operates a deployment: quotas, keys, releases, failed files, models of the fleet, status, logs, removal.
 
+    python functions/operate.py STACK settings [PARAMETERS] [--packed BUNDLES] [--onnx yes|no] [--architecture NAME]
     python functions/operate.py STACK quotas [PARAMETERS]
+    python functions/operate.py STACK served
     python functions/operate.py STACK key NAME --kivu KIVU [--limits OPTIONS]
     python functions/operate.py STACK rotate
     python functions/operate.py STACK rollback
@@ -11,12 +13,13 @@
     python functions/operate.py STACK logs
     python functions/operate.py STACK undeploy
 
-`make deploy` runs the first one, targets with the names of the others run those, with the credentials and the region of
+`make deploy` runs the first three, targets with the names of the others run those, with the credentials and the region of
 the environment.
 """
 
 import argparse
 import base64
+import os
 import shlex
 import subprocess
 import sys
@@ -27,12 +30,24 @@ from pathlib import Path
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
-TEMPLATE = Path(__file__).resolve().parents[1] / "template.yaml"
+# The SDKs of AWS and its command line read AWS_REGION first; boto3 reads only the other name.
+if "AWS_REGION" in os.environ:
+    os.environ["AWS_DEFAULT_REGION"] = os.environ["AWS_REGION"]
+
+ROOT = Path(__file__).resolve().parents[1]
+TEMPLATE = ROOT / "template.yaml"
+# Folder of the bundles that `make` builds.
+BUILT = Path(".kivu/bundles")
 # Lambda keeps this much concurrency out of reservations.
 MIN_UNRESERVED = 100
 CONCURRENCY = ("lambda", "L-B99A9384")
 # The alias of the function that requests use.
 ALIAS = "live"
+# Fields of a function's configuration that a version fixes.
+CONFIGURATION = (
+    "CodeSha256", "MemorySize", "Timeout", "Role", "KMSKeyArn", "Architectures", "Environment", "VpcConfig", "TracingConfig",
+    "LoggingConfig",
+)
 ON_DEMAND_GPUS, SPOT_GPUS = ("ec2", "L-DB2E81BA"), ("ec2", "L-3819A6DF")
 
 
@@ -40,8 +55,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("stack")
     commands = parser.add_subparsers(dest="command", required=True)
+    settings_parser = commands.add_parser("settings", help="print how to build the functions, as variables of make")
+    settings_parser.add_argument("parameters", nargs="?", default="", help="parameters of the template: 'NAME=VALUE ...'")
+    settings_parser.add_argument("--packed", help="bundles to pack, separated by spaces")
+    settings_parser.add_argument("--onnx", choices=("yes", "no"), help="whether to pack ONNX Runtime without such a bundle")
+    settings_parser.add_argument("--architecture", choices=("arm64", "x86_64"))
     quotas_parser = commands.add_parser("quotas", help="compare the account's quotas with what the deployment needs")
     quotas_parser.add_argument("parameters", nargs="?", default="", help="parameters of the template: 'NAME=VALUE ...'")
+    commands.add_parser("served", help="check that requests get what was deployed")
     key_parser = commands.add_parser("key", help="create an API key")
     key_parser.add_argument("name")
     key_parser.add_argument("--kivu", required=True, help="the `kivu` command")
@@ -71,9 +92,61 @@ def outputs(stack):
     return {output["OutputKey"]: output["OutputValue"] for output in found.get("Outputs", [])}
 
 
+def settings(options):
+    """Prints how to build the functions: as given, or as in the last `make deploy` of the stack."""
+    given, recorded = given_parameters(options), parameters_of(options.stack)
+    architecture = given.get("Architecture", options.architecture)
+    if options.architecture not in (None, architecture):
+        sys.exit(f"error: expected one architecture, but found ARCHITECTURE={options.architecture} and Architecture={architecture}")
+    packed = options.packed
+    if packed is None and described(options.stack):
+        packed = recorded_bundles(options.stack, recorded["Packed"])
+    onnx = options.onnx or recorded["PackedOnnx"]
+    variables = {
+        "ARCHITECTURE": architecture or recorded["Architecture"],
+        "PACKED": packed if packed is not None else str(BUILT / "minilm"),
+        "ONNX": "yes" if onnx == "yes" else "",
+    }
+    print(shlex.join(f"{name}={value}" for name, value in variables.items()))
+
+
+def recorded_bundles(stack, recorded):
+    """The bundles that a stack serves, which must exist on this machine, or be among those that `make` builds."""
+    fix = "give them with PACKED=\"FOLDER ...\""
+    if not recorded:
+        sys.exit(f"error: expected a record of the bundles that `{stack}` serves, but found none; {fix}")
+    bundles = recorded.split()
+    for bundle in bundles:
+        if Path(bundle).parent != BUILT and not (ROOT / bundle / "manifest.toml").is_file():
+            sys.exit(f"error: expected the bundle `{bundle}`, which `{stack}` serves, but found no `{bundle}/manifest.toml`; {fix}")
+    return " ".join(bundles)
+
+
+def given_parameters(options):
+    return dict(pair.partition("=")[::2] for pair in shlex.split(options.parameters))
+
+
+def served(options):
+    """Checks that aliases refer to the deployed configuration, since requests get their versions."""
+    functions, stale = boto3.client("lambda"), []
+    for alias in resources(options.stack, "AWS::Lambda::Alias"):
+        name = alias.removesuffix(f":{ALIAS}")
+        latest, version = (functions.get_function_configuration(FunctionName=each) for each in (name, alias))
+        differing = [field for field in CONFIGURATION if latest.get(field) != version.get(field)]
+        if differing:
+            name = name.rpartition(":")[2]
+            stale.append(
+                f"error: expected requests to get the deployed {name}, but found version {version['Version']} with another "
+                f"{', '.join(differing)}; publish it with `aws lambda publish-version --function-name {name}`, and name the "
+                f"printed version in `aws lambda update-alias --function-name {name} --name {ALIAS} --function-version VERSION`"
+            )
+    if stale:
+        sys.exit("\n".join(stale))
+
+
 def quotas(options):
     """Warns of quotas below what the deployment needs. A new account has 10 concurrent executions and no GPUs."""
-    parameters = parameters_of(options.stack) | dict(pair.partition("=")[::2] for pair in shlex.split(options.parameters))
+    parameters = parameters_of(options.stack) | given_parameters(options)
     try:
         required = required_quotas(parameters)
     except (BotoCoreError, ClientError) as error:
@@ -99,11 +172,19 @@ def parameters_of(stack):
 
     defaults = yaml_parse(TEMPLATE.read_text())["Parameters"]
     parameters = {name: str(parameter["Default"]) for name, parameter in defaults.items()}
+    found = described(stack)
+    return parameters | {each["ParameterKey"]: each["ParameterValue"] for each in (found or {}).get("Parameters", [])}
+
+
+def described(stack):
+    """A stack; nothing if it does not exist or was never deployed."""
     try:
         found = boto3.client("cloudformation").describe_stacks(StackName=stack)["Stacks"][0]
-    except ClientError:
-        return parameters
-    return parameters | {each["ParameterKey"]: each["ParameterValue"] for each in found.get("Parameters", [])}
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "ValidationError":
+            raise
+        return None
+    return None if found.get("StackStatus") in ("REVIEW_IN_PROGRESS", "ROLLBACK_COMPLETE") else found
 
 
 def required_quotas(parameters):
@@ -257,21 +338,21 @@ def status(options):
             print(f"{waiting['Attributes']['ApproximateNumberOfMessages']:<20}messages in {name}")
 
 
-def groups(stack):
-    """The log groups of the deployment and its nested stacks."""
+def resources(stack, kind):
+    """The names of the resources of a type in the deployment and its nested stacks."""
     pages = boto3.client("cloudformation").get_paginator("list_stack_resources").paginate(StackName=stack)
     found = []
     for resource in (one for page in pages for one in page["StackResourceSummaries"]):
-        if resource["ResourceType"] == "AWS::Logs::LogGroup":
+        if resource["ResourceType"] == kind:
             found.append(resource["PhysicalResourceId"])
         elif resource["ResourceType"] == "AWS::CloudFormation::Stack":
-            found += groups(resource["PhysicalResourceId"])
+            found += resources(resource["PhysicalResourceId"], kind)
     return found
 
 
 def logs(options):
     """Prints the logs of the last ten minutes and follows them until it is interrupted."""
-    client, of = boto3.client("logs"), groups(options.stack) or [parameters_of(options.stack)["LogGroup"]]
+    client, of = boto3.client("logs"), resources(options.stack, "AWS::Logs::LogGroup") or [parameters_of(options.stack)["LogGroup"]]
     since = {group: int((time.time() - 600) * 1000) for group in of}
     while True:
         events = []
@@ -295,7 +376,7 @@ def undeploy(options):
 
 
 COMMANDS = {
-    "quotas": quotas, "key": key, "rotate": rotate, "rollback": rollback, "redrive": redrive, "mirror": mirror,
+    "settings": settings, "quotas": quotas, "served": served, "key": key, "rotate": rotate, "rollback": rollback, "redrive": redrive, "mirror": mirror,
     "upload": upload, "status": status, "logs": logs, "undeploy": undeploy,
 }
 

@@ -130,6 +130,25 @@ def pass_parameters_to_sam():
         module._apply_transforms = apply_with_parameters
 
 
+def send_preflights_to_routes():
+    """ministack answers preflight requests itself. AWS sends those with a route to its integration, and adds headers."""
+    import inspect
+
+    from ministack.services import apigateway
+
+    text = inspect.getsource(apigateway._handle_execute_in_scope)
+    for found, replaced in (
+        ('if method == "OPTIONS":', 'if method == "OPTIONS" and not _match_route(api_id, method, "/" + path.lstrip("/")):'),
+        ("resp_headers.update(_cors_response_headers(", "resp_headers.update(_cors_headers(method, "),
+    ):
+        assert text.count(found) == 1, f"ministack has no `{found}`"
+        text = text.replace(found, replaced)
+    apigateway._cors_headers = lambda method, cors, origin: (
+        apigateway._cors_preflight_response(cors, origin)[1] if method == "OPTIONS" else apigateway._cors_response_headers(cors, origin)
+    )
+    exec(text, vars(apigateway))
+
+
 def accept_alarms_on_expressions():
     """ministack rejects alarms on expressions; each is kept as an alarm on the expression's first metric."""
     from ministack.services.cloudformation import provisioners
@@ -217,6 +236,7 @@ if __name__ == "__main__":
     add_distributed_maps()
     pass_parameters_to_sam()
     expand_nested_templates()
+    send_preflights_to_routes()
     accept_alarms_on_expressions()
     convert_numbers_of_parameters()
     treat_requests_as_tls()

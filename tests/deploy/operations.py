@@ -1,5 +1,5 @@
-"""Tests commands that the emulator cannot run, with stubs for AWS and Docker: `rotate`, `rollback` during a release,
-`redrive` of executions, `mirror`, `upload`.
+"""Tests commands that the emulator cannot run, with stubs for AWS and Docker: `settings`, `served`, `rotate`, `rollback`
+during a release, `redrive` of executions, `mirror`, `upload`.
 """
 
 import base64
@@ -26,12 +26,16 @@ DIGEST = "sha256:" + "0" * 64
 class Aws:
     """All services. `secret` is the value in Secrets Manager, `header` the one of CloudFront."""
 
-    def __init__(self, secret="old", header="old", weights=None, fails=False):
+    def __init__(self, secret="old", header="old", weights=None, fails=False, parameters=()):
+        self.parameters = parameters if parameters is None else dict(parameters)
         self.secret, self.header, self.weights, self.fails = secret, header, weights, fails
         self.uploaded, self.resumed = [], []
 
     def describe_stacks(self, **_):
-        return {"Stacks": [{"Outputs": [{"OutputKey": name, "OutputValue": value} for name, value in OUTPUTS.items()]}]}
+        if self.parameters is None:
+            raise operate.ClientError({"Error": {"Code": "ValidationError"}}, "DescribeStacks")
+        parameters = [{"ParameterKey": name, "ParameterValue": value} for name, value in self.parameters.items()]
+        return {"Stacks": [{"Parameters": parameters, "Outputs": [{"OutputKey": name, "OutputValue": value} for name, value in OUTPUTS.items()]}]}
 
     def get_distribution_config(self, Id):
         headers = {"Items": [{"HeaderName": "x-kivu-front", "HeaderValue": self.header}]}
@@ -105,6 +109,42 @@ def expect(what, expected, found):
         sys.exit(f"{what}: expected {expected!r}, but found {found!r}")
 
 
+class Functions(Aws):
+    """A deployment whose alias differs in one field from what was deployed."""
+
+    def __init__(self, stale):
+        super().__init__()
+        self.stale = stale
+
+    def get_paginator(self, name):
+        alias = {"ResourceType": "AWS::Lambda::Alias", "PhysicalResourceId": "arn:aws:lambda:eu-west-1:0:function:kivu-api:live"}
+        return SimpleNamespace(paginate=lambda **_: [{"StackResourceSummaries": [alias]}])
+
+    def get_function_configuration(self, FunctionName):
+        is_alias = FunctionName.endswith(":live")
+        return {"Version": "3" if is_alias else "$LATEST", "MemorySize": 1024, "Timeout": 29} | ({self.stale: 0} if self.stale and is_alias else {})
+
+
+def settings():
+    """`make deploy` builds as before, unless it is told otherwise."""
+    minilm, unknown = ".kivu/bundles/minilm", "expected a record of the bundles"
+    stack = {"Architecture": "x86_64", "Packed": ".kivu/bundles/rank", "PackedOnnx": "yes"}
+    nothing = {"packed": None, "onnx": None, "architecture": None, "parameters": "Memory=1024"}
+    for parameters, given, expected in (
+        (None, {}, f"ARCHITECTURE=arm64 PACKED={minilm} ONNX="),
+        (None, {"architecture": "x86_64", "packed": "a b", "onnx": "yes"}, "ARCHITECTURE=x86_64 'PACKED=a b' ONNX=yes"),
+        (stack, {}, "ARCHITECTURE=x86_64 PACKED=.kivu/bundles/rank ONNX=yes"),
+        (stack, {"packed": "a", "onnx": "no", "architecture": "arm64"}, "ARCHITECTURE=arm64 PACKED=a ONNX="),
+        (stack, {"parameters": "Architecture=arm64"}, "ARCHITECTURE=arm64 PACKED=.kivu/bundles/rank ONNX=yes"),
+        (stack, {"parameters": "Architecture=arm64", "architecture": "x86_64"}, "expected one architecture"),
+        (stack | {"Packed": "my-model"}, {}, "found no `my-model/manifest.toml`"),
+        ({"Architecture": "arm64"}, {}, unknown),
+        ({"Architecture": "arm64"}, {"packed": "a"}, "ARCHITECTURE=arm64 PACKED=a ONNX="),
+    ):
+        found = run("settings", Aws(parameters=parameters), **nothing | given)
+        expect(f"settings of {parameters} with {given}: {found}", True, expected in found)
+
+
 def main():
     aws = Aws()
     run("rotate", aws)
@@ -116,6 +156,11 @@ def main():
     aws.fails = False
     run("rotate", aws)
     expect("its completion, without another secret", ("after old", "after old"), (aws.secret, aws.header))
+
+    settings()
+    for stale, expected in ((None, ""), ("MemorySize", "found version 3 with another MemorySize")):
+        found = run("served", Functions(stale))
+        expect(f"aliases with another {stale}", True, expected in found and bool(found) == bool(stale))
 
     aws = Aws()
     run("rollback", aws)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.dont_write_bytecode = True  # no __pycache__ among the sources
 
-from emulator import PATCHES, Emulator
+from emulator import PATCHES, Emulator, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 BUNDLE = ROOT / ".kivu/bundles/minilm"
@@ -54,7 +54,7 @@ class Walk:
     def __init__(self, emulator, kivu, compiled):
         self.emulator, self.kivu, self.compiled = emulator, kivu, compiled
         self.outputs = {}
-        self.key = None
+        self.key, self.page_port = None, free_port()
 
     def run(self, *command, **variables):
         """Runs a command against the emulator."""
@@ -99,7 +99,7 @@ class Walk:
     # ------------------------------------------------------------------------------------------------- steps
 
     def the_smallest_deployment(self):
-        self.deploy()
+        self.deploy(CorsOrigins=f"http://localhost:{self.page_port}")
         zipped = archive_size(ROOT / ".aws-sam/build/ApiFunction")
         print(f"  the function with its model is {zipped / 1e6:.1f} MB zipped")
         for function in ("ApiFunction", "BatchStack/BatchFunction", "LargeStack/LargeFunction"):
@@ -137,6 +137,17 @@ class Walk:
         )
         expect("OpenAI's route", (200, 384 * 4), (status, len(base64.b64decode(json.loads(body)["data"][0]["embedding"]))))
         expect("the key in the wrong header", 401, self.send("POST", "/embed", {"inputs": "a"}, api_key=self.key)[0])
+
+    def pages_of_allowed_origins_may_call_the_api(self):
+        python, chromium = os.environ.get("TEST_PAGE"), os.environ.get("TEST_CHROMIUM")
+        if not python or not chromium:
+            print("  skipped: TEST_PAGE or TEST_CHROMIUM is not set")
+            return
+        host = self.outputs["Url"].removeprefix("https://").split(".")[0]
+        url = f"http://{host}.execute-api.localhost:{self.emulator.port}/v1/embeddings"
+        found = lambda port: self.run(python, "-B", "tests/deploy/browser.py", chromium, port, url, self.key).strip()
+        expect("a request of a page", "200 true", found(self.page_port))
+        expect("a request of a page of another origin", "TypeError: Failed to fetch", found(free_port()))
 
     def binary_bodies_pass_unchanged(self):
         tensor = SECRET_TEXT.encode()
@@ -181,10 +192,7 @@ class Walk:
         expect("/health without keys", 200, self.send("GET", "/health")[0])
 
     def new_version(self):
-        """Publishes a version, whose environments have no cached keys.
-
-        On AWS a changed parameter would do; the emulator does not pass parameters to SAM's translator.
-        """
+        """Publishes a version, whose environments have no cached keys, faster than `make deploy` with a changed parameter."""
         functions, name = self.emulator.client("lambda"), self.outputs["Function"]
         functions.update_function_configuration(FunctionName=name, MemorySize=1024)
         version = functions.publish_version(FunctionName=name)["Version"]
@@ -298,6 +306,7 @@ class Walk:
             self.sam_local_serves_the_function,
             self.requests_without_a_key_are_rejected,
             self.a_new_key_is_accepted,
+            self.pages_of_allowed_origins_may_call_the_api,
             self.binary_bodies_pass_unchanged,
             self.oversized_bodies_are_rejected,
             self.a_revoked_key_is_rejected,

@@ -82,6 +82,19 @@ fn operations_survive_interruptions() {
     succeed(&mut operations);
 }
 
+/// Requests get versions, which have the configuration of when they were published.
+#[test]
+fn every_parameter_publishes_a_version() {
+    let Some(mut versions) = script("versions") else { return };
+    succeed(&mut versions);
+}
+
+#[test]
+fn later_deployments_are_built_as_before() {
+    let Some(mut deployment) = script("deployment") else { return };
+    succeed(&mut deployment);
+}
+
 /// Messages and log entries that the troubleshooting page explains exist in the code.
 #[test]
 fn the_troubleshooting_page_quotes_the_code() {
@@ -483,6 +496,35 @@ fn credentials_are_required_by_default() {
             let private = bucket["PublicAccessBlockConfiguration"].as_object().unwrap();
             assert!(private.len() == 4 && private.values().all(|value| value == true), "{name}");
         }
+    }
+}
+
+/// Each route that requires credentials has one for its preflight requests, which have none; they allow any header.
+#[test]
+fn browsers_may_call_every_route() {
+    let parameters = |mode| json!({ "AuthMode": mode, "JwtIssuer": "https://a", "JwtAudience": "b", "LargeModels": "s3://b/models/m", "CorsOrigins": "https://a.b,https://c.d" });
+    let Some(deployments) = Deployment::resolve(["keys", "iam", "jwt"].map(parameters)) else { return };
+    for deployment in deployments {
+        let routes: BTreeMap<&str, &str> = deployment
+            .all("AWS::ApiGatewayV2::Route")
+            .map(|(_, route)| {
+                (route["RouteKey"].as_str().unwrap(), route["AuthorizationType"].as_str().unwrap())
+            })
+            .collect();
+        for (route, _) in routes.iter().filter(|(route, _)| !route.starts_with("GET ")) {
+            let preflights: &[&str] = match route.split_once(' ') {
+                Some((_, path)) => &[&format!("OPTIONS {path}")],
+                None => &["OPTIONS /", "OPTIONS /{proxy+}"],
+            };
+            for preflight in preflights {
+                assert_eq!(routes.get(preflight), Some(&"NONE"), "{route}: {routes:?}");
+            }
+        }
+        let cors = &deployment.of("Api")["CorsConfiguration"];
+        assert_eq!(cors["AllowOrigins"], json!(["https://a.b", "https://c.d"]));
+        // `*` does not include `authorization`, and it means any header only without cookies.
+        assert_eq!(cors["AllowHeaders"], json!(["authorization", "*"]));
+        assert!(cors["AllowCredentials"].is_null());
     }
 }
 

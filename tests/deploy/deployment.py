@@ -1,0 +1,74 @@
+"""Runs `make deploy` with stubs of SAM and of the commands that call AWS, and checks what they are given."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# Each stub records its variables and arguments. `settings` is what operate.py printed.
+SAM = """#!/bin/bash
+echo "sam region=$AWS_DEFAULT_REGION packed=$PACKED onnx=$ONNX architecture=$ARCHITECTURE $*" >>FOLDER/calls
+"""
+PYTHON = """#!/bin/bash
+echo "operate region=$AWS_DEFAULT_REGION $*" >>FOLDER/calls
+case "$*" in *" settings "*) cat FOLDER/settings || exit 1;; esac
+"""
+
+
+def deploy(settings, *variables, **environment):
+    """The calls of `make deploy`."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for command, text in (("sam", SAM), ("python", PYTHON)):
+            (folder / command).write_text(text.replace("FOLDER", name))
+            (folder / command).chmod(0o755)
+        for bundle in ("one", "two"):
+            (folder / bundle).mkdir()
+            (folder / bundle / "manifest.toml").touch()
+        if settings:
+            (folder / "settings").write_text(settings.replace("FOLDER", name))
+        given = [f"DEPLOY={folder}", "DEPLOY_TOOLS=", "LAMBDA_TOOLS=", "KIVU=true", *variables]
+        kept = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
+        command = ["make", "--old-file=program", "deploy", *(each.replace("FOLDER", name) for each in given)]
+        done = subprocess.run(command, cwd=ROOT, env=kept | environment, capture_output=True, text=True)
+        calls = folder / "calls"
+        return done.returncode, calls.read_text().replace(name, "FOLDER") if calls.exists() else done.stderr
+
+
+def expect(what, holds, found):
+    if not holds:
+        sys.exit(f"expected {what}, but found {found}")
+
+
+def main():
+    remembered = "ARCHITECTURE=x86_64 'PACKED=FOLDER/one FOLDER/two' ONNX=yes"
+    status, calls = deploy(remembered, "PARAMETERS=Memory=1024", AWS_REGION="eu-west-3")
+    expect("success", status == 0, calls)
+    build, release = (next(line for line in calls.splitlines() if f" {verb} " in line) for verb in ("build", "deploy"))
+    expect("the recorded build", "packed=FOLDER/one FOLDER/two onnx=yes architecture=x86_64" in build, build)
+    expect("a record of it", 'Architecture=x86_64 Packed="FOLDER/one FOLDER/two" PackedOnnx=yes Memory=1024' in release, release)
+    expect("no settings of its own", "settings Memory=1024\n" in calls, calls)
+    expect("a check of the aliases at the end", calls.splitlines()[-1].endswith("operate.py kivu served"), calls)
+    for line in calls.splitlines():
+        expect("AWS_REGION in every call", "region=eu-west-3 " in line, line)
+
+    status, calls = deploy(remembered, "PACKED=FOLDER/one", "ONNX=1", "ARCHITECTURE=arm64", AWS_DEFAULT_REGION="eu-west-1")
+    given = "settings  --packed FOLDER/one --architecture arm64 --onnx yes"
+    expect("the given settings", given in calls and "region=eu-west-1 " in calls, calls)
+    status, calls = deploy(None)
+    expect("no build after a refusal", status != 0 and "build" not in calls, calls)
+
+    # Without AWS_REGION in boto3, the region of a profile would be used.
+    with tempfile.NamedTemporaryFile("w") as profile:
+        profile.write("[default]\nregion = us-east-1\n")
+        profile.flush()
+        code = "import boto3, operate; print(boto3.client('lambda').meta.region_name)"
+        environment = {"PATH": os.environ["PATH"], "AWS_CONFIG_FILE": profile.name, "AWS_REGION": "eu-west-3"}
+        found = subprocess.run([sys.executable, "-B", "-c", code], cwd=ROOT / "functions", env=environment, capture_output=True, text=True)
+        expect("boto3 to use AWS_REGION", found.stdout == "eu-west-3\n", found.stdout + found.stderr)
+
+
+if __name__ == "__main__":
+    main()
