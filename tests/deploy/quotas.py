@@ -41,7 +41,9 @@ def main():
     for parameters, expected in (
         ("", []),
         ("Batch=yes", []),
-        ("Batch=yes BatchConcurrency=20", ["--quota-code L-B99A9384 --desired-value 21"]),
+        ("Batch=yes BatchConcurrency=20", ["--quota-code L-B99A9384 --desired-value 41"]),
+        ("Batch=yes BatchConcurrency=5", ["--quota-code L-B99A9384 --desired-value 11"]),
+        ("Batch=yes BatchConcurrency=4 LargeModels=s3://b/models/m", []),
         ("ProvisionedConcurrency=2", ["--quota-code L-B99A9384 --desired-value 102"]),
         (f"Fleet=yes TritonImage={IMAGE} FleetStart='0 6 * * 1-5'", ["L-DB2E81BA --desired-value 4", "L-3819A6DF --desired-value 12"]),
     ):

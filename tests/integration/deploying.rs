@@ -65,8 +65,10 @@ fn defaults_fit_a_new_account() {
         assert!(number(&function["MemorySize"]) <= 3008, "{name}");
         assert!(function["ReservedConcurrentExecutions"].is_null(), "{name}");
     }
-    let mapping = deployment.of("BatchFunctionUploads");
-    assert!(number(&mapping["ScalingConfig"]["MaximumConcurrency"]) < 10, "the API needs some, too");
+    // Queue and state machine have a limit each; at least half of the executions are left to the API.
+    let queue = number(&deployment.of("BatchFunctionUploads")["ScalingConfig"]["MaximumConcurrency"]);
+    let parts = number(&deployment.of("LargeFiles")["DefinitionSubstitutions"]["MaxConcurrency"]);
+    assert!(queue + parts <= 5, "{queue} files and {parts} parts");
 }
 
 /// Servers share the daily quota of a key.
@@ -383,8 +385,18 @@ fn gradual_releases_are_judged_by_alarms() {
     assert_eq!(group["AlarmConfiguration"], json!({ "Enabled": true, "Alarms": alarms }));
     assert_eq!(group["AutoRollbackConfiguration"]["Enabled"], true);
     assert_eq!(group["DeploymentConfigName"], "CodeDeployDefault.LambdaCanary10Percent5Minutes");
-    // A release of five minutes ends before an alarm with a longer period is raised.
-    assert!(number(&deployment.of("Errors")["Period"]) <= 60);
+    // An alarm that needs as long as the shortest release, or longer, would be raised after it.
+    for name in ["Errors", "Failures"] {
+        let alarm = deployment.of(name);
+        let metrics = alarm["Metrics"].as_array().into_iter().flatten().map(|metric| &metric["MetricStat"]);
+        let periods: Vec<u64> =
+            metrics.chain([alarm]).filter_map(|metric| metric["Period"].as_u64()).collect();
+        let needed = number(&alarm["EvaluationPeriods"]) * periods.iter().max().unwrap();
+        assert!(needed <= 180, "{name} needs {needed} s of a release of 300 s");
+    }
+    // Responses of the API, since a 503 of the function is no error of an invocation.
+    let failed = &deployment.of("Failures")["Metrics"][1]["MetricStat"]["Metric"];
+    assert_eq!((&failed["Namespace"], &failed["MetricName"]), (&json!("AWS/ApiGateway"), &json!("5xx")));
     let alias = &deployment.resources["ApiFunctionAliaslive"];
     assert!(alias["UpdatePolicy"]["CodeDeployLambdaAliasUpdate"].is_object());
     let function = "arn:aws:lambda:eu-west-1:000000000000:function:kivu-api";
