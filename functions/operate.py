@@ -280,14 +280,31 @@ def redrive(options):
             break
     pages = states.get_paginator("list_executions").paginate(stateMachineArn=found["LargeFiles"], statusFilter="FAILED")
     executions = [execution["executionArn"] for page in pages for execution in page["executions"]]
-    for execution in executions:
+    resumed = sum(redriven(states, execution) for execution in executions)
+    print(f"{sent} messages are in the queue again, {resumed} executions are resumed")
+    if resumed < len(executions):
+        print(f"{len(executions) - resumed} executions cannot be resumed, such as those older than 14 days; upload their files again")
+
+
+def redriven(states, execution):
+    """Resumes an execution; whether that is possible."""
+    try:
         states.redrive_execution(executionArn=execution)
-    print(f"{sent} messages are in the queue again, {len(executions)} executions are resumed")
+    except ClientError as error:
+        if error.response["Error"]["Code"] not in ("ExecutionNotRedrivable", "ExecutionDoesNotExist"):
+            raise
+        return False
+    return True
+
+
+def repository_of(stack):
+    """The name of the repository of `make mirror`."""
+    return f"{stack}-triton"
 
 
 def mirror(options):
     """Copies an image to ECR, from which the fleet pulls it, and prints the parameter."""
-    registry, repository = boto3.client("ecr"), f"{options.stack}-triton"
+    registry, repository = boto3.client("ecr"), repository_of(options.stack)
     tag = options.image.rpartition("/")[2].partition("@")[0].rpartition(":")[2]
     try:
         registry.create_repository(
@@ -373,7 +390,12 @@ def undeploy(options):
     client = boto3.client("cloudformation")
     client.delete_stack(StackName=options.stack)
     client.get_waiter("stack_delete_complete").wait(StackName=options.stack)
-    print(f"{options.stack} is deleted; its buckets remain, with their objects")
+    try:
+        boto3.client("ecr").delete_repository(repositoryName=repository_of(options.stack), force=True)
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "RepositoryNotFoundException":
+            raise
+    print(f"{options.stack} is deleted, with the images of `make mirror`; its buckets remain, with their objects")
 
 
 COMMANDS = {

@@ -40,3 +40,18 @@ impl QuotaTable {
         match self.0 {}
     }
 }
+
+/// Cannot be created.
+#[derive(Debug)]
+pub struct Queue(Infallible);
+
+impl Queue {
+    /// An error that names the missing feature.
+    pub fn new(_: &str) -> Result<Self> {
+        Err(Error::config("this build has no support for Amazon SQS; compile with `--features s3`"))
+    }
+
+    pub async fn send(&self, _: &str, _: &str, _: &str) -> Result<()> {
+        match self.0 {}
+    }
+}

@@ -1,18 +1,20 @@
-//! Secrets in AWS Secrets Manager, and counts of requests in Amazon DynamoDB.
+//! Secrets in AWS Secrets Manager, counts of requests in Amazon DynamoDB, and messages to Amazon SQS.
 
 #[cfg(feature = "s3")]
 mod client;
 #[cfg(not(feature = "s3"))]
 mod disabled;
 #[cfg(feature = "s3")]
+mod queue;
+#[cfg(feature = "s3")]
 mod quota_table;
 #[cfg(feature = "s3")]
 mod secret;
 
 #[cfg(not(feature = "s3"))]
-pub use self::disabled::{QuotaTable, Secret};
+pub use self::disabled::{Queue, QuotaTable, Secret};
 #[cfg(feature = "s3")]
-pub use self::{quota_table::QuotaTable, secret::Secret};
+pub use self::{queue::Queue, quota_table::QuotaTable, secret::Secret};
 
 /// Requests to add to a count, unless it would exceed its limit.
 #[derive(Clone, Copy, Debug)]

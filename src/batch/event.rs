@@ -3,6 +3,8 @@
 //! The types of `aws_lambda_events` are not used: they require fields that EventBridge and test events lack, and do not
 //! decode keys.
 
+use std::fmt;
+
 use percent_encoding::percent_decode_str;
 use serde_json::Value;
 
@@ -34,7 +36,40 @@ impl ObjectEvent {
 pub(super) struct Message {
     /// The id of a message of SQS.
     pub(super) id: Option<String>,
+    pub(super) body: Option<String>,
+    /// How far the run before this one got.
+    pub(super) reached: Reached,
     pub(super) objects: Result<Vec<ObjectEvent>>,
+}
+
+/// How far a message is processed: finished objects, and rows of the next one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Reached {
+    pub(super) objects: u64,
+    pub(super) rows: u64,
+}
+
+impl Reached {
+    /// The name of a message's attribute.
+    pub(super) const ATTRIBUTE: &str = "kivu-reached";
+
+    /// The value of the attribute in a record of SQS; nothing if it is missing or not Kivu's.
+    fn of(record: &Value) -> Self {
+        let attribute = record.get("messageAttributes").and_then(|all| all.get(Self::ATTRIBUTE));
+        let text = attribute.and_then(|attribute| attribute.get("stringValue")).and_then(Value::as_str);
+        let numbers = text.and_then(|text| text.split_once(' '));
+        numbers
+            .and_then(|(objects, rows)| {
+                Some(Self { objects: objects.parse().ok()?, rows: rows.parse().ok()? })
+            })
+            .unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Reached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.objects, self.rows)
+    }
 }
 
 /// The messages of an event; an event that is not from SQS is one message.
@@ -42,10 +77,17 @@ pub(super) fn messages(event: &Value) -> Vec<Message> {
     let is_sqs = |record: &&Value| source(record) == Some("aws:sqs");
     let queued: Vec<&Value> = records(event).iter().filter(is_sqs).collect();
     if queued.is_empty() {
-        return vec![Message { id: None, objects: objects(event, 0) }];
+        return vec![Message {
+            id: None,
+            body: None,
+            reached: Reached::default(),
+            objects: objects(event, 0),
+        }];
     }
     let message = |record: &Value| Message {
         id: record.get("messageId").and_then(Value::as_str).map(str::to_owned),
+        body: text(record, "body").ok().map(str::to_owned),
+        reached: Reached::of(record),
         objects: text(record, "body").and_then(|body| unwrap(body, 0)),
     };
     queued.into_iter().map(message).collect()
@@ -177,6 +219,20 @@ mod tests {
         assert_eq!(decode("in/a+b%2Bc%3A%25d%C3%A9.jsonl").unwrap(), "in/a b+c:%dé.jsonl");
         assert_eq!(decode("a%2520b").unwrap(), "a%20b");
         assert!(decode("%ff").is_err());
+    }
+
+    #[test]
+    fn attributes_tell_how_far_a_message_is_processed() {
+        let reached = |text: &str| {
+            let attributes = json!({"kivu-reached": {"stringValue": text, "dataType": "String"}});
+            messages(&json!({"Records": [{"eventSource": "aws:sqs", "body": "{}", "messageAttributes": attributes}]}))
+                .remove(0)
+                .reached
+        };
+        let some = Reached { objects: 2, rows: 1500 };
+        assert_eq!(reached(&some.to_string()), some);
+        assert_eq!(reached("all of them"), Reached::default());
+        assert!(some > Reached { objects: 1, rows: 9000 } && some < Reached { objects: 2, rows: 1501 });
     }
 
     #[test]

@@ -9,12 +9,13 @@ use serde_json::{Value, json};
 
 use super::{
     distributed_map::{self, Join, Listed, Listing, MapBatch},
-    event::{self, Message, ObjectEvent},
+    event::{self, Message, ObjectEvent, Reached},
     job::{Ended, Job},
     location::{JobInput, JobOutput},
     rules::Rules,
 };
 use crate::{
+    aws::Queue,
     config::Config,
     error::{Error, Result},
     model::Model,
@@ -28,6 +29,7 @@ pub struct Handler {
     store: Store,
     interval: Duration,
     margin: Duration,
+    queue: Option<Queue>,
 }
 
 /// The result for an object.
@@ -78,6 +80,7 @@ impl Handler {
             store: Store::new(config.s3.timeout()),
             interval: Duration::from_millis(config.batch.save_ms),
             margin: Duration::from_millis(config.batch.margin_ms),
+            queue: config.batch.queue.as_deref().map(Queue::new).transpose()?,
         })
     }
 
@@ -128,13 +131,26 @@ impl Handler {
 
     /// Handles a message; an error if it has to be repeated.
     async fn message(&self, message: Message, until: Option<Instant>) -> Result<()> {
-        for object in message.objects? {
-            if until.is_some_and(|until| Instant::now() >= until)
-                || self.object(&object, until).await?.is_unfinished()
-            {
-                return Err(unfinished(&object.url));
-            }
+        for (objects, object) in (0..).zip(message.objects?) {
+            let rows = if until.is_some_and(|until| Instant::now() >= until) {
+                0
+            } else if let Outcome::Ended(Ended::Unfinished(progress)) = self.object(&object, until).await? {
+                progress.rows
+            } else {
+                continue;
+            };
+            let body = message.body.filter(|_| Reached { objects, rows } > message.reached);
+            return self.continue_later(&object.url, body, Reached { objects, rows }).await;
         }
+        Ok(())
+    }
+
+    /// Continues an unfinished message by another one with its body, since the queue counts how often it repeats a message;
+    /// an error if there is no queue, or no progress and so no body.
+    async fn continue_later(&self, url: &Url, body: Option<String>, reached: Reached) -> Result<()> {
+        let (Some(queue), Some(body)) = (&self.queue, body) else { return Err(unfinished(url)) };
+        queue.send(&body, Reached::ATTRIBUTE, &reached.to_string()).await?;
+        tracing::info!(%url, rows = reached.rows, "another message continues it");
         Ok(())
     }
 

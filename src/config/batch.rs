@@ -16,12 +16,15 @@ pub struct BatchConfig {
     pub save_ms: u64,
     /// How long before the function's timeout a job saves a checkpoint and stops, in milliseconds.
     pub margin_ms: u64,
+    /// The URL of the queue whose messages the function gets. A job that is unfinished but progresses is continued by a
+    /// new message, so that it does not count as failed.
+    pub queue: Option<String>,
 }
 
 impl Default for BatchConfig {
     fn default() -> Self {
         let (input, output) = ("in/".into(), "out/".into());
-        Self { input, output, rules: Vec::new(), save_ms: 60_000, margin_ms: 30_000 }
+        Self { input, output, rules: Vec::new(), save_ms: 60_000, margin_ms: 30_000, queue: None }
     }
 }
 

@@ -29,7 +29,7 @@ class Aws:
     def __init__(self, secret="old", header="old", weights=None, fails=False, parameters=()):
         self.parameters = parameters if parameters is None else dict(parameters)
         self.secret, self.header, self.weights, self.fails = secret, header, weights, fails
-        self.uploaded, self.resumed = [], []
+        self.uploaded, self.resumed, self.deleted, self.has_repository = [], [], [], True
 
     def describe_stacks(self, **_):
         if self.parameters is None:
@@ -64,7 +64,7 @@ class Aws:
     def get_paginator(self, name):
         page = {
             "list_versions_by_function": {"Versions": [{"Version": version} for version in ("$LATEST", "1", "3", "10")]},
-            "list_executions": {"executions": [{"executionArn": "large/a"}]},
+            "list_executions": {"executions": [{"executionArn": "large/old"}, {"executionArn": "large/a"}]},
         }[name]
         return SimpleNamespace(paginate=lambda **_: [page])
 
@@ -75,7 +75,17 @@ class Aws:
         return {"Attributes": {"ApproximateNumberOfMessages": "0"}}
 
     def redrive_execution(self, executionArn):
+        if executionArn == "large/old":
+            raise operate.ClientError({"Error": {"Code": "ExecutionNotRedrivable"}}, "RedriveExecution")
         self.resumed.append(executionArn)
+
+    def delete_stack(self, StackName):
+        self.deleted.append(StackName)
+
+    def delete_repository(self, repositoryName, force):
+        self.deleted.append(repositoryName)
+        if not self.has_repository:
+            raise operate.ClientError({"Error": {"Code": "RepositoryNotFoundException"}}, "DeleteRepository")
 
     def create_repository(self, **_):
         raise operate.ClientError({"Error": {"Code": "RepositoryAlreadyExistsException"}}, "CreateRepository")
@@ -168,8 +178,15 @@ def main():
     expect("a rollback during a release", True, "release in progress" in run("rollback", Aws(weights={"4": 0.1})))
 
     aws = Aws()
-    expect("redrive", "0 messages are in the queue again, 1 executions are resumed\n", run("redrive", aws))
+    found = run("redrive", aws)
+    expect("redrive", True, "0 messages are in the queue again, 1 executions are resumed\n1 executions cannot be resumed" in found)
     expect("resumed executions", ["large/a"], aws.resumed)
+
+    for has_repository in (True, False):
+        aws = Aws()
+        aws.has_repository = has_repository
+        expect("undeploy", True, "kivu is deleted" in run("undeploy", aws))
+        expect("what it deletes", ["kivu", "kivu-triton"], aws.deleted)
 
     commands = []
     record = lambda command, input=None, **_: commands.append((command[1], command[-1], input)) or SimpleNamespace(returncode=0)

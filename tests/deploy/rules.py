@@ -12,7 +12,7 @@ CERTIFICATE = "arn:aws:acm:us-east-1:000000000000:certificate/a"
 JWT = {"AuthMode": "jwt", "JwtIssuer": "https://a.b", "JwtAudience": "c"}
 DOMAIN = {"DomainName": "a.b", "CertificateArn": CERTIFICATE}
 FLEET = {"Fleet": "yes", "TritonImage": DIGEST}
-INSTANCES = {"LargeModels": "s3://b/models/m", "LargeRunsOn": "instances"}
+INSTANCES = {"LargeModels": "s3://b/models/m", "LargeRunsOn": "instances", "LargeMemory": "4096"}
 VPC = {"VpcSubnets": "subnet-1,subnet-2", "VpcSecurityGroups": "sg-1"}
 WARM = {"WarmStart": "0 6 ? * MON-FRI *", "WarmStop": "0 20 ? * MON-FRI *"}
 START, STOP = {"FleetStart": "0 6 * * 1-5"}, {"FleetStop": "0 20 * * 1-5"}
@@ -31,11 +31,13 @@ REFUSED = (
     ({"CorsOrigins": "https://a.b, https://c.d"}, "without spaces"),
     (FLEET | START, "need each other"),
     (FLEET | STOP, "need each other"),
-    ({"LargeRunsOn": "instances"}, "needs LargeModels"),
-    (INSTANCES | {"LargeMemory": "1769"}, "at least 2048"),
+    ({"LargeRunsOn": "instances", "LargeMemory": "2048"}, "needs LargeModels"),
+    (INSTANCES | {"LargeMemory": "3008"}, "whole CPUs"),
+    ({"FunctionUrl": "yes"}, "needs ReservedConcurrency"),
+    ({"Zones": "eu-west-1a"}, "two availability zones"),
     ({"LargeModels": "models"}, "models in S3"),
-    (JWT | {"FunctionUrl": "yes"}, "neither an authorizer"),
-    ({"FunctionUrl": "yes", "WebAclArn": "arn"}, "neither an authorizer"),
+    (JWT | {"FunctionUrl": "unlimited"}, "neither an authorizer"),
+    ({"FunctionUrl": "unlimited", "WebAclArn": "arn"}, "neither an authorizer"),
     (FLEET | {"FleetUrls": "http://a:8000"}, "creates a fleet and a network"),
     (FLEET | VPC, "creates a fleet and a network"),
     ({"VpcSubnets": "subnet-1"}, "need each other"),
@@ -52,7 +54,7 @@ REFUSED = (
 ACCEPTED = (
     JWT, JWT | {"WebAclArn": "arn"}, {"AuthMode": "iam"} | DOMAIN, DOMAIN | {"WebAclArn": "arn", "HostedZoneId": "Z1"},
     EVERYTHING, VPC, VPC | {"FleetUrls": "grpc://a:8001,https://b:8000", "FleetPolicy": "fleet"}, VPC | INSTANCES, WARM | {"ProvisionedConcurrency": "1"},
-    {"FunctionUrl": "yes", "AuthMode": "iam"}, FLEET, FLEET | START | STOP, INSTANCES, {"LargeModels": "s3://b/models/m,s3://b/models/n", "LargeMemory": "1769"},
+    {"FunctionUrl": "unlimited", "AuthMode": "iam"}, {"FunctionUrl": "yes", "ReservedConcurrency": "2"}, FLEET, FLEET | START | STOP, INSTANCES, {"LargeModels": "s3://b/models/m,s3://b/models/n", "LargeMemory": "1769"},
 )
 
 

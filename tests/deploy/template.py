@@ -177,8 +177,8 @@ class Template:
             return str(self.value(of[0])) == str(self.value(of[1]))
         if kind == "Condition":
             return self.holds(of)
-        if kind == "Fn::EachMemberEquals":
-            return all(str(value) == str(of[1]) for value in self.value(of[0]))
+        if kind == "Fn::Contains":
+            return str(self.value(of[1])) in map(str, of[0])
         tests = [self._test(one) for one in of]
         return {"Fn::Not": lambda: not tests[0], "Fn::And": lambda: all(tests), "Fn::Or": lambda: any(tests)}[kind]()
 

@@ -25,9 +25,9 @@ STATE_MACHINES = sorted((ROOT / "functions").glob("*/*.asl.json"))
 DEPLOYMENTS = (
     {},
     EVERYTHING,
-    {"Batch": "yes", "Tracing": "PassThrough", "FunctionUrl": "yes"},
-    {"AuthMode": "iam", "LargeModels": "s3://b/models/m", "Batch": "yes", "Fleet": "yes", "TritonImage": IMAGE, "FunctionUrl": "yes"},
-    {"LargeModels": "s3://b/models/m", "LargeRunsOn": "instances", "WebAclArn": "arn", "AlarmEmail": "a@b.c"},
+    {"Batch": "yes", "Tracing": "Active", "FunctionUrl": "unlimited"},
+    {"AuthMode": "iam", "LargeModels": "s3://b/models/m", "Batch": "yes", "Fleet": "yes", "TritonImage": IMAGE, "FunctionUrl": "unlimited"},
+    {"LargeModels": "s3://b/models/m", "LargeRunsOn": "instances", "LargeMemory": "4096", "Tracing": "Active", "WebAclArn": "arn", "AlarmEmail": "a@b.c"},
     {"AuthMode": "jwt", "JwtIssuer": "https://a.b", "JwtAudience": "c", "CorsOrigins": "https://a.b", "VpcSubnets": "subnet-1", "VpcSecurityGroups": "sg-1"},
     EVERYTHING | {"LogGroup": "kivu"},
     {"DomainName": "a.b", "CertificateArn": "arn:aws:acm:eu-west-1:000000000000:certificate/a", "HostedZoneId": "Z1", "Fleet": "yes", "TritonImage": IMAGE},

@@ -241,9 +241,9 @@ class Walk:
         if not PATCHES.is_file():
             print(f"  skipped: {PATCHES} is not there")
             return
-        self.upload("large/rows.jsonl", [{"id": number, "text": f"text {number}"} for number in range(503)])
+        self.upload("large/rows.jsonl", [{"id": number, "text": f"text {number}"} for number in range(1503)])
         found = self.output("out/large/rows.jsonl")
-        expect("the rows of a large file", list(range(503)), [row["id"] for row in found])
+        expect("the rows of a large file", list(range(1503)), [row["id"] for row in found])
         states = self.emulator.client("stepfunctions")
         runs = lambda: [run["status"] for run in states.list_executions(stateMachineArn=self.outputs["LargeFiles"])["executions"]]
         eventually("the runs of the state machine", ["SUCCEEDED"], runs)

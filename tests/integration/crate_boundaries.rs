@@ -17,6 +17,7 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ("aws_sdk_dynamodb::", &["src/aws/"]),
     ("aws_sdk_s3::", &["src/repository/s3/"]),
     ("aws_sdk_secretsmanager::", &["src/aws/"]),
+    ("aws_sdk_sqs::", &["src/aws/"]),
     ("parquet::", &["src/batch/rows/"]),
     (
         "prost::",

@@ -237,9 +237,9 @@ fn deployments() -> Option<[Deployment; 5]> {
     let image = image();
     Deployment::resolve([
         json!({}),
-        json!({ "AuthMode": "iam", "Batch": "yes", "Memory": 512 }),
+        json!({ "AuthMode": "iam", "Batch": "yes", "Memory": 512, "Tracing": "Active" }),
         json!({ "AuthMode": "jwt", "JwtIssuer": "https://a", "JwtAudience": "b", "LargeModels": "s3://b/models/m", "Architecture": "x86_64" }),
-        json!({ "AuthMode": "none", "LargeModels": "s3://b/models/m", "LargeRunsOn": "instances" }),
+        json!({ "AuthMode": "none", "LargeModels": "s3://b/models/m", "LargeRunsOn": "instances", "LargeMemory": 4096 }),
         json!({ "Fleet": "yes", "TritonImage": image, "Batch": "yes", "WebAclArn": "arn", "DomainName": "a.b", "CertificateArn": CERTIFICATE }),
     ])
 }
@@ -294,7 +294,8 @@ fn functions_accept_their_configuration() {
             assert!(config.limits.body_bytes <= PAYLOAD_BYTES);
             assert!(config.limits.values * NUMBER_BYTES <= PAYLOAD_BYTES, "the largest response must fit");
             let memory = number(&function["MemorySize"]);
-            assert_eq!(config.threads().get() as u64, memory.div_ceil(1769), "one thread per CPU");
+            let cpus = if name == "InstancesFunction" { memory / 2048 } else { memory.div_ceil(1769) };
+            assert_eq!(config.threads().get() as u64, cpus, "one thread per CPU");
         }
     }
 }
@@ -324,8 +325,9 @@ fn the_smallest_deployment_is_small() {
 /// A function URL requires the same credentials as the API.
 #[test]
 fn function_urls_require_credentials() {
-    let keys = json!({ "FunctionUrl": "yes", "CorsOrigins": "https://a.b,https://c.d" });
-    let iam = json!({ "FunctionUrl": "yes", "AuthMode": "iam" });
+    let keys =
+        json!({ "FunctionUrl": "yes", "ReservedConcurrency": 2, "CorsOrigins": "https://a.b,https://c.d" });
+    let iam = json!({ "FunctionUrl": "unlimited", "AuthMode": "iam" });
     let Some([keys, iam]) = Deployment::resolve([keys, iam]) else { return };
     let url = |deployment: &Deployment| deployment.of("FunctionUrl").clone();
     // Keys are checked by the function; a signature could only be checked by Lambda.
@@ -374,6 +376,31 @@ fn the_key_encrypts_and_the_boundary_limits_everything() {
     }
     for (name, role) in deployment.all("AWS::IAM::Role") {
         assert_eq!(role["PermissionsBoundary"], "arn:aws:iam::000000000000:policy/a", "{name}");
+    }
+}
+
+/// CloudWatch Logs sends the log group as encryption context, and no source account.
+#[test]
+fn the_documented_policy_permits_the_services_to_use_the_key() {
+    let page = std::fs::read_to_string(root().join("docs/deploy.md")).unwrap();
+    let policy =
+        page.split("```json\n").find(|block| block.contains("kms:")).unwrap().split("```").next().unwrap();
+    let statements: Vec<Value> = serde_json::from_str(policy).unwrap();
+    let of = |service: &str| {
+        let is_of = |statement: &&Value| list(&statement["Principal"]["Service"]).contains(&json!(service));
+        let statement = statements.iter().find(is_of).unwrap_or_else(|| panic!("no statement for {service}"));
+        (list(&statement["Action"]), statement["Condition"].clone())
+    };
+    let (actions, condition) = of("logs.REGION.amazonaws.com");
+    let context = json!({ "ArnLike": { "kms:EncryptionContext:aws:logs:arn": "arn:aws:logs:REGION:ACCOUNT:log-group:*" } });
+    assert_eq!(condition, context);
+    for action in ["Encrypt*", "Decrypt*", "ReEncrypt*", "GenerateDataKey*", "Describe*"] {
+        assert!(actions.contains(&json!(format!("kms:{action}"))), "{action}");
+    }
+    for service in ["events.amazonaws.com", "cloudwatch.amazonaws.com"] {
+        let (actions, condition) = of(service);
+        assert_eq!(actions, [json!("kms:Decrypt"), json!("kms:GenerateDataKey*")], "{service}");
+        assert_eq!(condition, json!({ "StringEquals": { "aws:SourceAccount": "ACCOUNT" } }), "{service}");
     }
 }
 
@@ -478,13 +505,87 @@ fn logs_can_outlive_the_stack() {
 fn endpoints_have_policies() {
     let Some(deployment) = everything() else { return };
     let endpoints: Vec<_> = deployment.all("AWS::EC2::VPCEndpoint").collect();
-    assert_eq!(endpoints.len(), 8);
+    assert_eq!(endpoints.len(), 9);
     for (name, endpoint) in endpoints {
         for statement in endpoint["PolicyDocument"]["Statement"].as_array().unwrap() {
             let is_image_layer = statement["Action"] == "s3:GetObject";
             let condition = statement["Condition"]["StringEquals"].to_string();
             assert!(is_image_layer || condition.contains("000000000000"), "{name}: {statement}");
         }
+    }
+}
+
+/// Managed Instances run in the private network, by a role that the boundary limits, with whole CPUs.
+#[test]
+fn managed_instances_are_limited_and_reach_traces() {
+    let boundary = "arn:aws:iam::000000000000:policy/a";
+    let traced = json!({
+        "LargeModels": "s3://b/models/m", "LargeRunsOn": "instances", "LargeMemory": 4096, "Tracing": "Active",
+        "PermissionsBoundary": boundary, "Zones": "eu-west-1b,eu-west-1c",
+    });
+    let mut untraced = traced.clone();
+    untraced["Tracing"] = json!("PassThrough");
+    let Some([traced, untraced]) = Deployment::resolve([traced, untraced]) else { return };
+    for (name, role) in traced.all("AWS::IAM::Role") {
+        assert_eq!(role["PermissionsBoundary"], boundary, "{name}");
+    }
+    let role = &traced.of("Instances")["PermissionsConfig"]["CapacityProviderOperatorRoleArn"];
+    assert_eq!(role, "arn:aws:iam::000000000000:role/InstancesRole");
+    assert_eq!(traced.of("TracesEndpoint")["ServiceName"], "com.amazonaws.eu-west-1.xray");
+    assert!(!untraced.resources.contains_key("TracesEndpoint"));
+    let function = traced.of("InstancesFunction");
+    let capacity = &function["CapacityProviderConfig"]["LambdaManagedInstancesCapacityProviderConfig"];
+    let per_cpu = number(&capacity["ExecutionEnvironmentMemoryGiBPerVCpu"]) * 1024;
+    assert_eq!(number(&function["MemorySize"]) % per_cpu, 0);
+    let zones = ["SubnetA", "SubnetB"].map(|name| traced.of(name)["AvailabilityZone"].clone());
+    assert_eq!(
+        zones,
+        ["eu-west-1b", "eu-west-1c"],
+        "the given ones, since Lambda does not support every zone"
+    );
+}
+
+/// Without a parameter, nothing is paid for that nothing uses: traces, and metrics by route.
+#[test]
+fn unused_telemetry_is_off_by_default() {
+    let Some([smallest]) = Deployment::resolve([json!({})]) else { return };
+    assert_eq!(smallest.of("ApiFunction")["TracingConfig"]["Mode"], "PassThrough");
+    let is_by_route =
+        smallest.all("AWS::CloudWatch::Alarm").any(|(_, alarm)| alarm.to_string().contains("Route"))
+            || smallest.of("Dashboard").to_string().contains("Route");
+    let settings = &smallest.of("ApiStage")["DefaultRouteSettings"];
+    assert_eq!(settings["DetailedMetricsEnabled"] == true, is_by_route);
+}
+
+/// An idle connection that the load balancer closes first would lose a request.
+#[test]
+fn the_load_balancer_keeps_connections_longer_than_the_functions() {
+    let Some([_, _, _, _, fleet]) = deployments() else { return };
+    let attributes = fleet.of("Balancer")["LoadBalancerAttributes"].as_array().unwrap().iter();
+    let idle =
+        attributes.clone().find(|attribute| attribute["Key"] == "idle_timeout.timeout_seconds").unwrap();
+    let source = std::fs::read_to_string(root().join("src/backend/triton/connect.rs")).unwrap();
+    let (_, kept) = source.split_once("const MAX_IDLE: Duration = Duration::from_secs(").unwrap();
+    let kept: u64 = kept.split_once(')').unwrap().0.parse().unwrap();
+    assert!(number(&idle["Value"]) > kept, "{idle} s, but the functions keep them for {kept} s");
+}
+
+/// The image of Triton may be in another account, of another partition, in a repository of several parts.
+#[test]
+fn instances_of_the_fleet_may_pull_their_image() {
+    let digest = format!("@sha256:{:064}", 0);
+    let images = [
+        "111111111111.dkr.ecr.eu-west-1.amazonaws.com/a/b",
+        "111111111111.dkr.ecr.eu-west-1.amazonaws.com.cn/a/b",
+    ];
+    let parameters = images.map(|image| json!({ "Fleet": "yes", "TritonImage": format!("{image}{digest}") }));
+    let Some(deployments) = Deployment::resolve(parameters) else { return };
+    for deployment in &deployments {
+        let repositories = granted(deployment, "MachineRole", "ecr:BatchGetImage");
+        assert_eq!(repositories, ["arn:aws:ecr:eu-west-1:111111111111:repository/a/b"]);
+        let metadata = &deployment.of("Machine")["LaunchTemplateData"]["MetadataOptions"];
+        // The container shares the instance's network, so it needs no second hop.
+        assert_eq!(metadata["HttpPutResponseHopLimit"], 1);
     }
 }
 
@@ -711,6 +812,19 @@ fn each_file_is_processed_once() {
     assert_eq!(target["InputTransformer"]["InputPathsMap"], json!({ "key": "$.detail.object.key" }));
 }
 
+/// Step Functions charges for each batch of rows, more than Lambda for computing it if batches are small.
+#[test]
+fn large_files_are_split_into_few_batches() {
+    let text = std::fs::read_to_string(root().join("functions/batch/large.asl.json")).unwrap();
+    let machine: Value = serde_json::from_str(&text).unwrap();
+    let rows = number(&machine["States"]["Defaults"]["Parameters"]["rows"]);
+    for form in ["JsonLines", "Csv", "Parquet"] {
+        let bytes = number(&machine["States"][form]["ItemBatcher"]["MaxInputBytesPerBatch"]);
+        // Rows of 52 tokens have 280 bytes with their index.
+        assert!(rows.min(bytes / 280) >= 700, "{form}: {rows} rows, {bytes} bytes");
+    }
+}
+
 #[test]
 fn the_route_of_large_models_is_their_prefix() {
     let Some([_, _, large, ..]) = deployments() else { return };
@@ -762,7 +876,8 @@ fn metrics_of_alarms_and_dashboard_exist() {
 #[test]
 fn alarms_cover_all_functions() {
     let large = json!({ "LargeModels": "s3://b/models/m", "Batch": "yes" });
-    let instances = json!({ "LargeModels": "s3://b/models/m", "LargeRunsOn": "instances" });
+    let instances =
+        json!({ "LargeModels": "s3://b/models/m", "LargeRunsOn": "instances", "LargeMemory": 2048 });
     let Some(deployments) = Deployment::resolve([json!({}), large, instances]) else { return };
     for deployment in &deployments {
         let alarms: Vec<_> = deployment.all("AWS::CloudWatch::Alarm").collect();

@@ -4,6 +4,7 @@ Every server listens on a free port of 127.0.0.1 and is ended by its own process
 """
 
 import contextlib
+import hashlib
 import http.client
 import http.server
 import json
@@ -390,14 +391,53 @@ def event_bridge(key, etag="0"):
     }
 
 
-def sqs(*bodies):
-    """Messages of a queue."""
+class Queue:
+    """Amazon SQS, as far as the function uses it: `sent` has the body and the attributes of each message."""
+
+    def __init__(self):
+        outer, self.sent = self, []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_):
+                pass
+
+            def do_POST(self):
+                message = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                assert self.headers["x-amz-target"] == "AmazonSQS.SendMessage" and message["QueueUrl"] == outer.url
+                attributes = {name: value["StringValue"] for name, value in message["MessageAttributes"].items()}
+                outer.sent.append((message["MessageBody"], attributes))
+                body = json.dumps({"MessageId": "1", "MD5OfMessageBody": hashlib.md5(message["MessageBody"].encode()).hexdigest()}).encode()
+                self.send_response(200)
+                self.send_header("content-type", "application/x-amz-json-1.0")
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        self.server = http.server.ThreadingHTTPServer((HOST, 0), Handler)
+        self.endpoint = f"http://{HOST}:{self.server.server_port}"
+        self.url = f"{self.endpoint}/1/files"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    @property
+    def environment(self):
+        return {"KIVU_BATCH__QUEUE": self.url, "AWS_ENDPOINT_URL_SQS": self.endpoint}
+
+    def stop(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def sqs(*bodies, attributes=()):
+    """Messages of a queue, each with the same attributes."""
+    attributes = {name: {"stringValue": value, "dataType": "String"} for name, value in dict(attributes).items()}
     return {
         "Records": [
             {
                 "messageId": f"message-{place}", "receiptHandle": "handle",
                 "body": body if isinstance(body, str) else json.dumps(body),
-                "attributes": {"ApproximateReceiveCount": "1"}, "messageAttributes": {}, "md5OfBody": "0",
+                "attributes": {"ApproximateReceiveCount": "1"}, "messageAttributes": attributes, "md5OfBody": "0",
                 "eventSource": "aws:sqs", "eventSourceARN": "arn:aws:sqs:us-east-1:1:files", "awsRegion": "us-east-1",
             }
             for place, body in enumerate(bodies)

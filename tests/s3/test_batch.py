@@ -23,7 +23,7 @@ import pyarrow.parquet
 
 import box
 import harness
-from harness import BUCKET, Faults, Function, Weed, event_bridge, kivu, s3_event, sns, sns_in_queue, sqs, wait_for
+from harness import BUCKET, Faults, Function, Queue, Weed, event_bridge, kivu, s3_event, sns, sns_in_queue, sqs, wait_for
 
 BUNDLE = Path(os.environ["TEST_BUNDLE"])
 CLASSIFIER = Path(os.environ["TEST_CLASSIFIER"])
@@ -363,6 +363,34 @@ class Survival(Base):
         self.assertGreater(calls, 1)
         self.assertEqual([row["id"] for row in parsed(self.weed.get("out/long.jsonl"))], list(range(count)))
         self.assertEqual(self.report("out/long.jsonl")["rows"], count)
+
+    def test_progress_is_no_failure_of_a_message(self):
+        count, messages = 40_000, Queue()
+        etag = self.weed.put("in/queued.jsonl", lines(rows(count)))["ETag"]
+        settings = {"KIVU_BATCH__MARGIN_MS": "500"} | messages.environment
+        function = Function(self.weed.endpoint, [BUNDLE], self.env | settings)
+        body, seconds = json.dumps(s3_event("in/queued.jsonl", etag)), 0.7
+        call = lambda attributes: function.wait(function.send(sqs(body, attributes=attributes), seconds))[1]
+        try:
+            function.call(s3_event("in/none.jsonl", etag))
+            # The run before this one got further, so that this one counts as failed.
+            self.assertEqual(call({"kivu-reached": f"0 {count}"})["batchItemFailures"], [{"itemIdentifier": "message-0"}])
+            self.assertEqual(messages.sent, [])
+            attributes, reached = {}, [0]
+            for _ in range(60):
+                self.assertEqual(call(attributes), {"batchItemFailures": []})
+                if len(messages.sent) < len(reached):
+                    break
+                sent, attributes = messages.sent[-1]
+                self.assertEqual(sent, body)
+                reached.append(int(attributes["kivu-reached"].removeprefix("0 ")))
+                seconds *= 1.2
+        finally:
+            function.stop()
+            messages.stop()
+        self.assertEqual(reached, sorted(set(reached)))
+        self.assertGreater(len(reached), 1)
+        self.assertEqual([row["id"] for row in parsed(self.weed.get("out/queued.jsonl"))], list(range(count)))
 
     def test_a_hundred_kills(self):
         """Each job is killed at random moments until it is done."""
