@@ -136,7 +136,7 @@ class Functions(Aws):
 
 
 def settings():
-    """`make deploy` builds as before, unless it is told otherwise."""
+    """`make deploy` builds as before, unless variables say otherwise."""
     minilm, unknown = ".kivu/bundles/minilm", "expected a record of the bundles"
     stack = {"Architecture": "x86_64", "Packed": ".kivu/bundles/rank", "PackedOnnx": "yes"}
     nothing = {"packed": None, "onnx": None, "architecture": None, "parameters": "Memory=1024"}

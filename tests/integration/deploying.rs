@@ -421,7 +421,7 @@ fn gradual_releases_are_judged_by_alarms() {
         let needed = number(&alarm["EvaluationPeriods"]) * periods.iter().max().unwrap();
         assert!(needed <= 180, "{name} needs {needed} s of a release of 300 s");
     }
-    // Responses of the API, since a 503 of the function is no error of an invocation.
+    // Responses of the API, since a 503 of the function is not an error of an invocation.
     let failed = &deployment.of("Failures")["Metrics"][1]["MetricStat"]["Metric"];
     assert_eq!((&failed["Namespace"], &failed["MetricName"]), (&json!("AWS/ApiGateway"), &json!("5xx")));
     let alias = &deployment.resources["ApiFunctionAliaslive"];

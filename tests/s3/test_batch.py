@@ -364,7 +364,7 @@ class Survival(Base):
         self.assertEqual([row["id"] for row in parsed(self.weed.get("out/long.jsonl"))], list(range(count)))
         self.assertEqual(self.report("out/long.jsonl")["rows"], count)
 
-    def test_progress_is_no_failure_of_a_message(self):
+    def test_a_message_that_progresses_is_not_a_failure(self):
         count, messages = 40_000, Queue()
         etag = self.weed.put("in/queued.jsonl", lines(rows(count)))["ETag"]
         settings = {"KIVU_BATCH__MARGIN_MS": "500"} | messages.environment
