@@ -43,6 +43,21 @@ impl QuotaTable {
 
 /// Cannot be created.
 #[derive(Debug)]
+pub struct EventBus(Infallible);
+
+impl EventBus {
+    /// An error that names the missing feature.
+    pub fn new(_: &str) -> Result<Self> {
+        Err(Error::config("this build has no support for Amazon EventBridge; compile with `--features s3`"))
+    }
+
+    pub async fn send(&self, _: &str, _: &serde_json::Value) -> Result<()> {
+        match self.0 {}
+    }
+}
+
+/// Cannot be created.
+#[derive(Debug)]
 pub struct Queue(Infallible);
 
 impl Queue {

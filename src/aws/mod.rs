@@ -1,9 +1,12 @@
-//! Secrets in AWS Secrets Manager, counts of requests in Amazon DynamoDB, and messages to Amazon SQS.
+//! Secrets in AWS Secrets Manager, counts of requests in Amazon DynamoDB, messages to Amazon SQS, and events to
+//! Amazon EventBridge.
 
 #[cfg(feature = "s3")]
 mod client;
 #[cfg(not(feature = "s3"))]
 mod disabled;
+#[cfg(feature = "s3")]
+mod event_bus;
 #[cfg(feature = "s3")]
 mod queue;
 #[cfg(feature = "s3")]
@@ -12,9 +15,9 @@ mod quota_table;
 mod secret;
 
 #[cfg(not(feature = "s3"))]
-pub use self::disabled::{Queue, QuotaTable, Secret};
+pub use self::disabled::{EventBus, Queue, QuotaTable, Secret};
 #[cfg(feature = "s3")]
-pub use self::{queue::Queue, quota_table::QuotaTable, secret::Secret};
+pub use self::{event_bus::EventBus, queue::Queue, quota_table::QuotaTable, secret::Secret};
 
 /// Requests to add to a count, unless it would exceed its limit.
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,6 @@
 //! Messages to Amazon SQS in a build with the feature `s3`.
 
-use std::time::Duration;
+use std::{error, io, time::Duration};
 
 use aws_sdk_sqs::{Client, types::MessageAttributeValue};
 use tokio::{sync::OnceCell, time::timeout};
@@ -29,9 +29,8 @@ impl Queue {
 
     /// Sends a message with an attribute, a text.
     pub async fn send(&self, body: &str, name: &str, value: &str) -> Result<()> {
-        let failed = |source| Error::Config {
-            message: format!("cannot send a message to `{}`", self.url),
-            source: Some(source),
+        let failed = |source: Box<dyn error::Error + Send + Sync>| {
+            Error::io(format!("cannot send a message to `{}`", self.url))(io::Error::other(source))
         };
         let attribute = MessageAttributeValue::builder().data_type("String").string_value(value).build();
         let attribute = attribute.map_err(|error| failed(error.into()))?;

@@ -241,7 +241,9 @@ fn unwritable(error: impl std::error::Error + Send + Sync + 'static) -> Error {
 pub(super) async fn join(rules: &Rules, store: &Store, join: &Join) -> Result<Value> {
     let plan = Plan::new(rules, store, &join.run.input)?;
     let prefix = plan.parts(&join.run.run);
-    let Some(checkpoint) = claim(&plan, &join.run.run)? else { return Ok(json!({ "status": "known" })) };
+    let Some(checkpoint) = claim(&plan, &join.run.run)? else {
+        return Ok(json!({ "status": "known", "output": plan.output.to_string() }));
+    };
     let mut parts: Vec<(u64, Part)> = Vec::new();
     for key in plan.store.list(&prefix)? {
         let first = key.rsplit('/').next().and_then(|name| name.parse().ok());

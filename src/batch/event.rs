@@ -99,6 +99,10 @@ fn objects(event: &Value, depth: usize) -> Result<Vec<ObjectEvent>> {
     if event.get("Event").and_then(Value::as_str) == Some("s3:TestEvent") {
         return Ok(Vec::new());
     }
+    // The input of a rule or of a schedule.
+    if let Some(url) = event.get("input").and_then(Value::as_str) {
+        return Ok(vec![ObjectEvent::new(url.parse()?)]);
+    }
     if event.get("source").and_then(Value::as_str) == Some("aws.s3") {
         return Ok(from_event_bridge(event)?.into_iter().collect());
     }
@@ -222,7 +226,17 @@ mod tests {
     }
 
     #[test]
-    fn attributes_tell_how_far_a_message_is_processed() {
+    fn messages_may_name_their_input() {
+        let message = |body: &str| {
+            messages(&json!({"Records": [{"eventSource": "aws:sqs", "body": body}]})).remove(0).objects
+        };
+        let url = Url { bucket: "files".into(), key: "in/a.csv".into() };
+        assert_eq!(message(r#"{"input": "s3://files/in/a.csv"}"#).unwrap(), [ObjectEvent::new(url)]);
+        assert!(message(r#"{"input": "in/a.csv"}"#).is_err());
+    }
+
+    #[test]
+    fn attributes_have_how_far_a_message_is_processed() {
         let reached = |text: &str| {
             let attributes = json!({"kivu-reached": {"stringValue": text, "dataType": "String"}});
             messages(&json!({"Records": [{"eventSource": "aws:sqs", "body": "{}", "messageAttributes": attributes}]}))

@@ -5,17 +5,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{
     distributed_map::{self, Join, Listed, Listing, MapBatch},
     event::{self, Message, ObjectEvent, Reached},
     job::{Ended, Job},
     location::{JobInput, JobOutput},
+    report_file,
     rules::Rules,
 };
 use crate::{
-    aws::Queue,
+    aws::{EventBus, Queue},
     config::Config,
     error::{Error, Result},
     model::Model,
@@ -30,7 +31,25 @@ pub struct Handler {
     interval: Duration,
     margin: Duration,
     queue: Option<Queue>,
+    event_bus: Option<EventBus>,
 }
+
+/// The type of the event at the end of a job.
+const JOB_ENDED: &str = "Job Ended";
+/// Fields of a report that the event has.
+const EVENT_FIELDS: [&str; 11] = [
+    "status",
+    "error",
+    "input",
+    "version",
+    "output",
+    "model",
+    "rows",
+    "errors",
+    "tokens",
+    "truncated",
+    "seconds",
+];
 
 /// The result for an object.
 #[derive(Debug)]
@@ -81,6 +100,7 @@ impl Handler {
             interval: Duration::from_millis(config.batch.save_ms),
             margin: Duration::from_millis(config.batch.margin_ms),
             queue: config.batch.queue.as_deref().map(Queue::new).transpose()?,
+            event_bus: config.batch.event_bus.as_deref().map(EventBus::new).transpose()?,
         })
     }
 
@@ -97,7 +117,11 @@ impl Handler {
             deadline.checked_sub(self.margin.min(left / 2)).unwrap_or(deadline)
         });
         if let Some(join) = Join::of(&event)? {
-            return distributed_map::join(&self.rules, &self.store, &join).await;
+            let joined = distributed_map::join(&self.rules, &self.store, &join).await?;
+            if let Some(output) = joined.get("output").and_then(Value::as_str) {
+                self.announce(&output.parse()?).await?;
+            }
+            return Ok(joined);
         }
         if let Some(batch) = MapBatch::of(&event)? {
             return match batch {
@@ -197,12 +221,31 @@ impl Handler {
             },
         };
         let input = JobInput::Object(self.store.clone(), url.clone(), object);
-        let output = JobOutput::Object(self.store.clone(), output);
-        let job = Job { until, interval: self.interval, ..Job::new(input, output, model, parameters) };
-        Ok(Outcome::Ended(match error {
+        let target = JobOutput::Object(self.store.clone(), output.clone());
+        let job = Job { until, interval: self.interval, ..Job::new(input, target, model, parameters) };
+        let ended = match error {
             None => job.run().await?,
             Some(error) => job.fail(error)?,
-        }))
+        };
+        if !matches!(ended, Ended::Unfinished(_)) {
+            self.announce(&output).await?;
+        }
+        Ok(Outcome::Ended(ended))
+    }
+
+    /// Sends the event at the end of a job. A run that could not send it fails, and the next run, which finds the output,
+    /// sends it.
+    async fn announce(&self, output: &Url) -> Result<()> {
+        let Some(bus) = &self.event_bus else { return Ok(()) };
+        let url = report_file::url_of(output);
+        let Some((bytes, _)) = self.store.read(&url)? else { return Ok(()) };
+        let report: Map<String, Value> = serde_json::from_slice(&bytes)
+            .map_err(|error| Error::inference_because(format!("`{url}` cannot be read"), error))?;
+        let fields =
+            EVENT_FIELDS.iter().filter_map(|name| Some(((*name).to_owned(), report.get(*name)?.clone())));
+        let mut detail: Map<String, Value> = fields.collect();
+        detail.insert("report".into(), url.to_string().into());
+        bus.send(JOB_ENDED, &Value::Object(detail)).await
     }
 }
 

@@ -19,12 +19,22 @@ pub struct BatchConfig {
     /// The URL of the queue whose messages the function gets. A job that is unfinished but progresses is continued by a
     /// new message, so that it does not count as failed.
     pub queue: Option<String>,
+    /// The name or ARN of the EventBridge bus that gets an event at the end of each job.
+    pub event_bus: Option<String>,
 }
 
 impl Default for BatchConfig {
     fn default() -> Self {
         let (input, output) = ("in/".into(), "out/".into());
-        Self { input, output, rules: Vec::new(), save_ms: 60_000, margin_ms: 30_000, queue: None }
+        Self {
+            input,
+            output,
+            rules: Vec::new(),
+            save_ms: 60_000,
+            margin_ms: 30_000,
+            queue: None,
+            event_bus: None,
+        }
     }
 }
 

@@ -15,6 +15,7 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ("arrow_schema::", &["src/batch/"]),
     ("aws_config::", &["src/repository/s3/", "src/aws/"]),
     ("aws_sdk_dynamodb::", &["src/aws/"]),
+    ("aws_sdk_eventbridge::", &["src/aws/"]),
     ("aws_sdk_s3::", &["src/repository/s3/"]),
     ("aws_sdk_secretsmanager::", &["src/aws/"]),
     ("aws_sdk_sqs::", &["src/aws/"]),

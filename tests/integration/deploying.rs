@@ -505,7 +505,7 @@ fn logs_can_outlive_the_stack() {
 fn endpoints_have_policies() {
     let Some(deployment) = everything() else { return };
     let endpoints: Vec<_> = deployment.all("AWS::EC2::VPCEndpoint").collect();
-    assert_eq!(endpoints.len(), 9);
+    assert_eq!(endpoints.len(), 10);
     for (name, endpoint) in endpoints {
         for statement in endpoint["PolicyDocument"]["Statement"].as_array().unwrap() {
             let is_image_layer = statement["Action"] == "s3:GetObject";
@@ -823,6 +823,26 @@ fn large_files_are_split_into_few_batches() {
         // Rows of 52 tokens have 280 bytes with their index.
         assert!(rows.min(bytes / 280) >= 700, "{form}: {rows} rows, {bytes} bytes");
     }
+}
+
+/// Jobs send events to one bus only, and rules of the deployment may start jobs.
+#[test]
+fn jobs_send_events_and_rules_start_jobs() {
+    let parameters = ["", "jobs"].map(|bus| json!({ "Batch": "yes", "JobEvents": bus }));
+    let Some([silent, deployment]) = Deployment::resolve(parameters) else { return };
+    assert!(configuration(silent.of("BatchFunction")).batch.event_bus.is_none());
+    assert!(granted(&silent, "BatchRole", "events:PutEvents").is_empty());
+    let batch = configuration(deployment.of("BatchFunction")).batch;
+    assert_eq!((batch.event_bus.as_deref(), batch.queue.as_deref()), (Some("jobs"), Some("Uploads")));
+    let bus = "arn:aws:events:eu-west-1:000000000000:event-bus/jobs";
+    assert_eq!(granted(&deployment, "BatchRole", "events:PutEvents"), [bus]);
+    let queue = "arn:aws:sqs:eu-west-1:000000000000:Uploads";
+    assert_eq!(granted(&deployment, "BatchRole", "sqs:SendMessage"), [queue], "to continue a file");
+    let statements = &deployment.of("UploadsPolicy")["PolicyDocument"]["Statement"];
+    let source = "arn:aws:events:eu-west-1:000000000000:rule/kivu-*";
+    let is_of_rules = |statement: &&Value| statement["Condition"]["ArnLike"]["aws:SourceArn"] == source;
+    let statement = statements.as_array().unwrap().iter().find(is_of_rules).unwrap();
+    assert_eq!((&statement["Action"], &statement["Resource"]), (&json!("sqs:SendMessage"), &json!(queue)));
 }
 
 #[test]

@@ -392,10 +392,11 @@ def event_bridge(key, etag="0"):
 
 
 class Queue:
-    """Amazon SQS, as far as the function uses it: `sent` has the body and the attributes of each message."""
+    """Amazon SQS and EventBridge, as far as the function uses them: `sent` has the body and the attributes of each message,
+    `events` has the events. The bus refuses an event for each of `refusals`."""
 
     def __init__(self):
-        outer, self.sent = self, []
+        outer, self.sent, self.events, self.refusals = self, [], [], []
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -404,13 +405,11 @@ class Queue:
                 pass
 
             def do_POST(self):
-                message = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                assert self.headers["x-amz-target"] == "AmazonSQS.SendMessage" and message["QueueUrl"] == outer.url
-                attributes = {name: value["StringValue"] for name, value in message["MessageAttributes"].items()}
-                outer.sent.append((message["MessageBody"], attributes))
-                body = json.dumps({"MessageId": "1", "MD5OfMessageBody": hashlib.md5(message["MessageBody"].encode()).hexdigest()}).encode()
+                given = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                respond = {"AmazonSQS.SendMessage": outer.send_message, "AWSEvents.PutEvents": outer.put_events}
+                body = json.dumps(respond[self.headers["x-amz-target"]](given)).encode()
                 self.send_response(200)
-                self.send_header("content-type", "application/x-amz-json-1.0")
+                self.send_header("content-type", self.headers["content-type"])
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -420,9 +419,24 @@ class Queue:
         self.url = f"{self.endpoint}/1/files"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
+    def send_message(self, message):
+        assert message["QueueUrl"] == self.url
+        attributes = {name: value["StringValue"] for name, value in message["MessageAttributes"].items()}
+        self.sent.append((message["MessageBody"], attributes))
+        return {"MessageId": "1", "MD5OfMessageBody": hashlib.md5(message["MessageBody"].encode()).hexdigest()}
+
+    def put_events(self, given):
+        if self.refusals:
+            return {"FailedEntryCount": 1, "Entries": [{"ErrorCode": self.refusals.pop(), "ErrorMessage": "made by the test"}]}
+        self.events += [entry | {"Detail": json.loads(entry["Detail"])} for entry in given["Entries"]]
+        return {"FailedEntryCount": 0, "Entries": [{"EventId": "1"}]}
+
     @property
     def environment(self):
-        return {"KIVU_BATCH__QUEUE": self.url, "AWS_ENDPOINT_URL_SQS": self.endpoint}
+        return {
+            "KIVU_BATCH__QUEUE": self.url, "AWS_ENDPOINT_URL_SQS": self.endpoint,
+            "KIVU_BATCH__EVENT_BUS": "jobs", "AWS_ENDPOINT_URL_EVENTBRIDGE": self.endpoint,
+        }
 
     def stop(self):
         self.server.shutdown()

@@ -364,6 +364,32 @@ class Survival(Base):
         self.assertEqual([row["id"] for row in parsed(self.weed.get("out/long.jsonl"))], list(range(count)))
         self.assertEqual(self.report("out/long.jsonl")["rows"], count)
 
+    def test_the_end_of_a_job_is_an_event(self):
+        services = Queue()
+        function = Function(self.weed.endpoint, [BUNDLE], self.env | services.environment)
+        url = f"s3://{BUCKET}/in/events.jsonl"
+        try:
+            self.weed.put("in/events.jsonl", lines(rows(10)))
+            services.refusals = ["InternalFailure"]
+            # Another delivery of the message finds the output, and sends the event that could not be sent.
+            self.assertEqual(function.call(sqs({"input": url}))["batchItemFailures"], [{"itemIdentifier": "message-0"}])
+            self.assertEqual(function.call(sqs({"input": url})), {"batchItemFailures": []})
+            self.weed.put("in/empty.jsonl", b"")
+            function.call({"input": f"s3://{BUCKET}/in/empty.jsonl"})
+            items = [{"index": place, "row": row} for place, row in enumerate(rows(3))]
+            for event in ({"BatchInput": {"input": url, "run": "run"}, "Items": items}, {"join": {"input": url, "run": "run"}}):
+                function.call(event)
+        finally:
+            function.stop()
+            services.stop()
+        about = [(event["EventBusName"], event["Source"], event["DetailType"]) for event in services.events]
+        self.assertEqual(set(about), {("jobs", "kivu", "Job Ended")})
+        first, failed, joined = [event["Detail"] for event in services.events]
+        expected = {"status": "finished", "input": url, "output": f"s3://{BUCKET}/out/events.jsonl", "rows": 10, "errors": {},
+                    "report": f"s3://{BUCKET}/out/events.jsonl.report.json"}
+        self.assertEqual(first, first | expected)
+        self.assertEqual((failed["status"], "error" in failed, joined["rows"]), ("failed", True, 3))
+
     def test_a_message_that_progresses_is_not_a_failure(self):
         count, messages = 40_000, Queue()
         etag = self.weed.put("in/queued.jsonl", lines(rows(count)))["ETag"]
