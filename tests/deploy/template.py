@@ -217,7 +217,7 @@ class Template:
             return [f"{REGION}a", f"{REGION}b"]
         if kind == "Fn::FindInMap":
             mapping, first, second = of
-            return self._mappings[mapping][self.value(first)][second]
+            return self._mappings[mapping][str(self.value(first))][second]
         if kind == "Fn::Base64":
             return self.value(of)
         raise NotImplementedError(kind)
