@@ -131,7 +131,9 @@ def pass_parameters_to_sam():
 
 
 def send_preflights_to_routes():
-    """ministack answers preflight requests itself. AWS sends those with a route to its integration, and adds headers."""
+    """ministack answers preflight requests itself, without the configuration of a template, whose names have a capital. AWS
+    sends those with a route to its integration, and adds headers.
+    """
     import inspect
 
     from ministack.services import apigateway
@@ -139,10 +141,14 @@ def send_preflights_to_routes():
     text = inspect.getsource(apigateway._handle_execute_in_scope)
     for found, replaced in (
         ('if method == "OPTIONS":', 'if method == "OPTIONS" and not _match_route(api_id, method, "/" + path.lstrip("/")):'),
+        ('cors_cfg = api.get("corsConfiguration") or {}', "cors_cfg = _cors_configuration(api)"),
         ("resp_headers.update(_cors_response_headers(", "resp_headers.update(_cors_headers(method, "),
     ):
         assert text.count(found) == 1, f"ministack has no `{found}`"
         text = text.replace(found, replaced)
+    apigateway._cors_configuration = lambda api: {
+        name[0].lower() + name[1:]: value for name, value in (api.get("corsConfiguration") or {}).items()
+    }
     apigateway._cors_headers = lambda method, cors, origin: (
         apigateway._cors_preflight_response(cors, origin)[1] if method == "OPTIONS" else apigateway._cors_response_headers(cors, origin)
     )
