@@ -243,7 +243,7 @@ endif
 IS_GIVEN = $(filter-out file undefined,$(foreach name,$(1),$(origin $(name))))
 GIVEN = $(if $(call IS_GIVEN,PACKED BUNDLE),--packed '$(PACKED)') $(if $(call IS_GIVEN,ARCHITECTURE),--architecture '$(ARCHITECTURE)') \
   $(if $(call IS_GIVEN,ONNX),--onnx $(if $(filter-out no,$(ONNX)),yes,no))
-RECORDED = Architecture=$(ARCHITECTURE) Packed="$(PACKED)" PackedOnnx=$(if $(filter-out no,$(ONNX)),yes,no)
+RECORDED = Architecture=$(ARCHITECTURE) Packed="$(or $(PACKED),none)" PackedOnnx=$(if $(filter-out no,$(ONNX)),yes,no)
 
 .PHONY: deploy
 deploy: program $(DEPLOY_TOOLS) ## Deploy to the AWS account of the credentials in the environment

@@ -115,7 +115,7 @@ def recorded_bundles(stack, recorded):
     fix = "give them with PACKED=\"FOLDER ...\""
     if not recorded:
         sys.exit(f"error: expected a record of the bundles that `{stack}` serves, but found none; {fix}")
-    bundles = recorded.split()
+    bundles = [] if recorded == "none" else recorded.split()
     for bundle in bundles:
         if Path(bundle).parent != BUILT and not (ROOT / bundle / "manifest.toml").is_file():
             sys.exit(f"error: expected the bundle `{bundle}`, which `{stack}` serves, but found no `{bundle}/manifest.toml`; {fix}")

@@ -57,6 +57,8 @@ def main():
     status, calls = deploy(remembered, "PACKED=FOLDER/one", "ONNX=1", "ARCHITECTURE=arm64", AWS_DEFAULT_REGION="eu-west-1")
     given = "settings  --packed FOLDER/one --architecture arm64 --onnx yes"
     expect("the given settings", given in calls and "region=eu-west-1 " in calls, calls)
+    status, calls = deploy("ARCHITECTURE=arm64 PACKED= ONNX=yes", "PACKED=")
+    expect("a record that nothing is packed", "settings  --packed " in calls and 'Packed="none" PackedOnnx=yes' in calls, calls)
     status, calls = deploy(None)
     expect("no build after a refusal", status != 0 and "build" not in calls, calls)
 

@@ -148,6 +148,7 @@ def settings():
         (stack, {"parameters": "Architecture=arm64"}, "ARCHITECTURE=arm64 PACKED=.kivu/bundles/rank ONNX=yes"),
         (stack, {"parameters": "Architecture=arm64", "architecture": "x86_64"}, "expected one architecture"),
         (stack | {"Packed": "my-model"}, {}, "found no `my-model/manifest.toml`"),
+        (stack | {"Packed": "none"}, {}, "ARCHITECTURE=x86_64 PACKED= ONNX=yes"),
         ({"Architecture": "arm64"}, {}, unknown),
         ({"Architecture": "arm64"}, {"packed": "a"}, "ARCHITECTURE=arm64 PACKED=a ONNX="),
     ):
