@@ -21,6 +21,7 @@ mod local_storage;
 mod location;
 mod output;
 mod output_file;
+mod output_form;
 mod parameters;
 mod predictor;
 mod process;
