@@ -191,7 +191,7 @@ mod tests {
         }
         assert_eq!(format_of("a.csv", object, Some(Format::Csv)).unwrap(), Format::Csv);
         // A block of zstd that is larger than the first bytes of other files.
-        let rows = (0..9000_u64)
+        let rows = (0..30_000_u64)
             .map(|row| format!("{{\"text\": \"{:x}\"}}\n", row.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
         let mut packer = Compression::Zstd.pack().unwrap();
         std::io::Write::write_all(&mut packer, rows.collect::<String>().as_bytes()).unwrap();

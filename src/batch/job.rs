@@ -377,7 +377,7 @@ impl Job {
 }
 
 /// Whether another run would end with the same error.
-fn is_permanent(error: &Error) -> bool {
+pub(super) fn is_permanent(error: &Error) -> bool {
     matches!(
         error,
         Error::Malformed { .. }

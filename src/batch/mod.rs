@@ -8,6 +8,8 @@ mod appender;
 mod benchmark;
 mod checkpoint;
 mod compression;
+#[cfg(all(test, feature = "zstd"))]
+mod corruption;
 mod distributed_map;
 mod event;
 mod files;

@@ -1,6 +1,6 @@
 //! Damaged inputs of jobs: single flipped bits, and files that end early.
 
-use std::{env, fmt, fs, io::Write, ops::Range, path::Path};
+use std::{fs, io::Write, path::Path};
 
 use flate2::{Compression, write::GzEncoder};
 use kivu::batch::{Ended, Report, Status};
@@ -10,44 +10,10 @@ use crate::{
     models::fixtures,
 };
 
-/// The flips per file; `FLIPS` is another number.
-const FLIPS: u64 = 40;
-
-/// A file, and the bytes whose damage a checksum detects.
-struct Input {
-    name: &'static str,
-    bytes: Vec<u8>,
-    checked: Vec<Range<usize>>,
-}
-
-/// What became of damaged inputs.
-#[derive(Default)]
-struct Counts {
-    failed: u64,
-    same: u64,
-    other_rows: u64,
-    other: u64,
-}
-
-impl fmt::Display for Counts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { failed, same, other_rows, other } = self;
-        write!(
-            f,
-            "{failed} failed, {same} same output, {other_rows} with errors of rows, {other} other output"
-        )
-    }
-}
-
 fn lines() -> Vec<u8> {
     let line =
         |row: u64| format!("{{\"id\": {row}, \"text\": \"the cat {}\"}}\n", "sat ".repeat(row as usize % 5));
     (0..100).map(line).collect::<String>().into_bytes()
-}
-
-fn table() -> Vec<u8> {
-    let line = |row: u64| format!("{row},\"the cat, {}\",x\n", "sat ".repeat(row as usize % 5));
-    format!("id,text,more\n{}", (0..100).map(line).collect::<String>()).into_bytes()
 }
 
 /// A gzip file with a member for each part.
@@ -69,21 +35,17 @@ fn written(name: &str, bytes: &[u8]) -> Vec<u8> {
     fs::read(output).unwrap()
 }
 
-fn inputs() -> Vec<Input> {
-    let (lines, table) = (lines(), table());
-    let packed = gzip(&[&lines[..1000], &lines[1000..]]);
-    // Outputs of Kivu have checksums.
-    let frames = cfg!(feature = "zstd").then(|| written("a.jsonl.zst", &lines));
-    let mut inputs = vec![
-        Input { name: "a.jsonl", bytes: lines, checked: Vec::new() },
-        Input { name: "a.csv", bytes: table, checked: Vec::new() },
-        Input { name: "a.jsonl.gz", checked: vec![0..packed.len()], bytes: packed },
-    ];
-    inputs.extend(frames.map(|bytes| Input { name: "a.jsonl.zst", checked: vec![0..bytes.len()], bytes }));
+/// Names and contents of files in formats that have an end and checksums.
+fn inputs() -> Vec<(&'static str, Vec<u8>)> {
+    let lines = lines();
+    let mut inputs = vec![("a.jsonl.gz", gzip(&[&lines[..1000], &lines[1000..]]))];
+    if cfg!(feature = "zstd") {
+        // Outputs of Kivu have checksums.
+        inputs.push(("a.jsonl.zst", written("a.jsonl.zst", &lines)));
+    }
     if cfg!(feature = "parquet") {
         for name in ["checksums.parquet", "checksums-v2.parquet"] {
-            let bytes = fs::read(fixtures().join("parquet").join(name)).unwrap();
-            inputs.push(Input { name, bytes, checked: Vec::new() });
+            inputs.push((name, fs::read(fixtures().join("parquet").join(name)).unwrap()));
         }
     }
     inputs
@@ -117,48 +79,34 @@ fn next(state: &mut u64) -> u64 {
 }
 
 #[test]
-fn a_flipped_bit_is_never_an_undetected_change_of_checked_bytes() {
-    let flips = env::var("FLIPS").ok().and_then(|flips| flips.parse().ok()).unwrap_or(FLIPS);
+fn a_job_on_a_compressed_file_with_a_flipped_bit_has_the_same_output_or_none() {
     let folder = tempfile::tempdir().unwrap();
-    for Input { name, bytes, checked } in inputs() {
+    for (name, bytes) in inputs().into_iter().filter(|(name, _)| !name.ends_with(".parquet")) {
         let folder = folder.path().join(name);
         fs::create_dir(&folder).unwrap();
         let (_, expected) = report_of(&folder, name, &bytes);
-        let (mut counts, mut state) = (Counts::default(), 1);
-        for _ in 0..flips {
+        let mut state = 1;
+        for _ in 0..10 {
             let bit = (next(&mut state) % (8 * bytes.len() as u64)) as usize;
             let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
             let (report, output) = report_of(&folder, name, &damaged);
-            let is_checked = checked.iter().any(|range| range.contains(&(bit / 8)));
-            let is_same = output == expected;
-            match report.status {
-                Status::Failed => counts.failed += 1,
-                Status::Finished if is_same => counts.same += 1,
-                Status::Finished => {
-                    assert!(!is_checked, "bit {bit} of {name}: {report:?}");
-                    println!("{name} bit {bit} (byte {}) of {}: {:?}", bit / 8, bytes.len(), report.progress);
-                    let has_errors = !report.progress.errors.is_empty();
-                    *(if has_errors { &mut counts.other_rows } else { &mut counts.other }) += 1;
-                }
-            }
+            assert!(output.is_none() || output == expected, "bit {bit} of {name}: {report:?}");
         }
-        println!("{name}: {flips} flips: {counts}");
     }
 }
 
 #[test]
-fn a_file_that_ends_early_is_refused_where_the_format_has_an_end() {
+fn a_file_that_ends_early_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    for Input { name, bytes, .. } in inputs() {
+    for (name, bytes) in inputs() {
         let folder = folder.path().join(name);
         fs::create_dir(&folder).unwrap();
-        let has_end = !matches!(name, "a.jsonl" | "a.csv");
         let mut state = 2;
-        for _ in 0..10 {
+        for _ in 0..5 {
             let length = (next(&mut state) % bytes.len() as u64) as usize;
             let (report, _) = report_of(&folder, name, &bytes[..length]);
-            assert!(!has_end || report.status == Status::Failed, "{length} bytes of {name}: {report:?}");
+            assert_eq!(report.status, Status::Failed, "{length} bytes of {name}: {report:?}");
         }
     }
 }
