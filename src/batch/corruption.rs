@@ -1,7 +1,7 @@
 //! Damaged inputs: a flipped bit must be an error or change nothing where the format has checksums, and never looks like
 //! an error that may disappear.
 
-use std::{fmt, fs, io::Write, path::Path};
+use std::{env, fmt, fs, io::Write, path::Path};
 
 use super::{
     answer::RowError,
@@ -13,8 +13,8 @@ use super::{
 };
 use crate::error::Result;
 
-/// The flips per file.
-const FLIPS: u64 = 1000;
+/// The flips per file; the environment variable `FLIPS` is another number.
+const FLIPS: u64 = 100;
 
 /// What became of damaged files.
 #[derive(Debug, Default)]
@@ -53,7 +53,7 @@ fn texts(path: &Path) -> Result<Texts> {
     })
 }
 
-/// Flips bits of a file with the extension `name`, one at a time.
+/// Flips bits of a file with this name, one at a time.
 fn flipped(name: &str, bytes: &[u8], bits: impl Iterator<Item = usize>) -> Counts {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
@@ -71,19 +71,17 @@ fn flipped(name: &str, bytes: &[u8], bits: impl Iterator<Item = usize>) -> Count
             }
             Ok(found) if found == expected => counts.unchanged += 1,
             Ok(found) if found.iter().any(Result::is_err) => counts.reported += 1,
-            Ok(_) => {
-                counts.changed += 1;
-                println!("bit {bit} (byte {}) of {name} is not noticed", bit / 8);
-            }
+            Ok(_) => counts.changed += 1,
         }
     }
     counts
 }
 
-/// Bits of a file of this size (SplitMix64).
+/// Bits among so many bytes (SplitMix64).
 fn some_bits(bytes: usize) -> impl Iterator<Item = usize> {
+    let flips = env::var("FLIPS").ok().and_then(|flips| flips.parse().ok()).unwrap_or(FLIPS);
     let mut state = 1_u64;
-    (0..FLIPS).map(move |_| {
+    (0..flips).map(move |_| {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -117,7 +115,7 @@ fn flipped_bits_of_text_are_refused_or_change_a_row() {
     for (name, bytes) in [("a.jsonl", lines()), ("a.csv", table())] {
         let counts = flipped(name, &bytes, some_bits(bytes.len()));
         println!("{name}: {counts}");
-        assert!(counts.unchanged + counts.reported + counts.refused > 0, "{name}: {counts}");
+        assert!(counts.reported > 0, "{name}: {counts}");
     }
 }
 
@@ -134,16 +132,17 @@ fn flipped_bits_of_compressed_files_are_refused_or_change_nothing() {
     }
 }
 
+/// Footers have no checksum: a bit that makes a column required, for example, is not always noticed.
 #[cfg(feature = "parquet")]
 #[test]
-fn flipped_bits_of_parquet_with_checksums() {
+fn flipped_bits_of_parquet_pages_and_their_headers_are_refused_or_change_nothing() {
     for name in ["checksums.parquet", "checksums-v2.parquet"] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet").join(name);
         let bytes = fs::read(path).unwrap();
-        let counts = flipped(name, &bytes, some_bits(bytes.len()));
+        let end = bytes.len() - 8;
+        let footer = u32::from_le_bytes(*bytes[end..].first_chunk().unwrap()) as usize;
+        let counts = flipped(name, &bytes, some_bits(end - footer));
         println!("{name}: {counts}");
-        if std::env::var_os("EXHAUSTIVE").is_some() {
-            println!("{name}, all: {}", flipped(name, &bytes, 0..8 * bytes.len()));
-        }
+        assert_eq!((counts.reported, counts.changed), (0, 0), "{name}: {counts}");
     }
 }
