@@ -114,7 +114,7 @@ fn packed(compression: Compression, contents: &[u8]) -> Vec<u8> {
 fn flipped_bits_of_text_are_refused_or_change_a_row() {
     for (name, bytes) in [("a.jsonl", lines()), ("a.csv", table())] {
         let counts = flipped(name, &bytes, some_bits(bytes.len()));
-        println!("{name}: {counts}");
+        eprintln!("{name}: {counts}");
         assert!(counts.reported > 0, "{name}: {counts}");
     }
 }
@@ -126,7 +126,7 @@ fn flipped_bits_of_compressed_files_are_refused_or_change_nothing() {
             let name = format!("a.{format}.{ending}");
             let bytes = packed(compression, &contents);
             let counts = flipped(&name, &bytes, some_bits(bytes.len()));
-            println!("{name}: {counts}");
+            eprintln!("{name}: {counts}");
             assert_eq!((counts.reported, counts.changed), (0, 0), "{name}: {counts}");
         }
     }
@@ -142,7 +142,7 @@ fn flipped_bits_of_parquet_pages_and_their_headers_are_refused_or_change_nothing
         let end = bytes.len() - 8;
         let footer = u32::from_le_bytes(*bytes[end..].first_chunk().unwrap()) as usize;
         let counts = flipped(name, &bytes, some_bits(end - footer));
-        println!("{name}: {counts}");
+        eprintln!("{name}: {counts}");
         assert_eq!((counts.reported, counts.changed), (0, 0), "{name}: {counts}");
     }
 }

@@ -8,7 +8,7 @@ mod appender;
 mod benchmark;
 mod checkpoint;
 mod compression;
-#[cfg(all(test, feature = "zstd"))]
+#[cfg(test)]
 mod corruption;
 mod distributed_map;
 mod event;
