@@ -42,6 +42,8 @@ Running the same command again resumes a job that was stopped.";
 
 /// The path that means standard input or output.
 const STANDARD: &str = "-";
+/// The exit code of a job with a complete output, all of whose rows have an error.
+const ONLY_ERRORS: u8 = 3;
 
 /// Run a model on every row of a file: JSON Lines, CSV or Parquet, plain or compressed with gzip or zstd
 ///
@@ -116,8 +118,14 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
         Ended::Done(report) if report.status == Status::Failed => {
             Err(Error::config(report.error.unwrap_or_default()))
         }
-        Ended::Done(report) => summarize(&summary(&report).join("\n"), is_stdout),
-        Ended::Known => summarize(&format!("known  {}", arguments.output.display()), is_stdout),
+        Ended::Done(report) => {
+            summarize(&summary(&report).join("\n"), is_stdout)?;
+            Ok(if report.has_only_errors() { ExitCode::from(ONLY_ERRORS) } else { ExitCode::SUCCESS })
+        }
+        Ended::Known => {
+            summarize(&format!("known  {}", arguments.output.display()), is_stdout)?;
+            Ok(ExitCode::SUCCESS)
+        }
         Ended::Unfinished(Progress { rows, .. }) => {
             let next = if is_resumable { "; run the same command again to resume" } else { "" };
             print_aside(&format!("stopped after {}{next}", rows_text(rows)));
@@ -127,13 +135,12 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
 }
 
 /// Prints a summary, to standard error if standard output has the results.
-fn summarize(summary: &str, is_stdout: bool) -> Result<ExitCode> {
+fn summarize(summary: &str, is_stdout: bool) -> Result<()> {
     if is_stdout {
         print_aside(summary);
-    } else {
-        print(summary)?;
+        return Ok(());
     }
-    Ok(ExitCode::SUCCESS)
+    print(summary)
 }
 
 /// Refuses options that have no effect on the model.
@@ -216,6 +223,7 @@ fn summary(report: &Report) -> Vec<String> {
         vec![format!("{} in {seconds:.1} s ({rate:.0} per second), {tokens} tokens", rows_text(*rows))];
     lines.extend(errors.iter().map(|(kind, count)| format!("  {count} with an error of the kind `{kind}`")));
     lines.extend(samples.iter().take(3).map(|sample| format!("  row {}: {}", sample.row, sample.message)));
+    lines.extend(report.text_column.iter().map(|column| format!("  texts   {}", quoted(&[column]))));
     lines.extend(report.notes.iter().map(|note| format!("  note    {note}")));
     if !columns.is_empty() {
         lines.push(format!("  columns {}", quoted(&columns.iter().collect::<Vec<_>>())));

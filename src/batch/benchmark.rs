@@ -4,17 +4,17 @@ use std::{io::Cursor, sync::Arc};
 
 use super::{
     answer::{Cell, LABEL, RowError, RowResult},
-    compression::Compression,
     local_storage::PART_BYTES,
     output::{Pieces, Shape},
+    output_form::OutputForm,
     rows::{Chunk, JsonLinesReader, RowReader},
 };
 use crate::error::Result;
 
 /// Reads JSON Lines, writes them with a constant answer, and returns the number of rows.
 pub fn pass_through(lines: Vec<u8>) -> Result<usize> {
-    let mut reader = JsonLinesReader::new(Cursor::new(lines), None);
-    let shape = Shape::of(&reader, Compression::None, LABEL);
+    let mut reader = JsonLinesReader::new(Cursor::new(lines), None)?;
+    let shape = Shape::of(&reader, OutputForm::default(), LABEL);
     let (mut pieces, mut count, label) = (Pieces::new(shape), 0, Arc::from("label"));
     while let Some(Chunk { texts, rows }) = reader.next()? {
         let answer = |text: Result<String, RowError>| {

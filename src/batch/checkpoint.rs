@@ -8,7 +8,11 @@ use std::{
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::{output::Pieces, report::Progress, rows::Footers};
+use super::{
+    output::Pieces,
+    report::Progress,
+    rows::{Footers, Layout},
+};
 use crate::{
     error::{Error, Result},
     repository::s3::{Multipart, Part},
@@ -166,12 +170,26 @@ pub(super) struct State {
     /// Whether the job can resume, since its input can be read again.
     #[serde(default)]
     pub(super) is_resumable: bool,
+    /// How the rows are read.
+    #[serde(default)]
+    pub(super) layout: Option<Layout>,
 }
 
 impl State {
     pub(super) fn new(job: &str, holder: &str) -> Self {
         let (job, holder) = (job.to_owned(), holder.to_owned());
         Self { job, holder, next: 1, is_resumable: true, ..Self::default() }
+    }
+
+    /// Whether an earlier version wrote the state, which may have read the rows in another way.
+    fn is_of_earlier_version(&self) -> bool {
+        self.layout.is_none() && self.progress.rows > 0 && !self.is_whole
+    }
+
+    /// The same job before its first row.
+    fn before_first_row(self) -> Self {
+        let Self { job, holder, sequence, upload, next, replaces, is_resumable, .. } = self;
+        Self { job, holder, sequence, upload, next, replaces, is_resumable, ..Self::default() }
     }
 }
 
@@ -190,6 +208,26 @@ pub(super) fn parse(bytes: &[u8], place: &dyn Display) -> Result<(State, Vec<u8>
         ))
     };
     let end = bytes.iter().position(|byte| *byte == b'\n').ok_or_else(wrong)?;
-    let state = serde_json::from_slice(&bytes[..end]).map_err(|_| wrong())?;
+    let state: State = serde_json::from_slice(&bytes[..end]).map_err(|_| wrong())?;
+    if state.is_of_earlier_version() {
+        return Ok((state.before_first_row(), Vec::new()));
+    }
     Ok((state, bytes[end + 1..].to_vec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_of_an_earlier_version_starts_again() {
+        let progress = Progress { rows: 64, ..Progress::default() };
+        let old = State { bytes: 10, progress, ..State::new("job", "holder") };
+        let parsed = |state: &State| parse(&encode(state, b"waiting").unwrap(), &"place").unwrap();
+        let (state, waiting) = parsed(&old);
+        assert_eq!((state.progress.rows, state.bytes, state.job.as_str()), (0, 0, "job"));
+        assert!(waiting.is_empty());
+        let (state, waiting) = parsed(&State { layout: Some(Layout::default()), ..old });
+        assert_eq!((state.progress.rows, state.bytes, waiting.as_slice()), (64, 10, &b"waiting"[..]));
+    }
 }

@@ -1,14 +1,14 @@
 //! Compressed input and output.
 
 use std::{
-    io::{self, BufReader, Read, Write},
+    io::{self, BufRead, BufReader, Read, Write},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-use flate2::{bufread::MultiGzDecoder, write::GzEncoder};
+use flate2::{bufread::GzDecoder, write::GzEncoder};
 
 /// The largest ratio of unpacked to packed size of a text; smaller outputs than [`MIN_CHECKED_BYTES`] are not checked.
 const MAX_RATIO: u64 = 400;
@@ -29,6 +29,8 @@ impl Compression {
         match head {
             [0x1f, 0x8b, ..] => Self::Gzip,
             [0x28, 0xb5, 0x2f, 0xfd, ..] => Self::Zstd,
+            // A frame to skip, with which the files of some compressors begin.
+            [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Self::Zstd,
             _ => Self::None,
         }
     }
@@ -43,7 +45,7 @@ impl Compression {
         let file = BufReader::with_capacity(128 * 1024, file);
         let unpacked: Box<dyn Read + Send> = match self {
             Self::None => return Ok(Box::new(file)),
-            Self::Gzip => Box::new(MultiGzDecoder::new(file)),
+            Self::Gzip => Box::new(GzipMembers { member: Some(GzDecoder::new(file)) }),
             #[cfg(feature = "zstd")]
             Self::Zstd => Box::new(zstd::Decoder::with_buffer(file)?),
             #[cfg(not(feature = "zstd"))]
@@ -58,7 +60,11 @@ impl Compression {
             Self::None => Packer::None(Vec::new()),
             Self::Gzip => Packer::Gzip(Box::new(GzEncoder::new(Vec::new(), flate2::Compression::default()))),
             #[cfg(feature = "zstd")]
-            Self::Zstd => Packer::Zstd(zstd::Encoder::new(Vec::new(), zstd::DEFAULT_COMPRESSION_LEVEL)?),
+            Self::Zstd => {
+                let mut encoder = zstd::Encoder::new(Vec::new(), zstd::DEFAULT_COMPRESSION_LEVEL)?;
+                encoder.include_checksum(true)?;
+                Packer::Zstd(encoder)
+            }
             #[cfg(not(feature = "zstd"))]
             Self::Zstd => return Err(unsupported()),
         })
@@ -70,6 +76,41 @@ fn unsupported() -> io::Error {
     io::Error::other(crate::Error::config(
         "this build has no support for zstd; compile with `--features zstd`",
     ))
+}
+
+/// The members of a gzip file. Zeros after a member are skipped, as by gzip(1): tapes and some programs fill blocks with
+/// them.
+struct GzipMembers<R> {
+    /// `None` after the last one.
+    member: Option<GzDecoder<R>>,
+}
+
+impl<R: BufRead> Read for GzipMembers<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while let Some(member) = &mut self.member {
+            let read = member.read(buffer)?;
+            if read > 0 || buffer.is_empty() {
+                return Ok(read);
+            }
+            let Some(member) = self.member.take() else { break };
+            let mut file = member.into_inner();
+            skip_zeros(&mut file)?;
+            self.member = if file.fill_buf()?.is_empty() { None } else { Some(GzDecoder::new(file)) };
+        }
+        Ok(0)
+    }
+}
+
+fn skip_zeros(file: &mut impl BufRead) -> io::Result<()> {
+    loop {
+        let buffer = file.fill_buf()?;
+        let zeros = buffer.iter().take_while(|byte| **byte == 0).count();
+        let is_end = zeros < buffer.len() || zeros == 0;
+        file.consume(zeros);
+        if is_end {
+            return Ok(());
+        }
+    }
 }
 
 /// Counts the bytes that are read.
@@ -199,5 +240,54 @@ mod tests {
         let mut contents = Compression::Zstd.unpack(io::Cursor::new(file), &Arc::default()).unwrap();
         let error = io::copy(&mut contents, &mut io::sink()).unwrap_err().to_string();
         assert!(error.starts_with("expected a file that unpacks to at most 400 times its size"), "{error}");
+    }
+
+    fn unpacked(compression: Compression, file: Vec<u8>) -> io::Result<String> {
+        let mut text = String::new();
+        compression.unpack(io::Cursor::new(file), &Arc::default())?.read_to_string(&mut text)?;
+        Ok(text)
+    }
+
+    fn packed(compression: Compression, text: &str) -> Vec<u8> {
+        let mut packer = compression.pack().unwrap();
+        packer.write_all(text.as_bytes()).unwrap();
+        packer.finish().unwrap()
+    }
+
+    #[test]
+    fn zeros_after_a_gzip_member_are_skipped_and_other_bytes_refused() {
+        let (first, second) = (packed(Compression::Gzip, "first\n"), packed(Compression::Gzip, "second\n"));
+        for zeros in [0, 1, 511, 300_000] {
+            let padding = vec![0; zeros];
+            let file = [&first[..], &padding, &second, &padding].concat();
+            assert_eq!(unpacked(Compression::Gzip, file).unwrap(), "first\nsecond\n", "{zeros} zeros");
+            let file = [&first[..], &padding, b"garbage"].concat();
+            assert!(unpacked(Compression::Gzip, file).is_err(), "{zeros} zeros");
+        }
+        for length in 0..first.len() {
+            assert!(
+                unpacked(Compression::Gzip, first[..length].to_vec()).is_err(),
+                "{length} bytes of a member"
+            );
+        }
+    }
+
+    #[cfg(feature = "zstd")]
+    #[test]
+    fn zstd_may_begin_with_a_frame_to_skip_and_has_a_checksum() {
+        let frame = packed(Compression::Zstd, "text\n");
+        let skipped = b"\x50\x2a\x4d\x18\x04\0\0\0size";
+        let file = [&skipped[..], &frame, skipped, &frame].concat();
+        assert_eq!(Compression::of(&file), Compression::Zstd);
+        assert_eq!(unpacked(Compression::Zstd, file).unwrap(), "text\ntext\n");
+        for place in 0..frame.len() {
+            let mut damaged = frame.clone();
+            damaged[place] ^= 1;
+            let found = unpacked(Compression::Zstd, damaged);
+            assert!(
+                found.as_ref().is_err() || found.as_deref().unwrap() == "text\n",
+                "byte {place}: {found:?}"
+            );
+        }
     }
 }

@@ -24,10 +24,11 @@ use super::{
     job::Job,
     location::{Existing, JobInput, JobOutput},
     output::{Pieces, Shape},
+    output_form::OutputForm,
     predictor::Predictor,
     process::{End, RowInput, open_rows, panicked, process},
     report::{Progress, Status},
-    rows::{CsvHeader, CsvReader, Head, JsonLinesReader, RowReader},
+    rows::{CsvHeader, CsvReader, Head, JsonLinesReader, Layout, RowReader},
     rules::Rules,
     s3_storage,
     target::{Target, Writer},
@@ -112,7 +113,7 @@ struct Plan {
     output: Url,
     job: Job,
     predictor: Predictor,
-    column: Option<String>,
+    layout: Layout,
     shape: Shape,
 }
 
@@ -128,20 +129,18 @@ impl Plan {
         let input = JobInput::Object(store.clone(), url, object);
         let opened = OpenInput::new(&input)?;
         let format = opened.format(parameters.format)?;
-        let mut reader = open_rows(&opened, format, parameters.column.as_deref(), &Gauge::default())?;
-        if reader.column().is_none() {
-            // The first row determines the column.
-            reader.skip(1)?;
-        }
-        let column = reader.column().map(str::to_owned);
-        let mut shape = Shape::of(reader.as_ref(), format.1, predictor.columns());
+        let requested = Layout::of_column(parameters.column.as_deref());
+        let reader = open_rows(&opened, format, &requested, &Gauge::default())?;
+        let (form, _) = OutputForm::of(&output.to_string(), &input.to_string(), format)?;
+        let mut shape = Shape::of(reader.as_ref(), form, predictor.columns());
+        let layout = reader.layout();
         if format.0 == Format::Parquet {
             // The state machine passes rows as JSON, which lacks most types of Parquet.
             shape = Shape { head: Head::JsonLines, compression: Compression::None, ..shape };
             output = output.with_key(fit_key(&format!("{}.jsonl", output.key.trim_end_matches(".parquet"))));
         }
         let job = Job::new(input, JobOutput::Object(store.clone(), output.clone()), model, parameters);
-        Ok(Self { store: store.clone(), output, job, predictor, column, shape })
+        Ok(Self { store: store.clone(), output, job, predictor, layout, shape })
     }
 
     /// The prefix of the parts of a run.
@@ -152,14 +151,15 @@ impl Plan {
     fn reader(&self, rows: &[Row]) -> Result<Box<dyn RowReader>> {
         if let Head::Csv(header) = &self.shape.head {
             let text = csv_of(header, rows)?;
-            return Ok(Box::new(CsvReader::new(Cursor::new(text), self.column.as_deref())?));
+            let layout = Layout { delimiter: Some(char::from(header.delimiter)), ..self.layout.clone() };
+            return Ok(Box::new(CsvReader::new(Cursor::new(text), &layout)?));
         }
         let mut text = Vec::new();
         for row in rows {
             serde_json::to_writer(&mut text, row).map_err(unwritable)?;
             text.push(b'\n');
         }
-        Ok(Box::new(JsonLinesReader::new(Cursor::new(text), self.column.as_deref())))
+        Ok(Box::new(JsonLinesReader::new(Cursor::new(text), self.layout.column.as_deref())?))
     }
 
     fn uncompressed(&self) -> Shape {
@@ -178,6 +178,7 @@ impl Plan {
             pieces: Pieces::resumed(self.uncompressed(), Vec::new(), Vec::new()),
             progress: Progress::default(),
             notes: Vec::new(),
+            column: String::new(),
             is_resumable: false,
         };
         let input = RowInput { reader: self.reader(rows)?, gauge: Gauge::default(), size: None };
@@ -271,6 +272,7 @@ pub(super) async fn join(rules: &Rules, store: &Store, join: &Join) -> Result<Va
     let (checkpoint, progress) = output.finish()?;
     let mut report = plan.job.report(Status::Finished, None, progress);
     report.missing = missing;
+    report.text_column.clone_from(&plan.layout.column);
     plan.job.write_report(&report)?;
     for (_, part) in &parts {
         if let Part::Written(url) = part {

@@ -16,6 +16,13 @@ use crate::error::{Error, Result};
 
 /// The bytes at the beginning of an input that determine its format.
 pub(super) const HEAD_BYTES: u64 = 4096;
+/// The same of zstd, whose blocks of up to 128 kB are unpacked as a whole.
+const ZSTD_HEAD_BYTES: u64 = 160 * 1024;
+
+/// The bytes at the beginning of an input that begins with `head` that determine its format.
+pub(super) fn head_bytes(head: &[u8]) -> u64 {
+    if Compression::of(head) == Compression::Zstd { ZSTD_HEAD_BYTES } else { HEAD_BYTES }
+}
 
 /// The format of an input, which is also that of its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -39,26 +46,40 @@ impl fmt::Display for Format {
     }
 }
 
-impl Format {
-    /// The usual format of files with such a name.
-    fn of_name(name: &str) -> Option<Self> {
+/// What the extensions of a file's name say.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct NamedForm {
+    pub(super) format: Option<Format>,
+    pub(super) compression: Option<Compression>,
+    /// Whether the fields of CSV are separated by tabs.
+    pub(super) is_tsv: bool,
+}
+
+impl NamedForm {
+    pub(super) fn of(name: &str) -> Self {
         let name = name.to_ascii_lowercase();
-        let compressed = [".gz", ".gzip", ".zst", ".zstd"];
-        let name = compressed.iter().find_map(|extension| name.strip_suffix(extension)).unwrap_or(&name);
-        match name.rsplit_once('.')?.1 {
-            "jsonl" | "ndjson" | "json" => Some(Self::JsonLines),
-            "csv" | "tsv" => Some(Self::Csv),
-            "parquet" => Some(Self::Parquet),
+        let compressions = [
+            (".gz", Compression::Gzip),
+            (".gzip", Compression::Gzip),
+            (".zst", Compression::Zstd),
+            (".zstd", Compression::Zstd),
+        ];
+        let packed = compressions.iter().find_map(|(extension, compression)| {
+            name.strip_suffix(extension).map(|name| (name, *compression))
+        });
+        let (name, compression) = packed.map_or((name.as_str(), None), |(name, found)| (name, Some(found)));
+        let extension = name.rsplit_once('.').map_or("", |(_, extension)| extension);
+        let format = match extension {
+            "jsonl" | "ndjson" | "json" => Some(Format::JsonLines),
+            "csv" | "tsv" => Some(Format::Csv),
+            "parquet" => Some(Format::Parquet),
             _ => None,
-        }
+        };
+        Self { format, compression, is_tsv: extension == "tsv" }
     }
+}
 
-    /// A note about an output whose name suggests another format.
-    pub(super) fn note(self, output: &str) -> Option<String> {
-        let named = Self::of_name(output).filter(|named| *named != self)?;
-        Some(format!("the output is {self}, as the input is, though its name is one of {named}"))
-    }
-
+impl Format {
     /// Detects format and compression by the beginning of the contents, or by the name if that is not conclusive.
     /// `requested` overrides the format.
     pub(super) fn detect(head: &[u8], name: &str, requested: Option<Self>) -> Result<(Self, Compression)> {
@@ -72,8 +93,8 @@ impl Format {
         if let Some(requested) = requested {
             return Ok((requested, compression));
         }
-        let by_name = Self::of_name(name);
-        if by_name == Some(Self::Parquet) {
+        let named = NamedForm::of(name);
+        if named.format == Some(Self::Parquet) && !head.starts_with(ENCRYPTED_PARQUET_MAGIC) {
             return Err(Error::invalid(
                 "expected a Parquet file, as its name says, but found something else",
             ));
@@ -83,19 +104,36 @@ impl Format {
         // A compressed head is incomplete, and ends with an error.
         let _ = contents.take(HEAD_BYTES).read_to_end(&mut start);
         if let Some((_, name)) = UNSUPPORTED.iter().find(|(magic, _)| start.starts_with(magic)) {
-            return Err(Error::invalid(format!(
-                "expected JSON Lines, CSV or Parquet, the first two plain or packed once with gzip or zstd, but found \
-                 {name}"
-            )));
+            return Err(unsupported(name));
+        }
+        let is_damaged = || std::str::from_utf8(&start).is_err_and(|error| error.error_len().is_some());
+        if compression == Compression::None && named.compression.is_some() && is_damaged() {
+            return Err(unsupported("neither text nor a packed file, as its name says"));
         }
         let start = start.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&start).trim_ascii_start();
-        let format = if is_json(start)? { Self::JsonLines } else { by_name.unwrap_or(Self::Csv) };
+        let format = match named.format {
+            _ if is_json(start)? => Self::JsonLines,
+            Some(named) => named,
+            None if start.contains(&0) => return Err(unsupported("a binary file")),
+            None => Self::Csv,
+        };
         Ok((format, compression))
     }
 }
 
+const ENCRYPTED_PARQUET_MAGIC: &[u8] = b"PARE";
+
+fn unsupported(found: &str) -> Error {
+    Error::invalid(format!(
+        "expected JSON Lines, CSV or Parquet, the first two plain or packed once with gzip or zstd, but found {found}"
+    ))
+}
+
 /// The first bytes of unpacked contents that are not supported.
-const UNSUPPORTED: [(&[u8], &str); 8] = [
+const UNSUPPORTED: [(&[u8], &str); 11] = [
+    (ENCRYPTED_PARQUET_MAGIC, "an encrypted Parquet file; decrypt it"),
+    (b"\xff\xfe", "text in UTF-16; convert it, such as with `iconv`"),
+    (b"\xfe\xff", "text in UTF-16; convert it, such as with `iconv`"),
     (PARQUET_MAGIC, "packed Parquet; unpack it"),
     (b"\x1f\x8b", "a file that is packed twice"),
     (b"\x28\xb5\x2f\xfd", "a file that is packed twice"),
@@ -136,7 +174,7 @@ mod tests {
     use super::*;
 
     fn format_of(name: &str, contents: &[u8], requested: Option<Format>) -> Result<Format> {
-        let head = &contents[..contents.len().min(HEAD_BYTES as usize)];
+        let head = &contents[..contents.len().min(head_bytes(contents) as usize)];
         Ok(Format::detect(head, name, requested)?.0)
     }
 
@@ -152,6 +190,14 @@ mod tests {
             assert_eq!(format_of("a.txt", header.as_bytes(), None).unwrap(), Format::Csv, "{header}");
         }
         assert_eq!(format_of("a.csv", object, Some(Format::Csv)).unwrap(), Format::Csv);
+        // A block of zstd that is larger than the first bytes of other files.
+        let rows = (0..30_000_u64)
+            .map(|row| format!("{{\"text\": \"{:x}\"}}\n", row.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+        let mut packer = Compression::Zstd.pack().unwrap();
+        std::io::Write::write_all(&mut packer, rows.collect::<String>().as_bytes()).unwrap();
+        let packed = packer.finish().unwrap();
+        assert!(packed.len() as u64 > ZSTD_HEAD_BYTES);
+        assert_eq!(format_of("standard input", &packed, None).unwrap(), Format::JsonLines);
         assert_eq!(format_of("a.jsonl", b"text\na\n", Some(Format::Csv)).unwrap(), Format::Csv);
     }
 
@@ -181,5 +227,13 @@ mod tests {
         assert!(refused(&twice).ends_with("a file that is packed twice"));
         assert!(refused(b"PK\x03\x04 and more").contains("spreadsheet"));
         assert!(refused(b"BZh91AY&SY").ends_with("but found bzip2"));
+        assert!(refused(b"\xff\xfet\0e\0x\0t\0").contains("but found text in UTF-16"));
+        let refused = |name, contents: &[u8]| format_of(name, contents, None).unwrap_err().to_string();
+        assert!(refused("a.parquet", b"PARE and more").contains("but found an encrypted Parquet file"));
+        assert!(
+            refused("a.csv.gz", b"\x1f\x8a\x08\0\0\0")
+                .ends_with("but found neither text nor a packed file, as its name says")
+        );
+        assert!(refused("a", b"\x01\0\x02\0").ends_with("but found a binary file"));
     }
 }

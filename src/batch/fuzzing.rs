@@ -14,7 +14,8 @@ use super::{
     distributed_map::{Join, MapBatch},
     event,
     output::Shape,
-    rows::{CsvReader, Head, JsonLinesReader, RowReader},
+    output_form::OutputForm,
+    rows::{CsvReader, Head, JsonLinesReader, Layout, RowReader},
 };
 use crate::{
     error::Result,
@@ -50,7 +51,7 @@ pub(crate) fn key(bytes: &[u8]) {
 /// A file of JSON Lines, possibly compressed: the output has one object per row.
 pub(crate) fn json_lines(bytes: &[u8]) {
     let Some(contents) = unpacked(bytes) else { return };
-    let mut reader = JsonLinesReader::new(contents, None);
+    let Ok(mut reader) = JsonLinesReader::new(contents, None) else { return };
     let Some((rows, output)) = answered(&mut reader) else { return };
     let output = String::from_utf8(output).unwrap_or_default();
     assert_eq!(output.lines().count(), rows, "the number of rows changed");
@@ -65,9 +66,9 @@ pub(crate) fn json_lines(bytes: &[u8]) {
 /// A CSV file, possibly compressed: the output has as many rows, with two more fields each.
 pub(crate) fn csv(bytes: &[u8]) {
     let Some(contents) = unpacked(bytes) else { return };
-    let Ok(mut reader) = CsvReader::new(contents, None) else { return };
+    let Ok(mut reader) = CsvReader::new(contents, &Layout::default()) else { return };
     let Head::Csv(header) = reader.head() else { return };
-    let column = reader.column().unwrap_or_default().to_owned();
+    let column = reader.column().to_owned();
     let Some((rows, output)) = answered(&mut reader) else { return };
     let mut written = ::csv::ReaderBuilder::new()
         .delimiter(header.delimiter)
@@ -91,7 +92,7 @@ fn unpacked(bytes: &[u8]) -> Option<Box<dyn Read + Send>> {
 
 /// The number of rows and the output with an answer for each, if the file is valid.
 fn answered(reader: &mut dyn RowReader) -> Option<(usize, Vec<u8>)> {
-    let shape = Shape::of(reader, Compression::None, SCORE);
+    let shape = Shape::of(reader, OutputForm::default(), SCORE);
     let write = |reader: &mut dyn RowReader| -> Result<(usize, Vec<u8>)> {
         let (mut count, mut writer) = (0, shape.writer(true)?);
         while let Some(chunk) = reader.next()? {

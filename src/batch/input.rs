@@ -18,7 +18,7 @@ use bytes::Bytes;
 
 use super::{
     compression::{Compression, Counted},
-    format::{Format, HEAD_BYTES},
+    format::{Format, HEAD_BYTES, head_bytes},
     location::JobInput,
 };
 use crate::{
@@ -77,8 +77,10 @@ impl OpenInput {
     fn stream(name: &str, file: impl Read + Send + 'static) -> Result<Self> {
         let mut file = BufReader::new(file);
         let mut head = Vec::new();
-        let read = (&mut file).take(HEAD_BYTES).read_to_end(&mut head);
-        read.map_err(Error::io(format!("cannot read `{name}`")))?;
+        let failed = || Error::io(format!("cannot read `{name}`"));
+        (&mut file).take(HEAD_BYTES).read_to_end(&mut head).map_err(failed())?;
+        let rest = head_bytes(&head) - HEAD_BYTES;
+        (&mut file).take(rest).read_to_end(&mut head).map_err(failed())?;
         let contents: Box<dyn Read + Send> = Box::new(Cursor::new(head.clone()).chain(file));
         let contents = Mutex::new(Some(contents));
         Ok(Self::Stream(Arc::new(InputStream { name: name.to_owned(), head, contents })))
@@ -178,7 +180,11 @@ impl OpenInput {
             Self::Stream(stream) => stream.head.clone(),
             _ => match self.size() {
                 None | Some(0) => Vec::new(),
-                Some(size) => self.bytes(0, size.min(HEAD_BYTES) as usize)?.to_vec(),
+                Some(size) => {
+                    let head = self.bytes(0, size.min(HEAD_BYTES) as usize)?;
+                    let bytes = size.min(head_bytes(&head));
+                    if bytes > HEAD_BYTES { self.bytes(0, bytes as usize)?.to_vec() } else { head.to_vec() }
+                }
             },
         };
         match Format::detect(&head, &self.name(), requested)? {
@@ -222,15 +228,18 @@ impl Read for FilePart {
         if length == 0 {
             return Ok(0);
         }
-        let read = self.file.read_at(&mut buffer[..length], self.next)?;
+        let failed =
+            |source| io::Error::other(Error::Io { action: format!("cannot read `{}`", self.name), source });
+        let read =
+            self.file.read_at(&mut buffer[..length], self.next).map_err(|error| match error.kind() {
+                io::ErrorKind::Interrupted => error,
+                // Distinguishes errors of the operating system, which may be temporary, from damaged contents.
+                _ => failed(error),
+            })?;
         if read == 0 {
-            return Err(io::Error::other(Error::Io {
-                action: format!("cannot read `{}`", self.name),
-                source: io::Error::new(
-                    io::ErrorKind::UnexpectedEof,
-                    format!("it had {} bytes, and was cut to {} while it was read", self.end, self.next),
-                ),
-            }));
+            let message =
+                format!("it had {} bytes, and was cut to {} while it was read", self.end, self.next);
+            return Err(failed(io::Error::new(io::ErrorKind::UnexpectedEof, message)));
         }
         self.next += read as u64;
         Ok(read)

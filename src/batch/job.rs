@@ -12,16 +12,21 @@ use std::{
 use uuid::Uuid;
 
 use super::{
+    answer::Columns,
+    checkpoint::{Checkpoint, State},
     input::{Gauge, OpenInput},
     local_storage,
     location::{Existing, JobInput, JobOutput, OutputStream},
     output::{Pieces, Shape},
     output_file::OutputFile,
+    output_form::OutputForm,
     parameters::Parameters,
     predictor::Predictor,
     process::{End, RowInput, catch_panic, open_rows, panicked, process},
     report::{Progress, Report, Status},
-    report_file, s3_storage,
+    report_file,
+    rows::Layout,
+    s3_storage,
     target::{Target, Writer},
     watcher::Watcher,
 };
@@ -69,6 +74,20 @@ struct Ready {
     input: OpenInput,
     rows: RowInput,
     writer: Writer,
+}
+
+/// An input, before the checkpoint is read.
+struct Opened {
+    predictor: Predictor,
+    input: OpenInput,
+    table: Table,
+}
+
+/// The rows of an input, and the form of the output.
+struct Table {
+    rows: RowInput,
+    shape: Shape,
+    notes: Vec<String>,
 }
 
 /// A checked output.
@@ -124,28 +143,18 @@ impl Job {
     /// Everything before the first row that is not done.
     fn begin(&self) -> Result<ControlFlow<Ended, Ready>> {
         let destination = self.destination()?;
-        let opened = catch_panic(|| {
-            let predictor = Predictor::new(&self.model, &self.parameters)?;
-            let input = OpenInput::new(&self.input)?;
-            let format = input.format(self.parameters.format)?;
-            let gauge = Gauge::default();
-            let reader = open_rows(&input, format, self.parameters.column.as_deref(), &gauge)?;
-            let shape = Shape::of(reader.as_ref(), format.1, predictor.columns());
-            let size = input.size();
-            Ok((predictor, input, RowInput { reader, gauge, size }, shape))
-        });
-        let (predictor, input, mut rows, shape) = match opened {
+        let opened = match catch_panic(|| self.open()) {
             Ok(opened) => opened,
             Err(error) => return self.fail(error).map(ControlFlow::Break),
         };
-        let mut notes: Vec<String> = shape.format().note(&self.output.to_string()).into_iter().collect();
-        notes.extend_from_slice(rows.reader.notes());
-        let version = input.version()?;
+        let version = opened.input.version()?;
         let (id, is_resumable) = (self.id(version.as_deref())?, version.is_some());
         let checkpoint = match destination {
             Destination::Stream(stream) => {
+                let Opened { predictor, input, table: Table { rows, shape, notes } } = opened;
                 let (target, pieces) = (Target::Stream(stream.open()?), Pieces::new(shape));
-                let writer = Writer { target, pieces, progress: Progress::default(), notes, is_resumable };
+                let (progress, column) = (Progress::default(), rows.reader.column().to_owned());
+                let writer = Writer { target, pieces, progress, notes, column, is_resumable };
                 self.watcher.begin(&self.input.to_string(), 0);
                 return Ok(ControlFlow::Continue(Ready { predictor, input, rows, writer }));
             }
@@ -159,26 +168,78 @@ impl Job {
                 }
             }
         };
-        let progress = checkpoint.state.progress.clone();
-        let is_whole = checkpoint.state.is_whole;
-        let pieces = if progress.rows > 0 {
-            let (waiting, footers) = (checkpoint.waiting.clone(), checkpoint.state.footers.clone());
-            Pieces::resumed(shape, waiting, footers)
+        self.resume(opened, checkpoint, is_resumable)
+    }
+
+    /// Continues a claimed job after its last row that is done.
+    fn resume(
+        &self,
+        opened: Opened,
+        mut checkpoint: Box<Checkpoint>,
+        is_resumable: bool,
+    ) -> Result<ControlFlow<Ended, Ready>> {
+        let Opened { predictor, input, table } = opened;
+        let Table { rows, shape, notes } =
+            match catch_panic(|| self.skip_done(&mut checkpoint.state, &input, table)) {
+                Err(error) if is_permanent(&error) => {
+                    checkpoint.abandon()?;
+                    return self.fail(error).map(ControlFlow::Break);
+                }
+                table => table?,
+            };
+        let (progress, is_whole) = (checkpoint.state.progress.clone(), checkpoint.state.is_whole);
+        let done = progress.rows;
+        let pieces = if done > 0 {
+            Pieces::resumed(shape, checkpoint.waiting.clone(), checkpoint.state.footers.clone())
         } else {
             Pieces::new(shape)
         };
-        let done = progress.rows;
-        let writer = Writer { target: Target::Checkpoint(checkpoint), pieces, progress, notes, is_resumable };
         if is_whole {
-            if let Target::Checkpoint(checkpoint) = &writer.target {
-                checkpoint.complete()?;
-            }
+            checkpoint.complete()?;
+        }
+        let (target, column) = (Target::Checkpoint(checkpoint), rows.reader.column().to_owned());
+        let writer = Writer { target, pieces, progress, notes, column, is_resumable };
+        if is_whole {
             return self.done(writer).map(ControlFlow::Break);
         }
-        catch_panic(|| rows.reader.skip(done))?;
         self.watcher.begin(&self.input.to_string(), done);
         self.watcher.advance(done, rows.share());
         Ok(ControlFlow::Continue(Ready { predictor, input, rows, writer }))
+    }
+
+    /// Skips the rows that are done, in the layout in which they were read.
+    fn skip_done(&self, state: &mut State, input: &OpenInput, mut table: Table) -> Result<Table> {
+        let layout = table.rows.reader.layout();
+        match &state.layout {
+            // Another version may determine another layout.
+            Some(saved) if *saved != layout => table = self.table(input, saved, table.shape.columns)?,
+            _ => state.layout = Some(layout),
+        }
+        if !state.is_whole {
+            table.rows.reader.skip(state.progress.rows)?;
+        }
+        Ok(table)
+    }
+
+    fn open(&self) -> Result<Opened> {
+        let predictor = Predictor::new(&self.model, &self.parameters)?;
+        let input = OpenInput::new(&self.input)?;
+        let layout = Layout::of_column(self.parameters.column.as_deref());
+        let table = self.table(&input, &layout, predictor.columns())?;
+        Ok(Opened { predictor, input, table })
+    }
+
+    /// The rows of `input`, and an output of the form that its name says.
+    fn table(&self, input: &OpenInput, layout: &Layout, columns: Columns) -> Result<Table> {
+        let format = input.format(self.parameters.format)?;
+        let (form, note) = OutputForm::of(&self.output.to_string(), &self.input.to_string(), format)?;
+        let gauge = Gauge::default();
+        let reader = open_rows(input, format, layout, &gauge)?;
+        let shape = Shape::of(reader.as_ref(), form, columns);
+        // The output may need a codec that this build lacks.
+        shape.packer()?;
+        let notes = note.into_iter().chain(reader.notes().iter().cloned()).collect();
+        Ok(Table { rows: RowInput { reader, gauge, size: input.size() }, shape, notes })
     }
 
     fn destination(&self) -> Result<Destination> {
@@ -253,6 +314,7 @@ impl Job {
     fn done(&self, writer: Writer) -> Result<Ended> {
         let mut report = self.report(Status::Finished, None, writer.progress);
         report.notes = writer.notes;
+        report.text_column = Some(writer.column);
         if let Target::Checkpoint(checkpoint) = &writer.target {
             report.output_digest.clone_from(&checkpoint.state.digest);
             self.write_report(&report)?;
@@ -293,6 +355,7 @@ impl Job {
             model_digest: self.model.digest.clone(),
             task: self.model.manifest.task.to_string(),
             output_digest: None,
+            text_column: None,
             notes: Vec::new(),
             missing: Vec::new(),
             progress,
@@ -314,7 +377,7 @@ impl Job {
 }
 
 /// Whether another run would end with the same error.
-fn is_permanent(error: &Error) -> bool {
+pub(super) fn is_permanent(error: &Error) -> bool {
     matches!(
         error,
         Error::Malformed { .. }

@@ -8,6 +8,8 @@ mod appender;
 mod benchmark;
 mod checkpoint;
 mod compression;
+#[cfg(test)]
+mod corruption;
 mod distributed_map;
 mod event;
 mod files;
@@ -21,6 +23,7 @@ mod local_storage;
 mod location;
 mod output;
 mod output_file;
+mod output_form;
 mod parameters;
 mod predictor;
 mod process;

@@ -6,6 +6,7 @@ use super::{
     answer::{Columns, RowResult},
     compression::{Compression, Packer},
     format::Format,
+    output_form::OutputForm,
     rows::{CsvWriter, Footers, Head, JsonLinesWriter, PARQUET_MAGIC, RowReader, RowWriter, Rows},
 };
 use crate::error::{Error, Result};
@@ -20,8 +21,12 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    pub(super) fn of(reader: &dyn RowReader, compression: Compression, columns: Columns) -> Self {
-        Self { compression, columns, head: reader.head() }
+    pub(super) fn of(reader: &dyn RowReader, form: OutputForm, columns: Columns) -> Self {
+        let mut head = reader.head();
+        if let (Head::Csv(header), Some(delimiter)) = (&mut head, form.delimiter) {
+            header.delimiter = delimiter;
+        }
+        Self { compression: form.compression, columns, head }
     }
 
     pub(super) fn format(&self) -> Format {
@@ -35,7 +40,10 @@ impl Shape {
 
     /// An encoder with the compression of the output.
     pub(super) fn packer(&self) -> Result<Packer> {
-        self.compression.pack().map_err(Error::io("cannot write the output"))
+        self.compression.pack().map_err(|error| match error.downcast::<Error>() {
+            Ok(error) => error,
+            Err(error) => Error::io("cannot write the output")(error),
+        })
     }
 
     /// A writer for a piece; the first piece of a CSV file has the header.
@@ -156,7 +164,7 @@ mod tests {
         input::{Gauge, OpenInput},
         process::open_rows,
         rows::{
-            CHUNK_ROWS, Chunk,
+            CHUNK_ROWS, Chunk, Layout,
             tests::{rows, written},
         },
     };
@@ -166,12 +174,14 @@ mod tests {
     fn answered(path: &Path, cuts: &[(usize, bool)]) -> Vec<u8> {
         let input = OpenInput::file(path).unwrap();
         let format = input.format(None).unwrap();
-        let (mut output, mut done) = (Vec::new(), 0);
+        let (mut output, mut done, mut layout) = (Vec::new(), 0, Layout::default());
         // The waiting bytes and the footers, as in a checkpoint.
         let mut left: Option<(Vec<u8>, Vec<u8>)> = None;
         for (chunks, sends) in cuts.iter().copied().chain([(usize::MAX, true)]) {
-            let mut reader = open_rows(&input, format, None, &Gauge::default()).unwrap();
-            let shape = Shape::of(reader.as_ref(), format.1, LABEL);
+            let mut reader = open_rows(&input, format, &layout, &Gauge::default()).unwrap();
+            layout = reader.layout();
+            let form = OutputForm { compression: format.1, delimiter: None };
+            let shape = Shape::of(reader.as_ref(), form, LABEL);
             let mut pieces = match left.take() {
                 Some((waiting, footers)) => {
                     Pieces::resumed(shape, waiting, serde_json::from_slice(&footers).unwrap())

@@ -20,7 +20,7 @@ use super::{
     compression::Compression,
     format::Format,
     input::{Gauge, OpenInput},
-    rows::{Chunk, CsvReader, JsonLinesReader, RowReader, Rows},
+    rows::{Chunk, CsvReader, JsonLinesReader, Layout, RowReader, Rows},
     target::{Target, Writer},
     watcher::Watcher,
 };
@@ -48,20 +48,23 @@ impl RowInput {
 pub(super) fn open_rows(
     input: &OpenInput,
     (format, compression): (Format, Compression),
-    column: Option<&str>,
+    layout: &Layout,
     gauge: &Gauge,
 ) -> Result<Box<dyn RowReader>> {
     Ok(match format {
         #[cfg(feature = "parquet")]
-        Format::Parquet => Box::new(super::rows::ParquetReader::new(input.clone(), column)?),
+        Format::Parquet => Box::new(super::rows::ParquetReader::new(input.clone(), layout)?),
         #[cfg(not(feature = "parquet"))]
         Format::Parquet => {
             return Err(Error::config(
                 "this build has no support for Parquet; compile with `--features parquet`",
             ));
         }
-        Format::Csv => Box::new(CsvReader::new(input.unpacked(compression, gauge)?, column)?),
-        Format::JsonLines => Box::new(JsonLinesReader::new(input.unpacked(compression, gauge)?, column)),
+        Format::Csv => Box::new(CsvReader::new(input.unpacked(compression, gauge)?, layout)?),
+        Format::JsonLines => {
+            let contents = input.unpacked(compression, gauge)?;
+            Box::new(JsonLinesReader::new(contents, layout.column.as_deref())?)
+        }
     })
 }
 
@@ -204,7 +207,7 @@ mod tests {
     #[test]
     fn a_panic_of_a_reader_is_an_error() {
         let lines = "{\"text\": \"a\"}\n".repeat(3 * CHUNK_ROWS);
-        let reader = Box::new(JsonLinesReader::new(Cursor::new(lines).chain(Panics), None));
+        let reader = Box::new(JsonLinesReader::new(Cursor::new(lines).chain(Panics), None).unwrap());
         let input = RowInput { reader, gauge: Gauge::default(), size: None };
         let chunks: Vec<_> = read(input, None, Arc::default()).into_iter().collect();
         let (last, before) = chunks.split_last().unwrap();

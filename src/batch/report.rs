@@ -108,6 +108,9 @@ pub struct Report {
     /// The BLAKE3 of a local output, which permits a later job to replace it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_digest: Option<String>,
+    /// The column of texts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text_column: Option<String>,
     /// Decisions about the input that may be wrong.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -123,4 +126,11 @@ pub struct Report {
     /// The rows, errors and columns; in the JSON they are fields of the report itself.
     #[serde(flatten)]
     pub progress: Progress,
+}
+
+impl Report {
+    /// Whether the file has rows, and all of them have an error.
+    pub fn has_only_errors(&self) -> bool {
+        self.progress.rows > 0 && self.progress.errors.values().sum::<u64>() == self.progress.rows
+    }
 }

@@ -25,6 +25,8 @@ pub(super) struct Writer {
     pub(super) progress: Progress,
     /// Notes for the report.
     pub(super) notes: Vec<String>,
+    /// The column of texts, for the report.
+    pub(super) column: String,
     /// Whether the input can be read again.
     pub(super) is_resumable: bool,
 }

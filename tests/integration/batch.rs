@@ -42,12 +42,12 @@ pub(crate) fn job(input: &Path, output: &Path) -> Job {
     }
 }
 
-fn wait<T>(work: impl Future<Output = T>) -> T {
+pub(crate) fn wait<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
 /// The report of a job that runs to its end.
-fn run(job: Job) -> kivu::Result<Report> {
+pub(crate) fn run(job: Job) -> kivu::Result<Report> {
     wait(job.run()).map(|ended| match ended {
         Ended::Done(report) => *report,
         other => panic!("expected a report, but found {other:?}"),
@@ -84,23 +84,23 @@ impl Watcher for Stopper {
 }
 
 /// Runs a job until its first new rows are written.
-fn stopped(mut job: Job) -> kivu::Result<Ended> {
+pub(crate) fn stopped(mut job: Job) -> kivu::Result<Ended> {
     let stopper = Arc::new(Stopper::default());
     job.watcher = Arc::clone(&stopper) as _;
     wait(job.run_until(stopper.stop.notified()))
 }
 
-fn rows(count: usize) -> String {
+pub(crate) fn rows(count: usize) -> String {
     (0..count)
         .map(|row| format!("{{\"id\": {row}, \"text\": \"the cat {}\"}}\n", "sat ".repeat(row % 5)))
         .collect()
 }
 
-fn text(path: impl AsRef<Path>) -> String {
+pub(crate) fn text(path: impl AsRef<Path>) -> String {
     fs::read_to_string(path).unwrap()
 }
 
-fn names(folder: &Path) -> Vec<String> {
+pub(crate) fn names(folder: &Path) -> Vec<String> {
     let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<String> = names.collect();
     names.sort();
@@ -497,7 +497,7 @@ proptest! {
 }
 
 /// A bundle of a tiny model, if ONNX Runtime is installed.
-fn program() -> Option<(tempfile::TempDir, PathBuf)> {
+pub(crate) fn program() -> Option<(tempfile::TempDir, PathBuf)> {
     let runtime = runtime()?;
     let folder = tempfile::tempdir().unwrap();
     let bundle = folder.path().join("bundle");
@@ -506,7 +506,7 @@ fn program() -> Option<(tempfile::TempDir, PathBuf)> {
     Some((folder, bundle))
 }
 
-fn kivu(arguments: &[&Path]) -> Command {
+pub(crate) fn kivu(arguments: &[&Path]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
     command.arg("batch").args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.env("KIVU_ONNXRUNTIME", library_path().unwrap()).env("KIVU_BATCH__SAVE_MS", "1");

@@ -162,7 +162,7 @@ class Files(Base):
         }
         table = pyarrow.table({"text": [1, 2], "x": [1.0, 2.0]})
         pyarrow.parquet.write_table(table, self.folder / "types.parquet")
-        cases["numbers.parquet"] = ((self.folder / "types.parquet").read_bytes(), "expected a column of texts, but found `text`, `x`")
+        cases["numbers.parquet"] = ((self.folder / "types.parquet").read_bytes(), "expected texts in the column `text`, but found Int64")
         for name, (contents, message) in cases.items():
             with self.subTest(name):
                 output, report, done = self.local(name, contents, check=False)
@@ -173,10 +173,11 @@ class Files(Base):
                 self.assertIn(message, report["error"])
 
     def test_names_with_a_wrong_compression(self):
+        # The name of the output determines the output's compression.
         output = self.local("plain.jsonl.gz", lines(rows(3)))[0]
-        self.assertEqual(len(parsed(output)), 3)
-        output = self.local("packed.jsonl", gzip.compress(lines(rows(3))))[0]
         self.assertEqual(len(parsed(gzip.decompress(output))), 3)
+        output = self.local("packed.jsonl", gzip.compress(lines(rows(3))))[0]
+        self.assertEqual(len(parsed(output)), 3)
 
     def test_a_bomb_and_a_row_of_ten_megabytes(self):
         source = lines([{"id": 1, "text": "long " * 2_000_000}, {"id": 2, "text": "short"}])
@@ -196,8 +197,9 @@ class Files(Base):
         self.assertIn("is a quote never closed?", done.stderr)
 
     def test_invalid_options(self):
-        output = self.local("x.jsonl", lines(rows(1)), "--column", "nothing")[0]
+        output, _, done = self.local("x.jsonl", lines(rows(1)), "--column", "nothing", check=False)
         self.assertEqual(parsed(output)[0]["error"], "expected text in `nothing`, but found nothing")
+        self.assertEqual(done.returncode, 3)
         done = self.local("x.csv", b"text\na\n", "--column", "nothing", check=False)[2]
         self.assertIn("expected a column `nothing`, but found `text`", done.stderr)
 

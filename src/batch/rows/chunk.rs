@@ -31,6 +31,23 @@ pub(in crate::batch) struct CsvHeader {
     pub(in crate::batch) names: Vec<String>,
 }
 
+/// How the rows of a file are read. Determined by the beginning of the file, and kept in the checkpoint, so that all
+/// processes of a job read them the same way.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::batch) struct Layout {
+    /// The column of texts; `None` if it is to be found.
+    pub(in crate::batch) column: Option<String>,
+    /// The delimiter of CSV; `None` for other formats, or if it is to be found.
+    pub(in crate::batch) delimiter: Option<char>,
+}
+
+impl Layout {
+    /// A layout of which at most the column of texts is known.
+    pub(in crate::batch) fn of_column(column: Option<&str>) -> Self {
+        Self { column: column.map(str::to_owned), delimiter: None }
+    }
+}
+
 /// The footer of a piece of Parquet, in base64.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(in crate::batch) struct Footer(pub(super) String);
@@ -59,8 +76,17 @@ pub(in crate::batch) enum Head {
 pub(in crate::batch) trait RowReader: Send {
     fn head(&self) -> Head;
 
-    /// The column of texts; `None` if it is not known yet.
-    fn column(&self) -> Option<&str>;
+    /// The column of texts.
+    fn column(&self) -> &str;
+
+    /// How the rows are read.
+    fn layout(&self) -> Layout {
+        let delimiter = match self.head() {
+            Head::Csv(header) => Some(char::from(header.delimiter)),
+            _ => None,
+        };
+        Layout { column: Some(self.column().to_owned()), delimiter }
+    }
 
     /// Decisions about the file that may be wrong, for the report.
     fn notes(&self) -> &[String] {

@@ -8,37 +8,65 @@ const TEXT_COLUMNS: [&str; 12] = [
     "title", "question",
 ];
 
-/// The column of texts: `requested`, or the best of the columns `strings`, which have a suitable type.
-pub(super) fn find_column(requested: Option<&str>, names: &[String], strings: &[String]) -> Result<String> {
-    let unique = |name: &String| match names.iter().filter(|other| *other == name).count() {
-        1 => Ok(name.clone()),
+/// What the rows of a column are, as far as they were read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Content {
+    /// Nothing: nulls.
+    Empty,
+    Other,
+    Texts,
+}
+
+/// The column of texts: `requested`, or the best of `columns`.
+///
+/// A known name takes precedence over the type, since a column of nulls at the beginning may have texts later, and
+/// another column may be an id.
+pub(super) fn find_column(requested: Option<&str>, columns: &[(String, Content)]) -> Result<String> {
+    let names: Vec<&str> = columns.iter().map(|(name, _)| name.as_str()).collect();
+    let unique = |name: &str| match names.iter().filter(|other| **other == name).count() {
+        1 => Ok(name.to_owned()),
         found => {
             Err(Error::invalid(format!("expected one column of texts, but found `{name}` {found} times")))
         }
     };
     if let Some(requested) = requested {
-        let found = names.iter().find(|name| *name == requested).ok_or_else(|| {
-            Error::invalid(format!("expected a column `{requested}`, but found {}", quoted(names)))
+        let found = names.iter().find(|name| **name == requested).ok_or_else(|| {
+            Error::invalid(format!("expected a column `{requested}`, but found {}", quoted(&names)))
         });
-        return found.and_then(unique);
+        return found.and_then(|name| unique(name));
     }
-    let known = TEXT_COLUMNS
+    let known = |accepts: fn(Content) -> bool| {
+        let mut known =
+            TEXT_COLUMNS.iter().flat_map(|known| columns.iter().map(move |column| (known, column)));
+        let found = known.find(|(known, (name, content))| is_named(name, known) && accepts(*content));
+        found.map(|(_, (name, _))| name.as_str())
+    };
+    let best = known(|content| content != Content::Other).or_else(|| known(|_| true));
+    let texts: Vec<&str> = columns
         .iter()
-        .find_map(|known| strings.iter().find(|name| name.trim().eq_ignore_ascii_case(known)));
-    match (known, strings) {
+        .filter(|(_, content)| *content == Content::Texts)
+        .map(|(name, _)| name.as_str())
+        .collect();
+    match (best, texts.as_slice()) {
         (Some(name), _) => unique(name),
-        (None, [name]) => Ok(name.clone()),
-        (None, []) => Err(Error::invalid(format!("expected a column of texts, but found {}", quoted(names)))),
+        (None, [name]) => Ok((*name).to_owned()),
+        (None, []) => {
+            Err(Error::invalid(format!("expected a column of texts, but found {}", quoted(&names))))
+        }
         (None, _) => Err(Error::invalid(format!(
             "expected a column called `text` or another that is known, but found {}; say which one with `column`",
-            quoted(strings)
+            quoted(&texts)
         ))),
     }
 }
 
+fn is_named(name: &str, known: &str) -> bool {
+    name.trim().eq_ignore_ascii_case(known)
+}
+
 /// Whether a column of that name is recognized as the column of texts.
 pub(super) fn is_known(name: &str) -> bool {
-    TEXT_COLUMNS.iter().any(|known| name.trim().eq_ignore_ascii_case(known))
+    TEXT_COLUMNS.iter().any(|known| is_named(name, known))
 }
 
 /// A name for a column of answers that the file does not use: `label`, `kivu_label`, `kivu_label_2`, ….

@@ -2,17 +2,18 @@
 
 use std::{
     collections::BTreeSet,
-    io::{self, BufRead, BufReader, Read},
+    io::{self, BufReader, Cursor, Read},
 };
 
 use ::csv::{ByteRecord, ReaderBuilder, WriterBuilder};
 
 use super::{
     chunk::{
-        CHUNK_BYTES, CHUNK_ROWS, Chunk, CsvHeader, Head, MAX_ROW_BYTES, RowReader, RowWriter, Rows,
+        CHUNK_BYTES, CHUNK_ROWS, Chunk, CsvHeader, Head, Layout, MAX_ROW_BYTES, RowReader, RowWriter, Rows,
         WrittenPiece, mismatched, reading,
     },
-    column::{find_column, free_name, is_known},
+    column::{Content, find_column, free_name, is_known},
+    csv_header::{FirstRecord, MAX_HEADER_BYTES},
 };
 use crate::{
     batch::{
@@ -22,25 +23,28 @@ use crate::{
     error::{Error, Result},
 };
 
-/// The one that occurs most often in the header is used.
-const DELIMITERS: [u8; 4] = *b",;\t|";
-const QUOTE: u8 = b'"';
-
-/// The names of the columns are stored several times.
-const MAX_HEADER_BYTES: usize = 1024 * 1024;
 const MAX_COLUMNS: usize = 10_000;
+/// What is read after the end of a file: the end of its last row, and a row of one empty field. In a file that ends
+/// within quotes, these are part of its last field instead.
+const END: &[u8] = b"\n\"";
 
 pub(in crate::batch) struct CsvReader {
-    records: ::csv::Reader<Bounded<BufReader<Box<dyn Read + Send>>>>,
+    records: ::csv::Reader<Bounded<Contents>>,
     header: CsvHeader,
     text: usize,
     notes: Vec<String>,
 }
 
-/// Limits the bytes of a record, since an unclosed quote makes one record of the rest of the file.
+/// The header, and the rest of the file.
+type Contents = io::Chain<Cursor<Vec<u8>>, BufReader<Box<dyn Read + Send>>>;
+
+/// Limits the bytes of a record, since an unclosed quote makes one record of the rest of the file, and adds [`END`].
 struct Bounded<R> {
     file: R,
     budget: usize,
+    /// The bytes of the file so far.
+    bytes: u64,
+    end: &'static [u8],
 }
 
 impl<R: Read> Read for Bounded<R> {
@@ -53,53 +57,32 @@ impl<R: Read> Read for Bounded<R> {
         let length = buffer.len().min(self.budget);
         let read = self.file.read(&mut buffer[..length])?;
         self.budget -= read;
-        Ok(read)
+        self.bytes += read as u64;
+        if read == 0 { self.end.read(buffer) } else { Ok(read) }
     }
 }
 
 impl CsvReader {
-    /// Reads the header of `file`, which has its texts in `column`, by default in the best column.
-    pub(in crate::batch) fn new(file: impl Read + Send + 'static, column: Option<&str>) -> Result<Self> {
+    /// Reads the header of `file`. What `layout` leaves open is found: the delimiter by the header, and the best column
+    /// of texts.
+    pub(in crate::batch) fn new(file: impl Read + Send + 'static, layout: &Layout) -> Result<Self> {
         let file: Box<dyn Read + Send> = Box::new(file);
         let mut file = BufReader::with_capacity(256 * 1024, file);
-        let head = file.fill_buf().map_err(reading)?;
-        let mark = if head.starts_with("\u{feff}".as_bytes()) { 3 } else { 0 };
-        let mut counts = count_delimiters(&head[mark..]);
-        // Stable: the first of equal ones is used.
-        counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-        let delimiter = counts.first().map_or(b',', |(delimiter, _)| *delimiter);
-        let alternatives = counts.iter().skip(1).filter(|(_, count)| *count > 0);
-        let alternatives: Vec<_> = alternatives.map(|(delimiter, _)| quoted_delimiter(*delimiter)).collect();
-        let mut notes = Vec::new();
-        if !alternatives.is_empty() {
-            notes.push(format!(
-                "the header is read with {} between its fields, though it has {} outside of quotes as well",
-                quoted_delimiter(delimiter),
-                alternatives.join(" and ")
-            ));
-        }
-        file.consume(mark);
-        let file = Bounded { file, budget: MAX_HEADER_BYTES };
+        let first = FirstRecord::read(&mut file).map_err(reading)?;
+        let known = layout.delimiter.and_then(|delimiter| u8::try_from(delimiter).ok());
+        let (delimiter, note) = known.map_or_else(|| first.delimiter(), |known| (known, None));
+        let contents = Cursor::new(first.bytes).chain(file);
+        let file = Bounded { file: contents, budget: MAX_HEADER_BYTES, bytes: 0, end: END };
         let mut records = ReaderBuilder::new().delimiter(delimiter).flexible(true).from_reader(file);
-        let names = records.byte_headers().map_err(unreadable)?.clone();
-        if names.len() > MAX_COLUMNS {
-            return Err(Error::invalid(format!(
-                "expected a header of at most {MAX_COLUMNS} columns, but found {}",
-                names.len()
-            )));
+        let record = records.byte_headers().map_err(unreadable)?.clone();
+        if ends_file(&records, &record)? {
+            return Err(Error::invalid("expected a header, but found only empty lines"));
         }
-        let names = names.iter().map(|name| {
-            std::str::from_utf8(name).map(str::to_owned).map_err(|error| {
-                Error::invalid(format!(
-                    "expected UTF-8 in the header, but found the byte 0x{:02x}; convert the file, such as with \
-                     `iconv`",
-                    name[error.valid_up_to()]
-                ))
-            })
-        });
-        let names = names.collect::<Result<Vec<_>>>()?;
-        let is_guessed = column.is_none() && names.len() == 1;
-        let column = find_column(column, &names, &names)?;
+        let names = names_of(&record)?;
+        let is_guessed = layout.column.is_none() && names.len() == 1;
+        let columns: Vec<_> = names.iter().map(|name| (name.clone(), Content::Texts)).collect();
+        let column = find_column(layout.column.as_deref(), &columns)?;
+        let mut notes: Vec<String> = note.into_iter().collect();
         if is_guessed && !is_known(&column) {
             notes.push("the first line is taken for a header, and its only column for the texts".to_owned());
         }
@@ -109,7 +92,8 @@ impl CsvReader {
 
     fn record(&mut self, record: &mut ByteRecord) -> Result<bool> {
         self.records.get_mut().budget = MAX_ROW_BYTES;
-        self.records.read_byte_record(record).map_err(unreadable)
+        let is_found = self.records.read_byte_record(record).map_err(unreadable)?;
+        Ok(is_found && !ends_file(&self.records, record)?)
     }
 
     fn text(&self, record: &ByteRecord) -> Result<String, RowError> {
@@ -137,8 +121,8 @@ impl RowReader for CsvReader {
         Head::Csv(self.header.clone())
     }
 
-    fn column(&self) -> Option<&str> {
-        self.header.names.get(self.text).map(String::as_str)
+    fn column(&self) -> &str {
+        self.header.names.get(self.text).map_or("", String::as_str)
     }
 
     fn notes(&self) -> &[String] {
@@ -175,32 +159,46 @@ impl RowReader for CsvReader {
     }
 }
 
-/// The number of occurrences of each delimiter in the first record, outside of quotes. As in the CSV reader, a field is
-/// quoted if a quote is its first character, and a doubled quote does not end it.
-fn count_delimiters(head: &[u8]) -> [(u8, usize); DELIMITERS.len()] {
-    let mut counts = DELIMITERS.map(|delimiter| (delimiter, 0));
-    let (mut is_quoted, mut starts_field) = (false, true);
-    // Empty lines before the header are skipped.
-    let start = head.iter().position(|byte| !matches!(byte, b'\n' | b'\r')).unwrap_or(0);
-    for byte in &head[start..] {
-        match byte {
-            // The second quote of a doubled one continues the field.
-            &QUOTE if is_quoted => (is_quoted, starts_field) = (false, true),
-            &QUOTE if starts_field => is_quoted = true,
-            _ if is_quoted => {}
-            b'\n' | b'\r' => break,
-            byte => {
-                let found = counts.iter_mut().find(|(delimiter, _)| delimiter == byte);
-                starts_field = found.is_some();
-                found.into_iter().for_each(|(_, count)| *count += 1);
-            }
-        }
+/// Whether a record is the row that is added to the file.
+///
+/// # Errors
+/// The file ends within the quotes of the record.
+fn ends_file<R: Read>(records: &::csv::Reader<Bounded<R>>, record: &ByteRecord) -> Result<bool> {
+    let line_end = 1;
+    if records.position().byte() <= records.get_ref().bytes + line_end {
+        return Ok(false);
     }
-    counts
+    if record.len() == 1 && record.as_slice().is_empty() {
+        return Ok(true);
+    }
+    let line = record.position().map_or(1, ::csv::Position::line);
+    Err(Error::invalid(format!(
+        "expected a quote that closes the field in the row that begins in line {line}, but found the end of the file; \
+         is the file complete?"
+    )))
 }
 
-fn quoted_delimiter(delimiter: u8) -> String {
-    if delimiter == b'\t' { "tabs".to_owned() } else { format!("`{}`", char::from(delimiter)) }
+/// The names of the columns.
+fn names_of(header: &ByteRecord) -> Result<Vec<String>> {
+    if header.len() > MAX_COLUMNS {
+        return Err(Error::invalid(format!(
+            "expected a header of at most {MAX_COLUMNS} columns, but found {}",
+            header.len()
+        )));
+    }
+    let unreadable = |byte| {
+        Error::invalid(format!(
+            "expected UTF-8 in the header, but found the byte 0x{byte:02x}; convert the file, such as with `iconv`"
+        ))
+    };
+    let names = header.iter().map(|name| {
+        // Text in UTF-16 has it in every other place.
+        if name.contains(&0) {
+            return Err(unreadable(0));
+        }
+        std::str::from_utf8(name).map(str::to_owned).map_err(|error| unreadable(name[error.valid_up_to()]))
+    });
+    names.collect()
 }
 
 fn unreadable(error: ::csv::Error) -> Error {
@@ -218,7 +216,7 @@ pub(in crate::batch) struct CsvWriter {
 }
 
 impl CsvWriter {
-    /// Writes the header too if `with_header` is set.
+    /// Writes rows with the delimiter of `header`, and the header too if `with_header` is set.
     pub(in crate::batch) fn new(
         target: Packer,
         header: &CsvHeader,
@@ -307,8 +305,6 @@ fn unwritable(error: ::csv::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Cursor;
-
     use super::*;
     use crate::batch::answer::LABEL;
 
@@ -316,14 +312,16 @@ mod tests {
     fn chunks_of_rows_with_many_fields_are_small() {
         let row = ",".repeat(200_000);
         let file = format!("text,b\n{}", vec![row; 64].join("\n"));
-        let mut reader = CsvReader::new(Cursor::new(file), None).unwrap();
+        let mut reader = CsvReader::new(Cursor::new(file), &Layout::default()).unwrap();
         let chunk = reader.next().unwrap().unwrap();
         assert!(chunk.texts.len() < 8, "{} rows at once", chunk.texts.len());
     }
 
     #[test]
     fn long_headers_are_refused() {
-        let refused = |header: String| CsvReader::new(Cursor::new(header), None).err().unwrap().to_string();
+        let refused = |header: String| {
+            CsvReader::new(Cursor::new(header), &Layout::default()).err().unwrap().to_string()
+        };
         insta::assert_snapshot!(refused(",".repeat(20_000)), @"expected a header of at most 10000 columns, but found 20001");
         let taken = allocation_counter::measure(|| drop(refused(",".repeat(8 * 1024 * 1024)))).bytes_max;
         assert!(taken < 64 * 1024 * 1024, "{taken} bytes");
@@ -332,8 +330,8 @@ mod tests {
     #[test]
     fn delimiters_in_quoted_names_are_ignored() {
         let read = |file: &'static str| {
-            let reader = CsvReader::new(Cursor::new(file), None).unwrap();
-            (reader.header.names.clone(), reader.column().unwrap().to_owned(), reader.notes().to_vec())
+            let reader = CsvReader::new(Cursor::new(file), &Layout::default()).unwrap();
+            (reader.header.names.clone(), reader.column().to_owned(), reader.notes().to_vec())
         };
         let (names, column, note) = read("\"id; the; key\",text\n1;2;3,hello\n");
         assert_eq!((names.len(), column.as_str(), note), (2, "text", Vec::new()));
@@ -348,14 +346,17 @@ mod tests {
 
     #[test]
     fn a_header_with_two_delimiters_is_noted() {
-        let reader = CsvReader::new(Cursor::new("id;text;price, net\n1;a;2\n"), None).unwrap();
-        assert_eq!(reader.column(), Some("text"));
+        let reader = CsvReader::new(Cursor::new("id;text;price, net\n1;a;2\n"), &Layout::default()).unwrap();
+        assert_eq!(reader.column(), "text");
         insta::assert_snapshot!(reader.notes()[0], @"the header is read with `;` between its fields, though it has `,` outside of quotes as well");
     }
 
     #[test]
     fn duplicate_text_columns_are_refused() {
-        let refused = CsvReader::new(Cursor::new("text,id,text\na,1,b\n"), None).err().unwrap().to_string();
+        let refused = CsvReader::new(Cursor::new("text,id,text\na,1,b\n"), &Layout::default())
+            .err()
+            .unwrap()
+            .to_string();
         insta::assert_snapshot!(refused, @"expected one column of texts, but found `text` 2 times");
     }
 
@@ -369,5 +370,68 @@ mod tests {
         assert_eq!(names("text,label,score,error"), ["kivu_label", "kivu_score", "kivu_error"]);
         let third = names("text,label,kivu_label,kivu_label_2,score,error,kivu_error");
         assert_eq!(third, ["kivu_label_3", "kivu_score", "kivu_error_2"]);
+    }
+
+    /// Reads of at most `self.1` bytes.
+    struct Slow(Cursor<&'static [u8]>, usize);
+
+    impl Read for Slow {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let length = buffer.len().min(self.1);
+            self.0.read(&mut buffer[..length])
+        }
+    }
+
+    #[test]
+    fn the_delimiter_does_not_depend_on_the_sizes_of_reads() {
+        let file = "\u{feff}\n\"a,b,c,d\";text;e,f\n1;hello;2\n".as_bytes();
+        for bytes in [1, 2, 3, 7, 12, 100] {
+            let mut reader = CsvReader::new(Slow(Cursor::new(file), bytes), &Layout::default()).unwrap();
+            assert_eq!(reader.header.names, ["a,b,c,d", "text", "e,f"], "{bytes} bytes at once");
+            assert_eq!(reader.layout().delimiter, Some(';'));
+            assert_eq!(reader.next().unwrap().unwrap().texts, [Ok("hello".to_owned())]);
+            assert!(reader.next().unwrap().is_none());
+        }
+        // One that is known is not determined again.
+        let layout = Layout { delimiter: Some(','), ..Layout::default() };
+        let refused = CsvReader::new(Cursor::new("a;b;text,c\n"), &layout).err().unwrap().to_string();
+        assert!(refused.contains("but found `a;b;text`, `c`"), "{refused}");
+    }
+
+    #[test]
+    fn a_file_that_ends_within_quotes_is_refused() {
+        let read = |file: &'static str| -> Result<Vec<String>> {
+            let mut reader = CsvReader::new(Cursor::new(file), &Layout::default())?;
+            let mut found = Vec::new();
+            while let Some(chunk) = reader.next()? {
+                found.extend(chunk.texts.into_iter().map(Result::unwrap));
+            }
+            Ok(found)
+        };
+        let refused = |file| read(file).unwrap_err().to_string();
+        insta::assert_snapshot!(refused("id,text\n1,a\n2,\"b\nc\n3,d\n"), @"expected a quote that closes the field in the row that begins in line 3, but found the end of the file; is the file complete?");
+        for file in
+            ["text\na\n\"", "text\n\"a\"\"", "text\n\"a,b", "\"text\na\n", "\"text", "text\n\"\n\n\n", "\""]
+        {
+            assert!(refused(file).starts_with("expected a quote that closes the field"), "{file:?}");
+        }
+        // Every other end is valid.
+        for end in ["", "\n", "\r\n", "\n\n\n", "\r"] {
+            for (row, text) in
+                [("a", "a"), ("\"a\"", "a"), ("\"a\"\"\"", "a\""), ("\"a\nb\"", "a\nb"), ("5\"", "5\"")]
+            {
+                let file = format!("text\n{row}{end}").leak();
+                assert_eq!(read(file).unwrap(), [text], "{file:?}");
+            }
+            assert!(read(format!("text{end}").leak()).unwrap().is_empty());
+        }
+        assert_eq!(read("text\na\n\"\"").unwrap(), ["a", ""]);
+        assert_eq!(refused("\n\r\n\n"), "expected a header, but found only empty lines");
+    }
+
+    #[test]
+    fn utf_16_is_refused() {
+        let refused = CsvReader::new(Cursor::new("t\0e\0x\0t\0\n\0a\0\n\0"), &Layout::default());
+        insta::assert_snapshot!(refused.err().unwrap(), @"expected UTF-8 in the header, but found the byte 0x00; convert the file, such as with `iconv`");
     }
 }

@@ -3,24 +3,22 @@
 use std::{
     borrow::Cow,
     cell::OnceCell,
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    io::{self, BufRead, BufReader, Read},
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    io::{self, Read},
 };
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use serde::{
-    Deserialize, Deserializer,
-    de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor},
-};
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use super::{
     chunk::{
         CHUNK_BYTES, CHUNK_ROWS, Chunk, Head, MAX_ROW_BYTES, RowReader, RowWriter, Rows, WrittenPiece,
-        mismatched, reading,
+        mismatched,
     },
-    column::{find_column, free_name},
+    column::{Content, find_column, free_name, is_known},
+    json_fields::{TextField, contents, other_type},
+    lines::Lines,
 };
 use crate::{
     batch::{
@@ -31,127 +29,104 @@ use crate::{
     json::syntax,
 };
 
-/// Some programs write it at the beginning of UTF-8.
-const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+/// The column of texts of a file whose first rows have neither a text nor a known name.
+const DEFAULT_COLUMN: &str = "text";
+/// The rows that determine the column of texts, unless the rows of a chunk have texts in a column with a known name.
+const MAX_ROWS_AHEAD: usize = 1000;
+/// Further names of these rows are ignored, except known ones.
+const MAX_NAMES: usize = 10_000;
 
-/// Reads the lines of a file, except empty ones.
+/// Reads rows from lines.
 pub(in crate::batch) struct JsonLinesReader {
-    lines: BufReader<Box<dyn Read + Send>>,
-    column: Option<String>,
-    /// Whether `column` is final.
-    is_found: bool,
-    is_begun: bool,
+    lines: Lines,
+    column: String,
+    /// Lines that were read to find the column, each with the position after it.
+    ahead: VecDeque<(Vec<u8>, u64)>,
     position: u64,
 }
 
 impl JsonLinesReader {
-    /// Reads `file`, which has its texts in `column`, by default in the best field of the first row with a text.
-    pub(in crate::batch) fn new(file: impl Read + Send + 'static, column: Option<&str>) -> Self {
-        let file: Box<dyn Read + Send> = Box::new(file);
-        Self {
-            lines: BufReader::with_capacity(256 * 1024, file),
-            column: column.map(str::to_owned),
-            is_found: column.is_some(),
-            is_begun: false,
-            position: 0,
-        }
-    }
-
-    /// Reads a line that is not empty, without its end; `false` at the end of the file.
-    ///
-    /// A line longer than [`MAX_ROW_BYTES`] is cut to one byte more, and becomes an error.
-    fn line(&mut self, line: &mut Vec<u8>) -> Result<bool> {
-        loop {
-            self.skip_empty()?;
-            line.clear();
-            let limit = MAX_ROW_BYTES as u64 + 1;
-            let read = (&mut self.lines).take(limit).read_until(b'\n', line).map_err(reading)?;
-            if read == 0 {
-                return Ok(false);
-            }
-            self.position += read as u64;
-            if line.len() > MAX_ROW_BYTES && line.last() != Some(&b'\n') {
-                line.truncate(MAX_ROW_BYTES + 1);
-                self.lines.skip_until(b'\n').map_err(reading)?;
-            }
-            if !self.is_begun {
-                self.is_begun = true;
-                if line.starts_with(BYTE_ORDER_MARK) {
-                    line.drain(..BYTE_ORDER_MARK.len());
-                }
-            }
-            let end = line.trim_ascii_end().len();
-            line.truncate(end);
-            if !line.is_empty() {
-                return Ok(true);
-            }
-        }
-    }
-
-    /// Skips empty lines without copying them, since a compressed file may have billions.
-    fn skip_empty(&mut self) -> Result<()> {
-        loop {
-            let buffer = self.lines.fill_buf().map_err(reading)?;
-            let mut empty = 0;
-            while let [b'\n', ..] | [b'\r', b'\n', ..] = buffer[empty..] {
-                empty += 1;
-            }
-            if empty == 0 {
-                return Ok(());
-            }
-            self.is_begun = true;
-            self.position += empty as u64;
-            self.lines.consume(empty);
-        }
-    }
-
-    fn text(&mut self, line: &[u8]) -> Result<String, RowError> {
-        let malformed = |message: String| Err(RowError::new(ErrorKind::Row, message));
-        if line.len() > MAX_ROW_BYTES {
-            return malformed(format!("expected a row of at most {MAX_ROW_BYTES} bytes, but found more"));
-        }
-        let json = match std::str::from_utf8(line) {
-            Ok(json) => json,
-            Err(error) => {
-                let place = error.valid_up_to();
-                return malformed(format!(
-                    "expected UTF-8, but found the byte 0x{:02x} at column {}; convert the file, such as with `iconv`",
-                    line.get(place).copied().unwrap_or_default(),
-                    place + 1
-                ));
-            }
+    /// Reads `file`, which has its texts in `column`, by default in the best field of its first rows.
+    pub(in crate::batch) fn new(file: impl Read + Send + 'static, column: Option<&str>) -> Result<Self> {
+        let mut lines = Lines::new(file);
+        let (column, ahead) = match column {
+            Some(column) => (column.to_owned(), VecDeque::new()),
+            None => look_ahead(&mut lines)?,
         };
-        if !self.is_found {
-            self.find(line);
-        }
-        let column = self.column.as_deref();
-        let mut parser = serde_json::Deserializer::from_str(json);
-        let found = Row { column }.deserialize(&mut parser).and_then(|found| parser.end().map(|()| found));
-        match found {
-            Err(error) => malformed(format!("expected a JSON object, but found {}", message(&error))),
-            Ok(Found::Text(text)) => Ok(text),
-            Ok(Found::Other(found)) => {
-                let column = column.unwrap_or("text");
-                let message = format!("expected text in `{column}`, but found {found}");
-                Err(RowError::new(ErrorKind::Text, message))
-            }
-        }
+        Ok(Self { lines, column, ahead, position: 0 })
     }
 
-    /// Determines the column of texts by a row. If no field of the row is a text, a field with a known name is used
-    /// for messages until a later row has a text.
-    fn find(&mut self, line: &[u8]) {
-        let Ok(Value::Object(fields)) = serde_json::from_slice(line) else { return };
-        let names: Vec<String> = fields.keys().cloned().collect();
-        let strings = fields.iter().filter(|(_, value)| value.is_string()).map(|(name, _)| name.clone());
-        let strings: Vec<String> = strings.collect();
-        if let Ok(column) = find_column(None, &names, &strings) {
-            self.column = Some(column);
-            self.is_found = true;
-        } else if strings.is_empty() {
-            self.column = find_column(None, &names, &names).ok();
-        }
+    fn line(&mut self, line: &mut Vec<u8>) -> Result<bool> {
+        let Some((next, position)) = self.ahead.pop_front() else {
+            let is_found = self.lines.next(line)?;
+            self.position = self.lines.position();
+            return Ok(is_found);
+        };
+        (*line, self.position) = (next, position);
+        Ok(true)
     }
+
+    fn text(&self, line: &[u8]) -> Result<String, RowError> {
+        let malformed = |message: String| RowError::new(ErrorKind::Row, message);
+        if line.len() > MAX_ROW_BYTES {
+            return Err(malformed(format!(
+                "expected a row of at most {MAX_ROW_BYTES} bytes, but found more"
+            )));
+        }
+        let json = std::str::from_utf8(line).map_err(|error| {
+            let place = error.valid_up_to();
+            malformed(format!(
+                "expected UTF-8, but found the byte 0x{:02x} at column {}; convert the file, such as with `iconv`",
+                line.get(place).copied().unwrap_or_default(),
+                place + 1
+            ))
+        })?;
+        let column = &self.column;
+        let field = TextField::of(json, column)
+            .map_err(|error| malformed(format!("expected a JSON object, but found {}", message(&error))))?;
+        let found = match field {
+            TextField::Missing => "nothing".to_owned(),
+            TextField::Repeated => "the field several times".to_owned(),
+            TextField::Found(value) => match other_type(value) {
+                Some(found) => found.to_owned(),
+                None => match serde_json::from_str(value.get()) {
+                    Ok(text) => return Ok(text),
+                    Err(error) => message(&error),
+                },
+            },
+        };
+        Err(RowError::new(ErrorKind::Text, format!("expected text in `{column}`, but found {found}")))
+    }
+}
+
+/// Finds the column of texts by the first rows, whose number and bytes are limited, and returns these rows.
+fn look_ahead(lines: &mut Lines) -> Result<(String, VecDeque<(Vec<u8>, u64)>)> {
+    let (mut ahead, mut bytes) = (VecDeque::new(), 0);
+    let mut columns: BTreeMap<String, Content> = BTreeMap::new();
+    let is_text = |(name, content): (&String, &Content)| *content == Content::Texts && is_known(name);
+    while ahead.len() < MAX_ROWS_AHEAD && bytes < CHUNK_BYTES {
+        if ahead.len() >= CHUNK_ROWS && columns.iter().any(is_text) {
+            break;
+        }
+        let mut line = Vec::new();
+        if !lines.next(&mut line)? {
+            break;
+        }
+        let json = std::str::from_utf8(&line).unwrap_or_default();
+        for (name, content) in contents(json).unwrap_or_default() {
+            if let Some(known) = columns.get_mut(&*name) {
+                *known = content.max(*known);
+            } else if columns.len() < MAX_NAMES || is_known(&name) {
+                columns.insert(name.into_owned(), content);
+            }
+        }
+        bytes += line.len();
+        ahead.push_back((line, lines.position()));
+    }
+    let columns: Vec<(String, Content)> = columns.into_iter().collect();
+    let has_candidates = columns.iter().any(|(name, content)| *content == Content::Texts || is_known(name));
+    let column = if has_candidates { find_column(None, &columns)? } else { DEFAULT_COLUMN.to_owned() };
+    Ok((column, ahead))
 }
 
 impl RowReader for JsonLinesReader {
@@ -159,8 +134,8 @@ impl RowReader for JsonLinesReader {
         Head::JsonLines
     }
 
-    fn column(&self) -> Option<&str> {
-        self.column.as_deref()
+    fn column(&self) -> &str {
+        &self.column
     }
 
     fn position(&self) -> u64 {
@@ -172,10 +147,6 @@ impl RowReader for JsonLinesReader {
         for _ in 0..rows {
             if !self.line(&mut line)? {
                 break;
-            }
-            // Skipped rows determine the column too, as they did in an earlier process.
-            if !self.is_found {
-                self.find(&line);
             }
         }
         Ok(())
@@ -203,100 +174,6 @@ fn message(error: &serde_json::Error) -> String {
     }
     let text = syntax(error);
     format!("an error at column {}: {}", error.column(), text.split(" at line ").next().unwrap_or_default())
-}
-
-/// Extracts the text of a row.
-struct Row<'a> {
-    column: Option<&'a str>,
-}
-
-enum Found {
-    Text(String),
-    Other(&'static str),
-}
-
-impl<'de> DeserializeSeed<'de> for Row<'_> {
-    type Value = Found;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Found, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Row<'_> {
-    type Value = Found;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Found, A::Error> {
-        let mut found = Found::Other("nothing");
-        while let Some(name) = fields.next_key::<Name<'_>>()? {
-            if self.column == Some(&*name.0) {
-                found = fields.next_value_seed(Text)?;
-            } else {
-                fields.next_value::<IgnoredAny>()?;
-            }
-        }
-        Ok(found)
-    }
-}
-
-/// A key, copied only if it has escapes.
-#[derive(Deserialize)]
-struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
-
-struct Text;
-
-impl<'de> DeserializeSeed<'de> for Text {
-    type Value = Found;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Found, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Text {
-    type Value = Found;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a text")
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Found, E> {
-        Ok(Found::Text(text.to_owned()))
-    }
-
-    fn visit_unit<E>(self) -> Result<Found, E> {
-        Ok(Found::Other("null"))
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<Found, E> {
-        Ok(Found::Other("a boolean"))
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<Found, E> {
-        Ok(Found::Other("a number"))
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<Found, E> {
-        Ok(Found::Other("a number"))
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<Found, E> {
-        Ok(Found::Other("a number"))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Found, A::Error> {
-        while items.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Found::Other("a list"))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Found, A::Error> {
-        while fields.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Found::Other("an object"))
-    }
 }
 
 pub(in crate::batch) struct JsonLinesWriter {
@@ -418,7 +295,7 @@ mod tests {
 
     fn written(text: &str) -> String {
         let contents = io::Cursor::new(text.as_bytes().to_vec());
-        let mut reader = JsonLinesReader::new(contents, None);
+        let mut reader = JsonLinesReader::new(contents, None).unwrap();
         let mut writer = JsonLinesWriter::new(Packer::None(Vec::new()), SCORE);
         while let Some(Chunk { texts, rows }) = reader.next().unwrap() {
             let results: Vec<RowResult> =
@@ -465,6 +342,73 @@ mod tests {
         {"text": {},"error":"expected text in `text`, but found an object"}
         {"text": "a","score":0.5}
         {"text": true,"error":"expected text in `text`, but found a boolean"}
+        "#);
+    }
+
+    fn column_of(text: &str) -> Result<String> {
+        let contents = io::Cursor::new(text.as_bytes().to_vec());
+        Ok(JsonLinesReader::new(contents, None)?.column().to_owned())
+    }
+
+    #[test]
+    fn a_known_name_is_the_column_even_if_its_first_values_are_null_or_missing() {
+        for first in [r#"{"id": "a1", "review": null}"#, r#"{"id": "a1"}"#, r#"{"id": "a1", "review": 5}"#] {
+            let text = format!("{first}\n{{\"id\": \"a2\", \"review\": \"awful\"}}\n");
+            assert_eq!(column_of(&text).unwrap(), "review", "{first}");
+        }
+        // The column is the same if it has no text at all.
+        let nulls = "{\"id\": \"a1\", \"review\": null}\n".repeat(2000);
+        assert_eq!(column_of(&nulls).unwrap(), "review");
+        assert!(
+            written(&nulls).lines().all(|line| line.contains("expected text in `review`, but found null"))
+        );
+    }
+
+    #[test]
+    fn a_column_of_another_name_is_found_by_many_rows() {
+        let ids = |count| "{\"id\": \"a\"}\n".repeat(count);
+        assert_eq!(column_of(&ids(10)).unwrap(), "id");
+        assert_eq!(column_of(&format!("{}{{\"body\": \"b\"}}\n", ids(999))).unwrap(), "body");
+        let refused = column_of("{\"a\": \"x\"}\n{\"b\": \"y\"}\n").unwrap_err().to_string();
+        insta::assert_snapshot!(refused, @"expected a column called `text` or another that is known, but found `a`, `b`; say which one with `column`");
+        assert_eq!(column_of(&"no object\n".repeat(5)).unwrap(), "text");
+    }
+
+    #[test]
+    fn the_column_does_not_depend_on_the_sizes_of_reads_or_on_skipped_rows() {
+        /// One byte per read.
+        struct Slow(io::Cursor<Vec<u8>>);
+        impl Read for Slow {
+            fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                let length = buffer.len().min(1);
+                self.0.read(&mut buffer[..length])
+            }
+        }
+        let text = format!("{}{{\"review\": \"b\"}}\n", "{\"id\": \"a\"}\n".repeat(100));
+        let mut reader =
+            JsonLinesReader::new(Slow(io::Cursor::new(text.clone().into_bytes())), None).unwrap();
+        assert_eq!((reader.column(), reader.position()), ("review", 0));
+        reader.skip(100).unwrap();
+        let chunk = reader.next().unwrap().unwrap();
+        assert_eq!(chunk.texts, [Ok("b".to_owned())]);
+        assert_eq!(reader.position(), text.len() as u64);
+        assert!(reader.next().unwrap().is_none());
+    }
+
+    #[test]
+    fn values_that_are_not_read_do_not_matter() {
+        insta::assert_snapshot!(written("{\"text\": \"a\", \"n\": 1e400}\n{\"text\": 1e400}\n{\"text\": \"b\", \"n\": \"\\ud800\"}"), @r#"
+        {"text": "a", "n": 1e400,"score":0.5}
+        {"text": 1e400,"error":"expected text in `text`, but found a number"}
+        {"text": "b", "n": "\ud800","score":0.5}
+        "#);
+    }
+
+    #[test]
+    fn a_repeated_text_and_half_a_character_are_errors_of_their_rows() {
+        insta::assert_snapshot!(written("{\"text\": \"a\", \"text\": \"b\"}\n{\"text\": \"\\ud800\"}"), @r#"
+        {"text": "a", "text": "b","error":"expected text in `text`, but found the field several times"}
+        {"text": "\ud800","error":"expected text in `text`, but found an error at column 8: unexpected end of hex escape"}
         "#);
     }
 }

@@ -3,18 +3,28 @@
 mod chunk;
 mod column;
 mod csv;
+mod csv_header;
+mod json_fields;
 mod json_lines;
+mod lines;
 #[cfg(feature = "parquet")]
-mod parquet;
+mod parquet_reader;
+#[cfg(feature = "parquet")]
+mod parquet_source;
+#[cfg(feature = "parquet")]
+mod parquet_writer;
 #[cfg(test)]
 pub(super) mod tests;
 
 #[cfg(test)]
 pub(super) use self::chunk::CHUNK_ROWS;
-#[cfg(feature = "parquet")]
-pub(super) use self::parquet::{ParquetReader, ParquetWriter, join_footers};
 pub(super) use self::{
-    chunk::{Chunk, CsvHeader, Footers, Head, PARQUET_MAGIC, RowReader, RowWriter, Rows, reading},
+    chunk::{Chunk, CsvHeader, Footers, Head, Layout, PARQUET_MAGIC, RowReader, RowWriter, Rows, reading},
     csv::{CsvReader, CsvWriter},
     json_lines::{JsonLinesReader, JsonLinesWriter},
+};
+#[cfg(feature = "parquet")]
+pub(super) use self::{
+    parquet_reader::ParquetReader,
+    parquet_writer::{ParquetWriter, join_footers},
 };

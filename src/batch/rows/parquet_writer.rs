@@ -1,4 +1,4 @@
-//! Parquet. The columns of answers follow those of the input.
+//! Writing Parquet. The columns of answers follow those of the input.
 //!
 //! The pieces of an output are complete files in memory. The output contains their row groups, one after the other, and
 //! a footer with their offsets at its end. Therefore a job can stop and resume after any piece.
@@ -6,19 +6,14 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use arrow_array::{
-    Array, ArrayRef, ArrowPrimitiveType, Float32Array, RecordBatch, StringArray,
+    ArrayRef, ArrowPrimitiveType, Float32Array, RecordBatch, StringArray,
     builder::{ListBuilder, PrimitiveBuilder, StringBuilder},
-    cast::AsArray,
     types::{Float32Type, Int8Type, UInt8Type},
 };
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use base64::{Engine, engine::general_purpose::STANDARD};
-use bytes::Bytes;
 use parquet::{
-    arrow::{
-        ArrowWriter,
-        arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder},
-    },
+    arrow::ArrowWriter,
     basic::{Compression, ZstdLevel},
     errors::ParquetError,
     file::{
@@ -26,184 +21,21 @@ use parquet::{
             FileMetaData, ParquetMetaData, ParquetMetaDataReader, ParquetMetaDataWriter, RowGroupMetaData,
         },
         properties::{EnabledStatistics, WriterProperties},
-        reader::{ChunkReader, Length},
     },
 };
 
 use super::{
-    chunk::{
-        CHUNK_ROWS, Chunk, Footer, Head, PARQUET_MAGIC, RowReader, RowWriter, Rows, WrittenPiece, mismatched,
-    },
-    column::{find_column, free_name},
+    chunk::{Footer, PARQUET_MAGIC, RowWriter, Rows, WrittenPiece, mismatched},
+    column::free_name,
 };
 use crate::{
-    batch::{
-        answer::{Cell, CellType, Columns, ERROR_COLUMN, ErrorKind, RowError, RowResult},
-        input::OpenInput,
-    },
+    batch::answer::{Cell, CellType, Columns, ERROR_COLUMN, RowResult},
     error::{Error, Result},
     pipeline::vectors::StoredVector,
 };
 
 /// The size of the footer's length and of the magic bytes, in bytes.
 const FOOTER_END: usize = 8;
-
-pub(in crate::batch) struct ParquetReader {
-    input: OpenInput,
-    batches: ParquetRecordBatchReader,
-    schema: SchemaRef,
-    text: usize,
-    done: u64,
-    rows: u64,
-}
-
-impl ParquetReader {
-    /// Reads `input`, which has its texts in `column`, by default in the best column.
-    pub(in crate::batch) fn new(input: OpenInput, column: Option<&str>) -> Result<Self> {
-        let builder = builder(&input)?;
-        check_codecs(builder.metadata())?;
-        let rows = builder.metadata().file_metadata().num_rows().max(0) as u64;
-        let schema = Arc::clone(builder.schema());
-        let name = |field: &Arc<Field>| field.name().clone();
-        let names: Vec<String> = schema.fields().iter().map(name).collect();
-        let strings: Vec<String> =
-            schema.fields().iter().filter(|field| holds_text(field.data_type())).map(name).collect();
-        let column = find_column(column, &names, &strings)?;
-        let text = schema.index_of(&column).map_err(|error| unreadable(error.into()))?;
-        let found = schema.field(text).data_type();
-        if !holds_text(found) {
-            return Err(Error::invalid(format!(
-                "expected texts in the column `{column}`, but found {found}"
-            )));
-        }
-        let batches = builder.with_batch_size(CHUNK_ROWS).build().map_err(unreadable)?;
-        Ok(Self { input, batches, schema, text, done: 0, rows })
-    }
-}
-
-impl RowReader for ParquetReader {
-    fn head(&self) -> Head {
-        Head::Parquet(Arc::clone(&self.schema))
-    }
-
-    fn column(&self) -> Option<&str> {
-        Some(self.schema.field(self.text).name())
-    }
-
-    fn position(&self) -> u64 {
-        0
-    }
-
-    fn share(&self) -> Option<f64> {
-        Some((self.done as f64 / self.rows.max(1) as f64).clamp(0.0, 1.0))
-    }
-
-    fn skip(&mut self, rows: u64) -> Result<()> {
-        self.done = rows;
-        let builder = builder(&self.input)?.with_batch_size(CHUNK_ROWS).with_offset(rows as usize);
-        self.batches = builder.build().map_err(unreadable)?;
-        Ok(())
-    }
-
-    fn next(&mut self) -> Result<Option<Chunk>> {
-        let Some(batch) = self.batches.next() else { return Ok(None) };
-        let batch = batch.map_err(|error| unreadable(error.into()))?;
-        self.done += batch.num_rows() as u64;
-        let texts = texts(batch.column(self.text)).map(|text| {
-            let text = text.map(str::to_owned);
-            text.ok_or_else(|| RowError::new(ErrorKind::Text, "expected text, but found nothing"))
-        });
-        Ok(Some(Chunk { texts: texts.collect(), rows: Rows::Columns(batch.clone()) }))
-    }
-}
-
-fn builder(input: &OpenInput) -> Result<ParquetRecordBatchReaderBuilder<OpenInput>> {
-    ParquetRecordBatchReaderBuilder::try_new(input.clone()).map_err(unreadable)
-}
-
-/// Refuses codecs without a decoder before the first row.
-fn check_codecs(metadata: &ParquetMetaData) -> Result<()> {
-    let columns = metadata.row_groups().iter().flat_map(RowGroupMetaData::columns);
-    let mut codecs = columns.map(|column| column.compression());
-    let unknown = codecs.find(|codec| {
-        !matches!(
-            codec,
-            Compression::UNCOMPRESSED
-                | Compression::SNAPPY
-                | Compression::GZIP(_)
-                | Compression::LZ4
-                | Compression::LZ4_RAW
-                | Compression::ZSTD(_)
-        )
-    });
-    unknown.map_or(Ok(()), |codec| {
-        let name = codec.to_string();
-        Err(Error::invalid(format!(
-            "expected Parquet that is uncompressed or uses Snappy, gzip, LZ4 or zstd, but found {}; write the file \
-             again with one of these",
-            name.split('(').next().unwrap_or_default()
-        )))
-    })
-}
-
-fn holds_text(found: &DataType) -> bool {
-    match found {
-        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => true,
-        DataType::Dictionary(_, values) => holds_text(values),
-        _ => false,
-    }
-}
-
-/// The texts of a column; `None` for a row without one.
-fn texts(column: &dyn Array) -> Box<dyn Iterator<Item = Option<&str>> + '_> {
-    if let Some(texts) = column.as_string_opt::<i32>() {
-        return Box::new(texts.iter());
-    }
-    if let Some(texts) = column.as_string_opt::<i64>() {
-        return Box::new(texts.iter());
-    }
-    if let Some(texts) = column.as_string_view_opt() {
-        return Box::new(texts.iter());
-    }
-    let dictionary = column.as_any_dictionary_opt().filter(|dictionary| !dictionary.values().is_empty());
-    let Some(dictionary) = dictionary else { return Box::new(std::iter::repeat_n(None, column.len())) };
-    let words: Vec<Option<&str>> = texts(dictionary.values()).collect();
-    let keys = dictionary.normalized_keys().into_iter().enumerate();
-    Box::new(keys.map(move |(row, key)| words[key].filter(|_| dictionary.keys().is_valid(row))))
-}
-
-fn unreadable(error: ParquetError) -> Error {
-    match error {
-        // Errors of S3 or the operating system, not of the file.
-        ParquetError::External(source) => match source.downcast::<Error>() {
-            Ok(error) => *error,
-            Err(source) => {
-                Error::Io { action: "cannot read the input".into(), source: std::io::Error::other(source) }
-            }
-        },
-        other => {
-            Error::invalid(format!("expected a Parquet file, but found one that cannot be read: {other}"))
-        }
-    }
-}
-
-impl Length for OpenInput {
-    fn len(&self) -> u64 {
-        self.size().unwrap_or_default()
-    }
-}
-
-impl ChunkReader for OpenInput {
-    type T = Box<dyn std::io::Read + Send>;
-
-    fn get_read(&self, start: u64) -> parquet::errors::Result<Self::T> {
-        self.read_from(start).map_err(|error| ParquetError::External(Box::new(error)))
-    }
-
-    fn get_bytes(&self, start: u64, length: usize) -> parquet::errors::Result<Bytes> {
-        self.bytes(start, length).map_err(|error| ParquetError::External(Box::new(error)))
-    }
-}
 
 /// Writes a piece of the output.
 pub(in crate::batch) struct ParquetWriter {
@@ -239,6 +71,8 @@ impl ParquetWriter {
             // Statistics of pages would be between the row groups of two pieces.
             .set_statistics_enabled(EnabledStatistics::Chunk)
             .set_offset_index_disabled(true)
+            // Dates of 64 bits would become integers.
+            .set_coerce_types(true)
             .build();
         let writer = ArrowWriter::try_new(Vec::new(), Arc::clone(&schema), Some(properties));
         Ok(Self { writer: writer.map_err(unwritable)?, schema, columns, names })
@@ -348,7 +182,7 @@ fn metadata(footer: &Footer) -> Result<ParquetMetaData> {
     let bytes = STANDARD.decode(&footer.0).unwrap_or_default();
     let start = footer_start(&bytes).unwrap_or(0);
     let end = bytes.len().saturating_sub(FOOTER_END).max(start);
-    ParquetMetaDataReader::decode_metadata(&bytes[start..end]).map_err(unreadable)
+    ParquetMetaDataReader::decode_metadata(&bytes[start..end]).map_err(unwritable)
 }
 
 /// The footer of a file that consists of pieces.
@@ -397,28 +231,12 @@ fn moved(group: &RowGroupMetaData, by: i64, place: usize) -> Result<RowGroupMeta
 
 #[cfg(test)]
 mod tests {
-    use arrow_array::{DictionaryArray, LargeStringArray, StringViewArray};
+    use arrow_array::cast::AsArray;
+    use bytes::Bytes;
+    use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
     use super::*;
     use crate::batch::answer::SCORE;
-
-    #[test]
-    fn texts_of_all_types_are_read() {
-        let rows = [Some("a"), None, Some("b"), Some("a")];
-        let none = [None, None];
-        let columns: [ArrayRef; 4] = [
-            Arc::new(StringArray::from_iter(rows)),
-            Arc::new(LargeStringArray::from_iter(rows)),
-            Arc::new(StringViewArray::from_iter(rows)),
-            Arc::new(DictionaryArray::<Int8Type>::from_iter(rows)),
-        ];
-        for column in columns {
-            assert!(holds_text(column.data_type()));
-            assert_eq!(texts(&column).collect::<Vec<_>>(), rows, "{}", column.data_type());
-        }
-        let empty: DictionaryArray<Int8Type> = none.into_iter().collect();
-        assert_eq!(texts(&empty).collect::<Vec<_>>(), none);
-    }
 
     #[test]
     fn pieces_make_one_file() {

@@ -1,0 +1,114 @@
+//! The compression of an output and the delimiter of its CSV, by its name.
+
+use super::{
+    compression::Compression,
+    format::{Format, NamedForm},
+};
+use crate::error::{Error, Result};
+
+const TAB: u8 = b'\t';
+const COMMA: u8 = b',';
+
+/// The form of an output, which has the format of its input.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct OutputForm {
+    pub(super) compression: Compression,
+    /// The delimiter of CSV, if it may differ from the input's.
+    pub(super) delimiter: Option<u8>,
+}
+
+impl OutputForm {
+    /// The form of the output with the name `output`. Without a known extension, it is the form of the input.
+    ///
+    /// Also returns a note if the format is not the one of the name, because the name of the input is just as wrong.
+    ///
+    /// # Errors
+    /// The name is one of another format, or of a compressed Parquet file.
+    pub(super) fn of(
+        output: &str,
+        input: &str,
+        (format, compression): (Format, Compression),
+    ) -> Result<(Self, Option<String>)> {
+        let (output, input) = (NamedForm::of(output), NamedForm::of(input));
+        let other = output.format.filter(|named| *named != format);
+        if let Some(named) = other
+            && input.format != other
+        {
+            return Err(Error::config(format!(
+                "expected the name of {format} for the output, which has the format of the input, but found a name of \
+                 {named}; rename the output, or convert the input"
+            )));
+        }
+        let note = other.map(|named| {
+            format!("the output is {format}, as the input is, though its name is one of {named}")
+        });
+        if format == Format::Parquet {
+            return match output.compression {
+                None => Ok((Self::default(), note)),
+                Some(_) => Err(Error::config(
+                    "expected an output of Parquet without further compression, since its columns are compressed, but \
+                     found the name of a compressed file",
+                )),
+            };
+        }
+        let compression = match (output.compression, output.format) {
+            (Some(named), _) => named,
+            (None, Some(_)) => Compression::None,
+            (None, None) => compression,
+        };
+        let delimiter = match (output.is_tsv, output.format) {
+            (true, _) => Some(TAB),
+            (false, Some(Format::Csv)) if input.is_tsv => Some(COMMA),
+            _ => None,
+        };
+        Ok((Self { compression, delimiter }, note))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn form(output: &str, input: &str, format: Format, compression: Compression) -> Result<OutputForm> {
+        OutputForm::of(output, input, (format, compression)).map(|(form, _)| form)
+    }
+
+    #[test]
+    fn the_name_determines_the_compression() {
+        let of = |output, compression| form(output, "in.csv", Format::Csv, compression).unwrap().compression;
+        for found in [Compression::None, Compression::Gzip, Compression::Zstd] {
+            assert_eq!(of("n.csv", found), Compression::None);
+            assert_eq!(of("n.csv.gz", found), Compression::Gzip);
+            assert_eq!(of("N.CSV.ZST", found), Compression::Zstd);
+            assert_eq!(of("n.gz", found), Compression::Gzip);
+            for name in ["standard output", "n", "n.txt", "/dev/stdout", "a.csv/n"] {
+                assert_eq!(of(name, found), found, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_name_determines_tabs() {
+        let of = |output, input| form(output, input, Format::Csv, Compression::None).unwrap().delimiter;
+        assert_eq!(of("b.tsv", "a.csv"), Some(b'\t'));
+        assert_eq!(of("b.csv", "a.tsv"), Some(b','));
+        assert_eq!((of("b.csv", "a.csv"), of("b", "a.tsv"), of("b.csv", "a")), (None, None, None));
+    }
+
+    #[test]
+    fn a_name_of_another_format_is_refused() {
+        let refused =
+            |output, input, format| form(output, input, format, Compression::None).unwrap_err().to_string();
+        insta::assert_snapshot!(refused("emb.parquet", "r.csv", Format::Csv), @"expected the name of CSV for the output, which has the format of the input, but found a name of Parquet; rename the output, or convert the input");
+        for (output, format) in
+            [("b.jsonl", Format::Csv), ("b.csv.gz", Format::JsonLines), ("b.json", Format::Parquet)]
+        {
+            assert!(refused(output, "a.txt", format).contains("but found a name of"), "{output}");
+        }
+        insta::assert_snapshot!(refused("b.parquet.gz", "a.parquet", Format::Parquet), @"expected an output of Parquet without further compression, since its columns are compressed, but found the name of a compressed file");
+        // Both names are wrong, as in a bucket where the name of an input determines the output's.
+        let (_, note) =
+            OutputForm::of("out/a.csv", "in/a.csv", (Format::JsonLines, Compression::None)).unwrap();
+        insta::assert_snapshot!(note.unwrap(), @"the output is JSON Lines, as the input is, though its name is one of CSV");
+    }
+}

@@ -1,0 +1,117 @@
+//! The fields of a row of JSON Lines. Other values are skipped without reading them, so that one that is out of range,
+//! such as `1e400`, does not matter.
+
+use std::{borrow::Cow, fmt};
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor},
+};
+use serde_json::value::RawValue;
+
+use super::column::Content;
+
+/// The field of the text in a row.
+pub(super) enum TextField<'a> {
+    Missing,
+    Found(&'a RawValue),
+    /// Programs disagree about which one counts.
+    Repeated,
+}
+
+impl<'a> TextField<'a> {
+    /// Finds the field `column` of an object.
+    pub(super) fn of(json: &'a str, column: &str) -> serde_json::Result<Self> {
+        let mut parser = serde_json::Deserializer::from_str(json);
+        let field = Search { column }.deserialize(&mut parser)?;
+        parser.end().map(|()| field)
+    }
+}
+
+/// The name of a value's type; `None` for a text.
+pub(super) fn other_type(value: &RawValue) -> Option<&'static str> {
+    match value.get().as_bytes().first() {
+        Some(b'"') => None,
+        Some(b'n') => Some("null"),
+        Some(b't' | b'f') => Some("a boolean"),
+        Some(b'[') => Some("a list"),
+        Some(b'{') => Some("an object"),
+        _ => Some("a number"),
+    }
+}
+
+/// The contents of an object's fields.
+pub(super) fn contents(json: &str) -> serde_json::Result<Vec<(Cow<'_, str>, Content)>> {
+    serde_json::from_str::<Contents<'_>>(json).map(|contents| contents.0)
+}
+
+struct Search<'a> {
+    column: &'a str,
+}
+
+impl<'de> DeserializeSeed<'de> for Search<'_> {
+    type Value = TextField<'de>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Search<'_> {
+    type Value = TextField<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self::Value, A::Error> {
+        let mut field = TextField::Missing;
+        while let Some(name) = fields.next_key::<Name<'_>>()? {
+            if name.0 != self.column {
+                fields.next_value::<IgnoredAny>()?;
+                continue;
+            }
+            let value = fields.next_value()?;
+            field = match field {
+                TextField::Missing => TextField::Found(value),
+                _ => TextField::Repeated,
+            };
+        }
+        Ok(field)
+    }
+}
+
+struct Contents<'a>(Vec<(Cow<'a, str>, Content)>);
+
+impl<'de> Deserialize<'de> for Contents<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(AllFields)
+    }
+}
+
+struct AllFields;
+
+impl<'de> Visitor<'de> for AllFields {
+    type Value = Contents<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self::Value, A::Error> {
+        let mut contents = Vec::new();
+        while let Some((name, value)) = fields.next_entry::<Name<'de>, &RawValue>()? {
+            let content = match other_type(value) {
+                None => Content::Texts,
+                Some("null") => Content::Empty,
+                Some(_) => Content::Other,
+            };
+            contents.push((name.0, content));
+        }
+        Ok(Contents(contents))
+    }
+}
+
+/// A key, copied only if it has escapes.
+#[derive(Deserialize)]
+struct Name<'a>(#[serde(borrow)] Cow<'a, str>);

@@ -1,0 +1,92 @@
+//! The bytes of a Parquet file.
+
+use std::{
+    fmt::Display,
+    io::{self, Read},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use bytes::Bytes;
+use parquet::{
+    errors::{ParquetError, Result as ParquetResult},
+    file::reader::{ChunkReader, Length},
+};
+
+use crate::{batch::input::OpenInput, error::Error};
+
+/// The input of a Parquet reader.
+///
+/// It keeps the error of a read, which may be temporary: the reader converts all errors to texts, and those of damaged
+/// pages are permanent.
+#[derive(Clone)]
+pub(super) struct Source {
+    input: OpenInput,
+    failure: Arc<Mutex<Option<Error>>>,
+}
+
+impl Source {
+    pub(super) fn new(input: OpenInput) -> Self {
+        Self { input, failure: Arc::default() }
+    }
+
+    /// The error of a failed read, or that of a damaged file.
+    pub(super) fn error(&self, error: &dyn Display) -> Error {
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        failure.unwrap_or_else(|| {
+            Error::invalid(format!("expected a Parquet file, but found one that cannot be read: {error}"))
+        })
+    }
+
+    fn keep(&self, error: Error) -> ParquetError {
+        let message = error.to_string();
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        ParquetError::General(message)
+    }
+
+    /// Refuses places outside of the file, which damaged metadata name: it may not have as much memory as they need.
+    fn check(&self, start: u64, length: u64) -> ParquetResult<()> {
+        let size = self.len();
+        match start.checked_add(length) {
+            Some(end) if end <= size => Ok(()),
+            _ => Err(ParquetError::EOF(format!(
+                "expected at most {size} bytes, but found a reference to {length} bytes at {start}"
+            ))),
+        }
+    }
+}
+
+impl Length for Source {
+    fn len(&self) -> u64 {
+        self.input.size().unwrap_or_default()
+    }
+}
+
+impl ChunkReader for Source {
+    type T = SourceReader;
+
+    fn get_read(&self, start: u64) -> ParquetResult<SourceReader> {
+        self.check(start, 0)?;
+        let contents = self.input.read_from(start).map_err(|error| self.keep(error))?;
+        Ok(SourceReader { source: self.clone(), contents })
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> ParquetResult<Bytes> {
+        self.check(start, length as u64)?;
+        self.input.bytes(start, length).map_err(|error| self.keep(error))
+    }
+}
+
+/// The contents from some place on.
+pub(super) struct SourceReader {
+    source: Source,
+    contents: Box<dyn Read + Send>,
+}
+
+impl Read for SourceReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.contents.read(buffer).map_err(|error| match error.downcast::<Error>() {
+            Ok(error) => io::Error::other(self.source.keep(error)),
+            Err(error) => error,
+        })
+    }
+}

@@ -1,0 +1,149 @@
+//! What jobs read: the column of texts, the delimiter of CSV, names of outputs, types of Parquet.
+
+use std::{fs, path::Path};
+
+use kivu::batch::{Ended, Report, Status};
+
+use crate::{
+    batch::{finished, job, kivu, names, program, run, stopped, text},
+    corruption::gzip,
+    models::fixtures,
+};
+
+/// The report and the output of a job on a file.
+fn processed(input: &str, contents: &[u8], output: &str) -> (Report, Vec<u8>) {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output] = [input, output].map(|name| folder.path().join(name));
+    fs::write(&input, contents).unwrap();
+    let report = finished(job(&input, &output));
+    (report, fs::read(output).unwrap())
+}
+
+/// The reason why a job on a file has no output.
+fn failure(input: &Path, output: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join(output);
+    let report = run(job(input, &output)).unwrap();
+    assert_eq!(report.status, Status::Failed);
+    // Neither a checkpoint nor a part remains.
+    let name = output.file_name().unwrap().to_str().unwrap();
+    assert_eq!(names(folder.path()), [format!("{name}.report.json")]);
+    report.error.unwrap()
+}
+
+#[test]
+fn the_report_names_the_column_of_texts() {
+    let rows = "{\"id\": \"a1\", \"review\": null}\n{\"id\": \"a2\", \"review\": \"awful\"}\n";
+    let (report, output) = processed("a.jsonl", rows.as_bytes(), "b.jsonl");
+    assert_eq!(report.text_column.as_deref(), Some("review"));
+    let output = String::from_utf8(output).unwrap();
+    let lines: Vec<&str> = output.lines().collect();
+    assert!(lines[0].ends_with("\"error\":\"expected text in `review`, but found null\"}"), "{}", lines[0]);
+    assert!(lines[1].contains("\"embedding\":["), "{}", lines[1]);
+    let (report, _) = processed("a.csv", b"opinion\nawful\n", "b.csv");
+    assert_eq!(report.text_column.as_deref(), Some("opinion"));
+    let (report, _) = processed("a.jsonl", b"{\"id\": \"a1\"}\n", "b.jsonl");
+    assert_eq!(report.text_column.as_deref(), Some("id"));
+}
+
+#[test]
+fn the_members_of_a_gzip_file_do_not_change_the_delimiter() {
+    let table = "\"a,b,c\";text;d,e\n1;hello;2\n";
+    let (_, expected) = processed("a.csv", table.as_bytes(), "b.csv");
+    for place in 1..table.len() {
+        let (first, second) = table.as_bytes().split_at(place);
+        let (_, output) = processed("a.csv.gz", &gzip(&[first, second]), "b.csv");
+        assert_eq!(output, expected, "two members, the first with {place} bytes");
+    }
+}
+
+#[test]
+fn a_job_keeps_the_column_of_its_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output, uncut] = ["in", "out", "uncut"].map(|name| folder.path().join(name));
+    let checkpoint = folder.path().join(".out.kivu-checkpoint");
+    let other = |row: usize| format!("{{\"other\": \"the dog\", \"text\": \"the cat {row}\"}}\n");
+    fs::write(&input, (0..3000).map(other).collect::<String>()).unwrap();
+    finished(job(&input, &uncut));
+    let replaced = |from: &str, to: &str| {
+        assert!(matches!(stopped(job(&input, &output)).unwrap(), Ended::Unfinished(_)));
+        let state = text(&checkpoint);
+        assert!(state.contains(from), "{state}");
+        fs::write(&checkpoint, state.replace(from, to)).unwrap();
+        finished(job(&input, &output))
+    };
+    // As if another version had decided.
+    let report = replaced("\"column\":\"text\"", "\"column\":\"other\"");
+    assert_eq!((report.text_column.as_deref(), report.progress.rows), (Some("other"), 3000));
+    assert!(text(&output) != text(&uncut));
+    // A checkpoint that does not say how rows were read is not continued.
+    let report = replaced(",\"layout\":{\"column\":\"text\",\"delimiter\":null}", "");
+    assert_eq!((report.text_column.as_deref(), report.progress.rows), (Some("text"), 3000));
+    assert!(text(&output) == text(&uncut));
+}
+
+#[test]
+fn the_name_of_the_output_determines_its_compression_and_must_fit_its_format() {
+    let table = b"text,id\nhello,1\n";
+    let (_, plain) = processed("m.csv", table, "n.csv");
+    let (_, output) = processed("m.csv.gz", &gzip(&[table]), "n.csv");
+    assert_eq!(output, plain);
+    let (_, output) = processed("m.csv", table, "n.csv.gz");
+    assert!(output.starts_with(&[0x1f, 0x8b]));
+    let (_, output) = processed("m.csv", table, "n.tsv");
+    assert!(output.starts_with(b"text\tid\tembedding\terror\nhello\t1\t"));
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("r.csv");
+    fs::write(&input, table).unwrap();
+    assert!(failure(&input, "emb.parquet").starts_with("expected the name of CSV for the output"));
+    assert!(failure(&input, "emb.jsonl.gz").ends_with("rename the output, or convert the input"));
+}
+
+#[cfg(feature = "parquet")]
+#[test]
+fn damaged_and_encrypted_parquet_is_refused_with_a_report() {
+    let folder = fixtures().join("parquet");
+    let cause = failure(&folder.join("encrypted-footer.parquet"), "out.parquet");
+    assert!(cause.ends_with("but found an encrypted Parquet file; decrypt it"), "{cause}");
+    let cause = failure(&folder.join("encrypted-column.parquet"), "out.parquet");
+    assert!(cause.starts_with("expected a Parquet file, but found one that cannot be read"), "{cause}");
+    let damaged = tempfile::tempdir().unwrap();
+    let input = damaged.path().join("in.parquet");
+    for name in ["checksums.parquet", "checksums-v2.parquet"] {
+        let mut bytes = fs::read(folder.join(name)).unwrap();
+        // Within the pages of the second row group.
+        let place = bytes.len() / 2;
+        bytes[place] ^= 1;
+        fs::write(&input, bytes).unwrap();
+        let cause = failure(&input, "out.parquet");
+        assert!(cause.ends_with("Page CRC checksum mismatch"), "{name}: {cause}");
+    }
+}
+
+#[test]
+fn a_csv_file_that_ends_within_quotes_is_refused_with_a_report() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in.csv");
+    fs::write(&input, format!("id,text\n1,\"hello\n{}", "2,more\n".repeat(500))).unwrap();
+    assert!(
+        failure(&input, "out.csv")
+            .contains("in the row that begins in line 2, but found the end of the file")
+    );
+}
+
+#[test]
+fn the_exit_code_says_that_every_row_has_an_error() {
+    let Some((folder, bundle)) = program() else { return };
+    let [input, output] = ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name));
+    let code = |contents: &str| {
+        fs::write(&input, contents).unwrap();
+        let done = kivu(&[&input, &output, Path::new("--model"), &bundle]).output().unwrap();
+        (done.status.code(), String::from_utf8(done.stdout).unwrap())
+    };
+    let (status, said) = code("{\"text\": null}\n{\"text\": 5}\n");
+    assert_eq!(status, Some(3), "{said}");
+    assert!(said.contains("texts   `text`"), "{said}");
+    assert_eq!(code("{\"text\": null}\n{\"text\": \"a\"}\n").0, Some(0));
+    assert_eq!(code("\n").0, Some(0), "a file without rows");
+    assert!(output.exists());
+}
