@@ -15,7 +15,7 @@ pub enum ModelKind {
     Table,
     /// A model that generates texts.
     Generator,
-    /// An ONNX graph of somebody else.
+    /// An ONNX graph from another exporter.
     Export,
 }
 
@@ -115,7 +115,7 @@ impl WeightForm {
         }
     }
 
-    /// The arithmetic of matrix products in an engine on this processor. `saturates` tells whether a graph in `int8`
+    /// The arithmetic of matrix products in an engine on this processor. `saturates` returns whether a graph in `int8`
     /// has products of signed integers, which saturate on processors without VNNI.
     pub fn arithmetic<E>(
         self,
