@@ -16,7 +16,7 @@ use crate::error::Result;
 /// The flips per file; the environment variable `FLIPS` is another number.
 const FLIPS: u64 = 100;
 
-/// What became of damaged files.
+/// Outcomes of reading damaged files.
 #[derive(Debug, Default)]
 struct Counts {
     refused: u64,
@@ -77,7 +77,7 @@ fn flipped(name: &str, bytes: &[u8], bits: impl Iterator<Item = usize>) -> Count
     counts
 }
 
-/// Bits among so many bytes (SplitMix64).
+/// Places of bits in `bytes` bytes (SplitMix64).
 fn some_bits(bytes: usize) -> impl Iterator<Item = usize> {
     let flips = env::var("FLIPS").ok().and_then(|flips| flips.parse().ok()).unwrap_or(FLIPS);
     let mut state = 1_u64;

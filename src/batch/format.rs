@@ -46,7 +46,7 @@ impl fmt::Display for Format {
     }
 }
 
-/// What the extensions of a file's name say.
+/// The format and compression that the extensions of a file's name state.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct NamedForm {
     pub(super) format: Option<Format>,

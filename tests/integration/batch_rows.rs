@@ -1,4 +1,4 @@
-//! What jobs read: the column of texts, the delimiter of CSV, names of outputs, types of Parquet.
+//! Input of jobs and names of outputs: the column of texts, the delimiter of CSV, compression, damaged files.
 
 use std::{fs, path::Path};
 

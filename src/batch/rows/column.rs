@@ -8,7 +8,7 @@ const TEXT_COLUMNS: [&str; 12] = [
     "title", "question",
 ];
 
-/// What the rows of a column are, as far as they were read.
+/// The values of a column, as far as they were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Content {
     /// Nothing: nulls.

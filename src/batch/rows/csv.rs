@@ -24,7 +24,7 @@ use crate::{
 };
 
 const MAX_COLUMNS: usize = 10_000;
-/// What is read after the end of a file: the end of its last row, and a row of one empty field. In a file that ends
+/// Bytes that are read after the end of a file: the end of its last row, and a row of one empty field. In a file that ends
 /// within quotes, these are part of its last field instead.
 const END: &[u8] = b"\n\"";
 
@@ -63,8 +63,8 @@ impl<R: Read> Read for Bounded<R> {
 }
 
 impl CsvReader {
-    /// Reads the header of `file`. What `layout` leaves open is found: the delimiter by the header, and the best column
-    /// of texts.
+    /// Reads the header of `file`. The fields that `layout` leaves open are found: the delimiter by the header, and the
+    /// best column of texts.
     pub(in crate::batch) fn new(file: impl Read + Send + 'static, layout: &Layout) -> Result<Self> {
         let file: Box<dyn Read + Send> = Box::new(file);
         let mut file = BufReader::with_capacity(256 * 1024, file);

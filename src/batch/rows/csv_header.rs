@@ -39,7 +39,7 @@ impl FirstRecord {
         file.take(BYTE_ORDER_MARK.len() as u64).read_to_end(&mut mark)?;
         if mark != BYTE_ORDER_MARK {
             let taken = record.add(&mark);
-            // What follows the end of a short record.
+            // The bytes after the end of a short record.
             record.bytes.extend_from_slice(&mark[taken..]);
         }
         while !record.is_complete && record.bytes.len() < MAX_HEADER_BYTES {
