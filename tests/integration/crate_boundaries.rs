@@ -48,7 +48,7 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ("subtle::", &["src/api/auth/"]),
     ("axum::", &["src/api/", "cli/src/connections.rs", "functions/"]),
     ("hyper::", &["compiler/src/hub/client.rs", "cli/src/connections.rs"]),
-    ("http_body::", &["src/api/permit_body.rs", "src/backend/triton/connect.rs"]),
+    ("http_body::", &["src/api/permit_body.rs", "src/backend/triton/connect.rs", "cli/src/unread_body.rs"]),
     (
         "rustix::",
         &[
