@@ -322,5 +322,6 @@ fn is_permanent(error: &Error) -> bool {
             | Error::TooLarge { .. }
             | Error::Config { .. }
             | Error::UnknownModel { .. }
+            | Error::NoModel
     )
 }
