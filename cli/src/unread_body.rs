@@ -4,6 +4,7 @@
 //! is therefore read and discarded for a while after the response.
 
 use std::{
+    future::poll_fn,
     io,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -12,8 +13,7 @@ use std::{
 };
 
 use futures::FutureExt;
-use http_body::{Body, Frame, SizeHint};
-use http_body_util::BodyExt;
+use hyper::body::{Body, Frame, SizeHint};
 use tokio::{net::tcp::OwnedReadHalf, task, time};
 
 /// How long, and how much, is read of a body after the response.
@@ -50,7 +50,7 @@ impl<B: Body + Unpin> SharedBody<B> {
         /// The connection passes a body on in frames, each when its task runs again.
         const MAX_FRAMES: usize = 4;
         for _ in 0..MAX_FRAMES {
-            let frame = self.frame().now_or_never();
+            let frame = poll_fn(|context| Pin::new(&mut *self).poll_frame(context)).now_or_never();
             match frame {
                 _ if self.is_end_stream() => return true,
                 Some(Some(Ok(_))) => {}
