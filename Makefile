@@ -378,6 +378,12 @@ load: program $(LOAD) $(BUNDLE)/manifest.toml ## Overload a server and check its
 	mkdir -p $(MEASURED)
 	python3 tests/load/load.py $(KIVU) $(BUNDLE) $(LOAD) --json $(MEASURED)/load.json
 
+.PHONY: limits
+limits: PROFILE := release
+limits: program $(MODELS:%=$(BUNDLES)/%/manifest.toml) ## Measure the memory of unfinished requests, and short requests while long ones are processed
+	python3 tests/load/stalled.py $(KIVU) $(BUNDLE)
+	python3 tests/load/short_requests.py $(KIVU) $(BUNDLES)
+
 # Seconds of mixed traffic.
 SOAK ?= 3600
 .PHONY: soak

@@ -179,6 +179,7 @@ impl Config {
             ("limits.texts", self.limits.texts),
             ("limits.tokens", self.limits.tokens.unwrap_or(1)),
             ("limits.body_bytes", self.limits.body_bytes),
+            ("limits.buffer_bytes", self.limits.buffer_bytes),
             ("limits.values", self.limits.values),
             ("limits.requests", self.limits.requests),
             ("limits.timeout_ms", self.limits.timeout_ms as usize),

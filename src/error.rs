@@ -44,12 +44,20 @@ pub enum Error {
         known: Vec<String>,
     },
 
-    /// Too many requests are in progress; the caller may retry shortly.
-    #[error("expected at most {limit} requests at once, but found more; try again in a moment")]
+    /// Too many requests are in progress, or they are too large together; the caller may retry shortly.
+    #[error("expected at most {limit} {unit} at once, but found more; try again in a moment")]
     Overloaded {
-        /// The maximum number of concurrent requests.
+        /// The maximum of all requests.
         limit: usize,
+        /// The name of what is limited, in the plural.
+        unit: &'static str,
     },
+
+    /// No model is served that the caller may use.
+    #[error(
+        "expected a model to be served, but found none that the request may use; `GET /models` lists the models"
+    )]
+    NoModel,
 
     /// The deadline passed before there was a result.
     #[error("no response within {}ms", .after.as_millis())]

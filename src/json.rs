@@ -11,11 +11,21 @@ const MAX_EXTRA_BYTES: usize = 18 * 1024 * 1024;
 const VALUE_BYTES: usize = 64;
 const OBJECT_BYTES: usize = 640;
 
-/// Whether parsing `text` takes at most [`MAX_FACTOR`] times its size and [`MAX_EXTRA_BYTES`].
+/// Whether parsing `text` takes at most [`max_weight`].
+pub(crate) fn is_light(text: &[u8]) -> bool {
+    weight(text) <= max_weight(text.len())
+}
+
+/// The memory that parsing a text of this size may take.
+pub(crate) fn max_weight(bytes: usize) -> usize {
+    bytes.saturating_mul(MAX_FACTOR).saturating_add(MAX_EXTRA_BYTES)
+}
+
+/// The memory that parsing `text` takes in addition to that of its strings.
 ///
 /// Values and objects are counted by the characters that separate them, outside of strings. Invalid JSON is left to the
 /// parser.
-pub(crate) fn is_light(text: &[u8]) -> bool {
+pub(crate) fn weight(text: &[u8]) -> usize {
     let (mut values, mut objects) = (1_usize, 0_usize);
     let mut rest = text.iter();
     while let Some(byte) = rest.next() {
@@ -34,8 +44,7 @@ pub(crate) fn is_light(text: &[u8]) -> bool {
             _ => {}
         }
     }
-    let taken = values.saturating_mul(VALUE_BYTES).saturating_add(objects.saturating_mul(OBJECT_BYTES));
-    taken <= text.len().saturating_mul(MAX_FACTOR).saturating_add(MAX_EXTRA_BYTES)
+    values.saturating_mul(VALUE_BYTES).saturating_add(objects.saturating_mul(OBJECT_BYTES))
 }
 
 /// The message of an error of syntax. serde_json calls a value that begins like `null`, `true` or `false` an "ident".

@@ -5,15 +5,26 @@ use std::{
     future::Future,
     io::{self, IoSlice},
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, ready},
     time::Duration,
 };
 
-use axum::{Router, extract::Request, http::Version};
+use axum::{
+    Router,
+    extract::Request,
+    http::{
+        HeaderValue, Version,
+        header::{CONNECTION, EXPECT},
+    },
+    response::Response,
+};
 use futures::FutureExt;
 use hyper::{
-    body::Incoming,
+    body::{Body as _, Incoming},
     server::conn::http1,
     service::{Service, service_fn},
 };
@@ -31,6 +42,11 @@ use tokio::{
     task::JoinSet,
     time::{self, Sleep, sleep},
 };
+
+use super::unread_body::{self, SharedBody};
+
+/// The limit of a request's head, and of what a connection reads ahead, in bytes.
+const MAX_BUFFER: usize = 64 * 1024;
 
 /// The pause after a failed `accept`, which usually means that file descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -89,27 +105,63 @@ pub(super) async fn serve<T>(
     stopped
 }
 
-async fn connection(
-    stream: TcpStream,
-    router: Router,
-    timeout: Duration,
-    mut is_stopping: watch::Receiver<()>,
-) {
+async fn connection(stream: TcpStream, router: Router, timeout: Duration, is_stopping: watch::Receiver<()>) {
     // A response is one write; delaying it has no benefit.
     let _ = stream.set_nodelay(true);
     let (reader, writer) = stream.into_split();
-    let (reader, router) = (Arc::new(reader), TowerToHyperService::new(router));
-    let client = Arc::clone(&reader);
+    let (reader, is_unread) = (Arc::new(reader), Arc::default());
+    let stream = TimedStream { reader: Arc::clone(&reader), writer, timeout, deadline: None };
+    let served = Served { reader: Arc::clone(&reader), is_unread: Arc::clone(&is_unread), timeout };
+    serve_connection(stream, router, served, is_stopping).await;
+    if is_unread.load(Ordering::Relaxed) {
+        unread_body::discard(&reader).await;
+    }
+}
+
+/// The state that the requests of a connection share.
+#[derive(Clone)]
+struct Served {
+    reader: Arc<OwnedReadHalf>,
+    /// Whether the last request was answered before its body was read.
+    is_unread: Arc<AtomicBool>,
+    timeout: Duration,
+}
+
+/// The response to a request. If it comes before the end of the request's body, its `connection` header is `close`.
+async fn respond(
+    request: Request<Incoming>,
+    router: TowerToHyperService<Router>,
+    served: Served,
+) -> io::Result<Response> {
+    let Served { reader, is_unread, timeout } = served;
+    // Reading a body asks the client to send it.
+    let (version, is_pending) = (request.version(), request.headers().contains_key(EXPECT));
+    let request = request.map(SharedBody::new);
+    let mut body = request.body().share();
     let interval = (timeout / PROBE_FRACTION).max(MIN_PROBE_INTERVAL);
-    let service = service_fn(move |request: Request<Incoming>| {
-        let version = request.version();
-        while_connected(Arc::clone(&client), version, interval, router.call(request))
-    });
+    let mut response = while_connected(reader, version, interval, router.call(request)).await?;
+    if !body.is_end_stream() && (is_pending || !body.has_arrived().await) {
+        is_unread.store(true, Ordering::Relaxed);
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    Ok(response)
+}
+
+async fn serve_connection(
+    stream: TimedStream,
+    router: Router,
+    served: Served,
+    mut is_stopping: watch::Receiver<()>,
+) {
+    let (router, timeout) = (TowerToHyperService::new(router), served.timeout);
+    let service =
+        service_fn(move |request: Request<Incoming>| respond(request, router.clone(), served.clone()));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(timeout)
         .half_close(true)
-        .serve_connection(TokioIo::new(TimedStream { reader, writer, timeout, deadline: None }), service);
+        .max_buf_size(MAX_BUFFER)
+        .serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
     tokio::select! {
         // Errors of a connection are the client's.
@@ -244,6 +296,57 @@ mod tests {
     use super::*;
 
     const REQUEST: &[u8] = b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n";
+
+    /// A client of a server that answers before it has read a body.
+    async fn refused() -> TcpStream {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let router = Router::new().fallback(|| async { "refused" });
+        tokio::spawn(serve(listener, router, Duration::from_secs(60), std::future::pending::<()>()));
+        client
+    }
+
+    /// The head of the next response.
+    async fn head(client: &mut TcpStream) -> String {
+        let mut response = Vec::new();
+        while !response.ends_with(b"refused") {
+            response.push(client.read_u8().await.unwrap());
+        }
+        String::from_utf8(response).unwrap()
+    }
+
+    /// A client that first sends its whole request, and then reads, gets a response although no handler reads the body.
+    #[tokio::test]
+    async fn bodies_of_answered_requests_are_discarded() {
+        let mut client = refused().await;
+        let body = vec![b' '; 8 * 1024 * 1024];
+        let request = format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+        client.write_all(request.as_bytes()).await.unwrap();
+        let response = head(&mut client).await;
+        assert!(response.contains("connection: close\r\n"), "{response}");
+        client.write_all(&body).await.unwrap();
+        assert_eq!(client.read(&mut [0]).await.unwrap(), 0, "the end of the connection");
+    }
+
+    #[tokio::test]
+    async fn a_short_body_does_not_end_its_connection() {
+        let mut client = refused().await;
+        for _ in 0..3 {
+            let request = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nbody";
+            client.write_all(request).await.unwrap();
+            let response = head(&mut client).await;
+            assert!(!response.contains("connection: close"), "{response}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_that_is_not_wanted_is_not_asked_for() {
+        let mut client = refused().await;
+        let request = b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n";
+        client.write_all(request).await.unwrap();
+        let response = head(&mut client).await;
+        assert!(response.starts_with("HTTP/1.1 200") && response.contains("connection: close"), "{response}");
+    }
 
     /// A client of a server whose route `/slow` waits for `finish`, and whether each request was completed or dropped.
     async fn slow(finish: Arc<Notify>, timeout: Duration) -> (TcpStream, mpsc::UnboundedReceiver<bool>) {

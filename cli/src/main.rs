@@ -19,6 +19,7 @@ mod rm;
 mod serve;
 mod terminal;
 mod triton;
+mod unread_body;
 
 use std::{path::PathBuf, process::ExitCode};
 

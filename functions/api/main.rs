@@ -91,8 +91,8 @@ async fn load(config: Config, started: Instant) -> kivu::Result<Router> {
     Ok(below(prefix.as_deref(), router(App::new(models, limits).with_guard(guard).with_page(page))))
 }
 
-/// An event of API Gateway without host and scheme. `lambda_http` builds a URL from them and panics if it is invalid, and
-/// clients can choose them.
+/// An event of API Gateway without host and scheme, and with an encoded query. `lambda_http` builds a URL from them and
+/// panics if it is invalid, and clients can choose them.
 struct Event(LambdaRequest);
 
 impl<'de> Deserialize<'de> for Event {
@@ -108,8 +108,23 @@ impl<'de> Deserialize<'de> for Event {
         if let Some(context) = event.get_mut("requestContext").and_then(Value::as_object_mut) {
             context.remove("domainName");
         }
+        if let Some(Value::String(query)) = event.get_mut("rawQueryString") {
+            *query = encoded(query);
+        }
         serde_json::from_value(event).map(Self).map_err(D::Error::custom)
     }
+}
+
+/// A query in which characters that a URL cannot have are percent-encoded.
+fn encoded(query: &str) -> String {
+    let mut encoded = String::with_capacity(query.len());
+    for byte in query.bytes() {
+        match byte {
+            b'!' | b'$'..=b';' | b'=' | b'?'..=b'~' => encoded.push(byte.into()),
+            _ => encoded.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    encoded
 }
 
 /// Removes the stage from the path, and adds the function's deadline.

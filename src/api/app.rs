@@ -5,10 +5,10 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use axum::http::StatusCode;
+use axum::{body::Bytes, http::StatusCode};
 use tokio::sync::Semaphore;
 
-use super::{auth::Guard, rejection::Rejection};
+use super::{auth::Guard, body_memory::BodyMemory, rejection::Rejection};
 use crate::{
     config::Limits,
     error::{Error, Result},
@@ -40,21 +40,24 @@ pub struct App {
     pub(super) limits: Limits,
     /// One permit for each concurrent request.
     pub(super) permits: Arc<Semaphore>,
+    pub(super) bodies: BodyMemory,
     pub(super) guard: Guard,
     pub(super) prometheus: Option<Prometheus>,
     pub(super) has_page: bool,
     /// The OpenAPI document, written when it is first requested.
-    pub(super) document: OnceLock<String>,
+    pub(super) document: OnceLock<Bytes>,
 }
 
 impl App {
     /// Serves `models` within `limits`, open to every client.
     pub fn new(models: Vec<Model>, limits: Limits) -> Self {
         let permits = Arc::new(Semaphore::new(limits.requests.min(Semaphore::MAX_PERMITS)));
+        let bodies = BodyMemory::new(&limits);
         Self {
             models,
             limits,
             permits,
+            bodies,
             guard: Guard::default(),
             prometheus: None,
             has_page: true,
@@ -90,12 +93,9 @@ impl App {
 
     /// The model of this name, or the first one.
     pub(super) fn model(&self, name: Option<&str>) -> Result<&Model> {
-        let found = match name {
-            Some(name) => self.find(name).map(|(model, _)| model),
-            None => self.models().next(),
-        };
-        found.ok_or_else(|| Error::UnknownModel {
-            name: name.unwrap_or_default().to_owned(),
+        let Some(name) = name else { return self.models().next().ok_or(Error::NoModel) };
+        self.find(name).map(|(model, _)| model).ok_or_else(|| Error::UnknownModel {
+            name: name.to_owned(),
             known: self.models().map(|model| model.name.clone()).collect(),
         })
     }
@@ -177,22 +177,26 @@ impl App {
         })
     }
 
-    /// The ranking model of this name, or the first one. Models with multi-vectors rank too; without a name, they come
-    /// after all others.
+    /// The ranking model of this name, or the first one. Embedding models rank too; without a name, they come after all
+    /// others, those with multi-vectors first.
     pub(super) fn ranking(&self, name: Option<&str>) -> Result<(&Model, RankingPipeline)> {
         let ranking = |pipeline: &Pipeline| match pipeline {
             Pipeline::Ranking(pipeline) => Some(pipeline.clone()),
             _ => None,
         };
-        let late_interaction = |pipeline: &Pipeline| match pipeline {
-            Pipeline::Embedding(pipeline) if pipeline.settings().has(VectorKind::MultiVector) => {
-                Some(RankingPipeline::Embedding(pipeline.clone()))
+        let with = |kind| {
+            move |pipeline: &Pipeline| match pipeline {
+                Pipeline::Embedding(pipeline) if pipeline.settings().has(kind) => {
+                    Some(RankingPipeline::Embedding(pipeline.clone()))
+                }
+                _ => None,
             }
-            _ => None,
         };
         let task = Task::TextRanking;
-        let found = self.pipeline(name, task, ranking);
-        found.or_else(|error| self.pipeline(name, task, late_interaction).map_err(|_| error))
+        self.pipeline(name, task, ranking).or_else(|error| {
+            let found = self.pipeline(name, task, with(VectorKind::MultiVector));
+            found.or_else(|_| self.pipeline(name, task, with(VectorKind::Dense))).map_err(|_| error)
+        })
     }
 
     /// The truncation of a request: its own choice, or that of the configuration.

@@ -1,12 +1,14 @@
 //! Classification and zero-shot classification: TEI's `/predict`, and the bodies of the model hub.
 
+use std::fmt::Display;
+
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    inputs,
+    inputs::{self, TextLimit},
     rejection::Reply,
-    request::{self, Call, Context},
+    request::{Call, Context},
     response::{OneOrMany, characters, predictions, with_usage},
 };
 use crate::{
@@ -67,29 +69,32 @@ pub(super) async fn predict_with(
     pipeline: &ClassificationPipeline,
     body: PredictRequest,
 ) -> Reply {
-    let (inputs, is_single) = predict_inputs(body.inputs, context.app.limits.texts)?;
+    let (inputs, is_single) = predict_inputs(body.inputs, &context.texts)?;
     let truncation = context.app.truncation(body.truncate, body.truncation_direction);
     let function = body.raw_scores.unwrap_or(false).then_some(ScoreFunction::None);
     classify(context, pipeline, Classification { inputs, is_single, truncation, function, top: None }).await
 }
 
 /// Inputs in TEI's format, and whether there is a single one outside a list.
-fn predict_inputs(value: Value, limit: usize) -> Result<(Vec<Input>, bool)> {
+fn predict_inputs(value: Value, limit: &TextLimit) -> Result<(Vec<Input>, bool)> {
     match value {
         Value::Array(values) if values.iter().any(Value::is_array) => {
-            Ok((inputs::list("inputs", values, limit, one_or_two)?, false))
+            Ok((inputs::list("inputs", values, limit, |place, value| one_or_two(place, value))?, false))
         }
-        value => Ok((vec![one_or_two("inputs", value)?], true)),
+        value => {
+            limit.count("inputs", 1)?;
+            Ok((vec![one_or_two("inputs", value)?], true))
+        }
     }
 }
 
-fn one_or_two(field: &str, value: Value) -> Result<Input> {
+fn one_or_two(field: impl Display, value: Value) -> Result<Input> {
     let wrong =
         |found| Error::invalid(format!("expected a text or a pair in `{field}`, but found {found} texts"));
     if let Some(found) = value.as_array().map(Vec::len).filter(|found| !(1..=2).contains(found)) {
         return Err(wrong(found));
     }
-    let mut texts = inputs::texts(field, value, 2)?.into_iter();
+    let mut texts = inputs::texts(&field, value, &TextLimit::new(2))?.into_iter();
     match (texts.next(), texts.next()) {
         (Some(text), None) => Ok(Input::Text(text)),
         (Some(first), Some(second)) => Ok(Input::Pair(first.into(), second.into())),
@@ -102,7 +107,6 @@ fn one_or_two(field: &str, value: Value) -> Result<Input> {
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct ClassifyRequest {
     inputs: Value,
-    #[serde(default, deserialize_with = "request::object")]
     parameters: Option<ClassifyParameters>,
 }
 
@@ -122,7 +126,7 @@ pub(super) async fn classify_with(
     pipeline: &ClassificationPipeline,
     body: ClassifyRequest,
 ) -> Reply {
-    let inputs = classify_inputs(body.inputs, context.app.limits.texts)?;
+    let inputs = classify_inputs(body.inputs, &context.texts)?;
     let parameters = body.parameters.unwrap_or_default();
     if parameters.top_k == Some(0) {
         return Err(Error::invalid("expected `parameters.top_k` above 0, but found 0").into());
@@ -133,24 +137,29 @@ pub(super) async fn classify_with(
 }
 
 /// Inputs in the hub's format: a text, `{"text", "text_pair"}`, or a list of them.
-fn classify_inputs(value: Value, limit: usize) -> Result<Vec<Input>> {
+fn classify_inputs(value: Value, limit: &TextLimit) -> Result<Vec<Input>> {
     match value {
-        Value::Array(values) => inputs::list("inputs", values, limit, classify_input),
-        value => Ok(vec![classify_input("inputs", value)?]),
+        Value::Array(values) => {
+            inputs::list("inputs", values, limit, |place, value| classify_input(place, value))
+        }
+        value => {
+            limit.count("inputs", 1)?;
+            Ok(vec![classify_input("inputs", value)?])
+        }
     }
 }
 
-fn classify_input(field: &str, mut value: Value) -> Result<Input> {
+fn classify_input(field: impl Display, mut value: Value) -> Result<Input> {
     if !value.is_object() {
-        return inputs::text(field, value).map(Input::Text);
+        return inputs::text(&field, value).map(Input::Text);
     }
-    let text = inputs::text(&format!("{field}.text"), value["text"].take())?;
+    let text = inputs::text(format_args!("{field}.text"), value["text"].take())?;
     match value["text_pair"].take() {
         // `transformers` ignores an empty second text.
         Value::Null => Ok(Input::Text(text)),
         Value::String(pair) if pair.is_empty() => Ok(Input::Text(text)),
         pair => {
-            let pair = inputs::text(&format!("{field}.text_pair"), pair)?;
+            let pair = inputs::text(format_args!("{field}.text_pair"), pair)?;
             Ok(Input::Pair(text.into(), pair.into()))
         }
     }
@@ -180,15 +189,15 @@ pub(super) async fn zero_shot_with(
     pipeline: &ZeroShotPipeline,
     body: ZeroShotRequest,
 ) -> Reply {
-    let limit = context.app.limits.texts;
     let is_single = body.inputs.is_string();
-    let texts = inputs::texts("inputs", body.inputs, limit)?;
+    let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
     let parameters = body.parameters;
-    let labels = inputs::labels("parameters.candidate_labels", parameters.candidate_labels)?;
+    let max_labels = max_labels(&context.texts, texts.len());
+    let labels = inputs::labels("parameters.candidate_labels", parameters.candidate_labels, max_labels)?;
     let options = zero_shot_options(
         labels,
         texts.len(),
-        limit,
+        &context.texts,
         parameters.hypothesis_template,
         parameters.multi_label,
     )?;
@@ -198,16 +207,23 @@ pub(super) async fn zero_shot_with(
     Ok(with_usage(context, &answer, &usage, characters(texts.iter().map(String::as_str))))
 }
 
-/// Checks labels and template. Each text is scored with each label, so their product is limited.
+/// Each text is scored with each label, so their product is limited.
+fn max_labels(limit: &TextLimit, texts: usize) -> usize {
+    (limit.max() / texts.max(1)).max(1)
+}
+
+/// Checks labels and template, and counts the pairs of texts and labels.
 pub(super) fn zero_shot_options(
     labels: Vec<String>,
     texts: usize,
-    limit: usize,
+    limit: &TextLimit,
     template: Option<String>,
     multi_label: Option<bool>,
 ) -> Result<ZeroShotOptions> {
+    let labels = Labels::new(labels, max_labels(limit, texts))?;
+    limit.count_more(texts * (labels.as_slice().len() - 1))?;
     Ok(ZeroShotOptions {
-        labels: Labels::new(labels, (limit / texts.max(1)).max(1))?,
+        labels,
         template: Template::new(template.unwrap_or_else(|| TEMPLATE.to_owned()))?,
         multi_label: multi_label.unwrap_or(false),
     })
@@ -221,7 +237,7 @@ mod tests {
 
     #[test]
     fn an_input_is_one_or_two_texts() {
-        let refusal = |inputs: Value| predict_inputs(inputs, 4).unwrap_err().to_string();
+        let refusal = |inputs: Value| predict_inputs(inputs, &TextLimit::new(4)).unwrap_err().to_string();
         let refusals = [json!([]), json!([[]]), json!([["a"], ["a", "b", "c"]]), json!(["a", "b", "c"])];
         insta::assert_snapshot!(refusals.map(refusal).join("\n"), @r"
         expected a text or a pair in `inputs`, but found 0 texts
@@ -229,6 +245,6 @@ mod tests {
         expected a text or a pair in `inputs[1]`, but found 3 texts
         expected a text or a pair in `inputs`, but found 3 texts
         ");
-        assert_eq!(predict_inputs(json!([["a"], ["a", "b"]]), 4).unwrap().0.len(), 2);
+        assert_eq!(predict_inputs(json!([["a"], ["a", "b"]]), &TextLimit::new(4)).unwrap().0.len(), 2);
     }
 }

@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
-    inputs,
+    inputs::{self, TextLimit},
     rejection::Reply,
-    request::{Call, Context, from_object},
+    request::{Call, Context},
     response::with_backend,
     vectors::{EncodingFormat, Form, Vector},
 };
@@ -38,14 +38,23 @@ pub(super) struct CohereEmbedRequest {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object with `content`")]
 struct Content {
     content: Vec<Part>,
 }
 
 #[derive(Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-enum Part {
-    Text { text: String },
+#[serde(expecting = "an object with `type` and `text`")]
+struct Part {
+    #[serde(rename = "type")]
+    _type: PartType,
+    text: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum PartType {
+    Text,
 }
 
 #[derive(Clone, Copy, Deserialize)]
@@ -73,13 +82,13 @@ enum Embeddings {
 }
 
 /// Embed texts, as Cohere does
-pub(super) async fn embed(Call(context, body): Call<Value>) -> Reply {
-    embed_with(&context, from_object(body)?, "2").await
+pub(super) async fn embed(Call(context, body): Call<CohereEmbedRequest>) -> Reply {
+    embed_with(&context, body, "2").await
 }
 
 /// Embed texts, as Cohere's first version does: without types the vectors are floats in a list
-pub(super) async fn embed_v1(Call(context, body): Call<Value>) -> Reply {
-    embed_with(&context, from_object(body)?, "1").await
+pub(super) async fn embed_v1(Call(context, body): Call<CohereEmbedRequest>) -> Reply {
+    embed_with(&context, body, "1").await
 }
 
 async fn embed_with(context: &Context, body: CohereEmbedRequest, version: &str) -> Reply {
@@ -94,7 +103,7 @@ async fn embed_with(context: &Context, body: CohereEmbedRequest, version: &str) 
         .iter()
         .map(|format| Ok((format.name(), Form::new(pipeline, Some(*format), None, dimensions, Some(true))?)));
     let forms: BTreeMap<_, _> = forms.collect::<Result<_>>()?;
-    let texts = texts(body.texts, body.inputs, app.limits.texts)?;
+    let texts = texts(body.texts, body.inputs, &context.texts)?;
     let prompt_name = match body.input_type {
         Some(role) => pipeline.prompt_name(&role)?.map(str::to_owned),
         None => app.named_prompt(name),
@@ -133,14 +142,12 @@ async fn embed_with(context: &Context, body: CohereEmbedRequest, version: &str) 
     Ok(with_backend(&answer, found.usage.location))
 }
 
-fn texts(texts: Option<Value>, contents: Option<Vec<Content>>, limit: usize) -> Result<Vec<String>> {
+fn texts(texts: Option<Value>, contents: Option<Vec<Content>>, limit: &TextLimit) -> Result<Vec<String>> {
     match (texts, contents) {
         (Some(texts), None) => inputs::texts("texts", texts, limit),
         (None, Some(contents)) => {
             let text = |Content { content }: Content| {
-                Value::from(
-                    content.into_iter().map(|Part::Text { text }| text).collect::<Vec<_>>().join("\n"),
-                )
+                Value::from(content.into_iter().map(|part| part.text).collect::<Vec<_>>().join("\n"))
             };
             inputs::texts("inputs", contents.into_iter().map(text).collect(), limit)
         }

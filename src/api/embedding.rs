@@ -70,11 +70,11 @@ impl EmbedOptions {
 }
 
 /// The inputs of a body, their characters, and the options.
-fn parse(app: &App, mut body: Value) -> Result<(Vec<Input>, usize, EmbedOptions)> {
+fn parse(context: &Context, mut body: Value) -> Result<(Vec<Input>, usize, EmbedOptions)> {
     let inputs = body.as_object_mut().and_then(|body| body.remove("inputs"));
     let inputs = inputs.ok_or_else(|| Error::invalid("expected an object with `inputs`, but found none"))?;
     let options: EmbedOptions = request::from_value(body)?;
-    let inputs = inputs::read("inputs", inputs, app.limits.texts)?;
+    let inputs = inputs::read("inputs", inputs, &context.texts)?;
     let characters = characters(inputs.iter().flat_map(Input::texts));
     Ok((inputs, characters, options))
 }
@@ -116,7 +116,6 @@ pub(super) struct SimilarityRequest {
     inputs: SimilarityInputs,
     /// The name of the model; by default the first embedding model.
     model: Option<String>,
-    #[serde(default, deserialize_with = "request::object")]
     parameters: Option<EmbedOptions>,
 }
 
@@ -149,7 +148,7 @@ pub(super) async fn embed_with(
     name: Option<&str>,
     body: Value,
 ) -> Reply {
-    let (inputs, characters, mut options) = parse(&context.app, body)?;
+    let (inputs, characters, mut options) = parse(context, body)?;
     if let Some(kinds) = options.outputs.take() {
         return embed_kinds(context, pipeline, name, (inputs, characters, options), kinds).await;
     }
@@ -221,7 +220,7 @@ async fn embed_sparse_with(
     name: Option<&str>,
     body: Value,
 ) -> Reply {
-    let (inputs, characters, options) = parse(&context.app, body)?;
+    let (inputs, characters, options) = parse(context, body)?;
     let (max_active_dims, words) = (options.max_active_dims, options.words);
     let requested = RequestedVectors { kinds: vec![VectorKind::Sparse], max_active_dims };
     let options = options.resolve(&context.app, name);
@@ -255,7 +254,7 @@ async fn embed_all_with(
     name: Option<&str>,
     body: Value,
 ) -> Reply {
-    let (inputs, characters, options) = parse(&context.app, body)?;
+    let (inputs, characters, options) = parse(context, body)?;
     let options = options.resolve(&context.app, name);
     let embeddings = pipeline.embed_all(inputs, &options, context.deadline).await?;
     Ok(with_usage(context, &embeddings.vectors, &embeddings.usage, characters))
@@ -276,9 +275,10 @@ pub(super) async fn similarity_with(
 ) -> Reply {
     let app = &context.app;
     // The source sentence is one of the texts of the request.
-    let limit = app.limits.texts.saturating_sub(1).max(1);
-    let mut texts = inputs::texts("inputs.source_sentence", body.inputs.source_sentence, 1)?;
-    texts.extend(inputs::texts("inputs.sentences", body.inputs.sentences, limit)?);
+    let [one, others] =
+        [1, context.texts.max().saturating_sub(1).max(1)].map(|max| context.texts.at_most(max));
+    let mut texts = inputs::texts("inputs.source_sentence", body.inputs.source_sentence, &one)?;
+    texts.extend(inputs::texts("inputs.sentences", body.inputs.sentences, &others)?);
     let characters = characters(texts.iter().map(String::as_str));
     let inputs = texts.into_iter().map(Input::Text).collect();
     let options = body.parameters.unwrap_or_default().resolve(app, name);

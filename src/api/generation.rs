@@ -20,7 +20,6 @@ use crate::pipeline::{
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct HubGenerationRequest {
     inputs: Value,
-    #[serde(default, deserialize_with = "request::object")]
     parameters: Option<HubParameters>,
 }
 
@@ -31,7 +30,6 @@ pub(super) struct HubParameters {
     tgt_lang: Option<String>,
     clean_up_tokenization_spaces: Option<bool>,
     truncation: Option<HubTruncation>,
-    #[serde(default, deserialize_with = "request::object")]
     generate_parameters: Option<GenerationOptions>,
 }
 
@@ -77,7 +75,7 @@ pub(super) async fn generate_with(
     let body: HubGenerationRequest = request::from_value(body)?;
     let app = &context.app;
     let is_single = body.inputs.is_string();
-    let texts = inputs::texts("inputs", body.inputs, app.limits.texts)?;
+    let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
     let characters = characters(texts.iter().map(String::as_str));
     let parameters = body.parameters.unwrap_or_default();
     let (split, truncate) = match parameters.truncation {
@@ -92,7 +90,7 @@ pub(super) async fn generate_with(
         truncate,
         clean_up_spaces: parameters.clean_up_tokenization_spaces.unwrap_or(false),
         generation: parameters.generate_parameters.unwrap_or_default(),
-        max_sentences: app.limits.texts,
+        max_sentences: context.max_parts,
     };
     let generated = pipeline.generate(texts, &options, context.deadline).await?;
     let field = match task {

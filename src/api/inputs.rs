@@ -1,5 +1,13 @@
 //! Parsing of fields that clients send in several forms. Errors name the field and the position.
 
+use std::{
+    fmt::{self, Display},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+
 use serde_json::Value;
 
 use crate::{
@@ -7,45 +15,108 @@ use crate::{
     pipeline::{Input, zero_shot::Labels},
 };
 
+/// The number of texts that a request may have, and that it may still have: a request may consist of several, which
+/// share the limit.
+#[derive(Clone, Debug)]
+pub(super) struct TextLimit {
+    /// Of a field.
+    max: usize,
+    /// Of the request.
+    total: usize,
+    left: Arc<AtomicUsize>,
+}
+
+impl TextLimit {
+    pub(super) fn new(max: usize) -> Self {
+        Self { max, total: max, left: Arc::new(max.into()) }
+    }
+
+    /// The same limit for a field with fewer texts.
+    pub(super) fn at_most(&self, max: usize) -> Self {
+        Self { max: max.min(self.max), ..self.clone() }
+    }
+
+    pub(super) fn max(&self) -> usize {
+        self.max
+    }
+
+    /// Counts the texts of a field.
+    pub(super) fn count(&self, field: impl Display, found: usize) -> Result<()> {
+        count(field, found, self.max)?;
+        self.count_more(found)
+    }
+
+    /// Counts texts that are made of those of the request, such as pairs of a text and a label.
+    pub(super) fn count_more(&self, found: usize) -> Result<()> {
+        let take = |left: usize| left.checked_sub(found);
+        self.left.fetch_update(Relaxed, Relaxed, take).map(drop).map_err(|_| {
+            Error::too_large(format!("expected at most {} texts in the request, but found more", self.total))
+        })
+    }
+}
+
+/// The position of a value in a list, which is written only into errors: lists may have millions of values.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'a> {
+    list: &'a dyn Display,
+    index: usize,
+}
+
+impl Display for Place<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}[{}]", self.list, self.index)
+    }
+}
+
 /// A text, texts, token ids or token id lists: 1 to `limit` inputs, none of them empty.
-pub(super) fn read(field: &str, value: Value, limit: usize) -> Result<Vec<Input>> {
+pub(super) fn read(field: &str, value: Value, limit: &TextLimit) -> Result<Vec<Input>> {
     match value {
-        Value::String(_) => Ok(vec![input(field, value)?]),
-        Value::Array(values) if values.first().is_some_and(Value::is_number) => {
-            count(field, 1, limit)?;
-            Ok(vec![Input::Ids(ids(field, values)?)])
+        Value::String(_) => {
+            limit.count(field, 1)?;
+            Ok(vec![input(&field, value)?])
         }
-        Value::Array(values) => list(field, values, limit, input),
+        Value::Array(values) if values.first().is_some_and(Value::is_number) => {
+            limit.count(field, 1)?;
+            Ok(vec![Input::Ids(ids(&field, values)?)])
+        }
+        Value::Array(values) => list(field, values, limit, |place, value| input(&place, value)),
         other => Err(unexpected(field, "a string, a list of strings or lists of token ids", &other)),
     }
 }
 
 /// A text or a list of 1 to `limit` texts.
-pub(super) fn texts(field: &str, value: Value, limit: usize) -> Result<Vec<String>> {
+pub(super) fn texts(field: impl Display, value: Value, limit: &TextLimit) -> Result<Vec<String>> {
     match value {
-        Value::Array(values) => list(field, values, limit, text),
-        value => Ok(vec![text(field, value)?]),
+        Value::Array(values) => list(field, values, limit, |place, value| text(place, value)),
+        value => {
+            limit.count(&field, 1)?;
+            Ok(vec![text(field, value)?])
+        }
     }
 }
 
-/// A list of 1 to `limit` items, each parsed with its position in the name of the field.
+/// A list of 1 to `limit` texts, or items with a text, each parsed with its position.
 pub(super) fn list<T>(
-    field: &str,
+    field: impl Display,
     values: Vec<Value>,
-    limit: usize,
-    parse: impl Fn(&str, Value) -> Result<T>,
+    limit: &TextLimit,
+    parse: impl Fn(Place<'_>, Value) -> Result<T>,
 ) -> Result<Vec<T>> {
-    count(field, values.len(), limit)?;
-    items(field, values, parse)
+    limit.count(&field, values.len())?;
+    items(&field, values, parse)
 }
 
-fn items<T>(field: &str, values: Vec<Value>, parse: impl Fn(&str, Value) -> Result<T>) -> Result<Vec<T>> {
+fn items<T>(
+    list: &dyn Display,
+    values: Vec<Value>,
+    parse: impl Fn(Place<'_>, Value) -> Result<T>,
+) -> Result<Vec<T>> {
     let values = values.into_iter().enumerate();
-    values.map(|(index, value)| parse(&format!("{field}[{index}]"), value)).collect()
+    values.map(|(index, value)| parse(Place { list, index }, value)).collect()
 }
 
 /// A text that is not empty.
-pub(super) fn text(field: &str, value: Value) -> Result<String> {
+pub(super) fn text(field: impl Display, value: Value) -> Result<String> {
     match value {
         Value::String(text) if text.is_empty() => {
             Err(Error::invalid(format!("expected a text in `{field}`, but found an empty one")))
@@ -55,20 +126,30 @@ pub(super) fn text(field: &str, value: Value) -> Result<String> {
     }
 }
 
-/// A list of labels, or a string with commas between them, of any number and length, which the pipeline checks.
-pub(super) fn labels(field: &str, value: Value) -> Result<Vec<String>> {
+/// A list of labels, or a string with commas between them, of any length. The pipeline checks that there is one.
+pub(super) fn labels(field: &str, value: Value, limit: usize) -> Result<Vec<String>> {
+    let check = |found: usize| match found {
+        0 => Ok(()),
+        found => count(field.rsplit('.').next().unwrap_or(field), found, limit),
+    };
     match value {
-        Value::String(labels) => Ok(Labels::split(&labels)),
-        Value::Array(values) => items(field, values, |field, value| match value {
-            Value::String(label) => Ok(label),
-            other => Err(unexpected(field, "a string", &other)),
-        }),
+        Value::String(labels) => {
+            check(Labels::parts(&labels).count())?;
+            Ok(Labels::split(&labels))
+        }
+        Value::Array(values) => {
+            check(values.len())?;
+            items(&field, values, |place, value| match value {
+                Value::String(label) => Ok(label),
+                other => Err(unexpected(place, "a string", &other)),
+            })
+        }
         other => Err(unexpected(field, "a list of strings, or a string with commas", &other)),
     }
 }
 
 /// Token ids or token id lists: 1 to `limit` lists, none of them empty.
-pub(super) fn id_lists(field: &str, value: Value, limit: usize) -> Result<Vec<Vec<u32>>> {
+pub(super) fn id_lists(field: &str, value: Value, limit: &TextLimit) -> Result<Vec<Vec<u32>>> {
     let inputs = read(field, value, limit)?.into_iter().map(|input| match input {
         Input::Ids(ids) => Ok(ids),
         Input::Text(_) | Input::Pair(..) => {
@@ -78,8 +159,8 @@ pub(super) fn id_lists(field: &str, value: Value, limit: usize) -> Result<Vec<Ve
     inputs.collect()
 }
 
-/// Checks that a number of texts is between 1 and `limit`.
-pub(super) fn count(field: &str, found: usize, limit: usize) -> Result<()> {
+/// Checks that a number of values is between 1 and `limit`.
+pub(super) fn count(field: impl Display, found: usize, limit: usize) -> Result<()> {
     let message = || format!("expected 1 to {limit} `{field}`, but found {found}");
     match found {
         0 => Err(Error::invalid(message())),
@@ -88,7 +169,7 @@ pub(super) fn count(field: &str, found: usize, limit: usize) -> Result<()> {
     }
 }
 
-fn input(field: &str, value: Value) -> Result<Input> {
+fn input(field: &dyn Display, value: Value) -> Result<Input> {
     match value {
         Value::Array(values) if values.is_empty() => {
             Err(Error::invalid(format!("expected token ids in `{field}`, but found an empty list")))
@@ -98,14 +179,14 @@ fn input(field: &str, value: Value) -> Result<Input> {
     }
 }
 
-fn ids(field: &str, values: Vec<Value>) -> Result<Vec<u32>> {
-    items(field, values, |field, value| {
+fn ids(field: &dyn Display, values: Vec<Value>) -> Result<Vec<u32>> {
+    items(field, values, |place, value| {
         let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
-        id.ok_or_else(|| unexpected(field, "a token id", &value))
+        id.ok_or_else(|| unexpected(place, "a token id", &value))
     })
 }
 
-fn unexpected(field: &str, expected: &str, found: &Value) -> Error {
+fn unexpected(field: impl Display, expected: &str, found: &Value) -> Error {
     Error::invalid(format!("expected `{field}` to be {expected}, but found {}", kind(found)))
 }
 
@@ -128,17 +209,24 @@ mod tests {
     use super::*;
 
     fn error(value: Value) -> String {
-        read("inputs", value, 3).unwrap_err().to_string()
+        read("inputs", value, &TextLimit::new(3)).unwrap_err().to_string()
     }
 
     #[test]
     fn all_forms_are_parsed() {
         let text = |text: &str| Input::Text(text.into());
-        assert_eq!(read("inputs", json!("a"), 3).unwrap(), [text("a")]);
-        assert_eq!(read("inputs", json!(["a", "b"]), 3).unwrap(), [text("a"), text("b")]);
-        assert_eq!(read("inputs", json!([1, 2]), 3).unwrap(), [Input::Ids(vec![1, 2])]);
-        assert_eq!(read("inputs", json!([[1], [2]]), 3).unwrap(), [Input::Ids(vec![1]), Input::Ids(vec![2])]);
-        assert_eq!(read("inputs", json!([1, 2, 3, 4, 5]), 3).unwrap().len(), 1, "ids are one text");
+        assert_eq!(read("inputs", json!("a"), &TextLimit::new(3)).unwrap(), [text("a")]);
+        assert_eq!(read("inputs", json!(["a", "b"]), &TextLimit::new(3)).unwrap(), [text("a"), text("b")]);
+        assert_eq!(read("inputs", json!([1, 2]), &TextLimit::new(3)).unwrap(), [Input::Ids(vec![1, 2])]);
+        assert_eq!(
+            read("inputs", json!([[1], [2]]), &TextLimit::new(3)).unwrap(),
+            [Input::Ids(vec![1]), Input::Ids(vec![2])]
+        );
+        assert_eq!(
+            read("inputs", json!([1, 2, 3, 4, 5]), &TextLimit::new(3)).unwrap().len(),
+            1,
+            "ids are one text"
+        );
     }
 
     #[test]
@@ -153,5 +241,30 @@ mod tests {
         insta::assert_snapshot!(error(json!([[1, -2]])), @"expected `inputs[0][1]` to be a token id, but found a number that is negative or not whole");
         insta::assert_snapshot!(error(json!([[]])), @"expected token ids in `inputs[0]`, but found an empty list");
         insta::assert_snapshot!(error(json!({"a": 1})), @"expected `inputs` to be a string, a list of strings or lists of token ids, but found an object");
+    }
+
+    #[test]
+    fn the_parts_of_a_request_share_its_limit() {
+        let limit = TextLimit::new(4);
+        let read =
+            |value: Value| texts("inputs", value, &limit.at_most(3)).map_err(|error| error.to_string());
+        assert!(read(json!(["a", "b", "c"])).is_ok());
+        insta::assert_snapshot!(read(json!(["d", "e"])).unwrap_err(), @"expected at most 4 texts in the request, but found more");
+        assert!(read(json!("d")).is_ok(), "refused texts are not counted");
+        assert!(read(json!("e")).is_err());
+    }
+
+    #[test]
+    fn labels_are_counted_before_they_are_read() {
+        let refusal = |value: Value| labels("parameters.candidate_labels", value, 3).unwrap_err().to_string();
+        let commas = ",a ,".repeat(1_000_000);
+        let bytes = allocation_counter::measure(|| drop(labels("labels", json!(commas), 3))).bytes_max;
+        assert!(bytes < 3 * commas.len() as u64, "{bytes}");
+        let messages = [refusal(json!(commas)), refusal(json!(vec![7; 4])), refusal(json!(["a", 7]))];
+        insta::assert_snapshot!(messages.join("\n"), @r"
+        expected 1 to 3 `candidate_labels`, but found 1000000
+        expected 1 to 3 `candidate_labels`, but found 4
+        expected `parameters.candidate_labels[1]` to be a string, but found a number
+        ");
     }
 }

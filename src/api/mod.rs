@@ -2,6 +2,8 @@
 
 mod app;
 mod auth;
+mod body;
+mod body_memory;
 mod classification;
 mod cohere;
 mod content_encoding;
@@ -12,6 +14,8 @@ pub(crate) mod fuzzing;
 mod generation;
 mod inputs;
 mod kserve;
+mod objects;
+mod observe;
 mod ollama;
 mod openai;
 mod openapi;
@@ -30,32 +34,23 @@ mod translation;
 mod translators;
 mod vectors;
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use axum::{
     Router,
-    extract::{Request, State},
-    http::{Method, StatusCode},
-    middleware::{self, Next},
+    extract::Request,
+    http::StatusCode,
+    middleware,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use futures::FutureExt;
 
 pub use self::{
     app::App,
     auth::{BindScope, Date, GatewayVerified, Guard, KeyLimits, make_key, make_limited_key},
     startup::LazyRouter,
 };
-use self::{
-    dialect::Dialect,
-    rejection::Rejection,
-    request::{REQUEST_ID, request_id},
-};
-use crate::{
-    error::Error,
-    telemetry::{self, trace::Trace},
-};
+use self::{observe::Observed, rejection::Rejection};
 
 /// The router of all dialects.
 ///
@@ -66,7 +61,7 @@ pub fn router(app: App) -> Router {
     routes()
         .fallback(no_route)
         .method_not_allowed_fallback(wrong_method)
-        .layer(middleware::from_fn_with_state(Arc::clone(&app), observe))
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), observe::observe))
         .with_state(app)
 }
 
@@ -123,12 +118,19 @@ fn routes() -> Router<Arc<App>> {
         .route("/v1/models/{model}", get(openai::model))
 }
 
-/// Nests a router below `prefix`, if there is one. Its root is at the prefix with and without a slash at the end.
+/// Nests a router below `prefix`, if there is one. Its root is at the prefix with and without a slash at the end. All
+/// other paths have no route.
 pub fn below(prefix: Option<&str>, router: Router) -> Router {
     match prefix {
-        Some(prefix) => Router::new().nest_service(prefix, router),
+        Some(prefix) => Router::new().nest_service(prefix, router).fallback(outside),
         None => router,
     }
+}
+
+async fn outside(mut request: Request) -> Response {
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let observed = Observed::new(&method, &path, request.headers_mut());
+    observed.finish(no_route(request).await.into_response(), &path)
 }
 
 async fn no_route(request: Request) -> Rejection {
@@ -139,65 +141,4 @@ async fn no_route(request: Request) -> Rejection {
 async fn wrong_method(request: Request) -> Rejection {
     let message = format!("`{}` does not take {}", request.uri().path(), request.method());
     Rejection::new(StatusCode::METHOD_NOT_ALLOWED, message)
-}
-
-/// Gives each request an id, checks access, writes the body of errors, and logs one line, which never holds texts.
-async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let started = Instant::now();
-    let (mut parts, body) = request.into_parts();
-    let id = request_id(&mut parts.headers);
-    let (method, path) = (parts.method.clone(), parts.uri.path().to_owned());
-    let trace = Trace::read(|name| parts.headers.get(name)?.to_str().ok());
-    let trace_id = trace.as_ref().map(|trace| trace.id.clone());
-    let (mut response, caller, refused) = match app.guard.admit(&parts).await {
-        Ok(caller) => {
-            let request = Request::from_parts(parts, body);
-            let (name, models) =
-                caller.map_or((None, Vec::new()), |caller| (Some(caller.name), caller.models));
-            let response = app::restricted_to(models, Trace::follow(trace, run(&app, request, next)));
-            (response.await, name, None)
-        }
-        Err(refusal) => (refusal.rejection.into_response(), None, Some(refusal.reason)),
-    };
-    let rejection = response.extensions_mut().remove::<Rejection>();
-    if let Some(rejection) = &rejection {
-        Dialect::of(&path).complete(rejection, &mut response);
-    }
-    let (status, took) = (response.status(), started.elapsed());
-    telemetry::record_response(status.as_u16(), took);
-    let ms = took.as_micros() as f64 / 1000.0;
-    let (id_text, status_code) = (id.to_str().unwrap_or_default(), status.as_u16());
-    if let Some(rejection) = rejection.filter(|_| status.is_server_error()) {
-        let cause = rejection.chain();
-        tracing::error!(
-            id = id_text, %method, path, status = status_code, ms, caller, trace = trace_id, cause, "request failed"
-        );
-    } else {
-        tracing::info!(
-            id = id_text, %method, path, status = status_code, ms, caller, trace = trace_id, refused, "request"
-        );
-    }
-    response.headers_mut().insert(REQUEST_ID, id);
-    response
-}
-
-/// Runs a request if a permit is free.
-async fn run(app: &App, request: Request, next: Next) -> Response {
-    // GET requests run no model: health checks pass even when the server is busy.
-    let permit = match *request.method() {
-        Method::GET => None,
-        _ => match Arc::clone(&app.permits).try_acquire_owned() {
-            Ok(permit) => Some(permit),
-            Err(_) => {
-                return Rejection::from(Error::Overloaded { limit: app.limits.requests }).into_response();
-            }
-        },
-    };
-    let response = AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| {
-        Rejection::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed").into_response()
-    });
-    match permit {
-        Some(permit) => permit_body::hold(permit, response),
-        None => response,
-    }
 }

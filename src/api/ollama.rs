@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use super::{
     app::App,
-    inputs,
+    inputs::{self, TextLimit},
     rejection::Reply,
-    request::{Call, Context, from_object},
+    request::{Call, Context},
     response::with_backend,
 };
 use crate::{
@@ -69,8 +69,7 @@ struct EmbeddingsResponse {
 }
 
 /// Embed texts, as Ollama does
-pub(super) async fn embed(Call(context, body): Call<Value>) -> Reply {
-    let body: OllamaEmbedRequest = from_object(body)?;
+pub(super) async fn embed(Call(context, body): Call<OllamaEmbedRequest>) -> Reply {
     let app = &context.app;
     let options = EmbeddingOptions {
         truncation: app.truncation(body.truncate, None),
@@ -79,7 +78,7 @@ pub(super) async fn embed(Call(context, body): Call<Value>) -> Reply {
         ..options(app, body.model.as_deref())
     };
     let (model, found) =
-        embed_with(&context, body.model.as_deref(), ("input", body.input, app.limits.texts), &options)
+        embed_with(&context, body.model.as_deref(), ("input", body.input, context.texts.clone()), &options)
             .await?;
     let answer = EmbedResponse {
         model: &model.name,
@@ -92,11 +91,15 @@ pub(super) async fn embed(Call(context, body): Call<Value>) -> Reply {
 }
 
 /// Embed a text, as earlier versions of Ollama do; the model's own settings say whether vectors have length 1
-pub(super) async fn embeddings(Call(context, body): Call<Value>) -> Reply {
-    let body: OllamaEmbeddingsRequest = from_object(body)?;
+pub(super) async fn embeddings(Call(context, body): Call<OllamaEmbeddingsRequest>) -> Reply {
     let options = options(&context.app, body.model.as_deref());
-    let (_, mut found) =
-        embed_with(&context, body.model.as_deref(), ("prompt", body.prompt, 1), &options).await?;
+    let (_, mut found) = embed_with(
+        &context,
+        body.model.as_deref(),
+        ("prompt", body.prompt, context.texts.at_most(1)),
+        &options,
+    )
+    .await?;
     let answer = EmbeddingsResponse { embedding: found.vectors.pop().unwrap_or_default() };
     Ok(with_backend(&answer, found.usage.location))
 }
@@ -114,7 +117,7 @@ fn options(app: &App, model: Option<&str>) -> EmbeddingOptions {
 async fn embed_with<'a>(
     context: &'a Context,
     name: Option<&str>,
-    (field, texts, limit): (&str, Value, usize),
+    (field, texts, limit): (&str, Value, TextLimit),
     options: &EmbeddingOptions,
 ) -> Result<(&'a Model, Embeddings<Vec<f32>>)> {
     let (model, pipeline) = context.app.embedding(name)?;
@@ -127,7 +130,7 @@ async fn embed_with<'a>(
     if is_empty {
         return Ok((model, Embeddings { vectors: Vec::new(), usage: Default::default() }));
     }
-    let texts = inputs::texts(field, texts, limit)?;
+    let texts = inputs::texts(field, texts, &limit)?;
     let inputs = texts.into_iter().map(crate::pipeline::Input::Text).collect();
     Ok((model, pipeline.embed(inputs, options, context.deadline).await?))
 }
@@ -144,8 +147,7 @@ pub(super) async fn tags(State(app): State<Arc<App>>) -> Json<Value> {
 }
 
 /// Describe a model, as Ollama does
-pub(super) async fn show(Call(context, body): Call<Value>) -> Reply<Json<Value>> {
-    let body: OllamaShowRequest = from_object(body)?;
+pub(super) async fn show(Call(context, body): Call<OllamaShowRequest>) -> Reply<Json<Value>> {
     let model = context.app.model(body.model.as_deref().or(body.name.as_deref()))?;
     let family = family(model);
     let mut info = json!({ "general.architecture": family });

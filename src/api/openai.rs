@@ -15,6 +15,7 @@ use super::{
     vectors::{EncodingFormat, Form, Vector},
 };
 use crate::{
+    backend::Deadline,
     error::{Error, Result},
     pipeline::{Input, chunks::Chunks, embedding::EmbeddingOptions, vectors::VectorType},
     tokenizer::cl100k,
@@ -71,8 +72,8 @@ enum Sentences {
 }
 
 impl LateChunking {
-    /// The chunks of the inputs; `None` if each has a vector of its own.
-    fn chunks(self, inputs: &[Input]) -> Result<Option<Chunks>> {
+    /// The chunks of the inputs; `None` if each has a vector of its own. The model takes `max_tokens`.
+    async fn chunks(self, inputs: &[Input], max_tokens: usize, deadline: Deadline) -> Result<Option<Chunks>> {
         if let Self::Texts(false) = self {
             return Ok(None);
         }
@@ -83,7 +84,11 @@ impl LateChunking {
         let mut texts = inputs.iter().map(text).collect::<Result<Vec<_>>>()?;
         match (self, texts.len()) {
             (Self::Texts(_), _) => Ok(Some(Chunks::joined(texts))),
-            (Self::Sentences(_), 1) => Ok(Some(Chunks::sentences(texts.remove(0)))),
+            (Self::Sentences(_), 1) => {
+                let text = texts.remove(0);
+                let split = move || Chunks::sentences(text, max_tokens).map(Some);
+                deadline.run_sized(inputs[0].texts().map(str::len).sum(), split).await
+            }
             (Self::Sentences(_), count) => Err(Error::invalid(format!(
                 "expected one text in `input` for `late_chunking` by sentences, but found {count}"
             ))),
@@ -129,7 +134,7 @@ pub(super) async fn embeddings(Call(context, body): Call<EmbeddingsRequest>) -> 
     let app = &context.app;
     let name = body.model.as_deref();
     let (model, pipeline) = app.embedding(name)?;
-    let inputs = inputs::read("input", texts_of_objects(body.input), app.limits.texts)?;
+    let inputs = inputs::read("input", texts_of_objects(body.input), &context.texts)?;
     let inputs = match body.token_encoding.unwrap_or_default() {
         TokenEncoding::Cl100kBase => inputs.into_iter().map(text_of_ids).collect::<Result<_>>()?,
         TokenEncoding::Model => inputs,
@@ -150,7 +155,7 @@ pub(super) async fn embeddings(Call(context, body): Call<EmbeddingsRequest>) -> 
         max_values: app.limits.values,
     };
     let late_chunking = body.late_chunking.unwrap_or(LateChunking::Texts(false));
-    let chunks = late_chunking.chunks(&inputs)?;
+    let chunks = late_chunking.chunks(&inputs, pipeline.encoder().max_tokens(), context.deadline).await?;
     let embeddings = match &chunks {
         None => pipeline.embed(inputs, &options, context.deadline).await?,
         Some(chunks) => pipeline.embed_chunks(chunks, &options, context.deadline).await?,

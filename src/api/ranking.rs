@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
-    inputs,
+    inputs::{self, TextLimit},
     rejection::Reply,
     request::{Call, Context},
     response::{Rank, characters, with_backend, with_usage},
@@ -62,7 +62,7 @@ pub(super) async fn rerank(Call(context, body): Call<RerankRequest>) -> Reply {
 pub(super) async fn rerank_with(context: &Context, pipeline: &RankingPipeline, body: RerankRequest) -> Reply {
     let app = &context.app;
     let query = inputs::text("query", body.query)?;
-    let texts = inputs::texts("texts", body.texts, app.limits.texts)?;
+    let texts = inputs::texts("texts", body.texts, &context.texts)?;
     let options = RankingOptions {
         truncation: app.truncation(body.truncate, body.truncation_direction),
         raw_scores: body.raw_scores.unwrap_or(false),
@@ -126,7 +126,7 @@ impl Ranked {
 async fn rank_documents(context: &Context, body: DocumentsRequest) -> Result<(&str, Ranked)> {
     let app = &context.app;
     let query = inputs::text("query", body.query)?;
-    let documents = parse_documents(body.documents, app.limits.texts)?;
+    let documents = parse_documents(body.documents, &context.texts)?;
     for (name, count) in [("top_n", body.top_n), ("top_k", body.top_k)] {
         if count == Some(0) {
             return Err(Error::invalid(format!("expected `{name}` above 0, but found 0")));
@@ -139,7 +139,7 @@ async fn rank_documents(context: &Context, body: DocumentsRequest) -> Result<(&s
     Ok((&model.name, ranked))
 }
 
-fn parse_documents(value: Value, limit: usize) -> Result<Vec<String>> {
+fn parse_documents(value: Value, limit: &TextLimit) -> Result<Vec<String>> {
     let Value::Array(values) = value else {
         return Err(Error::invalid("expected `documents` to be a list of texts, but found no list"));
     };

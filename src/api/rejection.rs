@@ -42,7 +42,7 @@ impl Rejection {
     }
 
     pub(super) fn is_unknown_model(&self) -> bool {
-        matches!(self.error.as_deref(), Some(Error::UnknownModel { .. }))
+        matches!(self.error.as_deref(), Some(Error::UnknownModel { .. } | Error::NoModel))
     }
 
     /// The whole chain of causes, for the log.
@@ -65,7 +65,7 @@ impl From<Error> for Rejection {
             Error::Malformed { .. } => StatusCode::BAD_REQUEST,
             Error::Invalid { .. } => StatusCode::UNPROCESSABLE_ENTITY,
             Error::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            Error::UnknownModel { .. } => StatusCode::NOT_FOUND,
+            Error::UnknownModel { .. } | Error::NoModel => StatusCode::NOT_FOUND,
             Error::Overloaded { .. } => StatusCode::TOO_MANY_REQUESTS,
             Error::DeadlineExceeded { .. } => StatusCode::GATEWAY_TIMEOUT,
             Error::Inference { .. } => StatusCode::BAD_GATEWAY,

@@ -1,26 +1,20 @@
 //! Reading requests: bodies within the limit, as JSON, with errors that name the field.
 
-use std::{collections::BTreeMap, fmt, marker::PhantomData, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use axum::{
-    body::Body,
     extract::{FromRequest, FromRequestParts, Path, Request},
-    http::{
-        HeaderMap, HeaderName, HeaderValue, StatusCode,
-        header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT},
-        request::Parts,
-    },
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::CONTENT_TYPE, request::Parts},
 };
-use http_body_util::BodyExt;
-use serde::{
-    Deserialize, Deserializer,
-    de::{DeserializeOwned, MapAccess, Visitor, value::MapAccessDeserializer},
-};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{
     app::App,
-    content_encoding::{ContentEncoding, too_long},
+    body::{self, ReadBody},
+    body_memory::RequestMemory,
+    inputs::TextLimit,
+    objects::Objects,
     rejection::Rejection,
 };
 use crate::{backend::Deadline, error::Error, json};
@@ -63,24 +57,75 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for InPath<
 /// - the body is not JSON (400), or JSON of another shape (422).
 pub(super) struct Call<T>(pub(super) Context, pub(super) T);
 
-/// The state, deadline and start time of a request.
+/// The state, deadline, limits and start time of a request.
+#[derive(Clone)]
 pub(super) struct Context {
     pub(super) app: Arc<App>,
     pub(super) deadline: Deadline,
     /// When the headers of the request had been read.
     pub(super) started: Instant,
+    pub(super) texts: TextLimit,
+    /// The maximum number of sentences or windows that texts may be split into.
+    pub(super) max_parts: usize,
+    /// The memory of the body and, while there is one, of the tree of its values.
+    _memory: Arc<RequestMemory>,
 }
 
-impl<T: DeserializeOwned> FromRequest<Arc<App>> for Call<T> {
+impl Context {
+    fn new(app: &Arc<App>, deadline: Deadline, started: Instant, memory: RequestMemory) -> Self {
+        let (texts, max_parts) = (TextLimit::new(app.limits.texts), app.limits.texts);
+        Self { app: Arc::clone(app), deadline, started, texts, max_parts, _memory: Arc::new(memory) }
+    }
+
+    /// The context of each of `count` requests in one, which share its limits.
+    pub(super) fn of_part(&self, count: usize) -> Self {
+        Self { max_parts: (self.max_parts / count.max(1)).max(1), ..self.clone() }
+    }
+}
+
+impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<App>> for Call<T> {
     type Rejection = Rejection;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
-        let started = Instant::now();
-        require_json(request.headers())?;
-        let (_, bytes, deadline) = read_bytes(app, request).await?;
-        let body = parse(&bytes)?;
-        Ok(Self(Context { app: Arc::clone(app), deadline, started }, body))
+        let (context, body) = read_json(app, request, false).await?;
+        Ok(Self(context, body))
     }
+}
+
+/// A [`Call`] whose body is used piece by piece while the request runs.
+pub(super) struct PiecewiseCall<T>(pub(super) Context, pub(super) T);
+
+impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<App>> for PiecewiseCall<T> {
+    type Rejection = Rejection;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
+        let (context, body) = read_json(app, request, true).await?;
+        Ok(Self(context, body))
+    }
+}
+
+/// Reads a JSON body. Parsing takes far more memory than the texts of the body, which the request holds until its end
+/// only if `is_piecewise`.
+async fn read_json<T: DeserializeOwned + Send + 'static>(
+    app: &Arc<App>,
+    request: Request,
+    is_piecewise: bool,
+) -> Result<(Context, T), Rejection> {
+    let started = Instant::now();
+    require_json(request.headers())?;
+    let ReadBody { bytes, deadline, mut memory, .. } = body::read(app, request).await?;
+    let size = bytes.capacity();
+    let work = move || {
+        memory.resize(size.saturating_add(check_weight(&bytes)?))?;
+        let body = parse_light(&bytes)?;
+        drop(bytes);
+        if !is_piecewise {
+            memory.resize(size)?;
+        }
+        Ok((body, memory))
+    };
+    let (body, memory) = deadline.run_sized(size, work).await?;
+    Ok((Context::new(app, deadline, started, memory), body))
 }
 
 /// A request whose body is an object in JSON or a form, and the context in which it is answered. Fields of a form that
@@ -96,99 +141,32 @@ impl FromRequest<Arc<App>> for Submitted {
             return Ok(Self(context, body));
         }
         let started = Instant::now();
-        let (_, bytes, deadline) = read_bytes(app, request).await?;
-        let mut fields: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for (name, value) in form_urlencoded::parse(&bytes) {
-            fields.entry(name.into_owned()).or_default().push(value.into_owned());
-        }
-        let value = |mut values: Vec<String>| match values.len() {
-            1 => Value::from(values.remove(0)),
-            _ => Value::from(values),
-        };
-        let body = fields.into_iter().map(|(name, values)| (name, value(values))).collect();
-        Ok(Self(Context { app: Arc::clone(app), deadline, started }, Value::Object(body)))
+        let ReadBody { bytes, deadline, memory, .. } = body::read(app, request).await?;
+        let (size, max_texts) = (bytes.len(), app.limits.texts);
+        let form = deadline.run_sized(size, move || form(&bytes, max_texts)).await?;
+        Ok(Self(Context::new(app, deadline, started, memory), form))
     }
 }
 
-/// Deserializes an optional object; derived implementations would also accept a list of its values.
-pub(super) fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
-    deserializer: D,
-) -> Result<Option<T>, D::Error> {
-    struct Object<T>(PhantomData<T>);
-
-    impl<'de, T: Deserialize<'de>> Visitor<'de> for Object<T> {
-        type Value = Option<T>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("an object")
-        }
-
-        fn visit_none<E>(self) -> Result<Self::Value, E> {
-            Ok(None)
-        }
-
-        fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-            deserializer.deserialize_map(self)
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-            T::deserialize(MapAccessDeserializer::new(map)).map(Some)
-        }
-    }
-
-    deserializer.deserialize_option(Object(PhantomData))
-}
-
-/// The headers, decompressed body and deadline of a request.
-pub(super) async fn read_bytes(app: &App, request: Request) -> Result<(HeaderMap, Vec<u8>, Deadline), Error> {
-    let deadline = Deadline::within(app.limits.timeout());
-    // A platform that ends the process at a fixed time, like Lambda, sets its own deadline.
-    let deadline = match request.extensions().get::<Deadline>() {
-        Some(platform) => deadline.or_earlier(*platform),
-        None => deadline,
-    };
-    let (parts, body) = request.into_parts();
-    let encoding = ContentEncoding::of(&parts.headers)?;
-    let limit = app.limits.body_bytes;
-    if let Some(announced) = announced(&parts.headers).filter(|bytes| *bytes > limit as u64) {
+/// The fields of a form, as an object.
+fn form(bytes: &[u8], max_texts: usize) -> Result<Value, Error> {
+    /// Fields other than texts.
+    const MAX_OTHERS: usize = 64;
+    let (found, max) = (form_urlencoded::parse(bytes).count(), max_texts.saturating_add(MAX_OTHERS));
+    if found > max {
         return Err(Error::too_large(format!(
-            "expected a body of at most {limit} bytes, but found a `content-length` of {announced}"
+            "expected a form of at most {max} fields, but found {found}; send fewer texts at once"
         )));
     }
-    let bytes = deadline.bound(collect(body, limit)).await?;
-    // The limit applies to the compressed and to the decompressed body.
-    Ok((parts.headers, encoding.decode(bytes, limit)?, deadline))
-}
-
-/// The length of a body that the client sends after `100 Continue` only, as curl does above one megabyte.
-fn announced(headers: &HeaderMap) -> Option<u64> {
-    let is_pending = headers.get(EXPECT)?.as_bytes().eq_ignore_ascii_case(b"100-continue");
-    let length = headers.get(CONTENT_LENGTH).filter(|_| is_pending)?;
-    length.to_str().ok()?.parse().ok()
-}
-
-/// The whole body.
-///
-/// A body beyond the limit is read on for a while and discarded: most clients read a response only after they have
-/// sent their request, and would see a broken connection instead.
-async fn collect(mut body: Body, limit: usize) -> Result<Vec<u8>, Error> {
-    /// How much is read, as a multiple of the limit.
-    const MAX_DISCARDED: usize = 4;
-    let (mut bytes, mut found) = (Vec::new(), 0_usize);
-    while let Some(frame) = body.frame().await {
-        let truncated = |_| Error::malformed("the body is incomplete");
-        let Ok(data) = frame.map_err(truncated)?.into_data() else { continue };
-        found = found.saturating_add(data.len());
-        if found <= limit {
-            bytes.extend_from_slice(&data);
-        } else if found > limit.saturating_mul(MAX_DISCARDED) {
-            break;
-        }
+    let mut fields: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (name, value) in form_urlencoded::parse(bytes) {
+        fields.entry(name.into_owned()).or_default().push(value.into_owned());
     }
-    if found > limit {
-        return Err(too_long(limit));
-    }
-    Ok(bytes)
+    let value = |mut values: Vec<String>| match values.len() {
+        1 => Value::from(values.remove(0)),
+        _ => Value::from(values),
+    };
+    Ok(Value::Object(fields.into_iter().map(|(name, values)| (name, value(values))).collect()))
 }
 
 /// The content type without its parameters, in lower case.
@@ -210,15 +188,26 @@ fn require_json(headers: &HeaderMap) -> Result<(), Rejection> {
 
 /// Parses JSON; errors name the field.
 pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
-    if !json::is_light(bytes) {
+    check_weight(bytes)?;
+    parse_light(bytes)
+}
+
+/// The memory that parsing a body takes. Refuses one that would take far more than requests of texts.
+fn check_weight(bytes: &[u8]) -> Result<usize, Error> {
+    let weight = json::weight(bytes);
+    if weight > json::max_weight(bytes.len()) {
         return Err(Error::too_large(format!(
             "expected JSON of texts and numbers, but found too many lists, objects or numbers for {} bytes; send \
              fewer at once",
             bytes.len()
         )));
     }
+    Ok(weight)
+}
+
+fn parse_light<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
-    let parsed = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+    let parsed = serde_path_to_error::deserialize(Objects(&mut deserializer)).map_err(|error| {
         let path = error.path().to_string();
         let cause = error.into_inner();
         let at = format!("line {}, column {}", cause.line(), cause.column());
@@ -293,18 +282,10 @@ fn redacted(cause: &str) -> String {
 
 /// Deserializes parsed JSON; errors name the field.
 pub(super) fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, Error> {
-    serde_path_to_error::deserialize(value).map_err(|error| {
+    serde_path_to_error::deserialize(Objects(value)).map_err(|error| {
         let path = error.path().to_string();
         wrong_value(&path, error.inner())
     })
-}
-
-/// Deserializes a parsed object; derived implementations would also accept a list of its values.
-pub(super) fn from_object<T: DeserializeOwned>(value: Value) -> Result<T, Error> {
-    match value {
-        Value::Object(_) => from_value(value),
-        _ => Err(Error::invalid("expected an object, but found another value")),
-    }
 }
 
 /// The model that a body names.
@@ -314,7 +295,45 @@ pub(super) fn model_name(body: &Value) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
+    use std::thread::{self, ThreadId};
+
+    use axum::body::Body;
+    use serde::{Deserialize, Deserializer, de::IgnoredAny};
+
     use super::*;
+    use crate::config::Limits;
+
+    /// The thread that parses a body.
+    struct ParsedBy(ThreadId);
+
+    impl<'de> Deserialize<'de> for ParsedBy {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            IgnoredAny::deserialize(deserializer).map(|_| Self(thread::current().id()))
+        }
+    }
+
+    #[tokio::test]
+    async fn long_bodies_are_parsed_on_other_threads() {
+        let app = Arc::new(App::new(Vec::new(), Limits::default()));
+        for (words, is_here) in [(1, true), (100_000, false)] {
+            let body = serde_json::json!({ "inputs": "word ".repeat(words) }).to_string();
+            let request = Request::post("/").header(CONTENT_TYPE, "application/json").body(Body::from(body));
+            let Call(_, ParsedBy(thread)) = Call::from_request(request.unwrap(), &app).await.unwrap();
+            assert_eq!(thread == thread::current().id(), is_here, "{words} words");
+        }
+    }
+
+    #[test]
+    fn forms_have_as_many_fields_as_a_request_has_texts() {
+        assert_eq!(
+            form(b"q=a&q=b&source=en", 2).unwrap(),
+            serde_json::json!({ "q": ["a", "b"], "source": "en" })
+        );
+        let fields = "&a".repeat(1_000_000);
+        let refusal = || form(fields.as_bytes(), 2).unwrap_err().to_string();
+        insta::assert_snapshot!(refusal(), @"expected a form of at most 66 fields, but found 1000000; send fewer texts at once");
+        assert!(allocation_counter::measure(|| drop(refusal())).bytes_max < 100_000);
+    }
 
     #[test]
     fn errors_do_not_repeat_texts() {

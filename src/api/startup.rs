@@ -20,15 +20,10 @@ use futures::{
 use tokio::time::timeout;
 use tower_service::Service;
 
-use super::{
-    dialect::Dialect,
-    rejection::Rejection,
-    request::{REQUEST_ID, request_id},
-};
+use super::{observe::Observed, rejection::Rejection};
 use crate::{
     backend::Deadline,
     error::{Error, Result},
-    telemetry,
 };
 
 /// The shortest interval between a failed attempt and the next one.
@@ -84,7 +79,10 @@ impl LazyRouter {
 
     /// The router's response, or 503 if there is no router within the deadline of the request.
     pub async fn respond(&self, request: Request) -> Response {
-        let started = Instant::now();
+        let (mut parts, body) = request.into_parts();
+        let path = parts.uri.path().to_owned();
+        let observed = Observed::new(&parts.method, &path, &mut parts.headers);
+        let request = Request::from_parts(parts, body);
         let limit = request.extensions().get::<Deadline>().map_or(TIMEOUT, Deadline::remaining);
         let unavailable = StatusCode::SERVICE_UNAVAILABLE;
         let rejection = match timeout(limit, self.attempt()).await {
@@ -96,16 +94,8 @@ impl LazyRouter {
             }
             Err(_) => Rejection::new(unavailable, "the models are still being loaded; try again shortly"),
         };
-        telemetry::record_response(unavailable.as_u16(), started.elapsed());
-        let (mut parts, _) = request.into_parts();
-        let id = request_id(&mut parts.headers);
-        let (path, cause) = (parts.uri.path(), rejection.chain());
-        let (id_text, status) = (id.to_str().unwrap_or_default(), unavailable.as_u16());
-        tracing::error!(id = id_text, method = %parts.method, path, status, cause, "request failed");
-        let mut response = Response::default();
-        Dialect::of(path.strip_prefix(&self.prefix).unwrap_or(path)).complete(&rejection, &mut response);
-        response.headers_mut().insert(REQUEST_ID, id);
-        response
+        let route = path.strip_prefix(&self.prefix).unwrap_or(&path);
+        observed.finish(rejection.into_response(), route)
     }
 
     /// The current attempt, or a new one if it failed a while ago.
@@ -132,6 +122,7 @@ mod tests {
     use tokio::sync::Notify;
 
     use super::*;
+    use crate::api::request::REQUEST_ID;
 
     fn request(path: &str, time: Duration) -> Request {
         let mut request = Request::get(path).body(Body::empty()).unwrap();

@@ -1,11 +1,8 @@
 //! The routes whose body and response depend on the model's task: `POST /` of TEI, with `/invocations` of SageMaker and
 //! `/vertex` of Vertex AI, and `POST /models/{model}` of the model hub.
 
-use axum::{
-    http::header::CONTENT_TYPE,
-    response::{IntoResponse, Response},
-};
-use futures::{StreamExt, TryStreamExt, stream};
+use axum::{body::Bytes, http::header::CONTENT_TYPE, response::IntoResponse};
+use futures::{StreamExt, TryFutureExt, TryStreamExt, stream};
 use http_body_util::BodyExt;
 use serde::Deserialize;
 use serde_json::Value;
@@ -17,11 +14,11 @@ use super::{
     inputs,
     ranking::rerank_with,
     rejection::Reply,
-    request::{Call, Context, InPath, from_value, model_name},
+    request::{Call, Context, InPath, PiecewiseCall, from_value, model_name},
     response::BACKEND,
     token_classification::{find_entities_with, label_tokens_with},
 };
-use crate::{error::Error, model::Pipeline};
+use crate::{error::Error, model::Pipeline, pipeline::sharing_turns};
 
 /// Run the first model
 ///
@@ -77,27 +74,34 @@ pub(super) struct VertexRequest {
 }
 
 /// Run the first model for several requests, as Vertex AI does
-pub(super) async fn vertex(Call(context, body): Call<VertexRequest>) -> Reply {
-    let limits = &context.app.limits;
-    inputs::count("instances", body.instances.len(), limits.texts)?;
-    let instances = body.instances.into_iter();
-    let runs =
-        instances.map(|instance| async { run_default(&context, instance).await.map(Response::into_parts) });
-    let mut runs = stream::iter(runs).buffered(CONCURRENT_INSTANCES);
-    let (mut predictions, mut backend) = (Vec::new(), None);
-    while let Some((parts, body)) = runs.try_next().await? {
+///
+/// The instances share the limits and the turns of the request.
+pub(super) async fn vertex(PiecewiseCall(context, body): PiecewiseCall<VertexRequest>) -> Reply {
+    inputs::count("instances", body.instances.len(), context.app.limits.texts)?;
+    sharing_turns(run_instances(&context, body.instances)).await
+}
+
+async fn run_instances(context: &Context, instances: Vec<Value>) -> Reply {
+    let (limits, context) = (&context.app.limits, context.of_part(instances.len()));
+    let (mut predictions, mut size, mut backend) = (vec![Bytes::new(); instances.len()], 0, None);
+    let runs = instances.into_iter().enumerate().map(|(index, instance)| {
+        run_default(&context, instance).map_ok(move |response| (index, response.into_parts()))
+    });
+    // The first error ends all instances.
+    let mut runs = stream::iter(runs).buffer_unordered(CONCURRENT_INSTANCES);
+    while let Some((index, (parts, body))) = runs.try_next().await? {
         // Responses of models are in memory, so that reading one does not wait.
         let body = body.collect().await.map_err(|_| Error::inference("a response is incomplete"))?.to_bytes();
-        if predictions.len() + body.len() > limits.values.saturating_mul(BYTES_PER_VALUE) {
+        size += body.len();
+        if size > limits.values.saturating_mul(BYTES_PER_VALUE) {
             return Err(
                 Error::too_large("expected fewer texts in all `instances`; send fewer at once").into()
             );
         }
-        predictions.push(if predictions.is_empty() { b'[' } else { b',' });
-        predictions.extend_from_slice(&body);
+        predictions[index] = body;
         backend = parts.headers.get(BACKEND).cloned();
     }
-    let body = [br#"{"predictions":"#.as_slice(), &predictions, b"]}"].concat();
+    let body = [br#"{"predictions":["#.as_slice(), &predictions.join(b",".as_slice()), b"]}"].concat();
     let backend = backend.map(|backend| [(BACKEND, backend)]);
     Ok((backend, [(CONTENT_TYPE, "application/json")], body).into_response())
 }

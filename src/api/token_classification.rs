@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{
     inputs,
     rejection::Reply,
-    request::{self, Context},
+    request::Context,
     response::{OneOrMany, characters, with_usage},
 };
 use crate::{
@@ -25,7 +25,6 @@ use crate::{
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct LabelTokensRequest {
     inputs: Value,
-    #[serde(default, deserialize_with = "request::object")]
     parameters: Option<LabelTokensParameters>,
 }
 
@@ -50,14 +49,13 @@ pub(super) async fn label_tokens_with(
     pipeline: &TokenClassificationPipeline,
     body: LabelTokensRequest,
 ) -> Reply {
-    let limit = context.app.limits.texts;
     let is_single = body.inputs.is_string();
-    let texts = inputs::texts("inputs", body.inputs, limit)?;
+    let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
     let parameters = body.parameters.unwrap_or_default();
     let windows = WindowOptions {
         stride: parameters.stride,
         truncation: context.app.truncation(parameters.truncate, parameters.truncation_direction),
-        max_windows: limit,
+        max_windows: context.max_parts,
     };
     let options = TokenClassificationOptions::new(
         parameters.aggregation_strategy,
@@ -106,13 +104,12 @@ pub(super) async fn find_entities_with(
     pipeline: &ZeroShotEntitiesPipeline,
     body: FindEntitiesRequest,
 ) -> Reply {
-    let limit = context.app.limits.texts;
     let is_single = body.inputs.is_string();
-    let texts = inputs::texts("inputs", body.inputs, limit)?;
-    let parameters = body.parameters;
+    let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
+    let (parameters, limit) = (body.parameters, context.app.limits.texts);
     let options = ZeroShotEntitiesOptions {
         labels: Labels::new(
-            inputs::labels("parameters.candidate_labels", parameters.candidate_labels)?,
+            inputs::labels("parameters.candidate_labels", parameters.candidate_labels, limit)?,
             limit,
         )?,
         search: EntitySearch::new(parameters.threshold, parameters.flat_ner, parameters.multi_label)?,
@@ -122,7 +119,7 @@ pub(super) async fn find_entities_with(
             truncation: context
                 .app
                 .truncation(Some(parameters.truncate.unwrap_or(false)), parameters.truncation_direction),
-            max_windows: limit,
+            max_windows: context.max_parts,
         },
         redacts: parameters.redact.unwrap_or(false),
     };

@@ -58,7 +58,7 @@ pub(super) async fn tokenize(
     const VALUES_PER_TOKEN: usize = 8;
     let app = &context.app;
     let max_tokens = app.limits.values / VALUES_PER_TOKEN;
-    let texts = inputs::texts("inputs", body.inputs, app.limits.texts)?;
+    let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
     let model = app.model(body.model.as_deref())?;
     let prompt = match (&model.pipeline, body.prompt_name.or_else(|| app.named_prompt(body.model.as_deref())))
     {
@@ -141,7 +141,7 @@ pub(super) struct DecodeRequest {
 /// Decode token ids
 pub(super) async fn decode(Call(context, body): Call<DecodeRequest>) -> Reply<Json<Vec<String>>> {
     let app = &context.app;
-    let lists = inputs::id_lists("ids", body.ids, app.limits.texts)?;
+    let lists = inputs::id_lists("ids", body.ids, &context.texts)?;
     let tokenizer = Arc::clone(app.model(body.model.as_deref())?.pipeline.tokenizer());
     let work = move || {
         let texts = lists.iter().map(|ids| tokenizer.decode(ids, body.skip_special_tokens));

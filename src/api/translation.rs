@@ -9,7 +9,7 @@ use super::{
     app::App,
     inputs,
     rejection::Reply,
-    request::{self, Context},
+    request::Context,
     response::{characters, with_usage},
 };
 use crate::{
@@ -39,7 +39,6 @@ pub(super) struct TranslateRequest {
     /// Whether sentences beyond the model's maximum are truncated; otherwise they are rejected.
     truncate: Option<bool>,
     clean_up_tokenization_spaces: Option<bool>,
-    #[serde(default, deserialize_with = "request::object")]
     generate_parameters: Option<GenerationOptions>,
 }
 
@@ -72,7 +71,7 @@ struct Alternative<'a> {
 /// Translates texts, as Kivu's own request says.
 pub(super) async fn translate_own(context: &Context, body: TranslateRequest) -> Reply {
     let app = &context.app;
-    let texts = inputs::texts("inputs", body.inputs, app.limits.texts)?;
+    let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
     let characters = characters(texts.iter().map(String::as_str));
     let wanted = RequestedLanguages { source: body.src_lang.as_deref(), target: body.tgt_lang.as_deref() };
     let (model, pipeline) = choose(app, body.model.as_deref(), wanted)?;
@@ -83,7 +82,7 @@ pub(super) async fn translate_own(context: &Context, body: TranslateRequest) -> 
         truncate: body.truncate.unwrap_or(app.limits.truncate),
         clean_up_spaces: body.clean_up_tokenization_spaces.unwrap_or(false),
         generation: body.generate_parameters.unwrap_or_default(),
-        max_sentences: app.limits.texts,
+        max_sentences: context.max_parts,
     };
     let translations = pipeline.generate(texts, &options, context.deadline).await?;
     Ok(with_usage(context, &response(model, &translations), &translations.usage, characters))

@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 
 use super::{
     app::App,
-    inputs,
+    body, inputs,
     rejection::Reply,
-    request::{Context, Submitted, from_object, from_value, read_bytes},
+    request::{Context, Submitted, from_value},
     response::{OneOrMany, characters, with_backend, with_usage},
     translation::{choose, pick, translate_own},
 };
@@ -125,7 +125,7 @@ impl LanguageRequest {
             truncate: app.limits.truncate,
             clean_up_spaces: false,
             generation,
-            max_sentences: app.limits.texts,
+            max_sentences: context.max_parts,
         };
         let found = pipeline.generate(texts, &options, context.deadline).await;
         found.map_err(|error| self.rename(error))
@@ -135,7 +135,7 @@ impl LanguageRequest {
 /// Translate texts: Kivu's own request, or LibreTranslate's with `q`
 pub(super) async fn translate(Submitted(context, body): Submitted) -> Reply {
     match body.get("q") {
-        Some(_) => libre_translate(&context, from_object(body)?).await,
+        Some(_) => libre_translate(&context, from_value(body)?).await,
         None => translate_own(&context, from_value(body)?).await,
     }
 }
@@ -143,7 +143,7 @@ pub(super) async fn translate(Submitted(context, body): Submitted) -> Reply {
 async fn libre_translate(context: &Context, body: LibreTranslateRequest) -> Reply {
     const MAX_ALTERNATIVES: u64 = 9;
     let is_single = body.q.is_string();
-    let texts = inputs::texts("q", body.q, context.app.limits.texts)?;
+    let texts = inputs::texts("q", body.q, &context.texts)?;
     let characters = characters(texts.iter().map(String::as_str));
     refuse("format", body.format.filter(|format| format != "text"), "`text`")?;
     let count = match &body.alternatives {
@@ -183,8 +183,8 @@ async fn libre_translate(context: &Context, body: LibreTranslateRequest) -> Repl
 
 /// Translate texts, as DeepL does
 pub(super) async fn deepl(Submitted(context, body): Submitted) -> Reply {
-    let body: DeepLRequest = from_object(body)?;
-    let texts = inputs::texts("text", body.text, context.app.limits.texts)?;
+    let body: DeepLRequest = from_value(body)?;
+    let texts = inputs::texts("text", body.text, &context.texts)?;
     refuse("tag_handling", body.tag_handling, "none")?;
     refuse("glossary_id", body.glossary_id, "none")?;
     let is_preference =
@@ -253,7 +253,7 @@ pub(super) async fn languages(State(app): State<Arc<App>>) -> Json<Value> {
 pub(super) async fn deepl_languages(State(app): State<Arc<App>>, request: Request) -> Reply<Json<Value>> {
     let query = request.uri().query().unwrap_or_default().to_owned();
     // The client for Python sends a form with its GET request.
-    let (_, form, _) = read_bytes(&app, request).await?;
+    let form = body::read(&app, request).await?.bytes;
     let fields = form_urlencoded::parse(query.as_bytes()).chain(form_urlencoded::parse(&form));
     let mut is_target = false;
     for (_, kind) in fields.filter(|(name, _)| name == "type") {

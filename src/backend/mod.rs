@@ -203,6 +203,16 @@ impl Deadline {
         Error::DeadlineExceeded { after: self.granted }
     }
 
+    /// Runs `work` on an input of this size: here, or on another thread if it would delay other requests.
+    pub async fn run_sized<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        const MAX_INLINE_BYTES: usize = 8 * 1024;
+        if bytes <= MAX_INLINE_BYTES { work() } else { self.off_thread(work).await }
+    }
+
     /// Runs blocking `work` on another thread, and waits for its result until the deadline.
     pub async fn off_thread<T: Send + 'static>(
         &self,

@@ -385,5 +385,6 @@ pub(super) fn is_permanent(error: &Error) -> bool {
             | Error::TooLarge { .. }
             | Error::Config { .. }
             | Error::UnknownModel { .. }
+            | Error::NoModel
     )
 }

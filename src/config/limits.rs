@@ -16,6 +16,8 @@ pub struct Limits {
     pub truncate: bool,
     /// The maximum size of a request's body. The default is Lambda's limit.
     pub body_bytes: usize,
+    /// The maximum memory of the bodies of all requests, in bytes; more if the largest request needs it.
+    pub buffer_bytes: usize,
     /// The maximum number of values in a response: texts or tokens, times dimensions. A value takes about twelve
     /// bytes.
     pub values: usize,
@@ -32,6 +34,7 @@ impl Default for Limits {
             tokens: None,
             truncate: true,
             body_bytes: 6 * 1024 * 1024,
+            buffer_bytes: 256 * 1024 * 1024,
             values: 1_500_000,
             requests: 512,
             timeout_ms: 60_000,

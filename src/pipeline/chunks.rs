@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use super::seq2seq::segmentation::{Segment, split};
+use crate::error::{Error, Result};
 
 /// A text and its chunks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,20 +32,26 @@ impl Chunks {
         Self { text, spans }
     }
 
-    /// A text whose chunks are its sentences, without the white space around them.
-    pub fn sentences(text: String) -> Self {
+    /// A text whose chunks are its sentences, at most `max`, without the white space around them.
+    pub fn sentences(text: String, max: usize) -> Result<Self> {
         let (mut spans, mut start) = (Vec::new(), 0);
-        for segment in split(&text) {
+        for segment in split(&text, max) {
             let (Segment::Sentence(part) | Segment::Space(part)) = segment;
             if let Segment::Sentence(_) = segment {
                 spans.push(start..start + part.len());
             }
             start += part.len();
         }
+        if spans.len() > max {
+            return Err(Error::too_large(format!(
+                "expected a text of at most {max} sentences, since the model takes as many tokens, but found more; send a \
+                 shorter text"
+            )));
+        }
         if spans.is_empty() {
             spans.push(0..text.len());
         }
-        Self { text, spans }
+        Ok(Self { text, spans })
     }
 
     /// The number of chunks.
@@ -84,8 +91,10 @@ mod tests {
 
     #[test]
     fn sentences_have_their_places_in_the_text() {
-        let chunks = Chunks::sentences(" É o Dr. Silva.  Two?\nThree ".into());
-        assert_eq!(chunks.spans(), [[1, 15], [17, 21], [22, 27]]);
-        assert_eq!(Chunks::sentences(" \n".into()).spans(), [[0, 2]]);
+        let sentences = |text: &str, max| Chunks::sentences(text.into(), max);
+        let text = " É o Dr. Silva.  Two?\nThree ";
+        assert_eq!(sentences(text, 3).unwrap().spans(), [[1, 15], [17, 21], [22, 27]]);
+        assert_eq!(sentences(" \n", 3).unwrap().spans(), [[0, 2]]);
+        insta::assert_snapshot!(sentences(text, 2).unwrap_err(), @"expected a text of at most 2 sentences, since the model takes as many tokens, but found more; send a shorter text");
     }
 }

@@ -9,11 +9,12 @@ use std::{
     fmt,
     future::Future,
     num::NonZeroUsize,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 use async_trait::async_trait;
 use futures::{StreamExt, TryStreamExt, stream};
+use tokio::sync::Semaphore;
 
 use crate::{
     backend::{
@@ -136,6 +137,24 @@ fn not_loaded() -> Error {
     Error::model("expected a model to run, but none is loaded")
 }
 
+tokio::task_local! {
+    /// The turns of the current request, if it consists of several.
+    static TURNS: Arc<Turns>;
+}
+
+/// The work that a request may have in progress, so that requests take turns.
+struct Turns {
+    /// Initialized with the number of batches for the first model.
+    batches: OnceLock<Semaphore>,
+    tokenization: Semaphore,
+}
+
+/// Runs a request that consists of several, which share its turns.
+pub(crate) async fn sharing_turns<T>(request: impl Future<Output = T>) -> T {
+    let turns = Turns { batches: OnceLock::new(), tokenization: Semaphore::new(1) };
+    TURNS.scope(Arc::new(turns), request).await
+}
+
 /// Runs the batches of a request and returns the result of each input, by the indexes that come with them.
 ///
 /// The backend has twice as many batches as it runs at once, so that it never waits for the next one, and no more, so
@@ -144,7 +163,17 @@ pub(super) async fn run_batches<T: Send>(
     batches: Vec<impl Future<Output = Result<Vec<(usize, T)>>> + Send>,
     concurrency: NonZeroUsize,
 ) -> Result<Vec<T>> {
-    let done = stream::iter(batches).buffer_unordered(2 * concurrency.get()).try_concat();
+    let max = 2 * concurrency.get();
+    let turns = TURNS.try_with(Arc::clone).ok();
+    let turns = turns.as_ref().map(|turns| turns.batches.get_or_init(|| Semaphore::new(max)));
+    let batches = batches.into_iter().map(|batch| async {
+        let _turn = match turns {
+            Some(turns) => turns.acquire().await.ok(),
+            None => None,
+        };
+        batch.await
+    });
+    let done = stream::iter(batches).buffer_unordered(max).try_concat();
     let mut done: Vec<(usize, T)> = done.await?;
     done.sort_by_key(|(index, _)| *index);
     Ok(done.into_iter().map(|(_, result)| result).collect())
@@ -156,6 +185,38 @@ pub(super) async fn tokenize<T: Send + 'static>(
     deadline: Deadline,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    const MAX_INLINE_BYTES: usize = 8 * 1024;
-    if bytes <= MAX_INLINE_BYTES { work() } else { deadline.off_thread(work).await }
+    let turns = TURNS.try_with(Arc::clone).ok();
+    let _turn = match &turns {
+        Some(turns) => turns.tokenization.acquire().await.ok(),
+        None => None,
+    };
+    deadline.run_sized(bytes, work).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    use super::*;
+
+    /// The largest number of batches in progress while two parts of a request run.
+    async fn in_progress() -> usize {
+        let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let batch = async |index| {
+            most.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
+            tokio::task::yield_now().await;
+            now.fetch_sub(1, SeqCst);
+            Ok(vec![(index, ())])
+        };
+        let part = || run_batches((0..8).map(batch).collect(), NonZeroUsize::MIN);
+        let (one, other) = futures::join!(part(), part());
+        assert_eq!((one.unwrap().len(), other.unwrap().len()), (8, 8));
+        most.into_inner()
+    }
+
+    #[tokio::test]
+    async fn the_parts_of_a_request_share_its_turns() {
+        assert_eq!(in_progress().await, 4, "two requests");
+        assert_eq!(sharing_turns(in_progress()).await, 2, "one request");
+    }
 }

@@ -26,4 +26,5 @@ pub mod vectors;
 pub mod zero_shot;
 pub mod zero_shot_entities;
 
+pub(crate) use self::executor::sharing_turns;
 pub use self::{encoding::Input, task::Task, usage::Usage};

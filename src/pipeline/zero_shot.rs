@@ -5,6 +5,7 @@
 //! the text and that sentence.
 
 use std::{
+    collections::HashSet,
     num::NonZeroUsize,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -95,7 +96,6 @@ pub struct Labels(Vec<String>);
 impl Labels {
     /// The labels of a request; at most `limit`, since each costs a run of the model.
     pub fn new(labels: Vec<String>, limit: usize) -> Result<Self> {
-        let labels: Vec<String> = labels.into_iter().map(|label| label.trim().to_owned()).collect();
         let wrong_count = || format!("expected 1 to {limit} `candidate_labels`, but found {}", labels.len());
         if labels.is_empty() {
             return Err(Error::invalid(wrong_count()));
@@ -103,13 +103,15 @@ impl Labels {
         if labels.len() > limit {
             return Err(Error::too_large(wrong_count()));
         }
+        let labels: Vec<String> = labels.into_iter().map(|label| label.trim().to_owned()).collect();
+        let mut known = HashSet::new();
         for (index, label) in labels.iter().enumerate() {
             if label.is_empty() {
                 return Err(Error::invalid(format!(
                     "expected a label in `candidate_labels[{index}]`, but found an empty one"
                 )));
             }
-            if labels[..index].contains(label) {
+            if !known.insert(label) {
                 return Err(Error::invalid(format!(
                     "expected each label once, but found `candidate_labels[{index}]` twice"
                 )));
@@ -119,8 +121,13 @@ impl Labels {
     }
 
     /// The labels of a comma-separated string, without empty ones.
+    pub fn parts(labels: &str) -> impl Iterator<Item = &str> {
+        labels.split(',').map(str::trim).filter(|label| !label.is_empty())
+    }
+
+    /// The same labels as a list.
     pub fn split(labels: &str) -> Vec<String> {
-        labels.split(',').map(str::trim).filter(|label| !label.is_empty()).map(str::to_owned).collect()
+        Self::parts(labels).map(str::to_owned).collect()
     }
 
     /// The labels in the order of the request.

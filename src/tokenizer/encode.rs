@@ -177,6 +177,9 @@ impl Tokenizer {
         if text.len() > reach(limit) {
             return Err(too_long(text.len(), "bytes"));
         }
+        if self.exceeds(text, limit)? {
+            return Err(too_long(text.len(), "bytes"));
+        }
         // With offsets, unlike `encode_fast`.
         let encoding = self.call(|raw| raw.encode(text, false)).map_err(cannot_tokenize)?;
         let found = encoding.len() + self.special_count();

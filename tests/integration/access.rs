@@ -106,9 +106,37 @@ async fn health_checks_need_no_key() {
     for path in ["/info", "/v1/models", "/v2", "/v2/models/tiny", "/nowhere", "/health/"] {
         assert_eq!(send(&router, get(path), &[]).await.status(), StatusCode::UNAUTHORIZED, "{path}");
     }
-    let mut head = cat();
-    *head.method_mut() = Method::OPTIONS;
-    assert_eq!(send(&router, head, &[]).await.status(), StatusCode::UNAUTHORIZED, "any method");
+    for method in [Method::HEAD, Method::PUT, Method::DELETE, Method::TRACE, Method::CONNECT] {
+        let mut other = cat();
+        *other.method_mut() = method.clone();
+        assert_eq!(send(&router, other, &[]).await.status(), StatusCode::UNAUTHORIZED, "{method}");
+    }
+}
+
+/// Browsers send OPTIONS without credentials, and send the request only after a success.
+#[tokio::test]
+async fn preflights_need_no_credentials() {
+    let (with_keys, _) = with_keys();
+    let iam = guarded(&AuthConfig { mode: Some(AuthMode::Iam), ..AuthConfig::default() });
+    let proxied: AuthConfig =
+        serde_json::from_value(json!({ "mode": "none", "proxy_secret": "sesame" })).unwrap();
+    for router in [with_keys, iam, guarded(&proxied)] {
+        for path in ["/embed", "/v1/embeddings", "/v2/models/tiny/infer", "/", "/nowhere"] {
+            let headers = [
+                ("origin", "https://example.org"),
+                ("access-control-request-method", "POST"),
+                ("access-control-request-headers", "authorization,x-amz-date,x-stainless-os"),
+            ];
+            let request = Request::options(path).body(Body::empty()).unwrap();
+            let response = send(&router, request, &headers).await;
+            assert_eq!(response.status(), StatusCode::NO_CONTENT, "{path}");
+            assert!(response.headers().contains_key("x-request-id"));
+            assert!(
+                !response.headers().contains_key("access-control-allow-origin"),
+                "that is API Gateway's part"
+            );
+        }
+    }
 }
 
 #[tokio::test]

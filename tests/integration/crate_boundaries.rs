@@ -49,7 +49,7 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ("metrics::", &["src/telemetry/"]),
     ("subtle::", &["src/api/auth/"]),
     ("axum::", &["src/api/", "cli/src/connections.rs", "functions/"]),
-    ("hyper::", &["compiler/src/hub/client.rs", "cli/src/connections.rs"]),
+    ("hyper::", &["compiler/src/hub/client.rs", "cli/src/connections.rs", "cli/src/unread_body.rs"]),
     ("http_body::", &["src/api/permit_body.rs", "src/backend/triton/connect.rs"]),
     (
         "rustix::",

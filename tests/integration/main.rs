@@ -45,6 +45,7 @@ mod processors;
 mod properties;
 mod readme;
 mod reliability;
+mod requests;
 #[cfg(feature = "s3")]
 mod s3;
 mod search;

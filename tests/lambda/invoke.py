@@ -49,12 +49,13 @@ LOG_LINES = 40
 DEAD = ("could not compile", "command exited", "command killed", "command ended", "error: no bin ")
 
 # Event, its expected statuses, and the kind of its response. Other events follow
-# those with an invalid host, which would fail if these ended the function.
+# those with an invalid host or query, which would fail if these ended the function.
 EVENTS = (
     ("rest_plain", (200,), "vector"),
     ("rest_base64", (200,), "vector"),
     ("rest_wrong_host", (200, 400), "vector"),
     ("http_wrong_host", (200,), "vector"),
+    ("http_bad_query", (200,), "vector"),
     ("http_plain", (200,), "vector"),
     ("http_base64", (200,), "vector"),
     ("http_default_stage", (200,), "vector"),

@@ -60,10 +60,7 @@ impl Quotas {
             Arc::clone(counts.entry(name.to_owned()).or_default())
         };
         let mut count = count.lock().await;
-        let day = time_of_day().0;
-        if count.day != day {
-            *count = Count { day, failed: count.failed, ..Count::default() };
-        }
+        count.begin(time_of_day().0);
         let is_admitted = match &self.table {
             None => count.served < per_day,
             Some(_) if count.reserved > 0 => {
@@ -87,6 +84,13 @@ impl Quotas {
 }
 
 impl Count {
+    /// Begins a day, unless the clock was set back across midnight: a day does not begin twice.
+    fn begin(&mut self, day: u64) {
+        if day != self.day && day + 1 != self.day {
+            *self = Self { day, failed: self.failed, ..Self::default() };
+        }
+    }
+
     /// Reserves this request and some more, if the limit allows.
     async fn reserve(&mut self, table: &QuotaTable, name: &str, per_day: u32) -> Result<bool> {
         let claim = |requests| Claim { key: name, day: self.day, requests, limit: per_day };
@@ -141,6 +145,19 @@ mod tests {
         let count = Arc::clone(&quotas.counts.lock().unwrap()["alice"]);
         count.lock().await.day -= 1;
         assert_eq!(admitted("alice").await, 3, "a new day");
+    }
+
+    #[test]
+    fn a_day_does_not_begin_twice() {
+        let mut count = Count::default();
+        // The clock is set back across midnight, and by a year that it was wrong.
+        for (day, served) in
+            [(20_000, 0), (20_000, 1), (20_001, 0), (20_000, 1), (20_001, 2), (20_002, 0), (19_637, 0)]
+        {
+            count.begin(day);
+            assert_eq!(count.served, served, "{day}");
+            count.served += 1;
+        }
     }
 
     /// A process that ends loses at most an eighth of what it has served, and few requests wait for the table.

@@ -1,5 +1,7 @@
 //! Messages of KServe v2: JSON, optionally followed by the bytes of tensors (the binary tensor extension).
 
+use std::collections::HashSet;
+
 use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, header::CONTENT_TYPE},
     response::IntoResponse,
@@ -9,12 +11,14 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     api::{
+        body_memory::RequestMemory,
         rejection::Reply,
         request,
         response::{backend_header, with_backend},
     },
     backend::routing::Location,
     error::{Error, Result, quoted},
+    json,
     tensor::{ElementType, Elements, read_byte_strings, read_numbers},
 };
 
@@ -98,7 +102,11 @@ struct OutputRequest {
 
 impl InferRequest {
     /// Parses a message, and checks every length in it.
-    pub(super) fn parse(headers: &HeaderMap, body: &[u8]) -> Result<Self> {
+    ///
+    /// The request holds the memory of its elements until its end.
+    pub(super) fn parse(headers: &HeaderMap, body: &[u8], memory: &mut RequestMemory) -> Result<Self> {
+        /// The memory of a binary element, as a multiple of the bytes of its length.
+        const MAX_FACTOR: usize = 12;
         let length = match headers.get(JSON_LENGTH) {
             None => body.len(),
             Some(length) => length.to_str().ok().and_then(|length| length.parse().ok()).ok_or_else(|| {
@@ -113,12 +121,15 @@ impl InferRequest {
                 body.len()
             )));
         };
+        let binary = bytes.len().saturating_mul(MAX_FACTOR);
+        memory.resize(body.len().saturating_add(json::weight(json)).saturating_add(binary))?;
         let mut request: Self = request::parse(json)?;
         for input in &mut request.inputs {
             input.elements = input.parse(&mut bytes)?;
         }
-        for (index, input) in request.inputs.iter().enumerate() {
-            if request.inputs[..index].iter().any(|other| other.name == input.name) {
+        let mut names = HashSet::new();
+        for input in &request.inputs {
+            if !names.insert(&input.name) {
                 return Err(Error::invalid(format!(
                     "expected each input once, but found `{}` twice",
                     input.name

@@ -22,8 +22,9 @@ use self::{
 };
 use super::{
     app::App,
+    body::{self, ReadBody},
     rejection::Reply,
-    request::{self, InPath},
+    request::InPath,
 };
 use crate::{
     error::{Error, Result},
@@ -115,8 +116,10 @@ pub(super) async fn infer(
     request: Request,
 ) -> Reply {
     let model = path.find(&app)?;
-    let (headers, body, deadline) = request::read_bytes(&app, request).await?;
-    let mut request = InferRequest::parse(&headers, &body)?;
+    let ReadBody { headers, bytes, deadline, mut memory } = body::read(&app, request).await?;
+    let size = bytes.len();
+    let parse = move || Ok((InferRequest::parse(&headers, &bytes, &mut memory)?, memory));
+    let (mut request, _memory) = deadline.run_sized(size, parse).await?;
     if let Some(prompt) = app.named_prompt(Some(&path.model)) {
         request.parameters.entry("prompt_name".to_owned()).or_insert(prompt.into());
     }

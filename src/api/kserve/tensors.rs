@@ -8,7 +8,7 @@ use super::{
     seq2seq, token_classification, vectors,
 };
 use crate::{
-    api::{app::App, classification::zero_shot_options, inputs as fields},
+    api::{app::App, classification::zero_shot_options, inputs as fields, inputs::TextLimit},
     backend::{Deadline, routing::Location},
     error::{Error, Result, quoted},
     model::{Model, Pipeline},
@@ -147,15 +147,16 @@ pub(super) async fn run<'a>(
         },
         Pipeline::ZeroShotEntities(pipeline) => {
             let texts = texts(required(request, &names.text)?, limit)?;
-            let inputs = (texts, strings(required(request, &names.labels)?)?.to_vec());
+            let inputs = (texts, labels(required(request, &names.labels)?, limit)?);
             token_classification::texts_with_labels(pipeline, inputs, request, &app.limits, deadline).await
         }
         Pipeline::ZeroShot(pipeline) => {
             let texts = texts(required(request, &names.text)?, limit)?;
-            let labels = strings(required(request, &names.labels)?)?.to_vec();
+            let labels = labels(required(request, &names.labels)?, limit)?;
             let template = request.parameter("hypothesis_template")?;
             let multi_label = request.parameter("multi_label")?;
-            let options = zero_shot_options(labels, texts.len(), limit, template, multi_label)?;
+            let options =
+                zero_shot_options(labels, texts.len(), &TextLimit::new(limit), template, multi_label)?;
             let (scores, usage) = pipeline.score(&texts, &options, deadline).await?;
             Ok(matrix(scores, usage.location))
         }
@@ -233,6 +234,15 @@ fn text(input: &InferInput) -> Result<String> {
         [_] => Err(Error::invalid(format!("expected a text in `{}`, but found an empty one", input.name))),
         _ => Err(Error::invalid(format!("expected one text in `{}`, but found {}", input.name, found.len()))),
     }
+}
+
+/// Labels, which the pipeline checks. There are at most `limit`, before they are copied.
+fn labels(input: &InferInput, limit: usize) -> Result<Vec<String>> {
+    let labels = strings(input)?;
+    if labels.len() > limit {
+        fields::count(&input.name, labels.len(), limit)?;
+    }
+    Ok(labels.to_vec())
 }
 
 fn texts(input: &InferInput, limit: usize) -> Result<Vec<String>> {

@@ -50,7 +50,8 @@ pub(super) async fn texts(
     deadline: Deadline,
 ) -> Result<Output> {
     let ignored: Option<Value> = request.parameter("ignore_labels")?;
-    let ignored = ignored.map(|labels| inputs::labels("parameters.ignore_labels", labels)).transpose()?;
+    let ignored =
+        ignored.map(|labels| inputs::labels("parameters.ignore_labels", labels, limits.texts)).transpose()?;
     let windows =
         WindowOptions { stride: request.parameter("stride")?, truncation, max_windows: limits.texts };
     let aggregation = request.parameter("aggregation_strategy")?;

@@ -30,7 +30,7 @@ pub(super) async fn openapi(State(app): State<Arc<App>>) -> Reply {
         Some(json) => json,
         None => {
             let json = complete(app.guard.access())?.to_string();
-            app.document.get_or_init(|| json)
+            app.document.get_or_init(|| json.into())
         }
     };
     let headers = [(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-cache")];
@@ -119,7 +119,7 @@ fn rejections(path: &str, is_post: bool, is_open: bool) -> Vec<(&'static str, Re
         ),
         (!is_open, "The fleet or the source of keys is unavailable.", fleet_error.into()),
         (path.contains('{'), "Invalid path parameter.", path_error.into()),
-        (is_post, "Too many concurrent requests.", Error::Overloaded { limit: 512 }.into()),
+        (is_post, "Too many concurrent requests.", Error::Overloaded { limit: 512, unit: "requests" }.into()),
         (has_body, "The body is incomplete or not JSON.", json_error.into()),
         (has_body || path.contains("{model}"), "Unknown model.", unknown_model.into()),
         (has_body, "Too many texts, tokens or bytes.", too_large.into()),

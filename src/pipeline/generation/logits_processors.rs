@@ -68,7 +68,11 @@ impl Sampling {
     /// Applies temperature, top-k and top-p, and keeps at least `min_kept` tokens.
     fn warp(&self, min_kept: usize, scores: &mut [f32]) {
         if self.temperature != 1.0 {
-            scores.iter_mut().for_each(|score| *score /= self.temperature);
+            let largest = largest(scores);
+            // Quotients of a tiny temperature are infinite: only those of differences from the best score can be used.
+            let origin =
+                if largest.is_finite() && !(largest / self.temperature).is_finite() { largest } else { 0.0 };
+            scores.iter_mut().for_each(|score| *score = (*score - origin) / self.temperature);
         }
         if self.top_k > 0 {
             keep_top_k(self.top_k.max(min_kept), scores);
@@ -93,7 +97,14 @@ fn forbid(tokens: impl IntoIterator<Item = i64>, scores: &mut [f32]) {
 /// Penalizes each token of the sequence once, the start token included.
 fn penalize_repetition(ids: &[i64], penalty: f32, scores: &mut [f32]) {
     for token in ids.iter().collect::<BTreeSet<_>>() {
-        set(scores, *token, |score| if score < 0.0 { score * penalty } else { score / penalty });
+        // A tiny penalty prefers a token to all others, and does not make its score infinite.
+        set(
+            scores,
+            *token,
+            |score| {
+                if score < 0.0 { score * penalty } else { (score / penalty).min(f32::MAX) }
+            },
+        );
     }
 }
 
@@ -193,6 +204,18 @@ mod tests {
                 assert!(is_near, "{kind}, token {place}: {found} instead of {expected}");
             }
         }
+    }
+
+    #[test]
+    fn tiny_numbers_leave_a_best_token() {
+        for scores in [[1.0, 5.0, 3.0, NEVER], [-7.0, -0.5, -3.0, NEVER], [-2.0, 0.0, -1.0, NEVER]] {
+            let mut warped = scores;
+            Sampling { temperature: 1e-45, top_k: 0, top_p: 1.0, seed: None }.warp(1, &mut warped);
+            assert_eq!(warped, [NEVER, 0.0, NEVER, NEVER], "{scores:?}");
+        }
+        let mut scores = [2.0, 1.0, -1.0];
+        penalize_repetition(&[1], 1e-45, &mut scores);
+        assert_eq!(scores, [2.0, f32::MAX, -1.0]);
     }
 
     #[test]

@@ -20,12 +20,16 @@ pub(in crate::pipeline) enum Segment<S> {
     Space(S),
 }
 
-/// The segments of a text, which add up to it. Line breaks end sentences.
-pub(in crate::pipeline) fn split(text: &str) -> Vec<Segment<&str>> {
-    let mut segments = Vec::new();
+/// The segments of a text, which add up to it. Line breaks end sentences. A text of more than `max` sentences is read no
+/// further than to the next one.
+pub(in crate::pipeline) fn split(text: &str, max: usize) -> Vec<Segment<&str>> {
+    let (mut segments, mut found) = (Vec::new(), 0);
     for line in text.split_inclusive(['\n', '\r', '\u{2028}', '\u{2029}']) {
-        for sentence in sentences(line) {
-            push(&mut segments, sentence);
+        for piece in sentences(line) {
+            found += usize::from(push(&mut segments, piece));
+            if found > max {
+                return segments;
+            }
         }
     }
     segments
@@ -38,13 +42,14 @@ pub(super) fn whole(text: &str) -> Vec<Segment<&str>> {
     segments
 }
 
-fn push<'a>(segments: &mut Vec<Segment<&'a str>>, piece: &'a str) {
+/// Appends a piece; returns whether it is more than white space.
+fn push<'a>(segments: &mut Vec<Segment<&'a str>>, piece: &'a str) -> bool {
     let core = piece.trim();
     let before = piece.len() - piece.trim_start().len();
     let space = |space: &'a str| (!space.is_empty()).then_some(Segment::Space(space));
     if core.is_empty() {
         segments.extend(space(piece));
-        return;
+        return false;
     }
     if let (Some(Segment::Sentence(_)), 0) = (segments.last(), before) {
         segments.push(Segment::Space(""));
@@ -52,19 +57,17 @@ fn push<'a>(segments: &mut Vec<Segment<&'a str>>, piece: &'a str) {
     segments.extend(space(&piece[..before]));
     segments.push(Segment::Sentence(core));
     segments.extend(space(&piece[before + core.len()..]));
+    true
 }
 
 /// The sentences of a line, each with the white space after it.
-fn sentences(line: &str) -> Vec<&str> {
-    let (mut sentences, mut begin) = (Vec::new(), 0);
-    for (index, piece) in line.split_sentence_bound_indices() {
+fn sentences(line: &str) -> impl Iterator<Item = &str> {
+    let mut begin = 0;
+    line.split_sentence_bound_indices().filter_map(move |(index, piece)| {
         let end = index + piece.len();
-        if end == line.len() || !continues(&line[begin..end], &line[end..]) {
-            sentences.push(&line[begin..end]);
-            begin = end;
-        }
-    }
-    sentences
+        let is_end = end == line.len() || !continues(&line[begin..end], &line[end..]);
+        is_end.then(|| &line[std::mem::replace(&mut begin, end)..end])
+    })
 }
 
 /// Whether an apparent sentence ends with an abbreviation, an initial, a list number or a quotation, and continues.
@@ -117,7 +120,7 @@ mod tests {
 
     /// The text with its sentences in brackets.
     fn shown(text: &str) -> String {
-        let segments = split(text);
+        let segments = split(text, usize::MAX);
         let again: String = segments
             .iter()
             .map(|part| match part {
@@ -157,7 +160,7 @@ mod tests {
 
     #[test]
     fn adjacent_sentences_are_separated_if_the_target_needs_it() {
-        let segments = split("今日は。元気");
+        let segments = split("今日は。元気", usize::MAX);
         let translations = ["Hello.".to_owned(), "Fine".to_owned()];
         assert_eq!(join(&segments, &translations, true), "Hello. Fine");
         assert_eq!(join(&segments, &translations, false), "Hello.Fine");
@@ -168,14 +171,14 @@ mod tests {
         fn segments_add_up_to_the_text(text in proptest::prelude::any::<String>(), words in "([a-zA-Z]{1,3}[.!? \n。]{0,2}){0,40}") {
             for text in [text, words] {
                 shown(&text);
-                let sentences: Vec<String> = split(&text)
+                let sentences: Vec<String> = split(&text, usize::MAX)
                     .iter()
                     .filter_map(|part| match part {
                         Segment::Sentence(sentence) => Some((*sentence).to_owned()),
                         Segment::Space(_) => None,
                     })
                     .collect();
-                assert_eq!(join(&split(&text), &sentences, false), text);
+                assert_eq!(join(&split(&text, usize::MAX), &sentences, false), text);
                 if let Some((before, after)) = halves(text.trim()) {
                     assert!(text.contains(before) && text.contains(after));
                 }
@@ -195,8 +198,9 @@ mod tests {
     fn a_million_characters_are_split_in_seconds() {
         let started = std::time::Instant::now();
         let text = "The cat sits on the mat. ".repeat(40_000);
-        assert_eq!(split(&text).len(), 80_000);
-        assert_eq!(split(&"x".repeat(1_000_000)).len(), 1);
+        assert_eq!(split(&text, usize::MAX).len(), 80_000);
+        assert_eq!(split(&"x".repeat(1_000_000), usize::MAX).len(), 1);
+        assert_eq!(split(&text, 2).len(), 6, "two sentences, the next one, and the space after each");
         assert!(started.elapsed().as_secs() < 5, "{:?}", started.elapsed());
     }
 }

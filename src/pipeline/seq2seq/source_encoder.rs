@@ -86,7 +86,7 @@ impl SourceEncoder {
         let segments = match options.split.unwrap_or_else(|| self.default_split()) {
             Split::WhenLong if self.fits(text.trim(), &frame)? => whole(text),
             Split::Never => whole(text),
-            Split::Sentences | Split::WhenLong => split(text),
+            Split::Sentences | Split::WhenLong => split(text, options.max_sentences),
         };
         for segment in segments {
             if prepared.sentences.len() > options.max_sentences {
@@ -142,7 +142,27 @@ impl SourceEncoder {
 
     /// The ids of a text with its prefix; `None` if they are certainly too many.
     fn ids_within(&self, whole: &str, frame: &Frame<'_>) -> Result<Option<Vec<i64>>> {
-        if whole.len() <= reach(frame.limit) { self.ids(whole).map(Some) } else { Ok(None) }
+        if whole.len() > reach(frame.limit) || self.exceeds(whole, frame.limit)? {
+            return Ok(None);
+        }
+        self.ids(whole).map(Some)
+    }
+
+    /// Whether a text certainly has more than `limit` tokens, by as little of its beginning as possible. A long text is
+    /// halved until its parts are short enough, and would be tokenized as often.
+    fn exceeds(&self, text: &str, limit: usize) -> Result<bool> {
+        const MIN_BYTES: usize = 256;
+        const BYTES_PER_TOKEN: usize = 8;
+        /// For tokens that are cut in two.
+        const ALLOWANCE: usize = 64;
+        let mut size = limit.saturating_mul(BYTES_PER_TOKEN).max(MIN_BYTES);
+        while size < text.len() {
+            if self.ids(&text[..text.floor_char_boundary(size)])?.len() > limit + ALLOWANCE {
+                return Ok(true);
+            }
+            size = size.saturating_mul(2);
+        }
+        Ok(false)
     }
 
     /// Whether the model reads a text as a whole.
@@ -151,7 +171,7 @@ impl SourceEncoder {
         Ok(ids.is_some_and(|ids| ids.len() <= frame.limit))
     }
 
-    /// Adds a sentence, split between words if it is too long.
+    /// Adds a sentence, split between words if it is too long, until there are too many.
     fn add<'a>(
         &self,
         sentence: &'a str,
@@ -160,7 +180,7 @@ impl SourceEncoder {
         prepared: &mut PreparedText<'a>,
     ) -> Result<()> {
         let mut pending = vec![sentence];
-        while let Some(piece) = pending.pop() {
+        while let Some(piece) = pending.pop().filter(|_| prepared.sentences.len() <= options.max_sentences) {
             let whole = frame.with_prefix(piece);
             let ids = self.ids_within(&whole, frame)?;
             if ids.as_ref().is_none_or(|ids| ids.len() > frame.limit)

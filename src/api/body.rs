@@ -1,0 +1,175 @@
+//! Reading bodies: within the size limit of a request, and within the memory that the bodies of all requests may take.
+
+use axum::{
+    body::Body,
+    extract::Request,
+    http::{
+        HeaderMap, Method,
+        header::{CONTENT_LENGTH, EXPECT},
+    },
+};
+use http_body_util::BodyExt;
+
+use super::{
+    app::App,
+    body_memory::RequestMemory,
+    content_encoding::{ContentEncoding, too_long},
+};
+use crate::{backend::Deadline, error::Error};
+
+/// The limit for methods other than POST, which need no permit: no route reads more from them than a form with a word.
+const MAX_BYTES_WITHOUT_PERMIT: usize = 1024;
+
+/// A body that was read, and its request.
+#[derive(Debug)]
+pub(super) struct ReadBody {
+    pub(super) headers: HeaderMap,
+    /// Decompressed.
+    pub(super) bytes: Vec<u8>,
+    pub(super) deadline: Deadline,
+    pub(super) memory: RequestMemory,
+}
+
+/// Reads the body of a request.
+pub(super) async fn read(app: &App, request: Request) -> Result<ReadBody, Error> {
+    let deadline = Deadline::within(app.limits.timeout());
+    // A platform that ends the process at a fixed time, like Lambda, sets its own deadline.
+    let deadline = match request.extensions().get::<Deadline>() {
+        Some(platform) => deadline.or_earlier(*platform),
+        None => deadline,
+    };
+    let (parts, body) = request.into_parts();
+    let limit = match parts.method {
+        Method::POST => app.limits.body_bytes,
+        _ => app.limits.body_bytes.min(MAX_BYTES_WITHOUT_PERMIT),
+    };
+    let encoding = ContentEncoding::of(&parts.headers)?;
+    if let Some(announced) = announced(&parts.headers).filter(|bytes| *bytes > limit as u64) {
+        return Err(Error::too_large(format!(
+            "expected a body of at most {limit} bytes, but found a `content-length` of {announced}"
+        )));
+    }
+    let mut memory = app.bodies.request();
+    let mut bytes = deadline.bound(collect(body, limit, &mut memory)).await?;
+    if encoding != ContentEncoding::Identity {
+        // The limit applies to the compressed and to the decompressed body.
+        memory.resize(bytes.len() + limit)?;
+        bytes = deadline.off_thread(move || encoding.decode(bytes, limit)).await?;
+        memory.resize(bytes.capacity())?;
+    }
+    Ok(ReadBody { headers: parts.headers, bytes, deadline, memory })
+}
+
+/// The length of a body that the client sends after `100 Continue` only, as curl does above one megabyte.
+fn announced(headers: &HeaderMap) -> Option<u64> {
+    let is_pending = headers.get(EXPECT)?.as_bytes().eq_ignore_ascii_case(b"100-continue");
+    let length = headers.get(CONTENT_LENGTH).filter(|_| is_pending)?;
+    length.to_str().ok()?.parse().ok()
+}
+
+/// The whole body.
+///
+/// A refused body is read on for a while and discarded: most clients read a response only after they have sent their
+/// request, and would see a broken connection instead.
+async fn collect(mut body: Body, limit: usize, memory: &mut RequestMemory) -> Result<Vec<u8>, Error> {
+    /// How much is read, as a multiple of the limit.
+    const MAX_DISCARDED: usize = 4;
+    let (mut blocks, mut found, mut refusal) = (Blocks::default(), 0_usize, None);
+    while let Some(frame) = body.frame().await {
+        let truncated = |_| Error::malformed("the body is incomplete");
+        let Ok(data) = frame.map_err(truncated)?.into_data() else { continue };
+        found = found.saturating_add(data.len());
+        if found > limit.saturating_mul(MAX_DISCARDED) {
+            break;
+        }
+        if refusal.is_none() {
+            let added = if found > limit { Err(too_long(limit)) } else { blocks.add(&data, memory) };
+            if let Err(error) = added {
+                refusal = Some(error);
+                blocks = Blocks::default();
+                memory.resize(0)?;
+            }
+        }
+    }
+    refusal.map_or_else(|| blocks.into_bytes(memory), Err)
+}
+
+/// The bytes of a body that is being read. Blocks of the same size leave no holes in memory, unlike a list that grows.
+#[derive(Default)]
+struct Blocks {
+    blocks: Vec<Vec<u8>>,
+    size: usize,
+    capacity: usize,
+}
+
+impl Blocks {
+    /// Adds bytes, whose memory the request holds first.
+    fn add(&mut self, mut data: &[u8], memory: &mut RequestMemory) -> Result<(), Error> {
+        const MAX_BLOCK_BYTES: usize = 64 * 1024;
+        while !data.is_empty() {
+            if self.size == self.capacity {
+                let block = self.size.max(data.len()).min(MAX_BLOCK_BYTES);
+                memory.resize(self.capacity + block)?;
+                self.capacity += block;
+                self.blocks.push(Vec::with_capacity(block));
+            }
+            let (now, rest) = data.split_at(data.len().min(self.capacity - self.size));
+            self.blocks.last_mut().into_iter().for_each(|block| block.extend_from_slice(now));
+            self.size += now.len();
+            data = rest;
+        }
+        Ok(())
+    }
+
+    fn into_bytes(mut self, memory: &mut RequestMemory) -> Result<Vec<u8>, Error> {
+        if self.blocks.len() == 1 {
+            return Ok(self.blocks.remove(0));
+        }
+        memory.resize(self.capacity + self.size)?;
+        let mut bytes = Vec::with_capacity(self.size);
+        self.blocks.into_iter().for_each(|block| bytes.extend_from_slice(&block));
+        memory.resize(bytes.len())?;
+        Ok(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{api::body_memory::BodyMemory, config::Limits};
+
+    fn limits() -> Limits {
+        Limits { body_bytes: 1024 * 1024, buffer_bytes: 64 * 1024 * 1024, ..Limits::default() }
+    }
+
+    #[tokio::test]
+    async fn a_body_holds_its_memory_while_it_is_read() {
+        let memory = BodyMemory::new(&limits());
+        let (sender, receiver) = futures::channel::mpsc::unbounded::<Result<Vec<u8>, std::io::Error>>();
+        let mut of_request = memory.request();
+        let before = memory.free_kib();
+        {
+            let collected = collect(Body::from_stream(receiver), 1024 * 1024, &mut of_request);
+            tokio::pin!(collected);
+            for sent in [1, 100_000, 300_000, 300_000] {
+                sender.unbounded_send(Ok(vec![b' '; sent])).unwrap();
+                assert!(futures::poll!(&mut collected).is_pending());
+            }
+            let held = before - memory.free_kib();
+            assert!((684..=684 + 64).contains(&held), "{held} KiB");
+            // Beyond the limit, nothing is kept.
+            sender.unbounded_send(Ok(vec![b' '; 600_000])).unwrap();
+            assert!(futures::poll!(&mut collected).is_pending());
+            assert_eq!(memory.free_kib(), before);
+            drop(sender);
+            assert!(matches!(collected.await, Err(Error::TooLarge { .. })));
+        }
+        let pieces: Vec<Vec<u8>> = (0..500_u32).map(|piece| piece.to_le_bytes().repeat(100)).collect();
+        let body =
+            Body::from_stream(futures::stream::iter(pieces.clone().into_iter().map(Ok::<_, std::io::Error>)));
+        assert_eq!(collect(body, 1024 * 1024, &mut of_request).await.unwrap(), pieces.concat());
+        assert_eq!(before - memory.free_kib(), 200_000_usize.div_ceil(1024));
+        drop(of_request);
+        assert_eq!(memory.free_kib(), before);
+    }
+}

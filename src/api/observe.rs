@@ -1,0 +1,127 @@
+//! The common parts of all requests: an id, access control, a permit, the body of errors, and one line in the log.
+
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
+
+use axum::{
+    extract::{Request, State},
+    http::{HeaderValue, Method, StatusCode, header::HeaderMap},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use futures::FutureExt;
+
+use super::{
+    app::{self, App},
+    dialect::Dialect,
+    permit_body,
+    rejection::Rejection,
+    request::{REQUEST_ID, request_id},
+};
+use crate::{
+    error::Error,
+    telemetry::{self, trace::Trace},
+};
+
+/// The target of lines in the log, by which they are filtered.
+const TARGET: &str = "kivu::api";
+
+/// A request as it is logged.
+pub(super) struct Observed {
+    started: Instant,
+    id: HeaderValue,
+    method: Method,
+    path: String,
+    origin: Origin,
+}
+
+/// Where a request comes from, as far as it is known.
+#[derive(Default)]
+struct Origin {
+    /// The name of the key.
+    caller: Option<String>,
+    trace: Option<String>,
+    /// Why the request has no access.
+    refused: Option<&'static str>,
+}
+
+impl Observed {
+    /// Gives a request an id, which its headers have from now on.
+    pub(super) fn new(method: &Method, path: &str, headers: &mut HeaderMap) -> Self {
+        let (started, id) = (Instant::now(), request_id(headers));
+        Self { started, id, method: method.clone(), path: path.to_owned(), origin: Origin::default() }
+    }
+
+    /// Writes the body of an error, in the dialect of `route`, and the line in the log, which never holds texts. Server
+    /// errors are logged with their causes.
+    pub(super) fn finish(self, mut response: Response, route: &str) -> Response {
+        let rejection = response.extensions_mut().remove::<Rejection>();
+        if let Some(rejection) = &rejection {
+            Dialect::of(route).complete(rejection, &mut response);
+        }
+        let Self { started, id, method, path, origin: Origin { caller, trace, refused } } = self;
+        let (status, took) = (response.status(), started.elapsed());
+        telemetry::record_response(status.as_u16(), took);
+        let ms = took.as_micros() as f64 / 1000.0;
+        let (id_text, status_code) = (id.to_str().unwrap_or_default(), status.as_u16());
+        if let Some(rejection) = rejection.filter(|_| status.is_server_error()) {
+            let cause = rejection.chain();
+            tracing::error!(
+                target: TARGET, id = id_text, %method, path, status = status_code, ms, caller, trace, cause, "request failed"
+            );
+        } else {
+            tracing::info!(target: TARGET, id = id_text, %method, path, status = status_code, ms, caller, trace, refused, "request");
+        }
+        response.headers_mut().insert(REQUEST_ID, id);
+        response
+    }
+}
+
+/// Checks access, and observes the request.
+pub(super) async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let (mut parts, body) = request.into_parts();
+    let path = parts.uri.path().to_owned();
+    let mut observed = Observed::new(&parts.method, &path, &mut parts.headers);
+    let trace = Trace::read(|name| parts.headers.get(name)?.to_str().ok());
+    observed.origin.trace = trace.as_ref().map(|trace| trace.id.clone());
+    if parts.method == Method::OPTIONS {
+        // Browsers send this before a request to another origin, without credentials, and require success. The headers
+        // that allow other origins are those of API Gateway.
+        return observed.finish(StatusCode::NO_CONTENT.into_response(), &path);
+    }
+    let response = match app.guard.admit(&parts).await {
+        Ok(caller) => {
+            let request = Request::from_parts(parts, body);
+            let (name, models) =
+                caller.map_or((None, Vec::new()), |caller| (Some(caller.name), caller.models));
+            observed.origin.caller = name;
+            app::restricted_to(models, Trace::follow(trace, run(&app, request, next))).await
+        }
+        Err(refusal) => {
+            observed.origin.refused = Some(refusal.reason);
+            refusal.rejection.into_response()
+        }
+    };
+    observed.finish(response, &path)
+}
+
+/// Runs a request if a permit is free.
+async fn run(app: &App, request: Request, next: Next) -> Response {
+    // Other methods run no model and read no long body: health checks pass even when the server is busy.
+    let permit = match *request.method() {
+        Method::POST => match Arc::clone(&app.permits).try_acquire_owned() {
+            Ok(permit) => Some(permit),
+            Err(_) => {
+                let overloaded = Error::Overloaded { limit: app.limits.requests, unit: "requests" };
+                return Rejection::from(overloaded).into_response();
+            }
+        },
+        _ => None,
+    };
+    let response = AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| {
+        Rejection::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed").into_response()
+    });
+    match permit {
+        Some(permit) => permit_body::hold(permit, response),
+        None => response,
+    }
+}
