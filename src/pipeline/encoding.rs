@@ -146,6 +146,8 @@ pub(super) struct InputTokenizer<'a> {
     pub(super) limit: usize,
     /// Whether the model may need texts, for a tokenizer of its own.
     pub(super) keeps_text: bool,
+    /// A token that is left out at the end of inputs.
+    pub(super) trailing: Option<u32>,
     pub(super) deadline: Deadline,
 }
 
@@ -185,6 +187,12 @@ impl InputTokenizer<'_> {
                 Ok((tokenizer.encode_pair([&first, &second], limit, truncation)?, None))
             }
             Input::Ids(ids) => Ok((tokenizer.accept(ids, limit, truncation)?, None)),
+        };
+        let trailing = self.trailing;
+        let encode = move |input| {
+            let (mut encoding, text): (Encoding, _) = encode(input)?;
+            trailing.into_iter().for_each(|token| encoding.trim_end(token));
+            Ok((encoding, text))
         };
         let (encoded, tokenization) = tokenize_each(inputs, size, self.deadline, encode).await?;
         let (list, texts) = encoded.into_iter().unzip();

@@ -5,6 +5,7 @@ mod byte_pairs;
 pub mod cl100k;
 mod encode;
 mod file;
+mod patterns;
 mod trie;
 mod unigram;
 mod vocabulary;
@@ -23,7 +24,7 @@ use tokenizers::{Encoding as RawEncoding, PostProcessor, PostProcessorWrapper, R
 use self::{bert::BertWords, file::RawTokenizer, vocabulary::Vocabulary};
 pub use self::{
     encode::{Encoding, Side, Truncation, reach},
-    windows::{Window, WindowOptions},
+    windows::{Window, WindowOptions, word_bounds},
     words::WordPrompt,
 };
 use crate::error::{Error, Result};
@@ -172,6 +173,14 @@ impl Tokenizer {
     /// The number of ids, those of added tokens included.
     pub fn vocabulary_size(&self) -> usize {
         self.raw.get_vocab_size(true)
+    }
+
+    /// The tokens with this id or a higher one, by id, those of added tokens included.
+    pub fn tokens_from(&self, id: u32) -> Vec<(u32, String)> {
+        let all = self.raw.get_vocab(true).into_iter().map(|(token, id)| (id, token));
+        let mut found: Vec<_> = all.filter(|(found, _)| *found >= id).collect();
+        found.sort_unstable();
+        found
     }
 
     fn check_ids(&self, ids: &[u32]) -> Result<()> {

@@ -19,6 +19,7 @@ mod bergamot;
 mod building;
 mod classifiers;
 mod command_line;
+mod corners;
 mod crate_boundaries;
 mod decoders;
 mod deploying;
