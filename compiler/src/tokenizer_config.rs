@@ -154,7 +154,8 @@ fn returns_types(folder: &Path, config: &ConfigFile) -> Result<bool> {
         return Ok(names.iter().any(|name| name == "token_type_ids"));
     }
     let model = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
-    if model.get::<usize>("type_vocab_size")?.is_none_or(|types| types < 2) {
+    let default = if model.model_type() == "bert" { 2 } else { 0 };
+    if model.get::<usize>("type_vocab_size")?.unwrap_or(default) < 2 {
         // The graph has no types.
         return Ok(true);
     }
@@ -175,9 +176,12 @@ fn remove_types(tokenizer: &mut Map<String, Value>) {
         "type": "TemplateProcessing", "single": [sequence("A")], "pair": [sequence("A"), sequence("B")],
         "special_tokens": {},
     });
-    let processor = match (zeroed["type"].as_str(), zeroed.to_string().contains("TemplateProcessing")) {
-        (Some("RobertaProcessing"), _) | (_, true) => zeroed,
-        (None, _) => plain,
+    let kind = zeroed["type"].as_str().map(str::to_owned);
+    let has_template = zeroed.to_string().contains("TemplateProcessing");
+    let processor = match kind.as_deref() {
+        Some("RobertaProcessing") => zeroed,
+        _ if has_template => zeroed,
+        None => plain,
         _ => json!({"type": "Sequence", "processors": [zeroed, plain]}),
     };
     tokenizer.insert("post_processor".to_owned(), processor);
@@ -185,7 +189,8 @@ fn remove_types(tokenizer: &mut Map<String, Value>) {
 
 /// A post-processor with templates whose types are 0.
 fn without_types(mut processor: Value) -> Value {
-    match processor["type"].as_str() {
+    let kind = processor["type"].as_str().map(str::to_owned);
+    match kind.as_deref() {
         Some("Sequence") => {
             if let Some(Value::Array(processors)) = processor.get_mut("processors") {
                 processors.iter_mut().for_each(|inner| *inner = without_types(inner.take()));

@@ -167,30 +167,33 @@ impl InputTokenizer<'_> {
         let (tokenizer, keeps_text) = (Arc::clone(self.tokenizer), self.keeps_text && role.is_none());
         let (prompt, truncation) = (options.prompt.map(str::to_owned), options.truncation);
         let template = options.template.cloned();
-        let encode = move |input| match input {
-            Input::Text(text) => {
-                let text = match &prompt {
-                    None => text,
-                    Some(prompt) => format!("{prompt}{text}"),
-                };
-                if let Some(role) = &role {
-                    return Ok((role.encode(&tokenizer, &text, limit, truncation)?, None));
+        let encode = move |input: Input| -> Result<(Encoding, Option<String>)> {
+            match input {
+                Input::Text(text) => {
+                    let text = match &prompt {
+                        None => text,
+                        Some(prompt) => format!("{prompt}{text}"),
+                    };
+                    if let Some(role) = &role {
+                        return Ok((role.encode(&tokenizer, &text, limit, truncation)?, None));
+                    }
+                    let encoding = tokenizer.encode(&text, limit, truncation)?;
+                    let text =
+                        keeps_text.then(|| tokenizer.truncated_text(text, &encoding, limit, truncation));
+                    Ok((encoding, text.transpose()?))
                 }
-                let encoding = tokenizer.encode(&text, limit, truncation)?;
-                let text = keeps_text.then(|| tokenizer.truncated_text(text, &encoding, limit, truncation));
-                Ok((encoding, text.transpose()?))
+                Input::Pair(first, second) if let Some(template) = &template => {
+                    Ok((template.encode(&tokenizer, [&first, &second], limit, truncation)?, None))
+                }
+                Input::Pair(first, second) => {
+                    Ok((tokenizer.encode_pair([&first, &second], limit, truncation)?, None))
+                }
+                Input::Ids(ids) => Ok((tokenizer.accept(ids, limit, truncation)?, None)),
             }
-            Input::Pair(first, second) if let Some(template) = &template => {
-                Ok((template.encode(&tokenizer, [&first, &second], limit, truncation)?, None))
-            }
-            Input::Pair(first, second) => {
-                Ok((tokenizer.encode_pair([&first, &second], limit, truncation)?, None))
-            }
-            Input::Ids(ids) => Ok((tokenizer.accept(ids, limit, truncation)?, None)),
         };
         let trailing = self.trailing;
         let encode = move |input| {
-            let (mut encoding, text): (Encoding, _) = encode(input)?;
+            let (mut encoding, text) = encode(input)?;
             trailing.into_iter().for_each(|token| encoding.trim_end(token));
             Ok((encoding, text))
         };

@@ -21,9 +21,8 @@ pub(super) fn translate(pattern: &str) -> Result<String, String> {
         .expression()
         .map_err(|found| format!("expected a known regular expression, but found {found} in `{pattern}`"))?;
     let lower = pattern.to_lowercase();
-    let folds = |text: &&str| lower.contains(*text);
     if translator.ignores_case
-        && (FOLDED.iter().any(|text| folds(&text)) || has_letters_beyond_ascii(pattern))
+        && (FOLDED.iter().any(|text| lower.contains(*text)) || has_letters_beyond_ascii(pattern))
     {
         return Err(format!(
             "expected letters that fold to one character each after `(?i`, but found others in `{pattern}`"
@@ -118,7 +117,7 @@ impl Translator<'_> {
             self.output.push_str(r"\{");
             return Ok(());
         }
-        (0..=ahead.chars().count()).for_each(|_| drop(self.rest.next()));
+        self.rest.nth(ahead.chars().count());
         let least = if least.is_empty() { "0" } else { least };
         match most {
             None => self.output.push_str(&format!("{{{least}}}")),

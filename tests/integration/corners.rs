@@ -16,6 +16,7 @@ use kivu_compiler::{onnx, onnx::proto::TensorProto};
 use prost::Message;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::{
     building::copy,
@@ -87,22 +88,21 @@ impl Fixture {
     }
 
     /// Builds the fixture, whose files `change` changes further, in fp32.
-    fn open(&self, change: impl FnOnce(&Path)) -> Option<Model> {
+    fn open(&self, change: impl FnOnce(&Path)) -> Option<(Model, TempDir)> {
         let runtime = runtime()?;
         let folder = tempfile::tempdir().unwrap();
         let [source, out] = ["model", "out"].map(|name| folder.path().join(name));
         self.write(&source);
         change(&source);
         build_request(&request(source, out.clone(), Some(Precision::Fp32)), runtime).unwrap();
-        // Files stay mapped when their folder is removed.
-        Some(serve(&out).unwrap())
+        Some((serve(&out).unwrap(), folder))
     }
 }
 
 #[tokio::test]
 async fn cross_encoders_follow_the_settings_of_tokenizers_and_prompts() {
     for Ranker { name, fixture, pairs, scores } in golden().rankers {
-        let Some(model) = fixture.open(|_| ()) else { return };
+        let Some((model, _folder)) = fixture.open(|_| ()) else { return };
         let Pipeline::Ranking(ranking @ RankingPipeline::CrossEncoder(_)) = &model.pipeline else {
             panic!("expected a CrossEncoder, but found {:?}", model.pipeline)
         };
@@ -124,7 +124,7 @@ async fn decoders_classify_by_the_last_token_that_is_not_padding() {
         let index = r#"{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}"#;
         fs::write(source.join("model.safetensors.index.json"), index).unwrap();
     };
-    let Some(model) = fixture.open(add_head) else { return };
+    let Some((model, _folder)) = fixture.open(add_head) else { return };
     let Pipeline::Classification(pipeline) = &model.pipeline else {
         panic!("expected a classifier, but found {:?}", model.pipeline)
     };
@@ -139,7 +139,7 @@ async fn decoders_classify_by_the_last_token_that_is_not_padding() {
 #[tokio::test]
 async fn decoders_attend_to_all_tokens_if_they_are_not_causal() {
     let Bidirectional { fixture, ids, vectors } = golden().bidirectional;
-    let Some(model) = fixture.open(|_| ()) else { return };
+    let Some((model, _folder)) = fixture.open(|_| ()) else { return };
     let options = options();
     for (ids, expected) in ids.into_iter().zip(vectors) {
         let found =
