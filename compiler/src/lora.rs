@@ -104,8 +104,8 @@ impl Adapter {
             let inner = name.strip_prefix(WRAPPER).unwrap_or(name);
             if let Some(module) = inner.strip_suffix(".lora_A.weight") {
                 self.add_pair((name, module), &adapter, weights, names.prefix)?;
-            } else if let Some(module) = name.strip_suffix(".lora_B.weight") {
-                if !adapter.has(&format!("{module}.lora_A.weight")) {
+            } else if let Some(module) = inner.strip_suffix(".lora_B.weight") {
+                if !adapter.has(&name.replace(".lora_B.weight", ".lora_A.weight")) {
                     return Err(missing("`lora_A`", module));
                 }
             } else if inner.contains("lora_") {
@@ -364,6 +364,14 @@ mod tests {
         ];
         let refusals: Vec<String> =
             refusals.into_iter().map(|found| found.unwrap_err().to_string()).collect();
-        insta::assert_snapshot!(refusals.join("\n"), @"");
+        insta::assert_snapshot!(refusals.join("\n"), @"
+        expected `lora_B` for the adapter of `bert.encoder.layer.0.attention.self.query`, but found none
+        expected `lora_A` for the adapter of `bert.encoder.layer.0.attention.self.query`, but found none
+        expected low-rank matrices of `target_modules` only, but found `base_model.model.bert.encoder.layer.0.attention.self.key.lora_A.weight`
+        expected `bert.encoder.layer.0.attention.self.query.bias` of shape [32] in the adapter, but found [31]
+        expected a weight in the model for the adapter of `bert.nothing.weight`, but found none
+        expected a weight in the model for the adapter of `bert.embeddings.word_embeddings.token_adapter.trainable_tokens_delta`, but found none
+        expected LoRA of linear layers, but found `bert.embeddings.word_embeddings.lora_embedding_A`
+        ");
     }
 }

@@ -215,18 +215,28 @@ impl<T: Send> EncoderWork<'_, T> {
         batches: Vec<Vec<usize>>,
         deadline: Deadline,
     ) -> Result<Vec<(usize, T)>> {
+        let is_empty = batches.iter().flatten().any(|index| self.inputs[*index].encoding.is_empty());
+        match self.compute(adapter, batches, deadline).await {
+            // Only tables of vectors compute texts without tokens.
+            Err(Error::Inference { .. }) if is_empty => Err(without_tokens()),
+            result => result,
+        }
+    }
+
+    async fn compute(
+        &self,
+        adapter: &Adapter,
+        batches: Vec<Vec<usize>>,
+        deadline: Deadline,
+    ) -> Result<Vec<(usize, T)>> {
         let inputs = |batch: &Vec<usize>| batch.iter().map(|index| self.inputs[*index]).collect();
         let inputs: Vec<Vec<Sequence<'_>>> = batches.iter().map(inputs).collect();
-        let is_empty = batches.iter().flatten().any(|index| self.inputs[*index].encoding.is_empty());
-        let outputs = adapter.infer(&inputs, deadline).await.map_err(|error| match error {
-            // Only tables of vectors compute texts without tokens.
-            Error::Inference { .. } if is_empty => without_tokens(),
-            error => error,
-        })?;
+        let outputs = adapter.infer(&inputs, deadline).await?;
         let mut done = Vec::new();
         for ((batch, inputs), output) in batches.iter().zip(&inputs).zip(&outputs) {
             let rows = adapter.rows(output, &inputs.iter().map(|input| input.encoding.len()))?;
-            if is_empty && output.iter().filter_map(Tensor::as_fp32).flatten().any(|value| !value.is_finite())
+            let mut values = output.iter().filter_map(Tensor::as_fp32).flatten();
+            if inputs.iter().any(|input| input.encoding.is_empty()) && !values.all(|value| value.is_finite())
             {
                 return Err(without_tokens());
             }

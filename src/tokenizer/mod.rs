@@ -288,7 +288,11 @@ mod tests {
     fn a_decoder_that_is_not_json_is_an_error_and_not_a_panic() {
         let damaged = include_bytes!("../../fuzz/corpus/pieces/a-decoder-that-is-no-json");
         let refusal = Tokenizer::from_compiled(damaged.to_vec()).err().unwrap();
-        insta::assert_snapshot!(refusal.chain(), @"cannot read the tokenizer: its parts do not match");
+        assert!(
+            refusal.chain().starts_with("cannot read the tokenizer: control character"),
+            "{}",
+            refusal.chain()
+        );
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::{iter::Peekable, str::Chars};
 
 /// Letters, marks, digits, and `_` and its like: `[[:word:]]`.
 const WORD: &str = r"\p{Alphabetic}\p{M}\p{Nd}\p{Pc}";
-/// What `\w` has besides [`WORD`].
+/// What `\w` has besides [`WORD`] outside of brackets.
 const NUMBERS: &str = "²³¹¼½¾";
 const HEXADECIMAL: &str = "0-9a-fA-F";
 /// Letters that match one character without regard to case.
@@ -214,7 +214,8 @@ impl Translator<'_> {
         let next = self.rest.next().ok_or("a backslash at the end")?;
         let word = || format!("{WORD}{NUMBERS}");
         match next {
-            'w' | 'W' => self.items(&word(), next == 'W', in_class),
+            'w' | 'W' if in_class => self.items(WORD, next == 'W', true),
+            'w' | 'W' => self.items(&word(), next == 'W', false),
             'h' | 'H' => self.items(HEXADECIMAL, next == 'H', in_class),
             'd' | 'D' | 's' | 'S' => self.output.extend(['\\', next]),
             'p' | 'P' => self.property(next == 'P', in_class)?,
@@ -274,6 +275,7 @@ impl Translator<'_> {
         let plain: String = name.chars().filter(|letter| !" _-".contains(*letter)).collect();
         let plain = plain.to_lowercase();
         let known = match plain.as_str() {
+            "word" if in_class => Some(WORD.to_owned()),
             "word" => Some(format!("{WORD}{NUMBERS}")),
             "punct" => Some(r"\p{P}".to_owned()),
             plain => named(plain).map(str::to_owned),

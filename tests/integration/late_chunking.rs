@@ -99,7 +99,7 @@ async fn chunks_are_texts_or_sentences() {
         refused(json!({ "input": "a", "late_chunking": true, "model": "tiny-roberta" })).await,
         refused(ids).await,
         // Without a token, a chunk has no vector.
-        refused(json!({ "input": ["The cat", "", "sits"], "late_chunking": true })).await,
+        refused(json!({ "input": ["The cat", "\u{1}", "sits"], "late_chunking": true })).await,
     ];
     insta::assert_snapshot!(refusals.join("\n"), @"
     413: the texts have 62 tokens together, but the model takes at most 48 tokens; send fewer texts at once
