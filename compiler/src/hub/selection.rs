@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adapter_is_one_beside_a_model_too() {
+    fn an_adapter_is_one_next_to_a_model_too() {
         let is_adapter = |names: &[&str]| paths(names).is_adapter();
         let config = "adapter_config.json";
         assert!(is_adapter(&[config, "adapter_model.safetensors"]));
