@@ -46,6 +46,11 @@ pub(super) fn text(quality: Option<Quality>) -> String {
                 agreement * 100.0
             )
         }
+        Some(Quality::Ranking { texts, rank_agreement, mean_difference }) => format!(
+            "against fp32 over {texts} texts: mean difference of scores {mean_difference:.4}, same order of {:.1} % of \
+             pairs of texts",
+            rank_agreement * 100.0
+        ),
         Some(Quality::Classification { texts, agreement, mean_difference }) => format!(
             "against fp32 over {texts} texts: same label for {:.1} %, mean difference of scores {mean_difference:.4}",
             agreement * 100.0
@@ -78,6 +83,9 @@ pub(super) fn short(quality: Option<Quality>) -> String {
         Some(Quality::Embedding { mean_cosine, .. }) => format!("cosine {mean_cosine:.4}"),
         Some(Quality::Classification { agreement, .. } | Quality::TokenClassification { agreement, .. }) => {
             format!("same label {:.1} %", agreement * 100.0)
+        }
+        Some(Quality::Ranking { mean_difference, .. }) => {
+            format!("difference of scores {mean_difference:.4}")
         }
         Some(Quality::ZeroShotEntities { agreement, .. }) => {
             format!("same entities {:.1} %", agreement * 100.0)

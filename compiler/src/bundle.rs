@@ -159,15 +159,46 @@ fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option
     ))
 }
 
+/// The formats of models.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Format {
+    Bergamot,
+    StaticEmbedding,
+    Gliner,
+    Seq2Seq,
+    Encoder,
+    Export,
+}
+
 /// Opens the model in the plan's folder.
 fn open(build: Build<'_>) -> Result<Source<'_>> {
-    let (folder, transformer) = (&build.plan.folder, &build.plan.transformer()?);
+    let format = format(build.plan)?;
+    if build.plan.adapter.is_some() && format != Format::Encoder {
+        return Err(Error::model(format!(
+            "expected an encoder from safetensors or a checkpoint of PyTorch as the base of an adapter, but found another \
+             model in `{}`; merge the adapter with `merge_and_unload` and `save_pretrained`",
+            build.plan.folder.display()
+        )));
+    }
+    match format {
+        Format::Bergamot => bergamot::open(build.plan),
+        Format::StaticEmbedding => static_embedding::open(build.plan),
+        Format::Gliner => encoder::open_gliner(build.plan),
+        Format::Seq2Seq => seq2seq::open(build),
+        Format::Encoder => encoder::open(build.plan),
+        Format::Export => export::open(build),
+    }
+}
+
+/// The format of the model in the plan's folder.
+fn format(plan: &Plan) -> Result<Format> {
+    let (folder, transformer) = (&plan.folder, &plan.transformer()?);
     if bergamot::is_in(folder) {
-        bergamot::open(build.plan)
+        Ok(Format::Bergamot)
     } else if static_embedding::is_in(folder)? {
-        static_embedding::open(build.plan)
+        Ok(Format::StaticEmbedding)
     } else if encoder::is_gliner(folder) {
-        encoder::open_gliner(build.plan)
+        Ok(Format::Gliner)
     } else if !transformer.join(ConfigFile::NAME).is_file() {
         let found = match transformer.join(MANIFEST).is_file() {
             true => "a bundle; `kivu serve` serves it",
@@ -179,11 +210,11 @@ fn open(build: Build<'_>) -> Result<Source<'_>> {
             transformer.display()
         )))
     } else if seq2seq::is_in(folder) {
-        seq2seq::open(build)
+        Ok(Format::Seq2Seq)
     } else if Weights::are_in(transformer) && (is_supported(transformer) || !export::is_in(folder)) {
-        encoder::open(build.plan)
+        Ok(Format::Encoder)
     } else {
-        export::open(build)
+        Ok(Format::Export)
     }
 }
 

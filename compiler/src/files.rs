@@ -14,7 +14,16 @@ use kivu::{
 };
 
 pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
-    fs::read(path).map_err(Error::io(format!("cannot read `{}`", path.display())))
+    let unreadable = || Error::io(format!("cannot read `{}`", path.display()));
+    // Links may lead to devices without an end, and pipes without a writer.
+    let kind = fs::metadata(path).map_err(unreadable())?;
+    if !kind.is_file() && !kind.is_dir() {
+        return Err(Error::model(format!(
+            "expected a file at `{}`, but found a device or a pipe",
+            path.display()
+        )));
+    }
+    fs::read(path).map_err(unreadable())
 }
 
 /// The `tokenizer.json` in `folder`.
@@ -87,4 +96,19 @@ pub(super) fn read_json_if_exists<T: DeserializeOwned>(path: &Path) -> Result<Op
 fn parse<T: DeserializeOwned>(json: &[u8], path: &Path) -> Result<T> {
     serde_json::from_slice(json)
         .map_err(|error| Error::model_because(format!("cannot read `{}`", path.display()), error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("model.safetensors");
+        std::os::unix::fs::symlink("/dev/zero", &link).unwrap();
+        let refusal = read(&link).unwrap_err().to_string();
+        assert!(refusal.ends_with("but found a device or a pipe"), "{refusal}");
+        assert!(matches!(read(&folder.path().join("none")), Err(Error::Io { .. })));
+    }
 }

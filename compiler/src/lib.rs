@@ -89,6 +89,7 @@ fn build_from(
         plan.adapter.clone_from(adapter);
         plan.encoder.clone_from(encoder);
     }
+    let plan = plan.with_adapters_modules()?;
     let scratch = Scratch::new_in(destination.parent())?;
     let build = Build { plan: &plan, scratch: scratch.path(), runtime, progress };
     let bundle::Written { folder, comparison, note, other_tasks } = bundle::write(build)?;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::{
-    config::ConfigFile,
+    config::{ConfigFile, OneOrMany},
     files::read_json,
     weights::{Weight, Weights},
 };
@@ -16,13 +16,54 @@ pub(super) const CONFIG: &str = "adapter_config.json";
 pub(super) const WEIGHTS: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
 /// The prefix that PEFT gives the names of the model that it wraps.
 const WRAPPER: &str = "base_model.model.";
+/// The part of names that PEFT gives the parameters of a layer with an adapter.
+const WRAPPED_LAYER: &str = ".base_layer.";
+
+/// The fields that [`Adapter::open`] reads.
+const READ: [&str; 7] =
+    ["init_lora_weights", "lora_alpha", "peft_type", "r", "target_modules", "task_type", "use_rslora"];
+/// Fields for training, or for what the names of the adapter's tensors say too. All others must be unset.
+const WITHOUT_EFFECT: [&str; 18] = [
+    "auto_mapping",
+    "base_model_name_or_path",
+    "bias",
+    "corda_config",
+    "eva_config",
+    "exclude_modules",
+    "inference_mode",
+    "layers_pattern",
+    "layers_to_transform",
+    "loftq_config",
+    "lora_dropout",
+    "lora_ga_config",
+    "megatron_core",
+    "modules_to_save",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "runtime_config",
+];
+/// The initial values that do not change the weights of the base.
+const INITIAL_VALUES: [&str; 3] = ["eva", "gaussian", "orthogonal"];
 
 #[derive(Debug)]
 pub(super) struct Adapter {
     weights: PathBuf,
+    rank: usize,
     scale: f32,
+    /// The ends of the names of modules with low-rank matrices, if the configuration lists them.
+    targets: Option<Vec<String>>,
     /// Whether its head, if it has one, labels tokens instead of texts.
     pub(super) labels_tokens: bool,
+}
+
+/// The names of a model's weights that an adapter refers to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BaseNames<'a> {
+    /// The prefix of the body, which names of the adapter may have and names of the model may lack, or the reverse.
+    pub(super) prefix: &'a str,
+    /// The modules of the head, which an adapter may add.
+    pub(super) head: &'a [&'a str],
 }
 
 impl Adapter {
@@ -35,57 +76,72 @@ impl Adapter {
                 "expected an adapter of `peft_type` `LORA`, but found `{kind}`"
             )));
         }
-        for field in ["use_dora", "fan_in_fan_out", "rank_pattern", "alpha_pattern"] {
-            let value = config.fields().get(field).unwrap_or(&Value::Null);
-            let is_unset = matches!(value, Value::Null | Value::Bool(false));
-            if !is_unset && value.as_object().is_none_or(|patterns| !patterns.is_empty()) {
-                return Err(Error::model(format!(
-                    "expected an adapter without `{field}`, but found one with it"
-                )));
-            }
-        }
-        let (rank, alpha): (usize, f32) = (config.require("r")?, config.require("lora_alpha")?);
-        let rank = rank.max(1) as f32;
-        let scale = alpha / if config.is_set("use_rslora")? { rank.sqrt() } else { rank };
+        check_fields(&config)?;
+        let (rank, alpha) = (config.require_size("r")?, config.require::<f32>("lora_alpha")?);
+        let divisor = if config.is_set("use_rslora")? { (rank as f32).sqrt() } else { rank as f32 };
+        let targets = match config.get("target_modules")? {
+            Some(OneOrMany::Many(targets)) => Some(targets),
+            // A pattern, which only PEFT matches.
+            Some(OneOrMany::One(_)) | None => None,
+        };
         let weights = WEIGHTS.map(|name| folder.join(name));
         let found = weights.iter().find(|path| path.is_file());
         let labels_tokens = config.get::<String>("task_type")?.as_deref() == Some("TOKEN_CLS");
-        Ok(Self { weights: found.unwrap_or(&weights[0]).clone(), scale, labels_tokens })
+        let weights = found.unwrap_or(&weights[0]).clone();
+        Ok(Self { weights, rank, scale: alpha / divisor, targets, labels_tokens })
     }
 
     /// Adds the product of each pair of low-rank matrices to its weight, and replaces whole modules.
     ///
-    /// `prefix` is the prefix of the body, which names of the adapter may have and names of the model may lack.
     /// Returns the number of labels if the adapter has a head.
-    pub(super) fn merge(&self, weights: &mut Weights, prefix: &str) -> Result<Option<usize>> {
+    pub(super) fn merge(&self, weights: &mut Weights, names: BaseNames<'_>) -> Result<Option<usize>> {
         let adapter = Weights::of_files(std::slice::from_ref(&self.weights))?;
+        if let Some(name) = adapter.integers.keys().next() {
+            return Err(Error::model(format!("expected an adapter of float weights, but found `{name}`")));
+        }
         let mut labels = None;
         for (name, tensor) in &adapter.tensors {
             let inner = name.strip_prefix(WRAPPER).unwrap_or(name);
-            if inner.ends_with(".lora_B.weight") {
-                continue;
-            }
             if let Some(module) = inner.strip_suffix(".lora_A.weight") {
-                let missing = |what: &str| {
-                    Error::model(format!("expected {what} for the adapter of `{module}`, but found none"))
-                };
-                let up = format!("{}.lora_B.weight", name.trim_end_matches(".lora_A.weight"));
-                let up = adapter.tensors.get(&up).ok_or_else(|| missing("`lora_B`"))?;
-                let target = weights.find_mut(&format!("{module}.weight"), prefix);
-                self.add(target.ok_or_else(|| missing("a weight in the model"))?, up, tensor, module)?;
+                self.add_pair((name, module), &adapter, weights, names.prefix)?;
+            } else if let Some(module) = inner.strip_suffix(".lora_B.weight") {
+                if !adapter.has(&name.replace(".lora_B.weight", ".lora_A.weight")) {
+                    return Err(missing("`lora_A`", module));
+                }
             } else if inner.contains("lora_") {
                 return Err(Error::model(format!("expected LoRA of linear layers, but found `{inner}`")));
             } else {
-                if inner == "classifier.weight" || inner == "classifier.out_proj.weight" {
+                let inner = inner.replace(WRAPPED_LAYER, ".");
+                if ["classifier.weight", "classifier.out_proj.weight", "score.weight"].contains(&&*inner) {
                     labels = tensor.shape.first().copied();
                 }
-                match weights.find_mut(inner, prefix) {
-                    Some(target) => *target = tensor.clone(),
-                    None => drop(weights.tensors.insert(inner.to_owned(), tensor.clone())),
-                }
+                replace(weights, &inner, tensor, names)?;
             }
         }
         Ok(labels)
+    }
+
+    /// Adds the product of the matrices of `module`, the first of which is called `name` in the adapter.
+    fn add_pair(
+        &self,
+        (name, module): (&str, &str),
+        adapter: &Weights,
+        weights: &mut Weights,
+        prefix: &str,
+    ) -> Result<()> {
+        let is_target = |target: &String| {
+            module.strip_suffix(target.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+        };
+        if self.targets.as_ref().is_some_and(|targets| !targets.iter().any(is_target)) {
+            return Err(Error::model(format!(
+                "expected low-rank matrices of `target_modules` only, but found `{name}`"
+            )));
+        }
+        let up = format!("{}.lora_B.weight", name.trim_end_matches(".lora_A.weight"));
+        let down = &adapter.tensors[name];
+        let up = adapter.tensors.get(&up).ok_or_else(|| missing("`lora_B`", module))?;
+        let target = weights.find_mut(&format!("{module}.weight"), prefix);
+        self.add(target.ok_or_else(|| missing("a weight in the model", module))?, up, down, module)
     }
 
     /// `target += scale × up · down`.
@@ -100,6 +156,12 @@ impl Adapter {
                 target.shape, up.shape, down.shape
             )));
         }
+        if rank != self.rank {
+            return Err(Error::model(format!(
+                "expected low-rank matrices of rank {}, which is `r` in `{CONFIG}`, but found {rank} in `{module}`",
+                self.rank
+            )));
+        }
         for (row, up) in target.values.chunks_exact_mut(inputs).zip(up.values.chunks_exact(rank)) {
             for (up, down) in up.iter().zip(down.values.chunks_exact(inputs)) {
                 let factor = self.scale * up;
@@ -107,5 +169,212 @@ impl Adapter {
             }
         }
         Ok(())
+    }
+}
+
+/// Refuses settings that change results and are not supported.
+fn check_fields(config: &ConfigFile) -> Result<()> {
+    let is_unset = |value: &Value| match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Object(members) => members.is_empty(),
+        Value::Array(elements) => elements.is_empty(),
+        _ => false,
+    };
+    let is_known = |field: &str| READ.contains(&field) || WITHOUT_EFFECT.contains(&field);
+    if let Some((field, _)) =
+        config.fields().iter().find(|(field, value)| !is_known(field) && !is_unset(value))
+    {
+        return Err(Error::model(format!("expected an adapter without `{field}`, but found one with it")));
+    }
+    let initial = config.fields().get("init_lora_weights").unwrap_or(&Value::Null);
+    match initial {
+        Value::Null | Value::Bool(_) => Ok(()),
+        Value::String(name) if INITIAL_VALUES.contains(&name.to_lowercase().as_str()) => Ok(()),
+        _ => Err(Error::model(format!(
+            "expected `init_lora_weights` among true, false, `eva`, `gaussian`, `orthogonal`, but found {initial}, which \
+             changes the weights of the base; save the adapter with `path_initial_model_for_weight_conversion`"
+        ))),
+    }
+}
+
+/// Replaces a weight of the model, or adds one of its head.
+fn replace(weights: &mut Weights, name: &str, tensor: &Weight, names: BaseNames<'_>) -> Result<()> {
+    let bare = name.strip_prefix(names.prefix).unwrap_or(name);
+    let module = bare.rsplit_once('.').map_or(bare, |(module, _)| module);
+    let is_head = names.head.contains(&module);
+    match weights.find_mut(name, names.prefix) {
+        Some(target) if is_head || target.shape == tensor.shape => *target = tensor.clone(),
+        Some(target) => {
+            return Err(Error::model(format!(
+                "expected `{name}` of shape {:?} in the adapter, but found {:?}",
+                target.shape, tensor.shape
+            )));
+        }
+        None if is_head => {
+            let name = if name == bare { bare.to_owned() } else { format!("{}{bare}", weights.prefix) };
+            weights.tensors.insert(name, tensor.clone());
+        }
+        None => return Err(missing("a weight in the model", name)),
+    }
+    Ok(())
+}
+
+/// The error of a folder with an adapter that the build would ignore.
+pub(super) fn ignored(folder: &Path) -> Error {
+    let base =
+        ConfigFile::open_or_empty(folder, CONFIG).and_then(|config| config.get("base_model_name_or_path"));
+    let base: Option<String> = base.ok().flatten();
+    let base = base.map_or_else(|| "its base".to_owned(), |base| format!("its base, `{base}`"));
+    let hint = format!(
+        "name the folder of {base}, and the adapter's in a recipe: `folder` and `adapter` of `[source]`"
+    );
+    let name = folder.display();
+    Error::model(match Weights::are_in(folder) {
+        true => format!(
+            "expected a model or an adapter in `{name}`, but found both, of which `transformers` applies the adapter to \
+             {base}; {hint}, or remove `{CONFIG}`"
+        ),
+        false => format!("expected a model in `{name}`, but found an adapter; {hint}"),
+    })
+}
+
+fn missing(what: &str, module: &str) -> Error {
+    Error::model(format!("expected {what} for the adapter of `{module}`, but found none"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use serde_json::{Map, json};
+
+    use super::*;
+
+    const NAMES: BaseNames<'_> = BaseNames { prefix: "bert.", head: &["classifier"] };
+    const QUERY: &str = "encoder.layer.0.attention.self.query";
+
+    fn fixture(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models").join(name)
+    }
+
+    /// A folder with the configuration of a fixture, except for one field, and tensors of the given shapes.
+    fn folder(field: &str, value: Value, tensors: &[(&str, &[usize])]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let config = fs::read(fixture("tiny-bert-lora").join(CONFIG)).unwrap();
+        let mut config: Map<String, Value> = serde_json::from_slice(&config).unwrap();
+        config.insert(field.to_owned(), value);
+        fs::write(folder.path().join(CONFIG), serde_json::to_vec(&config).unwrap()).unwrap();
+        // The form of safetensors: the length of a header, the header, zeros.
+        let (mut header, mut end) = (Map::new(), 0);
+        for (name, shape) in tensors {
+            let start = end;
+            end += shape.iter().product::<usize>() * 4;
+            let tensor = json!({"dtype": "F32", "shape": shape, "data_offsets": [start, end]});
+            header.insert(format!("{WRAPPER}{name}"), tensor);
+        }
+        let header = serde_json::to_vec(&header).unwrap();
+        let file = [&(header.len() as u64).to_le_bytes()[..], &header, &vec![0; end]].concat();
+        fs::write(folder.path().join(WEIGHTS[0]), file).unwrap();
+        folder
+    }
+
+    fn read(field: &str, value: Value) -> Result<Adapter> {
+        Adapter::open(folder(field, value, &[]).path())
+    }
+
+    /// Merges tensors of these shapes into `tiny-bert-sentiment`.
+    fn merge(tensors: &[(&str, &[usize])]) -> Result<Option<usize>> {
+        let folder = folder("r", json!(4), tensors);
+        let mut weights = Weights::open(&fixture("tiny-bert-sentiment"))?;
+        Adapter::open(folder.path())?.merge(&mut weights, NAMES)
+    }
+
+    #[test]
+    fn settings_that_change_results_are_refused_by_name() {
+        for (field, value) in [
+            ("r", json!(0)),
+            ("layer_replication", json!([[0, 1], [0, 2]])),
+            ("trainable_token_indices", json!([7])),
+            ("target_parameters", json!(["a"])),
+            ("alora_invocation_tokens", json!([1, 2])),
+            ("rank_pattern", json!({"query": 2})),
+            ("alpha_pattern", json!({"query": 2})),
+            ("init_lora_weights", json!("pissa")),
+            ("init_lora_weights", json!("olora")),
+            ("lora_bias", json!(true)),
+            ("use_dora", json!(true)),
+            ("use_qalora", json!(true)),
+            ("fan_in_fan_out", json!(true)),
+            ("megatron_config", json!({"a": 1})),
+            ("of_a_later_version", json!(1)),
+        ] {
+            let refusal = read(field, value).unwrap_err().to_string();
+            assert!(refusal.contains(&format!("`{field}`")), "{field}: {refusal}");
+        }
+    }
+
+    #[test]
+    fn settings_of_training_are_accepted() {
+        for (field, value) in [
+            ("lora_dropout", json!(0.5)),
+            ("bias", json!("all")),
+            ("init_lora_weights", json!("gaussian")),
+            ("layers_to_transform", json!([0])),
+            ("of_a_later_version", json!(null)),
+            ("of_a_later_version", json!(false)),
+        ] {
+            read(field, value).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_rank_is_compared_with_the_matrices() {
+        let mut weights = Weights::open(&fixture("tiny-bert-sentiment")).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        for (file, text) in [(CONFIG, Some(("\"r\": 4", "\"r\": 8"))), (WEIGHTS[0], None)] {
+            let bytes = fs::read(fixture("tiny-bert-lora").join(file)).unwrap();
+            let bytes = match text {
+                Some((from, to)) => String::from_utf8(bytes).unwrap().replace(from, to).into_bytes(),
+                None => bytes,
+            };
+            fs::write(folder.path().join(file), bytes).unwrap();
+        }
+        let refusal = Adapter::open(folder.path()).unwrap().merge(&mut weights, NAMES).unwrap_err();
+        assert!(refusal.to_string().contains("of rank 8, which is `r`"), "{refusal}");
+    }
+
+    #[test]
+    fn every_tensor_is_merged_or_refused() {
+        let [down, up] = ["A", "B"].map(|side| format!("bert.{QUERY}.lora_{side}.weight"));
+        let pair: [(&str, &[usize]); 2] = [(&down, &[4, 32]), (&up, &[32, 4])];
+        assert_eq!(merge(&pair).unwrap(), None);
+        // Without the prefix, which the base has, and with the part of layers with an adapter.
+        let bare = pair.map(|(name, shape)| (name.trim_start_matches("bert."), shape));
+        let bias = format!("bert.{QUERY}.base_layer.bias");
+        merge(&[bare[0], bare[1], (&bias, &[32])]).unwrap();
+        let head = merge(&[("classifier.weight", &[5, 32]), ("classifier.bias", &[5])]).unwrap();
+        assert_eq!(head, Some(5));
+        let key = format!("bert.{QUERY}.lora_B.weight").replace("query", "key");
+        let table = "bert.embeddings.word_embeddings";
+        let refusals = [
+            merge(&pair[..1]),
+            merge(&pair[1..]),
+            merge(&[(&key.replace("_B", "_A"), &[4, 32]), (&key, &[32, 4])]),
+            merge(&[(&bias, &[31])]),
+            merge(&[("bert.nothing.weight", &[4])]),
+            merge(&[(&format!("{table}.token_adapter.trainable_tokens_delta"), &[1, 32])]),
+            merge(&[(&format!("{table}.lora_embedding_A"), &[4, 32])]),
+        ];
+        let refusals: Vec<String> =
+            refusals.into_iter().map(|found| found.unwrap_err().to_string()).collect();
+        insta::assert_snapshot!(refusals.join("\n"), @"
+        expected `lora_B` for the adapter of `bert.encoder.layer.0.attention.self.query`, but found none
+        expected `lora_A` for the adapter of `bert.encoder.layer.0.attention.self.query`, but found none
+        expected low-rank matrices of `target_modules` only, but found `base_model.model.bert.encoder.layer.0.attention.self.key.lora_A.weight`
+        expected `bert.encoder.layer.0.attention.self.query.bias` of shape [32] in the adapter, but found [31]
+        expected a weight in the model for the adapter of `bert.nothing.weight`, but found none
+        expected a weight in the model for the adapter of `bert.embeddings.word_embeddings.token_adapter.trainable_tokens_delta`, but found none
+        expected LoRA of linear layers, but found `bert.embeddings.word_embeddings.lora_embedding_A`
+        ");
     }
 }

@@ -1,8 +1,13 @@
 //! The request for a build, and the plan that it becomes with its recipe, if it has one.
 
-use std::path::{Path, PathBuf};
+use std::{
+    mem,
+    path::{Path, PathBuf},
+};
 
 use super::{
+    lora,
+    module_list::has_pooling,
     recipe::{Prompts, QualityFloor, Recipe, Strategy},
     sentence_transformers::transformer_folder,
 };
@@ -54,6 +59,8 @@ pub(super) struct Plan {
     pub(super) folder: PathBuf,
     /// The folder of an adapter that is merged into the weights.
     pub(super) adapter: Option<PathBuf>,
+    /// The folder of the weights, if `folder` has only an adapter and its modules.
+    pub(super) base: Option<PathBuf>,
     /// The folder of the files of the encoder of GLiNER, if the model's own has none.
     pub(super) encoder: Option<PathBuf>,
     /// The requested task; by default the model's most likely one.
@@ -72,7 +79,25 @@ pub(super) struct Plan {
 impl Plan {
     /// The folder with the weights, the `config.json` and the tokenizer.
     pub(super) fn transformer(&self) -> Result<PathBuf> {
-        transformer_folder(&self.folder)
+        transformer_folder(self.base.as_ref().unwrap_or(&self.folder))
+    }
+
+    /// Takes the modules of sentence-transformers from the adapter's folder, if it has its own. A folder with an adapter
+    /// that the build would ignore is refused.
+    pub(super) fn with_adapters_modules(mut self) -> Result<Self> {
+        let adapter = self.adapter.as_ref().and_then(|adapter| adapter.canonicalize().ok());
+        let folders = [self.folder.clone(), self.transformer()?];
+        let ignored = folders.iter().find(|folder| {
+            folder.join(lora::CONFIG).is_file()
+                && (adapter.is_none() || folder.canonicalize().ok() != adapter)
+        });
+        if let Some(folder) = ignored {
+            return Err(lora::ignored(folder));
+        }
+        if let Some(adapter) = self.adapter.clone().filter(|adapter| has_pooling(adapter)) {
+            self.base = Some(mem::replace(&mut self.folder, adapter));
+        }
+        Ok(self)
     }
 
     /// The languages of a model that translates: the recipe's, or those that the model's files name.
@@ -149,6 +174,7 @@ fn of_recipe(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         from: source.package.unwrap_or_else(|| source.folder.display().to_string()),
         folder,
         adapter: source.adapter.map(|adapter| parent.join(adapter)),
+        base: None,
         encoder: None,
         task: Some(recipe.task),
         strategy: recipe.strategy,
@@ -161,4 +187,49 @@ fn of_recipe(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         engine: request.engine,
         floor: recipe.quality,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn models() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models")
+    }
+
+    fn planned(folder: &Path, adapter: Option<&Path>) -> Result<Plan> {
+        let adapter = adapter.map(Path::to_owned);
+        Plan { folder: folder.to_owned(), adapter, ..Plan::default() }.with_adapters_modules()
+    }
+
+    #[test]
+    fn an_adapter_that_a_build_would_ignore_is_refused() {
+        let (base, adapter) = (models().join("tiny-bert-sentiment"), models().join("tiny-bert-lora"));
+        let refusal = planned(&adapter, None).err().unwrap().to_string();
+        let names = ["but found an adapter", "`../tiny-bert-sentiment`", "`adapter` of `[source]`"];
+        assert!(names.iter().all(|name| refusal.contains(name)), "{refusal}");
+        let folder = tempfile::tempdir().unwrap();
+        for file in ["config.json", "model.safetensors"] {
+            fs::copy(base.join(file), folder.path().join(file)).unwrap();
+        }
+        assert!(planned(folder.path(), None).is_ok());
+        fs::copy(adapter.join(lora::CONFIG), folder.path().join(lora::CONFIG)).unwrap();
+        for adapter in [None, Some(adapter.as_path())] {
+            let refusal = planned(folder.path(), adapter).err().unwrap().to_string();
+            assert!(refusal.contains("found both"), "{refusal}");
+        }
+        // The folder is named as both.
+        assert!(planned(folder.path(), Some(folder.path())).is_ok());
+    }
+
+    #[test]
+    fn an_adapter_with_modules_has_those_of_its_folder() {
+        let base = models().join("tiny-bert-sentiment");
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("modules.json"), "[]").unwrap();
+        let plan = planned(&base, Some(folder.path())).unwrap();
+        assert_eq!((plan.folder.as_path(), plan.transformer().unwrap()), (folder.path(), base));
+    }
 }

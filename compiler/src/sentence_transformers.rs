@@ -2,7 +2,10 @@
 //!
 //! Two generations of these files are in use: up to version 4, and from version 5 on.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use serde::Deserialize;
 
@@ -10,7 +13,7 @@ use super::{
     config::{ConfigFile, OneOrMany},
     encoder::Facts,
     files::read,
-    module_list::{Module, modules},
+    module_list::{Module, has_pooling, modules},
     modules::{Modules, POOLED},
 };
 use kivu::{
@@ -253,6 +256,21 @@ pub(super) fn logit_score(folder: &Path, sentence: &str) -> Result<Option<[u32; 
         )));
     }
     Ok(Some([config.require("true_token_id")?, config.require("false_token_id")?]))
+}
+
+/// The text before queries of a CrossEncoder, if its files have a default prompt.
+pub(super) fn default_prompt(folder: &Path) -> Result<Option<String>> {
+    let config = ConfigFile::open_or_empty(folder, SETTINGS)?;
+    // Without a list of modules, that package does not read the file.
+    let name = config.get::<String>("default_prompt_name")?.filter(|_| has_pooling(folder));
+    let Some(name) = name else { return Ok(None) };
+    let mut prompts: BTreeMap<String, String> = config.get("prompts")?.unwrap_or_default();
+    match prompts.remove(&name) {
+        Some(prompt) => Ok(Some(prompt).filter(|prompt| !prompt.is_empty())),
+        None => Err(Error::model(format!(
+            "expected `{name}`, which is the `default_prompt_name`, among the `prompts` of `{SETTINGS}`, but found none"
+        ))),
+    }
 }
 
 /// The settings of a model whose texts have the mean of vectors of `width` values, and the modules that follow.

@@ -18,7 +18,7 @@ use super::{
     quantize,
     sentence_transformers::{static_folder, static_settings},
     source::{EncoderSettings, MODEL, Source, TaskSettings},
-    weights::{Weight, Weights},
+    weights::{Weight, Weights, check_finite},
 };
 use kivu::{
     backend::{
@@ -91,6 +91,7 @@ fn table(weights: &Weights) -> Result<Weight> {
     let matrix = matrix.ok_or_else(|| {
         Error::model("expected `embedding.weight` or `embeddings` as a matrix of floats, but found neither")
     })?;
+    check_finite("embedding.weight", matrix)?;
     let &[height, width] = &matrix.shape[..] else {
         return Err(Error::model(format!(
             "expected a matrix of vectors, but found the shape {:?}",

@@ -170,6 +170,8 @@ mod tests {
             function: ScoreFunction::Softmax,
             max_tokens: 8,
             template: None,
+            query_prompt: None,
+            padding: None,
         };
         task(&plan, &TaskSettings::Encoder(EncoderSettings::Classification(settings))).unwrap()
     }

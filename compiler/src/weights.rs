@@ -129,6 +129,7 @@ impl Weights {
             )));
         }
         if !self.taken.borrow().contains(name) {
+            check_finite(name, weight)?;
             self.taken.borrow_mut().insert(name.to_owned());
         }
         Ok(weight)
@@ -154,11 +155,24 @@ impl Weights {
         }
     }
 
-    /// The weight that another file calls `name`, with or without `prefix`.
+    /// The weight that another file calls `name`, with or without `prefix`, which the names here may have or lack too.
     pub(super) fn find_mut(&mut self, name: &str, prefix: &str) -> Option<&mut Weight> {
         let bare = name.strip_prefix(prefix).unwrap_or(name);
-        let found = if self.has(name) { name } else { bare };
+        let names = [name, bare, &format!("{prefix}{bare}")];
+        let found = names.into_iter().find(|name| self.has(name))?;
         self.tensors.get_mut(found)
+    }
+}
+
+/// Refuses a weight that no text can be computed with.
+pub(super) fn check_finite(name: &str, weight: &Weight) -> Result<()> {
+    match weight.values.iter().position(|value| !value.is_finite()) {
+        None => Ok(()),
+        Some(place) => Err(Error::model(format!(
+            "expected finite numbers in the weight `{name}`, but found {} at {place}; the training or the conversion of \
+             the model failed",
+            weight.values[place]
+        ))),
     }
 }
 
@@ -224,5 +238,26 @@ fn to_integers(view: &TensorView<'_>) -> Option<Vec<i64>> {
         Dtype::U32 => Some(data.as_chunks().0.iter().map(|it| u32::from_le_bytes(*it).into()).collect()),
         Dtype::U16 => Some(data.as_chunks().0.iter().map(|it| u16::from_le_bytes(*it).into()).collect()),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_that_are_not_finite_are_refused_by_name() {
+        let take = |value: f32| {
+            let weight = Weight { shape: vec![2], values: vec![1.0, value] };
+            let weights = Weights::of_tensors([("norm.weight".to_owned(), weight)].into(), String::new());
+            weights.take("norm.weight", &[2]).cloned()
+        };
+        assert!(take(0.5).is_ok());
+        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let refusal = take(value).unwrap_err().to_string();
+            let expected =
+                format!("expected finite numbers in the weight `norm.weight`, but found {value} at 1");
+            assert!(refusal.starts_with(&expected), "{refusal}");
+        }
     }
 }

@@ -180,6 +180,8 @@ fn models() -> Result<Vec<Model>> {
             function: ScoreFunction::Softmax,
             max_tokens: MAX_TOKENS,
             template: None,
+            query_prompt: None,
+            padding: None,
         };
         let backend: Arc<dyn Backend> = Arc::new(scripted(&[-1, labels.len() as i64]));
         ClassificationPipeline::new(Arc::clone(&tokenizer), backend, settings)

@@ -56,6 +56,7 @@ pub(super) async fn label_tokens_with(
         stride: parameters.stride,
         truncation: context.app.truncation(parameters.truncate, parameters.truncation_direction),
         max_windows: context.max_parts,
+        begin_at_words: false,
     };
     let options = TokenClassificationOptions::new(
         parameters.aggregation_strategy,
@@ -120,6 +121,7 @@ pub(super) async fn find_entities_with(
                 .app
                 .truncation(Some(parameters.truncate.unwrap_or(false)), parameters.truncation_direction),
             max_windows: context.max_parts,
+            begin_at_words: false,
         },
         redacts: parameters.redact.unwrap_or(false),
     };

@@ -81,7 +81,12 @@ impl Predictor {
             Some(false) => Truncation::Off,
             _ => Truncation::At(Side::Right),
         };
-        let windows = WindowOptions { stride: parameters.stride, truncation, max_windows: MAX_WINDOWS };
+        let windows = WindowOptions {
+            stride: parameters.stride,
+            truncation,
+            max_windows: MAX_WINDOWS,
+            begin_at_words: false,
+        };
         let redacts = parameters.redact.unwrap_or(false);
         let shared = |labels: &[String]| labels.iter().map(|label| label.as_str().into()).collect();
         Ok(match model.pipeline.clone() {

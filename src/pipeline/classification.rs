@@ -32,6 +32,12 @@ pub struct ClassificationSettings {
     /// The text around pairs; `None` if the tokenizer joins them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<PairTemplate>,
+    /// The text before queries, in models that rank.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub query_prompt: Option<String>,
+    /// The padding of a decoder that reads the last token: at the end of texts, it is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub padding: Option<u32>,
 }
 
 /// A model that scores labels.
@@ -54,7 +60,8 @@ impl ClassificationPipeline {
         let (name, width) = (settings.output.clone(), settings.labels.len());
         let output = vec![NamedOutput { name, width, is_of_tokens: false }];
         let labels = Some((settings.labels.clone(), settings.function));
-        let encoder = Encoder::new(tokenizer, route.into(), output, labels, settings.max_tokens)?;
+        let encoder = Encoder::new(tokenizer, route.into(), output, labels, settings.max_tokens)?
+            .without_trailing(settings.padding);
         Ok(Self { encoder, settings })
     }
 

@@ -15,7 +15,8 @@ use super::{
 };
 use crate::{
     backend::{Backend, Deadline, Schedule, routing::Route},
-    error::Result,
+    error::{Error, Result},
+    tensor::Tensor,
     tokenizer::Tokenizer,
 };
 
@@ -42,6 +43,8 @@ pub struct Logits {
 pub struct Encoder {
     tokenizer: Arc<Tokenizer>,
     max_tokens: usize,
+    /// A token that is left out at the end of inputs.
+    trailing: Option<u32>,
     executor: Executor<Adapter, Adapter>,
 }
 
@@ -63,7 +66,12 @@ impl Encoder {
             distinguishes_pairs: ModelInputs::distinguish_pairs(route.signature()),
         });
         let route = route.try_map(|backend: Arc<dyn Backend>| Adapter::local(backend, &spec))?;
-        Ok(Self { tokenizer, max_tokens, executor: Executor::new(route, spec) })
+        Ok(Self { tokenizer, max_tokens, trailing: None, executor: Executor::new(route, spec) })
+    }
+
+    /// The same encoder without a token at the end of inputs, for decoders that read the last other token.
+    pub(super) fn without_trailing(self, trailing: Option<u32>) -> Self {
+        Self { trailing, ..self }
     }
 
     /// The tokenizer of the model.
@@ -101,7 +109,13 @@ impl Encoder {
             None => self.executor.remote(deadline).await?.fixed_length(),
         };
         let limit = fixed.unwrap_or(usize::MAX).min(self.max_tokens);
-        Ok(InputTokenizer { tokenizer: &self.tokenizer, limit, keeps_text: self.has_fleet(), deadline })
+        Ok(InputTokenizer {
+            tokenizer: &self.tokenizer,
+            limit,
+            keeps_text: self.has_fleet(),
+            trailing: self.trailing,
+            deadline,
+        })
     }
 
     /// Tokenizes inputs, runs the model, and returns the values of its first output.
@@ -201,17 +215,41 @@ impl<T: Send> EncoderWork<'_, T> {
         batches: Vec<Vec<usize>>,
         deadline: Deadline,
     ) -> Result<Vec<(usize, T)>> {
+        let is_empty = batches.iter().flatten().any(|index| self.inputs[*index].encoding.is_empty());
+        match self.compute(adapter, batches, deadline).await {
+            // Only tables of vectors compute texts without tokens.
+            Err(Error::Inference { .. }) if is_empty => Err(without_tokens()),
+            result => result,
+        }
+    }
+
+    async fn compute(
+        &self,
+        adapter: &Adapter,
+        batches: Vec<Vec<usize>>,
+        deadline: Deadline,
+    ) -> Result<Vec<(usize, T)>> {
         let inputs = |batch: &Vec<usize>| batch.iter().map(|index| self.inputs[*index]).collect();
         let inputs: Vec<Vec<Sequence<'_>>> = batches.iter().map(inputs).collect();
         let outputs = adapter.infer(&inputs, deadline).await?;
         let mut done = Vec::new();
         for ((batch, inputs), output) in batches.iter().zip(&inputs).zip(&outputs) {
             let rows = adapter.rows(output, &inputs.iter().map(|input| input.encoding.len()))?;
+            let mut values = output.iter().filter_map(Tensor::as_fp32).flatten();
+            if inputs.iter().any(|input| input.encoding.is_empty()) && !values.all(|value| value.is_finite())
+            {
+                return Err(without_tokens());
+            }
             let finished = batch.iter().zip(rows).map(|(index, rows)| (*index, (self.finish)(*index, &rows)));
             done.extend(finished);
         }
         Ok(done)
     }
+}
+
+/// The error of a text that no model computes, since its tokenizer adds no special tokens.
+fn without_tokens() -> Error {
+    Error::invalid("expected a text of at least one token, but found a text without tokens; leave it out")
 }
 
 /// Groups texts into batches, and small batches into calls of at least `min_call_tokens`, as long as there are enough

@@ -146,6 +146,8 @@ pub(super) struct InputTokenizer<'a> {
     pub(super) limit: usize,
     /// Whether the model may need texts, for a tokenizer of its own.
     pub(super) keeps_text: bool,
+    /// A token that is left out at the end of inputs.
+    pub(super) trailing: Option<u32>,
     pub(super) deadline: Deadline,
 }
 
@@ -165,26 +167,35 @@ impl InputTokenizer<'_> {
         let (tokenizer, keeps_text) = (Arc::clone(self.tokenizer), self.keeps_text && role.is_none());
         let (prompt, truncation) = (options.prompt.map(str::to_owned), options.truncation);
         let template = options.template.cloned();
-        let encode = move |input| match input {
-            Input::Text(text) => {
-                let text = match &prompt {
-                    None => text,
-                    Some(prompt) => format!("{prompt}{text}"),
-                };
-                if let Some(role) = &role {
-                    return Ok((role.encode(&tokenizer, &text, limit, truncation)?, None));
+        let encode = move |input: Input| -> Result<(Encoding, Option<String>)> {
+            match input {
+                Input::Text(text) => {
+                    let text = match &prompt {
+                        None => text,
+                        Some(prompt) => format!("{prompt}{text}"),
+                    };
+                    if let Some(role) = &role {
+                        return Ok((role.encode(&tokenizer, &text, limit, truncation)?, None));
+                    }
+                    let encoding = tokenizer.encode(&text, limit, truncation)?;
+                    let text =
+                        keeps_text.then(|| tokenizer.truncated_text(text, &encoding, limit, truncation));
+                    Ok((encoding, text.transpose()?))
                 }
-                let encoding = tokenizer.encode(&text, limit, truncation)?;
-                let text = keeps_text.then(|| tokenizer.truncated_text(text, &encoding, limit, truncation));
-                Ok((encoding, text.transpose()?))
+                Input::Pair(first, second) if let Some(template) = &template => {
+                    Ok((template.encode(&tokenizer, [&first, &second], limit, truncation)?, None))
+                }
+                Input::Pair(first, second) => {
+                    Ok((tokenizer.encode_pair([&first, &second], limit, truncation)?, None))
+                }
+                Input::Ids(ids) => Ok((tokenizer.accept(ids, limit, truncation)?, None)),
             }
-            Input::Pair(first, second) if let Some(template) = &template => {
-                Ok((template.encode(&tokenizer, [&first, &second], limit, truncation)?, None))
-            }
-            Input::Pair(first, second) => {
-                Ok((tokenizer.encode_pair([&first, &second], limit, truncation)?, None))
-            }
-            Input::Ids(ids) => Ok((tokenizer.accept(ids, limit, truncation)?, None)),
+        };
+        let trailing = self.trailing;
+        let encode = move |input| {
+            let (mut encoding, text) = encode(input)?;
+            trailing.into_iter().for_each(|token| encoding.trim_end(token));
+            Ok((encoding, text))
         };
         let (encoded, tokenization) = tokenize_each(inputs, size, self.deadline, encode).await?;
         let (list, texts) = encoded.into_iter().unzip();

@@ -1,13 +1,12 @@
 //! Texts in which entities are replaced by their labels.
 
-use unicode_segmentation::UnicodeSegmentation;
-
 use super::entities::{Entity, IndexedText};
+use crate::tokenizer::word_bounds;
 
 /// Replaces each entity by its label in brackets: `[PER] lives in [LOC].`
 ///
-/// Whole user-perceived characters are replaced, so that no combining mark or part of an emoji remains; white space at
-/// the ends of an entity is kept. Entities that overlap are one, with the label of the first.
+/// Whole words are replaced, so that no part of a name, combining mark or part of an emoji remains; white space at the
+/// ends of an entity is kept. Entities that share a word are one, with the label of the first.
 pub(super) fn redact(text: &str, entities: &[Entity]) -> String {
     let index = IndexedText::new(text);
     let bytes = |entity: &Entity| -> (usize, usize) {
@@ -20,23 +19,22 @@ pub(super) fn redact(text: &str, entities: &[Entity]) -> String {
         .map(|entity| (bytes(entity), entity.label()))
         .filter(|((start, end), _)| start < end)
         .collect();
-    places.sort_by_key(|(place, _)| *place);
-    let (mut redacted, mut places) = (String::new(), places.into_iter().peekable());
-    // The end of the last entity.
-    let mut covered = 0;
-    for (start, cluster) in text.grapheme_indices(true) {
-        let mut is_covered = start < covered;
-        while let Some(((_, end), label)) = places.next_if(|((first, _), _)| *first < start + cluster.len()) {
-            if !is_covered {
-                redacted.extend(["[", label, "]"]);
-            }
-            is_covered = true;
-            covered = covered.max(end);
-        }
-        if !is_covered {
-            redacted.push_str(cluster);
-        }
+    if places.is_empty() {
+        return text.to_owned();
     }
+    places.sort_by_key(|(place, _)| *place);
+    let bounds = word_bounds(text);
+    let (mut redacted, mut covered) = (String::new(), 0);
+    for ((start, end), label) in places {
+        let start = bounds.range(..=start).next_back().copied().unwrap_or(0);
+        let end = bounds.range(end..).next().copied().unwrap_or(text.len());
+        if start >= covered {
+            redacted.push_str(&text[covered..start]);
+            redacted.extend(["[", label, "]"]);
+        }
+        covered = covered.max(end);
+    }
+    redacted.push_str(&text[covered..]);
     redacted
 }
 
@@ -66,9 +64,24 @@ mod tests {
         // White space at the ends of an entity is kept.
         assert_eq!(redacted("in New York now", &[(2, 12, "LOC")]), "in [LOC] now");
         // Neighbours and overlaps.
-        assert_eq!(redacted("abcd", &[(2, 4, "B"), (0, 2, "A")]), "[A][B]");
-        assert_eq!(redacted("abcdef", &[(0, 3, "A"), (2, 5, "B")]), "[A]f");
+        assert_eq!(redacted("ab-cd", &[(2, 5, "B"), (0, 2, "A")]), "[A][B]");
+        assert_eq!(redacted("ab cd ef", &[(0, 4, "A"), (3, 5, "B")]), "[A] ef");
         assert_eq!(redacted("abc", &[(1, 1, "A"), (7, 9, "B")]), "abc");
+    }
+
+    #[test]
+    fn no_part_of_a_word_remains() {
+        assert_eq!(redacted("Ann McDonald!", &[(0, 6, "PER")]), "[PER]!");
+        assert_eq!(redacted("Ann McDonald!", &[(8, 9, "PER")]), "Ann [PER]!");
+        assert_eq!(redacted("abcd", &[(2, 4, "B"), (0, 2, "A")]), "[A]");
+        // Vietnamese with combining marks.
+        assert_eq!(
+            redacted("Nguye\u{302}\u{303}n Hue\u{323}\u{302}", &[(0, 5, "PER")]),
+            "[PER] Hue\u{323}\u{302}"
+        );
+        assert_eq!(redacted("Hue\u{323}\u{302}", &[(3, 4, "LOC")]), "[LOC]");
+        // Characters that are words of their own.
+        assert_eq!(redacted("王明在京", &[(0, 2, "PER")]), "[PER]在京");
     }
 
     #[test]

@@ -69,6 +69,8 @@ impl TokenClassificationOptions {
         if redacts {
             // The rest of a truncated text would be returned as it is.
             windows.truncation = Truncation::Off;
+            // A word that a window cuts has less of the context that shows what it is.
+            windows.begin_at_words = true;
         }
         let ignored = ignored.unwrap_or_else(|| vec![OUTSIDE.to_owned()]);
         Ok(Self { aggregation, ignored, windows, redacts })
@@ -214,7 +216,12 @@ mod tests {
         let settings = TokenClassificationSettings { output: "logits".into(), labels, max_tokens: 5 };
         let route: Arc<dyn Backend> = Arc::new(backend);
         let pipeline = TokenClassificationPipeline::new(Arc::new(tokenizer), route, settings).unwrap();
-        let windows = WindowOptions { stride: Some(1), truncation: Truncation::Off, max_windows: 2 };
+        let windows = WindowOptions {
+            stride: Some(1),
+            truncation: Truncation::Off,
+            max_windows: 2,
+            begin_at_words: false,
+        };
         let options = TokenClassificationOptions::new(None, None, windows, true).unwrap();
         let deadline = Deadline::within(Duration::from_secs(60));
         let mut found = pipeline.entities(vec!["a e o n".into()], &options, deadline).await.unwrap();

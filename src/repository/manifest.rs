@@ -170,6 +170,15 @@ pub enum Quality {
         /// The largest difference.
         worst_difference: f32,
     },
+    /// Of scores for a single label, which rank texts.
+    Ranking {
+        /// The number of texts.
+        texts: usize,
+        /// The share of pairs of texts that both rank in the same order.
+        rank_agreement: f32,
+        /// The mean absolute difference of scores.
+        mean_difference: f32,
+    },
     /// Of scores for labels.
     Classification {
         /// The number of texts.

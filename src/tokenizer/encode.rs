@@ -96,6 +96,13 @@ impl Encoding {
         Ok(Self { type_ids: vec![0; ids.len()], ids, truncated_from, unattended: 0 })
     }
 
+    /// Leaves out a token at the end, but for the first.
+    pub fn trim_end(&mut self, token: u32) {
+        let last = self.ids.iter().rposition(|id| *id != token).unwrap_or(0);
+        self.ids.truncate(last + 1);
+        self.type_ids.truncate(last + 1);
+    }
+
     /// The number of tokens.
     pub fn len(&self) -> usize {
         self.ids.len()
@@ -119,6 +126,8 @@ impl Tokenizer {
     pub fn encode_pair(&self, pair: [&str; 2], limit: usize, truncation: Truncation) -> Result<Encoding> {
         let encode = |text| self.encode_raw(within_reach(text, limit, truncation)?);
         let [mut first, mut second] = [encode(pair[0])?, encode(pair[1])?];
+        // As the crate does; most post-processors set types of their own.
+        second.set_type_ids(vec![1; second.len()]);
         let special_tokens = self.post_processor.as_ref().map_or(0, |processor| processor.added_tokens(true));
         let found = first.len() + second.len() + special_tokens;
         let truncated_from = (found > limit).then_some(found);
@@ -281,4 +290,24 @@ fn too_long(input: &str, found: usize, limit: usize) -> Error {
     Error::too_large(format!(
         "the {input} has {found} tokens, but the model takes at most {limit}; set `truncate` to shorten it"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_left_out_at_the_end() {
+        let trimmed = |ids: &[u32]| {
+            let mut encoding =
+                Encoding { ids: ids.to_vec(), type_ids: vec![0; ids.len()], ..Encoding::default() };
+            encoding.trim_end(7);
+            assert_eq!(encoding.ids.len(), encoding.type_ids.len());
+            encoding.ids
+        };
+        assert_eq!(trimmed(&[1, 7, 2, 7, 7]), [1, 7, 2]);
+        assert_eq!(trimmed(&[7, 7]), [7]);
+        assert_eq!(trimmed(&[1]), [1]);
+        assert!(trimmed(&[]).is_empty());
+    }
 }

@@ -10,7 +10,7 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use bytes::{Buf, Bytes};
 use serde::{
     Deserialize, Deserializer,
-    de::{Error as _, IgnoredAny, MapAccess, Visitor, value::MapAccessDeserializer},
+    de::{DeserializeOwned, Error as _, IgnoredAny, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 use serde_json::Value;
 use tokenizers::{
@@ -18,7 +18,7 @@ use tokenizers::{
     models::{ModelWrapper, bpe::BPE, unigram::Unigram, wordlevel::WordLevel, wordpiece::WordPiece},
 };
 
-use super::vocabulary::Vocabulary;
+use super::{patterns, vocabulary::Vocabulary};
 use crate::error::{Error, Result};
 
 /// The tokenizer of the crate, with one of our models or its own.
@@ -34,8 +34,10 @@ struct File<M> {
     added_tokens: Vec<NumberedToken>,
     #[serde(default, deserialize_with = "normalizer")]
     normalizer: Option<NormalizerWrapper>,
+    #[serde(default, deserialize_with = "with_patterns")]
     pre_tokenizer: Option<PreTokenizerWrapper>,
     post_processor: Option<PostProcessorWrapper>,
+    #[serde(default, deserialize_with = "with_patterns")]
     decoder: Option<DecoderWrapper>,
     model: M,
 }
@@ -53,11 +55,36 @@ struct NumberedToken {
 fn normalizer<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> std::result::Result<Option<NormalizerWrapper>, D::Error> {
-    let Some(settings) = Option::<Value>::deserialize(deserializer)? else { return Ok(None) };
+    let Some(mut settings) = Option::<Value>::deserialize(deserializer)? else { return Ok(None) };
     if !has_complete_maps(&settings) {
         return Err(D::Error::custom("expected a character map, but found a truncated one"));
     }
+    translate_patterns(&mut settings).map_err(D::Error::custom)?;
     NormalizerWrapper::deserialize(settings).map(Some).map_err(D::Error::custom)
+}
+
+/// A part of a tokenizer whose regular expressions are those of Oniguruma.
+fn with_patterns<'de, D: Deserializer<'de>, T: DeserializeOwned>(
+    deserializer: D,
+) -> std::result::Result<Option<T>, D::Error> {
+    let Some(mut settings) = Option::<Value>::deserialize(deserializer)? else { return Ok(None) };
+    translate_patterns(&mut settings).map_err(D::Error::custom)?;
+    T::deserialize(settings).map(Some).map_err(D::Error::custom)
+}
+
+/// Translates the regular expressions in `settings`.
+fn translate_patterns(settings: &mut Value) -> std::result::Result<(), String> {
+    match settings {
+        Value::Object(members) => members.iter_mut().try_for_each(|(name, value)| match value {
+            Value::String(pattern) if name == "Regex" => {
+                *pattern = patterns::translate(pattern)?;
+                Ok(())
+            }
+            value => translate_patterns(value),
+        }),
+        Value::Array(elements) => elements.iter_mut().try_for_each(translate_patterns),
+        _ => Ok(()),
+    }
 }
 
 /// Whether the character maps in `settings` contain the trie whose length in bytes they begin with, as in SentencePiece.

@@ -5,6 +5,7 @@ mod byte_pairs;
 pub mod cl100k;
 mod encode;
 mod file;
+mod patterns;
 mod trie;
 mod unigram;
 mod vocabulary;
@@ -23,7 +24,7 @@ use tokenizers::{Encoding as RawEncoding, PostProcessor, PostProcessorWrapper, R
 use self::{bert::BertWords, file::RawTokenizer, vocabulary::Vocabulary};
 pub use self::{
     encode::{Encoding, Side, Truncation, reach},
-    windows::{Window, WindowOptions},
+    windows::{Window, WindowOptions, word_bounds},
     words::WordPrompt,
 };
 use crate::error::{Error, Result};
@@ -174,6 +175,14 @@ impl Tokenizer {
         self.raw.get_vocab_size(true)
     }
 
+    /// The tokens with this id or a higher one, by id, those of added tokens included.
+    pub fn tokens_from(&self, id: u32) -> Vec<(u32, String)> {
+        let all = self.raw.get_vocab(true).into_iter().map(|(token, id)| (id, token));
+        let mut found: Vec<_> = all.filter(|(found, _)| *found >= id).collect();
+        found.sort_unstable();
+        found
+    }
+
     fn check_ids(&self, ids: &[u32]) -> Result<()> {
         let known = self.vocabulary_size();
         match ids.iter().find(|id| **id as usize >= known) {
@@ -279,7 +288,11 @@ mod tests {
     fn a_decoder_that_is_not_json_is_an_error_and_not_a_panic() {
         let damaged = include_bytes!("../../fuzz/corpus/pieces/a-decoder-that-is-no-json");
         let refusal = Tokenizer::from_compiled(damaged.to_vec()).err().unwrap();
-        insta::assert_snapshot!(refusal.chain(), @"cannot read the tokenizer: its parts do not match");
+        assert!(
+            refusal.chain().starts_with("cannot read the tokenizer: control character"),
+            "{}",
+            refusal.chain()
+        );
     }
 
     #[test]

@@ -1,9 +1,12 @@
 //! Texts in windows of as many tokens as a model reads, with the place of each token in the text.
 
+use std::collections::BTreeSet;
+
 use tokenizers::{
     Decoder, Encoding as RawEncoding,
     models::{ModelWrapper, bpe::BPE},
 };
+use unicode_segmentation::UnicodeSegmentation;
 
 use super::{Encoding, Side, Tokenizer, Truncation, encode::within_reach, vocabulary::Vocabulary};
 use crate::error::{Error, Result};
@@ -28,15 +31,26 @@ pub struct WindowOptions {
     pub truncation: Truncation,
     /// The maximum number of windows.
     pub max_windows: usize,
+    /// Whether windows begin at words, as in [`word_bounds`], and then share more than the stride. Those of
+    /// `transformers` begin anywhere.
+    pub begin_at_words: bool,
+}
+
+/// The places between the words of a text, its start and its end included, in bytes: those between words and between
+/// characters as users perceive them, by Unicode's rules. White space and punctuation marks count as words.
+pub fn word_bounds(text: &str) -> BTreeSet<usize> {
+    let characters: BTreeSet<usize> = text.grapheme_indices(true).map(|(start, _)| start).collect();
+    let words = text.split_word_bound_indices().map(|(start, _)| start);
+    words.filter(|start| characters.contains(start)).chain([0, text.len()]).collect()
 }
 
 impl Tokenizer {
     /// Encodes a text into windows of at most `limit` tokens, special tokens included.
     pub fn windows(&self, text: &str, limit: usize, options: WindowOptions) -> Result<Vec<Window>> {
-        let WindowOptions { stride, truncation, max_windows } = options;
+        let WindowOptions { stride, truncation, .. } = options;
         let room = limit.saturating_sub(self.special_count());
         if let Some(stride) = stride {
-            return self.overlapping_windows(text, room, stride, max_windows);
+            return self.overlapping_windows(text, room, stride, options);
         }
         let read = within_reach(text, limit, truncation)?;
         // The text in front of what is read.
@@ -57,10 +71,20 @@ impl Tokenizer {
             encoding.truncate(room, 0, side.into());
             encoding.take_overflowing();
         }
+        if found == 0 {
+            // No model reads a text without tokens.
+            return Ok(Vec::new());
+        }
         Ok(vec![self.window(encoding, truncated_from, skipped)?])
     }
 
-    fn overlapping_windows(&self, text: &str, room: usize, stride: usize, max: usize) -> Result<Vec<Window>> {
+    fn overlapping_windows(
+        &self,
+        text: &str,
+        room: usize,
+        stride: usize,
+        WindowOptions { max_windows: max, begin_at_words, .. }: WindowOptions,
+    ) -> Result<Vec<Window>> {
         if stride >= room {
             return Err(Error::invalid(format!(
                 "expected a `stride` below {room}, the tokens of a window, but found {stride}"
@@ -77,8 +101,19 @@ impl Tokenizer {
             return Err(refusal());
         }
         let mut first = self.encode_with_spans(text)?;
+        if first.len() + self.special_count() == 0 {
+            return Ok(Vec::new());
+        }
         if first.len().saturating_sub(stride).div_ceil(step) > max {
             return Err(refusal());
+        }
+        if begin_at_words && first.len() > room {
+            let starts = window_starts(text, &first, [room, stride]);
+            if starts.len() > max {
+                return Err(refusal());
+            }
+            let parts = starts.into_iter().map(|start| part(&first, start, room));
+            return parts.map(|part| self.window(part, None, 0)).collect();
         }
         first.truncate(room, stride, Side::Right.into());
         let others = first.take_overflowing();
@@ -122,5 +157,86 @@ impl Tokenizer {
             None => Ok(tokens.join(" ")),
         });
         joined.map_err(super::cannot_tokenize)
+    }
+}
+
+/// The first tokens of windows of `room` tokens that share at least `stride` and begin at words. A word of more tokens
+/// than a window has is cut.
+fn window_starts(text: &str, encoding: &RawEncoding, [room, stride]: [usize; 2]) -> Vec<usize> {
+    let bounds = word_bounds(text);
+    let characters: Vec<usize> = text.char_indices().map(|(byte, _)| byte).collect();
+    let offsets = encoding.get_offsets();
+    let begins_word =
+        |token: &usize| characters.get(offsets[*token].0).is_none_or(|byte| bounds.contains(byte));
+    let (mut starts, mut start) = (vec![0], 0);
+    while start + room < encoding.len() {
+        let latest = start + room - stride;
+        start = (start + 1..=latest).rev().find(begins_word).unwrap_or(latest);
+        starts.push(start);
+    }
+    starts
+}
+
+/// The tokens from `start` on, at most `room`.
+fn part(encoding: &RawEncoding, start: usize, room: usize) -> RawEncoding {
+    let range = start..encoding.len().min(start + room);
+    RawEncoding::new(
+        encoding.get_ids()[range.clone()].to_vec(),
+        encoding.get_type_ids()[range.clone()].to_vec(),
+        encoding.get_tokens()[range.clone()].to_vec(),
+        encoding.get_word_ids()[range.clone()].to_vec(),
+        encoding.get_offsets()[range.clone()].to_vec(),
+        encoding.get_special_tokens_mask()[range.clone()].to_vec(),
+        encoding.get_attention_mask()[range].to_vec(),
+        Vec::new(),
+        Default::default(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn windows_begin_at_words_if_required() {
+        let file = "tests/fixtures/models/tiny-bert-ner/tokenizer.json";
+        let tokenizer = Tokenizer::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
+        let text = "Xylophonist Brzezinski lives in Szczebrzeszyn";
+        let whole = tokenizer.tokens(text, false).unwrap().len();
+        let bounds = word_bounds(text);
+        let starts = |begin_at_words, room| -> Vec<usize> {
+            let options = WindowOptions {
+                stride: Some(1),
+                truncation: Truncation::Off,
+                max_windows: 1000,
+                begin_at_words,
+            };
+            let windows = tokenizer.windows(text, room + 2, options).unwrap();
+            windows
+                .iter()
+                .filter_map(|window| window.spans.iter().flatten().next())
+                .map(|span| span.0)
+                .collect()
+        };
+        let longest = 20;
+        assert!(whole > longest, "{whole}");
+        assert!(starts(false, longest).iter().any(|start| !bounds.contains(start)));
+        let found = starts(true, longest);
+        assert!(found.len() > 1 && found.iter().all(|start| bounds.contains(start)), "{found:?}");
+        // A word that is longer than a window is cut.
+        assert!(starts(true, 3).len() >= whole / 3);
+    }
+
+    #[test]
+    fn words_have_their_combining_marks_and_joined_emoji() {
+        let words = |text: &str| -> Vec<String> {
+            let bounds: Vec<usize> = word_bounds(text).into_iter().collect();
+            bounds.windows(2).map(|pair| text[pair[0]..pair[1]].to_owned()).collect()
+        };
+        assert_eq!(words("Nguye\u{302}\u{303}n 王x"), ["Nguye\u{302}\u{303}n", " ", "王", "x"]);
+        assert_eq!(words("O'Neill, 👩\u{200d}👧"), ["O'Neill", ",", " ", "👩\u{200d}👧"]);
+        assert!(words("").is_empty());
     }
 }

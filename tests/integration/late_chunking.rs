@@ -98,6 +98,8 @@ async fn chunks_are_texts_or_sentences() {
         refused(json!({ "input": "a", "late_chunking": "words" })).await,
         refused(json!({ "input": "a", "late_chunking": true, "model": "tiny-roberta" })).await,
         refused(ids).await,
+        // Without a token, a chunk has no vector.
+        refused(json!({ "input": ["The cat", "\u{1}", "sits"], "late_chunking": true })).await,
     ];
     insta::assert_snapshot!(refusals.join("\n"), @"
     413: the texts have 62 tokens together, but the model takes at most 48 tokens; send fewer texts at once
@@ -105,5 +107,6 @@ async fn chunks_are_texts_or_sentences() {
     422: wrong value in `late_chunking`: expected a boolean or `sentences`
     422: expected a model that pools all tokens for late chunking, but found one that pools the first token
     422: expected texts in `input` for `late_chunking`, but found token ids
+    422: expected at least one token in each chunk for late chunking, but found none in chunk 1, counted from 0; leave it out
     ");
 }

@@ -20,6 +20,7 @@ mod bergamot;
 mod building;
 mod classifiers;
 mod command_line;
+mod corners;
 mod corruption;
 mod crate_boundaries;
 mod decoders;

@@ -26,7 +26,7 @@ struct Case {
 }
 
 /// Applies a merge patch (RFC 7396).
-fn merge(value: &mut Value, patch: &Value) {
+pub(crate) fn merge(value: &mut Value, patch: &Value) {
     let Value::Object(changes) = patch else {
         *value = patch.clone();
         return;

@@ -34,7 +34,12 @@ pub(super) fn rows(manifest: &Manifest, tokenizer: &Tokenizer, texts: &[&str]) -
     let limit = manifest.max_tokens().unwrap_or(usize::MAX);
     if let Some(settings) = &manifest.zero_shot_entities {
         let prompt = settings.prompt(&LABELS.map(str::to_owned), tokenizer)?;
-        let options = WindowOptions { stride: None, truncation: Truncation::At(Side::Right), max_windows: 1 };
+        let options = WindowOptions {
+            stride: None,
+            truncation: Truncation::At(Side::Right),
+            max_windows: 1,
+            begin_at_words: false,
+        };
         let windows = texts.iter().map(|text| tokenizer.word_windows(text, &prompt, limit, options));
         let windows = windows.collect::<Result<Vec<_>>>()?.into_iter().flatten();
         return Ok(windows.map(|window| window.encoding).collect());

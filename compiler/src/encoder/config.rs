@@ -354,8 +354,9 @@ pub(super) fn rows_up_to(id: i64) -> usize {
 impl Head {
     /// A head whose labels have no names.
     pub(super) fn unnamed(kind: HeadKind, labels: usize) -> Self {
+        let function = if labels == 1 { ScoreFunction::Sigmoid } else { ScoreFunction::Softmax };
         let labels = (0..labels).map(|id| format!("LABEL_{id}")).collect();
-        Self { kind, labels, function: ScoreFunction::Softmax }
+        Self { kind, labels, function }
     }
 
     /// The head that a config describes, as `transformers` reads it; `None` if its class has none.

@@ -3,10 +3,11 @@
 
 use super::config::{EncoderConfig, HeadKind};
 use crate::{
+    config::ConfigFile,
     module_list::has_pooling,
     modules::Modules,
     plan::Plan,
-    sentence_transformers::{logit_score, max_tokens},
+    sentence_transformers::{default_prompt, logit_score, max_tokens},
     task::pipeline_tag,
     weights::Weights,
 };
@@ -25,6 +26,9 @@ const GENERATOR: &str = "ForCausalLM";
 const JUDGE: &str =
     "Judge whether the Document meets the requirements based on the Query and the Instruct provided";
 
+/// The instruction that the authors of Qwen3-Reranker use by default.
+const INSTRUCTION: &str = "Given a web search query, retrieve relevant passages that answer the query";
+
 /// The scores of a decoder in the output `output`, if it has a head or ranks by the logits of two tokens. Removes the
 /// head of `config`, since the modules contain it.
 pub(super) fn head(
@@ -40,14 +44,25 @@ pub(super) fn head(
     let hidden = config.facts.hidden;
     let settings = |labels, function, template| -> Result<ClassificationSettings> {
         let max_tokens = max_tokens(&plan.folder, config.facts.max_positions)?;
-        Ok(ClassificationSettings { output: output.to_owned(), labels, function, max_tokens, template })
+        let (output, query_prompt) = (output.to_owned(), None);
+        Ok(ClassificationSettings {
+            output,
+            labels,
+            function,
+            max_tokens,
+            template,
+            query_prompt,
+            padding: None,
+        })
     };
     if config.head.as_ref().is_some_and(|head| head.kind == HeadKind::Tokens) {
         return Ok(None);
     }
     if let Some(head) = &config.head {
         let scores = weights.take_whole("score.weight", &[head.labels.len(), hidden])?;
-        let settings = settings(head.labels.clone(), head.function, None)?;
+        let mut settings = settings(head.labels.clone(), head.function, None)?;
+        settings.query_prompt = default_prompt(&plan.folder)?;
+        settings.padding = ConfigFile::open(&plan.transformer()?)?.get("pad_token_id")?;
         config.head = None;
         return Ok(Some((settings, Modules::of_last_token(hidden, scores.values.clone(), output))));
     }
@@ -65,6 +80,11 @@ pub(super) fn head(
         return Err(Error::model(format!(
             "expected the tokens {yes} and {no} among the {} of the model",
             config.vocabulary
+        )));
+    }
+    if let Some(prompt) = default_prompt(&plan.folder)?.filter(|prompt| prompt != INSTRUCTION) {
+        return Err(Error::model(format!(
+            "expected the default prompt `{INSTRUCTION}` of Qwen3-Reranker, or none, but found `{prompt}`"
         )));
     }
     let settings = settings(vec!["LABEL_0".to_owned()], ScoreFunction::Sigmoid, Some(template()))?;
@@ -101,8 +121,7 @@ fn template() -> PairTemplate {
             "<|im_start|>system\n{JUDGE}. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n\
              <|im_start|>user\n"
         ),
-        first: "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n<Query>: "
-            .to_owned(),
+        first: format!("<Instruct>: {INSTRUCTION}\n<Query>: "),
         second: "\n<Document>: ".to_owned(),
         suffix: "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n".to_owned(),
     }

@@ -123,9 +123,10 @@ impl Distances {
         if distance.abs() <= middle {
             return distance;
         }
-        let times = |distance: i64| (distance as f64 / middle as f64).ln();
-        let share = times(distance.abs()) / times(self.max - 1);
-        distance.signum() * ((share * (middle - 1) as f64).ceil() as i64 + middle)
+        // In the precision of PyTorch, on which the buckets of some distances depend.
+        let far = (self.max - 1) as f64 / middle as f64;
+        let share = (distance.abs() as f32 / middle as f32).ln() / (far as f32).ln();
+        distance.signum() * ((share * (middle - 1) as f32).ceil() as i64 + middle)
     }
 
     /// The row of a distance in a table of [`Order::Rising`].
@@ -221,6 +222,17 @@ mod tests {
         for (distance, bucket) in cases.into_iter().chain([(400, 233), (511, 255), (-511, -255), (512, 256)])
         {
             assert_eq!(base.bucket(distance), bucket, "{distance}");
+        }
+        // In double precision, these are in the next bucket.
+        for (buckets, max, distance, bucket) in [
+            (38, 514, 57, 25),
+            (38, 514, -171, -31),
+            (44, 177, 44, 29),
+            (128, 513, 128, 85),
+            (128, 513, -256, -106),
+        ] {
+            let found = distances(Some(buckets), max).bucket(distance);
+            assert_eq!(found, bucket, "{buckets} buckets, {max} distances: {distance}");
         }
         let tiny = distances(Some(16), 64);
         for (distance, bucket) in

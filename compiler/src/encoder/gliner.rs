@@ -19,7 +19,7 @@ use crate::{
     sentence_transformers::max_tokens,
     sentencepiece::SentencePieces,
     source::{EncoderSettings, Source},
-    tokenizer_config::read_tokenizer,
+    tokenizer_config::{read_tokenizer, within_vocabulary},
     weights::Weights,
 };
 use kivu::{
@@ -79,6 +79,7 @@ pub(crate) fn open_gliner(plan: &Plan) -> Result<Source<'static>> {
     let words = weights.tensors.get(&format!("{PREFIX}{}", encoder.names.words));
     encoder.vocabulary = words.and_then(|table| table.shape.first().copied()).unwrap_or(encoder.vocabulary);
     families::adapt(&mut encoder, &weights);
+    let tokenizer = within_vocabulary(tokenizer, encoder.vocabulary)?;
     let settings = settings(&config, of_tokenizer, &encoder)?;
     let head = SpanHead {
         encoder_width: encoder.facts.hidden,

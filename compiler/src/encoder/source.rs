@@ -13,10 +13,11 @@ use super::{
 };
 use crate::{
     config::ConfigFile,
-    lora::Adapter,
+    lora::{Adapter, BaseNames},
     plan::Plan,
-    sentence_transformers::max_tokens,
+    sentence_transformers::{default_prompt, max_tokens},
     source::{EncoderSettings, MODEL, Source, TaskSettings},
+    tokenizer_config::within_vocabulary,
     weights::Weights,
 };
 use kivu::{
@@ -38,9 +39,12 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
     let prefix = config.names.prefix;
     let mut weights = Weights::open(&folder)?.with_prefix(prefix, config.names.words);
     families::adapt(&mut config, &weights);
+    let tokenizer = within_vocabulary(tokenizer, config.vocabulary)?;
     if let Some(folder) = &plan.adapter {
         let adapter = Adapter::open(folder)?;
-        if let Some(labels) = adapter.merge(&mut weights, prefix)? {
+        let [dense, dense_norm] = [config.names.dense.0, config.names.dense_norm.unwrap_or_default()];
+        let head = ["classifier", "score", config.names.labels, dense, dense_norm];
+        if let Some(labels) = adapter.merge(&mut weights, BaseNames { prefix, head: &head })? {
             let kind = if adapter.labels_tokens { HeadKind::Tokens } else { HeadKind::Text };
             config.head.get_or_insert_with(|| Head::unnamed(kind, labels));
         }
@@ -63,6 +67,8 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
                 function: head.function,
                 max_tokens: max_tokens(&plan.folder, facts.max_positions)?,
                 template: None,
+                query_prompt: default_prompt(&plan.folder)?,
+                padding: None,
             };
             (EncoderSettings::Classification(settings), OutputHeads::default())
         }

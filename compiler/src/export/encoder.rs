@@ -10,7 +10,7 @@ use crate::{
     sentence_transformers::embedding_settings,
     seq2seq,
     source::{EncoderSettings, MODEL, Source, TaskSettings},
-    tokenizer_config::read_tokenizer,
+    tokenizer_config::{read_tokenizer, within_vocabulary},
 };
 use kivu::{
     backend::Engine,
@@ -53,7 +53,10 @@ pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
         settings: TaskSettings::Encoder(settings),
         architecture: facts.architecture,
         sha256: sha256_of(&path)?,
-        tokenizer: read_tokenizer(&plan.folder)?,
+        tokenizer: match config.get_size("vocab_size")? {
+            Some(rows) => within_vocabulary(read_tokenizer(&plan.folder)?, rows)?,
+            None => read_tokenizer(&plan.folder)?,
+        },
         files: Vec::new(),
         is_quantized,
         engine: Engine::Onnx,

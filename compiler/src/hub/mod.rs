@@ -43,7 +43,7 @@ pub struct Fetched {
     pub commit: String,
     /// The folder of the model.
     pub folder: PathBuf,
-    /// The folder of the adapter, if the repository has one and no model; `folder` is that of its base.
+    /// The folder of the adapter, if the repository has one; `folder` is that of its base.
     pub adapter: Option<PathBuf>,
     /// The folder of the tokenizer and the config of the model's encoder, if they are in another repository.
     pub encoder: Option<PathBuf>,

@@ -57,10 +57,11 @@ impl Paths<'_> {
         self.0.iter().filter(|path| is_settings(path)).map(|path| (*path).to_owned()).collect()
     }
 
-    /// Whether the repository has an adapter and no model.
+    /// Whether the repository has an adapter. As in `transformers`, it is applied to the base that it names, even if
+    /// the repository has a model too.
     pub(super) fn is_adapter(&self) -> bool {
-        let has_weights = self.0.iter().any(|path| weights::FILES.contains(path) || export::is_graph(path));
-        self.has(lora::CONFIG) && !has_weights
+        let has_model = self.0.iter().any(|path| weights::FILES.contains(path) || export::is_graph(path));
+        self.has(lora::CONFIG) && (!has_model || lora::WEIGHTS.iter().any(|file| self.has(file)))
     }
 
     /// The repository of the encoder of GLiNER, if it has files that this one does not have.
@@ -71,10 +72,10 @@ impl Paths<'_> {
         }
     }
 
-    /// The paths of the adapter's weights.
+    /// The paths of the weights of the adapter, and of its modules.
     pub(super) fn adapter_weights(&self, name: &dyn std::fmt::Display) -> Result<Vec<String>> {
         let found = lora::WEIGHTS.into_iter().find(|file| self.has(file));
-        found.map(|file| vec![file.to_owned()]).ok_or_else(|| {
+        found.map(|file| [vec![file.to_owned()], self.module_weights()].concat()).ok_or_else(|| {
             let (files, others) = (quoted(&lora::WEIGHTS), self.others());
             Error::model(format!("expected one of {files} in `{name}`, but found {others}"))
         })
@@ -252,6 +253,18 @@ mod tests {
         let mut expected = names[..5].to_vec();
         expected.sort_unstable();
         assert_eq!(paths(&names).settings(), expected);
+    }
+
+    #[test]
+    fn an_adapter_is_one_next_to_a_model_too() {
+        let is_adapter = |names: &[&str]| paths(names).is_adapter();
+        let config = "adapter_config.json";
+        assert!(is_adapter(&[config, "adapter_model.safetensors"]));
+        assert!(is_adapter(&[config, "adapter_model.bin", "model.safetensors"]));
+        assert!(!is_adapter(&[config, "model.safetensors"]));
+        assert!(!is_adapter(&["adapter_model.safetensors", "model.safetensors"]));
+        let names = [config, "adapter_model.safetensors", "2_Dense/model.safetensors"];
+        assert_eq!(paths(&names).adapter_weights(&"a/b").unwrap(), names[1..]);
     }
 
     #[test]

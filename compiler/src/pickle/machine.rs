@@ -320,9 +320,18 @@ impl<'a> Machine<'a> {
                     Value::Int(offset),
                     Value::Tuple(shape, _),
                     Value::Tuple(strides, _),
-                    ..,
+                    others @ ..,
                 ],
             ) => {
+                // Whether gradients are required, hooks, and properties of the tensor, such as `neg`, which changes signs.
+                let is_empty = |value: &Value| match value {
+                    Value::None => true,
+                    Value::Container(index) => self.containers[*index].is_empty(),
+                    _ => false,
+                };
+                if !others.get(2).is_none_or(is_empty) {
+                    return Err(Error::model("expected a tensor without other properties, but found some"));
+                }
                 let tensor = Tensor {
                     storage: Storage::clone(storage),
                     offset: size(&Value::Int(*offset))?,
@@ -349,10 +358,14 @@ impl<'a> Machine<'a> {
 /// The storage of a persistent id: `('storage', type, key, location, length)`.
 fn storage(id: &Value) -> Result<Storage> {
     let Value::Tuple(id, _) = id else { return Err(underflow()) };
-    let [Value::Text(_), Value::Global(Global::Storage(kind)), Value::Text(key), _, length, ..] = &id[..]
+    let [Value::Text(_), Value::Global(Global::Storage(kind)), Value::Text(key), _, length, view @ ..] =
+        &id[..]
     else {
         return Err(underflow());
     };
+    if !view.iter().all(|part| matches!(part, Value::None)) {
+        return Err(Error::model(format!("expected a whole storage `{key}`, but found a part of another")));
+    }
     if !key.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(Error::model(format!("expected the number of a storage, but found `{key}`")));
     }

@@ -9,7 +9,7 @@ mod tensor;
 
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     io::{Cursor, Read},
     rc::Rc,
 };
@@ -161,6 +161,14 @@ fn big_endian() -> Error {
 /// The tensors of a pickled dictionary by their names, and the bytes after the pickle.
 pub(super) fn tensors(pickle: &[u8]) -> Result<(Tensors, &[u8])> {
     let (object, rest) = Machine::run(pickle)?;
+    let mut names = HashSet::new();
+    for item in object.items()? {
+        if let [Value::Text(name), _] = item
+            && !names.insert(Rc::clone(name))
+        {
+            return Err(Error::model(format!("expected one tensor called `{name}`, but found several")));
+        }
+    }
     let items = object.items()?.map(|item| match item {
         [Value::Text(name), Value::Tensor(tensor)] => Ok((Rc::clone(name), Tensor::clone(tensor))),
         [Value::Text(name), _] => {
@@ -234,6 +242,40 @@ mod tests {
         let packed = archive(b"\x80\x02}.", CompressionMethod::Deflated);
         insta::assert_snapshot!(read(&packed).unwrap_err(), @"expected `a/data.pkl` in the archive not to be compressed");
         insta::assert_snapshot!(read(b"hello").unwrap_err(), @"expected a checkpoint of PyTorch");
+    }
+
+    /// A pickle with a tensor of four values, with other parts of its storage's id, and other arguments.
+    fn pickled(names: &[&[u8]], view: &[u8], arguments: &[u8]) -> Vec<u8> {
+        let mut pickle = b"\x80\x02}".to_vec();
+        for name in names {
+            pickle.extend(b"X\x01\0\0\0");
+            pickle.extend(*name);
+            pickle.extend(b"ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\n");
+            pickle.extend(b"X\x01\0\0\x000X\x03\0\0\0cpuK\x04");
+            pickle.extend(view);
+            pickle.extend(b"tQK\0K\x04\x85K\x01\x85\x89}");
+            pickle.extend(arguments);
+            pickle.extend(b"tRs");
+        }
+        [&pickle[..], b"."].concat()
+    }
+
+    #[test]
+    fn names_and_properties_of_tensors_are_accounted_for() {
+        let read = |pickle: Vec<u8>| read(&archive(&pickle, CompressionMethod::Stored));
+        assert_eq!(read(pickled(&[b"a", b"b"], b"", b"")).unwrap().len(), 2);
+        assert_eq!(read(pickled(&[b"a"], b"N", b"N")).unwrap().len(), 1);
+        assert_eq!(read(pickled(&[b"a"], b"", b"}")).unwrap().len(), 1);
+        // Python keeps the last one of equal names; `neg` changes signs; the storage is the first value of another.
+        let twice = pickled(&[b"a", b"a"], b"", b"");
+        let negative = pickled(&[b"a"], b"", b"}X\x03\0\0\0neg\x88s");
+        let part = pickled(&[b"a"], b"(X\x01\0\0\x001K\0K\x01t", b"");
+        let refusals = [twice, negative, part].map(|pickle| read(pickle).unwrap_err().to_string());
+        insta::assert_snapshot!(refusals.join("\n"), @"
+        expected one tensor called `a`, but found several
+        expected a tensor without other properties, but found some
+        expected a whole storage `0`, but found a part of another
+        ");
     }
 
     #[test]

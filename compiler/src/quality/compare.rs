@@ -33,6 +33,15 @@ pub(super) fn compare(settings: &EncoderSettings, answers: &[&Answers], output: 
                 score_difference: is_scored.then(|| score_difference(&similarities)),
             }
         }
+        EncoderSettings::Classification(settings) if settings.labels.len() == 1 => {
+            let pairs = || pairs().map(|(left, right)| (left.values(), right.values()));
+            let scores: Vec<[f32; 2]> = pairs().map(|(left, right)| [left[0], right[0]]).collect();
+            Quality::Ranking {
+                texts,
+                rank_agreement: rank_agreement(&scores),
+                mean_difference: differences(pairs())[0],
+            }
+        }
         EncoderSettings::Classification(_) => {
             let agree = |(left, right): &(&Answer, &Answer)| {
                 descending(left.values()).first() == descending(right.values()).first()
@@ -87,6 +96,20 @@ pub(super) fn compare(settings: &EncoderSettings, answers: &[&Answers], output: 
     }
 }
 
+/// The share of pairs of texts, of those with different scores in the first form, that the second one ranks in the same
+/// order.
+fn rank_agreement(scores: &[[f32; 2]]) -> f32 {
+    let pairs =
+        || scores.iter().enumerate().flat_map(|(place, one)| scores[..place].iter().map(move |it| [it, one]));
+    let ordered = || pairs().filter(|[one, other]| one[0] != other[0]);
+    let agreeing =
+        ordered().filter(|[one, other]| one[0].total_cmp(&other[0]) == one[1].total_cmp(&other[1]));
+    match ordered().count() {
+        0 => 1.0,
+        count => agreeing.count() as f32 / count as f32,
+    }
+}
+
 /// The mean and the largest difference between the scores of both forms.
 fn differences<'a>(pairs: impl Iterator<Item = (&'a [f32], &'a [f32])>) -> [f32; 2] {
     let (mut sum, mut count, mut largest) = (0.0, 0_usize, 0.0_f32);
@@ -135,6 +158,7 @@ pub(crate) fn nearest(similarities: &[f32], text: usize) -> Vec<usize> {
 mod tests {
     use super::*;
     use crate::quality::answer::MultiVectors;
+    use kivu::pipeline::{classification::ClassificationSettings, scores::ScoreFunction};
 
     #[test]
     fn neighbours_are_compared_text_by_text() {
@@ -155,6 +179,28 @@ mod tests {
         let found = compared(&reference, &moved);
         // 1, 2, 10 and 11 lose a neighbour each: the text that moved away.
         assert!(found.ten_nearest < 1.0 && found.nearest < 1.0, "{found:?}");
+    }
+
+    #[test]
+    fn scores_of_a_single_label_are_compared_by_their_order() {
+        let answers =
+            |scores: [f32; 2]| scores.map(|score| (vec![Answer::Vector(vec![score])], Duration::ZERO));
+        let answers = [[0.1, 0.2], [0.5, 0.4], [0.6, 0.3], [0.6, 0.9]].map(answers);
+        let settings = EncoderSettings::Classification(ClassificationSettings {
+            output: "logits".into(),
+            labels: vec!["LABEL_0".into()],
+            function: ScoreFunction::Sigmoid,
+            max_tokens: 8,
+            template: None,
+            query_prompt: None,
+            padding: None,
+        });
+        let quality = compare(&settings, &answers.iter().collect::<Vec<_>>(), 0);
+        let Quality::Ranking { texts: 4, rank_agreement, mean_difference } = quality else {
+            panic!("{quality:?}")
+        };
+        // The pair of the last two has no order; the second and the third change places.
+        assert!((rank_agreement - 0.8).abs() < 1e-6 && (mean_difference - 0.2).abs() < 1e-6, "{quality:?}");
     }
 
     #[test]

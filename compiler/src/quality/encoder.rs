@@ -107,7 +107,7 @@ impl Sample {
             let window = Window { encoding, spans: Vec::new() };
             return Ok(Self { window, query: Some(encode(TextRole::Query)?) });
         }
-        let options = WindowOptions { stride: None, truncation, max_windows: 1 };
+        let options = WindowOptions { stride: None, truncation, max_windows: 1, begin_at_words: false };
         let windows = match settings {
             EncoderSettings::ZeroShotEntities(settings) => {
                 let prompt = settings.prompt(&LABELS.map(str::to_owned), tokenizer)?;

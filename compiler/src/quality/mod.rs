@@ -80,6 +80,11 @@ pub(super) fn shortfall(quality: &Quality, floor: &QualityFloor) -> Option<Short
             ];
             (texts, checks)
         }
+        // Sample texts may have almost the same score: their order is reported only.
+        Quality::Ranking { texts, mean_difference, .. } => {
+            let name = "a mean difference to the scores of fp32";
+            (texts, vec![at_most("mean_difference", name, mean_difference, floor.mean_difference)])
+        }
         Quality::Classification { texts, agreement, mean_difference } => {
             (texts, of_labels("a share of labels equal to those of fp32", agreement, mean_difference))
         }
@@ -162,6 +167,10 @@ mod tests {
             @"expected a share of the ten nearest texts of fp32 of at least 0.9300 over 300 texts, but found 0.9000, which is off by 0.0300; build with `--precision int8-blocks` or `--precision fp32`, or from a recipe with another `neighbours` in `[quality]`"
         );
         assert!(require(&kept(0.9), &QualityFloor { neighbours: 0.89, ..floor }).is_ok());
+        let ranks = |mean_difference| Quality::Ranking { texts: 300, rank_agreement: 0.9, mean_difference };
+        assert!(require(&ranks(0.005), &floor).is_ok());
+        assert!(require(&ranks(0.02), &floor).is_err());
+        assert!(require(&ranks(f32::NAN), &floor).is_err());
         let scores =
             |agreement, mean_difference| Quality::Classification { texts: 300, agreement, mean_difference };
         assert!(require(&scores(0.995, 0.005), &floor).is_ok());

@@ -59,7 +59,13 @@ impl EncoderModel {
     pub(super) fn values<'a>(&self, outputs: &'a [Tensor], name: &str, width: usize) -> Result<&'a [f32]> {
         let output = self.signature().output(name).and_then(|place| outputs.get(place));
         match output.and_then(|output| Some((output.as_fp32()?, *output.shape().last()?))) {
-            Some((values, found)) if found == width => Ok(values),
+            // A comparison with numbers that are not finite would hold, or not, by accident.
+            Some((values, found)) if found == width => match values.iter().find(|value| !value.is_finite()) {
+                None => Ok(values),
+                Some(value) => Err(Error::model(format!(
+                    "expected finite numbers in `{name}` for a sample text, but found {value}; check the model's weights"
+                ))),
+            },
             Some((_, found)) => Err(Error::model(format!(
                 "expected {width} values in `{name}`, as in `config.json`, but found {found}"
             ))),

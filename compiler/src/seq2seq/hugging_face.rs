@@ -19,6 +19,7 @@ use crate::{
     plan::Build,
     source::{Source, TARGET_TOKENIZER, TaskSettings, unread_decoder},
     task,
+    tokenizer_config::within_vocabulary,
     weights::Weights,
 };
 use kivu::{
@@ -26,7 +27,7 @@ use kivu::{
     error::{Error, Result, quoted},
     pipeline::{
         Task,
-        generation::{GenerationOptions, GenerationSettings},
+        generation::{GenerationOptions, GenerationSettings, TokenIds},
         seq2seq::{LanguagePair, Languages, Seq2SeqSettings},
     },
 };
@@ -107,6 +108,8 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
         BART | PEGASUS | t5::T5 | t5::MT5 => monolingual(folder, rows),
         _ => many_to_many(folder, rows),
     }?;
+    let source = within_vocabulary(source, sizes[0])?;
+    let target = target.map(|target| within_vocabulary(target, sizes[1])).transpose()?;
     // The limits of tokens in a source and in a target.
     let lengths = if t5::is_described_by(config) {
         t5::lengths(config, max_tokens)?
@@ -317,12 +320,24 @@ pub(crate) fn generation(folder: &Path, config: &ConfigFile) -> Result<Generatio
     }
     let defaults = options(config.fields())?.or(&forced);
     Ok(GenerationSettings {
-        decoder_start_token_id: config.require_any(&["decoder_start_token_id", "bos_token_id"])?,
+        decoder_start_token_id: start(config)?,
         pad_token_id: config.get("pad_token_id")?.unwrap_or(end),
         eos_token_ids,
         length_factor: None,
         defaults,
     })
+}
+
+/// The decoder's start token, alone or as the only one of a list. Several are one for each text of a batch.
+fn start(config: &ConfigFile) -> Result<i64> {
+    let ids: TokenIds = config.require_any(&["decoder_start_token_id", "bos_token_id"])?;
+    match ids.as_slice() {
+        [id] => Ok(*id),
+        ids => Err(Error::model(format!(
+            "expected one `decoder_start_token_id`, but found {}, which `transformers` takes for the texts of a batch",
+            ids.len()
+        ))),
+    }
 }
 
 /// The tokens that `transformers` forces in models without a `generation_config.json`, by the class of their config.
@@ -340,7 +355,7 @@ fn forced_tokens(config: &ConfigFile) -> Result<GenerationOptions> {
     let begin = if forces_begin { Some(config.get("bos_token_id")?.unwrap_or(0)) } else { None };
     Ok(GenerationOptions {
         forced_bos_token_id: begin,
-        forced_eos_token_id: end.filter(|_| !is_given),
+        forced_eos_token_id: end.filter(|_| !is_given).map(TokenIds::One),
         ..GenerationOptions::default()
     })
 }
@@ -355,13 +370,15 @@ const UNSUPPORTED_OPTIONS: [(&str, f64); 6] = [
     ("guidance_scale", 1.0),
 ];
 /// The same, of other types than numbers.
-const UNSUPPORTED_LISTS: [&str; 6] = [
+const UNSUPPORTED_LISTS: [&str; 8] = [
     "constraints",
     "exponential_decay_length_penalty",
     "force_words_ids",
     "forced_decoder_ids",
     "sequence_bias",
     "stop_strings",
+    "top_h",
+    "watermarking_config",
 ];
 
 /// The options of generation among the fields of a file.
@@ -431,7 +448,8 @@ mod tests {
     fn classes_force_tokens_that_their_files_leave_out() {
         let forced = |fields: &Value| {
             let options = generation_of(fields).unwrap();
-            (options.forced_bos_token_id, options.forced_eos_token_id)
+            let last = options.forced_eos_token_id.map(|ids| ids.as_slice().to_vec());
+            (options.forced_bos_token_id, last.map(|ids| ids[0]))
         };
         assert_eq!(forced(&json!({"model_type": "bart"})), (None, Some(2)));
         assert_eq!(forced(&json!({"model_type": "pegasus"})), (None, Some(1)));
@@ -446,11 +464,34 @@ mod tests {
     fn options_of_generation_that_are_not_supported_are_refused() {
         let unused = json!({"penalty_alpha": null, "guidance_scale": 1.0, "sequence_bias": null});
         assert!(generation_of(&unused).is_ok());
-        let refusals = [json!({"exponential_decay_length_penalty": [2, 1.5]}), json!({"num_beam_groups": 2})];
+        let refusals = [
+            json!({"exponential_decay_length_penalty": [2, 1.5]}),
+            json!({"num_beam_groups": 2}),
+            json!({"top_h": 0.4}),
+            json!({"watermarking_config": {"greenlist_ratio": 0.25}}),
+            json!({"decoder_start_token_id": [2, 3]}),
+        ];
         let refusals = refusals.map(|fields| generation_of(&fields).unwrap_err().to_string()).join("\n");
-        insta::assert_snapshot!(refusals, @r"
+        insta::assert_snapshot!(refusals, @r#"
         expected no `exponential_decay_length_penalty` in the settings of generation, which is not supported, but found [2,1.5]
         expected no `num_beam_groups` in the settings of generation, which is not supported, but found 2
-        ");
+        expected no `top_h` in the settings of generation, which is not supported, but found 0.4
+        expected no `watermarking_config` in the settings of generation, which is not supported, but found {"greenlist_ratio":0.25}
+        expected one `decoder_start_token_id`, but found 2, which `transformers` takes for the texts of a batch
+        "#);
+    }
+
+    #[test]
+    fn limits_of_sampling_and_lists_of_tokens_are_read() {
+        let options = generation_of(&json!({
+            "decoder_start_token_id": [2], "forced_eos_token_id": [2, 5], "min_p": 0.1, "typical_p": 0.9,
+            "epsilon_cutoff": 0.0, "eta_cutoff": null,
+        }));
+        let options = options.unwrap();
+        assert_eq!(options.forced_eos_token_id, Some(TokenIds::Many(vec![2, 5])));
+        assert_eq!(
+            (options.min_p, options.typical_p, options.epsilon_cutoff),
+            (Some(0.1), Some(0.9), Some(0.0))
+        );
     }
 }

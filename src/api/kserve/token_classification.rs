@@ -52,8 +52,12 @@ pub(super) async fn texts(
     let ignored: Option<Value> = request.parameter("ignore_labels")?;
     let ignored =
         ignored.map(|labels| inputs::labels("parameters.ignore_labels", labels, limits.texts)).transpose()?;
-    let windows =
-        WindowOptions { stride: request.parameter("stride")?, truncation, max_windows: limits.texts };
+    let windows = WindowOptions {
+        stride: request.parameter("stride")?,
+        truncation,
+        max_windows: limits.texts,
+        begin_at_words: false,
+    };
     let aggregation = request.parameter("aggregation_strategy")?;
     let redacts = request.parameter("redact")?.unwrap_or(false);
     let options = TokenClassificationOptions::new(aggregation, ignored, windows, redacts)?;
@@ -77,6 +81,7 @@ pub(super) async fn texts_with_labels(
         stride: request.parameter("stride")?,
         truncation: Truncation::Off,
         max_windows: limits.texts,
+        begin_at_words: false,
     };
     let redacts = request.parameter("redact")?.unwrap_or(false);
     let labels = Labels::new(labels, limits.texts)?;

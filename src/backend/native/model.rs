@@ -131,6 +131,11 @@ impl NativeModel {
         let [ids, types, mask] = graph::INPUTS.map(|name| self.input(inputs, name));
         let ids = ids.ok_or_else(|| Error::invalid("expected the input `input_ids`, but found none"))?;
         let &[rows, columns] = shape else { return Err(Error::invalid("expected inputs with two axes")) };
+        if rows > 0 && columns == 0 {
+            return Err(Error::inference(
+                "expected texts of at least one token, but found texts without tokens",
+            ));
+        }
         let row = |row: usize| {
             let part = row * columns..(row + 1) * columns;
             let [types, mask] = [types, mask].map(|values| values.map(|values| &values[part.clone()]));

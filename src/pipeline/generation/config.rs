@@ -2,10 +2,10 @@
 
 use std::ops::RangeInclusive;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use super::settings::{EarlyStopping, GenerationOptions, GenerationSettings};
+use super::settings::{EarlyStopping, GenerationOptions, GenerationSettings, TokenIds};
 use crate::error::{Error, Result};
 
 /// The default number of generated tokens in `transformers`.
@@ -47,8 +47,8 @@ pub struct GenerationConfig {
     pub(super) begin_suppress_tokens: Vec<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) forced_bos_token_id: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) forced_eos_token_id: Option<i64>,
+    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "one_or_many")]
+    pub(super) forced_eos_token_id: Vec<i64>,
     pub(super) renormalize_logits: bool,
     #[serde(flatten)]
     pub(super) sampling: Option<Sampling>,
@@ -60,6 +60,14 @@ pub(super) struct Sampling {
     pub(super) temperature: f32,
     pub(super) top_k: usize,
     pub(super) top_p: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) min_p: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) typical_p: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) epsilon_cutoff: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) eta_cutoff: Option<f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) seed: Option<u64>,
 }
@@ -88,7 +96,7 @@ impl GenerationConfig {
             suppress_tokens: options.suppress_tokens.unwrap_or_default(),
             begin_suppress_tokens: options.begin_suppress_tokens.unwrap_or_default(),
             forced_bos_token_id: options.forced_bos_token_id,
-            forced_eos_token_id: options.forced_eos_token_id,
+            forced_eos_token_id: forced_end(options.forced_eos_token_id)?,
             renormalize_logits: options.renormalize_logits.unwrap_or(false),
             sampling,
         };
@@ -157,7 +165,7 @@ impl GenerationConfig {
             suppress_tokens: indexes(&self.suppress_tokens),
             begin_suppress_tokens: indexes(&self.begin_suppress_tokens),
             forced_bos_token_id: self.forced_bos_token_id.as_ref().and_then(index),
-            forced_eos_token_id: self.forced_eos_token_id.as_ref().and_then(index),
+            forced_eos_token_id: indexes(&self.forced_eos_token_id),
             ..self.clone()
         }
     }
@@ -170,7 +178,7 @@ impl GenerationConfig {
             .copied()
             .chain(start)
             .chain(self.forced_bos_token_id)
-            .chain(self.forced_eos_token_id)
+            .chain(self.forced_eos_token_id.iter().copied())
     }
 
     fn check_token_ids(&self, vocabulary: usize) -> Result<()> {
@@ -178,7 +186,7 @@ impl GenerationConfig {
         let lists: [(&str, Vec<i64>); 6] = [
             ("decoder_start_token_id", start.into_iter().collect()),
             ("forced_bos_token_id", self.forced_bos_token_id.into_iter().collect()),
-            ("forced_eos_token_id", self.forced_eos_token_id.into_iter().collect()),
+            ("forced_eos_token_id", self.forced_eos_token_id.clone()),
             ("suppress_tokens", self.suppress_tokens.clone()),
             ("begin_suppress_tokens", self.begin_suppress_tokens.clone()),
             ("bad_words_ids", self.bad_words_ids.concat()),
@@ -189,6 +197,19 @@ impl GenerationConfig {
             }
         }
         Ok(())
+    }
+}
+
+fn one_or_many<S: Serializer>(ids: &[i64], serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    TokenIds::new(ids).serialize(serializer)
+}
+
+fn forced_end(ids: Option<TokenIds>) -> Result<Vec<i64>> {
+    match ids {
+        Some(TokenIds::Many(ids)) if ids.is_empty() => {
+            Err(Error::invalid("expected tokens in `forced_eos_token_id`, but found an empty list"))
+        }
+        ids => Ok(ids.map_or_else(Vec::new, |ids| ids.as_slice().to_vec())),
     }
 }
 
@@ -249,14 +270,21 @@ fn sampling(options: &GenerationOptions) -> Result<Option<Sampling>> {
     if !options.do_sample.unwrap_or(false) {
         return Ok(None);
     }
-    let top_p = options.top_p.unwrap_or(1.0);
-    if !(0.0..=1.0).contains(&top_p) {
-        return Err(Error::invalid(format!("expected `top_p` of 0 to 1, but found {top_p}")));
+    // The values that turn a limit off.
+    let unless = |name, value, off: f32| Ok::<_, Error>(share(name, value)?.filter(|share| *share != off));
+    let typical_p = unless("typical_p", options.typical_p, 1.0)?;
+    if typical_p == Some(0.0) {
+        return Err(Error::invalid("expected `typical_p` above 0, but found 0"));
     }
+    let cutoff = |name, value| Ok::<_, Error>(unless(name, value, 0.0)?.filter(|share| *share < 1.0));
     Ok(Some(Sampling {
         temperature: above_zero("temperature", options.temperature)?,
         top_k: options.top_k.unwrap_or(DEFAULT_TOP_K),
-        top_p,
+        top_p: share("top_p", options.top_p)?.unwrap_or(1.0),
+        min_p: unless("min_p", options.min_p, 0.0)?,
+        typical_p,
+        epsilon_cutoff: cutoff("epsilon_cutoff", options.epsilon_cutoff)?,
+        eta_cutoff: cutoff("eta_cutoff", options.eta_cutoff)?,
         seed: options.seed,
     }))
 }
@@ -276,6 +304,13 @@ fn within(name: &str, found: Option<usize>, range: RangeInclusive<usize>) -> Res
     }
     let (min, max) = (range.start(), range.end());
     Err(Error::invalid(format!("expected `{name}` of {min} to {max}, but found {found}")))
+}
+
+fn share(name: &str, value: Option<f32>) -> Result<Option<f32>> {
+    match value.filter(|value| !(0.0..=1.0).contains(value)) {
+        None => Ok(value),
+        Some(found) => Err(Error::invalid(format!("expected `{name}` of 0 to 1, but found {found}"))),
+    }
 }
 
 fn finite(name: &str, value: f32) -> Result<f32> {
@@ -370,6 +405,22 @@ mod tests {
                 expected: "expected `top_p` of 0 to 1, but found 1.5",
             },
             Case {
+                options: json!({"do_sample": true, "min_p": -0.5}),
+                expected: "expected `min_p` of 0 to 1, but found -0.5",
+            },
+            Case {
+                options: json!({"do_sample": true, "typical_p": 0.0}),
+                expected: "expected `typical_p` above 0, but found 0",
+            },
+            Case {
+                options: json!({"forced_eos_token_id": []}),
+                expected: "expected tokens in `forced_eos_token_id`, but found an empty list",
+            },
+            Case {
+                options: json!({"forced_eos_token_id": [2, 100]}),
+                expected: "expected `forced_eos_token_id` below 100, but found 100",
+            },
+            Case {
                 options: json!({"suppress_tokens": [5, 100]}),
                 expected: "expected `suppress_tokens` below 100, but found 100",
             },
@@ -414,6 +465,8 @@ mod tests {
             json!({}),
             json!({ "num_beams": 1, "max_length": 9, "bad_words_ids": [[7, 8]], "forced_bos_token_id": 5 }),
             json!({ "num_beams": 1, "do_sample": true, "top_p": 0.5, "seed": 3 }),
+            json!({ "do_sample": true, "min_p": 0.5, "typical_p": 0.25, "epsilon_cutoff": 0.125, "eta_cutoff": 0.5 }),
+            json!({ "decoder_start_token_id": [7], "forced_eos_token_id": [2, 5] }),
             json!({ "early_stopping": "never", "min_new_tokens": 4, "suppress_tokens": [9] }),
         ] {
             let options = serde_json::from_value(options).unwrap();

@@ -17,12 +17,18 @@ impl GenerationConfig {
         self.repetition_penalty != 1.0
             || self.samples()
             || self.renormalize_logits
-            || self.forced(ids, max_length).is_some()
+            || !self.forced(ids, max_length).is_empty()
     }
 
-    fn forced(&self, ids: &[i64], max_length: usize) -> Option<i64> {
-        let first = self.forced_bos_token_id.filter(|_| ids.len() == 1);
-        self.forced_eos_token_id.filter(|_| ids.len() + 1 == max_length).or(first)
+    /// The tokens among which the next one has to be; none if it may be any.
+    fn forced(&self, ids: &[i64], max_length: usize) -> &[i64] {
+        match ids.len() {
+            length if length + 1 == max_length && !self.forced_eos_token_id.is_empty() => {
+                &self.forced_eos_token_id
+            }
+            1 => self.forced_bos_token_id.as_slice(),
+            _ => &[],
+        }
     }
 
     /// Processes the scores of the token after `ids`, which include the start token, in a sequence of at most
@@ -38,9 +44,10 @@ impl GenerationConfig {
         if ids.len() < self.min_length {
             forbid(self.eos_ids.iter().copied(), scores);
         }
-        if let Some(token) = self.forced(ids, max_length) {
+        let forced = self.forced(ids, max_length);
+        if !forced.is_empty() {
             scores.fill(NEVER);
-            set(scores, token, |_| 0.0);
+            forced.iter().for_each(|token| set(scores, *token, |_| 0.0));
         }
         forbid(self.suppress_tokens.iter().copied(), scores);
         if ids.len() == 1 + usize::from(self.forced_bos_token_id.is_some()) {
@@ -65,7 +72,7 @@ impl GenerationConfig {
 }
 
 impl Sampling {
-    /// Applies temperature, top-k and top-p, and keeps at least `min_kept` tokens.
+    /// Applies temperature and all limits, and keeps at least `min_kept` tokens.
     fn warp(&self, min_kept: usize, scores: &mut [f32]) {
         if self.temperature != 1.0 {
             let largest = largest(scores);
@@ -79,6 +86,20 @@ impl Sampling {
         }
         if self.top_p < 1.0 {
             keep_top_p(self.top_p, min_kept, scores);
+        }
+        if let Some(share) = self.min_p {
+            keep_min_p(share, min_kept, scores);
+        }
+        if let Some(mass) = self.typical_p {
+            keep_typical(mass, min_kept, scores);
+        }
+        if let Some(least) = self.epsilon_cutoff {
+            keep_probable(&probabilities(scores), least, min_kept, scores);
+        }
+        if let Some(epsilon) = self.eta_cutoff {
+            let shares = probabilities(scores);
+            let least = epsilon.min(epsilon.sqrt() * (-entropy(&shares)).exp());
+            keep_probable(&shares, least, min_kept, scores);
         }
     }
 }
@@ -152,11 +173,77 @@ fn keep_top_p(mass: f32, min_kept: usize, scores: &mut [f32]) {
     }
 }
 
+/// The probability of each token.
+fn probabilities(scores: &[f32]) -> Vec<f32> {
+    let largest = largest(scores);
+    let powers: Vec<f32> = scores.iter().map(|score| (score - largest).exp()).collect();
+    let sum: f64 = powers.iter().map(|power| f64::from(*power)).sum();
+    powers.into_iter().map(|power| (f64::from(power) / sum) as f32).collect()
+}
+
+/// The expected information of a token, in nats.
+fn entropy(probabilities: &[f32]) -> f32 {
+    let possible = probabilities.iter().filter(|share| **share > 0.0);
+    possible.map(|share| -share * share.ln()).sum()
+}
+
+/// Keeps the tokens with at least a share of the likeliest token's probability, and at least `min_kept`.
+fn keep_min_p(share: f32, min_kept: usize, scores: &mut [f32]) {
+    let probabilities = probabilities(scores);
+    let least = share * largest(&probabilities);
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+    let improbable = order.into_iter().skip(min_kept).filter(|token| probabilities[*token] < least);
+    improbable.for_each(|token| scores[token] = NEVER);
+}
+
+/// Keeps the tokens of at least the probability `least`, and at least the `min_kept` best.
+fn keep_probable(probabilities: &[f32], least: f32, min_kept: usize, scores: &mut [f32]) {
+    let mut sorted = scores.to_vec();
+    let last = min_kept.min(sorted.len()).saturating_sub(1);
+    let (_, last, _) = sorted.select_nth_unstable_by(last, |a, b| b.total_cmp(a));
+    let last = *last;
+    for (score, probability) in scores.iter_mut().zip(probabilities) {
+        if *probability < least && *score < last {
+            *score = NEVER;
+        }
+    }
+}
+
+/// Keeps the tokens whose information is nearest to the entropy and whose probabilities sum up to `mass`, and at least
+/// `min_kept`.
+fn keep_typical(mass: f32, min_kept: usize, scores: &mut [f32]) {
+    let probabilities = probabilities(scores);
+    let entropy = entropy(&probabilities);
+    let distances: Vec<f32> = probabilities.iter().map(|share| (-share.ln() - entropy).abs()).collect();
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    order.sort_by(|a, b| distances[*a].total_cmp(&distances[*b]));
+    let mut sum = 0.0;
+    let within = order.iter().take_while(|token| {
+        sum += probabilities[**token];
+        sum < mass
+    });
+    let last = distances[order[within.count().min(order.len() - 1)]];
+    let atypical = order.into_iter().skip(min_kept).filter(|token| distances[*token] > last);
+    atypical.for_each(|token| scores[token] = NEVER);
+}
+
 #[cfg(test)]
 mod tests {
     use serde::Deserialize;
 
     use super::*;
+    use crate::pipeline::generation::{GenerationOptions, GenerationSettings, config::Bounds};
+
+    fn settings() -> GenerationSettings {
+        GenerationSettings {
+            decoder_start_token_id: 2,
+            eos_token_ids: vec![2],
+            pad_token_id: 1,
+            length_factor: None,
+            defaults: GenerationOptions::default(),
+        }
+    }
 
     #[derive(Deserialize)]
     struct Goldens {
@@ -172,7 +259,17 @@ mod tests {
     }
 
     fn process(kind: &str, ids: &[i64], scores: &mut [f32]) {
-        let sampling = |temperature, top_k, top_p| Sampling { temperature, top_k, top_p, seed: None };
+        const NONE: Sampling = Sampling {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: None,
+            typical_p: None,
+            epsilon_cutoff: None,
+            eta_cutoff: None,
+            seed: None,
+        };
+        let sampling = |temperature, top_k, top_p| Sampling { temperature, top_k, top_p, ..NONE };
         match kind {
             "temperature" => sampling(0.7, 0, 1.0).warp(1, scores),
             "top_k" => sampling(1.0, 4, 1.0).warp(1, scores),
@@ -180,6 +277,26 @@ mod tests {
             "top_p" => sampling(1.0, 0, 0.8).warp(1, scores),
             "top_p_small" => sampling(1.0, 0, 0.01).warp(1, scores),
             "top_p_beams" => sampling(1.0, 0, 0.01).warp(2, scores),
+            "min_p" => Sampling { min_p: Some(0.3), ..NONE }.warp(1, scores),
+            "min_p_beams" => Sampling { min_p: Some(1.0), ..NONE }.warp(2, scores),
+            "typical_p" => Sampling { typical_p: Some(0.6), ..NONE }.warp(1, scores),
+            "typical_p_beams" => Sampling { typical_p: Some(0.01), ..NONE }.warp(2, scores),
+            "epsilon_cutoff" => Sampling { epsilon_cutoff: Some(0.05), ..NONE }.warp(1, scores),
+            "epsilon_cutoff_beams" => Sampling { epsilon_cutoff: Some(0.9), ..NONE }.warp(2, scores),
+            "eta_cutoff" => Sampling { eta_cutoff: Some(0.1), ..NONE }.warp(1, scores),
+            "all" => {
+                let limits = Sampling { min_p: Some(0.02), typical_p: Some(0.95), ..NONE };
+                let limits = Sampling { epsilon_cutoff: Some(0.01), eta_cutoff: Some(0.05), ..limits };
+                Sampling { temperature: 0.9, top_k: 10, top_p: 0.98, ..limits }.warp(1, scores);
+            }
+            "forced_eos_token_id" => {
+                let settings = GenerationSettings { decoder_start_token_id: 3, ..settings() };
+                let options =
+                    serde_json::from_str(r#"{"forced_eos_token_id": [2, 7], "max_length": 7}"#).unwrap();
+                let bounds = Bounds { vocabulary: 12, max_length: 64 };
+                let config = GenerationConfig::new(&settings, &options, bounds).unwrap();
+                config.process(ids, 7, scores).unwrap();
+            }
             "repetition_penalty" => penalize_repetition(ids, 1.7, scores),
             "no_repeat_ngram_size" => forbid(repeated(ids, 2), scores),
             "bad_words_ids" => {
@@ -195,7 +312,7 @@ mod tests {
     fn every_processor_matches_transformers() {
         let goldens = include_str!("../../../tests/fixtures/goldens/processors.json");
         let goldens: Goldens = serde_json::from_str(goldens).unwrap();
-        assert_eq!(goldens.cases.len(), 10);
+        assert_eq!(goldens.cases.len(), 19);
         for Case { kind, ids, mut scores, processed } in goldens.cases {
             process(&kind, &ids, &mut scores);
             for (place, (found, expected)) in scores.iter().zip(processed).enumerate() {

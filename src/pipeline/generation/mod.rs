@@ -14,5 +14,5 @@ pub use self::{
     config::{Bounds, GenerationConfig, MAX_BEAMS},
     decode_loop::{SourceInfo, generate},
     hypothesis::Generated,
-    settings::{EarlyStopping, GenerationOptions, GenerationSettings},
+    settings::{EarlyStopping, GenerationOptions, GenerationSettings, TokenIds},
 };

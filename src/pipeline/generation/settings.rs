@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use serde_json::Value;
 
 /// A model's generation settings, from its `generation_config.json`.
@@ -53,12 +53,13 @@ pub struct GenerationOptions {
     pub suppress_tokens: Option<Vec<i64>>,
     /// Tokens that are never generated first.
     pub begin_suppress_tokens: Option<Vec<i64>>,
-    /// The decoder's start token, instead of the model's.
+    /// The decoder's start token, instead of the model's. A list has one.
+    #[serde(deserialize_with = "single_token")]
     pub decoder_start_token_id: Option<i64>,
     /// The first generated token.
     pub forced_bos_token_id: Option<i64>,
-    /// The last token of a sequence that reaches its maximum length.
-    pub forced_eos_token_id: Option<i64>,
+    /// The last token of a sequence that reaches its maximum length; of several, the likeliest.
+    pub forced_eos_token_id: Option<TokenIds>,
     /// Whether scores are normalized again after all processors.
     pub renormalize_logits: Option<bool>,
     /// Whether tokens are sampled.
@@ -69,8 +70,54 @@ pub struct GenerationOptions {
     pub top_k: Option<usize>,
     /// Sample among the likeliest tokens that together have this probability.
     pub top_p: Option<f32>,
+    /// Sample among the tokens that have at least this share of the likeliest token's probability.
+    pub min_p: Option<f32>,
+    /// Sample among the tokens whose information is nearest to the expected one and that together have this probability.
+    pub typical_p: Option<f32>,
+    /// Sample among the tokens of at least this probability.
+    pub epsilon_cutoff: Option<f32>,
+    /// Sample among the tokens of at least this probability, or one that depends on the entropy, if it is lower.
+    pub eta_cutoff: Option<f32>,
     /// The seed of the sampling: the same seed gives the same sequences.
     pub seed: Option<u64>,
+}
+
+/// A token, or several.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum TokenIds {
+    /// A number.
+    One(i64),
+    /// A list.
+    Many(Vec<i64>),
+}
+
+impl TokenIds {
+    /// The ids, a single one in the form of a number.
+    pub fn new(ids: &[i64]) -> Option<Self> {
+        match ids {
+            [] => None,
+            [id] => Some(Self::One(*id)),
+            ids => Some(Self::Many(ids.to_vec())),
+        }
+    }
+
+    /// All of them.
+    pub fn as_slice(&self) -> &[i64] {
+        match self {
+            Self::One(id) => std::slice::from_ref(id),
+            Self::Many(ids) => ids,
+        }
+    }
+}
+
+/// A token, alone or as the only one of a list.
+fn single_token<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<i64>, D::Error> {
+    let Some(ids) = Option::<TokenIds>::deserialize(deserializer)? else { return Ok(None) };
+    match ids.as_slice() {
+        [id] => Ok(Some(*id)),
+        ids => Err(D::Error::custom(format!("expected one token, but found {}", ids.len()))),
+    }
 }
 
 /// When beam search stops.
@@ -111,7 +158,17 @@ impl From<EarlyStopping> for Value {
 
 impl GenerationOptions {
     /// The options that affect sampling only.
-    pub const SAMPLING: [&str; 5] = ["do_sample", "temperature", "top_k", "top_p", "seed"];
+    pub const SAMPLING: [&str; 9] = [
+        "do_sample",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "typical_p",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "seed",
+    ];
 
     /// The names of all options.
     pub fn names() -> BTreeSet<String> {
@@ -150,6 +207,10 @@ impl GenerationOptions {
             temperature: own.temperature.or(defaults.temperature),
             top_k: own.top_k.or(defaults.top_k),
             top_p: own.top_p.or(defaults.top_p),
+            min_p: own.min_p.or(defaults.min_p),
+            typical_p: own.typical_p.or(defaults.typical_p),
+            epsilon_cutoff: own.epsilon_cutoff.or(defaults.epsilon_cutoff),
+            eta_cutoff: own.eta_cutoff.or(defaults.eta_cutoff),
             seed: own.seed.or(defaults.seed),
         }
     }

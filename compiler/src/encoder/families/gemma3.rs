@@ -28,6 +28,8 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     if let Some(found) = config.get::<f64>("attn_logit_softcapping")? {
         return Err(Error::model(format!("expected no `attn_logit_softcapping`, but found {found}")));
     }
+    // Bidirectional in `transformers` 5, with windows unlike those of `use_bidirectional_attention`.
+    fields::expect(config, "is_causal", &true)?;
     let heads = qwen3::heads(config)?;
     let is_decoder = !config.is_set("use_bidirectional_attention")?;
     let bias = config.is_set("attention_bias")?;

@@ -40,6 +40,9 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let rope = rope::Rope::read(config)?;
     let base = rope.rope_theta.unwrap_or(10_000.0);
     let rotary = rope::rotary(heads.width, 1.0, base, rope.scaling(&[], 0)?)?;
+    // As in `transformers` 5; earlier versions ignore the field.
+    let is_causal = config.get("is_causal")?.unwrap_or(true);
+    let reach = if is_causal { Reach::BEFORE } else { Reach::ALL };
     let bias = config.is_set("attention_bias")?;
     let feed_forward = FeedForward {
         width: config.require_size("intermediate_size")?,
@@ -49,7 +52,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     Ok(EncoderConfig {
         norm: NormKind::RootMeanSquare { adds_one: false },
         epsilon: config.get("rms_norm_eps")?.unwrap_or(1e-6),
-        spans: vec![Span { reach: Reach::BEFORE, rotary: Some(rotary) }],
+        spans: vec![Span { reach, rotary: Some(rotary) }],
         biases: Biases { projections: bias, attention_output: bias, up: false, down: false },
         details: Details { norms_each_head: true, ..Details::default() },
         ..EncoderConfig::new(config, &NAMES, heads, feed_forward)?
