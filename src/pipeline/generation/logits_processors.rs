@@ -233,6 +233,17 @@ mod tests {
     use serde::Deserialize;
 
     use super::*;
+
+    const NONE: Sampling = Sampling {
+        temperature: 1.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: None,
+        typical_p: None,
+        epsilon_cutoff: None,
+        eta_cutoff: None,
+        seed: None,
+    };
     use crate::pipeline::generation::{GenerationOptions, GenerationSettings, config::Bounds};
 
     fn settings() -> GenerationSettings {
@@ -259,16 +270,6 @@ mod tests {
     }
 
     fn process(kind: &str, ids: &[i64], scores: &mut [f32]) {
-        const NONE: Sampling = Sampling {
-            temperature: 1.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: None,
-            typical_p: None,
-            epsilon_cutoff: None,
-            eta_cutoff: None,
-            seed: None,
-        };
         let sampling = |temperature, top_k, top_p| Sampling { temperature, top_k, top_p, ..NONE };
         match kind {
             "temperature" => sampling(0.7, 0, 1.0).warp(1, scores),
@@ -327,7 +328,7 @@ mod tests {
     fn tiny_numbers_leave_a_best_token() {
         for scores in [[1.0, 5.0, 3.0, NEVER], [-7.0, -0.5, -3.0, NEVER], [-2.0, 0.0, -1.0, NEVER]] {
             let mut warped = scores;
-            Sampling { temperature: 1e-45, top_k: 0, top_p: 1.0, seed: None }.warp(1, &mut warped);
+            Sampling { temperature: 1e-45, ..NONE }.warp(1, &mut warped);
             assert_eq!(warped, [NEVER, 0.0, NEVER, NEVER], "{scores:?}");
         }
         let mut scores = [2.0, 1.0, -1.0];
