@@ -10,11 +10,12 @@ use serde::de::DeserializeOwned;
 
 use kivu::{
     error::{Error, Result},
+    regular_file,
     repository::bundle::{TOKENIZER, sha256_of},
 };
 
 pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
-    fs::read(path).map_err(Error::io(format!("cannot read `{}`", path.display())))
+    regular_file::read(path).map_err(Error::io(format!("cannot read `{}`", path.display())))
 }
 
 /// The `tokenizer.json` in `folder`.

@@ -22,6 +22,7 @@ mod classifiers;
 mod command_line;
 mod corruption;
 mod crate_boundaries;
+mod damage;
 mod decoders;
 mod deploying;
 mod document;
