@@ -14,6 +14,7 @@ mod json;
 pub mod model;
 pub mod onnx_proto;
 pub mod pipeline;
+pub mod regular_file;
 pub mod repository;
 pub mod telemetry;
 pub mod tensor;

@@ -3,6 +3,7 @@
 mod load;
 mod memory;
 mod pipeline;
+mod settings;
 
 use std::{
     path::{Path, PathBuf},
@@ -11,10 +12,13 @@ use std::{
     time::Duration,
 };
 
-pub use self::pipeline::Pipeline;
 use self::{
-    load::{Loaded, Placement, load},
+    load::{Loaded, Placement, engine, load},
     memory::LongestText,
+};
+pub use self::{
+    pipeline::Pipeline,
+    settings::{FleetSettings, ModelSettings},
 };
 use crate::{
     backend::{Deadline, MappedFiles},
@@ -42,6 +46,8 @@ pub struct Model {
     pub digest: String,
     /// The arithmetic of its matrix products on this processor; `None` if it runs only on a fleet.
     pub arithmetic: Option<String>,
+    /// The settings of the configuration on which its results depend.
+    pub settings: ModelSettings,
     /// Runs requests for its task.
     pub pipeline: Pipeline,
     /// The memory that a text of the maximum number of tokens takes while it is computed, in bytes; `None` if it is
@@ -75,21 +81,28 @@ impl Model {
                 let of_config = config.aliases.iter().filter(|(_, model)| **model == name);
                 manifest.aliases.extend(of_config.map(|(alias, _)| alias.clone()));
                 let placement = placement(model, config, &manifest, &name)?;
-                let loaded = match shared.iter().find(|(known, _)| *known == placement) {
-                    Some((_, loaded)) => loaded.clone(),
-                    None => {
-                        let loaded = load(&bundle, config, &placement)?;
-                        shared.push((placement, loaded.clone()));
-                        loaded
-                    }
-                };
+                let found = shared.iter().find(|(known, _)| *known == placement);
+                let found = found.map(|(_, loaded)| loaded.clone());
+                let loaded = found.map_or_else(|| load(&bundle, config, &placement), Ok)?;
                 let (arithmetic, files) = (loaded.arithmetic.clone(), Arc::clone(&loaded.files));
                 let backend = loaded.route.local_encoder().cloned();
-                let pipeline = Pipeline::new(&manifest, loaded, config.limits.tokens)?;
+                let pipeline = Pipeline::new(&manifest, loaded.clone(), config.limits.tokens)?;
                 check_fleet(&name, &pipeline)?;
+                let engine = engine(config, &manifest);
+                let settings = ModelSettings::new(config, &placement, engine, pipeline.max_tokens());
+                shared.push((placement, loaded));
                 let digest = bundle.digest().to_owned();
                 let max_input_memory = backend.and_then(|backend| backend.text_bytes(pipeline.max_tokens()));
-                models.push(Self { name, manifest, digest, arithmetic, pipeline, max_input_memory, files });
+                models.push(Self {
+                    name,
+                    manifest,
+                    digest,
+                    arithmetic,
+                    settings,
+                    pipeline,
+                    max_input_memory,
+                    files,
+                });
             }
         }
         if models.is_empty() {

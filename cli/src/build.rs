@@ -27,6 +27,7 @@ use kivu::{
 use kivu_compiler::{
     Request, build,
     named::{NamedModel, NamedModels, Options, Outcome, Tools, build_into},
+    path_id::path_id,
 };
 
 const EXAMPLES: &str = "\
@@ -88,15 +89,17 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
         ErrorKind::NotFound => named::unknown("a folder with a model", source, "check the path or the name"),
         _ => Error::io(format!("cannot read `{}`", source.display()))(error),
     })?;
-    let (out, served_name) = match arguments.out {
-        Some(out) => (out, None),
-        None => {
-            let name = PathBuf::from(default_name(&arguments.source, arguments.name.as_deref())?);
-            (config.bundles().join(&name), Some(name))
-        }
+    let default = match arguments.out {
+        Some(_) => None,
+        None => Some(PathBuf::from(default_name(source, arguments.name.as_deref())?)),
     };
+    let out = arguments.out.or_else(|| default.as_ref().map(|name| config.bundles().join(name)));
+    let out = out.unwrap_or_default();
+    // Under its own name, the bundle is that of the source, until the source changes.
+    let is_default = default.is_some() && arguments.name.is_none();
+    let id = if is_default { path_id(source).ok() } else { None };
     let request = Request {
-        source: arguments.source,
+        source: source.clone(),
         out: out.clone(),
         name: arguments.name,
         task: arguments.task,
@@ -105,12 +108,22 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
         cache: config.home.clone(),
     };
     let built = build(&request, &|| onnx_runtime::load(config), &Progress::default())?;
+    if let Some(id) = &id {
+        NamedModels::new(config).add_elsewhere(source, id, &built.bundle, &out)?;
+    }
     let report = Report::new(&built, &out, config);
-    let report = match &served_name {
-        Some(name) => report.served_as(name),
-        None => report,
-    };
-    print_report(&report, arguments.json)
+    print_report(
+        &report.served_as(default.as_deref().and_then(|name| serving(name, &out, config))),
+        arguments.json,
+    )
+}
+
+/// `name`, if `kivu serve NAME` and other commands use the bundle at `path`.
+fn serving<'a>(name: &'a Path, path: &Path, config: &Config) -> Option<&'a Path> {
+    let found = named::find(name, Options::of(config), config).ok().flatten()?;
+    let is_same =
+        matches!((found.canonicalize(), path.canonicalize()), (Ok(left), Ok(right)) if left == right);
+    is_same.then_some(name)
 }
 
 /// Builds a recipe of the program or a repository of the hub, whose newest commit is used. Without `--out` and `--name`,
@@ -128,11 +141,12 @@ fn build_named(model: &NamedModel, arguments: Arguments, config: &Config) -> Res
     }
     match NamedModels::new(config).build(model, options, true, &tools)? {
         Outcome::Built(path, built) => {
-            print_report(&Report::new(&built, &path, config).served_as(&source), json)
+            let report = Report::new(&built, &path, config);
+            print_report(&report.served_as(serving(&source, &path, config)), json)
         }
         Outcome::Known(path) => {
-            let name = source.display();
-            print(&format!("known  {name} in {}\nnext   kivu serve {name}", path.display()))?;
+            let served = serving(&source, &path, config).unwrap_or(&path).display();
+            print(&format!("known  {} in {}\nnext   kivu serve {served}", source.display(), path.display()))?;
             Ok(ExitCode::SUCCESS)
         }
     }

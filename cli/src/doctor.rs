@@ -61,7 +61,7 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
         print(&folder.join(FOLDER).display().to_string())?;
         return Ok(ExitCode::SUCCESS);
     }
-    if arguments.fix && locate(config.onnxruntime.as_deref(), &config.home).is_err() {
+    if arguments.fix && needs_library(config)? {
         Library::of(std::env::consts::ARCH)?.install(&config.home)?;
     }
     let fetched = config.home.join("lambda/bin/cargo-lambda");
@@ -88,6 +88,13 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
         }
     }
     Ok(if is_ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Whether ONNX Runtime is missing, or what Kivu installed is damaged.
+fn needs_library(config: &Config) -> Result<bool> {
+    let Ok(path) = locate(config.onnxruntime.as_deref(), &config.home) else { return Ok(true) };
+    let is_own = config.onnxruntime.is_none() && path.starts_with(&config.home);
+    Ok(is_own && Library::of(std::env::consts::ARCH)?.verify(&path).is_err())
 }
 
 fn onnx_runtime(config: &Config) -> Finding {

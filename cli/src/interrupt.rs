@@ -1,6 +1,6 @@
-//! SIGINT and SIGTERM.
+//! SIGINT, SIGTERM and SIGHUP, which a closed terminal sends.
 
-use std::{process::ExitCode, thread};
+use std::{fs, future::pending, process::ExitCode, thread};
 
 use tokio::{
     runtime::Builder,
@@ -16,27 +16,47 @@ const STACK_BYTES: usize = 8 * 1024 * 1024;
 /// The exit code of a process that a signal ended is this and the signal's number, as in shells.
 const SIGNALLED: u8 = 128;
 
-/// SIGINT and SIGTERM; while this exists, they do not end the process.
+/// SIGINT, SIGTERM and SIGHUP; while this exists, they do not end the process.
 pub(super) struct Signals {
     interrupt: Signal,
     terminate: Signal,
+    /// `None` if the process ignores it, as after `nohup`.
+    hang_up: Option<Signal>,
 }
 
 impl Signals {
     /// Takes the signals over. Must be called inside a runtime.
     pub(super) fn new() -> Result<Self> {
         let listen = |kind| signal(kind).map_err(Error::io("cannot wait for signals"));
-        Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
+        let kind = SignalKind::hangup();
+        let hang_up = if is_ignored(kind) { None } else { Some(listen(kind)?) };
+        let (interrupt, terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
+        Ok(Self { interrupt, terminate, hang_up })
     }
 
-    /// Waits for the next signal; the exit code for it, 130 or 143.
+    /// Waits for the next signal; the exit code for it, 130, 143 or 129.
     pub(super) async fn next(&mut self) -> u8 {
+        let hung_up = async {
+            match &mut self.hang_up {
+                Some(signal) => signal.recv().await,
+                None => pending().await,
+            }
+        };
         let kind = tokio::select! {
             _ = self.interrupt.recv() => SignalKind::interrupt(),
             _ = self.terminate.recv() => SignalKind::terminate(),
+            _ = hung_up => SignalKind::hangup(),
         };
         SIGNALLED + u8::try_from(kind.as_raw_value()).unwrap_or_default()
     }
+}
+
+/// Whether this process ignores a signal, which its parent process may have requested.
+fn is_ignored(kind: SignalKind) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
+    mask & (1 << (kind.as_raw_value() - 1)) != 0
 }
 
 /// How work ended.
@@ -54,8 +74,8 @@ impl Ended<ExitCode> {
     }
 }
 
-/// Runs `work`, which may build a model, on another thread. SIGINT and SIGTERM abandon it and its builds, with the exit
-/// code 130 or 143.
+/// Runs `work`, which may build a model, on another thread. Signals abandon it and its builds, with the exit code for
+/// them.
 pub(super) fn interruptible<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<Ended<T>> {

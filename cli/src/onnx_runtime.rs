@@ -12,6 +12,7 @@ use kivu::{
     },
     config::Config,
     error::{Error, Result},
+    regular_file,
     repository::bundle::sha256_of,
 };
 use kivu_compiler::fetch::{self, Package};
@@ -85,9 +86,10 @@ impl Library {
             sha256: self.wheel_sha256,
             platform: Some((&format!("manylinux_2_28_{}", self.architectures[0]), PYTHON)),
         };
-        let unpacked = fetch::package(&package, home)?.join("onnxruntime");
-        let (source, folder) = (unpacked.join("capi").join(file_name()), home.join(FOLDER));
-        self.verify(&source)?;
+        let library = |package: &Path| package.join("onnxruntime/capi").join(file_name());
+        let unpacked = fetch::package(&package, home, |package| self.verify(&library(package)))?;
+        let (source, folder) = (library(&unpacked), home.join(FOLDER));
+        let unpacked = unpacked.join("onnxruntime");
         fs::create_dir_all(&folder).map_err(Error::io(format!("cannot create `{}`", folder.display())))?;
         // Anyone who distributes the library, as `make package` does, has to include its licences.
         copy(&unpacked.join("LICENSE"), &folder.join("LICENSE.txt"))?;
@@ -100,7 +102,7 @@ impl Library {
 fn copy(source: &Path, target: &Path) -> Result<()> {
     let failed = || Error::io(format!("cannot write `{}`", target.display()));
     let partial = NamedTempFile::new_in(target.parent().unwrap_or(Path::new("."))).map_err(failed())?;
-    fs::copy(source, &partial).map_err(failed())?;
+    regular_file::copy(source, partial.path()).map_err(failed())?;
     partial.persist(target).map_err(|error| failed()(error.error))?;
     Ok(())
 }

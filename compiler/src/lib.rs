@@ -6,6 +6,7 @@ mod byte_pairs;
 mod calibration;
 mod config;
 pub mod cost;
+mod elsewhere;
 mod encoder;
 pub mod export;
 pub mod fetch;
@@ -21,6 +22,7 @@ mod module_list;
 mod modules;
 pub mod named;
 pub mod onnx;
+pub mod path_id;
 mod pickle;
 mod plan;
 mod poolings;
@@ -44,6 +46,7 @@ pub use self::{
     recipe::{QualityFloor, Recipe, Strategy},
     recipes::{EmbeddedRecipe, RECIPES},
     scratch::abandon,
+    source::FILES as BUNDLE_FILES,
 };
 use kivu::{
     error::Result,

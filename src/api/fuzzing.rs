@@ -18,7 +18,7 @@ use crate::{
     },
     config::{AuthConfig, Limits},
     error::Result,
-    model::{Model, Pipeline},
+    model::{Model, ModelSettings, Pipeline},
     pipeline::{
         Task,
         classification::{ClassificationPipeline, ClassificationSettings},
@@ -298,5 +298,7 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
     };
     let (arithmetic, files) = (None, Arc::default());
     let (name, digest, max_input_memory) = (name.into(), String::new(), None);
-    Model { name, digest, arithmetic, manifest, pipeline, max_input_memory, files }
+    let max_tokens = pipeline.max_tokens();
+    let settings = ModelSettings { max_tokens, truncate: true, engine: None, runtime: None, fleet: None };
+    Model { name, digest, arithmetic, manifest, settings, pipeline, max_input_memory, files }
 }

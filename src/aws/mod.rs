@@ -8,6 +8,8 @@ mod disabled;
 #[cfg(feature = "s3")]
 mod event_bus;
 #[cfg(feature = "s3")]
+pub(crate) mod http;
+#[cfg(feature = "s3")]
 mod queue;
 #[cfg(feature = "s3")]
 mod quota_table;

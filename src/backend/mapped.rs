@@ -7,7 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    regular_file,
+};
 
 /// Mapped files, and their state when they were opened.
 ///
@@ -37,7 +40,7 @@ impl MappedFiles {
     pub fn open(paths: impl IntoIterator<Item = PathBuf>) -> Result<Self> {
         let open = |path: PathBuf| {
             let failed = || Error::io(format!("cannot read `{}`", path.display()));
-            let file = File::open(&path).map_err(failed())?;
+            let file = regular_file::open(&path).map_err(failed())?;
             let version = version(&file.metadata().map_err(failed())?);
             Ok(MappedFile { path, file, version })
         };

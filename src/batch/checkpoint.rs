@@ -38,7 +38,7 @@ pub(super) trait Storage: Send {
     /// Replaces the checkpoint; an error if another process claimed the job.
     fn write(&mut self, state: &State, checkpoint: Bytes) -> Result<()>;
 
-    /// The BLAKE3 of the output; `None` for storages that do not use it.
+    /// The BLAKE3 of the output so far; `None` for storages that do not use it.
     fn digest(&mut self) -> Result<Option<String>>;
 
     /// Gives the complete output its name. Idempotent.
@@ -111,7 +111,6 @@ impl Checkpoint {
         if !bytes.is_empty() || self.state.parts.is_empty() {
             self.storage.append(&mut self.state, bytes)?;
         }
-        self.state.digest = self.storage.digest()?;
         self.state.is_whole = true;
         self.save(pieces, progress)?;
         self.complete()
@@ -133,6 +132,7 @@ impl Checkpoint {
     }
 
     fn write(&mut self, waiting: &[u8]) -> Result<()> {
+        self.state.digest = self.storage.digest()?;
         self.storage.write(&self.state, encode(&self.state, waiting)?)?;
         self.state.sequence += 1;
         self.saved = Instant::now();
@@ -140,7 +140,8 @@ impl Checkpoint {
     }
 }
 
-/// The state of a job, in the first line of its checkpoint; the waiting bytes follow.
+/// The state of a job, in the first line of its checkpoint. The second line is the BLAKE3 of the first one and of the
+/// waiting bytes, which follow.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct State {
@@ -161,7 +162,7 @@ pub(super) struct State {
     /// The size of a local output so far.
     #[serde(default)]
     pub(super) bytes: u64,
-    /// The BLAKE3 of a local output that is whole.
+    /// The BLAKE3 of a local output so far.
     #[serde(default)]
     pub(super) digest: Option<String>,
     /// The BLAKE3 of the local output that this job replaces.
@@ -196,23 +197,37 @@ impl State {
 pub(super) fn encode(state: &State, waiting: &[u8]) -> Result<Bytes> {
     let mut bytes = serde_json::to_vec(state)
         .map_err(|error| Error::inference_because("the checkpoint cannot be written", error))?;
-    bytes.push(b'\n');
+    let digest = digest(&bytes, waiting);
+    bytes.extend_from_slice(format!("\n{digest}\n").as_bytes());
     bytes.extend_from_slice(waiting);
     Ok(bytes.into())
+}
+
+/// The BLAKE3 of a checkpoint. Without it, one damaged digit would repeat or lose rows.
+fn digest(state: &[u8], waiting: &[u8]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(state).update(b"\n").update(waiting).finalize().to_hex().to_string()
 }
 
 pub(super) fn parse(bytes: &[u8], place: &dyn Display) -> Result<(State, Vec<u8>)> {
     let wrong = || {
         Error::model(format!(
-            "expected a checkpoint of `kivu batch` in `{place}`, but found something else; move it away"
+            "expected a checkpoint of `kivu batch` in `{place}`, but found something else, or a damaged one; move it away"
         ))
     };
-    let end = bytes.iter().position(|byte| *byte == b'\n').ok_or_else(wrong)?;
-    let state: State = serde_json::from_slice(&bytes[..end]).map_err(|_| wrong())?;
-    if state.is_of_earlier_version() {
+    let mut lines = bytes.splitn(3, |byte| *byte == b'\n');
+    let line = lines.next().unwrap_or_default();
+    let state: State = serde_json::from_slice(line).map_err(|_| wrong())?;
+    let waiting = match (lines.next(), lines.next()) {
+        (Some(found), Some(waiting)) if found == digest(line, waiting).as_bytes() => Some(waiting),
+        _ => None,
+    };
+    // Checkpoints of earlier versions have no digest.
+    let is_unsealed = waiting.is_none() && state.layout.is_none() && !state.is_whole;
+    if state.is_of_earlier_version() || is_unsealed {
         return Ok((state.before_first_row(), Vec::new()));
     }
-    Ok((state, bytes[end + 1..].to_vec()))
+    Ok((state, waiting.ok_or_else(wrong)?.to_vec()))
 }
 
 #[cfg(test)]
@@ -229,5 +244,24 @@ mod tests {
         assert!(waiting.is_empty());
         let (state, waiting) = parsed(&State { layout: Some(Layout::default()), ..old });
         assert_eq!((state.progress.rows, state.bytes, waiting.as_slice()), (64, 10, &b"waiting"[..]));
+    }
+
+    #[test]
+    fn every_damaged_bit_of_a_checkpoint_is_noticed() {
+        let state = State {
+            bytes: 4096,
+            layout: Some(Layout::default()),
+            progress: Progress { rows: 64, ..Progress::default() },
+            ..State::new("job", "me")
+        };
+        let checkpoint = encode(&state, b"rows that\nwait").unwrap();
+        let (found, waiting) = parse(&checkpoint, &"here").unwrap();
+        assert_eq!((found.progress.rows, waiting.as_slice()), (64, &b"rows that\nwait"[..]));
+        for bit in 0..checkpoint.len() * 8 {
+            let mut damaged = checkpoint.to_vec();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(parse(&damaged, &"here").is_err(), "bit {bit}");
+        }
+        insta::assert_snapshot!(parse(b"{}", &"here").unwrap_err(), @"expected a checkpoint of `kivu batch` in `here`, but found something else, or a damaged one; move it away");
     }
 }

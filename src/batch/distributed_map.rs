@@ -115,6 +115,8 @@ struct Plan {
     predictor: Predictor,
     layout: Layout,
     shape: Shape,
+    /// The identity of the job, which all parts share.
+    id: String,
 }
 
 impl Plan {
@@ -140,7 +142,8 @@ impl Plan {
             output = output.with_key(fit_key(&format!("{}.jsonl", output.key.trim_end_matches(".parquet"))));
         }
         let job = Job::new(input, JobOutput::Object(store.clone(), output.clone()), model, parameters);
-        Ok(Self { store: store.clone(), output, job, predictor, layout, shape })
+        let id = job.id(opened.version()?)?;
+        Ok(Self { store: store.clone(), output, job, predictor, layout, shape, id })
     }
 
     /// The prefix of the parts of a run.
@@ -195,7 +198,7 @@ pub(super) async fn process_batch(rules: &Rules, store: &Store, run: Run, items:
     let plan = Plan::new(rules, store, &run.input)?;
     let (first, rows) = rows_of(items)?;
     let (progress, bytes) = plan.part(&rows, async |texts| plan.predictor.predict(texts).await).await?;
-    let mut text = json!({ "first": first, "progress": progress }).to_string().into_bytes();
+    let mut text = json!({ "first": first, "job": plan.id, "progress": progress }).to_string().into_bytes();
     text.push(b'\n');
     text.extend_from_slice(&bytes);
     let prefix = plan.parts(&run.run);
@@ -285,7 +288,7 @@ pub(super) async fn join(rules: &Rules, store: &Store, join: &Join) -> Result<Va
 
 /// Claims the output of a run, from its beginning; `None` if it exists.
 fn claim(plan: &Plan, run: &str) -> Result<Option<Box<Checkpoint>>> {
-    let id = blake3::hash(format!("{}\n{run}", plan.output).as_bytes()).to_hex().to_string();
+    let id = blake3::hash(format!("{}\n{run}\n{}", plan.output, plan.id).as_bytes()).to_hex().to_string();
     let claim = || s3_storage::claim(&plan.store, &plan.output, &id, Duration::MAX, Existing::default());
     loop {
         match claim()? {
@@ -319,6 +322,12 @@ impl Part {
                 let (bytes, _) = plan.store.read(url)?.ok_or_else(wrong)?;
                 let end = bytes.iter().position(|byte| *byte == b'\n').ok_or_else(wrong)?;
                 let head: Value = serde_json::from_slice(&bytes[..end]).map_err(|_| wrong())?;
+                if head["job"].as_str() != Some(&plan.id) {
+                    return Err(Error::invalid(format!(
+                        "expected one input, model and configuration for all parts of a run, but found others in `{url}`; \
+                         start the state machine again"
+                    )));
+                }
                 let progress = Progress::deserialize(&head["progress"]).map_err(|_| wrong())?;
                 Ok((progress, bytes[end + 1..].to_vec()))
             }

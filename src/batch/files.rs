@@ -1,14 +1,17 @@
 //! Operations on local files.
 
 use std::{
-    fs::{self, File, Metadata},
+    fs::{self, Metadata},
     io,
     path::Path,
 };
 
 use tempfile::TempPath;
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    regular_file,
+};
 
 /// The metadata of `path` without following links; `None` if it does not exist.
 pub(super) fn lookup(path: &Path) -> Result<Option<Metadata>> {
@@ -44,7 +47,7 @@ pub(super) fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
 /// The BLAKE3 of a file, in hexadecimal.
 pub(super) fn digest(path: &Path) -> Result<String> {
     let mut hasher = blake3::Hasher::new();
-    let hashed = File::open(path).and_then(|file| hasher.update_reader(file).map(drop));
+    let hashed = regular_file::open(path).and_then(|file| hasher.update_reader(file).map(drop));
     hashed.map_err(Error::io(format!("cannot read `{}`", path.display())))?;
     Ok(hasher.finalize().to_hex().to_string())
 }

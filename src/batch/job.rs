@@ -9,11 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use uuid::Uuid;
-
 use super::{
     answer::Columns,
     checkpoint::{Checkpoint, State},
+    identity::Identity,
     input::{Gauge, OpenInput},
     local_storage,
     location::{Existing, JobInput, JobOutput, OutputStream},
@@ -148,7 +147,8 @@ impl Job {
             Err(error) => return self.fail(error).map(ControlFlow::Break),
         };
         let version = opened.input.version()?;
-        let (id, is_resumable) = (self.id(version.as_deref())?, version.is_some());
+        let is_resumable = version.is_some();
+        let id = self.id(version)?;
         let checkpoint = match destination {
             Destination::Stream(stream) => {
                 let Opened { predictor, input, table: Table { rows, shape, notes } } = opened;
@@ -366,13 +366,9 @@ impl Job {
         report_file::write(&self.output, report)
     }
 
-    /// Identifies input, version, model and parameters; unique for a stream.
-    fn id(&self, version: Option<&str>) -> Result<String> {
-        let version = version.map_or_else(|| Uuid::new_v4().to_string(), str::to_owned);
-        let parameters = serde_json::to_string(&self.parameters)
-            .map_err(|error| Error::inference_because("the parameters cannot be written", error))?;
-        let all = [version, self.model.digest.clone(), parameters].join("\n");
-        Ok(blake3::hash(all.as_bytes()).to_hex().to_string())
+    /// Identifies the job, whose input has this version; `None` for a stream.
+    pub(super) fn id(&self, version: Option<String>) -> Result<String> {
+        Identity::new(version, &self.model, &self.parameters).digest()
     }
 }
 

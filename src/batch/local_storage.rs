@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
-    io,
+    io::{self, Read},
     os::unix::fs::MetadataExt,
     sync::Arc,
     time::Duration,
@@ -34,7 +34,7 @@ struct LocalStorage {
     output: OutputFile,
     /// The output so far, locked; `None` after it got its name.
     file: Option<Arc<File>>,
-    /// Of the output, while this process writes all of it.
+    /// Of the output so far; `None` while the appender has it, and after the output got its name.
     hasher: Option<Hasher>,
     /// Writes to the file, with the hasher.
     appender: Option<Appender>,
@@ -135,12 +135,24 @@ pub(super) fn claim(
             }
             file.set_len(state.bytes).map_err(output.failed())?;
         }
-        let hasher = (file.is_some() && state.bytes == 0).then(Hasher::new);
+        let hasher = file.as_ref().map(|file| hasher(file, &state, &output)).transpose()?;
         let mut storage = LocalStorage { output, file: file.map(Arc::new), hasher, appender: None };
         storage.write(&state, encode(&state, &[])?)?;
         return Ok(Checkpoint::new(Box::new(storage), state, Vec::new(), interval));
     }
     Err(output.busy())
+}
+
+/// The hasher after the output so far, which must be what the checkpoint describes.
+fn hasher(file: &File, state: &State, output: &OutputFile) -> Result<Hasher> {
+    let mut hasher = Hasher::new();
+    hasher.update_reader(file.take(state.bytes)).map_err(output.failed())?;
+    let found = hasher.finalize().to_hex();
+    let expected = state.digest.as_deref().unwrap_or("none");
+    if state.bytes == 0 || found.as_str() == expected {
+        return Ok(hasher);
+    }
+    Err(output.damaged(&format!("the BLAKE3 {expected}"), found.as_str()))
 }
 
 fn open_partial(output: &OutputFile, state: &State) -> Result<Partial> {
@@ -262,6 +274,28 @@ mod tests {
         report::Progress,
         rows::Head,
     };
+
+    #[test]
+    fn a_damaged_output_is_not_resumed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out.jsonl");
+        let claimed = |restart| {
+            let existing = Existing { restart, ..Existing::default() };
+            let output = OutputFile::new(&path, &JobInput::Stdin, existing).unwrap();
+            claim(output, "job", true, Duration::MAX)
+        };
+        let shape = Shape { compression: Compression::None, columns: LABEL, head: Head::JsonLines };
+        let (mut pieces, progress) = (Pieces::new(shape), Progress::default());
+        let mut first = claimed(false).unwrap();
+        first.send(b"one\ntwo\n".to_vec(), &mut pieces, &progress).unwrap();
+        first.save(&mut pieces, &progress).unwrap();
+        drop(first);
+        let partial = folder.path().join(".out.jsonl.kivu-partial");
+        fs::write(&partial, "one\ntwp\n").unwrap();
+        let error = claimed(false).map(|_| ()).unwrap_err().to_string();
+        assert!(error.starts_with("expected the BLAKE3 ") && error.ends_with("`--restart`"), "{error}");
+        assert_eq!(claimed(true).unwrap().state.bytes, 0);
+    }
 
     #[test]
     fn parts_are_saved_together_and_hashed_in_every_process() {

@@ -17,6 +17,7 @@ mod format;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod handler;
+mod identity;
 mod input;
 mod job;
 mod local_storage;

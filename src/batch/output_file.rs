@@ -17,7 +17,10 @@ use super::{
     location::{Existing, JobInput},
     report_file,
 };
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    regular_file,
+};
 
 /// The longest file name of common file systems.
 const MAX_NAME_BYTES: usize = 255;
@@ -123,7 +126,8 @@ impl OutputFile {
     /// Whether the report or the checkpoint describes the file.
     fn is_known(&self) -> Result<bool> {
         let checkpoint = self.read_checkpoint().ok().flatten().map(|(state, _)| state);
-        let checkpoint = checkpoint.into_iter().flat_map(|state| [state.digest, state.replaces]).flatten();
+        let written = |state: &State| state.digest.clone().filter(|_| state.is_whole);
+        let checkpoint = checkpoint.into_iter().flat_map(|state| [written(&state), state.replaces]).flatten();
         let known: Vec<String> =
             report_file::known_digest(&self.path).into_iter().chain(checkpoint).collect();
         Ok(!known.is_empty() && known.contains(&digest(&self.path)?))
@@ -134,7 +138,7 @@ impl OutputFile {
         if !found.is_file() {
             return Err(self.unexpected(&self.checkpoint));
         }
-        match fs::read(&self.checkpoint) {
+        match regular_file::read(&self.checkpoint) {
             Ok(bytes) => {
                 let (state, _) = parse(&bytes, &self.checkpoint.display())?;
                 Ok(Some((state, bytes)))

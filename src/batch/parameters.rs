@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::format::Format;
 use crate::{
     error::{Error, Result},
+    model::ModelSettings,
     pipeline::{embedding::VectorKind, entities::Aggregation, vectors::VectorType, zero_shot::Labels},
 };
 
@@ -83,7 +84,7 @@ pub struct Parameters {
     /// The prompt of the model with this name or for this role, such as `query`
     #[arg(long)]
     pub prompt: Option<String>,
-    /// Report texts of too many tokens as errors instead of truncating them
+    /// Report texts of too many tokens as errors instead of truncating them [default: `limits.truncate`]
     #[arg(long = "no-truncate", num_args = 0, default_missing_value = "false")]
     pub truncate: Option<bool>,
 }
@@ -93,6 +94,11 @@ impl Parameters {
     pub fn of(options: &BTreeMap<String, String>) -> Result<Self> {
         let metadata = options.iter().map(|(name, value)| (format!("{PREFIX}{name}"), value.clone()));
         Self::default().with_metadata(&metadata.collect())
+    }
+
+    /// Whether texts of too many tokens are truncated.
+    pub(super) fn truncates(&self, settings: &ModelSettings) -> bool {
+        self.truncate.unwrap_or(settings.truncate)
     }
 
     /// Overrides parameters by the metadata of an object: `kivu-model`, `kivu-column`, and so on.

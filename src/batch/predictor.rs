@@ -77,10 +77,8 @@ pub(super) enum Predictor {
 impl Predictor {
     /// Checks that the model supports the parameters.
     pub(super) fn new(model: &Model, parameters: &Parameters) -> Result<Self> {
-        let truncation = match parameters.truncate {
-            Some(false) => Truncation::Off,
-            _ => Truncation::At(Side::Right),
-        };
+        let truncates = parameters.truncates(&model.settings);
+        let truncation = if truncates { Truncation::At(Side::Right) } else { Truncation::Off };
         let windows = WindowOptions {
             stride: parameters.stride,
             truncation,
@@ -127,11 +125,11 @@ impl Predictor {
                 pipeline.check_languages(wanted).map_err(|error| {
                     Error::invalid(format!("{error}; see `source-language` and `target-language`"))
                 })?;
-                Self::Seq2Seq(pipeline, generation_options(parameters), TRANSLATION)
+                Self::Seq2Seq(pipeline, generation_options(parameters, truncates), TRANSLATION)
             }
             Pipeline::TextToText(pipeline) => {
                 let column = if model.manifest.task == Task::Summarization { SUMMARY } else { GENERATED };
-                Self::Seq2Seq(pipeline, generation_options(parameters), column)
+                Self::Seq2Seq(pipeline, generation_options(parameters, truncates), column)
             }
         })
     }
@@ -329,12 +327,12 @@ fn entities(found: FoundEntities) -> (Vec<Answer>, Usage) {
     (found.texts.into_iter().map(answer).collect(), found.usage)
 }
 
-fn generation_options(parameters: &Parameters) -> Box<Seq2SeqOptions> {
+fn generation_options(parameters: &Parameters, truncate: bool) -> Box<Seq2SeqOptions> {
     Box::new(Seq2SeqOptions {
         source: parameters.source_language.clone(),
         target: parameters.target_language.clone(),
         split: None,
-        truncate: parameters.truncate.unwrap_or(true),
+        truncate,
         clean_up_spaces: false,
         generation: GenerationOptions::default(),
         max_sentences: usize::MAX,

@@ -10,6 +10,7 @@ use std::{
 use super::{files::lookup, location::JobOutput, report::Report};
 use crate::{
     error::{Error, Result},
+    regular_file,
     repository::s3::{Condition, Store, Url, fit_key},
 };
 
@@ -42,7 +43,7 @@ fn read(path: &Path) -> Option<Report> {
     if !found.is_file() || found.len() > MAX_BYTES {
         return None;
     }
-    serde_json::from_slice(&fs::read(path).ok()?).ok()
+    serde_json::from_slice(&regular_file::read(path).ok()?).ok()
 }
 
 fn taken(path: &dyn std::fmt::Display) -> Error {

@@ -32,6 +32,17 @@ struct S3Storage {
     checkpoint: Url,
     /// The ETag of the checkpoint.
     etag: String,
+    existing: Existing,
+}
+
+/// The object at the key of an output.
+enum Found {
+    /// The output of this job.
+    Own,
+    /// Nothing, or an object that may be replaced on this condition.
+    Replaceable(Condition),
+    /// An object that Kivu did not write.
+    Foreign,
 }
 
 /// Claims the job that writes `output`; `None` if the output exists.
@@ -51,45 +62,90 @@ pub(super) fn claim(
         let (condition, mut state, waiting) = match store.read(&place)? {
             None => (Condition::IsAbsent, State::new(job, &holder), Vec::new()),
             Some((bytes, object)) => {
-                let (mut state, waiting) = parse(&bytes, &place)?;
-                // The previous process may still upload the part with that number.
-                state.next += 1;
-                state.sequence += 1;
-                state.holder.clone_from(&holder);
-                (Condition::IsStill(object.etag), state, waiting)
+                let (state, waiting) = parse(&bytes, &place)?;
+                (Condition::IsStill(object.etag), resumed(state, &holder), waiting)
             }
         };
         let is_new = condition == Condition::IsAbsent;
         let bytes = encode(&state, &waiting)?;
         let Some(etag) = store.put(&place, bytes, &condition)? else { continue };
         state.sequence += 1;
-        let storage = S3Storage { store: store.clone(), output: output.clone(), checkpoint: place, etag };
-        // Checked after the claim: from now on, no other process writes the output.
-        let found = if is_new { store.head(output, None)? } else { None };
-        match found {
-            Some(object) if is_of(&object, &state) => {
+        let (store, output) = (store.clone(), output.clone());
+        let storage = S3Storage { store, output, checkpoint: place, etag, existing };
+        // Checked after the claim: from now on, no other process of this job writes the output.
+        match storage.found(job)? {
+            Found::Own if is_new => {
                 storage.forget()?;
                 return Ok(None);
             }
-            Some(object) if !existing.overwrite && !object.metadata.contains_key(JOB) => {
-                storage.forget()?;
-                return Err(Error::config(format!(
-                    "expected no object at `{output}`, or one that Kivu wrote, but found another; choose another \
-                     output, or remove it"
-                )));
+            Found::Foreign => {
+                // The rows of an earlier process are kept, until the object is moved away.
+                if is_new {
+                    storage.forget()?;
+                }
+                return Err(storage.foreign());
             }
-            _ => {}
+            found => {
+                let (state, waiting) = storage.restarted(state, waiting, &found)?;
+                return Ok(Some(Checkpoint::new(Box::new(storage), state, waiting, interval)));
+            }
         }
-        return Ok(Some(Checkpoint::new(Box::new(storage), state, waiting, interval)));
     }
     Err(taken(output))
 }
 
-fn is_of(object: &Object, state: &State) -> bool {
-    object.metadata.get(JOB) == Some(&state.job)
+/// The state of a job that was begun, for its next process.
+fn resumed(state: State, holder: &str) -> State {
+    State {
+        // The previous process may still upload the part with that number.
+        next: state.next + 1,
+        sequence: state.sequence + 1,
+        holder: holder.to_owned(),
+        ..state
+    }
+}
+
+fn is_of(object: &Object, job: &str) -> bool {
+    object.metadata.get(JOB).is_some_and(|found| found == job)
 }
 
 impl S3Storage {
+    /// The object at the key of the output. An output of another job, for example for an older version of the input,
+    /// is replaced.
+    fn found(&self, job: &str) -> Result<Found> {
+        Ok(match self.store.head(&self.output, None)? {
+            None => Found::Replaceable(Condition::IsAbsent),
+            Some(object) if is_of(&object, job) => Found::Own,
+            Some(object) if self.existing.overwrite || object.metadata.contains_key(JOB) => {
+                Found::Replaceable(Condition::IsStill(object.etag))
+            }
+            Some(_) => Found::Foreign,
+        })
+    }
+
+    /// The state to continue with: the first row if that was requested, or if the server has lost the upload.
+    fn restarted(&self, state: State, waiting: Vec<u8>, found: &Found) -> Result<(State, Vec<u8>)> {
+        let Some(upload) = &state.upload else { return Ok((state, waiting)) };
+        let is_own = matches!(found, Found::Own);
+        if self.existing.restart && !is_own {
+            self.store.abort(upload)?;
+        } else if is_own || self.store.has_upload(upload)? {
+            return Ok((state, waiting));
+        } else {
+            tracing::warn!(output = %self.output, "the server has lost the upload, which starts again");
+        }
+        let State { sequence, job, holder, .. } = state;
+        Ok((State { sequence, ..State::new(&job, &holder) }, Vec::new()))
+    }
+
+    fn foreign(&self) -> Error {
+        Error::config(format!(
+            "expected no object at `{}`, or one that Kivu wrote, but found another; choose another output, remove it, or \
+             replace it with `--overwrite`",
+            self.output
+        ))
+    }
+
     fn lost(&self) -> Error {
         let action =
             format!("expected an upload for `{}`, but the server does not have it any more", self.output);
@@ -157,17 +213,21 @@ impl Storage for S3Storage {
 
     fn complete(&self, state: &State) -> Result<()> {
         let upload = state.upload.as_ref().ok_or_else(|| self.lost())?;
-        // An output of an older version of the input is replaced.
-        let condition = match self.store.head(&self.output, None)? {
-            Some(object) if is_of(&object, state) => return Ok(()),
-            Some(object) => Condition::IsStill(object.etag),
-            None => Condition::IsAbsent,
-        };
-        if self.store.complete(upload, &state.parts, &condition)? {
-            return Ok(());
+        for _ in 0..TRIES {
+            let condition = match self.found(&state.job)? {
+                Found::Own => return Ok(()),
+                Found::Replaceable(condition) => condition,
+                Found::Foreign => return Err(self.foreign()),
+            };
+            // Otherwise, the object changed meanwhile, or the upload was completed by a request without a response.
+            if self.store.complete(upload, &state.parts, &condition)? {
+                return Ok(());
+            }
+            if !self.store.has_upload(upload)? {
+                break;
+            }
         }
-        let is_done = self.store.head(&self.output, None)?.is_some_and(|object| is_of(&object, state));
-        if is_done { Ok(()) } else { Err(taken(&self.output)) }
+        if matches!(self.found(&state.job)?, Found::Own) { Ok(()) } else { Err(taken(&self.output)) }
     }
 
     fn forget(&self) -> Result<()> {

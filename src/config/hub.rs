@@ -2,12 +2,12 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use super::auth::Secret;
+use crate::regular_file;
 
 /// The hub.
 const ENDPOINT: &str = "https://huggingface.co";
@@ -75,12 +75,14 @@ fn is_true(value: &str) -> bool {
 
 /// The token that `hf auth login` stored.
 fn stored_token(path: &Path) -> Option<String> {
-    let token = fs::read_to_string(path).ok()?.trim().to_owned();
+    let token = regular_file::read_to_string(path).ok()?.trim().to_owned();
     Some(token).filter(|token| !token.is_empty())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn config(pairs: &[(&str, &str)]) -> HubConfig {

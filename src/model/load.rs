@@ -90,11 +90,21 @@ enum Local {
 /// One thread reads the tokenizers while another creates the session; then both hash the weights. Every hash is verified
 /// before this returns. A model that runs only on a fleet needs neither graphs nor weights.
 pub(super) fn load(bundle: &Bundle, config: &Config, placement: &Placement) -> Result<Loaded> {
-    let cached = match (&config.cache, bundle.home()) {
-        (Some(cache), Home::S3(..)) => Some(remote::cached(bundle, cache)?),
-        _ => None,
+    let (Some(cache), Home::S3(..)) = (&config.cache, bundle.home()) else {
+        return load_files(bundle, config, placement);
     };
-    let bundle = cached.as_ref().unwrap_or(bundle);
+    let cached = remote::cached(bundle, cache)?;
+    load_files(&cached, config, placement).or_else(|error| {
+        if cached.verify().is_ok() {
+            return Err(error);
+        }
+        tracing::warn!("the cached bundle is damaged and is fetched again: {}", error.chain());
+        load_files(&remote::refetch(bundle, cache)?, config, placement)
+    })
+}
+
+/// Loads a bundle from where it is.
+fn load_files(bundle: &Bundle, config: &Config, placement: &Placement) -> Result<Loaded> {
     let Placement { policy, fleet, remote_name, .. } = placement;
     let fleet =
         (*policy != Policy::Local).then(|| Fleet::new(fleet, remote_name).map(Arc::new)).transpose()?;
@@ -213,7 +223,7 @@ fn open_graphs(
 }
 
 /// The engine of a local model.
-fn engine(config: &Config, manifest: &Manifest) -> Engine {
+pub(super) fn engine(config: &Config, manifest: &Manifest) -> Engine {
     match config.engine {
         EngineChoice::Auto => manifest.engine,
         EngineChoice::Native => Engine::Native,

@@ -2,7 +2,7 @@
 //! read.
 
 use std::{
-    fmt, fs,
+    fmt,
     io::{ErrorKind, Read},
     path::{Path, PathBuf},
 };
@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
+    regular_file,
     tokenizer::Tokenizer,
 };
 
@@ -55,7 +56,7 @@ impl Bundle {
     /// Opens the bundle in a local folder.
     pub fn open(folder: &Path) -> Result<Self> {
         let path = folder.join(MANIFEST);
-        let text = fs::read_to_string(&path).map_err(|source| match source.kind() {
+        let text = regular_file::read_to_string(&path).map_err(|source| match source.kind() {
             ErrorKind::NotFound | ErrorKind::NotADirectory => {
                 let found = match folder.metadata() {
                     Ok(metadata) if metadata.is_dir() => format!("no `{MANIFEST}`"),
@@ -220,7 +221,7 @@ pub fn sha256_of(path: &Path) -> Result<String> {
 /// Passes a file to `take` in pieces and returns its size in bytes.
 fn read_through(path: &Path, mut take: impl FnMut(&[u8])) -> Result<u64> {
     let unreadable = || Error::io(format!("cannot read `{}`", path.display()));
-    let mut file = fs::File::open(path).map_err(unreadable())?;
+    let mut file = regular_file::open(path).map_err(unreadable())?;
     let (mut size, mut piece) = (0, vec![0; 64 * 1024]);
     loop {
         let read = file.read(&mut piece).map_err(unreadable())?;

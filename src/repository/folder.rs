@@ -13,6 +13,7 @@ use uuid::Uuid;
 use super::{bundle::MANIFEST, manifest::Manifest};
 use crate::{
     error::{Error, Result},
+    regular_file,
     repository::manifest::File,
 };
 
@@ -124,6 +125,34 @@ impl Destination {
     }
 }
 
+/// Removes a bundle; the size of its files in bytes.
+///
+/// # Errors
+/// The folder has other files. If its manifest is damaged, `names` are those that bundles have.
+pub fn remove_bundle(folder: &Path, names: &[&str]) -> Result<u64> {
+    let failed = || Error::io(format!("cannot remove `{}`", folder.display()));
+    if read_manifest(folder).ok().flatten().is_some() {
+        Destination::new(folder)?;
+    } else {
+        let is_known =
+            |name: &PathBuf| name.to_str().is_some_and(|name| name == MANIFEST || names.contains(&name));
+        let found = foreign(folder, None).map_err(failed())?;
+        let others: Vec<PathBuf> = found.into_iter().filter(|name| !is_known(name)).collect();
+        if !others.is_empty() {
+            return Err(Error::config(format!(
+                "expected only files of a bundle in `{}`, whose manifest is damaged, but found {}; move them away, or \
+                 remove the folder",
+                folder.display(),
+                list(&others)
+            )));
+        }
+    }
+    let sizes = fs::read_dir(folder).into_iter().flatten().flatten().filter_map(|file| file.metadata().ok());
+    let bytes = sizes.filter(fs::Metadata::is_file).map(|file| file.len()).sum();
+    fs::remove_dir_all(folder).map_err(failed())?;
+    Ok(bytes)
+}
+
 /// Refuses a folder that contains anything but these files of a bundle, since all of it would become the bundle.
 pub(super) fn require_partial(folder: &Path, files: &[File]) -> Result<()> {
     let found = match fs::symlink_metadata(folder) {
@@ -157,7 +186,8 @@ fn read_manifest(folder: &Path) -> Result<Option<Manifest>> {
     if !fs::symlink_metadata(&path).is_ok_and(|found| found.is_file()) {
         return Ok(None);
     }
-    let text = fs::read_to_string(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+    let text = regular_file::read_to_string(&path)
+        .map_err(Error::io(format!("cannot read `{}`", path.display())))?;
     Manifest::parse(&text).map(Some)
 }
 
@@ -445,5 +475,19 @@ mod tests {
         symlink(root.path().join("precious"), partial.join("model.onnx")).unwrap();
         let error = require_partial(&partial, &files).unwrap_err().to_string();
         insta::assert_snapshot!(error.replace(&root.path().display().to_string(), "[folder]"), @"expected `[folder]/out.partial` to contain only files of an interrupted `kivu pull`, but found `model.onnx`; move it away");
+    }
+
+    #[test]
+    fn a_bundle_with_a_damaged_manifest_can_be_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let bundle = root.path().join("bundle");
+        let file = |name| (name, Entry::File("x"));
+        let removed = || remove_bundle(&bundle, &["model.onnx", "weights.bin"]);
+        write(&bundle, &["manifest.toml", "model.onnx", "notes.txt"].map(file).into());
+        let error = removed().unwrap_err().to_string();
+        insta::assert_snapshot!(error.replace(&root.path().display().to_string(), "[folder]"), @"expected only files of a bundle in `[folder]/bundle`, whose manifest is damaged, but found `notes.txt`; move them away, or remove the folder");
+        fs::remove_file(bundle.join("notes.txt")).unwrap();
+        assert_eq!(removed().unwrap(), 2);
+        assert!(!bundle.exists());
     }
 }

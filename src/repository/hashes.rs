@@ -1,7 +1,7 @@
 //! BLAKE3 of files, computed by several threads: each takes the next subtree of BLAKE3's tree from one queue.
 
 use std::{
-    fs,
+    fs::File,
     os::unix::fs::FileExt,
     path::PathBuf,
     sync::{
@@ -12,7 +12,10 @@ use std::{
 
 use blake3::hazmat::{ChainingValue, HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    regular_file,
+};
 
 /// The bytes of a subtree; a power of two, as BLAKE3 requires.
 const SUBTREE: u64 = 1 << 20;
@@ -32,7 +35,7 @@ pub(super) struct FileHashes {
 #[derive(Debug)]
 struct OpenFile {
     path: PathBuf,
-    file: fs::File,
+    file: File,
     size: u64,
 }
 
@@ -49,7 +52,7 @@ impl FileHashes {
         let (mut files, mut subtrees) = (Vec::new(), Vec::new());
         for path in paths {
             let unreadable = || Error::io(format!("cannot read `{}`", path.display()));
-            let file = fs::File::open(&path).map_err(unreadable())?;
+            let file = regular_file::open(&path).map_err(unreadable())?;
             let size = file.metadata().map_err(unreadable())?.len();
             let starts = (0..size.max(1)).step_by(SUBTREE as usize);
             subtrees.extend(starts.map(|start| Subtree { file: files.len(), start, value: OnceLock::new() }));
@@ -124,7 +127,7 @@ fn merged(values: &[ChainingValue]) -> ChainingValue {
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
+    use std::{fs, thread};
 
     use super::*;
 

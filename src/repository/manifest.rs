@@ -21,6 +21,9 @@ use crate::{
     },
 };
 
+/// The beginning of the first line, a comment; the BLAKE3 of all other lines follows.
+const SEAL: &str = "# BLAKE3 of the lines below: ";
+
 /// The contents of a manifest. The SHA-256 of its text identifies the bundle.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -285,8 +288,18 @@ impl Manifest {
     /// The supported version of the format.
     pub const FORMAT: u32 = 1;
 
-    /// Parses a manifest. File names outside of the bundle are refused.
+    /// Parses a manifest. File names outside of the bundle are refused, and so is a text without the BLAKE3 of its first
+    /// line. Manifests of versions before 0.3 have no such line.
     pub fn parse(text: &str) -> Result<Self> {
+        if let Some((expected, rest)) = text.strip_prefix(SEAL).and_then(|text| text.split_once('\n')) {
+            let found = blake3::hash(rest.as_bytes()).to_hex();
+            if found.as_str() != expected {
+                return Err(Error::model(format!(
+                    "expected the BLAKE3 {expected} of all lines after the first one of the manifest, but found {found}; \
+                     the bundle is damaged or was edited: build or fetch it again"
+                )));
+            }
+        }
         let manifest: Self = toml::from_str(text)
             .map_err(|error| Error::model_because("the manifest cannot be read", error))?;
         if manifest.format != Self::FORMAT {
@@ -308,7 +321,9 @@ impl Manifest {
 
     /// The text of the file.
     pub fn to_text(&self) -> Result<String> {
-        toml::to_string(self).map_err(|error| Error::model_because("the manifest cannot be written", error))
+        let text = toml::to_string(self)
+            .map_err(|error| Error::model_because("the manifest cannot be written", error))?;
+        Ok(format!("{SEAL}{}\n{text}", blake3::hash(text.as_bytes()).to_hex()))
     }
 
     /// The maximum number of tokens of an encoder's input; `None` in models that translate.
@@ -341,6 +356,18 @@ mod tests {
         assert!(is_inside("1/model.onnx"));
         for name in ["", "../model.onnx", "/etc/passwd", "a/../../b", "."] {
             assert!(!is_inside(name), "{name}");
+        }
+    }
+    #[test]
+    fn a_manifest_is_protected_by_its_first_line() {
+        let text = "format = 1\nname = \"tiny\"\n";
+        let sealed = |text: &str| format!("{SEAL}{}\n{text}", blake3::hash(text.as_bytes()).to_hex());
+        let refused = |text: &str| Manifest::parse(text).unwrap_err().to_string();
+        assert!(!refused(&sealed(text)).contains("BLAKE3"), "only the other fields are missing");
+        for damaged in
+            [sealed(text).replace("tiny", "tinz"), sealed(text) + "\n", sealed(text).replacen(": ", ": 0", 1)]
+        {
+            assert!(refused(&damaged).contains("the bundle is damaged or was edited"), "{damaged}");
         }
     }
 }

@@ -7,6 +7,7 @@ mod hashes;
 pub mod manifest;
 pub mod remote;
 pub mod s3;
+pub mod sealed;
 pub mod triton;
 mod weight_form;
 

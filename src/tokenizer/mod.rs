@@ -27,7 +27,10 @@ pub use self::{
     windows::{Window, WindowOptions, word_bounds},
     words::WordPrompt,
 };
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    regular_file,
+};
 
 /// A model's tokenizer.
 ///
@@ -63,7 +66,8 @@ pub struct Token {
 impl Tokenizer {
     /// Reads a `tokenizer.json`.
     pub fn open(path: &Path) -> Result<Self> {
-        let bytes = std::fs::read(path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+        let bytes =
+            regular_file::read(path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
         Self::from_json(&bytes)
     }
 

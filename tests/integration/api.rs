@@ -80,6 +80,7 @@ fn model_of(task: Task, default_prompt: Option<String>, [fails_on, panics_on]: [
     let pipeline = EmbeddingPipeline::new(Arc::new(tokenizer()), backend, settings.clone()).unwrap();
     Model {
         max_input_memory: None,
+        settings: crate::models::settings(12),
         name: "tiny".into(),
         digest: "d".repeat(64),
         arithmetic: None,

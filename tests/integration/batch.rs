@@ -1,7 +1,7 @@
 //! Jobs on local files: outputs, existing files, stopping and resuming.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File, Permissions},
     io::Write,
     os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink},
@@ -16,7 +16,10 @@ use std::{
 };
 
 use kivu::{
-    batch::{Ended, Existing, Job, JobInput, JobOutput, Parameters, Report, Status, Watcher},
+    batch::{Ended, Existing, Format, Job, JobInput, JobOutput, Parameters, Report, Status, Watcher},
+    config::{Config, EngineChoice},
+    model::Model,
+    pipeline::{Task, embedding::VectorKind, entities::Aggregation, vectors::VectorType},
     repository::manifest::Precision,
 };
 use proptest::{prelude::*, sample::select};
@@ -24,7 +27,8 @@ use tokio::sync::Notify;
 
 use crate::{
     api::scripted_model,
-    models::{build_request, fixtures, library_path, open, request, runtime},
+    damage::Flips,
+    models::{build_request, fixtures, library_path, open, request, request_without_floor, runtime},
     serving::alone,
 };
 
@@ -316,6 +320,143 @@ fn an_unfinished_job_is_not_continued_with_another_input_or_other_options() {
     assert!(first.contains("dog") && first.contains("\"embedding\":[1.0]"), "{first}");
 }
 
+/// A change of one setting of a job.
+type Change = Box<dyn Fn(&mut Config, &mut Parameters)>;
+
+/// One change for every setting that identifies a job.
+fn changes(bundles: &Path) -> Vec<(&'static str, Change)> {
+    let other = bundles.join("other");
+    let set = |name: &'static str, change: fn(&mut Parameters)| -> (&'static str, Change) {
+        (name, Box::new(move |_, parameters| change(parameters)))
+    };
+    vec![
+        ("limits.tokens", Box::new(|config, _| config.limits.tokens = Some(4))),
+        ("limits.truncate", Box::new(|config, _| config.limits.truncate = false)),
+        ("engine", Box::new(|config, _| config.engine = EngineChoice::Onnx)),
+        ("bundle", Box::new(move |config, _| config.models = vec![other.clone().into()])),
+        set("column", |it| it.column = Some("title".into())),
+        set("truncate", |it| it.truncate = Some(false)),
+        set("normalize", |it| it.normalize = Some(false)),
+        set("dimensions", |it| it.dimensions = Some(8)),
+        set("vector_type", |it| it.vector_type = Some(VectorType::Int8)),
+        set("prompt", |it| it.prompt = Some("query".into())),
+        // Without effect on an embedding, or on this one.
+        set("format", |it| it.format = Some(Format::JsonLines)),
+        set("outputs", |it| it.outputs = vec![VectorKind::Dense]),
+        set("labels", |it| it.labels = vec!["a".into()]),
+        set("template", |it| it.template = Some("a {}".into())),
+        set("multi_label", |it| it.multi_label = Some(true)),
+        set("aggregation", |it| it.aggregation = Some(Aggregation::Max)),
+        set("ignore_labels", |it| it.ignore_labels = vec!["a".into()]),
+        set("threshold", |it| it.threshold = Some(0.25)),
+        set("flat", |it| it.flat = Some(false)),
+        set("stride", |it| it.stride = Some(2)),
+        set("redact", |it| it.redact = Some(true)),
+        set("query", |it| it.query = Some("a".into())),
+        set("source_language", |it| it.source_language = Some("en".into())),
+        set("target_language", |it| it.target_language = Some("pt".into())),
+        set("max_active_dims", |it| it.max_active_dims = Some(3)),
+        set("words", |it| it.words = Some(true)),
+    ]
+}
+
+/// A job that was stopped is refused with any other setting, and from its first row has the output of that setting.
+#[test]
+fn rows_of_two_settings_are_never_mixed() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let source = fixtures().join("models/tiny-bert");
+    for (name, precision) in [("bundle", Precision::Int8), ("other", Precision::Fp32)] {
+        let request = request_without_floor(Task::FeatureExtraction, &source, at(name), Some(precision));
+        build_request(&request, runtime).unwrap();
+    }
+    let row = |row: usize| {
+        format!("{{\"title\": \"row {row}\", \"text\": \"the {}\"}}\n", "cat sat ".repeat(row % 5))
+    };
+    fs::write(at("in.jsonl"), (0..400).map(row).collect::<String>()).unwrap();
+    let changed = |change: Option<&Change>, output: &str| {
+        let (mut config, mut parameters) = (Config::default(), Parameters::default());
+        config.models = vec![at("bundle").into()];
+        config.onnxruntime = library_path().ok();
+        if let Some(change) = change {
+            change(&mut config, &mut parameters);
+        }
+        let model = Model::open_all(&config).unwrap().remove(0);
+        let (input, output) = (JobInput::File(at("in.jsonl")), JobOutput::File(at(output)));
+        Job::new(input, output, model, parameters)
+    };
+    finished(changed(None, "whole"));
+    let mut outputs = vec![("none", text(at("whole")))];
+    let changes = changes(folder.path());
+    let parameters = serde_json::to_value(Parameters::default()).unwrap();
+    // The model is the bundle.
+    for name in parameters.as_object().unwrap().keys().filter(|name| *name != "model") {
+        assert!(changes.iter().any(|(known, _)| known == name), "add `{name}` to the changes");
+    }
+    for (name, change) in changes {
+        let Ended::Unfinished(progress) = stopped(changed(None, "out")).unwrap() else { panic!("{name}") };
+        assert!((1..400).contains(&progress.rows), "{}", progress.rows);
+        let refusal = refused(changed(Some(&change), "out"));
+        assert!(
+            refusal.starts_with("expected the input, model and options of the unfinished job"),
+            "{name}: {refusal}"
+        );
+        let whole = format!("{name}-whole");
+        finished(changed(Some(&change), &whole));
+        let mut again = changed(Some(&change), "out");
+        again.existing = Existing { restart: true, overwrite: true };
+        finished(again);
+        assert!(text(at("out")) == text(at(&whole)), "{name}: the output is that of another setting");
+        outputs.push((name, text(at("out"))));
+    }
+    let distinct: BTreeSet<&str> = outputs.iter().map(|(_, output)| output.as_str()).collect();
+    // No text has too many tokens for the model itself, so that `truncate` changes nothing.
+    assert!(distinct.len() >= 8, "changes that should have an effect have none");
+    // `kivu batch` obeys the limits of the configuration.
+    let limited = |config: &mut Config, _: &mut Parameters| {
+        (config.limits.tokens, config.limits.truncate) = (Some(4), false);
+    };
+    let report = finished(changed(Some(&(Box::new(limited) as Change)), "limited"));
+    assert!(report.progress.errors["input"] > 100, "{:?}", report.progress.errors);
+}
+
+/// Every damaged bit of a checkpoint or of the output so far is noticed, or changes nothing. `TEST_FLIPS` sets how many
+/// of them are tried.
+#[test]
+fn a_damaged_job_never_ends_with_other_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output, uncut] =
+        ["in.jsonl", "out.jsonl", "uncut.jsonl"].map(|name| folder.path().join(name));
+    fs::write(&input, rows(300)).unwrap();
+    finished(job(&input, &uncut));
+    stopped(job(&input, &output)).unwrap();
+    let files =
+        [".out.jsonl.kivu-checkpoint", ".out.jsonl.kivu-partial"].map(|name| folder.path().join(name));
+    let saved = files.each_ref().map(|file| fs::read(file).unwrap());
+    let mut random = Flips::new();
+    let mut noticed = 0;
+    for flip in 0..Flips::count() {
+        let mut damaged = saved.clone();
+        random.flip(&mut damaged[flip % 2]);
+        for (file, bytes) in files.iter().zip(&damaged) {
+            fs::write(file, bytes).unwrap();
+        }
+        match run(job(&input, &output)) {
+            Ok(report) => {
+                assert!(report.status == Status::Finished && text(&output) == text(&uncut), "{flip}")
+            }
+            Err(_) => noticed += 1,
+        }
+        for file in
+            names(folder.path()).iter().filter(|name| !name.starts_with("in.") && !name.starts_with("uncut"))
+        {
+            fs::remove_file(folder.path().join(file)).unwrap();
+        }
+    }
+    assert_eq!(noticed, Flips::count());
+}
+
 #[test]
 fn two_jobs_for_one_output_are_not_mixed() {
     let folder = tempfile::tempdir().unwrap();
@@ -529,9 +670,17 @@ fn a_killed_process_is_continued_and_signals_end_it_with_their_codes() {
         let state: serde_json::Value = serde_json::from_str(state.lines().next().unwrap_or("0")).unwrap();
         state["progress"]["rows"].as_u64().unwrap_or(0)
     };
-    for (signal, code) in [("KILL", None), ("INT", Some(130)), ("KILL", None), ("TERM", Some(143))] {
+    let signals =
+        [("KILL", None), ("INT", Some(130)), ("HUP", Some(129)), ("KILL", None), ("TERM", Some(143))];
+    for (signal, code) in signals {
         let (before, end) = (saved(), Instant::now() + Duration::from_secs(30));
-        let mut process = kivu(&arguments).spawn().unwrap();
+        // The process that started the tests may ignore the signal.
+        let mut process = Command::new("env");
+        let job = kivu(&arguments);
+        process.args(["--default-signal=HUP,INT"]).arg(job.get_program()).args(job.get_args());
+        process.envs(job.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        process.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut process = process.spawn().unwrap();
         while saved() == before && Instant::now() < end {
             thread::sleep(Duration::from_millis(1));
         }

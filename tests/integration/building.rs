@@ -218,6 +218,14 @@ fn every_recipe_of_the_project_can_be_read() {
     }
 }
 
+/// Edits a manifest of an earlier version, without the line that protects it.
+fn edit_manifest(bundle: &Path, from: &str, to: &str) {
+    let path = bundle.join("manifest.toml");
+    edit(&path, from, to);
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.split_once('\n').unwrap().1).unwrap();
+}
+
 #[test]
 fn a_damaged_bundle_is_not_served() {
     let Some(runtime) = runtime() else { return };
@@ -255,16 +263,11 @@ fn a_damaged_bundle_is_not_served() {
         }),
         refusal(&|bundle| fs::remove_file(bundle.join("weights.bin")).unwrap()),
         refusal(&|bundle| fs::remove_file(bundle.join("manifest.toml")).unwrap()),
-        refusal(&|bundle| edit(&bundle.join("manifest.toml"), "format = 1", "format = 2")),
-        refusal(&|bundle| {
-            edit(&bundle.join("manifest.toml"), "name = \"weights.bin\"", "name = \"../weights.bin\"")
-        }),
-        refusal(&|bundle| {
-            edit(&bundle.join("manifest.toml"), "shape = [-1, -1, 32]", "shape = [-1, -1, 33]")
-        }),
-        refusal(&|bundle| {
-            edit(&bundle.join("manifest.toml"), "output = \"last_hidden_state\"", "output = \"logits\"")
-        }),
+        refusal(&|bundle| edit(&bundle.join("manifest.toml"), "pooling = \"mean\"", "pooling = \"cls\"")),
+        refusal(&|bundle| edit_manifest(bundle, "format = 1", "format = 2")),
+        refusal(&|bundle| edit_manifest(bundle, "name = \"weights.bin\"", "name = \"../weights.bin\"")),
+        refusal(&|bundle| edit_manifest(bundle, "shape = [-1, -1, 32]", "shape = [-1, -1, 33]")),
+        refusal(&|bundle| edit_manifest(bundle, "output = \"last_hidden_state\"", "output = \"logits\"")),
     ];
     insta::assert_snapshot!(refusals.join("\n"), @r#"
     expected `[folder]/spoilt/weights.bin` to have the BLAKE3 … but found … the bundle is damaged: build or fetch it again
@@ -273,6 +276,7 @@ fn a_damaged_bundle_is_not_served() {
     expected `[folder]/spoilt/weights.bin` to have 31936 bytes, but found 100; the bundle is damaged: build or fetch it again
     cannot read `[folder]/spoilt/weights.bin`: No such file or directory (os error 2)
     expected a bundle in `[folder]/spoilt`, but found no `manifest.toml`; `kivu build` makes bundles
+    `[folder]/spoilt` is not a bundle: expected the BLAKE3 … of all lines after the first one of the manifest, but found … the bundle is damaged or was edited: build or fetch it again
     `[folder]/spoilt` is not a bundle: expected a manifest of format 1, but found 2; build the bundle again
     `[folder]/spoilt` is not a bundle: expected file names inside the bundle, but found `../weights.bin`
     expected `tiny-bert` to be `input_ids` INT64 [-1, -1], `attention_mask` INT64 [-1, -1], `token_type_ids` INT64 [-1, -1] → `last_hidden_state` FP32 [-1, -1, 33], as its manifest says, but its graph is `input_ids` INT64 [-1, -1], `attention_mask` INT64 [-1, -1], `token_type_ids` INT64 [-1, -1] → `last_hidden_state` FP32 [-1, -1, 32]

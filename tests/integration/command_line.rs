@@ -2,9 +2,15 @@
 
 use std::{
     fs,
+    io::{BufRead, BufReader, Write},
+    iter,
+    net::TcpListener,
     os::unix::fs::symlink,
     path::Path,
     process::{Command, Output, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
 };
 
 use kivu::backend::onnx::library;
@@ -176,4 +182,62 @@ fn outside_a_checkout_everything_is_in_the_users_cache() {
     let server = serve.current_dir(folder.path()).env("XDG_CACHE_HOME", &cache).spawn().unwrap();
     let answer = Server::wait(server).post("/embed", r#"{"inputs": "hello"}"#);
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+/// The time until a test fails that waits for a connection.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A proxy that refuses everything, and the first line of each request.
+fn refusing_proxy() -> (String, mpsc::Receiver<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (sender, asked) = mpsc::channel();
+    thread::spawn(move || {
+        for connection in listener.incoming().flatten() {
+            let mut line = String::new();
+            let _ = BufReader::new(&connection).read_line(&mut line);
+            let _ = (&connection).write_all(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n");
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    (format!("http://{address}"), asked)
+}
+
+#[test]
+fn connections_for_https_go_through_the_proxy() {
+    let (proxy, asked) = refusing_proxy();
+    let folder = tempfile::tempdir().unwrap();
+    let command = |arguments: &[&str], no_proxy: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
+        command.args(arguments).current_dir(folder.path()).stdin(Stdio::null());
+        for name in ["https_proxy", "all_proxy", "ALL_PROXY", "no_proxy"] {
+            command.env_remove(name);
+        }
+        command
+            .env("HTTPS_PROXY", &proxy)
+            .env("NO_PROXY", no_proxy)
+            .env("HF_ENDPOINT", "https://hub.invalid")
+            .env("AWS_ENDPOINT_URL", "https://s3.invalid")
+            .env("AWS_ACCESS_KEY_ID", "test")
+            .env("AWS_SECRET_ACCESS_KEY", "test")
+            .env("AWS_EC2_METADATA_DISABLED", "true")
+            .env("KIVU_S3__TIMEOUT_MS", "1")
+            .env("KIVU_HOME", folder.path())
+            .env("HF_HOME", folder.path())
+            .stderr(Stdio::null());
+        command
+    };
+    let pull = ["pull", "s3://bucket/models/tiny", "--out", "out"];
+    assert_eq!(command(&pull, "").status().unwrap().code(), Some(1));
+    assert_eq!(asked.recv_timeout(LIMIT).unwrap(), "CONNECT s3.invalid:443 HTTP/1.1\r\n");
+    let mut build = command(&["build", "tests/tiny"], "").spawn().unwrap();
+    let hub = iter::from_fn(|| asked.recv_timeout(LIMIT).ok()).find(|line| !line.contains("s3.invalid"));
+    // It would try again, with pauses.
+    build.kill().unwrap();
+    build.wait().unwrap();
+    assert_eq!(hub.as_deref(), Some("CONNECT hub.invalid:443 HTTP/1.1\r\n"));
+    assert_eq!(command(&pull, "s3.invalid").status().unwrap().code(), Some(1));
+    assert!(asked.try_iter().all(|line| !line.contains("s3.invalid")), "a host without a proxy");
 }

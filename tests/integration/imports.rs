@@ -23,7 +23,7 @@ const LAYERS: &[&[&str]] = &[
     &["backend", "tokenizer"],
     &["telemetry"],
     &["aws", "config", "json", "onnx_proto", "tensor"],
-    &["error"],
+    &["error", "regular_file"],
 ];
 
 /// A file of `src/` as a module.

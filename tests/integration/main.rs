@@ -23,6 +23,7 @@ mod command_line;
 mod corners;
 mod corruption;
 mod crate_boundaries;
+mod damage;
 mod decoders;
 mod deploying;
 mod document;

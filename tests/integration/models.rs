@@ -8,7 +8,7 @@ use std::{
 use kivu::{
     backend::onnx::{OnnxBackend, Runtime, library},
     config::{Config, EngineChoice, ModelConfig},
-    model::Model,
+    model::{Model, ModelSettings},
     pipeline::Task,
     repository::{Bundle, manifest::Precision},
 };
@@ -92,6 +92,11 @@ pub(crate) fn open_for(task: Task, name: &str, folder: &Path, runtime: Runtime) 
     request.name = Some(format!("{task}-{name}"));
     build_request(&request, runtime)?;
     serve(&out)
+}
+
+/// The settings of a scripted model.
+pub(crate) fn settings(max_tokens: usize) -> ModelSettings {
+    ModelSettings { max_tokens, truncate: true, engine: None, runtime: None, fleet: None }
 }
 
 /// Opens a bundle as a served model.

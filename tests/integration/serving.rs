@@ -250,15 +250,28 @@ fn post(head: &str, body: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn sigterm_lets_accepted_requests_finish() {
+fn signals_let_accepted_requests_finish() {
     let Some((_folder, bundle)) = bundle() else { return };
-    let mut server = Server::wait(kivu(&bundle).stderr(Stdio::null()).spawn().unwrap());
+    for signal in ["TERM", "INT", "HUP"] {
+        requests_finish_after(signal, &bundle);
+    }
+}
+
+fn requests_finish_after(signal: &str, bundle: &Path) {
+    // The process that started the tests may ignore the signal.
+    let mut command = Command::new("env");
+    let served = kivu(bundle);
+    command.args(["--default-signal=HUP,INT"]).arg(served.get_program()).args(served.get_args());
+    command.envs(served.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut server = Server::wait(command.spawn().unwrap());
     let mut connection = TcpStream::connect(&server.address).unwrap();
     let body = r#"{"inputs": "a text"}"#;
     let head = "POST /embed HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n";
     write!(connection, "{head}expect: 100-continue\r\ncontent-length: {}\r\n\r\n{{", body.len()).unwrap();
     wait_for_continue(&mut connection);
-    let killed = Command::new("kill").arg(server.process.id().to_string()).status().unwrap();
+    let killed =
+        Command::new("kill").args(["-s", signal, &server.process.id().to_string()]).status().unwrap();
     assert!(killed.success());
     thread::sleep(Duration::from_millis(200));
     connection.write_all(&body.as_bytes()[1..]).unwrap();
@@ -266,7 +279,7 @@ fn sigterm_lets_accepted_requests_finish() {
     connection.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     let status = server.process.wait().unwrap();
-    assert_eq!((status.code(), status.signal()), (Some(0), None));
+    assert_eq!((status.code(), status.signal()), (Some(0), None), "{signal}");
 }
 
 #[test]

@@ -267,6 +267,83 @@ class Events(Base):
         self.assertIn("or one that Kivu wrote, but found another", self.report("out/mine.jsonl")["error"])
         self.assertEqual([key for key in self.weed.keys("out/mine") if "checkpoint" in key], [])
 
+    def test_an_object_that_appears_during_a_job_stays(self):
+        self.weed.put("in/late.jsonl", lines(rows(300)))
+        faults = Faults(self.weed.endpoint)
+        job = ["batch", f"s3://{BUCKET}/in/late.jsonl", f"s3://{BUCKET}/out/late.jsonl", "--model", CLASSIFIER]
+
+        def appear(request, _):
+            if request.command == "POST" and "uploadId=" in request.path and "late.jsonl" in request.path:
+                self.weed.put("out/late.jsonl", b"mine")
+        try:
+            faults.fault = appear
+            refused = kivu(faults.endpoint, *job, env=self.env, check=False)
+        finally:
+            faults.stop()
+        # Before the upload was completed, and then before the job was resumed.
+        for process in (refused, kivu(self.weed.endpoint, *job, env=self.env, check=False)):
+            self.assertEqual(process.returncode, 1, process.stdout)
+            self.assertIn("or one that Kivu wrote, but found another", process.stderr)
+            self.assertEqual(self.weed.get("out/late.jsonl"), b"mine")
+        # The rows were kept.
+        self.weed.s3.delete_object(Bucket=BUCKET, Key="out/late.jsonl")
+        seen = []
+        faults = Faults(self.weed.endpoint)
+        faults.fault = lambda request, _: seen.append(request.path) if "partNumber=" in request.path else None
+        try:
+            kivu(faults.endpoint, *job, env=self.env)
+        finally:
+            faults.stop()
+        self.assertEqual(seen, [])
+        self.assertEqual(len(parsed(self.weed.get("out/late.jsonl"))), 300)
+        self.weed.put("out/late.jsonl", b"mine")
+        kivu(self.weed.endpoint, *job, "--overwrite", env=self.env)
+        self.assertEqual(len(parsed(self.weed.get("out/late.jsonl"))), 300)
+
+    def test_another_setting_is_another_job(self):
+        self.weed.put("in/limits.jsonl", lines(rows(50)))
+        job = ["batch", f"s3://{BUCKET}/in/limits.jsonl", f"s3://{BUCKET}/out/limits.jsonl", "--model", BUNDLE]
+        run = lambda **env: kivu(self.weed.endpoint, *job, env=self.env | env).stdout
+        run()
+        whole = self.weed.get("out/limits.jsonl")
+        self.assertIn("known", run())
+        for env in ({"KIVU_LIMITS__TOKENS": "4"}, {"KIVU_LIMITS__TOKENS": "4", "KIVU_LIMITS__TRUNCATE": "false"}):
+            self.assertNotIn("known", run(**env))
+            self.assertNotEqual(self.weed.get("out/limits.jsonl"), whole)
+            self.assertIn("known", run(**env))
+        self.assertIn("but the model takes at most 4", self.weed.get("out/limits.jsonl").decode())
+        self.assertNotIn("known", run())
+        self.assertEqual(self.weed.get("out/limits.jsonl"), whole)
+
+    def test_a_lost_upload_and_restart_begin_again(self):
+        self.weed.put("in/lost.jsonl", lines(rows(5000)))
+        job = ["batch", f"s3://{BUCKET}/in/lost.jsonl", f"s3://{BUCKET}/out/lost.jsonl", "--model", CLASSIFIER]
+        for arguments, is_lost in (([], True), (["--restart"], False)):
+            with self.subTest(arguments):
+                self.weed.s3.delete_object(Bucket=BUCKET, Key="out/lost.jsonl")
+                faults = Faults(self.weed.endpoint)
+                # The job fails when its upload should be completed.
+                faults.fault = lambda request, _: "denied" if request.command == "POST" and "uploadId=" in request.path else None
+                try:
+                    refused = kivu(faults.endpoint, *job, env=self.env, check=False)
+                finally:
+                    faults.stop()
+                self.assertEqual(refused.returncode, 1)
+                uploads = self.weed.s3.list_multipart_uploads(Bucket=BUCKET).get("Uploads", [])
+                [upload] = [upload for upload in uploads if upload["Key"] == "out/lost.jsonl"]
+                if is_lost:
+                    self.weed.s3.abort_multipart_upload(Bucket=BUCKET, Key="out/lost.jsonl", UploadId=upload["UploadId"])
+                seen = []
+                faults = Faults(self.weed.endpoint)
+                faults.fault = lambda request, _: seen.append(request.path) if "partNumber=" in request.path else None
+                try:
+                    kivu(faults.endpoint, *job, *arguments, env=self.env)
+                finally:
+                    faults.stop()
+                self.assertTrue(seen)
+                self.assertEqual([row["id"] for row in parsed(self.weed.get("out/lost.jsonl"))], list(range(5000)))
+                self.assertFalse([key for key in self.weed.keys("out/lost") if "checkpoint" in key])
+
     def test_two_at_once_end_in_one_result(self):
         event = s3_event("in/twice.jsonl", self.put("in/twice.jsonl", lines(rows(3000))))
         other = Function(self.weed.endpoint, [BUNDLE, CLASSIFIER], self.env | {"KIVU_BATCH__SAVE_MS": "50"})

@@ -193,6 +193,54 @@ class Staging(unittest.TestCase):
         self.assertIn(place, self.weed.keys("gone/"))
         self.assertIn("known", self.push(prefix=prefix).stdout)
 
+    def test_a_damaged_bundle_is_pushed_again(self):
+        prefix = f"s3://{BUCKET}/damaged"
+        self.push(prefix=prefix)
+        place = f"damaged/{NAME}/{self.digest}/weights.bin"
+        metadata = self.weed.s3.head_object(Bucket=BUCKET, Key=place)["Metadata"]
+        damaged = bytearray(self.weed.get(place))
+        damaged[len(damaged) // 2] ^= 1
+        self.weed.put(place, bytes(damaged), Metadata=metadata)
+        refused = self.pull(f"{prefix}/{NAME}", self.folder / "damaged", check=False)
+        self.assertIn("the bundle is damaged", refused.stderr)
+        self.assertIn("push it again", refused.stderr)
+        self.assertIn("sent", self.push(prefix=prefix).stdout)
+        self.pull(f"{prefix}/{NAME}", self.folder / "damaged")
+        self.assert_same(self.folder / "damaged")
+        self.assertIn("known", self.push(prefix=prefix).stdout)
+
+    def test_a_damaged_cache_is_fetched_again(self):
+        cache = self.folder / "damaged-cache"
+        url, expected = f"{PREFIX}/{NAME}", self.serve(BUNDLE)
+        env = {"KIVU_CACHE": str(cache)}
+        self.assertEqual(self.serve(url, env=env), expected)
+        # `tokenizer.json` is not read, since it was compiled.
+        for file in sorted({file.name for file in BUNDLE.iterdir()} - {"tokenizer.json"}):
+            path = cache / self.digest / file
+            damaged = bytearray(path.read_bytes())
+            damaged[len(damaged) // 2] ^= 1
+            path.write_bytes(bytes(damaged))
+            self.assertEqual(self.serve(url, env=env), expected, file)
+            self.assert_same(cache / self.digest)
+        (cache / self.digest / "weights.bin").unlink()
+        self.assertEqual(self.serve(url, env=env), expected)
+        self.assertEqual([folder.name for folder in cache.iterdir()], [self.digest])
+
+    def test_a_damaged_part_of_an_interrupted_pull_is_fetched_again(self):
+        out = self.folder / "interrupted"
+        partial = self.folder / f"interrupted.partial-{self.digest[:12]}"
+        partial.mkdir()
+        (partial / "weights.bin").write_bytes(b"x" * 1000)
+        self.pull(f"{PREFIX}/{NAME}", out)
+        self.assert_same(out)
+
+    def test_pushers_with_one_home_end_in_one_bundle(self):
+        prefix = f"s3://{BUCKET}/together"
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: self.push(prefix=prefix), range(4)))
+        self.pull(f"{prefix}/{NAME}", self.folder / "together")
+        self.assert_same(self.folder / "together")
+
     def test_an_interrupted_push_resumes(self):
         faults = Faults(self.weed.endpoint)
         prefix = f"s3://{BUCKET}/resumed"
@@ -210,7 +258,7 @@ class Staging(unittest.TestCase):
                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             process.wait()
             self.assertFalse(self.weed.exists(f"resumed/{NAME}/latest"))
-            noted = [json.loads(note.read_text()) for note in (self.folder / "home" / "pushes").glob("*.json")]
+            noted = [json.loads(note.read_text().split("\n", 1)[1]) for note in (self.folder / "home" / "pushes").glob("*.json")]
             known = {(note["upload"]["key"], part["number"]) for note in noted for part in note["parts"]}
             again = []
             faults.fault = lambda request, _: again.append(request.path) if "partNumber=" in request.path else None

@@ -53,13 +53,12 @@ impl<'a> Report<'a> {
         let Manifest { name, task, source, weights, files, .. } = manifest;
         let serving = serve_once(path, manifest, config)
             .inspect_err(|error| tracing::warn!("cannot measure the bundle: {}", error.chain()));
-        let path = path.display();
         Self {
             name,
             task: *task,
             architecture: &source.architecture,
             precision: weights.precision,
-            bundle: path.to_string(),
+            bundle: path.display().to_string(),
             digest: built.bundle.digest(),
             bytes: files.iter().map(|file| file.size).sum(),
             outputs: manifest.embedding.iter().flat_map(EmbeddingSettings::outputs).collect(),
@@ -70,13 +69,15 @@ impl<'a> Report<'a> {
             comparison: built.comparison,
             serving: serving.ok(),
             other_tasks: built.other_tasks.clone(),
-            next: [format!("kivu serve {path}"), format!("kivu push {path} s3://BUCKET/PREFIX")].into(),
+            next: next(path),
         }
     }
 
-    /// The report of a bundle that `kivu serve NAME` finds.
-    pub(super) fn served_as(mut self, name: &Path) -> Self {
-        self.next[0] = format!("kivu serve {}", name.display());
+    /// The report of a bundle that `kivu serve NAME` and `kivu push NAME` find, if it has such a name.
+    pub(super) fn served_as(mut self, name: Option<&Path>) -> Self {
+        if let Some(name) = name {
+            self.next = next(name);
+        }
         self
     }
 
@@ -132,6 +133,12 @@ impl<'a> Report<'a> {
         lines.extend(self.next.iter().zip(labels).map(|(command, label)| format!("  {label:8} {command}")));
         lines
     }
+}
+
+/// The next commands for the bundle of this name or path.
+fn next(named: &Path) -> Vec<String> {
+    let named = named.display();
+    vec![format!("kivu serve {named}"), format!("kivu push {named} s3://BUCKET/PREFIX")]
 }
 
 fn mb(bytes: u64) -> f64 {

@@ -17,6 +17,7 @@ use crate::{
         Expanding, LateInteraction, Layout, embedding_settings, layout, max_tokens, punctuation,
         text_settings,
     },
+    source::QUERY_WEIGHTS,
     task::has_tag,
     tokenizer_config::read_tokenizer,
     weights::{Weight, Weights},
@@ -33,8 +34,6 @@ use kivu::{
     tokenizer::Tokenizer,
 };
 
-/// The file of the weights of queries in a bundle.
-const QUERY_WEIGHTS: &str = "query-weights.bin";
 const SPARSE_LINEAR: &str = "sparse_linear.pt";
 const COLBERT_LINEAR: &str = "colbert_linear.pt";
 /// The files with the heads of bge-m3.

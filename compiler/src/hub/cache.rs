@@ -13,12 +13,21 @@ use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use tokio::time::sleep;
 
-use super::name::{RepositoryName, is_commit, is_hex};
+use super::{
+    client::Listing,
+    name::{RepositoryName, is_commit, is_hex},
+};
 use kivu::{
     error::{Error, Result},
-    repository::bundle::hex,
+    regular_file,
+    repository::{
+        bundle::{hex, sha256_of},
+        sealed,
+    },
 };
 
+/// The folder with the lists of files by commit. Other programs ignore it.
+const LISTINGS: &str = ".kivu";
 /// The interval at which a lock of another process is tried again.
 const LOCK_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -53,17 +62,40 @@ impl RepositoryCache {
         if name.is_commit() {
             return Some(name.revision.clone());
         }
-        let commit = fs::read_to_string(self.folder.join("refs").join(&name.revision)).ok()?;
+        let commit = regular_file::read_to_string(&self.folder.join("refs").join(&name.revision)).ok()?;
         Some(commit.trim().to_owned()).filter(|commit| is_commit(commit))
     }
 
     pub(super) fn store_commit(&self, name: &RepositoryName, commit: &str) -> Result<()> {
         let path = self.folder.join("refs").join(&name.revision);
-        if name.is_commit() || fs::read_to_string(&path).is_ok_and(|stored| stored == commit) {
+        if name.is_commit() || regular_file::read_to_string(&path).is_ok_and(|stored| stored == commit) {
             return Ok(());
         }
         create_parent(&path)?;
         fs::write(&path, commit).map_err(Error::io(format!("cannot write `{}`", path.display())))
+    }
+
+    /// The list of all files of a commit, which Kivu stored when it had downloaded what it needs of them.
+    pub(super) fn listing(&self, commit: &str) -> Option<Listing> {
+        let sealed = regular_file::read(&self.folder.join(LISTINGS).join(commit)).ok()?;
+        let listing: Listing = serde_json::from_slice(sealed::open(&sealed)?).ok()?;
+        Some(listing).filter(|listing| listing.commit == commit)
+    }
+
+    pub(super) fn store_listing(&self, listing: &Listing) -> Result<()> {
+        if self.listing(&listing.commit).is_some_and(|stored| stored == *listing) {
+            return Ok(());
+        }
+        let path = self.folder.join(LISTINGS).join(&listing.commit);
+        create_parent(&path)?;
+        let text = serde_json::to_vec(listing)
+            .map_err(|error| Error::model_because("the list of files cannot be written", error))?;
+        fs::write(&path, sealed::seal(&text)).map_err(Error::io(format!("cannot write `{}`", path.display())))
+    }
+
+    /// Whether `huggingface_hub` has noted that a commit does not have the file `path`.
+    pub(super) fn is_known_absent(&self, commit: &str, path: &str) -> bool {
+        self.folder.join(".no_exist").join(commit).join(path).exists()
     }
 
     /// Links the file `path` of a snapshot to its blob.
@@ -123,29 +155,50 @@ impl RepositoryCache {
 }
 
 /// The relative paths of all files in a snapshot.
-pub(super) fn files(snapshot: &Path) -> Vec<String> {
+///
+/// # Errors
+/// A link leads nowhere, since its blob was removed.
+pub(super) fn files(snapshot: &Path) -> Result<Vec<String>> {
     let (mut files, mut folders) = (Vec::new(), vec![PathBuf::new()]);
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(snapshot.join(&folder)).into_iter().flatten().flatten() {
             let path = folder.join(entry.file_name());
             match entry.file_type() {
                 Ok(kind) if kind.is_dir() => folders.push(path),
-                // A link without a blob is a file that is missing.
                 _ if entry.path().exists() => files.extend(path.to_str().map(str::to_owned)),
-                _ => {}
+                _ => return Err(missing(&entry.path())),
             }
         }
     }
-    files
+    Ok(files)
 }
 
-/// Refuses a file of a snapshot whose contents do not have the hash that is the name of its blob.
-pub(super) fn verify(path: &Path) -> Result<()> {
+fn missing(path: &Path) -> Error {
+    let found = if fs::symlink_metadata(path).is_ok() { "a link to nothing" } else { "none" };
+    Error::config(format!(
+        "expected the file `{}`, but found {found}; connect to the hub, without HF_HUB_OFFLINE, and it is downloaded again",
+        path.display()
+    ))
+}
+
+/// The hash that the blob of a file in a snapshot should have: its name, or the SHA-256 of a copy.
+pub(super) fn blob_hash(path: &Path) -> Result<String> {
     let blob = fs::canonicalize(path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
-    let Some(hash) = blob.file_name().and_then(|name| name.to_str()) else { return Ok(()) };
-    if !is_hash(hash) || is_intact(&blob, hash)? {
+    match blob.file_name().and_then(|name| name.to_str()) {
+        Some(name) if is_hash(name) => Ok(name.to_owned()),
+        _ => sha256_of(&blob),
+    }
+}
+
+/// Refuses a file of a snapshot that is missing or has another hash.
+pub(super) fn verify(path: &Path, hash: &str) -> Result<()> {
+    if !path.exists() {
+        return Err(missing(path));
+    }
+    if is_intact(path, hash)? {
         return Ok(());
     }
+    let blob = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     Err(Error::model(format!(
         "expected `{}` to have the hash {hash}, but found another; remove `{}`, and it is downloaded again",
         path.display(),
@@ -161,7 +214,7 @@ fn is_hash(name: &str) -> bool {
 /// Whether the contents of a file have a hash.
 pub(super) fn is_intact(path: &Path, hash: &str) -> Result<bool> {
     let failed = || Error::io(format!("cannot read `{}`", path.display()));
-    let mut file = File::open(path).map_err(failed())?;
+    let mut file = regular_file::open(path).map_err(failed())?;
     let size = file.metadata().map_err(failed())?.len();
     let mut hasher = Hasher::new(hash, size);
     hasher.read(&mut file).map_err(failed())?;
@@ -240,6 +293,8 @@ mod tests {
         let link = cache.snapshot("c").join("1_Pooling/config.json");
         assert_eq!(fs::read_link(&link).unwrap(), Path::new("../../../blobs/new"));
         assert_eq!(fs::read_to_string(link).unwrap(), "new");
-        assert_eq!(files(&cache.snapshot("c")), ["1_Pooling/config.json"]);
+        assert_eq!(files(&cache.snapshot("c")).unwrap(), ["1_Pooling/config.json"]);
+        fs::remove_file(cache.blob("new")).unwrap();
+        assert!(files(&cache.snapshot("c")).unwrap_err().to_string().contains("found a link to nothing"));
     }
 }

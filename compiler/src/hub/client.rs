@@ -10,7 +10,8 @@ use http::{
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Incoming;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use tokio::time::{sleep, timeout};
 
 use super::{
@@ -20,6 +21,7 @@ use super::{
 use kivu::{
     config::HubConfig,
     error::{Error, Result},
+    repository::bundle::hex,
 };
 
 /// All but the unreserved characters of RFC 3986.
@@ -52,15 +54,17 @@ impl From<Error> for Failure {
     }
 }
 
-/// A repository at a commit.
-#[derive(Clone, Debug)]
+/// The files of a repository at a commit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Listing {
     pub(super) commit: String,
     pub(super) files: Vec<HubFile>,
+    /// Whether these are all files of the commit.
+    pub(super) is_whole: bool,
 }
 
 /// A file of a repository.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HubFile {
     pub(super) path: String,
     pub(super) size: u64,
@@ -301,7 +305,18 @@ impl Listing {
             return Err(invalid(name, &format!("the commit `{}`", info.sha)));
         }
         let files = info.siblings.into_iter().map(|file| file.checked(name)).collect::<Result<_>>()?;
-        Ok((info.id, Self { commit: info.sha, files }))
+        Ok((info.id, Self { commit: info.sha, files, is_whole: true }))
+    }
+
+    /// Identifies the files: the commit, or a hash if there may be others.
+    pub(super) fn id(&self) -> String {
+        if self.is_whole {
+            return self.commit.clone();
+        }
+        let mut files: Vec<_> =
+            self.files.iter().map(|file| format!("{}\n{}\n", file.path, file.hash)).collect();
+        files.sort();
+        hex(&Sha256::digest(files.concat()))
     }
 }
 

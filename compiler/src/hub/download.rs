@@ -18,6 +18,7 @@ use super::{
 };
 use kivu::{
     error::{Error, Result},
+    regular_file,
     repository::Meter,
 };
 
@@ -159,6 +160,7 @@ impl<'a> Download<'a> {
     fn open(file: &'a HubFile, path: PathBuf) -> Result<Self> {
         create_parent(&path)?;
         let target = File::options().create(true).truncate(false).read(true).write(true).open(&path);
+        let target = target.and_then(|file| regular_file::require_regular(&file).map(|()| file));
         let target = target.map_err(Error::io(format!("cannot write `{}`", path.display())))?;
         let hasher = Hasher::new(&file.hash, file.size);
         let mut download = Self { file, path, target, hasher, offset: 0, metered: 0 };

@@ -14,11 +14,12 @@ use std::path::{Path, PathBuf};
 
 use futures::{StreamExt, TryStreamExt, stream};
 use rustix::fs::statvfs;
+use sha2::{Digest, Sha256};
 use tokio::runtime::Builder;
 
 pub use self::name::RepositoryName;
 use self::{
-    cache::RepositoryCache,
+    cache::{RepositoryCache, verify},
     client::{Hub, HubFile, Listing},
     download::Snapshot,
     selection::{Paths, base},
@@ -26,7 +27,7 @@ use self::{
 use kivu::{
     config::HubConfig,
     error::{Error, Result},
-    repository::Meter,
+    repository::{Meter, bundle::hex},
 };
 
 /// The maximum size of a file that is downloaded without a progress bar, in bytes.
@@ -34,9 +35,18 @@ const MAX_SMALL_BYTES: u64 = 1 << 20;
 /// Files that are downloaded at the same time.
 const CONCURRENCY: usize = 4;
 
+/// The file that decides on the vectors of an embedding model.
+const MODULES: &str = "modules.json";
+/// A file of every repository that only downloads of the whole repository include.
+const OF_WHOLE_DOWNLOADS: &str = ".gitattributes";
+
 /// A repository whose files are in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fetched {
+    /// Identifies the files: the commit, or a hash if they come from several repositories or are not all known.
+    pub id: String,
+    /// Whether all files of the repositories are known. Another program may have downloaded only some of them.
+    pub is_complete: bool,
     /// The name and the commit, as `ORG/NAME@COMMIT`.
     pub origin: String,
     /// The whole hash of the commit.
@@ -60,7 +70,7 @@ pub fn fetch(name: &RepositoryName, config: &HubConfig, meter: &dyn Meter) -> Re
         let fetched = fetch_one(name, Wanted::Model, config, meter).await?;
         if let Some(encoder) = &fetched.encoder {
             let encoder = fetch_one(&encoder.parse()?, Wanted::Settings, config, meter).await?;
-            return Ok(Fetched { encoder: Some(encoder.folder), ..fetched.into() });
+            return Ok(Fetched { encoder: Some(encoder.folder.clone()), ..fetched.with(&encoder) });
         }
         let Some(base) = &fetched.base else { return Ok(fetched.into()) };
         let base = fetch_one(&base.parse()?, Wanted::Model, config, meter).await?;
@@ -70,7 +80,8 @@ pub fn fetch(name: &RepositoryName, config: &HubConfig, meter: &dyn Meter) -> Re
                 base.origin
             )));
         }
-        Ok(Fetched { folder: base.folder, adapter: Some(fetched.folder.clone()), ..fetched.into() })
+        let (folder, adapter) = (base.folder.clone(), Some(fetched.folder.clone()));
+        Ok(Fetched { folder, adapter, ..fetched.with(&base) })
     })
 }
 
@@ -89,6 +100,8 @@ enum Wanted {
 
 /// The files of one repository.
 struct Repository {
+    /// The commit, or a hash of the files if others may be missing.
+    id: String,
     origin: String,
     commit: String,
     folder: PathBuf,
@@ -98,9 +111,24 @@ struct Repository {
     encoder: Option<String>,
 }
 
+impl Repository {
+    fn is_complete(&self) -> bool {
+        self.id == self.commit
+    }
+
+    /// A model with files of a second repository, whose branch may move on its own.
+    fn with(self, other: &Self) -> Fetched {
+        let id = hex(&Sha256::digest(format!("{}\n{}", self.id, other.id)));
+        let is_complete = self.is_complete() && other.is_complete();
+        Fetched { id, is_complete, ..self.into() }
+    }
+}
+
 impl From<Repository> for Fetched {
-    fn from(Repository { origin, commit, folder, .. }: Repository) -> Self {
-        Self { origin, commit, folder, adapter: None, encoder: None }
+    fn from(repository: Repository) -> Self {
+        let is_complete = repository.is_complete();
+        let Repository { id, origin, commit, folder, .. } = repository;
+        Self { id, is_complete, origin, commit, folder, adapter: None, encoder: None }
     }
 }
 
@@ -132,7 +160,7 @@ async fn fetch_one(
         }
         listing => listing?,
     };
-    let Listing { commit, files } = &listing;
+    let Listing { commit, files, .. } = &listing;
     let snapshot = Snapshot { hub: &hub, name, commit, cache: &cache, meter };
     let folder = cache.snapshot(commit);
     let paths = Paths(files.iter().map(|file| file.path.as_str()).collect());
@@ -155,8 +183,10 @@ async fn fetch_one(
         fetch_files(&Snapshot { meter: &(), ..snapshot }, &rest).await?;
     }
     // Written last: the files of a commit that is found there are complete.
+    cache.store_listing(&listing)?;
     cache.store_commit(name, commit)?;
-    Ok(Repository { origin: format!("{}@{commit}", name.id), commit: commit.clone(), folder, base, encoder })
+    let (id, origin) = (commit.clone(), format!("{}@{commit}", name.id));
+    Ok(Repository { id, origin, commit: commit.clone(), folder, base, encoder })
 }
 
 /// The base of an adapter, and the paths of the repository's weights. `folder` has the files with settings.
@@ -185,17 +215,55 @@ async fn fetch_files(snapshot: &Snapshot<'_>, files: &[&HubFile]) -> Result<()> 
 /// The files that were downloaded earlier, verified; `None` if the commit is not in the cache.
 fn downloaded(name: &RepositoryName, wanted: Wanted, cache: &RepositoryCache) -> Result<Option<Repository>> {
     let Some(commit) = cache.commit(name) else { return Ok(None) };
+    let listing = match cache.listing(&commit) {
+        Some(listing) => listing,
+        None => match of_other_program(name, &commit, cache)? {
+            Some(listing) => listing,
+            None => return Ok(None),
+        },
+    };
     let folder = cache.snapshot(&commit);
-    let found = cache::files(&folder);
+    let paths = Paths(listing.files.iter().map(|file| file.path.as_str()).collect());
+    let verify = |needed: &[String]| {
+        let mut files = listing.files.iter().filter(|file| needed.contains(&file.path));
+        files.try_for_each(|file| verify(&folder.join(&file.path), &file.hash))
+    };
+    verify(&paths.settings())?;
+    let (base, weights) = base_and_weights(&paths, wanted, &folder, name)?;
+    verify(&weights)?;
+    let encoder = paths.encoder(&folder)?.filter(|_| wanted == Wanted::Model);
+    let origin = format!("{}@{commit}", name.id);
+    Ok(Some(Repository { id: listing.id(), origin, commit, folder, base, encoder }))
+}
+
+/// The files of a snapshot that another program downloaded; `None` if there are none.
+///
+/// # Errors
+/// Files that decide on the results may be missing.
+fn of_other_program(name: &RepositoryName, commit: &str, cache: &RepositoryCache) -> Result<Option<Listing>> {
+    let folder = cache.snapshot(commit);
+    let found = cache::files(&folder)?;
     if found.is_empty() {
         return Ok(None);
     }
     let paths = Paths(found.iter().map(String::as_str).collect());
-    let (base, weights) = base_and_weights(&paths, wanted, &folder, name)?;
-    let encoder = paths.encoder(&folder)?.filter(|_| wanted == Wanted::Model);
-    let needed = paths.settings().into_iter().chain(weights);
-    needed.map(|path| folder.join(path)).try_for_each(|path| cache::verify(&path))?;
-    Ok(Some(Repository { origin: format!("{}@{commit}", name.id), commit, folder, base, encoder }))
+    let is_known =
+        paths.has(MODULES) || paths.has(OF_WHOLE_DOWNLOADS) || cache.is_known_absent(commit, MODULES);
+    if !is_known && paths.may_need_modules(&folder)? {
+        return Err(Error::config(format!(
+            "expected all files of `{name}` in `{}`, but found those that another program downloaded, which may have \
+             left out `{MODULES}`; connect to the hub once, or run `hf download {}`",
+            folder.display(),
+            name.id
+        )));
+    }
+    tracing::warn!("`{name}` was downloaded by another program, which may have left out files");
+    let file = |path: String| {
+        let hash = cache::blob_hash(&folder.join(&path))?;
+        Ok(HubFile { path, size: 0, hash })
+    };
+    let files = found.into_iter().map(file).collect::<Result<_>>()?;
+    Ok(Some(Listing { commit: commit.to_owned(), files, is_whole: false }))
 }
 
 /// Refuses a download that does not fit on the disk.

@@ -72,6 +72,16 @@ impl Paths<'_> {
         }
     }
 
+    /// Whether the vectors of the model depend on `modules.json`: an encoder without a head for another task.
+    pub(super) fn may_need_modules(&self, folder: &Path) -> Result<bool> {
+        if !self.has(ConfigFile::NAME) || self.has(encoder::GLINER) {
+            return Ok(false);
+        }
+        let config = ConfigFile::open(folder)?;
+        let class = config.architecture();
+        Ok(!class.contains("For") && !class.ends_with("MTModel") || class.ends_with("ForMaskedLM"))
+    }
+
     /// The paths of the weights of the adapter, and of its modules.
     pub(super) fn adapter_weights(&self, name: &dyn std::fmt::Display) -> Result<Vec<String>> {
         let found = lora::WEIGHTS.into_iter().find(|file| self.has(file));

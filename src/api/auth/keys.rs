@@ -14,6 +14,7 @@ use crate::{
     aws::Secret,
     config::AuthConfig,
     error::{Error, Result},
+    regular_file,
 };
 
 /// The shortest interval between two reads of the source, however many unknown keys arrive.
@@ -205,7 +206,7 @@ impl KeySource {
         let (field, text) = match self {
             Self::File(path) => {
                 let action = format!("cannot read the keys in `{}`", path.display());
-                ("auth.keys_file", std::fs::read_to_string(path).map_err(Error::io(action))?)
+                ("auth.keys_file", regular_file::read_to_string(path).map_err(Error::io(action))?)
             }
             Self::Secret(field, secret) => (*field, secret.read(TIMEOUT).await?),
             Self::RotatedSecret(field, secret) => (*field, secret.read_versions(TIMEOUT).await?.join("\n")),

@@ -1,11 +1,14 @@
 //! The bytes of weights: a mapped file, or memory.
 
-use std::{fs::File, path::Path};
+use std::path::Path;
 
 use bytes::Bytes;
 use kivu_engine::array::Array;
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    regular_file,
+};
 
 /// Maps the file at `path` into memory.
 ///
@@ -13,7 +16,7 @@ use crate::error::{Error, Result};
 #[expect(unsafe_code, reason = "a file can change while it is mapped")]
 pub(super) fn map(path: &Path) -> Result<Bytes> {
     let failed = || Error::io(format!("cannot map `{}`", path.display()));
-    let file = File::open(path).map_err(failed())?;
+    let file = regular_file::open(path).map_err(failed())?;
     // SAFETY: the mapping is read-only and private. Another process may still write to the file: every bit pattern
     // is a valid number, no length or index is read from a mapped file, and each run fails once the file was written
     // to. A file that is truncated ends the process (SIGBUS), as it does with ONNX Runtime's mappings.

@@ -1,7 +1,6 @@
 //! A session: a loaded graph.
 
 use std::{
-    fs,
     num::NonZeroUsize,
     path::{Path, PathBuf},
     sync::Arc,
@@ -24,6 +23,7 @@ use crate::{
     backend::{MappedFiles, Signature, TensorSpec, processor::Int8Instructions},
     error::{Error, Result},
     onnx_proto::ModelProto,
+    regular_file,
     tensor::{ElementType, Elements, Tensor},
 };
 
@@ -66,7 +66,7 @@ impl Graph {
     /// Whether the graph has model-local functions.
     fn has_functions(&self) -> Result<bool> {
         let model = match self {
-            Self::File { path, .. } => match fs::read(path) {
+            Self::File { path, .. } => match regular_file::read(path) {
                 Ok(bytes) => ModelProto::from_bytes(&bytes)?,
                 // ONNX Runtime reports the error.
                 Err(_) => return Ok(false),

@@ -13,7 +13,7 @@ use super::{
 use crate::error::{Error, Result};
 
 pub use self::{
-    pull::{cached, pull},
+    pull::{cached, pull, refetch},
     push::push,
 };
 
@@ -35,7 +35,8 @@ pub fn open(store: &Store, url: &Url) -> Result<Bundle> {
     let bundle = Bundle::parse(text, Home::S3(store.clone(), home.clone()), &home)?;
     if bundle.digest() != home.name() {
         return Err(Error::model(format!(
-            "expected the manifest at `{home}` to have the SHA-256 in its URL, but found {}; push the bundle again",
+            "expected the manifest at `{home}` to have the SHA-256 in its URL, but found {}; remove it and push the bundle \
+             again",
             bundle.digest()
         )));
     }
@@ -60,7 +61,7 @@ fn digest_in(bytes: &[u8], place: &Url) -> Result<String> {
         return Ok(digest);
     }
     Err(Error::model(format!(
-        "expected a digest in `{place}`, but found {} bytes of something else",
+        "expected a digest in `{place}`, but found {} bytes of something else; remove it and push the bundle again",
         bytes.len()
     )))
 }

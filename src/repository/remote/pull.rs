@@ -39,16 +39,41 @@ pub fn pull(bundle: &Bundle, out: &Path, meter: &dyn Meter) -> Result<bool> {
 }
 
 /// The bundle in the folder `cache`, fetched if necessary. Several processes may do this at the same time.
+///
+/// Its manifest is verified, and other files when they are read; [`refetch`] replaces damaged ones.
 pub fn cached(bundle: &Bundle, cache: &Path) -> Result<Bundle> {
-    let folder = cache.join(bundle.digest());
-    if !folder.join(MANIFEST).is_file() {
-        let partial = sibling(&folder, &Uuid::new_v4().to_string());
-        fetch(bundle, &partial, &())?;
-        // Another process may have fetched the same bundle first.
-        if fs::rename(&partial, &folder).is_err() {
-            let _ = fs::remove_dir_all(&partial);
-        }
+    match open_cached(bundle, cache) {
+        Some(known) => Ok(known),
+        None => refetch(bundle, cache),
     }
+}
+
+fn open_cached(bundle: &Bundle, cache: &Path) -> Option<Bundle> {
+    Bundle::open(&cache.join(bundle.digest())).ok().filter(|known| known.digest() == bundle.digest())
+}
+
+/// Fetches the bundle into the folder `cache`, in place of a damaged one.
+pub fn refetch(bundle: &Bundle, cache: &Path) -> Result<Bundle> {
+    let folder = cache.join(bundle.digest());
+    let unique = || sibling(&folder, &Uuid::new_v4().to_string());
+    let partial = unique();
+    let fetched = fetch(bundle, &partial, &()).and_then(|()| {
+        // Another process may have fetched the same bundle first.
+        let is_intact = || open_cached(bundle, cache).is_some_and(|known| known.verify().is_ok());
+        if fs::rename(&partial, &folder).is_ok() || is_intact() {
+            return Ok(());
+        }
+        let damaged = unique();
+        let failed = || Error::io(format!("cannot replace the damaged bundle in `{}`", folder.display()));
+        fs::rename(&folder, &damaged).map_err(failed())?;
+        let replaced = fs::rename(&partial, &folder);
+        let _ = fs::remove_dir_all(&damaged);
+        // Another process may have replaced it in between.
+        if replaced.is_ok() || is_intact() { Ok(()) } else { replaced.map_err(failed()) }
+    });
+    // Later starts ignore the rest of it.
+    let _ = fs::remove_dir_all(&partial);
+    fetched?;
     Bundle::open(&folder)
 }
 
@@ -87,28 +112,30 @@ fn fetch_file(store: &Store, url: &Url, file: &manifest::File, path: &Path, mete
     let mut target = target.map_err(failed())?;
     let mut hash = blake3::Hasher::new();
     let mut known = hash.update_reader(&mut target).map_err(failed())?.count();
-    if known > file.size || known == file.size && hash.finalize().to_hex().as_str() != file.blake3 {
+    meter.advance(known.min(file.size));
+    let object = Object { size: file.size, ..Object::default() };
+    loop {
+        for piece in store.pieces(url, &object, known..file.size)? {
+            for chunk in piece? {
+                target.write_all(&chunk).map_err(failed())?;
+                hash.update(&chunk);
+                meter.advance(chunk.len() as u64);
+            }
+        }
+        let digest = hash.finalize().to_hex();
+        if digest.as_str() == file.blake3 {
+            return Ok(());
+        }
+        if known == 0 {
+            // The next attempt starts from the beginning.
+            let _ = fs::remove_file(path);
+            return Err(Error::model(format!(
+                "expected `{url}` to have the BLAKE3 {}, but found {digest}; the bundle is damaged: push it again",
+                file.blake3
+            )));
+        }
+        // The part of an earlier attempt is damaged.
         target.set_len(0).and_then(|()| target.seek(SeekFrom::Start(0))).map_err(failed())?;
         (hash, known) = (blake3::Hasher::new(), 0);
     }
-    meter.advance(known);
-    let object = Object { size: file.size, ..Object::default() };
-    for piece in store.pieces(url, &object, known..file.size)? {
-        for chunk in piece? {
-            target.write_all(&chunk).map_err(failed())?;
-            hash.update(&chunk);
-            meter.advance(chunk.len() as u64);
-        }
-    }
-    let digest = hash.finalize().to_hex();
-    if digest.as_str() == file.blake3 {
-        return Ok(());
-    }
-    // The next attempt starts from the beginning.
-    let _ = fs::remove_file(path);
-    Err(Error::model(format!(
-        "expected `{url}` to have the BLAKE3 {}, but found {digest}; fetch it again, and push it again if that \
-         does not help",
-        file.blake3
-    )))
 }

@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, File},
+    io::Write,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::{
@@ -13,15 +14,18 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use tempfile::NamedTempFile;
 
 use super::{BLAKE3, LATEST, digest_in};
 use crate::{
     error::{Error, Result},
+    regular_file,
     repository::{
         Bundle, Meter,
         bundle::{MANIFEST, hex},
         manifest,
-        s3::{Condition, Multipart, Part, Store, Url},
+        s3::{Condition, Multipart, Object, Part, Store, Url},
+        sealed,
     },
 };
 
@@ -52,14 +56,16 @@ pub fn push(store: &Store, bundle: &Bundle, prefix: &Url, notes: &Path, meter: &
         Some((bytes, _)) if hex(&Sha256::digest(&bytes)) == bundle.digest() => true,
         Some(_) => {
             return Err(Error::config(format!(
-                "expected the manifest of the bundle at `{manifest}`, but found another file; choose another prefix"
+                "expected the manifest of the bundle at `{manifest}`, but found another file; choose another prefix, or \
+                 remove it"
             )));
         }
     };
     let mut is_new = send_files(store, bundle, &place, notes, meter)?;
     if !has_manifest {
         let path = bundle.path(MANIFEST);
-        let text = fs::read(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+        let text =
+            regular_file::read(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
         // If another process wrote it first, it is the same manifest, since its digest is in its URL.
         store.put(&manifest, text, &Condition::IsAbsent)?;
         is_new = true;
@@ -106,7 +112,8 @@ fn send_files(store: &Store, bundle: &Bundle, place: &Url, notes: &Path, meter: 
     let mut sending = Vec::new();
     for (file, target) in missing {
         let path = bundle.path(&file.name);
-        let source = File::open(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+        let source =
+            regular_file::open(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
         let note = Note::take_up(store, notes, &target, file)?;
         meter.advance(note.uploaded_bytes());
         sending.push(Sending { file, source, target, note });
@@ -134,11 +141,18 @@ fn send_files(store: &Store, bundle: &Bundle, place: &Url, notes: &Path, meter: 
     Ok(true)
 }
 
-/// Whether the store has the complete file.
+/// Whether the store has the complete file. Its contents are read: the metadata of a damaged object are still right.
 fn is_stored(store: &Store, file: &manifest::File, target: &Url) -> Result<bool> {
-    let object = store.head(target, None)?;
-    Ok(object
-        .is_some_and(|object| object.size == file.size && object.metadata.get(BLAKE3) == Some(&file.blake3)))
+    let is_same =
+        |object: &Object| object.size == file.size && object.metadata.get(BLAKE3) == Some(&file.blake3);
+    let Some(object) = store.head(target, None)?.filter(is_same) else { return Ok(false) };
+    let mut hash = blake3::Hasher::new();
+    for piece in store.pieces(target, &object, 0..object.size)? {
+        for chunk in piece? {
+            hash.update(&chunk);
+        }
+    }
+    Ok(hash.finalize().to_hex().as_str() == file.blake3)
 }
 
 impl Sending<'_> {
@@ -149,8 +163,12 @@ impl Sending<'_> {
             .read_exact_at(&mut bytes, start)
             .map_err(Error::io(format!("cannot read `{}`", self.file.name)))?;
         let size = bytes.len() as u64;
-        let part = store.upload(&self.note.upload, number, bytes)?.ok_or_else(|| self.lost())?;
-        self.note.add(part)?;
+        match store.upload(&self.note.upload, number, bytes)? {
+            Some(part) => self.note.add(part)?,
+            // Another process that pushes this bundle has completed the upload.
+            None if is_stored(store, self.file, &self.target)? => {}
+            None => return Err(self.lost()),
+        }
         meter.advance(size);
         Ok(())
     }
@@ -186,11 +204,24 @@ struct Written {
     parts: Vec<Part>,
 }
 
+impl Written {
+    /// The contents of a note. A damaged note is ignored.
+    fn encode(&self) -> Result<Vec<u8>> {
+        let text = serde_json::to_vec(self)
+            .map_err(|error| Error::model_because("the state of the upload cannot be written", error))?;
+        Ok(sealed::seal(&text))
+    }
+
+    fn parse(note: &[u8]) -> Option<Self> {
+        serde_json::from_slice(sealed::open(note)?).ok()
+    }
+}
+
 impl Note {
     /// Resumes the upload of an earlier attempt, or begins one.
     fn take_up(store: &Store, notes: &Path, target: &Url, file: &manifest::File) -> Result<Self> {
         let path = notes.join(format!("{}.json", blake3::hash(target.to_string().as_bytes()).to_hex()));
-        let written = fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Written>(&text).ok());
+        let written = regular_file::read(&path).ok().and_then(|note| Written::parse(&note));
         if let Some(Written { upload, part_bytes: PART_BYTES, parts }) = written
             && store.has_upload(&upload)?
         {
@@ -221,13 +252,14 @@ impl Note {
         let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         parts.push(part);
         let written = Written { upload: self.upload.clone(), part_bytes: PART_BYTES, parts: parts.clone() };
-        let text = serde_json::to_vec(&written)
-            .map_err(|error| Error::model_because("the state of the upload cannot be written", error))?;
+        let text = written.encode()?;
         let failed = || Error::io(format!("cannot write `{}`", self.path.display()));
         let folder = self.path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder).map_err(failed())?;
-        let scratch = self.path.with_extension("new");
-        fs::write(&scratch, text).and_then(|()| fs::rename(&scratch, &self.path)).map_err(failed())
+        // Another process may push the same bundle.
+        let mut note = NamedTempFile::new_in(folder).map_err(failed())?;
+        note.write_all(&text).map_err(failed())?;
+        note.persist(&self.path).map(drop).map_err(|refused| failed()(refused.error))
     }
 
     fn forget(&self) {

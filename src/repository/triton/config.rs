@@ -9,6 +9,7 @@ use std::{
 use crate::{
     backend::TensorSpec,
     error::{Error, Result},
+    regular_file,
     tensor::ElementType,
 };
 
@@ -70,7 +71,7 @@ pub(super) fn put(path: &Path, text: &str) -> Result<()> {
 }
 
 pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
-    fs::copy(from, to).map(|_| ()).map_err(Error::io(format!("cannot write `{}`", to.display())))
+    regular_file::copy(from, to).map_err(Error::io(format!("cannot write `{}`", to.display())))
 }
 
 /// Tensors in the format of the configuration, which omits the first axis, that of the batch.

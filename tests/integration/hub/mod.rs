@@ -22,6 +22,7 @@ use kivu_compiler::hub::{self, Fetched};
 
 use self::server::{COMMIT, Fault, HubServer, Seen, TOKEN, read_folder};
 use crate::{
+    damage::Flips,
     live::{root, succeed, tool},
     models::fixtures,
 };
@@ -61,7 +62,8 @@ fn layout(cache: &Path) -> BTreeMap<String, String> {
             if let Ok(target) = fs::read_link(&path) {
                 found.insert(name, format!("-> {}", target.display()));
             } else if path.is_dir() {
-                if !path.ends_with(".locks") {
+                // The locks of both, and the lists of files that only Kivu stores.
+                if !path.ends_with(".locks") && !path.ends_with(".kivu") {
                     pending.push(path);
                 }
             } else {
@@ -356,6 +358,102 @@ fn shards_adapters_and_exports_are_fetched() {
     server.add_files("tests/both", files);
     let fetched = fetch("tests/both", &config).unwrap();
     assert!(fetched.folder.join("model.safetensors").is_file() && !fetched.folder.join("onnx").exists());
+}
+
+/// A cache with these files of `tests/tiny-bert`, as copies, as another program downloads them.
+fn downloaded_by_others(cache: &Path, names: &[&str]) -> PathBuf {
+    let repository = cache.join("models--tests--tiny-bert");
+    let snapshot = repository.join("snapshots").join(COMMIT);
+    for name in names {
+        let path = snapshot.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::copy(tiny_bert().join(name), path).unwrap();
+    }
+    fs::create_dir_all(repository.join("refs")).unwrap();
+    fs::write(repository.join("refs/main"), COMMIT).unwrap();
+    repository
+}
+
+const FOR_TRANSFORMERS: [&str; 4] =
+    ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"];
+
+#[test]
+fn an_incomplete_cache_of_another_program_is_not_taken_for_the_model() {
+    let (server, cache) = (server(), tempfile::tempdir().unwrap());
+    let online = config(&server, cache.path());
+    let offline = HubConfig { offline: true, ..online.clone() };
+    let repository = downloaded_by_others(cache.path(), &FOR_TRANSFORMERS);
+    // The model has a `modules.json` with its pooling, which other programs do not download.
+    let error = fetch("tests/tiny-bert", &offline).unwrap_err().to_string();
+    let error = error.replace(&cache.path().display().to_string(), "[cache]").replace(COMMIT, "[commit]");
+    insta::assert_snapshot!(error, @"expected all files of `tests/tiny-bert` in `[cache]/models--tests--tiny-bert/snapshots/[commit]`, but found those that another program downloaded, which may have left out `modules.json`; connect to the hub once, or run `hf download tests/tiny-bert`");
+    // `huggingface_hub` notes files that a repository does not have, and whole downloads have all.
+    let absent = repository.join(".no_exist").join(COMMIT);
+    fs::create_dir_all(&absent).unwrap();
+    fs::write(absent.join("modules.json"), "").unwrap();
+    let partial = fetch("tests/tiny-bert", &offline).unwrap();
+    assert!(!partial.is_complete && partial.id != COMMIT, "other files may be missing: {partial:?}");
+    // With a connection, missing files are downloaded; then the commit identifies the model, offline too.
+    let whole = fetch("tests/tiny-bert", &online).unwrap();
+    assert!(whole.is_complete && whole.id == COMMIT);
+    assert_eq!(read_folder(&whole.folder), read_folder(&tiny_bert()));
+    assert_eq!(fetch("tests/tiny-bert", &offline).unwrap(), whole);
+    // From then on, a missing file is an error.
+    fs::remove_file(whole.folder.join("modules.json")).unwrap();
+    let error = fetch("tests/tiny-bert", &offline).unwrap_err().to_string();
+    assert!(error.contains("modules.json`, but found none; connect to the hub"), "{error}");
+    fetch("tests/tiny-bert", &online).unwrap();
+    fs::remove_file(fs::canonicalize(whole.folder.join("1_Pooling/config.json")).unwrap()).unwrap();
+    let error = fetch("tests/tiny-bert", &offline).unwrap_err().to_string();
+    assert!(error.contains("1_Pooling/config.json`, but found a link to nothing"), "{error}");
+    // Without a list, a link to nothing is an error as well.
+    fs::remove_dir_all(repository.join(".kivu")).unwrap();
+    let error = fetch("tests/tiny-bert", &offline).unwrap_err().to_string();
+    assert!(error.contains("found a link to nothing"), "{error}");
+    assert_eq!(fetch("tests/tiny-bert", &online).unwrap(), whole);
+}
+
+#[test]
+fn a_damaged_cache_never_becomes_another_model() {
+    let (server, cache) = (server(), tempfile::tempdir().unwrap());
+    let offline = HubConfig { offline: true, ..config(&server, cache.path()) };
+    let whole = fetch("tests/tiny-bert", &config(&server, cache.path())).unwrap();
+    let expected = read_folder(&whole.folder);
+    let repository = cache.path().join("models--tests--tiny-bert");
+    let files: Vec<PathBuf> = ["blobs", "refs", ".kivu"]
+        .iter()
+        .flat_map(|name| fs::read_dir(repository.join(name)).unwrap().map(|entry| entry.unwrap().path()))
+        .collect();
+    let mut random = Flips::new();
+    for flip in 0..Flips::count() {
+        let path = &files[flip % files.len()];
+        let bytes = fs::read(path).unwrap();
+        let mut damaged = bytes.clone();
+        random.flip(&mut damaged);
+        fs::write(path, damaged).unwrap();
+        if let Ok(found) = fetch("tests/tiny-bert", &offline) {
+            // Files that no build needs may be damaged, and so may the list: then the files have no commit.
+            assert!(
+                read_folder(&found.folder) == expected && (found == whole || !found.is_complete),
+                "{path:?}"
+            );
+        }
+        fs::write(path, bytes).unwrap();
+    }
+}
+
+#[test]
+fn the_base_of_an_adapter_is_part_of_its_id() {
+    let (server, cache) = (server(), tempfile::tempdir().unwrap());
+    let mut files = read_folder(&fixtures().join("models/tiny-bert-lora"));
+    let settings = String::from_utf8(files["adapter_config.json"].clone()).unwrap();
+    let settings = settings.replace("../tiny-bert-sentiment", "tests/sentiment");
+    files.insert("adapter_config.json".into(), settings.into());
+    server
+        .add_files("tests/adapter", files)
+        .add("tests/sentiment", &fixtures().join("models/tiny-bert-sentiment"));
+    let fetched = fetch("tests/adapter", &config(&server, cache.path())).unwrap();
+    assert!(fetched.is_complete && fetched.id != fetched.commit, "{fetched:?}");
 }
 
 #[test]

@@ -2,15 +2,18 @@
 
 use std::{
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
+
+use kivu::repository::Bundle;
 
 use super::{
     server,
     server::{HubServer, read_folder},
 };
 use crate::{
+    building::copy,
     models::{fixtures, library_path, runtime},
     serving::{Server, alone, kivu},
 };
@@ -152,6 +155,79 @@ fn folders_with_weights_are_served() {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     let listed = output(&mut command(&hub, home.path(), &["models"]));
     assert!(listed.contains("tests/fixtures/models/tiny-bert  feature-extraction"), "{listed}");
+}
+
+/// The commands that `kivu build` prints, and the digest of the bundle that `kivu push` would upload under a name.
+fn next_commands(report: &str) -> Vec<String> {
+    let report: serde_json::Value = serde_json::from_str(report).unwrap();
+    report["next"].as_array().unwrap().iter().map(|next| next.as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_folder_that_was_built_is_served_as_it_was_built() {
+    if runtime().is_none() {
+        return;
+    }
+    let _alone = alone();
+    let (hub, home) = (server(), tempfile::tempdir().unwrap());
+    copy(&fixtures().join("models/tiny-bert"), &home.path().join("tickets"));
+    let run = |arguments: &[&str]| output(&mut command(&hub, home.path(), arguments));
+    let report = run(&["build", "tickets", "--precision", "fp32", "--json"]);
+    assert_eq!(next_commands(&report)[0], "kivu serve tickets");
+    let precisions = || {
+        let listed: serde_json::Value = serde_json::from_str(&run(&["models", "--json"])).unwrap();
+        let rows = listed.as_array().unwrap().iter();
+        rows.map(|row| row["precision"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    // The folder of that name has weights, too, but the bundle is newer, and the folder is as it was.
+    drop(serve(&hub, home.path(), "tickets"));
+    fs::write(home.path().join("in.csv"), "text\nhello\n").unwrap();
+    run(&["batch", "in.csv", "out.csv", "--model", "tickets"]);
+    assert_eq!(precisions(), ["fp32"], "nothing else was built");
+    // Once the folder changes, it is built again.
+    fs::write(home.path().join("tickets/README.md"), "a change").unwrap();
+    drop(serve(&hub, home.path(), "tickets"));
+    assert_eq!(precisions().len(), 2);
+    // A name that means something else is not printed.
+    fs::create_dir(home.path().join("other")).unwrap();
+    copy(&fixtures().join("models/tiny-bert-sentiment"), &home.path().join("other/tickets"));
+    let report = run(&["build", "other/tickets", "--precision", "fp32", "--json"]);
+    let bundle = home.path().join("kivu/bundles/tickets").display().to_string();
+    assert_eq!(next_commands(&report)[0], format!("kivu serve {bundle}"));
+    assert_eq!(next_commands(&report)[1], format!("kivu push {bundle} s3://BUCKET/PREFIX"));
+}
+
+#[test]
+fn damaged_bundles_are_built_again_and_can_be_removed() {
+    if runtime().is_none() {
+        return;
+    }
+    let _alone = alone();
+    let (hub, home) = (server(), tempfile::tempdir().unwrap());
+    let run = |arguments: &[&str]| output(&mut command(&hub, home.path(), arguments));
+    let build = ["build", "tests/tiny-bert", "--precision", "fp32"];
+    let built = run(&build);
+    let bundle = built.lines().find_map(|line| line.trim().strip_prefix("bundle   ")).unwrap();
+    let bundle = PathBuf::from(bundle.split(", ").next().unwrap());
+    for file in ["weights.bin", "manifest.toml"] {
+        let mut bytes = fs::read(bundle.join(file)).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(bundle.join(file), bytes).unwrap();
+        let again = run(&build);
+        assert!(!again.starts_with("known"), "{file}: {again}");
+        Bundle::open(&bundle).unwrap().verify().unwrap();
+    }
+    assert!(run(&build).starts_with("known"));
+    // The name file and the manifest are damaged.
+    fs::write(bundle.join("manifest.toml"), "damaged").unwrap();
+    fs::write(home.path().join("kivu/models/tests--tiny-bert/name"), "damaged").unwrap();
+    assert!(run(&["rm", "tests/tiny-bert"]).starts_with("removed tests/tiny-bert"));
+    copy(&fixtures().join("models/tiny-bert"), &home.path().join("tickets"));
+    run(&["build", "tickets", "--precision", "fp32"]);
+    fs::write(home.path().join("kivu/bundles/tickets/manifest.toml"), "damaged").unwrap();
+    assert!(run(&["rm", "tickets"]).starts_with("removed tickets"));
+    assert!(!home.path().join("kivu/bundles/tickets").exists());
 }
 
 #[test]

@@ -99,6 +99,7 @@ fn model(name: &str, codes: &[&str]) -> Model {
     let pipeline = Seq2SeqPipeline::new(parts, settings.clone()).unwrap();
     Model {
         max_input_memory: None,
+        settings: crate::models::settings(settings.max_tokens),
         name: name.into(),
         digest: "d".repeat(64),
         arithmetic: None,

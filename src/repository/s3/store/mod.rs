@@ -19,14 +19,13 @@ use aws_config::{
     timeout::TimeoutConfig,
 };
 use aws_sdk_s3::Client;
-use aws_smithy_http_client::{
-    Builder as HttpClient,
-    tls::{Provider, rustls_provider::CryptoMode},
-};
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use self::retry::{RequestError, retry};
-use crate::error::{Error, Result};
+use crate::{
+    aws::http,
+    error::{Error, Result},
+};
 
 /// S3-compatible servers accept any region; AWS needs a configured one.
 const DEFAULT_REGION: &str = "us-east-1";
@@ -114,12 +113,11 @@ fn wait<T: Send + 'static>(threads: &Handle, work: impl Future<Output = T> + Sen
 
 /// A client for requests without a body, and one for uploads.
 async fn connect() -> [Client; 2] {
-    let http = HttpClient::new().tls_provider(Provider::Rustls(CryptoMode::Ring)).build_https();
     let region = RegionProviderChain::first_try(EnvironmentVariableRegionProvider::new())
         .or_else(ProfileFileRegionProvider::new())
         .or_else(Region::new(DEFAULT_REGION));
     let shared = aws_config::defaults(BehaviorVersion::latest())
-        .http_client(http)
+        .http_client(http::client())
         .region(region)
         // Requests are retried by `retry`, until a timeout instead of for a number of attempts.
         .retry_config(RetryConfig::disabled())

@@ -1,0 +1,103 @@
+//! The identity of a job: a hash of everything that its output depends on.
+//!
+//! A job is resumed, and an output in S3 is known, only if all of it is the same.
+
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::parameters::Parameters;
+use crate::{
+    error::{Error, Result},
+    model::{Model, ModelSettings},
+};
+
+/// The inputs of a [`Predictor`](super::predictor::Predictor) and of the writers of rows.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Identity {
+    /// The version of Kivu, which may compute or write results differently.
+    program: &'static str,
+    /// Identifies the input and its contents; unique for a stream.
+    input: String,
+    /// The SHA-256 of the bundle's manifest.
+    bundle: String,
+    settings: ModelSettings,
+    parameters: Parameters,
+}
+
+impl Identity {
+    /// The identity of a job whose input has this version; `None` for a stream.
+    pub(super) fn new(input: Option<String>, model: &Model, parameters: &Parameters) -> Self {
+        let truncate = parameters.truncates(&model.settings);
+        Self {
+            program: env!("CARGO_PKG_VERSION"),
+            input: input.unwrap_or_else(|| Uuid::new_v4().to_string()),
+            bundle: model.digest.clone(),
+            settings: ModelSettings { truncate, ..model.settings.clone() },
+            // The model is known by its bundle, and the effective value of `truncate` is in the settings.
+            parameters: Parameters { model: None, truncate: None, ..parameters.clone() },
+        }
+    }
+
+    /// The BLAKE3 of the identity, in hexadecimal.
+    pub(super) fn digest(&self) -> Result<String> {
+        let text = serde_json::to_vec(self)
+            .map_err(|error| Error::inference_because("the identity of the job cannot be written", error))?;
+        Ok(blake3::hash(&text).to_hex().to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{backend::Engine, model::FleetSettings};
+
+    fn identity() -> Identity {
+        Identity {
+            program: "1",
+            input: "in".into(),
+            bundle: "digest".into(),
+            settings: ModelSettings {
+                max_tokens: 8,
+                truncate: true,
+                engine: Some(Engine::Native),
+                runtime: None,
+                fleet: Some(FleetSettings {
+                    urls: Vec::new(),
+                    model: "a".into(),
+                    version: None,
+                    is_required: false,
+                }),
+            },
+            parameters: Parameters::default(),
+        }
+    }
+
+    /// The paths of all values of a JSON object.
+    fn paths(value: &Value, path: &str) -> Vec<String> {
+        match value.as_object() {
+            None => vec![path.to_owned()],
+            Some(fields) => {
+                fields.iter().flat_map(|(name, value)| paths(value, &format!("{path}/{name}"))).collect()
+            }
+        }
+    }
+
+    /// Every field of the configuration and of the parameters that reaches a job changes its identity.
+    #[test]
+    fn every_part_is_hashed() {
+        let whole = json!(identity());
+        let digest = |value: &Value| blake3::hash(value.to_string().as_bytes());
+        let all = paths(&whole, "");
+        assert!(all.len() > 30, "{all:?}");
+        for path in all {
+            let mut other = whole.clone();
+            *other.pointer_mut(&path).unwrap() = json!("other");
+            assert!(digest(&other) != digest(&whole), "{path}");
+        }
+        let mut longer = identity();
+        longer.settings.max_tokens = 9;
+        assert_ne!(longer.digest().unwrap(), identity().digest().unwrap());
+    }
+}

@@ -1,0 +1,130 @@
+//! The settings of the configuration on which results depend.
+
+use serde::Serialize;
+
+use super::load::Placement;
+use crate::{
+    backend::{Engine, onnx::library},
+    config::{BatchConfig, Config, FleetConfig, Limits, Policy},
+};
+
+/// The effective settings that change a model's results, apart from its bundle and the parameters of a request. A batch
+/// job is resumed only with the same ones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ModelSettings {
+    /// The maximum number of tokens of an input, special tokens included.
+    pub max_tokens: usize,
+    /// Whether longer inputs are truncated, if a request does not specify it.
+    pub truncate: bool,
+    /// The engine in this process; `None` if all requests run on a fleet.
+    pub engine: Option<Engine>,
+    /// The file name of ONNX Runtime, which has its version, if a model runs there.
+    pub runtime: Option<String>,
+    /// The servers that may run the model; `None` without any.
+    pub fleet: Option<FleetSettings>,
+}
+
+/// The fleet of a model, and when it is used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FleetSettings {
+    /// The URLs of the servers.
+    pub urls: Vec<String>,
+    /// The model's name there.
+    pub model: String,
+    /// The requested version.
+    pub version: Option<String>,
+    /// Whether all requests run there.
+    pub is_required: bool,
+}
+
+impl ModelSettings {
+    /// The settings of a model that runs at `placement`, in `engine` if that is in this process.
+    pub(super) fn new(config: &Config, placement: &Placement, engine: Engine, max_tokens: usize) -> Self {
+        // Every field is named, so that a new one is not forgotten: those that are ignored change no result.
+        let Config {
+            home,
+            onnxruntime,
+            limits,
+            batch,
+            // `engine`, `fleet` and `models` are resolved by the caller.
+            engine: _,
+            fleet: _,
+            models: _,
+            listen: _,
+            cache: _,
+            map_weights: _,
+            threads: _,
+            log: _,
+            prefix: _,
+            auth: _,
+            page: _,
+            aliases: _,
+            s3: _,
+            hub: _,
+            memory_limit: _,
+        } = config;
+        let Limits {
+            truncate,
+            // A part of `max_tokens`.
+            tokens: _,
+            texts: _,
+            body_bytes: _,
+            values: _,
+            requests: _,
+            timeout_ms: _,
+        } = limits;
+        // Rules become the parameters of jobs.
+        let BatchConfig { input: _, output: _, rules: _, save_ms: _, margin_ms: _, queue: _, event_bus: _ } =
+            batch;
+        let Placement { policy, fleet, remote_name, files: _ } = placement;
+        let FleetConfig { urls, version, policy: _, timeout_ms: _, ca: _, token: _ } = fleet;
+        let engine = (*policy != Policy::Fleet).then_some(engine);
+        let runtime = || {
+            let path = library::locate(onnxruntime.as_deref(), home).ok()?;
+            let path = path.canonicalize().unwrap_or(path);
+            Some(path.file_name()?.to_string_lossy().into_owned())
+        };
+        Self {
+            max_tokens,
+            truncate: *truncate,
+            engine,
+            runtime: engine.filter(|engine| *engine == Engine::Onnx).and_then(|_| runtime()),
+            fleet: (*policy != Policy::Local).then(|| FleetSettings {
+                urls: urls.clone(),
+                model: remote_name.clone(),
+                version: version.clone(),
+                is_required: *policy == Policy::Fleet,
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_without_effect_are_left_out() {
+        let fleet = FleetConfig { urls: vec!["http://a:1".into()], ..FleetConfig::default() };
+        let placed = |policy| Placement {
+            files: Vec::new(),
+            policy,
+            fleet: fleet.clone(),
+            remote_name: "remote".into(),
+        };
+        let of = |config: &Config, policy| ModelSettings::new(config, &placed(policy), Engine::Native, 7);
+        let plain = of(&Config::default(), Policy::Local);
+        assert_eq!(
+            (plain.engine, plain.runtime.as_deref(), &plain.fleet),
+            (Some(Engine::Native), None, &None)
+        );
+        let limits = Limits { texts: 1, timeout_ms: 1, ..Limits::default() };
+        let other = Config { page: false, prefix: Some("/a".into()), limits, ..Config::default() };
+        assert_eq!(of(&other, Policy::Local), plain);
+        let limits = Limits { truncate: false, ..Limits::default() };
+        assert!(of(&Config { limits, ..Config::default() }, Policy::Local) != plain);
+        let remote = of(&Config::default(), Policy::Fleet);
+        assert_eq!(remote.engine, None);
+        assert!(remote != of(&Config::default(), Policy::Auto) && remote != plain);
+    }
+}
