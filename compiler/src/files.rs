@@ -99,8 +99,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let link = folder.path().join("model.safetensors");
         std::os::unix::fs::symlink("/dev/zero", &link).unwrap();
-        let refusal = read(&link).unwrap_err().to_string();
-        assert!(refusal.ends_with("but found a device or a pipe"), "{refusal}");
+        let refusal = read(&link).unwrap_err().chain();
+        assert!(refusal.ends_with("but found a device"), "{refusal}");
         assert!(matches!(read(&folder.path().join("none")), Err(Error::Io { .. })));
     }
 }

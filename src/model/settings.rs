@@ -69,6 +69,7 @@ impl ModelSettings {
             tokens: _,
             texts: _,
             body_bytes: _,
+            buffer_bytes: _,
             values: _,
             requests: _,
             timeout_ms: _,
