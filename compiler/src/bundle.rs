@@ -9,7 +9,9 @@ use super::{
     bergamot, calibration,
     config::ConfigFile,
     cost::{self, Comparison},
-    encoder, export, files, onnx,
+    encoder, export, files,
+    keys::{self, Kind},
+    onnx,
     plan::{Build, Plan},
     quality::{self, Shortfall, model::EncoderModel},
     seq2seq,
@@ -73,6 +75,7 @@ fn joined(first: Option<String>, second: Option<String>) -> Option<String> {
 fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option<(WeightForm, Shortfall)>)> {
     let Build { plan, scratch, progress, .. } = build;
     progress.stage("read the weights", 1);
+    let warnings = check_keys(plan)?;
     let mut source = open(build)?;
     if let TaskSettings::Encoder(EncoderSettings::Embedding(settings)) = &mut source.settings {
         plan.prompts.apply(settings)?;
@@ -145,6 +148,7 @@ fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option
     let shortfall = qualities.iter().find_map(|quality| quality::shortfall(quality, &plan.floor));
     let form = form(plan, &source);
     let mut manifest = manifest(plan, task, source, (graph, signature(graph)?), (qualities, vectors));
+    manifest.warnings = warnings;
     if let Some(reason) = &reason {
         manifest.weights.plan = format!("{}; {reason}", manifest.weights.plan);
     }
@@ -157,6 +161,30 @@ fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option
         Written { folder, comparison, note: joined(head, reason), other_tasks },
         shortfall.map(|shortfall| (form, shortfall)),
     ))
+}
+
+/// Checks the keys of all files of the model; returns the warnings about those that the plan allows.
+fn check_keys(plan: &Plan) -> Result<Vec<String>> {
+    let folder = &plan.folder;
+    let kind = if bergamot::is_in(folder) {
+        return Ok(Vec::new());
+    } else if static_embedding::is_in(folder)? {
+        Kind::Encoder
+    } else if encoder::is_gliner(folder) {
+        Kind::Gliner
+    } else if seq2seq::is_in(folder) {
+        Kind::Seq2Seq
+    } else if has_encoder(&plan.transformer()?, folder) {
+        Kind::Encoder
+    } else {
+        Kind::Export
+    };
+    keys::check(plan, kind)
+}
+
+/// Whether the model is built from its weights rather than from an export.
+fn has_encoder(transformer: &Path, folder: &Path) -> bool {
+    Weights::are_in(transformer) && (is_supported(transformer) || !export::is_in(folder))
 }
 
 /// Opens the model in the plan's folder.
@@ -180,7 +208,7 @@ fn open(build: Build<'_>) -> Result<Source<'_>> {
         )))
     } else if seq2seq::is_in(folder) {
         seq2seq::open(build)
-    } else if Weights::are_in(transformer) && (is_supported(transformer) || !export::is_in(folder)) {
+    } else if has_encoder(transformer, folder) {
         encoder::open(build.plan)
     } else {
         export::open(build)
@@ -258,6 +286,7 @@ fn manifest(
         zero_shot_entities,
         seq2seq,
         tensors: plan.tensors.clone(),
+        warnings: Vec::new(),
         signature,
         files: Vec::new(),
     }

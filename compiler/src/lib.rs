@@ -15,6 +15,7 @@ mod functions;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod hub;
+mod keys;
 mod layers;
 mod lora;
 mod module_list;
@@ -36,6 +37,7 @@ mod source;
 mod static_embedding;
 mod task;
 mod tokenizer_config;
+mod vocabularies;
 mod weights;
 
 use self::{cost::Comparison, hub::Fetched, plan::Build, scratch::Scratch};

@@ -5,17 +5,30 @@ use std::{collections::BTreeMap, path::Path};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{config::ConfigFile, files};
-use kivu::error::{Error, Result};
+use super::{config::ConfigFile, files, vocabularies};
+use kivu::{
+    error::{Error, Result},
+    repository::bundle::TOKENIZER,
+};
 
 /// The name of the file.
-const NAME: &str = "tokenizer_config.json";
+pub(super) const NAME: &str = "tokenizer_config.json";
 /// Classes whose settings replace those of a `BertNormalizer`.
 const BERT: [&str; 4] = ["BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", MPNET];
 /// It leaves Chinese characters to the file.
 const MPNET: &str = "MPNetTokenizer";
 /// Classes whose settings replace those of byte pairs.
 const ROBERTA: [&str; 2] = ["RobertaTokenizer", "BartTokenizer"];
+
+/// Classes whose settings replace the tokens around a text, with their first and last token.
+const LLAMA: [(&str, (&str, &str)); 2] =
+    [("LlamaTokenizer", ("<s>", "</s>")), ("GemmaTokenizer", ("<bos>", "<eos>"))];
+/// The keys of special tokens.
+const SPECIAL: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+/// The keys of lists of special tokens.
+const MORE_SPECIAL: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
+pub(super) const SPECIAL_FILE: &str = "special_tokens_map.json";
 
 /// An entry of `added_tokens_decoder`, by the fields of a `tokenizer.json`, with the defaults of `AddedToken`.
 #[derive(Deserialize)]
@@ -34,17 +47,26 @@ struct AddedToken {
 
 /// The `tokenizer.json` in `folder` with the settings of its `tokenizer_config.json`.
 pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
-    let json = files::read_tokenizer(folder)?;
+    let json = match vocabularies::tokenizer(folder)? {
+        Some(json) => json,
+        None => files::read_tokenizer(folder)?,
+    };
     let unreadable = |error| Error::model_because("cannot read the tokenizer", error);
     let before: Map<String, Value> = serde_json::from_slice(&json).map_err(unreadable)?;
     let config = ConfigFile::open_or_empty(folder, NAME)?;
     let mut tokenizer = before.clone();
-    match class(folder, &config)?.trim_end_matches("Fast") {
+    let class = class(folder)?;
+    let class = class.trim_end_matches("Fast");
+    match class {
         class if BERT.contains(&class) => set_normalizer(&mut tokenizer, &config, class)?,
         class if ROBERTA.contains(&class) => set_byte_pairs(&mut tokenizer, &config)?,
-        _ => {}
+        _ => set_prefix_space(&mut tokenizer, &config)?,
     }
     add_tokens(&mut tokenizer, &config)?;
+    add_special_tokens(&mut tokenizer, folder, &config)?;
+    if let Some((begin, end)) = LLAMA.iter().find_map(|(name, tokens)| (*name == class).then_some(*tokens)) {
+        set_ends(&mut tokenizer, &config, [begin, end])?;
+    }
     check_truncation(&tokenizer, &config)?;
     if tokenizer == before {
         return Ok(json);
@@ -52,8 +74,9 @@ pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
     serde_json::to_vec(&tokenizer).map_err(|error| Error::model_because("cannot write the tokenizer", error))
 }
 
-/// The class of the tokenizer, which depends on the model if no file names it.
-fn class(folder: &Path, config: &ConfigFile) -> Result<String> {
+/// The class of the tokenizer in `folder`, which depends on the model if no file names it.
+pub(super) fn class(folder: &Path) -> Result<String> {
+    let config = ConfigFile::open_or_empty(folder, NAME)?;
     let of_model = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
     let class = config.get("tokenizer_class")?.or(of_model.get("tokenizer_class")?);
     Ok(class.unwrap_or_else(|| match of_model.model_type() {
@@ -62,6 +85,7 @@ fn class(folder: &Path, config: &ConfigFile) -> Result<String> {
         "mpnet" => MPNET.to_owned(),
         "roberta" => "RobertaTokenizer".to_owned(),
         "bart" => "BartTokenizer".to_owned(),
+        "xlm-roberta" => "XLMRobertaTokenizer".to_owned(),
         _ => String::new(),
     }))
 }
@@ -98,6 +122,107 @@ fn set_byte_pairs(tokenizer: &mut Map<String, Value>, config: &ConfigFile) -> Re
     Ok(())
 }
 
+/// Sets whether texts of byte pairs begin with a space, in classes that have no other settings of theirs.
+fn set_prefix_space(tokenizer: &mut Map<String, Value>, config: &ConfigFile) -> Result<()> {
+    let has_space = config.is_set("add_prefix_space")?;
+    if let Some(part) = tokenizer.get_mut("pre_tokenizer").filter(|part| part["type"] == "ByteLevel") {
+        part["add_prefix_space"] = has_space.into();
+    }
+    Ok(())
+}
+
+/// Sets the tokens around a text, by the flags of the class.
+fn set_ends(tokenizer: &mut Map<String, Value>, config: &ConfigFile, defaults: [&str; 2]) -> Result<()> {
+    let flags = [config.get("add_bos_token")?.unwrap_or(true), config.is_set("add_eos_token")?];
+    let mut ends = Vec::new();
+    for ((key, default), _) in
+        ["bos_token", "eos_token"].iter().zip(defaults).zip(flags).filter(|(_, flag)| *flag)
+    {
+        let token = config.fields().get(*key).and_then(content).unwrap_or(default).to_owned();
+        let known = tokenizer.get("added_tokens").and_then(Value::as_array).into_iter().flatten();
+        let id = known.clone().find(|known| known["content"] == token).map(|known| known["id"].clone());
+        let id = id.ok_or_else(|| {
+            Error::model(format!("expected the token `{token}` of `{key}` in the tokenizer, but found none"))
+        })?;
+        ends.push((*key, token, id));
+    }
+    let special = |key: &str, kind: u32| {
+        let found = ends.iter().find(|(found, ..)| *found == key);
+        found.map(|(_, token, _)| json!({"SpecialToken": {"id": token, "type_id": kind}}))
+    };
+    let text = |name: &str, kind: u32| {
+        let text = json!({"Sequence": {"id": name, "type_id": kind}});
+        [special("bos_token", kind), Some(text), special("eos_token", kind)]
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+    };
+    let tokens: Map<String, Value> = ends
+        .iter()
+        .map(|(_, token, id)| (token.clone(), json!({"id": token, "ids": [id], "tokens": [token]})))
+        .collect();
+    let pair = [text("A", 0), text("B", 1)].concat();
+    let template = json!({
+        "type": "TemplateProcessing", "single": text("A", 0), "pair": pair,
+        "special_tokens": tokens,
+    });
+    tokenizer.insert("post_processor".to_owned(), template);
+    Ok(())
+}
+
+/// The text of a token, which is a string or an object.
+pub(super) fn content(token: &Value) -> Option<&str> {
+    token.as_str().or_else(|| token.get("content")?.as_str())
+}
+
+/// Makes the special tokens that the files name tokens that are never split, as `transformers` does; refuses those that
+/// the tokenizer does not have, whose ids are beyond the model's table.
+fn add_special_tokens(tokenizer: &mut Map<String, Value>, folder: &Path, config: &ConfigFile) -> Result<()> {
+    let mut sources = vec![config.clone()];
+    // Files with a list of all tokens do not read it.
+    if !config.fields().contains_key("added_tokens_decoder") {
+        sources.push(ConfigFile::open_or_empty(folder, SPECIAL_FILE)?);
+    }
+    let vocabulary = tokenizer.get("model").and_then(|model| model.get("vocab")).cloned().unwrap_or_default();
+    let Some(Value::Array(known)) = tokenizer.get_mut("added_tokens") else { return Ok(()) };
+    let fields = sources.iter().flat_map(|file| file.fields());
+    for (key, value) in fields {
+        let tokens: Vec<&Value> = match value {
+            Value::Array(tokens) if MORE_SPECIAL.contains(&key.as_str()) => tokens.iter().collect(),
+            Value::Object(tokens) if key == MORE_SPECIAL[1] => tokens.values().collect(),
+            token if SPECIAL.contains(&key.as_str()) => vec![token],
+            _ => continue,
+        };
+        for token in tokens.into_iter().filter_map(content) {
+            if known.iter().any(|known| known["content"] == token) {
+                continue;
+            }
+            let id = id_of(&vocabulary, token).ok_or_else(|| {
+                Error::model(format!(
+                    "expected the token `{token}` of `{key}` in `{TOKENIZER}`, but found none, so that the model has no \
+                     vector for it"
+                ))
+            })?;
+            known.push(json!({
+                "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true,
+            }));
+        }
+    }
+    Ok(())
+}
+
+/// The id of a piece of the model: by name, or by place in a list of pieces and scores.
+fn id_of(vocabulary: &Value, piece: &str) -> Option<u64> {
+    match vocabulary {
+        Value::Object(ids) => ids.get(piece)?.as_u64(),
+        Value::Array(pieces) => {
+            pieces.iter().position(|entry| entry[0] == piece).and_then(|place| place.try_into().ok())
+        }
+        _ => None,
+    }
+}
+
 /// Refuses tokenizers that cut off the beginning of long texts: here, requests choose the side, and the end is the default.
 fn check_truncation(tokenizer: &Map<String, Value>, config: &ConfigFile) -> Result<()> {
     let of_file = tokenizer.get("truncation").and_then(|truncation| truncation["direction"].as_str());
@@ -128,4 +253,72 @@ fn add_tokens(tokenizer: &mut Map<String, Value>, config: &ConfigFile) -> Result
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// A tokenizer with these settings, whose post-processor adds nothing.
+    fn read(config: &Value) -> Result<Map<String, Value>> {
+        let folder = tempfile::tempdir().unwrap();
+        let added = |id: u32, content: &str| {
+            json!({
+                "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true,
+            })
+        };
+        let file = json!({
+            "version": "1.0", "added_tokens": [added(0, "<bos>"), added(1, "<eos>")],
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+            "post_processor": null,
+            "model": {"type": "BPE", "vocab": {"<bos>": 0, "<eos>": 1, "a": 2}, "merges": []},
+        });
+        fs::write(folder.path().join(TOKENIZER), file.to_string()).unwrap();
+        fs::write(folder.path().join(NAME), config.to_string()).unwrap();
+        Ok(serde_json::from_slice(&read_tokenizer(folder.path())?).unwrap())
+    }
+
+    #[test]
+    fn flags_of_gemma_replace_the_tokens_around_a_text() {
+        let single = |flags: Value| {
+            let mut config = json!({"tokenizer_class": "GemmaTokenizerFast"});
+            config.as_object_mut().unwrap().extend(flags.as_object().cloned().unwrap());
+            let tokenizer = read(&config).unwrap();
+            let parts = tokenizer["post_processor"]["single"].as_array().unwrap().iter();
+            let name = |part: &Value| part.as_object().unwrap().values().next().unwrap()["id"].clone();
+            parts.map(name).collect::<Vec<_>>()
+        };
+        assert_eq!(single(json!({})), ["<bos>", "A"]);
+        assert_eq!(single(json!({"add_eos_token": true})), ["<bos>", "A", "<eos>"]);
+        assert_eq!(single(json!({"add_bos_token": false})), ["A"]);
+        let tokenizer = read(&json!({"tokenizer_class": "GemmaTokenizer", "add_eos_token": true})).unwrap();
+        let pair = tokenizer["post_processor"]["pair"].as_array().unwrap();
+        assert_eq!(pair.len(), 6);
+        assert_eq!(pair[4], json!({"Sequence": {"id": "B", "type_id": 1}}));
+        let other =
+            read(&json!({"tokenizer_class": "PreTrainedTokenizerFast", "add_eos_token": true})).unwrap();
+        assert_eq!(other["post_processor"], Value::Null);
+    }
+
+    #[test]
+    fn special_tokens_are_never_split_and_have_an_id() {
+        let tokenizer = read(&json!({"sep_token": "a", "cls_token": {"content": "<bos>"}})).unwrap();
+        let added = tokenizer["added_tokens"].as_array().unwrap();
+        assert_eq!((added.len(), &added[2]["content"], &added[2]["id"]), (3, &json!("a"), &json!(2)));
+        let refusal = read(&json!({"additional_special_tokens": ["<new>"]})).unwrap_err().to_string();
+        assert!(refusal.contains("the token `<new>` of `additional_special_tokens`"), "{refusal}");
+    }
+
+    #[test]
+    fn the_space_before_a_text_is_a_setting_of_all_classes() {
+        let space = |config: Value| read(&config).unwrap()["pre_tokenizer"]["add_prefix_space"].clone();
+        assert_eq!(space(json!({"tokenizer_class": "PreTrainedTokenizerFast"})), false);
+        assert_eq!(
+            space(json!({"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": true})),
+            true
+        );
+    }
 }

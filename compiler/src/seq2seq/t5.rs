@@ -46,7 +46,7 @@ pub(super) fn model(config: &ConfigFile, weights: &Weights, lengths: [usize; 2])
     let stack = |layers| Stack { layers, heads, head, intermediate };
     let layers = config.require_size("num_layers")?;
     let decoder_layers = config.get_size("num_decoder_layers")?.unwrap_or(layers);
-    let is_tied = config.get("tie_word_embeddings")?.unwrap_or(true);
+    let is_tied = config.get("tie_word_embeddings")?.unwrap_or(config.model_type() != MT5);
     Ok(Seq2SeqModel {
         architecture: config.architecture().to_owned(),
         hidden,
@@ -81,7 +81,7 @@ pub(crate) fn heads(config: &ConfigFile) -> Result<[usize; 2]> {
 pub(crate) fn feed_forward(config: &ConfigFile) -> Result<(usize, bool, Activation)> {
     let width = config.require_size("d_ff")?;
     let kind: Option<String> = config.get("feed_forward_proj")?;
-    let kind = kind.as_deref().unwrap_or("relu");
+    let kind = kind.as_deref().unwrap_or(if config.model_type() == MT5 { "gated-gelu" } else { "relu" });
     let (is_gated, activation) = match kind.strip_prefix("gated-") {
         // As published, `gelu` is the approximation.
         Some("gelu") => (true, "gelu_new"),
