@@ -68,7 +68,9 @@ fn unsupported_sources_are_refused_by_name() {
         refusal(|model| fs::remove_file(model.join("model.safetensors")).unwrap()),
         refusal(|model| fs::write(model.join("model.safetensors"), b"no safetensors").unwrap()),
         refusal(|model| {
-            ["tokenizer.json", "vocab.txt"].map(|name| fs::remove_file(model.join(name)).unwrap());
+            for name in ["tokenizer.json", "vocab.txt"] {
+                fs::remove_file(model.join(name)).unwrap();
+            }
         }),
         refusal(|model| fs::write(model.join("tokenizer.json"), "{}").unwrap()),
         refusal(|model| edit(&model.join("modules.json"), "models.Normalize", "models.LSTM")),

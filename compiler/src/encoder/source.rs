@@ -213,7 +213,11 @@ mod tests {
         for entry in fs::read_dir(source).unwrap() {
             let path = entry.unwrap().path();
             let target = target.join(path.file_name().unwrap());
-            if path.is_dir() { copy(&path, &target) } else { drop(fs::copy(&path, target).unwrap()) }
+            if path.is_dir() {
+                copy(&path, &target);
+            } else {
+                fs::copy(&path, target).unwrap();
+            }
         }
     }
 
