@@ -126,8 +126,8 @@ fn check_fields(
             check_nested(&format!("{file}: {key}"), value, rules, allowed)?;
         } else if !rules.iter().any(|rules| rules.read.contains(&key.as_str())) {
             let unused = rules.iter().flat_map(|rules| rules.unused).copied().flatten();
-            let values = unused.into_iter().find(|(name, _)| name == key).map(|(_, values)| values);
-            if let Err(expected) = expect(fields, (key, value), values) {
+            let values = unused.filter(|(name, _)| name == key).map(|(_, values)| values);
+            if let Err(expected) = expect_any(fields, (key, value), values) {
                 allowed.pass(file, (key, value), &expected)?;
             }
         }
@@ -144,17 +144,33 @@ fn check_nested(file: &str, value: &Value, rules: &Rules, allowed: &mut Allowed<
     }
 }
 
-/// Whether a key that is not read has one of the values without effect on results; otherwise the expectation of an
-/// error.
+/// Whether a key that is not read has a value without effect on results by any of its entries; otherwise the expectation
+/// of an error.
+fn expect_any<'a>(
+    fields: &Map<String, Value>,
+    key: (&str, &Value),
+    entries: impl Iterator<Item = &'a Values>,
+) -> std::result::Result<(), String> {
+    let mut expected: Option<String> = None;
+    for values in entries {
+        match expect(fields, key, values) {
+            Ok(()) => return Ok(()),
+            Err(other) => expected = expected.or(Some(other)),
+        }
+    }
+    let unknown = || "only keys that are supported, or known to have no effect on results,".to_owned();
+    Err(expected.unwrap_or_else(unknown))
+}
+
+/// The same by one entry.
 fn expect(
     fields: &Map<String, Value>,
     (key, value): (&str, &Value),
-    values: Option<&Values>,
+    values: &Values,
 ) -> std::result::Result<(), String> {
     let (is_unused, expected) = match values {
-        None => (false, "only keys that are supported, or known to have no effect on results,".to_owned()),
-        Some(Values::Any) => (true, String::new()),
-        Some(Values::Only(values)) => {
+        Values::Any => (true, String::new()),
+        Values::Only(values) => {
             let values: Vec<Value> = serde_json::from_str(values).unwrap_or_default();
             let is_unused = values.iter().any(|supported| is_same(supported, value));
             let values: Vec<String> = values.iter().map(Value::to_string).collect();
@@ -164,11 +180,11 @@ fn expect(
             };
             (is_unused, expected)
         }
-        Some(Values::SameAs(other)) => {
+        Values::SameAs(other) => {
             let is_unused = fields.get(*other).is_some_and(|other| is_same(other, value));
             (is_unused, format!("the same value for `{key}` as for `{other}`"))
         }
-        Some(Values::Every(text)) => {
+        Values::Every(text) => {
             let is_unused = value.as_array().is_some_and(|values| values.iter().all(|value| value == text));
             (is_unused, format!("`{key}` with nothing but `{text}`"))
         }

@@ -11,6 +11,7 @@ const SHARED: &[Unused] = &[
     // Records of how the file was written.
     ("_commit_hash", Any),
     ("_name_or_path", Any),
+    ("_num_labels", Any),
     ("finetuning_task", Any),
     ("gradient_checkpointing", Any),
     ("language", Any),
@@ -466,7 +467,6 @@ const T5_ALIASES: &[Unused] = &[
     ("num_attention_heads", SameAs("num_heads")),
     ("num_hidden_layers", SameAs("num_layers")),
     ("is_encoder_decoder", Any),
-    ("num_decoder_layers", Any),
 ];
 family!(
     T5,
@@ -484,7 +484,8 @@ family!(
         "relative_attention_max_distance",
         "relative_attention_num_buckets",
     ],
-    [PADDING, T5_ALIASES]
+    // Of the decoder.
+    [PADDING, T5_ALIASES, &[("num_decoder_layers", Any), ("scale_decoder_outputs", Any)]]
 );
 
 /// The rotation of queries and keys.
@@ -517,7 +518,6 @@ const SEQ2SEQ_UNUSED: [&[Unused]; 3] = [
         ("is_encoder_decoder", Only("[true]")),
         ("mask_token_id", Any),
         ("num_labels", Any),
-        ("_num_labels", Any),
         ("problem_type", Any),
         ("sep_token_id", Any),
         ("unk_token_id", Any),
@@ -593,6 +593,7 @@ seq2seq!(
         "pad_token_id",
         "relative_attention_max_distance",
         "relative_attention_num_buckets",
+        "scale_decoder_outputs",
     ],
     [T5_ALIASES]
 );

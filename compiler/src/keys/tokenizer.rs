@@ -44,7 +44,13 @@ const SHARED: &[Unused] = &[
     ("clean_up_tokenization_spaces", Any),
     ("errors", Any),
     ("spaces_between_special_tokens", Any),
-    // Chats, and tokens of other media.
+    // Chats, and tokens of other media, which are special tokens too.
+    ("audio_token", Any),
+    ("boa_token", Any),
+    ("boi_token", Any),
+    ("eoa_token", Any),
+    ("eoi_token", Any),
+    ("image_token", Any),
     ("chat_template", Any),
     ("model_specific_special_tokens", Only("[{}]")),
     ("response_schema", Any),
@@ -140,6 +146,7 @@ const BERT_ONLY: &[Unused] = &[
     ("strip_accents", Any),
     ("tokenize_chinese_chars", Any),
     ("vocab_type", Any),
+    ("wordpieces_prefix", Any),
 ];
 
 /// The settings of models that generate texts.

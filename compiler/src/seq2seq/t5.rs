@@ -47,6 +47,12 @@ pub(super) fn model(config: &ConfigFile, weights: &Weights, lengths: [usize; 2])
     let layers = config.require_size("num_layers")?;
     let decoder_layers = config.get_size("num_decoder_layers")?.unwrap_or(layers);
     let is_tied = config.get("tie_word_embeddings")?.unwrap_or(config.model_type() != MT5);
+    // Of version 5; older ones follow the matrices.
+    if let Some(found) = config.get::<bool>("scale_decoder_outputs")?.filter(|found| *found != is_tied) {
+        return Err(Error::model(format!(
+            "expected `scale_decoder_outputs` {is_tied}, the value of `tie_word_embeddings`, but found {found}"
+        )));
+    }
     Ok(Seq2SeqModel {
         architecture: config.architecture().to_owned(),
         hidden,
