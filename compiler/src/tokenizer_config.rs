@@ -5,7 +5,11 @@ use std::{collections::BTreeMap, path::Path};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{config::ConfigFile, files, vocabularies};
+use super::{
+    config::ConfigFile,
+    files,
+    vocabularies::{self, content},
+};
 use kivu::{
     error::{Error, Result},
     repository::bundle::TOKENIZER,
@@ -28,7 +32,7 @@ const SPECIAL: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 /// The keys of lists of special tokens.
 const MORE_SPECIAL: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
-pub(super) const SPECIAL_FILE: &str = "special_tokens_map.json";
+const SPECIAL_FILE: &str = "special_tokens_map.json";
 
 /// An entry of `added_tokens_decoder`, by the fields of a `tokenizer.json`, with the defaults of `AddedToken`.
 #[derive(Deserialize)]
@@ -47,16 +51,17 @@ struct AddedToken {
 
 /// The `tokenizer.json` in `folder` with the settings of its `tokenizer_config.json`.
 pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
-    let json = match vocabularies::tokenizer(folder)? {
+    let class = class(folder)?;
+    let class = class.trim_end_matches("Fast");
+    let config = ConfigFile::open_or_empty(folder, NAME)?;
+    let special = ConfigFile::open_or_empty(folder, SPECIAL_FILE)?;
+    let json = match vocabularies::tokenizer(folder, class, [&config, &special])? {
         Some(json) => json,
         None => files::read_tokenizer(folder)?,
     };
     let unreadable = |error| Error::model_because("cannot read the tokenizer", error);
     let before: Map<String, Value> = serde_json::from_slice(&json).map_err(unreadable)?;
-    let config = ConfigFile::open_or_empty(folder, NAME)?;
     let mut tokenizer = before.clone();
-    let class = class(folder)?;
-    let class = class.trim_end_matches("Fast");
     match class {
         class if BERT.contains(&class) => set_normalizer(&mut tokenizer, &config, class)?,
         class if ROBERTA.contains(&class) => set_byte_pairs(&mut tokenizer, &config)?,
@@ -170,11 +175,6 @@ fn set_ends(tokenizer: &mut Map<String, Value>, config: &ConfigFile, defaults: [
     Ok(())
 }
 
-/// The text of a token, which is a string or an object.
-pub(super) fn content(token: &Value) -> Option<&str> {
-    token.as_str().or_else(|| token.get("content")?.as_str())
-}
-
 /// Makes the special tokens that the files name tokens that are never split, as `transformers` does; refuses those that
 /// the tokenizer does not have, whose ids are beyond the model's table.
 fn add_special_tokens(tokenizer: &mut Map<String, Value>, folder: &Path, config: &ConfigFile) -> Result<()> {
@@ -257,7 +257,7 @@ fn add_tokens(tokenizer: &mut Map<String, Value>, config: &ConfigFile) -> Result
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, path::PathBuf};
 
     use super::*;
 
@@ -320,5 +320,55 @@ mod tests {
             space(json!({"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": true})),
             true
         );
+    }
+
+    fn fixtures() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures")
+    }
+
+    fn parse(json: &[u8]) -> Value {
+        serde_json::from_slice(json).unwrap()
+    }
+
+    #[test]
+    fn the_vocabulary_of_bert_makes_the_tokenizer_that_transformers_saves() {
+        let (folder, source) = (tempfile::tempdir().unwrap(), fixtures().join("models/tiny-bert"));
+        for name in ["vocab.txt", "config.json", "tokenizer_config.json"] {
+            fs::copy(source.join(name), folder.path().join(name)).unwrap();
+        }
+        let mut saved = parse(&fs::read(source.join(TOKENIZER)).unwrap());
+        (saved["truncation"], saved["padding"]) = (Value::Null, Value::Null);
+        assert_eq!(parse(&read_tokenizer(folder.path()).unwrap()), saved);
+        // The settings replace the defaults.
+        fs::write(folder.path().join("tokenizer_config.json"), r#"{"do_lower_case": false}"#).unwrap();
+        let cased = parse(&read_tokenizer(folder.path()).unwrap());
+        assert_eq!(cased["normalizer"]["lowercase"], false);
+        fs::write(folder.path().join("vocab.txt"), "[PAD]\n[UNK]\n[CLS]\n").unwrap();
+        let refusal = read_tokenizer(folder.path()).unwrap_err().to_string();
+        assert_eq!(refusal, "expected `[SEP]` (`sep_token`) in `vocab.txt`, but found none");
+    }
+
+    #[test]
+    fn the_pieces_of_xlm_roberta_make_the_tokenizer_that_transformers_converts() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::copy(
+            fixtures().join("models/tiny-mbart").join("sentencepiece.bpe.model"),
+            folder.path().join("sentencepiece.bpe.model"),
+        )
+        .unwrap();
+        fs::write(folder.path().join("config.json"), r#"{"model_type": "xlm-roberta"}"#).unwrap();
+        let mut built = parse(&read_tokenizer(folder.path()).unwrap());
+        // The golden has no map of characters, which is that of the file.
+        assert!(built["normalizer"]["normalizers"][0]["precompiled_charsmap"].take().is_string());
+        let golden = parse(&fs::read(fixtures().join("goldens/xlm_roberta_pieces.json")).unwrap());
+        // Scores are floats of 32 bits.
+        let scores = |tokenizer: &mut Value| {
+            let pieces = tokenizer["model"]["vocab"].take();
+            let pieces: Vec<(String, f32)> = serde_json::from_value(pieces).unwrap();
+            pieces
+        };
+        let mut golden = golden;
+        assert_eq!(scores(&mut built), scores(&mut golden));
+        assert_eq!(built, golden);
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::{config::ConfigFile, files::read, sentencepiece::SentencePieces, tokenizer_config};
+use super::{config::ConfigFile, files::read, sentencepiece::SentencePieces};
 use kivu::{
     error::{Error, Result},
     repository::bundle::TOKENIZER,
@@ -24,15 +24,14 @@ const SPECIAL: [(&str, &str); 5] = [
     ("mask_token", "[MASK]"),
 ];
 
-/// The `tokenizer.json` of the files of a slow tokenizer in `folder`; `None` if it has its own, or other files.
-pub(super) fn tokenizer(folder: &Path) -> Result<Option<Vec<u8>>> {
+/// The `tokenizer.json` of the files of a slow tokenizer of a class in `folder`, whose special tokens are in `settings`;
+/// `None` if it has its own, or other files.
+pub(super) fn tokenizer(folder: &Path, class: &str, settings: [&ConfigFile; 2]) -> Result<Option<Vec<u8>>> {
     if folder.join(TOKENIZER).is_file() {
         return Ok(None);
     }
-    let class = tokenizer_config::class(folder)?;
-    let class = class.trim_end_matches("Fast");
     if BERT.contains(&class) && folder.join(WORDS).is_file() {
-        return word_pieces(folder).map(Some);
+        return word_pieces(folder, settings).map(Some);
     }
     if class == "XLMRobertaTokenizer" && folder.join(PIECES).is_file() {
         return SentencePieces::open(&folder.join(PIECES))?.xlm_roberta().map(Some);
@@ -41,7 +40,7 @@ pub(super) fn tokenizer(folder: &Path) -> Result<Option<Vec<u8>>> {
 }
 
 /// BERT's, without the settings of `tokenizer_config.json`.
-fn word_pieces(folder: &Path) -> Result<Vec<u8>> {
+fn word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Result<Vec<u8>> {
     let text = read(&folder.join(WORDS))?;
     let text = String::from_utf8(text)
         .map_err(|error| Error::model_because(format!("expected UTF-8 in `{WORDS}`"), error))?;
@@ -49,11 +48,9 @@ fn word_pieces(folder: &Path) -> Result<Vec<u8>> {
     let lines = text.strip_suffix('\n').unwrap_or(&text).split('\n');
     let ids: Map<String, Value> =
         lines.zip(0..).map(|(piece, id)| (piece.trim_end_matches('\r').to_owned(), json!(id))).collect();
-    let config = ConfigFile::open_or_empty(folder, tokenizer_config::NAME)?;
-    let map = ConfigFile::open_or_empty(folder, tokenizer_config::SPECIAL_FILE)?;
     let token = |(key, default): &(&str, &str)| {
-        let named = [&config, &map].into_iter().find_map(|file| file.fields().get(*key));
-        let token = named.and_then(tokenizer_config::content).unwrap_or(default).to_owned();
+        let named = settings.iter().find_map(|file| file.fields().get(*key));
+        let token = named.and_then(content).unwrap_or(default).to_owned();
         let missing = || Error::model(format!("expected `{token}` (`{key}`) in `{WORDS}`, but found none"));
         let id = ids.get(&token).cloned().ok_or_else(missing)?;
         Ok::<_, Error>((token, id))
@@ -88,6 +85,11 @@ fn word_pieces(folder: &Path) -> Result<Vec<u8>> {
     serde_json::to_vec(&tokenizer).map_err(|error| Error::model_because("cannot write the tokenizer", error))
 }
 
+/// The text of a token, which is a string or an object.
+pub(super) fn content(token: &Value) -> Option<&str> {
+    token.as_str().or_else(|| token.get("content")?.as_str())
+}
+
 /// A part of a template.
 pub(super) fn named(kind: &str, name: &str, type_id: u32) -> Value {
     json!({kind: {"id": name, "type_id": type_id}})
@@ -99,57 +101,4 @@ pub(super) fn added(content: &str, id: &Value, takes_left: bool) -> Value {
         "id": id, "content": content, "single_word": false, "lstrip": takes_left, "rstrip": false,
         "normalized": false, "special": true,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use std::{fs, path::PathBuf};
-
-    use super::*;
-
-    fn fixtures() -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures")
-    }
-
-    fn parse(json: &[u8]) -> Value {
-        serde_json::from_slice(json).unwrap()
-    }
-
-    #[test]
-    fn the_vocabulary_of_bert_makes_the_tokenizer_that_transformers_saves() {
-        let (folder, source) = (tempfile::tempdir().unwrap(), fixtures().join("models/tiny-bert"));
-        for name in [WORDS, "config.json", "tokenizer_config.json"] {
-            fs::copy(source.join(name), folder.path().join(name)).unwrap();
-        }
-        let mut saved = parse(&fs::read(source.join(TOKENIZER)).unwrap());
-        (saved["truncation"], saved["padding"]) = (Value::Null, Value::Null);
-        assert_eq!(parse(&tokenizer_config::read_tokenizer(folder.path()).unwrap()), saved);
-        // The settings replace the defaults.
-        fs::write(folder.path().join("tokenizer_config.json"), r#"{"do_lower_case": false}"#).unwrap();
-        let cased = parse(&tokenizer_config::read_tokenizer(folder.path()).unwrap());
-        assert_eq!(cased["normalizer"]["lowercase"], false);
-        fs::write(folder.path().join(WORDS), "[PAD]\n[UNK]\n[CLS]\n").unwrap();
-        let refusal = tokenizer_config::read_tokenizer(folder.path()).unwrap_err().to_string();
-        assert_eq!(refusal, "expected `[SEP]` (`sep_token`) in `vocab.txt`, but found none");
-    }
-
-    #[test]
-    fn the_pieces_of_xlm_roberta_make_the_tokenizer_that_transformers_converts() {
-        let folder = tempfile::tempdir().unwrap();
-        fs::copy(fixtures().join("models/tiny-mbart").join(PIECES), folder.path().join(PIECES)).unwrap();
-        fs::write(folder.path().join("config.json"), r#"{"model_type": "xlm-roberta"}"#).unwrap();
-        let mut built = parse(&tokenizer_config::read_tokenizer(folder.path()).unwrap());
-        // The golden has no map of characters, which is that of the file.
-        assert!(built["normalizer"]["normalizers"][0]["precompiled_charsmap"].take().is_string());
-        let golden = parse(&fs::read(fixtures().join("goldens/xlm_roberta_pieces.json")).unwrap());
-        // Scores are floats of 32 bits.
-        let scores = |tokenizer: &mut Value| {
-            let pieces = tokenizer["model"]["vocab"].take();
-            let pieces: Vec<(String, f32)> = serde_json::from_value(pieces).unwrap();
-            pieces
-        };
-        let mut golden = golden;
-        assert_eq!(scores(&mut built), scores(&mut golden));
-        assert_eq!(built, golden);
-    }
 }

@@ -38,8 +38,8 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
     let prefix = config.names.prefix;
     let mut weights = Weights::open(&folder)?.with_prefix(prefix, config.names.words);
     families::adapt(&mut config, &weights);
-    // sentence-transformers leaves out the head that the class of the weights has.
-    if makes_vectors(&plan.folder)? {
+    // sentence-transformers leaves out the head that the class of the weights has. An adapter may add one.
+    if plan.adapter.is_none() && makes_vectors(&plan.folder)? {
         config.head = None;
     }
     if let Some(folder) = &plan.adapter {

@@ -1,6 +1,6 @@
 //! The keys of `generation_config.json`, and of generation in `config.json`.
 
-use super::{
+use super::rules::{
     Rules, Unused,
     Values::{Any, Only},
 };

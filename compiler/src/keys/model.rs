@@ -1,9 +1,11 @@
 //! The keys of a model's `config.json`, by family.
 
 use super::{
-    Rules, Unused,
-    Values::{Any, Every, Only, SameAs},
     generation,
+    rules::{
+        Rules, Unused,
+        Values::{Any, Every, Only, SameAs},
+    },
 };
 
 /// Keys that files of all families may have.
@@ -43,12 +45,12 @@ const SHARED: &[Unused] = &[
     ("pruned_heads", Only("[{}]")),
     ("quantization_config", Only("[]")),
     ("tie_encoder_decoder", Only("[false]")),
-    ("sbert_ce_default_activation_function", super::SCORES),
+    ("sbert_ce_default_activation_function", super::rules::SCORES),
 ];
 
 /// The settings of a CrossEncoder.
 const CROSS_ENCODER: Rules =
-    Rules { read: &[], unused: &[&[("activation_fn", super::SCORES), ("version", Any)]], nested: &[] };
+    Rules { read: &[], unused: &[&[("activation_fn", super::rules::SCORES), ("version", Any)]], nested: &[] };
 
 /// Keys for training.
 const TRAINING: &[Unused] = &[

@@ -1,6 +1,6 @@
 //! The keys of the files of sentence-transformers and PyLate.
 
-use super::{
+use super::rules::{
     Rules,
     Values::{Any, Only},
 };
@@ -32,7 +32,7 @@ pub(super) const SETTINGS: Rules = Rules {
         ("__version__", Any),
         // How a client compares vectors, which is not done here.
         ("similarity_fn_name", Any),
-        ("activation_fn", super::SCORES),
+        ("activation_fn", super::rules::SCORES),
     ]],
     nested: &[],
 };

@@ -1,6 +1,6 @@
 //! The keys of `tokenizer_config.json`, `special_tokens_map.json` and `tokenizer.json`.
 
-use super::{
+use super::rules::{
     Rules, Unused,
     Values::{Any, Only},
 };
@@ -25,6 +25,7 @@ const SHARED: &[Unused] = &[
     ("do_basic_tokenize", Any),
     ("never_split", Any),
     ("from_slow", Only("[false]")),
+    ("init_inputs", Only("[[]]")),
     ("legacy", Any),
     ("sp_model_kwargs", Only("[{}]")),
     ("slow_tokenizer_class", Any),

@@ -4,7 +4,11 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::{Allowed, Document, Rules, generation, model, sentence_transformers as modules, tokenizer};
+use super::{
+    generation, model,
+    rules::{Allowed, Document, Rules},
+    sentence_transformers as modules, tokenizer,
+};
 use crate::{
     config::ConfigFile,
     encoder::{DEFAULT_ENCODER, GLINER},

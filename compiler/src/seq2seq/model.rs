@@ -1,6 +1,6 @@
 //! The shape of a sequence-to-sequence model of any family.
 
-use super::{names::Names, t5::MT5};
+use super::names::{MT5, Names};
 use crate::{
     config::ConfigFile,
     layers::{Activation, Buckets, NormKind},

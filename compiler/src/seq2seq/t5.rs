@@ -12,7 +12,7 @@ use crate::{
 use kivu::error::{Error, Result};
 
 pub(crate) const T5: &str = "t5";
-pub(crate) const MT5: &str = "mt5";
+pub(crate) use super::names::MT5;
 
 /// The limit of tokens in a source if the files name none: the length that mT5 was trained on.
 const MAX_TOKENS: usize = 1024;
