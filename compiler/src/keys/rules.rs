@@ -12,7 +12,7 @@ pub(super) struct Rules {
     /// Lists of keys without effect on results.
     pub(super) unused: &'static [&'static [Unused]],
     /// Objects, or lists of objects, whose keys have rules of their own.
-    pub(super) nested: &'static [(&'static str, &'static Rules)],
+    pub(super) nested: &'static [(&'static str, &'static Self)],
 }
 
 /// A key, and the values for which it has no effect on results.
@@ -218,7 +218,7 @@ mod tests {
         nested: &[("rope", &INNER)],
     };
 
-    fn check(fields: Value, allowed: &[&str]) -> Result<Vec<String>> {
+    fn check(fields: &Value, allowed: &[&str]) -> Result<Vec<String>> {
         let keys: Vec<String> = allowed.iter().map(|key| (*key).to_owned()).collect();
         let mut allowed = Allowed::new(&keys);
         let fields = fields.as_object().cloned().unwrap();
@@ -232,7 +232,7 @@ mod tests {
         let known = json!({
             "d_model": 4, "dropout": 0.1, "chunks": 0.0, "hidden_size": 4, "rope": {"factor": 2.0}, "unknown": null,
         });
-        assert_eq!(check(known, &[]).unwrap(), [""; 0]);
+        assert_eq!(check(&known, &[]).unwrap(), [""; 0]);
         let refusals = [
             json!({"is_causal": false}),
             json!({"chunks": 1}),
@@ -242,7 +242,7 @@ mod tests {
             json!({"rope": [{"factor": 2.0}, {"beta": 1}]}),
             json!({"unknown": "a".repeat(100)}),
         ];
-        let refusals = refusals.map(|fields| check(fields, &[]).unwrap_err().to_string());
+        let refusals = refusals.map(|fields| check(&fields, &[]).unwrap_err().to_string());
         let refusals = refusals.map(|refusal| refusal.split_once("; use `--allow").unwrap().0.to_owned());
         insta::assert_snapshot!(refusals.join("\n"), @r#"
         expected only keys that are supported, or known to have no effect on results, in `config.json`, but found `is_causal` false
@@ -258,9 +258,9 @@ mod tests {
     #[test]
     fn allowed_keys_become_warnings() {
         let fields = json!({"rope": {"beta": 1}, "dropout": 0.1});
-        let warnings = check(fields.clone(), &["beta"]).unwrap().join("\n");
+        let warnings = check(&fields, &["beta"]).unwrap().join("\n");
         insta::assert_snapshot!(warnings, @"`beta` 1 in `config.json: rope` was ignored on request: results may differ from those of the model's authors");
-        let refusal = check(fields, &["beta", "gamma"]).unwrap_err();
+        let refusal = check(&fields, &["beta", "gamma"]).unwrap_err();
         insta::assert_snapshot!(refusal, @"expected `--allow` with a key of the model's files, but found `gamma`, which none of them has");
     }
 }
