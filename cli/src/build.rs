@@ -69,6 +69,9 @@ pub(super) struct Arguments {
     /// The engine that an encoder in int8 is built for [default: that of kivu.toml, or auto]
     #[arg(long)]
     engine: Option<EngineChoice>,
+    /// Build the model as if its files did not have this key, although it may change results; repeatable
+    #[arg(long, value_name = "KEY")]
+    allow: Vec<String>,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
@@ -105,6 +108,7 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
         task: arguments.task,
         precision: arguments.precision,
         engine: arguments.engine.unwrap_or(config.engine),
+        allow: arguments.allow,
         cache: config.home.clone(),
     };
     let built = build(&request, &|| onnx_runtime::load(config), &Progress::default())?;
@@ -130,8 +134,8 @@ fn serving<'a>(name: &'a Path, path: &Path, config: &Config) -> Option<&'a Path>
 /// the bundle is the one that `kivu serve` finds by the same name.
 fn build_named(model: &NamedModel, arguments: Arguments, config: &Config) -> Result<ExitCode> {
     let progress = Progress::default();
-    let tools = Tools { config, runtime: &|| onnx_runtime::load(config), progress: &progress };
-    let Arguments { source, out, name, task, precision, engine, json } = arguments;
+    let Arguments { source, out, name, task, precision, engine, allow, json } = arguments;
+    let tools = Tools { config, runtime: &|| onnx_runtime::load(config), progress: &progress, allow: &allow };
     let options = Options { task, precision, engine: engine.unwrap_or(config.engine) };
     if out.is_some() || name.is_some() {
         let default = || default_name(&source, name.as_deref());

@@ -100,7 +100,7 @@ pub(super) fn resolve(named: &Path, options: Options, config: &Config) -> Result
     }
     let progress = Progress::default();
     let runtime = || onnx_runtime::load(config);
-    let tools = Tools { config, runtime: &runtime, progress: &progress };
+    let tools = Tools { config, runtime: &runtime, progress: &progress, allow: &[] };
     let outcome = models.build(&model, options, false, &tools);
     progress.clear();
     let outcome = outcome?;

@@ -9,7 +9,9 @@ use super::{
     bergamot, calibration,
     config::ConfigFile,
     cost::{self, Comparison},
-    encoder, export, files, onnx,
+    encoder, export, files,
+    keys::{self, Kind},
+    onnx,
     plan::{Build, Plan},
     quality::{self, Shortfall, model::EncoderModel},
     seq2seq,
@@ -73,6 +75,7 @@ fn joined(first: Option<String>, second: Option<String>) -> Option<String> {
 fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option<(WeightForm, Shortfall)>)> {
     let Build { plan, scratch, progress, .. } = build;
     progress.stage("read the weights", 1);
+    let warnings = check_keys(plan)?;
     let mut source = open(build)?;
     if let TaskSettings::Encoder(EncoderSettings::Embedding(settings)) = &mut source.settings {
         plan.prompts.apply(settings)?;
@@ -145,6 +148,7 @@ fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option
     let shortfall = qualities.iter().find_map(|quality| quality::shortfall(quality, &plan.floor));
     let form = form(plan, &source);
     let mut manifest = manifest(plan, task, source, (graph, signature(graph)?), (qualities, vectors));
+    manifest.warnings = warnings;
     if let Some(reason) = &reason {
         manifest.weights.plan = format!("{}; {reason}", manifest.weights.plan);
     }
@@ -168,6 +172,18 @@ enum Format {
     Seq2Seq,
     Encoder,
     Export,
+}
+
+/// Checks the keys of all files of the model; returns the warnings about those that the plan allows.
+fn check_keys(plan: &Plan) -> Result<Vec<String>> {
+    let kind = match format(plan)? {
+        Format::Bergamot => return Ok(Vec::new()),
+        Format::StaticEmbedding | Format::Encoder => Kind::Encoder,
+        Format::Gliner => Kind::Gliner,
+        Format::Seq2Seq => Kind::Seq2Seq,
+        Format::Export => Kind::Export,
+    };
+    keys::check(plan, kind)
 }
 
 /// Opens the model in the plan's folder.
@@ -289,6 +305,7 @@ fn manifest(
         zero_shot_entities,
         seq2seq,
         tensors: plan.tensors.clone(),
+        warnings: Vec::new(),
         signature,
         files: Vec::new(),
     }

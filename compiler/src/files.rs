@@ -40,7 +40,7 @@ pub(super) fn are_same_tokenizers(left: &[u8], right: &[u8]) -> Result<bool> {
     Ok(read(left)? == read(right)?)
 }
 
-fn read_if_exists(path: &Path) -> Result<Option<Vec<u8>>> {
+pub(super) fn read_if_exists(path: &Path) -> Result<Option<Vec<u8>>> {
     match read(path) {
         Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
         read => read.map(Some),

@@ -16,6 +16,7 @@ mod functions;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod hub;
+mod keys;
 mod layers;
 mod lora;
 mod module_list;
@@ -37,7 +38,10 @@ mod seq2seq;
 mod source;
 mod static_embedding;
 mod task;
+mod token_rows;
+mod token_types;
 mod tokenizer_config;
+mod vocabularies;
 mod weights;
 
 use self::{cost::Comparison, hub::Fetched, plan::Build, scratch::Scratch};

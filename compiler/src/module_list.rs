@@ -6,6 +6,7 @@ use std::{
 };
 
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use super::{
     config::ConfigFile,
@@ -13,12 +14,26 @@ use super::{
 };
 use kivu::error::{Error, Result, quoted};
 
-const MODULES: &str = "modules.json";
+pub(super) const MODULES: &str = "modules.json";
 /// Classes that send queries and documents through modules of their own, and their settings.
 const ROUTERS: [&str; 2] = ["Router", "Asym"];
-const ROUTER: &str = "router_config.json";
+pub(super) const ROUTER: &str = "router_config.json";
 /// The class of weights of the tokens of queries.
 const STATIC_QUERIES: &str = "SparseStaticEmbedding";
+
+/// The packages of sentence-transformers' own classes, in its versions. From version 5.4 on, a class is in a file of its
+/// own.
+const PACKAGES: [&str; 7] = [
+    "sentence_transformers.models",
+    "sentence_transformers.base.modules",
+    "sentence_transformers.cross_encoder.modules",
+    "sentence_transformers.multi_vector_encoder.modules",
+    "sentence_transformers.sentence_transformer.modules",
+    "sentence_transformers.sparse_encoder.models",
+    "sentence_transformers.sparse_encoder.modules",
+];
+/// Other classes that are built like sentence-transformers' own.
+const PYLATE_DENSE: &str = "pylate.models.Dense.Dense";
 
 /// A module of a model.
 #[derive(Clone, PartialEq, Deserialize)]
@@ -28,13 +43,25 @@ pub(super) struct Module {
 }
 
 impl Module {
-    /// The class, without its package.
+    /// The name of a class of sentence-transformers or PyLate, and the whole path of any other class.
     pub(super) fn class(&self) -> &str {
-        self.r#type.rsplit('.').next().unwrap_or_default()
+        let path = self.r#type.as_str();
+        let Some((place, class)) = path.rsplit_once('.') else { return path };
+        let file =
+            place.rsplit_once('.').filter(|(_, file)| file.replace('_', "").eq_ignore_ascii_case(class));
+        let is_known = PACKAGES.contains(&place)
+            || file.is_some_and(|(package, _)| PACKAGES.contains(&package))
+            || path == PYLATE_DENSE;
+        if is_known { class } else { path }
     }
 
-    pub(super) fn is_in(&self, package: &str) -> bool {
-        self.r#type.split('.').next() == Some(package)
+    /// Whether it is a layer of PyLate, which transforms vectors of tokens.
+    pub(super) fn is_pylates(&self) -> bool {
+        self.r#type == PYLATE_DENSE
+    }
+
+    pub(super) fn is_router(&self) -> bool {
+        ROUTERS.contains(&self.class())
     }
 
     /// The folder of the module, which must be inside of the model's.
@@ -72,6 +99,7 @@ pub(super) fn modules(folder: &Path) -> Result<Vec<Module>> {
 /// A list of modules for queries, and one for documents. Their paths are those in the folder of the model.
 struct Router {
     documents: Vec<Module>,
+    queries: Vec<Module>,
     /// The folder of the weights of queries, if these are static; otherwise the model reads queries like documents.
     static_queries: Option<PathBuf>,
 }
@@ -93,7 +121,7 @@ struct RouterParameters {
 impl Router {
     /// The router that a list of modules begins with, if it does. Routes that need two encoders are refused.
     fn of(list: &[Module], folder: &Path) -> Result<Option<Self>> {
-        let Some(first) = list.first().filter(|first| ROUTERS.contains(&first.class())) else {
+        let Some(first) = list.first().filter(|first| first.is_router()) else {
             return Ok(None);
         };
         let files = first.folder(folder)?;
@@ -131,7 +159,7 @@ impl Router {
                 )));
             }
         };
-        Ok(Some(Self { documents, static_queries }))
+        Ok(Some(Self { documents, queries, static_queries }))
     }
 }
 
@@ -166,6 +194,49 @@ pub(super) fn static_queries(folder: &Path) -> Result<Option<PathBuf>> {
     Ok(Router::of(&list, folder)?.and_then(|router| router.static_queries))
 }
 
+/// The modules of the list, each with its description in the file.
+pub(super) fn described(folder: &Path) -> Result<Vec<(Map<String, Value>, Module)>> {
+    let list: Option<Vec<Map<String, Value>>> = read_json_if_exists(&folder.join(MODULES))?;
+    Ok(list.unwrap_or_default().into_iter().zip(listed(folder)?).collect())
+}
+
+/// The modules of a `Router`, if there is one.
+pub(super) fn routed(folder: &Path) -> Result<Vec<Module>> {
+    let router = Router::of(&listed(folder)?, folder)?;
+    Ok(router.map(|router| [router.documents, router.queries].concat()).unwrap_or_default())
+}
+
 fn listed(folder: &Path) -> Result<Vec<Module>> {
     Ok(read_json_if_exists(&folder.join(MODULES))?.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_are_known_by_their_whole_paths() {
+        let class = |path: &str| Module { path: String::new(), r#type: path.to_owned() }.class().to_owned();
+        for path in [
+            "sentence_transformers.models.Pooling",
+            "sentence_transformers.models.Pooling.Pooling",
+            "sentence_transformers.sentence_transformer.modules.pooling.Pooling",
+        ] {
+            assert_eq!(class(path), "Pooling");
+        }
+        assert_eq!(class("sentence_transformers.models.LayerNorm"), "LayerNorm");
+        let path = "sentence_transformers.sentence_transformer.modules.layer_norm.LayerNorm";
+        assert_eq!(class(path), "LayerNorm");
+        assert_eq!(class("pylate.models.Dense.Dense"), "Dense");
+        for other in [
+            "Pooling",
+            "my_pool.Pooling",
+            "custom_st.Transformer",
+            "sentence_transformers.Pooling",
+            "sentence_transformers.models.other.Pooling",
+            "pylate.models.Pooling",
+        ] {
+            assert_eq!(class(other), other);
+        }
+    }
 }

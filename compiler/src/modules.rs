@@ -22,6 +22,9 @@ use kivu::{
 
 /// The name of the output of a graph that pools.
 pub(super) const POOLED: &str = "sentence_embedding";
+/// The names of vectors in the settings of layers: of tokens, and of texts.
+const TOKENS: &str = "token_embeddings";
+const TEXT: &str = POOLED;
 
 /// The modules that vectors of tokens pass on their way to the vector of a text.
 #[derive(Debug)]
@@ -126,7 +129,7 @@ impl Modules {
                 Module::Pooling(modes)
             }
             "Dense" => {
-                let layer = Dense::open(folder, [Some(self.tokens), self.text])?;
+                let layer = Dense::open(folder, [Some(self.tokens), self.text], TEXT)?;
                 match layer.is_of_tokens {
                     true => self.tokens = layer.outputs,
                     false => self.text = Some(layer.outputs),
@@ -140,7 +143,9 @@ impl Modules {
                 }
                 let weights = open_weights(folder)?;
                 let take = |name| Ok::<_, Error>(weights.take(name, &[dimension])?.values.clone());
-                Module::LayerNorm { gain: take("norm.weight")?, bias: take("norm.bias")? }
+                let (gain, bias) = (take("norm.weight")?, take("norm.bias")?);
+                weights.check_all(|_| false)?;
+                Module::LayerNorm { gain, bias }
             }
             "Normalize" if self.text.is_some() => Module::Normalize,
             "Normalize" => {
@@ -262,14 +267,10 @@ impl Module {
 }
 
 impl Dense {
-    /// Reads a layer for the vectors of tokens or of texts, which have the given widths.
-    fn open(folder: &Path, [of_tokens, of_text]: [Option<usize>; 2]) -> Result<Self> {
-        const TOKENS: &str = "token_embeddings";
-        const TEXT: &str = POOLED;
+    /// Reads a layer for the vectors of tokens or of texts, which have the given widths; by default those called
+    /// `default`.
+    fn open(folder: &Path, [of_tokens, of_text]: [Option<usize>; 2], default: &'static str) -> Result<Self> {
         let config = ConfigFile::open(folder)?;
-        // PyLate's layers are all of tokens, and their files have no names.
-        let is_pylates = config.fields().contains_key("use_residual");
-        let default = if is_pylates { TOKENS } else { TEXT };
         let input: String = config.get("module_input_name")?.unwrap_or_else(|| default.to_owned());
         let output = config.get("module_output_name")?.unwrap_or_else(|| input.clone());
         if input != output || ![TOKENS, TEXT].contains(&input.as_str()) {
@@ -291,7 +292,7 @@ impl Dense {
             false => None,
         };
         let activation: Option<String> = config.get("activation_function")?;
-        Ok(Self {
+        let layer = Self {
             inputs,
             outputs,
             weight: weights.take("linear.weight", &[outputs, inputs])?.values.clone(),
@@ -305,12 +306,16 @@ impl Dense {
                     Residual::Projected(weights.take("residual.weight", &[outputs, inputs])?.values.clone())
                 }
             },
-        })
+        };
+        weights.check_all(|_| false)?;
+        Ok(layer)
     }
 
-    /// The layer in `folder` that transforms the vectors of tokens, of `width` values.
-    pub(super) fn of_tokens(folder: &Path, width: usize) -> Result<Self> {
-        let layer = Self::open(folder, [Some(width), None])?;
+    /// The layer in `folder` that transforms the vectors of tokens, of `width` values. PyLate's layers all do, and their
+    /// files do not say it.
+    pub(super) fn of_tokens(folder: &Path, width: usize, is_pylates: bool) -> Result<Self> {
+        let default = if is_pylates { TOKENS } else { TEXT };
+        let layer = Self::open(folder, [Some(width), None], default)?;
         match layer.is_of_tokens {
             true => Ok(layer),
             false => Err(misplaced(folder, layer.inputs, None)),
@@ -378,13 +383,14 @@ impl Dense {
 impl Activation {
     /// The activation that is an instance of a class of `torch.nn`.
     fn of_class(class: &str) -> Result<Self> {
-        match class.rsplit('.').next().unwrap_or_default() {
-            "Identity" => Ok(Self::Identity),
-            "Tanh" => Ok(Self::Operator("Tanh")),
-            "ReLU" => Ok(Self::Operator("Relu")),
-            "Sigmoid" => Ok(Self::Operator("Sigmoid")),
-            "GELU" => Ok(Self::Microsoft("Gelu")),
-            "SiLU" => Ok(Self::Microsoft("QuickGelu")),
+        const PACKAGES: [&str; 3] = ["torch.nn.modules.activation.", "torch.nn.modules.linear.", "torch.nn."];
+        match PACKAGES.iter().find_map(|package| class.strip_prefix(package)) {
+            Some("Identity") => Ok(Self::Identity),
+            Some("Tanh") => Ok(Self::Operator("Tanh")),
+            Some("ReLU") => Ok(Self::Operator("Relu")),
+            Some("Sigmoid") => Ok(Self::Operator("Sigmoid")),
+            Some("GELU") => Ok(Self::Microsoft("Gelu")),
+            Some("SiLU") => Ok(Self::Microsoft("QuickGelu")),
             _ => Err(Error::model(format!(
                 "expected an `activation_function` among `Identity`, `Tanh`, `ReLU`, `Sigmoid`, `GELU`, `SiLU` of \
                  `torch.nn`, but found `{class}`"

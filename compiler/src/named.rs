@@ -97,6 +97,8 @@ pub struct Tools<'a, P> {
     pub runtime: LoadRuntime<'a>,
     /// Observes builds and downloads.
     pub progress: &'a P,
+    /// Keys of a model's files that its build ignores at the user's risk.
+    pub allow: &'a [String],
 }
 
 /// A bundle that was built by name.
@@ -331,6 +333,7 @@ impl Prepared {
             task: options.task,
             precision: options.precision,
             engine: options.engine,
+            allow: tools.allow.to_vec(),
             cache: tools.config.home.clone(),
         };
         build_from(&request, self.fetched.as_ref(), tools.runtime, tools.progress)

@@ -37,6 +37,8 @@ pub struct Request {
     pub precision: Option<Precision>,
     /// The engine that an encoder in int8 is built for.
     pub engine: EngineChoice,
+    /// Keys of the model's files that the build ignores at the user's risk, though they may change results.
+    pub allow: Vec<String>,
     /// The folder of downloaded packages.
     pub cache: PathBuf,
 }
@@ -74,6 +76,8 @@ pub(super) struct Plan {
     pub(super) is_precision_fixed: bool,
     pub(super) engine: EngineChoice,
     pub(super) floor: QualityFloor,
+    /// Keys of the model's files that are ignored, though they may change results.
+    pub(super) allow: Vec<String>,
 }
 
 impl Plan {
@@ -151,6 +155,7 @@ pub(super) fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         precision: request.precision.unwrap_or_default(),
         is_precision_fixed: request.precision.is_some(),
         engine: request.engine,
+        allow: request.allow.clone(),
         ..Plan::default()
     })
 }
@@ -186,6 +191,7 @@ fn of_recipe(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         is_precision_fixed: precision.is_some(),
         engine: request.engine,
         floor: recipe.quality,
+        allow: [&recipe.allow[..], &request.allow].concat(),
     })
 }
 

@@ -41,6 +41,9 @@ pub struct Recipe {
     /// The prompts of an embedding model, in addition to those of its files.
     #[serde(default)]
     pub prompts: Prompts,
+    /// Keys of its files that are ignored, though they may change results.
+    #[serde(default)]
+    pub allow: Vec<String>,
     /// The languages of a model that translates, if its files do not name them.
     pub languages: Option<LanguagePair>,
     /// The floor of its quality.

@@ -32,7 +32,7 @@ const TEMPLATE: &str = "chat_template.jinja";
 const MODEL2VEC: &str = "model2vec";
 /// The settings of the transformer, in the order in which sentence-transformers looks for them: old versions named the
 /// file after the architecture.
-const TRANSFORMER: [&str; 7] = [
+pub(super) const TRANSFORMER: [&str; 7] = [
     "sentence_bert_config.json",
     "sentence_roberta_config.json",
     "sentence_distilbert_config.json",
@@ -80,8 +80,8 @@ pub(super) enum Layout {
 
 /// A model whose texts have a vector for each token, in the form of PyLate or of `MultiVectorEncoder`.
 pub(super) struct LateInteraction {
-    /// The folders of its layers.
-    pub(super) projections: Vec<PathBuf>,
+    /// The folders of its layers, and whether they are PyLate's.
+    pub(super) projections: Vec<(PathBuf, bool)>,
     pub(super) query: RoleFiles,
     pub(super) document: RoleFiles,
     /// Whether words without a token of their own are unknown tokens.
@@ -104,6 +104,13 @@ pub(super) struct Expanding {
     pub(super) is_attended: bool,
 }
 
+/// Whether the modules of the model in `folder` make vectors, whatever head the class of its weights has.
+pub(super) fn makes_vectors(folder: &Path) -> Result<bool> {
+    let classes = ["Pooling", "SpladePooling", "MultiVectorMask"];
+    let list = modules(folder)?;
+    Ok(list.iter().any(|module| module.is_pylates() || classes.contains(&module.class())))
+}
+
 /// The modules after the transformer of the model in `folder`.
 pub(super) fn layout(folder: &Path) -> Result<Layout> {
     let list = modules(folder)?;
@@ -123,14 +130,14 @@ pub(super) fn layout(folder: &Path) -> Result<Layout> {
         };
     }
     let mask = find("MultiVectorMask");
-    let is_pylates = list.iter().any(|module| module.is_in("pylate"));
+    let is_pylates = list.iter().any(Module::is_pylates);
     if mask.is_none() && !is_pylates {
         return Ok(Layout::Pooled);
     }
     let mut projections = Vec::new();
     for module in list.iter().skip(1) {
         match module.class() {
-            "Dense" => projections.push(module.folder(folder)?),
+            "Dense" => projections.push((module.folder(folder)?, module.is_pylates())),
             "Normalize" | "MultiVectorMask" | "Dropout" => {}
             other => {
                 return Err(Error::model(format!(

@@ -126,6 +126,7 @@ fn table(weights: &Weights) -> Result<Weight> {
         }
     };
     let height = rows.len() / width;
+    weights.check_all(|name| ["embedding.weight", "embeddings", "mapping", "weights"].contains(&name))?;
     if weights.has("weights") {
         let factors = &weights.take("weights", &[height])?.values;
         for (row, factor) in rows.chunks_exact_mut(width).zip(factors) {

@@ -5,14 +5,18 @@ use std::{collections::BTreeMap, path::Path};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{config::ConfigFile, files};
+use super::{
+    config::ConfigFile,
+    files, token_types,
+    vocabularies::{self, content},
+};
 use kivu::{
     error::{Error, Result},
-    tokenizer::{Tokenizer, Truncation},
+    repository::bundle::TOKENIZER,
 };
 
 /// The name of the file.
-const NAME: &str = "tokenizer_config.json";
+pub(super) const NAME: &str = "tokenizer_config.json";
 /// Classes whose settings replace those of a `BertNormalizer`.
 const BERT: [&str; 4] = ["BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", MPNET];
 /// It leaves Chinese characters to the file.
@@ -20,50 +24,15 @@ const MPNET: &str = "MPNetTokenizer";
 /// Classes whose settings replace those of byte pairs.
 const ROBERTA: [&str; 2] = ["RobertaTokenizer", "BartTokenizer"];
 
-/// Classes whose tokenizers return no types of tokens.
-const WITHOUT_TYPES: [&str; 39] = [
-    "BartTokenizer",
-    "BarthezTokenizer",
-    "BigBirdTokenizer",
-    "BlenderbotTokenizer",
-    "BloomTokenizer",
-    "CLIPTokenizer",
-    "CamembertTokenizer",
-    "CodeGenTokenizer",
-    "CodeLlamaTokenizer",
-    "CohereTokenizer",
-    "DPRReaderTokenizer",
-    "DistilBertTokenizer",
-    "GPT2Tokenizer",
-    "GPTNeoXTokenizer",
-    "GemmaTokenizer",
-    "LEDTokenizer",
-    "LayoutLMv3Tokenizer",
-    "LayoutXLMTokenizer",
-    "LlamaTokenizer",
-    "LongformerTokenizer",
-    "MBart50Tokenizer",
-    "MBartTokenizer",
-    MPNET,
-    "MT5Tokenizer",
-    "MvpTokenizer",
-    "NllbTokenizer",
-    "NougatTokenizer",
-    "OpenAIGPTTokenizer",
-    "PegasusTokenizer",
-    "Qwen2Tokenizer",
-    "ReformerTokenizer",
-    "RetriBertTokenizer",
-    "RobertaTokenizer",
-    "SeamlessM4TTokenizer",
-    "T5Tokenizer",
-    "UdopTokenizer",
-    "WhisperTokenizer",
-    "XGLMTokenizer",
-    "XLMRobertaTokenizer",
-];
-/// Models whose tokenizers are of such a class if no file names it.
-const MODELS_WITHOUT_TYPES: [&str; 4] = ["roberta", "xlm-roberta", "camembert", "mpnet"];
+/// Classes whose settings replace the tokens around a text, with their first and last token.
+const LLAMA: [(&str, (&str, &str)); 2] =
+    [("LlamaTokenizer", ("<s>", "</s>")), ("GemmaTokenizer", ("<bos>", "<eos>"))];
+/// The keys of special tokens.
+const SPECIAL: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+/// The keys of lists of special tokens.
+const MORE_SPECIAL: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
+const SPECIAL_FILE: &str = "special_tokens_map.json";
 
 /// An entry of `added_tokens_decoder`, by the fields of a `tokenizer.json`, with the defaults of `AddedToken`.
 #[derive(Deserialize)]
@@ -82,19 +51,29 @@ struct AddedToken {
 
 /// The `tokenizer.json` in `folder` with the settings of its `tokenizer_config.json`.
 pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
-    let json = files::read_tokenizer(folder)?;
+    let class = class(folder)?;
+    let class = class.trim_end_matches("Fast");
+    let config = ConfigFile::open_or_empty(folder, NAME)?;
+    let special = ConfigFile::open_or_empty(folder, SPECIAL_FILE)?;
+    let json = match vocabularies::tokenizer(folder, class, [&config, &special])? {
+        Some(json) => json,
+        None => files::read_tokenizer(folder)?,
+    };
     let unreadable = |error| Error::model_because("cannot read the tokenizer", error);
     let before: Map<String, Value> = serde_json::from_slice(&json).map_err(unreadable)?;
-    let config = ConfigFile::open_or_empty(folder, NAME)?;
     let mut tokenizer = before.clone();
-    match class(folder, &config)?.trim_end_matches("Fast") {
+    match class {
         class if BERT.contains(&class) => set_normalizer(&mut tokenizer, &config, class)?,
         class if ROBERTA.contains(&class) => set_byte_pairs(&mut tokenizer, &config)?,
-        _ => {}
+        _ => set_prefix_space(&mut tokenizer, &config)?,
     }
     add_tokens(&mut tokenizer, &config)?;
-    if !returns_types(folder, &config)? {
-        remove_types(&mut tokenizer);
+    add_special_tokens(&mut tokenizer, folder, &config)?;
+    if let Some((begin, end)) = LLAMA.iter().find_map(|(name, tokens)| (*name == class).then_some(*tokens)) {
+        set_ends(&mut tokenizer, &config, [begin, end])?;
+    }
+    if !token_types::returns_types(folder, &config)? {
+        token_types::remove_types(&mut tokenizer);
     }
     check_truncation(&tokenizer, &config)?;
     if tokenizer == before {
@@ -103,129 +82,9 @@ pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
     serde_json::to_vec(&tokenizer).map_err(|error| Error::model_because("cannot write the tokenizer", error))
 }
 
-/// Refuses tokens without a row in a table of `rows` rows, which no text that has them could be computed with.
-///
-/// Special tokens that were added for other models, such as those of images, are removed: the model's texts do not have
-/// them.
-pub(super) fn within_vocabulary(json: Vec<u8>, rows: usize) -> Result<Vec<u8>> {
-    let invalid = |error| Error::model_because("cannot read the tokenizer", error);
-    let first = u32::try_from(rows).unwrap_or(u32::MAX);
-    let beyond = Tokenizer::from_json(&json)?.tokens_from(first);
-    if beyond.is_empty() {
-        return Ok(json);
-    }
-    let mut file: Map<String, Value> = serde_json::from_slice(&json).map_err(invalid)?;
-    let mut removed = Vec::new();
-    if let Some(Value::Array(added)) = file.get_mut("added_tokens") {
-        let is_beyond = |token: &Value| token["id"].as_u64().is_some_and(|id| id >= u64::from(first));
-        removed.extend(added.extract_if(.., |token| token["special"] == true && is_beyond(token)));
-    }
-    if let Some(Value::Object(vocabulary)) = file.get_mut("model").and_then(|model| model.get_mut("vocab")) {
-        removed
-            .iter()
-            .filter_map(|token| token["content"].as_str())
-            .for_each(|token| drop(vocabulary.remove(token)));
-    }
-    let json = serde_json::to_vec(&file).map_err(invalid)?;
-    let tokenizer = Tokenizer::from_json(&json)?;
-    let pair = tokenizer.encode_pair(["", ""], usize::MAX, Truncation::Off)?;
-    let around = pair.ids.into_iter().chain(tokenizer.special_ids().concat());
-    let around = around.filter(|id| *id >= first).map(|id| (id, "around texts".to_owned()));
-    match tokenizer.tokens_from(first).into_iter().chain(around).next() {
-        None => {
-            tracing::warn!(
-                "leaving out {} special tokens of the tokenizer, from `{}` on, which the model has no vectors for",
-                beyond.len(),
-                beyond[0].1
-            );
-            Ok(json)
-        }
-        Some((id, token)) => Err(Error::model(format!(
-            "expected tokens with ids below {rows}, the rows of the model's table, but found `{token}` with {id}; resize \
-             the model's table (`resize_token_embeddings`), or remove the token from the tokenizer"
-        ))),
-    }
-}
-
-/// Whether the model gets the types of tokens, which distinguish the texts of a pair: by the names of inputs in the file,
-/// or by the class. Without, all tokens have the type 0.
-fn returns_types(folder: &Path, config: &ConfigFile) -> Result<bool> {
-    if let Some(names) = config.get::<Vec<String>>("model_input_names")? {
-        return Ok(names.iter().any(|name| name == "token_type_ids"));
-    }
-    let model = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
-    let default = if model.model_type() == "bert" { 2 } else { 0 };
-    if model.get::<usize>("type_vocab_size")?.unwrap_or(default) < 2 {
-        // The graph has no types.
-        return Ok(true);
-    }
-    let class = config.get::<String>("tokenizer_class")?.or(model.get("tokenizer_class")?);
-    Ok(match class {
-        Some(class) => !WITHOUT_TYPES.contains(&class.trim_end_matches("Fast")),
-        None => !MODELS_WITHOUT_TYPES.contains(&model.model_type()),
-    })
-}
-
-/// Gives the type 0 to all tokens.
-fn remove_types(tokenizer: &mut Map<String, Value>) {
-    let processor = tokenizer.get("post_processor").cloned().unwrap_or_default();
-    let zeroed = without_types(processor);
-    let sequence = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
-    // Processors without a template leave the second text its type.
-    let plain = json!({
-        "type": "TemplateProcessing", "single": [sequence("A")], "pair": [sequence("A"), sequence("B")],
-        "special_tokens": {},
-    });
-    let kind = zeroed["type"].as_str().map(str::to_owned);
-    let has_template = zeroed.to_string().contains("TemplateProcessing");
-    let processor = match kind.as_deref() {
-        Some("RobertaProcessing") => zeroed,
-        _ if has_template => zeroed,
-        None => plain,
-        _ => json!({"type": "Sequence", "processors": [zeroed, plain]}),
-    };
-    tokenizer.insert("post_processor".to_owned(), processor);
-}
-
-/// A post-processor with templates whose types are 0.
-fn without_types(mut processor: Value) -> Value {
-    let kind = processor["type"].as_str().map(str::to_owned);
-    match kind.as_deref() {
-        Some("Sequence") => {
-            if let Some(Value::Array(processors)) = processor.get_mut("processors") {
-                processors.iter_mut().for_each(|inner| *inner = without_types(inner.take()));
-            }
-            processor
-        }
-        Some("TemplateProcessing") => {
-            for field in ["single", "pair"] {
-                let pieces = processor.get_mut(field).and_then(Value::as_array_mut);
-                let pieces = pieces.into_iter().flatten().filter_map(Value::as_object_mut);
-                pieces.flat_map(Map::values_mut).for_each(|piece| piece["type_id"] = 0.into());
-            }
-            processor
-        }
-        Some("BertProcessing") => template(&processor["cls"], &processor["sep"]),
-        _ => processor,
-    }
-}
-
-/// The template of a `BertProcessing`, with the type 0 for all tokens.
-fn template(first: &Value, last: &Value) -> Value {
-    let special = |token: &Value| json!({"SpecialToken": {"id": token[0], "type_id": 0}});
-    let text = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
-    let single = [special(first), text("A"), special(last)];
-    let pair = [&single[..], &[text("B"), special(last)]].concat();
-    let describe = |token: &Value| {
-        let name = token[0].as_str().unwrap_or_default().to_owned();
-        (name, json!({"id": token[0], "ids": [token[1]], "tokens": [token[0]]}))
-    };
-    let special_tokens: Map<String, Value> = [describe(first), describe(last)].into_iter().collect();
-    json!({"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special_tokens})
-}
-
-/// The class of the tokenizer, which depends on the model if no file names it.
-fn class(folder: &Path, config: &ConfigFile) -> Result<String> {
+/// The class of the tokenizer in `folder`, which depends on the model if no file names it.
+pub(super) fn class(folder: &Path) -> Result<String> {
+    let config = ConfigFile::open_or_empty(folder, NAME)?;
     let of_model = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
     let class = config.get("tokenizer_class")?.or(of_model.get("tokenizer_class")?);
     Ok(class.unwrap_or_else(|| match of_model.model_type() {
@@ -234,6 +93,7 @@ fn class(folder: &Path, config: &ConfigFile) -> Result<String> {
         "mpnet" => MPNET.to_owned(),
         "roberta" => "RobertaTokenizer".to_owned(),
         "bart" => "BartTokenizer".to_owned(),
+        "xlm-roberta" => "XLMRobertaTokenizer".to_owned(),
         _ => String::new(),
     }))
 }
@@ -270,6 +130,102 @@ fn set_byte_pairs(tokenizer: &mut Map<String, Value>, config: &ConfigFile) -> Re
     Ok(())
 }
 
+/// Sets whether texts of byte pairs begin with a space, in classes that have no other settings of theirs.
+fn set_prefix_space(tokenizer: &mut Map<String, Value>, config: &ConfigFile) -> Result<()> {
+    let has_space = config.is_set("add_prefix_space")?;
+    if let Some(part) = tokenizer.get_mut("pre_tokenizer").filter(|part| part["type"] == "ByteLevel") {
+        part["add_prefix_space"] = has_space.into();
+    }
+    Ok(())
+}
+
+/// Sets the tokens around a text, by the flags of the class.
+fn set_ends(tokenizer: &mut Map<String, Value>, config: &ConfigFile, defaults: [&str; 2]) -> Result<()> {
+    let flags = [config.get("add_bos_token")?.unwrap_or(true), config.is_set("add_eos_token")?];
+    let mut ends = Vec::new();
+    for ((key, default), _) in
+        ["bos_token", "eos_token"].iter().zip(defaults).zip(flags).filter(|(_, flag)| *flag)
+    {
+        let token = config.fields().get(*key).and_then(content).unwrap_or(default).to_owned();
+        let known = tokenizer.get("added_tokens").and_then(Value::as_array).into_iter().flatten();
+        let id = known.clone().find(|known| known["content"] == token).map(|known| known["id"].clone());
+        let id = id.ok_or_else(|| {
+            Error::model(format!("expected the token `{token}` of `{key}` in the tokenizer, but found none"))
+        })?;
+        ends.push((*key, token, id));
+    }
+    let special = |key: &str, kind: u32| {
+        let found = ends.iter().find(|(found, ..)| *found == key);
+        found.map(|(_, token, _)| json!({"SpecialToken": {"id": token, "type_id": kind}}))
+    };
+    let text = |name: &str, kind: u32| {
+        let text = json!({"Sequence": {"id": name, "type_id": kind}});
+        [special("bos_token", kind), Some(text), special("eos_token", kind)]
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+    };
+    let tokens: Map<String, Value> = ends
+        .iter()
+        .map(|(_, token, id)| (token.clone(), json!({"id": token, "ids": [id], "tokens": [token]})))
+        .collect();
+    let pair = [text("A", 0), text("B", 1)].concat();
+    let template = json!({
+        "type": "TemplateProcessing", "single": text("A", 0), "pair": pair,
+        "special_tokens": tokens,
+    });
+    tokenizer.insert("post_processor".to_owned(), template);
+    Ok(())
+}
+
+/// Makes the special tokens that the files name tokens that are never split, as `transformers` does; refuses those that
+/// the tokenizer does not have, whose ids are beyond the model's table.
+fn add_special_tokens(tokenizer: &mut Map<String, Value>, folder: &Path, config: &ConfigFile) -> Result<()> {
+    let mut sources = vec![config.clone()];
+    // Files with a list of all tokens do not read it.
+    if !config.fields().contains_key("added_tokens_decoder") {
+        sources.push(ConfigFile::open_or_empty(folder, SPECIAL_FILE)?);
+    }
+    let vocabulary = tokenizer.get("model").and_then(|model| model.get("vocab")).cloned().unwrap_or_default();
+    let Some(Value::Array(known)) = tokenizer.get_mut("added_tokens") else { return Ok(()) };
+    let fields = sources.iter().flat_map(|file| file.fields());
+    for (key, value) in fields {
+        let tokens: Vec<&Value> = match value {
+            Value::Array(tokens) if MORE_SPECIAL.contains(&key.as_str()) => tokens.iter().collect(),
+            Value::Object(tokens) if key == MORE_SPECIAL[1] => tokens.values().collect(),
+            token if SPECIAL.contains(&key.as_str()) => vec![token],
+            _ => continue,
+        };
+        for token in tokens.into_iter().filter_map(content) {
+            if known.iter().any(|known| known["content"] == token) {
+                continue;
+            }
+            let id = id_of(&vocabulary, token).ok_or_else(|| {
+                Error::model(format!(
+                    "expected the token `{token}` of `{key}` in `{TOKENIZER}`, but found none, so that the model has no \
+                     vector for it"
+                ))
+            })?;
+            known.push(json!({
+                "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true,
+            }));
+        }
+    }
+    Ok(())
+}
+
+/// The id of a piece of the model: by name, or by place in a list of pieces and scores.
+fn id_of(vocabulary: &Value, piece: &str) -> Option<u64> {
+    match vocabulary {
+        Value::Object(ids) => ids.get(piece)?.as_u64(),
+        Value::Array(pieces) => {
+            pieces.iter().position(|entry| entry[0] == piece).and_then(|place| place.try_into().ok())
+        }
+        _ => None,
+    }
+}
+
 /// Refuses tokenizers that cut off the beginning of long texts: here, requests choose the side, and the end is the default.
 fn check_truncation(tokenizer: &Map<String, Value>, config: &ConfigFile) -> Result<()> {
     let of_file = tokenizer.get("truncation").and_then(|truncation| truncation["direction"].as_str());
@@ -304,104 +260,118 @@ fn add_tokens(tokenizer: &mut Map<String, Value>, config: &ConfigFile) -> Result
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, path::PathBuf};
 
     use super::*;
 
-    fn file() -> Map<String, Value> {
-        let path =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models/tiny-bert/tokenizer.json");
-        serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
-    }
-
-    fn with_token(special: bool) -> Vec<u8> {
-        let mut file = file();
-        let token = json!({
-            "id": 900, "content": "<image>", "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": false, "special": special,
+    /// A tokenizer with these settings, whose post-processor adds nothing.
+    fn read(config: &Value) -> Result<Map<String, Value>> {
+        let folder = tempfile::tempdir().unwrap();
+        let added = |id: u32, content: &str| {
+            json!({
+                "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true,
+            })
+        };
+        let file = json!({
+            "version": "1.0", "added_tokens": [added(0, "<bos>"), added(1, "<eos>")],
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+            "post_processor": null,
+            "model": {"type": "BPE", "vocab": {"<bos>": 0, "<eos>": 1, "a": 2}, "merges": []},
         });
-        file["added_tokens"].as_array_mut().unwrap().push(token);
-        serde_json::to_vec(&file).unwrap()
+        fs::write(folder.path().join(TOKENIZER), file.to_string()).unwrap();
+        fs::write(folder.path().join(NAME), config.to_string()).unwrap();
+        Ok(serde_json::from_slice(&read_tokenizer(folder.path())?).unwrap())
     }
 
     #[test]
-    fn tokens_without_a_row_are_refused() {
-        let json = serde_json::to_vec(&file()).unwrap();
-        let rows = Tokenizer::from_json(&json).unwrap().vocabulary_size();
-        assert_eq!(within_vocabulary(json.clone(), rows).unwrap(), json);
-        let refusal = |json: Vec<u8>| within_vocabulary(json, rows - 1).unwrap_err().to_string();
-        let last = Tokenizer::from_json(&json).unwrap().tokens_from(rows as u32 - 1).remove(0).1;
-        let expected = format!(
-            "expected tokens with ids below {}, the rows of the model's table, but found `{last}`",
-            rows - 1
+    fn flags_of_gemma_replace_the_tokens_around_a_text() {
+        let single = |flags: Value| {
+            let mut config = json!({"tokenizer_class": "GemmaTokenizerFast"});
+            config.as_object_mut().unwrap().extend(flags.as_object().cloned().unwrap());
+            let tokenizer = read(&config).unwrap();
+            let parts = tokenizer["post_processor"]["single"].as_array().unwrap().iter();
+            let name = |part: &Value| part.as_object().unwrap().values().next().unwrap()["id"].clone();
+            parts.map(name).collect::<Vec<_>>()
+        };
+        assert_eq!(single(json!({})), ["<bos>", "A"]);
+        assert_eq!(single(json!({"add_eos_token": true})), ["<bos>", "A", "<eos>"]);
+        assert_eq!(single(json!({"add_bos_token": false})), ["A"]);
+        let tokenizer = read(&json!({"tokenizer_class": "GemmaTokenizer", "add_eos_token": true})).unwrap();
+        let pair = tokenizer["post_processor"]["pair"].as_array().unwrap();
+        assert_eq!(pair.len(), 6);
+        assert_eq!(pair[4], json!({"Sequence": {"id": "B", "type_id": 1}}));
+        let other =
+            read(&json!({"tokenizer_class": "PreTrainedTokenizerFast", "add_eos_token": true})).unwrap();
+        assert_eq!(other["post_processor"], Value::Null);
+    }
+
+    #[test]
+    fn special_tokens_are_never_split_and_have_an_id() {
+        let tokenizer = read(&json!({"sep_token": "a", "cls_token": {"content": "<bos>"}})).unwrap();
+        let added = tokenizer["added_tokens"].as_array().unwrap();
+        assert_eq!((added.len(), &added[2]["content"], &added[2]["id"]), (3, &json!("a"), &json!(2)));
+        let refusal = read(&json!({"additional_special_tokens": ["<new>"]})).unwrap_err().to_string();
+        assert!(refusal.contains("the token `<new>` of `additional_special_tokens`"), "{refusal}");
+    }
+
+    #[test]
+    fn the_space_before_a_text_is_a_setting_of_all_classes() {
+        let space = |config: Value| read(&config).unwrap()["pre_tokenizer"]["add_prefix_space"].clone();
+        assert_eq!(space(json!({"tokenizer_class": "PreTrainedTokenizerFast"})), false);
+        assert_eq!(
+            space(json!({"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": true})),
+            true
         );
-        assert!(refusal(json).starts_with(&expected), "{expected}");
-        let added = within_vocabulary(with_token(false), rows).unwrap_err().to_string();
-        assert!(added.contains(&format!("found `<image>` with {rows}")), "{added}");
+    }
+
+    fn fixtures() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures")
+    }
+
+    fn parse(json: &[u8]) -> Value {
+        serde_json::from_slice(json).unwrap()
     }
 
     #[test]
-    fn special_tokens_of_other_models_are_left_out() {
-        let rows = Tokenizer::from_json(&serde_json::to_vec(&file()).unwrap()).unwrap().vocabulary_size();
-        // The crate gives added tokens the next free id.
-        let mut json: Value = serde_json::from_slice(&with_token(true)).unwrap();
-        let last = json["added_tokens"].as_array().unwrap().len() - 1;
-        json["added_tokens"][last]["id"] = rows.into();
-        let json = within_vocabulary(serde_json::to_vec(&json).unwrap(), rows).unwrap();
-        let tokenizer = Tokenizer::from_json(&json).unwrap();
-        assert_eq!(tokenizer.id("<image>"), None);
-        assert_eq!(tokenizer.vocabulary_size(), rows);
-        // Special tokens around texts cannot be.
-        let refusal = within_vocabulary(json, 1).unwrap_err().to_string();
-        assert!(refusal.contains("expected tokens with ids below 1"), "{refusal}");
+    fn the_vocabulary_of_bert_makes_the_tokenizer_that_transformers_saves() {
+        let (folder, source) = (tempfile::tempdir().unwrap(), fixtures().join("models/tiny-bert"));
+        for name in ["vocab.txt", "config.json", "tokenizer_config.json"] {
+            fs::copy(source.join(name), folder.path().join(name)).unwrap();
+        }
+        let mut saved = parse(&fs::read(source.join(TOKENIZER)).unwrap());
+        (saved["truncation"], saved["padding"]) = (Value::Null, Value::Null);
+        assert_eq!(parse(&read_tokenizer(folder.path()).unwrap()), saved);
+        // The settings replace the defaults.
+        fs::write(folder.path().join("tokenizer_config.json"), r#"{"do_lower_case": false}"#).unwrap();
+        let cased = parse(&read_tokenizer(folder.path()).unwrap());
+        assert_eq!(cased["normalizer"]["lowercase"], false);
+        fs::write(folder.path().join("vocab.txt"), "[PAD]\n[UNK]\n[CLS]\n").unwrap();
+        let refusal = read_tokenizer(folder.path()).unwrap_err().to_string();
+        assert_eq!(refusal, "expected `[SEP]` (`sep_token`) in `vocab.txt`, but found none");
     }
 
     #[test]
-    fn types_are_removed_from_every_processor() {
-        let pair = |processor: Value| {
-            let mut file = file();
-            file["post_processor"] = processor;
-            let types = |file: &Map<String, Value>| {
-                let tokenizer = Tokenizer::from_json(&serde_json::to_vec(file).unwrap()).unwrap();
-                let pair = tokenizer.encode_pair(["a", "e"], 64, Truncation::Off).unwrap();
-                (pair.ids, pair.type_ids)
-            };
-            let (ids, before) = types(&file);
-            remove_types(&mut file);
-            let (same, after) = types(&file);
-            assert_eq!(ids, same);
-            assert!(after.iter().all(|kind| *kind == 0), "{after:?}");
-            before
+    fn the_pieces_of_xlm_roberta_make_the_tokenizer_that_transformers_converts() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::copy(
+            fixtures().join("models/tiny-mbart").join("sentencepiece.bpe.model"),
+            folder.path().join("sentencepiece.bpe.model"),
+        )
+        .unwrap();
+        fs::write(folder.path().join("config.json"), r#"{"model_type": "xlm-roberta"}"#).unwrap();
+        let mut built = parse(&read_tokenizer(folder.path()).unwrap());
+        // The golden has no map of characters, which is that of the file.
+        assert!(built["normalizer"]["normalizers"][0]["precompiled_charsmap"].take().is_string());
+        let golden = parse(&fs::read(fixtures().join("goldens/xlm_roberta_pieces.json")).unwrap());
+        // Scores are floats of 32 bits.
+        let scores = |tokenizer: &mut Value| {
+            let pieces = tokenizer["model"]["vocab"].take();
+            let pieces: Vec<(String, f32)> = serde_json::from_value(pieces).unwrap();
+            pieces
         };
-        let byte_level =
-            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
-        let bert = json!({"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]});
-        assert_eq!(pair(file()["post_processor"].clone()), [0, 0, 0, 1, 1]);
-        assert_eq!(pair(bert.clone()), [0, 0, 0, 1, 1]);
-        assert_eq!(pair(json!(null)), [0, 1]);
-        assert_eq!(pair(byte_level.clone()), [0, 1]);
-        assert_eq!(pair(json!({"type": "Sequence", "processors": [byte_level, bert]})), [0, 0, 0, 1, 1]);
-        let roberta = json!({
-            "type": "RobertaProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2], "trim_offsets": true,
-            "add_prefix_space": false,
-        });
-        assert_eq!(pair(roberta), [0; 6]);
-    }
-
-    #[test]
-    fn files_and_classes_decide_on_types() {
-        let returns = |config: Value, tokenizer: Value| {
-            let folder = tempfile::tempdir().unwrap();
-            fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
-            let tokenizer = ConfigFile::new(NAME, tokenizer.as_object().cloned().unwrap());
-            returns_types(folder.path(), &tokenizer).unwrap()
-        };
-        let [bert, roberta] =
-            ["bert", "roberta"].map(|kind| json!({"model_type": kind, "type_vocab_size": 2}));
-        assert!(returns(bert.clone(), json!({})));
-        assert!(!returns(bert.clone(), json!({"model_input_names": ["input_ids", "attention_mask"]})));
-        assert!(!returns(bert, json!({"tokenizer_class": "RobertaTokenizerFast"})));
-        assert!(!returns(roberta.clone(), json!({})));
-        assert!(returns(roberta, json!({"tokenizer_class": "BertTokenizer"})));
+        let mut golden = golden;
+        assert_eq!(scores(&mut built), scores(&mut golden));
+        assert_eq!(built, golden);
     }
 }

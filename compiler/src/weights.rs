@@ -26,6 +26,9 @@ pub(super) const FILES: [&str; 2] = [WHOLE, CHECKPOINT];
 /// The indexes of shards, each with the file of a model that is not in shards, in order of preference.
 const LAYOUTS: [(&str, &str); 2] = [(INDEX, WHOLE), (CHECKPOINT_INDEX, CHECKPOINT)];
 
+/// The last parts of the names of tensors that are not weights, but computed from a model's settings.
+const BUFFERS: [&str; 3] = ["inv_freq", "position_ids", "token_type_ids"];
+
 /// A model's weights by name, as fp32.
 #[derive(Debug)]
 pub(super) struct Weights {
@@ -33,6 +36,8 @@ pub(super) struct Weights {
     pub(super) tensors: BTreeMap<String, Weight>,
     /// Lists of integers by their names.
     pub(super) integers: BTreeMap<String, Vec<i64>>,
+    /// The types of all tensors that are neither weights nor lists of integers.
+    others: BTreeMap<String, String>,
     /// The prefix of the body's names.
     pub(super) prefix: String,
     /// The SHA-256 of the files that the weights came from, one after the other.
@@ -67,6 +72,7 @@ impl Weights {
     /// Reads safetensors files and checkpoints of PyTorch.
     pub(super) fn of_files(paths: &[PathBuf]) -> Result<Self> {
         let (mut tensors, mut integers, mut hash) = (BTreeMap::new(), BTreeMap::new(), Sha256::new());
+        let mut others = BTreeMap::new();
         for path in paths {
             let bytes = files::read(path)?;
             hash.update(&bytes);
@@ -87,16 +93,25 @@ impl Weights {
                     tensors.insert(name.to_owned(), Weight { shape: view.shape().to_vec(), values });
                 } else if let Some(values) = to_integers(&view) {
                     integers.insert(name.to_owned(), values);
+                } else {
+                    others.insert(name.to_owned(), format!("{:?}", view.dtype()));
                 }
             }
         }
         let tensors = tensors.into_iter().map(|(name, weight)| (current_name(name), weight)).collect();
-        Ok(Self { integers, ..Self::of_tensors(tensors, hex(&hash.finalize())) })
+        Ok(Self { integers, others, ..Self::of_tensors(tensors, hex(&hash.finalize())) })
     }
 
     /// Weights from files of another format, with the SHA-256 of these files.
     pub(super) fn of_tensors(tensors: BTreeMap<String, Weight>, sha256: String) -> Self {
-        Self { tensors, integers: BTreeMap::new(), prefix: String::new(), sha256, taken: RefCell::default() }
+        Self {
+            tensors,
+            integers: BTreeMap::new(),
+            others: BTreeMap::new(),
+            prefix: String::new(),
+            sha256,
+            taken: RefCell::default(),
+        }
     }
 
     /// Whether there is a weight whose whole name is `name`.
@@ -119,8 +134,11 @@ impl Weights {
 
     /// The weight whose whole name is `name`, which must have the given shape.
     pub(super) fn take_whole(&self, name: &str, shape: &[usize]) -> Result<&Weight> {
-        let weight = self.tensors.get(name).ok_or_else(|| {
-            Error::model(format!("expected the weight `{name}`, but found none of that name"))
+        let weight = self.tensors.get(name).ok_or_else(|| match self.others.get(name) {
+            None => Error::model(format!("expected the weight `{name}`, but found none of that name")),
+            Some(kind) => Error::model(format!(
+                "expected the weight `{name}` as floats of 16, 32 or 64 bits, but found the type {kind}"
+            )),
         })?;
         if weight.shape != shape {
             return Err(Error::model(format!(
@@ -135,22 +153,21 @@ impl Weights {
         Ok(weight)
     }
 
-    /// Refuses weights of the first `count` layers, whose names begin with `layer` and a number, that no graph has: they
-    /// belong to parts that the family does not have. Frequencies of rotary positions are not weights.
-    pub(super) fn check_layers(&self, layer: &str, count: usize) -> Result<()> {
-        let (prefix, taken) = (format!("{}{layer}", self.prefix), self.taken.borrow());
+    /// Refuses tensors that no graph has, unless `is_unused` is true for their names without the prefix of the body: they
+    /// belong to parts that the family does not have.
+    pub(super) fn check_all(&self, is_unused: impl Fn(&str) -> bool) -> Result<()> {
+        let taken = self.taken.borrow();
+        let names = self.tensors.keys().chain(self.integers.keys()).chain(self.others.keys());
         let is_unknown = |name: &&String| {
-            let Some((number, _)) = name.strip_prefix(&prefix).and_then(|rest| rest.split_once('.')) else {
-                return false;
-            };
-            number.parse().is_ok_and(|number: usize| number < count)
-                && !taken.contains(*name)
-                && !name.ends_with(".inv_freq")
+            let bare = name.strip_prefix(&self.prefix).unwrap_or(name);
+            let is_buffer = BUFFERS.iter().any(|buffer| bare.rsplit('.').next() == Some(buffer));
+            !taken.contains(*name) && !is_buffer && !is_unused(bare)
         };
-        match self.tensors.keys().find(is_unknown) {
+        match names.clone().find(is_unknown) {
             None => Ok(()),
             Some(name) => Err(Error::model(format!(
-                "expected a model whose layers have only the weights of its family, but found `{name}`"
+                "expected a model with only the weights of its family, but found `{name}`, whose effect on results is \
+                 not known; remove it from the file if the model does not use it"
             ))),
         }
     }

@@ -293,6 +293,7 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
         zero_shot_entities: None,
         seq2seq: None,
         tensors: TensorNames::default(),
+        warnings: Vec::new(),
         signature: signature(&[-1, -1]),
         files: Vec::new(),
     };

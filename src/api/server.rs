@@ -58,6 +58,9 @@ pub(super) struct Info {
     sha: Option<String>,
     tokenization_workers: usize,
     version: &'static str,
+    /// Settings of the model's files that the build ignored on request.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    warnings: Vec<String>,
 }
 
 /// Describe the first model
@@ -91,6 +94,7 @@ pub(super) async fn info(State(app): State<Arc<App>>) -> Reply<Json<Info>> {
         sha: None,
         tokenization_workers: available_parallelism().map_or(1, NonZeroUsize::get),
         version: env!("CARGO_PKG_VERSION"),
+        warnings: model.manifest.warnings.clone(),
     }))
 }
 

@@ -63,6 +63,9 @@ pub struct Manifest {
     /// The names of tensors in the KServe API.
     #[serde(default, skip_serializing_if = "TensorNames::is_default")]
     pub tensors: TensorNames,
+    /// Settings of the model's files that the build ignored on request, so that results may differ.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
     /// The inputs and outputs of the graph.
     pub signature: Signature,
     /// All other files of the bundle.

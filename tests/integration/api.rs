@@ -105,6 +105,7 @@ fn model_of(task: Task, default_prompt: Option<String>, [fails_on, panics_on]: [
             zero_shot_entities: None,
             seq2seq: None,
             tensors: TensorNames::default(),
+            warnings: Vec::new(),
             signature,
             files: Vec::new(),
         },

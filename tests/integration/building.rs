@@ -67,7 +67,11 @@ fn unsupported_sources_are_refused_by_name() {
         refusal(|model| fs::remove_file(model.join("config.json")).unwrap()),
         refusal(|model| fs::remove_file(model.join("model.safetensors")).unwrap()),
         refusal(|model| fs::write(model.join("model.safetensors"), b"no safetensors").unwrap()),
-        refusal(|model| fs::remove_file(model.join("tokenizer.json")).unwrap()),
+        refusal(|model| {
+            for name in ["tokenizer.json", "vocab.txt"] {
+                fs::remove_file(model.join(name)).unwrap();
+            }
+        }),
         refusal(|model| fs::write(model.join("tokenizer.json"), "{}").unwrap()),
         refusal(|model| edit(&model.join("modules.json"), "models.Normalize", "models.LSTM")),
         refusal(|model| edit(&model.join("modules.json"), "models.Pooling", "models.Router")),
@@ -109,14 +113,14 @@ fn weights_that_contradict_their_config_are_refused_by_name() {
         refusal("tiny-gte", r#""type_vocab_size": 0"#, r#""type_vocab_size": 2"#),
         refusal("tiny-nomic", r#""n_inner": 200"#, r#""n_inner": 600"#),
     ];
-    insta::assert_snapshot!(refusals.join("\n"), @r"
-    expected a model whose layers have only the weights of its family, but found `model.layers.0.mlp.Wi.bias`
+    insta::assert_snapshot!(refusals.join("\n"), @r#"
+    expected a model with only the weights of its family, but found `model.layers.0.mlp.Wi.bias`, whose effect on results is not known; remove it from the file if the model does not use it
     expected the weight `layers.0.attn.Wqkv.bias`, but found none of that name
     expected the weight `layers.0.mlp.Wi.weight` of shape [94, 32], but found [96, 32]
-    expected the weight `embeddings.position_embeddings.weight`, but found none of that name
+    expected only keys that are supported, or known to have no effect on results, in `config.json`, but found `emb_pooler` "mean"; use `--allow emb_pooler` to build the model as if the key were missing, if you know that it has no effect on results
     expected the weight `embeddings.token_type_embeddings.weight`, but found none of that name
     expected the weight `encoder.layers.0.mlp.fc11.weight` of shape [768, 32], but found [256, 32]
-    ");
+    "#);
 }
 
 #[test]

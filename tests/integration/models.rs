@@ -46,7 +46,16 @@ impl Progress for Silent {
 /// A request for a build, with defaults for everything else.
 pub(crate) fn request(source: PathBuf, out: PathBuf, precision: Option<Precision>) -> Request {
     let engine = EngineChoice::Auto;
-    Request { source, out, name: None, task: None, precision, engine, cache: "/nonexistent".into() }
+    Request {
+        source,
+        out,
+        name: None,
+        task: None,
+        precision,
+        engine,
+        allow: Vec::new(),
+        cache: "/nonexistent".into(),
+    }
 }
 
 /// The same from a recipe next to `out`, without a floor of quality: the weights of most fixtures are random, so that

@@ -37,6 +37,9 @@ pub(super) struct Report<'a> {
     other_vectors: BTreeMap<VectorKind, Quality>,
     /// Why the precision is not the default, if the build chose it.
     note: Option<&'a str>,
+    /// Settings of the model's files that were ignored on request.
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    warnings: &'a [String],
     vectors: Option<VectorQuality>,
     comparison: Option<Comparison>,
     serving: Option<Serving>,
@@ -65,6 +68,7 @@ impl<'a> Report<'a> {
             quality: weights.quality,
             other_vectors: weights.other_vectors.clone(),
             note: built.note.as_deref(),
+            warnings: &manifest.warnings,
             vectors: manifest.vectors,
             comparison: built.comparison,
             serving: serving.ok(),
@@ -107,6 +111,7 @@ impl<'a> Report<'a> {
             lines.push(format!("           {kind}: {}", quality::text(Some(*quality))));
         }
         lines.extend(self.note.map(|note| format!("  note     {note}")));
+        lines.extend(self.warnings.iter().map(|warning| format!("  warning  {warning}")));
         if let Some(VectorQuality { texts, int8, binary }) = self.vectors {
             let binary = binary.map_or(String::new(), |binary| format!(", binary {:.0} %", binary * 100.0));
             let int8 = int8 * 100.0;
@@ -178,6 +183,7 @@ mod tests {
                 score_difference: None,
             }),
             note: Some("chosen since int8 is below the floor"),
+            warnings: &["`factor` 2.0 in `config.json` was ignored".to_owned()],
             vectors: Some(VectorQuality { texts: 300, int8: 0.97, binary: Some(0.8234) }),
             comparison: Some(Comparison { fp32: cost(90_000_000, 100.0), built: cost(22_500_000, 450.0) }),
             serving: Some(Serving {
@@ -194,6 +200,7 @@ mod tests {
           size     weights 22.5 MB, 25 % of 90.0 MB in fp32
           quality  cosine to fp32 over 300 texts: mean 0.9939, worst 0.9831; 95.1 % of the ten nearest texts kept, 98.0 % of the nearest
           note     chosen since int8 is below the floor
+          warning  `factor` 2.0 in `config.json` was ignored
           vectors  nearest ten of 300 texts that are found again: int8 97 %, binary 82 %
           speed    450 texts/s, 4.5 × the 100 of fp32 with the same texts
           serving  87 MB resident, 1.3 ms for a short text; 102 MB with a text of 256 tokens
@@ -205,6 +212,7 @@ mod tests {
             serving: None,
             quality: None,
             note: None,
+            warnings: &[],
             vectors: None,
             next: Vec::new(),
             ..report

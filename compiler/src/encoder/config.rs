@@ -64,7 +64,7 @@ pub(crate) struct EncoderConfig {
 }
 
 /// The parts of a description that most families lack.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Details {
     /// Whether queries and keys are normalized head by head.
     pub(super) norms_each_head: bool,
@@ -72,6 +72,22 @@ pub(super) struct Details {
     pub(super) word_scale: Option<f32>,
     /// The factor of products of queries and keys, if it is not that of the heads' width.
     pub(super) attention_scale: Option<f32>,
+    /// Whether a head that predicts words adds a bias to its logits.
+    pub(super) predicts_with_bias: bool,
+    /// Whether the matrix of logits is the table of words.
+    pub(super) ties_words: bool,
+}
+
+impl Default for Details {
+    fn default() -> Self {
+        Self {
+            norms_each_head: false,
+            word_scale: None,
+            attention_scale: None,
+            predicts_with_bias: true,
+            ties_words: true,
+        }
+    }
 }
 
 /// The heads of attention.

@@ -1,7 +1,10 @@
 //! Heads of the families of decoders, which read the vector of the last token: scores for labels, and the logits of `yes`
 //! and `no`.
 
-use super::config::{EncoderConfig, HeadKind};
+use super::{
+    config::{EncoderConfig, HeadKind},
+    heads::logit_matrix,
+};
 use crate::{
     config::ConfigFile,
     module_list::has_pooling,
@@ -67,12 +70,7 @@ pub(super) fn head(
         return Ok(Some((settings, Modules::of_last_token(hidden, scores.values.clone(), output))));
     }
     let Some([yes, no]) = tokens(plan, config, tokenizer)? else { return Ok(None) };
-    // Models without a matrix for logits use that of words.
-    let words = &[config.vocabulary, hidden];
-    let matrix = match weights.has("lm_head.weight") {
-        true => weights.take_whole("lm_head.weight", words)?,
-        false => weights.take(config.names.words, words)?,
-    };
+    let matrix = logit_matrix(config, weights, "lm_head.weight")?;
     let row = |token: u32| matrix.values.chunks_exact(hidden).nth(token as usize).unwrap_or_default();
     // The sigmoid of the difference is the probability of `yes` among the two.
     let difference: Vec<f32> = row(yes).iter().zip(row(no)).map(|(yes, no)| yes - no).collect();

@@ -19,7 +19,8 @@ use crate::{
     sentence_transformers::max_tokens,
     sentencepiece::SentencePieces,
     source::{EncoderSettings, Source},
-    tokenizer_config::{read_tokenizer, within_vocabulary},
+    token_rows::within_vocabulary,
+    tokenizer_config::read_tokenizer,
     weights::Weights,
 };
 use kivu::{
@@ -31,6 +32,8 @@ use kivu::{
 
 /// The settings of the model.
 pub(crate) const GLINER: &str = "gliner_config.json";
+/// The `model_type` of encoders whose settings do not name it.
+pub(crate) const DEFAULT_ENCODER: &str = "deberta-v2";
 /// The SentencePiece model of DeBERTa v3.
 const PIECES: &str = "spm.model";
 /// The files that have a tokenizer, in order of preference.
@@ -134,11 +137,10 @@ fn is_set(config: &ConfigFile, field: &str) -> bool {
 
 /// The description of the encoder.
 fn encoder(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
-    const DEFAULT: &str = "deberta-v2";
     let own: Option<Map<String, Value>> = config.get("encoder_config")?;
     let file = match own {
         Some(mut fields) => {
-            fields.entry("model_type").or_insert_with(|| DEFAULT.into());
+            fields.entry("model_type").or_insert_with(|| DEFAULT_ENCODER.into());
             ConfigFile::new(GLINER, fields)
         }
         None => ConfigFile::open(folder).map_err(|error| incomplete(config, error))?,

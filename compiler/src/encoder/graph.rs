@@ -73,8 +73,44 @@ pub(super) fn graph(
     } else {
         heads.write(&mut writer.layers, config, [&hidden, &writer.ids, &attention_mask], OUTPUT)?;
     }
-    weights.check_layers(config.names.layer, config.layers)?;
+    weights.check_all(|name| is_unused(config, heads, name))?;
     Ok(writer.layers.graph.finish(&config.facts.architecture))
+}
+
+/// The beginnings of the names of heads that predict words, answers, or words of other models.
+const OTHER_HEADS: [&str; 11] = [
+    "cls.",
+    "decoder.",
+    "head.",
+    "lm_head.",
+    "lm_predictions.",
+    "mask_predictions.",
+    "predictions.",
+    "qa_outputs.",
+    "vocab_layer_norm.",
+    "vocab_projector.",
+    "vocab_transform.",
+];
+/// Those of heads for labels.
+const LABEL_HEADS: [&str; 3] = ["classifier.", "pre_classifier.", "score."];
+
+/// Whether inference does not read the weight of this name, which has no prefix of the body: a pooler or a head besides
+/// the model's own, a layer after the last one, or a table of positions or types that the family does not have.
+fn is_unused(config: &EncoderConfig, heads: &OutputHeads, name: &str) -> bool {
+    let begins = |names: &[&str]| names.iter().any(|head| name.starts_with(head));
+    // Spans are those of GLiNER, whose files have nothing else.
+    let has_labels = config.head.is_some() || heads.has_scores() || heads.spans.is_some();
+    let number = name.strip_prefix(config.names.layer).and_then(|rest| rest.split_once('.'));
+    let is_beyond =
+        number.is_some_and(|(number, _)| number.parse::<usize>().is_ok_and(|number| number >= config.layers));
+    is_beyond
+        || name.starts_with("pooler.")
+        || begins(&OTHER_HEADS)
+        || !has_labels && begins(&LABEL_HEADS)
+        || config.types == 0 && name == "embeddings.token_type_embeddings.weight"
+        || config.positions == Positions::None && name == "embeddings.position_embeddings.weight"
+        // The encoder of T5 has the same table under a second name.
+        || config.names.words == "shared.weight" && name == "encoder.embed_tokens.weight"
 }
 
 struct Writer<'a> {

@@ -4,8 +4,9 @@
 use super::{config::EncoderConfig, spans::SpanHead};
 use crate::{
     layers::{Activation, Layers, Linear},
-    modules::{Dense, Modules},
+    modules::{Dense, Modules, POOLED},
     onnx::{Value, any, fixed},
+    weights::{Weight, Weights},
 };
 use kivu::{
     backend::native::MULTI_VECTORS,
@@ -51,8 +52,8 @@ pub(super) struct Prediction {
     norm: &'static str,
     /// The matrix of logits; models without one of their own use that of words.
     matrix: &'static str,
-    /// The names that the bias of logits may have.
-    biases: [&'static str; 2],
+    /// The names that the bias of logits may have; `None` in models without one.
+    biases: Option<[&'static str; 2]>,
 }
 
 impl Prediction {
@@ -64,7 +65,7 @@ impl Prediction {
             activation: Activation::Gelu,
             norm: "lm_head.layer_norm",
             matrix: "lm_head.decoder.weight",
-            biases: ["lm_head.bias", "lm_head.decoder.bias"],
+            biases: Some(["lm_head.bias", "lm_head.decoder.bias"]),
         };
         Ok(match config.facts.architecture.as_str() {
             "BertForMaskedLM" => Self {
@@ -72,7 +73,7 @@ impl Prediction {
                 activation: config.feed_forward.activation,
                 norm: "cls.predictions.transform.LayerNorm",
                 matrix: "cls.predictions.decoder.weight",
-                biases: ["cls.predictions.bias", "cls.predictions.decoder.bias"],
+                biases: Some(["cls.predictions.bias", "cls.predictions.decoder.bias"]),
                 ..roberta
             },
             "DistilBertForMaskedLM" => Self {
@@ -80,7 +81,7 @@ impl Prediction {
                 activation: config.feed_forward.activation,
                 norm: "vocab_layer_norm",
                 matrix: "vocab_projector.weight",
-                biases: ["vocab_projector.bias"; 2],
+                biases: Some(["vocab_projector.bias"; 2]),
                 ..roberta
             },
             "RobertaForMaskedLM" | "XLMRobertaForMaskedLM" | "MPNetForMaskedLM" => roberta,
@@ -90,7 +91,7 @@ impl Prediction {
                 activation: config.head_input.activation,
                 norm: "head.norm",
                 matrix: "decoder.weight",
-                biases: ["decoder.bias"; 2],
+                biases: config.details.predicts_with_bias.then_some(["decoder.bias"; 2]),
             },
             other => {
                 return Err(Error::model(format!(
@@ -120,14 +121,36 @@ impl Prediction {
         let transformed = layers.apply(&Linear::new(self.dense, dense, bias), tokens);
         let transformed = layers.activate(self.activation, &transformed);
         let transformed = layers.normalize_whole(&transformed, self.norm, hidden)?;
-        let shape = &[vocabulary, hidden];
-        let matrix = match weights.has(self.matrix) {
-            true => weights.take_whole(self.matrix, shape)?,
-            false => weights.take(config.names.words, shape)?,
+        let matrix = logit_matrix(config, weights, self.matrix)?;
+        let bias = match &self.biases {
+            None => None,
+            Some(names) => {
+                let name = names.iter().find(|name| weights.has(name)).unwrap_or(&names[0]);
+                Some(weights.take_whole(name, &[vocabulary])?.values.clone())
+            }
         };
-        let bias = self.biases.iter().find(|name| weights.has(name)).unwrap_or(&self.biases[0]);
-        let bias = weights.take_whole(bias, &[vocabulary])?.values.clone();
-        Ok(layers.largest_outputs(Linear::new(self.matrix, matrix, Some(bias)), &transformed, mask))
+        Ok(layers.largest_outputs(Linear::new(self.matrix, matrix, bias), &transformed, mask))
+    }
+}
+
+/// The matrix of logits: the table of words, or in models that do not tie them the weight called `name`. Versions of
+/// `transformers` differ in which they use if both are in a file, and not the same.
+pub(super) fn logit_matrix<'a>(
+    config: &EncoderConfig,
+    weights: &'a Weights,
+    name: &str,
+) -> Result<&'a Weight> {
+    let shape = &[config.vocabulary, config.facts.hidden];
+    if !config.details.ties_words {
+        return weights.take_whole(name, shape);
+    }
+    let words = weights.take(config.names.words, shape)?;
+    match weights.has(name) && weights.take_whole(name, shape)?.values != words.values {
+        true => Err(Error::model(format!(
+            "expected `{name}` to be the table of words, which is the matrix of logits unless `tie_word_embeddings` is \
+             false, but found another"
+        ))),
+        false => Ok(words),
     }
 }
 
@@ -136,6 +159,11 @@ impl OutputHeads {
     pub(super) fn dense(modules: Option<Modules>) -> Self {
         let dense = modules.map_or(DenseHead::Tokens, DenseHead::Modules);
         Self { dense: Some(dense), ..Self::default() }
+    }
+
+    /// Whether its modules contain a layer of scores for labels.
+    pub(super) fn has_scores(&self) -> bool {
+        matches!(&self.dense, Some(DenseHead::Modules(modules)) if modules.output() != POOLED)
     }
 
     /// Whether the native engine has the heads.

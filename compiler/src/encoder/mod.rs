@@ -15,7 +15,7 @@ mod vectors;
 pub(super) use self::{
     config::{Facts, Head, HeadKind},
     families::MODEL_TYPES,
-    gliner::{GLINER, is_gliner, missing_encoder, open_gliner},
+    gliner::{DEFAULT_ENCODER, GLINER, is_gliner, missing_encoder, open_gliner},
     source::{open, token_settings},
     vectors::HEADS,
 };

@@ -15,9 +15,9 @@ use crate::{
     config::ConfigFile,
     lora::{Adapter, BaseNames},
     plan::Plan,
-    sentence_transformers::{default_prompt, max_tokens},
+    sentence_transformers::{default_prompt, makes_vectors, max_tokens},
     source::{EncoderSettings, MODEL, Source, TaskSettings},
-    tokenizer_config::within_vocabulary,
+    token_rows::within_vocabulary,
     weights::Weights,
 };
 use kivu::{
@@ -40,6 +40,10 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
     let mut weights = Weights::open(&folder)?.with_prefix(prefix, config.names.words);
     families::adapt(&mut config, &weights);
     let tokenizer = within_vocabulary(tokenizer, config.vocabulary)?;
+    // sentence-transformers leaves out the head that the class of the weights has. An adapter may add one.
+    if plan.adapter.is_none() && makes_vectors(&plan.folder)? {
+        config.head = None;
+    }
     if let Some(folder) = &plan.adapter {
         let adapter = Adapter::open(folder)?;
         let [dense, dense_norm] = [config.names.dense.0, config.names.dense_norm.unwrap_or_default()];
@@ -135,4 +139,187 @@ pub(crate) fn token_settings(
         labels: head.labels.clone(),
         max_tokens: max_tokens(folder, facts.max_positions)?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, fs, path::PathBuf};
+
+    use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A copy of a fixture.
+    struct Copy(tempfile::TempDir);
+
+    impl Copy {
+        fn of(fixture: &str) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models").join(fixture);
+            copy(&source, folder.path());
+            Self(folder)
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.0.path().join(name)
+        }
+
+        fn write(&self, name: &str, content: &Value) {
+            fs::create_dir_all(self.path(name).parent().unwrap()).unwrap();
+            fs::write(self.path(name), content.to_string()).unwrap();
+        }
+
+        /// Sets a field of a file, or removes it.
+        fn set(&self, name: &str, field: &str, value: Option<Value>) {
+            let mut content: Value = serde_json::from_slice(&fs::read(self.path(name)).unwrap()).unwrap();
+            let fields = content.as_object_mut().unwrap();
+            match value {
+                Some(value) => drop(fields.insert(field.to_owned(), value)),
+                None => drop(fields.remove(field)),
+            }
+            self.write(name, &content);
+        }
+
+        /// Changes the tensors of the weights; each has a type, a shape and bytes.
+        fn change(&self, change: impl FnOnce(&mut BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>)) {
+            let bytes = fs::read(self.path("model.safetensors")).unwrap();
+            let file = SafeTensors::deserialize(&bytes).unwrap();
+            let view = |view: &TensorView<'_>| (view.dtype(), view.shape().to_vec(), view.data().to_vec());
+            let mut tensors = file.iter().map(|(name, tensor)| (name.to_owned(), view(&tensor))).collect();
+            change(&mut tensors);
+            let views = tensors.iter().map(|(name, (kind, shape, bytes))| {
+                (name, TensorView::new(*kind, shape.clone(), bytes).unwrap())
+            });
+            fs::write(self.path("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+        }
+
+        fn add(&self, name: &str) {
+            self.change(|tensors| drop(tensors.insert(name.to_owned(), (Dtype::F32, vec![1], vec![0; 4]))));
+        }
+
+        /// Reads the model, and writes its graph.
+        fn open(&self) -> Result<EncoderSettings> {
+            let plan = Plan { folder: self.0.path().to_owned(), ..Plan::default() };
+            let source = open(&plan)?;
+            (source.graphs)(Precision::Fp32)?;
+            match source.settings {
+                TaskSettings::Encoder(settings) => Ok(settings),
+                TaskSettings::Seq2Seq(..) => panic!("expected an encoder"),
+            }
+        }
+
+        fn refusal(&self) -> String {
+            self.open().unwrap_err().chain().to_string()
+        }
+    }
+
+    fn copy(source: &Path, target: &Path) {
+        fs::create_dir_all(target).unwrap();
+        for entry in fs::read_dir(source).unwrap() {
+            let path = entry.unwrap().path();
+            let target = target.join(path.file_name().unwrap());
+            if path.is_dir() {
+                copy(&path, &target);
+            } else {
+                fs::copy(&path, target).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn every_tensor_is_used_or_known_to_be_unused() {
+        for unused in [
+            "cls.predictions.bias",
+            "embeddings.position_ids",
+            "encoder.layer.7.output.dense.bias",
+            "pooler.dense.extra",
+            "classifier.weight",
+        ] {
+            let model = Copy::of("tiny-bert");
+            model.add(unused);
+            model.open().unwrap();
+        }
+        for unknown in ["encoder.layer.0.gate.weight", "encoder.scale", "embeddings.project.weight", "gate"] {
+            let model = Copy::of("tiny-bert");
+            model.add(unknown);
+            let refusal = model.refusal();
+            assert!(
+                refusal.contains(&format!("only the weights of its family, but found `{unknown}`")),
+                "{refusal}"
+            );
+        }
+        // A head for labels has no second one.
+        let model = Copy::of("tiny-bert-sentiment");
+        model.add("classifier.out_proj.weight");
+        assert!(model.refusal().contains("`classifier.out_proj.weight`"));
+    }
+
+    #[test]
+    fn tensors_of_other_types_are_refused_by_their_type() {
+        let model = Copy::of("tiny-bert");
+        model.change(|tensors| {
+            let (kind, shape, bytes) = tensors.get_mut("encoder.layer.0.output.dense.weight").unwrap();
+            (*kind, *bytes) = (Dtype::F8_E4M3, vec![0; shape.iter().product()]);
+        });
+        assert!(model.refusal().contains("floats of 16, 32 or 64 bits, but found the type F8_E4M3"));
+    }
+
+    #[test]
+    fn modules_make_an_embedder_of_a_model_with_another_head() {
+        let model = Copy::of("tiny-bert-ner");
+        assert!(matches!(model.open().unwrap(), EncoderSettings::TokenClassification(_)));
+        model.write(
+            "modules.json",
+            &json!([
+                {"path": "", "type": "sentence_transformers.models.Transformer"},
+                {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+            ]),
+        );
+        model.write("1_Pooling/config.json", &json!({"pooling_mode": "cls"}));
+        assert!(matches!(model.open().unwrap(), EncoderSettings::Embedding(_)));
+        model.write("modules.json", &json!([{"path": "", "type": "my_pool.Pooling"}]));
+        model.set("config.json", "architectures", Some(json!(["BertModel"])));
+        assert!(model.refusal().contains("but found `my_pool.Pooling`"));
+    }
+
+    #[test]
+    fn the_label_of_gte_is_the_weight_of_a_token() {
+        let model = Copy::of("tiny-gte");
+        model.set("config.json", "architectures", Some(json!(["NewForTokenClassification"])));
+        model.set("config.json", "id2label", Some(json!({"0": "LABEL_0"})));
+        model.change(|tensors| {
+            let body =
+                std::mem::take(tensors).into_iter().map(|(name, tensor)| (format!("new.{name}"), tensor));
+            tensors.extend(body);
+            let width = tensors["new.embeddings.LayerNorm.bias"].1[0];
+            tensors.insert("classifier.weight".to_owned(), (Dtype::F32, vec![1, width], vec![0; 4 * width]));
+            tensors.insert("classifier.bias".to_owned(), (Dtype::F32, vec![1], vec![0; 4]));
+        });
+        let EncoderSettings::Embedding(settings) = model.open().unwrap() else {
+            panic!("expected an embedder")
+        };
+        assert!(settings.dense.is_some() && settings.sparse.is_some());
+    }
+
+    #[test]
+    fn layers_of_pylate_transform_tokens_in_files_of_all_versions() {
+        let model = Copy::of("tiny-colbert-pylate");
+        model.set("1_Dense/config.json", "use_residual", None);
+        let EncoderSettings::Embedding(settings) = model.open().unwrap() else {
+            panic!("expected an embedder")
+        };
+        assert!(settings.multi_vector.is_some() && settings.dense.is_none());
+    }
+
+    #[test]
+    fn words_are_predicted_without_a_bias() {
+        let model = Copy::of("tiny-splade-modernbert");
+        model.set("config.json", "decoder_bias", Some(json!(false)));
+        model.change(|tensors| drop(tensors.remove("decoder.bias")));
+        let EncoderSettings::Embedding(settings) = model.open().unwrap() else {
+            panic!("expected an embedder")
+        };
+        assert!(settings.sparse.is_some());
+    }
 }

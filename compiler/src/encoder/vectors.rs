@@ -10,7 +10,7 @@ use super::{
 use crate::{
     config::ConfigFile,
     files,
-    module_list::static_queries,
+    module_list::{has_pooling, static_queries},
     modules::Dense,
     pickle,
     sentence_transformers::{
@@ -38,6 +38,8 @@ const SPARSE_LINEAR: &str = "sparse_linear.pt";
 const COLBERT_LINEAR: &str = "colbert_linear.pt";
 /// The files with the heads of bge-m3.
 pub(crate) const HEADS: [&str; 2] = [COLBERT_LINEAR, SPARSE_LINEAR];
+/// The class of gte-multilingual-base, whose head gives weights of tokens.
+const GTE: &str = "NewForTokenClassification";
 /// The settings of Stanford's ColBERT.
 const ARTIFACT: &str = "artifact.metadata";
 
@@ -77,6 +79,10 @@ pub(super) fn open(
             let mut heads = OutputHeads::dense(modules);
             if HEADS.iter().all(|head| folder.join(head).is_file()) {
                 add_heads(folder, config, (&mut settings, &mut heads), &Tokenizer::from_json(tokenizer)?)?;
+            } else if has_pooling(folder) && facts.architecture == GTE {
+                let layer = gte_weights(config, weights)?;
+                settings.sparse = Some(token_weights(config, &Tokenizer::from_json(tokenizer)?));
+                heads.sparse = Some(SparseHead::Tokens(layer));
             }
             Ok((settings, heads))
         }
@@ -138,6 +144,7 @@ pub(super) fn add_static_queries(
     let weights = Weights::open(&folder)?;
     let count = weights.tensors.get("weight").map_or(sparse.dimensions, |weight| weight.values.len());
     let mut values = weights.take_whole("weight", &[count])?.values.clone();
+    weights.check_all(|_| false)?;
     if count > sparse.dimensions {
         return Err(Error::model(format!(
             "expected weights of queries for at most {} tokens, the vocabulary of the model, but found {count}",
@@ -149,6 +156,25 @@ pub(super) fn add_static_queries(
     let form = RoleSettings { max_tokens, is_bare: true, ..RoleSettings::default() };
     sparse.queries = Some(StaticQueries { weights: QUERY_WEIGHTS.to_owned(), form }.into());
     Ok(Some((QUERY_WEIGHTS, values.into_iter().flat_map(f32::to_le_bytes).collect())))
+}
+
+/// The head of gte-multilingual-base: a label for each token, which is its weight.
+fn gte_weights(config: &EncoderConfig, weights: &Weights) -> Result<Dense> {
+    let bias = weights.take_whole("classifier.bias", &[1])?.values.clone();
+    Dense::of_weights(weights.take_whole("classifier.weight", &[1, config.facts.hidden])?, Some(bias))
+}
+
+/// The settings of weights of tokens, of which special ones have none.
+fn token_weights(config: &EncoderConfig, tokenizer: &Tokenizer) -> SparseSettings {
+    let special = ["<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]"];
+    SparseSettings {
+        output: TOKEN_WEIGHTS.to_owned(),
+        dimensions: config.vocabulary,
+        values: SparseValues::Tokens {
+            ignored: special.iter().filter_map(|token| tokenizer.id(token)).collect(),
+        },
+        queries: None,
+    }
 }
 
 /// The heads of bge-m3, in addition to its dense vectors.
@@ -172,15 +198,7 @@ fn add_heads(
         |error| Error::model_because("cannot read the heads of sparse vectors and multi-vectors", error);
     let sparse = layer(SPARSE_LINEAR, Some(1)).map_err(named)?;
     let projection = layer(COLBERT_LINEAR, None).map_err(named)?;
-    let special = ["<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]"];
-    settings.sparse = Some(SparseSettings {
-        output: TOKEN_WEIGHTS.to_owned(),
-        dimensions: config.vocabulary,
-        values: SparseValues::Tokens {
-            ignored: special.iter().filter_map(|token| tokenizer.id(token)).collect(),
-        },
-        queries: None,
-    });
+    settings.sparse = Some(token_weights(config, tokenizer));
     settings.multi_vector = Some(Box::new(MultiVectorSettings {
         output: MULTI_VECTORS.to_owned(),
         dimensions: projection.outputs(),
@@ -202,8 +220,8 @@ fn late_interaction(
     tokenizer: &Tokenizer,
 ) -> Result<(EmbeddingSettings, OutputHeads)> {
     let (mut projections, mut width) = (Vec::new(), config.facts.hidden);
-    for folder in &files.projections {
-        let layer = Dense::of_tokens(folder, width)?;
+    for (folder, is_pylates) in &files.projections {
+        let layer = Dense::of_tokens(folder, width, *is_pylates)?;
         width = layer.outputs();
         projections.push(layer);
     }

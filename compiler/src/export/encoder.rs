@@ -10,7 +10,8 @@ use crate::{
     sentence_transformers::embedding_settings,
     seq2seq,
     source::{EncoderSettings, MODEL, Source, TaskSettings},
-    tokenizer_config::{read_tokenizer, within_vocabulary},
+    token_rows::within_vocabulary,
+    tokenizer_config::read_tokenizer,
 };
 use kivu::{
     backend::Engine,

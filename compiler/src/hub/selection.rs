@@ -295,9 +295,9 @@ mod tests {
         std::fs::create_dir(folder.path().join("document_0_Transformer")).unwrap();
         let router = r#"{
             "types": {
-                "query_0_SparseStaticEmbedding": "a.SparseStaticEmbedding",
-                "document_0_Transformer": "a.Transformer",
-                "document_1_SpladePooling": "a.SpladePooling"
+                "query_0_SparseStaticEmbedding": "sentence_transformers.sparse_encoder.models.SparseStaticEmbedding",
+                "document_0_Transformer": "sentence_transformers.models.Transformer",
+                "document_1_SpladePooling": "sentence_transformers.sparse_encoder.models.SpladePooling"
             },
             "structure": {
                 "query": ["query_0_SparseStaticEmbedding"],
@@ -306,7 +306,7 @@ mod tests {
             "parameters": {}
         }"#;
         for (name, text) in [
-            ("modules.json", r#"[{"path": "", "type": "a.Router"}]"#),
+            ("modules.json", r#"[{"path": "", "type": "sentence_transformers.models.Router"}]"#),
             ("router_config.json", router),
             ("document_0_Transformer/config.json", BERT),
         ] {

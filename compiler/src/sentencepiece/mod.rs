@@ -5,6 +5,7 @@
 
 mod deberta;
 mod proto;
+mod xlm_roberta;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -20,6 +21,7 @@ use crate::files::read;
 use kivu::{
     error::{Error, Result},
     pipeline::seq2seq::UnknownTokens,
+    repository::bundle::TOKENIZER,
 };
 
 /// The limit of ids, twice that of the largest known vocabularies.
@@ -90,13 +92,20 @@ impl SentencePieces {
         }
         let trainer = model.trainer_spec.clone().unwrap_or_default();
         let normalizer = model.normalizer_spec.clone().unwrap_or_default();
-        let has_usual_spaces =
-            [normalizer.add_dummy_prefix, normalizer.remove_extra_whitespaces, normalizer.escape_whitespaces];
-        if (trainer.byte_fallback && trainer.model_type.unwrap_or(UNIGRAM) != UNIGRAM)
-            || trainer.treat_whitespace_as_suffix
-            || has_usual_spaces.contains(&Some(false))
-        {
-            return Err(unusable("byte pairs with a fallback to bytes, or unusual treatment of spaces"));
+        let unsupported = [
+            (
+                trainer.byte_fallback && trainer.model_type.unwrap_or(UNIGRAM) != UNIGRAM,
+                "byte pairs with `byte_fallback`",
+            ),
+            (trainer.treat_whitespace_as_suffix, "`treat_whitespace_as_suffix`"),
+            (normalizer.add_dummy_prefix == Some(false), "`add_dummy_prefix` false"),
+            (normalizer.remove_extra_whitespaces == Some(false), "`remove_extra_whitespaces` false"),
+            (normalizer.escape_whitespaces == Some(false), "`escape_whitespaces` false"),
+        ];
+        if let Some((_, found)) = unsupported.iter().find(|(is_found, _)| *is_found) {
+            return Err(unusable(&format!(
+                "one with {found}, which is not supported; save the fast tokenizer of `transformers` (`{TOKENIZER}`)"
+            )));
         }
         Ok(Self(model))
     }

@@ -19,7 +19,7 @@ use crate::{
     plan::Build,
     source::{Source, TARGET_TOKENIZER, TaskSettings, unread_decoder},
     task,
-    tokenizer_config::within_vocabulary,
+    token_rows::within_vocabulary,
     weights::Weights,
 };
 use kivu::{
@@ -33,7 +33,8 @@ use kivu::{
 };
 
 /// The `model_type`s that are supported.
-pub(crate) const MODEL_TYPES: [&str; 7] = ["m2m_100", MARIAN, BART, MBART, PEGASUS, t5::T5, t5::MT5];
+pub(crate) const MODEL_TYPES: [&str; 7] = [M2M100, MARIAN, BART, MBART, PEGASUS, t5::T5, t5::MT5];
+const M2M100: &str = "m2m_100";
 const MARIAN: &str = "marian";
 const BART: &str = "bart";
 const MBART: &str = "mbart";
@@ -267,9 +268,15 @@ pub(crate) fn model(config: &ConfigFile, weights: &Weights, sizes: [usize; 2]) -
         PEGASUS => (Norms::Before, sinusoids(Waves::ShortOfTheEnd, None)),
         _ => (Norms::Before, sinusoids(Waves::ToTheEnd, Some(padding))),
     };
+    if let Positions::Sinusoidal(sinusoids) = &positions
+        && config.model_type() == MARIAN
+    {
+        check_sinusoids(sinusoids, weights, hidden)?;
+    }
     let activation: Option<String> = config.get("activation_function")?;
     let is_bart = [BART, MBART].contains(&config.model_type());
-    let default = if is_bart { "gelu" } else { "relu" };
+    let is_m2m100 = config.model_type() == M2M100;
+    let default = if is_m2m100 { "relu" } else { "gelu" };
     Ok(Seq2SeqModel {
         architecture: config.architecture().to_owned(),
         hidden,
@@ -284,7 +291,7 @@ pub(crate) fn model(config: &ConfigFile, weights: &Weights, sizes: [usize; 2]) -
         norm: NormKind::Layer { has_bias: true },
         epsilon: EPSILON,
         positions,
-        scale: if config.is_set("scale_embedding")? { (hidden as f32).sqrt() } else { 1.0 },
+        scale: if config.get("scale_embedding")?.unwrap_or(is_m2m100) { (hidden as f32).sqrt() } else { 1.0 },
         normalizes_embeddings: is_bart,
         attention_scale: None,
         output_scale: 1.0,
@@ -293,6 +300,24 @@ pub(crate) fn model(config: &ConfigFile, weights: &Weights, sizes: [usize; 2]) -
         starts_empty: false,
         has_shortlist: false,
     })
+}
+
+/// Refuses tables of positions that are not those of the sinusoids, but for the rounding to 16 bits.
+fn check_sinusoids(sinusoids: &Sinusoids, weights: &Weights, hidden: usize) -> Result<()> {
+    const TOLERANCE: f32 = 1e-3;
+    for half in [Half::Encoder, Half::Decoder] {
+        let name = format!("{}{}", weights.prefix, Names::positions(half));
+        if !weights.has(&name) {
+            continue;
+        }
+        let found = weights.take_whole(&name, &[sinusoids.rows(), hidden])?;
+        let expected = sinusoids.table(hidden);
+        let is_same = |(found, expected): (&f32, &f32)| (found - expected).abs() <= TOLERANCE;
+        if !found.values.iter().zip(&expected).all(is_same) {
+            return Err(Error::model(format!("expected sinusoids in `{name}`, but found other positions")));
+        }
+    }
+    Ok(())
 }
 
 /// The settings of generation in `generation_config.json`, or in `config.json` if that file does not exist.
@@ -389,9 +414,23 @@ fn options(fields: &Map<String, Value>) -> Result<GenerationOptions> {
         names.remove(name);
     }
     let fields = fields.iter().filter(|(name, _)| names.contains(*name));
-    let fields = fields.map(|(name, value)| (name.clone(), value.clone())).collect();
+    let mut fields: Map<String, Value> = fields.map(|(name, value)| (name.clone(), value.clone())).collect();
+    if let Some(ends) = fields.get_mut("forced_eos_token_id") {
+        *ends = one_token(ends)?;
+    }
     serde_json::from_value(Value::Object(fields))
         .map_err(|error| Error::model_because("cannot read the options of generation", error))
+}
+
+/// A token, or the only one of a list.
+fn one_token(token: &Value) -> Result<Value> {
+    match token.as_array().map(Vec::as_slice) {
+        None => Ok(token.clone()),
+        Some([token]) => Ok(token.clone()),
+        Some(tokens) => {
+            Err(Error::model(format!("expected one `forced_eos_token_id`, but found {}", tokens.len())))
+        }
+    }
 }
 
 /// The settings and the prefix of texts with which the pipeline of `transformers` for `task` runs a model whose decoder has
@@ -458,6 +497,40 @@ mod tests {
         assert_eq!(forced(&json!({"model_type": "mbart", "forced_eos_token_id": null})), (None, None));
         let old = json!({"model_type": "bart", "bos_token_id": 7, "force_bos_token_to_be_generated": true});
         assert_eq!(forced(&old), (Some(7), Some(2)));
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_config_classes() {
+        const FIXTURES: [&str; 7] =
+            ["tiny-bart", "tiny-m2m100", "tiny-marian", "tiny-mbart", "tiny-mt5", "tiny-pegasus", "tiny-t5"];
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+        let read = |path: &str| -> Map<String, Value> {
+            serde_json::from_slice(&std::fs::read(folder.join(path)).unwrap()).unwrap()
+        };
+        let defaults = read("published/defaults.json");
+        let table = crate::weights::Weight { shape: vec![1, 1], values: vec![0.0] };
+        let weights = Weights::of_tensors([("shared.weight".to_owned(), table)].into(), String::new());
+        for fixture in FIXTURES {
+            let fields = read(&format!("models/{fixture}/config.json"));
+            let model_type = fields["model_type"].as_str().unwrap();
+            let describe = |fields: &Map<String, Value>| {
+                let config = ConfigFile::new("config.json", fields.clone());
+                match t5::is_described_by(&config) {
+                    true => t5::model(&config, &weights, [8, 8]),
+                    false => model(&config, &weights, [8, 8]),
+                }
+                .map(|model| format!("{model:?}"))
+            };
+            for (key, default) in defaults[model_type].as_object().unwrap() {
+                let mut without = fields.clone();
+                without.remove(key);
+                let mut with = without.clone();
+                with.insert(key.clone(), default.clone());
+                // Other files are refused without the key.
+                let Ok(without) = describe(&without) else { continue };
+                assert_eq!(without, describe(&with).unwrap_or_default(), "{model_type}: {key}");
+            }
+        }
     }
 
     #[test]

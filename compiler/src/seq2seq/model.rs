@@ -1,6 +1,6 @@
 //! The shape of a sequence-to-sequence model of any family.
 
-use super::names::Names;
+use super::names::{MT5, Names};
 use crate::{
     config::ConfigFile,
     layers::{Activation, Buckets, NormKind},
@@ -108,7 +108,7 @@ impl Tables {
             }
         };
         let is_shared = config.get("share_encoder_decoder_embeddings")?.unwrap_or(true);
-        let is_untied = config.get("tie_word_embeddings")? == Some(false);
+        let is_untied = !config.get("tie_word_embeddings")?.unwrap_or(config.model_type() != MT5);
         let (sources, targets): (&[&str], &[&str]) = match is_shared {
             true if is_untied => (&[SOURCE, SHARED, TARGET], &[TARGET, SHARED, SOURCE]),
             true => (&[SHARED, SOURCE, TARGET, OUTPUT], &[SHARED, TARGET, SOURCE, OUTPUT]),

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+pub(crate) const MT5: &str = "mt5";
+
 /// One of the two graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Half {

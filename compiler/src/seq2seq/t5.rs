@@ -12,7 +12,7 @@ use crate::{
 use kivu::error::{Error, Result};
 
 pub(crate) const T5: &str = "t5";
-pub(crate) const MT5: &str = "mt5";
+pub(crate) use super::names::MT5;
 
 /// The limit of tokens in a source if the files name none: the length that mT5 was trained on.
 const MAX_TOKENS: usize = 1024;
@@ -46,7 +46,13 @@ pub(super) fn model(config: &ConfigFile, weights: &Weights, lengths: [usize; 2])
     let stack = |layers| Stack { layers, heads, head, intermediate };
     let layers = config.require_size("num_layers")?;
     let decoder_layers = config.get_size("num_decoder_layers")?.unwrap_or(layers);
-    let is_tied = config.get("tie_word_embeddings")?.unwrap_or(true);
+    let is_tied = config.get("tie_word_embeddings")?.unwrap_or(config.model_type() != MT5);
+    // Of version 5; older ones follow the matrices.
+    if let Some(found) = config.get::<bool>("scale_decoder_outputs")?.filter(|found| *found != is_tied) {
+        return Err(Error::model(format!(
+            "expected `scale_decoder_outputs` {is_tied}, the value of `tie_word_embeddings`, but found {found}"
+        )));
+    }
     Ok(Seq2SeqModel {
         architecture: config.architecture().to_owned(),
         hidden,
@@ -81,7 +87,7 @@ pub(crate) fn heads(config: &ConfigFile) -> Result<[usize; 2]> {
 pub(crate) fn feed_forward(config: &ConfigFile) -> Result<(usize, bool, Activation)> {
     let width = config.require_size("d_ff")?;
     let kind: Option<String> = config.get("feed_forward_proj")?;
-    let kind = kind.as_deref().unwrap_or("relu");
+    let kind = kind.as_deref().unwrap_or(if config.model_type() == MT5 { "gated-gelu" } else { "relu" });
     let (is_gated, activation) = match kind.strip_prefix("gated-") {
         // As published, `gelu` is the approximation.
         Some("gelu") => (true, "gelu_new"),

@@ -124,6 +124,7 @@ fn model(name: &str, codes: &[&str]) -> Model {
             zero_shot_entities: None,
             seq2seq: Some(settings),
             tensors: TensorNames::default(),
+            warnings: Vec::new(),
             signature: Signature::default(),
             files: Vec::new(),
         },

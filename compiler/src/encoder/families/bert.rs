@@ -68,7 +68,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let is_deberta = model_type == "deberta-v2";
     let (names, default_types, head_activation) = match model_type {
         "distilbert" => (&DISTILBERT, 0, Activation::Relu),
-        "roberta" | "xlm-roberta" | "camembert" => (&ROBERTA, 1, Activation::Tanh),
+        "roberta" | "xlm-roberta" | "camembert" => (&ROBERTA, 2, Activation::Tanh),
         "deberta-v2" => (&DEBERTA, 0, activation(config, &["pooler_hidden_act"])?),
         "mpnet" => (&MPNET, 0, Activation::Tanh),
         _ => (&BERT, 2, Activation::Tanh),

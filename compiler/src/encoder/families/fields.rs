@@ -42,7 +42,10 @@ impl EncoderConfig {
             names,
             head: Head::read(config)?,
             head_input: HeadInput::first(Activation::Tanh),
-            details: Details::default(),
+            details: Details {
+                ties_words: config.get("tie_word_embeddings")?.unwrap_or(true),
+                ..Details::default()
+            },
         })
     }
 }

@@ -24,13 +24,15 @@ const NAMES: Names = Names {
     ..qwen3::NAMES
 };
 
+/// The heads of keys, and the values of a head, of files that do not name them.
+const KEY_HEADS: usize = 4;
+const HEAD_WIDTH: usize = 256;
+
 pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     if let Some(found) = config.get::<f64>("attn_logit_softcapping")? {
         return Err(Error::model(format!("expected no `attn_logit_softcapping`, but found {found}")));
     }
-    // Bidirectional in `transformers` 5, with windows unlike those of `use_bidirectional_attention`.
-    fields::expect(config, "is_causal", &true)?;
-    let heads = qwen3::heads(config)?;
+    let heads = qwen3::heads(config, KEY_HEADS, HEAD_WIDTH)?;
     let is_decoder = !config.is_set("use_bidirectional_attention")?;
     let bias = config.is_set("attention_bias")?;
     let scalar: f32 = config.get("query_pre_attn_scalar")?.unwrap_or(256.0);
@@ -53,6 +55,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             norms_each_head: true,
             word_scale: Some((shared.facts.hidden as f32).sqrt()),
             attention_scale: Some(1.0 / scalar.sqrt()),
+            ..shared.details
         },
         ..shared
     })
@@ -79,7 +82,7 @@ fn spans(config: &ConfigFile, width: usize, is_decoder: bool) -> Result<Vec<Span
     if let Some(spans) = fields::spans_by_type(config, [full, local])? {
         return Ok(spans);
     }
-    let every = fields::period(config, &["sliding_window_pattern", "_sliding_window_pattern"], 6)?;
+    let every = fields::period(config, &["sliding_window_pattern"], 6)?;
     let mut spans = vec![local; every];
     spans[every - 1] = full;
     Ok(spans)

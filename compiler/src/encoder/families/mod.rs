@@ -52,14 +52,6 @@ pub(super) fn of(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
 
 fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let model_type = config.model_type();
-    // The families that were published with code of their own, after which they are built here.
-    let is_known = matches!(model_type, "nomic_bert" | "new") || jina::is_described_by(config)?;
-    if config.fields().contains_key("auto_map") && !is_known {
-        tracing::warn!(
-            "`config.json` names code of its own (`auto_map`), which is not run: the model is built as `{model_type}`; \
-             compare its results with those of that code"
-        );
-    }
     match model_type {
         "bert" if jina::is_described_by(config)? => jina::read(config),
         "bert" | "distilbert" | "roberta" | "xlm-roberta" | "camembert" | "deberta-v2" | "mpnet" => {
@@ -227,6 +219,43 @@ mod tests {
         assert_eq!([base(0), base(1)], [5.0, 7.0]);
         let shared = changed("tiny-modernbert", "local_rope_theta", Value::Null).unwrap();
         assert_eq!(shared.spans[1].rotary, shared.spans[0].rotary);
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_config_classes() {
+        const FIXTURES: [(&str, &str); 12] = [
+            ("bert", "tiny-bert"),
+            ("camembert", "tiny-camembert-ner"),
+            ("deberta-v2", "tiny-deberta-v2"),
+            ("distilbert", "tiny-distilbert"),
+            ("gemma3_text", "tiny-gemma3"),
+            ("modernbert", "tiny-modernbert-cls"),
+            ("mpnet", "tiny-mpnet"),
+            ("mt5", "tiny-mt5"),
+            ("qwen3", "tiny-qwen3"),
+            ("roberta", "tiny-roberta"),
+            ("t5", "tiny-t5"),
+            ("xlm-roberta", "tiny-xlm-roberta"),
+        ];
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+        let defaults = fs::read(folder.join("published/defaults.json")).unwrap();
+        let defaults: Map<String, Value> = serde_json::from_slice(&defaults).unwrap();
+        for (model_type, fixture) in FIXTURES {
+            let text = fs::read(folder.join("models").join(fixture).join("config.json")).unwrap();
+            let fields: Map<String, Value> = serde_json::from_slice(&text).unwrap();
+            assert_eq!(fields["model_type"], model_type);
+            for (key, default) in defaults[model_type].as_object().unwrap() {
+                let mut without = fields.clone();
+                without.remove(key);
+                let mut with = without.clone();
+                with.insert(key.clone(), default.clone());
+                let read = |fields| read(&ConfigFile::new("config.json", fields));
+                // Other files are refused without the key.
+                let Ok(without) = read(without) else { continue };
+                let with = read(with).map(|config| format!("{config:?}"));
+                assert_eq!(format!("{without:?}"), with.unwrap_or_default(), "{model_type}: {key}");
+            }
+        }
     }
 
     #[test]

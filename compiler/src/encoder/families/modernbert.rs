@@ -3,7 +3,9 @@
 use super::{fields, rope};
 use crate::{
     config::ConfigFile,
-    encoder::config::{Biases, EncoderConfig, FeedForward, Gate, HeadInput, Heads, Names, Norms, Span},
+    encoder::config::{
+        Biases, Details, EncoderConfig, FeedForward, Gate, HeadInput, Heads, Names, Norms, Span,
+    },
     layers::{Activation, NormKind, Reach, Scaling},
 };
 use kivu::error::{Error, Result};
@@ -53,6 +55,11 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             activation: activation(config, "classifier_activation")?,
             has_bias: config.is_set("classifier_bias")?,
             is_mean: is_mean(config)?,
+        },
+        details: Details {
+            predicts_with_bias: config.get("decoder_bias")?.unwrap_or(true),
+            ties_words: config.get("tie_word_embeddings")?.unwrap_or(true),
+            ..Details::default()
         },
         ..EncoderConfig::new(config, &NAMES, heads, feed_forward)?
     })

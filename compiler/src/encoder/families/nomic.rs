@@ -1,5 +1,7 @@
 //! NomicBERT: nomic-embed-text v1 and v1.5.
 
+use serde::de::DeserializeOwned;
+
 use super::{fields::expect, rope};
 use crate::{
     config::ConfigFile,
@@ -47,7 +49,8 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     }
     let heads = Heads::read(config)?;
     expect(config, "head_dim", &heads.width)?;
-    let attention_bias = config.is_set("qkv_proj_bias")?;
+    let flag = |field: &str| own(config, field, false);
+    let attention_bias = flag("qkv_proj_bias")?;
     let multiple = config.get("pad_vocab_size_multiple")?.filter(|multiple| *multiple > 0).unwrap_or(1);
     let feed_forward = FeedForward {
         width: feed_forward(config, heads)?,
@@ -62,11 +65,20 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         biases: Biases {
             projections: attention_bias,
             attention_output: attention_bias,
-            up: config.is_set("mlp_fc1_bias")?,
-            down: config.is_set("mlp_fc2_bias")?,
+            up: flag("mlp_fc1_bias")?,
+            down: flag("mlp_fc2_bias")?,
         },
         ..EncoderConfig::new(config, &NAMES, heads, feed_forward)?
     })
+}
+
+/// A field of the authors' own form of the config, which all their files have; the default is that of the form of
+/// `transformers`.
+fn own<T: DeserializeOwned>(config: &ConfigFile, field: &str, default: T) -> Result<T> {
+    match config.fields().contains_key("n_embd") {
+        true => config.require(field),
+        false => Ok(config.get(field)?.unwrap_or(default)),
+    }
 }
 
 /// The width of the feed-forward part. The authors' code rounds its own field up.
@@ -103,7 +115,7 @@ fn span(config: &ConfigFile, head_width: usize) -> Result<Span> {
         }
         None => rope.scaling(&["dynamic"], trained)?,
     };
-    let fraction = config.get("rotary_emb_fraction")?.unwrap_or(1.0);
-    let base = config.get("rotary_emb_base")?.or(rope.rope_theta).unwrap_or(1000.0);
+    let fraction = own(config, "rotary_emb_fraction", 1.0)?;
+    let base = own(config, "rotary_emb_base", rope.rope_theta.unwrap_or(1000.0))?;
     Ok(Span { reach: Reach::ALL, rotary: Some(rope::rotary(head_width, fraction, base, scaling)?) })
 }

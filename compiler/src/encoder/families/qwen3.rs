@@ -1,13 +1,10 @@
 //! Qwen3: Qwen3-Embedding and Qwen3-Reranker.
 
-use super::{
-    fields::{activation, expect},
-    rope,
-};
+use super::{fields::expect, rope};
 use crate::{
     config::ConfigFile,
     encoder::config::{Biases, Details, EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Span},
-    layers::{NormKind, Reach},
+    layers::{Activation, NormKind, Reach},
 };
 use kivu::error::{Error, Result};
 
@@ -34,9 +31,13 @@ pub(super) const NAMES: Names = Names {
     labels: "",
 };
 
+/// The heads of keys, and the values of a head, of files that do not name them.
+const KEY_HEADS: usize = 32;
+const HEAD_WIDTH: usize = 128;
+
 pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     expect(config, "use_sliding_window", &false)?;
-    let heads = heads(config)?;
+    let heads = heads(config, KEY_HEADS, HEAD_WIDTH)?;
     let rope = rope::Rope::read(config)?;
     let base = rope.rope_theta.unwrap_or(10_000.0);
     let rotary = rope::rotary(heads.width, 1.0, base, rope.scaling(&[], 0)?)?;
@@ -44,9 +45,10 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let is_causal = config.get("is_causal")?.unwrap_or(true);
     let reach = if is_causal { Reach::BEFORE } else { Reach::ALL };
     let bias = config.is_set("attention_bias")?;
+    let kind = config.get::<String>("hidden_act")?;
     let feed_forward = FeedForward {
         width: config.require_size("intermediate_size")?,
-        activation: activation(config, &["hidden_act"])?,
+        activation: Activation::named(kind.as_deref().unwrap_or("silu"))?,
         gate: Gate::First,
     };
     Ok(EncoderConfig {
@@ -54,20 +56,22 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         epsilon: config.get("rms_norm_eps")?.unwrap_or(1e-6),
         spans: vec![Span { reach, rotary: Some(rotary) }],
         biases: Biases { projections: bias, attention_output: bias, up: false, down: false },
-        details: Details { norms_each_head: true, ..Details::default() },
+        details: Details {
+            norms_each_head: true,
+            ties_words: config.is_set("tie_word_embeddings")?,
+            ..Details::default()
+        },
         ..EncoderConfig::new(config, &NAMES, heads, feed_forward)?
     })
 }
 
-/// Heads of any width, of which several may share keys and values.
-pub(super) fn heads(config: &ConfigFile) -> Result<Heads> {
-    let hidden = config.require_size("hidden_size")?;
+/// Heads of any width, of which several may share keys and values: `keys` heads of `width` values by default. Each head of
+/// queries has its own if the number is `null`.
+pub(super) fn heads(config: &ConfigFile, keys: usize, width: usize) -> Result<Heads> {
     let queries = config.require_size("num_attention_heads")?;
-    let heads = Heads {
-        queries,
-        keys: config.get_size("num_key_value_heads")?.unwrap_or(queries),
-        width: config.get_size("head_dim")?.unwrap_or(hidden / queries),
-    };
+    let is_null = config.fields().contains_key("num_key_value_heads");
+    let keys = config.get_size("num_key_value_heads")?.unwrap_or(if is_null { queries } else { keys });
+    let heads = Heads { queries, keys, width: config.get_size("head_dim")?.unwrap_or(width) };
     if heads.width == 0 || !queries.is_multiple_of(heads.keys) {
         return Err(Error::model(format!(
             "expected `num_attention_heads` to be a multiple of `num_key_value_heads`, but found {queries} and {}, of \

@@ -1,0 +1,13 @@
+//! The accounts of a model's settings: every key of every file is read, or known to have no effect on results, or refused.
+//!
+//! The tables of this module are the only place that says which keys a file may have. A new key of a family is an entry in
+//! its list.
+
+mod generation;
+mod model;
+mod rules;
+mod sentence_transformers;
+mod tokenizer;
+mod walk;
+
+pub(super) use self::walk::{Kind, check};

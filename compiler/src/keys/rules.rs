@@ -1,0 +1,266 @@
+//! The rules for the keys of a file, and their check.
+
+use serde_json::{Map, Value};
+
+use kivu::error::{Error, Result, quoted};
+
+/// The keys that a file may have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules {
+    /// Keys that are read.
+    pub(super) read: &'static [&'static str],
+    /// Lists of keys without effect on results.
+    pub(super) unused: &'static [&'static [Unused]],
+    /// Objects, or lists of objects, whose keys have rules of their own.
+    pub(super) nested: &'static [(&'static str, &'static Self)],
+}
+
+/// A key, and the values for which it has no effect on results.
+pub(super) type Unused = (&'static str, Values);
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Values {
+    Any,
+    /// These values, as a list in JSON. `null` is that of a missing key.
+    Only(&'static str),
+    /// The value of another key, which is read.
+    SameAs(&'static str),
+    /// Lists of nothing but this text.
+    Every(&'static str),
+}
+
+/// The functions of a CrossEncoder's scores: requests choose scores with or without the sigmoid.
+pub(super) const SCORES: Values = Values::Only(
+    r#"["torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid", "torch.nn.Identity",
+        "torch.nn.Sigmoid"]"#,
+);
+
+/// A file whose keys are checked.
+#[derive(Clone, Debug)]
+pub(super) struct Document {
+    /// The path in the model's folder, for errors.
+    pub(super) name: String,
+    pub(super) fields: Map<String, Value>,
+}
+
+/// The keys that a build ignores at the user's risk.
+#[derive(Debug)]
+pub(super) struct Allowed<'a> {
+    keys: &'a [String],
+    warnings: Vec<String>,
+}
+
+impl<'a> Allowed<'a> {
+    pub(super) fn new(keys: &'a [String]) -> Self {
+        Self { keys, warnings: Vec::new() }
+    }
+
+    /// Passes an unsupported key that the user allowed, with a warning; refuses others.
+    pub(super) fn pass(&mut self, file: &str, (key, value): (&str, &Value), expected: &str) -> Result<()> {
+        if self.keys.iter().any(|allowed| allowed == key) {
+            self.warnings.push(format!(
+                "`{key}` {} in `{file}` was ignored on request: results may differ from those of the model's authors",
+                shortened(value)
+            ));
+            return Ok(());
+        }
+        Err(Error::model(format!(
+            "expected {expected} in `{file}`, but found `{key}` {}; use `--allow {key}` to build the model as if the key \
+             were missing, if you know that it has no effect on results",
+            shortened(value)
+        )))
+    }
+
+    /// The warnings; an allowed key that no file has is an error.
+    pub(super) fn finish(self, known: &[Document]) -> Result<Vec<String>> {
+        let is_found = |key: &String| known.iter().any(|document| document.has(key));
+        match self.keys.iter().find(|key| !is_found(key)) {
+            None => Ok(self.warnings),
+            Some(key) => Err(Error::config(format!(
+                "expected `--allow` with a key of the model's files, but found `{key}`, which none of them has"
+            ))),
+        }
+    }
+}
+
+impl Document {
+    fn has(&self, key: &str) -> bool {
+        fn is_in(fields: &Map<String, Value>, key: &str) -> bool {
+            fields.contains_key(key) || fields.values().any(|value| is_within(value, key))
+        }
+        fn is_within(value: &Value, key: &str) -> bool {
+            match value {
+                Value::Object(fields) => is_in(fields, key),
+                Value::Array(values) => values.iter().any(|value| is_within(value, key)),
+                _ => false,
+            }
+        }
+        is_in(&self.fields, key)
+    }
+
+    /// Refuses keys that none of these rules knows, or whose values have an effect.
+    pub(super) fn check(&self, rules: &[&Rules], allowed: &mut Allowed<'_>) -> Result<()> {
+        check_fields(&self.name, &self.fields, rules, allowed)
+    }
+}
+
+fn check_fields(
+    file: &str,
+    fields: &Map<String, Value>,
+    rules: &[&Rules],
+    allowed: &mut Allowed<'_>,
+) -> Result<()> {
+    for (key, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
+        let nested = rules.iter().flat_map(|rules| rules.nested).find(|(name, _)| name == key);
+        if let Some((_, rules)) = nested {
+            check_nested(&format!("{file}: {key}"), value, rules, allowed)?;
+        } else if !rules.iter().any(|rules| rules.read.contains(&key.as_str())) {
+            let unused = rules.iter().flat_map(|rules| rules.unused).copied().flatten();
+            let values = unused.filter(|(name, _)| name == key).map(|(_, values)| values);
+            if let Err(expected) = expect_any(fields, (key, value), values) {
+                allowed.pass(file, (key, value), &expected)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_nested(file: &str, value: &Value, rules: &Rules, allowed: &mut Allowed<'_>) -> Result<()> {
+    match value {
+        Value::Object(fields) => check_fields(file, fields, &[rules], allowed),
+        Value::Array(values) => values.iter().try_for_each(|value| check_nested(file, value, rules, allowed)),
+        // The reader of the key refuses other types.
+        _ => Ok(()),
+    }
+}
+
+/// Whether a key that is not read has a value without effect on results by any of its entries; otherwise the expectation
+/// of an error.
+fn expect_any<'a>(
+    fields: &Map<String, Value>,
+    key: (&str, &Value),
+    entries: impl Iterator<Item = &'a Values>,
+) -> std::result::Result<(), String> {
+    let mut expected: Option<String> = None;
+    for values in entries {
+        match expect(fields, key, values) {
+            Ok(()) => return Ok(()),
+            Err(other) => expected = expected.or(Some(other)),
+        }
+    }
+    let unknown = || "only keys that are supported, or known to have no effect on results,".to_owned();
+    Err(expected.unwrap_or_else(unknown))
+}
+
+/// The same by one entry.
+fn expect(
+    fields: &Map<String, Value>,
+    (key, value): (&str, &Value),
+    values: &Values,
+) -> std::result::Result<(), String> {
+    let (is_unused, expected) = match values {
+        Values::Any => (true, String::new()),
+        Values::Only(values) => {
+            let values: Vec<Value> = serde_json::from_str(values).unwrap_or_default();
+            let is_unused = values.iter().any(|supported| is_same(supported, value));
+            let values: Vec<String> = values.iter().map(Value::to_string).collect();
+            let expected = match &values[..] {
+                [] => format!("no `{key}`"),
+                values => format!("`{key}` {}", quoted(values)),
+            };
+            (is_unused, expected)
+        }
+        Values::SameAs(other) => {
+            let is_unused = fields.get(*other).is_some_and(|other| is_same(other, value));
+            (is_unused, format!("the same value for `{key}` as for `{other}`"))
+        }
+        Values::Every(text) => {
+            let is_unused = value.as_array().is_some_and(|values| values.iter().all(|value| value == text));
+            (is_unused, format!("`{key}` with nothing but `{text}`"))
+        }
+    };
+    if is_unused { Ok(()) } else { Err(expected) }
+}
+
+/// Whether two values are equal; integers and floats are numbers alike.
+fn is_same(left: &Value, right: &Value) -> bool {
+    match (left.as_f64(), right.as_f64()) {
+        (Some(left), Some(right)) => left == right,
+        _ => left == right,
+    }
+}
+
+/// A value for an error or a warning.
+fn shortened(value: &Value) -> String {
+    const MAX: usize = 80;
+    let text = value.to_string();
+    match text.char_indices().nth(MAX) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const INNER: Rules = Rules { read: &["factor"], unused: &[], nested: &[] };
+    const RULES: Rules = Rules {
+        read: &["d_model"],
+        unused: &[&[
+            ("dropout", Values::Any),
+            ("chunks", Values::Only("[0, false]")),
+            ("hidden_size", Values::SameAs("d_model")),
+            ("fp8", Values::Only("[]")),
+        ]],
+        nested: &[("rope", &INNER)],
+    };
+
+    fn check(fields: &Value, allowed: &[&str]) -> Result<Vec<String>> {
+        let keys: Vec<String> = allowed.iter().map(|key| (*key).to_owned()).collect();
+        let mut allowed = Allowed::new(&keys);
+        let fields = fields.as_object().cloned().unwrap();
+        let document = Document { name: "config.json".to_owned(), fields };
+        document.check(&[&RULES], &mut allowed)?;
+        allowed.finish(&[document])
+    }
+
+    #[test]
+    fn keys_are_read_or_without_effect_or_refused() {
+        let known = json!({
+            "d_model": 4, "dropout": 0.1, "chunks": 0.0, "hidden_size": 4, "rope": {"factor": 2.0}, "unknown": null,
+        });
+        assert_eq!(check(&known, &[]).unwrap(), [""; 0]);
+        let refusals = [
+            json!({"is_causal": false}),
+            json!({"chunks": 1}),
+            json!({"d_model": 4, "hidden_size": 8}),
+            json!({"fp8": {"bits": 8}}),
+            json!({"rope": {"factor": 2.0, "beta": 1}}),
+            json!({"rope": [{"factor": 2.0}, {"beta": 1}]}),
+            json!({"unknown": "a".repeat(100)}),
+        ];
+        let refusals = refusals.map(|fields| check(&fields, &[]).unwrap_err().to_string());
+        let refusals = refusals.map(|refusal| refusal.split_once("; use `--allow").unwrap().0.to_owned());
+        insta::assert_snapshot!(refusals.join("\n"), @r#"
+        expected only keys that are supported, or known to have no effect on results, in `config.json`, but found `is_causal` false
+        expected `chunks` `0`, `false` in `config.json`, but found `chunks` 1
+        expected the same value for `hidden_size` as for `d_model` in `config.json`, but found `hidden_size` 8
+        expected no `fp8` in `config.json`, but found `fp8` {"bits":8}
+        expected only keys that are supported, or known to have no effect on results, in `config.json: rope`, but found `beta` 1
+        expected only keys that are supported, or known to have no effect on results, in `config.json: rope`, but found `beta` 1
+        expected only keys that are supported, or known to have no effect on results, in `config.json`, but found `unknown` "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…
+        "#);
+    }
+
+    #[test]
+    fn allowed_keys_become_warnings() {
+        let fields = json!({"rope": {"beta": 1}, "dropout": 0.1});
+        let warnings = check(&fields, &["beta"]).unwrap().join("\n");
+        insta::assert_snapshot!(warnings, @"`beta` 1 in `config.json: rope` was ignored on request: results may differ from those of the model's authors");
+        let refusal = check(&fields, &["beta", "gamma"]).unwrap_err();
+        insta::assert_snapshot!(refusal, @"expected `--allow` with a key of the model's files, but found `gamma`, which none of them has");
+    }
+}

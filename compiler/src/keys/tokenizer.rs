@@ -1,0 +1,225 @@
+//! The keys of `tokenizer_config.json`, `special_tokens_map.json` and `tokenizer.json`.
+
+use super::rules::{
+    Rules, Unused,
+    Values::{Any, Only},
+};
+
+/// Keys that files of all classes may have.
+const SHARED: &[Unused] = &[
+    // Records of how the file was written.
+    ("_commit_hash", Any),
+    ("_name_or_path", Any),
+    ("backend", Any),
+    ("is_local", Any),
+    ("name_or_path", Any),
+    ("processor_class", Any),
+    ("special_tokens_map_file", Any),
+    ("tokenizer_file", Any),
+    ("transformers_version", Any),
+    ("vocab_file", Any),
+    ("merges_file", Any),
+    ("max_len", Any),
+    // The tokenizer of `tokenizer.json` is the fast one.
+    ("use_fast", Any),
+    ("do_basic_tokenize", Any),
+    ("never_split", Any),
+    ("from_slow", Only("[false]")),
+    ("init_inputs", Only("[[]]")),
+    ("legacy", Any),
+    ("sp_model_kwargs", Only("[{}]")),
+    ("slow_tokenizer_class", Any),
+    // Padding, which texts are batched without.
+    ("pad_to_max_length", Any),
+    ("pad_to_multiple_of", Any),
+    ("pad_token_type_id", Any),
+    ("padding", Any),
+    ("padding_side", Any),
+    // A call's own parameters take precedence.
+    ("max_length", Any),
+    ("return_token_type_ids", Any),
+    ("stride", Any),
+    ("truncation", Any),
+    ("truncation_strategy", Any),
+    // From tokens to texts.
+    ("clean_up_tokenization_spaces", Any),
+    ("errors", Any),
+    ("spaces_between_special_tokens", Any),
+    // Chats, and tokens of other media, which are special tokens too.
+    ("audio_token", Any),
+    ("boa_token", Any),
+    ("boi_token", Any),
+    ("eoa_token", Any),
+    ("eoi_token", Any),
+    ("image_token", Any),
+    ("chat_template", Any),
+    ("model_specific_special_tokens", Only("[{}]")),
+    ("response_schema", Any),
+    ("use_default_system_prompt", Any),
+    ("split_special_tokens", Only("[false]")),
+    ("auto_map", Only("[]")),
+    ("trust_remote_code", Any),
+    ("device", Any),
+    ("language", Any),
+];
+
+/// The keys of all classes. That of special tokens is also in `special_tokens_map.json`.
+pub(super) const ALL: Rules = Rules {
+    read: &[
+        "added_tokens_decoder",
+        "additional_special_tokens",
+        "bos_token",
+        "cls_token",
+        "eos_token",
+        "extra_special_tokens",
+        "mask_token",
+        "model_input_names",
+        "model_max_length",
+        "pad_token",
+        "sep_token",
+        "tokenizer_class",
+        "truncation_side",
+        "unk_token",
+    ],
+    unused: &[SHARED],
+    nested: &[],
+};
+
+pub(super) const SPECIAL_TOKENS: Rules = Rules {
+    read: &[
+        "additional_special_tokens",
+        "bos_token",
+        "cls_token",
+        "eos_token",
+        "extra_special_tokens",
+        "mask_token",
+        "pad_token",
+        "sep_token",
+        "unk_token",
+    ],
+    unused: &[],
+    nested: &[],
+};
+
+/// `tokenizer.json`, whose parts the tokenizer's own reader checks.
+pub(super) const FILE: Rules = Rules {
+    read: &["added_tokens", "decoder", "model", "normalizer", "post_processor", "pre_tokenizer", "version"],
+    // Requests and the model's limit decide.
+    unused: &[&[("padding", Any), ("truncation", Any)]],
+    nested: &[],
+};
+
+/// The settings of BERT, which replace those of the file.
+const BERT: Rules = Rules {
+    read: &["do_lower_case", "strip_accents", "tokenize_chinese_chars"],
+    unused: &[&[("add_prefix_space", Any), ("wordpieces_prefix", Only(r###"["##"]"###))], LANGUAGE_MODELS],
+    nested: &[],
+};
+/// Those of byte pairs.
+const BYTE_PAIRS: Rules =
+    Rules { read: &["add_prefix_space", "trim_offsets"], unused: &[LANGUAGE_MODELS, BERT_ONLY], nested: &[] };
+/// Those of Llama and Gemma.
+const LLAMA: Rules = Rules {
+    read: &["add_bos_token", "add_eos_token"],
+    // With one, the tokenizer is not that of `tokenizer.json`.
+    unused: &[&[("add_prefix_space", Only("[]"))], BERT_ONLY],
+    nested: &[],
+};
+const T5: Rules = Rules {
+    read: &["extra_ids"],
+    unused: &[&[("add_prefix_space", Only("[]"))], LANGUAGE_MODELS, BERT_ONLY],
+    nested: &[],
+};
+const OTHER: Rules = Rules {
+    read: &["add_prefix_space"],
+    unused: &[LANGUAGE_MODELS, BERT_ONLY, &[("trim_offsets", Any)]],
+    nested: &[],
+};
+/// Keys that only Llama's classes read.
+const LANGUAGE_MODELS: &[Unused] = &[("add_bos_token", Any), ("add_eos_token", Any)];
+/// Keys that only BERT's classes read, or tokenizers without a `tokenizer.json`.
+const BERT_ONLY: &[Unused] = &[
+    ("do_lower_case", Any),
+    ("keep_accents", Any),
+    ("lowercase", Any),
+    ("remove_space", Any),
+    ("split_by_punct", Any),
+    ("strip_accents", Any),
+    ("tokenize_chinese_chars", Any),
+    ("vocab_type", Any),
+    ("wordpieces_prefix", Any),
+];
+
+/// The settings of models that generate texts.
+pub(super) const SEQ2SEQ: Rules = Rules {
+    read: &[
+        "extra_ids",
+        "legacy_behaviour",
+        "offset",
+        "separate_vocabs",
+        "source_lang",
+        "src_lang",
+        "target_lang",
+    ],
+    unused: &[&[
+        // A request's own target, without which it is refused.
+        ("tgt_lang", Any),
+        // Ids at the end of the table that belong to no token.
+        ("num_madeup_words", Any),
+        ("language_codes", Any),
+        ("full_tokenizer_file", Any),
+        ("mask_token_sent", Any),
+        ("spm_file", Any),
+        ("source_spm", Any),
+        ("target_spm", Any),
+    ]],
+    nested: &[],
+};
+
+/// Classes whose tokenizer is that of `tokenizer.json`, but for the settings that are read, or is built like
+/// `transformers` builds it.
+const CLASSES: [&str; 27] = [
+    "AlbertTokenizer",
+    "BarthezTokenizer",
+    "BartTokenizer",
+    "BertTokenizer",
+    "CamembertTokenizer",
+    "DebertaTokenizer",
+    "DebertaV2Tokenizer",
+    "DistilBertTokenizer",
+    "ElectraTokenizer",
+    "GPT2Tokenizer",
+    "GemmaTokenizer",
+    "LlamaTokenizer",
+    "M2M100Tokenizer",
+    "MBart50Tokenizer",
+    "MBartTokenizer",
+    "MPNetTokenizer",
+    "MT5Tokenizer",
+    "MarianTokenizer",
+    "NllbTokenizer",
+    "PegasusTokenizer",
+    "PreTrainedTokenizer",
+    "Qwen2Tokenizer",
+    "RobertaTokenizer",
+    "T5Tokenizer",
+    "TokenizersBackend",
+    "XLMRobertaTokenizer",
+    "XLNetTokenizer",
+];
+
+/// Whether a class, without the `Fast` at its end, is supported.
+pub(super) fn is_known(class: &str) -> bool {
+    CLASSES.contains(&class)
+}
+
+/// The rules of a class, without the `Fast` at its end.
+pub(super) fn class(class: &str) -> &'static Rules {
+    match class {
+        "BertTokenizer" | "DistilBertTokenizer" | "ElectraTokenizer" | "MPNetTokenizer" => &BERT,
+        "RobertaTokenizer" | "BartTokenizer" | "GPT2Tokenizer" => &BYTE_PAIRS,
+        "LlamaTokenizer" | "GemmaTokenizer" => &LLAMA,
+        "T5Tokenizer" => &T5,
+        _ => &OTHER,
+    }
+}

@@ -1,0 +1,381 @@
+//! The files of a model whose keys are checked, and the rules of each.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::{
+    generation, model,
+    rules::{Allowed, Document, Rules},
+    sentence_transformers as modules, tokenizer,
+};
+use crate::{
+    config::ConfigFile,
+    encoder::{DEFAULT_ENCODER, GLINER},
+    files::{read_if_exists, read_json_if_exists},
+    module_list::{self, Module},
+    plan::Plan,
+    sentence_transformers::TRANSFORMER,
+    tokenizer_config,
+};
+use kivu::{
+    error::{Error, Result},
+    repository::bundle::TOKENIZER,
+};
+
+/// What decides which keys a model's files may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Encoder,
+    /// An encoder whose settings are in those of GLiNER.
+    Gliner,
+    Seq2Seq,
+    /// A graph, which has what `config.json` says about a model's layers.
+    Export,
+}
+
+/// Checks all keys of the model's files; returns the warnings about those that the plan allows.
+pub(crate) fn check(plan: &Plan, kind: Kind) -> Result<Vec<String>> {
+    let mut walk = Walk { root: &plan.folder, allowed: Allowed::new(&plan.allow), documents: Vec::new() };
+    let transformer = plan.transformer()?;
+    walk.config(plan, &transformer, kind)?;
+    walk.tokenizer(&transformer, kind)?;
+    if kind != Kind::Seq2Seq {
+        walk.modules()?;
+        walk.settings(&transformer)?;
+    }
+    walk.allowed.finish(&walk.documents)
+}
+
+struct Walk<'a> {
+    root: &'a Path,
+    allowed: Allowed<'a>,
+    documents: Vec<Document>,
+}
+
+impl Walk<'_> {
+    /// Checks an object against rules.
+    fn check(&mut self, name: String, fields: Map<String, Value>, rules: &[&Rules]) -> Result<()> {
+        let document = Document { name, fields };
+        document.check(rules, &mut self.allowed)?;
+        self.documents.push(document);
+        Ok(())
+    }
+
+    /// Checks a file, if it exists.
+    fn check_file(&mut self, path: &Path, rules: &[&Rules]) -> Result<()> {
+        match read_json_if_exists(path)? {
+            Some(fields) => self.check(self.name(path), fields, rules),
+            None => Ok(()),
+        }
+    }
+
+    /// The path of a file in the model's folder.
+    fn name(&self, path: &Path) -> String {
+        path.strip_prefix(self.root).unwrap_or(path).display().to_string()
+    }
+
+    fn config(&mut self, plan: &Plan, transformer: &Path, kind: Kind) -> Result<()> {
+        if kind == Kind::Gliner {
+            return self.gliner(plan);
+        }
+        let own = transformer.join(ConfigFile::NAME);
+        // An adapter's own describes the merged model.
+        let of_adapter = plan.adapter.iter().map(|adapter| adapter.join(ConfigFile::NAME));
+        let path = of_adapter.chain([own]).find(|path| path.is_file());
+        let Some(fields) = path.as_deref().map(read_json_if_exists::<Map<_, _>>).transpose()?.flatten()
+        else {
+            return Ok(());
+        };
+        let config = ConfigFile::new(ConfigFile::NAME, fields);
+        let (model_type, fields) = (config.model_type().to_owned(), config.fields().clone());
+        let generation_file = transformer.join("generation_config.json");
+        let rules = match kind {
+            Kind::Export | Kind::Gliner => return Ok(()),
+            Kind::Encoder => encoder(&config).map(|rules| vec![rules]),
+            Kind::Seq2Seq => {
+                self.check_file(&generation_file, &[&generation::GENERATION])?;
+                self.tasks(&fields)?;
+                let of_generation = match generation_file.is_file() {
+                    true => &generation::IGNORED,
+                    false => &generation::GENERATION,
+                };
+                model::seq2seq(&model_type).map(|rules| vec![rules, of_generation])
+            }
+        };
+        // Other families are refused by name.
+        let Some(rules) = rules else { return Ok(()) };
+        self.code(&model_type, &fields)?;
+        self.check(ConfigFile::NAME.to_owned(), fields, &rules)
+    }
+
+    /// Refuses code of the model's own, unless its family is built after it.
+    fn code(&mut self, model_type: &str, config: &Map<String, Value>) -> Result<()> {
+        let Some(map) = config.get("auto_map").filter(|map| !map.is_null()) else { return Ok(()) };
+        let is_known =
+            |code: &Value| code.as_str().is_some_and(|code| model::is_known_code(model_type, code));
+        if map.as_object().is_some_and(|map| map.values().all(is_known)) {
+            return Ok(());
+        }
+        self.allowed.pass(
+            ConfigFile::NAME,
+            ("auto_map", map),
+            &format!("`{model_type}` without code of its own"),
+        )
+    }
+
+    /// Checks the settings of GLiNER, and those of its encoder.
+    fn gliner(&mut self, plan: &Plan) -> Result<()> {
+        let Some(fields) = read_json_if_exists::<Map<_, _>>(&self.root.join(GLINER))? else { return Ok(()) };
+        if let Some(mut encoder_fields) = fields.get("encoder_config").and_then(Value::as_object).cloned() {
+            encoder_fields.entry("model_type").or_insert_with(|| DEFAULT_ENCODER.into());
+            let config = ConfigFile::new(GLINER, encoder_fields);
+            if let Some(rules) = encoder(&config) {
+                self.check(format!("{GLINER}: encoder_config"), config.fields().clone(), &[rules])?;
+            }
+        } else {
+            let folders = [Some(&plan.folder), plan.encoder.as_ref()].into_iter().flatten();
+            if let Some(folder) = folders.into_iter().find(|folder| folder.join(ConfigFile::NAME).is_file())
+                && let config = ConfigFile::open(folder)?
+                && let Some(rules) = encoder(&config)
+            {
+                self.check(ConfigFile::NAME.to_owned(), config.fields().clone(), &[rules])?;
+            }
+        }
+        self.check(GLINER.to_owned(), fields, &[&model::GLINER])
+    }
+
+    /// Checks the settings of the tasks in `config.json`.
+    fn tasks(&mut self, config: &Map<String, Value>) -> Result<()> {
+        let tasks = config.get("task_specific_params").and_then(Value::as_object);
+        for (task, settings) in tasks.into_iter().flatten() {
+            let Some(settings) = settings.as_object() else { continue };
+            let name = format!("{}: task_specific_params: {task}", ConfigFile::NAME);
+            self.check(name, settings.clone(), &[&generation::PREFIX, &generation::GENERATION])?;
+        }
+        Ok(())
+    }
+
+    fn tokenizer(&mut self, folder: &Path, kind: Kind) -> Result<()> {
+        let class = tokenizer_config::class(folder)?;
+        if !class.is_empty() && !tokenizer::is_known(class.trim_end_matches("Fast")) {
+            let expected = "a `tokenizer_class` whose tokenizer is that of `tokenizer.json`";
+            let class = Value::String(class.clone());
+            self.allowed.pass(tokenizer_config::NAME, ("tokenizer_class", &class), expected)?;
+        }
+        let mut rules = vec![&tokenizer::ALL, tokenizer::class(class.trim_end_matches("Fast"))];
+        if kind == Kind::Seq2Seq {
+            rules.push(&tokenizer::SEQ2SEQ);
+        }
+        self.check_file(&folder.join(tokenizer_config::NAME), &rules)?;
+        self.check_file(&folder.join("special_tokens_map.json"), &[&tokenizer::SPECIAL_TOKENS])?;
+        let file = folder.join(TOKENIZER);
+        // It may be large: its parts are not kept.
+        if let Some(json) = read_if_exists(&file)? {
+            let parts: Map<String, Value> = top_level(&json)
+                .map_err(|error| Error::model_because(format!("cannot read `{}`", file.display()), error))?;
+            self.check(self.name(&file), parts, &[&tokenizer::FILE])?;
+        }
+        Ok(())
+    }
+
+    fn modules(&mut self) -> Result<()> {
+        let root = self.root;
+        for (fields, module) in module_list::described(root)? {
+            self.check(module_list::MODULES.to_owned(), fields, &[&modules::MODULE])?;
+            self.module(&module.folder(root)?, &module)?;
+        }
+        for module in module_list::routed(root)? {
+            self.module(&module.folder(root)?, &module)?;
+        }
+        Ok(())
+    }
+
+    fn module(&mut self, folder: &Path, module: &Module) -> Result<()> {
+        if module.is_router() {
+            return self.check_file(&folder.join(module_list::ROUTER), &[&modules::ROUTER]);
+        }
+        match modules::module(module.class()) {
+            Some(rules) => self.check_file(&folder.join(ConfigFile::NAME), &[rules]),
+            // Other classes are refused by name.
+            None => Ok(()),
+        }
+    }
+
+    /// Checks the settings of the whole model, and those of its transformer.
+    fn settings(&mut self, transformer: &Path) -> Result<()> {
+        self.check_file(&self.root.join("config_sentence_transformers.json"), &[&modules::SETTINGS])?;
+        self.check_file(&self.root.join("artifact.metadata"), &[&modules::ARTIFACT])?;
+        let paths: Vec<PathBuf> = TRANSFORMER.iter().map(|name| transformer.join(name)).collect();
+        match paths.iter().find(|path| path.is_file()) {
+            Some(path) => {
+                self.check_file(path, &[&modules::TRANSFORMER])?;
+                self.task(path)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a head of the transformer that the modules after it do not expect, and outputs of another head.
+    fn task(&mut self, path: &Path) -> Result<()> {
+        let fields: Map<String, Value> = read_json_if_exists(path)?.unwrap_or_default();
+        let has = |class: &str| {
+            Ok::<_, Error>(module_list::modules(self.root)?.iter().any(|module| module.class() == class))
+        };
+        let (task, output) = match has("Pooling")? || has("MultiVectorMask")? || has("Dense")? {
+            true => ("feature-extraction", "last_hidden_state"),
+            false if has("SpladePooling")? => ("fill-mask", "logits"),
+            false if has("LogitScore")? => ("text-generation", "logits"),
+            false if module_list::has_pooling(self.root) => ("sequence-classification", "logits"),
+            false => return Ok(()),
+        };
+        let own = |value: Option<&Value>, expected: &str| {
+            value.filter(|value| !value.is_null() && *value != expected).cloned()
+        };
+        let name = self.name(path);
+        if let Some(found) = own(fields.get("transformer_task"), task) {
+            let expected = format!("`transformer_task` `{task}` before these modules");
+            self.allowed.pass(&name, ("transformer_task", &found), &expected)?;
+        }
+        let of_text = fields.get("modality_config").and_then(|modalities| modalities.get("text"));
+        if let Some(found) = own(of_text.and_then(|text| text.get("method_output_name")), output) {
+            let expected = format!("`method_output_name` `{output}` before these modules");
+            self.allowed.pass(&name, ("method_output_name", &found), &expected)?;
+        }
+        Ok(())
+    }
+}
+
+/// The rules of the `config.json` of an encoder; other families are refused by name.
+fn encoder(config: &ConfigFile) -> Option<&'static Rules> {
+    let is_jina = config.fields().get("position_embedding_type").is_some_and(|kind| kind == "alibi");
+    model::encoder(config.model_type(), is_jina)
+}
+
+/// The keys of an object, without the values.
+fn top_level(json: &[u8]) -> serde_json::Result<Map<String, Value>> {
+    let parts: std::collections::BTreeMap<String, serde::de::IgnoredAny> = serde_json::from_slice(json)?;
+    Ok(parts.into_keys().map(|key| (key, Value::Bool(true))).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, fs};
+
+    use serde::Deserialize;
+    use serde_json::json;
+
+    use super::*;
+
+    /// The settings of a published model.
+    #[derive(Deserialize)]
+    struct Published {
+        kind: String,
+        files: BTreeMap<String, Value>,
+    }
+
+    fn published(name: &str) -> BTreeMap<String, Published> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/published").join(name);
+        serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+    }
+
+    fn check_files(kind: Kind, files: &BTreeMap<String, Value>, allow: &[&str]) -> Result<Vec<String>> {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, content) in files {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content.to_string()).unwrap();
+        }
+        let allow = allow.iter().map(|key| (*key).to_owned()).collect();
+        check(&Plan { folder: folder.path().to_owned(), allow, ..Plan::default() }, kind)
+    }
+
+    fn kind(model: &Published) -> Kind {
+        match model.kind.as_str() {
+            "encoder" => Kind::Encoder,
+            "seq2seq" => Kind::Seq2Seq,
+            "gliner" => Kind::Gliner,
+            other => panic!("expected a kind of model, but found {other}"),
+        }
+    }
+
+    #[test]
+    fn settings_of_published_models_are_not_refused() {
+        let models = published("models.json").into_iter().chain(published("newer.json"));
+        let mut refusals = Vec::new();
+        for (name, model) in models {
+            if let Err(error) = check_files(kind(&model), &model.files, &[]) {
+                refusals.push(format!("{name}: {error}"));
+            }
+        }
+        assert!(refusals.is_empty(), "{}", refusals.join("\n"));
+    }
+
+    #[test]
+    fn unknown_keys_of_all_files_are_refused() {
+        let models = published("models.json");
+        let embedder = &models["google/embeddinggemma-300m"].files;
+        let translator = &models["facebook/m2m100_418M"].files;
+        let changed = |files: &BTreeMap<String, Value>, name: &str, field: &str, value: Value| {
+            let mut files = files.clone();
+            match &mut files.get_mut(name).unwrap() {
+                Value::Array(list) => list[0][field] = value,
+                file => file[field] = value,
+            }
+            files
+        };
+        let names = [
+            "config.json",
+            "tokenizer_config.json",
+            "modules.json",
+            "1_Pooling/config.json",
+            "2_Dense/config.json",
+            "sentence_bert_config.json",
+            "config_sentence_transformers.json",
+        ];
+        for name in names {
+            let files = changed(embedder, name, "new_key", json!(1));
+            let refusal = check_files(Kind::Encoder, &files, &[]).unwrap_err().to_string();
+            assert!(refusal.contains(&format!("in `{name}`, but found `new_key` 1;")), "{refusal}");
+            let warnings = check_files(Kind::Encoder, &files, &["new_key"]).unwrap();
+            assert!(warnings[0].contains(name), "{warnings:?}");
+        }
+        let files = changed(translator, "generation_config.json", "min_p", json!(0.1));
+        let refusal = check_files(Kind::Seq2Seq, &files, &[]).unwrap_err().to_string();
+        assert!(refusal.contains("`min_p` 0.1"), "{refusal}");
+    }
+
+    #[test]
+    fn classes_tasks_and_code_are_those_that_are_meant() {
+        let models = published("models.json");
+        let embedder = &models["sentence-transformers/all-MiniLM-L6-v2"].files;
+        let changed = |name: &str, field: &str, value: Value| {
+            let mut files = embedder.clone();
+            files.get_mut(name).unwrap()[field] = value;
+            let refusal = check_files(Kind::Encoder, &files, &[]).unwrap_err().to_string();
+            refusal.split_once("; use `--allow").unwrap().0.to_owned()
+        };
+        let refusals = [
+            changed("config.json", "auto_map", json!({"AutoModel": "modeling.Mine"})),
+            changed("tokenizer_config.json", "tokenizer_class", json!("BertJapaneseTokenizer")),
+            changed("tokenizer_config.json", "auto_map", json!({"AutoTokenizer": ["a.B", null]})),
+            changed("sentence_bert_config.json", "transformer_task", json!("fill-mask")),
+            changed(
+                "sentence_bert_config.json",
+                "modality_config",
+                json!({"text": {"method": "forward", "method_output_name": "logits"}}),
+            ),
+            changed("sentence_bert_config.json", "processing_kwargs", json!({"text": {"padding": true}})),
+            changed("sentence_bert_config.json", "tokenizer_args", json!({"do_lower_case": false})),
+        ];
+        insta::assert_snapshot!(refusals.join("\n"), @r#"
+        expected `bert` without code of its own in `config.json`, but found `auto_map` {"AutoModel":"modeling.Mine"}
+        expected a `tokenizer_class` whose tokenizer is that of `tokenizer.json` in `tokenizer_config.json`, but found `tokenizer_class` "BertJapaneseTokenizer"
+        expected no `auto_map` in `tokenizer_config.json`, but found `auto_map` {"AutoTokenizer":["a.B",null]}
+        expected `transformer_task` `feature-extraction` before these modules in `sentence_bert_config.json`, but found `transformer_task` "fill-mask"
+        expected `method_output_name` `last_hidden_state` before these modules in `sentence_bert_config.json`, but found `method_output_name` "logits"
+        expected `processing_kwargs` `{}` in `sentence_bert_config.json`, but found `processing_kwargs` {"text":{"padding":true}}
+        expected only keys that are supported, or known to have no effect on results, in `sentence_bert_config.json: tokenizer_args`, but found `do_lower_case` false
+        "#);
+    }
+}

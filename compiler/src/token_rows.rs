@@ -1,0 +1,109 @@
+//! Ids of tokens, which must have a row in the model's table.
+
+use serde_json::{Map, Value};
+
+use kivu::{
+    error::{Error, Result},
+    tokenizer::{Tokenizer, Truncation},
+};
+
+/// Refuses tokens without a row in a table of `rows` rows, which no text that has them could be computed with.
+///
+/// Special tokens that were added for other models, such as those of images, are removed: the model's texts do not have
+/// them.
+pub(super) fn within_vocabulary(json: Vec<u8>, rows: usize) -> Result<Vec<u8>> {
+    let invalid = |error| Error::model_because("cannot read the tokenizer", error);
+    let first = u32::try_from(rows).unwrap_or(u32::MAX);
+    let beyond = Tokenizer::from_json(&json)?.tokens_from(first);
+    if beyond.is_empty() {
+        return Ok(json);
+    }
+    let mut file: Map<String, Value> = serde_json::from_slice(&json).map_err(invalid)?;
+    let mut removed = Vec::new();
+    if let Some(Value::Array(added)) = file.get_mut("added_tokens") {
+        let is_beyond = |token: &Value| token["id"].as_u64().is_some_and(|id| id >= u64::from(first));
+        removed.extend(added.extract_if(.., |token| token["special"] == true && is_beyond(token)));
+    }
+    if let Some(Value::Object(vocabulary)) = file.get_mut("model").and_then(|model| model.get_mut("vocab")) {
+        removed
+            .iter()
+            .filter_map(|token| token["content"].as_str())
+            .for_each(|token| drop(vocabulary.remove(token)));
+    }
+    let json = serde_json::to_vec(&file).map_err(invalid)?;
+    let tokenizer = Tokenizer::from_json(&json)?;
+    let pair = tokenizer.encode_pair(["", ""], usize::MAX, Truncation::Off)?;
+    let around = pair.ids.into_iter().chain(tokenizer.special_ids().concat());
+    let around = around.filter(|id| *id >= first).map(|id| (id, "around texts".to_owned()));
+    match tokenizer.tokens_from(first).into_iter().chain(around).next() {
+        None => {
+            tracing::warn!(
+                "leaving out {} special tokens of the tokenizer, from `{}` on, which the model has no vectors for",
+                beyond.len(),
+                beyond[0].1
+            );
+            Ok(json)
+        }
+        Some((id, token)) => Err(Error::model(format!(
+            "expected tokens with ids below {rows}, the rows of the model's table, but found `{token}` with {id}; resize \
+             the model's table (`resize_token_embeddings`), or remove the token from the tokenizer"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn file() -> Map<String, Value> {
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models/tiny-bert/tokenizer.json");
+        serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+    }
+
+    fn with_token(special: bool) -> Vec<u8> {
+        let mut file = file();
+        let token = json!({
+            "id": 900, "content": "<image>", "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": special,
+        });
+        file["added_tokens"].as_array_mut().unwrap().push(token);
+        serde_json::to_vec(&file).unwrap()
+    }
+
+    #[test]
+    fn tokens_without_a_row_are_refused() {
+        let json = serde_json::to_vec(&file()).unwrap();
+        let rows = Tokenizer::from_json(&json).unwrap().vocabulary_size();
+        assert_eq!(within_vocabulary(json.clone(), rows).unwrap(), json);
+        let refusal = |json: Vec<u8>| within_vocabulary(json, rows - 1).unwrap_err().to_string();
+        let last = Tokenizer::from_json(&json).unwrap().tokens_from(rows as u32 - 1).remove(0).1;
+        let expected = format!(
+            "expected tokens with ids below {}, the rows of the model's table, but found `{last}`",
+            rows - 1
+        );
+        assert!(refusal(json).starts_with(&expected), "{expected}");
+        let added = within_vocabulary(with_token(false), rows).unwrap_err().to_string();
+        assert!(added.contains(&format!("found `<image>` with {rows}")), "{added}");
+    }
+
+    #[test]
+    fn special_tokens_of_other_models_are_left_out() {
+        let rows = Tokenizer::from_json(&serde_json::to_vec(&file()).unwrap()).unwrap().vocabulary_size();
+        // The crate gives added tokens the next free id.
+        let mut json: Value = serde_json::from_slice(&with_token(true)).unwrap();
+        let last = json["added_tokens"].as_array().unwrap().len() - 1;
+        json["added_tokens"][last]["id"] = rows.into();
+        let json = within_vocabulary(serde_json::to_vec(&json).unwrap(), rows).unwrap();
+        let tokenizer = Tokenizer::from_json(&json).unwrap();
+        assert_eq!(tokenizer.id("<image>"), None);
+        assert_eq!(tokenizer.vocabulary_size(), rows);
+        // Special tokens around texts cannot be.
+        let refusal = within_vocabulary(json, 1).unwrap_err().to_string();
+        assert!(refusal.contains("expected tokens with ids below 1"), "{refusal}");
+    }
+}

@@ -1,0 +1,195 @@
+//! Types of tokens, which distinguish the texts of a pair.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::config::ConfigFile;
+use kivu::error::Result;
+
+/// Classes whose tokenizers return no types of tokens.
+const WITHOUT_TYPES: [&str; 39] = [
+    "BartTokenizer",
+    "BarthezTokenizer",
+    "BigBirdTokenizer",
+    "BlenderbotTokenizer",
+    "BloomTokenizer",
+    "CLIPTokenizer",
+    "CamembertTokenizer",
+    "CodeGenTokenizer",
+    "CodeLlamaTokenizer",
+    "CohereTokenizer",
+    "DPRReaderTokenizer",
+    "DistilBertTokenizer",
+    "GPT2Tokenizer",
+    "GPTNeoXTokenizer",
+    "GemmaTokenizer",
+    "LEDTokenizer",
+    "LayoutLMv3Tokenizer",
+    "LayoutXLMTokenizer",
+    "LlamaTokenizer",
+    "LongformerTokenizer",
+    "MBart50Tokenizer",
+    "MBartTokenizer",
+    "MPNetTokenizer",
+    "MT5Tokenizer",
+    "MvpTokenizer",
+    "NllbTokenizer",
+    "NougatTokenizer",
+    "OpenAIGPTTokenizer",
+    "PegasusTokenizer",
+    "Qwen2Tokenizer",
+    "ReformerTokenizer",
+    "RetriBertTokenizer",
+    "RobertaTokenizer",
+    "SeamlessM4TTokenizer",
+    "T5Tokenizer",
+    "UdopTokenizer",
+    "WhisperTokenizer",
+    "XGLMTokenizer",
+    "XLMRobertaTokenizer",
+];
+/// Models whose tokenizers are of such a class if no file names it.
+const MODELS_WITHOUT_TYPES: [&str; 4] = ["roberta", "xlm-roberta", "camembert", "mpnet"];
+
+/// Whether the model gets the types of tokens, which distinguish the texts of a pair: by the names of inputs in the file,
+/// or by the class. Without, all tokens have the type 0.
+pub(super) fn returns_types(folder: &Path, config: &ConfigFile) -> Result<bool> {
+    if let Some(names) = config.get::<Vec<String>>("model_input_names")? {
+        return Ok(names.iter().any(|name| name == "token_type_ids"));
+    }
+    let model = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
+    let default = if model.model_type() == "bert" { 2 } else { 0 };
+    if model.get::<usize>("type_vocab_size")?.unwrap_or(default) < 2 {
+        // The graph has no types.
+        return Ok(true);
+    }
+    let class = config.get::<String>("tokenizer_class")?.or(model.get("tokenizer_class")?);
+    Ok(match class {
+        Some(class) => !WITHOUT_TYPES.contains(&class.trim_end_matches("Fast")),
+        None => !MODELS_WITHOUT_TYPES.contains(&model.model_type()),
+    })
+}
+
+/// Gives the type 0 to all tokens.
+pub(super) fn remove_types(tokenizer: &mut Map<String, Value>) {
+    let processor = tokenizer.get("post_processor").cloned().unwrap_or_default();
+    let zeroed = without_types(processor);
+    let sequence = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
+    // Processors without a template leave the second text its type.
+    let plain = json!({
+        "type": "TemplateProcessing", "single": [sequence("A")], "pair": [sequence("A"), sequence("B")],
+        "special_tokens": {},
+    });
+    let kind = zeroed["type"].as_str().map(str::to_owned);
+    let has_template = zeroed.to_string().contains("TemplateProcessing");
+    let processor = match kind.as_deref() {
+        Some("RobertaProcessing") => zeroed,
+        _ if has_template => zeroed,
+        None => plain,
+        _ => json!({"type": "Sequence", "processors": [zeroed, plain]}),
+    };
+    tokenizer.insert("post_processor".to_owned(), processor);
+}
+
+/// A post-processor with templates whose types are 0.
+fn without_types(mut processor: Value) -> Value {
+    let kind = processor["type"].as_str().map(str::to_owned);
+    match kind.as_deref() {
+        Some("Sequence") => {
+            if let Some(Value::Array(processors)) = processor.get_mut("processors") {
+                processors.iter_mut().for_each(|inner| *inner = without_types(inner.take()));
+            }
+            processor
+        }
+        Some("TemplateProcessing") => {
+            for field in ["single", "pair"] {
+                let pieces = processor.get_mut(field).and_then(Value::as_array_mut);
+                let pieces = pieces.into_iter().flatten().filter_map(Value::as_object_mut);
+                pieces.flat_map(Map::values_mut).for_each(|piece| piece["type_id"] = 0.into());
+            }
+            processor
+        }
+        Some("BertProcessing") => template(&processor["cls"], &processor["sep"]),
+        _ => processor,
+    }
+}
+
+/// The template of a `BertProcessing`, with the type 0 for all tokens.
+fn template(first: &Value, last: &Value) -> Value {
+    let special = |token: &Value| json!({"SpecialToken": {"id": token[0], "type_id": 0}});
+    let text = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
+    let single = [special(first), text("A"), special(last)];
+    let pair = [&single[..], &[text("B"), special(last)]].concat();
+    let describe = |token: &Value| {
+        let name = token[0].as_str().unwrap_or_default().to_owned();
+        (name, json!({"id": token[0], "ids": [token[1]], "tokens": [token[0]]}))
+    };
+    let special_tokens: Map<String, Value> = [describe(first), describe(last)].into_iter().collect();
+    json!({"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special_tokens})
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use kivu::tokenizer::{Tokenizer, Truncation};
+
+    use super::*;
+    use crate::tokenizer_config::NAME;
+
+    fn file() -> Map<String, Value> {
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models/tiny-bert/tokenizer.json");
+        serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn types_are_removed_from_every_processor() {
+        let pair = |processor: Value| {
+            let mut file = file();
+            file["post_processor"] = processor;
+            let types = |file: &Map<String, Value>| {
+                let tokenizer = Tokenizer::from_json(&serde_json::to_vec(file).unwrap()).unwrap();
+                let pair = tokenizer.encode_pair(["a", "e"], 64, Truncation::Off).unwrap();
+                (pair.ids, pair.type_ids)
+            };
+            let (ids, before) = types(&file);
+            remove_types(&mut file);
+            let (same, after) = types(&file);
+            assert_eq!(ids, same);
+            assert!(after.iter().all(|kind| *kind == 0), "{after:?}");
+            before
+        };
+        let byte_level =
+            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+        let bert = json!({"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]});
+        assert_eq!(pair(file()["post_processor"].clone()), [0, 0, 0, 1, 1]);
+        assert_eq!(pair(bert.clone()), [0, 0, 0, 1, 1]);
+        assert_eq!(pair(json!(null)), [0, 1]);
+        assert_eq!(pair(byte_level.clone()), [0, 1]);
+        assert_eq!(pair(json!({"type": "Sequence", "processors": [byte_level, bert]})), [0, 0, 0, 1, 1]);
+        let roberta = json!({
+            "type": "RobertaProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2], "trim_offsets": true,
+            "add_prefix_space": false,
+        });
+        assert_eq!(pair(roberta), [0; 6]);
+    }
+
+    #[test]
+    fn files_and_classes_decide_on_types() {
+        let returns = |config: Value, tokenizer: Value| {
+            let folder = tempfile::tempdir().unwrap();
+            fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+            let tokenizer = ConfigFile::new(NAME, tokenizer.as_object().cloned().unwrap());
+            returns_types(folder.path(), &tokenizer).unwrap()
+        };
+        let [bert, roberta] =
+            ["bert", "roberta"].map(|kind| json!({"model_type": kind, "type_vocab_size": 2}));
+        assert!(returns(bert.clone(), json!({})));
+        assert!(!returns(bert.clone(), json!({"model_input_names": ["input_ids", "attention_mask"]})));
+        assert!(!returns(bert, json!({"tokenizer_class": "RobertaTokenizerFast"})));
+        assert!(!returns(roberta.clone(), json!({})));
+        assert!(returns(roberta, json!({"tokenizer_class": "BertTokenizer"})));
+    }
+}
