@@ -68,7 +68,7 @@ impl Translator<'_> {
         let is_first = self.output.is_empty();
         let mut kind = String::new();
         self.rest.next();
-        while let Some(next) = self.rest.next() {
+        for next in self.rest.by_ref() {
             kind.push(next);
             let is_name = kind.starts_with('<') && !kind.starts_with("<=") && !kind.starts_with("<!");
             if "=!>:)".contains(next) || (next == '<' && kind.len() > 1) {

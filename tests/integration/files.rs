@@ -234,7 +234,7 @@ fn hidden_folders_are_not_served() {
     fs::create_dir(&hidden).unwrap();
     fs::write(hidden.join("manifest.toml"), "unfinished").unwrap();
     let models = vec![ModelConfig::from(folder.path().to_owned())];
-    let models = Model::open_all(&Config { models, ..Config::default() }).unwrap();
+    let models = Model::open_all(&Config { models, ..crate::models::config() }).unwrap();
     let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
     assert_eq!(names, ["tiny-bert"]);
 }
@@ -257,7 +257,8 @@ fn weights_that_were_written_to_give_no_vectors() {
     for (is_cut, map_weights) in [(false, true), (true, true), (true, false)] {
         let Some((_folder, bundle)) = bundle() else { return };
         let models = vec![ModelConfig::from(bundle.clone())];
-        let model = Model::open_all(&Config { models, map_weights, ..Config::default() }).unwrap().remove(0);
+        let model =
+            Model::open_all(&Config { models, map_weights, ..crate::models::config() }).unwrap().remove(0);
         let Pipeline::Embedding(pipeline) = &model.pipeline else { panic!("it embeds") };
         let embed = || {
             let options = EmbeddingOptions {

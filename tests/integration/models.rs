@@ -24,6 +24,11 @@ pub(crate) fn library_path() -> kivu::Result<PathBuf> {
     library::locate(None, &Path::new(crate::ROOT).join(".kivu"))
 }
 
+/// The default configuration, with the home of the checkout.
+pub(crate) fn config() -> Config {
+    Config { home: Path::new(crate::ROOT).join(".kivu"), ..Config::default() }
+}
+
 /// ONNX Runtime, or nothing where it is not installed: `cargo test` alone fetches nothing, `make test` does.
 pub(crate) fn runtime() -> Option<Runtime> {
     match library_path() {
@@ -111,7 +116,7 @@ pub(crate) fn settings(max_tokens: usize) -> ModelSettings {
 /// Opens a bundle as a served model.
 pub(crate) fn serve(bundle: &Path) -> kivu::Result<Model> {
     let models = vec![ModelConfig::from(bundle.to_owned())];
-    let config = Config { models, ..Config::default() };
+    let config = Config { models, ..config() };
     Ok(Model::open_all(&config)?.remove(0))
 }
 

@@ -379,7 +379,8 @@ fn each_engine_can_be_chosen() {
     let Some(bundle) = build("tiny-bert", folder.path()) else { return };
     let open = |bundle: &Bundle, engine| {
         let models = vec![ModelConfig::from(bundle.path(""))];
-        Model::open_all(&Config { models, engine, ..Config::default() }).map(|mut models| models.remove(0))
+        Model::open_all(&Config { models, engine, ..crate::models::config() })
+            .map(|mut models| models.remove(0))
     };
     let arithmetic = |engine| open(&bundle, engine).unwrap().arithmetic.unwrap();
     assert!(arithmetic(EngineChoice::Auto).contains("native engine"));

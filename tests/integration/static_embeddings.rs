@@ -59,7 +59,7 @@ async fn vectors_are_those_of_sentence_transformers_in_both_engines() {
             assert_eq!(bundle.manifest().engine, Engine::Native);
             let open = |engine| {
                 let models = vec![ModelConfig::from(bundle.path(""))];
-                Model::open_all(&Config { models, engine, ..Config::default() }).unwrap().remove(0)
+                Model::open_all(&Config { models, engine, ..crate::models::config() }).unwrap().remove(0)
             };
             let [native, onnx] = [EngineChoice::Auto, EngineChoice::Onnx].map(open);
             assert_eq!(native.arithmetic, Some(format!("{precision} (table)")));

@@ -358,7 +358,7 @@ fn recipes_and_the_configuration_name_prompts_and_aliases() {
 
     let open = |aliases: &[(&str, &str)]| {
         let aliases = aliases.iter().map(|(alias, name)| ((*alias).to_owned(), (*name).to_owned())).collect();
-        Model::open_all(&Config { models: vec![out.clone().into()], aliases, ..Config::default() })
+        Model::open_all(&Config { models: vec![out.clone().into()], aliases, ..crate::models::config() })
     };
     let models = open(&[("text-embedding-3-small", "e5")]).unwrap();
     assert_eq!(models[0].manifest.aliases, ["small", "text-embedding-3-small"]);

@@ -40,9 +40,17 @@ const MAX_NAMES: usize = 10_000;
 pub(in crate::batch) struct JsonLinesReader {
     lines: Lines,
     column: String,
-    /// Lines that were read to find the column, each with the position after it.
-    ahead: VecDeque<(Vec<u8>, u64)>,
+    /// Lines that were read to find the column.
+    ahead: VecDeque<AheadLine>,
     position: u64,
+}
+
+/// A line that was read before it is the next row.
+#[derive(Debug)]
+struct AheadLine {
+    bytes: Vec<u8>,
+    /// The position after the line.
+    end: u64,
 }
 
 impl JsonLinesReader {
@@ -57,12 +65,12 @@ impl JsonLinesReader {
     }
 
     fn line(&mut self, line: &mut Vec<u8>) -> Result<bool> {
-        let Some((next, position)) = self.ahead.pop_front() else {
+        let Some(next) = self.ahead.pop_front() else {
             let is_found = self.lines.next(line)?;
             self.position = self.lines.position();
             return Ok(is_found);
         };
-        (*line, self.position) = (next, position);
+        (*line, self.position) = (next.bytes, next.end);
         Ok(true)
     }
 
@@ -100,7 +108,7 @@ impl JsonLinesReader {
 }
 
 /// Finds the column of texts by the first rows, whose number and bytes are limited, and returns these rows.
-fn look_ahead(lines: &mut Lines) -> Result<(String, VecDeque<(Vec<u8>, u64)>)> {
+fn look_ahead(lines: &mut Lines) -> Result<(String, VecDeque<AheadLine>)> {
     let (mut ahead, mut bytes) = (VecDeque::new(), 0);
     let mut columns: BTreeMap<String, Content> = BTreeMap::new();
     let is_text = |(name, content): (&String, &Content)| *content == Content::Texts && is_known(name);
@@ -121,7 +129,7 @@ fn look_ahead(lines: &mut Lines) -> Result<(String, VecDeque<(Vec<u8>, u64)>)> {
             }
         }
         bytes += line.len();
-        ahead.push_back((line, lines.position()));
+        ahead.push_back(AheadLine { bytes: line, end: lines.position() });
     }
     let columns: Vec<(String, Content)> = columns.into_iter().collect();
     let has_candidates = columns.iter().any(|(name, content)| *content == Content::Texts || is_known(name));

@@ -61,7 +61,11 @@ impl Stage {
     pub(super) fn app(&self, policy: Policy, urls: &[String], time: Duration) -> Router {
         let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
         let limits = Limits { timeout_ms: time.as_millis() as u64, ..Limits::default() };
-        app(&Config { models: vec![model(&self.bundle, policy, REMOTE, &urls)], limits, ..Config::default() })
+        app(&Config {
+            models: vec![model(&self.bundle, policy, REMOTE, &urls)],
+            limits,
+            ..crate::models::config()
+        })
     }
 }
 
@@ -380,7 +384,7 @@ async fn tls_detects_corruption() {
             }],
             fleet: FleetConfig { urls: urls.clone(), ca, ..FleetConfig::default() },
             limits: Limits { timeout_ms: 3_000, ..Limits::default() },
-            ..Config::default()
+            ..crate::models::config()
         };
         let trusting = app(&config(Some(tls("authority.pem"))));
         let answer = embed(&trusting, &large()).await;
@@ -478,7 +482,9 @@ async fn a_bundle_without_its_graph_runs_on_the_fleet() {
 
 fn refusal(bundle: &Path, policy: Policy, fleet: FleetConfig) -> String {
     let models = vec![ModelConfig { policy: Some(policy), ..ModelConfig::from(bundle.to_owned()) }];
-    kivu::model::Model::open_all(&Config { models, fleet, ..Config::default() }).unwrap_err().to_string()
+    kivu::model::Model::open_all(&Config { models, fleet, ..crate::models::config() })
+        .unwrap_err()
+        .to_string()
 }
 
 /// The fleet fails and recovers repeatedly, and half of the clients disconnect early: the others get right responses,
@@ -494,7 +500,7 @@ async fn the_fleet_flaps_while_callers_leave() {
     const ROOM: usize = 8;
     let limits = Limits { requests: ROOM, timeout_ms: LONG.as_millis() as u64, ..Limits::default() };
     let models = vec![model(&stage.bundle, Policy::Auto, REMOTE, &urls)];
-    let app = app(&Config { models, limits, ..Config::default() });
+    let app = app(&Config { models, limits, ..crate::models::config() });
     let asked = large();
     let flapping = async {
         for turn in 0..20 {

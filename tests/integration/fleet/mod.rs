@@ -42,7 +42,7 @@ fn app(config: &Config) -> Router {
 }
 
 fn app_of(model: ModelConfig) -> Router {
-    app(&Config { models: vec![model], ..Config::default() })
+    app(&Config { models: vec![model], ..crate::models::config() })
 }
 
 struct Answer {

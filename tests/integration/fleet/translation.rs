@@ -135,7 +135,7 @@ pub(super) fn check_log(triton: &Triton) {
 /// The pipeline of a bundle whose model runs only on a fleet, as `remote`.
 pub(super) fn there(bundle: &Path, remote: &str, url: &str) -> Seq2SeqPipeline {
     let models = vec![model(bundle, Policy::Fleet, remote, &[url])];
-    let mut models = Model::open_all(&Config { models, ..Config::default() }).unwrap();
+    let mut models = Model::open_all(&Config { models, ..crate::models::config() }).unwrap();
     match models.remove(0).pipeline {
         Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => pipeline,
         _ => panic!("the bundle generates texts"),
