@@ -340,9 +340,9 @@ mod tests {
             let warnings = check_files(Kind::Encoder, &files, &["new_key"]).unwrap();
             assert!(warnings[0].contains(name), "{warnings:?}");
         }
-        let files = changed(translator, "generation_config.json", "min_p", json!(0.1));
+        let files = changed(translator, "generation_config.json", "top_h", json!(0.4));
         let refusal = check_files(Kind::Seq2Seq, &files, &[]).unwrap_err().to_string();
-        assert!(refusal.contains("`min_p` 0.1"), "{refusal}");
+        assert!(refusal.contains("`top_h` 0.4"), "{refusal}");
     }
 
     #[test]

@@ -414,23 +414,9 @@ fn options(fields: &Map<String, Value>) -> Result<GenerationOptions> {
         names.remove(name);
     }
     let fields = fields.iter().filter(|(name, _)| names.contains(*name));
-    let mut fields: Map<String, Value> = fields.map(|(name, value)| (name.clone(), value.clone())).collect();
-    if let Some(ends) = fields.get_mut("forced_eos_token_id") {
-        *ends = one_token(ends)?;
-    }
+    let fields: Map<String, Value> = fields.map(|(name, value)| (name.clone(), value.clone())).collect();
     serde_json::from_value(Value::Object(fields))
         .map_err(|error| Error::model_because("cannot read the options of generation", error))
-}
-
-/// A token, or the only one of a list.
-fn one_token(token: &Value) -> Result<Value> {
-    match token.as_array().map(Vec::as_slice) {
-        None => Ok(token.clone()),
-        Some([token]) => Ok(token.clone()),
-        Some(tokens) => {
-            Err(Error::model(format!("expected one `forced_eos_token_id`, but found {}", tokens.len())))
-        }
-    }
 }
 
 /// The settings and the prefix of texts with which the pipeline of `transformers` for `task` runs a model whose decoder has
