@@ -67,9 +67,13 @@ fn a_job_keeps_the_column_of_its_checkpoint() {
     finished(job(&input, &uncut));
     let replaced = |from: &str, to: &str| {
         assert!(matches!(stopped(job(&input, &output)).unwrap(), Ended::Unfinished(_)));
-        let state = text(&checkpoint);
-        assert!(state.contains(from), "{state}");
-        fs::write(&checkpoint, state.replace(from, to)).unwrap();
+        let saved = text(&checkpoint);
+        let parts: Vec<&str> = saved.splitn(3, '\n').collect();
+        assert!(parts[0].contains(from), "{}", parts[0]);
+        let (state, waiting) = (parts[0].replace(from, to), parts[2]);
+        // As the program seals it.
+        let digest = blake3::hash(format!("{state}\n{waiting}").as_bytes()).to_hex();
+        fs::write(&checkpoint, format!("{state}\n{digest}\n{waiting}")).unwrap();
         finished(job(&input, &output))
     };
     // As if another version had decided.
