@@ -60,7 +60,7 @@ pub(super) const GENERATION: Rules = Rules {
             ("num_assistant_tokens_schedule", Any),
             ("prompt_lookup_num_tokens", Any),
             ("target_lookbehind", Any),
-            // What `generate` returns besides the text.
+            // Outputs of `generate` besides the text.
             ("output_attentions", Any),
             ("output_hidden_states", Any),
             ("output_logits", Any),

@@ -30,7 +30,7 @@ const SHARED: &[Unused] = &[
     ("torch_dtype", Any),
     ("use_bfloat16", Any),
     ("use_cache", Any),
-    // What `transformers` returns besides the result.
+    // Outputs of `transformers` besides the result.
     ("output_attentions", Any),
     ("output_hidden_states", Any),
     ("output_past", Any),

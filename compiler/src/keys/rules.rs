@@ -98,7 +98,7 @@ impl Document {
         is_in(&self.fields, key)
     }
 
-    /// Refuses keys that none of these rules knows, or whose values have an effect.
+    /// Refuses keys that are in none of these rules, or whose values have an effect.
     pub(super) fn check(&self, rules: &[&Rules], allowed: &mut Allowed<'_>) -> Result<()> {
         check_fields(&self.name, &self.fields, rules, allowed)
     }

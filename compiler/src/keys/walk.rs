@@ -23,7 +23,7 @@ use kivu::{
     repository::bundle::TOKENIZER,
 };
 
-/// What decides which keys a model's files may have.
+/// The kind of a model, which decides on the keys of its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Encoder,
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_tasks_and_code_are_those_that_are_meant() {
+    fn other_classes_tasks_and_code_are_refused() {
         let models = published("models.json");
         let embedder = &models["sentence-transformers/all-MiniLM-L6-v2"].files;
         let changed = |name: &str, field: &str, value: Value| {
