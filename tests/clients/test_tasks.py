@@ -575,7 +575,6 @@ class CohereTest(TaskTest):
             ({"documents": ["a", ""]}, "documents[1]"),
             ({"top_n": 0}, "top_n"),
             ({"query": ""}, "query"),
-            ({"model": MODEL}, TASKS[MODEL]),
         ):
             with self.subTest(**options):
                 with self.assertRaises(cohere.UnprocessableEntityError) as caught:
@@ -729,8 +728,10 @@ class WrongTaskTest(TaskTest):
     def test_every_route(self):
         models = [model for model in served() if model in TASKS]
         for path, shape, wanted, body in self.ROUTES:
+            # Embedding models rank by cosine similarity.
+            able = {wanted, "feature-extraction"} if wanted == "text-ranking" else {wanted}
             for model in models:
-                if TASKS[model] != wanted:
+                if TASKS[model] not in able:
                     with self.subTest(path=path, model=model):
                         answer = self.refusal(path, {**body, "model": model}, [422])
                         tasks = f"`{wanted}`", f"`{TASKS[model]}`"

@@ -303,12 +303,19 @@ class Events(Base):
     def test_another_setting_is_another_job(self):
         self.weed.put("in/limits.jsonl", lines(rows(50)))
         job = ["batch", f"s3://{BUCKET}/in/limits.jsonl", f"s3://{BUCKET}/out/limits.jsonl", "--model", BUNDLE]
-        run = lambda **env: kivu(self.weed.endpoint, *job, env=self.env | env).stdout
+
+        def run(code=0, **env):
+            done = kivu(self.weed.endpoint, *job, env=self.env | env, check=False)
+            self.assertEqual(done.returncode, code, done.stderr)
+            return done.stdout
+
         run()
         whole = self.weed.get("out/limits.jsonl")
         self.assertIn("known", run())
-        for env in ({"KIVU_LIMITS__TOKENS": "4"}, {"KIVU_LIMITS__TOKENS": "4", "KIVU_LIMITS__TRUNCATE": "false"}):
-            self.assertNotIn("known", run(**env))
+        limit = {"KIVU_LIMITS__TOKENS": "4"}
+        # Without truncation, every row fails.
+        for code, env in ((0, limit), (3, limit | {"KIVU_LIMITS__TRUNCATE": "false"})):
+            self.assertNotIn("known", run(code, **env))
             self.assertNotEqual(self.weed.get("out/limits.jsonl"), whole)
             self.assertIn("known", run(**env))
         self.assertIn("but the model takes at most 4", self.weed.get("out/limits.jsonl").decode())
