@@ -6,7 +6,7 @@ use super::rules::{
 };
 
 pub(super) const GENERATION: Rules = Rules {
-    read: &[
+    read: &[&[
         "bad_words_ids",
         "begin_suppress_tokens",
         "bos_token_id",
@@ -35,7 +35,7 @@ pub(super) const GENERATION: Rules = Rules {
         "top_k",
         "top_p",
         "typical_p",
-    ],
+    ]],
     unused: &[
         &[
             // Records of how the file was written.
@@ -96,7 +96,7 @@ const UNSUPPORTED: &[Unused] = &[
 ];
 
 /// The settings of one task in `task_specific_params`.
-pub(super) const PREFIX: Rules = Rules { read: &["prefix"], unused: &[], nested: &[] };
+pub(super) const PREFIX: Rules = Rules { read: &[&["prefix"]], unused: &[], nested: &[] };
 
 /// Keys of generation in the `config.json` of a model that does not generate, or that has a `generation_config.json`:
 /// older versions of `transformers` write them into all files.
@@ -132,7 +132,7 @@ pub(super) const WITHOUT_GENERATION: &[Unused] = &[
 
 /// The same, as rules.
 pub(super) const IGNORED: Rules = Rules {
-    read: &["bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id"],
+    read: &[&["bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id"]],
     unused: &[WITHOUT_GENERATION],
     nested: &[],
 };
@@ -146,7 +146,7 @@ mod tests {
     fn all_options_of_requests_are_read() {
         // Reproducible samples are a matter of requests.
         for name in GenerationOptions::names().into_iter().filter(|name| name != "seed") {
-            assert!(GENERATION.read.contains(&name.as_str()), "{name}");
+            assert!(GENERATION.reads(&name), "{name}");
         }
     }
 }

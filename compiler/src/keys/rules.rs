@@ -7,12 +7,19 @@ use kivu::error::{Error, Result, quoted};
 /// The keys that a file may have.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
-    /// Keys that are read.
-    pub(super) read: &'static [&'static str],
+    /// Lists of keys that are read.
+    pub(super) read: &'static [&'static [&'static str]],
     /// Lists of keys without effect on results.
     pub(super) unused: &'static [&'static [Unused]],
     /// Objects, or lists of objects, whose keys have rules of their own.
     pub(super) nested: &'static [(&'static str, &'static Self)],
+}
+
+impl Rules {
+    /// Whether a key is read.
+    pub(super) fn reads(&self, key: &str) -> bool {
+        self.read.iter().any(|keys| keys.contains(&key))
+    }
 }
 
 /// A key, and the values for which it has no effect on results.
@@ -114,7 +121,7 @@ fn check_fields(
         let nested = rules.iter().flat_map(|rules| rules.nested).find(|(name, _)| name == key);
         if let Some((_, rules)) = nested {
             check_nested(&format!("{file}: {key}"), value, rules, allowed)?;
-        } else if !rules.iter().any(|rules| rules.read.contains(&key.as_str())) {
+        } else if !rules.iter().any(|rules| rules.reads(key)) {
             let unused = rules.iter().flat_map(|rules| rules.unused).copied().flatten();
             let values = unused.filter(|(name, _)| name == key).map(|(_, values)| values);
             if let Err(expected) = expect_any(fields, (key, value), values) {
@@ -206,9 +213,9 @@ mod tests {
 
     use super::*;
 
-    const INNER: Rules = Rules { read: &["factor"], unused: &[], nested: &[] };
+    const INNER: Rules = Rules { read: &[&["factor"]], unused: &[], nested: &[] };
     const RULES: Rules = Rules {
-        read: &["d_model"],
+        read: &[&["d_model"]],
         unused: &[&[
             ("dropout", Values::Any),
             ("chunks", Values::Only("[0, false]")),

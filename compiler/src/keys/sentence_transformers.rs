@@ -7,7 +7,7 @@ use super::rules::{
 
 /// A part of [`modules.json`](MODULES).
 pub(super) const MODULE: Rules = Rules {
-    read: &["path", "type"],
+    read: &[&["path", "type"]],
     // The parameters of requests that a module reads; those that Kivu passes on have settings of their own.
     unused: &[&[("idx", Any), ("kwargs", Any), ("name", Any)]],
     nested: &[],
@@ -15,7 +15,7 @@ pub(super) const MODULE: Rules = Rules {
 
 /// `config_sentence_transformers.json`.
 pub(super) const SETTINGS: Rules = Rules {
-    read: &[
+    read: &[&[
         "attend_to_expansion_tokens",
         "default_prompt_name",
         "do_query_expansion",
@@ -27,7 +27,7 @@ pub(super) const SETTINGS: Rules = Rules {
         "query_prefix",
         "skiplist_words",
         "truncate_dim",
-    ],
+    ]],
     unused: &[&[
         ("__version__", Any),
         // How a client compares vectors, which is not done here.
@@ -39,14 +39,14 @@ pub(super) const SETTINGS: Rules = Rules {
 
 /// `sentence_bert_config.json` of an embedding model.
 pub(super) const TRANSFORMER: Rules = Rules {
-    read: &[
+    read: &[&[
         "do_lower_case",
         "document_length",
         "max_seq_length",
         "query_expansion",
         "query_length",
         "transformer_task",
-    ],
+    ]],
     unused: &[&[
         ("unpad_inputs", Any),
         ("module_output_name", Only(r#"["token_embeddings", "causal_logits", "scores"]"#)),
@@ -111,7 +111,7 @@ const TOKENIZER_ARGUMENTS: Rules = Rules {
 };
 
 const POOLING: Rules = Rules {
-    read: &[
+    read: &[&[
         "include_prompt",
         "pooling_mode",
         "pooling_mode_cls_token",
@@ -120,13 +120,13 @@ const POOLING: Rules = Rules {
         "pooling_mode_mean_sqrt_len_tokens",
         "pooling_mode_mean_tokens",
         "pooling_mode_weightedmean_tokens",
-    ],
+    ]],
     // The width that the vectors of the transformer have anyway.
     unused: &[&[("embedding_dimension", Any), ("word_embedding_dimension", Any)]],
     nested: &[],
 };
 const DENSE: Rules = Rules {
-    read: &[
+    read: &[&[
         "activation_function",
         "bias",
         "in_features",
@@ -134,7 +134,7 @@ const DENSE: Rules = Rules {
         "module_output_name",
         "out_features",
         "use_residual",
-    ],
+    ]],
     unused: &[],
     nested: &[],
 };
@@ -146,38 +146,41 @@ const NORMALIZE: Rules = Rules {
     ]],
     nested: &[],
 };
-const LAYER_NORM: Rules = Rules { read: &["dimension"], unused: &[], nested: &[] };
+const LAYER_NORM: Rules = Rules { read: &[&["dimension"]], unused: &[], nested: &[] };
 const DROPOUT: Rules = Rules { read: &[], unused: &[&[("dropout", Any)]], nested: &[] };
 const SPLADE: Rules = Rules {
-    read: &["activation_function", "pooling_strategy"],
+    read: &[&["activation_function", "pooling_strategy"]],
     unused: &[&[("chunk_size", Any), ("embedding_dimension", Any), ("word_embedding_dimension", Any)]],
     nested: &[],
 };
 const LOGIT_SCORE: Rules = Rules {
-    read: &["false_token_id", "true_token_id"],
+    read: &[&["false_token_id", "true_token_id"]],
     unused: &[&[("module_input_name", Only(r#"["causal_logits"]"#))]],
     nested: &[],
 };
 const MASK: Rules =
-    Rules { read: &["keep_only_token_ids", "skiplist_tasks", "skiplist_words"], unused: &[], nested: &[] };
+    Rules { read: &[&["keep_only_token_ids", "skiplist_tasks", "skiplist_words"]], unused: &[], nested: &[] };
 const STATIC_QUERIES: Rules = Rules { read: &[], unused: &[&[("frozen", Any)]], nested: &[] };
 
 /// `router_config.json`.
 pub(super) const ROUTER: Rules =
-    Rules { read: &["structure", "types"], unused: &[], nested: &[("parameters", &ROUTER_PARAMETERS)] };
-const ROUTER_PARAMETERS: Rules =
-    Rules { read: &["default_route", "route_mappings"], unused: &[&[("allow_empty_key", Any)]], nested: &[] };
+    Rules { read: &[&["structure", "types"]], unused: &[], nested: &[("parameters", &ROUTER_PARAMETERS)] };
+const ROUTER_PARAMETERS: Rules = Rules {
+    read: &[&["default_route", "route_mappings"]],
+    unused: &[&[("allow_empty_key", Any)]],
+    nested: &[],
+};
 
 /// `artifact.metadata` of Stanford's ColBERT.
 pub(super) const ARTIFACT: Rules = Rules {
-    read: &[
+    read: &[&[
         "attend_to_mask_tokens",
         "doc_maxlen",
         "doc_token_id",
         "mask_punctuation",
         "query_maxlen",
         "query_token_id",
-    ],
+    ]],
     // Records of its training, and settings of its index.
     unused: &[&[
         ("accumsteps", Any),

@@ -65,7 +65,7 @@ const SHARED: &[Unused] = &[
 
 /// The keys of all classes. That of special tokens is also in `special_tokens_map.json`.
 pub(super) const ALL: Rules = Rules {
-    read: &[
+    read: &[&[
         "added_tokens_decoder",
         "additional_special_tokens",
         "bos_token",
@@ -80,13 +80,13 @@ pub(super) const ALL: Rules = Rules {
         "tokenizer_class",
         "truncation_side",
         "unk_token",
-    ],
+    ]],
     unused: &[SHARED],
     nested: &[],
 };
 
 pub(super) const SPECIAL_TOKENS: Rules = Rules {
-    read: &[
+    read: &[&[
         "additional_special_tokens",
         "bos_token",
         "cls_token",
@@ -96,14 +96,22 @@ pub(super) const SPECIAL_TOKENS: Rules = Rules {
         "pad_token",
         "sep_token",
         "unk_token",
-    ],
+    ]],
     unused: &[],
     nested: &[],
 };
 
 /// `tokenizer.json`, whose parts the tokenizer's own reader checks.
 pub(super) const FILE: Rules = Rules {
-    read: &["added_tokens", "decoder", "model", "normalizer", "post_processor", "pre_tokenizer", "version"],
+    read: &[&[
+        "added_tokens",
+        "decoder",
+        "model",
+        "normalizer",
+        "post_processor",
+        "pre_tokenizer",
+        "version",
+    ]],
     // Requests and the model's limit decide.
     unused: &[&[("padding", Any), ("truncation", Any)]],
     nested: &[],
@@ -111,27 +119,30 @@ pub(super) const FILE: Rules = Rules {
 
 /// The settings of BERT, which replace those of the file.
 const BERT: Rules = Rules {
-    read: &["do_lower_case", "strip_accents", "tokenize_chinese_chars"],
+    read: &[&["do_lower_case", "strip_accents", "tokenize_chinese_chars"]],
     unused: &[&[("add_prefix_space", Any), ("wordpieces_prefix", Only(r###"["##"]"###))], LANGUAGE_MODELS],
     nested: &[],
 };
 /// Those of byte pairs.
-const BYTE_PAIRS: Rules =
-    Rules { read: &["add_prefix_space", "trim_offsets"], unused: &[LANGUAGE_MODELS, BERT_ONLY], nested: &[] };
+const BYTE_PAIRS: Rules = Rules {
+    read: &[&["add_prefix_space", "trim_offsets"]],
+    unused: &[LANGUAGE_MODELS, BERT_ONLY],
+    nested: &[],
+};
 /// Those of Llama and Gemma.
 const LLAMA: Rules = Rules {
-    read: &["add_bos_token", "add_eos_token"],
+    read: &[&["add_bos_token", "add_eos_token"]],
     // With one, the tokenizer is not that of `tokenizer.json`.
     unused: &[&[("add_prefix_space", Only("[]"))], BERT_ONLY],
     nested: &[],
 };
 const T5: Rules = Rules {
-    read: &["extra_ids"],
+    read: &[&["extra_ids"]],
     unused: &[&[("add_prefix_space", Only("[]"))], LANGUAGE_MODELS, BERT_ONLY],
     nested: &[],
 };
 const OTHER: Rules = Rules {
-    read: &["add_prefix_space"],
+    read: &[&["add_prefix_space"]],
     unused: &[LANGUAGE_MODELS, BERT_ONLY, &[("trim_offsets", Any)]],
     nested: &[],
 };
@@ -152,7 +163,7 @@ const BERT_ONLY: &[Unused] = &[
 
 /// The settings of models that generate texts.
 pub(super) const SEQ2SEQ: Rules = Rules {
-    read: &[
+    read: &[&[
         "extra_ids",
         "legacy_behaviour",
         "offset",
@@ -160,7 +171,7 @@ pub(super) const SEQ2SEQ: Rules = Rules {
         "source_lang",
         "src_lang",
         "target_lang",
-    ],
+    ]],
     unused: &[&[
         // A request's own target, without which it is refused.
         ("tgt_lang", Any),

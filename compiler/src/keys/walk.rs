@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::{
-    generation, model,
+    encoders, generation, gliner,
     rules::{Allowed, Document, Rules},
-    sentence_transformers as modules, tokenizer,
+    sentence_transformers as modules, seq2seq, tokenizer,
 };
 use crate::{
     config::ConfigFile,
@@ -100,7 +100,7 @@ impl Walk<'_> {
                     true => &generation::IGNORED,
                     false => &generation::GENERATION,
                 };
-                model::seq2seq(&model_type).map(|rules| vec![rules, of_generation])
+                seq2seq::rules(&model_type).map(|rules| vec![rules, of_generation])
             }
         };
         // Other families are refused by name.
@@ -113,7 +113,7 @@ impl Walk<'_> {
     fn code(&mut self, model_type: &str, config: &Map<String, Value>) -> Result<()> {
         let Some(map) = config.get("auto_map").filter(|map| !map.is_null()) else { return Ok(()) };
         let is_known =
-            |code: &Value| code.as_str().is_some_and(|code| model::is_known_code(model_type, code));
+            |code: &Value| code.as_str().is_some_and(|code| encoders::is_known_code(model_type, code));
         if map.as_object().is_some_and(|map| map.values().all(is_known)) {
             return Ok(());
         }
@@ -142,7 +142,7 @@ impl Walk<'_> {
                 self.check(ConfigFile::NAME.to_owned(), config.fields().clone(), &[rules])?;
             }
         }
-        self.check(GLINER.to_owned(), fields, &[&model::GLINER])
+        self.check(GLINER.to_owned(), fields, &[&gliner::GLINER])
     }
 
     /// Checks the settings of the tasks in `config.json`.
@@ -249,7 +249,7 @@ impl Walk<'_> {
 /// The rules of the `config.json` of an encoder; other families are refused by name.
 fn encoder(config: &ConfigFile) -> Option<&'static Rules> {
     let is_jina = config.fields().get("position_embedding_type").is_some_and(|kind| kind == "alibi");
-    model::encoder(config.model_type(), is_jina)
+    encoders::encoder(config.model_type(), is_jina)
 }
 
 /// The keys of an object, without the values.

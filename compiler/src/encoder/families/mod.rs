@@ -88,11 +88,12 @@ pub(super) fn adapt(config: &mut EncoderConfig, weights: &Weights) {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{collections::BTreeMap, fs};
 
     use serde_json::{Map, Value, json};
 
     use super::*;
+    use crate::keys::own_keys;
     use crate::layers::{Activation, Reach, Scaling};
 
     /// The config of a fixture, except for one field.
@@ -272,5 +273,48 @@ mod tests {
         let config = read(&ConfigFile::new("config.json", fields)).unwrap();
         assert_eq!((config.vocabulary, config.feed_forward.width), (70, 200));
         assert_eq!(rotary(config), own);
+    }
+
+    /// Keys that are read only if another one is missing.
+    const ALTERNATIVES: [(&str, &str); 2] =
+        [("hidden_act", "activation_function"), ("sliding_window_pattern", "layer_types")];
+
+    /// A key that is listed as read, but is not, would be ignored.
+    #[test]
+    fn every_key_that_is_listed_as_read_is_read() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/published/models.json");
+        let models: Map<String, Value> = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+        let mut configs: BTreeMap<(String, bool), Vec<Map<String, Value>>> = BTreeMap::new();
+        for model in models.values().filter(|model| model["kind"] == "encoder") {
+            let Some(fields) = model["files"]["config.json"].as_object() else { continue };
+            let config = ConfigFile::new("config.json", fields.clone());
+            if read(&config).is_ok() {
+                let family = (config.model_type().to_owned(), jina::is_described_by(&config).unwrap());
+                configs.entry(family).or_default().push(fields.clone());
+            }
+        }
+        let result = |fields: &Map<String, Value>| {
+            format!("{:?}", read(&ConfigFile::new("config.json", fields.clone())))
+        };
+        let mut ignored = Vec::new();
+        for ((model_type, is_jina), configs) in &configs {
+            for key in own_keys(model_type, *is_jina) {
+                let is_read = |fields: &Map<String, Value>| {
+                    let mut fields = fields.clone();
+                    for (_, other) in ALTERNATIVES.iter().filter(|(name, _)| *name == key) {
+                        fields.remove(*other);
+                    }
+                    let before = result(&fields);
+                    // No key has such a value.
+                    fields.insert(key.to_owned(), json!({"none": []}));
+                    result(&fields) != before
+                };
+                if !configs.iter().any(is_read) {
+                    ignored.push(format!("{model_type}: {key}"));
+                }
+            }
+        }
+        assert!(configs.len() >= 14, "{:?}", configs.keys());
+        assert!(ignored.is_empty(), "{ignored:#?}");
     }
 }

@@ -1,0 +1,431 @@
+//! The keys of an encoder's `config.json`, by family.
+
+use super::{
+    generation,
+    rules::{
+        Rules, SCORES, Unused,
+        Values::{Any, Every, Only, SameAs},
+    },
+    shared::{SHARED, SHARED_READ, T5_ALIASES, T5_READ, TRAINING},
+};
+
+/// Keys of heads.
+const HEADS: &[&str] = &["id2label", "num_labels", "problem_type"];
+/// Keys of the sizes of layers.
+const SIZES: &[&str] = &[
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+];
+/// Further keys of BERT's layers, and of those after it.
+const BERT_LIKE: &[&str] = &["hidden_act", "is_decoder", "layer_norm_eps", "position_embedding_type"];
+
+/// The settings of a CrossEncoder.
+const CROSS_ENCODER: Rules =
+    Rules { read: &[], unused: &[&[("activation_fn", SCORES), ("version", Any)]], nested: &[] };
+
+/// Token ids and settings that only heads read which predict words or generate texts.
+const ENCODER: &[Unused] = &[
+    ("bos_token_id", Any),
+    ("cls_token_id", Any),
+    ("decoder_start_token_id", Any),
+    ("eos_token_id", Any),
+    ("is_encoder_decoder", Only("[false]")),
+    ("mask_token_id", Any),
+    ("prefix", Any),
+    ("sep_token_id", Any),
+    ("task_specific_params", Any),
+    ("tie_word_embeddings", Any),
+    ("unk_token_id", Any),
+];
+
+/// The id of padding, in families whose positions do not depend on it.
+const PADDING: &[Unused] = &[("pad_token_id", Any)];
+
+/// Attention to tokens before each token. Without it, Gemma 3 is bidirectional in `transformers` 5, with windows unlike
+/// those of `use_bidirectional_attention`.
+const CAUSAL: &[Unused] = &[("is_causal", Only("[true]"))];
+
+macro_rules! family {
+    ($name:ident, [$($read:expr),* $(,)?], [$($unused:expr),* $(,)?] $(, nested $($nested:expr),*)?) => {
+        const $name: Rules = Rules {
+            read: &[SHARED_READ, HEADS, $($read),*],
+            unused: &[SHARED, TRAINING, ENCODER, generation::WITHOUT_GENERATION, $($unused),*],
+            nested: &[("sentence_transformers", &CROSS_ENCODER), $($($nested),*)?],
+        };
+    };
+}
+
+family!(BERT, [SIZES, BERT_LIKE, &["type_vocab_size"]], [PADDING, BERT_LEGACY]);
+/// Keys of the first multilingual files, which no version of `transformers` reads.
+const BERT_LEGACY: &[Unused] = &[
+    ("directionality", Any),
+    ("pooler_fc_size", Any),
+    ("pooler_num_attention_heads", Any),
+    ("pooler_num_fc_layers", Any),
+    ("pooler_size_per_head", Any),
+    ("pooler_type", Any),
+];
+family!(ROBERTA, [SIZES, BERT_LIKE, &["pad_token_id", "type_vocab_size"]], []);
+family!(
+    DISTILBERT,
+    [&[
+        "activation",
+        "dim",
+        "hidden_dim",
+        "hidden_size",
+        "max_position_embeddings",
+        "n_heads",
+        "n_layers",
+        "num_attention_heads",
+        "num_hidden_layers"
+    ]],
+    [
+        PADDING,
+        // The table of positions is in the file, however it was made.
+        &[("sinusoidal_pos_embds", Any), ("tie_weights_", Any)],
+        // Those of BERT, from which the model was distilled.
+        &[
+            ("hidden_act", Any),
+            ("intermediate_size", SameAs("hidden_dim")),
+            ("layer_norm_eps", Any),
+            ("type_vocab_size", Any),
+            ("position_embedding_type", Only(r#"["absolute"]"#)),
+        ],
+    ]
+);
+family!(
+    MPNET,
+    [SIZES, BERT_LIKE, &["relative_attention_num_buckets"]],
+    // The model's code has the id itself, and no types.
+    [PADDING, &[("type_vocab_size", Any)]]
+);
+family!(
+    DEBERTA,
+    [
+        SIZES,
+        &[
+            "attention_head_size",
+            "conv_act",
+            "conv_groups",
+            "conv_kernel_size",
+            "embedding_size",
+            "hidden_act",
+            "is_decoder",
+            "layer_norm_eps",
+            "max_relative_positions",
+            "norm_rel_ebd",
+            "pooler_hidden_act",
+            "pooler_hidden_size",
+            "pos_att_type",
+            "position_biased_input",
+            "position_buckets",
+            "relative_attention",
+            "share_att_key",
+            "type_vocab_size"
+        ]
+    ],
+    // Of the head that predicts words.
+    [PADDING, &[("legacy", Any)], &[("z_steps", Only("[0]"))]]
+);
+family!(
+    MODERNBERT,
+    [
+        SIZES,
+        &[
+            "attention_bias",
+            "classifier_activation",
+            "classifier_bias",
+            "classifier_pooling",
+            "decoder_bias",
+            "global_attn_every_n_layers",
+            "global_rope_theta",
+            "hidden_activation",
+            "layer_types",
+            "local_attention",
+            "local_rope_theta",
+            "mlp_bias",
+            "norm_bias",
+            "norm_eps"
+        ]
+    ],
+    [
+        PADDING,
+        &[
+            ("deterministic_flash_attn", Any),
+            ("reference_compile", Any),
+            ("repad_logits_with_grad", Any),
+            // Which words a prediction computes while it trains.
+            ("sparse_pred_ignore_index", Any),
+            ("sparse_prediction", Any),
+        ],
+        // Those of BERT, which the model's code has under other names.
+        &[
+            ("layer_norm_eps", Any),
+            ("position_embedding_type", Any),
+            ("rope_theta", SameAs("global_rope_theta")),
+            ("type_vocab_size", Any),
+        ],
+    ],
+    nested("rope_parameters", &ROPE_BY_LAYER),
+    ("rope_scaling", &ROPE)
+);
+family!(
+    NOMIC,
+    [
+        SIZES,
+        &[
+            "activation_function",
+            "causal",
+            "head_dim",
+            "hidden_act",
+            "layer_norm_eps",
+            "layer_norm_epsilon",
+            "max_trained_positions",
+            "mlp_fc1_bias",
+            "mlp_fc2_bias",
+            "moe_every_n_layers",
+            "n_embd",
+            "n_head",
+            "n_inner",
+            "n_layer",
+            "n_positions",
+            "pad_vocab_size_multiple",
+            "parallel_block",
+            "prenorm",
+            "qkv_proj_bias",
+            "rope_theta",
+            "rotary_emb_base",
+            "rotary_emb_fraction",
+            "rotary_emb_interleaved",
+            "rotary_emb_scale_base",
+            "rotary_scaling_factor",
+            "scale_attn_by_inverse_layer_idx",
+            "type_vocab_size",
+            "use_rms_norm"
+        ]
+    ],
+    [
+        PADDING,
+        // How a computation is done.
+        &[
+            ("fused_bias_fc", Any),
+            ("fused_dropout_add_ln", Any),
+            ("reorder_and_upcast_attn", Any),
+            ("unpad_inputs", Any),
+            ("use_flash_attn", Any),
+        ],
+        // Of blocks that are parallel, which are refused, and of heads and losses.
+        &[
+            ("add_pooling_layer", Any),
+            ("dense_seq_output", Any),
+            ("last_layer_subset", Any),
+            ("parallel_block_tied_norm", Any),
+            ("summary_activation", Any),
+            ("summary_first_dropout", Any),
+            ("summary_proj_to_labels", Any),
+            ("summary_type", Any),
+            ("summary_use_proj", Any),
+            ("use_xentropy", Any),
+        ],
+        // Of GPT-2's code, which the model's own does not use.
+        &[("scale_attn_weights", Any)],
+        // Of layers of experts, which are refused.
+        &[
+            ("expert_choice_router", Any),
+            ("ffn_div", Only("[1]")),
+            ("moe_impl", Any),
+            ("moe_normalize_expert_weights", Any),
+            ("moe_resid_pdrop", Any),
+            ("moe_top_k", Any),
+            ("num_experts", Any),
+            ("num_shared_experts", Any),
+            ("router_aux_loss_coef", Any),
+        ],
+    ],
+    nested("rope_parameters", &ROPE),
+    ("rope_scaling", &ROPE)
+);
+family!(
+    GTE,
+    [
+        SIZES,
+        &[
+            "head_dim",
+            "hidden_act",
+            "layer_norm_eps",
+            "layer_norm_type",
+            "logn_attention_scale",
+            "pack_qkv",
+            "position_embedding_type",
+            "rope_theta",
+            "type_vocab_size"
+        ]
+    ],
+    [
+        PADDING,
+        &[("unpad_inputs", Any), ("use_memory_efficient_attention", Any)],
+        // It limits a scale of attention that is refused.
+        &[("logn_attention_clip1", Any)],
+    ],
+    nested("rope_parameters", &ROPE),
+    ("rope_scaling", &ROPE)
+);
+family!(
+    JINA,
+    [SIZES, BERT_LIKE, &["feed_forward_type", "type_vocab_size"]],
+    // The pooling of a method of the model's own class.
+    [PADDING, &[("emb_pooler", Any)]]
+);
+family!(
+    QWEN3,
+    [
+        SIZES,
+        &[
+            "attention_bias",
+            "head_dim",
+            "hidden_act",
+            "is_causal",
+            "num_key_value_heads",
+            "rms_norm_eps",
+            "rope_theta",
+            "use_sliding_window"
+        ]
+    ],
+    [
+        PADDING,
+        // Of windows, which are refused.
+        &[("layer_types", Every("full_attention")), ("max_window_layers", Any), ("sliding_window", Any),],
+    ],
+    nested("rope_parameters", &ROPE),
+    ("rope_scaling", &ROPE)
+);
+family!(
+    GEMMA3,
+    [
+        SIZES,
+        &[
+            "attention_bias",
+            "attn_logit_softcapping",
+            "head_dim",
+            "hidden_activation",
+            "layer_types",
+            "num_key_value_heads",
+            "query_pre_attn_scalar",
+            "rms_norm_eps",
+            "rope_local_base_freq",
+            "rope_theta",
+            "sliding_window",
+            "sliding_window_pattern",
+            "use_bidirectional_attention"
+        ]
+    ],
+    [
+        PADDING,
+        CAUSAL,
+        // The period that `layer_types` was made with.
+        &[("_sliding_window_pattern", Any)],
+        // Of the logits of words.
+        &[("final_logit_softcapping", Any)],
+        &[("cache_implementation", Any), ("hidden_act", SameAs("hidden_activation"))],
+    ],
+    nested("rope_parameters", &ROPE_BY_LAYER),
+    ("rope_scaling", &ROPE)
+);
+
+family!(
+    T5,
+    [T5_READ],
+    // Of the decoder.
+    [PADDING, T5_ALIASES, &[("num_decoder_layers", Any), ("scale_decoder_outputs", Any)]]
+);
+
+/// The rotation of queries and keys.
+const ROPE: Rules = Rules {
+    read: &[&[
+        "factor",
+        "mixed_b",
+        "original_max_position_embeddings",
+        "partial_rotary_factor",
+        "rope_theta",
+        "rope_type",
+        "type",
+    ]],
+    unused: &[],
+    nested: &[],
+};
+const ROPE_BY_LAYER: Rules = Rules {
+    read: ROPE.read,
+    unused: &[],
+    nested: &[("full_attention", &ROPE), ("sliding_attention", &ROPE)],
+};
+
+/// model2vec's settings of a table of vectors.
+const STATIC: Rules = Rules {
+    read: &[&["model_type", "normalize"]],
+    unused: &[
+        SHARED,
+        &[
+            // Records of how the table was made, which has its final values.
+            ("apply_pca", Any),
+            ("apply_zipf", Any),
+            ("architectures", Any),
+            ("embedding_dtype", Any),
+            ("hidden_dim", Any),
+            ("max_length", Any),
+            ("pooling", Only(r#"["mean"]"#)),
+            ("seq_length", Any),
+            ("sif_coefficient", Any),
+            ("tokenizer_name", Any),
+            ("vocabulary_quantization", Any),
+        ],
+    ],
+    nested: &[],
+};
+
+/// Code of families that were published with code of their own, after which they are built here: the type, the files and
+/// the beginning of the names of classes.
+const KNOWN_CODE: [(&str, [&str; 2], &str); 4] = [
+    ("bert", ["configuration_bert", "modeling_bert"], "JinaBert"),
+    ("gte", ["configuration_hf_alibaba_nlp_gte", "modeling_hf_alibaba_nlp_gte"], "Gte"),
+    ("new", ["configuration", "modeling"], "New"),
+    ("nomic_bert", ["configuration_hf_nomic_bert", "modeling_hf_nomic_bert"], "NomicBert"),
+];
+
+/// Whether the code that an entry of `auto_map` names, such as `ORG/NAME--modeling.NewModel`, is that of a family.
+pub(super) fn is_known_code(model_type: &str, code: &str) -> bool {
+    let path = code.rsplit_once("--").map_or(code, |(_, path)| path);
+    let Some((file, class)) = path.split_once('.') else { return false };
+    KNOWN_CODE.iter().any(|(known, files, classes)| {
+        *known == model_type && files.contains(&file) && class.starts_with(classes)
+    })
+}
+
+/// The rules of `config.json` for an encoder of a supported `model_type`. JinaBERT has that of BERT.
+pub(super) fn encoder(model_type: &str, is_jina: bool) -> Option<&'static Rules> {
+    Some(match model_type {
+        "bert" if is_jina => &JINA,
+        "bert" => &BERT,
+        "roberta" | "xlm-roberta" | "camembert" => &ROBERTA,
+        "distilbert" => &DISTILBERT,
+        "mpnet" => &MPNET,
+        "deberta-v2" => &DEBERTA,
+        "modernbert" => &MODERNBERT,
+        "nomic_bert" => &NOMIC,
+        "new" | "gte" => &GTE,
+        "qwen3" => &QWEN3,
+        "gemma3_text" => &GEMMA3,
+        "t5" | "mt5" => &T5,
+        "model2vec" => &STATIC,
+        _ => return None,
+    })
+}
+
+/// The keys of a family that are read besides those of all families and of heads.
+#[cfg(test)]
+pub(crate) fn own_keys(model_type: &str, is_jina: bool) -> Vec<&'static str> {
+    let lists = encoder(model_type, is_jina).into_iter().flat_map(|rules| rules.read);
+    lists.filter(|keys| ![SHARED_READ, HEADS].contains(keys)).copied().flatten().copied().collect()
+}

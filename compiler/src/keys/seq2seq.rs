@@ -1,0 +1,86 @@
+//! The keys of `config.json` of models that generate texts, by family.
+
+use super::{
+    rules::{
+        Rules, Unused,
+        Values::{Any, Only, SameAs},
+    },
+    shared::{SHARED, SHARED_READ, T5_ALIASES, T5_READ, TRAINING},
+};
+
+/// Keys of heads, and of tokens that are not read.
+const OTHERS: &[Unused] = &[
+    ("cls_token_id", Any),
+    ("id2label", Any),
+    ("is_encoder_decoder", Only("[true]")),
+    ("mask_token_id", Any),
+    ("num_labels", Any),
+    ("problem_type", Any),
+    ("sep_token_id", Any),
+    ("unk_token_id", Any),
+];
+
+macro_rules! seq2seq {
+    ($name:ident, [$($read:expr),* $(,)?], [$($unused:expr),* $(,)?]) => {
+        const $name: Rules = Rules {
+            read: &[SHARED_READ, &["prefix", "task_specific_params", "tie_word_embeddings"], $($read),*],
+            unused: &[SHARED, TRAINING, OTHERS, $($unused),*],
+            nested: &[],
+        };
+    };
+}
+seq2seq!(
+    BART,
+    [&[
+        "activation_function",
+        "bos_token_id",
+        "d_model",
+        "decoder_attention_heads",
+        "decoder_ffn_dim",
+        "decoder_layers",
+        "decoder_vocab_size",
+        "encoder_attention_heads",
+        "encoder_ffn_dim",
+        "encoder_layers",
+        "eos_token_id",
+        "force_bos_token_to_be_generated",
+        "max_position_embeddings",
+        "pad_token_id",
+        "scale_embedding",
+        "share_encoder_decoder_embeddings"
+    ]],
+    [&[
+        ("hidden_size", SameAs("d_model")),
+        ("num_attention_heads", SameAs("encoder_attention_heads")),
+        ("num_hidden_layers", Any),
+        // Of fairseq's and Marian's models of other forms. No version of `transformers` since 4.0 reads them.
+        ("add_bias_logits", Any),
+        ("add_final_layer_norm", Any),
+        ("extra_pos_embeddings", Any),
+        ("normalize_before", Any),
+        ("normalize_embedding", Any),
+        ("static_position_embeddings", Any),
+        // Of a distillation.
+        ("replacing_rate", Any),
+        ("save_step", Any),
+        ("student_decoder_layers", Any),
+        ("student_encoder_layers", Any),
+    ]]
+);
+seq2seq!(
+    T5_WHOLE,
+    [
+        T5_READ,
+        &["bos_token_id", "eos_token_id", "num_decoder_layers", "pad_token_id", "scale_decoder_outputs"]
+    ],
+    [T5_ALIASES]
+);
+
+/// The rules of `config.json` for a model that generates texts.
+pub(super) fn rules(model_type: &str) -> Option<&'static Rules> {
+    Some(match model_type {
+        "bart" | "mbart" | "pegasus" | "marian" | "m2m_100" => &BART,
+        "t5" | "mt5" => &T5_WHOLE,
+        _ => return None,
+    })
+}

@@ -1,0 +1,104 @@
+//! Keys of `config.json` that several kinds of models have.
+
+use super::rules::{
+    SCORES, Unused,
+    Values::{Any, Only, SameAs},
+};
+
+/// Keys that are read for all families.
+pub(super) const SHARED_READ: &[&str] =
+    &["architectures", "auto_map", "model_type", "tokenizer_class", "vocab_size"];
+
+/// Keys that files of all families may have.
+pub(super) const SHARED: &[Unused] = &[
+    // Records of how the file was written.
+    ("_commit_hash", Any),
+    ("_name_or_path", Any),
+    ("_num_labels", Any),
+    ("finetuning_task", Any),
+    ("gradient_checkpointing", Any),
+    ("language", Any),
+    ("model_max_length", Any),
+    ("name_or_path", Any),
+    ("transformers.js_config", Any),
+    ("transformers_version", Any),
+    // How a computation is done, but not what is computed.
+    ("_attn_implementation", Any),
+    ("_attn_implementation_autoset", Any),
+    ("attn_implementation", Any),
+    ("chunk_size_feed_forward", Any),
+    ("dtype", Any),
+    ("torch_dtype", Any),
+    ("use_bfloat16", Any),
+    ("use_cache", Any),
+    // Outputs of `transformers` besides the result.
+    ("output_attentions", Any),
+    ("output_hidden_states", Any),
+    ("output_past", Any),
+    ("return_dict", Any),
+    ("torchscript", Any),
+    ("tf_legacy_loss", Any),
+    ("label2id", Any),
+    // Other models than these.
+    ("add_cross_attention", Only("[false]")),
+    ("cross_attention_hidden_size", Only("[]")),
+    ("is_decoder", Only("[false]")),
+    ("pruned_heads", Only("[{}]")),
+    ("quantization_config", Only("[]")),
+    ("tie_encoder_decoder", Only("[false]")),
+    ("sbert_ce_default_activation_function", SCORES),
+];
+
+/// Keys for training.
+pub(super) const TRAINING: &[Unused] = &[
+    ("activation_dropout", Any),
+    ("attention_dropout", Any),
+    ("attention_probs_dropout_prob", Any),
+    ("attn_pdrop", Any),
+    ("classif_dropout", Any),
+    ("classifier_dropout", Any),
+    ("classifier_dropout_prob", Any),
+    ("cls_dropout", Any),
+    ("decoder_layerdrop", Any),
+    ("dropout", Any),
+    ("dropout_rate", Any),
+    ("embd_pdrop", Any),
+    ("embedding_dropout", Any),
+    ("encoder_layerdrop", Any),
+    ("hidden_dropout", Any),
+    ("hidden_dropout_prob", Any),
+    ("init_std", Any),
+    ("initializer_cutoff_factor", Any),
+    ("initializer_factor", Any),
+    ("initializer_range", Any),
+    ("layerdrop", Any),
+    ("mlp_dropout", Any),
+    ("pooler_dropout", Any),
+    ("qa_dropout", Any),
+    ("resid_pdrop", Any),
+    ("seq_classif_dropout", Any),
+];
+
+/// Keys of T5's layers.
+pub(super) const T5_READ: &[&str] = &[
+    "d_ff",
+    "d_kv",
+    "d_model",
+    "dense_act_fn",
+    "feed_forward_proj",
+    "is_gated_act",
+    "layer_norm_epsilon",
+    "n_positions",
+    "num_heads",
+    "num_layers",
+    "relative_attention_max_distance",
+    "relative_attention_num_buckets",
+];
+/// Keys that T5's code has under two names.
+pub(super) const T5_ALIASES: &[Unused] = &[
+    ("head_dim", SameAs("d_kv")),
+    ("hidden_size", SameAs("d_model")),
+    ("num_attention_heads", SameAs("num_heads")),
+    ("num_hidden_layers", SameAs("num_layers")),
+    ("is_encoder_decoder", Any),
+];
