@@ -81,16 +81,19 @@ impl Model {
                 let of_config = config.aliases.iter().filter(|(_, model)| **model == name);
                 manifest.aliases.extend(of_config.map(|(alias, _)| alias.clone()));
                 let placement = placement(model, config, &manifest, &name)?;
-                let found = shared.iter().find(|(known, _)| *known == placement);
-                let found = found.map(|(_, loaded)| loaded.clone());
-                let loaded = found.map_or_else(|| load(&bundle, config, &placement), Ok)?;
+                let known = shared.iter().position(|(known, _)| *known == placement);
+                let index = known.unwrap_or(shared.len());
+                if known.is_none() {
+                    let loaded = load(&bundle, config, &placement)?;
+                    shared.push((placement, loaded));
+                }
+                let (placement, loaded) = &shared[index];
                 let (arithmetic, files) = (loaded.arithmetic.clone(), Arc::clone(&loaded.files));
                 let backend = loaded.route.local_encoder().cloned();
                 let pipeline = Pipeline::new(&manifest, loaded.clone(), config.limits.tokens)?;
                 check_fleet(&name, &pipeline)?;
                 let engine = engine(config, &manifest);
-                let settings = ModelSettings::new(config, &placement, engine, pipeline.max_tokens());
-                shared.push((placement, loaded));
+                let settings = ModelSettings::new(config, placement, engine, pipeline.max_tokens());
                 let digest = bundle.digest().to_owned();
                 let max_input_memory = backend.and_then(|backend| backend.text_bytes(pipeline.max_tokens()));
                 models.push(Self {

@@ -15,7 +15,10 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    repository::s3::{Multipart, Part},
+    repository::{
+        s3::{Multipart, Part},
+        sealed,
+    },
 };
 
 /// The storage of an output and its checkpoint. A job that is claimed belongs to one process.
@@ -140,8 +143,7 @@ impl Checkpoint {
     }
 }
 
-/// The state of a job, in the first line of its checkpoint. The second line is the BLAKE3 of the first one and of the
-/// waiting bytes, which follow.
+/// A job's state: the first line of its sealed checkpoint. The waiting bytes follow.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct State {
@@ -182,11 +184,6 @@ impl State {
         Self { job, holder, next: 1, is_resumable: true, ..Self::default() }
     }
 
-    /// Whether an earlier version wrote the state, which may have read the rows in another way.
-    fn is_of_earlier_version(&self) -> bool {
-        self.layout.is_none() && self.progress.rows > 0 && !self.is_whole
-    }
-
     /// The same job before its first row.
     fn before_first_row(self) -> Self {
         let Self { job, holder, sequence, upload, next, replaces, is_resumable, .. } = self;
@@ -195,18 +192,11 @@ impl State {
 }
 
 pub(super) fn encode(state: &State, waiting: &[u8]) -> Result<Bytes> {
-    let mut bytes = serde_json::to_vec(state)
+    let mut contents = serde_json::to_vec(state)
         .map_err(|error| Error::inference_because("the checkpoint cannot be written", error))?;
-    let digest = digest(&bytes, waiting);
-    bytes.extend_from_slice(format!("\n{digest}\n").as_bytes());
-    bytes.extend_from_slice(waiting);
-    Ok(bytes.into())
-}
-
-/// The BLAKE3 of a checkpoint. Without it, one damaged digit would repeat or lose rows.
-fn digest(state: &[u8], waiting: &[u8]) -> String {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(state).update(b"\n").update(waiting).finalize().to_hex().to_string()
+    contents.push(b'\n');
+    contents.extend_from_slice(waiting);
+    Ok(sealed::seal(&contents).into())
 }
 
 pub(super) fn parse(bytes: &[u8], place: &dyn Display) -> Result<(State, Vec<u8>)> {
@@ -215,19 +205,16 @@ pub(super) fn parse(bytes: &[u8], place: &dyn Display) -> Result<(State, Vec<u8>
             "expected a checkpoint of `kivu batch` in `{place}`, but found something else, or a damaged one; move it away"
         ))
     };
-    let mut lines = bytes.splitn(3, |byte| *byte == b'\n');
+    // Checkpoints of earlier versions are not sealed, and do not say how the rows were read.
+    let contents = sealed::open(bytes);
+    let mut lines = contents.unwrap_or(bytes).splitn(2, |byte| *byte == b'\n');
     let line = lines.next().unwrap_or_default();
     let state: State = serde_json::from_slice(line).map_err(|_| wrong())?;
-    let waiting = match (lines.next(), lines.next()) {
-        (Some(found), Some(waiting)) if found == digest(line, waiting).as_bytes() => Some(waiting),
-        _ => None,
-    };
-    // Checkpoints of earlier versions have no digest.
-    let is_unsealed = waiting.is_none() && state.layout.is_none() && !state.is_whole;
-    if state.is_of_earlier_version() || is_unsealed {
-        return Ok((state.before_first_row(), Vec::new()));
+    match lines.next() {
+        Some(waiting) if contents.is_some() => Ok((state, waiting.to_vec())),
+        _ if state.layout.is_none() && !state.is_whole => Ok((state.before_first_row(), Vec::new())),
+        _ => Err(wrong()),
     }
-    Ok((state, waiting.ok_or_else(wrong)?.to_vec()))
 }
 
 #[cfg(test)]
@@ -238,12 +225,12 @@ mod tests {
     fn a_job_of_an_earlier_version_starts_again() {
         let progress = Progress { rows: 64, ..Progress::default() };
         let old = State { bytes: 10, progress, ..State::new("job", "holder") };
-        let parsed = |state: &State| parse(&encode(state, b"waiting").unwrap(), &"place").unwrap();
-        let (state, waiting) = parsed(&old);
+        let unsealed = |state: &State| [&serde_json::to_vec(state).unwrap(), &b"\nwaiting"[..]].concat();
+        let (state, waiting) = parse(&unsealed(&old), &"place").unwrap();
         assert_eq!((state.progress.rows, state.bytes, state.job.as_str()), (0, 0, "job"));
         assert!(waiting.is_empty());
-        let (state, waiting) = parsed(&State { layout: Some(Layout::default()), ..old });
-        assert_eq!((state.progress.rows, state.bytes, waiting.as_slice()), (64, 10, &b"waiting"[..]));
+        let layout = Some(Layout::default());
+        assert!(parse(&unsealed(&State { layout, ..old }), &"place").is_err());
     }
 
     #[test]

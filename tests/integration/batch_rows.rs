@@ -65,23 +65,22 @@ fn a_job_keeps_the_column_of_its_checkpoint() {
     let other = |row: usize| format!("{{\"other\": \"the dog\", \"text\": \"the cat {row}\"}}\n");
     fs::write(&input, (0..3000).map(other).collect::<String>()).unwrap();
     finished(job(&input, &uncut));
-    let replaced = |from: &str, to: &str| {
+    let replaced = |from: &str, to: &str, seal: &dyn Fn(String) -> String| {
         assert!(matches!(stopped(job(&input, &output)).unwrap(), Ended::Unfinished(_)));
         let saved = text(&checkpoint);
-        let parts: Vec<&str> = saved.splitn(3, '\n').collect();
-        assert!(parts[0].contains(from), "{}", parts[0]);
-        let (state, waiting) = (parts[0].replace(from, to), parts[2]);
-        // As the program seals it.
-        let digest = blake3::hash(format!("{state}\n{waiting}").as_bytes()).to_hex();
-        fs::write(&checkpoint, format!("{state}\n{digest}\n{waiting}")).unwrap();
+        let (_, contents) = saved.split_once('\n').unwrap();
+        assert!(contents.contains(from), "{contents}");
+        fs::write(&checkpoint, seal(contents.replacen(from, to, 1))).unwrap();
         finished(job(&input, &output))
     };
     // As if another version had decided.
-    let report = replaced("\"column\":\"text\"", "\"column\":\"other\"");
+    let sealed = |contents: String| format!("{}\n{contents}", blake3::hash(contents.as_bytes()).to_hex());
+    let report = replaced("\"column\":\"text\"", "\"column\":\"other\"", &sealed);
     assert_eq!((report.text_column.as_deref(), report.progress.rows), (Some("other"), 3000));
     assert!(text(&output) != text(&uncut));
-    // A checkpoint that does not say how rows were read is not continued.
-    let report = replaced(",\"layout\":{\"column\":\"text\",\"delimiter\":null}", "");
+    // An earlier version's checkpoint, which does not say how rows were read, is not continued.
+    let layout = ",\"layout\":{\"column\":\"text\",\"delimiter\":null}";
+    let report = replaced(layout, "", &|contents| contents);
     assert_eq!((report.text_column.as_deref(), report.progress.rows), (Some("text"), 3000));
     assert!(text(&output) == text(&uncut));
 }
